@@ -1,0 +1,2 @@
+//! Corbel: corbel.
+fn main() {}
