@@ -1,1 +1,17 @@
-//! Corbel: base.
+//! What every part of Corbel shares and nothing of a file system: checksum, identifiers, errno,
+//! clock, seeded random.
+//!
+//! `no_std` without the feature `std`, since the client library is loaded into strangers'
+//! processes, where neither libc nor thread-local storage may be touched.
+#![cfg_attr(not(feature = "std"), no_std)]
+
+pub mod checksum;
+pub mod clock;
+pub mod errno;
+pub mod id;
+pub mod random;
+
+pub use checksum::crc32c;
+pub use clock::{Clock, Nanos};
+pub use errno::Errno;
+pub use id::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};

@@ -1,0 +1,62 @@
+//! Newtypes for every identifier. Conversions are the named field `.0`; on media and wire they
+//! are little-endian integers of the same width.
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($int:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+        #[repr(transparent)]
+        pub struct $name(pub $int);
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                core::fmt::Display::fmt(&self.0, f)
+            }
+        }
+    };
+}
+
+id!(
+    /// Inode number, never reused within a volume. 0 is no inode, 1 is the root directory.
+    InodeId(u64)
+);
+id!(
+    /// A node of the cluster, as its configuration numbers it. 0 is no node.
+    NodeId(u32)
+);
+id!(
+    /// A client (one LibFS instance) as the cluster knows it: node in the upper 32 bits, a number
+    /// that the node never hands out twice in one incarnation in the lower.
+    ClientId(u64)
+);
+id!(
+    /// Epoch of a volume's chain: grows by one at each failure and return of a member.
+    Epoch(u32)
+);
+id!(
+    /// Order of a client's operations across its lanes; starts at 1, never repeats within a log.
+    Sequence(u64)
+);
+id!(
+    /// Position of a chunk in a volume's replication stream; the same on every member of the chain.
+    StreamSeq(u64)
+);
+
+impl InodeId {
+    /// No inode.
+    pub const NONE: InodeId = InodeId(0);
+    /// The root directory of every volume.
+    pub const ROOT: InodeId = InodeId(1);
+}
+
+impl ClientId {
+    /// Composes the id of client `number` on `node`.
+    pub const fn new(node: NodeId, number: u32) -> Self {
+        Self(((node.0 as u64) << 32) | number as u64)
+    }
+
+    /// The node that the client runs on.
+    pub const fn node(self) -> NodeId {
+        NodeId((self.0 >> 32) as u32)
+    }
+}

@@ -1,0 +1,337 @@
+//! The contract between front ends (FUSE, virtio-fs, interception, C library) and file systems
+//! (Corbel itself, and the back ends null, dir, ...). Inode-based, FUSE semantics, one structure
+//! per operation with more than a few arguments.
+//!
+//! Rules for implementers:
+//! - Every method may be called from any thread at any time; nothing blocks another inode's calls.
+//! - A [`Handle`] comes from `open`/`create`, is good until `release`, and keeps an unlinked inode
+//!   alive. There is no handle for directories: `readdir` works on the inode.
+//! - Permission is checked against the [`Caller`] given: search on directories, read/write at
+//!   `open`, ownership for attribute changes. `read`/`write` on a handle check only its access mode.
+//! - An error leaves the file system as it was.
+//! - Time stamps, set-id clearing and sticky rules are the implementation's task, as on a local
+//!   Linux file system.
+
+use alloc::vec::Vec;
+
+use base::{Errno, InodeId};
+
+/// Result of every operation.
+pub type Result<T> = core::result::Result<T, Errno>;
+
+/// On whose behalf an operation is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'a> {
+    /// Effective (file system) user.
+    pub uid: u32,
+    /// Effective (file system) group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: &'a [u32],
+    /// Process, for logs and locks.
+    pub pid: u32,
+}
+
+impl Caller<'_> {
+    /// The super-user.
+    pub const ROOT: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[], pid: 0 };
+
+    /// Whether the caller is in group `gid`.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+}
+
+/// Seconds and nanoseconds since 1970-01-01 UTC.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Time {
+    /// Seconds; negative before 1970.
+    pub sec: i64,
+    /// Nanoseconds, below 1,000,000,000.
+    pub nsec: u32,
+}
+
+/// Attributes of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attr {
+    /// Inode number; the same through every front end.
+    pub ino: InodeId,
+    /// `S_IFMT` type bits and permission bits, as in `st_mode`.
+    pub mode: u32,
+    /// Hard links.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device of a special file, in the kernel's 32-bit `new_encode_dev` form; else 0.
+    pub rdev: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Space allocated, in units of 512 bytes.
+    pub blocks: u64,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of content.
+    pub mtime: Time,
+    /// Last change of attributes.
+    pub ctime: Time,
+    /// Birth.
+    pub btime: Time,
+}
+
+/// Type bits of a mode.
+pub const S_IFMT: u32 = 0o170_000;
+/// Directory.
+pub const S_IFDIR: u32 = 0o040_000;
+/// Regular file.
+pub const S_IFREG: u32 = 0o100_000;
+/// Symbolic link.
+pub const S_IFLNK: u32 = 0o120_000;
+/// Block device.
+pub const S_IFBLK: u32 = 0o060_000;
+/// Character device.
+pub const S_IFCHR: u32 = 0o020_000;
+/// FIFO.
+pub const S_IFIFO: u32 = 0o010_000;
+/// Socket.
+pub const S_IFSOCK: u32 = 0o140_000;
+
+impl Attr {
+    /// `mode` cut to its type bits.
+    pub fn kind(&self) -> u32 {
+        self.mode & S_IFMT
+    }
+
+    /// Whether this is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind() == S_IFDIR
+    }
+}
+
+/// A time in a [`SetAttr`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetTime {
+    /// The time of the operation.
+    Now,
+    /// A given time (needs ownership).
+    At(Time),
+}
+
+/// What `setattr` shall change; `None` leaves a field alone.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Truncate or extend to this size.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+    /// The handle through which the size is set: then its access mode decides, not the mode bits.
+    pub handle: Option<Handle>,
+}
+
+/// What `mknod` shall make.
+#[derive(Clone, Copy, Debug)]
+pub struct NewNode<'a> {
+    /// Type and permission bits, umask already applied.
+    pub mode: u32,
+    /// Device number of a special file, else 0.
+    pub rdev: u32,
+    /// Target of a symbolic link, else empty.
+    pub target: &'a [u8],
+}
+
+/// Arguments of `rename`.
+#[derive(Clone, Copy, Debug)]
+pub struct Rename<'a> {
+    /// Directory that has the old name.
+    pub parent: InodeId,
+    /// The old name.
+    pub name: &'a [u8],
+    /// Directory of the new name.
+    pub new_parent: InodeId,
+    /// The new name.
+    pub new_name: &'a [u8],
+    /// `RENAME_NOREPLACE` (1) or `RENAME_EXCHANGE` (2) or 0.
+    pub flags: u32,
+}
+
+/// An open file of an implementation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Handle(pub u64);
+
+/// Open for reading (access mode, `O_ACCMODE`).
+pub const O_RDONLY: u32 = 0;
+/// Open for writing.
+pub const O_WRONLY: u32 = 1;
+/// Open for both.
+pub const O_RDWR: u32 = 2;
+/// Mask of the access mode.
+pub const O_ACCMODE: u32 = 3;
+/// Fail if `create` finds the name.
+pub const O_EXCL: u32 = 0o200;
+/// Cut to length 0 at open.
+pub const O_TRUNC: u32 = 0o1000;
+/// Every write goes to the end, atomically.
+pub const O_APPEND: u32 = 0o2000;
+/// A write returns when it is as durable as after `fdatasync`.
+pub const O_DSYNC: u32 = 0o10000;
+
+/// Where a write landed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Written {
+    /// Bytes written.
+    pub len: usize,
+    /// Offset of the first one (differs from the one asked when appending).
+    pub offset: u64,
+}
+
+/// One name of a directory.
+#[derive(Clone, Copy, Debug)]
+pub struct DirEntry<'a> {
+    /// Inode number.
+    pub ino: InodeId,
+    /// Type bits of the mode (`S_IFMT`).
+    pub kind: u32,
+    /// Cookie that continues *after* this entry; stable under change, valid on every node and in
+    /// every process, never 0, below 2^63.
+    pub next: u64,
+    /// The name, 1 to 255 bytes, no `/`, no NUL. `.` and `..` are reported first, by cookie.
+    pub name: &'a [u8],
+}
+
+/// Space and inode counts.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct StatFs {
+    /// Block size in bytes, unit of the counts.
+    pub block_bytes: u32,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Blocks free.
+    pub blocks_free: u64,
+    /// Inodes in use plus free.
+    pub inodes: u64,
+    /// Inodes free.
+    pub inodes_free: u64,
+    /// Longest name in bytes.
+    pub name_max: u32,
+}
+
+/// `lseek` forms that need the file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whence {
+    /// Next data at or after the offset.
+    Data,
+    /// Next hole at or after the offset (end of file counts).
+    Hole,
+}
+
+/// Flags of `setxattr`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XattrMode {
+    /// Create or replace.
+    Set,
+    /// Fail with EEXIST when it exists.
+    Create,
+    /// Fail with ENODATA when it does not.
+    Replace,
+}
+
+/// `fallocate` mode bits as Linux defines them.
+pub mod falloc {
+    /// Do not change the size.
+    pub const KEEP_SIZE: u32 = 1;
+    /// Make a hole (with KEEP_SIZE).
+    pub const PUNCH_HOLE: u32 = 2;
+    /// Make zeroes, allocated.
+    pub const ZERO_RANGE: u32 = 16;
+}
+
+/// A file system, as the front ends see it. The module text has the rules.
+pub trait FileSystem: Send + Sync {
+    /// Attributes of `name` in directory `parent` (search permission needed). `.` and `..` work.
+    fn lookup(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr>;
+    /// Attributes of an inode.
+    fn getattr(&self, caller: &Caller<'_>, ino: InodeId) -> Result<Attr>;
+    /// Changes attributes; returns the new ones.
+    fn setattr(&self, caller: &Caller<'_>, ino: InodeId, set: &SetAttr) -> Result<Attr>;
+    /// Target of a symbolic link.
+    fn readlink(&self, caller: &Caller<'_>, ino: InodeId) -> Result<Vec<u8>>;
+    /// Makes a file, directory, symbolic link or special file; EEXIST when the name is there.
+    fn mknod(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        name: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Attr>;
+    /// Removes a name that is not a directory.
+    fn unlink(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<()>;
+    /// Removes an empty directory.
+    fn rmdir(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<()>;
+    /// Renames, atomically; over an existing name as POSIX says.
+    fn rename(&self, caller: &Caller<'_>, rename: &Rename<'_>) -> Result<()>;
+    /// Makes another name of `ino`; returns its attributes.
+    fn link(&self, caller: &Caller<'_>, ino: InodeId, parent: InodeId, name: &[u8])
+    -> Result<Attr>;
+    /// Opens a regular file: access mode, `O_TRUNC`, `O_APPEND`, `O_DSYNC` of `flags` count.
+    fn open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle>;
+    /// Opens or makes and opens a regular file in one step (`O_EXCL` makes existence an error;
+    /// a made file may be opened in any mode whatever its permission bits).
+    fn create(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        flags: u32,
+    ) -> Result<(Attr, Handle)>;
+    /// Reads at `offset`; less than asked only at the end of the file.
+    fn read(&self, handle: Handle, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    /// Writes at `offset`, or at the end for an `O_APPEND` handle (or when `append` is given).
+    fn write(&self, handle: Handle, offset: u64, data: &[u8], append: bool) -> Result<Written>;
+    /// Allocates, punches or zeroes; mode bits in [`falloc`].
+    fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()>;
+    /// Finds data or holes.
+    fn lseek(&self, handle: Handle, offset: u64, whence: Whence) -> Result<u64>;
+    /// Attributes through a handle.
+    fn fgetattr(&self, handle: Handle) -> Result<Attr>;
+    /// Returns when what was written to the inode before (and the names it needs) is durable.
+    fn fsync(&self, handle: Handle, data_only: bool) -> Result<()>;
+    /// The same for a directory, or, with the root, for everything that the caller did.
+    fn fsync_inode(&self, caller: &Caller<'_>, ino: InodeId) -> Result<()>;
+    /// Gives a handle back.
+    fn release(&self, handle: Handle);
+    /// Reports the entries after `cookie` (0 begins) until `each` returns false or the end.
+    fn readdir(
+        &self,
+        caller: &Caller<'_>,
+        ino: InodeId,
+        cookie: u64,
+        each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()>;
+    /// Space.
+    fn statfs(&self) -> Result<StatFs>;
+    /// Value of an extended attribute; ENODATA when there is none.
+    fn getxattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<Vec<u8>>;
+    /// Names of the extended attributes, each ended by NUL.
+    fn listxattr(&self, caller: &Caller<'_>, ino: InodeId) -> Result<Vec<u8>>;
+    /// Sets an extended attribute.
+    fn setxattr(
+        &self,
+        caller: &Caller<'_>,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()>;
+    /// Removes an extended attribute.
+    fn removexattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<()>;
+}
