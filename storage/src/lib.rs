@@ -1,4 +1,16 @@
-//! What lies on media: formats, region, log, tree, checker. Knows no network.
+//! What lies on media: formats, limits, region, log, tree, checker. Knows no network.
+//!
+//! Reading order: [`limits`], [`format`] (every structure, no logic), [`media`] (the trait through
+//! which all memory is reached) and [`region`] (its file-backed implementation), [`persist`]
+//! (non-temporal stores, write-back, fence), `log` (the ring of a client), `volume` (the tree of
+//! published state and the one `apply` that changes it), `check` (fsck).
+//!
+//! `no_std + alloc` without the feature `std`: then only what a client needs remains.
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;
+
+pub mod format;
+pub mod limits;
+pub mod media;
+pub mod persist;

@@ -1,0 +1,11 @@
+//! Every structure on media and in shared memory, without logic beyond packing and unpacking.
+//! Little-endian throughout; numbers, once given, are forever; reserved bytes are zero and are
+//! checked to be zero.
+
+pub mod chunk;
+pub mod control;
+pub mod entry;
+pub mod rpc;
+mod wire;
+
+pub use wire::{Corrupt, Reader, Writer};

@@ -1,0 +1,44 @@
+//! Every limit of the media formats, with the consequence of changing it.
+
+/// Bytes of a tree page and of a data block. Extents count in blocks; writes are byte-granular.
+pub const BLOCK_BYTES: u64 = 4096;
+/// A line of the CPU cache: log entries begin on one, so that a torn line never mixes two headers.
+pub const LINE_BYTES: u64 = 64;
+/// Longest name of a directory entry (NAME_MAX).
+pub const NAME_MAX: usize = 255;
+/// Longest target of a symbolic link (PATH_MAX with its NUL).
+pub const TARGET_MAX: usize = 4095;
+/// Longest name of an extended attribute.
+pub const XATTR_NAME_MAX: usize = 255;
+/// Longest value of an extended attribute: an entry's payload must fit the RPC slot as well.
+pub const XATTR_VALUE_MAX: usize = 60 * 1024;
+/// Longest payload of one log entry. A write call above it becomes several entries.
+pub const PAYLOAD_MAX: usize = 1 << 20;
+/// Largest file: 16 TiB.
+pub const FILE_SIZE_MAX: u64 = 1 << 44;
+/// Hard links of one inode.
+pub const LINK_MAX: u32 = 1_000_000;
+
+/// Lanes of a client's log.
+pub const LANES_MAX: usize = 8;
+/// Smallest lane: the largest entry must fit four times, so that a full ring always drains.
+pub const LANE_BYTES_MIN: u64 = 4 * (PAYLOAD_MAX as u64 + LINE_BYTES);
+/// Largest lane (the papers' 512 MiB).
+pub const LANE_BYTES_MAX: u64 = 512 << 20;
+/// Leases that one client can hold; each costs 16 bytes of its control area.
+pub const LEASE_SLOTS: usize = 8192;
+/// Threads of a client that can be inside an operation at once; each costs a cache line.
+pub const OP_SLOTS: usize = 64;
+/// Requests of a client that can be under way at once.
+pub const RPC_SLOTS: usize = 8;
+/// Bytes of a request slot: the longest reply (a batch of names or extents).
+pub const RPC_SLOT_BYTES: usize = 64 * 1024;
+
+/// Largest chunk of the replication stream (LineFS: 4 MiB), payloads and headers.
+pub const CHUNK_BYTES_MAX: usize = 4 << 20;
+
+const _: () = {
+    assert!(LANE_BYTES_MIN % LINE_BYTES == 0);
+    assert!(PAYLOAD_MAX + 64 <= CHUNK_BYTES_MAX);
+    assert!(XATTR_VALUE_MAX + XATTR_NAME_MAX + 64 <= RPC_SLOT_BYTES);
+};

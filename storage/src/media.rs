@@ -1,0 +1,100 @@
+//! The trait through which region memory is reached: by the service over the fabric, by the
+//! checker and the tests directly, by the simulator through a recording wrapper.
+//!
+//! A region is a set of *segments*, each a flat range of bytes with its own access rights (in a
+//! file-backed region each is a file: the smallest thing that can be handed to a process).
+
+use alloc::string::String;
+
+/// Names a segment of the region.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Segment {
+    /// Superblock, two copies, and the root records.
+    Super,
+    /// Tree pages.
+    Tree,
+    /// Ring of the replication stream (this member's copy of every log of the volume).
+    Stream,
+    /// Control area and lanes of one client.
+    Log(u32),
+    /// Data blocks of one read class.
+    Arena(u32),
+}
+
+/// Why region memory could not be reached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MediaError {
+    /// The range does not lie in the segment.
+    OutOfRange {
+        /// Segment asked.
+        segment: Segment,
+        /// First byte asked.
+        offset: u64,
+        /// Bytes asked.
+        len: u64,
+        /// Size of the segment.
+        size: u64,
+    },
+    /// The segment does not exist.
+    Missing(Segment),
+    /// The operating system or the fabric refused: what, and why.
+    Io(String),
+}
+
+impl core::fmt::Display for MediaError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::OutOfRange { segment, offset, len, size } => {
+                write!(f, "{segment:?}: bytes {offset}+{len} lie outside its {size} bytes")
+            }
+            Self::Missing(segment) => write!(f, "{segment:?}: no such segment in the region"),
+            Self::Io(text) => f.write_str(text),
+        }
+    }
+}
+
+impl core::error::Error for MediaError {}
+
+/// One-sided access to the segments of a region.
+///
+/// What an implementation promises (docs/assumptions.md numbers these):
+/// - an aligned 8-byte `load64`/`store64`/`cas64` is atomic, also towards other processes;
+/// - after `persist(range)` and then `fence()`, what was written to the range before is durable in
+///   the sense of the region's durability mode; nothing is promised about order without a fence;
+/// - memory that a client can write may change between two reads of it: callers copy, then judge.
+pub trait Media: Send + Sync {
+    /// Size of a segment in bytes.
+    fn size(&self, segment: Segment) -> Result<u64, MediaError>;
+    /// Copies bytes out.
+    fn read(&self, segment: Segment, offset: u64, buf: &mut [u8]) -> Result<(), MediaError>;
+    /// Copies bytes in; not durable before `persist` + `fence`.
+    fn write(&self, segment: Segment, offset: u64, data: &[u8]) -> Result<(), MediaError>;
+    /// Starts write-back of a range.
+    fn persist(&self, segment: Segment, offset: u64, len: u64) -> Result<(), MediaError>;
+    /// Waits until every write-back started before is done, and orders later stores after it.
+    fn fence(&self) -> Result<(), MediaError>;
+    /// Atomic load of an aligned word (acquire).
+    fn load64(&self, segment: Segment, offset: u64) -> Result<u64, MediaError>;
+    /// Atomic store of an aligned word (sequentially consistent).
+    fn store64(&self, segment: Segment, offset: u64, value: u64) -> Result<(), MediaError>;
+    /// Atomic compare and swap; returns the value found.
+    fn cas64(
+        &self,
+        segment: Segment,
+        offset: u64,
+        expect: u64,
+        value: u64,
+    ) -> Result<u64, MediaError>;
+    /// Copies between segments (never overlapping); not durable before `persist` + `fence`.
+    fn copy(&self, from: (Segment, u64), to: (Segment, u64), len: u64) -> Result<(), MediaError>;
+    /// Makes sure that a segment exists with at least `size` bytes (zeroes where new).
+    fn ensure(&self, segment: Segment, size: u64) -> Result<(), MediaError>;
+    /// Gives the memory of a range back; it reads as zeroes afterwards.
+    fn discard(&self, segment: Segment, offset: u64, len: u64) -> Result<(), MediaError>;
+    /// Removes a segment and its memory.
+    fn remove(&self, segment: Segment) -> Result<(), MediaError>;
+    /// Segments that exist.
+    fn segments(&self) -> Result<alloc::vec::Vec<Segment>, MediaError>;
+    /// Wakes whoever waits on the 32-bit word at `offset` (a futex on the host).
+    fn wake(&self, segment: Segment, offset: u64) -> Result<(), MediaError>;
+}
