@@ -1,1 +1,257 @@
-//! (being written)
+//! The control area at the front of a client's log segment: the only memory that a client and the
+//! service share. The client maps the whole segment; nothing in it is trusted by the service.
+//!
+//! ```text
+//! offset   written by  content
+//! 0x00000  service     descriptor (below), written once before the segment is handed out
+//! 0x01000  client      words: sync_request, last_sequence
+//! 0x02000  client      in-operation words, OP_SLOTS x 64 bytes
+//! 0x03000  service     words: settled, published, replicated, epoch/state, doorbell, ...
+//! 0x04000  service     lease table, LEASE_SLOTS x 16 bytes: {inode u64, word u64}
+//! 0x24000  both        request slots, RPC_SLOTS x 64 KiB (format::rpc)
+//! 0xa4000  client      lanes, each `lane_bytes` long: the log itself
+//!
+//! descriptor
+//!      0  8  magic "CORBELOG"     8  4  version 1          12  4  CRC32C of bytes 16..80
+//!     16  8  client id           24  4  incarnation        28  4  lanes
+//!     32  8  bytes of a lane     40  8  first sequence     48  4  node     52  4  epoch
+//!     56  8  bytes of the data capacity of the volume (size of every arena mapping)
+//!     64 16  reserved, zero
+//! ```
+//!
+//! # Operations and recall
+//!
+//! A thread of the client claims an in-operation word (in its own memory), makes it odd with a
+//! sequentially consistent store, checks its lease words, does its work (copying, appending: never
+//! anything that waits), makes it even again. To take a lease back the service stores a new lease
+//! word, then looks at the in-operation words: those that are odd must change once before the
+//! client's log is complete with respect to that lease. A client that stays inside for longer than
+//! `RECALL_TIMEOUT_MS` (stopped in mid-operation) is *expelled*: `state` says so, and `sealed_at`
+//! is the last sequence that counts; when it wakes it attaches anew. A thread that waits (for a
+//! request, for space, for fsync) is never inside an operation.
+//!
+//! # Waiting
+//!
+//! The client waits on the 32-bit futex word `EVENT`, after announcing itself in `WAITERS`; the
+//! service adds one and wakes after each change that a client can wait for. In the other direction
+//! `DOORBELL` says whether the service wants a ring of the eventfd: [`BELL_AWAKE`] no,
+//! [`BELL_ASLEEP`] for anything, [`BELL_DOZING`] only for requests and fsync (a timer will collect
+//! appended entries). Who rings stores `BELL_AWAKE` first (compare and swap).
+
+use alloc::vec::Vec;
+
+use base::{ClientId, Epoch, NodeId, Sequence, crc32c};
+
+use super::{Corrupt, Reader, Writer};
+use crate::limits::{LANE_BYTES_MAX, LANE_BYTES_MIN, LANES_MAX, LEASE_SLOTS, LINE_BYTES};
+use crate::limits::{RPC_SLOT_BYTES, RPC_SLOTS};
+
+/// Client word: highest sequence for which durability on every member was asked (fsync).
+pub const SYNC_REQUEST: u64 = 0x1000;
+/// Client word: highest sequence handed out (a hint for the service and for people).
+pub const LAST_SEQUENCE: u64 = 0x1040;
+/// First in-operation word; the others follow at a distance of a line.
+pub const IN_OP: u64 = 0x2000;
+/// Service word: entries up to here were validated (applied or refused), by the head.
+pub const SETTLED: u64 = 0x3000;
+/// Service word: entries up to here are in this node's public tree and arenas.
+pub const PUBLISHED: u64 = 0x3040;
+/// Service word: entries up to here are persistent on every member of the chain.
+pub const REPLICATED: u64 = 0x3080;
+/// Service word: epoch that new entries carry.
+pub const EPOCH: u64 = 0x30c0;
+/// Service word: 0 attached, 1 expelled, 2 the service is gone; same line as the epoch.
+pub const STATE: u64 = 0x30c8;
+/// Service word: when expelled, the last sequence that counts; same line as the epoch.
+pub const SEALED_AT: u64 = 0x30d0;
+/// Shared word: see "Waiting".
+pub const DOORBELL: u64 = 0x3100;
+/// Service word: how many entries were refused.
+pub const REFUSALS: u64 = 0x3140;
+/// Service word: sequence of the entry refused last.
+pub const REFUSED_SEQ: u64 = 0x3148;
+/// Service word: why (an errno).
+pub const REFUSED_ERRNO: u64 = 0x3150;
+/// Futex word (32 bits): grows with each change that a client can wait for.
+pub const EVENT: u64 = 0x3180;
+/// Client word: threads waiting on `EVENT`.
+pub const WAITERS: u64 = 0x31c0;
+/// Service words, one a line and lane: logical position up to which the lane may be overwritten.
+pub const RECLAIM: u64 = 0x3400;
+/// First slot of the lease table.
+pub const LEASES: u64 = 0x4000;
+/// First request slot.
+pub const RPC: u64 = LEASES + LEASE_SLOTS as u64 * 16;
+/// First lane.
+pub const LANES: u64 = RPC + (RPC_SLOTS * RPC_SLOT_BYTES) as u64;
+
+/// `STATE`: in use.
+pub const STATE_ATTACHED: u64 = 0;
+/// `STATE`: stopped for too long inside an operation; entries after `SEALED_AT` do not count.
+pub const STATE_EXPELLED: u64 = 1;
+/// `STATE`: the service ended or was fenced; attach anew.
+pub const STATE_GONE: u64 = 2;
+
+/// `DOORBELL`: the service runs; no ring needed.
+pub const BELL_AWAKE: u64 = 0;
+/// `DOORBELL`: ring for anything.
+pub const BELL_ASLEEP: u64 = 1;
+/// `DOORBELL`: ring for requests and fsync only.
+pub const BELL_DOZING: u64 = 2;
+
+/// How long a recall waits for an operation under way, in milliseconds.
+pub const RECALL_TIMEOUT_MS: u64 = 100;
+
+const _: () = {
+    assert!(RPC == 0x24000);
+    assert!(LANES == 0xa4000);
+    assert!(RECLAIM + 64 * LANES_MAX as u64 <= LEASES);
+};
+
+/// A lease word: mode in the low byte, generation above it; 0 is no lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LeaseWord(pub u64);
+
+/// Mode of a lease.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum LeaseMode {
+    /// Nothing may be cached.
+    None = 0,
+    /// State may be cached; others may too.
+    Read = 1,
+    /// State may be changed; nobody else caches it.
+    Write = 2,
+}
+
+impl LeaseMode {
+    /// From its number.
+    pub const fn from_u8(mode: u8) -> Option<Self> {
+        match mode {
+            0 => Some(Self::None),
+            1 => Some(Self::Read),
+            2 => Some(Self::Write),
+            _ => None,
+        }
+    }
+}
+
+impl LeaseWord {
+    /// Composes a word.
+    pub const fn new(generation: u64, mode: LeaseMode) -> Self {
+        Self(generation << 8 | mode as u64)
+    }
+
+    /// The mode.
+    pub const fn mode(self) -> LeaseMode {
+        match self.0 & 0xff {
+            1 => LeaseMode::Read,
+            2 => LeaseMode::Write,
+            _ => LeaseMode::None,
+        }
+    }
+
+    /// The generation: differs in every grant of a slot.
+    pub const fn generation(self) -> u64 {
+        self.0 >> 8
+    }
+}
+
+/// Offset of the word of lease slot `slot` (its inode lies 8 bytes before).
+pub const fn lease_word(slot: u32) -> u64 {
+    LEASES + slot as u64 * 16 + 8
+}
+
+/// Offset of in-operation word `slot`.
+pub const fn in_op(slot: usize) -> u64 {
+    IN_OP + slot as u64 * LINE_BYTES
+}
+
+/// Offset of the reclaim position of `lane`.
+pub const fn reclaim(lane: usize) -> u64 {
+    RECLAIM + lane as u64 * LINE_BYTES
+}
+
+/// The descriptor of a log segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Descriptor {
+    /// Whose log.
+    pub client: ClientId,
+    /// Random per attach; seeds the checksums of its entries.
+    pub incarnation: u32,
+    /// Number of lanes.
+    pub lanes: u32,
+    /// Bytes of each lane, a multiple of 4096.
+    pub lane_bytes: u64,
+    /// First sequence to use.
+    pub first_sequence: Sequence,
+    /// The node.
+    pub node: NodeId,
+    /// Epoch at the time of attaching.
+    pub epoch: Epoch,
+    /// Bytes to map of each arena.
+    pub arena_bytes: u64,
+}
+
+const NAME: &str = "log descriptor";
+/// Bytes of the descriptor.
+pub const DESCRIPTOR_BYTES: usize = 80;
+
+impl Descriptor {
+    /// Bytes of the whole segment.
+    pub const fn segment_bytes(&self) -> u64 {
+        LANES + self.lanes as u64 * self.lane_bytes
+    }
+
+    /// Offset of the first byte of `lane`.
+    pub const fn lane_offset(&self, lane: usize) -> u64 {
+        LANES + lane as u64 * self.lane_bytes
+    }
+
+    /// The 80 bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(DESCRIPTOR_BYTES);
+        let mut w = Writer(&mut bytes);
+        w.bytes(b"CORBELOG").u32(1).u32(0).u64(self.client.0).u32(self.incarnation);
+        w.u32(self.lanes).u64(self.lane_bytes).u64(self.first_sequence.0).u32(self.node.0);
+        w.u32(self.epoch.0).u64(self.arena_bytes).u64(0).u64(0);
+        let crc = crc32c(0, &bytes[16..]);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads and checks a descriptor.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Corrupt> {
+        let mut r = Reader::new(NAME, bytes);
+        let whole = Reader::new(NAME, bytes).bytes(DESCRIPTOR_BYTES)?;
+        if r.bytes(8)? != b"CORBELOG" {
+            return Err(r.corrupt("does not begin with its magic"));
+        }
+        if r.u32()? != 1 {
+            return Err(r.corrupt("has an unknown version"));
+        }
+        if r.u32()? != crc32c(0, &whole[16..]) {
+            return Err(r.corrupt("fails its checksum"));
+        }
+        let this = Self {
+            client: ClientId(r.u64()?),
+            incarnation: r.u32()?,
+            lanes: r.u32()?,
+            lane_bytes: r.u64()?,
+            first_sequence: Sequence(r.u64()?),
+            node: NodeId(r.u32()?),
+            epoch: Epoch(r.u32()?),
+            arena_bytes: r.u64()?,
+        };
+        if this.lanes == 0 || this.lanes as usize > LANES_MAX {
+            return Err(r.corrupt("has no lanes or too many"));
+        }
+        if this.lane_bytes < LANE_BYTES_MIN
+            || this.lane_bytes > LANE_BYTES_MAX
+            || !this.lane_bytes.is_multiple_of(4096)
+        {
+            return Err(r.corrupt("has lanes of an impossible size"));
+        }
+        Ok(this)
+    }
+}

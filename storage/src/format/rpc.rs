@@ -1,1 +1,476 @@
-//! (being written)
+//! What a client asks of its node service through the request slots of its control area, and what
+//! a process asks of hostd over its socket.
+//!
+//! ```text
+//! request slot (64 KiB)
+//!      0  4  state     futex: 0 free, 1 request, 2 reply, 3 taken by the service
+//!      4  4  length    bytes of the body
+//!      8 56  zero
+//!     64     body
+//!
+//! request body: kind u8, 7 zero bytes, after u64 (the client's operations up to this sequence must
+//!               be reflected in the answer), then by kind
+//! reply body:   errno u16 (0 is success), 6 zero bytes, then by kind
+//! ```
+//!
+//! hostd speaks fixed 64-byte messages over a `SOCK_SEQPACKET` Unix socket; descriptors travel
+//! beside them (SCM_RIGHTS):
+//!
+//! ```text
+//! request  0 4 magic "CBHR"   4 4 version 1   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
+//! reply    0 4 magic "CBHA"   4 4 version 1   8 2 errno  10 6 zero  16 8 value  24 40 text (UTF-8)
+//!   attach: argument = lanes wanted (0: the default); descriptors: log segment, doorbell eventfd
+//!   arena:  argument = arena number; descriptor: the arena, read-only; value = its size
+//! ```
+
+use alloc::vec::Vec;
+
+use base::{Errno, InodeId, Sequence};
+
+use super::entry::Stamp;
+use super::{Corrupt, Reader, Writer};
+use crate::format::control::{LeaseMode, LeaseWord};
+
+/// Slot state: free.
+pub const SLOT_FREE: u32 = 0;
+/// Slot state: a request waits.
+pub const SLOT_REQUEST: u32 = 1;
+/// Slot state: the reply is there.
+pub const SLOT_REPLY: u32 = 2;
+/// Slot state: the service works on it.
+pub const SLOT_TAKEN: u32 = 3;
+/// Offset of the body in a slot.
+pub const SLOT_BODY: u64 = 64;
+
+/// Flag of `Inode` and `Lookup`: keep the inode alive while unlinked, until `Unpin`.
+pub const WANT_PIN: u8 = 1;
+/// Flag: check read permission (open for reading).
+pub const WANT_READ: u8 = 2;
+/// Flag: check write permission and remember the right to write (open for writing).
+pub const WANT_WRITE: u8 = 4;
+
+/// A request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum Request<'a> {
+    /// Attributes (and extents, target) of an inode, with a lease.
+    Inode {
+        ino: InodeId,
+        mode: LeaseMode,
+        flags: u8,
+    },
+    /// The same for a name; the name's absence is the errno NOENT.
+    Lookup {
+        dir: InodeId,
+        name: &'a [u8],
+        mode: LeaseMode,
+        flags: u8,
+    },
+    /// Names after a cookie.
+    Names {
+        dir: InodeId,
+        cookie: u64,
+    },
+    /// Extents from an offset on.
+    Extents {
+        ino: InodeId,
+        from: u64,
+    },
+    XattrGet {
+        ino: InodeId,
+        name: &'a [u8],
+    },
+    XattrList {
+        ino: InodeId,
+    },
+    /// Fresh inode numbers, each with a write lease.
+    Inodes {
+        count: u32,
+    },
+    /// The client has these open no longer.
+    Unpin {
+        inodes: Vec<InodeId>,
+    },
+    StatFs,
+    /// The client gives these lease slots back.
+    Release {
+        slots: Vec<u32>,
+    },
+    /// Bytes of a file whose arena the client may not map although it may read the file.
+    Read {
+        ino: InodeId,
+        offset: u64,
+        len: u32,
+    },
+}
+
+const REQUEST: &str = "client request";
+const REPLY: &str = "service reply";
+
+impl<'a> Request<'a> {
+    /// Appends the body.
+    pub fn encode(&self, after: Sequence, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        let kind: u8 = match self {
+            Request::Inode { .. } => 1,
+            Request::Lookup { .. } => 2,
+            Request::Names { .. } => 3,
+            Request::Extents { .. } => 4,
+            Request::XattrGet { .. } => 5,
+            Request::XattrList { .. } => 6,
+            Request::Inodes { .. } => 7,
+            Request::Unpin { .. } => 8,
+            Request::StatFs => 9,
+            Request::Release { .. } => 10,
+            Request::Read { .. } => 11,
+        };
+        w.u8(kind).bytes(&[0; 7]).u64(after.0);
+        match self {
+            Request::Inode { ino, mode, flags } => {
+                w.u64(ino.0).u8(*mode as u8).u8(*flags);
+            }
+            Request::Lookup { dir, name, mode, flags } => {
+                w.u64(dir.0).u8(*mode as u8).u8(*flags).bytes(name);
+            }
+            Request::Names { dir, cookie } => {
+                w.u64(dir.0).u64(*cookie);
+            }
+            Request::Extents { ino, from } => {
+                w.u64(ino.0).u64(*from);
+            }
+            Request::XattrGet { ino, name } => {
+                w.u64(ino.0).bytes(name);
+            }
+            Request::XattrList { ino } => {
+                w.u64(ino.0);
+            }
+            Request::Inodes { count } => {
+                w.u32(*count);
+            }
+            Request::Unpin { inodes } => inodes.iter().for_each(|i| {
+                w.u64(i.0);
+            }),
+            Request::StatFs => {}
+            Request::Release { slots } => slots.iter().for_each(|s| {
+                w.u32(*s);
+            }),
+            Request::Read { ino, offset, len } => {
+                w.u64(ino.0).u64(*offset).u32(*len);
+            }
+        }
+    }
+
+    /// Reads and checks a body.
+    pub fn decode(bytes: &'a [u8]) -> Result<(Sequence, Self), Corrupt> {
+        let mut r = Reader::new(REQUEST, bytes);
+        let kind = r.u8()?;
+        if r.bytes(7)? != [0; 7] {
+            return Err(r.corrupt("has bytes set that must be zero"));
+        }
+        let after = Sequence(r.u64()?);
+        let mode = |r: &mut Reader<'_>| {
+            LeaseMode::from_u8(r.u8()?)
+                .ok_or(Corrupt::new(REQUEST, "asks for an unknown lease mode"))
+        };
+        let request = match kind {
+            1 => Request::Inode { ino: InodeId(r.u64()?), mode: mode(&mut r)?, flags: r.u8()? },
+            2 => Request::Lookup {
+                dir: InodeId(r.u64()?),
+                mode: mode(&mut r)?,
+                flags: r.u8()?,
+                name: r.rest(),
+            },
+            3 => Request::Names { dir: InodeId(r.u64()?), cookie: r.u64()? },
+            4 => Request::Extents { ino: InodeId(r.u64()?), from: r.u64()? },
+            5 => Request::XattrGet { ino: InodeId(r.u64()?), name: r.rest() },
+            6 => Request::XattrList { ino: InodeId(r.u64()?) },
+            7 => Request::Inodes { count: r.u32()? },
+            8 => {
+                let mut inodes = Vec::new();
+                while r.left() > 0 {
+                    inodes.push(InodeId(r.u64()?));
+                }
+                Request::Unpin { inodes }
+            }
+            9 => Request::StatFs,
+            10 => {
+                let mut slots = Vec::new();
+                while r.left() > 0 {
+                    slots.push(r.u32()?);
+                }
+                Request::Release { slots }
+            }
+            11 => Request::Read { ino: InodeId(r.u64()?), offset: r.u64()?, len: r.u32()? },
+            _ => return Err(r.corrupt("is of an unknown kind")),
+        };
+        r.end()?;
+        Ok((after, request))
+    }
+}
+
+/// A lease as granted: where its word lies, and what it must say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Granted {
+    /// Slot of the lease table.
+    pub slot: u32,
+    /// The word; the lease holds while the slot's word equals it. 0: no lease was granted.
+    pub word: LeaseWord,
+}
+
+/// Attributes as they travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs)]
+pub struct InodeRecord {
+    pub ino: InodeId,
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub size: u64,
+    /// Allocated space in units of 512 bytes.
+    pub blocks: u64,
+    pub atime: Stamp,
+    pub mtime: Stamp,
+    pub ctime: Stamp,
+    pub btime: Stamp,
+    /// Of a directory: its parent. Else 0.
+    pub parent: InodeId,
+    /// Of a directory: number of entries without `.` and `..`. Else 0.
+    pub entries: u64,
+    /// Whether there are extended attributes.
+    pub xattrs: bool,
+}
+
+/// A run of a file's bytes in an arena. Bytes in no extent are zeroes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Extent {
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Arena.
+    pub arena: u32,
+    /// Allocated but never written: reads as zeroes.
+    pub unwritten: bool,
+    /// Offset in the arena, in bytes.
+    pub arena_offset: u64,
+}
+
+/// Answer to `Inode` and `Lookup`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct InodeReply {
+    /// The lease.
+    pub granted: Granted,
+    /// The client's operations up to here are reflected (and published, as far as extents go).
+    pub reflected: Sequence,
+    /// Attributes.
+    pub record: InodeRecord,
+    /// Extents, as many as fit.
+    pub extents: Vec<Extent>,
+    /// Whether `extents` is the whole list.
+    pub complete: bool,
+    /// Target of a symbolic link.
+    pub target: Vec<u8>,
+}
+
+/// One name of a `Names` answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Name<'a> {
+    /// Inode.
+    pub ino: InodeId,
+    /// Type bits of its mode.
+    pub kind: u32,
+    /// Cookie after it.
+    pub next: u64,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+/// Begins a reply: success.
+pub fn reply_ok(out: &mut Vec<u8>) {
+    Writer(out).u16(0).bytes(&[0; 6]);
+}
+
+/// A reply that is an error.
+pub fn reply_error(errno: Errno, out: &mut Vec<u8>) {
+    out.clear();
+    Writer(out).u16(errno.0).bytes(&[0; 6]);
+}
+
+/// Splits a reply into its errno and the rest.
+pub fn reply_status(bytes: &[u8]) -> Result<(Result<(), Errno>, Reader<'_>), Corrupt> {
+    let mut r = Reader::new(REPLY, bytes);
+    let errno = r.u16()?;
+    r.bytes(6)?;
+    Ok((if errno == 0 { Ok(()) } else { Err(Errno(errno)) }, r))
+}
+
+fn put_stamp(w: &mut Writer<'_>, s: Stamp) {
+    w.i64(s.sec).u32(s.nsec);
+}
+
+fn take_stamp(r: &mut Reader<'_>) -> Result<Stamp, Corrupt> {
+    Ok(Stamp { sec: r.i64()?, nsec: r.u32()? })
+}
+
+impl InodeRecord {
+    /// Appends the fields in the order of the structure.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        w.u64(self.ino.0).u32(self.mode).u32(self.nlink).u32(self.uid).u32(self.gid);
+        w.u32(self.rdev).u64(self.size).u64(self.blocks);
+        for s in [self.atime, self.mtime, self.ctime, self.btime] {
+            put_stamp(&mut w, s);
+        }
+        w.u64(self.parent.0).u64(self.entries).u8(u8::from(self.xattrs));
+    }
+
+    /// Reads the fields.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        Ok(Self {
+            ino: InodeId(r.u64()?),
+            mode: r.u32()?,
+            nlink: r.u32()?,
+            uid: r.u32()?,
+            gid: r.u32()?,
+            rdev: r.u32()?,
+            size: r.u64()?,
+            blocks: r.u64()?,
+            atime: take_stamp(r)?,
+            mtime: take_stamp(r)?,
+            ctime: take_stamp(r)?,
+            btime: take_stamp(r)?,
+            parent: InodeId(r.u64()?),
+            entries: r.u64()?,
+            xattrs: r.u8()? != 0,
+        })
+    }
+}
+
+/// Bytes of an extent as it travels.
+pub const EXTENT_BYTES: usize = 32;
+
+impl Extent {
+    /// Appends the extent: offset, length, arena, flags (1: unwritten), offset in the arena.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        w.u64(self.offset).u64(self.len).u32(self.arena).u32(u32::from(self.unwritten));
+        w.u64(self.arena_offset);
+    }
+
+    /// Reads one.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        Ok(Self {
+            offset: r.u64()?,
+            len: r.u64()?,
+            arena: r.u32()?,
+            unwritten: r.u32()? != 0,
+            arena_offset: r.u64()?,
+        })
+    }
+}
+
+impl InodeReply {
+    /// Appends a success reply: slot, word, reflected, record, flags (1: complete), number of
+    /// extents, length of the target, extents, target.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        reply_ok(out);
+        Writer(out).u32(self.granted.slot).u64(self.granted.word.0).u64(self.reflected.0);
+        self.record.encode(out);
+        let mut w = Writer(out);
+        w.u8(u8::from(self.complete)).u32(self.extents.len() as u32).u16(self.target.len() as u16);
+        for e in &self.extents {
+            e.encode(out);
+        }
+        out.extend_from_slice(&self.target);
+    }
+
+    /// Reads what follows the status.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let granted = Granted { slot: r.u32()?, word: LeaseWord(r.u64()?) };
+        let reflected = Sequence(r.u64()?);
+        let record = InodeRecord::decode(r)?;
+        let (complete, count, target) = (r.u8()? != 0, r.u32()? as usize, r.u16()?);
+        if count > r.left() / EXTENT_BYTES {
+            return Err(r.corrupt("claims more extents than it holds"));
+        }
+        let extents = (0..count).map(|_| Extent::decode(r)).collect::<Result<_, _>>()?;
+        let target = r.bytes(target.into())?.to_vec();
+        Ok(Self { granted, reflected, record, extents, complete, target })
+    }
+}
+
+/// Appends one name of a `Names` reply (success, `end` u8, then names): inode u64, kind u32, next
+/// u64, length u8, bytes.
+pub fn put_name(out: &mut Vec<u8>, name: &Name<'_>) {
+    let mut w = Writer(out);
+    w.u64(name.ino.0).u32(name.kind).u64(name.next).u8(name.name.len() as u8).bytes(name.name);
+}
+
+/// Reads one name.
+pub fn take_name<'a>(r: &mut Reader<'a>) -> Result<Name<'a>, Corrupt> {
+    let (ino, kind, next, len) = (InodeId(r.u64()?), r.u32()?, r.u64()?, r.u8()?);
+    Ok(Name { ino, kind, next, name: r.bytes(len.into())? })
+}
+
+/// Bytes of a hostd message.
+pub const HOST_MESSAGE_BYTES: usize = 64;
+/// hostd request: attach a client.
+pub const HOST_ATTACH: u32 = 1;
+/// hostd request: map an arena.
+pub const HOST_ARENA: u32 = 2;
+
+/// A request to hostd.
+pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {
+    let mut m = [0u8; HOST_MESSAGE_BYTES];
+    m[0..4].copy_from_slice(b"CBHR");
+    m[4] = 1;
+    m[8..12].copy_from_slice(&kind.to_le_bytes());
+    m[16..24].copy_from_slice(&argument.to_le_bytes());
+    m
+}
+
+/// Reads a request to hostd: kind and argument.
+pub fn host_request_decode(bytes: &[u8]) -> Result<(u32, u64), Corrupt> {
+    let mut r = Reader::new("hostd request", bytes);
+    if bytes.len() != HOST_MESSAGE_BYTES || r.bytes(4)? != b"CBHR" {
+        return Err(r.corrupt("does not begin with its magic"));
+    }
+    if r.u32()? != 1 {
+        return Err(r.corrupt("has an unknown version"));
+    }
+    let (kind, _, argument) = (r.u32()?, r.u32()?, r.u64()?);
+    Ok((kind, argument))
+}
+
+/// A reply of hostd; `text` explains an error (cut to 40 bytes).
+pub fn host_reply(status: Result<u64, (Errno, &str)>) -> [u8; HOST_MESSAGE_BYTES] {
+    let mut m = [0u8; HOST_MESSAGE_BYTES];
+    m[0..4].copy_from_slice(b"CBHA");
+    m[4] = 1;
+    match status {
+        Ok(value) => m[16..24].copy_from_slice(&value.to_le_bytes()),
+        Err((errno, text)) => {
+            m[8..10].copy_from_slice(&errno.0.to_le_bytes());
+            let len = text.len().min(40);
+            m[24..24 + len].copy_from_slice(&text.as_bytes()[..len]);
+        }
+    }
+    m
+}
+
+/// Reads a reply of hostd.
+pub fn host_reply_decode(bytes: &[u8]) -> Result<Result<u64, Errno>, Corrupt> {
+    let mut r = Reader::new("hostd reply", bytes);
+    if bytes.len() != HOST_MESSAGE_BYTES || r.bytes(4)? != b"CBHA" {
+        return Err(r.corrupt("does not begin with its magic"));
+    }
+    if r.u32()? != 1 {
+        return Err(r.corrupt("has an unknown version"));
+    }
+    let errno = r.u16()?;
+    r.bytes(6)?;
+    let value = r.u64()?;
+    Ok(if errno == 0 { Ok(value) } else { Err(Errno(errno)) })
+}
