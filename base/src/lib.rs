@@ -1,15 +1,18 @@
 //! What every part of Corbel shares and nothing of a file system: checksum, identifiers, errno,
-//! clock, seeded random.
+//! clock, seeded random, packing of fields.
 //!
 //! `no_std` without the feature `std`, since the client library is loaded into strangers'
 //! processes, where neither libc nor thread-local storage may be touched.
 #![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
 
 pub mod checksum;
 pub mod clock;
 pub mod errno;
 pub mod id;
 pub mod random;
+pub mod wire;
 
 pub use checksum::crc32c;
 pub use clock::{Clock, Nanos};

@@ -6,6 +6,5 @@ pub mod chunk;
 pub mod control;
 pub mod entry;
 pub mod rpc;
-mod wire;
 
-pub use wire::{Corrupt, Reader, Writer};
+pub use base::wire::{Corrupt, Reader, Writer};

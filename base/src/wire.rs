@@ -1,4 +1,5 @@
-//! Bounds-checked packing and unpacking of little-endian fields.
+//! Bounds-checked packing and unpacking of little-endian fields: what media formats and messages
+//! share.
 
 use alloc::vec::Vec;
 
@@ -51,7 +52,7 @@ impl<'a> Reader<'a> {
         Self { structure, bytes }
     }
 
-    take_int!(u8 -> u8, u16 -> u16, u32 -> u32, u64 -> u64, i64 -> i64);
+    take_int!(u8 -> u8, u16 -> u16, u32 -> u32, u64 -> u64, u128 -> u128, i64 -> i64);
 
     /// The next `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Corrupt> {
@@ -103,7 +104,7 @@ macro_rules! put_int {
 }
 
 impl Writer<'_> {
-    put_int!(u8(u8), u16(u16), u32(u32), u64(u64), i64(i64));
+    put_int!(u8(u8), u16(u16), u32(u32), u64(u64), u128(u128), i64(i64));
 
     /// Appends bytes.
     pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
