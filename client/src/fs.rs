@@ -334,4 +334,12 @@ pub trait FileSystem: Send + Sync {
     ) -> Result<()>;
     /// Removes an extended attribute.
     fn removexattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<()>;
+    /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
+    /// may go.
+    fn forget(&self, _ino: InodeId) {}
+    /// Whether a kernel may cache attributes and names of an inode until it is told otherwise
+    /// through the front end's notifier. Without that promise it asks each time.
+    fn may_cache(&self, _ino: InodeId) -> bool {
+        false
+    }
 }

@@ -8,6 +8,8 @@
 
 extern crate alloc;
 
+pub mod dir;
 pub mod fs;
+pub mod mutex;
 
 pub use base::{Errno, InodeId};
