@@ -10,8 +10,23 @@
 //!
 //! request body: kind u8, 7 zero bytes, after u64 (the client's operations up to this sequence must
 //!               be reflected in the answer), then by kind
-//! reply body:   errno u16 (0 is success), 6 zero bytes, then by kind
+//! reply body:   errno u16 (0 is success), 6 zero bytes, then by kind:
+//!   Inode, Lookup   InodeReply
+//!   Names           end u8 (1: no more names follow), names (put_name) up to the end of the body
+//!   Extents         reflected u64, complete u8, count u32, extents (from the one that holds the
+//!                   offset asked, or the next)
+//!   XattrGet        the value
+//!   XattrList       the names, each ended by NUL
+//!   Inodes          count u32, then each: inode u64, slot u32, word u64. The client holds a write
+//!                   lease on each, and each counts as pinned by it until Unpin, Unlink or Rename
+//!                   without the OPEN flag, or the client's end
+//!   StatFs          block bytes u32, blocks u64, free u64, inodes u64, inodes free u64
+//!   Read            the bytes (fewer at the end of the file)
+//!   Unpin, Release  nothing
 //! ```
+//!
+//! A client that asks for what it holds already gets a new word for the same slot; the answer then
+//! reflects all its operations up to `after` and, for extents, has them published.
 //!
 //! hostd speaks fixed 64-byte messages over a `SOCK_SEQPACKET` Unix socket; descriptors travel
 //! beside them (SCM_RIGHTS):
@@ -272,6 +287,25 @@ pub struct InodeReply {
     pub complete: bool,
     /// Target of a symbolic link.
     pub target: Vec<u8>,
+}
+
+/// Appends an `Extents` reply.
+pub fn put_extents(out: &mut Vec<u8>, reflected: Sequence, complete: bool, extents: &[Extent]) {
+    reply_ok(out);
+    Writer(out).u64(reflected.0).u8(u8::from(complete)).u32(extents.len() as u32);
+    for e in extents {
+        e.encode(out);
+    }
+}
+
+/// Reads what follows the status of an `Extents` reply.
+pub fn take_extents(r: &mut Reader<'_>) -> Result<(Sequence, bool, Vec<Extent>), Corrupt> {
+    let (reflected, complete, count) = (Sequence(r.u64()?), r.u8()? != 0, r.u32()? as usize);
+    if count > r.left() / EXTENT_BYTES {
+        return Err(r.corrupt("claims more extents than it holds"));
+    }
+    let extents = (0..count).map(|_| Extent::decode(r)).collect::<Result<_, _>>()?;
+    Ok((reflected, complete, extents))
 }
 
 /// One name of a `Names` answer.
