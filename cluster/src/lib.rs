@@ -1,1 +1,14 @@
-//! Corbel: cluster.
+//! Who talks to whom, and who is in charge: frames, transports between nodes, the coordinator.
+//! Knows nothing of what lies on media.
+//!
+//! Reading order: [`limits`]; [`wire`] (the frame and the hello, field by field); [`transport`]
+//! (the trait a service loop drives) and [`mem`] (in one process, deterministic).
+
+pub mod limits;
+pub mod mem;
+pub mod transport;
+pub mod wire;
+
+pub use transport::{
+    Class, Counters, DownReason, Interest, NetEvent, Peer, PeerAddress, SendError, Transport,
+};
