@@ -6,5 +6,6 @@ pub mod chunk;
 pub mod control;
 pub mod entry;
 pub mod rpc;
+pub mod superblock;
 
 pub use base::wire::{Corrupt, Reader, Writer};

@@ -14,3 +14,5 @@ pub mod format;
 pub mod limits;
 pub mod media;
 pub mod persist;
+#[cfg(feature = "std")]
+pub mod region;

@@ -1,0 +1,479 @@
+//! A region kept in files: a directory in which each segment is one sparse file, mapped shared.
+//!
+//! What is always true:
+//! - Files have mode 0600 and are opened without following links; nothing but the region's owner
+//!   can open them by name. Other processes get descriptors ([`FileRegion::open_segment`]).
+//! - A mapping is never longer than its file was when it was made, and this code never makes a
+//!   file shorter.
+//! - Several processes may open one region. One of them (the holder of [`FileRegion::lock`])
+//!   creates and removes segments; the others notice growth, but not a file put in the place of
+//!   another: segment numbers of logs are not reused, so none is.
+//!
+//! | durability | `write` | `persist` | `fence` |
+//! | --- | --- | --- | --- |
+//! | pmem | non-temporal stores | write-back by line | store fence |
+//! | replicated | copy | nothing | orders the compiler and the CPU |
+//! | disk | copy | remembers the range | `msync` of what was remembered |
+//!
+//! In `disk` mode a failed `msync` condemns the region: the kernel forgets dirty pages that it
+//! could not write, so a second attempt that succeeds would prove nothing.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno as OsError;
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+
+use crate::format::superblock::Durability;
+use crate::media::{Media, MediaError, Segment};
+use crate::persist;
+
+const PAGE: u64 = 4096;
+
+/// A region in the files of a directory.
+#[derive(Debug)]
+pub struct FileRegion {
+    path: PathBuf,
+    dir: OwnedFd,
+    durability: Durability,
+    maps: RwLock<BTreeMap<Segment, Arc<Map>>>,
+    /// Ranges told to `persist` since the last `fence` (disk mode only).
+    dirty: Mutex<BTreeMap<Segment, (u64, u64)>>,
+    /// Held while a fence writes back, so that a later fence cannot overtake it; holds the first
+    /// failure.
+    fencing: Mutex<Option<String>>,
+}
+
+/// A shared mapping of a whole segment file.
+#[derive(Debug)]
+struct Map {
+    at: *mut u8,
+    len: u64,
+    fd: OwnedFd,
+    dax: bool,
+}
+
+// SAFETY: the mapping is plain shared memory that lives as long as the value; all access goes
+// through raw pointers and atomics with ranges checked against `len`.
+unsafe impl Send for Map {}
+// SAFETY: as above; concurrent access is what the Media contract is about.
+unsafe impl Sync for Map {}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: exactly what mmap returned; nothing refers to it after the last owner.
+            let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len as usize) };
+        }
+    }
+}
+
+/// The file name of a segment.
+pub fn file_name(segment: Segment) -> String {
+    match segment {
+        Segment::Super => "super".into(),
+        Segment::Tree => "tree".into(),
+        Segment::Stream => "stream".into(),
+        Segment::Log(n) => format!("log.{n}"),
+        Segment::Arena(n) => format!("arena.{n}"),
+    }
+}
+
+/// The segment that a file name stands for.
+pub fn segment_of(name: &str) -> Option<Segment> {
+    let numbered = |text: &str| text.parse::<u32>().ok().filter(|n| n.to_string() == text);
+    match name {
+        "super" => Some(Segment::Super),
+        "tree" => Some(Segment::Tree),
+        "stream" => Some(Segment::Stream),
+        _ => match name.split_once('.')? {
+            ("log", n) => numbered(n).map(Segment::Log),
+            ("arena", n) => numbered(n).map(Segment::Arena),
+            _ => None,
+        },
+    }
+}
+
+fn io(what: &str, path: &Path, error: OsError) -> MediaError {
+    MediaError::Io(format!("{what} {}: {error}", path.display()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl FileRegion {
+    /// Makes the directory (mode 0700; it may exist, but hold no segments) and opens the region.
+    pub fn create(path: &Path, durability: Durability) -> Result<Self, MediaError> {
+        match rustix::fs::mkdir(path, Mode::RWXU) {
+            Ok(()) | Err(OsError::EXIST) => {}
+            Err(e) => return Err(io("cannot make the region directory", path, e)),
+        }
+        let region = Self::open(path, durability)?;
+        if region.segments()?.is_empty() {
+            return Ok(region);
+        }
+        let text = format!(
+            "{}: a region is there already; remove it or choose another directory",
+            path.display()
+        );
+        Err(MediaError::Io(text))
+    }
+
+    /// Opens an existing directory.
+    pub fn open(path: &Path, durability: Durability) -> Result<Self, MediaError> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|e| io("cannot open the region directory", path, e))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            dir,
+            durability,
+            maps: RwLock::default(),
+            dirty: Mutex::default(),
+            fencing: Mutex::default(),
+        })
+    }
+
+    /// Takes the exclusive lock that makes this process the region's service; it is held until
+    /// the region is dropped.
+    pub fn lock(&self) -> Result<(), MediaError> {
+        match rustix::fs::flock(&self.dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(()),
+            Err(OsError::WOULDBLOCK) => Err(MediaError::Io(format!(
+                "{}: another service uses this region; stop it first",
+                self.path.display()
+            ))),
+            Err(e) => Err(io("cannot lock", &self.path, e)),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The durability mode that it was opened with.
+    pub fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// Whether a segment is mapped such that stores reach the media without the page cache
+    /// (`MAP_SYNC`). In `pmem` mode without it, durability is only simulated.
+    pub fn is_dax(&self, segment: Segment) -> Result<bool, MediaError> {
+        Ok(self.map(segment, 0)?.dax)
+    }
+
+    /// Bytes that the file system below can still take.
+    pub fn free_bytes(&self) -> Result<u64, MediaError> {
+        let v = rustix::fs::fstatvfs(&self.dir).map_err(|e| io("cannot stat", &self.path, e))?;
+        Ok(v.f_bavail.saturating_mul(v.f_frsize))
+    }
+
+    /// A fresh descriptor of a segment, to be handed to another process.
+    pub fn open_segment(&self, segment: Segment, writable: bool) -> Result<OwnedFd, MediaError> {
+        self.open_file(segment, if writable { OFlags::RDWR } else { OFlags::RDONLY })
+    }
+
+    fn open_file(&self, segment: Segment, flags: OFlags) -> Result<OwnedFd, MediaError> {
+        let name = file_name(segment);
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        match rustix::fs::openat(&self.dir, &name, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => Ok(fd),
+            Err(OsError::NOENT) => Err(MediaError::Missing(segment)),
+            Err(e) => Err(io("cannot open", &self.path.join(name), e)),
+        }
+    }
+
+    fn file_size(&self, segment: Segment, fd: &OwnedFd) -> Result<u64, MediaError> {
+        let stat = rustix::fs::fstat(fd)
+            .map_err(|e| io("cannot stat", &self.path.join(file_name(segment)), e))?;
+        Ok(u64::try_from(stat.st_size).unwrap_or(0))
+    }
+
+    /// The mapping of a segment, made or made anew when it is shorter than `least`.
+    fn map(&self, segment: Segment, least: u64) -> Result<Arc<Map>, MediaError> {
+        {
+            let maps = self.maps.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(map) = maps.get(&segment)
+                && map.len >= least.max(1)
+            {
+                return Ok(map.clone());
+            }
+        }
+        let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
+        let fd = self.open_file(segment, OFlags::RDWR)?;
+        let len = self.file_size(segment, &fd)?;
+        if let Some(map) = maps.get(&segment)
+            && map.len >= len
+        {
+            return Ok(map.clone());
+        }
+        let map = Arc::new(self.map_file(segment, fd, len)?);
+        maps.insert(segment, map.clone());
+        Ok(map)
+    }
+
+    fn map_file(&self, segment: Segment, fd: OwnedFd, len: u64) -> Result<Map, MediaError> {
+        let path = self.path.join(file_name(segment));
+        let Ok(bytes) = usize::try_from(len) else {
+            return Err(io("cannot map", &path, OsError::FBIG));
+        };
+        if bytes == 0 {
+            return Ok(Map { at: std::ptr::null_mut(), len: 0, fd, dax: false });
+        }
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let map = |flags| {
+            // SAFETY: a new mapping at an address that the kernel chooses.
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, both, flags, &fd, 0) }
+        };
+        let synced = match self.durability {
+            Durability::Pmem => map(MapFlags::SHARED_VALIDATE | MapFlags::SYNC).ok(),
+            _ => None,
+        };
+        let (at, dax) = match synced {
+            Some(at) => (at, true),
+            None => (map(MapFlags::SHARED).map_err(|e| io("cannot map", &path, e))?, false),
+        };
+        Ok(Map { at: at.cast(), len, fd, dax })
+    }
+
+    /// The mapping of a segment, with `offset + len` checked to lie inside.
+    fn range(&self, segment: Segment, offset: u64, len: u64) -> Result<Arc<Map>, MediaError> {
+        let end = offset.checked_add(len);
+        let map = self.map(segment, end.unwrap_or(0))?;
+        match end {
+            Some(end) if end <= map.len => Ok(map),
+            _ => Err(MediaError::OutOfRange { segment, offset, len, size: map.len }),
+        }
+    }
+
+    fn word(&self, segment: Segment, offset: u64) -> Result<Arc<Map>, MediaError> {
+        if !offset.is_multiple_of(8) {
+            return Err(MediaError::Io(format!("{segment:?}: word at {offset} is not aligned")));
+        }
+        self.range(segment, offset, 8)
+    }
+
+    /// Writes back what `persist` was told, one range a segment.
+    fn sync(&self) -> Result<(), MediaError> {
+        let mut failed = lock(&self.fencing);
+        if let Some(text) = &*failed {
+            return Err(MediaError::Io(text.clone()));
+        }
+        let dirty = std::mem::take(&mut *lock(&self.dirty));
+        for (segment, (from, to)) in dirty {
+            let map = match self.range(segment, from, to - from) {
+                Ok(map) => map,
+                Err(MediaError::Missing(_)) => continue,
+                Err(e) => return Err(e),
+            };
+            let from = from & !(PAGE - 1);
+            // SAFETY: the range was checked to lie inside the mapping, which `map` keeps alive.
+            let done = unsafe {
+                let at = map.at.add(from as usize).cast();
+                rustix::mm::msync(at, (to - from) as usize, MsyncFlags::SYNC)
+            };
+            if let Err(e) = done {
+                let path = self.path.join(file_name(segment));
+                let text = format!(
+                    "cannot write back {}: {e}; what was written last may be lost: restart the \
+                     node, and let it recover from its log and its replicas",
+                    path.display()
+                );
+                *failed = Some(text.clone());
+                return Err(MediaError::Io(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Map {
+    fn at(&self, offset: u64) -> *mut u8 {
+        // SAFETY: only called with offsets that `range` has checked.
+        unsafe { self.at.add(offset as usize) }
+    }
+
+    fn atomic(&self, offset: u64) -> &AtomicU64 {
+        // SAFETY: in range and aligned (`word` has checked both); every process reaches these
+        // words atomically or treats them as bytes to be judged after copying.
+        unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
+    }
+}
+
+impl Media for FileRegion {
+    fn size(&self, segment: Segment) -> Result<u64, MediaError> {
+        let fd = self.open_file(segment, OFlags::RDONLY)?;
+        self.file_size(segment, &fd)
+    }
+
+    fn read(&self, segment: Segment, offset: u64, buf: &mut [u8]) -> Result<(), MediaError> {
+        let map = self.range(segment, offset, buf.len() as u64)?;
+        // SAFETY: the source range is mapped (checked), the target is a slice of our own. Another
+        // process may be storing to the source: then the copy holds a mixture, which the caller
+        // judges by its checksum.
+        unsafe { std::ptr::copy_nonoverlapping(map.at(offset), buf.as_mut_ptr(), buf.len()) };
+        Ok(())
+    }
+
+    fn write(&self, segment: Segment, offset: u64, data: &[u8]) -> Result<(), MediaError> {
+        let map = self.range(segment, offset, data.len() as u64)?;
+        // SAFETY: the target range is mapped (checked) and no reference covers it.
+        unsafe {
+            match self.durability {
+                Durability::Pmem => persist::copy_persistent(map.at(offset), data),
+                _ => std::ptr::copy_nonoverlapping(data.as_ptr(), map.at(offset), data.len()),
+            }
+        }
+        Ok(())
+    }
+
+    fn persist(&self, segment: Segment, offset: u64, len: u64) -> Result<(), MediaError> {
+        match self.durability {
+            Durability::Pmem => {
+                let map = self.range(segment, offset, len)?;
+                // SAFETY: a mapped range.
+                unsafe { persist::write_back(map.at(offset), len as usize) };
+            }
+            Durability::Disk if len > 0 => {
+                self.range(segment, offset, len)?;
+                let mut dirty = lock(&self.dirty);
+                let range = dirty.entry(segment).or_insert((offset, offset + len));
+                *range = (range.0.min(offset), range.1.max(offset + len));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn fence(&self) -> Result<(), MediaError> {
+        match self.durability {
+            Durability::Pmem => persist::fence(),
+            Durability::Replicated => std::sync::atomic::fence(Ordering::SeqCst),
+            Durability::Disk => self.sync()?,
+        }
+        Ok(())
+    }
+
+    fn load64(&self, segment: Segment, offset: u64) -> Result<u64, MediaError> {
+        Ok(self.word(segment, offset)?.atomic(offset).load(Ordering::Acquire))
+    }
+
+    fn store64(&self, segment: Segment, offset: u64, value: u64) -> Result<(), MediaError> {
+        self.word(segment, offset)?.atomic(offset).store(value, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn cas64(
+        &self,
+        segment: Segment,
+        offset: u64,
+        expect: u64,
+        value: u64,
+    ) -> Result<u64, MediaError> {
+        let map = self.word(segment, offset)?;
+        let (yes, no) = (Ordering::SeqCst, Ordering::SeqCst);
+        Ok(map.atomic(offset).compare_exchange(expect, value, yes, no).unwrap_or_else(|v| v))
+    }
+
+    fn copy(&self, from: (Segment, u64), to: (Segment, u64), len: u64) -> Result<(), MediaError> {
+        let source = self.range(from.0, from.1, len)?;
+        let target = self.range(to.0, to.1, len)?;
+        if from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len {
+            return Err(MediaError::Io(format!("{:?}: copy onto itself", from.0)));
+        }
+        if self.durability != Durability::Pmem {
+            // SAFETY: both ranges are mapped and do not overlap (checked above).
+            unsafe {
+                std::ptr::copy_nonoverlapping(source.at(from.1), target.at(to.1), len as usize);
+            }
+            return Ok(());
+        }
+        // Through a buffer that stays in the cache: the source may change under us, so no slice
+        // may cover it.
+        let mut buffer = [0u8; PAGE as usize];
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(PAGE) as usize;
+            // SAFETY: parts of the two checked ranges.
+            unsafe {
+                let at = source.at(from.1 + done);
+                std::ptr::copy_nonoverlapping(at, buffer.as_mut_ptr(), n);
+                persist::copy_persistent(target.at(to.1 + done), &buffer[..n]);
+            }
+            done += n as u64;
+        }
+        Ok(())
+    }
+
+    fn ensure(&self, segment: Segment, size: u64) -> Result<(), MediaError> {
+        let path = self.path.join(file_name(segment));
+        let fd = self.open_file(segment, OFlags::RDWR | OFlags::CREATE)?;
+        let size = size.div_ceil(PAGE).saturating_mul(PAGE);
+        if self.file_size(segment, &fd)? < size {
+            rustix::fs::ftruncate(&fd, size).map_err(|e| io("cannot extend", &path, e))?;
+            if self.durability == Durability::Disk {
+                rustix::fs::fsync(&fd).map_err(|e| io("cannot sync", &path, e))?;
+                rustix::fs::fsync(&self.dir).map_err(|e| io("cannot sync", &self.path, e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&self, segment: Segment, offset: u64, len: u64) -> Result<(), MediaError> {
+        let map = self.range(segment, offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&map.fd, flags, offset, len) {
+            Ok(()) => Ok(()),
+            Err(OsError::OPNOTSUPP | OsError::NOSYS) => {
+                // SAFETY: a mapped range that no reference covers.
+                unsafe { std::ptr::write_bytes(map.at(offset), 0, len as usize) };
+                Ok(())
+            }
+            Err(e) => Err(io("cannot discard in", &self.path.join(file_name(segment)), e)),
+        }
+    }
+
+    fn remove(&self, segment: Segment) -> Result<(), MediaError> {
+        let name = file_name(segment);
+        self.maps.write().unwrap_or_else(PoisonError::into_inner).remove(&segment);
+        lock(&self.dirty).remove(&segment);
+        match rustix::fs::unlinkat(&self.dir, &name, rustix::fs::AtFlags::empty()) {
+            Ok(()) => Ok(()),
+            Err(OsError::NOENT) => Err(MediaError::Missing(segment)),
+            Err(e) => Err(io("cannot remove", &self.path.join(name), e)),
+        }
+    }
+
+    fn segments(&self) -> Result<Vec<Segment>, MediaError> {
+        let failed = |e| io("cannot list", &self.path, e);
+        let mut found = Vec::new();
+        for entry in rustix::fs::Dir::read_from(self.dir.as_fd()).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            found.extend(entry.file_name().to_str().ok().and_then(segment_of));
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    fn wake(&self, segment: Segment, offset: u64) -> Result<(), MediaError> {
+        if !offset.is_multiple_of(4) {
+            return Err(MediaError::Io(format!("{segment:?}: futex at {offset} is not aligned")));
+        }
+        let map = self.range(segment, offset, 4)?;
+        // SAFETY: a mapped, aligned word.
+        let word = unsafe { AtomicU32::from_ptr(map.at(offset).cast()) };
+        rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32)
+            .map_err(|e| io("cannot wake a waiter in", &self.path, e))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! The file-backed region: ranges, growth, modes, locking, access by several openers.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use storage::format::superblock::Durability;
+use storage::media::{Media, MediaError, Segment};
+use storage::region::{FileRegion, file_name, segment_of};
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("corbel-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Dir(path)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const MODES: [Durability; 3] = [Durability::Pmem, Durability::Replicated, Durability::Disk];
+
+#[test]
+fn every_mode_reads_what_it_wrote() {
+    for mode in MODES {
+        let dir = Dir::new(&format!("modes-{mode}"));
+        let region = FileRegion::create(&dir.0, mode).unwrap();
+        region.ensure(Segment::Tree, 10_000).unwrap();
+        region.ensure(Segment::Arena(3), 1 << 40).unwrap();
+        assert_eq!(region.size(Segment::Tree), Ok(12288));
+        let data: Vec<u8> = (0..5000u32).map(|i| i as u8).collect();
+        region.write(Segment::Tree, 123, &data).unwrap();
+        region.copy((Segment::Tree, 123), (Segment::Arena(3), 1 << 39), 5000).unwrap();
+        region.persist(Segment::Arena(3), 1 << 39, 5000).unwrap();
+        region.persist(Segment::Tree, 123, 5000).unwrap();
+        region.fence().unwrap();
+        let mut back = vec![0; 5000];
+        let other = FileRegion::open(&dir.0, mode).unwrap();
+        other.read(Segment::Arena(3), 1 << 39, &mut back).unwrap();
+        assert_eq!(back, data);
+        other.discard(Segment::Arena(3), 1 << 39, 4096).unwrap();
+        region.read(Segment::Arena(3), 1 << 39, &mut back).unwrap();
+        assert!(back[..4096].iter().all(|&b| b == 0));
+        assert_eq!(back[4096..], data[4096..]);
+        region.store64(Segment::Tree, 8, 5).unwrap();
+        assert_eq!(region.cas64(Segment::Tree, 8, 5, 6), Ok(5));
+        assert_eq!(other.cas64(Segment::Tree, 8, 5, 7), Ok(6));
+        assert_eq!(other.load64(Segment::Tree, 8), Ok(6));
+        region.wake(Segment::Tree, 4).unwrap();
+    }
+}
+
+#[test]
+fn ranges_are_checked() {
+    let dir = Dir::new("ranges");
+    let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
+    let mut buf = [0u8; 16];
+    assert_eq!(region.read(Segment::Tree, 0, &mut buf), Err(MediaError::Missing(Segment::Tree)));
+    region.ensure(Segment::Tree, 4096).unwrap();
+    for offset in [4081, 4096, u64::MAX - 3, u64::MAX] {
+        let out = MediaError::OutOfRange { segment: Segment::Tree, offset, len: 16, size: 4096 };
+        assert_eq!(region.read(Segment::Tree, offset, &mut buf), Err(out.clone()));
+        assert_eq!(region.write(Segment::Tree, offset, &buf), Err(out.clone()));
+        assert_eq!(region.discard(Segment::Tree, offset, 16), Err(out));
+    }
+    assert!(region.load64(Segment::Tree, 4).is_err());
+    assert!(region.load64(Segment::Tree, 4096).is_err());
+    assert!(region.copy((Segment::Tree, 0), (Segment::Tree, 100), 200).is_err());
+    assert!(region.wake(Segment::Tree, 2).is_err());
+    // Growth by another opener is noticed.
+    let other = FileRegion::open(&dir.0, Durability::Replicated).unwrap();
+    other.ensure(Segment::Tree, 8192).unwrap();
+    region.write(Segment::Tree, 8000, &buf).unwrap();
+    region.ensure(Segment::Tree, 1).unwrap();
+    assert_eq!(region.size(Segment::Tree), Ok(8192), "ensure never shrinks");
+}
+
+#[test]
+fn names_modes_and_locks() {
+    for s in [Segment::Super, Segment::Tree, Segment::Stream, Segment::Log(7), Segment::Arena(0)] {
+        assert_eq!(segment_of(&file_name(s)), Some(s));
+    }
+    for bad in ["", "log", "log.", "log.01", "log.-1", "log.4294967296", "arena.x", "tree2"] {
+        assert_eq!(segment_of(bad), None, "{bad}");
+    }
+    let dir = Dir::new("locks");
+    let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
+    region.lock().unwrap();
+    let other = FileRegion::open(&dir.0, Durability::Replicated).unwrap();
+    assert!(other.lock().unwrap_err().to_string().contains("another service"));
+    region.ensure(Segment::Log(2), 4096).unwrap();
+    assert_eq!(region.segments(), Ok(vec![Segment::Log(2)]));
+    assert!(FileRegion::create(&dir.0, Durability::Replicated).is_err());
+    let mode = std::fs::metadata(dir.0.join("log.2")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    let fd = region.open_segment(Segment::Log(2), false).unwrap();
+    assert!(rustix::io::write(fd.as_fd(), b"x").is_err());
+    region.remove(Segment::Log(2)).unwrap();
+    assert_eq!(region.remove(Segment::Log(2)), Err(MediaError::Missing(Segment::Log(2))));
+    drop(region);
+    other.lock().unwrap();
+}
