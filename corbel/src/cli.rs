@@ -1,0 +1,171 @@
+//! The command line: every verb with its help and examples. Where a verb's arguments belong to a
+//! module of its own, the structure is there.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::config::Config;
+use crate::failure::{Context, Failure, Result};
+use crate::output::Output;
+
+/// A replicated POSIX file system for applications that cannot wait for their storage.
+#[derive(Parser, Debug)]
+#[command(
+    name = "corbel",
+    version,
+    disable_help_subcommand = true,
+    after_help = "Examples:\n  corbel cluster up                      three nodes on this machine, mounted\n  \
+        corbel run -- sqlite3 MNT/a.db         an unmodified program on the fast path\n  \
+        corbel status                          roles, epoch, durability, clients\n  \
+        corbel bench fsync-chain --json        a figure, measured here and now\n\n\
+        Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 unreachable, 5 damaged,\n  \
+        6 timeout, 7 the machine lacks something, 130 interrupted.\n  \
+        fsck has the codes of fsck(8); run ends with the program's own code."
+)]
+pub struct Cli {
+    /// Options of every verb.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// Options of every verb.
+#[derive(Args, Debug, Clone)]
+pub struct Global {
+    /// Print JSON: results on standard output, failures as {"error":{"code","message","remedy"}}
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Configuration file
+    #[arg(long, short, global = true, value_name = "FILE", env = "CORBEL_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Overrule a key of the configuration, for example --set node.id=2 (repeatable)
+    #[arg(long, global = true, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Log level: error, warn, info, debug, trace
+    #[arg(long, global = true, value_name = "LEVEL", env = "CORBEL_LOG", default_value = "warn")]
+    pub log_level: log::LevelFilter,
+}
+
+impl Global {
+    /// The configuration in effect: file, then --set.
+    pub fn load(&self) -> Result<Config> {
+        Config::load(self.config.as_deref(), &self.set)
+    }
+}
+
+/// The verbs.
+#[derive(Subcommand, Debug)]
+pub enum Verb {
+    /// Read, show or write the configuration
+    #[command(subcommand)]
+    Config(ConfigVerb),
+    /// Print the completion script of a shell
+    #[command(after_help = "Example:\n  corbel completion bash > /etc/bash_completion.d/corbel")]
+    Completion {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages of all verbs into a directory
+    #[command(after_help = "Example:\n  corbel man /usr/local/share/man/man1")]
+    Man {
+        /// Directory; without it the page of corbel itself is printed
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Verbs of `corbel config`.
+#[derive(Subcommand, Debug)]
+pub enum ConfigVerb {
+    /// Say whether a file is right, and if not, which line of it
+    #[command(after_help = "Example:\n  corbel config check /etc/corbel/corbel.toml")]
+    Check {
+        /// File
+        file: PathBuf,
+    },
+    /// Print the configuration in effect (defaults, file, --set)
+    Show,
+    /// Print a file with every key, its meaning and its default
+    #[command(after_help = "Example:\n  corbel config generate > /etc/corbel/corbel.toml")]
+    Generate,
+}
+
+/// Runs `corbel config …`.
+pub fn config(global: &Global, out: &Output, verb: &ConfigVerb) -> Result<()> {
+    match verb {
+        ConfigVerb::Check { file } => {
+            Config::load(Some(file), &global.set)?;
+            out.result(
+                &serde_json::json!({"file": file.display().to_string(), "ok": true}),
+                || {
+                    println!("{}: right", file.display());
+                },
+            );
+        }
+        ConfigVerb::Show => {
+            let config = global.load()?;
+            out.result(&config.to_json(), || print!("{}", config.render()));
+        }
+        ConfigVerb::Generate => {
+            let config = Config::default();
+            out.result(&config.to_json(), || print!("{}", config.render()));
+        }
+    }
+    Ok(())
+}
+
+/// Prints a completion script.
+pub fn completion(shell: clap_complete::Shell) {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "corbel", &mut script);
+    print!("{}", String::from_utf8_lossy(&script));
+}
+
+/// Writes or prints man pages.
+pub fn man(out: &Output, dir: Option<&PathBuf>) -> Result<()> {
+    let command = Cli::command();
+    let Some(dir) = dir else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(command).render(&mut page).context("rendering the page")?;
+        print!("{}", String::from_utf8_lossy(&page));
+        return Ok(());
+    };
+    std::fs::create_dir_all(dir).context(dir.display())?;
+    clap_mangen::generate_to(command, dir).context(dir.display())?;
+    let pages = std::fs::read_dir(dir).context(dir.display())?.count();
+    out.result(&serde_json::json!({"dir": dir.display().to_string(), "files": pages}), || {
+        println!("{}: {pages} files", dir.display());
+    });
+    Ok(())
+}
+
+/// Reads the command line. Help and version end here with code 0; errors come back.
+pub fn parse() -> Result<Cli> {
+    Cli::try_parse().map_err(|error| {
+        use clap::error::ErrorKind;
+        if matches!(
+            error.kind(),
+            ErrorKind::DisplayHelp
+                | ErrorKind::DisplayVersion
+                | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        ) {
+            error.exit();
+        }
+        let text = error.to_string();
+        let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
+        let message = lines.next().unwrap_or("wrong command line").trim_start_matches("error: ");
+        let rest: Vec<&str> = lines.filter(|l| !l.starts_with("For more")).collect();
+        let remedy = format!("{}; --help has examples", rest.join("; "));
+        let mut failure = Failure::new(
+            crate::failure::Kind::Usage,
+            message,
+            remedy.trim_start_matches("; ").to_string(),
+        );
+        if std::env::args().nth(1).is_some_and(|verb| verb == "fsck") {
+            failure.exit = Some(16);
+        }
+        failure
+    })
+}

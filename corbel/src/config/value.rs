@@ -1,0 +1,216 @@
+//! Types of values in the configuration: how each is read from TOML, and shown as TOML.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use crate::units;
+
+/// Why a value was refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wrong {
+    /// What is wrong.
+    pub what: String,
+    /// What to write instead.
+    pub remedy: String,
+}
+
+/// Result of reading one value.
+pub type Parsed<T> = Result<T, Wrong>;
+
+/// A type that a key can have.
+pub trait Value: Sized {
+    /// Reads it.
+    fn read(value: &DeValue<'_>) -> Parsed<Self>;
+    /// Shows it as TOML that reads back to the same.
+    fn show(&self) -> String;
+}
+
+fn text<'a>(value: &'a DeValue<'_>, example: &str) -> Parsed<&'a str> {
+    match value {
+        DeValue::String(text) => Ok(text),
+        _ => Err(Wrong {
+            what: "is not a string".into(),
+            remedy: format!("write it in quotes, for example {example}"),
+        }),
+    }
+}
+
+fn quote(text: &str) -> String {
+    toml::Value::String(text.into()).to_string()
+}
+
+impl Value for u32 {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        let number = match value {
+            DeValue::Integer(int) => Self::from_str_radix(int.as_str(), int.radix()).ok(),
+            _ => None,
+        };
+        number.ok_or_else(|| Wrong {
+            what: "is not a whole number".into(),
+            remedy: "write a number from 0 to 4294967295 without quotes".into(),
+        })
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for String {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        text(value, "\"corbel\"").map(Into::into)
+    }
+
+    fn show(&self) -> String {
+        quote(self)
+    }
+}
+
+impl Value for PathBuf {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        let path = text(value, "\"/var/lib/corbel\"")?;
+        if !path.starts_with('/') || path.contains('\0') {
+            return Err(Wrong {
+                what: format!("is {path:?}, which is no absolute path"),
+                remedy: "write a path that begins with /".into(),
+            });
+        }
+        Ok(path.into())
+    }
+
+    fn show(&self) -> String {
+        quote(&self.to_string_lossy())
+    }
+}
+
+impl Value for SocketAddr {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        let address = text(value, "\"127.0.0.1:9560\"")?;
+        address.parse().map_err(|_| Wrong {
+            what: format!("is {address:?}, which is no address"),
+            remedy: "write IP:PORT, for example \"127.0.0.1:9560\" or \"[::1]:9560\"".into(),
+        })
+    }
+
+    fn show(&self) -> String {
+        quote(&self.to_string())
+    }
+}
+
+impl Value for Duration {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        units::parse_duration(text(value, "\"100ms\"")?).map_err(|why| Wrong {
+            what: format!("is wrong: {why}"),
+            remedy: "for example \"100ms\"".into(),
+        })
+    }
+
+    fn show(&self) -> String {
+        quote(&units::show_duration(*self))
+    }
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Size(pub u64);
+
+impl Value for Size {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        let parsed = match value {
+            DeValue::Integer(int) => {
+                u64::from_str_radix(int.as_str(), int.radix()).map_err(|e| e.to_string())
+            }
+            _ => units::parse_bytes(text(value, "\"64MiB\"")?),
+        };
+        parsed.map(Self).map_err(|why| Wrong {
+            what: format!("is wrong: {why}"),
+            remedy: "for example \"64MiB\"".into(),
+        })
+    }
+
+    fn show(&self) -> String {
+        quote(&units::show_bytes(self.0))
+    }
+}
+
+/// Where /metrics is served: a loopback address, or nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Metrics(pub Option<SocketAddr>);
+
+impl Value for Metrics {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        if text(value, "\"127.0.0.1:9568\"")?.is_empty() {
+            return Ok(Self(None));
+        }
+        let address = SocketAddr::read(value)?;
+        if !address.ip().is_loopback() {
+            return Err(Wrong {
+                what: format!("is {address}, which others can reach"),
+                remedy: "metrics have no password: write a loopback address, and a proxy before it"
+                    .into(),
+            });
+        }
+        Ok(Self(Some(address)))
+    }
+
+    fn show(&self) -> String {
+        quote(&self.0.map_or_else(String::new, |a| a.to_string()))
+    }
+}
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$word_doc:meta])* $variant:ident = $word:literal),* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum $name { $($(#[$word_doc])* $variant),* }
+
+        impl $name {
+            /// The word in the file.
+            pub const fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word),* }
+            }
+        }
+
+        impl Value for $name {
+            fn read(value: &DeValue<'_>) -> Parsed<Self> {
+                const WORDS: &[&str] = &[$($word),*];
+                match text(value, WORDS[0])? {
+                    $($word => Ok(Self::$variant),)*
+                    other => Err(Wrong {
+                        what: format!("is {other:?}"),
+                        remedy: format!("write one of {WORDS:?}"),
+                    }),
+                }
+            }
+
+            fn show(&self) -> String {
+                quote(self.word())
+            }
+        }
+    };
+}
+
+words! {
+    /// How nodes reach each other.
+    Transport {
+        /// TCP.
+        Tcp = "tcp",
+        /// Shared memory of one machine.
+        Shm = "shm"
+    }
+}
+
+words! {
+    /// What makes data durable on a node.
+    Durability {
+        /// Persistent memory.
+        Pmem = "pmem",
+        /// The other replicas only.
+        Replicated = "replicated",
+        /// A disk, when fsync returns.
+        Disk = "disk"
+    }
+}

@@ -1,0 +1,29 @@
+#!/bin/sh
+# Format, lints, every test. The last line is `N passed, N failed`; the exit code says the same.
+set -u
+cd "$(dirname "$0")/.."
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=0
+
+step() {
+    echo "== $1"
+    shift
+    "$@" || { failed=$((failed + 1)); echo "== failed: $*" >&2; }
+}
+
+step "format" cargo fmt --all --check
+step "lints" cargo clippy --workspace --all-targets --quiet -- -D warnings
+# Alone, as it is shipped: with the workspace the features of its dependencies are united.
+step "interception library" cargo build --quiet -p intercept
+step "programs" cargo build --quiet -p corbel -p capi
+echo "== tests"
+cargo test --workspace --no-fail-fast 2>&1 | tee "$log" | grep -vE '^test .* ok$|^$|^running '
+grep -qE '^test result: ' "$log" || failed=$((failed + 1))
+grep -qE '^error(\[|:)' "$log" && ! grep -qE '^test .* FAILED$' "$log" && failed=$((failed + 1))
+
+passed=$(sed -nE 's/^test result: .* ([0-9]+) passed.*/\1/p' "$log" | awk '{n += $1} END {print n + 0}')
+wrong=$(sed -nE 's/^test result: .* ([0-9]+) failed.*/\1/p' "$log" | awk '{n += $1} END {print n + 0}')
+failed=$((failed + wrong))
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
