@@ -1,1 +1,11 @@
-//! Corbel: placement.
+//! Pure kernels: placement, Reed-Solomon, checksums, compression. No I/O and no threads of its own.
+//!
+//! - [`coding`]: Reed-Solomon codes, bit-exact with ISA-L and Jerasure.
+//! - [`checksum`]: CRC32C, incremental and combined from parts.
+//! - [`compress`]: LZ4 blocks and the test for data not worth compressing.
+//! - [`engine`]: who does the arithmetic; one trait, chosen by what the CPU has.
+
+pub mod checksum;
+pub mod coding;
+pub mod compress;
+pub mod engine;
