@@ -9,3 +9,5 @@ pub mod checksum;
 pub mod coding;
 pub mod compress;
 pub mod engine;
+#[cfg(all(feature = "foreign", unix))]
+pub mod foreign;
