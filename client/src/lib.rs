@@ -10,6 +10,7 @@ extern crate alloc;
 
 pub mod dir;
 pub mod fs;
+pub mod libfs;
 pub mod mutex;
 
 pub use base::{Errno, InodeId};

@@ -38,7 +38,7 @@ pub const RPC_SLOT_BYTES: usize = 64 * 1024;
 pub const CHUNK_BYTES_MAX: usize = 4 << 20;
 
 const _: () = {
-    assert!(LANE_BYTES_MIN % LINE_BYTES == 0);
+    assert!(LANE_BYTES_MIN.is_multiple_of(LINE_BYTES));
     assert!(PAYLOAD_MAX + 64 <= CHUNK_BYTES_MAX);
     assert!(XATTR_VALUE_MAX + XATTR_NAME_MAX + 64 <= RPC_SLOT_BYTES);
 };

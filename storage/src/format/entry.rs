@@ -308,9 +308,9 @@ impl Op<'_> {
                 open,
             } => {
                 (raw.op, raw.inode, raw.a, raw.b) = (op::RENAME, ino.0, parent.0, new_parent.0);
-                raw.flags = u16::from(noreplace) * RENAME_NOREPLACE
-                    | u16::from(exchange) * RENAME_EXCHANGE
-                    | u16::from(open) * RENAME_OPEN;
+                raw.flags = (u16::from(noreplace) * RENAME_NOREPLACE)
+                    | (u16::from(exchange) * RENAME_EXCHANGE)
+                    | (u16::from(open) * RENAME_OPEN);
                 w.u64(replaced.0).u16(name.len() as u16).u16(new_name.len() as u16);
                 w.bytes(name).bytes(new_name);
             }

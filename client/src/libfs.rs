@@ -1,0 +1,369 @@
+//! LibFS: the file system as one process sees it.
+//!
+//! Every inode that the process touches is cached under a lease ([`inode`]). An operation takes the
+//! locks of its inodes, makes sure that the leases it needs are there (asking the service if not),
+//! then *enters* ([`segment::Segment::enter`]), checks the lease words once more, does its work
+//! without waiting for anything, and leaves. Changes go to the log ([`lane`]) and to the cached
+//! state; reads come from the log ([`pieces`]) and from mapped arenas ([`data`]). Nothing else is
+//! kept in the process: what was appended is complete for the service, whatever happens here.
+//!
+//! Lock order: inodes by ascending number, then a lane, then an operation. Waiting (for a lease, for
+//! log space, for fsync) happens with inode locks held but never with a lane or inside an operation.
+#![allow(unsafe_code)]
+
+pub mod attrs;
+pub mod data;
+pub mod inode;
+pub mod lane;
+pub mod names;
+pub mod permission;
+pub mod pieces;
+pub mod segment;
+pub mod session;
+pub mod sync;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use base::{Errno, InodeId, Sequence};
+use storage::format::control::LeaseMode;
+use storage::format::entry::{Op, RawHeader};
+use storage::format::rpc::{self, InodeReply, Request};
+
+use self::inode::{Inode, Map, Names, State};
+use self::lane::Place;
+use self::session::Session;
+use self::sync::RwLock;
+use crate::fs::{Handle, Result};
+
+pub use self::session::Config;
+
+/// An open file.
+#[derive(Debug)]
+pub struct Open {
+    /// The inode.
+    pub inode: Arc<Inode>,
+    /// Access mode and O_APPEND, O_DSYNC as given at open.
+    pub flags: u32,
+    /// Own lane hint: descriptors append to lanes of their own.
+    pub hint: u64,
+}
+
+/// The client.
+#[derive(Debug)]
+pub struct LibFs {
+    config: Config,
+    session: AtomicPtr<Session>,
+    attaching: RwLock<u64>,
+    inodes: RwLock<Map<u64, Arc<Inode>>>,
+    handles: RwLock<Handles>,
+    unpins: RwLock<Vec<InodeId>>,
+    opened: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Handles {
+    table: Vec<Option<Arc<Open>>>,
+    free: Vec<usize>,
+}
+
+/// Inodes remembered; above it, those that nobody uses are dropped.
+const INODES_MAX: usize = 6000;
+/// Unpins are collected up to this number, then sent without waiting for an answer.
+const UNPINS_MAX: usize = 32;
+/// Attempts of an operation that keeps losing its leases to others before it gives up with EIO;
+/// each attempt waits for a grant, so this is minutes.
+const ATTEMPTS: u32 = 10_000;
+
+/// What an attempt of an operation may say.
+pub(crate) enum Outcome<T> {
+    /// Done.
+    Done(T),
+    /// A lease was lost or the session ended: make sure again and repeat.
+    Again,
+    /// The log is full: wait for this lane (whose reclaim position was the number), repeat.
+    Full(u8, u64),
+}
+
+impl LibFs {
+    /// Attaches to the node whose hostd listens on `config.socket`.
+    pub fn attach(config: Config) -> Result<Self> {
+        let this = Self {
+            config,
+            session: AtomicPtr::new(core::ptr::null_mut()),
+            attaching: RwLock::new(0),
+            inodes: RwLock::new(Map::default()),
+            handles: RwLock::new(Handles::default()),
+            unpins: RwLock::new(Vec::new()),
+            opened: AtomicU64::new(0),
+        };
+        this.session()?;
+        Ok(this)
+    }
+
+    /// The current session; attaches anew when the old one ended.
+    pub(crate) fn session(&self) -> Result<&'static Session> {
+        if let Some(session) = self.current()
+            && session.segment.attached()
+        {
+            return Ok(session);
+        }
+        let mut number = self.attaching.write();
+        if let Some(session) = self.current()
+            && session.segment.attached()
+        {
+            return Ok(session);
+        }
+        let session = Session::attach(&self.config, *number + 1)?;
+        *number += 1;
+        // Sessions are few (one, unless the service restarts) and other threads may be inside the
+        // old one at any moment: they are never freed.
+        let session: &'static Session = Box::leak(Box::new(session));
+        self.session.store(core::ptr::from_ref(session).cast_mut(), Ordering::Release);
+        Ok(session)
+    }
+
+    fn current(&self) -> Option<&'static Session> {
+        // SAFETY: the pointer is null or came from `Box::leak` and is never freed.
+        unsafe { self.session.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Descriptors that must be kept from the program's close and dup2.
+    pub fn descriptors(&self) -> Vec<i32> {
+        self.current().map(Session::descriptors).unwrap_or_default()
+    }
+
+    /// The cached inode of that number.
+    pub(crate) fn inode(&self, ino: InodeId) -> Arc<Inode> {
+        if let Some(found) = self.inodes.read().get(&ino.0) {
+            return Arc::clone(found);
+        }
+        let mut inodes = self.inodes.write();
+        if inodes.len() >= INODES_MAX {
+            self.evict(&mut inodes);
+        }
+        Arc::clone(inodes.entry(ino.0).or_insert_with(|| Arc::new(Inode::new(ino))))
+    }
+
+    /// Forgets inodes that nobody uses, and gives their leases back.
+    fn evict(&self, inodes: &mut Map<u64, Arc<Inode>>) {
+        let Some(session) = self.current() else { return };
+        let mut slots = Vec::new();
+        inodes.retain(|_, inode| {
+            // The count cannot grow while we hold the table exclusively.
+            if Arc::strong_count(inode) > 1 || slots.len() > INODES_MAX / 2 {
+                return true;
+            }
+            let Some(state) = inode.state.try_write() else { return true };
+            if state.open > 0 || state.lost {
+                return true;
+            }
+            if state.session == session.number && state.lease.word.0 != 0 {
+                slots.push(state.lease.slot);
+            }
+            if state.pinned {
+                self.unpins.write().push(inode.ino);
+            }
+            false
+        });
+        if !slots.is_empty() {
+            // The service settles our operations first, so dirty state is not lost with the cache.
+            session.post(&Request::Release { slots }, session.last());
+        }
+    }
+
+    /// Whether the cached state counts, with at least `mode`.
+    pub(crate) fn holds(&self, session: &Session, state: &State, mode: LeaseMode) -> bool {
+        state.session == session.number
+            && state.mode() >= mode
+            && session.segment.lease_holds(state.lease.slot, state.lease.word)
+    }
+
+    /// Makes sure that `state` is valid with `mode`, and that the service knows what `flags` says.
+    pub(crate) fn ensure(
+        &self,
+        session: &Session,
+        ino: InodeId,
+        state: &mut State,
+        mode: LeaseMode,
+        flags: u8,
+    ) -> Result<()> {
+        let known = (flags & rpc::WANT_PIN == 0 || state.pinned)
+            && (flags & rpc::WANT_WRITE == 0 || state.may_write)
+            && flags & rpc::WANT_READ == 0;
+        if known && self.holds(session, state, mode) {
+            return Ok(());
+        }
+        let mode = mode.max(if self.holds(session, state, mode) { state.mode() } else { mode });
+        let after = if state.session == session.number { state.last } else { Sequence(0) };
+        let mut body = Vec::new();
+        session.call(&Request::Inode { ino, mode, flags }, after, &mut body)?;
+        let reply = parse_inode(&body)?;
+        self.install(session, state, reply, flags);
+        Ok(())
+    }
+
+    /// Takes a fresh answer about an inode into its state.
+    pub(crate) fn install(
+        &self,
+        session: &Session,
+        state: &mut State,
+        reply: InodeReply,
+        flags: u8,
+    ) {
+        if state.session != session.number {
+            state.lost |= state.session != 0 && state.last.0 > 0 && self.was_lost(state);
+            state.session = session.number;
+            state.last = Sequence(0);
+            state.extents_after = Sequence(0);
+            state.pieces = pieces::Pieces::default();
+            state.pinned = false;
+            state.may_write = false;
+        }
+        state.lease = reply.granted;
+        state.record = reply.record;
+        state.names = Names::default();
+        state.target = reply.target;
+        state.pieces.install(0, &reply.extents, reply.complete, reply.reflected);
+        if state.extents_after > reply.reflected {
+            state.pieces.forget_extents();
+        }
+        state.pinned |= flags & rpc::WANT_PIN != 0;
+        state.may_write |= flags & rpc::WANT_WRITE != 0;
+    }
+
+    /// Whether operations that had returned were cut off when the old session was sealed. Asked
+    /// with the old session's numbers: it is never unmapped, so its words can still be read.
+    fn was_lost(&self, _state: &State) -> bool {
+        // What was not fsynced may be lost with the service; the next fsync reports it.
+        true
+    }
+
+    /// Repeats `attempt` until it is done: it makes sure of its leases, then tries.
+    pub(crate) fn repeat<T>(
+        &self,
+        mut attempt: impl FnMut(&'static Session) -> Result<Outcome<T>>,
+    ) -> Result<T> {
+        for _ in 0..ATTEMPTS {
+            let session = self.session()?;
+            match attempt(session) {
+                Ok(Outcome::Done(value)) => return Ok(value),
+                Ok(Outcome::Again) => {}
+                Ok(Outcome::Full(lane, before)) => match session.wait_for_space(lane, before) {
+                    Ok(()) | Err(Errno::STALE) => {}
+                    Err(e) => return Err(e),
+                },
+                // The session ended in the middle: the next round attaches anew.
+                Err(Errno::STALE) if !session.segment.attached() => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    /// Appends one operation if every lease still holds. `leases` are the states it relies on.
+    pub(crate) fn append(
+        &self,
+        session: &Session,
+        hint: u64,
+        leases: &[&State],
+        raw: RawHeader,
+        payload: &[u8],
+    ) -> Outcome<Place> {
+        let (index, lane) = session.lane(hint);
+        let before = session.reclaimed(index);
+        let Some(room) = lane.room(&session.segment, index, payload.len()) else {
+            return Outcome::Full(index, before);
+        };
+        let inside = session.segment.enter();
+        let good = session.segment.attached()
+            && leases.iter().all(|s| self.holds(session, s, LeaseMode::Write));
+        if !good {
+            session.segment.leave(inside);
+            return Outcome::Again;
+        }
+        let place = room.append(&session.segment, session.next(), raw, payload);
+        session.segment.leave(inside);
+        if !session.segment.attached() {
+            // Expelled between: the entry counts only if it was sealed in.
+            let sealed = session.segment.word(storage::format::control::SEALED_AT);
+            if place.sequence.0 > sealed.load(Ordering::Acquire) {
+                return Outcome::Again;
+            }
+        }
+        session.segment.ring(false);
+        Outcome::Done(place)
+    }
+
+    /// Encodes and appends an operation (other than Write).
+    pub(crate) fn log(
+        &self,
+        session: &Session,
+        hint: u64,
+        leases: &[&State],
+        op: &Op<'_>,
+        time: u64,
+    ) -> Outcome<Place> {
+        let mut payload = Vec::new();
+        let mut raw = op.encode(&mut payload);
+        raw.time = time;
+        self.append(session, hint, leases, raw, &payload)
+    }
+
+    pub(crate) fn open_handle(&self, inode: Arc<Inode>, flags: u32) -> Handle {
+        let hint = self.opened.fetch_add(1, Ordering::Relaxed);
+        let open = Arc::new(Open { inode, flags, hint });
+        let mut handles = self.handles.write();
+        let index = match handles.free.pop() {
+            Some(index) => {
+                handles.table[index] = Some(open);
+                index
+            }
+            None => {
+                handles.table.push(Some(open));
+                handles.table.len() - 1
+            }
+        };
+        Handle(index as u64)
+    }
+
+    pub(crate) fn handle(&self, handle: Handle) -> Result<Arc<Open>> {
+        let handles = self.handles.read();
+        handles.table.get(handle.0 as usize).and_then(Clone::clone).ok_or(Errno::BADF)
+    }
+
+    pub(crate) fn close_handle(&self, handle: Handle) -> Option<Arc<Open>> {
+        let mut handles = self.handles.write();
+        let open = handles.table.get_mut(handle.0 as usize)?.take()?;
+        handles.free.push(handle.0 as usize);
+        Some(open)
+    }
+
+    /// Notes that an inode is no longer open here; told to the service in batches.
+    pub(crate) fn unpin(&self, ino: InodeId, now: bool) {
+        let mut unpins = self.unpins.write();
+        unpins.push(ino);
+        if now || unpins.len() >= UNPINS_MAX {
+            let inodes = core::mem::take(&mut *unpins);
+            drop(unpins);
+            if let Some(session) = self.current() {
+                session.post(&Request::Unpin { inodes }, session.last());
+            }
+        }
+    }
+
+    /// Realtime nanoseconds, for time stamps.
+    pub(crate) fn now() -> u64 {
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
+    }
+}
+
+/// Reads the answer to `Inode` and `Lookup`.
+pub(crate) fn parse_inode(body: &[u8]) -> Result<InodeReply> {
+    let (status, mut r) = rpc::reply_status(body).map_err(|_| Errno::IO)?;
+    status?;
+    InodeReply::decode(&mut r).map_err(|_| Errno::IO)
+}

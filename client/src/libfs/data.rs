@@ -1,0 +1,519 @@
+//! Bytes: open, read, write, truncate, allocate, fsync.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use base::{Errno, InodeId, Sequence};
+use storage::format::control::{self, LeaseMode};
+use storage::format::entry::{self, Op, RawHeader, Stamp, op};
+use storage::format::rpc::{self, Request};
+use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
+
+use super::inode::{Inode, State};
+use super::permission::{R, W, may};
+use super::pieces::Source;
+use super::session::Session;
+use super::{LibFs, Open, Outcome};
+use crate::fs::{
+    Caller, Handle, O_ACCMODE, O_APPEND, O_DSYNC, O_RDONLY, O_TRUNC, O_WRONLY, Result, S_IFDIR,
+    S_IFREG, Whence, Written, falloc,
+};
+
+/// Bytes of one log entry of a long write: small enough that an operation is short.
+const WRITE_PIECE: usize = 256 * 1024;
+/// Bytes copied between two looks at the lease.
+const READ_PIECE: usize = 256 * 1024;
+/// Pieces of log remembered per file before the extents are asked for again.
+const LOG_PIECES_MAX: usize = 8192;
+/// Bytes asked for at once where the arena may not be mapped.
+const REMOTE_READ: usize = 56 * 1024;
+
+/// What hinders a copy.
+enum Need {
+    Extents(u64),
+    Arena(u32),
+    Remote { offset: u64, len: usize },
+}
+
+impl LibFs {
+    pub(crate) fn do_open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle> {
+        let inode = self.inode(ino);
+        let mut want = 0;
+        let access = flags & O_ACCMODE;
+        if access != O_WRONLY {
+            want |= R;
+        }
+        if access != O_RDONLY || flags & O_TRUNC != 0 {
+            want |= W;
+        }
+        self.open_inode(caller, &inode, want)?;
+        if flags & O_TRUNC != 0 {
+            self.truncate(&inode, 0, true)?;
+        }
+        Ok(self.opened(&inode, flags))
+    }
+
+    /// Checks permission, pins, and counts the inode as open.
+    fn open_inode(&self, caller: &Caller<'_>, inode: &Arc<Inode>, want: u32) -> Result<()> {
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, 0)?;
+            match state.record.mode & crate::fs::S_IFMT {
+                S_IFREG => {}
+                S_IFDIR => return Err(Errno::ISDIR),
+                _ => return Err(Errno::NXIO),
+            }
+            may(caller, &state.record, want)?;
+            let mut flags = if state.pinned { 0 } else { rpc::WANT_PIN };
+            if want & W != 0 && !state.may_write && !self.trusted(&state) {
+                flags |= rpc::WANT_WRITE;
+            }
+            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, flags)?;
+            if state.record.nlink == 0 && state.open == 0 {
+                return Err(Errno::STALE);
+            }
+            Ok(Outcome::Done(()))
+        })
+    }
+
+    /// Whether the service lets this process write the inode without a recorded right.
+    fn trusted(&self, state: &State) -> bool {
+        let euid = rustix::process::geteuid().as_raw();
+        euid == 0 || euid == state.record.uid
+    }
+
+    pub(crate) fn opened(&self, inode: &Arc<Inode>, flags: u32) -> Handle {
+        inode.state.write().open += 1;
+        self.open_handle(Arc::clone(inode), flags)
+    }
+
+    pub(crate) fn do_release(&self, handle: Handle) {
+        let Some(open) = self.close_handle(handle) else { return };
+        let mut state = open.inode.state.write();
+        state.open = state.open.saturating_sub(1);
+        if state.open == 0 && state.pinned {
+            state.pinned = false;
+            let gone = state.record.nlink == 0;
+            drop(state);
+            self.unpin(open.inode.ino, gone);
+        }
+    }
+
+    pub(crate) fn do_read(&self, handle: Handle, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let open = self.handle(handle)?;
+        if open.flags & O_ACCMODE == O_WRONLY {
+            return Err(Errno::BADF);
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            let end = buf.len().min(done + READ_PIECE);
+            let n = self.read_piece(&open.inode, offset + done as u64, &mut buf[done..end])?;
+            done += n;
+            if n == 0 {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_piece(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut need = None;
+        self.repeat(|session| {
+            if need.is_none() {
+                let state = inode.state.read();
+                if self.holds(session, &state, LeaseMode::Read) {
+                    let copied = self.copy_out(session, &state, offset, buf);
+                    // The copy counts only if the lease still holds after it.
+                    core::sync::atomic::fence(Ordering::Acquire);
+                    if !self.holds(session, &state, LeaseMode::Read) {
+                        return Ok(Outcome::Again);
+                    }
+                    match copied {
+                        Ok(n) => return Ok(Outcome::Done(n)),
+                        Err(n) => need = Some(n),
+                    }
+                }
+            }
+            let mut state = inode.state.write();
+            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, 0)?;
+            match need.take() {
+                Some(Need::Extents(from)) => {
+                    self.fetch_extents(session, inode.ino, &mut state, from)?;
+                }
+                Some(Need::Arena(arena)) => {
+                    session.arena(&self.config, arena)?;
+                }
+                Some(Need::Remote { offset, len }) => {
+                    let n =
+                        self.read_remote(session, inode.ino, &state, offset, &mut buf[..len])?;
+                    return Ok(Outcome::Done(n));
+                }
+                None => {}
+            }
+            Ok(Outcome::Again)
+        })
+    }
+
+    fn read_remote(
+        &self,
+        session: &Session,
+        ino: InodeId,
+        state: &State,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize> {
+        let len = buf.len().min(REMOTE_READ);
+        let mut body = Vec::new();
+        let request = Request::Read { ino, offset, len: len as u32 };
+        session.call(&request, state.last, &mut body)?;
+        let bytes = body.get(8..).unwrap_or(&[]);
+        let n = bytes.len().min(len);
+        buf[..n].copy_from_slice(&bytes[..n]);
+        Ok(n)
+    }
+
+    /// Copies bytes of a file whose state is locked and leased.
+    fn copy_out(
+        &self,
+        session: &Session,
+        state: &State,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> core::result::Result<usize, Need> {
+        let size = state.record.size;
+        let len = (buf.len() as u64).min(size.saturating_sub(offset)) as usize;
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let intact = |place: &super::lane::Place| {
+                session.lane_at(place.lane).is_some_and(|l| l.intact(place.position))
+            };
+            match state.pieces.find(at, (len - done) as u64, intact) {
+                Source::Hole(n) => {
+                    let n = n as usize;
+                    buf[done..done + n].fill(0);
+                    done += n;
+                }
+                Source::Log(piece) => {
+                    let n = piece.len as usize;
+                    let (place, to) = (piece.place, &mut buf[done..done + n]);
+                    let copied = session.segment.lane_read(place.lane.into(), place.position, to);
+                    if !copied || !intact(&place) {
+                        return Err(Need::Extents(at));
+                    }
+                    done += n;
+                }
+                Source::Arena { arena, offset, len: n } => {
+                    let n = n as usize;
+                    match session.arena_known(arena) {
+                        Some(Some(map)) => {
+                            if !map.read(offset, &mut buf[done..done + n]) {
+                                return Err(Need::Extents(at));
+                            }
+                        }
+                        Some(None) if done == 0 => {
+                            return Err(Need::Remote { offset: at, len: n });
+                        }
+                        Some(None) => return Ok(done),
+                        None => return Err(Need::Arena(arena)),
+                    }
+                    done += n;
+                }
+                Source::Unknown => return Err(Need::Extents(at)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Asks for the extents from `from` on, new enough for what the log no longer holds.
+    fn fetch_extents(
+        &self,
+        session: &Session,
+        ino: InodeId,
+        state: &mut State,
+        from: u64,
+    ) -> Result<()> {
+        let published = session.segment.word(control::PUBLISHED).load(Ordering::Acquire);
+        let after = state.extents_after.max(state.last.min(Sequence(published)));
+        let mut body = Vec::new();
+        session.call(&Request::Extents { ino, from }, after, &mut body)?;
+        let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;
+        let (reflected, complete, extents) = rpc::take_extents(&mut r).map_err(|_| Errno::IO)?;
+        if reflected < state.extents_after {
+            return Err(Errno::IO);
+        }
+        state.pieces.install(from, &extents, complete, reflected);
+        Ok(())
+    }
+
+    pub(crate) fn do_write(
+        &self,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        append: bool,
+    ) -> Result<Written> {
+        let open = self.handle(handle)?;
+        if open.flags & O_ACCMODE == O_RDONLY {
+            return Err(Errno::BADF);
+        }
+        let append = append || open.flags & O_APPEND != 0;
+        let written = self.write_inode(&open, offset, data, append)?;
+        if open.flags & O_DSYNC != 0 {
+            self.sync_inode(&open.inode)?;
+        }
+        Ok(written)
+    }
+
+    fn write_inode(&self, open: &Open, offset: u64, data: &[u8], append: bool) -> Result<Written> {
+        let mut done = 0;
+        let mut first = None;
+        // One lock over all pieces: an append of several entries stays in one piece.
+        let mut state = open.inode.state.write();
+        loop {
+            let piece = &data[done..data.len().min(done + WRITE_PIECE)];
+            let at = self.repeat(|session| {
+                self.ensure(session, open.inode.ino, &mut state, LeaseMode::Write, 0)?;
+                let at = match first {
+                    Some(first) => first + done as u64,
+                    None if append => state.record.size,
+                    None => offset,
+                };
+                if at.checked_add(piece.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+                    return Err(Errno::FBIG);
+                }
+                if piece.is_empty() {
+                    return Ok(Outcome::Done(at));
+                }
+                self.write_piece(session, open, &mut state, at, piece)
+            });
+            let at = match at {
+                Ok(at) => at,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
+            first.get_or_insert(at);
+            done += piece.len();
+            if done >= data.len() {
+                break;
+            }
+        }
+        Ok(Written { len: done, offset: first.unwrap_or(offset) })
+    }
+
+    fn write_piece(
+        &self,
+        session: &'static Session,
+        open: &Open,
+        state: &mut State,
+        at: u64,
+        piece: &[u8],
+    ) -> Result<Outcome<u64>> {
+        if state.pieces.log_pieces() > LOG_PIECES_MAX {
+            self.fetch_extents(session, open.inode.ino, state, 0)?;
+        }
+        let clear = self.clears_setid(state);
+        let now = Self::now();
+        let raw = RawHeader {
+            op: op::WRITE,
+            inode: open.inode.ino.0,
+            a: at,
+            flags: if clear { entry::CLEAR_SETID } else { 0 },
+            time: now,
+            ..RawHeader::default()
+        };
+        let place = match self.append(session, open.hint, &[state], raw, piece) {
+            Outcome::Done(place) => place,
+            Outcome::Again => return Ok(Outcome::Again),
+            Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
+        };
+        let len = piece.len() as u64;
+        if at + len > state.record.size || !state.pieces.has_place(at, len) {
+            let first = at / BLOCK_BYTES;
+            let begin = state.record.size.div_ceil(BLOCK_BYTES).max(first).min(at + len);
+            let blocks = (at + len).div_ceil(BLOCK_BYTES).saturating_sub(begin);
+            state.record.blocks += blocks * (BLOCK_BYTES / 512);
+        }
+        state.pieces.wrote(at, len, place);
+        state.record.size = state.record.size.max(at + len);
+        self.touched(state, place.sequence, now, clear);
+        Ok(Outcome::Done(at))
+    }
+
+    fn clears_setid(&self, state: &State) -> bool {
+        let mode = state.record.mode;
+        let setid = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
+        setid && !rustix::process::geteuid().is_root()
+    }
+
+    /// Content changed by an own operation.
+    fn touched(&self, state: &mut State, sequence: Sequence, now: u64, clear: bool) {
+        state.last = sequence;
+        state.record.mtime = Stamp::from_nanos(now);
+        state.record.ctime = Stamp::from_nanos(now);
+        if clear {
+            let group = if state.record.mode & 0o10 != 0 { 0o2000 } else { 0 };
+            state.record.mode &= !(0o4000 | group);
+        }
+    }
+
+    /// Sets the size; `lazy` leaves an empty file alone.
+    pub(crate) fn truncate(&self, inode: &Arc<Inode>, size: u64, lazy: bool) -> Result<()> {
+        if size > FILE_SIZE_MAX {
+            return Err(Errno::FBIG);
+        }
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            if lazy && state.record.size == size {
+                return Ok(Outcome::Done(()));
+            }
+            let clear = self.clears_setid(&state);
+            let now = Self::now();
+            let op = Op::Truncate { ino: inode.ino, size, clear_setid: clear };
+            let place = match self.log(session, inode.ino.0, &[&state], &op, now) {
+                Outcome::Done(place) => place,
+                Outcome::Again => return Ok(Outcome::Again),
+                Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
+            };
+            if size < state.record.size {
+                state.pieces.zero(size, u64::MAX);
+                state.extents_after = place.sequence;
+                let most = size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
+                state.record.blocks = state.record.blocks.min(most);
+            }
+            state.record.size = size;
+            self.touched(&mut state, place.sequence, now, clear);
+            Ok(Outcome::Done(()))
+        })
+    }
+
+    pub(crate) fn do_fallocate(
+        &self,
+        handle: Handle,
+        mode: u32,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let open = self.handle(handle)?;
+        if open.flags & O_ACCMODE == O_RDONLY {
+            return Err(Errno::BADF);
+        }
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        let end = offset.checked_add(len).filter(|&e| e <= FILE_SIZE_MAX).ok_or(Errno::FBIG)?;
+        let keep = mode & falloc::KEEP_SIZE != 0;
+        let zeroes = match mode & !falloc::KEEP_SIZE {
+            0 => false,
+            falloc::PUNCH_HOLE if keep => true,
+            falloc::ZERO_RANGE => true,
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        let inode = &open.inode;
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            let now = Self::now();
+            let op = Op::Fallocate { ino: inode.ino, offset, len, mode: mode as u16 };
+            let place = match self.log(session, open.hint, &[&state], &op, now) {
+                Outcome::Done(place) => place,
+                Outcome::Again => return Ok(Outcome::Again),
+                Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
+            };
+            if zeroes {
+                state.pieces.zero(offset, end);
+                state.extents_after = place.sequence;
+            }
+            if !keep {
+                state.record.size = state.record.size.max(end);
+            }
+            self.touched(&mut state, place.sequence, now, false);
+            Ok(Outcome::Done(()))
+        })?;
+        // Space is accounted by the service: learn its answer (and its refusal) now.
+        self.settle(inode)
+    }
+
+    /// Waits until the service has judged what was done to the inode, and takes its numbers.
+    pub(crate) fn settle(&self, inode: &Arc<Inode>) -> Result<()> {
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            let refusals = session.segment.word(control::REFUSALS).load(Ordering::Acquire);
+            let mut body = Vec::new();
+            let mode = state.mode().max(LeaseMode::Read);
+            let request = Request::Inode { ino: inode.ino, mode, flags: 0 };
+            let after = if state.session == session.number { state.last } else { Sequence(0) };
+            session.call(&request, after, &mut body)?;
+            let reply = super::parse_inode(&body)?;
+            self.install(session, &mut state, reply, 0);
+            if session.segment.word(control::REFUSALS).load(Ordering::Acquire) != refusals {
+                let errno = session.segment.word(control::REFUSED_ERRNO).load(Ordering::Acquire);
+                return Err(Errno(errno as u16));
+            }
+            Ok(Outcome::Done(()))
+        })
+    }
+
+    pub(crate) fn do_lseek(&self, handle: Handle, offset: u64, whence: Whence) -> Result<u64> {
+        let open = self.handle(handle)?;
+        let inode = &open.inode;
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, 0)?;
+            let size = state.record.size;
+            if offset >= size {
+                return Err(Errno::NXIO);
+            }
+            let mut at = offset;
+            while at < size {
+                let intact = |place: &super::lane::Place| {
+                    session.lane_at(place.lane).is_some_and(|l| l.intact(place.position))
+                };
+                let (is_data, len) = match state.pieces.find(at, size - at, intact) {
+                    Source::Hole(n) => (false, n),
+                    Source::Log(p) => (true, p.len),
+                    Source::Arena { len, .. } => (true, len),
+                    Source::Unknown => {
+                        self.fetch_extents(session, inode.ino, &mut state, at)?;
+                        continue;
+                    }
+                };
+                if is_data == (whence == Whence::Data) {
+                    return Ok(Outcome::Done(at));
+                }
+                at += len;
+            }
+            match whence {
+                Whence::Hole => Ok(Outcome::Done(size)),
+                Whence::Data => Err(Errno::NXIO),
+            }
+        })
+    }
+
+    /// Waits until the inode's own operations are persistent everywhere.
+    pub(crate) fn sync_inode(&self, inode: &Inode) -> Result<()> {
+        let session = self.session()?;
+        let (last, number, lost) = {
+            let state = inode.state.read();
+            (state.last, state.session, state.lost)
+        };
+        if lost || (number != session.number && last.0 > 0) {
+            let mut state = inode.state.write();
+            state.lost = false;
+            if state.session != session.number {
+                state.last = Sequence(0);
+            }
+            return Err(Errno::IO);
+        }
+        self.sync_to(session, last)
+    }
+
+    pub(crate) fn sync_to(&self, session: &Session, last: Sequence) -> Result<()> {
+        match session.sync(last) {
+            Err(Errno::STALE) => Err(Errno::IO),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Where the bytes of a file are: an interval index over the own log (newest wins) above the
+//! public extents. Pure logic; who copies is in `data`.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use base::Sequence;
+use storage::format::rpc::Extent;
+
+use super::lane::Place;
+
+/// A run of bytes in the own log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Length in bytes.
+    pub len: u64,
+    /// Where its first byte lies.
+    pub place: Place,
+}
+
+impl Piece {
+    fn skip(self, bytes: u64) -> Self {
+        let place = Place { position: self.place.position + bytes, ..self.place };
+        Self { len: self.len - bytes, place }
+    }
+}
+
+/// What the next bytes of a file are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the own log.
+    Log(Piece),
+    /// In an arena.
+    Arena {
+        /// Arena.
+        arena: u32,
+        /// Byte offset in it.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Zeroes.
+    Hole(u64),
+    /// Beyond what the extent list covers: ask the service.
+    Unknown,
+}
+
+/// The map of a file's bytes.
+#[derive(Debug, Default)]
+pub struct Pieces {
+    /// By file offset; never overlapping.
+    log: BTreeMap<u64, Piece>,
+    /// Public extents by offset; never overlapping.
+    extents: Vec<Extent>,
+    /// The extent list is known for offsets below this.
+    known_to: u64,
+    /// The extents reflect the own operations up to here.
+    pub as_of: Sequence,
+}
+
+impl Pieces {
+    /// A file without any public bytes (just created).
+    pub fn empty() -> Self {
+        Self { known_to: u64::MAX, ..Self::default() }
+    }
+
+    /// Number of pieces of log, to bound the index.
+    pub fn log_pieces(&self) -> usize {
+        self.log.len()
+    }
+
+    /// Notes that `len` bytes at `offset` now lie at `place`.
+    pub fn wrote(&mut self, offset: u64, len: u64, place: Place) {
+        if len == 0 {
+            return;
+        }
+        self.cut_log(offset, offset.saturating_add(len));
+        self.log.insert(offset, Piece { len, place });
+    }
+
+    /// The bytes from `from` to `to` become zeroes (punch, or truncate with `to` = MAX).
+    pub fn zero(&mut self, from: u64, to: u64) {
+        self.cut_log(from, to);
+        let mut kept = Vec::with_capacity(self.extents.len() + 1);
+        for e in self.extents.drain(..) {
+            let end = e.offset + e.len;
+            if end <= from || e.offset >= to {
+                kept.push(e);
+                continue;
+            }
+            if e.offset < from {
+                kept.push(Extent { len: from - e.offset, ..e });
+            }
+            if end > to {
+                let skip = to - e.offset;
+                kept.push(Extent {
+                    offset: to,
+                    len: end - to,
+                    arena_offset: e.arena_offset + skip,
+                    ..e
+                });
+            }
+        }
+        self.extents = kept;
+        if to == u64::MAX && self.known_to >= from {
+            self.known_to = u64::MAX;
+        }
+    }
+
+    /// Public extents are no longer to be trusted at all (blocks moved).
+    pub fn forget_extents(&mut self) {
+        self.extents.clear();
+        self.known_to = 0;
+    }
+
+    /// Takes a fresh extent list, from offset `from` on, reflecting operations up to `as_of`.
+    pub fn install(&mut self, from: u64, extents: &[Extent], complete: bool, as_of: Sequence) {
+        if from == 0 {
+            self.extents.clear();
+            self.as_of = as_of;
+        } else {
+            self.extents.retain(|e| e.offset + e.len <= from);
+            self.as_of = self.as_of.min(as_of);
+        }
+        self.extents.extend(extents.iter().filter(|e| e.len > 0));
+        self.known_to = match (complete, self.extents.last()) {
+            (true, _) => u64::MAX,
+            (false, Some(last)) => last.offset + last.len,
+            (false, None) => from,
+        };
+        // What the list now shows needs no log any more.
+        let shown = from..self.known_to;
+        let settled: Vec<(u64, u64)> = self
+            .log
+            .iter()
+            .filter(|(_, p)| p.place.sequence <= as_of)
+            .map(|(&start, p)| (start.max(shown.start), (start + p.len).min(shown.end)))
+            .filter(|(start, end)| start < end)
+            .collect();
+        for (start, end) in settled {
+            self.cut_log(start, end);
+        }
+    }
+
+    /// What the bytes at `offset` are, `len` at most. Log pieces that `intact` refuses count only
+    /// through the extents, which must then be newer than the piece.
+    pub fn find(&self, offset: u64, len: u64, intact: impl Fn(&Place) -> bool) -> Source {
+        let mut limit = len;
+        if let Some((&start, piece)) = self.log.range(..=offset).next_back()
+            && offset < start + piece.len
+        {
+            let part = piece.skip(offset - start);
+            let part = Piece { len: part.len.min(len), ..part };
+            return if intact(&part.place) { Source::Log(part) } else { Source::Unknown };
+        }
+        if let Some((&next, _)) = self.log.range(offset..).next() {
+            limit = limit.min(next - offset);
+        }
+        self.find_extent(offset, limit)
+    }
+
+    fn find_extent(&self, offset: u64, len: u64) -> Source {
+        if offset >= self.known_to {
+            return Source::Unknown;
+        }
+        let len = len.min(self.known_to - offset);
+        let at = self.extents.partition_point(|e| e.offset + e.len <= offset);
+        match self.extents.get(at) {
+            Some(e) if e.offset <= offset => {
+                let skip = offset - e.offset;
+                let len = len.min(e.len - skip);
+                if e.unwritten {
+                    Source::Hole(len)
+                } else {
+                    Source::Arena { arena: e.arena, offset: e.arena_offset + skip, len }
+                }
+            }
+            Some(e) => Source::Hole(len.min(e.offset - offset)),
+            None => Source::Hole(len),
+        }
+    }
+
+    /// Whether any byte of the range has a place (log or extent), for space accounting.
+    pub fn has_place(&self, offset: u64, len: u64) -> bool {
+        !matches!(self.find(offset, len, |_| true), Source::Hole(n) if n >= len)
+    }
+
+    fn cut_log(&mut self, from: u64, to: u64) {
+        if let Some((&start, &piece)) = self.log.range(..from).next_back() {
+            let end = start + piece.len;
+            if end > from {
+                self.log.insert(start, Piece { len: from - start, ..piece });
+                if end > to {
+                    self.log.insert(to, piece.skip(to - start));
+                }
+            }
+        }
+        while let Some((&start, &piece)) = self.log.range(from..to).next() {
+            self.log.remove(&start);
+            if start + piece.len > to {
+                self.log.insert(to, piece.skip(to - start));
+            }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+    use base::random::Random;
+
+    const SIZE: u64 = 400;
+
+    /// Byte `i` of the model: what `find` must say about it.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Byte {
+        Zero,
+        Log(u64),
+        Arena(u64),
+    }
+
+    fn observed(pieces: &Pieces) -> Vec<Byte> {
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < SIZE {
+            let at = bytes.len() as u64;
+            match pieces.find(at, SIZE - at, |_| true) {
+                Source::Log(p) => {
+                    bytes.extend((0..p.len).map(|i| Byte::Log(p.place.position + i)));
+                }
+                Source::Arena { offset, len, .. } => {
+                    bytes.extend((0..len).map(|i| Byte::Arena(offset + i)));
+                }
+                Source::Hole(len) => bytes.extend((0..len).map(|_| Byte::Zero)),
+                Source::Unknown => panic!("unknown at {at} though everything is known"),
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn agrees_with_a_byte_model() {
+        for seed in 0..300 {
+            let mut random = Random::new(seed);
+            let mut pieces = Pieces::empty();
+            let mut model = vec![Byte::Zero; SIZE as usize];
+            let mut sequence = 0;
+            for _ in 0..60 {
+                let from = random.below(SIZE);
+                let to = (from + 1 + random.below(80)).min(SIZE);
+                sequence += 1;
+                match random.below(6) {
+                    0 => {
+                        pieces.zero(from, to);
+                        model[from as usize..to as usize].fill(Byte::Zero);
+                    }
+                    1 => {
+                        pieces.zero(from, u64::MAX);
+                        model[from as usize..].fill(Byte::Zero);
+                    }
+                    2 => {
+                        // Published: everything in the log now has a public place.
+                        let extents: Vec<Extent> = (0..SIZE)
+                            .filter(|&i| model[i as usize] != Byte::Zero)
+                            .map(|i| Extent {
+                                offset: i,
+                                len: 1,
+                                arena: 1,
+                                unwritten: false,
+                                arena_offset: 10_000 + i,
+                            })
+                            .collect();
+                        pieces.install(0, &extents, true, Sequence(sequence));
+                        for (i, b) in model.iter_mut().enumerate() {
+                            if *b != Byte::Zero {
+                                *b = Byte::Arena(10_000 + i as u64);
+                            }
+                        }
+                        assert_eq!(pieces.log_pieces(), 0);
+                    }
+                    _ => {
+                        let position = 1_000_000 + sequence * 1000;
+                        let place = Place { lane: 0, position, sequence: Sequence(sequence) };
+                        pieces.wrote(from, to - from, place);
+                        for i in from..to {
+                            model[i as usize] = Byte::Log(position + i - from);
+                        }
+                    }
+                }
+                assert_eq!(observed(&pieces), model, "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_beyond_a_cut_list_and_for_overwritten_log() {
+        let mut pieces = Pieces::default();
+        let e = Extent { offset: 0, len: 10, arena: 1, unwritten: false, arena_offset: 0 };
+        pieces.install(0, &[e], false, Sequence(1));
+        assert_eq!(pieces.find(10, 5, |_| true), Source::Unknown);
+        let place = Place { lane: 0, position: 64, sequence: Sequence(2) };
+        pieces.wrote(2, 4, place);
+        assert_eq!(pieces.find(3, 1, |_| false), Source::Unknown);
+        assert!(matches!(pieces.find(0, 10, |_| false), Source::Arena { len: 2, .. }));
+    }
+}

@@ -1,0 +1,328 @@
+//! An attachment to the local node: the mapped log segment, the lanes, the request slots, and the
+//! arenas mapped so far. When the service ends or expels the client, a new session replaces it.
+#![allow(unsafe_code)]
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use base::{Errno, Sequence};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{IoSlice, IoSliceMut};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use storage::format::control;
+use storage::format::rpc::{self, Request};
+use storage::limits::RPC_SLOTS;
+
+use super::lane::Lane;
+use super::segment::{Mapping, Segment};
+use super::sync::{self, RwLock};
+use crate::fs::Result;
+
+/// How the client shall attach.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// hostd's socket.
+    pub socket: Vec<u8>,
+    /// Lanes to ask for; 0 is the service's default.
+    pub lanes: u32,
+    /// Descriptors that the client keeps get this number or a higher one, so that they stay out
+    /// of the way of the program's own.
+    pub fd_min: i32,
+    /// Mount point of the same volume, for people; not used by the client.
+    pub mount: Vec<u8>,
+}
+
+/// A live attachment.
+#[derive(Debug)]
+pub struct Session {
+    /// Tells sessions of one process apart.
+    pub number: u64,
+    /// The log segment.
+    pub segment: Segment,
+    lanes: Vec<Lane>,
+    next: AtomicU64,
+    socket: RwLock<OwnedFd>,
+    /// Bit i: request slot i is free.
+    free_slots: AtomicU32,
+    /// Slots whose reply nobody waits for.
+    forgotten: AtomicU32,
+    arenas: RwLock<BTreeMap<u32, Option<Arc<Mapping>>>>,
+    /// Inode numbers at hand, each pre-leased.
+    pub fresh: RwLock<Vec<(base::InodeId, rpc::Granted)>>,
+}
+
+fn errno(e: rustix::io::Errno) -> Errno {
+    Errno(e.raw_os_error() as u16)
+}
+
+/// Moves a descriptor up, out of the program's way.
+fn raise(fd: OwnedFd, min: i32) -> OwnedFd {
+    match rustix::io::fcntl_dupfd_cloexec(&fd, min) {
+        Ok(high) => high,
+        Err(_) => fd,
+    }
+}
+
+/// Descriptors received with a message, at most.
+const FDS_MAX: usize = 2;
+
+fn ask(socket: BorrowedFd<'_>, kind: u32, argument: u64, min: i32) -> Result<(u64, Vec<OwnedFd>)> {
+    let request = rpc::host_request(kind, argument);
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(
+            socket,
+            &[IoSlice::new(&request)],
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::NOSIGNAL,
+        )
+    })
+    .map_err(errno)?;
+    let mut reply = [0u8; rpc::HOST_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut reply)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })
+    .map_err(errno)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights.map(|fd| raise(fd, min)));
+        }
+    }
+    if received.bytes == 0 {
+        return Err(Errno::NOTCONN);
+    }
+    let value = rpc::host_reply_decode(&reply).map_err(|_| Errno::IO)??;
+    Ok((value, fds))
+}
+
+impl Session {
+    /// Connects to hostd and maps what it hands out.
+    pub fn attach(config: &Config, number: u64) -> Result<Self> {
+        let socket = connect(config)?;
+        let (_, fds) = ask(socket.as_fd(), rpc::HOST_ATTACH, config.lanes.into(), config.fd_min)?;
+        let [log, bell] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::IO)?;
+        let segment = Segment::map(log.as_fd(), bell)?;
+        drop(log);
+        let lanes = (0..segment.descriptor.lanes).map(|_| Lane::default()).collect();
+        let first = segment.descriptor.first_sequence.0;
+        Ok(Self {
+            number,
+            segment,
+            lanes,
+            next: AtomicU64::new(first),
+            socket: RwLock::new(socket),
+            free_slots: AtomicU32::new((1 << RPC_SLOTS) - 1),
+            forgotten: AtomicU32::new(0),
+            arenas: RwLock::new(BTreeMap::new()),
+            fresh: RwLock::new(Vec::new()),
+        })
+    }
+
+    /// The lane for a thread or handle with hint `hint`.
+    pub fn lane(&self, hint: u64) -> (u8, &Lane) {
+        let index = (hint % self.lanes.len() as u64) as usize;
+        (index as u8, &self.lanes[index])
+    }
+
+    /// A lane by number, if there is one.
+    pub fn lane_at(&self, index: u8) -> Option<&Lane> {
+        self.lanes.get(usize::from(index))
+    }
+
+    /// Counter of sequences.
+    pub const fn next(&self) -> &AtomicU64 {
+        &self.next
+    }
+
+    /// The highest sequence handed out.
+    pub fn last(&self) -> Sequence {
+        Sequence(self.next.load(Ordering::Acquire) - 1)
+    }
+
+    /// Waits until the service reclaims some log space.
+    pub fn wait_for_space(&self, lane: u8, before: u64) -> Result<()> {
+        let word = self.segment.word(control::reclaim(lane.into()));
+        self.segment.ring(true);
+        let woken = self.segment.wait_until(|| word.load(Ordering::Acquire) != before);
+        if woken { Ok(()) } else { Err(Errno::STALE) }
+    }
+
+    /// Current reclaim position of a lane.
+    pub fn reclaimed(&self, lane: u8) -> u64 {
+        self.segment.word(control::reclaim(lane.into())).load(Ordering::Acquire)
+    }
+
+    /// Waits until everything up to `sequence` is persistent on every member of the chain.
+    pub fn sync(&self, sequence: Sequence) -> Result<()> {
+        let replicated = self.segment.word(control::REPLICATED);
+        if replicated.load(Ordering::Acquire) >= sequence.0 {
+            return Ok(());
+        }
+        self.segment.word(control::SYNC_REQUEST).fetch_max(sequence.0, Ordering::SeqCst);
+        self.segment.ring(true);
+        let done = self.segment.wait_until(|| replicated.load(Ordering::Acquire) >= sequence.0);
+        if done { Ok(()) } else { Err(Errno::STALE) }
+    }
+
+    /// Asks the service; the reply's body (after its status) lies in `out`, from byte 8 on.
+    /// `Err(STALE)` means that the session ended.
+    pub fn call(&self, request: &Request<'_>, after: Sequence, out: &mut Vec<u8>) -> Result<()> {
+        let slot = self.take_slot()?;
+        out.clear();
+        request.encode(after, out);
+        self.segment.slot_write(slot, out);
+        let state = self.segment.slot_state(slot);
+        state.store(rpc::SLOT_REQUEST, Ordering::SeqCst);
+        self.segment.ring(true);
+        let answered = self.segment.wait_until(|| state.load(Ordering::Acquire) == rpc::SLOT_REPLY);
+        if !answered {
+            return Err(Errno::STALE);
+        }
+        self.segment.slot_read(slot, out);
+        state.store(rpc::SLOT_FREE, Ordering::Release);
+        self.give_slot(slot);
+        let (status, _) = rpc::reply_status(out).map_err(|_| Errno::IO)?;
+        status
+    }
+
+    /// Posts a request whose answer does not matter; dropped when no slot is free.
+    pub fn post(&self, request: &Request<'_>, after: Sequence) {
+        let Some(slot) = self.try_take_slot() else { return };
+        let mut body = Vec::new();
+        request.encode(after, &mut body);
+        self.segment.slot_write(slot, &body);
+        self.segment.slot_state(slot).store(rpc::SLOT_REQUEST, Ordering::SeqCst);
+        self.forgotten.fetch_or(1 << slot, Ordering::SeqCst);
+        self.segment.ring(true);
+    }
+
+    fn take_slot(&self) -> Result<usize> {
+        loop {
+            if let Some(slot) = self.try_take_slot() {
+                return Ok(slot);
+            }
+            if !self.segment.attached() {
+                return Err(Errno::STALE);
+            }
+            let seen = self.free_slots.load(Ordering::SeqCst);
+            let forgotten = self.forgotten.load(Ordering::SeqCst);
+            if seen == 0 && forgotten == 0 {
+                sync::wait(&self.free_slots, 0);
+            } else if seen == 0 {
+                rustix::thread::sched_yield();
+            }
+        }
+    }
+
+    fn try_take_slot(&self) -> Option<usize> {
+        self.collect_forgotten();
+        loop {
+            let free = self.free_slots.load(Ordering::SeqCst);
+            if free == 0 {
+                return None;
+            }
+            let slot = free.trailing_zeros();
+            let taken = free & !(1 << slot);
+            if self
+                .free_slots
+                .compare_exchange(free, taken, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
+            {
+                return Some(slot as usize);
+            }
+        }
+    }
+
+    fn collect_forgotten(&self) {
+        let mut pending = self.forgotten.load(Ordering::SeqCst);
+        while pending != 0 {
+            let slot = pending.trailing_zeros();
+            pending &= !(1 << slot);
+            let state = self.segment.slot_state(slot as usize);
+            if state.load(Ordering::Acquire) == rpc::SLOT_REPLY
+                && self.forgotten.fetch_and(!(1 << slot), Ordering::SeqCst) & (1 << slot) != 0
+            {
+                state.store(rpc::SLOT_FREE, Ordering::Release);
+                self.give_slot(slot as usize);
+            }
+        }
+    }
+
+    fn give_slot(&self, slot: usize) {
+        if self.free_slots.fetch_or(1 << slot, Ordering::SeqCst) == 0 {
+            sync::wake(&self.free_slots, 1);
+        }
+    }
+
+    /// The mapping of an arena; `None` when this process may not map it.
+    pub fn arena(&self, config: &Config, arena: u32) -> Result<Option<Arc<Mapping>>> {
+        if let Some(known) = self.arenas.read().get(&arena) {
+            return Ok(known.clone());
+        }
+        let mapping = match self.ask_arena(config, arena) {
+            Ok((_, fds)) => {
+                let fd = fds.first().ok_or(Errno::IO)?;
+                let len = self.segment.descriptor.arena_bytes as usize;
+                Some(Arc::new(Mapping::new(fd.as_fd(), len, false)?))
+            }
+            Err(Errno::ACCES) => None,
+            Err(e) => return Err(e),
+        };
+        self.arenas.write().insert(arena, mapping.clone());
+        Ok(mapping)
+    }
+
+    /// What is known of an arena: not asked for yet, not for this process, or its mapping.
+    pub fn arena_known(&self, arena: u32) -> Option<Option<Arc<Mapping>>> {
+        self.arenas.read().get(&arena).cloned()
+    }
+
+    fn ask_arena(&self, config: &Config, arena: u32) -> Result<(u64, Vec<OwnedFd>)> {
+        let mut socket = self.socket.write();
+        match ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config.fd_min) {
+            Err(Errno::NOTCONN | Errno(104) | Errno(32)) => {
+                // hostd was restarted: it keeps nothing that the service has not told it again.
+                *socket = connect(config)?;
+                ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config.fd_min)
+            }
+            other => other,
+        }
+    }
+
+    /// In a child after fork: nothing of the parent's session may be used, nor undone.
+    pub fn abandon(self) {
+        core::mem::forget(self);
+    }
+
+    /// Descriptors that the session keeps open.
+    pub fn descriptors(&self) -> Vec<i32> {
+        use rustix::fd::AsRawFd;
+        alloc::vec![self.socket.read().as_raw_fd(), self.segment.bell_fd()]
+    }
+}
+
+fn connect(config: &Config) -> Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(errno)?;
+    let address = SocketAddrUnix::new(&config.socket[..]).map_err(errno)?;
+    rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(errno)?;
+    Ok(raise(socket, config.fd_min))
+}

@@ -1,0 +1,200 @@
+//! Locks over futexes: no libc, no thread-local storage, nothing to initialise.
+#![allow(unsafe_code)]
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::futex;
+
+/// Spins before sleeping: critical sections here are a few hundred nanoseconds.
+const SPINS: u32 = 60;
+
+pub(crate) fn wait(word: &AtomicU32, seen: u32) {
+    // Any outcome (woken, value changed, signal) means: look again.
+    let _ = futex::wait(word, futex::Flags::PRIVATE, seen, None);
+}
+
+pub(crate) fn wake(word: &AtomicU32, count: u32) {
+    let _ = futex::wake(word, futex::Flags::PRIVATE, count);
+}
+
+/// A readers-writer lock; writers are preferred once they wait.
+///
+/// `state`: bit 31 a writer holds it, bit 30 somebody waits, low bits count readers.
+#[derive(Debug, Default)]
+pub struct RwLock<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock hands out `&mut T` to one thread or `&T` to several, never both.
+unsafe impl<T: Send> Send for RwLock<T> {}
+// SAFETY: as above; `T: Sync` because readers on several threads share `&T`.
+unsafe impl<T: Send + Sync> Sync for RwLock<T> {}
+
+const WRITER: u32 = 1 << 31;
+const WAITING: u32 = 1 << 30;
+const READERS: u32 = WAITING - 1;
+
+impl<T> RwLock<T> {
+    /// A free lock.
+    pub const fn new(value: T) -> Self {
+        Self { state: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    /// Shared access.
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        let mut spins = 0;
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if state & (WRITER | WAITING) == 0 {
+                if self.swap(state, state + 1) {
+                    return ReadGuard { lock: self };
+                }
+                continue;
+            }
+            self.block(state, &mut spins);
+        }
+    }
+
+    /// Exclusive access.
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        let mut spins = 0;
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if state & (WRITER | READERS) == 0 {
+                // Keep WAITING: others may still sleep, and the unlock must wake them.
+                if self.swap(state, state | WRITER) {
+                    return WriteGuard { lock: self };
+                }
+                continue;
+            }
+            self.block(state, &mut spins);
+        }
+    }
+
+    /// Exclusive access, if it is free now.
+    pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
+        let state = self.state.load(Ordering::Relaxed);
+        (state & (WRITER | READERS) == 0 && self.swap(state, state | WRITER))
+            .then_some(WriteGuard { lock: self })
+    }
+
+    fn swap(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange_weak(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[cold]
+    fn block(&self, state: u32, spins: &mut u32) {
+        if *spins < SPINS {
+            *spins += 1;
+            core::hint::spin_loop();
+            return;
+        }
+        // Only readers that came with nobody waiting hold it, or a writer does.
+        if state & (WRITER | READERS) == 0 {
+            // Free but flagged: a reader arrives here; clear the flag and wake everybody.
+            if self.swap(state, 0) {
+                wake(&self.state, u32::MAX);
+            }
+            return;
+        }
+        if state & WAITING != 0 || self.swap(state, state | WAITING) {
+            wait(&self.state, state | WAITING);
+        }
+    }
+
+    #[cold]
+    fn release_waiters(&self) {
+        self.state.fetch_and(!WAITING, Ordering::Relaxed);
+        wake(&self.state, u32::MAX);
+    }
+}
+
+/// Shared access to a [`RwLock`].
+#[derive(Debug)]
+pub struct ReadGuard<'a, T> {
+    lock: &'a RwLock<T>,
+}
+
+/// Exclusive access to a [`RwLock`].
+#[derive(Debug)]
+pub struct WriteGuard<'a, T> {
+    lock: &'a RwLock<T>,
+}
+
+impl<T> Drop for ReadGuard<'_, T> {
+    fn drop(&mut self) {
+        let before = self.lock.state.fetch_sub(1, Ordering::Release);
+        if before & READERS == 1 && before & WAITING != 0 {
+            self.lock.release_waiters();
+        }
+    }
+}
+
+impl<T> Drop for WriteGuard<'_, T> {
+    fn drop(&mut self) {
+        if self.lock.state.fetch_and(!WRITER, Ordering::Release) & WAITING != 0 {
+            self.lock.release_waiters();
+        }
+    }
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: while this guard lives the reader count is above zero, so no writer exists.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: while this guard lives WRITER is set, so it is the only access.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn writers_exclude_each_other_and_readers_see_whole_values() {
+        let lock = Arc::new(RwLock::new((0u64, 0u64)));
+        let threads: Vec<_> = (0..4)
+            .map(|n| {
+                let lock = Arc::clone(&lock);
+                std::thread::spawn(move || {
+                    for i in 0..20_000u64 {
+                        if (i + n) % 3 == 0 {
+                            let mut pair = lock.write();
+                            pair.0 += 1;
+                            core::hint::spin_loop();
+                            pair.1 += 1;
+                        } else {
+                            let pair = lock.read();
+                            assert_eq!(pair.0, pair.1);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for t in threads {
+            t.join().expect("no assertion failed");
+        }
+        let pair = lock.read();
+        assert_eq!(pair.0, pair.1);
+        assert!(pair.0 > 20_000);
+    }
+}
