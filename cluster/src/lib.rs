@@ -2,10 +2,16 @@
 //! Knows nothing of what lies on media.
 //!
 //! Reading order: [`limits`]; [`wire`] (the frame and the hello, field by field); [`transport`]
-//! (the trait a service loop drives) and [`mem`] (in one process, deterministic).
+//! (the trait a service loop drives) and its implementations: [`net`] (one epoll loop over
+//! `tcp` sockets and `shm` rings) and [`mem`] (in one process, deterministic).
 
+mod decode;
 pub mod limits;
 pub mod mem;
+pub mod net;
+mod queue;
+mod shm;
+mod tcp;
 pub mod transport;
 pub mod wire;
 

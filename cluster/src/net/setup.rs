@@ -1,0 +1,169 @@
+//! Listening and accepting.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use super::*;
+use crate::decode::Decoder;
+use crate::limits::{HELLO_BODY_MAX, HELLO_TIMEOUT, STRANGERS_MAX};
+use crate::queue::OutQueue;
+use crate::tcp;
+use conn::Io;
+
+/// Longest path of a local socket (`sun_path` with its NUL).
+const SOCKET_PATH_MAX: usize = 107;
+
+fn explain(error: std::io::Error, what: &str) -> std::io::Error {
+    std::io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+fn listen_tcp(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let listener = TcpListener::bind(address).map_err(|e| {
+        explain(e, &format!("cannot listen on {address} (is another node running there?)"))
+    })?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn listen_local(run_dir: &Path, node: NodeId) -> std::io::Result<UnixListener> {
+    let path = socket_path(run_dir, node);
+    let shown = path.display();
+    if path.as_os_str().len() > SOCKET_PATH_MAX {
+        let text = format!(
+            "socket path {shown} is longer than {SOCKET_PATH_MAX} bytes; use a shorter run directory"
+        );
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+    }
+    // What a killed process has left; a live one would be replaced by its newer incarnation.
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(explain(e, &format!("cannot remove the old socket {shown}")));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path)
+        .map_err(|e| explain(e, &format!("cannot listen on {shown} (does its folder exist?)")))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+impl Net {
+    /// Listens where the config says. No peers yet.
+    pub fn new(config: NetConfig) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let tcp = config.tcp.map(listen_tcp).transpose()?;
+        let tcp_address = tcp.as_ref().map(TcpListener::local_addr).transpose()?;
+        let local = config.run_dir.as_ref().map(|d| listen_local(d, config.node)).transpose()?;
+        let (tcp, local) = (tcp.map(OwnedFd::from), local.map(OwnedFd::from));
+        for (tag, listener) in [(TAG_TCP, &tcp), (TAG_LOCAL, &local)] {
+            if let Some(fd) = listener {
+                epoll::add(&epoll, fd, data(tag, 0, 0), epoll::EventFlags::IN)?;
+            }
+        }
+        Ok(Self {
+            config,
+            epoll,
+            tcp,
+            local,
+            tcp_address,
+            accept_at: None,
+            links: BTreeMap::new(),
+            conns: Vec::new(),
+            generation: 0,
+            sessions: 0,
+            extras: Vec::new(),
+            pool: Pool::default(),
+            events: Vec::new(),
+            skips: 0,
+            traffic: None,
+            counters: Counters::default(),
+        })
+    }
+
+    pub(super) fn watch_listeners(&mut self, on: bool) {
+        let flags = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        for (tag, listener) in [(TAG_TCP, &self.tcp), (TAG_LOCAL, &self.local)] {
+            if let Some(fd) = listener {
+                let changed = epoll::modify(&self.epoll, fd, data(tag, 0, 0), flags);
+                debug_assert!(changed.is_ok(), "a registered listener can be changed");
+            }
+        }
+    }
+
+    pub(super) fn accept(&mut self, tcp: bool) {
+        let listener = if tcp { &self.tcp } else { &self.local };
+        let Some(listener) = listener else { return };
+        let accepted = tcp::accept(listener.as_fd());
+        let fd = match accepted {
+            Ok(Some(fd)) => fd,
+            Ok(None) => return,
+            Err(errno) => {
+                // Out of descriptors or memory: the connection stays waiting, and epoll would
+                // report it again at once.
+                self.watch_listeners(false);
+                self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
+                let what = format!("cannot accept connections: {errno}; raise the open file limit");
+                self.events.push(NetEvent::Rejected { node: None, what });
+                return;
+            }
+        };
+        let strangers = self.conns.iter().flatten().filter(|c| c.node.is_none()).count();
+        if strangers >= STRANGERS_MAX {
+            self.counters.refused += 1;
+            return;
+        }
+        if tcp && let Err(errno) = tcp::tune(&fd) {
+            let what = format!("cannot set up an accepted connection: {errno}");
+            self.events.push(NetEvent::Rejected { node: None, what });
+            return;
+        }
+        if let Err(error) = self.add(fd, !tcp, None, Class::LowLatency, Phase::Greeting) {
+            let what = format!("cannot watch an accepted connection: {error}");
+            self.events.push(NetEvent::Rejected { node: None, what });
+        }
+    }
+
+    /// Takes a new connection into the loop.
+    pub(super) fn add(
+        &mut self,
+        fd: OwnedFd,
+        local: bool,
+        node: Option<NodeId>,
+        class: Class,
+        phase: Phase,
+    ) -> std::io::Result<usize> {
+        let index = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
+        self.generation = self.generation.wrapping_add(1);
+        let watched = phase == Phase::Connecting;
+        let mut flags = epoll::EventFlags::IN;
+        flags.set(epoll::EventFlags::OUT, watched);
+        epoll::add(&self.epoll, &fd, data(TAG_CONN, self.generation, index), flags)?;
+        let conn = Conn {
+            generation: self.generation,
+            index,
+            io: Io::Socket(fd),
+            local,
+            phase,
+            dialled: node.is_some(),
+            node,
+            class,
+            session: 0,
+            decoder: Decoder::for_socket(HELLO_BODY_MAX),
+            queue: OutQueue::new(self.config.queue_high[class as usize]),
+            ring_file: None,
+            ring_bytes: 0,
+            deadline: Some(Instant::now() + HELLO_TIMEOUT),
+            readable: false,
+            writable: false,
+            watched,
+            ended: false,
+        };
+        if index == self.conns.len() {
+            self.conns.push(None);
+        }
+        self.conns[index] = Some(conn);
+        Ok(index)
+    }
+}

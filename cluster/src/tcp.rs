@@ -1,0 +1,201 @@
+//! Stream sockets: TCP between hosts, and the local socket over which rings are agreed on.
+#![allow(unsafe_code)] // Bytes are received into the spare capacity of vectors.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+use crate::decode::{LinkError, Source};
+use crate::limits::TCP_DEAD;
+use crate::queue::Sink;
+
+const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
+
+fn failed(errno: Errno) -> LinkError {
+    match errno {
+        Errno::CONNRESET | Errno::PIPE => LinkError::Closed,
+        other => LinkError::Io(other.to_string()),
+    }
+}
+
+/// One turn of reading from, or writing to, a stream socket.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    fd: BorrowedFd<'a>,
+    /// The last read got less than it asked for: another would find nothing.
+    drained: bool,
+}
+
+impl<'a> Stream<'a> {
+    pub fn new(fd: BorrowedFd<'a>) -> Self {
+        Self { fd, drained: false }
+    }
+}
+
+impl Source for Stream<'_> {
+    fn read(&mut self, dst: &mut Vec<u8>, max: usize) -> Result<usize, LinkError> {
+        if self.drained {
+            return Ok(0);
+        }
+        let spare = dst.spare_capacity_mut();
+        let max = max.min(spare.len());
+        match rustix::net::recv(self.fd, &mut spare[..max], RecvFlags::empty()) {
+            Ok((_, 0)) => Err(LinkError::Closed),
+            Ok((_, got)) => {
+                let got = got.min(max);
+                self.drained = got < max;
+                // SAFETY: the kernel has initialised `got` bytes after the end of `dst`, within
+                // its capacity.
+                unsafe { dst.set_len(dst.len() + got) };
+                Ok(got)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {
+                self.drained = true;
+                Ok(0)
+            }
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+}
+
+impl Sink for Stream<'_> {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, LinkError> {
+        let mut control = SendAncillaryBuffer::default();
+        match rustix::net::sendmsg(self.fd, parts, &mut control, SendFlags::NOSIGNAL) {
+            Ok(sent) => Ok(sent),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+}
+
+/// Reads from a local socket and keeps a descriptor that comes along; the last one, if several do.
+#[derive(Debug)]
+pub struct Passing<'a> {
+    pub fd: BorrowedFd<'a>,
+    pub passed: &'a mut Option<OwnedFd>,
+}
+
+impl Source for Passing<'_> {
+    fn read(&mut self, dst: &mut Vec<u8>, max: usize) -> Result<usize, LinkError> {
+        let mut bytes = [0u8; 256];
+        let max = max.min(bytes.len());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(&mut bytes[..max])];
+        let got = rustix::net::recvmsg(
+            self.fd,
+            &mut slices,
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+        );
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                for fd in fds {
+                    *self.passed = Some(fd);
+                }
+            }
+        }
+        match got {
+            Ok(got) if got.bytes == 0 => Err(LinkError::Closed),
+            Ok(got) => {
+                dst.extend_from_slice(&bytes[..got.bytes]);
+                Ok(got.bytes)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+}
+
+/// Sends the first frame of a connection, with a descriptor if there is one. The socket is fresh,
+/// so its buffer has room for all of it.
+pub fn send_first(
+    fd: BorrowedFd<'_>,
+    bytes: &[u8],
+    pass: Option<BorrowedFd<'_>>,
+) -> Result<(), LinkError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds;
+    if let Some(pass) = pass {
+        fds = [pass];
+        if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+            return Err(LinkError::Io("no room to pass a descriptor".to_owned()));
+        }
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    match rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, flags) {
+        Ok(sent) if sent == bytes.len() => Ok(()),
+        Ok(_) => Err(LinkError::Io("the hello was sent only in part".to_owned())),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+/// Empties a local socket of doorbells. Closed if the peer is gone.
+pub fn drain(fd: BorrowedFd<'_>) -> Result<(), LinkError> {
+    let mut bytes = [0u8; 64];
+    loop {
+        match rustix::net::recv(fd, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Err(LinkError::Closed),
+            Ok((_, got)) if got < bytes.len() => return Ok(()),
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(failed(errno)),
+        }
+    }
+}
+
+/// Wakes the peer; nothing to do if it has so many wake-ups already that no more fit.
+pub fn ring_doorbell(fd: BorrowedFd<'_>) {
+    // An error means that the peer is gone, which the event loop is told by epoll.
+    let _ = rustix::net::send(fd, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+/// Begins to connect to `address`.
+pub fn connect(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let fd = rustix::net::socket_with(family, SocketType::STREAM, FLAGS, None)?;
+    tune(&fd)?;
+    match rustix::net::connect(&fd, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(fd),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Connects to a local socket; at once or not at all.
+pub fn connect_local(path: &Path) -> Result<OwnedFd, Errno> {
+    let address = SocketAddrUnix::new(path)?;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+    rustix::net::connect(&fd, &address)?;
+    Ok(fd)
+}
+
+/// Takes a waiting connection.
+pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+    match rustix::net::accept_with(listener, FLAGS) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// No delay for small frames; a dead host is noticed in [`TCP_DEAD`].
+pub fn tune(fd: &OwnedFd) -> Result<(), Errno> {
+    sockopt::set_tcp_nodelay(fd, true)?;
+    sockopt::set_socket_keepalive(fd, true)?;
+    sockopt::set_tcp_keepidle(fd, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepintvl(fd, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(fd, 3)?;
+    let dead = u32::try_from(TCP_DEAD.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(fd, dead)
+}
