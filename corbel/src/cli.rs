@@ -59,6 +59,9 @@ impl Global {
 /// The verbs.
 #[derive(Subcommand, Debug)]
 pub enum Verb {
+    /// Measure, here and now
+    #[command(subcommand)]
+    Bench(crate::bench::BenchVerb),
     /// Read, show or write the configuration
     #[command(subcommand)]
     Config(ConfigVerb),

@@ -1,5 +1,6 @@
 //! The one binary. `cli` has the verbs; each verb is one module.
 
+mod bench;
 mod cli;
 mod config;
 mod failure;
@@ -15,6 +16,7 @@ use output::Output;
 fn run(cli: Cli, out: &Output) -> Result<u8> {
     let global = &cli.global;
     match cli.verb {
+        Verb::Bench(verb) => bench::run(out, &verb)?,
         Verb::Config(verb) => cli::config(global, out, &verb)?,
         Verb::Completion { shell } => cli::completion(shell),
         Verb::Man { dir } => cli::man(out, dir.as_ref())?,

@@ -1,0 +1,321 @@
+//! `corbel bench kernels`: the placement and coding kernels on one core, each figure a ratio or a
+//! share measured in one run, so that the machine's own speed drops out.
+//!
+//! - `rs_encode_ratio`, `rs_decode_ratio`: our speed over ISA-L's, the worst over k = 6, 8, 10, 12,
+//!   m = 4, chunks of 4 KiB to 1 MiB; decoding rebuilds four lost data chunks, measured with the
+//!   matrix prepared and with its inversion included.
+//! - `rs_jerasure_ratio`: the same against Jerasure's `reed_sol_van`.
+//! - `crc32c_share`: time for CRC32C of 4 KiB over the time to copy 4 KiB from cold memory.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use placement::coding::{Code, Kind};
+use placement::engine::{self, Choice, Engine};
+use placement::foreign::{Isal, Jerasure, Missing};
+use serde_json::{Value, json};
+
+use super::Figures;
+use super::race::race;
+use crate::failure::{Failure, Kind as FailureKind, Result};
+
+/// Data chunks measured.
+const DATA_CHUNKS: [usize; 4] = [6, 8, 10, 12];
+/// Parity chunks, and chunks lost.
+const PARITY_CHUNKS: usize = 4;
+/// Chunk sizes measured.
+const CHUNK_BYTES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Block whose checksum is compared with copying it.
+const BLOCK_BYTES: usize = 4096;
+/// Far above the last-level cache, so that a block read from it comes from memory.
+const COLD_BYTES: usize = 256 << 20;
+/// Turns of each contender; the best counts.
+const ROUNDS: usize = 15;
+const TURN: Duration = Duration::from_millis(3);
+
+/// What to measure.
+#[derive(Args, Debug, Default, Clone)]
+pub struct Options {
+    /// Engine: auto, portable, ssse3, avx2, avx512, gfni
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub engine: Choice,
+}
+
+/// What the sections share.
+struct Run {
+    json: bool,
+    engine: &'static dyn Engine,
+}
+
+/// The parts of the bench: each prints its rows and gives its figures. A further kernel is a row.
+const SECTIONS: [fn(&Run) -> Figures; 3] = [reed_solomon, crc32c, lz4];
+
+/// Runs every section. Rows are printed as they come: text, or one JSON object a line.
+pub fn run(json: bool, options: &Options) -> Result<Figures> {
+    let engine = engine::select(options.engine)
+        .map_err(|e| Failure::new(FailureKind::Environment, e.to_string(), "use --engine auto"))?;
+    let run = Run { json, engine };
+    let mut figures = Figures::new();
+    figures.insert("engine".into(), engine.name().into());
+    for section in SECTIONS {
+        figures.append(&mut section(&run));
+    }
+    Ok(figures)
+}
+
+impl Run {
+    fn row(&self, row: &Value, text: impl FnOnce() -> String) {
+        if self.json {
+            println!("{row}");
+        } else {
+            println!("{}", text());
+        }
+    }
+
+    /// The library, or a note that it is left out.
+    fn library<T>(&self, found: std::result::Result<T, Missing>) -> Option<T> {
+        found.inspect_err(|e| self.row(&json!({"left_out": e.to_string()}), || e.to_string())).ok()
+    }
+}
+
+/// Chunks side by side on cache-line boundaries, filled with something.
+struct Chunks {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Chunks {
+    fn new(count: usize, len: usize) -> Self {
+        let mut bytes = vec![0u8; count * len + 4096];
+        base::random::Random::new(len as u64).fill(&mut bytes);
+        let start = bytes.as_ptr().align_offset(4096).min(4096);
+        Self { bytes, start, len }
+    }
+
+    /// The first `at` chunks to read and the rest to write.
+    fn split(&mut self, at: usize, count: usize) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
+        let (a, b) = self.bytes[self.start..][..count * self.len].split_at_mut(at * self.len);
+        (a.chunks(self.len).collect(), b.chunks_mut(self.len).collect())
+    }
+}
+
+/// Gigabytes of data a second.
+fn rate(bytes: usize, seconds: f64) -> f64 {
+    bytes as f64 / seconds / 1e9
+}
+
+fn round(x: f64) -> Value {
+    if x.is_finite() { ((x * 1000.0).round() / 1000.0).into() } else { Value::Null }
+}
+
+fn reed_solomon(run: &Run) -> Figures {
+    let isal = run.library(Isal::load());
+    let jerasure = run.library(Jerasure::load());
+    let mut worst = [f64::INFINITY; 3];
+    for k in DATA_CHUNKS {
+        for len in CHUNK_BYTES {
+            let encode = isal.map_or(f64::INFINITY, |isal| race_encode(run, &isal, k, len));
+            let decode = isal.map_or(f64::INFINITY, |isal| race_decode(run, &isal, k, len));
+            let other = jerasure.map_or(f64::INFINITY, |j| race_jerasure(run, &j, k, len));
+            for (w, ratio) in worst.iter_mut().zip([encode, decode, other]) {
+                *w = w.min(ratio);
+            }
+        }
+    }
+    let names = ["rs_encode_ratio", "rs_decode_ratio", "rs_jerasure_ratio"];
+    names.into_iter().map(String::from).zip(worst.map(round)).collect()
+}
+
+fn report(run: &Run, what: &str, rival: &str, k: usize, len: usize, times: [f64; 2]) -> f64 {
+    let (ours, theirs) = (rate(k * len, times[0]), rate(k * len, times[1]));
+    let ratio = ours / theirs;
+    let row = json!({"row": what, "k": k, "m": PARITY_CHUNKS, "chunk": len, "gb_s": round(ours),
+        rival: round(theirs), "ratio": round(ratio)});
+    run.row(&row, || {
+        format!(
+            "{what:<16} k {k:>2} m {PARITY_CHUNKS} {:>5} KiB {ours:>7.2} GB/s  {rival} {theirs:>6.2} GB/s  ratio {ratio:>6.2}",
+            len / 1024
+        )
+    });
+    ratio
+}
+
+fn code(run: &Run, kind: Kind, k: usize) -> Code {
+    Code::with_engine(kind, k, PARITY_CHUNKS, run.engine).expect("a shape within bounds")
+}
+
+fn race_encode(run: &Run, isal: &Isal, k: usize, len: usize) -> f64 {
+    let code = code(run, Kind::Cauchy, k);
+    let tables = isal.tables(k, PARITY_CHUNKS, code.matrix());
+    let mut chunks = Chunks::new(k + 2 * PARITY_CHUNKS, len);
+    let (data, mut parity) = chunks.split(k, k + 2 * PARITY_CHUNKS);
+    let (ours, theirs) = parity.split_at_mut(PARITY_CHUNKS);
+    let times = race(
+        ROUNDS,
+        TURN,
+        [&mut || code.encode(black_box(&data), black_box(ours)).expect("shapes fit"), &mut || {
+            isal.encode(&tables, black_box(&data), black_box(theirs))
+        }],
+    );
+    assert!(ours == theirs, "parity differs from ISA-L's: k {k}, {len} bytes");
+    report(run, "encode", "isal_gb_s", k, len, times)
+}
+
+/// Four data chunks lost, the worst case: every target needs every source.
+fn race_decode(run: &Run, isal: &Isal, k: usize, len: usize) -> f64 {
+    let code = code(run, Kind::Cauchy, k);
+    let lost: Vec<usize> = (0..PARITY_CHUNKS).collect();
+    let plan = code.plan(&lost).expect("Cauchy decodes any loss");
+    let rows = isal_rows(isal, &code, plan.sources(), &lost);
+    let tables = isal.tables(k, PARITY_CHUNKS, &rows);
+    let mut chunks = Chunks::new(k + 2 * PARITY_CHUNKS, len);
+    let (sources, mut targets) = chunks.split(k, k + 2 * PARITY_CHUNKS);
+    let (ours, theirs) = targets.split_at_mut(PARITY_CHUNKS);
+    let kernel = race(
+        ROUNDS,
+        TURN,
+        [
+            &mut || plan.rebuild(black_box(&sources), black_box(ours)).expect("shapes fit"),
+            &mut || isal.encode(&tables, black_box(&sources), black_box(theirs)),
+        ],
+    );
+    assert!(ours == theirs, "rebuilt chunks differ from ISA-L's: k {k}, {len} bytes");
+    let whole = race(
+        ROUNDS,
+        TURN,
+        [
+            &mut || {
+                let plan = code.plan(black_box(&lost)).expect("Cauchy decodes any loss");
+                plan.rebuild(&sources, black_box(ours)).expect("shapes fit");
+            },
+            &mut || {
+                let rows = isal_rows(isal, &code, plan.sources(), black_box(&lost));
+                let tables = isal.tables(k, PARITY_CHUNKS, &rows);
+                isal.encode(&tables, &sources, black_box(theirs));
+            },
+        ],
+    );
+    let kernel = report(run, "decode", "isal_gb_s", k, len, kernel);
+    kernel.min(report(run, "invert + decode", "isal_gb_s", k, len, whole))
+}
+
+/// ISA-L's recipe: the rows of the generator matrix that survive, inverted; the rows of the inverse
+/// that belong to the lost data chunks.
+fn isal_rows(isal: &Isal, code: &Code, sources: &[usize], lost: &[usize]) -> Vec<u8> {
+    let k = code.data_chunks();
+    let mut square = vec![0u8; k * k];
+    for (row, &s) in square.chunks_mut(k).zip(sources) {
+        match s.checked_sub(k) {
+            None => row[s] = 1,
+            Some(p) => row.copy_from_slice(&code.matrix()[p * k..][..k]),
+        }
+    }
+    let inverse = isal.invert(&square, k).expect("Cauchy decodes any loss");
+    lost.iter().flat_map(|&l| inverse[l * k..][..k].iter().copied()).collect()
+}
+
+fn race_jerasure(run: &Run, jerasure: &Jerasure, k: usize, len: usize) -> f64 {
+    let code = code(run, Kind::JerasureVandermonde, k);
+    let matrix = jerasure.matrix(k, PARITY_CHUNKS);
+    let mut chunks = Chunks::new(k + 2 * PARITY_CHUNKS, len);
+    let (data, mut parity) = chunks.split(k, k + 2 * PARITY_CHUNKS);
+    let (ours, theirs) = parity.split_at_mut(PARITY_CHUNKS);
+    let times = race(
+        ROUNDS / 3,
+        TURN,
+        [&mut || code.encode(black_box(&data), black_box(ours)).expect("shapes fit"), &mut || {
+            jerasure.encode(&matrix, black_box(&data), black_box(theirs))
+        }],
+    );
+    assert!(ours == theirs, "parity differs from Jerasure's: k {k}, {len} bytes");
+    report(run, "encode", "jerasure_gb_s", k, len, times)
+}
+
+fn crc32c(run: &Run) -> Figures {
+    let block = vec![0x5au8; BLOCK_BYTES];
+    let [crc] = race(
+        ROUNDS,
+        TURN,
+        [&mut || {
+            black_box(run.engine.crc32c(0, black_box(&block)));
+        }],
+    );
+    let copy = cold_copy();
+    let row = json!({"row": "crc32c", "bytes": BLOCK_BYTES, "gb_s": round(rate(BLOCK_BYTES, crc)),
+        "cold_copy_gb_s": round(rate(BLOCK_BYTES, copy))});
+    run.row(&row, || {
+        format!(
+            "crc32c of 4 KiB  {:.1} ns ({:.1} GB/s); copying it from cold memory {:.1} ns ({:.1} GB/s)",
+            crc * 1e9,
+            rate(BLOCK_BYTES, crc),
+            copy * 1e9,
+            rate(BLOCK_BYTES, copy)
+        )
+    });
+    [("crc32c_share".to_owned(), round(crc / copy))].into_iter().collect()
+}
+
+/// Seconds to copy one block from memory that no cache holds, blocks in random order; the best of
+/// a few passes, each over blocks that the pass before it has pushed out.
+fn cold_copy() -> f64 {
+    let mut random = base::random::Random::new(1);
+    let cold = vec![1u8; COLD_BYTES];
+    let mut order: Vec<usize> = (0..COLD_BYTES / BLOCK_BYTES).collect();
+    for i in (1..order.len()).rev() {
+        order.swap(i, random.below(i as u64 + 1) as usize);
+    }
+    let mut block = vec![0u8; BLOCK_BYTES];
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        let start = Instant::now();
+        for &i in &order {
+            block.copy_from_slice(&cold[i * BLOCK_BYTES..][..BLOCK_BYTES]);
+            black_box(&mut block);
+        }
+        best = best.min(start.elapsed().as_secs_f64() / order.len() as f64);
+    }
+    best
+}
+
+fn lz4(run: &Run) -> Figures {
+    let len = 1 << 20;
+    let mut noise = vec![0u8; len];
+    base::random::Random::new(9).fill(&mut noise);
+    // Half noise, half zeros, in turns of 64 bytes: shrinks by about half.
+    let mut mixed = noise.clone();
+    mixed.chunks_mut(128).for_each(|c| c[..64].fill(0));
+    let mut packed = vec![0u8; placement::compress::bound(len)];
+    let mut back = vec![0u8; len];
+    let engine = run.engine;
+    let n = engine.compress(&mixed, &mut packed).expect("the buffer is large enough");
+    let block = packed[..n].to_vec();
+    let times = race(
+        ROUNDS / 3,
+        TURN,
+        [
+            &mut || {
+                engine
+                    .compress(black_box(&mixed), &mut packed)
+                    .expect("the buffer is large enough");
+            },
+            &mut || {
+                engine.decompress(black_box(&block), &mut back).expect("our own block");
+            },
+            &mut || {
+                black_box(placement::compress::looks_compressible(black_box(&noise)));
+            },
+        ],
+    );
+    let [pack, unpack] = [times[0], times[1]].map(|t| rate(len, t));
+    let row = json!({"row": "lz4", "bytes": len, "packed": n, "compress_gb_s": round(pack),
+        "decompress_gb_s": round(unpack), "probe_us": round(times[2] * 1e6)});
+    run.row(&row, || {
+        format!(
+            "lz4 of 1 MiB     to {n} bytes: {pack:.2} GB/s, back {unpack:.2} GB/s; probe {:.2} us",
+            times[2] * 1e6
+        )
+    });
+    Figures::new()
+}
