@@ -220,17 +220,7 @@ impl Code {
         check_count("parity chunks", parity.len(), self.parity)?;
         check_lengths("parity chunk", parity.iter().map(|p| p.len()), new.len())?;
         check_lengths("old data", [old.len()].into_iter(), new.len())?;
-        let mut delta = [0u8; SCRATCH_BYTES];
-        let mut at = 0;
-        while at < new.len() {
-            let n = SCRATCH_BYTES.min(new.len() - at);
-            let pairs = old[at..at + n].iter().zip(&new[at..at + n]);
-            delta.iter_mut().zip(pairs).for_each(|(d, (o, n))| *d = o ^ n);
-            let mut part: Vec<&mut [u8]> = parity.iter_mut().map(|p| &mut p[at..at + n]).collect();
-            let column = self.coefficients.column(index);
-            self.engine.combine(column, &[&delta[..n]], &mut part, Mode::Add);
-            at += n;
-        }
+        self.engine.combine(self.coefficients.change(index), &[old, new], parity, Mode::Add);
         Ok(())
     }
 

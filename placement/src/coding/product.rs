@@ -31,9 +31,10 @@ impl Coefficients {
         self.part(0, self.rows, 0, self.columns)
     }
 
-    /// One column: what a change of one input does to every output.
-    pub fn column(&self, column: usize) -> Product<'_> {
-        self.part(0, self.rows, column, 1)
+    /// What a change of one input does to every output: its column twice, for the input as it was
+    /// and as it is.
+    pub fn change(&self, column: usize) -> Product<'_> {
+        Product { columns: 2, stride: 0, ..self.part(0, self.rows, column, 1) }
     }
 
     /// `count` rows from `first`.
@@ -59,7 +60,7 @@ impl Coefficients {
 /// A rectangle of a [`Coefficients`] matrix, as the engines take it.
 ///
 /// Coefficient (row, column) is at `column * stride + row` of each table; every such index with
-/// `row < rows` and `column < columns` is inside.
+/// `row < rows` and `column < columns` is inside. Stride 0 repeats one column.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
     rows: usize,

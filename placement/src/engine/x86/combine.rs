@@ -7,6 +7,8 @@
 // Indices say which register is meant; iterators over rows and columns at once would hide it.
 #![allow(clippy::needless_range_loop)]
 
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
 use super::lanes::Lanes;
 use crate::coding::Product;
 use crate::engine::Mode;
@@ -14,6 +16,14 @@ use crate::engine::Mode;
 /// Where more than one group of outputs is needed, the inputs are walked in blocks of this many
 /// bytes per chunk, so that the next group finds them in the cache.
 const BLOCK_BYTES: usize = 2048;
+
+/// How far ahead of the loads the inputs are prefetched. The hardware's own prefetchers stop at
+/// each 4 KiB page and lose count of k streams: measured on Zen 5, 64 KiB to 1 MiB chunks gain 15 to
+/// 35 %, chunks in memory 50 %, and 256 to 2,048 bytes do equally well. (Non-temporal stores lost
+/// everywhere: the parity is about to be sent or written, from the cache.)
+const AHEAD_BYTES: usize = 1024;
+/// Chunks up to this size are not prefetched; small stripes sit in the near caches.
+const PREFETCH_ABOVE_BYTES: usize = 4096;
 
 /// One product to compute. `new` has checked that every chunk has `len` bytes and that there is one
 /// input per column and one output per row, on which the kernels rely.
@@ -75,14 +85,19 @@ pub(super) unsafe fn pass<L: Lanes, const R: usize, const W: usize>(
     debug_assert!(first + R <= job.outputs.len());
     debug_assert!(to <= job.len);
     let mut at = from;
-    while at + W * L::BYTES <= to {
+    while job.len > PREFETCH_ABOVE_BYTES && at + W * L::BYTES <= to {
         // SAFETY: the strip lies below `to`.
-        unsafe { strip::<L, R, W>(job, first, at) };
+        unsafe { strip::<L, R, W, true>(job, first, at) };
+        at += W * L::BYTES;
+    }
+    while at + W * L::BYTES <= to {
+        // SAFETY: as above.
+        unsafe { strip::<L, R, W, false>(job, first, at) };
         at += W * L::BYTES;
     }
     while at + L::BYTES <= to {
         // SAFETY: as above.
-        unsafe { strip::<L, R, 1>(job, first, at) };
+        unsafe { strip::<L, R, 1, false>(job, first, at) };
         at += L::BYTES;
     }
     if at < to {
@@ -94,7 +109,7 @@ pub(super) unsafe fn pass<L: Lanes, const R: usize, const W: usize>(
 /// # Safety
 /// As [`pass`]; bytes `at .. at + W * BYTES` are inside the chunks.
 #[inline(always)]
-unsafe fn strip<L: Lanes, const R: usize, const W: usize>(
+unsafe fn strip<L: Lanes, const R: usize, const W: usize, const PREFETCH: bool>(
     job: &mut Job<'_, '_, '_>,
     first: usize,
     at: usize,
@@ -115,6 +130,12 @@ unsafe fn strip<L: Lanes, const R: usize, const W: usize>(
         let mut table = L::tables(&job.product).wrapping_add(first);
         for input in job.inputs {
             let input = input.as_ptr().add(at);
+            if PREFETCH {
+                // One for each cache line of the strip; past the end of a chunk it does no harm.
+                for line in (0..W * L::BYTES).step_by(64) {
+                    _mm_prefetch::<_MM_HINT_T0>(input.wrapping_add(AHEAD_BYTES + line).cast());
+                }
+            }
             let mut x = [L::zero().split(); W];
             for w in 0..W {
                 x[w] = L::load(input.add(w * L::BYTES)).split();
