@@ -738,7 +738,8 @@ impl FileSystem for DirFs {
         let stat = sys::fstatvfs(&self.root.fd).map_err(errno)?;
         Ok(StatFs {
             block_bytes: u32::try_from(stat.f_frsize).map_err(|_| Errno::OVERFLOW)?,
-            blocks: stat.f_blocks,
+            // What is kept back for root is not part of it, or `df` would show it as used.
+            blocks: stat.f_blocks.saturating_sub(stat.f_bfree.saturating_sub(stat.f_bavail)),
             blocks_free: stat.f_bavail,
             inodes: stat.f_files,
             inodes_free: stat.f_ffree,

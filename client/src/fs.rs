@@ -254,6 +254,19 @@ pub mod falloc {
     pub const ZERO_RANGE: u32 = 16;
 }
 
+/// What a front end with a cache of its own (a kernel's) offers to the file system, so that a
+/// recalled lease empties that cache too. Calls return when the cache is empty, unless the front
+/// end says otherwise; a file system must not make them while a request on that inode waits for
+/// it.
+pub trait Invalidate: Send + Sync {
+    /// Drops attributes, and data from `offset` on (`len` 0: to the end; a negative offset: none).
+    fn inode(&self, ino: InodeId, offset: i64, len: i64);
+    /// Drops a name, or the knowledge that it does not exist.
+    fn entry(&self, parent: InodeId, name: &[u8]);
+    /// Puts data into the cache.
+    fn store(&self, ino: InodeId, offset: u64, data: &[u8]);
+}
+
 /// A file system, as the front ends see it. The module text has the rules.
 pub trait FileSystem: Send + Sync {
     /// Attributes of `name` in directory `parent` (search permission needed). `.` and `..` work.
@@ -342,4 +355,6 @@ pub trait FileSystem: Send + Sync {
     fn may_cache(&self, _ino: InodeId) -> bool {
         false
     }
+    /// A front end with a cache has come up. Calls after it has gone down do nothing.
+    fn attach(&self, _cache: alloc::sync::Arc<dyn Invalidate>) {}
 }

@@ -12,5 +12,6 @@ pub mod dir;
 pub mod fs;
 pub mod libfs;
 pub mod mutex;
+pub mod null;
 
 pub use base::{Errno, InodeId};

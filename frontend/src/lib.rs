@@ -1,1 +1,18 @@
-//! Corbel: frontend.
+//! Front ends: how programs that know nothing of Corbel reach a
+//! [`FileSystem`](client::fs::FileSystem).
+//!
+//! - [`fuse`]: the FUSE protocol, without a transport;
+//! - [`dev_fuse`]: its transport to the local kernel, with mounting ([`mount_options`],
+//!   `mount_point`) and the way to the kernel's caches ([`notify`]);
+//! - [`process`]: being a daemon, and waiting for signals;
+//! - [`source`]: which file system a source names.
+
+pub mod dev_fuse;
+pub mod fuse;
+pub mod mount_options;
+mod mount_point;
+pub mod notify;
+pub mod process;
+pub mod source;
+
+pub use mount_point::MountError;

@@ -1,0 +1,229 @@
+//! The local kernel as a client: mounting, and serving requests from `/dev/fuse`.
+//!
+//! A [`Session`] is a mount with its threads. Each thread has a clone of the device
+//! (`FUSE_DEV_IOC_CLONE`), so that replies do not meet on one lock. The session ends when the
+//! file system is unmounted, by [`Session::unmount`] or from outside.
+#![allow(unsafe_code)] // one ioctl
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use client::fs::FileSystem;
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+
+use crate::fuse::{IO_BYTES_MAX, Options, REQUEST_BYTES_MAX, ReplySink, Server};
+use crate::mount_options::MountOptions;
+use crate::mount_point::{self, MountError};
+use crate::notify::{Deferred, Notifier};
+
+/// `_IOR(229, 0, u32)`: makes a newly opened device one more channel of an existing connection.
+const FUSE_DEV_IOC_CLONE: rustix::ioctl::Opcode = 0x8004_e500;
+/// Requests that may come before INIT is agreed upon: one INIT for each side's version.
+const INIT_TRIES: u32 = 4;
+
+/// The file system that a session serves.
+pub type SharedFs = Arc<dyn FileSystem>;
+
+/// A mounted file system and the threads that serve it.
+#[derive(Debug)]
+pub struct Session {
+    dir: PathBuf,
+    server: Arc<Server<dyn FileSystem>>,
+    notifier: Arc<Notifier>,
+    deferred: Arc<Deferred>,
+    threads: Vec<JoinHandle<()>>,
+    /// Readable when the last serving thread has ended.
+    ended: Arc<OwnedFd>,
+}
+
+impl Session {
+    /// Mounts `fs` on `dir` and starts serving. The mount answers when this returns.
+    ///
+    /// # Errors
+    /// What could not be done, and what to do about it.
+    pub fn mount(
+        fs: SharedFs,
+        dir: &Path,
+        mount_options: &MountOptions,
+        options: Options,
+    ) -> Result<Self, MountError> {
+        mount_point::clear_dead(dir)?;
+        let dir = dir.canonicalize().map_err(|e| MountError::point(dir, &e))?;
+        let device = Arc::new(mount_point::mount(&dir, mount_options)?);
+        let server = Arc::new(Server::new(fs.clone(), options));
+        if let Err(error) = first_requests(&server, &device) {
+            let _ = mount_point::unmount(&dir);
+            return Err(error);
+        }
+        let mut session = Self {
+            dir,
+            server,
+            notifier: Arc::new(Notifier::new(device.clone())),
+            deferred: Arc::default(),
+            threads: Vec::new(),
+            ended: Arc::new(
+                rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(MountError::from)?,
+            ),
+        };
+        session.start(&device, mount_options.threads.max(1))?;
+        fs.attach(session.notifier.clone());
+        Ok(session)
+    }
+
+    fn start(&mut self, device: &Arc<OwnedFd>, count: usize) -> Result<(), MountError> {
+        let deferred = self.deferred.clone();
+        self.server.on_misplaced(Box::new(move |ino| deferred.push(ino)));
+        let (deferred, notifier) = (self.deferred.clone(), self.notifier.clone());
+        self.threads.push(spawn("fuse-notify", move || deferred.run(&notifier))?);
+        let running = Arc::new(AtomicUsize::new(count));
+        for _ in 0..count {
+            let (server, running) = (self.server.clone(), running.clone());
+            let (deferred, ended) = (self.deferred.clone(), self.ended.clone());
+            let channel = clone_device(device).map_or_else(|_| device.clone(), Arc::new);
+            self.threads.push(spawn("fuse", move || {
+                Worker::new(channel).run(&server);
+                if running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    deferred.close();
+                    // Nothing to do about a failure: whoever waits also joins the threads.
+                    let _ = rustix::io::write(&*ended, &1u64.to_le_bytes());
+                }
+            })?);
+        }
+        Ok(())
+    }
+
+    /// The mount point, as an absolute path.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Counters as text, as in `.corbel/stats`.
+    pub fn stats_text(&self) -> String {
+        self.server.stats_text()
+    }
+
+    /// The way to the kernel's caches.
+    pub fn notifier(&self) -> Arc<Notifier> {
+        self.notifier.clone()
+    }
+
+    /// Becomes readable when the session has ended.
+    pub fn ended(&self) -> impl AsFd + '_ {
+        self.ended.as_fd()
+    }
+
+    /// Takes the file system out of the tree; open files make it vanish later.
+    ///
+    /// # Errors
+    /// When the kernel or fusermount3 refuses.
+    pub fn unmount(&self) -> Result<(), MountError> {
+        mount_point::unmount(&self.dir)
+    }
+
+    /// Waits until all threads have ended: after an unmount.
+    pub fn join(self) {
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(body)
+        .map_err(|e| MountError::new(format!("cannot start a thread: {e}")))
+}
+
+/// The kernel's first request is INIT; the mount is of no use until it is answered.
+fn first_requests(
+    server: &Server<dyn FileSystem>,
+    device: &Arc<OwnedFd>,
+) -> Result<(), MountError> {
+    let mut worker = Worker::new(device.clone());
+    for _ in 0..INIT_TRIES {
+        if !worker.serve_one(server) {
+            break;
+        }
+        if server.is_ready() {
+            return Ok(());
+        }
+    }
+    Err(MountError::new(
+        "the kernel and Corbel did not agree on a FUSE version (7.31 is needed)".into(),
+    ))
+}
+
+fn clone_device(device: &OwnedFd) -> Result<OwnedFd, std::io::Error> {
+    let channel: OwnedFd = File::options().read(true).write(true).open("/dev/fuse")?.into();
+    let fd = u32::try_from(device.as_raw_fd()).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+    // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, which the Setter passes a pointer to.
+    let request = unsafe { rustix::ioctl::Setter::<FUSE_DEV_IOC_CLONE, u32>::new(fd) };
+    // SAFETY: the channel is a FUSE device, and the request is as the kernel defines it.
+    unsafe { rustix::ioctl::ioctl(&channel, request) }?;
+    Ok(channel)
+}
+
+/// A thread's channel and buffers.
+struct Worker {
+    request: Vec<u8>,
+    sink: DeviceSink,
+}
+
+/// Replies go to the device in one write.
+struct DeviceSink {
+    channel: Arc<OwnedFd>,
+    payload: Vec<u8>,
+}
+
+impl ReplySink for DeviceSink {
+    fn payload(&mut self, len: usize) -> &mut [u8] {
+        let len = len.min(self.payload.len());
+        &mut self.payload[..len]
+    }
+
+    fn send(&mut self, head: &[u8], payload_len: usize) {
+        let payload = &self.payload[..payload_len.min(self.payload.len())];
+        let slices = [IoSlice::new(head), IoSlice::new(payload)];
+        let count = if payload.is_empty() { 1 } else { 2 };
+        match rustix::io::writev(&*self.channel, &slices[..count]) {
+            // ENOENT: the caller was killed and its request with it.
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(error) => log::warn!("kernel refused a reply of {} bytes: {error}", head.len()),
+        }
+    }
+}
+
+impl Worker {
+    fn new(channel: Arc<OwnedFd>) -> Self {
+        Self {
+            request: vec![0; REQUEST_BYTES_MAX],
+            sink: DeviceSink { channel, payload: vec![0; IO_BYTES_MAX] },
+        }
+    }
+
+    fn run(&mut self, server: &Server<dyn FileSystem>) {
+        while self.serve_one(server) {}
+    }
+
+    /// Serves the next request; false when there will be no more.
+    fn serve_one(&mut self, server: &Server<dyn FileSystem>) -> bool {
+        match rustix::io::read(&*self.sink.channel, &mut self.request[..]) {
+            Ok(len) => server.handle(&self.request[..len], &mut self.sink),
+            // Interrupted, or the request was withdrawn before it was read.
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+            Err(Errno::NODEV | Errno::CONNABORTED) => return false, // unmounted
+            Err(error) => {
+                log::error!("reading from /dev/fuse failed, serving ends: {error}");
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,17 @@
+//! FUSE: the protocol's structures ([`wire`]), taking requests apart ([`parse`]), replies
+//! ([`reply`]) and dispatch onto a [`FileSystem`](client::fs::FileSystem) ([`server`]).
+//!
+//! Nothing here knows how requests arrive: `/dev/fuse` is [`crate::dev_fuse`], and a virtio-fs
+//! device hands the same [`Server`] what it takes from its queues.
+
+mod files;
+mod groups;
+mod names;
+pub mod parse;
+pub mod reply;
+pub mod server;
+mod virtual_dir;
+pub mod wire;
+
+pub use reply::{Answer, ReplySink};
+pub use server::{IO_BYTES_MAX, Options, REQUEST_BYTES_MAX, Server};

@@ -1,0 +1,329 @@
+//! Handlers of open files and directories.
+
+use std::sync::atomic::Ordering;
+
+use base::{Errno, InodeId};
+use client::fs::{
+    Caller, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_TRUNC, Result, Whence,
+};
+use zerocopy::IntoBytes;
+
+use super::parse::Args;
+use super::reply::{Answer, ReplySink};
+use super::server::{Call, IO_BYTES_MAX, Server};
+use super::virtual_dir;
+use super::wire::{
+    CreateIn, Dirent, EntryOut, FOPEN_KEEP_CACHE, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn,
+    LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_CACHE,
+    WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+};
+
+/// `O_APPEND` is left out on purpose: whether a write appends is asked of each write, since one
+/// that comes from a shared mapping never does, though it arrives on the same handle.
+const OPEN_FLAGS: u32 = O_ACCMODE | O_TRUNC | O_DSYNC;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+/// Shortest directory entry in a reply; bounds how many are collected at once.
+const DIRENT_ALIGN: usize = 8;
+
+/// An offset that the file system may compute with.
+fn offset(value: u64) -> Result<u64> {
+    if i64::try_from(value).is_ok() { Ok(value) } else { Err(Errno::INVAL) }
+}
+
+fn padded(name_len: usize) -> usize {
+    (size_of::<Dirent>() + name_len).next_multiple_of(DIRENT_ALIGN)
+}
+
+impl<F: FileSystem + ?Sized> Server<F> {
+    fn open_out(&self, fh: u64, ino: InodeId) -> OpenOut {
+        let flags = if self.fs.may_cache(ino) { FOPEN_KEEP_CACHE } else { 0 };
+        OpenOut { fh: fh.into(), open_flags: flags.into(), backing_id: 0.into() }
+    }
+
+    pub(super) fn open(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &OpenIn = args.take()?;
+        args.end()?;
+        let flags = arg.flags.get() & OPEN_FLAGS;
+        let handle = self.fs.open(&call.caller, call.ino, flags)?;
+        if flags & O_TRUNC != 0 && arg.open_flags.get() & OPEN_KILL_SUIDGID != 0 {
+            let cleared =
+                self.fs.fgetattr(handle).and_then(|attr| self.clear_set_id(call.ino, attr));
+            if let Err(error) = cleared {
+                self.fs.release(handle);
+                return Err(error);
+            }
+        }
+        let fh = self.register(handle, call.ino);
+        Ok(Answer::of(&self.open_out(fh, call.ino)))
+    }
+
+    pub(super) fn create(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &CreateIn = args.take()?;
+        let name = args.name()?;
+        args.end()?;
+        if virtual_dir::is_its_name(call.ino, name) {
+            return Err(Errno::EXIST);
+        }
+        let flags = arg.flags.get() & (OPEN_FLAGS | O_EXCL);
+        let mode = arg.mode.get() & 0o7777;
+        let (attr, handle) = self.fs.create(&call.caller, call.ino, name, mode, flags)?;
+        let fh = self.register(handle, attr.ino);
+        Ok(Answer::pair(&self.entry(call.ino, &attr), &self.open_out(fh, attr.ino)))
+    }
+
+    pub(super) fn release(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &ReleaseIn = args.take()?;
+        args.end()?;
+        let opened = self.unregister(arg.fh.get(), call.ino).ok_or(Errno::BADF)?;
+        self.fs.release(opened.handle);
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn read(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &ReadIn = args.take()?;
+        args.end()?;
+        let opened = self.opened(arg.fh.get(), call.ino)?;
+        let from = offset(arg.offset.get())?;
+        let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
+        let len = self.fs.read(opened.handle, from, room)?.min(room.len());
+        self.counters.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(Answer::Payload(len))
+    }
+
+    pub(super) fn write(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &WriteIn = args.take()?;
+        let data = args.bytes(arg.size.get() as usize)?;
+        args.end()?;
+        let opened = self.opened(arg.fh.get(), call.ino)?;
+        let at = offset(arg.offset.get())?;
+        let flags = arg.write_flags.get();
+        let append = arg.flags.get() & O_APPEND != 0 && flags & WRITE_CACHE == 0;
+        let written = self.fs.write(opened.handle, at, data, append)?;
+        self.counters.bytes_written.fetch_add(written.len as u64, Ordering::Relaxed);
+        if append && written.offset != at {
+            // Somebody else has made the file longer than the kernel knew: its cached pages hold
+            // our data in the wrong place. The file is right; what it caches must go.
+            if let Some(misplaced) = self.misplaced.get() {
+                misplaced(call.ino);
+            }
+        }
+        if flags & WRITE_KILL_SUIDGID != 0 {
+            let attr = self.fs.fgetattr(opened.handle)?;
+            self.clear_set_id(call.ino, attr)?;
+        }
+        let size = u32::try_from(written.len).map_err(|_| Errno::IO)?;
+        Ok(Answer::of(&WriteOut { size: size.into(), ..WriteOut::default() }))
+    }
+
+    pub(super) fn fsync(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &FsyncIn = args.take()?;
+        args.end()?;
+        let opened = self.opened(arg.fh.get(), call.ino)?;
+        self.fs.fsync(opened.handle, arg.fsync_flags.get() & FSYNC_FDATASYNC != 0)?;
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn fsyncdir(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let _: &FsyncIn = args.take()?;
+        args.end()?;
+        self.fs.fsync_inode(&call.caller, call.ino)?;
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn syncfs(
+        &self,
+        call: &Call<'_>,
+        _: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        self.fs.fsync_inode(&call.caller, InodeId::ROOT)?;
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn fallocate(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &FallocateIn = args.take()?;
+        args.end()?;
+        let opened = self.opened(arg.fh.get(), call.ino)?;
+        let (at, len) = (offset(arg.offset.get())?, arg.length.get());
+        let end = at.checked_add(len).ok_or(Errno::FBIG)?;
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        offset(end).map_err(|_| Errno::FBIG)?;
+        self.fs.fallocate(opened.handle, arg.mode.get(), at, len)?;
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn lseek(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &LseekIn = args.take()?;
+        args.end()?;
+        let opened = self.opened(arg.fh.get(), call.ino)?;
+        let whence = match arg.whence.get() {
+            SEEK_DATA => Whence::Data,
+            SEEK_HOLE => Whence::Hole,
+            _ => return Err(Errno::INVAL),
+        };
+        let from = offset(arg.offset.get()).map_err(|_| Errno::NXIO)?;
+        let found = self.fs.lseek(opened.handle, from, whence)?;
+        Ok(Answer::of(&LseekOut { offset: found.into() }))
+    }
+
+    /// Directories need no handle. Not answered with ENOSYS: the kernel would then cache
+    /// listings by modification time, whose clock may be too coarse to tell.
+    pub(super) fn opendir(
+        &self,
+        _: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let _: &OpenIn = args.take()?;
+        args.end()?;
+        Ok(Answer::of(&OpenOut::default()))
+    }
+
+    pub(super) fn readdir(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &ReadIn = args.take()?;
+        args.end()?;
+        let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
+        let mut listing = Listing { room, used: 0 };
+        self.fs.readdir(&call.caller, call.ino, arg.offset.get(), &mut |entry| {
+            virtual_dir::is_its_name(call.ino, entry.name) || listing.push(None, entry)
+        })?;
+        Ok(Answer::Payload(listing.used))
+    }
+
+    pub(super) fn readdirplus(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &ReadIn = args.take()?;
+        args.end()?;
+        let size = (arg.size.get() as usize).min(IO_BYTES_MAX);
+        // Two steps, since the file system may not be called back from within its own callback.
+        let mut found: Vec<(InodeId, u32, u64, Box<[u8]>)> = Vec::new();
+        let mut left = size;
+        self.fs.readdir(&call.caller, call.ino, arg.offset.get(), &mut |entry| {
+            if virtual_dir::is_its_name(call.ino, entry.name) {
+                return true;
+            }
+            let Some(rest) = left.checked_sub(size_of::<EntryOut>() + padded(entry.name.len()))
+            else {
+                return false;
+            };
+            left = rest;
+            found.push((entry.ino, entry.kind, entry.next, entry.name.into()));
+            true
+        })?;
+        let mut listing = Listing { room: sink.payload(size), used: 0 };
+        for (ino, kind, next, name) in &found {
+            let plus = self.plus_entry(&call.caller, call.ino, name);
+            let entry = DirEntry { ino: *ino, kind: *kind, next: *next, name };
+            let told = InodeId(plus.nodeid.get());
+            if !listing.push(Some(&plus), &entry) {
+                self.uncount_lookup(told, 1);
+                break;
+            }
+        }
+        Ok(Answer::Payload(listing.used))
+    }
+
+    /// Attributes of a listed name. None (node 0) for the dots and for a name that vanished: the
+    /// kernel then takes the name and looks it up if it is asked.
+    fn plus_entry(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> EntryOut {
+        if name == b"." || name == b".." {
+            return EntryOut::default();
+        }
+        match self.fs.lookup(caller, parent, name) {
+            Ok(attr) => self.entry(parent, &attr),
+            Err(_) => EntryOut::default(),
+        }
+    }
+}
+
+/// Directory entries packed into a reply.
+pub(super) struct Listing<'a> {
+    /// Where they go.
+    pub room: &'a mut [u8],
+    /// Bytes used.
+    pub used: usize,
+}
+
+impl Listing<'_> {
+    /// Adds an entry, with its attributes for READDIRPLUS; false when it does not fit.
+    pub fn push(&mut self, plus: Option<&EntryOut>, entry: &DirEntry<'_>) -> bool {
+        let plus_len = plus.map_or(0, |_| size_of::<EntryOut>());
+        let len = plus_len + padded(entry.name.len());
+        let Some(to) = self.room.get_mut(self.used..).and_then(|rest| rest.get_mut(..len)) else {
+            return false;
+        };
+        let Ok(namelen) = u32::try_from(entry.name.len()) else { return false };
+        let dirent = Dirent {
+            ino: entry.ino.0.into(),
+            off: entry.next.into(),
+            namelen: namelen.into(),
+            kind: (entry.kind >> 12).into(),
+        };
+        to.fill(0);
+        if let Some(plus) = plus {
+            to[..plus_len].copy_from_slice(plus.as_bytes());
+        }
+        let name_at = plus_len + size_of::<Dirent>();
+        to[plus_len..name_at].copy_from_slice(dirent.as_bytes());
+        to[name_at..name_at + entry.name.len()].copy_from_slice(entry.name);
+        self.used += len;
+        true
+    }
+}

@@ -1,0 +1,435 @@
+//! Handlers of names and attributes.
+
+use base::{Errno, InodeId};
+use client::fs::{
+    Caller, FileSystem, NewNode, Rename, Result, S_IFDIR, S_IFLNK, S_IFMT, SetAttr, SetTime, Time,
+    XattrMode,
+};
+
+use super::parse::Args;
+use super::reply::{Answer, ReplySink, attr_out, negative_entry, statx_out};
+use super::server::{Call, Server};
+use super::virtual_dir;
+use super::wire::{
+    BatchForgetIn, ForgetIn, ForgetOne, GETATTR_FH, GetattrIn, GetxattrIn, GetxattrOut, LinkIn,
+    MkdirIn, MknodIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatfsOut, StatxIn, fattr,
+};
+
+const S_ISUID: u32 = 0o4000;
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o010;
+const NSEC: u32 = 1_000_000_000;
+/// Longest value of an extended attribute (XATTR_SIZE_MAX).
+const XATTR_MAX: usize = 65_536;
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
+
+/// A time that the kernel sent; nanoseconds are checked since they go on to the log.
+fn time(sec: i64, nsec: u32) -> Result<SetTime> {
+    if nsec < NSEC { Ok(SetTime::At(Time { sec, nsec })) } else { Err(Errno::INVAL) }
+}
+
+/// Access control lists are not served: their mask would have to be kept in step with the mode.
+fn check_xattr(name: &[u8]) -> Result<()> {
+    if name.starts_with(b"system.") { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+}
+
+impl<F: FileSystem + ?Sized> Server<F> {
+    pub(super) fn lookup(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let name = args.any_name()?;
+        args.end()?;
+        if virtual_dir::is_its_name(call.ino, name) {
+            return Ok(Answer::of(&self.virtual_root_entry()));
+        }
+        match self.fs.lookup(&call.caller, call.ino, name) {
+            Ok(attr) => Ok(Answer::of(&self.entry(call.ino, &attr))),
+            Err(Errno::NOENT) if self.fs.may_cache(call.ino) => Ok(Answer::of(&negative_entry())),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn forget(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &ForgetIn = args.take()?;
+        args.end()?;
+        self.uncount_lookup(call.ino, arg.nlookup.get());
+        Ok(Answer::Silent)
+    }
+
+    pub(super) fn batch_forget(
+        &self,
+        _: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &BatchForgetIn = args.take()?;
+        // Bounded by the request: each turn takes 16 bytes or fails.
+        for _ in 0..arg.count.get() {
+            let one: &ForgetOne = args.take()?;
+            self.uncount_lookup(InodeId(one.nodeid.get()), one.nlookup.get());
+        }
+        Ok(Answer::Silent)
+    }
+
+    pub(super) fn getattr(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &GetattrIn = args.take()?;
+        args.end()?;
+        let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get())?;
+        Ok(Answer::of(&attr_out(&attr, self.fs.may_cache(call.ino))))
+    }
+
+    pub(super) fn statx(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &StatxIn = args.take()?;
+        args.end()?;
+        let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get())?;
+        Ok(Answer::of(&statx_out(&attr, self.fs.may_cache(call.ino))))
+    }
+
+    fn attr_of(&self, call: &Call<'_>, flags: u32, fh: u64) -> Result<client::fs::Attr> {
+        // The kernel also sends directory handles here, which are always 0.
+        if flags & GETATTR_FH != 0 && fh != 0 {
+            return self.fs.fgetattr(self.opened(fh, call.ino)?.handle);
+        }
+        self.fs.getattr(&call.caller, call.ino)
+    }
+
+    pub(super) fn setattr(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &SetattrIn = args.take()?;
+        args.end()?;
+        let valid = arg.valid.get();
+        if valid & !fattr::ALL != 0 {
+            return Err(Errno::INVAL);
+        }
+        let when = |bit: u32, value: u32| (valid & bit != 0).then_some(value);
+        let mut set = SetAttr {
+            mode: when(fattr::MODE, arg.mode.get() & 0o7777),
+            uid: when(fattr::UID, arg.uid.get()),
+            gid: when(fattr::GID, arg.gid.get()),
+            size: (valid & fattr::SIZE != 0).then_some(arg.size.get()),
+            ..SetAttr::default()
+        };
+        if valid & fattr::ATIME_NOW != 0 {
+            set.atime = Some(SetTime::Now);
+        } else if valid & fattr::ATIME != 0 {
+            set.atime = Some(time(arg.atime.get(), arg.atimensec.get())?);
+        }
+        if valid & fattr::MTIME_NOW != 0 {
+            set.mtime = Some(SetTime::Now);
+        } else if valid & fattr::MTIME != 0 {
+            set.mtime = Some(time(arg.mtime.get(), arg.mtimensec.get())?);
+        }
+        if set.size.is_some_and(|size| i64::try_from(size).is_err()) {
+            return Err(Errno::INVAL);
+        }
+        if valid & fattr::FH != 0 && set.size.is_some() {
+            set.handle = Some(self.opened(arg.fh.get(), call.ino)?.handle);
+        }
+        let mut attr = self.fs.setattr(&call.caller, call.ino, &set)?;
+        if valid & fattr::KILL_SUIDGID != 0 && set.size.is_some() {
+            attr = self.clear_set_id(call.ino, attr)?;
+        }
+        Ok(Answer::of(&attr_out(&attr, self.fs.may_cache(call.ino))))
+    }
+
+    /// The kernel asks us to drop set-id bits when content changes under a caller without
+    /// CAP_FSETID. Most file systems behind the trait have done so themselves.
+    pub(super) fn clear_set_id(
+        &self,
+        ino: InodeId,
+        attr: client::fs::Attr,
+    ) -> Result<client::fs::Attr> {
+        let mut drop = attr.mode & S_ISUID;
+        if attr.mode & S_IXGRP != 0 {
+            drop |= attr.mode & S_ISGID;
+        }
+        if drop == 0 || attr.is_dir() {
+            return Ok(attr);
+        }
+        let mode = Some(attr.mode & 0o7777 & !drop);
+        self.fs.setattr(&Caller::ROOT, ino, &SetAttr { mode, ..SetAttr::default() })
+    }
+
+    pub(super) fn readlink(
+        &self,
+        call: &Call<'_>,
+        args: Args<'_>,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        args.end()?;
+        let target = self.fs.readlink(&call.caller, call.ino)?;
+        payload(sink, &target)
+    }
+
+    fn make(&self, call: &Call<'_>, name: &[u8], node: &NewNode<'_>) -> Result<Answer> {
+        if virtual_dir::is_its_name(call.ino, name) {
+            return Err(Errno::EXIST);
+        }
+        let attr = self.fs.mknod(&call.caller, call.ino, name, node)?;
+        Ok(Answer::of(&self.entry(call.ino, &attr)))
+    }
+
+    pub(super) fn symlink(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let name = args.name()?;
+        let target = args.target()?;
+        args.end()?;
+        self.make(call, name, &NewNode { mode: S_IFLNK | 0o777, rdev: 0, target })
+    }
+
+    pub(super) fn mknod(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &MknodIn = args.take()?;
+        let name = args.name()?;
+        args.end()?;
+        let mode = arg.mode.get() & (S_IFMT | 0o7777);
+        if matches!(mode & S_IFMT, S_IFDIR | S_IFLNK) {
+            return Err(Errno::INVAL);
+        }
+        self.make(call, name, &NewNode { mode, rdev: arg.rdev.get(), target: b"" })
+    }
+
+    pub(super) fn mkdir(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &MkdirIn = args.take()?;
+        let name = args.name()?;
+        args.end()?;
+        let mode = S_IFDIR | (arg.mode.get() & 0o7777);
+        self.make(call, name, &NewNode { mode, rdev: 0, target: b"" })
+    }
+
+    /// A name that shall go or move: not the virtual directory's.
+    fn removable<'a>(&self, parent: InodeId, args: &mut Args<'a>) -> Result<&'a [u8]> {
+        let name = args.name()?;
+        if virtual_dir::is_its_name(parent, name) { Err(Errno::PERM) } else { Ok(name) }
+    }
+
+    pub(super) fn unlink(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let name = self.removable(call.ino, &mut args)?;
+        args.end()?;
+        self.fs.unlink(&call.caller, call.ino, name)?;
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn rmdir(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let name = self.removable(call.ino, &mut args)?;
+        args.end()?;
+        self.fs.rmdir(&call.caller, call.ino, name)?;
+        Ok(Answer::Empty)
+    }
+
+    fn rename_to(
+        &self,
+        call: &Call<'_>,
+        new_parent: InodeId,
+        flags: u32,
+        mut args: Args<'_>,
+    ) -> Result<Answer> {
+        let name = self.removable(call.ino, &mut args)?;
+        let new_name = self.removable(new_parent, &mut args)?;
+        args.end()?;
+        if virtual_dir::is_virtual(new_parent) {
+            return Err(Errno::PERM);
+        }
+        if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
+            return Err(Errno::INVAL);
+        }
+        let rename = Rename { parent: call.ino, name, new_parent, new_name, flags };
+        self.fs.rename(&call.caller, &rename)?;
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn rename(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &RenameIn = args.take()?;
+        self.rename_to(call, InodeId(arg.newdir.get()), 0, args)
+    }
+
+    pub(super) fn rename2(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &Rename2In = args.take()?;
+        self.rename_to(call, InodeId(arg.newdir.get()), arg.flags.get(), args)
+    }
+
+    pub(super) fn link(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &LinkIn = args.take()?;
+        let name = args.name()?;
+        args.end()?;
+        let old = InodeId(arg.oldnodeid.get());
+        if virtual_dir::is_virtual(old) {
+            return Err(Errno::PERM);
+        }
+        if virtual_dir::is_its_name(call.ino, name) {
+            return Err(Errno::EXIST);
+        }
+        let attr = self.fs.link(&call.caller, old, call.ino, name)?;
+        Ok(Answer::of(&self.entry(call.ino, &attr)))
+    }
+
+    pub(super) fn statfs(
+        &self,
+        _: &Call<'_>,
+        args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        args.end()?;
+        let stat = self.fs.statfs()?;
+        Ok(Answer::of(&StatfsOut {
+            blocks: stat.blocks.into(),
+            bfree: stat.blocks_free.into(),
+            bavail: stat.blocks_free.into(),
+            files: stat.inodes.into(),
+            ffree: stat.inodes_free.into(),
+            bsize: stat.block_bytes.into(),
+            namelen: stat.name_max.into(),
+            frsize: stat.block_bytes.into(),
+            ..StatfsOut::default()
+        }))
+    }
+
+    pub(super) fn setxattr(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &SetxattrIn = args.take()?;
+        let name = args.xattr_name()?;
+        let size = arg.size.get() as usize;
+        let value = args.bytes(size)?;
+        args.end()?;
+        if size > XATTR_MAX {
+            return Err(Errno::RANGE);
+        }
+        check_xattr(name)?;
+        let mode = match arg.flags.get() {
+            0 => XattrMode::Set,
+            1 => XattrMode::Create,
+            2 => XattrMode::Replace,
+            _ => return Err(Errno::INVAL),
+        };
+        self.fs.setxattr(&call.caller, call.ino, name, value, mode)?;
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn getxattr(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &GetxattrIn = args.take()?;
+        let name = args.xattr_name()?;
+        args.end()?;
+        check_xattr(name)?;
+        let value = self.fs.getxattr(&call.caller, call.ino, name)?;
+        sized(sink, &value, arg.size.get())
+    }
+
+    pub(super) fn listxattr(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &GetxattrIn = args.take()?;
+        args.end()?;
+        let mut names = self.fs.listxattr(&call.caller, call.ino)?;
+        if names.windows(7).any(|w| w == b"system.") {
+            let served = |name: &&[u8]| check_xattr(name).is_ok();
+            names = names.split_inclusive(|&b| b == 0).filter(served).flatten().copied().collect();
+        }
+        sized(sink, &names, arg.size.get())
+    }
+
+    pub(super) fn removexattr(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let name = args.xattr_name()?;
+        args.end()?;
+        check_xattr(name)?;
+        self.fs.removexattr(&call.caller, call.ino, name)?;
+        Ok(Answer::Empty)
+    }
+}
+
+/// Bytes as payload.
+pub(super) fn payload(sink: &mut dyn ReplySink, bytes: &[u8]) -> Result<Answer> {
+    let room = sink.payload(bytes.len());
+    room.get_mut(..bytes.len()).ok_or(Errno::RANGE)?.copy_from_slice(bytes);
+    Ok(Answer::Payload(bytes.len()))
+}
+
+/// An extended attribute's answer: the size when the caller asks with 0, else the bytes if they
+/// fit.
+fn sized(sink: &mut dyn ReplySink, bytes: &[u8], asked: u32) -> Result<Answer> {
+    let len = u32::try_from(bytes.len()).map_err(|_| Errno::RANGE)?;
+    if asked == 0 {
+        return Ok(Answer::of(&GetxattrOut { size: len.into(), ..GetxattrOut::default() }));
+    }
+    if len > asked {
+        return Err(Errno::RANGE);
+    }
+    payload(sink, bytes)
+}

@@ -1,0 +1,147 @@
+//! Where replies go, and what they are made of.
+
+use client::fs::{Attr, Time};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::wire::{AttrOut, EntryOut, FuseAttr, StatxOut, SxTime};
+
+/// How long the kernel may keep what the file system promised to invalidate.
+const CACHE_SECONDS: u64 = 3600;
+/// I/O size that programs are advised to use.
+const ADVISED_IO_BYTES: u32 = 4096;
+
+/// The way back of one request: the device, or a virtio descriptor chain. A transport offers room
+/// for payload so that file data is read to where it is sent from.
+pub trait ReplySink {
+    /// Room for `len` bytes, with any content; less if the transport has less.
+    fn payload(&mut self, len: usize) -> &mut [u8];
+    /// Sends `head`, then the first `payload_len` bytes of the room. Called at most once a
+    /// request; not at all for the few that have no reply.
+    fn send(&mut self, head: &[u8], payload_len: usize);
+}
+
+/// Longest fixed part of a reply.
+const INLINE_BYTES: usize = size_of::<StatxOut>();
+
+/// What a handler answers, after the header.
+pub enum Answer {
+    /// No reply at all (FORGET).
+    Silent,
+    /// Success without data.
+    Empty,
+    /// A fixed structure or two.
+    Fixed {
+        /// The bytes.
+        bytes: [u8; INLINE_BYTES],
+        /// How many count.
+        len: usize,
+    },
+    /// So many bytes of the sink's payload room.
+    Payload(usize),
+}
+
+impl Answer {
+    /// One structure.
+    pub fn of<T: IntoBytes + Immutable>(value: &T) -> Self {
+        Self::pair(value, &())
+    }
+
+    /// Two, one after the other.
+    pub fn pair<T, U>(first: &T, second: &U) -> Self
+    where
+        T: IntoBytes + Immutable,
+        U: IntoBytes + Immutable,
+    {
+        const {
+            assert!(size_of::<T>() + size_of::<U>() <= INLINE_BYTES);
+        }
+        let mut bytes = [0; INLINE_BYTES];
+        let (a, b) = (first.as_bytes(), second.as_bytes());
+        bytes[..a.len()].copy_from_slice(a);
+        bytes[a.len()..a.len() + b.len()].copy_from_slice(b);
+        Self::Fixed { bytes, len: a.len() + b.len() }
+    }
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Silent => f.write_str("Silent"),
+            Self::Empty => f.write_str("Empty"),
+            Self::Fixed { len, .. } => write!(f, "Fixed({len})"),
+            Self::Payload(len) => write!(f, "Payload({len})"),
+        }
+    }
+}
+
+/// Seconds for which something may be cached.
+fn valid(cached: bool) -> u64 {
+    if cached { CACHE_SECONDS } else { 0 }
+}
+
+/// Attributes in the kernel's form.
+pub fn fuse_attr(attr: &Attr) -> FuseAttr {
+    FuseAttr {
+        ino: attr.ino.0.into(),
+        size: attr.size.into(),
+        blocks: attr.blocks.into(),
+        atime: attr.atime.sec.into(),
+        mtime: attr.mtime.sec.into(),
+        ctime: attr.ctime.sec.into(),
+        atimensec: attr.atime.nsec.into(),
+        mtimensec: attr.mtime.nsec.into(),
+        ctimensec: attr.ctime.nsec.into(),
+        mode: attr.mode.into(),
+        nlink: attr.nlink.into(),
+        uid: attr.uid.into(),
+        gid: attr.gid.into(),
+        rdev: attr.rdev.into(),
+        blksize: ADVISED_IO_BYTES.into(),
+        flags: 0.into(),
+    }
+}
+
+/// Answer to GETATTR and SETATTR.
+pub fn attr_out(attr: &Attr, cached: bool) -> AttrOut {
+    AttrOut { attr_valid: valid(cached).into(), attr: fuse_attr(attr), ..AttrOut::default() }
+}
+
+/// Answer to everything that looks a name up or makes one.
+pub fn entry_out(attr: &Attr, entry_cached: bool, attr_cached: bool) -> EntryOut {
+    EntryOut {
+        nodeid: attr.ino.0.into(),
+        entry_valid: valid(entry_cached).into(),
+        attr_valid: valid(attr_cached).into(),
+        attr: fuse_attr(attr),
+        ..EntryOut::default()
+    }
+}
+
+/// "There is no such name, and you may remember that."
+pub fn negative_entry() -> EntryOut {
+    EntryOut { entry_valid: CACHE_SECONDS.into(), ..EntryOut::default() }
+}
+
+/// Answer to STATX.
+pub fn statx_out(attr: &Attr, cached: bool) -> StatxOut {
+    let time = |t: Time| SxTime { sec: t.sec.into(), nsec: t.nsec.into(), reserved: 0.into() };
+    StatxOut {
+        attr_valid: valid(cached).into(),
+        mask: super::wire::STATX_MASK.into(),
+        blksize: ADVISED_IO_BYTES.into(),
+        nlink: attr.nlink.into(),
+        uid: attr.uid.into(),
+        gid: attr.gid.into(),
+        mode: u16::try_from(attr.mode & 0xffff).unwrap_or(0).into(),
+        ino: attr.ino.0.into(),
+        size: attr.size.into(),
+        blocks: attr.blocks.into(),
+        atime: time(attr.atime),
+        btime: time(attr.btime),
+        ctime: time(attr.ctime),
+        mtime: time(attr.mtime),
+        rdev_major: ((attr.rdev >> 8) & 0xfff).into(),
+        rdev_minor: ((attr.rdev & 0xff) | ((attr.rdev >> 12) & 0xf_ff00)).into(),
+        ..StatxOut::default()
+    }
+}

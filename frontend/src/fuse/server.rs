@@ -1,0 +1,454 @@
+//! Dispatch: one request in, at most one reply out. Knows no transport.
+//!
+//! - [`Server::handle`] may be called from any number of threads.
+//! - Node numbers are inode numbers; numbers with the top bit set are the virtual directory's
+//!   (`virtual_dir`). Nothing needs to be remembered to serve a request but open files, so a
+//!   kernel that was told a number keeps it across a restart of the server.
+//! - File handles are the server's own numbers: a transport's peer cannot name a handle that
+//!   another one opened in the same file system, and whatever it leaves open is closed by
+//!   DESTROY or by dropping the server.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use base::{Errno, InodeId};
+use client::fs::{Attr, Caller, FileSystem, Handle, Result};
+use zerocopy::IntoBytes;
+
+use super::groups::GroupCache;
+use super::parse::{Args, Request};
+use super::reply::{Answer, ReplySink, entry_out};
+use super::virtual_dir;
+use super::wire::{EntryOut, InHeader, InitIn, InitInExt, InitOut, MAJOR, MINOR, MINOR_MIN};
+use super::wire::{OutHeader, init, op};
+
+/// Longest READ, WRITE and READDIR: 256 pages, what Linux allows by default.
+pub const IO_BYTES_MAX: usize = 1 << 20;
+/// Longest request: the longest WRITE, with a page for its headers as the kernel requires.
+pub const REQUEST_BYTES_MAX: usize = IO_BYTES_MAX + 4096;
+/// Requests that the kernel may have in flight for read-ahead and asynchronous I/O.
+const BACKGROUND_MAX: u16 = 64;
+
+/// Asked whether a caller may open an inode by its bare number, past the permissions of the
+/// directories that lead to it.
+pub type MayOpenByNumber = dyn Fn(&Caller<'_>, &Attr) -> bool + Send + Sync;
+/// Gives text for the end of `.corbel/stats`.
+pub type MoreStats = dyn Fn() -> String + Send + Sync;
+
+/// Told that the kernel holds appended data in the wrong place.
+pub type OnMisplaced = dyn Fn(InodeId) + Send + Sync;
+
+/// How a server behaves.
+pub struct Options {
+    /// Read supplementary groups from `/proc`: right for the local kernel, wrong for a guest's.
+    pub groups_from_proc: bool,
+    /// Content of `.corbel/config`.
+    pub config_text: String,
+    /// The file system's own lines for `.corbel/stats`.
+    pub more_stats: Option<Box<MoreStats>>,
+    /// The rule of `.corbel/inode/NUMBER`; by default root and the owner.
+    pub may_open_by_number: Box<MayOpenByNumber>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            groups_from_proc: true,
+            config_text: String::new(),
+            more_stats: None,
+            may_open_by_number: Box::new(|caller, attr| caller.uid == 0 || caller.uid == attr.uid),
+        }
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("groups_from_proc", &self.groups_from_proc)
+            .field("config_text", &self.config_text)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is counted.
+#[derive(Debug)]
+pub(super) struct Counters {
+    pub calls: [AtomicU64; op::END],
+    pub errors: AtomicU64,
+    pub malformed: AtomicU64,
+    pub unknown: AtomicU64,
+    pub bytes_read: AtomicU64,
+    pub bytes_written: AtomicU64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        let zero = AtomicU64::default;
+        Self {
+            calls: [const { AtomicU64::new(0) }; op::END],
+            errors: zero(),
+            malformed: zero(),
+            unknown: zero(),
+            bytes_read: zero(),
+            bytes_written: zero(),
+        }
+    }
+}
+
+/// An open file: the file system's handle and the inode that it must be used with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opened {
+    pub handle: Handle,
+    pub ino: InodeId,
+}
+
+/// One request on its way through a handler.
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    pub ino: InodeId,
+    pub caller: Caller<'a>,
+}
+
+type Run<F> = fn(&Server<F>, &Call<'_>, Args<'_>, &mut dyn ReplySink) -> Result<Answer>;
+
+/// Whether a handler asks the file system for permission, and so needs the caller's groups.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    Nothing,
+    Permission,
+}
+
+/// Serves one file system to one kernel.
+pub struct Server<F: FileSystem + ?Sized> {
+    pub(super) fs: Arc<F>,
+    pub(super) options: Options,
+    pub(super) counters: Counters,
+    /// INIT was agreed upon.
+    ready: AtomicBool,
+    groups: GroupCache,
+    opened: RwLock<HashMap<u64, Opened>>,
+    last_handle: AtomicU64,
+    /// How often the kernel was told each node number and has not forgotten it.
+    lookups: Mutex<HashMap<u64, u64>>,
+    pub(super) misplaced: OnceLock<Box<OnMisplaced>>,
+}
+
+impl<F: FileSystem + ?Sized> std::fmt::Debug for Server<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl<F: FileSystem + ?Sized> Server<F> {
+    /// A server of `fs` that waits for INIT.
+    pub fn new(fs: Arc<F>, options: Options) -> Self {
+        Self {
+            fs,
+            options,
+            counters: Counters::default(),
+            ready: AtomicBool::new(false),
+            groups: GroupCache::default(),
+            opened: RwLock::default(),
+            last_handle: AtomicU64::new(0),
+            lookups: Mutex::default(),
+            misplaced: OnceLock::new(),
+        }
+    }
+
+    /// Gives the server the way to drop what the kernel caches of an inode. It is called while a
+    /// request is served, so it must only note that down. A second call is ignored.
+    pub fn on_misplaced(&self, misplaced: Box<OnMisplaced>) {
+        let _ = self.misplaced.set(misplaced);
+    }
+
+    /// Whether INIT was agreed upon.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// One row per operation: code, name, what it asks, handler.
+    fn row(opcode: u32) -> Option<(&'static str, Asks, Run<F>)> {
+        use Asks::{Nothing, Permission};
+        let row: (_, _, Run<F>) = match opcode {
+            op::LOOKUP => ("lookup", Permission, Self::lookup),
+            op::FORGET => ("forget", Nothing, Self::forget),
+            op::GETATTR => ("getattr", Nothing, Self::getattr),
+            op::SETATTR => ("setattr", Permission, Self::setattr),
+            op::READLINK => ("readlink", Nothing, Self::readlink),
+            op::SYMLINK => ("symlink", Permission, Self::symlink),
+            op::MKNOD => ("mknod", Permission, Self::mknod),
+            op::MKDIR => ("mkdir", Permission, Self::mkdir),
+            op::UNLINK => ("unlink", Permission, Self::unlink),
+            op::RMDIR => ("rmdir", Permission, Self::rmdir),
+            op::RENAME => ("rename", Permission, Self::rename),
+            op::LINK => ("link", Permission, Self::link),
+            op::OPEN => ("open", Permission, Self::open),
+            op::READ => ("read", Nothing, Self::read),
+            op::WRITE => ("write", Nothing, Self::write),
+            op::STATFS => ("statfs", Nothing, Self::statfs),
+            op::RELEASE => ("release", Nothing, Self::release),
+            op::FSYNC => ("fsync", Nothing, Self::fsync),
+            op::SETXATTR => ("setxattr", Permission, Self::setxattr),
+            op::GETXATTR => ("getxattr", Permission, Self::getxattr),
+            op::LISTXATTR => ("listxattr", Permission, Self::listxattr),
+            op::REMOVEXATTR => ("removexattr", Permission, Self::removexattr),
+            // Nothing is held back until close; the kernel stops asking after the first answer.
+            op::FLUSH => ("flush", Nothing, Self::not_served),
+            op::INIT => ("init", Nothing, Self::init),
+            op::OPENDIR => ("opendir", Nothing, Self::opendir),
+            op::READDIR => ("readdir", Permission, Self::readdir),
+            op::RELEASEDIR => ("releasedir", Nothing, Self::nothing_to_do),
+            op::FSYNCDIR => ("fsyncdir", Nothing, Self::fsyncdir),
+            op::CREATE => ("create", Permission, Self::create),
+            // No operation can be cut short; the kernel goes on waiting for its reply.
+            op::INTERRUPT => ("interrupt", Nothing, Self::interrupt),
+            op::DESTROY => ("destroy", Nothing, Self::destroy),
+            op::BATCH_FORGET => ("batch_forget", Nothing, Self::batch_forget),
+            op::FALLOCATE => ("fallocate", Nothing, Self::fallocate),
+            op::READDIRPLUS => ("readdirplus", Permission, Self::readdirplus),
+            op::RENAME2 => ("rename2", Permission, Self::rename2),
+            op::LSEEK => ("lseek", Nothing, Self::lseek),
+            // The kernel copies by reading and writing instead.
+            op::COPY_FILE_RANGE => ("copy_file_range", Nothing, Self::not_served),
+            op::SYNCFS => ("syncfs", Nothing, Self::syncfs),
+            // The trait has no nameless files; programs fall back to a named temporary.
+            op::TMPFILE => ("tmpfile", Nothing, Self::not_served),
+            op::STATX => ("statx", Nothing, Self::statx),
+            _ => return None,
+        };
+        Some(row)
+    }
+
+    /// Name of an operation, for statistics.
+    pub(super) fn op_name(opcode: u32) -> Option<&'static str> {
+        Self::row(opcode).map(|(name, _, _)| name)
+    }
+
+    /// Serves one request.
+    pub fn handle(&self, request: &[u8], sink: &mut dyn ReplySink) {
+        let (header, parsed) = Request::parse(request);
+        let Some(header) = header else {
+            // Without a header there is no number to reply to.
+            self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let answer = parsed
+            .inspect_err(|_| {
+                self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+            })
+            .and_then(|request| self.dispatch(&request, sink));
+        // These two have no reply, not even an error.
+        let silent = matches!(header.opcode.get(), op::FORGET | op::BATCH_FORGET);
+        if !silent {
+            self.reply(header, answer, sink);
+        }
+    }
+
+    fn dispatch(&self, request: &Request<'_>, sink: &mut dyn ReplySink) -> Result<Answer> {
+        let header = request.header;
+        let opcode = header.opcode.get();
+        let Some((_, asks, run)) = Self::row(opcode) else {
+            self.counters.unknown.fetch_add(1, Ordering::Relaxed);
+            return Err(Errno::NOSYS);
+        };
+        self.counters.calls[opcode as usize].fetch_add(1, Ordering::Relaxed);
+        if !self.is_ready() && opcode != op::INIT {
+            return Err(Errno::IO);
+        }
+        let (uid, gid, pid) = (header.uid.get(), header.gid.get(), header.pid.get());
+        let groups = (asks == Asks::Permission && self.options.groups_from_proc)
+            .then(|| self.groups.of(pid, uid, gid));
+        let groups = groups.as_deref().unwrap_or(&[]);
+        let caller = Caller { uid, gid, groups, pid };
+        let call = Call { ino: InodeId(header.nodeid.get()), caller };
+        let args = Args::new(request.body);
+        if virtual_dir::is_virtual(call.ino) {
+            return self.virtual_call(opcode, &call, args, sink);
+        }
+        run(self, &call, args, sink)
+    }
+
+    fn reply(&self, header: &InHeader, answer: Result<Answer>, sink: &mut dyn ReplySink) {
+        let mut out = OutHeader { unique: header.unique, ..OutHeader::default() };
+        let fixed_at = size_of::<OutHeader>();
+        let mut head = [0u8; 512];
+        let (mut head_len, mut payload_len) = (fixed_at, 0);
+        match &answer {
+            Ok(Answer::Silent) => return,
+            Ok(Answer::Empty) => {}
+            Ok(Answer::Fixed { bytes, len }) => {
+                head_len += len;
+                head[fixed_at..head_len].copy_from_slice(&bytes[..*len]);
+            }
+            Ok(Answer::Payload(len)) => payload_len = *len,
+            Err(error) => {
+                self.counters.errors.fetch_add(1, Ordering::Relaxed);
+                out.error = (-i32::from(error.0)).into();
+            }
+        }
+        out.len = u32::try_from(head_len + payload_len).unwrap_or(0).into();
+        head[..fixed_at].copy_from_slice(out.as_bytes());
+        sink.send(&head[..head_len], payload_len);
+    }
+
+    fn init(&self, _: &Call<'_>, mut args: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
+        let asked: &InitIn = args.take()?;
+        let (major, minor) = (asked.major.get(), asked.minor.get());
+        let ours = InitOut { major: MAJOR.into(), minor: MINOR.into(), ..InitOut::default() };
+        if major > MAJOR {
+            return Ok(Answer::of(&ours)); // the kernel asks again, in our version
+        }
+        if major < MAJOR || minor < MINOR_MIN {
+            log::error!(
+                "kernel speaks FUSE {major}.{minor}; {MAJOR}.{MINOR_MIN} (Linux 5.4) is needed"
+            );
+            return Err(Errno::OPNOTSUPP);
+        }
+        let mut offered = u64::from(asked.flags.get());
+        if offered & init::INIT_EXT != 0 {
+            let more: &InitInExt = args.take()?;
+            offered |= u64::from(more.flags2.get()) << 32;
+        }
+        let flags = offered & self.wanted_flags();
+        let (low, high) = (flags & 0xffff_ffff, flags >> 32);
+        let out = InitOut {
+            minor: minor.min(MINOR).into(),
+            max_readahead: asked.max_readahead,
+            flags: u32::try_from(low).unwrap_or(0).into(),
+            flags2: u32::try_from(high).unwrap_or(0).into(),
+            max_background: BACKGROUND_MAX.into(),
+            congestion_threshold: (BACKGROUND_MAX / 4 * 3).into(),
+            max_write: (IO_BYTES_MAX as u32).into(),
+            time_gran: 1.into(),
+            max_pages: ((IO_BYTES_MAX / 4096) as u16).into(),
+            ..ours
+        };
+        self.ready.store(true, Ordering::Release);
+        Ok(Answer::of(&out))
+    }
+
+    /// No POSIX_LOCKS and FLOCK_LOCKS: the kernel keeps locks. No WRITEBACK_CACHE: a write is in
+    /// the file system when it returns. No POSIX_ACL and DONT_MASK: modes come masked.
+    fn wanted_flags(&self) -> u64 {
+        let always = init::ASYNC_READ
+            | init::ATOMIC_O_TRUNC
+            | init::EXPORT_SUPPORT
+            | init::BIG_WRITES
+            | init::ASYNC_DIO
+            | init::PARALLEL_DIROPS
+            | init::ABORT_ERROR
+            | init::MAX_PAGES
+            | init::HANDLE_KILLPRIV_V2
+            | init::INIT_EXT
+            | init::HAS_EXPIRE_ONLY;
+        // With a promise to invalidate, the kernel keeps data until told; without, it drops data
+        // whenever time or size are seen to have changed. READDIRPLUS pays only if its
+        // attributes may be kept.
+        always
+            | if self.fs.may_cache(InodeId::ROOT) {
+                init::EXPLICIT_INVAL_DATA
+                    | init::CACHE_SYMLINKS
+                    | init::DO_READDIRPLUS
+                    | init::READDIRPLUS_AUTO
+            } else {
+                init::AUTO_INVAL_DATA
+            }
+    }
+
+    fn destroy(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
+        self.close_all();
+        self.ready.store(false, Ordering::Release);
+        Ok(Answer::Empty)
+    }
+
+    /// Gives back whatever the kernel left open and known.
+    fn close_all(&self) {
+        let opened =
+            std::mem::take(&mut *self.opened.write().unwrap_or_else(PoisonError::into_inner));
+        for opened in opened.into_values() {
+            self.fs.release(opened.handle);
+        }
+        let known =
+            std::mem::take(&mut *self.lookups.lock().unwrap_or_else(PoisonError::into_inner));
+        for ino in known.into_keys() {
+            self.fs.forget(InodeId(ino));
+        }
+    }
+
+    pub(super) fn not_served(
+        &self,
+        _: &Call<'_>,
+        _: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        Err(Errno::NOSYS)
+    }
+
+    fn nothing_to_do(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
+        Ok(Answer::Empty)
+    }
+
+    fn interrupt(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
+        Ok(Answer::Silent)
+    }
+
+    /// Registers an open file under a number of ours.
+    pub(super) fn register(&self, handle: Handle, ino: InodeId) -> u64 {
+        let fh = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
+        opened.insert(fh, Opened { handle, ino });
+        fh
+    }
+
+    /// The open file `fh` of inode `ino`.
+    pub(super) fn opened(&self, fh: u64, ino: InodeId) -> Result<Opened> {
+        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        opened.get(&fh).copied().filter(|o| o.ino == ino).ok_or(Errno::BADF)
+    }
+
+    /// Takes an open file out of the table.
+    pub(super) fn unregister(&self, fh: u64, ino: InodeId) -> Option<Opened> {
+        let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
+        if opened.get(&fh)?.ino != ino {
+            return None;
+        }
+        opened.remove(&fh)
+    }
+
+    /// An answer that tells the kernel a node number, and counts that.
+    pub(super) fn entry(&self, parent: InodeId, attr: &Attr) -> EntryOut {
+        self.count_lookup(attr.ino);
+        entry_out(attr, self.fs.may_cache(parent), self.fs.may_cache(attr.ino))
+    }
+
+    pub(super) fn count_lookup(&self, ino: InodeId) {
+        if ino != InodeId::ROOT {
+            let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
+            *lookups.entry(ino.0).or_insert(0) += 1;
+        }
+    }
+
+    /// The kernel dropped `count` of the references that it was given.
+    pub(super) fn uncount_lookup(&self, ino: InodeId, count: u64) {
+        let gone = {
+            let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(known) = lookups.get_mut(&ino.0) else { return };
+            *known = known.saturating_sub(count);
+            let gone = *known == 0;
+            if gone {
+                lookups.remove(&ino.0);
+            }
+            gone
+        };
+        if gone {
+            self.fs.forget(ino);
+        }
+    }
+}
+
+impl<F: FileSystem + ?Sized> Drop for Server<F> {
+    fn drop(&mut self) {
+        self.close_all();
+    }
+}

@@ -1,0 +1,199 @@
+//! The directory `.corbel` in the root of every mount: looked up, never listed.
+//!
+//! - `inode/NUMBER` is the file with that inode number, under the very node number that its
+//!   other names have, so the kernel has one inode for both. The interception library reopens by
+//!   it. Directories are not given out: the kernel keeps one name a directory and would move it
+//!   here. Who may: [`Options::may_open_by_number`](super::server::Options).
+//! - `stats` and `config` are texts, made when they are read.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+
+use base::{Errno, InodeId};
+use client::fs::{Attr, DirEntry, FileSystem, Result, S_IFDIR, S_IFREG, Time};
+
+use super::files::Listing;
+use super::names::payload;
+use super::parse::Args;
+use super::reply::{Answer, ReplySink, attr_out, entry_out, statx_out};
+use super::server::{Call, IO_BYTES_MAX, Server};
+use super::wire::{EntryOut, FOPEN_DIRECT_IO, OpenIn, OpenOut, ReadIn, op};
+
+/// Its name in the root.
+pub const NAME: &[u8] = b".corbel";
+/// Set in the node numbers of this directory and nowhere else.
+const VIRTUAL: u64 = 1 << 63;
+const TOP: InodeId = InodeId(VIRTUAL | 1);
+const INODES: InodeId = InodeId(VIRTUAL | 2);
+const STATS: InodeId = InodeId(VIRTUAL | 3);
+const CONFIG: InodeId = InodeId(VIRTUAL | 4);
+/// What it holds.
+const CHILDREN: [(&[u8], InodeId); 3] =
+    [(b"inode", INODES), (b"stats", STATS), (b"config", CONFIG)];
+
+/// Whether a node is one of these.
+pub fn is_virtual(ino: InodeId) -> bool {
+    ino.0 & VIRTUAL != 0
+}
+
+/// Whether `name` in `parent` is the directory.
+pub fn is_its_name(parent: InodeId, name: &[u8]) -> bool {
+    parent == InodeId::ROOT && name == NAME
+}
+
+fn attr(ino: InodeId) -> Result<Attr> {
+    let (mode, nlink) = match ino {
+        TOP => (S_IFDIR | 0o555, 3),
+        // Searchable, not readable: what is in it is not known.
+        INODES => (S_IFDIR | 0o111, 2),
+        STATS | CONFIG => (S_IFREG | 0o444, 1),
+        _ => return Err(Errno::STALE),
+    };
+    let time = Time::default();
+    Ok(Attr {
+        ino,
+        mode,
+        nlink,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0, // read to the end, as in /proc
+        blocks: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+    })
+}
+
+fn number(name: &[u8]) -> Option<u64> {
+    // One spelling a number: no sign, no leading zero.
+    if name.first() == Some(&b'0') || !name.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(name).ok()?.parse().ok().filter(|n| n & VIRTUAL == 0)
+}
+
+impl<F: FileSystem + ?Sized> Server<F> {
+    /// Answer to the look-up of `.corbel`.
+    pub(super) fn virtual_root_entry(&self) -> EntryOut {
+        attr(TOP).map_or_else(|_| EntryOut::default(), |attr| entry_out(&attr, false, false))
+    }
+
+    /// Serves a request on a node of this directory.
+    pub(super) fn virtual_call(
+        &self,
+        opcode: u32,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let attr = attr(call.ino)?;
+        match opcode {
+            op::LOOKUP => {
+                let name = args.any_name()?;
+                args.end()?;
+                Ok(Answer::of(&self.virtual_lookup(call, name)?))
+            }
+            op::GETATTR => Ok(Answer::of(&attr_out(&attr, false))),
+            op::STATX => Ok(Answer::of(&statx_out(&attr, false))),
+            op::OPEN => {
+                let arg: &OpenIn = args.take()?;
+                if arg.flags.get() & client::fs::O_ACCMODE != client::fs::O_RDONLY {
+                    return Err(Errno::ACCES);
+                }
+                let open_flags = FOPEN_DIRECT_IO.into();
+                Ok(Answer::of(&OpenOut { open_flags, ..OpenOut::default() }))
+            }
+            op::OPENDIR => Ok(Answer::of(&OpenOut::default())),
+            op::READ => self.virtual_read(call.ino, args.take()?, sink),
+            op::READDIR | op::READDIRPLUS if call.ino == TOP => {
+                list(args.take()?, opcode == op::READDIRPLUS, sink)
+            }
+            op::RELEASE | op::RELEASEDIR | op::FSYNC | op::FSYNCDIR => Ok(Answer::Empty),
+            op::FORGET => Ok(Answer::Silent),
+            op::STATFS => self.statfs(call, args, sink),
+            op::GETXATTR | op::LISTXATTR => Err(Errno::OPNOTSUPP),
+            _ => Err(Errno::PERM),
+        }
+    }
+
+    fn virtual_lookup(&self, call: &Call<'_>, name: &[u8]) -> Result<EntryOut> {
+        match call.ino {
+            TOP => {
+                let (_, ino) = CHILDREN.iter().find(|(n, _)| *n == name).ok_or(Errno::NOENT)?;
+                Ok(entry_out(&attr(*ino)?, false, false))
+            }
+            INODES => {
+                let ino = InodeId(number(name).ok_or(Errno::NOENT)?);
+                let attr = self.fs.getattr(&call.caller, ino).map_err(|_| Errno::NOENT)?;
+                if attr.is_dir() {
+                    return Err(Errno::ISDIR);
+                }
+                if !(self.options.may_open_by_number)(&call.caller, &attr) {
+                    return Err(Errno::ACCES);
+                }
+                self.count_lookup(ino);
+                // The entry is never kept: the next caller may be another one.
+                Ok(entry_out(&attr, false, self.fs.may_cache(ino)))
+            }
+            _ => Err(Errno::NOTDIR),
+        }
+    }
+
+    fn virtual_read(&self, ino: InodeId, arg: &ReadIn, sink: &mut dyn ReplySink) -> Result<Answer> {
+        let text = match ino {
+            STATS => self.stats_text(),
+            CONFIG => self.options.config_text.clone(),
+            _ => return Err(Errno::ISDIR),
+        };
+        let from = usize::try_from(arg.offset.get()).unwrap_or(usize::MAX).min(text.len());
+        let rest = &text.as_bytes()[from..];
+        payload(sink, &rest[..rest.len().min(arg.size.get() as usize).min(IO_BYTES_MAX)])
+    }
+
+    /// Lines `name value`: calls by operation, then totals, then the file system's own.
+    pub fn stats_text(&self) -> String {
+        let mut text = String::new();
+        let load = |c: &std::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
+        for (opcode, calls) in (0..).zip(&self.counters.calls) {
+            let calls = load(calls);
+            if let Some(name) = Self::op_name(opcode)
+                && calls != 0
+            {
+                let _ = writeln!(text, "fuse_{name}_total {calls}");
+            }
+        }
+        for (name, counter) in [
+            ("errors", &self.counters.errors),
+            ("malformed", &self.counters.malformed),
+            ("unknown", &self.counters.unknown),
+            ("read_bytes", &self.counters.bytes_read),
+            ("written_bytes", &self.counters.bytes_written),
+        ] {
+            let _ = writeln!(text, "fuse_{name}_total {}", load(counter));
+        }
+        if let Some(more) = &self.options.more_stats {
+            text.push_str(&more());
+        }
+        text
+    }
+}
+
+fn list(arg: &ReadIn, plus: bool, sink: &mut dyn ReplySink) -> Result<Answer> {
+    let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
+    let mut listing = Listing { room, used: 0 };
+    let dots: [(&[u8], InodeId); 2] = [(b".", TOP), (b"..", InodeId::ROOT)];
+    for (next, (name, ino)) in (1..).zip(dots.iter().chain(&CHILDREN)) {
+        if next <= arg.offset.get() {
+            continue;
+        }
+        let kind = if *ino == STATS || *ino == CONFIG { S_IFREG } else { S_IFDIR };
+        let none = EntryOut::default();
+        let entry = DirEntry { ino: *ino, kind, next, name };
+        if !listing.push(plus.then_some(&none), &entry) {
+            break;
+        }
+    }
+    Ok(Answer::Payload(listing.used))
+}

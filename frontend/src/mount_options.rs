@@ -1,0 +1,140 @@
+//! Options of `mount -o`, as mount(8), fstab and systemd hand them over.
+
+use rustix::mount::MountFlags;
+
+/// Threads that serve requests unless `threads=` says otherwise: enough that a few slow fsyncs
+/// leave some for look-ups.
+const THREADS: usize = 8;
+const THREADS_MAX: usize = 256;
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Kernel flags (`ro`, `nosuid`, ...).
+    pub flags: MountFlags,
+    /// Let other users in.
+    pub allow_other: bool,
+    /// The kernel checks modes before it asks the file system.
+    pub default_permissions: bool,
+    /// Serving threads.
+    pub threads: usize,
+    /// What the mount table shows as the source.
+    pub source: String,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            flags: MountFlags::empty(),
+            allow_other: rustix::process::geteuid().is_root(),
+            default_permissions: true,
+            threads: THREADS,
+            source: "corbel".into(),
+        }
+    }
+}
+
+/// Options that set or clear a kernel flag.
+const FLAGS: [(&str, MountFlags, bool); 17] = [
+    ("rw", MountFlags::RDONLY, false),
+    ("ro", MountFlags::RDONLY, true),
+    ("suid", MountFlags::NOSUID, false),
+    ("nosuid", MountFlags::NOSUID, true),
+    ("dev", MountFlags::NODEV, false),
+    ("nodev", MountFlags::NODEV, true),
+    ("exec", MountFlags::NOEXEC, false),
+    ("noexec", MountFlags::NOEXEC, true),
+    ("atime", MountFlags::NOATIME, false),
+    ("noatime", MountFlags::NOATIME, true),
+    ("diratime", MountFlags::NODIRATIME, false),
+    ("nodiratime", MountFlags::NODIRATIME, true),
+    ("relatime", MountFlags::RELATIME, true),
+    ("norelatime", MountFlags::RELATIME, false),
+    ("strictatime", MountFlags::STRICTATIME, true),
+    ("sync", MountFlags::SYNCHRONOUS, true),
+    ("dirsync", MountFlags::DIRSYNC, true),
+];
+
+/// Options that are for mount(8), fstab readers and systemd, not for us.
+const FOR_OTHERS: [&str; 11] = [
+    "defaults", "async", "auto", "noauto", "user", "nouser", "users", "owner", "group", "_netdev",
+    "nofail",
+];
+
+/// Options of our own, for the error text.
+const OWN: &str = "allow_other, default_permissions, no_default_permissions, threads=N";
+
+impl MountOptions {
+    /// Takes in one comma-separated list.
+    ///
+    /// # Errors
+    /// The first option that is not known, with what is.
+    pub fn apply(&mut self, list: &str) -> Result<(), String> {
+        list.split(',').filter(|option| !option.is_empty()).try_for_each(|o| self.apply_one(o))
+    }
+
+    fn apply_one(&mut self, option: &str) -> Result<(), String> {
+        if let Some((_, flag, set)) = FLAGS.iter().find(|(name, _, _)| *name == option) {
+            self.flags.set(*flag, *set);
+            return Ok(());
+        }
+        let for_others = FOR_OTHERS.contains(&option)
+            || option.starts_with("x-")
+            || option.starts_with("X-")
+            || option.starts_with("comment=");
+        if for_others {
+            return Ok(());
+        }
+        match option.split_once('=') {
+            None if option == "allow_other" => self.allow_other = true,
+            None if option == "default_permissions" => self.default_permissions = true,
+            None if option == "no_default_permissions" => self.default_permissions = false,
+            Some(("threads", count)) => {
+                self.threads = count
+                    .parse()
+                    .ok()
+                    .filter(|n| (1..=THREADS_MAX).contains(n))
+                    .ok_or_else(|| format!("threads={count}: give 1 to {THREADS_MAX}"))?;
+            }
+            _ => {
+                let flags: Vec<&str> = FLAGS.iter().map(|(name, _, _)| *name).collect();
+                return Err(format!(
+                    "unknown mount option '{option}'; known are {OWN}, {}, and those that \
+                     fstab and systemd use ({}, x-*)",
+                    flags.join(", "),
+                    FOR_OTHERS.join(", ")
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel flags as words, for fusermount3.
+    pub(crate) fn flag_words(&self) -> impl Iterator<Item = &'static str> {
+        let flags = self.flags;
+        FLAGS.iter().filter(move |(_, flag, set)| *set && flags.contains(*flag)).map(|(n, _, _)| *n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_what_mount_and_fstab_say() {
+        let mut options = MountOptions::default();
+        options.apply("rw,noatime,_netdev,nofail,x-systemd.automount,threads=3").unwrap();
+        assert_eq!((options.flags, options.threads), (MountFlags::NOATIME, 3));
+        options.apply("ro,nosuid,,atime").unwrap();
+        assert_eq!(options.flags, MountFlags::RDONLY | MountFlags::NOSUID);
+        assert_eq!(options.flag_words().collect::<Vec<_>>(), ["ro", "nosuid"]);
+    }
+
+    #[test]
+    fn refuses_the_rest_by_name() {
+        for bad in ["quux", "threads=0", "threads=x", "allow_other=1", "ro ", "size=3"] {
+            let error = MountOptions::default().apply(bad).unwrap_err();
+            assert!(error.contains(bad.trim_end_matches("=1")), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Being a daemon: going to the background once the mount answers, and ending on a signal.
+#![allow(unsafe_code)] // fork and signal masks have no safe wrapper
+
+use std::io::{Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+/// Signals that end a mount.
+const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+/// The signals that end a server, taken out of their usual course.
+#[derive(Debug)]
+pub struct EndingSignals(OwnedFd);
+
+impl EndingSignals {
+    /// Blocks the signals in this thread and all that it starts from now on, and makes them
+    /// readable. Call it before any thread is started.
+    ///
+    /// # Errors
+    /// When the system is out of descriptors.
+    pub fn catch() -> std::io::Result<Self> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sigemptyset fills the set, which is then used by reference only.
+        let fd = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in ENDING {
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC)
+        };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: signalfd has just made this descriptor, nobody else has it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Waits until one of the signals comes (true) or `other` becomes readable (false).
+    ///
+    /// # Errors
+    /// When waiting fails.
+    pub fn wait_or(&self, other: impl AsFd) -> std::io::Result<bool> {
+        loop {
+            let mut fds = [
+                PollFd::new(&self.0, PollFlags::IN),
+                PollFd::from_borrowed_fd(other.as_fd(), PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(true),
+                Ok(_) if !fds[1].revents().is_empty() => return Ok(false),
+                Ok(_) => {}
+            }
+        }
+    }
+}
+
+/// What the parent of a daemon is told through a pipe: nothing but this byte, or an error text.
+const READY: u8 = 0;
+
+/// The daemon's end of the pipe on which its parent waits.
+#[derive(Debug)]
+pub struct Readiness(std::io::PipeWriter);
+
+impl Readiness {
+    /// The mount answers: the parent may exit. Standard streams go to `/dev/null`.
+    ///
+    /// # Errors
+    /// When `/dev/null` cannot be opened.
+    pub fn ready(mut self) -> std::io::Result<()> {
+        let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        self.0.write_all(&[READY])
+    }
+
+    /// It failed: the parent prints `text` and fails too.
+    pub fn failed(mut self, text: &str) {
+        // If the parent is gone, nobody wants to know.
+        let _ = self.0.write_all(text.as_bytes());
+    }
+}
+
+/// Which side of [`daemonize`] this is.
+#[derive(Debug)]
+pub enum Side {
+    /// The daemon, to mount and report.
+    Daemon(Readiness),
+    /// The parent, when the daemon has reported.
+    Parent(Result<(), String>),
+}
+
+/// Forks. The parent returns when the daemon is ready or has failed. Call it before any thread
+/// is started.
+///
+/// # Errors
+/// When the system is out of processes or descriptors.
+pub fn daemonize() -> std::io::Result<Side> {
+    let (mut reader, writer) = std::io::pipe()?;
+    // SAFETY: the process has one thread (see above), so the child may do anything.
+    let pid = unsafe { libc::fork() };
+    match pid {
+        -1 => Err(std::io::Error::last_os_error()),
+        0 => {
+            drop(reader);
+            rustix::process::setsid()?;
+            rustix::process::chdir("/")?;
+            Ok(Side::Daemon(Readiness(writer)))
+        }
+        _ => {
+            drop(writer);
+            let mut said = Vec::new();
+            reader.read_to_end(&mut said)?;
+            Ok(Side::Parent(match said.as_slice() {
+                [READY] => Ok(()),
+                [] => Err("the server died before its mount was ready".into()),
+                text => Err(String::from_utf8_lossy(text).into_owned()),
+            }))
+        }
+    }
+}
