@@ -13,5 +13,6 @@ pub mod fs;
 pub mod libfs;
 pub mod mutex;
 pub mod null;
+pub mod path;
 
 pub use base::{Errno, InodeId};

@@ -39,6 +39,7 @@ use self::sync::RwLock;
 use crate::fs::{Handle, Result};
 
 pub use self::session::Config;
+pub use storage::format::rpc::InodeRecord;
 
 /// An open file.
 #[derive(Debug)]
