@@ -1,10 +1,15 @@
 //! The one binary. `cli` has the verbs; each verb is one module.
 
+mod ask;
 mod bench;
 mod cli;
 mod config;
 mod failure;
+mod local;
+mod metrics;
 mod output;
+mod process;
+mod signals;
 mod units;
 
 use std::process::ExitCode;

@@ -1,0 +1,342 @@
+/* The loads of `corbel bench`: an ordinary program that knows nothing of Corbel, compiled with cc
+ * when a bench needs it. With -DCORBEL_LIBRARY the same loads go through the C library instead.
+ *
+ *   load persist PATH BYTES COUNT    bare cost: 4 KiB + 64-byte header, non-temporal, one fence
+ *   load memcpy  PATH BYTES COUNT    bare cost: copy of a cold 4 KiB block
+ *   load write   PATH BYTES COUNT    COUNT writes of BYTES in bursts, an fsync (not timed) between
+ *   load append  PATH BYTES COUNT    COUNT times append BYTES + fsync
+ *   load seq     PATH BYTES COUNT    COUNT sequential writes of BYTES, one fsync; timed as a whole
+ *   load fill    PATH BYTES COUNT    as seq: makes the file that `read` reads
+ *   load read    PATH BYTES COUNT    COUNT random reads of BYTES
+ *   load files   DIR  BYTES COUNT    COUNT times create, write, fsync, close, unlink
+ *   load records PATH COUNT SECONDS  append numbered records with fsync, say each one acknowledged
+ *   load verify  PATH                say which numbers are there
+ *
+ * Timed loads print one line of JSON; times are medians of single calls in nanoseconds, the cost of
+ * reading the clock subtracted. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <immintrin.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef CORBEL_LIBRARY
+#include "library.h"
+#else
+#define fs_open(path, flags, mode) open(path, flags, mode)
+#define fs_pwrite(fd, buf, len, at) pwrite(fd, buf, len, at)
+#define fs_pread(fd, buf, len, at) pread(fd, buf, len, at)
+#define fs_write(fd, buf, len) write(fd, buf, len)
+#define fs_fsync(fd) fsync(fd)
+#define fs_close(fd) close(fd)
+#define fs_unlink(path) unlink(path)
+#define fs_attach() 0
+#endif
+
+enum { BURST = 512, RECORD = 4096 };
+
+static char *buffer;
+static uint64_t clock_cost;
+
+static void die(const char *what) {
+    fprintf(stderr, "load: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int by_value(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void measure_clock(void) {
+    static uint64_t samples[1001];
+    for (int i = 0; i < 1001; i++) {
+        uint64_t start = now();
+        samples[i] = now() - start;
+    }
+    qsort(samples, 1001, sizeof samples[0], by_value);
+    clock_cost = samples[500];
+}
+
+static uint64_t next_random(void) {
+    static uint64_t state = 0x9e3779b97f4a7c15u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+}
+
+static void report(uint64_t *samples, size_t count, uint64_t took, size_t bytes) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < count; i++) {
+        samples[i] = samples[i] > clock_cost ? samples[i] - clock_cost : 0;
+        sum += samples[i];
+    }
+    qsort(samples, count, sizeof samples[0], by_value);
+    printf("{\"ops\":%zu,\"bytes\":%zu,\"p50_ns\":%lu,\"p99_ns\":%lu,\"max_ns\":%lu,"
+           "\"mean_ns\":%lu,\"seconds\":%.6f}\n",
+           count, bytes, samples[count / 2], samples[count - 1 - count / 100], samples[count - 1],
+           sum / count, (double)took / 1e9);
+}
+
+static char *map_file(const char *path, size_t bytes) {
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
+        die(path);
+    char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (at == MAP_FAILED)
+        die("mmap");
+    return at;
+}
+
+__attribute__((target("sse2"))) static void stream_out(char *to, const char *from, size_t len) {
+    for (size_t i = 0; i < len; i += 16)
+        _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+}
+
+static void persist(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    size_t entry = bytes + 64, size = 64u << 20, at = 0;
+    char *region = map_file(path, size), header[64] = "header";
+    memset(region, 1, size);
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        if (at + entry > size)
+            at = 0;
+        uint64_t start = now();
+        stream_out(region + at + 64, buffer, bytes);
+        stream_out(region + at, header, 64);
+        _mm_sfence();
+        samples[i] = now() - start;
+        at += entry;
+    }
+    report(samples, count, now() - begin, bytes);
+}
+
+static void copy_cold(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    struct stat st;
+    if (stat(path, &st) != 0 || (size_t)st.st_size < bytes)
+        die(path);
+    size_t blocks = (size_t)st.st_size / bytes;
+    char *region = map_file(path, (size_t)st.st_size);
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        const char *from = region + (next_random() % blocks) * bytes;
+        uint64_t start = now();
+        memcpy(buffer, from, bytes);
+        __asm__ volatile("" : : "r"(buffer) : "memory");
+        samples[i] = now() - start;
+    }
+    report(samples, count, now() - begin, bytes);
+}
+
+static int open_or_die(const char *path, int flags) {
+    int fd = fs_open(path, flags, 0644);
+    if (fd < 0)
+        die(path);
+    return fd;
+}
+
+static void write_bursts(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    int fd = open_or_die(path, O_RDWR | O_CREAT);
+    size_t window = 16u << 20;
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        off_t at = (off_t)((i * bytes) % window);
+        uint64_t start = now();
+        if (fs_pwrite(fd, buffer, bytes, at) != (ssize_t)bytes)
+            die("pwrite");
+        samples[i] = now() - start;
+        if (i % BURST == BURST - 1 && fs_fsync(fd) != 0)
+            die("fsync");
+    }
+    report(samples, count, now() - begin, bytes);
+    fs_close(fd);
+}
+
+static void append_sync(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    int fd = open_or_die(path, O_WRONLY | O_CREAT | O_APPEND);
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = now();
+        if (fs_write(fd, buffer, bytes) != (ssize_t)bytes)
+            die("write");
+        if (fs_fsync(fd) != 0)
+            die("fsync");
+        samples[i] = now() - start;
+    }
+    report(samples, count, now() - begin, bytes);
+    fs_close(fd);
+}
+
+static void sequential(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    int fd = open_or_die(path, O_WRONLY | O_CREAT);
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = now();
+        if (fs_write(fd, buffer, bytes) != (ssize_t)bytes)
+            die("write");
+        samples[i] = now() - start;
+    }
+    if (fs_fsync(fd) != 0)
+        die("fsync");
+    report(samples, count, now() - begin, bytes);
+    fs_close(fd);
+}
+
+static void random_reads(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    int fd = open_or_die(path, O_RDONLY);
+    off_t size = 0;
+    /* The size by reading, so that the library needs no more calls than the loads. */
+    for (off_t step = (off_t)1 << 34; step >= (off_t)bytes; step /= 2)
+        if (fs_pread(fd, buffer, 1, size + step - 1) == 1)
+            size += step;
+    size_t blocks = (size_t)size / bytes;
+    if (blocks == 0)
+        die("the file is empty");
+    for (size_t i = 0; i < blocks; i++) /* warm: every block once */
+        if (fs_pread(fd, buffer, bytes, (off_t)(i * bytes)) != (ssize_t)bytes)
+            die("pread");
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        off_t at = (off_t)((next_random() % blocks) * bytes);
+        uint64_t start = now();
+        if (fs_pread(fd, buffer, bytes, at) != (ssize_t)bytes)
+            die("pread");
+        samples[i] = now() - start;
+    }
+    report(samples, count, now() - begin, bytes);
+    fs_close(fd);
+}
+
+static void small_files(const char *dir, size_t bytes, size_t count, uint64_t *samples) {
+    char path[4096];
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        snprintf(path, sizeof path, "%s/f%zu", dir, i);
+        uint64_t start = now();
+        int fd = open_or_die(path, O_WRONLY | O_CREAT | O_EXCL);
+        if (fs_write(fd, buffer, bytes) != (ssize_t)bytes || fs_fsync(fd) != 0 ||
+            fs_close(fd) != 0 || fs_unlink(path) != 0)
+            die(path);
+        samples[i] = now() - start;
+    }
+    report(samples, count, now() - begin, bytes);
+}
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static void fill_record(uint64_t *words, uint64_t number) {
+    words[0] = number;
+    for (size_t i = 1; i < RECORD / 8; i++)
+        words[i] = mix(number * 512 + i);
+}
+
+/* How many whole records the file holds: record N (from 1) lies at (N - 1) * RECORD. */
+static uint64_t count_records(int fd, uint64_t *bad) {
+    uint64_t got[RECORD / 8], want[RECORD / 8], number = 0;
+    *bad = 0;
+    while (fs_pread(fd, (char *)got, RECORD, (off_t)(number * RECORD)) == RECORD) {
+        fill_record(want, number + 1);
+        if (memcmp(got, want, RECORD) != 0) {
+            *bad = number + 1;
+            break;
+        }
+        number++;
+    }
+    return number;
+}
+
+/* Goes on where the file ends, as a program does that was restarted. Each line says a record that
+ * is acknowledged (fsync has returned), and when. */
+static void records(const char *path, uint64_t count, uint64_t seconds) {
+    uint64_t words[RECORD / 8], bad, end = now() + seconds * 1000000000u;
+    int fd = open_or_die(path, O_RDWR | O_CREAT);
+    uint64_t number = count_records(fd, &bad);
+    printf("start %lu %lu\n", number, now());
+    fflush(stdout);
+    for (uint64_t i = 0; i < count && now() < end; i++) {
+        fill_record(words, ++number);
+        if (fs_pwrite(fd, (char *)words, RECORD, (off_t)((number - 1) * RECORD)) != RECORD)
+            die("pwrite");
+        if (fs_fsync(fd) != 0)
+            die("fsync");
+        printf("%lu %lu\n", number, now());
+        fflush(stdout);
+    }
+    fs_close(fd);
+}
+
+static void verify(const char *path) {
+    uint64_t bad;
+    int fd = open_or_die(path, O_RDONLY);
+    uint64_t number = count_records(fd, &bad);
+    printf("{\"records\":%lu,\"bad\":%lu}\n", number, bad);
+    fs_close(fd);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 3 || (strcmp(argv[1], "verify") != 0 && argc < 5)) {
+        fprintf(stderr, "usage: load LOAD PATH BYTES COUNT (see load.c)\n");
+        return 2;
+    }
+    const char *load = argv[1], *path = argv[2];
+    if (fs_attach() != 0)
+        die("attach");
+    if (strcmp(load, "verify") == 0) {
+        verify(path);
+        return 0;
+    }
+    size_t bytes = strtoul(argv[3], NULL, 10), count = strtoul(argv[4], NULL, 10);
+    if (strcmp(load, "records") == 0) {
+        records(path, bytes, count);
+        return 0;
+    }
+    if (bytes == 0 || bytes > (1u << 24) || bytes % 16 != 0 || count == 0 || count > 100000000) {
+        fprintf(stderr, "load: BYTES is 16 to 16777216 in steps of 16, COUNT 1 to 100000000\n");
+        return 2;
+    }
+    uint64_t *samples = calloc(count, sizeof *samples);
+    buffer = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (samples == NULL || buffer == NULL)
+        die("memory");
+    for (size_t i = 0; i < bytes; i++)
+        buffer[i] = (char)mix(i);
+    memset(samples, 1, count * sizeof *samples);
+    measure_clock();
+    if (strcmp(load, "persist") == 0)
+        persist(path, bytes, count, samples);
+    else if (strcmp(load, "memcpy") == 0)
+        copy_cold(path, bytes, count, samples);
+    else if (strcmp(load, "write") == 0)
+        write_bursts(path, bytes, count, samples);
+    else if (strcmp(load, "append") == 0)
+        append_sync(path, bytes, count, samples);
+    else if (strcmp(load, "seq") == 0 || strcmp(load, "fill") == 0)
+        sequential(path, bytes, count, samples);
+    else if (strcmp(load, "read") == 0)
+        random_reads(path, bytes, count, samples);
+    else if (strcmp(load, "files") == 0)
+        small_files(path, bytes, count, samples);
+    else {
+        fprintf(stderr, "load: no load %s\n", load);
+        return 2;
+    }
+    return 0;
+}

@@ -1,0 +1,236 @@
+//! `corbel bench`: figures, measured here and now. Each bench starts what it needs (a cluster of
+//! its own in memory), measures its baseline in the same run, and cleans up, also after an error
+//! or a signal. [`BENCHES`] is the list: name, what is asked, and the function.
+
+mod failover;
+pub mod kernels;
+mod load;
+mod race;
+mod steady;
+mod trace;
+mod world;
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use crate::config::Transport;
+use crate::failure::Result;
+use crate::output::Output;
+
+/// Options of the benches that start a cluster.
+#[derive(Args, Debug, Clone)]
+pub struct ClusterOptions {
+    /// Members of the chain, each a node of its own
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=5))]
+    pub replicas: u32,
+    /// Fabric between the nodes
+    #[arg(long, default_value = "tcp", value_parser = ["tcp", "shm"])]
+    pub transport: String,
+    /// Leave the cluster's directory (logs, regions) for inspection
+    #[arg(long)]
+    pub keep: bool,
+}
+
+macro_rules! verbs {
+    ($($(#[doc = $doc:literal])+ $verb:ident = $name:literal,)*) => {
+        /// Verbs of `corbel bench`.
+        #[derive(Subcommand, Debug)]
+        pub enum BenchVerb {
+            $($(#[doc = $doc])+ $verb(ClusterOptions),)*
+            /// Each of the benches above, one after the other
+            All(ClusterOptions),
+            /// Placement, Reed-Solomon, CRC32C and LZ4 on one core, against the established libraries
+            #[command(after_help = "Examples:\n  corbel bench kernels\n  \
+                corbel bench kernels --engine avx2 --json\n\n\
+                Libraries that are not installed (libisal2, libjerasure2) are left out, and the\n\
+                figures that need them are null.")]
+            Kernels(kernels::Options),
+        }
+
+        impl BenchVerb {
+            /// The name and the options of a bench that starts a cluster.
+            fn cluster(&self) -> Option<(&'static str, &ClusterOptions)> {
+                match self {
+                    $(Self::$verb(options) => Some(($name, options)),)*
+                    Self::All(options) => Some(("all", options)),
+                    Self::Kernels(_) => None,
+                }
+            }
+        }
+    };
+}
+
+verbs! {
+    /// 4 KiB append + fsync, acknowledged by every replica
+    FsyncChain = "fsync-chain",
+    /// 16 KiB sequential writes of 512 MiB and one fsync
+    SeqWrite = "seq-write",
+    /// 4 KiB random reads of published data, against memcpy of cold memory
+    RandRead = "rand-read",
+    /// Create, write 4 KiB, fsync, close, unlink
+    Files = "files",
+    /// One synchronous SQLite transaction a row
+    Sqlite = "sqlite",
+    /// kill -9 of the primary node and of a replica, SIGSTOP of a replica
+    Failover = "failover",
+    /// CPU of an idle cluster
+    Idle = "idle",
+}
+
+/// What a bench may use.
+#[derive(Debug)]
+pub struct Bench<'a> {
+    /// Members of the chain.
+    pub replicas: u32,
+    /// Fabric.
+    pub transport: Transport,
+    /// Whether to leave the directory.
+    pub keep: bool,
+    /// For progress.
+    pub out: &'a Output,
+}
+
+/// Figures of the kernels, by name.
+pub type Figures = Map<String, Value>;
+
+/// Figures by key, in the order in which they are shown.
+pub type Measured = Vec<(&'static str, f64)>;
+
+/// A bound on a figure.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked {
+    /// No more than.
+    AtMost(f64),
+    /// No less than.
+    AtLeast(f64),
+    /// No more than another figure of the run.
+    AtMostFigure(&'static str),
+}
+
+/// One bench.
+#[derive(Debug)]
+pub struct Row {
+    /// Name.
+    pub name: &'static str,
+    /// What it does, for people.
+    pub about: &'static str,
+    /// What is asked of its figures.
+    pub asked: &'static [(&'static str, Asked)],
+    /// The bench.
+    pub run: fn(&Bench<'_>) -> Result<Measured>,
+}
+
+/// Every bench.
+pub const BENCHES: &[Row] = &[
+    Row {
+        name: "fsync-chain",
+        about: "4 KiB append + fsync, acknowledged by every replica",
+        asked: &[("p50_us", Asked::AtMost(100.0)), ("p99_us", Asked::AtMost(1000.0))],
+        run: steady::fsync_chain,
+    },
+    Row {
+        name: "seq-write",
+        about: "16 KiB sequential writes, 512 MiB, one fsync",
+        asked: &[("mb_s", Asked::AtLeast(300.0))],
+        run: steady::seq_write,
+    },
+    Row {
+        name: "rand-read",
+        about: "4 KiB random reads of published data, against memcpy of cold 4 KiB",
+        asked: &[("ratio", Asked::AtMost(3.0)), ("syscalls_per_op", Asked::AtMost(0.01))],
+        run: steady::rand_read,
+    },
+    Row {
+        name: "files",
+        about: "create + write 4 KiB + fsync + close + unlink",
+        asked: &[("per_s", Asked::AtLeast(3000.0))],
+        run: steady::files,
+    },
+    Row {
+        name: "sqlite",
+        about: "one synchronous WAL transaction a row, unmodified Python under corbel run",
+        asked: &[("tx_per_s", Asked::AtLeast(2000.0))],
+        run: steady::sqlite,
+    },
+    Row {
+        name: "failover",
+        about: "kill -9 of the primary node; of a replica; SIGSTOP of a replica",
+        asked: &[
+            ("first_write_ms", Asked::AtMost(1000.0)),
+            ("replica_kill_stall_ms", Asked::AtMost(1000.0)),
+            ("replica_hang_stall_ms", Asked::AtMost(1000.0)),
+            ("lost", Asked::AtMost(0.0)),
+        ],
+        run: failover::failover,
+    },
+    Row {
+        name: "idle",
+        about: "CPU of an idle cluster, all processes, in percent of one core",
+        asked: &[("cpu_percent", Asked::AtMost(1.0))],
+        run: steady::idle,
+    },
+];
+
+/// Runs `corbel bench …`.
+pub fn run(out: &Output, verb: &BenchVerb) -> Result<()> {
+    if let BenchVerb::Kernels(options) = verb {
+        let figures = kernels::run(out.json, options)?;
+        out.result(&json!({"bench": "kernels", "figures": figures}), || {
+            for (figure, value) in &figures {
+                println!("{figure:<24} {value}");
+            }
+        });
+    }
+    let Some((name, options)) = verb.cluster() else { return Ok(()) };
+    crate::signals::catch();
+    let transport = if options.transport == "shm" { Transport::Shm } else { Transport::Tcp };
+    let bench = Bench { replicas: options.replicas, transport, keep: options.keep, out };
+    for row in BENCHES.iter().filter(|row| name == "all" || row.name == name) {
+        out.step(format!("{}: {}", row.name, row.about));
+        let figures = (row.run)(&bench)?;
+        show(row, &figures, out);
+    }
+    Ok(())
+}
+
+fn verdict(asked: Asked, value: f64, figures: &Measured) -> (bool, String) {
+    match asked {
+        Asked::AtMost(limit) => (value <= limit, format!("at most {limit}")),
+        Asked::AtLeast(limit) => (value >= limit, format!("at least {limit}")),
+        Asked::AtMostFigure(key) => {
+            let limit = figures.iter().find(|f| f.0 == key).map_or(0.0, |f| f.1);
+            (value <= limit, format!("at most {key}"))
+        }
+    }
+}
+
+fn show(row: &Row, figures: &Measured, out: &Output) {
+    let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+    let object: Map<String, Value> =
+        figures.iter().map(|(key, value)| ((*key).into(), json!(rounded(*value)))).collect();
+    out.result(&json!({"bench": row.name, "figures": object}), || {
+        for (key, value) in figures {
+            let asked = row.asked.iter().find(|a| a.0 == *key);
+            let note = asked.map_or_else(String::new, |(_, asked)| {
+                let (met, text) = verdict(*asked, *value, figures);
+                format!("  asked: {text}{}", if met { "" } else { "  MISSED" })
+            });
+            println!("  {key:<24}{:>12}{note}", rounded(*value));
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_judged() {
+        let figures: Measured = vec![("a", 2.0), ("limit", 3.0)];
+        assert!(verdict(Asked::AtMost(2.0), 2.0, &figures).0);
+        assert!(!verdict(Asked::AtMost(1.9), 2.0, &figures).0);
+        assert!(!verdict(Asked::AtLeast(2.1), 2.0, &figures).0);
+        assert!(verdict(Asked::AtMostFigure("limit"), 2.0, &figures).0);
+        assert!(!verdict(Asked::AtMostFigure("none"), 2.0, &figures).0);
+    }
+}

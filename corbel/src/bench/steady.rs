@@ -1,0 +1,141 @@
+//! The benches without faults. Each baseline is measured in the same run, in turns with the load,
+//! and the median of the turns is taken: on a shared machine a single turn says little.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::load::{self, figures, number};
+use super::trace::count_syscalls;
+use super::world::World;
+use super::{Bench, Measured};
+use crate::failure::Result;
+use crate::local::Plan;
+
+/// Turns of load and baseline.
+const TURNS: usize = 5;
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Runs `turn` several times; medians of each of its numbers.
+fn turns<const N: usize>(mut turn: impl FnMut() -> Result<[f64; N]>) -> Result<[f64; N]> {
+    let mut all: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
+    for _ in 0..TURNS {
+        crate::signals::check()?;
+        for (values, value) in all.iter_mut().zip(turn()?) {
+            values.push(value);
+        }
+    }
+    Ok(all.map(median))
+}
+
+fn p50(figures: &Value) -> Result<f64> {
+    number(figures, "p50_ns")
+}
+
+/// Append + fsync.
+pub fn fsync_chain(bench: &Bench<'_>) -> Result<Measured> {
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let path = world.file(1, "fsync-chain");
+    let mut args = ["append", path.as_str(), "4096", "500"];
+    figures(world.under_run(1, &args)?)?;
+    args[3] = "4000";
+    let [p50, p99] = turns(|| {
+        let got = figures(world.under_run(1, &args)?)?;
+        Ok([number(&got, "p50_ns")? / 1e3, number(&got, "p99_ns")? / 1e3])
+    })?;
+    Ok(vec![("p50_us", p50), ("p99_us", p99), ("replicas", f64::from(bench.replicas))])
+}
+
+/// Sequential writes and one fsync.
+pub fn seq_write(bench: &Bench<'_>) -> Result<Measured> {
+    const BYTES: usize = 512 << 20;
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let count = (BYTES / 16384).to_string();
+    let mut speeds = Vec::new();
+    for turn in 0..3 {
+        let path = world.file(1, &format!("seq-write-{turn}"));
+        let got = figures(world.under_run(1, &["seq", &path, "16384", &count])?)?;
+        speeds.push(BYTES as f64 / 1e6 / number(&got, "seconds")?);
+    }
+    Ok(vec![("mb_s", median(speeds)), ("replicas", f64::from(bench.replicas))])
+}
+
+/// Random reads of published data.
+pub fn rand_read(bench: &Bench<'_>) -> Result<Measured> {
+    const BYTES: usize = 256 << 20;
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let path = world.file(1, "rand-read");
+    let blocks = (BYTES / 65536).to_string();
+    let cold = world.scratch().join("cold").display().to_string();
+    figures(world.bare(&["fill", &cold, "65536", &blocks]))?;
+    // Written by a process that has ended: what is read is published, not in the reader's log.
+    figures(world.under_run(1, &["fill", &path, "65536", &blocks])?)?;
+    let [read, memcpy] = turns(|| {
+        let read = p50(&figures(world.under_run(1, &["read", &path, "4096", "200000"])?)?)?;
+        Ok([read, p50(&figures(world.bare(&["memcpy", &cold, "4096", "200000"]))?)?])
+    })?;
+    let calls = |count: &str| -> Result<f64> {
+        let calls = count_syscalls(world.under_run(1, &["read", &path, "4096", count])?)?;
+        Ok(calls as f64)
+    };
+    let (few, many) = (calls("1000")?, calls("21000")?);
+    Ok(vec![
+        ("p50_ns", read),
+        ("memcpy_ns", memcpy),
+        ("ratio", read / memcpy),
+        ("syscalls_per_op", ((many - few) / 20_000.0).max(0.0)),
+    ])
+}
+
+/// Small files.
+pub fn files(bench: &Bench<'_>) -> Result<Measured> {
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let dir = world.file(1, "");
+    let [rate] = turns(|| {
+        let got = figures(world.under_run(1, &["files", &dir, "4096", "3000"])?)?;
+        Ok([number(&got, "ops")? / number(&got, "seconds")?])
+    })?;
+    Ok(vec![("per_s", rate), ("replicas", f64::from(bench.replicas))])
+}
+
+/// SQLite transactions.
+pub fn sqlite(bench: &Bench<'_>) -> Result<Measured> {
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let script = load::sqlite_script(world.scratch())?;
+    let database = world.file(1, "bench.db");
+    let [rate, p50, p99] = turns(|| {
+        let mut command = world.local.run_command(1)?;
+        command.arg(load::python()?).arg(&script).arg(&database).arg("3000");
+        let got = figures(command)?;
+        Ok([number(&got, "tx_per_s")?, number(&got, "p50_us")?, number(&got, "p99_us")?])
+    })?;
+    let replicas = f64::from(bench.replicas);
+    Ok(vec![("tx_per_s", rate), ("p50_us", p50), ("p99_us", p99), ("replicas", replicas)])
+}
+
+/// CPU of an idle cluster.
+pub fn idle(bench: &Bench<'_>) -> Result<Measured> {
+    const WATCHED: Duration = Duration::from_secs(10);
+    let plan = Plan { replicas: bench.replicas, ..Plan::of(bench.replicas) };
+    let mounts: Vec<u32> = (1..=bench.replicas).collect();
+    let world = World::start(bench, Plan { transport: bench.transport, ..plan }, &mounts)?;
+    // Used once, then left alone: idle, not merely never touched.
+    let path = world.file(1, "idle");
+    figures(world.under_run(1, &["append", &path, "4096", "200"])?)?;
+    std::thread::sleep(Duration::from_secs(2));
+    let all = world.local.processes();
+    let ticks = || all.iter().map(|(_, process)| process.cpu_ticks()).sum::<u64>();
+    let (begin, since) = (ticks(), std::time::Instant::now());
+    while since.elapsed() < WATCHED {
+        crate::signals::check()?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // USER_HZ is 100 on every Linux that Rust's std runs on; the kernel scales to it.
+    let seconds = (ticks() - begin) as f64 / 100.0;
+    let percent = seconds / since.elapsed().as_secs_f64() * 100.0;
+    Ok(vec![("cpu_percent", percent), ("processes", all.len() as f64)])
+}

@@ -1,0 +1,97 @@
+//! The cluster of a bench: in memory, of its own, gone when the bench is.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::{Bench, load};
+use crate::failure::{Context, Result};
+use crate::local::{Local, Plan};
+
+/// A running cluster with the load program beside it. Ends when dropped.
+#[derive(Debug)]
+pub struct World {
+    /// The cluster.
+    pub local: Local,
+    /// The compiled load program.
+    pub load: PathBuf,
+    dir: PathBuf,
+    keep: bool,
+}
+
+impl World {
+    /// Starts `nodes` nodes, waits for the chain, mounts each node of `mounts`.
+    pub fn start(bench: &Bench<'_>, plan: Plan, mounts: &[u32]) -> Result<Self> {
+        let dir = scratch()?;
+        let begun = std::time::Instant::now();
+        let load = load::compile(&dir)?;
+        let local = Local::create(&dir.join("cluster"), plan)?.tied();
+        let world = Self { local, load, dir, keep: bench.keep };
+        world.local.up(Duration::from_secs(30))?;
+        for node in mounts {
+            world.local.mount(*node)?;
+        }
+        bench.out.step(format!("  cluster ready after {:.2} s", begun.elapsed().as_secs_f64()));
+        Ok(world)
+    }
+
+    /// The plan of a bench: every node a replica.
+    pub fn plan(bench: &Bench<'_>) -> Plan {
+        Plan { transport: bench.transport, ..Plan::of(bench.replicas) }
+    }
+
+    /// A directory beside the cluster, on tmpfs, for baselines.
+    pub fn scratch(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A file on the volume, by its path on `node`.
+    pub fn file(&self, node: u32, name: &str) -> String {
+        self.local.mount_point(node).join(name).display().to_string()
+    }
+
+    /// The load program outside of the volume.
+    pub fn bare(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.load);
+        command.args(args);
+        command
+    }
+
+    /// The load program under `corbel run` on `node`.
+    pub fn under_run(&self, node: u32, args: &[&str]) -> Result<Command> {
+        let mut command = self.local.run_command(node)?;
+        command.arg(&self.load).args(args);
+        Ok(command)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Err(failure) = self.local.down(true) {
+            eprintln!("corbel: cleaning up: {failure}");
+        }
+        if self.keep {
+            eprintln!("corbel: left in {}", self.dir.display());
+            return;
+        }
+        // Never across a mount that would not go: that would delete files of the volume.
+        let mounted =
+            self.local.nodes().any(|n| crate::local::is_mount_point(&self.local.mount_point(n)));
+        if mounted {
+            eprintln!("corbel: {} is still mounted; left as it is", self.dir.display());
+        } else if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            eprintln!("corbel: {}: {error}", self.dir.display());
+        }
+    }
+}
+
+/// A new directory in memory.
+pub fn scratch() -> Result<PathBuf> {
+    let nanos = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.subsec_nanos());
+    let name = format!("corbel-bench-{}-{nanos:x}", std::process::id());
+    let dir = Path::new("/dev/shm").join(name);
+    std::fs::create_dir(&dir).context(dir.display())?;
+    Ok(dir)
+}

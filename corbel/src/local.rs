@@ -1,0 +1,464 @@
+//! A local cluster for trying things: a coordinator and N nodes as daemons of one machine, each
+//! node with a region, services and a mount of its own below one directory.
+//!
+//! ```text
+//! DIR/cluster.json          what `up` was asked for
+//! DIR/coordinator/          state, coordinator.pid, log
+//! DIR/nN/corbel.toml        configuration of node N
+//! DIR/nN/region/            its persistent memory
+//! DIR/nN/run/               sockets, serve.pid, hostd.pid, nicfs.pid, mount.pid, logs
+//! DIR/nN/mnt/               the volume as node N sees it
+//! ```
+//!
+//! Everything is found again through pid files (see [`crate::process`]); nothing is ended by name.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::config::{Config, Durability, Size, Transport};
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::process::{self, Identity};
+
+/// What a local cluster is made of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Nodes.
+    pub nodes: u32,
+    /// Members of the chain.
+    pub replicas: u32,
+    /// Fabric between them.
+    pub transport: Transport,
+    /// Space for data on each node.
+    pub capacity: u64,
+    /// Size of the replication stream's ring.
+    pub stream: u64,
+    /// Lanes of a log.
+    pub lanes: u32,
+    /// Bytes of a lane.
+    pub lane_bytes: u64,
+}
+
+impl Plan {
+    /// `nodes` nodes, every one a replica.
+    pub fn of(nodes: u32) -> Self {
+        Self {
+            nodes,
+            replicas: nodes,
+            transport: Transport::Tcp,
+            capacity: 4 << 30,
+            stream: 256 << 20,
+            lanes: 4,
+            lane_bytes: 16 << 20,
+        }
+    }
+}
+
+/// A cluster below a directory, running or not.
+#[derive(Clone, Debug)]
+pub struct Local {
+    dir: PathBuf,
+    plan: Plan,
+    /// Whether what is started ends with this process.
+    tied: bool,
+}
+
+/// The processes of a node, in the order in which they are killed: the supervisor first, so that
+/// it does not restart the others.
+pub const NODE_PROCESSES: [&str; 3] = ["serve", "nicfs", "hostd"];
+
+/// Environment variable: the process that a daemon of ours must not outlive.
+pub const TIED: &str = "CORBEL_TIED_TO";
+
+/// Called by daemons: ends with SIGTERM when the process named by [`TIED`] ends.
+pub fn tie() {
+    let Some(parent) = std::env::var(TIED).ok().and_then(|pid| pid.parse::<i32>().ok()) else {
+        return;
+    };
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::TERM)) {
+        log::warn!("this process may outlive the one that started it: {error}");
+    }
+    // It may have ended before the line above.
+    if rustix::process::getppid().is_none_or(|pid| pid.as_raw_nonzero().get() != parent) {
+        std::process::exit(0);
+    }
+}
+
+fn free_addresses(count: usize) -> Result<Vec<SocketAddr>> {
+    // All are held until all are known, so that they differ.
+    let listeners: Vec<TcpListener> = (0..count)
+        .map(|_| TcpListener::bind("127.0.0.1:0"))
+        .collect::<std::io::Result<_>>()
+        .context("a free port on 127.0.0.1")?;
+    listeners.iter().map(|l| l.local_addr().context("local address")).collect()
+}
+
+/// This program.
+pub fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("the path of this program")
+}
+
+impl Local {
+    /// The default directory: of this user, in memory.
+    pub fn default_dir() -> PathBuf {
+        match std::env::var_os("XDG_RUNTIME_DIR") {
+            Some(dir) if Path::new(&dir).is_absolute() => PathBuf::from(dir).join("corbel"),
+            _ => format!("/dev/shm/corbel-{}", rustix::process::getuid().as_raw()).into(),
+        }
+    }
+
+    /// The cluster that `up` made in `dir`.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let file = dir.join("cluster.json");
+        let missing = || {
+            Failure::new(
+                Kind::Unreachable,
+                format!("{}: no cluster here", dir.display()),
+                "start one with `corbel cluster up`, or name its directory with --dir",
+            )
+        };
+        let text = std::fs::read_to_string(&file).map_err(|_| missing())?;
+        let json: serde_json::Value = serde_json::from_str(&text).map_err(|_| missing())?;
+        let number = |key: &str| json[key].as_u64().ok_or_else(missing);
+        let nodes = u32::try_from(number("nodes")?).ok().filter(|n| (1..=16).contains(n));
+        let mut plan = Plan::of(nodes.ok_or_else(missing)?);
+        plan.replicas = u32::try_from(number("replicas")?).map_err(|_| missing())?;
+        Ok(Self { dir: dir.to_path_buf(), plan, tied: false })
+    }
+
+    /// Makes directories, configurations and empty volumes; starts nothing.
+    pub fn create(dir: &Path, plan: Plan) -> Result<Self> {
+        if dir.join("cluster.json").exists() {
+            return Err(Failure::failed(
+                format!("{}: there is a cluster already", dir.display()),
+                "end it with `corbel cluster down`, or choose another --dir",
+            ));
+        }
+        std::fs::create_dir_all(dir).context(dir.display())?;
+        let this = Self { dir: dir.to_path_buf(), plan, tied: false };
+        let addresses = free_addresses(1 + 2 * this.plan.nodes as usize)?;
+        for node in this.nodes() {
+            let at = this.node_dir(node);
+            for sub in ["run", "mnt"] {
+                std::fs::create_dir_all(at.join(sub)).context(at.display())?;
+            }
+            let config = this.node_config(node, &addresses);
+            config.check(&at.display().to_string())?;
+            std::fs::write(this.config_file(node), config.render()).context(at.display())?;
+        }
+        let coordinator = this.dir.join("coordinator");
+        std::fs::create_dir_all(&coordinator).context(coordinator.display())?;
+        let about = serde_json::json!({"nodes": this.plan.nodes, "replicas": this.plan.replicas, "version": 1});
+        std::fs::write(this.dir.join("cluster.json"), about.to_string()).context(dir.display())?;
+        for node in this.nodes() {
+            this.corbel(node, &["mkfs"])?;
+        }
+        Ok(this)
+    }
+
+    fn node_config(&self, node: u32, addresses: &[SocketAddr]) -> Config {
+        let mut config = Config::default();
+        let (at, plan) = (self.node_dir(node), &self.plan);
+        config.cluster.id = "local".into();
+        config.cluster.coordinator = addresses[0];
+        config.cluster.coordinator_dir = self.dir.join("coordinator");
+        config.cluster.replicas = plan.replicas;
+        config.node.id = node;
+        config.node.listen = addresses[node as usize];
+        config.node.transport = plan.transport;
+        config.node.region = at.join("region");
+        config.node.durability = Durability::Replicated;
+        config.node.capacity = Size(plan.capacity);
+        config.node.stream = Size(plan.stream);
+        config.node.socket = at.join("run/hostd.sock");
+        config.node.metrics = crate::config::Metrics(Some(addresses[(plan.nodes + node) as usize]));
+        config.log.lanes = plan.lanes;
+        config.log.lane_bytes = Size(plan.lane_bytes);
+        config
+    }
+
+    /// Numbers of the nodes.
+    pub fn nodes(&self) -> std::ops::RangeInclusive<u32> {
+        1..=self.plan.nodes
+    }
+
+    /// The directory of the cluster.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Directory of a node.
+    pub fn node_dir(&self, node: u32) -> PathBuf {
+        self.dir.join(format!("n{node}"))
+    }
+
+    /// Configuration file of a node.
+    pub fn config_file(&self, node: u32) -> PathBuf {
+        self.node_dir(node).join("corbel.toml")
+    }
+
+    /// Configuration of a node.
+    pub fn config(&self, node: u32) -> Result<Config> {
+        Config::load(Some(&self.config_file(node)), &[])
+    }
+
+    /// Where the volume is mounted on a node.
+    pub fn mount_point(&self, node: u32) -> PathBuf {
+        self.node_dir(node).join("mnt")
+    }
+
+    fn pid_file(&self, node: u32, name: &str) -> PathBuf {
+        self.node_dir(node).join("run").join(format!("{name}.pid"))
+    }
+
+    /// A process of a node, if it runs.
+    pub fn process(&self, node: u32, name: &str) -> Option<Identity> {
+        process::read_pid_file(&self.pid_file(node, name))
+    }
+
+    /// The coordinator, if it runs.
+    pub fn coordinator(&self) -> Option<Identity> {
+        process::read_pid_file(&self.dir.join("coordinator/coordinator.pid"))
+    }
+
+    /// Every process of the cluster that runs, with a name for people.
+    pub fn processes(&self) -> Vec<(String, Identity)> {
+        let mut all = Vec::new();
+        all.extend(self.coordinator().map(|p| ("coordinator".to_string(), p)));
+        for node in self.nodes() {
+            for name in NODE_PROCESSES.iter().chain(&["mount"]) {
+                all.extend(self.process(node, name).map(|p| (format!("n{node} {name}"), p)));
+            }
+        }
+        all
+    }
+
+    /// A corbel command with the configuration of `node`.
+    pub fn command(&self, node: u32) -> Result<Command> {
+        let mut command = Command::new(own_program()?);
+        command.arg("--config").arg(self.config_file(node));
+        Ok(command)
+    }
+
+    /// Runs a verb for `node` to its end; its standard output.
+    pub fn corbel(&self, node: u32, args: &[&str]) -> Result<String> {
+        let output = self.command(node)?.args(args).output().context("corbel")?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let message = said.trim().trim_start_matches("corbel: ").to_string();
+        Err(Failure::failed(format!("corbel {} on node {node}: {message}", args.join(" ")), ""))
+    }
+
+    /// From now on, what is started ends when this process does, however that happens.
+    pub fn tied(self) -> Self {
+        Self { tied: true, ..self }
+    }
+
+    /// Starts the coordinator and every node; waits until the chain is formed.
+    pub fn up(&self, limit: Duration) -> Result<()> {
+        self.start_coordinator()?;
+        for node in self.nodes() {
+            self.start_node(node)?;
+        }
+        for node in self.nodes() {
+            self.wait_ready(node, limit)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a node serves and the chain has all its members.
+    pub fn wait_ready(&self, node: u32, limit: Duration) -> Result<()> {
+        let log = self.node_dir(node).join("run/log");
+        process::wait_until(&format!("node {node} to join the chain"), limit, || {
+            if self.process(node, "serve").is_none() {
+                return Err(ended(&format!("node {node}"), &log));
+            }
+            let Ok(status) = self.status(node) else { return Ok(None) };
+            let members = status["chain"].as_array().map_or(0, Vec::len);
+            Ok((members == self.plan.replicas as usize).then_some(()))
+        })
+    }
+
+    /// What nicfs of a node says about itself.
+    pub fn status(&self, node: u32) -> Result<serde_json::Value> {
+        let socket = crate::ask::socket(&self.node_dir(node).join("run"), "nicfs");
+        crate::ask::ask(&socket, Duration::from_secs(1))
+    }
+
+    /// Epoch of the chain as a node knows it.
+    pub fn epoch(&self, node: u32) -> Result<u64> {
+        let status = self.status(node)?;
+        status["epoch"].as_u64().ok_or_else(|| {
+            Failure::failed(format!("node {node} names no epoch: {status}"), "see its log")
+        })
+    }
+
+    /// `corbel run --` on a node, the program to be added.
+    pub fn run_command(&self, node: u32) -> Result<Command> {
+        let mut command = self.command(node)?;
+        command.args(["run", "--mount"]).arg(self.mount_point(node)).arg("--");
+        Ok(command)
+    }
+
+    fn start(&self, node: u32, args: &[&str], pid_file: &Path, log: &Path) -> Result<Identity> {
+        if let Some(running) = process::read_pid_file(pid_file) {
+            return Ok(running);
+        }
+        let mut command = self.command(node)?;
+        command.args(args);
+        if self.tied {
+            command.env(TIED, std::process::id().to_string());
+        }
+        let (_child, identity) = process::start(command, log)?;
+        process::write_pid_file(pid_file, identity)?;
+        Ok(identity)
+    }
+
+    /// Starts the coordinator.
+    pub fn start_coordinator(&self) -> Result<()> {
+        let at = self.dir.join("coordinator");
+        let args = ["serve", "coordinator"];
+        self.start(1, &args, &at.join("coordinator.pid"), &at.join("log")).map(drop)
+    }
+
+    /// Starts the services of a node.
+    pub fn start_node(&self, node: u32) -> Result<()> {
+        let log = self.node_dir(node).join("run/log");
+        self.start(node, &["serve"], &self.pid_file(node, "serve"), &log).map(drop)
+    }
+
+    /// Sends a signal to the services of a node; how many got it.
+    pub fn signal_node(&self, node: u32, signal: Signal) -> usize {
+        let running = NODE_PROCESSES.iter().filter_map(|name| self.process(node, name));
+        running.filter(|process| process.signal(signal)).count()
+    }
+
+    /// Mounts the volume on a node and waits until it is there.
+    pub fn mount(&self, node: u32) -> Result<PathBuf> {
+        let (at, log) = (self.mount_point(node), self.node_dir(node).join("run/mount.log"));
+        let point = at.display().to_string();
+        let args = ["mount", "--foreground", &point];
+        let identity = self.start(node, &args, &self.pid_file(node, "mount"), &log)?;
+        process::wait_until(&format!("mount on {point}"), Duration::from_secs(10), || {
+            if !identity.is_alive() {
+                return Err(ended("mount", &log));
+            }
+            Ok(is_mount_point(&at).then_some(()))
+        })?;
+        Ok(at)
+    }
+
+    /// Unmounts on a node.
+    pub fn unmount(&self, node: u32) {
+        let at = self.mount_point(node);
+        if let Some(mount) = self.process(node, "mount") {
+            mount.end(Duration::from_secs(3));
+        }
+        if is_mount_point(&at) {
+            lazy_unmount(&at);
+        }
+        let _ = std::fs::remove_file(self.pid_file(node, "mount"));
+    }
+
+    /// Ends everything that runs, unmounts, and removes the directory unless `keep`.
+    pub fn down(&self, keep: bool) -> Result<Vec<String>> {
+        let mut ended = Vec::new();
+        for node in self.nodes() {
+            self.unmount(node);
+        }
+        // All are asked first, so that they end side by side; then each is waited for.
+        let all = self.processes();
+        for (_, process) in &all {
+            process.signal(Signal::TERM);
+            process.signal(Signal::CONT);
+        }
+        let deadline = Instant::now() + Duration::from_secs(5);
+        for (name, process) in all {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let forced = process.end(left.max(Duration::from_millis(50)));
+            ended.push(if forced { format!("{name} (killed)") } else { name });
+        }
+        if !keep {
+            self.remove()?;
+        }
+        Ok(ended)
+    }
+
+    fn remove(&self) -> Result<()> {
+        if let Some(node) = self.nodes().find(|n| is_mount_point(&self.mount_point(*n))) {
+            let at = self.mount_point(node);
+            return Err(Failure::failed(
+                format!("{} is still mounted; nothing was removed", at.display()),
+                "end the programs that use it, then run `corbel cluster down` again",
+            ));
+        }
+        std::fs::remove_dir_all(&self.dir).context(self.dir.display())
+    }
+}
+
+/// A service ended although it should run.
+pub fn ended(what: &str, log: &Path) -> Failure {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let last: Vec<&str> = text.lines().rev().take(3).collect();
+    let said = last.into_iter().rev().collect::<Vec<_>>().join(" / ");
+    Failure::failed(format!("{what} ended: {said}"), format!("its log is {}", log.display()))
+}
+
+/// Whether something is mounted exactly at `path`. Asks the kernel's table, not the file system,
+/// which may hang.
+pub fn is_mount_point(path: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let table = std::fs::read("/proc/self/mounts").unwrap_or_default();
+    let wanted = escape(path.as_os_str().as_bytes());
+    table.split(|b| *b == b'\n').any(|line| line.split(|b| *b == b' ').nth(1) == Some(&wanted))
+}
+
+/// As the kernel writes paths in its table.
+fn escape(path: &[u8]) -> Vec<u8> {
+    path.iter().fold(Vec::new(), |mut out, b| {
+        match b {
+            b' ' | b'\t' | b'\n' | b'\\' => out.extend(format!("\\{b:03o}").bytes()),
+            _ => out.push(*b),
+        }
+        out
+    })
+}
+
+/// Detaches a mount whose server is gone or busy.
+fn lazy_unmount(path: &Path) {
+    if rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH).is_err() {
+        let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(path).status();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_found_in_the_kernels_table() {
+        assert!(is_mount_point(Path::new("/proc")));
+        assert!(!is_mount_point(Path::new("/proc/self")));
+        assert_eq!(escape(b"/a b\\"), b"/a\\040b\\134");
+    }
+
+    #[test]
+    fn there_is_no_cluster_in_an_empty_or_strange_directory() {
+        let dir = std::env::temp_dir().join(format!("corbel-local-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        for text in ["", "{", "{}", "{\"nodes\":0,\"replicas\":1}", "{\"nodes\":-1}", "[]"] {
+            std::fs::write(dir.join("cluster.json"), text).unwrap();
+            assert_eq!(Local::open(&dir).unwrap_err().kind, Kind::Unreachable, "{text}");
+        }
+        std::fs::write(dir.join("cluster.json"), "{\"nodes\":3,\"replicas\":2}").unwrap();
+        let local = Local::open(&dir).unwrap();
+        assert_eq!(local.nodes(), 1..=3);
+        assert!(local.processes().is_empty());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,168 @@
+//! `corbel serve`: the services of a node, each a process of its own, kept running.
+//!
+//! Without a role it is the supervisor: it starts hostd and nicfs as children, starts them again
+//! when they end (after 0.1 s, then longer each time, up to 5 s), and ends them when it is ended.
+//! They end with it even when it is killed. Pid files and the sockets that answer `corbel status`
+//! lie beside the socket of hostd.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+
+use crate::cli::Global;
+use crate::config::Config;
+use crate::failure::{Context, Failure, Result};
+use crate::local;
+use crate::process::{self, Identity};
+use crate::signals;
+
+/// Arguments of `corbel serve`.
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// What to serve; without it hostd and nicfs of this node, supervised
+    #[arg(value_enum)]
+    pub role: Option<Role>,
+}
+
+/// One service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Role {
+    /// The node service, on the offload processor
+    Nicfs,
+    /// The owner of the persistent memory, on the host
+    Hostd,
+    /// Membership and epochs of the cluster
+    Coordinator,
+}
+
+impl Role {
+    /// Its name in files and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nicfs => "nicfs",
+            Self::Hostd => "hostd",
+            Self::Coordinator => "coordinator",
+        }
+    }
+}
+
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A child that ran this long is not in a loop of failures.
+const SETTLED: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The run directory of a node: pid files, sockets.
+pub fn run_dir(config: &Config) -> PathBuf {
+    config.node.socket.parent().unwrap_or(Path::new("/")).to_path_buf()
+}
+
+/// Writes the pid file of this process.
+pub fn announce(dir: &Path, name: &str) -> Result<()> {
+    let own = Identity::own().ok_or_else(|| {
+        Failure::failed("cannot read /proc/self/stat", "mount /proc; pid files need it")
+    })?;
+    std::fs::create_dir_all(dir).context(dir.display())?;
+    let path = dir.join(format!("{name}.pid"));
+    match process::read_pid_file(&path) {
+        Some(other) if other != own => Err(Failure::failed(
+            format!("{name} runs already, as process {} ({})", other.pid, path.display()),
+            "end it first, or give this node another node.socket",
+        )),
+        _ => process::write_pid_file(&path, own),
+    }
+}
+
+/// A child that is kept running.
+#[derive(Debug)]
+struct Kept {
+    role: Role,
+    identity: Option<Identity>,
+    since: Instant,
+    pause: Duration,
+    due: Option<Instant>,
+}
+
+/// The supervisor of hostd and nicfs.
+pub fn supervise(global: &Global) -> Result<()> {
+    let config = global.load()?;
+    announce(&run_dir(&config), "serve")?;
+    signals::catch();
+    let (ends, ended) = mpsc::channel();
+    let mut kept: Vec<Kept> = [Role::Hostd, Role::Nicfs]
+        .map(|role| Kept {
+            role,
+            identity: None,
+            since: Instant::now(),
+            pause: PAUSE_MIN,
+            due: Some(Instant::now()),
+        })
+        .into();
+    while signals::pending().is_none() {
+        for one in &mut kept {
+            if one.due.is_some_and(|due| due <= Instant::now()) {
+                start(one, global, &ends)?;
+            }
+        }
+        // Nothing to do until a child ends or is due; the bound is how late a signal is seen.
+        let due = kept.iter().filter_map(|one| one.due).min();
+        let wait = due.map_or(Duration::from_millis(250), |due| {
+            due.saturating_duration_since(Instant::now()).min(Duration::from_millis(250))
+        });
+        if let Ok((role, how)) = ended.recv_timeout(wait) {
+            note_end(&mut kept, role, &how);
+        }
+    }
+    log::info!("ending");
+    for one in kept.iter().rev() {
+        if one.identity.is_some_and(|identity| identity.end(PATIENCE)) {
+            log::warn!("{} did not end in time and was killed", one.role.name());
+        }
+    }
+    Ok(())
+}
+
+fn start(one: &mut Kept, global: &Global, ends: &mpsc::Sender<(Role, String)>) -> Result<()> {
+    let mut command = Command::new(local::own_program()?);
+    if let Some(file) = &global.config {
+        command.arg("--config").arg(file);
+    }
+    global.set.iter().for_each(|set| drop(command.arg("--set").arg(set)));
+    command.arg("--log-level").arg(global.log_level.to_string());
+    command.args(["serve", one.role.name()]);
+    command.env(local::TIED, std::process::id().to_string());
+    let mut child: Child = command.spawn().context(one.role.name())?;
+    one.identity = i32::try_from(child.id()).ok().and_then(Identity::of);
+    one.since = Instant::now();
+    one.due = None;
+    let (ends, role) = (ends.clone(), one.role);
+    let wait = move || {
+        let how = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+        let _ = ends.send((role, how));
+    };
+    std::thread::Builder::new().name("wait".into()).spawn(wait).context("thread")?;
+    Ok(())
+}
+
+fn note_end(kept: &mut [Kept], role: Role, how: &str) {
+    let Some(one) = kept.iter_mut().find(|one| one.role == role) else { return };
+    if one.since.elapsed() > SETTLED {
+        one.pause = PAUSE_MIN;
+    }
+    log::error!("{} ended ({how}); starting it again in {:?}", role.name(), one.pause);
+    one.identity = None;
+    one.due = Some(Instant::now() + one.pause);
+    one.pause = (one.pause * 2).min(PAUSE_MAX);
+}
+
+/// Runs `corbel serve`.
+pub fn run(global: &Global, args: &ServeArgs) -> Result<()> {
+    local::tie();
+    match args.role {
+        None => supervise(global),
+        Some(role) => roles::run(role, &global.load()?),
+    }
+}

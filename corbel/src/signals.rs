@@ -1,0 +1,48 @@
+//! SIGINT and SIGTERM as a question that every wait loop asks, so that what was started is cleaned
+//! up by the ordinary path of an error.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::failure::{Failure, Kind, Result};
+
+static PENDING: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn note(signal: libc::c_int) {
+    // A second request is serious: end at once, as without a handler.
+    if PENDING.swap(signal, Ordering::Relaxed) != 0 {
+        // SAFETY: _exit is async-signal-safe.
+        unsafe { libc::_exit(128 + signal) };
+    }
+}
+
+/// From now on SIGINT and SIGTERM are noted instead of ending the process.
+pub fn catch() {
+    // SAFETY: the handler only stores to an atomic (and may call _exit), which is
+    // async-signal-safe; the structure is fully initialised; SA_RESTART is left out so that
+    // sleeping calls return early.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = note as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut());
+        libc::sigaction(libc::SIGTERM, &action, std::ptr::null_mut());
+    }
+}
+
+/// The signal that came, if one did.
+pub fn pending() -> Option<i32> {
+    Some(PENDING.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+}
+
+/// Fails when a signal came.
+pub fn check() -> Result<()> {
+    match pending() {
+        None => Ok(()),
+        Some(signal) => {
+            let mut failure =
+                Failure::new(Kind::Interrupted, format!("ended by signal {signal}"), "");
+            failure.exit = Some(u8::try_from(128 + signal).unwrap_or(130));
+            Err(failure)
+        }
+    }
+}
