@@ -28,7 +28,7 @@ pub struct Ack {
 pub struct Writer {
     child: Child,
     acks: Arc<Mutex<Vec<Ack>>>,
-    reader: Option<std::thread::JoinHandle<()>>,
+    reader: std::thread::JoinHandle<()>,
 }
 
 /// Monotonic nanoseconds, on the clock of the load program.
@@ -57,7 +57,7 @@ impl Writer {
                 }
             }
         };
-        Ok(Self { child, acks, reader: Some(std::thread::spawn(collect)) })
+        Ok(Self { child, acks, reader: std::thread::spawn(collect) })
     }
 
     /// What was acknowledged so far.
@@ -113,8 +113,11 @@ impl Writer {
     fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if let Some(reader) = self.reader.take() {
-            let _ = reader.join();
+        // What it had said is in the pipe and is read at once; but a child of the program may hold
+        // the other end open for longer than this.
+        let end = Instant::now() + Duration::from_millis(500);
+        while !self.reader.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
