@@ -5,6 +5,8 @@
 pub mod chunk;
 pub mod control;
 pub mod entry;
+pub mod item;
+pub mod page;
 pub mod rpc;
 pub mod superblock;
 

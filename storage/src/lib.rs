@@ -16,3 +16,7 @@ pub mod media;
 pub mod persist;
 #[cfg(feature = "std")]
 pub mod region;
+#[cfg(feature = "std")]
+pub mod tree;
+#[cfg(feature = "std")]
+pub mod volume;

@@ -1,0 +1,649 @@
+//! A volume: the schema on the tree, and the one [`Volume::apply`] that changes it.
+//!
+//! `apply` checks an operation against the working state and then does it: namespace and
+//! attributes in the tree's pages in DRAM, data as a list of copies. [`Volume::seal`] ends a
+//! transaction: what it did is immutable from then on, and later operations go on top.
+//! [`Volume::publish`] puts a sealed transaction on media, after the caller has run its copies
+//! and made them persistent. A crash at any point leaves the state of the last root flipped.
+//!
+//! What is always true:
+//! - A refusal changes nothing. A [`Fault`] on the way condemns the working state (only): every
+//!   later call reports it, and the volume must be opened anew.
+//! - Bytes of a file's blocks beyond its size are zeroes, so that growing it needs no writing.
+//! - Data is overwritten in place. That is safe under replay because entries carry the bytes
+//!   themselves; CloneRange alone reads what others write, so writing to its source is put off
+//!   (`Refusal::NeedsPublish`) until the clone is published.
+//! - Blocks and pages given up by a transaction are reused only after it is published.
+//!
+//! Reads show the working state. File *contents* ([`Volume::read_file`]) lag: they are what the
+//! copies run so far have made of them.
+
+mod attrs;
+mod data;
+mod names;
+mod publish;
+mod space;
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use base::wire::Corrupt;
+use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
+
+use crate::format::entry::{Header, Op, Stamp};
+use crate::format::item::{self, Inode, ReadClass, Run, attr_key, kind};
+use crate::format::page::Key;
+use crate::format::rpc::{Extent, InodeRecord, Name};
+use crate::format::superblock::{
+    Durability, ROOT_AT, ROOT_BYTES, RootRecord, SUPER_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
+    Superblock, newest_root,
+};
+use crate::limits::BLOCK_BYTES;
+use crate::media::{Media, MediaError, Segment};
+pub use crate::tree::Fault;
+use crate::tree::{Root, Tree};
+pub use publish::{CopyItem, Sealed, run_copies};
+pub use space::{Blocks, Space};
+
+/// Number of the arena that everybody may read.
+pub const ARENA_WORLD: u32 = 0;
+/// Number of the arena that no client may map.
+pub const ARENA_SERVICE: u32 = 1;
+/// Arenas of a volume; files of further classes go to the service's.
+pub const ARENAS_MAX: u32 = 4096;
+
+/// Tree pages that any one operation may need at most, splits and merges included.
+const PAGES_PER_OP: u64 = 96;
+/// Share of the tree kept for operations that give space back.
+const PAGES_RESERVE_SHARE: u64 = 32;
+/// Pages of the tree kept in DRAM: 64 MiB.
+pub const CACHE_PAGES: usize = 16384;
+
+/// Why an operation was refused. It changed nothing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The inode or the name does not exist.
+    NoEntry,
+    /// The name or the inode number is in use.
+    Exists,
+    /// Not a directory.
+    NotDirectory,
+    /// A directory.
+    IsDirectory,
+    /// The directory is not empty.
+    NotEmpty,
+    /// A directory would come to lie in itself.
+    Cycle,
+    /// Too many hard links.
+    TooManyLinks,
+    /// Beyond the largest file size.
+    TooBig,
+    /// No space, also not after publishing.
+    NoSpace,
+    /// Not now: seal and publish, then apply again.
+    NeedsPublish,
+    /// The name belongs to another inode than the operation says.
+    Mismatch,
+    /// The name is illegal.
+    BadName,
+    /// The operation makes no sense on this kind of inode, or its arguments do not.
+    Invalid,
+    /// Not permitted, whoever asks (hard links of directories).
+    NotPermitted,
+    /// A mode of fallocate that is not provided.
+    Unsupported,
+    /// The extended attribute does not exist.
+    NoAttribute,
+    /// Not the operation's fault.
+    Fault(Fault),
+}
+
+impl Refusal {
+    /// What a caller of the file system sees.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::NoEntry => Errno::NOENT,
+            Self::Exists => Errno::EXIST,
+            Self::NotDirectory => Errno::NOTDIR,
+            Self::IsDirectory => Errno::ISDIR,
+            Self::NotEmpty => Errno::NOTEMPTY,
+            Self::Cycle | Self::Invalid | Self::BadName => Errno::INVAL,
+            Self::TooManyLinks => Errno::MLINK,
+            Self::TooBig => Errno::FBIG,
+            Self::NoSpace => Errno::NOSPC,
+            Self::NeedsPublish => Errno::AGAIN,
+            Self::Mismatch => Errno::STALE,
+            Self::NotPermitted => Errno::PERM,
+            Self::Unsupported => Errno::OPNOTSUPP,
+            Self::NoAttribute => Errno::NODATA,
+            Self::Fault(_) => Errno::IO,
+        }
+    }
+}
+
+impl core::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Fault(fault) => fault.fmt(f),
+            Self::Cycle => f.write_str("a directory would come to lie in itself"),
+            Self::NeedsPublish => f.write_str("waits for what was done before to be published"),
+            Self::Mismatch => f.write_str("the name belongs to another inode"),
+            Self::BadName => f.write_str("the name is illegal"),
+            other => other.errno().fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for Refusal {}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<MediaError> for Refusal {
+    fn from(e: MediaError) -> Self {
+        Self::Fault(Fault::Media(e))
+    }
+}
+
+/// What an operation brought about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Applied {
+    /// This inode has no name any more; `Reap` frees it once nobody has it open.
+    pub orphaned: Option<InodeId>,
+    /// The result was there already: the operation had been applied before.
+    pub already: bool,
+}
+
+/// Result of the parts of `apply`.
+type Done = Result<Applied, Refusal>;
+
+/// What `mkfs` chooses.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// The same on every member of the chain.
+    pub uuid: [u8; 16],
+    /// Name, 1 to 64 bytes.
+    pub name: String,
+    /// Node that the region belongs to.
+    pub node: NodeId,
+    /// Durability mode of the region.
+    pub durability: Durability,
+    /// Bytes of file data, rounded down to blocks.
+    pub capacity_bytes: u64,
+    /// Bytes of the stream ring (recorded for the service, which makes the segment).
+    pub stream_bytes: u64,
+    /// Realtime nanoseconds; time stamps of the root directory.
+    pub time: u64,
+    /// Owner of the root directory.
+    pub uid: u32,
+    /// Group of the root directory.
+    pub gid: u32,
+    /// Permission bits of the root directory.
+    pub mode: u32,
+}
+
+/// Space and inode counts of the working state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VolumeStat {
+    /// Data blocks in all.
+    pub blocks: u64,
+    /// Data blocks free.
+    pub blocks_free: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Inodes that the tree still has room for, roughly.
+    pub inodes_free: u64,
+}
+
+/// An open volume.
+pub struct Volume {
+    media: Arc<dyn Media>,
+    tree: Tree,
+    superblock: Superblock,
+    /// The last root flipped.
+    root: RootRecord,
+    space: Space,
+    copies: Vec<CopyItem>,
+    inodes: u64,
+    last_inode: u64,
+    time: u64,
+    /// Sources of clones that are not published, with their transaction.
+    cloned: Vec<(u64, InodeId)>,
+    condemned: Cell<bool>,
+}
+
+impl core::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Volume {{ name: {:?}, root: {:?} }}", self.superblock.name, self.root)
+    }
+}
+
+fn corrupt(ino: InodeId) -> impl Fn(Corrupt) -> Fault {
+    move |corrupt| Fault::Item { ino: ino.0, corrupt }
+}
+
+/// Both copies of the superblock.
+pub fn read_superblocks(media: &dyn Media) -> Result<[Result<Superblock, Corrupt>; 2], MediaError> {
+    let read = |at| -> Result<_, MediaError> {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        media.read(Segment::Super, at, &mut bytes)?;
+        Ok(Superblock::decode(&bytes))
+    };
+    Ok([read(SUPERBLOCK_AT[0])?, read(SUPERBLOCK_AT[1])?])
+}
+
+/// Both root records; one of another volume counts as corrupt.
+pub fn read_roots(
+    media: &dyn Media,
+    uuid: &[u8; 16],
+) -> Result<[Result<RootRecord, Corrupt>; 2], MediaError> {
+    let read = |slot: usize| -> Result<_, MediaError> {
+        let mut bytes = [0; ROOT_BYTES];
+        media.read(Segment::Super, ROOT_AT[slot], &mut bytes)?;
+        let bad = |what| Err(Corrupt::new("root record", what));
+        Ok(match RootRecord::decode(&bytes) {
+            Ok(r) if r.uuid != *uuid => bad("belongs to another volume"),
+            Ok(r) if r.transaction % 2 != slot as u64 => bad("lies in the other's slot"),
+            judged => judged,
+        })
+    };
+    Ok([read(0)?, read(1)?])
+}
+
+impl Volume {
+    /// Makes an empty volume: superblock, root directory, the first two arenas, root record.
+    pub fn format(media: Arc<dyn Media>, params: &Params) -> Result<Self, Fault> {
+        let bad = |what| {
+            let corrupt = Corrupt::new("volume parameters", what);
+            Fault::Item { ino: 0, corrupt }
+        };
+        if params.name.is_empty() || params.name.len() > 64 {
+            return Err(bad("have a name that is empty or longer than 64 bytes"));
+        }
+        let capacity_blocks = params.capacity_bytes / BLOCK_BYTES;
+        if capacity_blocks < 16 || capacity_blocks > 1 << 40 {
+            return Err(bad("have a capacity under 64 KiB or beyond the limit"));
+        }
+        let superblock = Superblock {
+            uuid: params.uuid,
+            created: params.time,
+            capacity_blocks,
+            node: params.node,
+            durability: params.durability,
+            name: params.name.clone(),
+            tree_pages: capacity_blocks / 4 + 4096,
+            stream_bytes: params.stream_bytes,
+        };
+        media.ensure(Segment::Super, SUPER_BYTES)?;
+        media.ensure(Segment::Tree, superblock.tree_pages * BLOCK_BYTES)?;
+        let bytes = superblock.encode();
+        for at in SUPERBLOCK_AT {
+            media.write(Segment::Super, at, &bytes)?;
+            media.persist(Segment::Super, at, bytes.len() as u64)?;
+        }
+        for at in ROOT_AT {
+            media.write(Segment::Super, at, &[0; ROOT_BYTES])?;
+            media.persist(Segment::Super, at, ROOT_BYTES as u64)?;
+        }
+        media.fence()?;
+        let tree = Tree::new(media.clone(), superblock.tree_pages, CACHE_PAGES)?;
+        let root = RootRecord { uuid: params.uuid, ..Default::default() };
+        let mut volume = Self::with(media, tree, superblock, root);
+        volume.make_root(params)?;
+        let sealed = volume.seal(StreamSeq(0), Epoch(0), &[])?;
+        volume.publish(sealed)?;
+        Ok(volume)
+    }
+
+    fn make_root(&mut self, params: &Params) -> Result<(), Fault> {
+        self.add_arena(ARENA_WORLD, ReadClass::World)?;
+        self.add_arena(ARENA_SERVICE, ReadClass::Service)?;
+        let now = Stamp::from_nanos(params.time);
+        let inode = Inode {
+            mode: item::S_IFDIR | (params.mode & 0o7777),
+            nlink: 2,
+            uid: params.uid,
+            gid: params.gid,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            parent: InodeId::ROOT,
+            ..Default::default()
+        };
+        self.put_inode(InodeId::ROOT, &inode)?;
+        (self.inodes, self.last_inode, self.time) = (1, 1, params.time);
+        Ok(())
+    }
+
+    fn with(media: Arc<dyn Media>, tree: Tree, superblock: Superblock, root: RootRecord) -> Self {
+        Self {
+            media,
+            tree,
+            space: Space::new(superblock.capacity_blocks),
+            superblock,
+            root,
+            copies: Vec::new(),
+            inodes: 0,
+            last_inode: root.last_inode,
+            time: root.time,
+            cloned: Vec::new(),
+            condemned: Cell::new(false),
+        }
+    }
+
+    /// Opens the newest published state. Walks the whole tree: checks every page, and rebuilds
+    /// which pages and blocks are free.
+    pub fn open(media: Arc<dyn Media>) -> Result<Self, Fault> {
+        let [a, b] = read_superblocks(&*media)?;
+        let superblock = a.or(b).map_err(corrupt(InodeId::NONE))?;
+        let slots = read_roots(&*media, &superblock.uuid)?;
+        let Some(root) = newest_root(&slots) else {
+            let [first, _] = slots;
+            let none = Corrupt::new("root record", "is missing");
+            return Err(corrupt(InodeId::NONE)(first.err().unwrap_or(none)));
+        };
+        let mut space = Space::new(superblock.capacity_blocks);
+        let mut runs = Vec::new();
+        let mut inodes = 0;
+        let level = u8::try_from(root.level).unwrap_or(u8::MAX);
+        let tree = Tree::open(
+            media.clone(),
+            superblock.tree_pages,
+            CACHE_PAGES,
+            Root { page: root.page, level },
+            root.transaction,
+            &mut |key, value| {
+                let ino = InodeId(key.ino);
+                match key.kind {
+                    kind::ATTR => inodes += 1,
+                    kind::ARENA if key.ino == 0 => {
+                        let class = ReadClass::decode(value).map_err(corrupt(ino))?;
+                        space.add(u32::try_from(key.item).unwrap_or(u32::MAX), class);
+                    }
+                    kind::EXTENT => {
+                        let run = Run::decode(key.item, value).map_err(corrupt(ino))?;
+                        // Arenas come first: their keys have inode 0.
+                        if let Err(what) = space.take(&run) {
+                            runs.push((ino, what));
+                        }
+                    }
+                    _ => {}
+                }
+                Ok(())
+            },
+        )?;
+        if let Some(&(ino, what)) = runs.first() {
+            return Err(corrupt(ino)(Corrupt::new("extent", what)));
+        }
+        let mut volume = Self::with(media, tree, superblock, root);
+        (volume.space, volume.inodes) = (space, inodes);
+        let arenas: Vec<u32> = volume.space.arenas().map(|(n, _)| n).collect();
+        for arena in arenas {
+            volume.ensure_arena(arena)?;
+        }
+        Ok(volume)
+    }
+
+    fn ensure_arena(&self, arena: u32) -> Result<(), Fault> {
+        let bytes = self.superblock.capacity_blocks * BLOCK_BYTES;
+        Ok(self.media.ensure(Segment::Arena(arena), bytes)?)
+    }
+
+    fn add_arena(&mut self, number: u32, class: ReadClass) -> Result<(), Fault> {
+        self.ensure_arena(number)?;
+        self.tree.put(Key::new(0, kind::ARENA, u64::from(number)), &class.encode())?;
+        self.space.add(number, class);
+        Ok(())
+    }
+
+    /// Does one operation on the working state. `source` is where the entry's payload lies in
+    /// the region: the data of a Write is copied from there when the copies are run.
+    pub fn apply(&mut self, header: &Header, op: &Op<'_>, source: (Segment, u64)) -> Done {
+        if self.condemned.get() {
+            return Err(Fault::Condemned.into());
+        }
+        let done = self.dispatch(header, op, source);
+        match &done {
+            Ok(_) => self.time = self.time.max(header.time),
+            Err(Refusal::Fault(_)) => self.condemned.set(true),
+            Err(_) => {}
+        }
+        done
+    }
+
+    fn dispatch(&mut self, header: &Header, op: &Op<'_>, source: (Segment, u64)) -> Done {
+        let now = Stamp::from_nanos(header.time);
+        self.room_in_tree(matches!(
+            op,
+            Op::Unlink { .. } | Op::Rmdir { .. } | Op::Truncate { .. } | Op::Reap { .. }
+        ))?;
+        match *op {
+            Op::Pad => Ok(Applied::default()),
+            Op::Create { .. } => self.create(op, now),
+            Op::Link { ino, parent, name } => self.link(ino, parent, name, now),
+            Op::Unlink { ino, parent, name, .. } => self.unlink(ino, parent, name, now),
+            Op::Rmdir { ino, parent, name } => self.rmdir(ino, parent, name, now),
+            Op::Rename { .. } => self.rename(op, now),
+            Op::Write { ino, offset, data, clear_setid } => {
+                self.write(ino, offset, data.len() as u64, clear_setid, now, source)
+            }
+            Op::Truncate { ino, size, clear_setid } => self.truncate(ino, size, clear_setid, now),
+            Op::Fallocate { ino, offset, len, mode } => self.fallocate(ino, offset, len, mode, now),
+            Op::SetAttr { .. } => self.set_attr(op, now),
+            Op::SetXattr { ino, name, value } => self.set_xattr(ino, name, value, now),
+            Op::RemoveXattr { ino, name } => self.remove_xattr(ino, name, now),
+            Op::CloneRange { .. } => self.clone_range(op, now),
+            Op::Reap { ino } => self.reap(ino),
+        }
+    }
+
+    /// Whether the tree has pages for an operation; those that give space back may use the last.
+    fn room_in_tree(&self, gives_back: bool) -> Result<(), Refusal> {
+        let reserve = if gives_back { 0 } else { self.superblock.tree_pages / PAGES_RESERVE_SHARE };
+        let (free, pending) = (self.tree.free_pages(), self.tree.pending_pages());
+        if free >= PAGES_PER_OP + reserve {
+            Ok(())
+        } else if free + pending >= PAGES_PER_OP + reserve {
+            Err(Refusal::NeedsPublish)
+        } else {
+            Err(Refusal::NoSpace)
+        }
+    }
+
+    fn inode(&self, ino: InodeId) -> Result<Option<Inode>, Fault> {
+        if self.condemned.get() {
+            return Err(Fault::Condemned);
+        }
+        let found = self.tree.get_with(attr_key(ino), Inode::decode)?;
+        found.transpose().map_err(corrupt(ino))
+    }
+
+    /// The attributes of an inode that must exist.
+    fn need(&self, ino: InodeId) -> Result<Inode, Refusal> {
+        self.inode(ino)?.ok_or(Refusal::NoEntry)
+    }
+
+    /// The attributes of a directory in which names can be made.
+    fn need_dir(&self, ino: InodeId) -> Result<Inode, Refusal> {
+        let inode = self.need(ino)?;
+        if !inode.is_dir() {
+            return Err(Refusal::NotDirectory);
+        }
+        if inode.nlink == 0 { Err(Refusal::NoEntry) } else { Ok(inode) }
+    }
+
+    fn put_inode(&mut self, ino: InodeId, inode: &Inode) -> Result<(), Fault> {
+        self.tree.put(attr_key(ino), &inode.encode())
+    }
+
+    /// Attributes.
+    pub fn attr(&self, ino: InodeId) -> Result<Option<InodeRecord>, Fault> {
+        Ok(self.inode(ino)?.map(|inode| inode.record(ino)))
+    }
+
+    /// Parent of a directory (the root's is itself); None for what is no directory.
+    pub fn parent(&self, dir: InodeId) -> Result<Option<InodeId>, Fault> {
+        Ok(self.inode(dir)?.filter(Inode::is_dir).map(|inode| inode.parent))
+    }
+
+    /// The inode of a name and the type bits of its mode. `.` and `..` are not names.
+    pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Option<(InodeId, u32)>, Fault> {
+        Ok(self.find_name(dir, name)?.map(|found| (found.ino, found.kind)))
+    }
+
+    /// Shows up to `limit` names after `cookie` (0 begins, with `.` and `..`), until `each`
+    /// returns false. Returns whether the end was reached. None: no directory.
+    pub fn readdir(
+        &self,
+        dir: InodeId,
+        cookie: u64,
+        limit: usize,
+        each: &mut dyn FnMut(&Name<'_>) -> bool,
+    ) -> Result<Option<bool>, Fault> {
+        let Some(inode) = self.inode(dir)?.filter(Inode::is_dir) else { return Ok(None) };
+        let (mut left, kind_dir) = (limit, item::S_IFDIR);
+        for (at, ino, name) in [(0, dir, &b"."[..]), (1, inode.parent, b"..")] {
+            if cookie <= at {
+                if left == 0 || !each(&Name { ino, kind: kind_dir, next: at + 1, name }) {
+                    return Ok(Some(false));
+                }
+                left -= 1;
+            }
+        }
+        let (mut end, mut failed) = (true, None);
+        let from = Key::new(dir.0, kind::NAME, cookie.saturating_add(1));
+        let to = Key::new(dir.0, kind::NAME, u64::MAX);
+        self.tree.scan(from, to, &mut |key, value| {
+            if left == 0 {
+                end = false;
+                return false;
+            }
+            left -= 1;
+            match item::decode_name(value) {
+                Ok((ino, kind, name)) => {
+                    end = each(&Name { ino, kind, next: key.item, name });
+                    end
+                }
+                Err(e) => {
+                    failed = Some(e);
+                    false
+                }
+            }
+        })?;
+        failed.map_or(Ok(Some(end)), |e| Err(corrupt(dir)(e)))
+    }
+
+    /// Up to `max` extents of a file that end after `from_offset`, in order.
+    pub fn extents(
+        &self,
+        ino: InodeId,
+        from_offset: u64,
+        max: usize,
+    ) -> Result<Vec<Extent>, Fault> {
+        let runs = self.runs(ino, from_offset / BLOCK_BYTES, u64::MAX, max)?;
+        let extent = |run: &Run| Extent {
+            offset: run.file * BLOCK_BYTES,
+            len: run.len * BLOCK_BYTES,
+            arena: run.arena,
+            unwritten: run.unwritten,
+            arena_offset: run.block * BLOCK_BYTES,
+        };
+        Ok(runs.iter().map(extent).collect())
+    }
+
+    /// Target of a symbolic link; empty for anything else.
+    pub fn symlink(&self, ino: InodeId) -> Result<Vec<u8>, Fault> {
+        let mut target = Vec::new();
+        let (from, to) = (Key::new(ino.0, kind::TARGET, 0), Key::new(ino.0, kind::TARGET, 64));
+        self.tree.scan(from, to, &mut |_, piece| {
+            target.extend_from_slice(piece);
+            true
+        })?;
+        Ok(target)
+    }
+
+    /// Class of an inode's blocks.
+    pub fn class_of(mode: u32, uid: u32, gid: u32) -> ReadClass {
+        ReadClass::of(mode, uid, gid)
+    }
+
+    /// Class of an arena.
+    pub fn arena_class(&self, arena: u32) -> Option<ReadClass> {
+        self.space.class(arena)
+    }
+
+    /// Arenas with their classes.
+    pub fn arenas(&self) -> Vec<(u32, ReadClass)> {
+        self.space.arenas().collect()
+    }
+
+    /// Space and inode counts.
+    pub fn statfs(&self) -> VolumeStat {
+        let room = self.tree.free_pages() + self.tree.pending_pages();
+        let reserve = self.superblock.tree_pages / PAGES_RESERVE_SHARE + PAGES_PER_OP;
+        VolumeStat {
+            blocks: self.space.capacity(),
+            blocks_free: self.space.capacity() - self.space.live(),
+            inodes: self.inodes,
+            inodes_free: room.saturating_sub(reserve) * 8,
+        }
+    }
+
+    /// Inodes without a name that `Reap` has not freed yet.
+    pub fn orphans(&self) -> Result<Vec<InodeId>, Fault> {
+        let mut found = Vec::new();
+        let (from, to) = (Key::new(0, kind::ORPHAN, 0), Key::new(0, kind::ORPHAN, u64::MAX));
+        self.tree.scan(from, to, &mut |key, _| {
+            found.push(InodeId(key.item));
+            true
+        })?;
+        Ok(found)
+    }
+
+    /// Last sequence of a client that is sealed (0: none).
+    pub fn published(&self, client: ClientId) -> Result<Sequence, Fault> {
+        let key = Key::new(0, kind::CLIENT, client.0);
+        let bad = Corrupt::new("client", "has a sequence of impossible length");
+        let found = self.tree.get_with(key, |v| <[u8; 8]>::try_from(v).map(u64::from_le_bytes))?;
+        match found {
+            None => Ok(Sequence(0)),
+            Some(Ok(seq)) => Ok(Sequence(seq)),
+            Some(Err(_)) => Err(corrupt(InodeId::NONE)(bad)),
+        }
+    }
+
+    /// The superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The last root flipped: stream position, epoch, counts.
+    pub fn root(&self) -> &RootRecord {
+        &self.root
+    }
+
+    /// The region's memory.
+    pub fn media(&self) -> &Arc<dyn Media> {
+        &self.media
+    }
+
+    /// Highest inode number that was ever used.
+    pub fn last_inode(&self) -> InodeId {
+        InodeId(self.last_inode)
+    }
+
+    /// Whether publishing soon is advisable: the free pages run low, or much waits to be freed.
+    pub fn wants_publish(&self) -> bool {
+        let low = self.superblock.tree_pages / PAGES_RESERVE_SHARE + 8 * PAGES_PER_OP;
+        self.tree.free_pages() < low || self.space.pending() * 8 > self.space.capacity()
+    }
+
+    /// The tree, for the checker and for measurements.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+}

@@ -1,0 +1,147 @@
+//! Two-phase publication: seal ends a transaction, publish puts it on media.
+
+use base::{ClientId, Epoch, Sequence, StreamSeq};
+
+use super::{Blocks, Fault, Volume};
+use crate::format::item::kind;
+use crate::format::page::Key;
+use crate::format::superblock::{ROOT_AT, RootRecord};
+use crate::media::{Media, MediaError, Segment};
+use crate::tree::SealedTree;
+
+/// One step of moving data to where it is published. The order of the steps counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopyItem {
+    /// Copies bytes.
+    Copy {
+        /// Where they lie.
+        from: (Segment, u64),
+        /// Where they go.
+        to: (Segment, u64),
+        /// How many.
+        len: u64,
+    },
+    /// Makes zeroes.
+    Zero {
+        /// Where.
+        to: (Segment, u64),
+        /// How many.
+        len: u64,
+    },
+}
+
+/// Bytes of zeroes written at a time.
+const ZEROES: [u8; 4096] = [0; 4096];
+
+/// Runs copies in order, and starts their write-back; the caller ends with a fence before it
+/// publishes.
+pub fn run_copies(media: &dyn Media, copies: &[CopyItem]) -> Result<(), MediaError> {
+    for item in copies {
+        let (to, len) = match *item {
+            CopyItem::Copy { from, to, len } => {
+                media.copy(from, to, len)?;
+                (to, len)
+            }
+            CopyItem::Zero { to, len } => {
+                let mut done = 0;
+                while done < len {
+                    let n = (len - done).min(ZEROES.len() as u64);
+                    media.write(to.0, to.1 + done, &ZEROES[..n as usize])?;
+                    done += n;
+                }
+                (to, len)
+            }
+        };
+        media.persist(to.0, to.1, len)?;
+    }
+    Ok(())
+}
+
+/// A transaction that nothing changes any more.
+#[must_use = "a sealed transaction must be published, or the volume be opened anew"]
+#[derive(Debug)]
+pub struct Sealed {
+    /// To be run, in order, and made persistent before [`Volume::publish`].
+    pub copies: Vec<CopyItem>,
+    /// The record that publishing writes.
+    pub root: RootRecord,
+    tree: SealedTree,
+    freed: Vec<Blocks>,
+}
+
+impl Sealed {
+    /// Writes the tree pages and starts their write-back. `publish` does it too; whoever calls it
+    /// before, on another thread, calls [`Volume::flip`] afterwards.
+    pub fn write_pages(&self, media: &dyn Media) -> Result<(), MediaError> {
+        self.tree.write(media)
+    }
+
+    /// Number of tree pages in it.
+    pub fn page_count(&self) -> usize {
+        self.tree.pages.len()
+    }
+}
+
+impl Volume {
+    /// Ends the working transaction. It holds the stream up to `stream_seq`, and of each client
+    /// given the operations up to the sequence given (sequence 0 forgets the client).
+    pub fn seal(
+        &mut self,
+        stream_seq: StreamSeq,
+        epoch: Epoch,
+        clients: &[(ClientId, Sequence)],
+    ) -> Result<Sealed, Fault> {
+        if self.condemned.get() {
+            return Err(Fault::Condemned);
+        }
+        for (client, seq) in clients {
+            let key = Key::new(0, kind::CLIENT, client.0);
+            let done = match seq.0 {
+                0 => self.tree.remove(key).map(|_| ()),
+                seq => self.tree.put(key, &seq.to_le_bytes()),
+            };
+            done.inspect_err(|_| self.condemned.set(true))?;
+        }
+        let transaction = self.tree.working();
+        let tree = self.tree.seal();
+        let root = RootRecord {
+            transaction,
+            page: tree.root.page,
+            level: u32::from(tree.root.level),
+            pages: self.tree.pages(),
+            stream_seq,
+            epoch,
+            blocks: self.space.live(),
+            inodes: self.inodes,
+            time: self.time,
+            uuid: self.superblock.uuid,
+            last_inode: self.last_inode,
+        };
+        let copies = std::mem::take(&mut self.copies);
+        Ok(Sealed { copies, root, tree, freed: self.space.seal() })
+    }
+
+    /// Puts the oldest sealed transaction on media: pages, fence, root, fence. The caller has run
+    /// its copies and started their write-back. Returns the data blocks that are free now.
+    pub fn publish(&mut self, sealed: Sealed) -> Result<Vec<Blocks>, Fault> {
+        sealed.write_pages(&*self.media)?;
+        self.flip(sealed)
+    }
+
+    /// The second half of [`Volume::publish`]: fence, root, fence.
+    pub fn flip(&mut self, sealed: Sealed) -> Result<Vec<Blocks>, Fault> {
+        let root = sealed.root;
+        assert_eq!(root.transaction, self.tree.published() + 1, "seals are published in order");
+        self.media.fence()?;
+        let at = ROOT_AT[(root.transaction % 2) as usize];
+        let bytes = root.encode();
+        self.media.write(Segment::Super, at, &bytes)?;
+        self.media.persist(Segment::Super, at, bytes.len() as u64)?;
+        self.media.fence()?;
+        self.root = root;
+        self.tree.publish(sealed.tree);
+        self.space.publish(&sealed.freed);
+        self.cloned.retain(|(transaction, _)| *transaction > root.transaction);
+        Ok(sealed.freed)
+    }
+}

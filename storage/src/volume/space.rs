@@ -1,0 +1,213 @@
+//! Free space of the arenas. Nothing of it is on media: it is what the extents leave over.
+//!
+//! What is always true: a block is in `free` of its arena, or in an extent of the working state,
+//! or was freed by a transaction that is not published yet (`pending`). Each arena has addresses
+//! for the whole capacity, and `live` blocks over all arenas never exceed the capacity; so an
+//! arena runs out of addresses only because of blocks that publishing will give back.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::format::item::{ReadClass, Run};
+
+/// Runs looked at before the longest one seen is taken: bounds the cost of fragmentation.
+const PROBES: usize = 64;
+
+#[derive(Debug)]
+struct Arena {
+    class: ReadClass,
+    /// First block to length; runs never touch.
+    free: BTreeMap<u64, u64>,
+}
+
+/// A run of blocks of an arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Blocks {
+    /// Arena.
+    pub arena: u32,
+    /// First block.
+    pub block: u64,
+    /// Number of blocks.
+    pub len: u64,
+}
+
+/// Free and used blocks.
+#[derive(Debug)]
+pub struct Space {
+    capacity: u64,
+    live: u64,
+    pending: u64,
+    arenas: BTreeMap<u32, Arena>,
+    classes: HashMap<ReadClass, u32>,
+    freed: Vec<Blocks>,
+}
+
+impl Space {
+    /// Space without arenas.
+    pub fn new(capacity: u64) -> Self {
+        Self {
+            capacity,
+            live: 0,
+            pending: 0,
+            arenas: BTreeMap::new(),
+            classes: HashMap::new(),
+            freed: Vec::new(),
+        }
+    }
+
+    /// Makes an arena known; false when its number or class is known already.
+    pub fn add(&mut self, number: u32, class: ReadClass) -> bool {
+        let free = BTreeMap::from([(0, self.capacity)]);
+        if self.classes.contains_key(&class) || self.arenas.contains_key(&number) {
+            return false;
+        }
+        self.classes.insert(class, number);
+        self.arenas.insert(number, Arena { class, free });
+        true
+    }
+
+    /// Takes the blocks of an extent found at open; says what is wrong if they are not free.
+    pub fn take(&mut self, run: &Run) -> Result<(), &'static str> {
+        let Some(arena) = self.arenas.get_mut(&run.arena) else {
+            return Err("lies in an arena that does not exist");
+        };
+        if run.block + run.len > self.capacity {
+            return Err("reaches beyond its arena");
+        }
+        if !arena.carve(run.block, run.len) {
+            return Err("shares blocks with another extent");
+        }
+        self.live += run.len;
+        if self.live > self.capacity { Err("exceeds the capacity") } else { Ok(()) }
+    }
+
+    /// The arena of a class.
+    pub fn arena_of(&self, class: ReadClass) -> Option<u32> {
+        self.classes.get(&class).copied()
+    }
+
+    /// The class of an arena.
+    pub fn class(&self, arena: u32) -> Option<ReadClass> {
+        self.arenas.get(&arena).map(|a| a.class)
+    }
+
+    /// Arenas, by number.
+    pub fn arenas(&self) -> impl Iterator<Item = (u32, ReadClass)> + '_ {
+        self.arenas.iter().map(|(n, a)| (*n, a.class))
+    }
+
+    /// Blocks in the working state's extents.
+    pub fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// Blocks that may be allocated in all.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Whether `want` blocks more fit the capacity.
+    pub fn fits(&self, want: u64) -> bool {
+        self.live.checked_add(want).is_some_and(|sum| sum <= self.capacity)
+    }
+
+    /// Whether an arena has addresses for `want` blocks without waiting for a publication.
+    pub fn has_addresses(&self, arena: u32, want: u64) -> bool {
+        // Cheap and safe: addresses not live and not pending anywhere are free everywhere.
+        self.live + self.pending + want <= self.capacity
+            || self.arenas.get(&arena).is_some_and(|a| a.free.values().sum::<u64>() >= want)
+    }
+
+    /// Free runs of an arena.
+    pub fn fragments(&self, arena: u32) -> u64 {
+        self.arenas.get(&arena).map_or(1, |a| a.free.len() as u64)
+    }
+
+    /// Takes up to `want` blocks: at `goal` if that is free, else the lowest run that is long
+    /// enough, else the longest of the first few.
+    pub fn allocate(&mut self, arena: u32, want: u64, goal: Option<u64>) -> Option<Blocks> {
+        let space = self.arenas.get_mut(&arena)?;
+        let at_goal = goal.and_then(|goal| {
+            let (start, len) = space.free.range(..=goal).next_back()?;
+            (start + len > goal).then_some((goal, start + len - goal))
+        });
+        let found = at_goal.or_else(|| {
+            let mut best: Option<(u64, u64)> = None;
+            for (&start, &len) in space.free.iter().take(PROBES) {
+                if len >= want {
+                    return Some((start, len));
+                }
+                if best.is_none_or(|(_, longest)| len > longest) {
+                    best = Some((start, len));
+                }
+            }
+            best
+        });
+        let (block, len) = found?;
+        let len = len.min(want);
+        let carved = space.carve(block, len);
+        assert!(carved, "the run was found free");
+        self.live += len;
+        Some(Blocks { arena, block, len })
+    }
+
+    /// Gives blocks back; they can be allocated once the transaction is published.
+    pub fn free(&mut self, blocks: Blocks) {
+        self.live -= blocks.len;
+        self.pending += blocks.len;
+        self.freed.push(blocks);
+    }
+
+    /// Blocks that the working transaction freed, for [`Space::publish`].
+    pub fn seal(&mut self) -> Vec<Blocks> {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// The transaction that freed these is published.
+    pub fn publish(&mut self, freed: &[Blocks]) {
+        for b in freed {
+            self.pending -= b.len;
+            if let Some(arena) = self.arenas.get_mut(&b.arena) {
+                arena.give(b.block, b.len);
+            }
+        }
+    }
+
+    /// Blocks that publishing gives back.
+    pub fn pending(&self) -> u64 {
+        self.pending
+    }
+}
+
+impl Arena {
+    /// Takes a range out of the free runs; false when it is not wholly free.
+    fn carve(&mut self, block: u64, len: u64) -> bool {
+        let Some((&start, &run)) = self.free.range(..=block).next_back() else { return false };
+        let (end, run_end) = (block + len, start + run);
+        if end > run_end {
+            return false;
+        }
+        if start < block {
+            self.free.insert(start, block - start);
+        } else {
+            self.free.remove(&start);
+        }
+        if end < run_end {
+            self.free.insert(end, run_end - end);
+        }
+        true
+    }
+
+    fn give(&mut self, block: u64, len: u64) {
+        let (mut block, mut len) = (block, len);
+        if let Some((&start, &run)) = self.free.range(..block).next_back()
+            && start + run == block
+        {
+            self.free.remove(&start);
+            (block, len) = (start, run + len);
+        }
+        if let Some(run) = self.free.remove(&(block + len)) {
+            len += run;
+        }
+        self.free.insert(block, len);
+    }
+}

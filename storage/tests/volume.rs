@@ -1,0 +1,181 @@
+//! The volume told by example: namespace rules, data, classes, space, publication.
+
+mod common;
+
+use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
+use common::*;
+use storage::format::entry::Op;
+use storage::format::item::ReadClass;
+use storage::volume::{Refusal, Volume, run_copies};
+
+#[test]
+fn files_are_written_published_and_found_again() {
+    let mut d = Driver::new(64 << 20);
+    d.apply(&create(2, 1, b"file", FILE)).unwrap();
+    d.apply(&write(2, 10, b"hello")).unwrap();
+    d.apply(&write(2, 10_000, &[7; 9000])).unwrap();
+    d.publish();
+    let mut want = vec![0; 19_000];
+    want[10..15].copy_from_slice(b"hello");
+    want[10_000..].fill(7);
+    assert_eq!(d.read(2), want);
+    d.reopen();
+    assert_eq!(d.read(2), want);
+    assert_eq!(d.volume.lookup(InodeId(1), b"file"), Ok(Some((InodeId(2), 0o100000))));
+    let attr = d.volume.attr(InodeId(2)).unwrap().unwrap();
+    assert_eq!((attr.size, attr.nlink, attr.blocks), (19_000, 1, 8 * 4));
+    d.apply(&truncate(2, 12)).unwrap();
+    d.apply(&truncate(2, 5000)).unwrap();
+    d.publish();
+    let mut want = vec![0; 5000];
+    want[10..12].copy_from_slice(b"he");
+    assert_eq!(d.read(2), want);
+}
+
+#[test]
+fn arenas_follow_the_mode() {
+    let mut d = Driver::new(64 << 20);
+    d.apply(&create(2, 1, b"file", FILE)).unwrap();
+    d.apply(&write(2, 0, &[9; 100_000])).unwrap();
+    for (mode, class) in [
+        (0o640, ReadClass::Group { uid: 10, gid: 20 }),
+        (0o600, ReadClass::Owner { uid: 10 }),
+        (0o604, ReadClass::Service),
+        (0o644, ReadClass::World),
+    ] {
+        d.must(&chmod(2, mode)).unwrap();
+        if mode != 0o600 {
+            d.publish();
+            assert_eq!(d.read(2), vec![9; 100_000]);
+        }
+        for e in d.volume.extents(InodeId(2), 0, 100).unwrap() {
+            assert_eq!(d.volume.arena_class(e.arena), Some(class));
+        }
+    }
+    d.reopen();
+    assert_eq!(d.read(2), vec![9; 100_000]);
+    assert_eq!(d.volume.statfs().blocks - d.volume.statfs().blocks_free, 25);
+}
+
+#[test]
+fn namespace_rules() {
+    let mut d = Driver::new(64 << 20);
+    d.apply(&create(2, 1, b"a", DIR)).unwrap();
+    d.apply(&create(3, 2, b"b", DIR)).unwrap();
+    d.apply(&create(4, 3, b"f", FILE)).unwrap();
+    assert_eq!(d.apply(&create(9, 1, b"a", FILE)), Err(Refusal::Exists));
+    assert_eq!(d.apply(&create(4, 1, b"z", FILE)), Err(Refusal::Exists));
+    assert_eq!(d.apply(&create(9, 77, b"z", FILE)), Err(Refusal::NoEntry));
+    assert_eq!(d.apply(&create(9, 4, b"z", FILE)), Err(Refusal::NotDirectory));
+    assert_eq!(d.apply(&rename(2, (1, b"a"), (3, b"x"), 0)), Err(Refusal::Cycle));
+    assert_eq!(d.apply(&rename(2, (1, b"a"), (2, b"x"), 0)), Err(Refusal::Cycle));
+    assert_eq!(d.apply(&unlink(2, 1, b"a")), Err(Refusal::IsDirectory));
+    assert_eq!(d.apply(&unlink(5, 3, b"f")), Err(Refusal::Mismatch));
+    let rmdir = |ino, parent, name| Op::Rmdir { ino: InodeId(ino), parent: InodeId(parent), name };
+    assert_eq!(d.apply(&rmdir(3, 2, b"b")), Err(Refusal::NotEmpty));
+    assert_eq!(d.apply(&rmdir(4, 3, b"f")), Err(Refusal::NotDirectory));
+    assert_eq!(d.apply(&rename(3, (2, b"b"), (3, b"f"), 4)), Err(Refusal::Cycle));
+    d.apply(&rename(4, (3, b"f"), (1, b"g"), 0)).unwrap();
+    assert!(d.apply(&rename(4, (3, b"f"), (1, b"g"), 0)).unwrap().already);
+    let orphan = d.apply(&rmdir(3, 2, b"b")).unwrap().orphaned;
+    assert_eq!(orphan, Some(InodeId(3)));
+    assert_eq!(d.apply(&create(9, 3, b"in removed", FILE)), Err(Refusal::NoEntry));
+    assert_eq!(d.volume.orphans(), Ok(vec![InodeId(3)]));
+    d.apply(&Op::Reap { ino: InodeId(3) }).unwrap();
+    assert_eq!(d.volume.attr(InodeId(3)), Ok(None));
+    let root = d.volume.attr(InodeId(1)).unwrap().unwrap();
+    assert_eq!((root.nlink, root.entries), (3, 2));
+    let mut names = Vec::new();
+    d.volume
+        .readdir(InodeId(1), 0, 10, &mut |n| {
+            names.push((n.ino.0, n.name.to_vec()));
+            true
+        })
+        .unwrap();
+    names[2..].sort();
+    let want = [(1, &b"."[..]), (1, b".."), (2, b"a"), (4, b"g")];
+    assert_eq!(names, want.map(|(i, n)| (i, n.to_vec())));
+}
+
+#[test]
+fn a_full_volume_stays_deletable() {
+    let mut d = Driver::new(1 << 20);
+    let mut ino = 2;
+    while d.must(&create(ino, 1, format!("{ino}").as_bytes(), FILE)).is_ok() {
+        match d.must(&write(ino, 0, &[1; 50_000])) {
+            Ok(_) => ino += 1,
+            Err(e) => {
+                assert_eq!(e, Refusal::NoSpace);
+                break;
+            }
+        }
+    }
+    d.publish();
+    assert_eq!(d.read(2), vec![1; 50_000]);
+    d.must(&write(2, 0, &[2; 50_000])).unwrap();
+    d.must(&truncate(3, 100)).unwrap();
+    for i in 2..=ino {
+        d.must(&unlink(i, 1, format!("{i}").as_bytes())).unwrap();
+        d.must(&Op::Reap { ino: InodeId(i) }).unwrap();
+    }
+    assert_eq!(d.volume.statfs().blocks_free, 256);
+    d.must(&create(1000, 1, b"again", FILE)).unwrap();
+    d.must(&write(1000, 0, &[3; 1_000_000])).unwrap();
+    d.publish();
+    d.reopen();
+    assert_eq!(d.read(1000), vec![3; 1_000_000]);
+}
+
+#[test]
+fn sealed_transactions_can_be_pipelined() {
+    let mut d = Driver::new(64 << 20);
+    d.apply(&create(2, 1, b"a", FILE)).unwrap();
+    let client = ClientId(5);
+    let one = d.volume.seal(StreamSeq(1), Epoch(1), &[(client, Sequence(10))]).unwrap();
+    d.apply(&create(3, 1, b"b", FILE)).unwrap();
+    let two = d.volume.seal(StreamSeq(2), Epoch(1), &[(client, Sequence(20))]).unwrap();
+    d.apply(&create(4, 1, b"c", FILE)).unwrap();
+    assert_eq!(Volume::open(d.media.clone()).unwrap().lookup(InodeId(1), b"a"), Ok(None));
+    run_copies(&*d.media, &one.copies).unwrap();
+    d.volume.publish(one).unwrap();
+    let seen = Volume::open(d.media.clone()).unwrap();
+    assert!(seen.lookup(InodeId(1), b"a").unwrap().is_some());
+    assert!(seen.lookup(InodeId(1), b"b").unwrap().is_none());
+    assert_eq!(seen.published(client), Ok(Sequence(10)));
+    d.volume.publish(two).unwrap();
+    let seen = Volume::open(d.media.clone()).unwrap();
+    assert!(seen.lookup(InodeId(1), b"b").unwrap().is_some());
+    assert_eq!(seen.published(client), Ok(Sequence(20)));
+    assert_eq!(seen.root().stream_seq, StreamSeq(2));
+    d.publish();
+    d.reopen();
+    assert!(d.volume.lookup(InodeId(1), b"c").unwrap().is_some());
+}
+
+#[test]
+fn xattrs_and_links() {
+    let mut d = Driver::new(64 << 20);
+    let target = vec![b't'; 4095];
+    let mut link = create(2, 1, b"link", 0o120777);
+    if let Op::Create { target: t, .. } = &mut link {
+        *t = &target;
+    }
+    d.apply(&link).unwrap();
+    assert_eq!(d.volume.symlink(InodeId(2)), Ok(target.clone()));
+    for len in [0, 1, 900, 954, 955, 960, 961, 20_000, 61_440, 3] {
+        let value: Vec<u8> = (0..len).map(|i: usize| (i % 251) as u8).collect();
+        let ino = InodeId(2);
+        d.apply(&Op::SetXattr { ino, name: b"user.a", value: &value }).unwrap();
+        d.apply(&Op::SetXattr { ino, name: b"user.b", value: b"other" }).unwrap();
+        assert_eq!(d.volume.xattr(ino, b"user.a"), Ok(Some(value)), "{len}");
+    }
+    d.publish();
+    d.reopen();
+    let mut names = d.volume.xattrs(InodeId(2)).unwrap();
+    names.sort();
+    assert_eq!(names, [b"user.a".to_vec(), b"user.b".to_vec()]);
+    d.apply(&Op::RemoveXattr { ino: InodeId(2), name: b"user.a" }).unwrap();
+    assert_eq!(d.volume.xattr(InodeId(2), b"user.a"), Ok(None));
+    let gone = d.apply(&Op::RemoveXattr { ino: InodeId(2), name: b"user.a" });
+    assert_eq!(gone, Err(Refusal::NoAttribute));
+}
