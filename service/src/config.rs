@@ -1,0 +1,100 @@
+//! What the two services are told when they start. The command line fills these in.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use base::NodeId;
+use storage::format::superblock::Durability;
+
+/// How a node of the cluster reaches the others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PeerTransport {
+    /// Over the network.
+    Tcp,
+    /// Shared memory between nodes of one host; the run directory holds their sockets.
+    Shm(PathBuf),
+}
+
+/// Where the view of the chain comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Membership {
+    /// No coordinator: this node alone is the chain, for ever.
+    Standalone,
+    /// The coordinator at this address.
+    Coordinator(SocketAddr),
+}
+
+/// What [`crate::nicfs::run`] needs.
+#[derive(Clone, Debug)]
+pub struct NicfsConfig {
+    /// This node.
+    pub node: NodeId,
+    /// Name of the cluster; nodes and coordinator of another name are refused.
+    pub cluster: String,
+    /// Who decides about the chain.
+    pub membership: Membership,
+    /// Where this node listens for its peers.
+    pub listen: SocketAddr,
+    /// Transport between nodes.
+    pub transport: PeerTransport,
+    /// Directory of the region, made by [`crate::nicfs::format`].
+    pub region: PathBuf,
+    /// What the region promises.
+    pub durability: Durability,
+    /// hostd's socket for processes; the private socket between nicfs and hostd lies beside it
+    /// ([`private_socket`]).
+    pub socket: PathBuf,
+    /// Unix socket that answers status requests.
+    pub admin: PathBuf,
+    /// Lanes of a client's log, unless the client asks for another number.
+    pub lanes: u32,
+    /// Bytes of a lane.
+    pub lane_bytes: u64,
+    /// Client processes at once.
+    pub clients_max: u32,
+    /// Bytes of chunks under way; replication pauses at `high` percent and resumes at `low`.
+    pub memory: u64,
+    /// See `memory`.
+    pub high: u32,
+    /// See `memory`.
+    pub low: u32,
+    /// Artificial delay of each fabric operation, in nanoseconds.
+    pub fabric_delay: u64,
+}
+
+/// What [`crate::hostd::run`] needs.
+#[derive(Clone, Debug)]
+pub struct HostdConfig {
+    /// Directory of the region.
+    pub region: PathBuf,
+    /// What the region promises.
+    pub durability: Durability,
+    /// Socket for processes (mode 0666).
+    pub socket: PathBuf,
+}
+
+/// The private socket between nicfs (which listens) and hostd, for a public socket.
+pub fn private_socket(public: &std::path::Path) -> PathBuf {
+    let mut name = public.as_os_str().to_owned();
+    name.push(".nicfs");
+    name.into()
+}
+
+/// Why a service did not start or ended: what was wrong, where, and what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Error(pub String);
+
+impl core::fmt::Display for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl Error {
+    /// Says what was being done when `cause` happened.
+    pub fn new(what: &str, cause: impl core::fmt::Display) -> Self {
+        Self(format!("{what}: {cause}"))
+    }
+}
