@@ -13,6 +13,7 @@ extern crate alloc;
 pub mod format;
 pub mod limits;
 pub mod media;
+pub mod permission;
 pub mod persist;
 #[cfg(feature = "std")]
 pub mod region;

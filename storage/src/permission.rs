@@ -1,0 +1,95 @@
+//! Permission rules of a local file system, on attributes alone. The client asks them for the right
+//! error number; the service asks them again, because it does not trust the client.
+
+use base::Errno;
+
+use crate::format::rpc::InodeRecord;
+
+/// Read permission.
+pub const R: u32 = 4;
+/// Write permission.
+pub const W: u32 = 2;
+/// Execute or search permission.
+pub const X: u32 = 1;
+
+const S_IFMT: u32 = 0o170_000;
+const S_IFDIR: u32 = 0o040_000;
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Creds<'a> {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: &'a [u32],
+}
+
+impl Creds<'_> {
+    /// Whether group `gid` is among the groups.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+
+    /// Whether they may do `what` (a set of [`R`], [`W`], [`X`]) with the inode.
+    pub fn may(&self, r: &InodeRecord, what: u32) -> Result<(), Errno> {
+        if self.uid == 0 {
+            let dir = r.mode & S_IFMT == S_IFDIR;
+            if what & X != 0 && !dir && r.mode & 0o111 == 0 {
+                return Err(Errno::ACCES);
+            }
+            return Ok(());
+        }
+        let shift = if self.uid == r.uid {
+            6
+        } else if self.in_group(r.gid) {
+            3
+        } else {
+            0
+        };
+        if (r.mode >> shift) & what == what { Ok(()) } else { Err(Errno::ACCES) }
+    }
+
+    /// Whether they own the inode (or are the super-user).
+    pub fn owns(&self, r: &InodeRecord) -> bool {
+        self.uid == 0 || self.uid == r.uid
+    }
+
+    /// Sticky rule: in a sticky directory only the owner of the entry or of the directory removes.
+    pub fn may_remove(&self, dir: &InodeRecord, victim: &InodeRecord) -> Result<(), Errno> {
+        self.may(dir, W | X)?;
+        if dir.mode & 0o1000 != 0 && !self.owns(dir) && self.uid != victim.uid {
+            return Err(Errno::PERM);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_matching_class_decides() {
+        let r = InodeRecord { mode: 0o100_074, uid: 7, gid: 8, ..InodeRecord::default() };
+        let who = |uid, gid| Creds { uid, gid, groups: &[9] };
+        assert_eq!(who(7, 8).may(&r, R), Err(Errno::ACCES), "owner bits, not group bits");
+        assert_eq!(who(6, 8).may(&r, R | W | X), Ok(()));
+        assert_eq!(who(6, 6).may(&r, R), Ok(()));
+        assert_eq!(who(6, 6).may(&r, W), Err(Errno::ACCES));
+        assert_eq!(who(0, 0).may(&r, R | W), Ok(()));
+        let by_group = InodeRecord { gid: 9, mode: 0o100_020, ..r };
+        assert_eq!(who(6, 6).may(&by_group, W), Ok(()), "supplementary groups count");
+    }
+
+    #[test]
+    fn sticky_directories_protect_entries() {
+        let dir = InodeRecord { mode: 0o041_777, uid: 0, ..InodeRecord::default() };
+        let victim = InodeRecord { uid: 5, ..InodeRecord::default() };
+        let who = |uid| Creds { uid, gid: 1, groups: &[] };
+        assert_eq!(who(5).may_remove(&dir, &victim), Ok(()));
+        assert_eq!(who(6).may_remove(&dir, &victim), Err(Errno::PERM));
+        assert_eq!(who(0).may_remove(&dir, &victim), Ok(()));
+    }
+}
