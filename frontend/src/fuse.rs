@@ -15,3 +15,6 @@ pub mod wire;
 
 pub use reply::{Answer, ReplySink};
 pub use server::{IO_BYTES_MAX, Options, REQUEST_BYTES_MAX, Server};
+
+#[cfg(test)]
+mod tests;

@@ -12,11 +12,13 @@ const KEEP: Duration = Duration::from_millis(500);
 const PROCESSES_MAX: usize = 1024;
 
 type Groups = Arc<[u32]>;
+/// Process, user, group.
+type Key = (u32, u32, u32);
 
 /// The cache.
 #[derive(Debug, Default)]
 pub struct GroupCache {
-    known: Mutex<HashMap<(u32, u32, u32), (Instant, Groups)>>,
+    known: Mutex<HashMap<Key, (Instant, Groups)>>,
 }
 
 impl GroupCache {

@@ -5,6 +5,7 @@ use client::fs::{
     Caller, FileSystem, NewNode, Rename, Result, S_IFDIR, S_IFLNK, S_IFMT, SetAttr, SetTime, Time,
     XattrMode,
 };
+use zerocopy::FromBytes;
 
 use super::parse::Args;
 use super::reply::{Answer, ReplySink, attr_out, negative_entry, statx_out};
@@ -72,9 +73,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
         _: &mut dyn ReplySink,
     ) -> Result<Answer> {
         let arg: &BatchForgetIn = args.take()?;
-        // Bounded by the request: each turn takes 16 bytes or fails.
-        for _ in 0..arg.count.get() {
-            let one: &ForgetOne = args.take()?;
+        let len = (arg.count.get() as usize).checked_mul(size_of::<ForgetOne>());
+        let ones = args.bytes(len.ok_or(Errno::INVAL)?)?;
+        args.end()?;
+        let ones = <[ForgetOne]>::ref_from_bytes(ones).map_err(|_| Errno::INVAL)?;
+        for one in ones {
             self.uncount_lookup(InodeId(one.nodeid.get()), one.nlookup.get());
         }
         Ok(Answer::Silent)

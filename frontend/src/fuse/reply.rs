@@ -24,6 +24,7 @@ pub trait ReplySink {
 const INLINE_BYTES: usize = size_of::<StatxOut>();
 
 /// What a handler answers, after the header.
+#[allow(clippy::large_enum_variant)] // lives for one call; a box would cost an allocation each
 pub enum Answer {
     /// No reply at all (FORGET).
     Silent,
