@@ -9,7 +9,7 @@ use crate::coding::Product;
 const WORDS: usize = 8;
 const LINE: usize = WORDS * 8;
 /// Outputs computed in one pass over the inputs.
-const ROWS: usize = 4;
+const ROWS_MAX: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Portable;
@@ -28,19 +28,14 @@ impl Engine for Portable {
     ) {
         let len = product.check(inputs, outputs);
         for at in (0..len).step_by(LINE) {
-            let n = LINE.min(len - at);
-            for first in (0..outputs.len()).step_by(ROWS) {
-                let rows = ROWS.min(outputs.len() - first);
-                let mut sums = [[0u64; WORDS]; ROWS];
-                for (c, input) in inputs.iter().enumerate() {
-                    let mut by = [0u8; ROWS];
-                    for (r, b) in by[..rows].iter_mut().enumerate() {
-                        *b = product.coefficient(first + r, c);
-                    }
-                    add_products(&mut sums, by, load(&input[at..at + n]));
-                }
-                for (sum, out) in sums.iter().zip(&mut outputs[first..first + rows]) {
-                    store(sum, &mut out[at..at + n], mode);
+            let to = len.min(at + LINE);
+            for first in (0..outputs.len()).step_by(ROWS_MAX) {
+                let group = &mut outputs[first..];
+                match group.len() {
+                    1 => line::<1>(product, first, inputs, group, at, to, mode),
+                    2 => line::<2>(product, first, inputs, group, at, to, mode),
+                    3 => line::<3>(product, first, inputs, group, at, to, mode),
+                    _ => line::<ROWS_MAX>(product, first, inputs, group, at, to, mode),
                 }
             }
         }
@@ -51,8 +46,28 @@ impl Engine for Portable {
     }
 }
 
+/// Bytes `at .. to` (one line or less) of the first R outputs of a group.
+fn line<const R: usize>(
+    product: Product<'_>,
+    first: usize,
+    inputs: &[&[u8]],
+    outputs: &mut [&mut [u8]],
+    at: usize,
+    to: usize,
+    mode: Mode,
+) {
+    let mut sums = [[0u64; WORDS]; R];
+    for (c, input) in inputs.iter().enumerate() {
+        let by = std::array::from_fn(|r| product.coefficient(first + r, c));
+        add_products(&mut sums, by, load(&input[at..to]));
+    }
+    for (sum, out) in sums.iter().zip(outputs) {
+        store(sum, &mut out[at..to], mode);
+    }
+}
+
 /// sums[r] += by[r] * x: x times 1, 2, 4 .. 128 in turn, each taken where the coefficient has the bit.
-fn add_products(sums: &mut [[u64; WORDS]; ROWS], by: [u8; ROWS], mut x: [u64; WORDS]) {
+fn add_products<const R: usize>(sums: &mut [[u64; WORDS]; R], by: [u8; R], mut x: [u64; WORDS]) {
     for bit in 0..8 {
         for (sum, by) in sums.iter_mut().zip(by) {
             let mask = u64::from((by >> bit) & 1).wrapping_neg();

@@ -130,7 +130,7 @@ unsafe fn strip<L: Lanes, const R: usize, const W: usize, const PREFETCH: bool>(
         let mut table = L::tables(&job.product).wrapping_add(first);
         for input in job.inputs {
             let input = input.as_ptr().add(at);
-            if PREFETCH {
+            if PREFETCH && (W * L::BYTES >= 64 || at.is_multiple_of(64)) {
                 // One for each cache line of the strip; past the end of a chunk it does no harm.
                 for line in (0..W * L::BYTES).step_by(64) {
                     _mm_prefetch::<_MM_HINT_T0>(input.wrapping_add(AHEAD_BYTES + line).cast());
