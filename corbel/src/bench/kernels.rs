@@ -268,7 +268,7 @@ fn cold_copy() -> f64 {
     }
     let mut block = vec![0u8; BLOCK_BYTES];
     let mut best = f64::INFINITY;
-    for _ in 0..5 {
+    for _ in 0..12 {
         let start = Instant::now();
         for &i in &order {
             block.copy_from_slice(&cold[i * BLOCK_BYTES..][..BLOCK_BYTES]);
