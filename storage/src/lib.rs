@@ -10,9 +10,13 @@
 
 extern crate alloc;
 
+#[cfg(feature = "std")]
+pub mod check;
 pub mod format;
 pub mod limits;
 pub mod media;
+#[cfg(feature = "std")]
+pub mod memory;
 pub mod permission;
 pub mod persist;
 #[cfg(feature = "std")]

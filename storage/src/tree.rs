@@ -80,6 +80,9 @@ pub fn read_page(media: &dyn Media, number: u64) -> Result<Page, Fault> {
     Page::decode(&bytes, number).map_err(|corrupt| Fault::Page { page: number, corrupt })
 }
 
+/// Sees the items of a tree in order.
+pub type Visit<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<(), Fault>;
+
 /// Where the tree begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Root {
@@ -171,7 +174,7 @@ impl Tree {
         cache_pages: usize,
         root: Root,
         published: u64,
-        visit: &mut dyn FnMut(Key, &[u8]) -> Result<(), Fault>,
+        visit: Visit<'_>,
     ) -> Result<Self, Fault> {
         let mut tree = Self::with(media, pages, cache_pages, root, published);
         tree.walk(root.page, root.level, (Key::MIN, None), visit)?;
@@ -183,7 +186,7 @@ impl Tree {
         number: u64,
         level: u8,
         (low, high): (Key, Option<Key>),
-        visit: &mut dyn FnMut(Key, &[u8]) -> Result<(), Fault>,
+        visit: Visit<'_>,
     ) -> Result<(), Fault> {
         let bad = |what| {
             let corrupt = Corrupt::new("tree page", what);
@@ -568,7 +571,7 @@ impl Tree {
 
     /// Pages held in DRAM.
     pub fn cached_pages(&self) -> usize {
-        self.cache.borrow().len()
+        self.cache.borrow().held()
     }
 }
 

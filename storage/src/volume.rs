@@ -20,6 +20,7 @@
 
 mod attrs;
 mod data;
+mod digest;
 mod names;
 mod publish;
 mod space;
@@ -42,6 +43,7 @@ use crate::limits::BLOCK_BYTES;
 use crate::media::{Media, MediaError, Segment};
 pub use crate::tree::Fault;
 use crate::tree::{Root, Tree};
+pub use digest::DIFFERENCES_MAX;
 pub use publish::{CopyItem, Sealed, run_copies};
 pub use space::{Blocks, Space};
 
@@ -264,7 +266,7 @@ impl Volume {
             return Err(bad("have a name that is empty or longer than 64 bytes"));
         }
         let capacity_blocks = params.capacity_bytes / BLOCK_BYTES;
-        if capacity_blocks < 16 || capacity_blocks > 1 << 40 {
+        if !(16..=1 << 40).contains(&capacity_blocks) {
             return Err(bad("have a capacity under 64 KiB or beyond the limit"));
         }
         let superblock = Superblock {

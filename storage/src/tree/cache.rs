@@ -89,7 +89,7 @@ impl Cache {
     }
 
     /// Number of pages held.
-    pub fn len(&self) -> usize {
+    pub fn held(&self) -> usize {
         self.slots.len()
     }
 }

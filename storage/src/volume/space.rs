@@ -128,7 +128,7 @@ impl Space {
         let space = self.arenas.get_mut(&arena)?;
         let at_goal = goal.and_then(|goal| {
             let (start, len) = space.free.range(..=goal).next_back()?;
-            (start + len > goal).then_some((goal, start + len - goal))
+            (start + len > goal).then(|| (goal, start + len - goal))
         });
         let found = at_goal.or_else(|| {
             let mut best: Option<(u64, u64)> = None;

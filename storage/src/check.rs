@@ -1,0 +1,405 @@
+//! The checker: `corbel fsck`, the end of every test, the simulator's judge. Reads only.
+//!
+//! It trusts nothing: it walks the pages itself, goes on past what is damaged, and compares every
+//! statement on media that can be made twice: link counts with names, parents with names, block
+//! counts with extents, modes with arenas, orphans with link counts, the root record with the sum.
+
+mod items;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use base::InodeId;
+
+use crate::format::item::{Inode, ReadClass, Run};
+use crate::format::page::{Key, LEVEL_MAX};
+use crate::format::superblock::{ROOT_AT, ROOT_BYTES, RootRecord, Superblock, newest_root};
+use crate::limits::FILE_SIZE_MAX;
+use crate::media::{Media, MediaError, Segment};
+use crate::tree::read_page;
+use crate::volume::{ARENA_SERVICE, read_roots, read_superblocks};
+use items::Items;
+
+/// Findings kept; more are only counted.
+pub const FINDINGS_MAX: usize = 1000;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Severity {
+    /// A spare copy is bad; nothing is lost (a root record may be torn by a crash).
+    Note,
+    /// The state contradicts itself, or part of it cannot be read.
+    Damage,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// How bad.
+    pub severity: Severity,
+    /// Where: "superblock 1", "page 17", "inode 5".
+    pub place: String,
+    /// What.
+    pub problem: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+impl core::fmt::Display for Finding {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}: {}; {}", self.place, self.problem, self.remedy)
+    }
+}
+
+/// What was seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Counts {
+    pub pages: u64,
+    pub items: u64,
+    pub inodes: u64,
+    pub directories: u64,
+    pub files: u64,
+    pub names: u64,
+    pub extents: u64,
+    pub blocks: u64,
+    pub orphans: u64,
+    pub clients: u64,
+    pub arenas: u64,
+}
+
+/// The checker's report.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What is wrong, at most [`FINDINGS_MAX`].
+    pub findings: Vec<Finding>,
+    /// Findings in all.
+    pub total: u64,
+    /// What was seen.
+    pub counts: Counts,
+    /// The root that was checked.
+    pub root: Option<RootRecord>,
+    /// The superblock.
+    pub superblock: Option<Superblock>,
+}
+
+const RESYNC: &str = "let this node rejoin: it fetches a sound copy from its replicas";
+const REWRITE: &str = "the other copy serves; publishing writes this one anew";
+const REPLACE: &str = "the other copy serves; mkfs this node anew when convenient";
+
+impl Report {
+    /// Whether nothing is wrong, notes apart.
+    pub fn is_sound(&self) -> bool {
+        self.findings.iter().all(|f| f.severity == Severity::Note)
+    }
+
+    fn add(&mut self, severity: Severity, place: String, problem: String, remedy: &'static str) {
+        self.total += 1;
+        // Damage is never crowded out by notes: there are at most four of them.
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(Finding { severity, place, problem, remedy });
+        }
+    }
+
+    fn damage(&mut self, place: impl Into<String>, problem: impl Into<String>) {
+        self.add(Severity::Damage, place.into(), problem.into(), RESYNC);
+    }
+}
+
+/// Checks the newest published state of a region. An error means that the region itself could
+/// not be reached.
+pub fn check(media: &dyn Media) -> Result<Report, MediaError> {
+    let mut report = Report::default();
+    let Some(superblock) = check_superblocks(media, &mut report)? else { return Ok(report) };
+    let Some(root) = check_roots(media, &superblock, &mut report)? else { return Ok(report) };
+    let mut items = Items::new(superblock.uuid);
+    let mut pages = Pages { media, superblock: &superblock, root: &root, seen: BTreeSet::new() };
+    let top = (root.page, u8::try_from(root.level).unwrap_or(u8::MAX));
+    pages.walk(top, (Key::MIN, None), &mut report, &mut items);
+    report.counts.pages = pages.seen.len() as u64;
+    judge(&items, &superblock, &mut report);
+    compare_root(&root, &items, &mut report);
+    (report.superblock, report.root) = (Some(superblock), Some(root));
+    Ok(report)
+}
+
+fn check_superblocks(
+    media: &dyn Media,
+    report: &mut Report,
+) -> Result<Option<Superblock>, MediaError> {
+    let copies = read_superblocks(media)?;
+    for (i, copy) in copies.iter().enumerate() {
+        if let Err(e) = copy {
+            let spare = copies[1 - i].is_ok();
+            let severity = if spare { Severity::Note } else { Severity::Damage };
+            let remedy = if spare { REPLACE } else { RESYNC };
+            report.add(severity, format!("superblock {i}"), e.to_string(), remedy);
+        }
+    }
+    if let [Ok(a), Ok(b)] = &copies
+        && a != b
+    {
+        report.damage("superblock 1", "differs from copy 0");
+    }
+    let [a, b] = copies;
+    Ok(a.or(b).ok())
+}
+
+fn check_roots(
+    media: &dyn Media,
+    superblock: &Superblock,
+    report: &mut Report,
+) -> Result<Option<RootRecord>, MediaError> {
+    let slots = read_roots(media, &superblock.uuid)?;
+    for (i, slot) in slots.iter().enumerate() {
+        let Err(e) = slot else { continue };
+        let mut bytes = [0; ROOT_BYTES];
+        media.read(Segment::Super, ROOT_AT[i], &mut bytes)?;
+        // A new volume has only one.
+        let fresh =
+            matches!(&slots[1 - i], Ok(r) if r.transaction == 1) && bytes == [0; ROOT_BYTES];
+        if !fresh {
+            let spare = slots[1 - i].is_ok();
+            let severity = if spare { Severity::Note } else { Severity::Damage };
+            let remedy = if spare { REWRITE } else { RESYNC };
+            report.add(severity, format!("root record {i}"), e.to_string(), remedy);
+        }
+    }
+    Ok(newest_root(&slots))
+}
+
+/// The walk over the pages.
+struct Pages<'a> {
+    media: &'a dyn Media,
+    superblock: &'a Superblock,
+    root: &'a RootRecord,
+    seen: BTreeSet<u64>,
+}
+
+impl Pages<'_> {
+    fn walk(
+        &mut self,
+        (number, level): (u64, u8),
+        (low, high): (Key, Option<Key>),
+        report: &mut Report,
+        items: &mut Items,
+    ) {
+        let place = format!("page {number}");
+        if number >= self.superblock.tree_pages || level > LEVEL_MAX {
+            return report.damage(place, "lies outside the tree segment");
+        }
+        if !self.seen.insert(number) {
+            return report.damage(place, "is referred to twice");
+        }
+        let page = match read_page(self.media, number) {
+            Ok(page) => page,
+            Err(e) => return report.damage(place, e.to_string()),
+        };
+        if page.level() != level {
+            return report.damage(place, format!("has level {}, not {level}", page.level()));
+        }
+        if page.transaction() > self.root.transaction {
+            report.damage(&place, "was written by a transaction after the root");
+        }
+        let count = page.count();
+        if count > 0 && (page.key(0) < low || high.is_some_and(|h| page.key(count - 1) >= h)) {
+            report.damage(&place, "has keys outside its parent's bounds");
+        }
+        for i in 0..count {
+            if level == 0 {
+                report.counts.items += 1;
+                items.add(page.key(i), page.value(i), report);
+            } else {
+                let next = if i + 1 < count { Some(page.key(i + 1)) } else { high };
+                self.walk((page.child(i), level - 1), (page.key(i), next), report, items);
+            }
+        }
+    }
+}
+
+fn judge(items: &Items, superblock: &Superblock, report: &mut Report) {
+    items.judge_names(report);
+    judge_inodes(items, report);
+    judge_directories(items, report);
+    judge_extents(items, superblock, report);
+    for &ino in &items.orphans {
+        match items.inodes.get(&ino) {
+            None => report.damage(format!("orphan {ino}"), "is no inode"),
+            Some(inode) if inode.nlink > 0 => {
+                report.damage(format!("orphan {ino}"), "has links");
+            }
+            _ => {}
+        }
+    }
+    for ino in items.strays.iter().filter(|ino| !items.inodes.contains_key(ino)) {
+        report.damage(format!("inode {ino}"), "has items but no attributes");
+    }
+    if items.arenas.get(&0) != Some(&ReadClass::World)
+        || items.arenas.get(&ARENA_SERVICE) != Some(&ReadClass::Service)
+    {
+        report.damage("arenas", "0 must be everybody's and 1 the service's");
+    }
+    let classes: BTreeSet<_> = items.arenas.values().collect();
+    if classes.len() != items.arenas.len() {
+        report.damage("arenas", "two have the same class");
+    }
+}
+
+/// Link counts, sizes, and counts of what belongs to each inode.
+fn judge_inodes(items: &Items, report: &mut Report) {
+    for (&ino, inode) in &items.inodes {
+        let place = || format!("inode {ino}");
+        let names = items.links.get(&ino).copied().unwrap_or(0);
+        let orphan = items.orphans.contains(&ino);
+        if (inode.nlink == 0) != orphan {
+            report.damage(place(), "has no link but is no orphan, or the reverse");
+        }
+        if inode.is_dir() {
+            report.counts.directories += 1;
+            judge_directory(InodeId(ino), inode, names, items, report);
+        } else {
+            report.counts.files += 1;
+            if u64::from(inode.nlink) != names {
+                let problem = format!("has link count {}, and {names} names", inode.nlink);
+                report.damage(place(), problem);
+            }
+            if inode.entries != 0 || inode.parent.0 != 0 {
+                report.damage(place(), "has a directory's fields, but is none");
+            }
+        }
+        let target = items.targets.get(&ino).copied().unwrap_or(0);
+        let right = match (inode.is_link(), inode.is_file()) {
+            (true, _) => inode.size == target,
+            (_, true) => inode.size <= FILE_SIZE_MAX && target == 0,
+            _ => inode.size == 0 && target == 0,
+        };
+        if !right {
+            report.damage(place(), format!("has impossible size {}", inode.size));
+        }
+        let blocks = items.blocks.get(&ino).copied().unwrap_or(0);
+        if blocks != inode.blocks || (blocks > 0 && !inode.is_file()) {
+            let problem = format!("counts {} blocks, and has {blocks}", inode.blocks);
+            report.damage(place(), problem);
+        }
+        let xattrs = items.xattrs.get(&ino).copied().unwrap_or(0);
+        if xattrs != inode.xattrs {
+            let problem = format!("counts {} xattrs, and has {xattrs}", inode.xattrs);
+            report.damage(place(), problem);
+        }
+    }
+}
+
+fn judge_directory(ino: InodeId, inode: &Inode, names: u64, items: &Items, report: &mut Report) {
+    let place = format!("directory {ino}");
+    let subdirs = items.subdirs.get(&ino.0).copied().unwrap_or(0);
+    let orphan = items.orphans.contains(&ino.0);
+    let want = if orphan { 0 } else { 2 + subdirs };
+    if u64::from(inode.nlink) != want {
+        report.damage(&place, format!("has link count {}, not {want}", inode.nlink));
+    }
+    let entries = items.entries.get(&ino.0).copied().unwrap_or(0);
+    if inode.entries != entries {
+        report.damage(&place, format!("counts {} names, and has {entries}", inode.entries));
+    }
+    let want = u64::from(ino != InodeId::ROOT && !orphan);
+    if names != want {
+        report.damage(&place, format!("has {names} names, not {want}"));
+    }
+    if !orphan && ino != InodeId::ROOT && items.home.get(&ino.0) != Some(&inode.parent.0) {
+        report.damage(&place, format!("says that {} is its parent", inode.parent));
+    }
+    if ino == InodeId::ROOT && inode.parent != InodeId::ROOT {
+        report.damage(&place, "is the root, but says otherwise");
+    }
+}
+
+/// Every directory with a name leads to the root.
+fn judge_directories(items: &Items, report: &mut Report) {
+    if !items.inodes.get(&1).is_some_and(Inode::is_dir) {
+        report.damage("directory 1", "is missing");
+    }
+    let mut known: HashMap<u64, bool> = HashMap::from([(1, true)]);
+    for (&ino, inode) in items.inodes.iter().filter(|(_, i)| i.is_dir() && i.nlink > 0) {
+        let (mut path, mut at, mut next) = (Vec::new(), ino, inode.parent.0);
+        let leads = loop {
+            if let Some(&leads) = known.get(&at) {
+                break leads;
+            }
+            // Until judged, a directory met again on the way is a cycle.
+            known.insert(at, false);
+            path.push(at);
+            let Some(parent) = items.inodes.get(&next).filter(|i| i.is_dir()) else { break false };
+            (at, next) = (next, parent.parent.0);
+        };
+        for dir in path {
+            known.insert(dir, leads);
+        }
+        if !leads {
+            report.damage(format!("directory {ino}"), "does not lead to the root");
+        }
+    }
+}
+
+/// No block twice, every block inside its arena, every arena readable by whom the mode says.
+fn judge_extents(items: &Items, superblock: &Superblock, report: &mut Report) {
+    let mut sorted: Vec<(u32, u64, u64, u64)> = Vec::with_capacity(items.runs.len());
+    for (ino, run) in &items.runs {
+        let place = || format!("inode {ino}, block {}", run.file);
+        judge_run(*ino, run, items, superblock, &place, report);
+        sorted.push((run.arena, run.block, run.len, *ino));
+    }
+    sorted.sort_unstable();
+    for pair in sorted.windows(2) {
+        let ((arena, block, len, ino), (next_arena, next, _, other)) = (pair[0], pair[1]);
+        if arena == next_arena && block + len > next {
+            let problem = format!("shares block {next} of arena {arena} with inode {other}");
+            report.damage(format!("inode {ino}"), problem);
+        }
+    }
+}
+
+fn judge_run(
+    ino: u64,
+    run: &Run,
+    items: &Items,
+    superblock: &Superblock,
+    place: &dyn Fn() -> String,
+    report: &mut Report,
+) {
+    if run.block + run.len > superblock.capacity_blocks {
+        report.damage(place(), "has an extent that reaches beyond its arena");
+    }
+    let Some(class) = items.arenas.get(&run.arena) else {
+        return report.damage(place(), format!("lies in arena {}, which is none", run.arena));
+    };
+    let Some(inode) = items.inodes.get(&ino) else { return };
+    let want = ReadClass::of(inode.mode, inode.uid, inode.gid);
+    if *class != want && *class != ReadClass::Service {
+        let problem = format!("may be read by {want:?}, but lies in an arena of {class:?}");
+        report.damage(place(), problem);
+    }
+}
+
+fn compare_root(root: &RootRecord, items: &Items, report: &mut Report) {
+    report.counts.inodes = items.inodes.len() as u64;
+    report.counts.extents = items.runs.len() as u64;
+    report.counts.blocks = items.blocks.values().sum();
+    report.counts.orphans = items.orphans.len() as u64;
+    report.counts.arenas = items.arenas.len() as u64;
+    report.counts.names = items.entries.values().sum();
+    let c = report.counts;
+    for (what, says, is) in [
+        ("pages", root.pages, c.pages),
+        ("inodes", root.inodes, c.inodes),
+        ("blocks", root.blocks, c.blocks),
+    ] {
+        if says != is {
+            report.damage("root record", format!("counts {says} {what}, and there are {is}"));
+        }
+    }
+    if items.inodes.keys().next_back().is_some_and(|last| *last > root.last_inode) {
+        report.damage("root record", "an inode has a higher number than the highest given out");
+    }
+}
+
+/// Sums per inode.
+type Sums<T> = BTreeMap<u64, T>;

@@ -1,0 +1,203 @@
+//! Collects the items of the tree, and judges each by itself and against the one before.
+
+use std::collections::BTreeSet;
+
+use super::{Report, Sums};
+use crate::format::item::{Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT};
+use crate::format::item::{decode_name, kind, name_hash};
+use crate::format::page::Key;
+use crate::limits::{TARGET_MAX, XATTR_VALUE_MAX};
+
+/// What the tree says.
+#[derive(Debug)]
+pub(super) struct Items {
+    uuid: [u8; 16],
+    pub inodes: Sums<Inode>,
+    /// Names that each inode has.
+    pub links: Sums<u64>,
+    /// Names that each directory holds, and how many are directories.
+    pub entries: Sums<u64>,
+    pub subdirs: Sums<u64>,
+    /// Directory that holds the name of each directory.
+    pub home: Sums<u64>,
+    pub runs: Vec<(u64, Run)>,
+    pub blocks: Sums<u64>,
+    pub targets: Sums<u64>,
+    pub xattrs: Sums<u32>,
+    pub arenas: std::collections::BTreeMap<u32, ReadClass>,
+    pub orphans: BTreeSet<u64>,
+    /// Inodes that have any item.
+    pub strays: BTreeSet<u64>,
+    /// Type that each name states; compared at the end of the directory walk.
+    kinds: Sums<u32>,
+    /// Names of the hash seen last.
+    same_hash: (u64, u64, Vec<Vec<u8>>),
+    /// The xattr under way: inode, item of piece 0, pieces, bytes still missing.
+    xattr: (u64, u64, u64, usize),
+}
+
+impl Items {
+    pub fn new(uuid: [u8; 16]) -> Self {
+        Self {
+            uuid,
+            inodes: Sums::new(),
+            links: Sums::new(),
+            entries: Sums::new(),
+            subdirs: Sums::new(),
+            home: Sums::new(),
+            runs: Vec::new(),
+            blocks: Sums::new(),
+            targets: Sums::new(),
+            xattrs: Sums::new(),
+            arenas: std::collections::BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            strays: BTreeSet::new(),
+            kinds: Sums::new(),
+            same_hash: (0, 0, Vec::new()),
+            xattr: (0, 0, 0, 0),
+        }
+    }
+
+    pub fn add(&mut self, key: Key, value: &[u8], report: &mut Report) {
+        let place = || format!("inode {}, item {}.{}", key.ino, key.kind, key.item);
+        if self.xattr.3 > 0 && key.kind != kind::XATTR {
+            report.damage(format!("inode {}", self.xattr.0), "has an xattr that is cut short");
+            self.xattr.3 = 0;
+        }
+        if key.ino != 0 {
+            self.strays.insert(key.ino);
+        }
+        match (key.ino == 0, key.kind) {
+            (false, kind::ATTR) if key.item == 0 => match Inode::decode(value) {
+                Ok(inode) => {
+                    self.inodes.insert(key.ino, inode);
+                }
+                Err(e) => report.damage(place(), e.to_string()),
+            },
+            (false, kind::TARGET) => self.target(key, value, report),
+            (false, kind::NAME) => self.name(key, value, report),
+            (false, kind::EXTENT) => match Run::decode(key.item, value) {
+                Ok(run) => self.run(key.ino, run, report),
+                Err(e) => report.damage(place(), e.to_string()),
+            },
+            (false, kind::XATTR) => self.xattr(key, value, report),
+            (true, kind::ORPHAN) if value.is_empty() => {
+                self.orphans.insert(key.item);
+            }
+            (true, kind::CLIENT) if value.len() == 8 => report.counts.clients += 1,
+            (true, kind::ARENA) => match (u32::try_from(key.item), ReadClass::decode(value)) {
+                (Ok(number), Ok(class)) => {
+                    self.arenas.insert(number, class);
+                }
+                (_, Err(e)) => report.damage(place(), e.to_string()),
+                (Err(_), _) => report.damage(place(), "has an impossible arena number"),
+            },
+            _ => report.damage(place(), "is of an unknown kind or form"),
+        }
+    }
+
+    fn target(&mut self, key: Key, value: &[u8], report: &mut Report) {
+        let len = self.targets.entry(key.ino).or_default();
+        if *len != key.item * PIECE_BYTES as u64 || value.is_empty() {
+            report.damage(format!("inode {}", key.ino), "has a link target with pieces missing");
+        }
+        *len += value.len() as u64;
+        if *len > TARGET_MAX as u64 {
+            report.damage(format!("inode {}", key.ino), "has a link target over the limit");
+        }
+    }
+
+    fn name(&mut self, key: Key, value: &[u8], report: &mut Report) {
+        let place = format!("directory {}, name {:x}", key.ino, key.item);
+        let (ino, mode, name) = match decode_name(value) {
+            Ok(decoded) => decoded,
+            Err(e) => return report.damage(place, e.to_string()),
+        };
+        let hash = key.item >> 8;
+        if hash != (name_hash(&self.uuid, name) >> 9).max(1) {
+            report.damage(&place, "lies under another name's hash");
+        }
+        if (self.same_hash.0, self.same_hash.1) != (key.ino, hash) {
+            self.same_hash = (key.ino, hash, Vec::new());
+        }
+        if self.same_hash.2.iter().any(|other| other == name) {
+            report.damage(&place, "is there twice");
+        }
+        self.same_hash.2.push(name.to_vec());
+        *self.links.entry(ino.0).or_default() += 1;
+        *self.entries.entry(key.ino).or_default() += 1;
+        if mode == S_IFDIR {
+            *self.subdirs.entry(key.ino).or_default() += 1;
+            self.home.insert(ino.0, key.ino);
+        }
+        if *self.kinds.entry(ino.0).or_insert(mode) != mode {
+            report.damage(&place, "states another type than a name of the same inode");
+        }
+    }
+
+    fn run(&mut self, ino: u64, run: Run, report: &mut Report) {
+        if let Some((before, last)) = self.runs.last()
+            && *before == ino
+            && last.end() > run.file
+        {
+            report.damage(format!("inode {ino}, block {}", run.file), "is mapped twice");
+        }
+        *self.blocks.entry(ino).or_default() += run.len;
+        self.runs.push((ino, run));
+    }
+
+    fn xattr(&mut self, key: Key, value: &[u8], report: &mut Report) {
+        let place = || format!("inode {}, xattr {:x}", key.ino, key.item);
+        if key.item & 0xff != 0 {
+            let (ino, first, pieces, missing) = &mut self.xattr;
+            if *ino != key.ino || key.item != *first + *pieces || value.len() > *missing {
+                return report.damage(place(), "is a piece that belongs to nothing");
+            }
+            (*pieces, *missing) = (*pieces + 1, *missing - value.len());
+            return;
+        }
+        if self.xattr.3 > 0 {
+            report.damage(format!("inode {}", self.xattr.0), "has an xattr that is cut short");
+        }
+        self.xattr = (key.ino, key.item, 1, 0);
+        *self.xattrs.entry(key.ino).or_default() += 1;
+        let head = value.split_first_chunk::<5>().map(|(head, rest)| {
+            let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            (usize::from(head[0]), len, rest)
+        });
+        let Some((name_len, len, rest)) = head else {
+            return report.damage(place(), "is cut short");
+        };
+        let Some(name) = rest.get(..name_len).filter(|n| !n.is_empty()) else {
+            return report.damage(place(), "has an illegal name");
+        };
+        if (name_hash(&self.uuid, name) >> 17).max(1) != key.item >> 16 {
+            report.damage(place(), "lies under another name's hash");
+        }
+        match len.checked_sub(rest.len() - name_len) {
+            Some(missing) if len <= XATTR_VALUE_MAX => self.xattr.3 = missing,
+            _ => report.damage(place(), "has a value of impossible length"),
+        }
+    }
+
+    /// Names that state another type than their inode has, or have no inode.
+    pub fn judge_names(&self, report: &mut Report) {
+        for (&ino, &mode) in &self.kinds {
+            match self.inodes.get(&ino) {
+                None => report.damage(format!("inode {ino}"), "has a name but no attributes"),
+                Some(inode) if inode.mode & S_IFMT != mode => {
+                    report.damage(format!("inode {ino}"), "has a name that states another type");
+                }
+                _ => {}
+            }
+        }
+        for &dir in self.entries.keys() {
+            if !self.inodes.get(&dir).is_some_and(Inode::is_dir) {
+                report.damage(format!("inode {dir}"), "holds names, but is no directory");
+            }
+        }
+        if self.xattr.3 > 0 {
+            report.damage(format!("inode {}", self.xattr.0), "has an xattr that is cut short");
+        }
+    }
+}

@@ -1,0 +1,571 @@
+//! Random histories against a model of a file system in maps; power cuts; replicas; idempotence.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::random::Random;
+use base::{Epoch, Errno, InodeId, Sequence, StreamSeq};
+use common::*;
+use storage::check::check;
+use storage::format::entry::{self, HEADER_BYTES, Op};
+use storage::media::{Media, Segment};
+use storage::memory::MemoryRegion;
+use storage::volume::{Fault, Refusal, Volume, run_copies};
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Node {
+    mode: u32,
+    nlink: u32,
+    data: Vec<u8>,
+    parent: u64,
+    entries: BTreeMap<Vec<u8>, u64>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Node {
+    fn is_dir(&self) -> bool {
+        self.mode & 0o170000 == 0o040000
+    }
+}
+
+/// The model: as plain as can be.
+#[derive(Clone, Debug)]
+struct Model {
+    nodes: BTreeMap<u64, Node>,
+}
+
+type Verdict = Result<(), Errno>;
+
+impl Model {
+    fn new() -> Self {
+        let root = Node { mode: DIR, nlink: 2, parent: 1, ..Default::default() };
+        Self { nodes: BTreeMap::from([(1, root)]) }
+    }
+
+    fn dir(&mut self, ino: u64) -> Result<&mut Node, Errno> {
+        let node = self.nodes.get_mut(&ino).ok_or(Errno::NOENT)?;
+        match (node.is_dir(), node.nlink) {
+            (false, _) => Err(Errno::NOTDIR),
+            (_, 0) => Err(Errno::NOENT),
+            _ => Ok(node),
+        }
+    }
+
+    fn file(&mut self, ino: u64) -> Result<&mut Node, Errno> {
+        let node = self.nodes.get_mut(&ino).ok_or(Errno::NOENT)?;
+        if node.is_dir() { Err(Errno::ISDIR) } else { Ok(node) }
+    }
+
+    fn below(&self, mut dir: u64, ancestor: u64) -> bool {
+        while dir != ancestor && dir != 1 {
+            dir = self.nodes[&dir].parent;
+        }
+        dir == ancestor
+    }
+
+    fn drop_link(&mut self, ino: u64) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.nlink = if node.is_dir() { 0 } else { node.nlink - 1 };
+        }
+    }
+
+    fn remove(&mut self, ino: u64, parent: u64, name: &[u8], dir: bool) -> Verdict {
+        let found = self.dir(parent)?.entries.get(name).copied();
+        match found {
+            None if self.nodes.get(&ino).is_some_and(|n| n.nlink > 0) => return Err(Errno::NOENT),
+            None => return Ok(()),
+            Some(other) if other != ino => return Err(Errno::STALE),
+            Some(_) => {}
+        }
+        let node = &self.nodes[&ino];
+        match (node.is_dir(), dir) {
+            (true, false) => return Err(Errno::ISDIR),
+            (false, true) => return Err(Errno::NOTDIR),
+            (true, true) if !node.entries.is_empty() => return Err(Errno::NOTEMPTY),
+            _ => {}
+        }
+        self.drop_link(ino);
+        let parent = self.dir(parent)?;
+        parent.entries.remove(name);
+        parent.nlink -= u32::from(dir);
+        Ok(())
+    }
+
+    fn rename(&mut self, op: &Op<'_>) -> Verdict {
+        let Op::Rename { ino, parent, name, new_parent, new_name, replaced, .. } = *op else {
+            panic!()
+        };
+        let Op::Rename { noreplace, exchange, .. } = *op else { panic!() };
+        let (ino, replaced) = (ino.0, replaced.0);
+        let old = self.dir(parent.0)?.entries.get(name).copied();
+        let new = self.dir(new_parent.0)?.entries.get(new_name).copied();
+        if exchange {
+            let (Some(old), Some(new)) = (old, new) else { return Err(Errno::NOENT) };
+            if new == ino && old == replaced {
+                return Ok(());
+            }
+            if old != ino || new != replaced {
+                return Err(Errno::STALE);
+            }
+            let (a, b) = (self.nodes[&old].is_dir(), self.nodes[&new].is_dir());
+            if a && self.below(new_parent.0, old) || b && self.below(parent.0, new) {
+                return Err(Errno::INVAL);
+            }
+            self.dir(parent.0)?.entries.insert(name.to_vec(), new);
+            self.dir(new_parent.0)?.entries.insert(new_name.to_vec(), old);
+            for (node, from, to) in [(old, parent.0, new_parent.0), (new, new_parent.0, parent.0)] {
+                if self.nodes[&node].is_dir() {
+                    self.dir(from)?.nlink -= 1;
+                    self.dir(to)?.nlink += 1;
+                    self.dir(node)?.parent = to;
+                }
+            }
+            return Ok(());
+        }
+        let Some(old) = old else {
+            return if new == Some(ino) { Ok(()) } else { Err(Errno::NOENT) };
+        };
+        if old != ino {
+            return Err(Errno::STALE);
+        }
+        if noreplace && new.is_some() {
+            return Err(Errno::EXIST);
+        }
+        if new == Some(ino) {
+            return Ok(());
+        }
+        if new.unwrap_or(0) != replaced {
+            return Err(Errno::STALE);
+        }
+        let is_dir = self.nodes[&ino].is_dir();
+        if is_dir && self.below(new_parent.0, ino) {
+            return Err(Errno::INVAL);
+        }
+        if let Some(new) = new {
+            let other = &self.nodes[&new];
+            match (is_dir, other.is_dir()) {
+                (true, false) => return Err(Errno::NOTDIR),
+                (false, true) => return Err(Errno::ISDIR),
+                (true, true) if !other.entries.is_empty() => return Err(Errno::NOTEMPTY),
+                _ => {}
+            }
+            self.drop_link(new);
+            self.dir(new_parent.0)?.nlink -= u32::from(is_dir);
+        }
+        self.dir(parent.0)?.entries.remove(name);
+        self.dir(new_parent.0)?.entries.insert(new_name.to_vec(), ino);
+        if is_dir {
+            self.dir(parent.0)?.nlink -= 1;
+            self.dir(new_parent.0)?.nlink += 1;
+            self.dir(ino)?.parent = new_parent.0;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, op: &Op<'_>) -> Verdict {
+        match *op {
+            Op::Create { ino, parent, mode, name, .. } => {
+                let found = self.dir(parent.0)?.entries.get(name).copied();
+                if found.is_some() {
+                    return if found == Some(ino.0) { Ok(()) } else { Err(Errno::EXIST) };
+                }
+                if self.nodes.contains_key(&ino.0) {
+                    return Err(Errno::EXIST);
+                }
+                let dir = mode == DIR;
+                let (nlink, parent_of) = if dir { (2, parent.0) } else { (1, 0) };
+                let node = Node { mode, nlink, parent: parent_of, ..Default::default() };
+                self.nodes.insert(ino.0, node);
+                let parent = self.dir(parent.0)?;
+                parent.entries.insert(name.to_vec(), ino.0);
+                parent.nlink += u32::from(dir);
+            }
+            Op::Link { ino, parent, name } => {
+                self.dir(parent.0)?;
+                let node = self.nodes.get(&ino.0).ok_or(Errno::NOENT)?.clone();
+                if node.is_dir() {
+                    return Err(Errno::PERM);
+                }
+                match self.dir(parent.0)?.entries.get(name) {
+                    Some(other) if *other == ino.0 => return Ok(()),
+                    Some(_) => return Err(Errno::EXIST),
+                    None if node.nlink == 0 => return Err(Errno::NOENT),
+                    None => {}
+                }
+                self.dir(parent.0)?.entries.insert(name.to_vec(), ino.0);
+                self.file(ino.0)?.nlink += 1;
+            }
+            Op::Unlink { ino, parent, name, .. } => self.remove(ino.0, parent.0, name, false)?,
+            Op::Rmdir { ino, parent, name } => self.remove(ino.0, parent.0, name, true)?,
+            Op::Rename { .. } => self.rename(op)?,
+            Op::Write { ino, offset, data, .. } => {
+                let node = self.file(ino.0)?;
+                let end = offset as usize + data.len();
+                if !data.is_empty() {
+                    node.data.resize(node.data.len().max(end), 0);
+                    node.data[offset as usize..end].copy_from_slice(data);
+                }
+            }
+            Op::Truncate { ino, size, .. } => self.file(ino.0)?.data.resize(size as usize, 0),
+            Op::Fallocate { ino, offset, len, mode } => {
+                let node = self.file(ino.0)?;
+                let end = (offset + len) as usize;
+                if mode & 1 == 0 {
+                    node.data.resize(node.data.len().max(end), 0);
+                }
+                if mode & (2 | 16) != 0 {
+                    let len = node.data.len();
+                    node.data[(offset as usize).min(len)..end.min(len)].fill(0);
+                }
+            }
+            Op::SetAttr { ino, mode, .. } => {
+                let node = self.nodes.get_mut(&ino.0).ok_or(Errno::NOENT)?;
+                node.mode = (node.mode & 0o170000) | mode;
+            }
+            Op::SetXattr { ino, name, value } => {
+                let node = self.nodes.get_mut(&ino.0).ok_or(Errno::NOENT)?;
+                node.xattrs.insert(name.to_vec(), value.to_vec());
+            }
+            Op::RemoveXattr { ino, name } => {
+                let node = self.nodes.get_mut(&ino.0).ok_or(Errno::NOENT)?;
+                node.xattrs.remove(name).ok_or(Errno::NODATA)?;
+            }
+            Op::CloneRange { ino, offset, len, source, source_offset } => {
+                self.file(ino.0)?;
+                let (from, to) = (source_offset as usize, (source_offset + len) as usize);
+                let data = self.file(source.0)?.data.get(from..to).ok_or(Errno::INVAL)?.to_vec();
+                if ino == source && offset < source_offset + len && source_offset < offset + len {
+                    return Err(Errno::INVAL);
+                }
+                let node = self.file(ino.0)?;
+                let end = (offset + len) as usize;
+                node.data.resize(node.data.len().max(end), 0);
+                node.data[offset as usize..end].copy_from_slice(&data);
+            }
+            Op::Reap { ino } => match self.nodes.get(&ino.0) {
+                Some(node) if node.nlink > 0 => return Err(Errno::INVAL),
+                _ => drop(self.nodes.remove(&ino.0)),
+            },
+            Op::Pad => {}
+        }
+        Ok(())
+    }
+}
+
+/// Names and contents from which the operations borrow.
+struct Source {
+    names: Vec<Vec<u8>>,
+    data: Vec<u8>,
+}
+
+impl Source {
+    fn new(random: &mut Random) -> Self {
+        let mut data = vec![0; 60_000];
+        random.fill(&mut data);
+        let mut names: Vec<_> = (0..12u8).map(|i| vec![b'a' + i; 1 + usize::from(i)]).collect();
+        names.push(vec![0xff; 255]);
+        Self { names, data }
+    }
+
+    fn slice(&self, random: &mut Random, max: u64) -> &[u8] {
+        let len = random.below(max) as usize;
+        let at = random.below((self.data.len() - len) as u64) as usize;
+        &self.data[at..at + len]
+    }
+
+    fn op(&self, random: &mut Random, model: &Model, next: &mut u64) -> Op<'_> {
+        let any = |random: &mut Random| {
+            let n = random.below(model.nodes.len() as u64) as usize;
+            *model.nodes.keys().nth(n).unwrap()
+        };
+        let dirs: Vec<u64> =
+            model.nodes.iter().filter(|(_, n)| n.is_dir()).map(|(i, _)| *i).collect();
+        let dir = |random: &mut Random| {
+            if random.chance(1, 50) {
+                any(random)
+            } else {
+                dirs[random.below(dirs.len() as u64) as usize]
+            }
+        };
+        let name =
+            |random: &mut Random| &self.names[random.below(self.names.len() as u64) as usize][..];
+        let held = |random: &mut Random, dir: u64, name: &[u8]| {
+            let held = model.nodes.get(&dir).and_then(|n| n.entries.get(name)).copied();
+            if random.chance(1, 30) { any(random) } else { held.unwrap_or(0) }
+        };
+        let one = |ino: u64| InodeId(ino.max(1));
+        let (d, n, ino) = (dir(random), name(random), InodeId(any(random)));
+        let (offset, len) = (random.below(40_000), 1 + random.below(20_000));
+        match random.below(20) {
+            0..=3 => {
+                *next += 1;
+                let fresh = if random.chance(1, 40) { any(random) } else { *next };
+                create(fresh, d, n, if random.chance(1, 3) { DIR } else { FILE })
+            }
+            4 => Op::Link { ino, parent: InodeId(d), name: n },
+            5 => Op::Unlink {
+                ino: one(held(random, d, n)),
+                parent: InodeId(d),
+                name: n,
+                open: false,
+            },
+            6 => Op::Rmdir { ino: one(held(random, d, n)), parent: InodeId(d), name: n },
+            7..=8 => {
+                let (e, m) = (dir(random), name(random));
+                let (noreplace, exchange) =
+                    [(false, false), (true, false), (false, true)][random.below(3) as usize];
+                Op::Rename {
+                    ino: one(held(random, d, n)),
+                    parent: InodeId(d),
+                    name: n,
+                    new_parent: InodeId(e),
+                    new_name: m,
+                    replaced: InodeId(held(random, e, m)),
+                    noreplace,
+                    exchange,
+                    open: false,
+                }
+            }
+            9..=12 => {
+                let max = if random.chance(1, 5) { 30_000 } else { 3000 };
+                let data = self.slice(random, max);
+                write(ino.0, offset, data)
+            }
+            13 => truncate(ino.0, offset),
+            14 => {
+                let mode = [0, 1, 3, 16, 17][random.below(5) as usize];
+                Op::Fallocate { ino, offset, len, mode }
+            }
+            15 => chmod(ino.0, [0o644, 0o640, 0o600, 0o604][random.below(4) as usize]),
+            16 => Op::SetXattr { ino, name: n, value: self.slice(random, 6000) },
+            17 => Op::RemoveXattr { ino, name: n },
+            18 => {
+                let source = InodeId(any(random));
+                Op::CloneRange { ino, offset, len, source, source_offset: random.below(9000) }
+            }
+            _ => Op::Reap { ino },
+        }
+    }
+}
+
+/// A volume in memory with its history: entries lie in the stream segment, which is durable.
+struct World {
+    media: Arc<MemoryRegion>,
+    volume: Volume,
+    ends: Vec<u64>,
+}
+
+const STREAM_BYTES: u64 = 12 << 20;
+
+impl World {
+    fn new(capacity: u64) -> Self {
+        let media = Arc::new(MemoryRegion::new());
+        media.ensure(Segment::Stream, STREAM_BYTES).unwrap();
+        let volume = Volume::format(media.clone(), &params(capacity)).unwrap();
+        Self { media, volume, ends: vec![0] }
+    }
+
+    /// Appends an entry to the stream, durably, whatever happens to the power afterwards.
+    fn append(&mut self, op: &Op<'_>) {
+        let n = self.ends.len() as u64;
+        let bytes = op.to_entry(Sequence(n), Epoch(1), 0, 5_000_000_000 + n * 1_000_003, 7);
+        let at = *self.ends.last().unwrap();
+        self.media.damage(Segment::Stream, at, &bytes).unwrap();
+        self.ends.push(at + bytes.len() as u64);
+    }
+
+    /// Applies entry `n` (from 1) of the stream.
+    fn apply(&mut self, n: usize) -> Result<bool, Refusal> {
+        let (at, end) = (self.ends[n - 1], self.ends[n]);
+        let mut bytes = vec![0; (end - at) as usize];
+        self.media.read(Segment::Stream, at, &mut bytes)?;
+        let (header, op) = entry::decode(&bytes, 7).unwrap();
+        let source = (Segment::Stream, at + HEADER_BYTES as u64);
+        Ok(self.volume.apply(&header, &op, source)?.already)
+    }
+
+    fn publish(&mut self, n: usize) -> Result<(), Fault> {
+        let sealed = self.volume.seal(StreamSeq(n as u64), Epoch(1), &[])?;
+        run_copies(&*self.media, &sealed.copies)?;
+        self.volume.publish(sealed).map(|_| ())
+    }
+
+    /// Applies entry `n`, publishing first if that is asked for.
+    fn must(&mut self, n: usize) -> Result<bool, Refusal> {
+        match self.apply(n) {
+            Err(Refusal::NeedsPublish) => {
+                self.publish(n - 1)?;
+                self.apply(n)
+            }
+            done => done,
+        }
+    }
+
+    fn assert_sound(&self) {
+        let report = check(&*self.media).unwrap();
+        assert!(report.is_sound(), "{:#?}", report.findings);
+    }
+
+    fn assert_equals(&self, model: &Model) {
+        let inodes = self.volume.inodes_after(InodeId(0), usize::MAX).unwrap();
+        assert!(inodes.iter().map(|i| i.0).eq(model.nodes.keys().copied()), "inodes");
+        let mut orphans = BTreeSet::new();
+        for (&ino, node) in &model.nodes {
+            let id = InodeId(ino);
+            let attr = self.volume.attr(id).unwrap().unwrap();
+            let size = if node.is_dir() { 0 } else { node.data.len() as u64 };
+            assert_eq!((attr.mode, attr.nlink, attr.size), (node.mode, node.nlink, size), "{ino}");
+            if node.nlink == 0 {
+                orphans.insert(id);
+            }
+            let mut data = vec![0xaa; node.data.len() + 10];
+            let got = self.volume.read_file(id, 0, &mut data).unwrap();
+            assert!(data[..got] == node.data, "content of {ino}");
+            for (name, value) in &node.xattrs {
+                assert_eq!(self.volume.xattr(id, name).unwrap().as_ref(), Some(value));
+            }
+            assert_eq!(attr.xattrs, !node.xattrs.is_empty());
+            if node.is_dir() {
+                let mut names = BTreeMap::new();
+                let mut cookie = 2;
+                // In small steps, continuing by cookie.
+                while !self
+                    .volume
+                    .readdir(id, cookie, 3, &mut |n| {
+                        cookie = n.next;
+                        assert!(names.insert(n.name.to_vec(), n.ino.0).is_none());
+                        true
+                    })
+                    .unwrap()
+                    .unwrap()
+                {}
+                assert_eq!(names, node.entries, "names of {ino}");
+            }
+        }
+        assert_eq!(self.volume.orphans().unwrap(), Vec::from_iter(orphans));
+    }
+}
+
+fn history(seed: u64, ops: usize, capacity: u64) -> (World, Model, Vec<Verdict>) {
+    let mut random = Random::new(seed);
+    let source = Source::new(&mut random);
+    let (mut world, mut model) = (World::new(capacity), Model::new());
+    let (mut verdicts, mut next) = (Vec::new(), 1);
+    for n in 1..=ops {
+        let op = source.op(&mut random, &model, &mut next);
+        world.append(&op);
+        let done = world.must(n);
+        assert!(!matches!(done, Err(Refusal::Fault(_))), "seed {seed}, op {n} {op:?}: {done:?}");
+        if done == Err(Refusal::NoSpace) {
+            verdicts.push(Err(Errno::NOSPC));
+        } else {
+            let want = model.apply(&op);
+            let got = done.as_ref().map(|_| ()).map_err(Refusal::errno);
+            assert_eq!(got, want, "seed {seed}, op {n} {op:?}");
+            verdicts.push(want);
+        }
+        if done.is_ok() && random.chance(1, 4) {
+            // Once more: nothing may change (the comparison with the model shows it).
+            match world.must(n) {
+                Ok(_) => {}
+                Err(Refusal::NoSpace) => assert!(matches!(op, Op::CloneRange { .. }), "{op:?}"),
+                Err(e) => {
+                    let gone = matches!(op, Op::RemoveXattr { .. } | Op::Unlink { .. });
+                    assert!(gone, "seed {seed}, op {n} again {op:?}: {e:?}");
+                }
+            }
+        }
+        if random.chance(1, 25) {
+            world.publish(n).unwrap();
+            if random.chance(1, 2) {
+                world.volume = Volume::open(world.media.clone()).unwrap();
+            }
+        }
+    }
+    world.publish(ops).unwrap();
+    (world, model, verdicts)
+}
+
+#[test]
+fn random_histories_match_the_model() {
+    for seed in 0..30 {
+        let capacity = if seed % 3 == 0 { 400_000 } else { 4 << 20 };
+        let (mut world, model, _) = history(seed, 600, capacity);
+        world.assert_sound();
+        world.assert_equals(&model);
+        world.volume = Volume::open(world.media.clone()).unwrap();
+        world.assert_equals(&model);
+    }
+}
+
+#[test]
+fn replicas_agree_whatever_their_layout() {
+    for seed in 100..105 {
+        let (world, _, _) = history(seed, 500, 4 << 20);
+        let mut other = World::new(4 << 20);
+        other.ends = world.ends.clone();
+        let mut bytes = vec![0; *world.ends.last().unwrap() as usize];
+        world.media.read(Segment::Stream, 0, &mut bytes).unwrap();
+        other.media.damage(Segment::Stream, 0, &bytes).unwrap();
+        for n in 1..other.ends.len() {
+            let _ = other.must(n);
+        }
+        other.publish(1).unwrap();
+        assert_eq!(world.volume.differences(&other.volume), Ok(vec![]));
+        assert_eq!(world.volume.digest(), other.volume.digest());
+        let n = other.ends.len();
+        other.append(&create(1_000_000, 1, b"one more", FILE));
+        other.must(n).unwrap();
+        other.publish(2).unwrap();
+        assert_ne!(world.volume.digest(), other.volume.digest());
+        assert!(!world.volume.differences(&other.volume).unwrap().is_empty());
+    }
+}
+
+/// Power cuts at every step of publications, then recovery from the stream.
+#[test]
+fn power_cuts_lose_nothing_that_the_stream_holds() {
+    let mut total = 0;
+    for seed in 200..225 {
+        let mut random = Random::new(seed);
+        let (clean, model, _) = history(seed, 200, 4 << 20);
+        let mut world = World::new(4 << 20);
+        world.ends = clean.ends.clone();
+        let mut bytes = vec![0; *clean.ends.last().unwrap() as usize];
+        clean.media.read(Segment::Stream, 0, &mut bytes).unwrap();
+        world.media.damage(Segment::Stream, 0, &bytes).unwrap();
+        let mut n = 1;
+        let mut cuts = 0;
+        while n < world.ends.len() {
+            if cuts < 6 {
+                world.media.limit(Some(random.below(120)));
+            }
+            let failed = loop {
+                if n == world.ends.len() {
+                    break world.publish(n - 1).is_err();
+                }
+                match world.must(n) {
+                    Err(Refusal::Fault(_)) => break true,
+                    _ => n += 1,
+                }
+                if random.chance(1, 12) && world.publish(n - 1).is_err() {
+                    break true;
+                }
+            };
+            world.media.limit(None);
+            if failed {
+                cuts += 1;
+                world.media = Arc::new(world.media.cut(&mut random));
+                world.volume = Volume::open(world.media.clone()).unwrap();
+                world.assert_sound();
+                n = world.volume.root().stream_seq.0 as usize + 1;
+            }
+        }
+        total += cuts;
+        world.assert_sound();
+        world.assert_equals(&model);
+    }
+    assert!(total > 50, "only {total} power cuts were met");
+}
