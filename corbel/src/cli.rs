@@ -59,6 +59,8 @@ impl Global {
 /// The verbs.
 #[derive(Subcommand, Debug)]
 pub enum Verb {
+    /// Mount the volume, for every program of this machine
+    Mount(crate::mount::MountArgs),
     /// Measure, here and now
     #[command(subcommand)]
     Bench(crate::bench::BenchVerb),
@@ -146,7 +148,9 @@ pub fn man(out: &Output, dir: Option<&PathBuf>) -> Result<()> {
 
 /// Reads the command line. Help and version end here with code 0; errors come back.
 pub fn parse() -> Result<Cli> {
-    Cli::try_parse().map_err(|error| {
+    let args: Vec<_> = std::env::args_os().collect();
+    let args = crate::mount::helper_command_line(&args).unwrap_or(args);
+    Cli::try_parse_from(args).map_err(|error| {
         use clap::error::ErrorKind;
         if matches!(
             error.kind(),

@@ -7,6 +7,7 @@ mod config;
 mod failure;
 mod local;
 mod metrics;
+mod mount;
 mod output;
 mod process;
 mod signals;
@@ -21,6 +22,7 @@ use output::Output;
 fn run(cli: Cli, out: &Output) -> Result<u8> {
     let global = &cli.global;
     match cli.verb {
+        Verb::Mount(args) => mount::run(global, out, &args)?,
         Verb::Bench(verb) => bench::run(out, &verb)?,
         Verb::Config(verb) => cli::config(global, out, &verb)?,
         Verb::Completion { shell } => cli::completion(shell),

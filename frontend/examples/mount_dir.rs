@@ -26,6 +26,7 @@ fn run(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         session.unmount()?;
     }
     eprint!("{}", session.stats_text());
+    session.drain(std::time::Duration::from_secs(5));
     Ok(())
 }
 

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use client::fs::FileSystem;
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::fuse::{IO_BYTES_MAX, Options, REQUEST_BYTES_MAX, ReplySink, Server};
@@ -124,6 +125,17 @@ impl Session {
     /// When the kernel or fusermount3 refuses.
     pub fn unmount(&self) -> Result<(), MountError> {
         mount_point::unmount(&self.dir)
+    }
+
+    /// After an unmount: waits until what is in flight is done, but not longer than `limit`.
+    /// Requests of those who still use a busy mount end with the process.
+    pub fn drain(self, limit: Duration) {
+        let Ok(limit) = rustix::time::Timespec::try_from(limit) else { return };
+        let ended = self.ended.clone();
+        let mut fds = [PollFd::new(&ended, PollFlags::IN)];
+        if poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0) {
+            self.join();
+        }
     }
 
     /// Waits until all threads have ended: after an unmount.

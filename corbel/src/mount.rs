@@ -1,0 +1,270 @@
+//! `corbel mount`, and the same as `mount.corbel`, which mount(8) runs for lines of fstab.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use client::fs::FileSystem;
+use client::libfs::{self, LibFs};
+use frontend::dev_fuse::Session;
+use frontend::fuse::Options;
+use frontend::mount_options::MountOptions;
+use frontend::process::{EndingSignals, Readiness, Side, daemonize};
+use frontend::source::open_back_end;
+
+use crate::cli::Global;
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::local;
+use crate::output::Output;
+
+/// Descriptors that the client keeps are above those that a service manager hands down.
+const FD_MIN: i32 = 64;
+/// How long requests in flight may take after an unmount, before the process ends anyway.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Name under which mount(8) runs us.
+const HELPER: &str = "mount.corbel";
+
+/// Arguments of `corbel mount`.
+#[derive(Args, Debug, Clone)]
+#[command(
+    after_help = "Examples:\n  corbel mount /mnt/vol                          the volume of the node in the configuration\n  \
+        corbel mount /run/corbel/corbel.sock /mnt/vol\n  \
+        corbel mount dir:/srv/data /mnt/data -o noatime    a directory, without a cluster\n  \
+        corbel mount -f null: /mnt/null                    in the foreground\n\n\
+        fstab (with mount.corbel a link to corbel in /sbin):\n  \
+        /run/corbel/corbel.sock /mnt/vol corbel _netdev,nofail 0 0"
+)]
+pub struct MountArgs {
+    /// Source and mount point. The source is the socket of the local node (the configuration's
+    /// if left out), dir:/PATH or null:
+    #[arg(value_names = ["SOURCE", "DIR"], num_args = 1..=2, required = true)]
+    paths: Vec<OsString>,
+    /// Mount options, as in fstab (repeatable)
+    #[arg(short = 'o', long = "options", value_name = "LIST")]
+    options: Vec<String>,
+    /// Stay in the foreground
+    #[arg(short, long)]
+    foreground: bool,
+    /// Check everything, mount nothing (mount -f)
+    #[arg(long, hide = true)]
+    fake: bool,
+    /// Tolerate unknown mount options (mount -s)
+    #[arg(long, hide = true)]
+    sloppy: bool,
+}
+
+/// What is to be mounted, independent of the working directory.
+#[derive(Debug)]
+struct Request {
+    source: String,
+    dir: PathBuf,
+    options: MountOptions,
+}
+
+/// The command line of `mount.corbel SOURCE DIR [-sfnv] [-o LIST] [-t TYPE]` as one of `corbel`;
+/// None when that is not our name.
+pub fn helper_command_line(args: &[OsString]) -> Option<Vec<OsString>> {
+    let name = Path::new(args.first()?).file_name()?;
+    if name != HELPER {
+        return None;
+    }
+    let mut line: Vec<OsString> = vec!["corbel".into(), "mount".into()];
+    let mut rest = args[1..].iter();
+    while let Some(arg) = rest.next() {
+        match arg.to_str() {
+            // mount(8) says which type it found; and there is no namespace to enter.
+            Some("-t" | "-N") => drop(rest.next()),
+            Some("-o") => line.extend(["-o".into(), rest.next().cloned().unwrap_or_default()]),
+            Some(letters) if is_letters(letters) => {
+                let long = letters.chars().skip(1).filter_map(|letter| match letter {
+                    's' => Some("--sloppy".into()),
+                    'f' => Some("--fake".into()),
+                    _ => None, // n: there is no mtab; v: there is nothing to tell
+                });
+                line.extend::<Vec<OsString>>(long.collect());
+            }
+            _ => line.push(arg.clone()),
+        }
+    }
+    Some(line)
+}
+
+/// `-s`, `-fn` and the like.
+fn is_letters(arg: &str) -> bool {
+    arg.strip_prefix('-').is_some_and(|l| !l.is_empty() && l.chars().all(|c| "sfnv".contains(c)))
+}
+
+/// Runs `corbel mount`.
+pub fn run(global: &Global, out: &Output, args: &MountArgs) -> Result<()> {
+    let request = Request::new(global, args)?;
+    if args.fake {
+        return Ok(());
+    }
+    if args.foreground {
+        return serve(&request, out, None);
+    }
+    match daemonize().context("starting the mount's process")? {
+        Side::Daemon(readiness) => serve(&request, out, Some(readiness)),
+        Side::Parent(Ok(())) => {
+            report(out, &request.dir);
+            Ok(())
+        }
+        Side::Parent(Err(text)) => Err(Failure::failed(text, remedy(&request.source))),
+    }
+}
+
+fn report(out: &Output, dir: &Path) {
+    let dir = dir.display();
+    out.result(&serde_json::json!({"mounted": dir.to_string()}), || println!("mounted on {dir}"));
+}
+
+fn remedy(source: &str) -> &'static str {
+    match source {
+        "null:" => "see the reason above",
+        source if source.starts_with("dir:") => "check that the directory exists and is yours",
+        _ => "check that the node runs: corbel status",
+    }
+}
+
+impl Request {
+    fn new(global: &Global, args: &MountArgs) -> Result<Self> {
+        let (source, dir) = match args.paths.as_slice() {
+            [dir] => (global.load()?.node.socket.into_os_string(), dir),
+            [source, dir] => (source.clone(), dir),
+            _ => return Err(Failure::new(Kind::Usage, "give [SOURCE] DIR", "see --help")),
+        };
+        let source = absolute_source(&source)?;
+        let mut options = MountOptions { source: source.clone(), ..MountOptions::default() };
+        for list in &args.options {
+            for option in list.split(',') {
+                if let Err(text) = options.apply(option)
+                    && !args.sloppy
+                {
+                    return Err(Failure::new(Kind::Usage, text, "see docs/mount.md"));
+                }
+            }
+        }
+        let dir = std::path::absolute(dir).context(dir.display())?;
+        Ok(Self { source, dir, options })
+    }
+}
+
+/// A source that means the same in every directory.
+fn absolute_source(source: &OsStr) -> Result<String> {
+    let Some(text) = source.to_str() else {
+        let what = format!("source {}: not UTF-8", source.display());
+        return Err(Failure::new(Kind::Usage, what, "use another path"));
+    };
+    let absolute =
+        |path: &str| std::path::absolute(path).context(path).map(|path| path.display().to_string());
+    match text.strip_prefix("dir:") {
+        Some(path) => Ok(format!("dir:{}", absolute(path)?)),
+        None if text == "null:" => Ok(text.into()),
+        None => absolute(text),
+    }
+}
+
+/// The file system that a source names: a back end, or the volume of the node behind a socket.
+pub fn open_source(source: &str) -> Result<Arc<dyn FileSystem>> {
+    if let Some(opened) = open_back_end(source) {
+        return opened.map_err(|text| Failure::failed(text, remedy(source)));
+    }
+    let config = libfs::Config {
+        socket: source.as_bytes().to_vec(),
+        lanes: 0,
+        fd_min: FD_MIN,
+        mount: Vec::new(),
+    };
+    let fs = LibFs::attach(config).map_err(|error| {
+        Failure::new(Kind::Unreachable, format!("node at {source}: {error}"), remedy(source))
+    })?;
+    Ok(Arc::new(fs))
+}
+
+/// Mounts, tells the parent if there is one, and serves until the end.
+fn serve(request: &Request, out: &Output, readiness: Option<Readiness>) -> Result<()> {
+    if readiness.is_none() {
+        local::tie(); // a daemon outlives whoever started it
+    }
+    let up = up(request);
+    let (signals, session) = match (up, readiness) {
+        (Ok(up), Some(readiness)) => {
+            readiness.ready().context("/dev/null")?;
+            up
+        }
+        (Ok(up), None) => {
+            report(out, &request.dir);
+            up
+        }
+        (Err(failure), Some(readiness)) => {
+            readiness.failed(&failure.message);
+            // The parent prints it.
+            std::process::exit(i32::from(failure.exit_code()));
+        }
+        (Err(failure), None) => return Err(failure),
+    };
+    if signals.wait_or(session.ended()).context("waiting for signals")? {
+        session.unmount().map_err(|e| Failure::failed(e.to_string(), "umount -l the directory"))?;
+    }
+    session.drain(DRAIN);
+    Ok(())
+}
+
+/// Signals are blocked before the first thread, so that every thread has them blocked.
+fn up(request: &Request) -> Result<(EndingSignals, Session)> {
+    let signals = EndingSignals::catch().context("catching signals")?;
+    let fs = open_source(&request.source)?;
+    let options = Options { config_text: config_text(request), ..Options::default() };
+    let session = Session::mount(fs, &request.dir, &request.options, options)
+        .map_err(|e| Failure::new(Kind::Environment, e.to_string(), "see docs/mount.md"))?;
+    Ok((signals, session))
+}
+
+/// Content of `.corbel/config`.
+fn config_text(request: &Request) -> String {
+    format!(
+        "version {}\nsource {}\ndir {}\nthreads {}\nallow_other {}\ndefault_permissions {}\n",
+        env!("CARGO_PKG_VERSION"),
+        request.source,
+        request.dir.display(),
+        request.options.threads,
+        request.options.allow_other,
+        request.options.default_permissions,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn helper(line: &str) -> Option<String> {
+        let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let words = helper_command_line(&args)?;
+        Some(words.iter().map(|w| w.to_str().unwrap()).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn helper_arguments_become_ours() {
+        assert_eq!(helper("/usr/bin/corbel mount x y"), None);
+        assert_eq!(
+            helper("/sbin/mount.corbel /run/s /mnt -n -sv -o rw,noatime -t corbel").unwrap(),
+            "corbel mount /run/s /mnt --sloppy -o rw,noatime"
+        );
+        assert_eq!(
+            helper("mount.corbel null: /mnt -fn").unwrap(),
+            "corbel mount null: /mnt --fake"
+        );
+        // What is not known goes through to be refused by name.
+        assert_eq!(helper("mount.corbel a b -x").unwrap(), "corbel mount a b -x");
+    }
+
+    #[test]
+    fn sources_do_not_depend_on_the_directory() {
+        assert_eq!(absolute_source(OsStr::new("null:")).unwrap(), "null:");
+        assert_eq!(absolute_source(OsStr::new("dir:/a/b")).unwrap(), "dir:/a/b");
+        assert!(absolute_source(OsStr::new("dir:a")).unwrap().starts_with("dir:/"));
+        assert!(absolute_source(OsStr::new("sock")).unwrap().starts_with('/'));
+    }
+}
