@@ -3,8 +3,10 @@
 //!
 //! Reading order: [`limits`]; [`wire`] (the frame and the hello, field by field); [`transport`]
 //! (the trait a service loop drives) and its implementations: [`net`] (one epoll loop over
-//! `tcp` sockets and `shm` rings) and [`mem`] (in one process, deterministic).
+//! `tcp` sockets and `shm` rings) and [`mem`] (in one process, deterministic);
+//! [`coordinator`] (membership, epochs, chains).
 
+pub mod coordinator;
 mod decode;
 pub mod limits;
 pub mod mem;

@@ -105,7 +105,8 @@ fn in_order(way: Way) {
     while got.len() < 300 {
         assert!(start.elapsed() < PATIENCE, "{way:?}: {} of 300 arrived", got.len());
         if sent.len() < 300 {
-            let pick = lens[random.below(if sent.len() % 50 == 0 { 9 } else { 7 }) as usize];
+            let pick =
+                lens[random.below(if sent.len().is_multiple_of(50) { 9 } else { 7 }) as usize];
             let mut body = vec![0u8; pick];
             random.fill(&mut body);
             let cut = random.below(pick as u64 + 1) as usize;

@@ -1,0 +1,402 @@
+//! The coordinator as a server of its own: the machine, its state folder, and TCP. One thread.
+
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base::Nanos;
+use rustix::event::{Timespec, epoll};
+
+use super::link::Link;
+use super::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
+use super::message::{Message, View};
+use super::store::Store;
+use crate::decode::LinkError;
+use crate::tcp;
+
+/// Connections at once; more are closed.
+const CONNECTIONS_MAX: usize = 256;
+/// A connection that has said nothing valid by then is closed.
+const STRANGER_TIME: Duration = Duration::from_secs(2);
+const LISTENER: u64 = u64::MAX;
+const EVENTS: usize = 64;
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Where the state lies.
+    pub folder: PathBuf,
+    /// Identity of the cluster.
+    pub cluster: u128,
+    /// The volumes.
+    pub volumes: Vec<VolumeSpec>,
+    /// How patient to be.
+    pub patience: Patience,
+}
+
+#[derive(Debug)]
+struct Conn {
+    link: Link,
+    speaker: Option<Speaker>,
+    since: Instant,
+    watched: bool,
+    /// To be closed once its queue is empty.
+    last_words: bool,
+}
+
+/// What the server has refused, for `status`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ServerCounters {
+    /// Connections closed because of what they sent.
+    pub corrupt: u64,
+    /// Registrations and requests turned down.
+    pub refused: u64,
+    /// States written.
+    pub persisted: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Server {
+    cluster: u128,
+    listener: OwnedFd,
+    address: SocketAddr,
+    epoll: OwnedFd,
+    store: Store,
+    machine: Machine,
+    conns: Vec<Option<Conn>>,
+    start: Instant,
+    counters: ServerCounters,
+    /// Texts for the log.
+    notes: Vec<String>,
+}
+
+impl Server {
+    /// Reads the state and listens.
+    pub fn open(config: &ServerConfig) -> std::io::Result<Self> {
+        let (store, image) = Store::open(&config.folder)?;
+        let machine = Machine::new(config.cluster, &config.volumes, config.patience, image, 0)
+            .map_err(std::io::Error::other)?;
+        let listener = TcpListener::bind(config.listen).map_err(|e| {
+            let text = format!("cannot listen on {}: {e}; is it running already?", config.listen);
+            std::io::Error::new(e.kind(), text)
+        })?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let listener = OwnedFd::from(listener);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+        Ok(Self {
+            cluster: config.cluster,
+            listener,
+            address,
+            epoll,
+            store,
+            machine,
+            conns: Vec::new(),
+            start: Instant::now(),
+            counters: ServerCounters::default(),
+            notes: Vec::new(),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The current views.
+    pub fn views(&self) -> Vec<View> {
+        self.machine.views()
+    }
+
+    /// What it has refused.
+    pub fn counters(&self) -> ServerCounters {
+        self.counters
+    }
+
+    /// What a log should have of it, since the last call.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Serves until `stop`. An error means that the state could not be persisted: start again.
+    pub fn run(&mut self, stop: &AtomicBool, log: &mut dyn FnMut(&str)) -> std::io::Result<()> {
+        while !stop.load(Ordering::Relaxed) {
+            self.turn(Duration::from_secs(1))?;
+            for note in self.take_notes() {
+                log(&note);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits, for `most` or until the next look at the clock is due, and serves what has come.
+    pub fn turn(&mut self, most: Duration) -> std::io::Result<()> {
+        let tick = Duration::from_millis(u64::from(self.machine.patience().heartbeat_ms) / 2);
+        let idle = self.conns.iter().all(Option::is_none);
+        let wait = if idle { most } else { most.min(tick) };
+        let timeout = Timespec::try_from(wait).ok();
+        let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        let (events, _) = match epoll::wait(&self.epoll, &mut ready[..], timeout.as_ref()) {
+            Ok(events) => events,
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+        for event in events {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                index => self.serve(index as usize)?,
+            }
+        }
+        self.close_idle_strangers();
+        self.step(Event::Tick).map(|_| ())
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos::try_from(self.start.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
+    }
+
+    /// Lets the machine decide, and does what it says, in its order.
+    fn step(&mut self, event: Event) -> std::io::Result<Result<(), String>> {
+        let (verdict, actions) = self.machine.step(event, self.now());
+        for action in actions {
+            match action {
+                Action::Persist(image) => {
+                    self.store.write(&image)?;
+                    self.counters.persisted += 1;
+                }
+                Action::Push(node, view) => {
+                    let to = |s: &Speaker| s.node == node && s.volume == view.volume;
+                    let index = self
+                        .conns
+                        .iter()
+                        .position(|c| c.as_ref().and_then(|c| c.speaker.as_ref()).is_some_and(to));
+                    if let Some(index) = index {
+                        self.say(index, &Message::View(view));
+                    }
+                }
+            }
+        }
+        Ok(verdict)
+    }
+
+    fn accept(&mut self) {
+        let fd = match tcp::accept(self.listener.as_fd()) {
+            Ok(Some(fd)) => fd,
+            Ok(None) => return,
+            Err(errno) => {
+                // Out of descriptors: it would be reported again at once.
+                self.notes.push(format!("cannot accept: {errno}; raise the open file limit"));
+                std::thread::sleep(Duration::from_millis(10));
+                return;
+            }
+        };
+        if self.conns.iter().flatten().count() >= CONNECTIONS_MAX || tcp::tune(&fd).is_err() {
+            self.counters.refused += 1;
+            return;
+        }
+        let index = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
+        let data = epoll::EventData::new_u64(index as u64);
+        if epoll::add(&self.epoll, &fd, data, epoll::EventFlags::IN).is_err() {
+            return;
+        }
+        if index == self.conns.len() {
+            self.conns.push(None);
+        }
+        self.conns[index] = Some(Conn {
+            link: Link::new(fd),
+            speaker: None,
+            since: Instant::now(),
+            watched: false,
+            last_words: false,
+        });
+    }
+
+    fn close_idle_strangers(&mut self) {
+        for slot in &mut self.conns {
+            let late = |c: &Conn| c.speaker.is_none() && c.since.elapsed() > STRANGER_TIME;
+            if slot.as_ref().is_some_and(late) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Sends; a connection that takes nothing is marked to be closed at its next event.
+    fn say(&mut self, index: usize, message: &Message) {
+        let Some(conn) = self.conns[index].as_mut() else { return };
+        if conn.link.send(message).is_err() {
+            conn.last_words = true;
+        }
+        self.watch(index);
+    }
+
+    fn watch(&mut self, index: usize) {
+        let Some(conn) = self.conns[index].as_mut() else { return };
+        let wanted = conn.link.has_queue() || conn.last_words;
+        if wanted != conn.watched {
+            let mut flags = epoll::EventFlags::IN;
+            flags.set(epoll::EventFlags::OUT, wanted);
+            let data = epoll::EventData::new_u64(index as u64);
+            let changed = epoll::modify(&self.epoll, conn.link.as_fd(), data, flags);
+            conn.watched = wanted && changed.is_ok();
+        }
+    }
+
+    fn serve(&mut self, index: usize) -> std::io::Result<()> {
+        let Some(Some(conn)) = self.conns.get_mut(index) else { return Ok(()) };
+        let flushed = conn.link.flush();
+        if conn.last_words {
+            if flushed != Ok(true) {
+                self.close(index)?;
+            }
+            return Ok(());
+        }
+        let (messages, ended) = conn.link.receive();
+        for message in messages {
+            self.hear(index, message)?;
+        }
+        if let Some(error) = ended.or(flushed.err()) {
+            if let LinkError::Protocol(what) = &error {
+                self.counters.corrupt += 1;
+                self.notes.push(format!("closed a connection: {what}"));
+            }
+            return self.close(index);
+        }
+        self.watch(index);
+        Ok(())
+    }
+
+    fn close(&mut self, index: usize) -> std::io::Result<()> {
+        let Some(conn) = self.conns[index].take() else { return Ok(()) };
+        if let Some(speaker) = conn.speaker {
+            // Refused if another process of the node has registered since: then it is old news.
+            let _ = self.step(Event::Disconnected(speaker))?;
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, index: usize, message: Message) -> std::io::Result<()> {
+        let Some(conn) = self.conns[index].as_ref() else { return Ok(()) };
+        if conn.last_words {
+            return Ok(());
+        }
+        let speaker = conn.speaker.clone();
+        match (message, speaker) {
+            (Message::Register { cluster, registration }, None) => {
+                self.register(index, cluster, registration)
+            }
+            (Message::Ask { cluster }, None) if cluster == self.cluster => {
+                for view in self.machine.views() {
+                    self.say(index, &Message::View(view));
+                }
+                self.say(index, &Message::Done);
+                Ok(())
+            }
+            (Message::Force { cluster, volume }, None) if cluster == self.cluster => {
+                match self.step(Event::Force(volume))? {
+                    Ok(()) => self.say(index, &Message::Done),
+                    Err(why) => self.refuse(index, &why),
+                }
+                Ok(())
+            }
+            (Message::Ask { .. } | Message::Force { .. }, None) => {
+                self.refuse(index, "this coordinator serves another cluster; check the config");
+                Ok(())
+            }
+            (Message::Heartbeat { number, position }, Some(by)) => {
+                match self.step(Event::Heartbeat(by, position))? {
+                    Ok(()) => self.say(index, &Message::Confirm { number }),
+                    Err(why) => self.refuse(index, &why),
+                }
+                Ok(())
+            }
+            (Message::CaughtUp { node, epoch }, Some(by)) => {
+                self.ask(index, Event::CaughtUp(by, node, epoch))
+            }
+            (Message::Suspect { node, epoch }, Some(by)) => {
+                self.ask(index, Event::Suspect(by, node, epoch))
+            }
+            (Message::Leave, Some(by)) => {
+                self.ask(index, Event::Leave(by))?;
+                if let Some(conn) = self.conns[index].as_mut() {
+                    conn.speaker = None;
+                    conn.last_words = true;
+                }
+                Ok(())
+            }
+            _ => {
+                self.counters.corrupt += 1;
+                self.refuse(index, "a message that does not fit the state of the connection");
+                Ok(())
+            }
+        }
+    }
+
+    fn ask(&mut self, index: usize, event: Event) -> std::io::Result<()> {
+        if let Err(why) = self.step(event)? {
+            self.counters.refused += 1;
+            self.say(index, &Message::Denied(why));
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, index: usize, why: &str) {
+        self.counters.refused += 1;
+        self.notes.push(format!("refused: {why}"));
+        self.say(index, &Message::Refused(why.to_owned()));
+        if let Some(conn) = self.conns[index].as_mut() {
+            conn.last_words = true;
+        }
+        self.watch(index);
+    }
+
+    fn register(
+        &mut self,
+        index: usize,
+        cluster: u128,
+        registration: super::Registration,
+    ) -> std::io::Result<()> {
+        if cluster != self.cluster {
+            let why = format!(
+                "node {} belongs to cluster {cluster:032x}, this coordinator to {:032x}; check the config",
+                registration.node, self.cluster
+            );
+            self.refuse(index, &why);
+            return Ok(());
+        }
+        let speaker = Speaker {
+            volume: registration.volume.clone(),
+            node: registration.node,
+            incarnation: registration.incarnation,
+        };
+        if let Err(why) = self.step(Event::Register(registration))? {
+            self.refuse(index, &why);
+            return Ok(());
+        }
+        // An older connection of the node is dead, whether or not we were told.
+        for slot in &mut self.conns {
+            let same = |s: &Speaker| s.node == speaker.node && s.volume == speaker.volume;
+            if slot.as_ref().and_then(|c| c.speaker.as_ref()).is_some_and(same) {
+                *slot = None;
+            }
+        }
+        let view = self.machine.view(&speaker.volume);
+        if let Some(conn) = self.conns[index].as_mut() {
+            conn.speaker = Some(speaker);
+        }
+        let patience = self.machine.patience();
+        let (heartbeat_ms, failure_timeout_ms) =
+            (patience.heartbeat_ms, patience.failure_timeout_ms);
+        self.say(index, &Message::Welcome { heartbeat_ms, failure_timeout_ms });
+        if let Some(view) = view {
+            self.say(index, &Message::View(view));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,484 @@
+//! One volume: who is registered, the chain, and the rules by which it changes.
+
+use std::collections::BTreeMap;
+
+use base::{Epoch, Nanos, NodeId, StreamSeq};
+
+use super::{Patience, Refused, Speaker, VolumeSpec, millis};
+use crate::coordinator::message::{DataState, Member, NODES_MAX, Registration, View};
+use crate::coordinator::store::{Chain, Seat};
+
+/// A node that has registered.
+#[derive(Debug)]
+struct Node {
+    registration: Registration,
+    /// Silent beyond this, it is not reachable.
+    deadline: Nanos,
+    connected: bool,
+    reachable: bool,
+    /// Suspected: not brought back before this.
+    hold_until: Nanos,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Volume {
+    spec: VolumeSpec,
+    patience: Patience,
+    pub chain: Chain,
+    /// As the caller of `settle` has it.
+    kept: Chain,
+    nodes: BTreeMap<NodeId, Node>,
+    syncing: Vec<NodeId>,
+    /// Nobody is evicted for silence before this: after a start, or after all were silent.
+    quiet_until: Nanos,
+    /// When to re-form a chain of which no process lives on.
+    reform_at: Option<Nanos>,
+    forced: bool,
+    told: View,
+}
+
+impl Volume {
+    pub fn new(spec: VolumeSpec, chain: Chain, patience: Patience, now: Nanos) -> Self {
+        let settling = millis(patience.failure_timeout_ms) + 1_000_000_000;
+        let told = View::default();
+        Self {
+            spec,
+            patience,
+            kept: chain.clone(),
+            chain,
+            nodes: BTreeMap::new(),
+            syncing: Vec::new(),
+            quiet_until: now + settling,
+            reform_at: None,
+            forced: false,
+            told,
+        }
+    }
+
+    pub fn view(&self) -> View {
+        let member = |(id, node): (&NodeId, &Node)| Member {
+            node: *id,
+            incarnation: node.registration.incarnation,
+            reachable: node.reachable,
+            position: node.registration.position,
+            tcp: node.registration.tcp,
+            run_dir: node.registration.run_dir.clone(),
+            info: node.registration.info.clone(),
+        };
+        View {
+            volume: self.spec.name.clone(),
+            epoch: self.chain.epoch,
+            replicas: self.spec.replicas,
+            chain: self.chain.seats.iter().map(|s| s.node).collect(),
+            incarnations: self.chain.seats.iter().map(|s| s.incarnation).collect(),
+            syncing: self.syncing.clone(),
+            members: self.nodes.iter().map(member).collect(),
+        }
+    }
+
+    /// The new view for all that can hear it, if it is one.
+    pub fn news(&mut self) -> Vec<(NodeId, View)> {
+        let view = self.view();
+        if view == self.told {
+            return Vec::new();
+        }
+        self.told = view.clone();
+        let hears = self.nodes.iter().filter(|(_, node)| node.connected);
+        hears.map(|(id, _)| (*id, view.clone())).collect()
+    }
+
+    pub fn extend_deadlines(&mut self, pause: Nanos) {
+        for node in self.nodes.values_mut() {
+            node.deadline += pause;
+        }
+        self.quiet_until += pause;
+        self.reform_at = self.reform_at.map(|at| at + pause);
+    }
+
+    fn seat(&self, node: NodeId) -> Option<&Seat> {
+        self.chain.seats.iter().find(|s| s.node == node)
+    }
+
+    /// The process that holds the seat is there and connected.
+    fn lives(&self, seat: &Seat) -> bool {
+        self.nodes.get(&seat.node).is_some_and(|n| {
+            n.connected && n.reachable && n.registration.incarnation == seat.incarnation
+        })
+    }
+
+    /// The process that holds the seat may still live: it was heard of not long ago.
+    fn may_live(&self, seat: &Seat) -> bool {
+        self.nodes
+            .get(&seat.node)
+            .is_some_and(|n| n.reachable && n.registration.incarnation == seat.incarnation)
+    }
+
+    pub fn register(&mut self, new: Registration, now: Nanos) -> Result<(), Refused> {
+        self.may_register(&new)?;
+        let node = new.node;
+        let timeout = millis(self.patience.failure_timeout_ms);
+        let same =
+            self.nodes.get(&node).is_some_and(|n| n.registration.incarnation == new.incarnation);
+        if !same {
+            self.syncing.retain(|n| *n != node);
+        }
+        let hold_until = self.nodes.get(&node).map_or(0, |n| n.hold_until);
+        let others_live = self.chain.seats.iter().any(|s| self.lives(s));
+        let entry = Node {
+            registration: new,
+            deadline: now + timeout,
+            connected: true,
+            reachable: true,
+            hold_until,
+        };
+        self.nodes.insert(node, entry);
+        self.woke(node, others_live, now);
+        Ok(())
+    }
+
+    /// If all of the chain had been silent, the trouble was on our side: the others get time too.
+    fn woke(&mut self, node: NodeId, others_live: bool, now: Nanos) {
+        let lives = self.seat(node).is_some_and(|s| self.lives(s));
+        if lives && !others_live {
+            let grace = millis(self.patience.failure_timeout_ms);
+            self.quiet_until = self.quiet_until.max(now + grace);
+        }
+    }
+
+    fn may_register(&self, new: &Registration) -> Result<(), Refused> {
+        let (node, epoch) = (new.node, self.chain.epoch);
+        if !self.spec.nodes.is_empty() && !self.spec.nodes.contains(&node) {
+            return Err(format!(
+                "node {node} is not configured for volume \"{}\"; add it to its nodes",
+                self.spec.name
+            ));
+        }
+        if !self.nodes.contains_key(&node) && self.nodes.len() >= NODES_MAX {
+            return Err(format!("volume \"{}\" has {NODES_MAX} nodes already", self.spec.name));
+        }
+        if let Some(old) = self.nodes.get(&node)
+            && old.registration.incarnation > new.incarnation
+        {
+            return Err(format!(
+                "node {node}: a newer process (incarnation {}) has registered; stop one of the two",
+                old.registration.incarnation
+            ));
+        }
+        if let Some(seat) = self.seat(node)
+            && seat.incarnation > new.incarnation
+        {
+            return Err(format!(
+                "node {node}: incarnation {} is in the chain; {} is older: incarnations must grow",
+                seat.incarnation, new.incarnation
+            ));
+        }
+        match new.state {
+            DataState::Intact { epoch: theirs } if theirs > epoch => Err(format!(
+                "node {node} has data of epoch {theirs} of volume \"{}\", the coordinator knows only epoch {epoch}: \
+                 its state is lost or old; restore its folder before anything else",
+                self.spec.name
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The registered process that speaks.
+    fn speaker(&mut self, by: &Speaker) -> Result<&mut Node, Refused> {
+        match self.nodes.get_mut(&by.node) {
+            Some(node) if node.registration.incarnation == by.incarnation => Ok(node),
+            _ => Err(format!("node {} incarnation {} is not registered", by.node, by.incarnation)),
+        }
+    }
+
+    pub fn heard(&mut self, by: &Speaker, position: StreamSeq, now: Nanos) -> Result<(), Refused> {
+        let timeout = millis(self.patience.failure_timeout_ms);
+        let others_live = self.chain.seats.iter().any(|s| self.lives(s));
+        let node = self.speaker(by)?;
+        node.deadline = now + timeout;
+        node.connected = true;
+        // Not told to the others with each heartbeat: it is for the re-forming of a chain.
+        node.registration.position = position;
+        self.told_position(by.node, position);
+        if let Some(node) = self.nodes.get_mut(&by.node)
+            && !node.reachable
+        {
+            node.reachable = true;
+            self.woke(by.node, others_live, now);
+        }
+        Ok(())
+    }
+
+    fn told_position(&mut self, node: NodeId, position: StreamSeq) {
+        for member in self.told.members.iter_mut().filter(|m| m.node == node) {
+            member.position = position;
+        }
+    }
+
+    pub fn disconnected(&mut self, by: &Speaker, now: Nanos) -> Result<(), Refused> {
+        let soon = now + millis(self.patience.lost_connection_ms);
+        let node = self.speaker(by)?;
+        node.connected = false;
+        node.deadline = node.deadline.min(soon);
+        Ok(())
+    }
+
+    fn current(&self, epoch: Epoch) -> Result<(), Refused> {
+        if epoch == self.chain.epoch {
+            return Ok(());
+        }
+        Err(format!("speaks of epoch {epoch}, now is {}", self.chain.epoch))
+    }
+
+    pub fn caught_up(&mut self, by: &Speaker, node: NodeId, epoch: Epoch) -> Result<(), Refused> {
+        self.speaker(by)?;
+        self.current(epoch)?;
+        let is_head = self.chain.seats.first().is_some_and(|head| *head == by.seat());
+        if by.node != node && !is_head {
+            return Err(format!("node {} may not speak for node {node}", by.node));
+        }
+        if !self.syncing.contains(&node) {
+            return Err(format!("node {node} is not syncing"));
+        }
+        let Some(entry) = self.nodes.get(&node).filter(|n| n.reachable) else {
+            return Err(format!("node {node} is not reachable"));
+        };
+        let seat = Seat { node, incarnation: entry.registration.incarnation };
+        self.syncing.retain(|n| *n != node);
+        self.chain.seats.push(seat);
+        self.chain.epoch.0 += 1;
+        Ok(())
+    }
+
+    pub fn suspect(
+        &mut self,
+        by: &Speaker,
+        node: NodeId,
+        epoch: Epoch,
+        now: Nanos,
+    ) -> Result<(), Refused> {
+        self.speaker(by)?;
+        self.current(epoch)?;
+        if self.chain.seats.first() != Some(&by.seat()) {
+            return Err(format!("node {} is not the head, whom alone this is believed", by.node));
+        }
+        if node == by.node {
+            return Err("the head cannot suspect itself; it may leave".to_owned());
+        }
+        let in_chain = self.seat(node).is_some();
+        if !in_chain && !self.syncing.contains(&node) {
+            return Err(format!("node {node} is neither in the chain nor syncing"));
+        }
+        self.chain.seats.retain(|s| s.node != node);
+        self.syncing.retain(|n| *n != node);
+        if in_chain {
+            self.chain.epoch.0 += 1;
+        }
+        let hold = millis(self.patience.hold_ms);
+        if let Some(entry) = self.nodes.get_mut(&node) {
+            entry.hold_until = now + hold;
+        }
+        Ok(())
+    }
+
+    pub fn leave(&mut self, by: &Speaker) -> Result<(), Refused> {
+        self.speaker(by)?;
+        let others_live = self.chain.seats.iter().any(|s| s.node != by.node && self.lives(s));
+        self.nodes.remove(&by.node);
+        self.syncing.retain(|n| *n != by.node);
+        if others_live && self.seat(by.node).is_some() {
+            self.chain.seats.retain(|s| s.node != by.node);
+            self.chain.epoch.0 += 1;
+        }
+        Ok(())
+    }
+
+    pub fn force(&mut self) -> Result<(), Refused> {
+        if self.chain.epoch.0 == 0 {
+            if self.nodes.values().any(|n| n.reachable) {
+                self.forced = true;
+                return Ok(());
+            }
+            return Err("no node has registered yet".to_owned());
+        }
+        if self.chain.seats.iter().any(|s| self.lives(s)) {
+            return Err("the chain has a living member; there is nothing to force".to_owned());
+        }
+        if self.candidates().is_empty() && !self.all_are_empty() {
+            return Err(format!(
+                "none of the chain's nodes ({}) has registered with its data; start one of them \
+                 (only if all of them are there and empty, forcing begins an empty volume)",
+                self.chain.seats.iter().map(|s| s.node.to_string()).collect::<Vec<_>>().join(", ")
+            ));
+        }
+        self.forced = true;
+        Ok(())
+    }
+
+    /// Applies all rules that time and registrations may have made due. True if the chain changed
+    /// since the last call (by whatever).
+    pub fn settle(&mut self, now: Nanos) -> bool {
+        let quiet = now < self.quiet_until;
+        for node in self.nodes.values_mut() {
+            if node.deadline <= now {
+                node.reachable = false;
+            }
+        }
+        if self.chain.epoch.0 == 0 {
+            self.form();
+        } else if self.chain.seats.iter().any(|s| self.lives(s)) {
+            self.evict(quiet);
+        } else {
+            self.reform(now);
+        }
+        self.forced = false;
+        self.choose_syncing(now);
+        let changed = self.kept != self.chain;
+        if changed {
+            self.kept = self.chain.clone();
+        }
+        changed
+    }
+
+    /// The first chain: of the configured nodes as soon as as many as wanted are there.
+    fn form(&mut self) {
+        let there = |id: &NodeId| self.nodes.get(id).is_some_and(|n| n.reachable && n.connected);
+        let mut order: Vec<NodeId> = if self.spec.nodes.is_empty() {
+            self.nodes.keys().copied().collect()
+        } else {
+            self.spec.nodes.clone()
+        };
+        let wanted = match self.spec.nodes.len() {
+            0 => usize::from(self.spec.replicas),
+            configured => configured.min(usize::from(self.spec.replicas)),
+        };
+        order.retain(there);
+        if order.is_empty() || order.len() < wanted && !self.forced {
+            return;
+        }
+        order.truncate(usize::from(self.spec.replicas));
+        self.chain.seats = order.iter().filter_map(|id| self.new_seat(*id)).collect();
+        self.chain.epoch = Epoch(1);
+    }
+
+    fn new_seat(&self, node: NodeId) -> Option<Seat> {
+        let entry = self.nodes.get(&node)?;
+        Some(Seat { node, incarnation: entry.registration.incarnation })
+    }
+
+    /// Some member lives: those that do not make room. A member that has restarted is out at once,
+    /// a silent one when its time is up, unless all had been silent.
+    fn evict(&mut self, quiet: bool) {
+        self.reform_at = None;
+        let stays = |seat: &Seat| {
+            let restarted = self
+                .nodes
+                .get(&seat.node)
+                .is_some_and(|n| n.registration.incarnation != seat.incarnation);
+            self.may_live(seat) || quiet && !restarted
+        };
+        let left: Vec<Seat> = self.chain.seats.iter().copied().filter(stays).collect();
+        if left.len() < self.chain.seats.len() {
+            self.chain.seats = left;
+            self.chain.epoch.0 += 1;
+        }
+    }
+
+    /// Members whose process is another one now, but which kept their data.
+    fn candidates(&self) -> Vec<Seat> {
+        let mut found: Vec<(StreamSeq, Seat)> = Vec::new();
+        for seat in &self.chain.seats {
+            let Some(node) = self.nodes.get(&seat.node) else { continue };
+            let registration = &node.registration;
+            let same = registration.incarnation == seat.incarnation;
+            let has_data = same || registration.state != DataState::Fresh;
+            if node.reachable && node.connected && has_data {
+                let seat = Seat { node: seat.node, incarnation: registration.incarnation };
+                found.push((registration.position, seat));
+            }
+        }
+        found.sort_by_key(|(position, seat)| (std::cmp::Reverse(*position), seat.node));
+        found.into_iter().map(|(_, seat)| seat).collect()
+    }
+
+    /// Every node of the chain is there and none has data: either the chain was formed and all
+    /// died before they had noted it, or all have lost their memory. A person must tell which.
+    fn all_are_empty(&self) -> bool {
+        self.chain.seats.iter().all(|seat| {
+            self.nodes.get(&seat.node).is_some_and(|n| {
+                n.reachable && n.connected && n.registration.state == DataState::Fresh
+            })
+        })
+    }
+
+    /// No process of the chain lives on: the chain is made of its restarted members, of all of
+    /// them, or after a while of those that are there.
+    fn reform(&mut self, now: Nanos) {
+        let mut found = self.candidates();
+        if found.is_empty() && self.forced && self.all_are_empty() {
+            found = self.chain.seats.iter().filter_map(|s| self.new_seat(s.node)).collect();
+        }
+        if found.is_empty() {
+            self.reform_at = None;
+            return;
+        }
+        let at = *self.reform_at.get_or_insert(now + millis(self.patience.grace_ms));
+        let may_return = self.chain.seats.iter().any(|s| self.may_live(s));
+        let all = found.len() == self.chain.seats.len();
+        if all || self.forced || now >= at && !may_return {
+            self.chain.seats = found;
+            self.chain.epoch.0 += 1;
+            self.reform_at = None;
+        }
+    }
+
+    /// Fills the places that the chain leaves open with nodes to be brought up to date; those that
+    /// have begun go on, then those that have most.
+    fn choose_syncing(&mut self, now: Nanos) {
+        let in_chain: Vec<NodeId> = self.chain.seats.iter().map(|s| s.node).collect();
+        let fits = |id: &NodeId| {
+            !in_chain.contains(id)
+                && self
+                    .nodes
+                    .get(id)
+                    .is_some_and(|n| n.reachable && n.connected && n.hold_until <= now)
+        };
+        let room = usize::from(self.spec.replicas).saturating_sub(in_chain.len());
+        let head_lives = self.chain.seats.first().is_some_and(|s| self.lives(s));
+        let mut chosen: Vec<NodeId> = self.syncing.iter().copied().filter(fits).collect();
+        if self.chain.epoch.0 > 0 && head_lives {
+            let mut more: Vec<NodeId> =
+                self.nodes.keys().copied().filter(|id| fits(id) && !chosen.contains(id)).collect();
+            more.sort_by_key(|id| (std::cmp::Reverse(self.worth(*id)), *id));
+            chosen.extend(more);
+        }
+        chosen.truncate(room);
+        self.syncing = chosen;
+    }
+
+    fn worth(&self, node: NodeId) -> (u32, u64) {
+        self.nodes.get(&node).map_or((0, 0), |n| match n.registration.state {
+            DataState::Fresh => (0, 0),
+            DataState::Intact { epoch } => (epoch.0, n.registration.position.0),
+        })
+    }
+
+    /// The invariants of the module above.
+    pub fn check(&self) {
+        let seats = &self.chain.seats;
+        assert_eq!(seats.is_empty(), self.chain.epoch.0 == 0, "a chain has an epoch: {self:?}");
+        assert!(self.chain.epoch >= self.told.epoch, "the epoch only grows: {self:?}");
+        for (at, seat) in seats.iter().enumerate() {
+            assert!(seats[..at].iter().all(|s| s.node != seat.node), "a node twice: {self:?}");
+            assert!(!self.syncing.contains(&seat.node), "in the chain and syncing: {self:?}");
+        }
+        let most = usize::from(self.spec.replicas).max(seats.len());
+        assert!(seats.len() + self.syncing.len() <= most, "more than wanted: {self:?}");
+    }
+}
+
+impl Speaker {
+    fn seat(&self) -> Seat {
+        Seat { node: self.node, incarnation: self.incarnation }
+    }
+}

@@ -1,0 +1,456 @@
+//! Messages between nodes and the coordinator, each the body of a frame ([`crate::wire`]), little-endian.
+//! A string is a u16 length and that many bytes of UTF-8; a list is a u16 count and its items.
+//!
+//! ```text
+//! kind  message     from    fields
+//!    1  register    node    u16 protocol (1), u128 cluster, string volume, u32 node, u64 incarnation,
+//!                           u64 stream position, u8 state (0 fresh, 1 intact), u32 epoch (0 if fresh),
+//!                           string tcp ("" or address:port), string run dir, string info
+//!    2  welcome     coord   u32 heartbeat ms, u32 failure timeout ms
+//!    3  refused     coord   string why; the connection is closed
+//!    4  heartbeat   node    u64 number, u64 stream position
+//!    5  confirm     coord   u64 number
+//!    6  view        coord   string volume, u32 epoch, u16 replicas wanted, list chain (head first): u32 node,
+//!                           u64 incarnation of the process that is the member,
+//!                           list u32 syncing, list member: u32 node, u64 incarnation, u8 reachable,
+//!                           u64 stream position, string tcp, string run dir, string info
+//!    7  caught up   node    u32 node, u32 epoch
+//!    8  suspect     node    u32 node, u32 epoch
+//!    9  leave       node    -
+//!   10  denied      coord   string why
+//!   11  ask         anyone  u128 cluster: all views, please
+//!   12  force       anyone  u128 cluster, string volume: form the chain from those that are there
+//!   13  done        coord   - (after the views of an ask, or a force)
+//! ```
+
+use std::net::SocketAddr;
+
+use base::wire::{Corrupt, Reader, Writer};
+use base::{Epoch, NodeId, StreamSeq};
+
+/// Longest body of a coordinator message.
+pub const MESSAGE_MAX: usize = 256 << 10;
+/// Nodes of a volume, members of a list.
+pub const NODES_MAX: usize = 64;
+/// Longest name of a volume.
+pub const NAME_MAX: usize = 64;
+/// Longest path of a run directory.
+pub const PATH_MAX: usize = 256;
+/// Longest free-form info.
+pub const INFO_MAX: usize = 1024;
+/// Longest text of a refusal.
+pub const TEXT_MAX: usize = 1024;
+const PROTOCOL: u16 = 1;
+const ADDRESS_MAX: usize = 64;
+
+/// What a node has of the volume's data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DataState {
+    /// Nothing (yet).
+    Fresh,
+    /// What it had as a member of the chain of this epoch.
+    Intact {
+        /// The last epoch that the node knew.
+        epoch: Epoch,
+    },
+}
+
+/// What a node says of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Registration {
+    /// Which volume.
+    pub volume: String,
+    /// Which node.
+    pub node: NodeId,
+    /// Grows with each start of its service.
+    pub incarnation: u64,
+    /// End of its stream.
+    pub position: StreamSeq,
+    /// What it has.
+    pub state: DataState,
+    /// Where it listens for TCP.
+    pub tcp: Option<SocketAddr>,
+    /// Run directory of its host, for shared memory; empty if none.
+    pub run_dir: String,
+    /// Free-form, for `status` and the service.
+    pub info: String,
+}
+
+/// A registered node as others see it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Which node.
+    pub node: NodeId,
+    /// Of its service.
+    pub incarnation: u64,
+    /// Heartbeats come.
+    pub reachable: bool,
+    /// End of its stream when it registered.
+    pub position: StreamSeq,
+    /// Where it listens for TCP.
+    pub tcp: Option<SocketAddr>,
+    /// Run directory of its host; empty if none.
+    pub run_dir: String,
+    /// Free-form.
+    pub info: String,
+}
+
+/// State of a volume's membership.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct View {
+    /// Which volume.
+    pub volume: String,
+    /// 0 until the first chain is formed.
+    pub epoch: Epoch,
+    /// Replicas wanted; the chain may be shorter for a while.
+    pub replicas: u16,
+    /// Head first.
+    pub chain: Vec<NodeId>,
+    /// Of each member of the chain, the process that is one. A node that has restarted still finds
+    /// its number in the chain for a moment, but is no member: ask [`View::is_member`].
+    pub incarnations: Vec<u64>,
+    /// Nodes to be brought up to date by the head.
+    pub syncing: Vec<NodeId>,
+    /// All that are registered, in the order of their numbers.
+    pub members: Vec<Member>,
+}
+
+impl View {
+    /// The member `node`.
+    pub fn member(&self, node: NodeId) -> Option<&Member> {
+        self.members.iter().find(|m| m.node == node)
+    }
+
+    /// Whether this very process of `node` is in the chain. One that is notes the epoch durably
+    /// before it acknowledges or serves anything in it.
+    pub fn is_member(&self, node: NodeId, incarnation: u64) -> bool {
+        let mut seats = self.chain.iter().zip(&self.incarnations);
+        seats.any(|(n, i)| (*n, *i) == (node, incarnation))
+    }
+
+    /// First of the chain.
+    pub fn head(&self) -> Option<NodeId> {
+        self.chain.first().copied()
+    }
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// 1
+    Register {
+        /// Identity of the cluster.
+        cluster: u128,
+        /// What the node says of itself.
+        registration: Registration,
+    },
+    /// 2
+    Welcome {
+        /// Interval of heartbeats.
+        heartbeat_ms: u32,
+        /// Silence after which a node is evicted.
+        failure_timeout_ms: u32,
+    },
+    /// 3
+    Refused(String),
+    /// 4
+    Heartbeat {
+        /// Echoed by the confirmation.
+        number: u64,
+        /// End of the node's stream.
+        position: StreamSeq,
+    },
+    /// 5
+    Confirm {
+        /// Of the heartbeat.
+        number: u64,
+    },
+    /// 6
+    View(View),
+    /// 7
+    CaughtUp {
+        /// Who.
+        node: NodeId,
+        /// In which epoch.
+        epoch: Epoch,
+    },
+    /// 8
+    Suspect {
+        /// Who.
+        node: NodeId,
+        /// In which epoch.
+        epoch: Epoch,
+    },
+    /// 9
+    Leave,
+    /// 10
+    Denied(String),
+    /// 11
+    Ask {
+        /// Identity of the cluster.
+        cluster: u128,
+    },
+    /// 12
+    Force {
+        /// Identity of the cluster.
+        cluster: u128,
+        /// Which volume.
+        volume: String,
+    },
+    /// 13
+    Done,
+}
+
+fn put_text(w: &mut Writer<'_>, text: &str, max: usize) {
+    let mut cut = text.len().min(max);
+    while !text.is_char_boundary(cut) {
+        cut -= 1;
+    }
+    w.u16(cut as u16).bytes(&text.as_bytes()[..cut]);
+}
+
+fn take_text(r: &mut Reader<'_>, max: usize) -> Result<String, Corrupt> {
+    let len = usize::from(r.u16()?);
+    if len > max {
+        return Err(r.corrupt("has a string that is longer than allowed"));
+    }
+    let bytes = r.bytes(len)?;
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => Ok(text.to_owned()),
+        _ => Err(r.corrupt("has a string that is not printable UTF-8")),
+    }
+}
+
+/// Checks the name of a volume: 1 to 64 characters of `a-z A-Z 0-9 - _ .`
+pub fn valid_name(name: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(allowed)
+}
+
+fn take_name(r: &mut Reader<'_>) -> Result<String, Corrupt> {
+    let name = take_text(r, NAME_MAX)?;
+    if valid_name(&name) { Ok(name) } else { Err(r.corrupt("has an invalid volume name")) }
+}
+
+fn take_node(r: &mut Reader<'_>) -> Result<NodeId, Corrupt> {
+    match r.u32()? {
+        0 => Err(r.corrupt("names node 0, which is no node")),
+        node => Ok(NodeId(node)),
+    }
+}
+
+fn put_address(w: &mut Writer<'_>, address: Option<SocketAddr>) {
+    put_text(w, &address.map_or(String::new(), |a| a.to_string()), ADDRESS_MAX);
+}
+
+fn take_address(r: &mut Reader<'_>) -> Result<Option<SocketAddr>, Corrupt> {
+    let text = take_text(r, ADDRESS_MAX)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| r.corrupt("has an address that is no address:port"))
+}
+
+fn take_count(r: &mut Reader<'_>) -> Result<usize, Corrupt> {
+    match usize::from(r.u16()?) {
+        count if count > NODES_MAX => Err(r.corrupt("has a list that is longer than allowed")),
+        count => Ok(count),
+    }
+}
+
+fn put_nodes(w: &mut Writer<'_>, nodes: &[NodeId]) {
+    w.u16(nodes.len() as u16);
+    for node in nodes {
+        w.u32(node.0);
+    }
+}
+
+/// A list of nodes, none of them twice.
+fn take_nodes(r: &mut Reader<'_>) -> Result<Vec<NodeId>, Corrupt> {
+    let mut nodes = Vec::new();
+    for _ in 0..take_count(r)? {
+        let node = take_node(r)?;
+        if nodes.contains(&node) {
+            return Err(r.corrupt("has a node twice in a list"));
+        }
+        nodes.push(node);
+    }
+    Ok(nodes)
+}
+
+impl Registration {
+    fn put(&self, w: &mut Writer<'_>) {
+        put_text(w, &self.volume, NAME_MAX);
+        w.u32(self.node.0).u64(self.incarnation).u64(self.position.0);
+        match self.state {
+            DataState::Fresh => w.u8(0).u32(0),
+            DataState::Intact { epoch } => w.u8(1).u32(epoch.0),
+        };
+        put_address(w, self.tcp);
+        put_text(w, &self.run_dir, PATH_MAX);
+        put_text(w, &self.info, INFO_MAX);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let volume = take_name(r)?;
+        let (node, incarnation) = (take_node(r)?, r.u64()?);
+        let position = StreamSeq(r.u64()?);
+        let state = match (r.u8()?, r.u32()?) {
+            (0, 0) => DataState::Fresh,
+            (1, epoch) => DataState::Intact { epoch: Epoch(epoch) },
+            _ => return Err(r.corrupt("has an unknown data state")),
+        };
+        let tcp = take_address(r)?;
+        let (run_dir, info) = (take_text(r, PATH_MAX)?, take_text(r, INFO_MAX)?);
+        Ok(Self { volume, node, incarnation, position, state, tcp, run_dir, info })
+    }
+}
+
+impl Member {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u32(self.node.0).u64(self.incarnation).u8(u8::from(self.reachable));
+        w.u64(self.position.0);
+        put_address(w, self.tcp);
+        put_text(w, &self.run_dir, PATH_MAX);
+        put_text(w, &self.info, INFO_MAX);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let (node, incarnation) = (take_node(r)?, r.u64()?);
+        let reachable = match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(r.corrupt("has a flag that is neither 0 nor 1")),
+        };
+        let position = StreamSeq(r.u64()?);
+        let tcp = take_address(r)?;
+        let (run_dir, info) = (take_text(r, PATH_MAX)?, take_text(r, INFO_MAX)?);
+        Ok(Self { node, incarnation, reachable, position, tcp, run_dir, info })
+    }
+}
+
+impl View {
+    fn put(&self, w: &mut Writer<'_>) {
+        put_text(w, &self.volume, NAME_MAX);
+        w.u32(self.epoch.0).u16(self.replicas);
+        w.u16(self.chain.len() as u16);
+        for (node, incarnation) in self.chain.iter().zip(&self.incarnations) {
+            w.u32(node.0).u64(*incarnation);
+        }
+        put_nodes(w, &self.syncing);
+        w.u16(self.members.len() as u16);
+        for member in &self.members {
+            member.put(w);
+        }
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let volume = take_name(r)?;
+        let (epoch, replicas) = (Epoch(r.u32()?), r.u16()?);
+        let (mut chain, mut incarnations) = (Vec::new(), Vec::new());
+        for _ in 0..take_count(r)? {
+            let node = take_node(r)?;
+            if chain.contains(&node) {
+                return Err(r.corrupt("has a node twice in the chain"));
+            }
+            chain.push(node);
+            incarnations.push(r.u64()?);
+        }
+        let syncing = take_nodes(r)?;
+        let mut members = Vec::new();
+        for _ in 0..take_count(r)? {
+            members.push(Member::take(r)?);
+        }
+        if chain.iter().any(|node| syncing.contains(node)) {
+            return Err(r.corrupt("has a node both in the chain and syncing"));
+        }
+        Ok(Self { volume, epoch, replicas, chain, incarnations, syncing, members })
+    }
+}
+
+impl Message {
+    /// Kind and body.
+    pub fn encode(&self) -> (u16, Vec<u8>) {
+        let mut body = Vec::new();
+        let w = &mut Writer(&mut body);
+        let kind = match self {
+            Self::Register { cluster, registration } => {
+                w.u16(PROTOCOL).u128(*cluster);
+                registration.put(w);
+                1
+            }
+            Self::Welcome { heartbeat_ms, failure_timeout_ms } => {
+                w.u32(*heartbeat_ms).u32(*failure_timeout_ms);
+                2
+            }
+            Self::Refused(text) => {
+                put_text(w, text, TEXT_MAX);
+                3
+            }
+            Self::Heartbeat { number, position } => {
+                w.u64(*number).u64(position.0);
+                4
+            }
+            Self::Confirm { number } => {
+                w.u64(*number);
+                5
+            }
+            Self::View(view) => {
+                view.put(w);
+                6
+            }
+            Self::CaughtUp { node, epoch } => {
+                w.u32(node.0).u32(epoch.0);
+                7
+            }
+            Self::Suspect { node, epoch } => {
+                w.u32(node.0).u32(epoch.0);
+                8
+            }
+            Self::Leave => 9,
+            Self::Denied(text) => {
+                put_text(w, text, TEXT_MAX);
+                10
+            }
+            Self::Ask { cluster } => {
+                w.u128(*cluster);
+                11
+            }
+            Self::Force { cluster, volume } => {
+                w.u128(*cluster);
+                put_text(w, volume, NAME_MAX);
+                12
+            }
+            Self::Done => 13,
+        };
+        (kind, body)
+    }
+
+    /// Reads and checks a body.
+    pub fn decode(kind: u16, body: &[u8]) -> Result<Self, Corrupt> {
+        let r = &mut Reader::new("coordinator message", body);
+        let message = match kind {
+            1 => {
+                if r.u16()? != PROTOCOL {
+                    return Err(r.corrupt("speaks another protocol: update the older side"));
+                }
+                Self::Register { cluster: r.u128()?, registration: Registration::take(r)? }
+            }
+            2 => Self::Welcome { heartbeat_ms: r.u32()?, failure_timeout_ms: r.u32()? },
+            3 => Self::Refused(take_text(r, TEXT_MAX)?),
+            4 => Self::Heartbeat { number: r.u64()?, position: StreamSeq(r.u64()?) },
+            5 => Self::Confirm { number: r.u64()? },
+            6 => Self::View(View::take(r)?),
+            7 => Self::CaughtUp { node: take_node(r)?, epoch: Epoch(r.u32()?) },
+            8 => Self::Suspect { node: take_node(r)?, epoch: Epoch(r.u32()?) },
+            9 => Self::Leave,
+            10 => Self::Denied(take_text(r, TEXT_MAX)?),
+            11 => Self::Ask { cluster: r.u128()? },
+            12 => Self::Force { cluster: r.u128()?, volume: take_name(r)? },
+            13 => Self::Done,
+            _ => return Err(r.corrupt("is of an unknown kind")),
+        };
+        r.end()?;
+        Ok(message)
+    }
+}

@@ -1,0 +1,563 @@
+//! The coordinator's decisions: each rule by an example, then all of them under random histories.
+
+use std::collections::BTreeMap;
+
+use base::random::Random;
+use base::{Epoch, Nanos, NodeId, StreamSeq};
+use cluster::coordinator::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
+use cluster::coordinator::store::Image;
+use cluster::coordinator::{DataState, Registration, View};
+
+const MS: Nanos = 1_000_000;
+const INTACT: fn(u32) -> DataState = |e| DataState::Intact { epoch: Epoch(e) };
+
+fn spec(replicas: u16, nodes: &[u32]) -> VolumeSpec {
+    let nodes = nodes.iter().map(|n| NodeId(*n)).collect();
+    VolumeSpec { name: "v".to_owned(), replicas, nodes }
+}
+
+fn by(node: u32, incarnation: u64) -> Speaker {
+    Speaker { volume: "v".to_owned(), node: NodeId(node), incarnation }
+}
+
+fn registration(node: u32, incarnation: u64, position: u64, state: DataState) -> Registration {
+    Registration {
+        volume: "v".to_owned(),
+        node: NodeId(node),
+        incarnation,
+        position: StreamSeq(position),
+        state,
+        tcp: None,
+        run_dir: String::new(),
+        info: String::new(),
+    }
+}
+
+/// A machine, its clock, and what it has persisted and said.
+struct World {
+    machine: Machine,
+    spec: VolumeSpec,
+    now: Nanos,
+    image: Option<Image>,
+    pushed: BTreeMap<NodeId, View>,
+}
+
+impl World {
+    fn new(spec: VolumeSpec) -> Self {
+        let machine =
+            Machine::new(1, std::slice::from_ref(&spec), Patience::default(), None, 0).unwrap();
+        Self { machine, spec, now: 0, image: None, pushed: BTreeMap::new() }
+    }
+
+    fn step(&mut self, event: Event) -> Result<(), String> {
+        let (verdict, actions) = self.machine.step(event, self.now);
+        for action in actions {
+            match action {
+                Action::Persist(image) => self.image = Some(image),
+                Action::Push(node, view) => drop(self.pushed.insert(node, view)),
+            }
+        }
+        verdict
+    }
+
+    fn register(&mut self, node: u32, incarnation: u64, position: u64, state: DataState) {
+        let event = Event::Register(registration(node, incarnation, position, state));
+        self.step(event).unwrap();
+    }
+
+    /// Time passes; `beating` send heartbeats.
+    fn pass(&mut self, ms: u64, beating: &[(u32, u64)]) {
+        for _ in 0..ms / 50 {
+            self.now += 50 * MS;
+            for (node, incarnation) in beating {
+                let _ = self.step(Event::Heartbeat(by(*node, *incarnation), StreamSeq(0)));
+            }
+            self.step(Event::Tick).unwrap();
+        }
+    }
+
+    /// The coordinator is killed and started again from what it had persisted.
+    fn restart(&mut self) {
+        let specs = std::slice::from_ref(&self.spec);
+        let image = self.image.clone();
+        if let Some(image) = &image {
+            assert_eq!(Image::decode(&image.encode()).as_ref(), Ok(image), "it round-trips");
+        }
+        self.machine = Machine::new(1, specs, Patience::default(), image, self.now).unwrap();
+    }
+
+    fn view(&self) -> View {
+        self.machine.view("v").unwrap()
+    }
+
+    fn chain(&self) -> (u32, Vec<u32>) {
+        let view = self.view();
+        (view.epoch.0, view.chain.iter().map(|n| n.0).collect())
+    }
+
+    fn syncing(&self) -> Vec<u32> {
+        self.view().syncing.iter().map(|n| n.0).collect()
+    }
+}
+
+fn three() -> World {
+    let mut world = World::new(spec(3, &[1, 2, 3]));
+    for node in 1..=3 {
+        assert_eq!(world.chain(), (0, vec![]));
+        world.register(node, 1, 0, DataState::Fresh);
+    }
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.pass(2000, &[(1, 1), (2, 1), (3, 1)]);
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world
+}
+
+#[test]
+fn a_dead_head_is_replaced_by_the_next_and_returns_at_the_tail() {
+    let mut world = three();
+    world.pass(450, &[(2, 1), (3, 1)]);
+    assert_eq!(world.chain().0, 1, "not before the timeout");
+    world.pass(100, &[(2, 1), (3, 1)]);
+    assert_eq!(world.chain(), (2, vec![2, 3]));
+    assert_eq!(world.pushed[&NodeId(3)].epoch, Epoch(2));
+    world.register(1, 2, 0, INTACT(1));
+    assert_eq!(world.chain(), (2, vec![2, 3]));
+    assert_eq!(world.syncing(), [1]);
+    let stale = Event::CaughtUp(by(1, 2), NodeId(1), Epoch(1));
+    assert!(world.step(stale).unwrap_err().contains("epoch 1"));
+    let foreign = Event::CaughtUp(by(3, 1), NodeId(1), Epoch(2));
+    assert!(world.step(foreign).unwrap_err().contains("may not speak"));
+    world.step(Event::CaughtUp(by(1, 2), NodeId(1), Epoch(2))).unwrap();
+    assert_eq!(world.chain(), (3, vec![2, 3, 1]));
+}
+
+#[test]
+fn the_end_of_a_connection_shortens_the_wait() {
+    let mut world = three();
+    world.step(Event::Disconnected(by(1, 1))).unwrap();
+    world.pass(100, &[(2, 1), (3, 1)]);
+    assert_eq!(world.chain().0, 1);
+    world.pass(100, &[(2, 1), (3, 1)]);
+    assert_eq!(world.chain(), (2, vec![2, 3]));
+}
+
+#[test]
+fn a_member_that_restarts_at_once_is_out_at_once() {
+    let mut world = three();
+    world.register(1, 2, 7, INTACT(1));
+    assert_eq!(world.chain(), (2, vec![2, 3]));
+    assert_eq!(world.syncing(), [1]);
+    let old = Event::Heartbeat(by(1, 1), StreamSeq(0));
+    assert!(world.step(old).unwrap_err().contains("not registered"));
+    let late = Event::Register(registration(1, 1, 0, INTACT(1)));
+    assert!(world.step(late).unwrap_err().contains("newer process"));
+}
+
+#[test]
+fn the_last_member_is_never_evicted() {
+    let mut world = three();
+    world.pass(1000, &[(2, 1)]);
+    assert_eq!(world.chain(), (2, vec![2]));
+    world.pass(5000, &[]);
+    assert_eq!(world.chain(), (2, vec![2]));
+    assert!(!world.view().member(NodeId(2)).unwrap().reachable);
+    world.pass(100, &[(2, 1)]);
+    assert_eq!(world.chain(), (2, vec![2]), "the same process goes on in the same epoch");
+}
+
+#[test]
+fn suspicion_is_believed_from_the_head_of_now_only() {
+    let mut world = three();
+    let suspect =
+        |who: u32, node: u32, epoch: u32| Event::Suspect(by(who, 1), NodeId(node), Epoch(epoch));
+    assert!(world.step(suspect(2, 3, 1)).unwrap_err().contains("not the head"));
+    assert!(world.step(suspect(1, 3, 0)).unwrap_err().contains("epoch"));
+    assert!(world.step(suspect(1, 1, 1)).unwrap_err().contains("itself"));
+    assert!(world.step(suspect(1, 9, 1)).unwrap_err().contains("neither"));
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.step(suspect(1, 2, 1)).unwrap();
+    assert_eq!(world.chain(), (2, vec![1, 3]));
+    assert!(world.syncing().is_empty(), "held back for a while");
+    world.pass(1100, &[(1, 1), (2, 1), (3, 1)]);
+    assert_eq!(world.syncing(), [2]);
+    world.step(suspect(1, 2, 2)).unwrap();
+    assert_eq!(world.chain(), (2, vec![1, 3]), "dropping a syncing node is no new epoch");
+    world.step(suspect(1, 3, 2)).unwrap();
+    assert_eq!(world.chain(), (3, vec![1]));
+}
+
+#[test]
+fn a_restart_of_all_waits_for_all_and_puts_the_longest_first() {
+    let mut world = three();
+    world.pass(1000, &[]);
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]), "all are silent: nobody is evicted");
+    world.register(1, 2, 5, INTACT(1));
+    world.register(2, 2, 9, INTACT(1));
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.register(3, 2, 9, INTACT(1));
+    assert_eq!(world.chain(), (2, vec![2, 3, 1]));
+}
+
+#[test]
+fn a_restart_goes_on_without_the_missing_after_the_grace_or_by_force() {
+    let mut world = three();
+    world.pass(1000, &[]);
+    assert!(world.step(Event::Force("v".to_owned())).unwrap_err().contains("1, 2, 3"));
+    world.register(3, 2, 5, INTACT(1));
+    world.pass(1500, &[(3, 2)]);
+    assert_eq!(world.chain().0, 1);
+    let mut forced = three();
+    forced.pass(1000, &[]);
+    forced.register(3, 2, 5, INTACT(1));
+    forced.step(Event::Force("v".to_owned())).unwrap();
+    assert_eq!(forced.chain(), (2, vec![3]));
+    world.pass(600, &[(3, 2)]);
+    assert_eq!(world.chain(), (2, vec![3]));
+    world.register(1, 2, 9, INTACT(1));
+    assert_eq!(world.chain(), (2, vec![3]), "no matter how long its stream: it was left behind");
+    assert_eq!(world.syncing(), [1]);
+}
+
+#[test]
+fn a_member_that_lost_its_data_is_no_candidate() {
+    let mut world = three();
+    world.pass(1000, &[]);
+    for node in [1, 2] {
+        world.register(node, 2, 0, DataState::Fresh);
+    }
+    world.pass(5000, &[(1, 2), (2, 2)]);
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.register(3, 2, 4, INTACT(1));
+    world.pass(2100, &[(1, 2), (2, 2), (3, 2)]);
+    assert_eq!(world.chain(), (2, vec![3]));
+    assert_eq!(world.syncing(), [1, 2]);
+}
+
+#[test]
+fn a_coordinator_that_restarts_changes_nothing_and_gives_time() {
+    let mut world = three();
+    world.now += 10_000 * MS;
+    world.restart();
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.register(2, 1, 0, INTACT(1));
+    world.pass(400, &[(2, 1)]);
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.register(1, 1, 0, INTACT(1));
+    world.register(3, 1, 0, INTACT(1));
+    world.pass(5000, &[(1, 1), (2, 1), (3, 1)]);
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.restart();
+    world.register(2, 1, 0, INTACT(1));
+    world.pass(2000, &[(2, 1)]);
+    assert_eq!(world.chain(), (2, vec![2]), "those that do not return are out");
+}
+
+#[test]
+fn a_pause_of_the_coordinator_is_not_held_against_the_nodes() {
+    let mut world = three();
+    world.now += 3_000 * MS; // Stopped: heartbeats wait unread.
+    world.step(Event::Heartbeat(by(2, 1), StreamSeq(0))).unwrap();
+    world.step(Event::Tick).unwrap();
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.pass(700, &[(2, 1)]);
+    assert_eq!(world.chain(), (2, vec![2]));
+}
+
+#[test]
+fn leaving_in_order() {
+    let mut world = three();
+    world.step(Event::Leave(by(1, 1))).unwrap();
+    assert_eq!(world.chain(), (2, vec![2, 3]));
+    world.step(Event::Leave(by(3, 1))).unwrap();
+    world.step(Event::Leave(by(2, 1))).unwrap();
+    assert_eq!(world.chain(), (3, vec![2]), "the last one keeps its seat");
+    world.register(3, 2, 0, INTACT(2));
+    world.pass(5000, &[(3, 2)]);
+    assert_eq!(world.chain(), (3, vec![2]));
+    world.register(2, 2, 0, INTACT(3));
+    assert_eq!(world.chain(), (4, vec![2]));
+    assert_eq!(world.syncing(), [3]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_remedy() {
+    let mut world = three();
+    let refused = |world: &mut World, r: Registration| world.step(Event::Register(r)).unwrap_err();
+    assert!(
+        refused(&mut world, registration(4, 1, 0, DataState::Fresh)).contains("not configured")
+    );
+    assert!(refused(&mut world, registration(1, 2, 0, INTACT(7))).contains("restore its folder"));
+    let mut other = registration(1, 2, 0, DataState::Fresh);
+    other.volume = "w".to_owned();
+    assert!(refused(&mut world, other).contains("no volume \"w\""));
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+}
+
+#[test]
+fn spare_nodes_step_in() {
+    let mut world = World::new(spec(2, &[]));
+    for node in [5, 6, 7] {
+        world.register(node, 1, 0, DataState::Fresh);
+    }
+    assert_eq!(world.chain(), (1, vec![5, 6]));
+    assert!(world.syncing().is_empty());
+    world.pass(2600, &[(6, 1), (7, 1)]);
+    assert_eq!(world.chain(), (2, vec![6]));
+    assert_eq!(world.syncing(), [7]);
+}
+
+/// A node of the random histories: what it is, and what it really has.
+#[derive(Clone, Debug, Default)]
+struct Node {
+    incarnation: u64,
+    running: bool,
+    fresh: bool,
+    /// Number of the last acknowledged write that it has.
+    has: u64,
+    /// Of the last view it was sent.
+    epoch: u32,
+    mute: bool,
+}
+
+/// Nodes start, stop, lose their disks, fall silent, catch up and accuse; the coordinator crashes
+/// before, between and after persisting and telling; writes are acknowledged when the chain that a
+/// view showed agrees. Lost is what is acknowledged and missing on a member of the chain.
+struct History {
+    seed: u64,
+    random: Random,
+    world: World,
+    nodes: BTreeMap<u32, Node>,
+    acked: u64,
+    epoch: u32,
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let replicas = 1 + random.below(3) as u16;
+        let count = u32::from(replicas) + random.below(2) as u32;
+        let nodes = (1..=count).map(|n| (n, Node { fresh: true, ..Node::default() })).collect();
+        let world = World::new(spec(replicas, &[]));
+        Self { seed, random, world, nodes, acked: 0, epoch: 0 }
+    }
+
+    /// Feeds an event; the coordinator may die at any action of it.
+    fn feed(&mut self, event: Event) {
+        let (_, actions) = self.world.machine.step(event, self.world.now);
+        let dies = self.random.chance(1, 60);
+        let at = self.random.below(4) as usize;
+        for (index, action) in actions.into_iter().enumerate() {
+            if dies && index == at {
+                break;
+            }
+            match action {
+                Action::Persist(image) => self.world.image = Some(image),
+                Action::Push(node, view) => self.told(node, &view),
+            }
+        }
+        if dies {
+            self.world.restart();
+            for (id, node) in self.nodes.clone() {
+                if node.running && !node.mute {
+                    self.register(id);
+                }
+            }
+        }
+        self.judge();
+    }
+
+    fn told(&mut self, id: NodeId, view: &View) {
+        let seed = self.seed;
+        let kept = self.world.image.as_ref().map_or(0, |i| i.volumes["v"].epoch.0);
+        assert!(view.epoch.0 <= kept, "seed {seed}: told {} before it was kept", view.epoch);
+        let node = self.nodes.get_mut(&id.0).unwrap();
+        assert!(view.epoch.0 >= node.epoch, "seed {seed}: the epoch of node {id} went back");
+        node.epoch = view.epoch.0;
+        // A member notes that it is one before it does anything as such.
+        node.fresh &= !view.is_member(id, node.incarnation);
+    }
+
+    fn judge(&mut self) {
+        let seed = self.seed;
+        let Some(image) = &self.world.image else { return };
+        let chain = &image.volumes["v"];
+        assert!(chain.epoch.0 >= self.epoch, "seed {seed}: epoch went back");
+        self.epoch = chain.epoch.0;
+        for seat in &chain.seats {
+            let node = &self.nodes[&seat.node.0];
+            let same = node.incarnation == seat.incarnation;
+            assert!(
+                if same { node.has == self.acked } else { node.fresh || node.has == self.acked },
+                "seed {seed}: node {} in the chain has {} of {}: {:?}",
+                seat.node,
+                node.has,
+                self.acked,
+                self.nodes
+            );
+        }
+    }
+
+    fn register(&mut self, id: u32) {
+        let node = self.nodes[&id].clone();
+        let state = if node.fresh { DataState::Fresh } else { INTACT(node.epoch) };
+        self.feed(Event::Register(registration(id, node.incarnation, node.has, state)));
+    }
+
+    /// The chain acknowledges a write, if every process in it lives; a node that is in a chain has
+    /// data from then on.
+    fn write(&mut self) {
+        let Some(image) = &self.world.image else { return };
+        let seats = image.volumes["v"].seats.clone();
+        let agree = |nodes: &BTreeMap<u32, Node>| {
+            !seats.is_empty()
+                && seats.iter().all(|s| {
+                    let node = &nodes[&s.node.0];
+                    node.running && node.incarnation == s.incarnation
+                })
+        };
+        if agree(&self.nodes) {
+            self.acked += 1;
+            for seat in seats {
+                let node = self.nodes.get_mut(&seat.node.0).unwrap();
+                node.has = self.acked;
+                node.fresh = false;
+            }
+        }
+    }
+
+    fn others_have_data(&self, id: u32) -> bool {
+        let Some(image) = &self.world.image else { return true };
+        image.volumes["v"].seats.iter().any(|s| {
+            let node = &self.nodes[&s.node.0];
+            s.node.0 != id && node.has == self.acked && !node.fresh && node.running
+        })
+    }
+
+    fn act(&mut self) {
+        let ids: Vec<u32> = self.nodes.keys().copied().collect();
+        let id = ids[self.random.below(ids.len() as u64) as usize];
+        let node = self.nodes[&id].clone();
+        let speaker = by(id, node.incarnation);
+        let view = self.world.view();
+        match self.random.below(12) {
+            0 if node.running => {
+                let node = self.nodes.get_mut(&id).unwrap();
+                node.running = false;
+                if self.random.chance(1, 2) {
+                    self.feed(Event::Disconnected(speaker));
+                }
+            }
+            1 | 2 if !node.running => {
+                let wipe = self.random.chance(1, 4) && self.others_have_data(id);
+                let node = self.nodes.get_mut(&id).unwrap();
+                node.running = true;
+                node.mute = false;
+                node.incarnation += 1;
+                if wipe {
+                    (node.fresh, node.has) = (true, 0);
+                }
+                self.register(id);
+            }
+            3 if node.running => self.nodes.get_mut(&id).unwrap().mute = !node.mute,
+            4 if node.running && view.syncing.contains(&NodeId(id)) => {
+                // In one step: the head counts its acknowledgement from here on.
+                if let Some(head) = view.head().map(|h| self.nodes[&h.0].clone())
+                    && head.running
+                {
+                    let node = self.nodes.get_mut(&id).unwrap();
+                    (node.has, node.fresh) = (self.acked, false);
+                    self.feed(Event::CaughtUp(speaker, NodeId(id), view.epoch));
+                }
+            }
+            5 if node.running => {
+                let target = NodeId(ids[self.random.below(ids.len() as u64) as usize]);
+                self.feed(Event::Suspect(speaker, target, view.epoch));
+            }
+            6 if node.running && self.random.chance(1, 4) => {
+                self.nodes.get_mut(&id).unwrap().running = false;
+                self.feed(Event::Leave(speaker));
+            }
+            7 if self.random.chance(1, 4) => self.feed(Event::Force("v".to_owned())),
+            8 => self.world.now += self.random.below(700) * MS,
+            _ => self.beat(),
+        }
+        self.write();
+    }
+
+    fn beat(&mut self) {
+        self.world.now += (20 + self.random.below(80)) * MS;
+        for (id, node) in self.nodes.clone() {
+            if node.running && !node.mute {
+                self.feed(Event::Heartbeat(by(id, node.incarnation), StreamSeq(node.has)));
+            }
+        }
+        self.feed(Event::Tick);
+    }
+
+    /// All come back, with what they have: then the chain must become whole.
+    fn heal(&mut self) {
+        for id in self.nodes.keys().copied().collect::<Vec<_>>() {
+            let node = self.nodes.get_mut(&id).unwrap();
+            node.mute = false;
+            if !node.running {
+                node.running = true;
+                node.incarnation += 1;
+            }
+            self.register(id);
+        }
+        for round in 0..400 {
+            self.beat();
+            if round == 200 {
+                // Only where a chain was formed and nobody lived to note it.
+                self.feed(Event::Force("v".to_owned()));
+            }
+            let view = self.world.view();
+            for id in view.syncing {
+                let node = self.nodes.get_mut(&id.0).unwrap();
+                (node.has, node.fresh) = (self.acked, false);
+                let speaker = by(id.0, node.incarnation);
+                self.feed(Event::CaughtUp(speaker, id, view.epoch));
+            }
+            for id in self.nodes.keys().copied().collect::<Vec<_>>() {
+                let unknown = self.world.view().member(NodeId(id)).is_none();
+                if unknown {
+                    self.register(id);
+                }
+            }
+        }
+        let view = self.world.view();
+        let wanted = usize::from(view.replicas);
+        assert_eq!(view.chain.len(), wanted, "seed {}: {view:?} {:?}", self.seed, self.nodes);
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_under_random_histories() {
+    let mut changes = 0;
+    for seed in 0..400 {
+        let mut history = History::new(seed);
+        for _ in 0..300 {
+            history.act();
+        }
+        history.heal();
+        history.write();
+        assert!(history.acked > 0, "seed {seed}: no write was ever acknowledged");
+        changes += history.epoch;
+    }
+    assert!(changes > 4000, "the histories must be eventful: only {changes} epochs");
+}
+
+#[test]
+fn a_state_file_with_any_bit_flipped_is_refused() {
+    let world = three();
+    let image = world.image.unwrap();
+    let bytes = image.encode();
+    for bit in 0..bytes.len() * 8 {
+        let mut bad = bytes.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(Image::decode(&bad).is_err(), "bit {bit}");
+    }
+    for len in 0..bytes.len() {
+        assert!(Image::decode(&bytes[..len]).is_err(), "cut to {len}");
+    }
+}
