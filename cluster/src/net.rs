@@ -186,12 +186,7 @@ impl Net {
     }
 
     fn fail(&mut self, index: usize, error: LinkError) {
-        let reason = match error {
-            LinkError::Closed => DownReason::Closed,
-            LinkError::Io(text) => DownReason::Io(text),
-            LinkError::Protocol(text) => DownReason::Protocol(text),
-        };
-        self.close(index, reason);
+        self.close(index, error.into());
     }
 
     /// Both connections are open.
@@ -506,6 +501,16 @@ impl Transport for Net {
         let mut counters = self.counters;
         counters.doorbells += self.conns.iter().flatten().map(Conn::doorbells).sum::<u64>();
         counters
+    }
+}
+
+impl From<LinkError> for DownReason {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Closed => Self::Closed,
+            LinkError::Io(text) => Self::Io(text),
+            LinkError::Protocol(text) => Self::Protocol(text),
+        }
     }
 }
 

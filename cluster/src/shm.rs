@@ -291,3 +291,91 @@ impl Source for Ring {
         Ok(n)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::random::Random;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    const SIZE: usize = 4096;
+
+    /// Both sides, and a third mapping through which a hostile peer scribbles.
+    fn pair() -> (Ring, Ring, Map) {
+        let flags = SocketFlags::NONBLOCK;
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
+        let file = create(SIZE).expect("a ring");
+        let map = Map::new(&file, DATA + 2 * SIZE).expect("a mapping");
+        let one = Ring::open(&file, SIZE, true, a).expect("the dialler's side");
+        (one, Ring::open(&file, SIZE, false, b).expect("the other side"), map)
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_around_the_end() {
+        let (mut one, mut two, _) = pair();
+        let mut random = Random::new(1);
+        let (mut sent, mut got) = (Vec::new(), Vec::new());
+        for _ in 0..3000 {
+            let mut bytes = vec![0u8; random.below(SIZE as u64 + 100) as usize];
+            random.fill(&mut bytes);
+            let cut = bytes.len() / 3;
+            let parts = [IoSlice::new(&bytes[..cut]), IoSlice::new(&bytes[cut..])];
+            let n = one.write(&parts).expect("a right ring");
+            sent.extend_from_slice(&bytes[..n]);
+            let max = 1 + random.below(SIZE as u64) as usize;
+            got.reserve(max);
+            two.read(&mut got, max).expect("a right ring");
+        }
+        assert!(sent.len() > 1 << 20);
+        assert_eq!(got[..], sent[..got.len()]);
+        assert!(sent.len() - got.len() <= SIZE);
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_once_and_never_sleeps_on_input() {
+        let (mut one, mut two, _) = pair();
+        assert!(two.sleep());
+        one.write(&[IoSlice::new(b"a")]).expect("room");
+        one.write(&[IoSlice::new(b"b")]).expect("room");
+        assert_eq!(one.doorbells, 1);
+        assert!(tcp::drain(two.socket()).is_ok());
+        assert!(!two.sleep(), "there is input");
+        let mut got = Vec::with_capacity(8);
+        assert_eq!(two.read(&mut got, 8), Ok(2));
+        assert_eq!(two.doorbells, 0, "nobody waits for room");
+        one.write(&[IoSlice::new(&[0u8; SIZE])]).expect("room");
+        assert_eq!(one.wait_for_room(), Ok(true));
+        let mut got = Vec::with_capacity(SIZE);
+        two.read(&mut got, SIZE).expect("input");
+        assert_eq!(two.doorbells, 1);
+        assert_eq!(one.wait_for_room(), Ok(false));
+    }
+
+    /// The peer may write any value anywhere: positions out of range end the connection, and no
+    /// byte outside the ring is ever read or written (the mapping ends right behind it).
+    #[test]
+    fn wild_positions_are_found() {
+        let mut random = Random::new(2);
+        let mut found = 0;
+        for _ in 0..2000 {
+            let (mut one, mut two, map) = pair();
+            one.write(&[IoSlice::new(&[1u8; 100])]).expect("room");
+            let wild = match random.below(3) {
+                0 => random.next_u64(),
+                1 => random.below(3 * SIZE as u64),
+                _ => random.below(200).wrapping_sub(100),
+            };
+            map.word64(TAIL).store(wild, Ordering::Release);
+            map.word64(HEAD).store(wild, Ordering::Release);
+            let mut got = Vec::with_capacity(2 * SIZE);
+            let read = two.read(&mut got, 2 * SIZE);
+            assert_eq!(read.is_err(), wild > SIZE as u64, "tail {wild}");
+            map.word64(HEAD).store(wild, Ordering::Release);
+            let written = one.write(&[IoSlice::new(&[2u8; 2 * SIZE])]);
+            assert_eq!(written.is_err(), 100u64.wrapping_sub(wild) > SIZE as u64, "head {wild}");
+            found += u32::from(read.is_err()) + u32::from(written.is_err());
+        }
+        assert!(found > 1000);
+    }
+}

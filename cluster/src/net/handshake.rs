@@ -192,8 +192,9 @@ impl Net {
             incarnation: self.config.incarnation,
             ..hello
         };
+        self.open(index);
+        let Some(conn) = self.conns[index].as_ref() else { return Ok(()) };
         tcp::send_first(conn.fd(), &frame(KIND_WELCOME, &answer.encode()), None)?;
-        self.open(index)?;
         self.maybe_up(hello.from);
         Ok(())
     }
@@ -222,7 +223,7 @@ impl Net {
             return Err(LinkError::Protocol(what.to_owned()));
         }
         link.incarnation = welcome.incarnation;
-        self.open(index)?;
+        self.open(index);
         self.maybe_up(welcome.from);
         Ok(())
     }
@@ -238,37 +239,28 @@ impl Net {
         Ok(())
     }
 
-    /// The handshake is over: frames flow, through rings if they were agreed on.
-    fn open(&mut self, index: usize) -> Result<(), LinkError> {
-        let Some(mut conn) = self.conns[index].take() else { return Ok(()) };
+    /// The handshake is over: frames flow, through rings if they were agreed on. The link is
+    /// closed if the ring is none.
+    fn open(&mut self, index: usize) {
+        let Some(mut conn) = self.conns[index].take() else { return };
         conn.phase = Phase::Open;
         conn.decoder.trust();
         // What is in the socket is looked at once, since epoll may have told it already.
         conn.readable = true;
         if conn.local {
-            let file = conn.ring_file.take();
-            let (file, Io::Socket(socket)) = (file, conn.io) else { return Ok(()) };
+            let (node, file) = (conn.node, conn.ring_file.take());
+            let Io::Socket(socket) = conn.io else { return };
             let opened = match file {
                 Some(file) => Ring::open(&file, conn.ring_bytes, conn.dialled, socket),
                 None => Err(LinkError::Protocol("shared ring: no file came along".to_owned())),
             };
-            match opened {
-                Ok(ring) => conn.io = Io::Ring(Box::new(ring)),
-                Err(error) => {
-                    if let Some(node) = conn.node {
-                        let reason = match &error {
-                            LinkError::Protocol(what) => DownReason::Protocol(what.clone()),
-                            LinkError::Io(what) => DownReason::Io(what.clone()),
-                            LinkError::Closed => DownReason::Closed,
-                        };
-                        self.close_link(node, reason);
-                    }
-                    return Ok(());
-                }
+            match (opened, node) {
+                (Ok(ring), _) => conn.io = Io::Ring(Box::new(ring)),
+                (Err(error), Some(node)) => return self.close_link(node, error.into()),
+                (Err(_), None) => return,
             }
             conn.decoder = Decoder::for_ring();
         }
         self.conns[index] = Some(conn);
-        Ok(())
     }
 }
