@@ -1,111 +1,18 @@
 //! Real programs on a mounted `dir` back end. The server is another process (this test binary
-//! again, as [`serve_child`]), so that killing it is a test too.
+//! again, as [`harness::serve_child`]), so that killing it is a test too.
 //!
 //! Needs `/dev/fuse` and root; says so and passes where they are absent.
 
+mod cache;
+mod harness;
+
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
-use frontend::dev_fuse::Session;
-use frontend::fuse::Options;
-use frontend::mount_options::MountOptions;
-
-const SERVE: &str = "CORBEL_TEST_SERVE";
-/// Seconds that a script may take.
-const SCRIPT_SECONDS: &str = "100";
-
-/// Not a test by itself: the server of the others.
-#[test]
-fn serve_child() {
-    let Ok(args) = std::env::var(SERVE) else { return };
-    let (source, dir) = args.split_once('|').unwrap();
-    let fs = frontend::source::open_back_end(source).unwrap().unwrap();
-    let mount_options = MountOptions { source: source.into(), ..MountOptions::default() };
-    let session = Session::mount(fs, Path::new(dir), &mount_options, Options::default()).unwrap();
-    println!("ready");
-    session.join(); // until unmounted
-    std::process::exit(0); // the reader of the harness's last words may be gone
-}
-
-/// A mount with its backing directory; gone when dropped.
-struct Mounted {
-    base: PathBuf,
-    dir: PathBuf,
-    server: Child,
-}
-
-impl Mounted {
-    /// None, with a notice, where mounting is not possible.
-    fn new(name: &str) -> Option<Self> {
-        Self::with_back(name, |_| {})
-    }
-
-    fn with_back(name: &str, prepare: impl FnOnce(&Path)) -> Option<Self> {
-        if !Path::new("/dev/fuse").exists() {
-            println!("skipped: no /dev/fuse");
-            return None;
-        }
-        if !rustix::process::geteuid().is_root() {
-            println!("skipped: not root");
-            return None;
-        }
-        let base = std::env::temp_dir().join(format!("corbel-mount-{}-{name}", std::process::id()));
-        let (back, dir) = (base.join("back"), base.join("mnt"));
-        fs::create_dir_all(&back).unwrap();
-        fs::create_dir_all(&dir).unwrap();
-        prepare(&back);
-        let server = serve(&back, &dir);
-        Some(Self { base, dir, server })
-    }
-
-    fn back(&self) -> PathBuf {
-        self.base.join("back")
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-
-    /// Runs a script in the mount; it must succeed.
-    fn sh(&self, script: &str) -> String {
-        let output = Command::new("timeout")
-            .args([SCRIPT_SECONDS, "bash", "-euo", "pipefail", "-c", script])
-            .current_dir(&self.dir)
-            .env("LC_ALL", "C")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}\n{text}\n{errors}\n{script}", output.status);
-        text
-    }
-}
-
-fn serve(back: &Path, dir: &Path) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "serve_child", "--nocapture"])
-        .env(SERVE, format!("dir:{}|{}", back.display(), dir.display()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("ready")), "the server did not come up");
-    child
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let flags = rustix::mount::UnmountFlags::DETACH;
-        let _ = rustix::mount::unmount(&self.dir, flags);
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-        let _ = rustix::mount::unmount(self.back(), flags);
-        let _ = fs::remove_dir_all(&self.base);
-    }
-}
+use harness::Mounted;
 
 fn has(program: &str) -> bool {
     let found = Command::new("which").arg(program).output().is_ok_and(|o| o.status.success());
@@ -389,7 +296,7 @@ fn a_killed_server_leaves_a_mount_that_can_be_taken_over() {
     mount.server.wait().unwrap();
     let dead = fs::read(mount.path("f")).unwrap_err().raw_os_error();
     assert!(matches!(dead, Some(107 | 103)), "{dead:?}");
-    mount.server = serve(&mount.back(), &mount.dir);
+    mount.serve_again();
     assert_eq!(fs::read(mount.path("f")).unwrap(), b"survives");
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let ours = table.lines().filter(|l| l.contains(mount.dir.to_str().unwrap())).count();
