@@ -30,9 +30,9 @@ const CHUNK_BYTES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20
 const BLOCK_BYTES: usize = 4096;
 /// Far above the last-level cache, so that a block read from it comes from memory.
 const COLD_BYTES: usize = 256 << 20;
-/// Turns of each contender; the best counts.
-const ROUNDS: usize = 15;
-const TURN: Duration = Duration::from_millis(3);
+/// Turns of each contender; the best counts. Many and short, since other work comes in bursts.
+const ROUNDS: usize = 40;
+const TURN: Duration = Duration::from_micros(1500);
 
 /// What to measure.
 #[derive(Args, Debug, Default, Clone)]

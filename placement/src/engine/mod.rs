@@ -6,7 +6,7 @@
 //! | `portable` | nothing                                   | shift and add on wide words   | tables |
 //! | `ssse3`    | SSSE3, SSE4.2, PCLMULQDQ                  | `pshufb`, 16 bytes            | `crc32`, three streams |
 //! | `avx2`     | AVX2 and the above                        | `vpshufb`, 32 bytes           | same   |
-//! | `avx512`   | AVX-512 F/BW/VL, VPCLMULQDQ and the above | `vpshufb`, 64 bytes           | `vpclmulqdq`, 256 bytes a step |
+//! | `avx512`   | AVX-512 F/BW/VL, VPCLMULQDQ and the above | `vpshufb`, 64 bytes           | `vpclmulqdq` and `crc32` at once |
 //! | `gfni`     | GFNI and the above                        | `vgf2p8affineqb`, 64 bytes    | same   |
 //!
 //! All agree bit for bit. LZ4 is one implementation for all of them ([`crate::compress`]).
