@@ -28,7 +28,20 @@
 #include <unistd.h>
 
 #ifdef CORBEL_LIBRARY
-#include "library.h"
+#include "corbel.h"
+static corbel_t *volume;
+#define fs_open(path, flags, mode) corbel_open(volume, path, flags, mode)
+#define fs_pwrite(fd, buf, len, at) corbel_pwrite(volume, fd, buf, len, at)
+#define fs_pread(fd, buf, len, at) corbel_pread(volume, fd, buf, len, at)
+#define fs_write(fd, buf, len) corbel_write(volume, fd, buf, len)
+#define fs_fsync(fd) corbel_fsync(volume, fd)
+#define fs_close(fd) corbel_close(volume, fd)
+#define fs_unlink(path) corbel_unlink(volume, path)
+static int fs_attach(void) {
+    const char *socket = getenv("CORBEL_SOCKET");
+    volume = corbel_connect(socket ? socket : "/run/corbel/corbel.sock");
+    return volume ? 0 : -1;
+}
 #else
 #define fs_open(path, flags, mode) open(path, flags, mode)
 #define fs_pwrite(fd, buf, len, at) pwrite(fd, buf, len, at)

@@ -3,6 +3,6 @@
 set -eu
 cd "$(dirname "$0")/.."
 echo "== building (release)"
-cargo build --release --quiet -p corbel
+cargo build --release --quiet -p corbel -p capi
 cargo build --release --quiet -p intercept
 exec target/release/corbel demo "$@"

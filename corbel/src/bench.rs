@@ -2,13 +2,14 @@
 //! its own in memory), measures its baseline in the same run, and cleans up, also after an error
 //! or a signal. [`BENCHES`] is the list: name, what is asked, and the function.
 
-mod failover;
+pub mod failover;
 pub mod kernels;
-mod load;
+mod library;
+pub mod load;
 mod race;
 mod steady;
 mod trace;
-mod world;
+pub mod world;
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
@@ -61,6 +62,10 @@ macro_rules! verbs {
 }
 
 verbs! {
+    /// 4 KiB durable write through the C library, against bare persisting
+    WriteLocal = "write-local",
+    /// The same call by an unmodified binary under `corbel run`
+    WriteRun = "write-run",
     /// 4 KiB append + fsync, acknowledged by every replica
     FsyncChain = "fsync-chain",
     /// 16 KiB sequential writes of 512 MiB and one fsync
@@ -122,6 +127,18 @@ pub struct Row {
 
 /// Every bench.
 pub const BENCHES: &[Row] = &[
+    Row {
+        name: "write-local",
+        about: "4 KiB write through the C library, against bare persisting of 4 KiB + 64 B",
+        asked: &[("p50_us", Asked::AtMostFigure("limit_us"))],
+        run: library::write_local,
+    },
+    Row {
+        name: "write-run",
+        about: "the same call by an unmodified binary under corbel run, against the library",
+        asked: &[("extra_ns", Asked::AtMost(150.0))],
+        run: library::write_run,
+    },
     Row {
         name: "fsync-chain",
         about: "4 KiB append + fsync, acknowledged by every replica",

@@ -61,6 +61,23 @@ impl Global {
 pub enum Verb {
     /// Mount the volume, for every program of this machine
     Mount(crate::mount::MountArgs),
+    /// Make the region of a node and an empty volume in it
+    Mkfs(crate::mkfs::MkfsArgs),
+    /// Run the services of a node, or one of them, or the coordinator
+    #[command(
+        after_help = "Examples:\n  corbel serve --config node1.toml              hostd and nicfs, \
+        supervised\n  corbel serve coordinator --config node1.toml"
+    )]
+    Serve(crate::serve::ServeArgs),
+    /// Show role, epoch, chain, durability and clients of a node
+    Status(crate::status::StatusArgs),
+    /// Check the region of a node; compare replicas
+    Fsck(crate::fsck::FsckArgs),
+    /// Show three nodes, real programs and the loss of the primary
+    Demo(crate::demo::DemoArgs),
+    /// A local cluster for trying things
+    #[command(subcommand)]
+    Cluster(crate::cluster::ClusterVerb),
     /// Measure, here and now
     #[command(subcommand)]
     Bench(crate::bench::BenchVerb),

@@ -117,6 +117,8 @@ config! {
         listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 9561));
         /// Fabric between the nodes: "tcp", or "shm" for nodes of one machine.
         transport: Transport = Transport::Tcp;
+        /// Directory in which the nodes of one machine meet for the fabric "shm".
+        shm_dir: PathBuf = "/run/corbel".into();
         /// Directory of the persistent-memory region. On a DAX file system for "pmem", on tmpfs
         /// or huge pages for "replicated", on an SSD for "disk".
         region: PathBuf = "/var/lib/corbel/region".into();

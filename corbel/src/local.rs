@@ -40,6 +40,8 @@ pub struct Plan {
     pub lanes: u32,
     /// Bytes of a lane.
     pub lane_bytes: u64,
+    /// Where node 1 is mounted, if not in its directory.
+    pub mount: Option<PathBuf>,
 }
 
 impl Plan {
@@ -53,6 +55,7 @@ impl Plan {
             stream: 256 << 20,
             lanes: 4,
             lane_bytes: 16 << 20,
+            mount: None,
         }
     }
 }
@@ -126,6 +129,7 @@ impl Local {
         let nodes = u32::try_from(number("nodes")?).ok().filter(|n| (1..=16).contains(n));
         let mut plan = Plan::of(nodes.ok_or_else(missing)?);
         plan.replicas = u32::try_from(number("replicas")?).map_err(|_| missing())?;
+        plan.mount = json["mount"].as_str().map(PathBuf::from);
         Ok(Self { dir: dir.to_path_buf(), plan, tied: false })
     }
 
@@ -149,12 +153,14 @@ impl Local {
             config.check(&at.display().to_string())?;
             std::fs::write(this.config_file(node), config.render()).context(at.display())?;
         }
-        let coordinator = this.dir.join("coordinator");
-        std::fs::create_dir_all(&coordinator).context(coordinator.display())?;
+        for shared in ["coordinator", "fabric"] {
+            std::fs::create_dir_all(this.dir.join(shared)).context(dir.display())?;
+        }
         let about = serde_json::json!({"nodes": this.plan.nodes, "replicas": this.plan.replicas, "version": 1});
         std::fs::write(this.dir.join("cluster.json"), about.to_string()).context(dir.display())?;
+        let uuid = crate::mkfs::show_uuid(&crate::mkfs::random_uuid()?);
         for node in this.nodes() {
-            this.corbel(node, &["mkfs"])?;
+            this.corbel(node, &["mkfs", "--uuid", &uuid])?;
         }
         Ok(this)
     }
@@ -169,6 +175,7 @@ impl Local {
         config.node.id = node;
         config.node.listen = addresses[node as usize];
         config.node.transport = plan.transport;
+        config.node.shm_dir = self.dir.join("fabric");
         config.node.region = at.join("region");
         config.node.durability = Durability::Replicated;
         config.node.capacity = Size(plan.capacity);
@@ -207,7 +214,10 @@ impl Local {
 
     /// Where the volume is mounted on a node.
     pub fn mount_point(&self, node: u32) -> PathBuf {
-        self.node_dir(node).join("mnt")
+        match &self.plan.mount {
+            Some(at) if node == 1 => at.clone(),
+            _ => self.node_dir(node).join("mnt"),
+        }
     }
 
     fn pid_file(&self, node: u32, name: &str) -> PathBuf {
@@ -341,6 +351,7 @@ impl Local {
     /// Mounts the volume on a node and waits until it is there.
     pub fn mount(&self, node: u32) -> Result<PathBuf> {
         let (at, log) = (self.mount_point(node), self.node_dir(node).join("run/mount.log"));
+        std::fs::create_dir_all(&at).context(at.display())?;
         let point = at.display().to_string();
         let args = ["mount", "--foreground", &point];
         let identity = self.start(node, &args, &self.pid_file(node, "mount"), &log)?;

@@ -3,14 +3,20 @@
 mod ask;
 mod bench;
 mod cli;
+mod cluster;
 mod config;
+mod demo;
 mod failure;
+mod fsck;
 mod local;
 mod metrics;
+mod mkfs;
 mod mount;
 mod output;
 mod process;
+mod serve;
 mod signals;
+mod status;
 mod units;
 
 use std::process::ExitCode;
@@ -23,6 +29,12 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
     let global = &cli.global;
     match cli.verb {
         Verb::Mount(args) => mount::run(global, out, &args)?,
+        Verb::Mkfs(args) => mkfs::run(global, &args, out)?,
+        Verb::Serve(args) => serve::run(global, &args)?,
+        Verb::Status(args) => status::run(global, &args, out)?,
+        Verb::Cluster(verb) => cluster::run(out, &verb)?,
+        Verb::Fsck(args) => return fsck::run(global, &args, out),
+        Verb::Demo(args) => demo::run(&args, out)?,
         Verb::Bench(verb) => bench::run(out, &verb)?,
         Verb::Config(verb) => cli::config(global, out, &verb)?,
         Verb::Completion { shell } => cli::completion(shell),

@@ -130,7 +130,9 @@ fn start(one: &mut Kept, global: &Global, ends: &mpsc::Sender<(Role, String)>) -
     if let Some(file) = &global.config {
         command.arg("--config").arg(file);
     }
-    global.set.iter().for_each(|set| drop(command.arg("--set").arg(set)));
+    for set in &global.set {
+        command.arg("--set").arg(set);
+    }
     command.arg("--log-level").arg(global.log_level.to_string());
     command.args(["serve", one.role.name()]);
     command.env(local::TIED, std::process::id().to_string());
@@ -163,6 +165,63 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<()> {
     local::tie();
     match args.role {
         None => supervise(global),
-        Some(role) => roles::run(role, &global.load()?),
+        Some(role) => serve(role, &global.load()?),
+    }
+}
+
+/// What nicfs is told, from the configuration.
+pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
+    let (node, limits) = (&config.node, &config.limits);
+    service::NicfsConfig {
+        node: base::NodeId(node.id),
+        cluster: config.cluster.id.clone(),
+        membership: service::Membership::Coordinator(config.cluster.coordinator),
+        listen: node.listen,
+        transport: match node.transport {
+            crate::config::Transport::Tcp => service::PeerTransport::Tcp,
+            crate::config::Transport::Shm => service::PeerTransport::Shm(node.shm_dir.clone()),
+        },
+        region: node.region.clone(),
+        durability: durability(config),
+        socket: node.socket.clone(),
+        admin: crate::ask::socket(&run_dir(config), Role::Nicfs.name()),
+        lanes: config.log.lanes,
+        lane_bytes: config.log.lane_bytes.0,
+        clients_max: limits.clients,
+        memory: limits.memory.0,
+        high: limits.high_watermark,
+        low: limits.low_watermark,
+        fabric_delay: u64::try_from(node.fabric_delay.as_nanos()).unwrap_or(u64::MAX),
+    }
+}
+
+fn durability(config: &Config) -> storage::format::superblock::Durability {
+    use storage::format::superblock::Durability as Media;
+    match config.node.durability {
+        crate::config::Durability::Pmem => Media::Pmem,
+        crate::config::Durability::Replicated => Media::Replicated,
+        crate::config::Durability::Disk => Media::Disk,
+    }
+}
+
+/// Runs one service in this process.
+fn serve(role: Role, config: &Config) -> Result<()> {
+    let dir = match role {
+        Role::Coordinator => config.cluster.coordinator_dir.clone(),
+        Role::Nicfs | Role::Hostd => run_dir(config),
+    };
+    announce(&dir, role.name())?;
+    let ended = |error: service::Error| {
+        Failure::failed(format!("{} of node {}: {error}", role.name(), config.node.id), "")
+    };
+    match role {
+        Role::Nicfs => service::nicfs::run(nicfs_config(config)).map_err(ended),
+        Role::Hostd => service::hostd::run(service::HostdConfig {
+            region: config.node.region.clone(),
+            durability: durability(config),
+            socket: config.node.socket.clone(),
+        })
+        .map_err(ended),
+        Role::Coordinator => Err(Failure::failed("this build has no coordinator yet", "")),
     }
 }

@@ -81,7 +81,8 @@ impl Writer {
         })
     }
 
-    fn has_ended(&mut self) -> bool {
+    /// Whether it runs no longer.
+    pub fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
@@ -140,7 +141,7 @@ fn longest_stall(acks: &[Ack], since: u64) -> f64 {
 }
 
 /// Highest acknowledged number.
-fn highest(acks: &[Ack]) -> u64 {
+pub fn highest(acks: &[Ack]) -> u64 {
     acks.iter().map(|ack| ack.number).max().unwrap_or(0)
 }
 

@@ -15,13 +15,14 @@ const SQLITE: &str = include_str!("../../../bench/sqlite.py");
 pub fn compile(dir: &Path) -> Result<PathBuf> {
     let (source, program) = (dir.join("load.c"), dir.join("load"));
     std::fs::write(&source, SOURCE).context(source.display())?;
-    cc(&["-O2", "-o"], &[&program, &source])?;
+    cc(&["-O2", "-o"], &[&program, &source], &[])?;
     Ok(program)
 }
 
 /// Runs the compiler.
-pub fn cc(options: &[&str], paths: &[&Path]) -> Result<()> {
-    let output = Command::new("cc").args(options).args(paths).output().map_err(|error| {
+pub fn cc(options: &[&str], paths: &[&Path], libraries: &[&str]) -> Result<()> {
+    let mut command = Command::new("cc");
+    let output = command.args(options).args(paths).args(libraries).output().map_err(|error| {
         Failure::new(
             Kind::Environment,
             format!("cc: {error}"),

@@ -21,7 +21,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Runs `turn` several times; medians of each of its numbers.
-fn turns<const N: usize>(mut turn: impl FnMut() -> Result<[f64; N]>) -> Result<[f64; N]> {
+pub fn turns<const N: usize>(mut turn: impl FnMut() -> Result<[f64; N]>) -> Result<[f64; N]> {
     let mut all: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
     for _ in 0..TURNS {
         crate::signals::check()?;
@@ -32,7 +32,8 @@ fn turns<const N: usize>(mut turn: impl FnMut() -> Result<[f64; N]>) -> Result<[
     Ok(all.map(median))
 }
 
-fn p50(figures: &Value) -> Result<f64> {
+/// The median of a load.
+pub fn p50(figures: &Value) -> Result<f64> {
     number(figures, "p50_ns")
 }
 

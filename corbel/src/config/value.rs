@@ -214,3 +214,14 @@ words! {
         Disk = "disk"
     }
 }
+
+impl Durability {
+    /// What it means when fsync returns, for people.
+    pub const fn promise(self) -> &'static str {
+        match self {
+            Self::Pmem => "survives a power cut of this node",
+            Self::Replicated => "survives as long as one replica keeps its power",
+            Self::Disk => "survives a power cut, on the disk below the region",
+        }
+    }
+}

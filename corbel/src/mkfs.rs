@@ -1,0 +1,157 @@
+//! `corbel mkfs`: makes the region of a node and an empty volume in it.
+
+use clap::Args;
+use serde_json::json;
+use service::nicfs::FormatParams;
+
+use crate::cli::Global;
+use crate::config::Config;
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::output::Output;
+
+/// Arguments of `corbel mkfs`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example:\n  corbel mkfs --config node1.toml                 prints the volume's uuid\n  \
+    corbel mkfs --config node2.toml --uuid UUID     the same volume on the next node"
+)]
+pub struct MkfsArgs {
+    /// Identity of the volume, the same on all of its nodes; random by default
+    #[arg(long, value_parser = parse_uuid)]
+    uuid: Option<[u8; 16]>,
+    /// Permission bits of the root directory
+    #[arg(long, default_value = "0755", value_parser = parse_mode)]
+    mode: u32,
+    /// Owner of the root directory (default: the caller)
+    #[arg(long)]
+    uid: Option<u32>,
+    /// Group of the root directory (default: the caller's)
+    #[arg(long)]
+    gid: Option<u32>,
+    /// Remove what the region's directory holds first. All of its data is lost
+    #[arg(long)]
+    force: bool,
+}
+
+fn parse_mode(text: &str) -> std::result::Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => Err("write permission bits in octal, 0 to 7777".into()),
+    }
+}
+
+/// Reads 32 hexadecimal digits, with or without dashes.
+pub fn parse_uuid(text: &str) -> std::result::Result<[u8; 16], String> {
+    let wrong = || "write 32 hexadecimal digits, with or without dashes".to_string();
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    if digits.len() != 32 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    let pair = |i: usize| u8::from_str_radix(digits.get(2 * i..2 * i + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..16).map(pair).collect();
+    bytes.and_then(|b| b.try_into().ok()).ok_or_else(wrong)
+}
+
+/// As `8-4-4-4-12` hexadecimal digits.
+pub fn show_uuid(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+/// A random (version 4) UUID from the kernel.
+pub fn random_uuid() -> Result<[u8; 16]> {
+    use std::io::Read;
+    let mut uuid = [0u8; 16];
+    let mut source = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;
+    source.read_exact(&mut uuid).context("/dev/urandom")?;
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}
+
+/// Runs `corbel mkfs`.
+pub fn run(global: &Global, args: &MkfsArgs, out: &Output) -> Result<()> {
+    let config = global.load()?;
+    let region = &config.node.region;
+    clear(&config, args.force)?;
+    let params = FormatParams {
+        uuid: args.uuid.map_or_else(random_uuid, Ok)?,
+        name: config.cluster.id.clone(),
+        capacity: config.node.capacity.0,
+        stream: config.node.stream.0,
+        uid: args.uid.unwrap_or_else(|| rustix::process::getuid().as_raw()),
+        gid: args.gid.unwrap_or_else(|| rustix::process::getgid().as_raw()),
+        mode: args.mode,
+    };
+    service::nicfs::format(&crate::serve::nicfs_config(&config), &params).map_err(|error| {
+        Failure::failed(
+            format!("{}: {error}", region.display()),
+            "check the directory, its file system and its free space",
+        )
+    })?;
+    let uuid = show_uuid(&params.uuid);
+    let about = json!({"region": region, "uuid": uuid, "capacity": params.capacity});
+    out.result(&about, || println!("{}: volume {uuid}", region.display()));
+    Ok(())
+}
+
+/// Refuses a region that holds something, or empties it.
+fn clear(config: &Config, force: bool) -> Result<()> {
+    let region = &config.node.region;
+    let used = match std::fs::read_dir(region) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let parent = region.parent().unwrap_or(region);
+            return std::fs::create_dir_all(parent).context(parent.display());
+        }
+        Err(error) => return Err(Failure::io(region.display(), &error)),
+    };
+    if !used {
+        return Ok(());
+    }
+    if !force {
+        return Err(Failure::new(
+            Kind::Failed,
+            format!("{}: there is something in it already", region.display()),
+            "choose an empty node.region, or give --force to lose what is there",
+        ));
+    }
+    if crate::process::read_pid_file(&crate::serve::run_dir(config).join("nicfs.pid")).is_some() {
+        return Err(Failure::failed(
+            format!("{}: its service is running", region.display()),
+            "end `corbel serve` of this node first",
+        ));
+    }
+    // Only what a region consists of is removed; a directory given by mistake keeps the rest.
+    for entry in std::fs::read_dir(region).context(region.display())? {
+        let entry = entry.context(region.display())?;
+        let name = entry.file_name();
+        let ours = name.to_str().is_some_and(|n| storage::region::segment_of(n).is_some());
+        if !ours {
+            return Err(Failure::failed(
+                format!("{}: {} is no part of a region", region.display(), name.display()),
+                "this may be the wrong directory; remove that file yourself if it is not",
+            ));
+        }
+        std::fs::remove_file(entry.path()).context(entry.path().display())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_read_back() {
+        let uuid = random_uuid().unwrap();
+        assert_eq!(parse_uuid(&show_uuid(&uuid)), Ok(uuid));
+        assert_ne!(random_uuid().unwrap(), uuid);
+        for bad in
+            ["", "1234", &"g".repeat(32), &"1".repeat(33), "+1111111111111111111111111111111"]
+        {
+            assert!(parse_uuid(bad).is_err(), "{bad}");
+        }
+        assert!(parse_mode("8").is_err() && parse_mode("10000").is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! `corbel status`: what a node says about itself, and which processes reach the volume how.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::failure::Result;
+use crate::local::Local;
+use crate::output::Output;
+
+/// Arguments of `corbel status`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  corbel status                        the node of --config, or the local \
+    cluster\n  corbel status --json | jq .epoch"
+)]
+pub struct StatusArgs {
+    /// Show all that the node says, not a summary
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// Runs `corbel status`.
+pub fn run(global: &Global, args: &StatusArgs, out: &Output) -> Result<()> {
+    let config = match &global.config {
+        None if Local::open(&Local::default_dir()).is_ok() => {
+            return crate::cluster::status(out, &Local::default_dir());
+        }
+        _ => global.load()?,
+    };
+    let socket = crate::ask::socket(&crate::serve::run_dir(&config), "nicfs");
+    let mut said = crate::ask::ask(&socket, Duration::from_secs(2))?;
+    let clients = paths(&said);
+    said["durability"] = json!(config.node.durability.word());
+    said["promise"] = json!(config.node.durability.promise());
+    said["paths"] = json!(clients);
+    said["socket"] = json!(config.node.socket);
+    out.result(&said, || {
+        println!("node {}: {}", config.node.id, line(&said));
+        println!(
+            "  durability {}: {}",
+            config.node.durability.word(),
+            config.node.durability.promise()
+        );
+        println!("  socket {}", config.node.socket.display());
+        for client in &clients {
+            println!("  {:>8}  {:<6} {}", client.pid, client.path, client.command);
+        }
+        if args.all {
+            println!("{said:#}");
+        }
+    });
+    Ok(())
+}
+
+/// One line about a node, from what it says.
+pub fn line(said: &Value) -> String {
+    if said.is_null() {
+        return "does not answer".into();
+    }
+    let list = |key: &str| -> String {
+        let items = said[key].as_array().into_iter().flatten();
+        items.map(Value::to_string).collect::<Vec<_>>().join(" > ")
+    };
+    let word = |key: &str| said[key].as_str().unwrap_or("?").to_string();
+    let number = |key: &str| said[key].as_u64().map_or("?".into(), |n| n.to_string());
+    let clients = said["clients"].as_array().map_or(0, Vec::len);
+    format!(
+        "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients",
+        word("role"),
+        number("epoch"),
+        list("chain"),
+        number("stream_seq"),
+        number("published"),
+    )
+}
+
+/// A process that uses the volume.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct User {
+    /// Process.
+    pub pid: u64,
+    /// `run` or `library` (LibFS in the process), `mount` (through the kernel).
+    pub path: &'static str,
+    /// Its command line.
+    pub command: String,
+}
+
+fn command_line(pid: u64) -> Option<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words = bytes.split(|b| *b == 0).filter(|w| !w.is_empty());
+    let text: Vec<_> = words.map(|w| String::from_utf8_lossy(w).into_owned()).collect();
+    (!text.is_empty()).then(|| text.join(" ").chars().take(200).collect())
+}
+
+/// Whether the interception library is loaded into a process.
+fn is_intercepted(pid: u64) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps"))
+        .is_ok_and(|maps| maps.contains("libcorbel_intercept") || maps.contains("libintercept"))
+}
+
+/// The processes that use the node: those attached to it, and those with files open on a mount
+/// that is served from it.
+fn paths(said: &Value) -> Vec<User> {
+    let mut users = Vec::new();
+    let mut mounts = Vec::new();
+    for client in said["clients"].as_array().into_iter().flatten() {
+        let Some(pid) = client["pid"].as_u64() else { continue };
+        let Some(command) = command_line(pid) else { continue };
+        let is_mount = served_mounts(pid, &mut mounts);
+        let path = match (is_mount, is_intercepted(pid)) {
+            (true, _) => "serves",
+            (false, true) => "run",
+            (false, false) => "library",
+        };
+        users.push(User { pid, path, command });
+    }
+    for pid in processes() {
+        if !users.iter().any(|user| user.pid == pid) && has_open(pid, &mounts) {
+            let command = command_line(pid).unwrap_or_default();
+            users.push(User { pid, path: "mount", command });
+        }
+    }
+    users
+}
+
+/// Whether a process serves mounts; their mount points are added to `mounts`.
+fn served_mounts(pid: u64, mounts: &mut Vec<PathBuf>) -> bool {
+    let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<&[u8]> = command.split(|b| *b == 0).collect();
+    if !words.iter().take(8).any(|word| *word == b"mount") {
+        return false;
+    }
+    let points = words.iter().filter_map(|w| std::str::from_utf8(w).ok()).map(Path::new);
+    let points = points.filter(|p| p.is_absolute() && crate::local::is_mount_point(p));
+    mounts.extend(points.map(Path::to_path_buf));
+    true
+}
+
+fn processes() -> Vec<u64> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Whether a process has a file open, or its working directory, below one of `mounts`. Links are
+/// read, never followed: a mount that hangs does not hang this.
+fn has_open(pid: u64, mounts: &[PathBuf]) -> bool {
+    if mounts.is_empty() {
+        return false;
+    }
+    let below = |link: PathBuf| {
+        std::fs::read_link(link).is_ok_and(|at| mounts.iter().any(|mount| at.starts_with(mount)))
+    };
+    let base = PathBuf::from(format!("/proc/{pid}"));
+    let fds = std::fs::read_dir(base.join("fd")).into_iter().flatten().flatten();
+    below(base.join("cwd")) || fds.map(|entry| entry.path()).any(below)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_says_in_one_line() {
+        let said = json!({"role": "head", "epoch": 3, "chain": [1, 2], "stream_seq": 9,
+            "published": 8, "clients": [{"pid": 1}]});
+        let text = line(&said);
+        assert_eq!(text, "head, epoch 3, chain 1 > 2, stream 9, published 8, 1 clients");
+        assert_eq!(line(&Value::Null), "does not answer");
+        assert!(line(&json!([])).contains('?'), "a strange answer is no panic");
+    }
+
+    #[test]
+    fn own_process_has_its_directory_open() {
+        let cwd = std::env::current_dir().unwrap();
+        assert!(has_open(std::process::id().into(), &[cwd]));
+        assert!(!has_open(std::process::id().into(), &["/nonexistent".into()]));
+        assert!(command_line(std::process::id().into()).is_some());
+    }
+}
