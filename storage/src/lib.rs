@@ -13,6 +13,8 @@ extern crate alloc;
 #[cfg(feature = "std")]
 pub mod check;
 pub mod format;
+#[cfg(feature = "std")]
+mod guard;
 pub mod limits;
 pub mod media;
 #[cfg(feature = "std")]

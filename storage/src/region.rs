@@ -67,6 +67,7 @@ unsafe impl Sync for Map {}
 impl Drop for Map {
     fn drop(&mut self) {
         if self.len > 0 {
+            crate::guard::forget(self.at as usize);
             // SAFETY: exactly what mmap returned; nothing refers to it after the last owner.
             let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len as usize) };
         }
@@ -169,6 +170,12 @@ impl FileRegion {
         Ok(self.map(segment, 0)?.dax)
     }
 
+    /// Whether a log segment was made shorter by its client while it was mapped here: what it
+    /// holds now is worthless (see `guard`).
+    pub fn is_broken(&self, segment: Segment) -> Result<bool, MediaError> {
+        Ok(crate::guard::is_broken(self.map(segment, 0)?.at as usize))
+    }
+
     /// Bytes that the file system below can still take.
     pub fn free_bytes(&self) -> Result<u64, MediaError> {
         let v = rustix::fs::fstatvfs(&self.dir).map_err(|e| io("cannot stat", &self.path, e))?;
@@ -240,6 +247,9 @@ impl FileRegion {
             Some(at) => (at, true),
             None => (map(MapFlags::SHARED).map_err(|e| io("cannot map", &path, e))?, false),
         };
+        if matches!(segment, Segment::Log(_)) {
+            crate::guard::watch(at as usize, bytes);
+        }
         Ok(Map { at: at.cast(), len, fd, dax })
     }
 

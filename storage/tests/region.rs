@@ -106,3 +106,20 @@ fn names_modes_and_locks() {
     drop(region);
     other.lock().unwrap();
 }
+
+#[test]
+fn a_client_that_truncates_its_log_harms_itself_only() {
+    let dir = Dir::new("truncate");
+    let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
+    region.ensure(Segment::Log(1), 64 << 10).unwrap();
+    region.write(Segment::Log(1), 40_000, b"entry").unwrap();
+    let theirs = region.open_segment(Segment::Log(1), true).unwrap();
+    assert_eq!(region.is_broken(Segment::Log(1)), Ok(false));
+    rustix::fs::ftruncate(&theirs, 4096).unwrap();
+    let mut buf = [1; 5];
+    region.read(Segment::Log(1), 40_000, &mut buf).unwrap();
+    assert_eq!(buf, [0; 5]);
+    region.store64(Segment::Log(1), 60_000, 9).unwrap();
+    assert_eq!(region.is_broken(Segment::Log(1)), Ok(true));
+    region.remove(Segment::Log(1)).unwrap();
+}
