@@ -1,0 +1,164 @@
+//! Which call goes where.
+//!
+//! [`CLASS`] decides in the entry code: 0 goes to the kernel at once; 1 comes here when the
+//! descriptor in the first argument has a table entry; 2 always comes here.
+
+mod attrs;
+mod copy;
+mod data;
+mod fds;
+mod names;
+mod open;
+mod poll;
+pub mod process;
+
+use core::sync::atomic::Ordering;
+
+use crate::entry::{AFTER_VFORK, CALLS, DONE, RAW, RAW_REPLACED, Regs};
+use crate::format::state;
+use crate::path::Stop;
+use crate::sys::{err, nr};
+use crate::table::{self, InUse};
+
+/// What a handler answers: the call's result, or that the kernel shall do it.
+pub type Reply = Result<isize, Stop>;
+
+/// See the module text.
+pub static CLASS: [u8; CALLS] = classes();
+
+const BY_DESCRIPTOR: [usize; 34] = [
+    nr::READ, nr::WRITE, nr::CLOSE, nr::FSTAT, nr::LSEEK, nr::PREAD64, nr::PWRITE64, nr::READV,
+    nr::WRITEV, nr::IOCTL, nr::DUP, nr::FCNTL, nr::FLOCK, nr::FSYNC, nr::FDATASYNC, nr::FTRUNCATE,
+    nr::GETDENTS, nr::GETDENTS64, nr::FCHMOD, nr::FCHOWN, nr::FSTATFS, nr::FSETXATTR,
+    nr::FGETXATTR, nr::FLISTXATTR, nr::FREMOVEXATTR, nr::FADVISE64, nr::READAHEAD, nr::FALLOCATE,
+    nr::SYNC_FILE_RANGE, nr::SYNCFS, nr::PREADV, nr::PWRITEV, nr::PREADV2, nr::PWRITEV2,
+];
+
+const ALWAYS: [usize; 86] = [
+    nr::OPEN, nr::OPENAT, nr::OPENAT2, nr::CREAT, nr::STAT, nr::LSTAT, nr::NEWFSTATAT, nr::STATX,
+    nr::ACCESS, nr::FACCESSAT, nr::FACCESSAT2, nr::READLINK, nr::READLINKAT, nr::MKDIR, nr::MKDIRAT,
+    nr::RMDIR, nr::UNLINK, nr::UNLINKAT, nr::RENAME, nr::RENAMEAT, nr::RENAMEAT2, nr::LINK,
+    nr::LINKAT, nr::SYMLINK, nr::SYMLINKAT, nr::MKNOD, nr::MKNODAT, nr::CHMOD, nr::FCHMODAT,
+    nr::FCHMODAT2, nr::CHOWN, nr::LCHOWN, nr::FCHOWNAT, nr::UTIME, nr::UTIMES, nr::FUTIMESAT,
+    nr::UTIMENSAT, nr::TRUNCATE, nr::STATFS, nr::CHDIR, nr::FCHDIR, nr::SETXATTR, nr::LSETXATTR,
+    nr::GETXATTR, nr::LGETXATTR, nr::LISTXATTR, nr::LLISTXATTR, nr::REMOVEXATTR, nr::LREMOVEXATTR,
+    nr::DUP2, nr::DUP3, nr::CLOSE_RANGE, nr::SENDFILE, nr::SPLICE, nr::TEE, nr::VMSPLICE,
+    nr::COPY_FILE_RANGE, nr::SENDMSG, nr::SENDMMSG, nr::POLL, nr::PPOLL, nr::SELECT, nr::PSELECT6,
+    nr::EPOLL_CTL, nr::IO_SUBMIT, nr::MMAP, nr::CLONE, nr::CLONE3, nr::FORK, nr::VFORK, nr::EXECVE,
+    nr::EXECVEAT, nr::EXIT_GROUP, nr::UMASK, nr::RT_SIGACTION, nr::CHROOT, nr::IO_URING_SETUP,
+    nr::SETUID, nr::SETGID, nr::SETREUID, nr::SETREGID, nr::SETRESUID, nr::SETRESGID,
+    nr::SETGROUPS, nr::SYNC, AFTER_VFORK,
+];
+
+const fn classes() -> [u8; CALLS] {
+    let mut class = [0; CALLS];
+    let mut i = 0;
+    while i < BY_DESCRIPTOR.len() {
+        class[BY_DESCRIPTOR[i]] = 1;
+        i += 1;
+    }
+    i = 0;
+    while i < ALWAYS.len() {
+        class[ALWAYS[i]] = 2;
+        i += 1;
+    }
+    class
+}
+
+/// Called by the entry code with the application's registers; says how to leave.
+pub extern "C" fn dispatch(r: &mut Regs) -> usize {
+    let reply = match r.rax {
+        // The four that matter most, first.
+        nr::READ => data::read(r),
+        nr::WRITE => data::write(r),
+        nr::PREAD64 => data::pread(r),
+        nr::PWRITE64 => data::pwrite(r),
+        nr::CLONE | nr::CLONE3 | nr::FORK | nr::VFORK => return process::clone(r),
+        nr::FCNTL => match fds::fcntl(r) {
+            Ok(Some(ret)) => Ok(ret),
+            Ok(None) => return RAW_REPLACED,
+            Err(stop) => Err(stop),
+        },
+        _ => other(r),
+    };
+    match reply {
+        Ok(ret) | Err(Stop::Error(ret)) => {
+            r.rax = ret as usize;
+            DONE
+        }
+        Err(Stop::Kernel) => RAW,
+    }
+}
+
+fn other(r: &mut Regs) -> Reply {
+    match r.rax {
+        nr::LSEEK | nr::READV | nr::WRITEV | nr::PREADV | nr::PWRITEV | nr::PREADV2
+        | nr::PWRITEV2 | nr::FSYNC | nr::FDATASYNC | nr::FTRUNCATE | nr::FALLOCATE
+        | nr::SYNC_FILE_RANGE | nr::SYNCFS | nr::SYNC | nr::FADVISE64 | nr::READAHEAD
+        | nr::GETDENTS64 | nr::TRUNCATE => data::other(r),
+        nr::OPEN | nr::OPENAT | nr::OPENAT2 | nr::CREAT => open::open(r),
+        nr::CLOSE | nr::DUP | nr::DUP2 | nr::DUP3 | nr::CLOSE_RANGE | nr::IOCTL | nr::FLOCK
+        | nr::FCHDIR | nr::CHDIR | nr::GETDENTS | nr::SENDMSG | nr::SENDMMSG | nr::IO_SUBMIT
+        | nr::IO_URING_SETUP | nr::MMAP => fds::other(r),
+        nr::SENDFILE | nr::COPY_FILE_RANGE | nr::SPLICE | nr::TEE | nr::VMSPLICE => copy::copy(r),
+        nr::POLL | nr::PPOLL | nr::SELECT | nr::PSELECT6 | nr::EPOLL_CTL => poll::poll(r),
+        nr::MKDIR | nr::MKDIRAT | nr::RMDIR | nr::UNLINK | nr::UNLINKAT | nr::RENAME
+        | nr::RENAMEAT | nr::RENAMEAT2 | nr::LINK | nr::LINKAT | nr::SYMLINK | nr::SYMLINKAT
+        | nr::MKNOD | nr::MKNODAT | nr::READLINK | nr::READLINKAT => names::names(r),
+        nr::EXECVE | nr::EXECVEAT | nr::EXIT_GROUP | nr::UMASK | nr::RT_SIGACTION | nr::CHROOT
+        | nr::SETUID | nr::SETGID | nr::SETREUID | nr::SETREGID | nr::SETRESUID
+        | nr::SETRESGID | nr::SETGROUPS | AFTER_VFORK => process::other(r),
+        _ => attrs::attrs(r),
+    }
+}
+
+/// The open file behind a number, still served here; EBADF for the engine's own numbers, and the
+/// kernel when it has taken the description over.
+#[inline(always)]
+pub fn served(fd: usize) -> Result<InUse, Stop> {
+    let fd = fd as i32;
+    let Some(file) = InUse::of(fd) else { return Err(not_ours(fd)) };
+    match file.ofd().state.load(Ordering::Acquire) {
+        state::FILE | state::DIR => Ok(file),
+        _ => Err(gone(fd, file)),
+    }
+}
+
+/// The same, and a regular file; EISDIR for a directory.
+#[inline(always)]
+pub fn regular(fd: usize) -> Result<InUse, Stop> {
+    let fd = fd as i32;
+    let Some(file) = InUse::of(fd) else { return Err(not_ours(fd)) };
+    match file.ofd().state.load(Ordering::Acquire) {
+        state::FILE => Ok(file),
+        state::DIR => Err(Stop::Error(err::ISDIR)),
+        _ => Err(gone(fd, file)),
+    }
+}
+
+#[cold]
+fn not_ours(fd: i32) -> Stop {
+    if table::entry(fd) & !table::CLOEXEC == table::INTERNAL {
+        Stop::Error(err::BADF)
+    } else {
+        Stop::Kernel
+    }
+}
+
+#[cold]
+fn gone(fd: i32, file: InUse) -> Stop {
+    drop(file);
+    match crate::demote::descriptor(fd) {
+        Ok(()) => Stop::Kernel,
+        Err(e) => Stop::Error(e),
+    }
+}
+
+/// Gives `fd` to the kernel if it is ours; whether it was.
+pub fn to_kernel(fd: usize) -> Result<bool, Stop> {
+    if table::index(table::entry(fd as i32)).is_none() {
+        return Ok(false);
+    }
+    crate::demote::descriptor(fd as i32)?;
+    Ok(true)
+}

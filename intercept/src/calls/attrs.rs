@@ -1,0 +1,295 @@
+//! Attributes: stat and its family, modes, owners, times, extended attributes, space.
+
+use alloc::vec::Vec;
+
+use base::InodeId;
+use client::fs::{Attr, Caller, SetAttr, SetTime, StatFs, Time, XattrMode};
+use core::sync::atomic::Ordering;
+
+use super::{Reply, served};
+use crate::entry::Regs;
+use crate::format::state;
+use crate::fsys::{self, BLOCK, caller, device, fs};
+use crate::mem;
+use crate::path::{self, Path, Stop};
+use crate::sys::{self, at, err, nr};
+
+const CWD: i32 = at::FDCWD;
+/// XATTR_NAME_MAX, XATTR_SIZE_MAX.
+const XATTR_NAME_MAX: usize = 255;
+const XATTR_SIZE_MAX: usize = 65_536;
+
+/// See the module text.
+pub fn attrs(r: &mut Regs) -> Reply {
+    let (a, b, c, d) = (r.rdi, r.rsi, r.rdx, r.r10);
+    match r.rax {
+        nr::STAT => stat(&named(CWD, a, true)?, b),
+        nr::LSTAT => stat(&named(CWD, a, false)?, b),
+        nr::FSTAT => stat(&descriptor(a)?, b),
+        nr::NEWFSTATAT => stat(&at_flags(a, b, d as u32)?, c),
+        nr::STATX => statx(r),
+        nr::ACCESS => access(CWD, a, b as u32, 0),
+        nr::FACCESSAT => access(a as i32, b, c as u32, 0),
+        nr::FACCESSAT2 => access(a as i32, b, c as u32, d as u32),
+        nr::CHMOD => chmod(&named(CWD, a, true)?, b as u32),
+        nr::FCHMOD => chmod(&descriptor(a)?, b as u32),
+        nr::FCHMODAT => chmod(&named(a as i32, b, true)?, c as u32),
+        nr::FCHMODAT2 => chmod(&at_flags(a, b, d as u32)?, c as u32),
+        nr::CHOWN => chown(&named(CWD, a, true)?, b as u32, c as u32),
+        nr::LCHOWN => chown(&named(CWD, a, false)?, b as u32, c as u32),
+        nr::FCHOWN => chown(&descriptor(a)?, b as u32, c as u32),
+        nr::FCHOWNAT => chown(&at_flags(a, b, r.r8 as u32)?, c as u32, d as u32),
+        nr::UTIME | nr::UTIMES | nr::FUTIMESAT | nr::UTIMENSAT => times(r),
+        nr::STATFS => {
+            named(CWD, a, true)?;
+            statfs(b)
+        }
+        nr::FSTATFS => {
+            served(a)?;
+            statfs(b)
+        }
+        nr::GETXATTR | nr::SETXATTR | nr::LISTXATTR | nr::REMOVEXATTR => {
+            xattr(r, &named(CWD, a, true)?)
+        }
+        nr::LGETXATTR | nr::LSETXATTR | nr::LLISTXATTR | nr::LREMOVEXATTR => {
+            xattr(r, &named(CWD, a, false)?)
+        }
+        nr::FGETXATTR | nr::FSETXATTR | nr::FLISTXATTR | nr::FREMOVEXATTR => {
+            xattr(r, &descriptor(a)?)
+        }
+        _ => Err(Stop::Kernel),
+    }
+}
+
+fn named(dirfd: i32, at: usize, follow: bool) -> Result<Attr, Stop> {
+    path::resolve(dirfd, &Path::get(at)?, follow)?.exists()
+}
+
+fn descriptor(fd: usize) -> Result<Attr, Stop> {
+    let file = served(fd)?;
+    if file.ofd().state.load(Ordering::Acquire) == state::DIR {
+        let ino = InodeId(file.ofd().ino.load(Ordering::Relaxed));
+        return Ok(fs()?.getattr(&caller(), ino)?);
+    }
+    Ok(fs()?.fgetattr(file.handle()?)?)
+}
+
+/// A path with AT_EMPTY_PATH and AT_SYMLINK_NOFOLLOW.
+fn at_flags(dirfd: usize, at: usize, flags: u32) -> Result<Attr, Stop> {
+    if at == 0 && flags & at::EMPTY_PATH != 0 {
+        return descriptor(dirfd);
+    }
+    let path = Path::get(at)?;
+    if path.bytes().is_empty() && flags & at::EMPTY_PATH != 0 {
+        if dirfd as i32 == CWD {
+            return Err(Stop::Kernel);
+        }
+        return descriptor(dirfd);
+    }
+    path::resolve(dirfd as i32, &path, flags & at::SYMLINK_NOFOLLOW == 0)?.exists()
+}
+
+fn stat(attr: &Attr, to: usize) -> Reply {
+    mem::put(to, &fsys::stat_of(attr))?;
+    Ok(0)
+}
+
+/// The kernel's `struct statx`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Statx {
+    mask: u32,
+    blksize: u32,
+    attributes: u64,
+    nlink: u32,
+    uid: u32,
+    gid: u32,
+    mode: u16,
+    pad: u16,
+    ino: u64,
+    size: u64,
+    blocks: u64,
+    attributes_mask: u64,
+    times: [[u64; 2]; 4],
+    rdev: [u32; 2],
+    dev: [u32; 2],
+    more: [u64; 14],
+}
+const _: () = assert!(size_of::<Statx>() == 256);
+
+fn split_dev(dev: u64) -> [u32; 2] {
+    let major = (dev >> 8) & 0xfff | (dev >> 32) & !0xfff;
+    let minor = dev & 0xff | (dev >> 12) & !0xff;
+    [major as u32, minor as u32]
+}
+
+fn statx(r: &Regs) -> Reply {
+    let attr = at_flags(r.rdi, r.rsi, r.rdx as u32)?;
+    let s = fsys::stat_of(&attr);
+    let time = |t: Time| [t.sec as u64, u64::from(t.nsec)];
+    let x = Statx {
+        // STATX_BASIC_STATS | STATX_BTIME
+        mask: 0xfff,
+        blksize: BLOCK as u32,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        mode: attr.mode as u16,
+        ino: attr.ino.0,
+        size: s.size as u64,
+        blocks: attr.blocks,
+        times: [time(attr.atime), time(attr.btime), time(attr.ctime), time(attr.mtime)],
+        rdev: split_dev(u64::from(attr.rdev)),
+        dev: split_dev(device()),
+        ..Statx::default()
+    };
+    mem::put(r.r8, &x)?;
+    Ok(0)
+}
+
+/// Whether the mode bits allow `mask` (4 read, 2 write, 1 search or execute).
+pub fn permits(attr: &Attr, who: &Caller<'_>, mask: u32) -> bool {
+    if who.uid == 0 {
+        return mask & 1 == 0 || attr.is_dir() || attr.mode & 0o111 != 0;
+    }
+    let shift = if who.uid == attr.uid {
+        6
+    } else if who.in_group(attr.gid) {
+        3
+    } else {
+        0
+    };
+    attr.mode >> shift & mask == mask
+}
+
+fn access(dirfd: i32, path: usize, mask: u32, flags: u32) -> Reply {
+    if mask & !7 != 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let attr = at_flags(dirfd as usize, path, flags & !at::EACCESS)?;
+    let mut who = caller();
+    if flags & at::EACCESS == 0 {
+        // access asks for the real identity: getuid, getgid.
+        who.uid = sys::call0(102) as u32;
+        who.gid = sys::call0(104) as u32;
+    }
+    if permits(&attr, &who, mask) { Ok(0) } else { Err(Stop::Error(err::ACCES)) }
+}
+
+fn chmod(attr: &Attr, mode: u32) -> Reply {
+    let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
+    fs()?.setattr(&caller(), attr.ino, &set)?;
+    Ok(0)
+}
+
+fn chown(attr: &Attr, uid: u32, gid: u32) -> Reply {
+    let known = |id: u32| (id != u32::MAX).then_some(id);
+    let set = SetAttr { uid: known(uid), gid: known(gid), ..SetAttr::default() };
+    fs()?.setattr(&caller(), attr.ino, &set)?;
+    Ok(0)
+}
+
+const UTIME_NOW: i64 = 0x3fff_ffff;
+const UTIME_OMIT: i64 = 0x3fff_fffe;
+
+fn set_time(sec: i64, nsec: i64) -> Result<Option<SetTime>, Stop> {
+    match nsec {
+        UTIME_NOW => Ok(Some(SetTime::Now)),
+        UTIME_OMIT => Ok(None),
+        0..1_000_000_000 => Ok(Some(SetTime::At(Time { sec, nsec: nsec as u32 }))),
+        _ => Err(Stop::Error(err::INVAL)),
+    }
+}
+
+/// utime (seconds), utimes and futimesat (microseconds), utimensat (nanoseconds).
+fn times(r: &Regs) -> Reply {
+    let (attr, at) = match r.rax {
+        nr::UTIME | nr::UTIMES => (named(CWD, r.rdi, true)?, r.rsi),
+        nr::UTIMENSAT if r.rsi == 0 => (descriptor(r.rdi)?, r.rdx),
+        nr::UTIMENSAT => (at_flags(r.rdi, r.rsi, r.r10 as u32)?, r.rdx),
+        _ => (named(r.rdi as i32, r.rsi, true)?, r.rdx),
+    };
+    let (atime, mtime) = if at == 0 {
+        (Some(SetTime::Now), Some(SetTime::Now))
+    } else if r.rax == nr::UTIME {
+        let [a, m]: [i64; 2] = mem::get(at)?;
+        (set_time(a, 0)?, set_time(m, 0)?)
+    } else {
+        let [a, an, m, mn]: [i64; 4] = mem::get(at)?;
+        if r.rax == nr::UTIMENSAT {
+            (set_time(a, an)?, set_time(m, mn)?)
+        } else {
+            let micro = |u: i64| if (0..1_000_000).contains(&u) { u * 1000 } else { -1 };
+            (set_time(a, micro(an))?, set_time(m, micro(mn))?)
+        }
+    };
+    if atime.is_none() && mtime.is_none() {
+        return Ok(0);
+    }
+    fs()?.setattr(&caller(), attr.ino, &SetAttr { atime, mtime, ..SetAttr::default() })?;
+    Ok(0)
+}
+
+fn statfs(to: usize) -> Reply {
+    let StatFs { block_bytes, blocks, blocks_free, inodes, inodes_free, name_max } =
+        fs()?.statfs()?;
+    let dev = device();
+    let block = u64::from(block_bytes);
+    // struct statfs: type (FUSE_SUPER_MAGIC), bsize, blocks, bfree, bavail, files, ffree, fsid,
+    // namelen, frsize, flags, spare.
+    let words: [u64; 15] = [
+        0x6573_5546, block, blocks, blocks_free, blocks_free, inodes, inodes_free, dev,
+        u64::from(name_max), block, 0x20, 0, 0, 0, 0,
+    ];
+    mem::put(to, &words)?;
+    Ok(0)
+}
+
+fn xattr(r: &Regs, attr: &Attr) -> Reply {
+    let list = matches!(r.rax, nr::LISTXATTR | nr::LLISTXATTR | nr::FLISTXATTR);
+    if list {
+        return give(&fs()?.listxattr(&caller(), attr.ino)?, r.rsi, r.rdx);
+    }
+    let mut room = [0u8; XATTR_NAME_MAX + 1];
+    let len = mem::get_string(r.rsi, &mut room)?.ok_or(err::RANGE)?;
+    let name = &room[..len];
+    if name.is_empty() {
+        return Err(Stop::Error(err::RANGE));
+    }
+    match r.rax {
+        nr::GETXATTR | nr::LGETXATTR | nr::FGETXATTR => {
+            give(&fs()?.getxattr(&caller(), attr.ino, name)?, r.rdx, r.r10)
+        }
+        nr::SETXATTR | nr::LSETXATTR | nr::FSETXATTR => {
+            if r.r10 > XATTR_SIZE_MAX {
+                return Err(Stop::Error(-7)); // E2BIG
+            }
+            let value: Vec<u8> = mem::source(r.rdx, r.r10)?.to_vec();
+            let mode = match r.r8 as u32 {
+                0 => XattrMode::Set,
+                1 => XattrMode::Create,
+                2 => XattrMode::Replace,
+                _ => return Err(Stop::Error(err::INVAL)),
+            };
+            fs()?.setxattr(&caller(), attr.ino, name, &value, mode)?;
+            Ok(0)
+        }
+        _ => {
+            fs()?.removexattr(&caller(), attr.ino, name)?;
+            Ok(0)
+        }
+    }
+}
+
+/// A value into a buffer; with size 0 only its length is asked.
+fn give(value: &[u8], to: usize, room: usize) -> Reply {
+    if room == 0 {
+        return Ok(value.len() as isize);
+    }
+    if value.len() > room {
+        return Err(Stop::Error(err::RANGE));
+    }
+    mem::put_slice(to, value)?;
+    Ok(value.len() as isize)
+}
+

@@ -1,0 +1,166 @@
+//! Copies inside the kernel: done by reading and writing when both ends are files and one is ours;
+//! otherwise our end becomes the kernel's.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use client::fs::S_IFREG;
+use core::sync::atomic::Ordering;
+
+use super::{Reply, regular, to_kernel};
+use crate::entry::Regs;
+use crate::fsys::fs;
+use crate::mem;
+use crate::path::Stop;
+use crate::sys::{self, err, nr, o};
+use crate::table;
+
+/// Copied at a time.
+const STEP: usize = 128 << 10;
+/// Copied by one call at most; the application asks again.
+const ONCE: usize = 64 << 20;
+
+fn ours(fd: usize) -> bool {
+    table::index(table::entry(fd as i32)).is_some()
+}
+
+fn plain_file(fd: usize) -> bool {
+    ours(fd) || sys::fstat(fd as i32).is_some_and(|s| s.mode & 0o170_000 == S_IFREG)
+}
+
+/// See the module text.
+pub fn copy(r: &mut Regs) -> Reply {
+    match r.rax {
+        nr::COPY_FILE_RANGE if ours(r.rdi) || ours(r.rdx) => {
+            if r.r9 as u32 != 0 {
+                return Err(Stop::Error(err::INVAL));
+            }
+            if !plain_file(r.rdi) || !plain_file(r.rdx) {
+                return Err(Stop::Error(err::INVAL));
+            }
+            run(r.rdi, r.rsi, r.rdx, r.r10, r.r8)
+        }
+        nr::SENDFILE if ours(r.rdi) || ours(r.rsi) => {
+            if plain_file(r.rdi) && plain_file(r.rsi) {
+                return run(r.rsi, r.rdx, r.rdi, 0, r.r10);
+            }
+            to_kernel(r.rdi)?;
+            to_kernel(r.rsi)?;
+            Err(Stop::Kernel)
+        }
+        nr::SPLICE => {
+            to_kernel(r.rdi)?;
+            to_kernel(r.rdx)?;
+            Err(Stop::Kernel)
+        }
+        _ => Err(Stop::Kernel),
+    }
+}
+
+/// Reads from `fd` at `at`, or at its offset.
+fn take(fd: usize, at: Option<u64>, buf: &mut [u8]) -> Reply {
+    if !ours(fd) {
+        let (p, len) = (buf.as_mut_ptr() as usize, buf.len());
+        let ret = match at {
+            Some(at) => sys::call4(nr::PREAD64, fd, p, len, at as usize),
+            None => sys::call3(nr::READ, fd, p, len),
+        };
+        return if sys::failed(ret) { Err(Stop::Error(ret)) } else { Ok(ret) };
+    }
+    let file = regular(fd)?;
+    if file.ofd().flags.load(Ordering::Relaxed) & o::ACCMODE == o::WRONLY {
+        return Err(Stop::Error(err::BADF));
+    }
+    if let Some(at) = at {
+        return Ok(fs()?.read(file.handle()?, at, buf)? as isize);
+    }
+    let _lock = file.lock();
+    let offset = &file.ofd().offset;
+    let from = offset.load(Ordering::Relaxed);
+    let got = fs()?.read(file.handle()?, from, buf)?;
+    offset.store(from + got as u64, Ordering::Relaxed);
+    Ok(got as isize)
+}
+
+fn give(fd: usize, at: Option<u64>, data: &[u8]) -> Reply {
+    if !ours(fd) {
+        let (p, len) = (data.as_ptr() as usize, data.len());
+        let ret = match at {
+            Some(at) => sys::call4(nr::PWRITE64, fd, p, len, at as usize),
+            None => sys::call3(nr::WRITE, fd, p, len),
+        };
+        return if sys::failed(ret) { Err(Stop::Error(ret)) } else { Ok(ret) };
+    }
+    let file = regular(fd)?;
+    let flags = file.ofd().flags.load(Ordering::Relaxed);
+    if flags & o::ACCMODE == 0 {
+        return Err(Stop::Error(err::BADF));
+    }
+    if let Some(at) = at {
+        return Ok(fs()?.write(file.handle()?, at, data, false)?.len as isize);
+    }
+    let _lock = file.lock();
+    let offset = &file.ofd().offset;
+    let to = offset.load(Ordering::Relaxed);
+    let done = fs()?.write(file.handle()?, to, data, flags & o::APPEND != 0)?;
+    offset.store(done.offset + done.len as u64, Ordering::Relaxed);
+    Ok(done.len as isize)
+}
+
+fn rewind(fd: usize, by: usize) {
+    if ours(fd) {
+        if let Ok(file) = regular(fd) {
+            let _lock = file.lock();
+            file.ofd().offset.fetch_sub(by as u64, Ordering::Relaxed);
+        }
+    } else {
+        sys::call3(nr::LSEEK, fd, (by as isize).wrapping_neg() as usize, 1);
+    }
+}
+
+/// Copies up to `len`; `in_at` and `out_at` are addresses of offsets, or 0 for the files' own.
+fn run(from: usize, in_at: usize, to: usize, out_at: usize, len: usize) -> Reply {
+    let read_at = |at: usize| -> Result<Option<u64>, Stop> {
+        if at == 0 { Ok(None) } else { Ok(Some(mem::get::<u64>(at)?)) }
+    };
+    let (mut src, mut dst) = (read_at(in_at)?, read_at(out_at)?);
+    let len = len.min(ONCE);
+    let mut buf: Vec<u8> = vec![0; STEP.min(len)];
+    let mut done = 0;
+    while done < len {
+        let want = buf.len().min(len - done);
+        let got = match take(from, src, &mut buf[..want]) {
+            Ok(0) => break,
+            Ok(n) => n as usize,
+            Err(_) if done > 0 => break,
+            Err(e) => return Err(e),
+        };
+        let put = match give(to, dst, &buf[..got]) {
+            Ok(n) => n as usize,
+            Err(e) => {
+                if src.is_none() {
+                    rewind(from, got);
+                }
+                if done > 0 {
+                    break;
+                }
+                return Err(e);
+            }
+        };
+        if put < got && src.is_none() {
+            rewind(from, got - put);
+        }
+        src = src.map(|s| s + put as u64);
+        dst = dst.map(|d| d + put as u64);
+        done += put;
+        if put < got {
+            break;
+        }
+    }
+    if let Some(src) = src {
+        mem::put(in_at, &src)?;
+    }
+    if let Some(dst) = dst {
+        mem::put(out_at, &dst)?;
+    }
+    Ok(done as isize)
+}

@@ -1,0 +1,373 @@
+//! Reading, writing and what goes with it.
+
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use base::InodeId;
+use client::fs::{S_IFDIR, S_IFREG, SetAttr, Whence};
+
+use super::{Reply, regular, served};
+use crate::entry::Regs;
+use crate::format::{Ofd, state};
+use crate::fsys::{caller, fs};
+use crate::mem;
+use crate::path::{self, Path, Stop};
+use crate::sys::{at, err, nr, o};
+use crate::table::InUse;
+
+/// The kernel's MAX_RW_COUNT.
+const COUNT_MAX: usize = 0x7fff_f000;
+/// Vectors are gathered up to this; larger ones are written one by one.
+const GATHER_MAX: usize = 1 << 20;
+/// IOV_MAX.
+const IOV_MAX: usize = 1024;
+const OFFSET_MAX: u64 = i64::MAX as u64;
+
+#[inline(always)]
+fn may_read(ofd: &Ofd) -> Result<u32, Stop> {
+    let flags = ofd.flags.load(Ordering::Relaxed);
+    if flags & o::ACCMODE == o::WRONLY { Err(Stop::Error(err::BADF)) } else { Ok(flags) }
+}
+
+#[inline(always)]
+fn may_write(ofd: &Ofd) -> Result<u32, Stop> {
+    let flags = ofd.flags.load(Ordering::Relaxed);
+    if flags & o::ACCMODE == 0 { Err(Stop::Error(err::BADF)) } else { Ok(flags) }
+}
+
+/// A file offset from the application.
+#[inline(always)]
+fn offset(at: usize) -> Result<u64, Stop> {
+    let at = at as u64;
+    if at > OFFSET_MAX { Err(Stop::Error(err::INVAL)) } else { Ok(at) }
+}
+
+/// `pread64`.
+pub fn pread(r: &mut Regs) -> Reply {
+    let file = regular(r.rdi)?;
+    may_read(file.ofd())?;
+    let at = offset(r.r10)?;
+    let buf = mem::sink(r.rsi, r.rdx.min(COUNT_MAX))?;
+    Ok(fs()?.read(file.handle()?, at, buf)? as isize)
+}
+
+/// `pwrite64`. On an O_APPEND file Linux appends.
+pub fn pwrite(r: &mut Regs) -> Reply {
+    let file = regular(r.rdi)?;
+    let flags = may_write(file.ofd())?;
+    let at = offset(r.r10)?;
+    let data = mem::source(r.rsi, r.rdx.min(COUNT_MAX))?;
+    if data.is_empty() {
+        return Ok(0);
+    }
+    Ok(fs()?.write(file.handle()?, at, data, flags & o::APPEND != 0)?.len as isize)
+}
+
+/// `read`.
+pub fn read(r: &mut Regs) -> Reply {
+    let file = regular(r.rdi)?;
+    may_read(file.ofd())?;
+    let buf = mem::sink(r.rsi, r.rdx.min(COUNT_MAX))?;
+    let handle = file.handle()?;
+    let lock = file.lock();
+    let ofd = still(&file)?;
+    let at = ofd.offset.load(Ordering::Relaxed);
+    let got = fs()?.read(handle, at, buf)?;
+    ofd.offset.store(at + got as u64, Ordering::Relaxed);
+    drop(lock);
+    Ok(got as isize)
+}
+
+/// `write`.
+pub fn write(r: &mut Regs) -> Reply {
+    let file = regular(r.rdi)?;
+    let flags = may_write(file.ofd())?;
+    let data = mem::source(r.rsi, r.rdx.min(COUNT_MAX))?;
+    if data.is_empty() {
+        return Ok(0);
+    }
+    let handle = file.handle()?;
+    let lock = file.lock();
+    let ofd = still(&file)?;
+    let at = ofd.offset.load(Ordering::Relaxed);
+    let done = fs()?.write(handle, at, data, flags & o::APPEND != 0)?;
+    ofd.offset.store(done.offset + done.len as u64, Ordering::Relaxed);
+    drop(lock);
+    Ok(done.len as isize)
+}
+
+/// Under the offset's lock: the description may have left for the kernel while we waited.
+#[inline(always)]
+fn still(file: &InUse) -> Result<&'static Ofd, Stop> {
+    let ofd = file.ofd();
+    match ofd.state.load(Ordering::Acquire) {
+        state::FILE | state::DIR => Ok(ofd),
+        // The next look at the number takes it over: the caller's call is made again.
+        _ => Err(Stop::Error(err::INTR)),
+    }
+}
+
+/// The calls of this module that are not in a hurry.
+pub fn other(r: &mut Regs) -> Reply {
+    match r.rax {
+        nr::LSEEK => lseek(r),
+        nr::READV => vector(r, false, None),
+        nr::WRITEV => vector(r, true, None),
+        nr::PREADV => vector(r, false, Some(offset(r.r10)?)),
+        nr::PWRITEV => vector(r, true, Some(offset(r.r10)?)),
+        nr::PREADV2 | nr::PWRITEV2 => vector2(r),
+        nr::FSYNC | nr::FDATASYNC | nr::SYNC_FILE_RANGE => sync(r),
+        nr::SYNCFS | nr::SYNC => sync_all(r),
+        nr::FTRUNCATE => ftruncate(r),
+        nr::TRUNCATE => truncate(r),
+        nr::FALLOCATE => fallocate(r),
+        nr::GETDENTS64 => getdents(r),
+        nr::FADVISE64 | nr::READAHEAD => {
+            served(r.rdi)?;
+            Ok(0)
+        }
+        _ => Err(Stop::Kernel),
+    }
+}
+
+fn lseek(r: &Regs) -> Reply {
+    let file = served(r.rdi)?;
+    let (by, whence) = (r.rsi as i64, r.rdx as u32);
+    let _lock = file.lock();
+    let ofd = still(&file)?;
+    let dir = ofd.state.load(Ordering::Relaxed) == state::DIR;
+    let base = match whence {
+        0 => 0,
+        1 => ofd.offset.load(Ordering::Relaxed) as i64,
+        2 if dir => return Err(Stop::Error(err::INVAL)),
+        2 => fs()?.fgetattr(file.handle()?)?.size as i64,
+        3 | 4 if !dir => {
+            let from = u64::try_from(by).map_err(|_| Stop::Error(-6))?;
+            let whence = if whence == 3 { Whence::Data } else { Whence::Hole };
+            fs()?.lseek(file.handle()?, from, whence)? as i64
+        }
+        _ => return Err(Stop::Error(err::INVAL)),
+    };
+    let to = if whence >= 3 { Some(base) } else { base.checked_add(by) };
+    let to = to.filter(|t| *t >= 0).ok_or(err::INVAL)?;
+    ofd.offset.store(to as u64, Ordering::Relaxed);
+    Ok(to as isize)
+}
+
+fn vectors(at: usize, count: usize) -> Result<Vec<[usize; 2]>, Stop> {
+    if count > IOV_MAX {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let mut list = Vec::with_capacity(count);
+    let mut total = 0usize;
+    for i in 0..count {
+        let mut iov: [usize; 2] = mem::get(at.wrapping_add(i * 16))?;
+        if iov[1] > isize::MAX as usize {
+            return Err(Stop::Error(err::INVAL));
+        }
+        iov[1] = iov[1].min(COUNT_MAX - total);
+        total += iov[1];
+        list.push(iov);
+    }
+    Ok(list)
+}
+
+fn vector(r: &Regs, write: bool, at: Option<u64>) -> Reply {
+    let file = regular(r.rdi)?;
+    let flags = if write { may_write(file.ofd())? } else { may_read(file.ofd())? };
+    let list = vectors(r.rsi, r.rdx as u32 as usize)?;
+    let append = flags & o::APPEND != 0;
+    if let Some(at) = at {
+        return Ok(transfer(&file, &list, write, at, append)?.0);
+    }
+    let _lock = file.lock();
+    let ofd = still(&file)?;
+    let (done, end) =
+        transfer(&file, &list, write, ofd.offset.load(Ordering::Relaxed), append)?;
+    ofd.offset.store(end, Ordering::Relaxed);
+    Ok(done)
+}
+
+/// `preadv2`, `pwritev2`: offset -1 is the file's; RWF_APPEND appends, RWF_DSYNC and RWF_SYNC sync.
+fn vector2(r: &Regs) -> Reply {
+    const HIPRI: u32 = 1;
+    const DSYNC: u32 = 2;
+    const SYNC: u32 = 4;
+    const NOWAIT: u32 = 8;
+    const APPEND: u32 = 16;
+    let write = r.rax == nr::PWRITEV2;
+    let flags = r.r9 as u32;
+    if flags & !(HIPRI | DSYNC | SYNC | NOWAIT | APPEND) != 0 {
+        return Err(Stop::Error(err::OPNOTSUPP));
+    }
+    let at = if r.r10 == usize::MAX { None } else { Some(offset(r.r10)?) };
+    let ret = if flags & APPEND != 0 && write {
+        let file = regular(r.rdi)?;
+        may_write(file.ofd())?;
+        let list = vectors(r.rsi, r.rdx as u32 as usize)?;
+        let _lock = file.lock();
+        let (done, end) = transfer(&file, &list, true, 0, true)?;
+        if at.is_none() {
+            file.ofd().offset.store(end, Ordering::Relaxed);
+        }
+        done
+    } else {
+        vector(r, write, at)?
+    };
+    if write && flags & (DSYNC | SYNC) != 0 {
+        fs()?.fsync(regular(r.rdi)?.handle()?, flags & SYNC == 0)?;
+    }
+    Ok(ret)
+}
+
+/// Bytes done and the offset behind them.
+fn transfer(
+    file: &InUse,
+    list: &[[usize; 2]],
+    write: bool,
+    at: u64,
+    append: bool,
+) -> Result<(isize, u64), Stop> {
+    let total: usize = list.iter().map(|v| v[1]).sum();
+    let (fs, handle) = (fs()?, file.handle()?);
+    if write && total <= GATHER_MAX && (list.len() > 1 || append) {
+        // One write, so that no other writer comes between the parts.
+        let mut all = Vec::with_capacity(total);
+        for [base, len] in list {
+            all.extend_from_slice(mem::source(*base, *len)?);
+        }
+        if all.is_empty() {
+            return Ok((0, at));
+        }
+        let done = fs.write(handle, at, &all, append)?;
+        return Ok((done.len as isize, done.offset + done.len as u64));
+    }
+    let (mut at, mut sum, mut append) = (at, 0, append);
+    for [base, len] in list.iter().filter(|v| v[1] > 0) {
+        let step = if write {
+            mem::source(*base, *len).map_err(Stop::from).and_then(|data| {
+                let done = fs.write(handle, at, data, append)?;
+                at = done.offset;
+                append = false;
+                Ok(done.len)
+            })
+        } else {
+            mem::sink(*base, *len)
+                .map_err(Stop::from)
+                .and_then(|buf| Ok(fs.read(handle, at, buf)?))
+        };
+        match step {
+            Ok(n) => {
+                at += n as u64;
+                sum += n as isize;
+                if n < *len {
+                    break;
+                }
+            }
+            // What was done before the failure counts.
+            Err(_) if sum > 0 => break,
+            Err(stop) => return Err(stop),
+        }
+    }
+    Ok((sum, at))
+}
+
+fn sync(r: &Regs) -> Reply {
+    let file = served(r.rdi)?;
+    let fs = fs()?;
+    if file.ofd().state.load(Ordering::Acquire) == state::DIR {
+        let ino = InodeId(file.ofd().ino.load(Ordering::Relaxed));
+        fs.fsync_inode(&caller(), ino)?;
+    } else {
+        fs.fsync(file.handle()?, r.rax != nr::FSYNC)?;
+    }
+    Ok(0)
+}
+
+/// `syncfs` on ours is ours; `sync` also goes on to the kernel.
+fn sync_all(r: &Regs) -> Reply {
+    if r.rax == nr::SYNCFS {
+        served(r.rdi)?;
+    }
+    if crate::fsys::connected() {
+        fs()?.fsync_inode(&caller(), InodeId::ROOT)?;
+    }
+    if r.rax == nr::SYNC { Err(Stop::Kernel) } else { Ok(0) }
+}
+
+fn ftruncate(r: &Regs) -> Reply {
+    let size = offset(r.rsi)?;
+    let file = regular(r.rdi).map_err(|s| match s {
+        Stop::Error(err::ISDIR) => Stop::Error(err::INVAL),
+        s => s,
+    })?;
+    if file.ofd().flags.load(Ordering::Relaxed) & o::ACCMODE == 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let handle = file.handle()?;
+    let set = SetAttr { size: Some(size), handle: Some(handle), ..SetAttr::default() };
+    fs()?.setattr(&caller(), InodeId(file.ofd().ino.load(Ordering::Relaxed)), &set)?;
+    Ok(0)
+}
+
+fn truncate(r: &Regs) -> Reply {
+    let path = Path::get(r.rdi)?;
+    let attr = path::resolve(at::FDCWD, &path, true)?.exists()?;
+    let size = offset(r.rsi)?;
+    match attr.kind() {
+        S_IFREG => {}
+        S_IFDIR => return Err(Stop::Error(err::ISDIR)),
+        _ => return Err(Stop::Error(err::INVAL)),
+    }
+    fs()?.setattr(&caller(), attr.ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
+    Ok(0)
+}
+
+fn fallocate(r: &Regs) -> Reply {
+    let file = regular(r.rdi)?;
+    may_write(file.ofd())?;
+    let (mode, at, len) = (r.rsi as u32, r.rdx as i64, r.r10 as i64);
+    if at < 0 || len <= 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    if at.checked_add(len).is_none() {
+        return Err(Stop::Error(err::FBIG));
+    }
+    fs()?.fallocate(file.handle()?, mode, at as u64, len as u64)?;
+    Ok(0)
+}
+
+fn getdents(r: &Regs) -> Reply {
+    let file = served(r.rdi)?;
+    let ofd = file.ofd();
+    if ofd.state.load(Ordering::Relaxed) != state::DIR {
+        return Err(Stop::Error(err::NOTDIR));
+    }
+    let out = mem::sink(r.rsi, (r.rdx as u32 as usize).min(1 << 20))?;
+    let _lock = file.lock();
+    let (mut used, mut full, mut next) = (0, false, ofd.offset.load(Ordering::Relaxed));
+    let ino = InodeId(ofd.ino.load(Ordering::Relaxed));
+    fs()?.readdir(&caller(), ino, next, &mut |entry| {
+        // linux_dirent64: inode, cookie, record length, type, name with NUL.
+        let len = (19 + entry.name.len() + 1 + 7) & !7;
+        if len > out.len() - used {
+            full = true;
+            return false;
+        }
+        let record = &mut out[used..used + len];
+        record.fill(0);
+        record[..8].copy_from_slice(&entry.ino.0.to_le_bytes());
+        record[8..16].copy_from_slice(&entry.next.to_le_bytes());
+        record[16..18].copy_from_slice(&(len as u16).to_le_bytes());
+        record[18] = (entry.kind >> 12) as u8;
+        record[19..19 + entry.name.len()].copy_from_slice(entry.name);
+        used += len;
+        next = entry.next;
+        true
+    })?;
+    if used == 0 && full {
+        return Err(Stop::Error(err::INVAL));
+    }
+    ofd.offset.store(next, Ordering::Relaxed);
+    Ok(used as isize)
+}

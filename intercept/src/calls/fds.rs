@@ -1,0 +1,320 @@
+//! Calls on descriptors as such: dup, close, fcntl, ioctl, mmap, passing.
+
+use core::sync::atomic::Ordering;
+
+
+use super::{Reply, regular, served, to_kernel};
+use crate::entry::Regs;
+use crate::format::state;
+use crate::fsys::{BLOCK, fs};
+use crate::path::{self, Path, Stop};
+use crate::sys::{self, at, err, nr, o};
+use crate::{lock, mem, session, table};
+
+/// Largest private mapping that is filled by reading; larger ones are the kernel's.
+const PRIVATE_MAX: usize = 64 << 20;
+
+/// See the module text.
+pub fn other(r: &mut Regs) -> Reply {
+    match r.rax {
+        nr::CLOSE => close(r.rdi as i32),
+        nr::DUP => dup(r.rdi as i32),
+        nr::DUP2 | nr::DUP3 => dup3(r),
+        nr::CLOSE_RANGE => close_range(r),
+        nr::IOCTL => ioctl(r),
+        // flock belongs to the open file description, which the kernel then shall own.
+        nr::FLOCK | nr::GETDENTS => {
+            served(r.rdi)?;
+            to_kernel(r.rdi)?;
+            Err(Stop::Kernel)
+        }
+        nr::CHDIR | nr::FCHDIR => chdir(r),
+        nr::MMAP => mmap(r),
+        nr::SENDMSG => pass(r.rsi),
+        nr::SENDMMSG => {
+            for i in 0..(r.rdx as u32 as usize).min(1024) {
+                let _ = pass(r.rsi + i * 64);
+            }
+            Err(Stop::Kernel)
+        }
+        nr::IO_SUBMIT => submit(r),
+        nr::IO_URING_SETUP => Err(Stop::Error(err::NOSYS)),
+        _ => Err(Stop::Kernel),
+    }
+}
+
+fn close(fd: i32) -> Reply {
+    let entry = table::entry(fd);
+    if entry & !table::CLOEXEC == table::INTERNAL {
+        return Err(Stop::Error(err::BADF));
+    }
+    if let Some(index) = table::index(entry) {
+        lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
+        table::clear(fd);
+    }
+    Err(Stop::Kernel)
+}
+
+fn copy_entry(entry: u32, new: isize, cloexec: bool) -> Reply {
+    if sys::failed(new) {
+        return Ok(new);
+    }
+    if let Some(index) = table::index(entry)
+        && (new as usize) < table::FDS
+    {
+        table::hold(index);
+        table::set(new as i32, index, cloexec);
+    }
+    Ok(new)
+}
+
+fn dup(fd: i32) -> Reply {
+    served(fd as usize)?;
+    copy_entry(table::entry(fd), sys::call1(nr::DUP, fd as u32 as usize), false)
+}
+
+fn dup3(r: &Regs) -> Reply {
+    let (old, new) = (r.rdi as i32, r.rsi as i32);
+    let flags = if r.rax == nr::DUP3 { r.rdx as u32 } else { 0 };
+    let (from, to) = (table::entry(old), table::entry(new));
+    if from & !table::CLOEXEC == table::INTERNAL || to & !table::CLOEXEC == table::INTERNAL {
+        return Err(Stop::Error(err::BADF));
+    }
+    if from == 0 && to == 0 || old == new {
+        return Err(Stop::Kernel);
+    }
+    let ret = if r.rax == nr::DUP2 {
+        sys::call2(nr::DUP2, old as usize, new as usize)
+    } else {
+        sys::call3(nr::DUP3, old as usize, new as usize, flags as usize)
+    };
+    if sys::failed(ret) {
+        return Ok(ret);
+    }
+    if let Some(index) = table::index(to) {
+        lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
+    }
+    if table::index(from).is_none() {
+        table::clear(new);
+        return Ok(ret);
+    }
+    copy_entry(from, ret, flags & o::CLOEXEC != 0)
+}
+
+fn close_range(r: &Regs) -> Reply {
+    let (first, last, flags) = (r.rdi as u32, r.rsi as u32, r.rdx as u32);
+    if first > last || flags & !6 != 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    if flags & 2 != 0 {
+        // CLOSE_RANGE_UNSHARE: our tables are per process already when this matters.
+        let ret = sys::call1(nr::UNSHARE, 0x400);
+        if ret < 0 {
+            return Ok(ret);
+        }
+    }
+    let kernel = |from: u32, to: u32| {
+        sys::call3(nr::CLOSE_RANGE, from as usize, to as usize, (flags & 4) as usize);
+    };
+    let mut from = first;
+    let end = (table::used().end as u32).min(last.saturating_add(1));
+    for fd in first.min(end)..end {
+        let entry = table::entry(fd as i32);
+        if entry & !table::CLOEXEC == table::INTERNAL {
+            if from < fd {
+                kernel(from, fd - 1);
+            }
+            from = fd + 1;
+        } else if let Some(index) = table::index(entry) {
+            if flags & 4 != 0 {
+                table::fds()[fd as usize].fetch_or(table::CLOEXEC, Ordering::AcqRel);
+            } else {
+                lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
+                table::clear(fd as i32);
+            }
+        }
+    }
+    if from <= last {
+        kernel(from, last);
+    }
+    Ok(0)
+}
+
+/// `None`: the kernel shall do it with the replacements in `r`.
+pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
+    let (fd, command, arg) = (r.rdi as i32, r.rsi as u32, r.rdx);
+    let file = served(r.rdi)?;
+    let ofd = file.ofd();
+    let done = |ret: isize| Ok(Some(ret));
+    match command {
+        0 | 1030 => {
+            let entry = table::entry(fd);
+            let new = sys::call3(nr::FCNTL, fd as u32 as usize, command as usize, arg);
+            copy_entry(entry, new, command == 1030).map(Some)
+        }
+        1 => done(isize::from(table::entry(fd) & table::CLOEXEC != 0)),
+        2 => {
+            let slot = &table::fds()[fd as usize];
+            if arg & 1 != 0 {
+                slot.fetch_or(table::CLOEXEC, Ordering::AcqRel);
+            } else {
+                slot.fetch_and(!table::CLOEXEC, Ordering::AcqRel);
+            }
+            Err(Stop::Kernel)
+        }
+        3 => done(super::open::visible(ofd.flags.load(Ordering::Acquire)) as isize),
+        4 => {
+            let may = o::APPEND | o::NONBLOCK | o::DIRECT | o::NOATIME;
+            let flags = ofd.flags.load(Ordering::Acquire);
+            ofd.flags.store(flags & !may | arg as u32 & may, Ordering::Release);
+            done(0)
+        }
+        5..=7 if ofd.state.load(Ordering::Acquire) == state::FILE => lock::fcntl(r, &file),
+        // Open-file-description locks and leases: the kernel owns the description from here on.
+        36..=38 | 1024 | 1025 => {
+            drop(file);
+            to_kernel(fd as usize)?;
+            Err(Stop::Kernel)
+        }
+        // Owner of signals that never come; hints.
+        8 | 10 | 1036 | 1038 => done(0),
+        9 | 11 => done(0),
+        _ => Err(Stop::Error(err::INVAL)),
+    }
+}
+
+fn ioctl(r: &Regs) -> Reply {
+    let file = served(r.rdi)?;
+    let slot = &table::fds()[r.rdi as u32 as usize];
+    match r.rsi as u32 {
+        // FIOCLEX, FIONCLEX
+        0x5451 => {
+            slot.fetch_or(table::CLOEXEC, Ordering::AcqRel);
+            Ok(sys::call3(nr::FCNTL, r.rdi as u32 as usize, 2, 1))
+        }
+        0x5450 => {
+            slot.fetch_and(!table::CLOEXEC, Ordering::AcqRel);
+            Ok(sys::call3(nr::FCNTL, r.rdi as u32 as usize, 2, 0))
+        }
+        // FIONBIO
+        0x5421 => Ok(0),
+        // FIONREAD
+        0x541b if file.ofd().state.load(Ordering::Relaxed) == state::FILE => {
+            let size = fs()?.fgetattr(file.handle()?)?.size;
+            let left = size.saturating_sub(file.ofd().offset.load(Ordering::Relaxed));
+            mem::put(r.rdx, &(left.min(i32::MAX as u64) as i32))?;
+            Ok(0)
+        }
+        // FIGETBSZ
+        2 => {
+            mem::put(r.rdx, &(BLOCK as i32))?;
+            Ok(0)
+        }
+        // FICLONE, FICLONERANGE
+        0x4004_9409 | 0x4020_940d => Err(Stop::Error(err::OPNOTSUPP)),
+        _ => Err(Stop::Error(err::NOTTY)),
+    }
+}
+
+fn chdir(r: &Regs) -> Reply {
+    // The kernel's working directory moves too: what the kernel resolves must agree.
+    let to = if r.rax == nr::FCHDIR {
+        match table::index(table::entry(r.rdi as i32)) {
+            Some(index) => table::ofd(index).ino.load(Ordering::Relaxed),
+            None => 0,
+        }
+    } else {
+        match path::resolve(at::FDCWD, &Path::get(r.rdi)?, true) {
+            Ok(found) => found.exists()?.ino.0,
+            Err(Stop::Kernel) => 0,
+            Err(stop) => return Err(stop),
+        }
+    };
+    let ret = sys::call1(r.rax, r.rdi);
+    if ret == 0 {
+        table::context().cwd.store(to, Ordering::Release);
+    }
+    Ok(ret)
+}
+
+fn mmap(r: &Regs) -> Reply {
+    const PROT_EXEC: usize = 4;
+    let (address, len, prot, flags) = (r.rdi, r.rsi, r.rdx, r.r10);
+    if flags & 0x20 != 0 || table::entry(r.r8 as i32) == 0 {
+        return Err(Stop::Kernel);
+    }
+    let file = regular(r.r8).map_err(|s| match s {
+        Stop::Error(err::ISDIR) => Stop::Error(-19),
+        s => s,
+    })?;
+    let ofd = file.ofd();
+    if ofd.flags.load(Ordering::Acquire) & o::ACCMODE == o::WRONLY {
+        return Err(Stop::Error(err::ACCES));
+    }
+    let private = flags & 0xf == 2;
+    if !private || len > PRIVATE_MAX || prot & PROT_EXEC != 0 {
+        if !private {
+            session::give_to_kernel(ofd.ino.load(Ordering::Acquire));
+        }
+        drop(file);
+        to_kernel(r.r8)?;
+        return Err(Stop::Kernel);
+    }
+    if len == 0 || r.r9 & 4095 != 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    // POSIX leaves open whether a private mapping sees later writes: this one is a copy.
+    let handle = file.handle()?;
+    let size = fs()?.fgetattr(handle)?.size;
+    let wanted = (size.saturating_sub(r.r9 as u64)).min(len as u64) as usize;
+    let at = sys::call6(nr::MMAP, address, len, sys::PROT_RW, flags | 0x20, usize::MAX, 0);
+    if sys::failed(at) {
+        return Ok(at);
+    }
+    let mut done = 0;
+    while done < wanted {
+        let buf = mem::fresh(at as usize + done, wanted - done);
+        match fs()?.read(handle, (r.r9 + done) as u64, buf) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(e) => {
+                sys::call2(nr::MUNMAP, at as usize, len);
+                return Err(e.into());
+            }
+        }
+    }
+    if prot != 3 {
+        sys::call3(nr::MPROTECT, at as usize, len, prot);
+    }
+    Ok(at)
+}
+
+/// Descriptors that go to another process by SCM_RIGHTS become the kernel's first.
+fn pass(message: usize) -> Reply {
+    let [control, len]: [usize; 2] = mem::get(message + 32)?;
+    let (mut at, end) = (control, control.saturating_add(len.min(64 << 10)));
+    while control != 0 && at + 16 <= end {
+        let length: usize = mem::get(at)?;
+        let [level, kind]: [i32; 2] = mem::get(at + 8)?;
+        if length < 16 || length > end - at {
+            break;
+        }
+        if level == 1 && kind == 1 {
+            for i in 0..(length - 16) / 4 {
+                to_kernel(mem::get::<u32>(at + 16 + i * 4)? as usize)?;
+            }
+        }
+        at += (length + 7) & !7;
+    }
+    Err(Stop::Kernel)
+}
+
+/// libaio: the files become the kernel's.
+fn submit(r: &Regs) -> Reply {
+    for i in 0..r.rsi.min(4096) {
+        let block: usize = mem::get(r.rdx + i * 8)?;
+        to_kernel(mem::get::<u32>(block + 20)? as usize)?;
+    }
+    Err(Stop::Kernel)
+}
+

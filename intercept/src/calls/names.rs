@@ -1,0 +1,181 @@
+//! Making, removing and renaming names; reading links.
+
+use client::fs::{NewNode, Rename, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
+
+use super::Reply;
+use super::process::umask;
+use crate::entry::Regs;
+use crate::fsys::{caller, fs};
+use crate::path::{self, Found, Path, Stop};
+use crate::sys::{at, err, nr};
+use crate::{demote, mem, table};
+
+const CWD: i32 = at::FDCWD;
+
+/// See the module text.
+pub fn names(r: &mut Regs) -> Reply {
+    match r.rax {
+        nr::MKDIR => make(CWD, r.rdi, S_IFDIR | (r.rsi as u32 & 0o1777), 0),
+        nr::MKDIRAT => make(r.rdi as i32, r.rsi, S_IFDIR | (r.rdx as u32 & 0o1777), 0),
+        nr::MKNOD => make(CWD, r.rdi, r.rsi as u32, r.rdx as u32),
+        nr::MKNODAT => make(r.rdi as i32, r.rsi, r.rdx as u32, r.r10 as u32),
+        nr::RMDIR => remove(CWD, r.rdi, true),
+        nr::UNLINK => remove(CWD, r.rdi, false),
+        nr::UNLINKAT => match r.rdx as u32 {
+            0 => remove(r.rdi as i32, r.rsi, false),
+            at::REMOVEDIR => remove(r.rdi as i32, r.rsi, true),
+            _ => Err(Stop::Error(err::INVAL)),
+        },
+        nr::RENAME => rename(CWD, r.rdi, CWD, r.rsi, 0),
+        nr::RENAMEAT => rename(r.rdi as i32, r.rsi, r.rdx as i32, r.r10, 0),
+        nr::RENAMEAT2 => rename(r.rdi as i32, r.rsi, r.rdx as i32, r.r10, r.r8 as u32),
+        nr::LINK => link(CWD, r.rdi, CWD, r.rsi, 0),
+        nr::LINKAT => link(r.rdi as i32, r.rsi, r.rdx as i32, r.r10, r.r8 as u32),
+        nr::SYMLINK => symlink(r.rdi, CWD, r.rsi),
+        nr::SYMLINKAT => symlink(r.rdi, r.rsi as i32, r.rdx),
+        nr::READLINK => readlink(CWD, r.rdi, r.rsi, r.rdx),
+        nr::READLINKAT => readlink(r.rdi as i32, r.rsi, r.rdx, r.r10),
+        _ => Err(Stop::Kernel),
+    }
+}
+
+fn find(dirfd: i32, at: usize, follow: bool) -> Result<Found, Stop> {
+    path::resolve(dirfd, &Path::get(at)?, follow)
+}
+
+fn make(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
+    let found = find(dirfd, at, false)?;
+    if found.attr.is_some() {
+        return Err(Stop::Error(err::EXIST));
+    }
+    let kind = match mode & S_IFMT {
+        0 => S_IFREG,
+        S_IFDIR => S_IFDIR,
+        _ if found.slash => return Err(Stop::Error(err::NOENT)),
+        kind => kind,
+    };
+    let mode = kind | (mode & 0o7777 & !umask());
+    let node = NewNode { mode, rdev, target: &[] };
+    fs()?.mknod(&caller(), found.parent, found.name(), &node)?;
+    Ok(0)
+}
+
+fn symlink(target: usize, dirfd: i32, at: usize) -> Reply {
+    let found = find(dirfd, at, false)?;
+    let target = Path::get(target)?;
+    if target.bytes().is_empty() {
+        return Err(Stop::Error(err::NOENT));
+    }
+    if found.attr.is_some() {
+        return Err(Stop::Error(err::EXIST));
+    }
+    if found.slash {
+        return Err(Stop::Error(err::NOENT));
+    }
+    let node = NewNode { mode: S_IFLNK | 0o777, rdev: 0, target: target.bytes() };
+    fs()?.mknod(&caller(), found.parent, found.name(), &node)?;
+    Ok(0)
+}
+
+fn remove(dirfd: i32, at: usize, dir: bool) -> Reply {
+    let found = find(dirfd, at, false)?;
+    let attr = found.exists()?;
+    if found.name().is_empty() {
+        return Err(Stop::Error(err::BUSY));
+    }
+    if dir {
+        match found.name() {
+            b"." => return Err(Stop::Error(err::INVAL)),
+            b".." => return Err(Stop::Error(-39)),
+            name => fs()?.rmdir(&caller(), found.parent, name)?,
+        }
+        return Ok(0);
+    }
+    if attr.is_dir() || found.dot {
+        return Err(Stop::Error(err::ISDIR));
+    }
+    if attr.nlink <= 1 {
+        demote::before_unlink(attr.ino.0);
+    }
+    fs()?.unlink(&caller(), found.parent, found.name())?;
+    Ok(0)
+}
+
+fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply {
+    let (from, to) = (find(from_dir, from, false)?, find(to_dir, to, false)?);
+    if flags & !3 != 0 || flags == 3 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let attr = from.exists()?;
+    if from.name().is_empty() || to.name().is_empty() || from.dot || to.dot {
+        return Err(Stop::Error(err::BUSY));
+    }
+    if to.slash && !attr.is_dir() {
+        return Err(Stop::Error(err::NOTDIR));
+    }
+    if let Some(old) = to.attr
+        && flags == 0
+        && !old.is_dir()
+        && old.nlink <= 1
+        && old.ino != attr.ino
+    {
+        demote::before_unlink(old.ino.0);
+    }
+    let rename = Rename {
+        parent: from.parent,
+        name: from.name(),
+        new_parent: to.parent,
+        new_name: to.name(),
+        flags,
+    };
+    fs()?.rename(&caller(), &rename)?;
+    Ok(0)
+}
+
+fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply {
+    if flags & !(at::SYMLINK_FOLLOW | at::EMPTY_PATH) != 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    if flags & at::EMPTY_PATH != 0 {
+        return Err(Stop::Kernel);
+    }
+    let from = find(from_dir, from, flags & at::SYMLINK_FOLLOW != 0)?;
+    let to = find(to_dir, to, false)?;
+    let attr = from.exists()?;
+    if attr.is_dir() {
+        return Err(Stop::Error(err::PERM));
+    }
+    if to.attr.is_some() {
+        return Err(Stop::Error(err::EXIST));
+    }
+    if to.slash {
+        return Err(Stop::Error(err::NOENT));
+    }
+    fs()?.link(&caller(), attr.ino, to.parent, to.name())?;
+    Ok(0)
+}
+
+fn readlink(dirfd: i32, at: usize, buf: usize, len: usize) -> Reply {
+    let path = Path::get(at)?;
+    if path.bytes().is_empty() {
+        // The descriptor itself (of a link opened with O_PATH): never ours.
+        return if table::index(table::entry(dirfd)).is_some() {
+            Err(Stop::Error(err::NOENT))
+        } else {
+            Err(Stop::Kernel)
+        };
+    }
+    let found = match path::proc_descriptor(path.bytes()) {
+        true => return Err(Stop::Kernel),
+        false => path::resolve(dirfd, &path, false)?,
+    };
+    let attr = found.exists()?;
+    let len = len as i32;
+    if attr.kind() != S_IFLNK || len <= 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let target = fs()?.readlink(&caller(), attr.ino)?;
+    let shown = &target[..target.len().min(len as usize)];
+    mem::put_slice(buf, shown)?;
+    Ok(shown.len() as isize)
+}

@@ -1,0 +1,154 @@
+//! open, openat, openat2, creat.
+
+use client::fs::{Attr, Handle, S_IFDIR, S_IFLNK, S_IFREG};
+use core::sync::atomic::Ordering;
+
+use super::Reply;
+use super::attrs::permits;
+use crate::entry::Regs;
+use crate::format::state;
+use crate::fsys::{caller, fs, template};
+use crate::path::{self, Found, Path, Stop};
+use crate::sys::{self, at, err, nr, o};
+use crate::table;
+use crate::{mem, session};
+
+/// What was asked.
+struct Request {
+    dirfd: i32,
+    path: Path,
+    path_at: usize,
+    flags: u32,
+    mode: u32,
+}
+
+fn request(r: &Regs) -> Result<Request, Stop> {
+    let cwd = at::FDCWD;
+    let (dirfd, path_at, flags, mode) = match r.rax {
+        nr::OPEN => (cwd, r.rdi, r.rsi as u32, r.rdx as u32),
+        nr::CREAT => (cwd, r.rdi, o::CREAT | o::WRONLY | o::TRUNC, r.rsi as u32),
+        nr::OPENAT => (r.rdi as i32, r.rsi, r.rdx as u32, r.r10 as u32),
+        _ => {
+            // openat2: struct open_how; what resolves specially is the kernel's.
+            let how: [u64; 3] = if r.r10 >= 24 { mem::get(r.rdx)? } else { [0, 0, 1] };
+            if how[2] != 0 || how[0] >> 32 != 0 {
+                return Err(Stop::Kernel);
+            }
+            (r.rdi as i32, r.rsi, how[0] as u32, how[1] as u32)
+        }
+    };
+    Ok(Request { dirfd, path: Path::get(path_at)?, path_at, flags, mode })
+}
+
+/// All forms of open.
+pub fn open(r: &mut Regs) -> Reply {
+    let q = request(r)?;
+    let flags = q.flags;
+    if flags & o::PATH != 0 {
+        return Err(Stop::Kernel);
+    }
+    let exclusive = flags & o::CREAT != 0 && flags & o::EXCL != 0;
+    let found = path::resolve(q.dirfd, &q.path, flags & o::NOFOLLOW == 0 && !exclusive)?;
+    if flags & o::TMPFILE == o::TMPFILE {
+        return Err(Stop::Error(err::OPNOTSUPP));
+    }
+    if flags & o::ACCMODE == 3 {
+        return Err(Stop::Kernel);
+    }
+    let Some(attr) = found.attr else { return make(&q, &found) };
+    if exclusive {
+        return Err(Stop::Error(err::EXIST));
+    }
+    match attr.kind() {
+        S_IFLNK => Err(Stop::Error(err::LOOP)),
+        S_IFDIR => directory(&q, &attr),
+        _ if flags & o::DIRECTORY != 0 => Err(Stop::Error(err::NOTDIR)),
+        S_IFREG => existing(&q, &attr),
+        _ => Err(Stop::Kernel),
+    }
+}
+
+fn directory(q: &Request, attr: &Attr) -> Reply {
+    if q.flags & (o::ACCMODE | o::CREAT) != 0 {
+        return Err(Stop::Error(err::ISDIR));
+    }
+    if !permits(attr, &caller(), 4) {
+        return Err(Stop::Error(err::ACCES));
+    }
+    let cloexec = q.flags & o::CLOEXEC;
+    let Some(index) = table::new_ofd(state::DIR, attr.ino.0, o::DIRECTORY) else {
+        return Err(Stop::Kernel);
+    };
+    // The placeholder is the very directory, so that fchdir and openat on it work in the kernel.
+    let how = (o::PATH | o::DIRECTORY | cloexec | (q.flags & o::NOFOLLOW)) as usize;
+    let fd = sys::call4(nr::OPENAT, q.dirfd as usize, q.path_at, how, 0);
+    finish(fd, index, cloexec)
+}
+
+/// Enters the description under the number, or gives it back.
+fn finish(fd: isize, index: usize, cloexec: u32) -> Reply {
+    if sys::failed(fd) {
+        table::drop_new(index);
+        return Err(Stop::Error(fd));
+    }
+    if fd as usize >= table::FDS {
+        sys::call1(nr::CLOSE, fd as usize);
+        table::drop_new(index);
+        return Err(Stop::Kernel);
+    }
+    table::set(fd as i32, index, cloexec != 0);
+    Ok(fd)
+}
+
+/// The flags that a handle is opened with: appending is decided at each write.
+fn handle_flags(flags: u32) -> u32 {
+    flags & (o::ACCMODE | o::TRUNC | o::DSYNC | o::EXCL)
+}
+
+fn existing(q: &Request, attr: &Attr) -> Reply {
+    if session::kernel_owned(attr.ino.0) {
+        session::counters().kernel_opens.fetch_add(1, Ordering::Relaxed);
+        return Err(Stop::Kernel);
+    }
+    let Some(index) = table::new_ofd(state::FILE, attr.ino.0, q.flags & !o::CREAT) else {
+        return Err(Stop::Kernel);
+    };
+    let flags = handle_flags(q.flags) & !o::EXCL;
+    let handle = fs()?.open(&caller(), attr.ino, flags).inspect_err(|_| table::drop_new(index))?;
+    place(q, index, handle)
+}
+
+fn make(q: &Request, found: &Found) -> Reply {
+    if q.flags & o::CREAT == 0 {
+        return Err(Stop::Error(err::NOENT));
+    }
+    if found.slash || q.flags & o::DIRECTORY != 0 {
+        return Err(Stop::Error(if found.slash { err::ISDIR } else { err::INVAL }));
+    }
+    let Some(index) = table::new_ofd(state::FILE, 0, q.flags & !o::CREAT) else {
+        return Err(Stop::Kernel);
+    };
+    let mode = q.mode & 0o7777 & !super::process::umask();
+    let flags = handle_flags(q.flags);
+    let made = fs()?.create(&caller(), found.parent, found.name(), mode, flags);
+    let (attr, handle) = made.inspect_err(|_| table::drop_new(index))?;
+    table::ofd(index).ino.store(attr.ino.0, Ordering::Release);
+    place(q, index, handle)
+}
+
+fn place(q: &Request, index: usize, handle: Handle) -> Reply {
+    let cloexec = q.flags & o::CLOEXEC;
+    let command = if cloexec != 0 { sys::F_DUPFD_CLOEXEC } else { 0 };
+    table::install_new(index, handle);
+    let placeholder = match template() {
+        Ok(template) => sys::call3(nr::FCNTL, template as usize, command, 0),
+        Err(e) => e,
+    };
+    finish(placeholder, index, cloexec)
+}
+
+/// Used by fcntl: what F_GETFL shows.
+pub fn visible(flags: u32) -> u32 {
+    let kept = o::ACCMODE | o::APPEND | o::NONBLOCK | o::SYNC | o::DIRECT | o::NOATIME;
+    (flags & (kept | o::DIRECTORY)) | o::LARGEFILE
+}

@@ -1,0 +1,446 @@
+//! Processes: fork, vfork, threads, exec, exit, and what belongs to a process.
+//!
+//! - *fork*: the child has a copy of our memory and table; it counts in the shared descriptions
+//!   before it exists, forgets the parent's file system object, and opens handles again as needed.
+//! - *vfork* (also as posix_spawn does it): the child shares memory but not descriptors, so it gets
+//!   a copy of the table, and the parent's is put back when the parent goes on.
+//! - *exec*: the table goes into a record of the session; the new image finds it by a number in its
+//!   environment, which is rewritten here (also under `env -i`). A program that cannot be hooked
+//!   gets kernel descriptors instead.
+
+use core::sync::atomic::Ordering;
+
+use client::fs::S_IFREG;
+
+use super::Reply;
+use crate::entry::{AFTER_VFORK, DONE, RAW, Regs, VFORK};
+use crate::format::{ENV, SLOT_FDS, SLOTS, Slot, state};
+use crate::path::{self, PATH_MAX, Stop};
+use crate::sys::{self, Stat, at, err, nr, o};
+use crate::table::{self, InUse, THREADS};
+use crate::thread::{self, VFORKS};
+use crate::{demote, fsys, heap, mem, session, signal};
+
+const CLONE_VM: u64 = 0x100;
+const CLONE_FILES: u64 = 0x400;
+const CLONE_VFORK: u64 = 0x4000;
+/// Not looked up yet (see [`cwd`]).
+const UNKNOWN: u64 = u64::MAX;
+
+/// The calls of this module except clone.
+pub fn other(r: &mut Regs) -> Reply {
+    match r.rax {
+        AFTER_VFORK => after_vfork(r),
+        nr::EXECVE => exec(r, at::FDCWD, r.rdi, r.rsi, r.rdx, 0),
+        nr::EXECVEAT => exec(r, r.rdi as i32, r.rsi, r.rdx, r.r10, r.r8 as u32),
+        nr::EXIT_GROUP => {
+            // A vfork child's references are its parent's to give back.
+            if table::context().parent.is_null() {
+                table::drop_all_shared();
+            }
+            Err(Stop::Kernel)
+        }
+        nr::UMASK => {
+            let ret = sys::call1(nr::UMASK, r.rdi);
+            table::context().umask.store(r.rdi as u32 & 0o777, Ordering::Release);
+            Ok(ret)
+        }
+        nr::RT_SIGACTION => signal::sigaction(r).map_err(Stop::Error),
+        nr::CHROOT => {
+            // What the prefix means afterwards the kernel knows.
+            let ret = sys::call1(nr::CHROOT, r.rdi);
+            if ret == 0 {
+                table::context().cwd.store(0, Ordering::Release);
+                path::disable();
+            }
+            Ok(ret)
+        }
+        _ => {
+            // set*id and setgroups.
+            let ret = sys::call3(r.rax, r.rdi, r.rsi, r.rdx);
+            fsys::forget_identity();
+            Ok(ret)
+        }
+    }
+}
+
+/// The mask for new files.
+pub fn umask() -> u32 {
+    let umask = &table::context().umask;
+    let known = umask.load(Ordering::Acquire);
+    if known != u32::MAX {
+        return known;
+    }
+    let mask = sys::call1(nr::UMASK, 0o77) as u32;
+    sys::call1(nr::UMASK, mask as usize);
+    umask.store(mask, Ordering::Release);
+    mask
+}
+
+/// Inode of the working directory when it is ours, else 0.
+pub fn cwd() -> u64 {
+    let cwd = &table::context().cwd;
+    let ino = cwd.load(Ordering::Acquire);
+    if ino != UNKNOWN {
+        return ino;
+    }
+    let ino = find_cwd().unwrap_or(0);
+    cwd.store(ino, Ordering::Release);
+    ino
+}
+
+fn find_cwd() -> Option<u64> {
+    let mut buf = [0u8; PATH_MAX];
+    let len = sys::call2(nr::GETCWD, buf.as_mut_ptr() as usize, buf.len());
+    let len = usize::try_from(len).ok()?.checked_sub(1)?;
+    path::inode_of(&buf[..len])
+}
+
+/// fork, vfork, clone, clone3.
+pub fn clone(r: &mut Regs) -> usize {
+    let mut args = [0u64; 11];
+    let flags = match r.rax {
+        nr::FORK => 17,
+        nr::VFORK => CLONE_VM | CLONE_VFORK | 17,
+        nr::CLONE => r.rdi as u64,
+        _ => {
+            let words = (r.rsi / 8).min(args.len());
+            for (i, word) in args.iter_mut().enumerate().take(words) {
+                let Ok(value) = mem::get(r.rdi.wrapping_add(i * 8)) else { return RAW };
+                *word = value;
+            }
+            args[0]
+        }
+    };
+    if flags & CLONE_VM == 0 {
+        return fork(r, args);
+    }
+    if flags & (CLONE_FILES | CLONE_VFORK) != CLONE_VFORK {
+        // A thread, or something so like one that it shares our tables.
+        THREADS.store(true, Ordering::SeqCst);
+        return RAW;
+    }
+    let area = thread::area();
+    let depth = area.vforks as usize;
+    if depth >= VFORKS || table::push_context().is_none() {
+        r.rax = err::NOMEM as usize;
+        return DONE;
+    }
+    area.vfork_return[depth] = r.rcx;
+    area.vforks += 1;
+    // The child has another thread id and runs on this area.
+    area.tid = 0;
+    VFORK
+}
+
+fn after_vfork(r: &Regs) -> Reply {
+    let area = thread::area();
+    if area.vforks == 0 {
+        return Ok(err::NOSYS);
+    }
+    table::pop_context();
+    area.vforks -= 1;
+    area.tid = 0;
+    Ok(r.rdi as isize)
+}
+
+/// Files without a name live by their handles, which neither fork nor exec keeps: the kernel keeps
+/// them instead.
+fn save_nameless() {
+    for fd in table::used() {
+        let fd = fd as i32;
+        let nameless = || {
+            let file = InUse::of(fd)?;
+            let served = file.ofd().state.load(Ordering::Acquire) == state::FILE;
+            let attr = fsys::fs().ok().filter(|_| served)?.fgetattr(file.handle().ok()?).ok()?;
+            (attr.nlink == 0).then_some(())
+        };
+        if nameless().is_some() {
+            let _ = demote::descriptor(fd);
+        }
+    }
+}
+
+fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
+    save_nameless();
+    table::hold_all();
+    let mut stack = 0;
+    let ret = {
+        let _locks = (fsys::locked(), heap::locked());
+        match r.rax {
+            nr::CLONE3 => {
+                // stack and stack_size
+                if args[5] != 0 {
+                    stack = (args[5] + args[6]) as usize;
+                }
+                (args[5], args[6]) = (0, 0);
+                let at = args.as_ptr() as usize;
+                sys::call2(nr::CLONE3, at, r.rsi.min(size_of_val(&args)))
+            }
+            nr::CLONE => {
+                stack = r.rsi;
+                sys::call6(nr::CLONE, r.rdi, 0, r.rdx, r.r10, r.r8, 0)
+            }
+            _ => sys::call0(nr::FORK),
+        }
+    };
+    if ret == 0 {
+        thread::area().tid = 0;
+        table::after_fork();
+        fsys::after_fork();
+        if stack != 0 {
+            r.rsp = stack;
+        }
+    } else if sys::failed(ret) {
+        table::drop_all_shared();
+    }
+    r.rax = ret as usize;
+    DONE
+}
+
+/// Whether a program will load us: a dynamic x86-64 program of glibc, not set-id, or a script whose
+/// interpreter is.
+fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
+    let flags = o::CLOEXEC as usize | if flags & 0x100 != 0 { o::NOFOLLOW as usize } else { 0 };
+    let fd = sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
+    if sys::failed(fd) {
+        return true; // exec will fail, or finds it in its own way
+    }
+    let mut head = [0u8; 2048];
+    let stat = sys::fstat(fd as i32).unwrap_or_default();
+    let at = head.as_mut_ptr() as usize;
+    let got = sys::call4(nr::PREAD64, fd as usize, at, head.len() - 1, 0);
+    let Stat { mode, .. } = stat;
+    let privileged = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
+    let head = &mut head[..got.max(0) as usize];
+    let verdict = mode & 0o170_000 == S_IFREG
+        && !privileged
+        && (script(head, depth) || dynamic(head, fd as usize));
+    sys::call1(nr::CLOSE, fd as usize);
+    verdict
+}
+
+fn script(head: &mut [u8], depth: u32) -> bool {
+    if !head.starts_with(b"#!") || depth >= 4 {
+        return false;
+    }
+    let from = head[2..].iter().position(|b| *b != b' ' && *b != b'\t').map_or(2, |p| p + 2);
+    let end = head[from..].iter().position(|b| b" \t\n\0".contains(b));
+    let Some(end) = end.map(|e| e + from) else { return false };
+    head[end] = 0;
+    hookable(at::FDCWD, head[from..].as_ptr() as usize, 0, depth + 1)
+}
+
+fn dynamic(head: &[u8], fd: usize) -> bool {
+    let word = |at: usize| -> u64 {
+        head.get(at..at + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
+    };
+    if head.len() < 64 || !head.starts_with(b"\x7fELF\x02\x01") || word(16) >> 16 & 0xffff != 62 {
+        return false;
+    }
+    let (phoff, count) = (word(32) as usize, (word(56) & 0xffff) as usize);
+    for header in (0..count.min(32)).map(|i| phoff.saturating_add(i * 56)) {
+        if header + 56 > head.len() || word(header) as u32 != 3 {
+            continue;
+        }
+        let mut name = [0u8; 64];
+        let at = name.as_mut_ptr() as usize;
+        sys::call4(nr::PREAD64, fd, at, name.len() - 1, word(header + 8) as usize);
+        let end = name.iter().position(|b| *b == 0).unwrap_or(0);
+        return name[..end].ends_with(b"/ld-linux-x86-64.so.2");
+    }
+    false
+}
+
+/// A free exec record, claimed for this process.
+fn claim() -> Option<usize> {
+    let pid = sys::call0(nr::GETPID) as u32;
+    for (i, slot) in session::slots().iter().enumerate() {
+        let owner = slot.pid.load(Ordering::Acquire);
+        let stale = owner != 0 && sys::call2(nr::KILL, owner as usize, 0) == -3;
+        if (owner == 0 || stale)
+            && slot.pid.compare_exchange(owner, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            slot.count.store(0, Ordering::Release);
+            return Some(i);
+        }
+    }
+    None
+}
+
+/// Writes the table into the record; what does not fit goes to the kernel.
+fn publish(slot: &Slot) {
+    let mut count = 0;
+    for fd in table::used() {
+        let entry = table::entry(fd as i32);
+        if table::index(entry).is_none() {
+            continue;
+        }
+        if count == SLOT_FDS {
+            let _ = demote::descriptor(fd as i32);
+            continue;
+        }
+        slot.fds[count][0].store(fd as u32, Ordering::Relaxed);
+        slot.fds[count][1].store(entry, Ordering::Relaxed);
+        count += 1;
+    }
+    slot.count.store(count as u32, Ordering::Release);
+}
+
+/// Text written into memory that outlives the frame.
+struct Text {
+    at: usize,
+    end: usize,
+}
+
+impl Text {
+    fn put(&mut self, bytes: &[u8]) {
+        let len = bytes.len().min(self.end - self.at);
+        mem::fresh(self.at, len).copy_from_slice(&bytes[..len]);
+        self.at += len;
+    }
+
+    fn number(&mut self, n: i32) {
+        if n < 0 {
+            self.put(b"-");
+        }
+        let mut digits = [0; 20];
+        self.put(demote::decimal(u64::from(n.unsigned_abs()), &mut digits));
+    }
+}
+
+fn entry_is(at: usize, name: &[u8]) -> Result<bool, mem::Fault> {
+    for (i, b) in name.iter().chain(b"=").enumerate() {
+        if mem::get::<u8>(at + i)? != *b {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Room for the two strings that are replaced.
+const TEXT: usize = 16 << 10;
+/// Environment strings at most; more is E2BIG for the kernel as well.
+const STRINGS: usize = 1 << 18;
+
+/// The application's environment with our two variables in it; the mapping and its length.
+fn environment(envp: usize, slot: i32) -> Result<(usize, usize), Stop> {
+    let mut count = 0;
+    while envp != 0 && mem::get::<usize>(envp + count * 8)? != 0 {
+        count += 1;
+        if count > STRINGS {
+            return Err(Stop::Error(-7));
+        }
+    }
+    let len = ((count + 3) * 8 + TEXT + 4095) & !4095;
+    let base = sys::map_anon(len).ok_or(err::NOMEM)?;
+    let list = mem::fresh(base, (count + 3) * 8);
+    let mut text = Text { at: base + (count + 3) * 8, end: base + len - 1 };
+    let mut used = 0;
+    let mut push = |at: usize| {
+        list[used * 8..used * 8 + 8].copy_from_slice(&at.to_le_bytes());
+        used += 1;
+    };
+    let mut preload = None;
+    for i in 0..count {
+        let at: usize = mem::get(envp + i * 8)?;
+        if entry_is(at, b"LD_PRELOAD")? {
+            preload = Some(at);
+        } else if !entry_is(at, ENV.as_bytes())? {
+            push(at);
+        }
+    }
+    push(text.at);
+    text.put(ENV.as_bytes());
+    text.put(b"=");
+    text.number(session::FD.load(Ordering::Relaxed));
+    text.put(b",");
+    text.number(slot);
+    text.put(b"\0");
+    push(text.at);
+    text.put(b"LD_PRELOAD=");
+    let header = session::header();
+    let library = &header.library[..header.library_len as usize];
+    text.put(library);
+    if let Some(at) = preload {
+        let mut value = [0u8; 4096];
+        if let Some(len) = mem::get_string(at + b"LD_PRELOAD=".len(), &mut value)? {
+            // What the user asked for stays, without us in it twice.
+            for part in value[..len].split(|b| *b == b':' || *b == b' ') {
+                if !part.is_empty() && part != library {
+                    text.put(b":");
+                    text.put(part);
+                }
+            }
+        }
+    }
+    text.put(b"\0");
+    push(0);
+    Ok((base, len))
+}
+
+fn exec(r: &Regs, dirfd: i32, name: usize, argv: usize, envp: usize, flags: u32) -> Reply {
+    if r.rax == nr::EXECVEAT && table::index(table::entry(dirfd)).is_some() {
+        demote::descriptor(dirfd)?;
+    }
+    save_nameless();
+    let slot = if hookable(dirfd, name, flags, 0) { claim() } else { None };
+    let Some(slot) = slot else {
+        session::counters().unhooked.fetch_add(1, Ordering::Relaxed);
+        for fd in table::used() {
+            let entry = table::entry(fd as i32);
+            if table::index(entry).is_some() && entry & table::CLOEXEC == 0 {
+                demote::descriptor(fd as i32)?;
+            }
+        }
+        return Err(Stop::Kernel);
+    };
+    let record = &session::slots()[slot];
+    publish(record);
+    let (env, len) = match environment(envp, slot as i32) {
+        Ok(env) => env,
+        Err(stop) => {
+            record.pid.store(0, Ordering::Release);
+            return Err(stop);
+        }
+    };
+    let context = table::context();
+    context.executed.store(true, Ordering::Release);
+    context.scratch_len.store(len as u64, Ordering::Release);
+    context.scratch.store(env as *mut u8, Ordering::Release);
+    let ret = if r.rax == nr::EXECVE {
+        sys::call3(nr::EXECVE, name, argv, env)
+    } else {
+        sys::call6(nr::EXECVEAT, dirfd as usize, name, argv, env, flags as usize, 0)
+    };
+    // Still here: it failed.
+    context.executed.store(false, Ordering::Release);
+    context.scratch.store(core::ptr::null_mut(), Ordering::Release);
+    sys::call2(nr::MUNMAP, env, len);
+    record.pid.store(0, Ordering::Release);
+    Ok(ret)
+}
+
+/// In a new image: takes the table out of the record.
+pub fn inherit(slot: i32) {
+    let context = table::context();
+    context.cwd.store(UNKNOWN, Ordering::Release);
+    context.umask.store(u32::MAX, Ordering::Release);
+    let Some(record) = usize::try_from(slot).ok().filter(|s| *s < SLOTS) else { return };
+    let record = &session::slots()[record];
+    if record.pid.load(Ordering::Acquire) != sys::call0(nr::GETPID) as u32 {
+        return;
+    }
+    let count = (record.count.load(Ordering::Acquire) as usize).min(SLOT_FDS);
+    for pair in &record.fds[..count] {
+        let fd = pair[0].load(Ordering::Relaxed) as usize;
+        let entry = pair[1].load(Ordering::Relaxed);
+        let Some(index) = table::index(entry) else { continue };
+        if fd >= table::FDS || entry & table::CLOEXEC != 0 {
+            table::drop_shared(index);
+        } else {
+            table::inherit(fd, entry);
+        }
+    }
+    record.pid.store(0, Ordering::Release);
+}

@@ -1,0 +1,209 @@
+//! Giving an open file description to the kernel: where a descriptor is used in a way that the
+//! engine does not serve, the same file is opened through the mount, at the same offset, and takes
+//! the placeholder's number. From then on the kernel owns the description, for all who share it.
+//!
+//! Whoever shares it finds the mark at its next call, and gets the same kernel description from
+//! the holder: a socket in `corbel run` that keeps one descriptor of each. Requests are 16 bytes
+//! (operation, index, generation, 0), native integers; PUT and the reply to GET carry SCM_RIGHTS.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::Ordering;
+
+use crate::format::{Ofd, state};
+use crate::sys::{self, err, nr, o};
+use crate::table::{self, OffsetLock};
+use crate::session;
+
+/// Holder operation: keep the descriptor sent along.
+const PUT: u32 = 1;
+/// Holder operation: send it back.
+const GET: u32 = 2;
+/// Holder operation: close it.
+const DROP: u32 = 3;
+
+const KEPT: u32 = o::ACCMODE | o::APPEND | o::NONBLOCK | o::SYNC | o::DIRECT | o::NOATIME;
+
+/// `n` in digits.
+pub fn decimal(mut n: u64, room: &mut [u8; 20]) -> &[u8] {
+    let mut at = room.len();
+    loop {
+        at -= 1;
+        room[at] = b'0' + (n % 10) as u8;
+        n /= 10;
+        if n == 0 {
+            return &room[at..];
+        }
+    }
+}
+
+/// Opens an inode through the mount, by its number; a protected, close-on-exec descriptor.
+pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
+    let mut path = [0u8; crate::format::PATH_MAX + 64];
+    let mut digits = [0; 20];
+    let parts: [&[u8]; 3] = [session::mount(), b"/.corbel/inode/", decimal(ino, &mut digits)];
+    let mut len = 0;
+    for part in parts {
+        path[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    let flags = (flags & KEPT) | o::CLOEXEC | o::LARGEFILE;
+    let fd = sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0);
+    if sys::failed(fd) {
+        return Err(fd);
+    }
+    let fd = table::raise(fd as i32, true);
+    match sys::fstat(fd) {
+        Some(stat) if stat.ino == ino => Ok(fd),
+        _ => {
+            table::close_internal(fd);
+            Err(err::STALE)
+        }
+    }
+}
+
+#[repr(C)]
+struct Message {
+    name: usize,
+    name_len: usize,
+    iov: usize,
+    iov_len: usize,
+    control: usize,
+    control_len: usize,
+    flags: usize,
+}
+
+#[repr(C)]
+struct Control {
+    len: usize,
+    level: i32,
+    kind: i32,
+    fd: i32,
+    pad: i32,
+}
+
+/// One request to the holder; the descriptor that came back, if one did.
+fn holder(op: u32, index: usize, send: Option<i32>) -> Option<i32> {
+    let header = session::header();
+    let name = &header.holder[..header.holder_len as usize];
+    if name.is_empty() {
+        return None;
+    }
+    // SOCK_SEQPACKET | SOCK_CLOEXEC
+    let socket = sys::call3(nr::SOCKET, 1, 5 | 0o2_000_000, 0);
+    if sys::failed(socket) {
+        return None;
+    }
+    let socket = table::raise(socket as i32, true);
+    let mut address = [0u8; 112];
+    address[0] = 1;
+    address[3..3 + name.len()].copy_from_slice(name);
+    let at = address.as_ptr() as usize;
+    let mut reply = None;
+    if sys::call3(nr::CONNECT, socket as usize, at, 3 + name.len()) == 0 {
+        reply = exchange(socket, op, index, send);
+    }
+    table::close_internal(socket);
+    reply
+}
+
+fn exchange(socket: i32, op: u32, index: usize, send: Option<i32>) -> Option<i32> {
+    let generation = table::ofd(index).generation.load(Ordering::Acquire);
+    let mut body = [op, index as u32, generation, 0];
+    let mut iov = [(&raw mut body) as usize, 16];
+    let mut control = Control { len: 20, level: 1, kind: 1, fd: send.unwrap_or(-1), pad: 0 };
+    let mut message = Message {
+        name: 0,
+        name_len: 0,
+        iov: (&raw mut iov) as usize,
+        iov_len: 1,
+        control: if send.is_some() { (&raw mut control) as usize } else { 0 },
+        control_len: if send.is_some() { size_of::<Control>() } else { 0 },
+        flags: 0,
+    };
+    let at = (&raw mut message) as usize;
+    // MSG_NOSIGNAL
+    if sys::call3(nr::SENDMSG, socket as usize, at, 0x4000) != 16 {
+        return None;
+    }
+    control.fd = -1;
+    message.control = (&raw mut control) as usize;
+    message.control_len = size_of::<Control>();
+    // MSG_CMSG_CLOEXEC. The answer also says that a PUT has arrived.
+    let got = sys::call3(nr::RECVMSG, socket as usize, at, 0x4000_0000);
+    let fd = control.fd;
+    (got == 16 && op == GET && fd >= 0 && message.control_len >= 20).then(|| table::raise(fd, true))
+}
+
+/// The description is no longer referred to.
+pub fn forget(index: usize) {
+    let _ = holder(DROP, index, None);
+}
+
+/// Opens through the mount at the description's offset, and tells the holder.
+fn leave(index: usize, ofd: &Ofd) -> Result<i32, isize> {
+    let ino = ofd.ino.load(Ordering::Acquire);
+    let fd = open_inode(ino, ofd.flags.load(Ordering::Acquire))?;
+    let offset = ofd.offset.load(Ordering::Acquire) as usize;
+    sys::call3(nr::LSEEK, fd as usize, offset, 0);
+    if table::shared(index) {
+        let _ = holder(PUT, index, Some(fd));
+    }
+    Ok(fd)
+}
+
+/// Makes a description the kernel's (or finds that it is); a protected descriptor of it.
+fn kernel_descriptor(index: usize) -> Result<i32, isize> {
+    let ofd = table::ofd(index);
+    let _lock = OffsetLock::take(ofd);
+    if ofd.state.load(Ordering::Acquire) == state::KERNEL {
+        if let Some(fd) = holder(GET, index, None) {
+            return Ok(fd);
+        }
+        // The holder is gone (the session's first program has ended): the offset is as of then.
+        return leave(index, ofd);
+    }
+    let fd = leave(index, ofd)?;
+    ofd.state.store(state::KERNEL, Ordering::Release);
+    session::counters().demoted.fetch_add(1, Ordering::Relaxed);
+    Ok(fd)
+}
+
+/// Gives the description behind `fd` to the kernel: every number of this table that refers to it
+/// becomes a kernel descriptor.
+pub fn descriptor(fd: i32) -> Result<(), isize> {
+    let index = table::require(fd)?;
+    table::ofd(index).refs.fetch_add(1, Ordering::AcqRel);
+    let result = adopt(index);
+    table::drop_shared(index);
+    result
+}
+
+fn adopt(index: usize) -> Result<(), isize> {
+    let kernel = kernel_descriptor(index)?;
+    for number in table::used() {
+        let entry = table::entry(number as i32);
+        if table::index(entry) != Some(index) {
+            continue;
+        }
+        let flags = if entry & table::CLOEXEC != 0 { o::CLOEXEC } else { 0 };
+        sys::call3(nr::DUP3, kernel as usize, number, flags as usize);
+        table::clear(number as i32);
+    }
+    table::close_internal(kernel);
+    Ok(())
+}
+
+/// Before the last name of an inode goes: descriptions that other processes share must not depend
+/// on this process's handle, so the kernel gets them.
+pub fn before_unlink(ino: u64) {
+    let high = session::counters().ofds_high.load(Ordering::Acquire) as usize;
+    for (index, ofd) in session::ofds()[..high.min(crate::format::OFDS)].iter().enumerate() {
+        if ofd.ino.load(Ordering::Acquire) == ino
+            && ofd.state.load(Ordering::Acquire) == state::FILE
+            && table::shared(index)
+            && let Ok(fd) = kernel_descriptor(index)
+        {
+            table::close_internal(fd);
+        }
+    }
+}

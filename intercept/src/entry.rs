@@ -1,0 +1,298 @@
+//! The way in and out of the engine: assembly between a patched site and [`dispatch`].
+//!
+//! A site jumps to its stub (patch.rs), which has put its own continuation into `rcx` (the kernel
+//! clobbers `rcx` and `r11` anyway) and comes here with the system call's registers untouched.
+//! At `rcx` the stub has the original `syscall`: going there makes the call; going to `rcx + 2`
+//! returns to the site with the result in `rax`. The application's stack is not touched on the
+//! way (red zones, small stacks), except below the red zone in the rare paths marked so.
+//!
+//! [`dispatch`]: crate::calls::dispatch
+#![allow(unsafe_code)]
+
+use core::arch::global_asm;
+use core::mem::offset_of;
+
+use crate::table::FDS;
+use crate::thread::{Area, FRAME};
+
+/// Saved registers, at the top of a frame.
+#[repr(C, align(16))]
+#[derive(Debug)]
+pub struct Regs {
+    /// Call number on the way in, result on the way out.
+    pub rax: usize,
+    /// First argument.
+    pub rdi: usize,
+    /// Second.
+    pub rsi: usize,
+    /// Third.
+    pub rdx: usize,
+    /// Fourth.
+    pub r10: usize,
+    /// Fifth.
+    pub r8: usize,
+    /// Sixth.
+    pub r9: usize,
+    /// The stub's continuation.
+    pub rcx: usize,
+    /// The application's stack pointer.
+    pub rsp: usize,
+    /// Replacement of `rdi` for [`RAW_REPLACED`].
+    pub new_rdi: usize,
+    /// Replacement of `rdx`.
+    pub new_rdx: usize,
+    /// Replacement of `rax`.
+    pub new_rax: usize,
+    spare: [usize; 4],
+    xmm: [[u64; 2]; 16],
+}
+const _: () = assert!(size_of::<Regs>() == 384);
+
+/// `rax` is the result.
+pub const DONE: usize = 0;
+/// Let the kernel do the call as the application made it.
+pub const RAW: usize = 1;
+/// Let the kernel do it, and come back to [`after_vfork`] in the parent.
+///
+/// [`after_vfork`]: crate::calls::process::after_vfork
+pub const VFORK: usize = 2;
+/// Let the kernel do it with the replacements; the application's registers are put back.
+pub const RAW_REPLACED: usize = 3;
+
+/// Pseudo call number with which the parent of a vfork comes back.
+pub const AFTER_VFORK: usize = 511;
+/// Call numbers looked at.
+pub const CALLS: usize = 512;
+
+unsafe extern "C" {
+    /// Where the stubs jump to.
+    pub fn corbel_entry();
+    /// The handler that stands for every handler of the application.
+    pub fn corbel_sigwrap();
+    /// Returns from a handler whose owner gave no way (signal.rs).
+    pub fn corbel_restorer();
+}
+
+global_asm!(
+    ".macro hidden_entry name",
+    ".globl \\name",
+    ".hidden \\name",
+    ".type \\name,@function",
+    "\\name:",
+    ".endm",
+    // Saves every register that a Rust function may change, on the application's stack below the
+    // red zone; r11 and flags are free. Undone by app_restore.
+    ".macro app_save",
+    "lea rsp, [rsp - 128]",
+    "push rax",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r10",
+    "push r8",
+    "push r9",
+    "push rcx",
+    "mov r11, rsp",
+    "sub rsp, 272",
+    "and rsp, -16",
+    "mov [rsp + 256], r11",
+    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+    "movups [rsp + 16 * \\n], xmm\\n",
+    ".endr",
+    ".endm",
+    ".macro app_restore",
+    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+    "movups xmm\\n, [rsp + 16 * \\n]",
+    ".endr",
+    "mov rsp, [rsp + 256]",
+    "pop rcx",
+    "pop r9",
+    "pop r8",
+    "pop r10",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "pop rax",
+    "lea rsp, [rsp + 128]",
+    ".endm",
+    ".text",
+    ".p2align 6",
+    "hidden_entry corbel_entry",
+    "cmp rax, {calls}",
+    "jae 9f",
+    "lea r11, [rip + {class}]",
+    "cmp byte ptr [r11 + rax], 0",
+    "je 9f",
+    "mov r11, fs:[0x10]",
+    "cmp r11, gs:[0]",
+    "jne 7f",
+    "1: lea r11, [rip + {class}]",
+    "cmp byte ptr [r11 + rax], 1",
+    "ja 2f",
+    // Class 1: the descriptor in edi decides.
+    "mov r11d, edi",
+    "cmp r11d, {fds}",
+    "jae 9f",
+    "shl r11, 2",
+    "add r11, gs:[{a_fds}]",
+    "cmp dword ptr [r11], 0",
+    "je 9f",
+    // Reserve a frame with one instruction: a handler that comes now sees it or not.
+    "2: sub qword ptr gs:[{a_cur}], {frame}",
+    "mov r11, gs:[{a_cur}]",
+    "lea r11, [r11 + {frame} - 384]",
+    "mov [r11], rax",
+    "mov [r11 + 8], rdi",
+    "mov [r11 + 16], rsi",
+    "mov [r11 + 24], rdx",
+    "mov [r11 + 32], r10",
+    "mov [r11 + 40], r8",
+    "mov [r11 + 48], r9",
+    "mov [r11 + 56], rcx",
+    "mov [r11 + 64], rsp",
+    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+    "movups [r11 + 128 + 16 * \\n], xmm\\n",
+    ".endr",
+    "mov rsp, r11",
+    "mov rdi, r11",
+    "call {dispatch}",
+    "mov r11, rsp",
+    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+    "movups xmm\\n, [r11 + 128 + 16 * \\n]",
+    ".endr",
+    "mov rdi, [r11 + 8]",
+    "mov rsi, [r11 + 16]",
+    "mov rdx, [r11 + 24]",
+    "mov r10, [r11 + 32]",
+    "mov r8, [r11 + 40]",
+    "mov r9, [r11 + 48]",
+    "mov rcx, [r11 + 56]",
+    "test eax, eax",
+    "jne 3f",
+    "mov rax, [r11]",
+    "mov rsp, [r11 + 64]",
+    "add qword ptr gs:[{a_cur}], {frame}",
+    "cmp qword ptr gs:[{a_pending}], 0",
+    "jne 6f",
+    "add rcx, 2",
+    "jmp rcx",
+    // Not answered here: 1 raw, 2 vfork, 3 raw with replacements.
+    "3: cmp eax, 2",
+    "je 4f",
+    "ja 5f",
+    "mov rax, [r11]",
+    "mov rsp, [r11 + 64]",
+    "add qword ptr gs:[{a_cur}], {frame}",
+    "cmp qword ptr gs:[{a_pending}], 0",
+    "jne 8f",
+    "9: jmp rcx",
+    // vfork: the child runs on this stack and may write over anything on it, so the way back is
+    // kept in the area (pushed by dispatch).
+    "4: mov rax, [r11]",
+    "mov rsp, [r11 + 64]",
+    "add qword ptr gs:[{a_cur}], {frame}",
+    "syscall",
+    "mov r11, gs:[{a_vforks}]",
+    "mov rcx, gs:[{a_vfork_return} - 8 + r11 * 8]",
+    "test rax, rax",
+    "jne 41f",
+    "add rcx, 2",
+    "jmp rcx",
+    // The parent: enter again with the result as an argument. rdi is put back afterwards.
+    "41: lea rsp, [rsp - 128]",
+    "push rdi",
+    "mov rdi, rax",
+    "mov eax, {after_vfork}",
+    "push rcx",
+    "lea rcx, [rip + 42f - 2]",
+    "jmp corbel_entry",
+    "42: pop rcx",
+    "pop rdi",
+    "lea rsp, [rsp + 128]",
+    "add rcx, 2",
+    "jmp rcx",
+    // Raw with replacements: the application's registers wait below its red zone.
+    "5: mov rax, [r11 + 88]",
+    "mov rsp, [r11 + 64]",
+    "lea rsp, [rsp - 128]",
+    "push rdi",
+    "push rdx",
+    "push rcx",
+    "mov rdi, [r11 + 72]",
+    "mov rdx, [r11 + 80]",
+    "add qword ptr gs:[{a_cur}], {frame}",
+    "cmp qword ptr gs:[{a_pending}], 0",
+    "je 51f",
+    "app_save",
+    "call {flush}",
+    "app_restore",
+    "51: syscall",
+    "pop rcx",
+    "pop rdx",
+    "pop rdi",
+    "lea rsp, [rsp + 128]",
+    "add rcx, 2",
+    "jmp rcx",
+    // A signal was put off: raise it now that the engine is left.
+    "6: app_save",
+    "call {flush}",
+    "app_restore",
+    "add rcx, 2",
+    "jmp rcx",
+    "8: app_save",
+    "call {flush}",
+    "app_restore",
+    "jmp rcx",
+    "7: app_save",
+    "call {thread_new}",
+    "app_restore",
+    "jmp 1b",
+    // rdi: signal, rsi: siginfo, rdx: ucontext (rip at 168).
+    ".p2align 4",
+    "hidden_entry corbel_sigwrap",
+    "mov rax, [rdx + 168]",
+    "lea rcx, [rip + corbel_user_begin]",
+    "cmp rax, rcx",
+    "jb 1f",
+    "lea rcx, [rip + corbel_user_end]",
+    "cmp rax, rcx",
+    "jae 1f",
+    "cmp edi, 11",
+    "je 4f",
+    "cmp edi, 7",
+    "jne 1f",
+    "4: lea rcx, [rip + corbel_user_fault]",
+    "mov [rdx + 168], rcx",
+    "ret",
+    "1: mov rax, fs:[0x10]",
+    "cmp rax, gs:[0]",
+    "jne 2f",
+    "mov rax, gs:[{a_top}]",
+    "cmp rax, gs:[{a_cur}]",
+    "jne {defer}",
+    "2: lea rcx, [rip + {handlers}]",
+    "mov eax, edi",
+    "mov rax, [rcx + rax * 8]",
+    "jmp rax",
+    // The bytes that debuggers and unwinders know as a signal frame.
+    ".p2align 4",
+    "hidden_entry corbel_restorer",
+    "mov rax, 15",
+    "syscall",
+    calls = const CALLS,
+    fds = const FDS,
+    frame = const FRAME,
+    after_vfork = const AFTER_VFORK,
+    a_cur = const offset_of!(Area, cur),
+    a_top = const offset_of!(Area, top),
+    a_fds = const offset_of!(Area, fds),
+    a_pending = const offset_of!(Area, pending),
+    a_vforks = const offset_of!(Area, vforks),
+    a_vfork_return = const offset_of!(Area, vfork_return),
+    class = sym crate::calls::CLASS,
+    dispatch = sym crate::calls::dispatch,
+    flush = sym crate::signal::flush,
+    defer = sym crate::signal::defer,
+    thread_new = sym crate::thread::corbel_thread_new,
+    handlers = sym crate::signal::HANDLERS,
+);

@@ -1,0 +1,201 @@
+//! The session memory: one memfd made by `corbel run`, mapped shared by every process under it.
+//!
+//! Both sides compile this file (`corbel` includes it by path), so it depends on nothing. All of
+//! it lives in one boot of one machine; a version other than [`VERSION`] is refused.
+//!
+//! | offset | what |
+//! | --- | --- |
+//! | 0 | [`Header`]: configuration, written once, checksummed |
+//! | [`COUNTERS_AT`] | [`Counters`] |
+//! | [`TABLES_AT`] | [`TABLES`] site tables of [`TABLE_BYTES`], each a [`Table`] |
+//! | [`INODES_AT`] | [`INODES`] inode numbers that the kernel owns (shared mappings), 0 = free |
+//! | [`OFDS_AT`] | [`OFDS`] open file descriptions ([`Ofd`]) |
+//! | [`SLOTS_AT`] | [`SLOTS`] records that carry a descriptor table over exec ([`Slot`]) |
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// First bytes of a session.
+pub const MAGIC: [u8; 8] = *b"CORBLRUN";
+/// Version of everything in this file.
+pub const VERSION: u32 = 1;
+/// Longest path in the header.
+pub const PATH_MAX: usize = 1024;
+/// Longest socket address (`sun_path`), without NUL.
+pub const SOCKET_MAX: usize = 107;
+
+/// Configuration. Integers are native: the session never leaves the machine.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// [`VERSION`].
+    pub version: u32,
+    /// CRC32C of the header with this field zero.
+    pub checksum: u32,
+    /// [`SESSION_BYTES`].
+    pub bytes: u64,
+    /// Site tables in use.
+    pub tables: u32,
+    /// Bytes of `mount`.
+    pub mount_len: u32,
+    /// Bytes of `backend`.
+    pub backend_len: u32,
+    /// Bytes of `library`.
+    pub library_len: u32,
+    /// Bytes of `holder`.
+    pub holder_len: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+    /// The prefix: absolute, no `.`, `..` or double `/`, no `/` at the end.
+    pub mount: [u8; PATH_MAX],
+    /// `dir:/path` or `corbel:/socket/of/the/node`.
+    pub backend: [u8; PATH_MAX],
+    /// The interception library, for LD_PRELOAD of children.
+    pub library: [u8; PATH_MAX],
+    /// Abstract socket name (without the leading NUL) of the descriptor holder in `corbel run`.
+    pub holder: [u8; 112],
+}
+
+/// What the session counts, for `--audit` and for checking that the library took hold.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Counters {
+    /// Process images that were patched.
+    pub attached: AtomicU32,
+    /// Process images whose libraries had no site table.
+    pub unpatched: AtomicU32,
+    /// Open file descriptions given to the kernel.
+    pub demoted: AtomicU32,
+    /// Programs started that cannot be hooked (static, set-id, foreign).
+    pub unhooked: AtomicU32,
+    /// Opens of the prefix handed to the mount.
+    pub kernel_opens: AtomicU32,
+    /// Times no open file description was free.
+    pub exhausted: AtomicU32,
+    /// One more than the highest open file description ever used.
+    pub ofds_high: AtomicU32,
+}
+
+/// One system call site. `at` counts from the library's load address.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// First byte of the window.
+    pub at: u32,
+    /// Bytes of whole instructions in the window: [`WINDOW_MIN`] to [`WINDOW_MAX`].
+    pub len: u8,
+    /// Where in the window the two-byte `syscall` is.
+    pub syscall: u8,
+    /// Zero.
+    pub reserved: u16,
+}
+
+/// Bytes of the jump that is written over a window.
+pub const WINDOW_MIN: u8 = 5;
+/// Longest window.
+pub const WINDOW_MAX: u8 = 24;
+/// Longest build-id kept.
+pub const BUILD_ID_MAX: usize = 32;
+/// Sites in a table at most (glibc 2.36 has 526).
+pub const SITES: usize = 2000;
+
+/// Sites of one library.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// Bytes of `build_id`.
+    pub build_id_len: u32,
+    /// Entries of `sites`.
+    pub count: u32,
+    /// The library's NT_GNU_BUILD_ID.
+    pub build_id: [u8; BUILD_ID_MAX],
+    /// By address.
+    pub sites: [Site; SITES],
+}
+
+/// An open file description: what POSIX shares between dup'ed and inherited descriptors.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Ofd {
+    /// [`state`].
+    pub state: AtomicU32,
+    /// Descriptors that refer to it, in all processes of the session.
+    pub refs: AtomicU32,
+    /// Inode number.
+    pub ino: AtomicU64,
+    /// The one offset (of a directory: the cookie).
+    pub offset: AtomicU64,
+    /// `open` flags: access mode and status flags.
+    pub flags: AtomicU32,
+    /// Thread that holds the offset, or 0. A dead owner's lock is taken over.
+    pub lock: AtomicU32,
+    /// Grows at each use of the slot, so that stale per-process handles are noticed.
+    pub generation: AtomicU32,
+    /// Zero.
+    pub reserved: [u32; 5],
+}
+
+/// Values of [`Ofd::state`].
+pub mod state {
+    /// Not in use.
+    pub const FREE: u32 = 0;
+    /// A regular file served in user space.
+    pub const FILE: u32 = 1;
+    /// A directory served in user space.
+    pub const DIR: u32 = 2;
+    /// Shall become the kernel's: whoever touches it next opens it there, at `offset`.
+    pub const LEAVING: u32 = 3;
+    /// The kernel's; the holder has a descriptor of it.
+    pub const KERNEL: u32 = 4;
+}
+
+/// Descriptors that one slot carries.
+pub const SLOT_FDS: usize = 1000;
+
+/// A descriptor table on its way through exec; the index is in the environment.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Slot {
+    /// Process that owns it, or 0.
+    pub pid: AtomicU32,
+    /// Entries of `fds`.
+    pub count: AtomicU32,
+    /// Descriptor number and table entry (see table.rs).
+    pub fds: [[AtomicU32; 2]; SLOT_FDS],
+    /// Fills up to 8 KiB.
+    pub reserved: [u32; 46],
+}
+
+/// Bytes of the region of one table.
+pub const TABLE_BYTES: usize = 16 * 1024;
+/// Tables.
+pub const TABLES: usize = 4;
+/// Entries in the set of kernel-owned inodes.
+pub const INODES: usize = 1024;
+/// Open file descriptions.
+pub const OFDS: usize = 65_536;
+/// Exec records: execs under way at one time.
+pub const SLOTS: usize = 128;
+/// See the table above.
+pub const COUNTERS_AT: usize = 4096;
+/// See the table above.
+pub const TABLES_AT: usize = 8192;
+/// See the table above.
+pub const INODES_AT: usize = TABLES_AT + TABLES * TABLE_BYTES;
+/// See the table above.
+pub const OFDS_AT: usize = INODES_AT + INODES * 8;
+/// See the table above.
+pub const SLOTS_AT: usize = OFDS_AT + OFDS * 64;
+/// Size of the memfd (sparse).
+pub const SESSION_BYTES: usize = SLOTS_AT + SLOTS * size_of::<Slot>();
+
+/// Environment variable: `FD,SLOT`, decimal: the session's descriptor and the exec record (-1: none).
+pub const ENV: &str = "CORBEL_RUN";
+
+const _: () = {
+    assert!(size_of::<Header>() <= COUNTERS_AT);
+    assert!(size_of::<Table>() <= TABLE_BYTES);
+    assert!(size_of::<Ofd>() == 64);
+    assert!(size_of::<Slot>() == 8192);
+};

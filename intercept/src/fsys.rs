@@ -1,0 +1,194 @@
+//! The file system object of this process: made at the first touch of the prefix, forgotten (not
+//! closed: it is the parent's) in a fork's child.
+#![allow(unsafe_code)]
+
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+
+use base::{Errno, InodeId};
+use client::dir::DirFs;
+use client::fs::{Attr, Caller, FileSystem, Handle, S_IFDIR};
+use client::mutex::{Guard, Mutex};
+
+use crate::sys::{self, Stat, err, nr, o};
+use crate::{session, table};
+
+type Object = Box<dyn FileSystem>;
+
+static OBJECT: AtomicPtr<Object> = AtomicPtr::new(core::ptr::null_mut());
+static CONNECTING: Mutex<()> = Mutex::new(());
+/// O_PATH descriptor of the mount's root, from which placeholders are dup'ed.
+static TEMPLATE: AtomicI32 = AtomicI32::new(-1);
+static DEVICE: AtomicU64 = AtomicU64::new(0);
+
+/// Kernel form of an error.
+pub fn code(e: Errno) -> isize {
+    -(e.0 as isize)
+}
+
+/// The file system; connected on first use.
+#[inline(always)]
+pub fn fs() -> Result<&'static dyn FileSystem, isize> {
+    let object = OBJECT.load(Ordering::Acquire);
+    if object.is_null() {
+        return connect_once();
+    }
+    // SAFETY: stored once by `connect_once` from a leaked box, never freed.
+    Ok(unsafe { &**object })
+}
+
+/// Whether the prefix was touched yet.
+pub fn connected() -> bool {
+    !OBJECT.load(Ordering::Acquire).is_null()
+}
+
+#[cold]
+fn connect_once() -> Result<&'static dyn FileSystem, isize> {
+    let _lock = CONNECTING.lock();
+    if OBJECT.load(Ordering::Acquire).is_null() {
+        let object = connect(session::header()).map_err(code)?;
+        OBJECT.store(Box::into_raw(Box::new(object)), Ordering::Release);
+    }
+    // SAFETY: just stored, or stored by the thread that had the lock before.
+    Ok(unsafe { &**OBJECT.load(Ordering::Acquire) })
+}
+
+/// Makes the file system object that the session names.
+fn connect(header: &crate::format::Header) -> Result<Object, Errno> {
+    let backend = &header.backend[..header.backend_len as usize];
+    if let Some(path) = backend.strip_prefix(b"dir:") {
+        let min = table::internal_min();
+        // The dir back end keeps descriptors of its own, from `min` on; the whole range is its.
+        for fd in min..(min + min / 7).min(table::FDS as i32) {
+            table::protect(fd);
+        }
+        let options = client::dir::Options { fd_min: min, nodes_max: 256, impersonate: false };
+        return Ok(Box::new(DirFs::open(path, options)?));
+    }
+    Err(Errno::NODEV)
+}
+
+/// Holds this module's locks, over a fork.
+pub fn locked() -> impl Drop {
+    Locked { _guards: (CONNECTING.lock(), IDENTITY.lock()) }
+}
+
+struct Locked {
+    _guards: (Guard<'static, ()>, Guard<'static, Identity>),
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {}
+}
+
+/// In a fork's child.
+pub fn after_fork() {
+    OBJECT.store(core::ptr::null_mut(), Ordering::Release);
+    IDENTITY_KNOWN.store(false, Ordering::Release);
+}
+
+/// Opens an inode again in this process, for a description that came by fork or exec.
+pub fn reopen(ino: u64, flags: u32) -> Result<Handle, isize> {
+    let fs = fs()?;
+    let keep = flags & (o::ACCMODE | o::DSYNC);
+    fs.open(&caller(), InodeId(ino), keep)
+        .or_else(|_| fs.open(&Caller::ROOT, InodeId(ino), keep))
+        .map_err(code)
+}
+
+/// Gives a handle back.
+pub fn release(handle: Handle) {
+    if let Ok(fs) = fs() {
+        fs.release(handle);
+    }
+}
+
+/// Supplementary groups kept.
+const GROUPS: usize = 256;
+static IDENTITY_KNOWN: AtomicBool = AtomicBool::new(false);
+static IDENTITY: Mutex<Identity> =
+    Mutex::new(Identity { uid: 0, gid: 0, pid: 0, count: 0, groups: [0; GROUPS] });
+
+#[derive(Debug)]
+struct Identity {
+    uid: u32,
+    gid: u32,
+    pid: u32,
+    count: usize,
+    groups: [u32; GROUPS],
+}
+
+/// The process's credentials have changed.
+pub fn forget_identity() {
+    IDENTITY_KNOWN.store(false, Ordering::Release);
+}
+
+/// Who calls. Groups beyond the first 256 are not seen.
+pub fn caller() -> Caller<'static> {
+    let mut id = IDENTITY.lock();
+    if !IDENTITY_KNOWN.load(Ordering::Acquire) {
+        id.uid = sys::call0(nr::GETEUID) as u32;
+        id.gid = sys::call0(nr::GETEGID) as u32;
+        id.pid = sys::call0(nr::GETPID) as u32;
+        let at = (&raw mut id.groups) as usize;
+        id.count = sys::call2(nr::GETGROUPS, GROUPS, at).max(0) as usize;
+        IDENTITY_KNOWN.store(true, Ordering::Release);
+    }
+    let groups = (&raw const id.groups).cast::<u32>();
+    // SAFETY: the array is static; it changes only when the process changes its own groups, and a
+    // torn read is then a group list of before or after for each element.
+    let groups = unsafe { core::slice::from_raw_parts(groups, id.count) };
+    Caller { uid: id.uid, gid: id.gid, groups, pid: id.pid }
+}
+
+/// Descriptor of the mount's root (O_PATH), made on first use.
+pub fn template() -> Result<i32, isize> {
+    let fd = TEMPLATE.load(Ordering::Acquire);
+    if fd >= 0 {
+        return Ok(fd);
+    }
+    let _lock = CONNECTING.lock();
+    if TEMPLATE.load(Ordering::Acquire) < 0 {
+        // The header keeps a NUL behind the path: its length is below PATH_MAX.
+        let at = session::mount().as_ptr() as usize;
+        let fd = sys::call3(nr::OPEN, at, (o::PATH | o::DIRECTORY | o::CLOEXEC) as usize, 0);
+        if sys::failed(fd) {
+            return Err(fd);
+        }
+        let fd = table::raise(fd as i32, true);
+        if let Some(stat) = sys::fstat(fd) {
+            DEVICE.store(stat.dev, Ordering::Release);
+        }
+        TEMPLATE.store(fd, Ordering::Release);
+    }
+    Ok(TEMPLATE.load(Ordering::Acquire))
+}
+
+/// `st_dev` of the mount.
+pub fn device() -> u64 {
+    if template().is_ok() { DEVICE.load(Ordering::Acquire) } else { 0 }
+}
+
+/// Block size reported.
+pub const BLOCK: i64 = 4096;
+
+/// Attributes as `stat` gives them.
+pub fn stat_of(attr: &Attr) -> Stat {
+    let rdev = u64::from(attr.rdev);
+    Stat {
+        dev: device(),
+        ino: attr.ino.0,
+        nlink: u64::from(attr.nlink),
+        mode: attr.mode,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev,
+        size: if attr.kind() == S_IFDIR && attr.size == 0 { BLOCK } else { attr.size as i64 },
+        blksize: BLOCK,
+        blocks: attr.blocks as i64,
+        atime: [attr.atime.sec, i64::from(attr.atime.nsec)],
+        mtime: [attr.mtime.sec, i64::from(attr.mtime.nsec)],
+        ctime: [attr.ctime.sec, i64::from(attr.ctime.nsec)],
+        ..Stat::default()
+    }
+}

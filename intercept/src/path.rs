@@ -1,0 +1,290 @@
+//! From a path as the application gave it to an inode of ours, or the verdict that the kernel
+//! shall look at it.
+//!
+//! Recognised are absolute paths that begin with the prefix (after squeezing `//` and `/./`), and
+//! relative ones when the working directory or the directory descriptor is ours. Everything else
+//! that leads into the prefix (links outside, bind mounts, `/proc/N/...`) the kernel resolves into
+//! the mount: right, and slow.
+
+use alloc::vec::Vec;
+
+use base::InodeId;
+use client::fs::{Attr, Caller, FileSystem, S_IFDIR, S_IFLNK};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::format::state;
+use crate::fsys::{caller, code, fs};
+use crate::sys::{at, err};
+use crate::{mem, session, table};
+
+/// Longest path with NUL.
+pub const PATH_MAX: usize = 4096;
+/// Longest name.
+const NAME_MAX: usize = 255;
+/// Symbolic links followed before ELOOP.
+const LINKS_MAX: u32 = 40;
+
+/// After chroot: paths mean something else.
+static DISABLED: AtomicBool = AtomicBool::new(false);
+
+/// From now on every absolute path is the kernel's.
+pub fn disable() {
+    DISABLED.store(true, Ordering::Relaxed);
+}
+
+/// Why a path is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The kernel shall do the call.
+    Kernel,
+    /// The call fails.
+    Error(isize),
+}
+
+impl From<mem::Fault> for Stop {
+    fn from(_: mem::Fault) -> Self {
+        Stop::Error(err::FAULT)
+    }
+}
+
+impl From<isize> for Stop {
+    fn from(e: isize) -> Self {
+        Stop::Error(e)
+    }
+}
+
+impl From<base::Errno> for Stop {
+    fn from(e: base::Errno) -> Self {
+        Stop::Error(code(e))
+    }
+}
+
+/// A path copied from the application.
+#[derive(Debug)]
+pub struct Path {
+    bytes: [u8; PATH_MAX],
+    len: usize,
+}
+
+impl Path {
+    /// Copies the string at an application address.
+    pub fn get(at: usize) -> Result<Self, Stop> {
+        let mut path = Path { bytes: [0; PATH_MAX], len: 0 };
+        path.len = mem::get_string(at, &mut path.bytes)?.ok_or(err::NAMETOOLONG)?;
+        Ok(path)
+    }
+
+    /// The bytes without NUL.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// What is left of an absolute path behind the prefix, when it begins with it.
+pub fn behind_prefix(path: &[u8]) -> Option<&[u8]> {
+    if DISABLED.load(Ordering::Relaxed) {
+        return None;
+    }
+    let mut rest = path.strip_prefix(b"/")?;
+    for want in session::mount()[1..].split(|b| *b == b'/') {
+        loop {
+            if let Some(r) = rest.strip_prefix(b"/").or_else(|| rest.strip_prefix(b"./")) {
+                rest = r;
+            } else {
+                break;
+            }
+        }
+        rest = rest.strip_prefix(want)?;
+        if !rest.is_empty() && rest[0] != b'/' {
+            return None;
+        }
+    }
+    Some(rest)
+}
+
+/// Number named by `/proc/self/fd/N` or `/dev/fd/N` and the like.
+fn descriptor_path(path: &[u8]) -> Option<i32> {
+    match path {
+        b"/dev/stdin" => return Some(0),
+        b"/dev/stdout" => return Some(1),
+        b"/dev/stderr" => return Some(2),
+        _ => {}
+    }
+    let digits = path.strip_prefix(b"/proc/self/fd/").or_else(|| path.strip_prefix(b"/dev/fd/"))?;
+    let end = digits.iter().position(|b| *b == b'/').unwrap_or(digits.len());
+    core::str::from_utf8(&digits[..end]).ok()?.parse().ok()
+}
+
+/// Whether the path is a link of `/proc` to a descriptor: to be read, not followed.
+pub fn proc_descriptor(path: &[u8]) -> bool {
+    descriptor_path(path).is_some()
+}
+
+/// Directory and rest of the path from which the walk begins.
+fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
+    if path.first() == Some(&b'/') {
+        if let Some(rest) = behind_prefix(path) {
+            return Ok((InodeId::ROOT, rest));
+        }
+        if let Some(fd) = descriptor_path(path)
+            && table::index(table::entry(fd)).is_some()
+        {
+            crate::demote::descriptor(fd)?;
+        }
+        return Err(Stop::Kernel);
+    }
+    if dirfd == at::FDCWD {
+        return match crate::calls::process::cwd() {
+            0 => Err(Stop::Kernel),
+            ino => Ok((InodeId(ino), path)),
+        };
+    }
+    let Some(index) = table::index(table::entry(dirfd)) else { return Err(Stop::Kernel) };
+    let ofd = table::ofd(index);
+    match ofd.state.load(Ordering::Acquire) {
+        state::DIR => Ok((InodeId(ofd.ino.load(Ordering::Relaxed)), path)),
+        state::FILE => Err(Stop::Error(err::NOTDIR)),
+        _ => Err(Stop::Kernel),
+    }
+}
+
+/// A resolved path.
+#[derive(Debug)]
+pub struct Found {
+    /// Directory of the last component.
+    pub parent: InodeId,
+    /// The last component; empty when the path names the directory `parent` itself (`/prefix`,
+    /// `.`, `..`).
+    name: [u8; NAME_MAX + 1],
+    name_len: usize,
+    /// What the path leads to, if it exists.
+    pub attr: Option<Attr>,
+    /// The path ended in `/`.
+    pub slash: bool,
+    /// Last component was `.` or `..`.
+    pub dot: bool,
+}
+
+impl Found {
+    /// The last component.
+    pub fn name(&self) -> &[u8] {
+        &self.name[..self.name_len]
+    }
+
+    /// The attributes, or ENOENT.
+    pub fn exists(&self) -> Result<Attr, Stop> {
+        self.attr.ok_or(Stop::Error(err::NOENT))
+    }
+}
+
+fn is_dir(attr: &Attr) -> bool {
+    attr.kind() == S_IFDIR
+}
+
+/// Resolves `path`; the last component is followed when `follow`.
+pub fn resolve(dirfd: i32, path: &Path, follow: bool) -> Result<Found, Stop> {
+    if path.bytes().is_empty() {
+        return Err(Stop::Error(err::NOENT));
+    }
+    let (dir, rest) = start(dirfd, path.bytes())?;
+    walk(dir, rest, follow)
+}
+
+/// Inode of an absolute path of the kernel's making, when it is ours.
+pub fn inode_of(path: &[u8]) -> Option<u64> {
+    let found = walk(InodeId::ROOT, behind_prefix(path)?, true).ok()?;
+    Some(found.attr?.ino.0)
+}
+
+fn root_of(fs: &dyn FileSystem, who: &Caller<'_>, dir: InodeId) -> Result<Attr, Stop> {
+    Ok(fs.getattr(who, dir)?)
+}
+
+fn walk(dir: InodeId, rest: &[u8], follow: bool) -> Result<Found, Stop> {
+    let fs = fs()?;
+    let who = caller();
+    let mut dir = dir;
+    let mut links = 0;
+    // The path that a symbolic link was replaced in; from there on `from` counts in it.
+    let mut spliced: Option<Vec<u8>> = None;
+    let mut from = 0;
+    let mut found = Found {
+        parent: dir,
+        name: [0; NAME_MAX + 1],
+        name_len: 0,
+        attr: None,
+        slash: false,
+        dot: false,
+    };
+    loop {
+        let all = spliced.as_deref().unwrap_or(rest);
+        let skip = all[from..].iter().position(|b| *b != b'/').unwrap_or(all.len() - from);
+        from += skip;
+        let rest = &all[from..];
+        if rest.is_empty() {
+            // Nothing but the directory itself.
+            found.parent = dir;
+            found.attr = Some(root_of(fs, &who, dir)?);
+            found.dot = true;
+            found.slash = true;
+            return Ok(found);
+        }
+        let end = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
+        let (name, tail) = rest.split_at(end);
+        let last = tail.iter().all(|b| *b == b'/');
+        if name.len() > NAME_MAX {
+            return Err(Stop::Error(err::NAMETOOLONG));
+        }
+        if name == b".." && dir == InodeId::ROOT {
+            return Err(Stop::Kernel);
+        }
+        let attr = match fs.lookup(&who, dir, name) {
+            Ok(attr) => Some(attr),
+            Err(base::Errno::NOENT) if last => None,
+            Err(e) => return Err(e.into()),
+        };
+        if let Some(link) = attr
+            && link.kind() == S_IFLNK
+            && (!last || follow || !tail.is_empty())
+        {
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(Stop::Error(err::LOOP));
+            }
+            let mut target = fs.readlink(&who, link.ino)?;
+            if target.is_empty() {
+                return Err(Stop::Error(err::NOENT));
+            }
+            if target[0] == b'/' {
+                let Some(inside) = behind_prefix(&target) else { return Err(Stop::Kernel) };
+                target = inside.to_vec();
+                dir = InodeId::ROOT;
+            }
+            target.extend_from_slice(tail);
+            if target.len() >= PATH_MAX {
+                return Err(Stop::Error(err::NAMETOOLONG));
+            }
+            spliced = Some(target);
+            from = 0;
+            continue;
+        }
+        if last {
+            found.parent = dir;
+            found.name[..name.len()].copy_from_slice(name);
+            found.name_len = name.len();
+            found.attr = attr;
+            found.slash = !tail.is_empty();
+            found.dot = name == b"." || name == b"..";
+            if found.slash && attr.is_some_and(|a| !is_dir(&a)) {
+                return Err(Stop::Error(err::NOTDIR));
+            }
+            return Ok(found);
+        }
+        let attr = attr.ok_or(err::NOENT)?;
+        if !is_dir(&attr) {
+            return Err(Stop::Error(err::NOTDIR));
+        }
+        dir = attr.ino;
+        from += end;
+    }
+}

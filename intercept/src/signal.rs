@@ -1,0 +1,173 @@
+//! Signals: the application's handlers run through a wrapper (entry.rs) that puts them off while
+//! the thread is in the engine, and that turns a fault on application memory into EFAULT.
+//!
+//! What is put off is at most one signal a stay: the wrapper blocks all others in the interrupted
+//! context; at the way out the signal is raised again and the mask put back.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::entry::{Regs, corbel_restorer, corbel_sigwrap};
+use crate::mem;
+use crate::sys::{self, err, nr};
+use crate::thread::area;
+
+const SIGNALS: usize = 65;
+const SIGSEGV: usize = 11;
+const SIGBUS: usize = 7;
+/// Signals that a fault raises: SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
+const FAULTS: u64 =
+    1 << 3 | 1 << 4 | 1 << (SIGBUS - 1) | 1 << 7 | 1 << (SIGSEGV - 1) | 1 << 30;
+const SIG_DFL: usize = 0;
+const SIG_IGN: usize = 1;
+const SA_RESTORER: usize = 0x0400_0000;
+const SA_SIGINFO: usize = 4;
+const SA_ONSTACK: usize = 0x0800_0000;
+const SA_NODEFER: usize = 0x4000_0000;
+
+/// The kernel's `struct sigaction`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Action {
+    handler: usize,
+    flags: usize,
+    restorer: usize,
+    mask: u64,
+}
+
+/// The application's handlers, by signal.
+pub static HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
+
+/// For SIGSEGV and SIGBUS without a handler of the application: what would have happened.
+extern "C" fn fatal(signal: usize, info: *const i32, _context: usize) {
+    let default = Action { handler: SIG_DFL, ..Action::default() };
+    sys::call4(nr::RT_SIGACTION, signal, (&raw const default) as usize, 0, 8);
+    // SAFETY: the kernel passes a siginfo; the third int is si_code.
+    let code = unsafe { *info.add(2) };
+    if code <= 0 {
+        // Sent, not faulted: it will not come again by itself.
+        let pid = sys::call0(nr::GETPID) as usize;
+        sys::call3(nr::TGKILL, pid, sys::call0(nr::GETTID) as usize, signal);
+    }
+}
+
+fn wrap() -> usize {
+    corbel_sigwrap as *const () as usize
+}
+
+/// Takes over SIGSEGV and SIGBUS where nobody has a handler for them yet, and wraps the handlers
+/// that other constructors may have set.
+pub fn init() {
+    for signal in 1..SIGNALS {
+        if signal == 9 || signal == 19 || signal == 32 || signal == 33 {
+            continue;
+        }
+        let mut old = Action::default();
+        sys::call4(nr::RT_SIGACTION, signal, 0, (&raw mut old) as usize, 8);
+        let fault = signal == SIGSEGV || signal == SIGBUS;
+        let new = match old.handler {
+            SIG_DFL if fault => {
+                HANDLERS[signal].store(fatal as *const () as usize, Ordering::Release);
+                Action {
+                    handler: wrap(),
+                    flags: SA_RESTORER | SA_SIGINFO | SA_ONSTACK | SA_NODEFER,
+                    restorer: corbel_restorer as *const () as usize,
+                    mask: 0,
+                }
+            }
+            SIG_DFL | SIG_IGN => continue,
+            handler => {
+                HANDLERS[signal].store(handler, Ordering::Release);
+                Action { handler: wrap(), ..old }
+            }
+        };
+        sys::call4(nr::RT_SIGACTION, signal, (&raw const new) as usize, 0, 8);
+    }
+}
+
+/// `rt_sigaction`: the application sees its own handlers, the kernel the wrapper.
+pub fn sigaction(r: &Regs) -> Result<isize, isize> {
+    let (signal, new, old) = (r.rdi as u32 as usize, r.rsi, r.rdx);
+    let raw = || sys::call4(nr::RT_SIGACTION, signal, new, old, r.r10);
+    if signal == 0 || signal >= SIGNALS || r.r10 != 8 || signal == 9 || signal == 19 {
+        return Ok(raw());
+    }
+    // A vfork child has its own actions but our memory: no bookkeeping; exec is near.
+    if !crate::table::context().parent.is_null() {
+        return Ok(raw());
+    }
+    let before = HANDLERS[signal].load(Ordering::Acquire);
+    let fault = signal == SIGSEGV || signal == SIGBUS;
+    let mut passed = Action::default();
+    let mut handler = before;
+    let mut new_at = 0;
+    if new != 0 {
+        let asked: Action = mem::get(new).map_err(|_| err::FAULT)?;
+        passed = asked;
+        match asked.handler {
+            SIG_DFL if fault => {
+                handler = fatal as *const () as usize;
+                passed = Action {
+                    handler: wrap(),
+                    flags: SA_RESTORER | SA_SIGINFO | SA_ONSTACK | SA_NODEFER,
+                    restorer: corbel_restorer as *const () as usize,
+                    mask: 0,
+                };
+            }
+            SIG_DFL | SIG_IGN => {}
+            h => {
+                handler = h;
+                passed.handler = wrap();
+            }
+        }
+        HANDLERS[signal].store(handler, Ordering::Release);
+        new_at = (&raw const passed) as usize;
+    }
+    let mut previous = Action::default();
+    let ret =
+        sys::call4(nr::RT_SIGACTION, signal, new_at, (&raw mut previous) as usize, 8);
+    if ret < 0 {
+        HANDLERS[signal].store(before, Ordering::Release);
+        return Ok(ret);
+    }
+    if old != 0 {
+        if previous.handler == wrap() {
+            previous.handler = before;
+            if before == fatal as *const () as usize {
+                previous = Action::default();
+            }
+        }
+        mem::put(old, &previous).map_err(|_| err::FAULT)?;
+    }
+    Ok(ret)
+}
+
+/// Called by the wrapper when the thread is in the engine.
+pub extern "C" fn defer(signal: usize, info: *const [u64; 16], context: *mut u8) {
+    let area = area();
+    if FAULTS >> (signal - 1) & 1 != 0 {
+        // A fault in the engine itself, or a signal that pretends to be one: not to be put off.
+        fatal(signal, info.cast(), 0);
+        return;
+    }
+    // SAFETY: uc_sigmask is at 296 in the kernel's ucontext of x86-64, which we were given.
+    unsafe {
+        let mask = context.add(296).cast::<u64>();
+        area.saved_mask = *mask;
+        area.signal = signal as u32;
+        area.info = *info;
+        *mask |= !FAULTS;
+    }
+    area.pending = 1;
+}
+
+/// Raises what was put off. Runs on the application's stack, out of the engine.
+pub extern "C" fn flush() {
+    let area = area();
+    let (signal, mask, info) = (area.signal as usize, area.saved_mask, area.info);
+    area.pending = 0;
+    let pid = sys::call0(nr::GETPID) as usize;
+    let tid = sys::call0(nr::GETTID) as usize;
+    sys::call4(nr::RT_TGSIGQUEUEINFO, pid, tid, signal, (&raw const info) as usize);
+    sys::call4(nr::RT_SIGPROCMASK, 2, (&raw const mask) as usize, 0, 8);
+}

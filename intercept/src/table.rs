@@ -1,0 +1,526 @@
+//! Descriptors: which numbers are ours, and the open file descriptions behind them.
+//!
+//! Invariants:
+//! - A table entry is 0 (not ours), [`INTERNAL`], or `ofd + 1` with [`CLOEXEC`].
+//! - A number with an entry is an open kernel descriptor too (a placeholder), with the same
+//!   close-on-exec flag.
+//! - `Ofd::refs` counts the entries of all tables of all processes; `Local::refs` those of the
+//!   tables in this address space. The handle is released when the latter becomes 0.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use client::fs::Handle;
+
+use crate::format::{OFDS, Ofd, state};
+use crate::session;
+use crate::sys::{self, err, nr};
+use crate::thread;
+
+/// Descriptor numbers looked at; larger ones go to the kernel.
+pub const FDS: usize = 65_536;
+/// Close-on-exec.
+pub const CLOEXEC: u32 = 1 << 31;
+/// A descriptor of the engine or of LibFS: EBADF for the application.
+pub const INTERNAL: u32 = 0x7fff_ffff;
+
+/// What the kernel keeps per process in `files_struct` and `fs_struct`. A vfork child shares the
+/// memory but not these, so it gets a copy.
+#[derive(Debug)]
+pub struct Context {
+    /// Table of [`FDS`] entries.
+    pub fds: *mut AtomicU32,
+    /// One more than the highest number that was ever set.
+    pub high: AtomicU32,
+    /// Inode of the working directory when it is ours, else 0.
+    pub cwd: AtomicU64,
+    /// File mode creation mask.
+    pub umask: AtomicU32,
+    /// Context of the parent, for a vfork child.
+    pub parent: *mut Context,
+    /// The child's references have gone to its new image.
+    pub executed: AtomicBool,
+    /// Memory to be given back by the parent after a vfork child's exec.
+    pub scratch: AtomicPtr<u8>,
+    /// Its length.
+    pub scratch_len: AtomicU64,
+}
+
+/// What this process knows of an open file description.
+#[derive(Debug)]
+pub struct Local {
+    /// `Ofd::generation` that the handle belongs to.
+    generation: AtomicU32,
+    refs: AtomicU32,
+    /// Operations under way; [`CLOSED`] when `refs` became 0 meanwhile.
+    users: AtomicU32,
+    /// Handle plus 1; 0 is none.
+    handle: AtomicU64,
+}
+
+const CLOSED: u32 = 1 << 31;
+/// In `Ofd::lock`: somebody sleeps on it.
+const WAITED: u32 = 1 << 31;
+
+static MAIN_FDS: [AtomicU32; FDS] = [const { AtomicU32::new(0) }; FDS];
+static LOCALS: [Local; OFDS] = [const {
+    Local {
+        generation: AtomicU32::new(0),
+        refs: AtomicU32::new(0),
+        users: AtomicU32::new(0),
+        handle: AtomicU64::new(0),
+    }
+}; OFDS];
+
+struct Main(core::cell::UnsafeCell<Context>);
+// SAFETY: all fields but `fds` and `parent` are atomics; those two never change.
+unsafe impl Sync for Main {}
+static MAIN: Main = Main(core::cell::UnsafeCell::new(Context {
+    fds: (&raw const MAIN_FDS).cast_mut().cast(),
+    high: AtomicU32::new(0),
+    cwd: AtomicU64::new(0),
+    umask: AtomicU32::new(0o22),
+    parent: core::ptr::null_mut(),
+    executed: AtomicBool::new(false),
+    scratch: AtomicPtr::new(core::ptr::null_mut()),
+    scratch_len: AtomicU64::new(0),
+}));
+
+/// Where to begin looking for a free description.
+static LOWEST: AtomicU32 = AtomicU32::new(0);
+
+/// More than one thread exists, or did.
+pub static THREADS: AtomicBool = AtomicBool::new(false);
+
+/// The process's own context.
+pub fn main_context() -> *mut Context {
+    MAIN.0.get()
+}
+
+/// The calling thread's context.
+pub fn context() -> &'static Context {
+    // SAFETY: points to MAIN or to a vfork child's copy, alive while the child runs.
+    unsafe { &*thread::area().context }
+}
+
+/// The table of `context`.
+fn table(context: &Context) -> &'static [AtomicU32] {
+    // SAFETY: `fds` is FDS entries, static or mapped for the context's life.
+    unsafe { core::slice::from_raw_parts(context.fds, FDS) }
+}
+
+/// The calling thread's table.
+pub fn fds() -> &'static [AtomicU32] {
+    table(context())
+}
+
+/// Numbers that may have entries.
+pub fn used() -> core::ops::Range<usize> {
+    0..(context().high.load(Ordering::Acquire) as usize).min(FDS)
+}
+
+/// Entry of a number; 0 when out of range.
+#[inline(always)]
+pub fn entry(fd: i32) -> u32 {
+    fds().get(fd as u32 as usize).map_or(0, |e| e.load(Ordering::Acquire))
+}
+
+/// Index of the entry's open file description, when it is ours.
+#[inline(always)]
+pub fn index(entry: u32) -> Option<usize> {
+    if entry == 0 || entry & !CLOEXEC == INTERNAL {
+        return None;
+    }
+    Some((entry & !CLOEXEC) as usize - 1).filter(|i| *i < OFDS)
+}
+
+/// The open file description with the index.
+#[inline(always)]
+pub fn ofd(index: usize) -> &'static Ofd {
+    &session::ofds()[index]
+}
+
+/// Marks a number as the engine's own.
+pub fn protect(fd: i32) {
+    if let Some(e) = fds().get(fd as usize) {
+        e.store(INTERNAL, Ordering::Release);
+        context().high.fetch_max(fd as u32 + 1, Ordering::AcqRel);
+    }
+}
+
+/// Lowest number for descriptors of the engine and of LibFS.
+pub fn internal_min() -> i32 {
+    let mut limit = [0u64; 2];
+    let at = (&raw mut limit) as usize;
+    sys::call4(nr::PRLIMIT64, 0, 7, 0, at);
+    let limit = (limit[0] as usize).clamp(64, FDS);
+    (limit - limit / 8) as i32
+}
+
+/// Moves an internal descriptor out of the application's way and protects it.
+pub fn raise(fd: i32, cloexec: bool) -> i32 {
+    let command = if cloexec { sys::F_DUPFD_CLOEXEC } else { 0 };
+    let high = sys::call3(nr::FCNTL, fd as usize, command, internal_min() as usize);
+    let fd = if sys::failed(high) {
+        fd
+    } else {
+        sys::call1(nr::CLOSE, fd as usize);
+        high as i32
+    };
+    protect(fd);
+    fd
+}
+
+/// Closes an internal descriptor.
+pub fn close_internal(fd: i32) {
+    if let Some(e) = fds().get(fd as usize) {
+        e.store(0, Ordering::Release);
+    }
+    sys::call1(nr::CLOSE, fd as usize);
+}
+
+/// Takes a free open file description; `None` when there is none.
+pub fn new_ofd(kind: u32, ino: u64, flags: u32) -> Option<usize> {
+    for index in LOWEST.load(Ordering::Relaxed) as usize..OFDS {
+        let ofd = ofd(index);
+        if ofd.state.load(Ordering::Relaxed) == state::FREE
+            && ofd.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            if ofd.state.load(Ordering::Acquire) != state::FREE {
+                ofd.refs.store(0, Ordering::Release);
+                continue;
+            }
+            ofd.generation.fetch_add(1, Ordering::AcqRel);
+            ofd.ino.store(ino, Ordering::Relaxed);
+            ofd.offset.store(0, Ordering::Relaxed);
+            ofd.flags.store(flags, Ordering::Relaxed);
+            ofd.lock.store(0, Ordering::Relaxed);
+            ofd.state.store(kind, Ordering::Release);
+            let local = &LOCALS[index];
+            local.generation.store(ofd.generation.load(Ordering::Relaxed), Ordering::Relaxed);
+            local.handle.store(0, Ordering::Relaxed);
+            local.users.store(0, Ordering::Relaxed);
+            local.refs.store(1, Ordering::Release);
+            LOWEST.store(index as u32 + 1, Ordering::Relaxed);
+            let high = &session::counters().ofds_high;
+            high.fetch_max(index as u32 + 1, Ordering::AcqRel);
+            return Some(index);
+        }
+    }
+    LOWEST.store(0, Ordering::Relaxed);
+    session::counters().exhausted.fetch_add(1, Ordering::Relaxed);
+    None
+}
+
+/// Enters the description (whose reference the caller has) under a number.
+pub fn set(fd: i32, index: usize, cloexec: bool) {
+    let entry = (index as u32 + 1) | if cloexec { CLOEXEC } else { 0 };
+    context().high.fetch_max(fd as u32 + 1, Ordering::AcqRel);
+    let old = fds()[fd as usize].swap(entry, Ordering::AcqRel);
+    drop_entry(old);
+}
+
+/// Takes one more reference.
+pub fn hold(index: usize) {
+    ofd(index).refs.fetch_add(1, Ordering::AcqRel);
+    LOCALS[index].refs.fetch_add(1, Ordering::AcqRel);
+}
+
+/// Removes a number's entry and gives its reference back. The kernel's descriptor is not touched.
+pub fn clear(fd: i32) {
+    if let Some(e) = fds().get(fd as u32 as usize) {
+        drop_entry(e.swap(0, Ordering::AcqRel));
+    }
+}
+
+fn drop_entry(entry: u32) {
+    let Some(index) = index(entry) else { return };
+    drop_local(index);
+    drop_shared(index);
+}
+
+/// Gives back a description that got no number.
+pub fn drop_new(index: usize) {
+    drop_entry(index as u32 + 1);
+}
+
+/// The first handle of a description that this process has just made.
+pub fn install_new(index: usize, handle: Handle) {
+    LOCALS[index].handle.store(handle.0 + 1, Ordering::Release);
+}
+
+fn drop_local(index: usize) {
+    let local = &LOCALS[index];
+    if local.refs.fetch_sub(1, Ordering::AcqRel) == 1
+        && local.users.fetch_or(CLOSED, Ordering::AcqRel) == 0
+        && let Some(handle) = take_handle(local)
+    {
+        crate::fsys::release(handle);
+    }
+}
+
+/// Enters a description that came through exec: its shared reference is in the record.
+pub fn inherit(fd: usize, entry: u32) {
+    let Some(index) = index(entry) else { return };
+    LOCALS[index].refs.fetch_add(1, Ordering::AcqRel);
+    fds()[fd].store(entry, Ordering::Release);
+    context().high.fetch_max(fd as u32 + 1, Ordering::AcqRel);
+}
+
+/// Whether other processes (or an exec under way) refer to the description too.
+pub fn shared(index: usize) -> bool {
+    ofd(index).refs.load(Ordering::Acquire) > LOCALS[index].refs.load(Ordering::Acquire)
+}
+
+/// Gives back a reference that has no entry in this process.
+pub fn drop_shared(index: usize) {
+    let ofd = ofd(index);
+    if ofd.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if ofd.state.load(Ordering::Acquire) == state::KERNEL {
+            crate::demote::forget(index);
+        }
+        ofd.ino.store(0, Ordering::Release);
+        ofd.state.store(state::FREE, Ordering::Release);
+        LOWEST.fetch_min(index as u32, Ordering::Relaxed);
+    }
+}
+
+fn take_handle(local: &Local) -> Option<Handle> {
+    local.users.store(0, Ordering::Release);
+    match local.handle.swap(0, Ordering::AcqRel) {
+        0 => None,
+        h => Some(Handle(h - 1)),
+    }
+}
+
+/// An operation on an open file description; while it lives, the handle does.
+#[derive(Debug)]
+pub struct InUse {
+    /// Which one.
+    pub index: usize,
+    counted: bool,
+}
+
+impl InUse {
+    /// The open file behind `fd`; `None` when it is not ours (any more).
+    #[inline(always)]
+    pub fn of(fd: i32) -> Option<Self> {
+        let index = index(entry(fd))?;
+        if !THREADS.load(Ordering::Relaxed) {
+            return Some(Self { index, counted: false });
+        }
+        LOCALS[index].users.fetch_add(1, Ordering::AcqRel);
+        let this = Self { index, counted: true };
+        // Another thread may have closed it between the two looks.
+        (self::index(entry(fd)) == Some(index)).then_some(this)
+    }
+
+    /// The description.
+    #[inline(always)]
+    pub fn ofd(&self) -> &'static Ofd {
+        ofd(self.index)
+    }
+
+    /// The handle in this process, opened on first use.
+    #[inline(always)]
+    pub fn handle(&self) -> Result<Handle, isize> {
+        match LOCALS[self.index].handle.load(Ordering::Acquire) {
+            0 => self.open_handle(),
+            h => Ok(Handle(h - 1)),
+        }
+    }
+
+    #[cold]
+    fn open_handle(&self) -> Result<Handle, isize> {
+        let ofd = self.ofd();
+        let flags = ofd.flags.load(Ordering::Acquire);
+        let handle = crate::fsys::reopen(ofd.ino.load(Ordering::Acquire), flags)?;
+        Ok(self.install(handle))
+    }
+
+    /// Makes `handle` the description's, unless another thread was first.
+    pub fn install(&self, handle: Handle) -> Handle {
+        let slot = &LOCALS[self.index].handle;
+        match slot.compare_exchange(0, handle.0 + 1, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => handle,
+            Err(first) => {
+                crate::fsys::release(handle);
+                Handle(first - 1)
+            }
+        }
+    }
+
+    /// Locks the offset.
+    pub fn lock(&self) -> OffsetLock {
+        OffsetLock::take(self.ofd())
+    }
+}
+
+impl Drop for InUse {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if !self.counted {
+            return;
+        }
+        let local = &LOCALS[self.index];
+        if local.users.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1
+            && let Some(handle) = take_handle(local)
+        {
+            crate::fsys::release(handle);
+        }
+    }
+}
+
+/// The right to use and change the offset; shared between processes, taken over from the dead.
+#[derive(Debug)]
+pub struct OffsetLock(&'static Ofd);
+
+impl OffsetLock {
+    /// Waits for it.
+    #[inline(always)]
+    pub fn take(ofd: &'static Ofd) -> Self {
+        let tid = thread::tid();
+        if ofd.lock.compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            Self::wait(ofd, tid);
+        }
+        Self(ofd)
+    }
+
+    #[cold]
+    fn wait(ofd: &Ofd, tid: u32) {
+        let word = &ofd.lock;
+        loop {
+            let Err(seen) =
+                word.compare_exchange(0, tid | WAITED, Ordering::Acquire, Ordering::Acquire)
+            else {
+                return;
+            };
+            let waited = seen | WAITED;
+            if seen != waited
+                && word
+                    .compare_exchange(seen, waited, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_err()
+            {
+                continue;
+            }
+            // 10 ms on a shared futex, then see whether the owner lives (kill(tid, 0)).
+            let timeout = [0i64, 10_000_000];
+            let (at, timeout) = ((&raw const *word) as usize, (&raw const timeout) as usize);
+            sys::call4(nr::FUTEX, at, 0, waited as usize, timeout);
+            if sys::call2(nr::KILL, (seen & !WAITED) as usize, 0) == -3
+                && word
+                    .compare_exchange(waited, tid | WAITED, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for OffsetLock {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.0.lock.swap(0, Ordering::Release) & WAITED != 0 {
+            sys::call3(nr::FUTEX, (&raw const self.0.lock) as usize, 1, 1);
+        }
+    }
+}
+
+/// Takes references for every entry of the calling context's table: before fork and vfork.
+pub fn hold_all() {
+    for fd in used() {
+        if let Some(index) = index(entry(fd as i32)) {
+            ofd(index).refs.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Gives back every entry: at exit, or when a fork has failed.
+pub fn drop_all_shared() {
+    for fd in used() {
+        if let Some(index) = index(entry(fd as i32)) {
+            drop_shared(index);
+        }
+    }
+}
+
+/// In a fork's child: the handles were the parent's, and no other thread is left.
+pub fn after_fork() {
+    THREADS.store(false, Ordering::Relaxed);
+    for fd in used() {
+        if let Some(index) = index(entry(fd as i32)) {
+            LOCALS[index].handle.store(0, Ordering::Relaxed);
+            LOCALS[index].users.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Before a vfork: a copy of the context becomes the thread's. `None` when out of memory.
+pub fn push_context() -> Option<()> {
+    let parent = context();
+    let len = FDS * 4;
+    let base = sys::map_anon(len + 4096)?;
+    let new = (base + len) as *mut Context;
+    let copy = base as *mut AtomicU32;
+    for fd in used() {
+        let entry = entry(fd as i32);
+        if entry != 0 {
+            // SAFETY: `fd` < FDS, within the fresh mapping.
+            unsafe { (*copy.add(fd)).store(entry, Ordering::Relaxed) };
+            if let Some(index) = index(entry) {
+                hold(index);
+            }
+        }
+    }
+    // SAFETY: the page behind the table is mapped and large enough.
+    unsafe {
+        new.write(Context {
+            fds: copy,
+            high: AtomicU32::new(parent.high.load(Ordering::Relaxed)),
+            cwd: AtomicU64::new(parent.cwd.load(Ordering::Relaxed)),
+            umask: AtomicU32::new(parent.umask.load(Ordering::Relaxed)),
+            parent: core::ptr::from_ref(parent).cast_mut(),
+            executed: AtomicBool::new(false),
+            scratch: AtomicPtr::new(core::ptr::null_mut()),
+            scratch_len: AtomicU64::new(0),
+        });
+    }
+    let area = thread::area();
+    area.context = new;
+    area.fds = copy;
+    Some(())
+}
+
+/// After a vfork, in the parent: back to its own context.
+pub fn pop_context() {
+    let child = context();
+    if child.parent.is_null() {
+        return;
+    }
+    // After exec the new image has the references; here only the local count goes.
+    let executed = child.executed.load(Ordering::Acquire);
+    for fd in used() {
+        let Some(index) = index(entry(fd as i32)) else { continue };
+        if executed {
+            drop_local(index);
+        } else {
+            clear(fd as i32);
+        }
+    }
+    let scratch = child.scratch.load(Ordering::Acquire);
+    if !scratch.is_null() {
+        let len = child.scratch_len.load(Ordering::Acquire) as usize;
+        sys::call2(nr::MUNMAP, scratch as usize, len);
+    }
+    let area = thread::area();
+    area.context = child.parent;
+    // SAFETY: the parent's context outlives the child's.
+    area.fds = unsafe { (*child.parent).fds };
+    sys::call2(nr::MUNMAP, child.fds as usize, FDS * 4 + 4096);
+}
+
+/// EBADF or the entry's index.
+pub fn require(fd: i32) -> Result<usize, isize> {
+    index(entry(fd)).ok_or(err::BADF)
+}

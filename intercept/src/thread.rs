@@ -1,0 +1,172 @@
+//! Per-thread areas, found by `%gs`: the stack that the engine runs on, and signals put off.
+//!
+//! Invariants:
+//! - `cur` is `top` exactly when the thread is not in the engine.
+//! - A thread's area carries its `%fs` base in `owner`. A new thread starts with its creator's
+//!   `%gs`; the entry code sees that the owner is another and makes an area first.
+//! - An area is used again only when the thread that had it is gone.
+#![allow(unsafe_code)]
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use crate::sys::{self, nr};
+use crate::table::Context;
+
+/// Stack of one entry. LibFS runs on it too.
+pub const FRAME: usize = 64 * 1024;
+/// Entries that can nest (handlers that interrupt an exit of the engine).
+const FRAMES: usize = 6;
+const AREA_BYTES: usize = FRAME * FRAMES + 4096;
+/// vfork calls that can nest.
+pub const VFORKS: usize = 8;
+/// Areas remembered for use again.
+const AREAS: usize = 4096;
+
+/// One thread's area. The entry code knows the offsets.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Area {
+    /// 0: the thread's `%fs` base.
+    pub owner: usize,
+    /// 8: low end of the frame in use.
+    pub cur: usize,
+    /// 16: `cur` outside the engine.
+    pub top: usize,
+    /// 24: the descriptor table of `context`.
+    pub fds: *mut AtomicU32,
+    /// 32: a signal was put off.
+    pub pending: u64,
+    /// 40: vfork return addresses in use.
+    pub vforks: u64,
+    /// 48: return addresses of vfork-like calls under way.
+    pub vfork_return: [usize; VFORKS],
+    /// What the thread (or the vfork child that runs on it) sees as its process.
+    pub context: *mut Context,
+    /// Kernel thread id; 0 while unknown (after fork).
+    pub tid: u32,
+    /// Signal mask to restore when the signal that was put off is raised.
+    pub saved_mask: u64,
+    /// Number of that signal.
+    pub signal: u32,
+    /// Its siginfo.
+    pub info: [u64; 16],
+    /// Lock request handed to the kernel in place of the application's (lock.rs).
+    pub flock: [u64; 4],
+}
+
+static AREA_LIST: [AtomicPtr<Area>; AREAS] =
+    [const { AtomicPtr::new(core::ptr::null_mut()) }; AREAS];
+
+/// The calling thread's area.
+pub fn area() -> &'static mut Area {
+    let at: *mut Area;
+    // SAFETY: inside the engine %gs points to this thread's area, which is never unmapped; only
+    // this thread (and signal code on it, which follows `cur`) touches it.
+    unsafe {
+        asm!("mov {}, gs:[{}]", out(reg) at, in(reg) core::mem::offset_of!(AreaPage, this),
+            options(nostack, readonly, preserves_flags));
+        &mut *at
+    }
+}
+
+/// The area with a pointer to itself behind it.
+#[repr(C)]
+struct AreaPage {
+    area: Area,
+    this: *mut Area,
+}
+const _: () = assert!(size_of::<AreaPage>() <= 4096);
+
+/// The calling thread's id, from its area.
+pub fn tid() -> u32 {
+    let area = area();
+    if area.tid == 0 {
+        area.tid = sys::call0(nr::GETTID) as u32;
+    }
+    area.tid
+}
+
+fn fs_base() -> usize {
+    let base: usize;
+    // SAFETY: glibc keeps the thread pointer at %fs:0x10.
+    unsafe { asm!("mov {}, fs:[0x10]", out(reg) base, options(nostack, readonly)) };
+    base
+}
+
+fn dead(area: *mut Area) -> bool {
+    // SAFETY: areas in the list are never unmapped; a torn read gives a wrong guess at worst of a
+    // thread id, which tgkill then denies or confirms.
+    let tid = unsafe { (*area).tid };
+    let pid = sys::call0(nr::GETPID) as usize;
+    tid != 0 && sys::call3(nr::TGKILL, pid, tid as usize, 0) == -3
+}
+
+fn reuse() -> Option<*mut Area> {
+    // Looking costs a system call an area, so only when there are many.
+    let full = AREA_LIST.iter().take_while(|a| !a.load(Ordering::Relaxed).is_null()).count();
+    if full < 16 {
+        return None;
+    }
+    for slot in &AREA_LIST[..full] {
+        let at = slot.load(Ordering::Acquire);
+        if !at.is_null()
+            && dead(at)
+            && slot
+                .compare_exchange(at, 1 as *mut Area, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        {
+            // SAFETY: the thread is gone and the exchange made us the only finder.
+            unsafe { (*at).tid = 0 };
+            slot.store(at, Ordering::Release);
+            return Some(at);
+        }
+    }
+    None
+}
+
+fn fresh() -> Option<*mut Area> {
+    let base = sys::map_anon(AREA_BYTES)?;
+    let at = (base + FRAME * FRAMES) as *mut Area;
+    for slot in &AREA_LIST {
+        if slot
+            .compare_exchange(core::ptr::null_mut(), at, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            break;
+        }
+    }
+    Some(at)
+}
+
+/// Makes the calling thread's area. Called by the entry code, on the application's stack.
+pub extern "C" fn corbel_thread_new() {
+    let Some(at) = reuse().or_else(fresh) else {
+        sys::say(&["corbel: no memory for a thread's area; the process ends"]);
+        sys::abort();
+    };
+    let page = at.cast::<AreaPage>();
+    let top = at as usize;
+    let context = crate::table::main_context();
+    // SAFETY: the page is mapped (AREA_BYTES covers it) and nobody else's.
+    unsafe {
+        (*page).this = at;
+        *at = Area {
+            owner: fs_base(),
+            cur: top,
+            top,
+            fds: (*context).fds,
+            pending: 0,
+            vforks: 0,
+            vfork_return: [0; VFORKS],
+            context,
+            tid: sys::call0(nr::GETTID) as u32,
+            saved_mask: 0,
+            signal: 0,
+            info: [0; 16],
+            flock: [0; 4],
+        };
+    }
+    // ARCH_SET_GS: once a thread, so the portable way will do.
+    sys::call2(nr::ARCH_PRCTL, 0x1001, top);
+}
