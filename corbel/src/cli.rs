@@ -84,6 +84,8 @@ pub enum Verb {
     /// Read, show or write the configuration
     #[command(subcommand)]
     Config(ConfigVerb),
+    /// Run an unmodified program on the fast path
+    Run(crate::run::RunArgs),
     /// Print the completion script of a shell
     #[command(after_help = "Example:\n  corbel completion bash > /etc/bash_completion.d/corbel")]
     Completion {

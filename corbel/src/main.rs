@@ -14,6 +14,7 @@ mod mkfs;
 mod mount;
 mod output;
 mod process;
+mod run;
 mod serve;
 mod signals;
 mod status;
@@ -38,6 +39,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Bench(verb) => bench::run(out, &verb)?,
         Verb::Config(verb) => cli::config(global, out, &verb)?,
         Verb::Completion { shell } => cli::completion(shell),
+        Verb::Run(args) => return run::run(global, out, &args),
         Verb::Man { dir } => cli::man(out, dir.as_ref())?,
     }
     Ok(0)

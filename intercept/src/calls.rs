@@ -27,27 +27,129 @@ pub type Reply = Result<isize, Stop>;
 pub static CLASS: [u8; CALLS] = classes();
 
 const BY_DESCRIPTOR: [usize; 34] = [
-    nr::READ, nr::WRITE, nr::CLOSE, nr::FSTAT, nr::LSEEK, nr::PREAD64, nr::PWRITE64, nr::READV,
-    nr::WRITEV, nr::IOCTL, nr::DUP, nr::FCNTL, nr::FLOCK, nr::FSYNC, nr::FDATASYNC, nr::FTRUNCATE,
-    nr::GETDENTS, nr::GETDENTS64, nr::FCHMOD, nr::FCHOWN, nr::FSTATFS, nr::FSETXATTR,
-    nr::FGETXATTR, nr::FLISTXATTR, nr::FREMOVEXATTR, nr::FADVISE64, nr::READAHEAD, nr::FALLOCATE,
-    nr::SYNC_FILE_RANGE, nr::SYNCFS, nr::PREADV, nr::PWRITEV, nr::PREADV2, nr::PWRITEV2,
+    nr::READ,
+    nr::WRITE,
+    nr::CLOSE,
+    nr::FSTAT,
+    nr::LSEEK,
+    nr::PREAD64,
+    nr::PWRITE64,
+    nr::READV,
+    nr::WRITEV,
+    nr::IOCTL,
+    nr::DUP,
+    nr::FCNTL,
+    nr::FLOCK,
+    nr::FSYNC,
+    nr::FDATASYNC,
+    nr::FTRUNCATE,
+    nr::GETDENTS,
+    nr::GETDENTS64,
+    nr::FCHMOD,
+    nr::FCHOWN,
+    nr::FSTATFS,
+    nr::FSETXATTR,
+    nr::FGETXATTR,
+    nr::FLISTXATTR,
+    nr::FREMOVEXATTR,
+    nr::FADVISE64,
+    nr::READAHEAD,
+    nr::FALLOCATE,
+    nr::SYNC_FILE_RANGE,
+    nr::SYNCFS,
+    nr::PREADV,
+    nr::PWRITEV,
+    nr::PREADV2,
+    nr::PWRITEV2,
 ];
 
 const ALWAYS: [usize; 86] = [
-    nr::OPEN, nr::OPENAT, nr::OPENAT2, nr::CREAT, nr::STAT, nr::LSTAT, nr::NEWFSTATAT, nr::STATX,
-    nr::ACCESS, nr::FACCESSAT, nr::FACCESSAT2, nr::READLINK, nr::READLINKAT, nr::MKDIR, nr::MKDIRAT,
-    nr::RMDIR, nr::UNLINK, nr::UNLINKAT, nr::RENAME, nr::RENAMEAT, nr::RENAMEAT2, nr::LINK,
-    nr::LINKAT, nr::SYMLINK, nr::SYMLINKAT, nr::MKNOD, nr::MKNODAT, nr::CHMOD, nr::FCHMODAT,
-    nr::FCHMODAT2, nr::CHOWN, nr::LCHOWN, nr::FCHOWNAT, nr::UTIME, nr::UTIMES, nr::FUTIMESAT,
-    nr::UTIMENSAT, nr::TRUNCATE, nr::STATFS, nr::CHDIR, nr::FCHDIR, nr::SETXATTR, nr::LSETXATTR,
-    nr::GETXATTR, nr::LGETXATTR, nr::LISTXATTR, nr::LLISTXATTR, nr::REMOVEXATTR, nr::LREMOVEXATTR,
-    nr::DUP2, nr::DUP3, nr::CLOSE_RANGE, nr::SENDFILE, nr::SPLICE, nr::TEE, nr::VMSPLICE,
-    nr::COPY_FILE_RANGE, nr::SENDMSG, nr::SENDMMSG, nr::POLL, nr::PPOLL, nr::SELECT, nr::PSELECT6,
-    nr::EPOLL_CTL, nr::IO_SUBMIT, nr::MMAP, nr::CLONE, nr::CLONE3, nr::FORK, nr::VFORK, nr::EXECVE,
-    nr::EXECVEAT, nr::EXIT_GROUP, nr::UMASK, nr::RT_SIGACTION, nr::CHROOT, nr::IO_URING_SETUP,
-    nr::SETUID, nr::SETGID, nr::SETREUID, nr::SETREGID, nr::SETRESUID, nr::SETRESGID,
-    nr::SETGROUPS, nr::SYNC, AFTER_VFORK,
+    nr::OPEN,
+    nr::OPENAT,
+    nr::OPENAT2,
+    nr::CREAT,
+    nr::STAT,
+    nr::LSTAT,
+    nr::NEWFSTATAT,
+    nr::STATX,
+    nr::ACCESS,
+    nr::FACCESSAT,
+    nr::FACCESSAT2,
+    nr::READLINK,
+    nr::READLINKAT,
+    nr::MKDIR,
+    nr::MKDIRAT,
+    nr::RMDIR,
+    nr::UNLINK,
+    nr::UNLINKAT,
+    nr::RENAME,
+    nr::RENAMEAT,
+    nr::RENAMEAT2,
+    nr::LINK,
+    nr::LINKAT,
+    nr::SYMLINK,
+    nr::SYMLINKAT,
+    nr::MKNOD,
+    nr::MKNODAT,
+    nr::CHMOD,
+    nr::FCHMODAT,
+    nr::FCHMODAT2,
+    nr::CHOWN,
+    nr::LCHOWN,
+    nr::FCHOWNAT,
+    nr::UTIME,
+    nr::UTIMES,
+    nr::FUTIMESAT,
+    nr::UTIMENSAT,
+    nr::TRUNCATE,
+    nr::STATFS,
+    nr::CHDIR,
+    nr::FCHDIR,
+    nr::SETXATTR,
+    nr::LSETXATTR,
+    nr::GETXATTR,
+    nr::LGETXATTR,
+    nr::LISTXATTR,
+    nr::LLISTXATTR,
+    nr::REMOVEXATTR,
+    nr::LREMOVEXATTR,
+    nr::DUP2,
+    nr::DUP3,
+    nr::CLOSE_RANGE,
+    nr::SENDFILE,
+    nr::SPLICE,
+    nr::TEE,
+    nr::VMSPLICE,
+    nr::COPY_FILE_RANGE,
+    nr::SENDMSG,
+    nr::SENDMMSG,
+    nr::POLL,
+    nr::PPOLL,
+    nr::SELECT,
+    nr::PSELECT6,
+    nr::EPOLL_CTL,
+    nr::IO_SUBMIT,
+    nr::MMAP,
+    nr::CLONE,
+    nr::CLONE3,
+    nr::FORK,
+    nr::VFORK,
+    nr::EXECVE,
+    nr::EXECVEAT,
+    nr::EXIT_GROUP,
+    nr::UMASK,
+    nr::RT_SIGACTION,
+    nr::CHROOT,
+    nr::IO_URING_SETUP,
+    nr::SETUID,
+    nr::SETGID,
+    nr::SETREUID,
+    nr::SETREGID,
+    nr::SETRESUID,
+    nr::SETRESGID,
+    nr::SETGROUPS,
+    nr::SYNC,
+    AFTER_VFORK,
 ];
 
 const fn classes() -> [u8; CALLS] {
@@ -92,22 +194,72 @@ pub extern "C" fn dispatch(r: &mut Regs) -> usize {
 
 fn other(r: &mut Regs) -> Reply {
     match r.rax {
-        nr::LSEEK | nr::READV | nr::WRITEV | nr::PREADV | nr::PWRITEV | nr::PREADV2
-        | nr::PWRITEV2 | nr::FSYNC | nr::FDATASYNC | nr::FTRUNCATE | nr::FALLOCATE
-        | nr::SYNC_FILE_RANGE | nr::SYNCFS | nr::SYNC | nr::FADVISE64 | nr::READAHEAD
-        | nr::GETDENTS64 | nr::TRUNCATE => data::other(r),
+        nr::LSEEK
+        | nr::READV
+        | nr::WRITEV
+        | nr::PREADV
+        | nr::PWRITEV
+        | nr::PREADV2
+        | nr::PWRITEV2
+        | nr::FSYNC
+        | nr::FDATASYNC
+        | nr::FTRUNCATE
+        | nr::FALLOCATE
+        | nr::SYNC_FILE_RANGE
+        | nr::SYNCFS
+        | nr::SYNC
+        | nr::FADVISE64
+        | nr::READAHEAD
+        | nr::GETDENTS64
+        | nr::TRUNCATE => data::other(r),
         nr::OPEN | nr::OPENAT | nr::OPENAT2 | nr::CREAT => open::open(r),
-        nr::CLOSE | nr::DUP | nr::DUP2 | nr::DUP3 | nr::CLOSE_RANGE | nr::IOCTL | nr::FLOCK
-        | nr::FCHDIR | nr::CHDIR | nr::GETDENTS | nr::SENDMSG | nr::SENDMMSG | nr::IO_SUBMIT
-        | nr::IO_URING_SETUP | nr::MMAP => fds::other(r),
+        nr::CLOSE
+        | nr::DUP
+        | nr::DUP2
+        | nr::DUP3
+        | nr::CLOSE_RANGE
+        | nr::IOCTL
+        | nr::FLOCK
+        | nr::FCHDIR
+        | nr::CHDIR
+        | nr::GETDENTS
+        | nr::SENDMSG
+        | nr::SENDMMSG
+        | nr::IO_SUBMIT
+        | nr::IO_URING_SETUP
+        | nr::MMAP => fds::other(r),
         nr::SENDFILE | nr::COPY_FILE_RANGE | nr::SPLICE | nr::TEE | nr::VMSPLICE => copy::copy(r),
         nr::POLL | nr::PPOLL | nr::SELECT | nr::PSELECT6 | nr::EPOLL_CTL => poll::poll(r),
-        nr::MKDIR | nr::MKDIRAT | nr::RMDIR | nr::UNLINK | nr::UNLINKAT | nr::RENAME
-        | nr::RENAMEAT | nr::RENAMEAT2 | nr::LINK | nr::LINKAT | nr::SYMLINK | nr::SYMLINKAT
-        | nr::MKNOD | nr::MKNODAT | nr::READLINK | nr::READLINKAT => names::names(r),
-        nr::EXECVE | nr::EXECVEAT | nr::EXIT_GROUP | nr::UMASK | nr::RT_SIGACTION | nr::CHROOT
-        | nr::SETUID | nr::SETGID | nr::SETREUID | nr::SETREGID | nr::SETRESUID
-        | nr::SETRESGID | nr::SETGROUPS | AFTER_VFORK => process::other(r),
+        nr::MKDIR
+        | nr::MKDIRAT
+        | nr::RMDIR
+        | nr::UNLINK
+        | nr::UNLINKAT
+        | nr::RENAME
+        | nr::RENAMEAT
+        | nr::RENAMEAT2
+        | nr::LINK
+        | nr::LINKAT
+        | nr::SYMLINK
+        | nr::SYMLINKAT
+        | nr::MKNOD
+        | nr::MKNODAT
+        | nr::READLINK
+        | nr::READLINKAT => names::names(r),
+        nr::EXECVE
+        | nr::EXECVEAT
+        | nr::EXIT_GROUP
+        | nr::UMASK
+        | nr::RT_SIGACTION
+        | nr::CHROOT
+        | nr::SETUID
+        | nr::SETGID
+        | nr::SETREUID
+        | nr::SETREGID
+        | nr::SETRESUID
+        | nr::SETRESGID
+        | nr::SETGROUPS
+        | AFTER_VFORK => process::other(r),
         _ => attrs::attrs(r),
     }
 }

@@ -10,9 +10,9 @@
 use core::sync::atomic::Ordering;
 
 use crate::format::{Ofd, state};
+use crate::session;
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, OffsetLock};
-use crate::session;
 
 /// Holder operation: keep the descriptor sent along.
 const PUT: u32 = 1;

@@ -8,9 +8,10 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use base::{Errno, InodeId};
 use client::dir::DirFs;
 use client::fs::{Attr, Caller, FileSystem, Handle, S_IFDIR};
+use client::libfs::{Config, LibFs};
 use client::mutex::{Guard, Mutex};
 
-use crate::sys::{self, Stat, err, nr, o};
+use crate::sys::{self, Stat, nr, o};
 use crate::{session, table};
 
 type Object = Box<dyn FileSystem>;
@@ -56,14 +57,22 @@ fn connect_once() -> Result<&'static dyn FileSystem, isize> {
 /// Makes the file system object that the session names.
 fn connect(header: &crate::format::Header) -> Result<Object, Errno> {
     let backend = &header.backend[..header.backend_len as usize];
+    // The object keeps descriptors of its own, from `min` on: the range is closed to the program.
+    let min = table::internal_min();
+    for fd in min..(min + min / 7).min(table::FDS as i32) {
+        table::protect(fd);
+    }
     if let Some(path) = backend.strip_prefix(b"dir:") {
-        let min = table::internal_min();
-        // The dir back end keeps descriptors of its own, from `min` on; the whole range is its.
-        for fd in min..(min + min / 7).min(table::FDS as i32) {
-            table::protect(fd);
-        }
         let options = client::dir::Options { fd_min: min, nodes_max: 256, impersonate: false };
         return Ok(Box::new(DirFs::open(path, options)?));
+    }
+    if let Some(socket) = backend.strip_prefix(b"corbel:") {
+        return Ok(Box::new(LibFs::attach(Config {
+            socket: socket.to_vec(),
+            lanes: 0,
+            fd_min: min,
+            mount: header.mount[..header.mount_len as usize].to_vec(),
+        })?));
     }
     Err(Errno::NODEV)
 }

@@ -238,6 +238,10 @@ fn walk(dir: InodeId, rest: &[u8], follow: bool) -> Result<Found, Stop> {
         if name == b".." && dir == InodeId::ROOT {
             return Err(Stop::Kernel);
         }
+        if name == b".corbel" && dir == InodeId::ROOT {
+            // The mount's own directory: statistics, files by number.
+            return Err(Stop::Kernel);
+        }
         let attr = match fs.lookup(&who, dir, name) {
             Ok(attr) => Some(attr),
             Err(base::Errno::NOENT) if last => None,

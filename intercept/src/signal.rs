@@ -16,8 +16,7 @@ const SIGNALS: usize = 65;
 const SIGSEGV: usize = 11;
 const SIGBUS: usize = 7;
 /// Signals that a fault raises: SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
-const FAULTS: u64 =
-    1 << 3 | 1 << 4 | 1 << (SIGBUS - 1) | 1 << 7 | 1 << (SIGSEGV - 1) | 1 << 30;
+const FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << (SIGBUS - 1) | 1 << 7 | 1 << (SIGSEGV - 1) | 1 << 30;
 const SIG_DFL: usize = 0;
 const SIG_IGN: usize = 1;
 const SA_RESTORER: usize = 0x0400_0000;
@@ -124,8 +123,7 @@ pub fn sigaction(r: &Regs) -> Result<isize, isize> {
         new_at = (&raw const passed) as usize;
     }
     let mut previous = Action::default();
-    let ret =
-        sys::call4(nr::RT_SIGACTION, signal, new_at, (&raw mut previous) as usize, 8);
+    let ret = sys::call4(nr::RT_SIGACTION, signal, new_at, (&raw mut previous) as usize, 8);
     if ret < 0 {
         HANDLERS[signal].store(before, Ordering::Release);
         return Ok(ret);

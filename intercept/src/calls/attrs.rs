@@ -238,8 +238,21 @@ fn statfs(to: usize) -> Reply {
     // struct statfs: type (FUSE_SUPER_MAGIC), bsize, blocks, bfree, bavail, files, ffree, fsid,
     // namelen, frsize, flags, spare.
     let words: [u64; 15] = [
-        0x6573_5546, block, blocks, blocks_free, blocks_free, inodes, inodes_free, dev,
-        u64::from(name_max), block, 0x20, 0, 0, 0, 0,
+        0x6573_5546,
+        block,
+        blocks,
+        blocks_free,
+        blocks_free,
+        inodes,
+        inodes_free,
+        dev,
+        u64::from(name_max),
+        block,
+        0x20,
+        0,
+        0,
+        0,
+        0,
     ];
     mem::put(to, &words)?;
     Ok(0)
@@ -292,4 +305,3 @@ fn give(value: &[u8], to: usize, room: usize) -> Reply {
     mem::put_slice(to, value)?;
     Ok(value.len() as isize)
 }
-

@@ -182,8 +182,7 @@ fn vector(r: &Regs, write: bool, at: Option<u64>) -> Reply {
     }
     let _lock = file.lock();
     let ofd = still(&file)?;
-    let (done, end) =
-        transfer(&file, &list, write, ofd.offset.load(Ordering::Relaxed), append)?;
+    let (done, end) = transfer(&file, &list, write, ofd.offset.load(Ordering::Relaxed), append)?;
     ofd.offset.store(end, Ordering::Relaxed);
     Ok(done)
 }
@@ -252,9 +251,7 @@ fn transfer(
                 Ok(done.len)
             })
         } else {
-            mem::sink(*base, *len)
-                .map_err(Stop::from)
-                .and_then(|buf| Ok(fs.read(handle, at, buf)?))
+            mem::sink(*base, *len).map_err(Stop::from).and_then(|buf| Ok(fs.read(handle, at, buf)?))
         };
         match step {
             Ok(n) => {

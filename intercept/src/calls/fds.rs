@@ -2,7 +2,6 @@
 
 use core::sync::atomic::Ordering;
 
-
 use super::{Reply, regular, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
@@ -317,4 +316,3 @@ fn submit(r: &Regs) -> Reply {
     }
     Err(Stop::Kernel)
 }
-

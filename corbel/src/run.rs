@@ -1,0 +1,380 @@
+//! `corbel run -- PROGRAM`: an unmodified program on the fast path.
+//!
+//! The interception library is preloaded into the program and all that it starts. What they share
+//! lies in the session memory (run/format.rs), a memfd that every process inherits: configuration,
+//! the system call sites to patch, open file descriptions. This process stays as the parent: it
+//! holds descriptors for the session (run/holder.rs) and ends with the program's code.
+//! docs/interception.md tells the whole.
+
+#[path = "../../intercept/src/format.rs"]
+#[allow(dead_code)]
+mod format;
+mod holder;
+mod sites;
+
+use std::fs;
+use std::io::Read as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use crate::cli::Global;
+use crate::failure::{Context as _, Failure, Kind, Result};
+use crate::output::Output;
+
+/// Arguments of `corbel run`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  corbel run -- sqlite3 /corbel/a.db 'select 1'\n  \
+    corbel run --audit -- git -C /corbel/tree status\n  \
+    CORBEL_BACKEND=dir:/srv/files corbel run --mount /srv/mnt -- bash\n\n\
+    Ends with the program's code (128 + N when signal N ended it; 126, 127: it could not be \
+    started).")]
+pub struct RunArgs {
+    /// Mount point whose files are served in the process; without it, the one mounted volume
+    #[arg(long, value_name = "DIR", env = "CORBEL_MOUNT")]
+    pub mount: Option<PathBuf>,
+    /// Socket of the node's hostd
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Back end: corbel:/SOCKET, or dir:/PATH for a directory served as it is
+    #[arg(long, value_name = "BACKEND", env = "CORBEL_BACKEND")]
+    pub backend: Option<String>,
+    /// How to reach the files
+    #[arg(long, value_enum, default_value = "fast")]
+    pub mode: Mode,
+    /// Afterwards, say on standard error how many processes took which path
+    #[arg(long)]
+    pub audit: bool,
+    /// Program and arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub program: Vec<std::ffi::OsString>,
+}
+
+/// Ways to the files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Mode {
+    /// In the process, by the interception library
+    Fast,
+    /// Through the mount, as without corbel run
+    Fuse,
+}
+
+/// Names of the interception library beside the binary or in a library directory.
+const LIBRARY: &str = "libintercept.so";
+
+/// Runs the program; the code to end with.
+pub fn run(global: &Global, _out: &Output, args: &RunArgs) -> Result<u8> {
+    let mut command = Command::new(&args.program[0]);
+    command.args(&args.program[1..]);
+    if args.mode == Mode::Fuse {
+        return Ok(code(wait(spawn(&mut command, args)?)?));
+    }
+    let session = Session::make(global, args)?;
+    if let Some(reason) = program_path(&args.program[0]).and_then(|path| unhooked(&path)) {
+        eprintln!(
+            "corbel: {} {reason}: it is served by the mount, not on the fast path",
+            Path::new(&args.program[0]).display()
+        );
+    }
+    command.env(format::ENV, format!("{},-1", session.fd.as_raw_fd()));
+    command.env("LD_PRELOAD", preload(&session.library));
+    let status = wait(spawn(&mut command, args)?)?;
+    session.report(args.audit)?;
+    Ok(code(status))
+}
+
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    u8::try_from(code & 0xff).unwrap_or(1)
+}
+
+fn spawn(command: &mut Command, args: &RunArgs) -> Result<Child> {
+    // Ctrl-C goes to the whole foreground group: the program decides, we stay. Handlers, unlike
+    // ignored signals, do not reach the program through exec.
+    crate::signals::catch();
+    command.spawn().map_err(|error| {
+        let missing = error.kind() == std::io::ErrorKind::NotFound;
+        let mut failure = Failure::io(Path::new(&args.program[0]).display(), &error);
+        failure.remedy = "name a program that exists and may be executed".into();
+        failure.exit = Some(if missing { 127 } else { 126 });
+        failure
+    })
+}
+
+fn wait(mut child: Child) -> Result<ExitStatus> {
+    let pid = rustix::process::Pid::from_child(&child);
+    let mut forwarded = false;
+    loop {
+        match rustix::process::waitid(
+            rustix::process::WaitId::Pid(pid),
+            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT,
+        ) {
+            Ok(_) => return child.wait().context("waiting for the program"),
+            Err(rustix::io::Errno::INTR) => {
+                // SIGTERM came to us alone; SIGINT usually reached the program too.
+                if !forwarded && crate::signals::pending() == Some(libc::SIGTERM) {
+                    forwarded = true;
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                }
+            }
+            Err(error) => {
+                return Err(std::io::Error::from(error)).context("waiting for the program");
+            }
+        }
+    }
+}
+
+fn program_path(name: &std::ffi::OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name));
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+/// Why the dynamic loader would not load the library into a program.
+fn unhooked(path: &Path) -> Option<&'static str> {
+    let meta = fs::metadata(path).ok()?;
+    if meta.mode() & 0o4000 != 0 || meta.mode() & 0o2010 == 0o2010 {
+        return Some("is a set-id program");
+    }
+    let mut head = vec![0; 4096];
+    let got = fs::File::open(path).ok()?.read(&mut head).ok()?;
+    head.truncate(got);
+    if !head.starts_with(b"\x7fELF") {
+        return None; // a script: its interpreter decides
+    }
+    if head.get(4) != Some(&2) || head.get(18..20) != Some(&[62, 0]) {
+        return Some("is not a 64-bit x86 program");
+    }
+    let dynamic = head.windows(21).any(|w| w == b"/ld-linux-x86-64.so.2");
+    (!dynamic).then_some("is statically linked, or not linked with glibc")
+}
+
+fn preload(library: &Path) -> std::ffi::OsString {
+    let mut value = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+        value.push(":");
+        value.push(others);
+    }
+    value
+}
+
+/// glibc's loader and C library, as this very process has them.
+pub(crate) fn libraries() -> Vec<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mut found: Vec<PathBuf> = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])))
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().as_bytes();
+            name == b"libc.so.6"
+                || name.starts_with(b"ld-linux-x86-64")
+                || name.starts_with(b"ld-2.")
+        })
+        .collect();
+    found.dedup();
+    found
+}
+
+fn find_library() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("finding this program")?;
+    let beside = own.parent().unwrap_or(Path::new("/"));
+    let places = [
+        std::env::var_os("CORBEL_LIBRARY").map(PathBuf::from),
+        Some(beside.join(LIBRARY)),
+        Some(beside.join("../lib/corbel").join(LIBRARY)),
+    ];
+    let found = places.into_iter().flatten().find(|path| path.is_file());
+    let found = found.ok_or_else(|| {
+        Failure::new(
+            Kind::Environment,
+            format!("{LIBRARY} is not beside {}", own.display()),
+            "build it (cargo build -p intercept), or name it in CORBEL_LIBRARY",
+        )
+    })?;
+    fs::canonicalize(&found).context(found.display())
+}
+
+/// The one mounted volume, when there is exactly one.
+fn find_mount() -> Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+    let of_ours = |line: &&str| line.split(' ').nth(2).is_some_and(|kind| kind == "fuse.corbel");
+    let mut found = mounts.lines().filter(of_ours).filter_map(|line| line.split(' ').nth(1));
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(PathBuf::from(one)),
+        (None, _) => Err(Failure::new(
+            Kind::Environment,
+            "no volume is mounted",
+            "mount one (corbel mount), or name the mount point: --mount DIR",
+        )),
+        _ => Err(Failure::new(
+            Kind::Usage,
+            "more than one volume is mounted",
+            "say which: --mount DIR",
+        )),
+    }
+}
+
+/// What the processes of one run share.
+struct Session {
+    fd: OwnedFd,
+    library: PathBuf,
+}
+
+/// Appends `text` in a field of `room` bytes; its length must leave a NUL.
+fn field(image: &mut Vec<u8>, what: &str, text: &[u8], room: usize) -> Result<()> {
+    if text.len() >= room || text.contains(&0) {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("{what} is {} bytes long", text.len()),
+            format!("use one of at most {} bytes", room - 1),
+        ));
+    }
+    image.extend_from_slice(text);
+    image.resize(image.len() + room - text.len(), 0);
+    Ok(())
+}
+
+impl Session {
+    fn make(global: &Global, args: &RunArgs) -> Result<Self> {
+        let mount = args.mount.clone().map_or_else(find_mount, Ok)?;
+        let mount = fs::canonicalize(&mount).context(mount.display())?;
+        if mount == Path::new("/") {
+            let what = "the prefix cannot be /";
+            return Err(Failure::new(Kind::Usage, what, "name the mount point: --mount DIR"));
+        }
+        let backend = match &args.backend {
+            Some(backend) => backend.clone().into_bytes(),
+            None => {
+                let socket = args.socket.clone().map_or_else(
+                    || global.load().map(|config| config.node.socket),
+                    Ok::<_, Failure>,
+                )?;
+                [b"corbel:", socket.as_os_str().as_bytes()].concat()
+            }
+        };
+        if !backend.starts_with(b"corbel:/") && !backend.starts_with(b"dir:/") {
+            return Err(Failure::new(
+                Kind::Usage,
+                format!("back end {:?} is unknown", String::from_utf8_lossy(&backend)),
+                "use corbel:/SOCKET or dir:/PATH",
+            ));
+        }
+        let library = find_library()?;
+        let tables = libraries().iter().map(|l| sites::of(l)).collect::<Result<Vec<_>>>()?;
+        if tables.is_empty() || tables.len() > format::TABLES {
+            return Err(Failure::new(
+                Kind::Environment,
+                "this program runs without glibc, so the sites of glibc are not known",
+                "build corbel for x86_64-unknown-linux-gnu",
+            ));
+        }
+        let holder = holder::start()?;
+        let header = header(&mount, &backend, &library, &holder, tables.len())?;
+        let fd = memory(&header, &tables)?;
+        Ok(Self { fd, library })
+    }
+
+    fn counters(&self) -> Result<[u32; 7]> {
+        let file = fs::File::from(self.fd.try_clone().context("session memory")?);
+        let mut bytes = [0u8; 28];
+        file.read_exact_at(&mut bytes, format::COUNTERS_AT as u64).context("session memory")?;
+        let mut counters = [0; 7];
+        for (counter, word) in counters.iter_mut().zip(bytes.chunks_exact(4)) {
+            *counter = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+        }
+        Ok(counters)
+    }
+
+    /// Says what became of it: always when nothing was caught at all.
+    fn report(&self, audit: bool) -> Result<()> {
+        let [attached, unpatched, demoted, unhooked, kernel_opens, exhausted, _] =
+            self.counters()?;
+        if unpatched > 0 {
+            eprintln!(
+                "corbel: {unpatched} processes have another glibc than this machine's and were \
+                served by the mount"
+            );
+        }
+        if audit {
+            let all = json!({
+                "fast": attached, "unpatched": unpatched, "unhooked": unhooked,
+                "demoted": demoted, "kernel_opens": kernel_opens, "exhausted": exhausted,
+            });
+            eprintln!("{all}");
+        }
+        Ok(())
+    }
+}
+
+/// The header's bytes: [`format::Header`], field by field.
+fn header(
+    mount: &Path,
+    backend: &[u8],
+    library: &Path,
+    holder: &[u8],
+    tables: usize,
+) -> Result<Vec<u8>> {
+    let (mount, library) = (mount.as_os_str().as_bytes(), library.as_os_str().as_bytes());
+    let mut image = format::MAGIC.to_vec();
+    image.extend_from_slice(&format::VERSION.to_le_bytes());
+    image.extend_from_slice(&[0; 4]);
+    image.extend_from_slice(&(format::SESSION_BYTES as u64).to_le_bytes());
+    for n in [tables, mount.len(), backend.len(), library.len(), holder.len(), 0] {
+        image.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
+    }
+    field(&mut image, "the mount point", mount, format::PATH_MAX)?;
+    field(&mut image, "the back end", backend, format::PATH_MAX)?;
+    field(&mut image, "the path of the library", library, format::PATH_MAX)?;
+    field(&mut image, "the holder's address", holder, format::SOCKET_MAX + 1)?;
+    image.resize(size_of::<format::Header>(), 0);
+    let sum = base::crc32c(0, &image);
+    image[12..16].copy_from_slice(&sum.to_le_bytes());
+    Ok(image)
+}
+
+fn table(sites: &sites::Sites) -> Vec<u8> {
+    let mut image = Vec::with_capacity(format::TABLE_BYTES);
+    for n in [sites.build_id.len(), sites.sites.len()] {
+        image.extend_from_slice(&u32::try_from(n).unwrap_or(0).to_le_bytes());
+    }
+    image.extend_from_slice(&sites.build_id);
+    image.resize(8 + format::BUILD_ID_MAX, 0);
+    for site in &sites.sites {
+        image.extend_from_slice(&site.at.to_le_bytes());
+        image.extend_from_slice(&[site.len, site.syscall, 0, 0]);
+    }
+    image
+}
+
+/// Makes the memfd and moves it to a high number, open across exec.
+fn memory(header: &[u8], tables: &[sites::Sites]) -> Result<OwnedFd> {
+    let what = "making the session memory";
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let fd = rustix::fs::memfd_create("corbel-run", flags)
+        .map_err(std::io::Error::from)
+        .context(what)?;
+    let file = fs::File::from(fd);
+    file.set_len(format::SESSION_BYTES as u64).context(what)?;
+    file.write_all_at(header, 0).context(what)?;
+    for (i, sites) in tables.iter().enumerate() {
+        let at = format::TABLES_AT + i * format::TABLE_BYTES;
+        file.write_all_at(&table(sites), at as u64).context(what)?;
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.unwrap_or(65_536).clamp(64, 65_536);
+    let high = i32::try_from(limit - limit / 8).unwrap_or(896);
+    let fd =
+        rustix::io::fcntl_dupfd_cloexec(&file, high).map_err(std::io::Error::from).context(what)?;
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())
+        .map_err(std::io::Error::from)
+        .context(what)?;
+    Ok(fd)
+}

@@ -1,0 +1,416 @@
+//! The system call sites of a library: where the interception library may write its jumps.
+//!
+//! Made by disassembly, once per library (by build-id), and kept in the user's cache directory. A
+//! window is a run of whole instructions around one `syscall`, at least five bytes long, each of
+//! which may be moved (no branch, nothing relative to the instruction pointer), and into the
+//! middle of which nothing jumps: no branch, no entry of a jump table, no symbol.
+//!
+//! # The cache file
+//!
+//! `$XDG_CACHE_HOME/corbel/sites-BUILDID`, mode 0600 in a directory of mode 0700. Little-endian:
+//! magic `CORBSITE` (8), version (4), CRC32C of all that follows (4), number of sites (4), then per
+//! site the fields of [`Site`]: address (4), length (1), place of the `syscall` (1), zero (2). A
+//! file that is not exactly so is made anew.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+use super::format::{BUILD_ID_MAX, SITES, Site, WINDOW_MAX, WINDOW_MIN};
+use crate::failure::{Context as _, Failure, Kind, Result};
+
+const MAGIC: &[u8; 8] = b"CORBSITE";
+const VERSION: u32 = 1;
+const HEADER: usize = 20;
+/// Libraries larger than this are not looked at.
+const LIBRARY_MAX: u64 = 64 << 20;
+/// Entries of one jump table followed.
+const JUMPS_MAX: usize = 1024;
+/// Instructions of a window before or after the `syscall`.
+const NEIGHBOURS: usize = 4;
+
+/// The sites of one library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sites {
+    /// Its NT_GNU_BUILD_ID.
+    pub build_id: Vec<u8>,
+    /// By address.
+    pub sites: Vec<Site>,
+}
+
+/// An ELF file, as far as it is needed here.
+struct Elf {
+    bytes: Vec<u8>,
+    /// (type, flags, offset, address, size) of each program header.
+    segments: Vec<(u32, u32, u64, u64, u64)>,
+    /// (type, flags, address, offset, size) of each section.
+    sections: Vec<(u32, u64, u64, u64, u64)>,
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
+    let field: [u8; N] = bytes.get(at..at.checked_add(N)?)?.try_into().ok()?;
+    Some(field.iter().rev().fold(0, |all, b| all << 8 | u64::from(*b)))
+}
+
+fn refuse(path: &Path, what: &str) -> Failure {
+    Failure::new(
+        Kind::Environment,
+        format!("{}: {what}", path.display()),
+        "run the program without the fast path: corbel run --mode fuse",
+    )
+}
+
+impl Elf {
+    fn read(path: &Path) -> Result<Self> {
+        let size = fs::metadata(path).context(path.display())?.len();
+        if size > LIBRARY_MAX {
+            return Err(refuse(path, "is larger than 64 MiB"));
+        }
+        let bytes = fs::read(path).context(path.display())?;
+        Self::parse(bytes).ok_or_else(|| refuse(path, "is not a 64-bit x86 ELF file"))
+    }
+
+    fn parse(bytes: Vec<u8>) -> Option<Self> {
+        if !bytes.starts_with(b"\x7fELF\x02\x01") || number::<2>(&bytes, 18)? != 62 {
+            return None;
+        }
+        let field = |at: usize| number::<8>(&bytes, at);
+        let (phoff, phnum) = (field(32)? as usize, number::<2>(&bytes, 56)? as usize);
+        let (shoff, shnum) = (field(40)? as usize, number::<2>(&bytes, 60)? as usize);
+        let mut segments = Vec::new();
+        for i in 0..phnum {
+            let at = phoff.checked_add(i * 56)?;
+            let (kind, flags) = (number::<4>(&bytes, at)?, number::<4>(&bytes, at + 4)?);
+            let (offset, address, size) = (field(at + 8)?, field(at + 16)?, field(at + 32)?);
+            segments.push((kind as u32, flags as u32, offset, address, size));
+        }
+        let mut sections = Vec::new();
+        for i in 0..shnum {
+            let at = shoff.checked_add(i * 64)?;
+            let kind = number::<4>(&bytes, at + 4)? as u32;
+            sections.push((
+                kind,
+                field(at + 8)?,
+                field(at + 16)?,
+                field(at + 24)?,
+                field(at + 32)?,
+            ));
+        }
+        Some(Self { bytes, segments, sections })
+    }
+
+    fn part(&self, offset: u64, size: u64) -> Option<&[u8]> {
+        let from = usize::try_from(offset).ok()?;
+        self.bytes.get(from..from.checked_add(usize::try_from(size).ok()?)?)
+    }
+
+    /// Bytes from an address on, up to the end of its segment.
+    fn at_address(&self, address: u64) -> Option<&[u8]> {
+        self.segments.iter().filter(|s| s.0 == 1).find_map(|&(_, _, offset, base, size)| {
+            let skip = address.checked_sub(base).filter(|s| *s < size)?;
+            self.part(offset + skip, size - skip)
+        })
+    }
+
+    /// Executable sections: address and bytes.
+    fn code(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        // SHT_PROGBITS with SHF_EXECINSTR
+        self.sections
+            .iter()
+            .filter(|s| s.0 == 1 && s.1 & 4 != 0)
+            .filter_map(|&(_, _, address, offset, size)| Some((address, self.part(offset, size)?)))
+    }
+
+    fn in_code(&self, address: u64) -> bool {
+        self.code().any(|(base, bytes)| address >= base && address - base < bytes.len() as u64)
+    }
+
+    fn build_id(&self) -> Option<Vec<u8>> {
+        for &(kind, _, offset, _, size) in &self.segments {
+            if kind != 4 {
+                continue;
+            }
+            let notes = self.part(offset, size)?;
+            let mut at = 0usize;
+            while let (Some(name), Some(len), Some(kind)) =
+                (number::<4>(notes, at), number::<4>(notes, at + 4), number::<4>(notes, at + 8))
+            {
+                let body = at.checked_add(12)?.checked_add((name as usize + 3) & !3)?;
+                let end = body.checked_add(len as usize)?;
+                if kind == 3 && notes.get(at + 12..at + 16) == Some(b"GNU\0") {
+                    return notes.get(body..end).map(<[u8]>::to_vec);
+                }
+                at = (end + 3) & !3;
+            }
+        }
+        None
+    }
+
+    /// Values of all symbols.
+    fn symbols(&self) -> Vec<u64> {
+        let tables = self.sections.iter().filter(|s| s.0 == 11 || s.0 == 2);
+        let tables = tables.filter_map(|s| self.part(s.3, s.4));
+        tables.flat_map(|t| t.chunks_exact(24).filter_map(|s| number::<8>(s, 8))).collect()
+    }
+}
+
+/// Addresses into the middle of which no window may reach.
+fn targets(elf: &Elf, code: &[Instruction]) -> BTreeSet<u64> {
+    let mut all: BTreeSet<u64> = elf.symbols().into_iter().collect();
+    for i in code {
+        match i.op0_kind() {
+            OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64 => {
+                all.insert(i.near_branch_target());
+            }
+            _ => {}
+        }
+        if !i.is_ip_rel_memory_operand() {
+            continue;
+        }
+        let address = i.ip_rel_memory_address();
+        all.insert(address);
+        // `lea` of read-only data may begin a jump table: entries relative to its start.
+        if i.mnemonic() == Mnemonic::Lea
+            && let Some(table) = elf.at_address(address)
+        {
+            for entry in table.chunks_exact(4).take(JUMPS_MAX) {
+                let entry = i32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
+                let target = address.wrapping_add_signed(i64::from(entry));
+                if !elf.in_code(target) {
+                    break;
+                }
+                all.insert(target);
+            }
+        }
+    }
+    all
+}
+
+fn movable(i: &Instruction) -> bool {
+    i.flow_control() == FlowControl::Next
+        && !i.is_ip_rel_memory_operand()
+        && i.mnemonic() != Mnemonic::Syscall
+        && !i.is_invalid()
+}
+
+/// Whether the window is the return from a signal handler, whose bytes unwinders know.
+fn is_sigreturn(before: Option<&Instruction>) -> bool {
+    before.is_some_and(|i| {
+        i.mnemonic() == Mnemonic::Mov
+            && matches!(i.op0_register(), Register::EAX | Register::RAX)
+            && i.op1_kind() != OpKind::Register
+            && i.op1_kind() != OpKind::Memory
+            && i.immediate(1) == 15
+    })
+}
+
+fn window(code: &[Instruction], at: usize, targets: &BTreeSet<u64>) -> Option<Site> {
+    let syscall = &code[at];
+    let adjacent = |a: &Instruction, b: &Instruction| a.next_ip() == b.ip();
+    let mut best: Option<(usize, Site)> = None;
+    let mut first = at;
+    for before in 0..=NEIGHBOURS {
+        if before > 0 {
+            let previous = at.checked_sub(before)?;
+            if !movable(&code[previous]) || !adjacent(&code[previous], &code[previous + 1]) {
+                break;
+            }
+            first = previous;
+        }
+        let mut last = at;
+        for after in 0..=NEIGHBOURS {
+            if after > 0 {
+                let Some(next) = code.get(at + after) else { break };
+                if !movable(next) || !adjacent(&code[at + after - 1], next) {
+                    break;
+                }
+                last = at + after;
+            }
+            let (from, to) = (code[first].ip(), code[last].next_ip());
+            let len = to - from;
+            if len > u64::from(WINDOW_MAX) || targets.range(from + 1..to).next().is_some() {
+                break;
+            }
+            if len < u64::from(WINDOW_MIN) {
+                continue;
+            }
+            // Fewer instructions after the call are better than fewer before it.
+            let cost = after * 8 + before;
+            let site = Site {
+                at: u32::try_from(from).ok()?,
+                len: len as u8,
+                syscall: (syscall.ip() - from) as u8,
+                reserved: 0,
+            };
+            if best.is_none_or(|(c, _)| cost < c) {
+                best = Some((cost, site));
+            }
+            break;
+        }
+    }
+    best.map(|(_, site)| site)
+}
+
+/// Disassembles a library.
+fn scan(path: &Path) -> Result<Sites> {
+    let elf = Elf::read(path)?;
+    let build_id = elf.build_id().filter(|id| (8..=BUILD_ID_MAX).contains(&id.len()));
+    let build_id = build_id.ok_or_else(|| refuse(path, "has no build-id"))?;
+    let mut code = Vec::new();
+    for (address, bytes) in elf.code() {
+        let decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
+        code.extend(decoder);
+    }
+    let targets = targets(&elf, &code);
+    let mut sites: Vec<Site> = Vec::new();
+    let mut end = 0;
+    for (at, _) in code.iter().enumerate().filter(|(_, i)| i.mnemonic() == Mnemonic::Syscall) {
+        if is_sigreturn(at.checked_sub(1).map(|b| &code[b])) {
+            continue;
+        }
+        let Some(site) = window(&code, at, &targets) else { continue };
+        if site.at >= end && sites.len() < SITES {
+            end = site.at + u32::from(site.len);
+            sites.push(site);
+        }
+    }
+    Ok(Sites { build_id, sites })
+}
+
+fn encode(sites: &[Site]) -> Vec<u8> {
+    let mut body = u32::try_from(sites.len()).unwrap_or(0).to_le_bytes().to_vec();
+    for site in sites {
+        body.extend_from_slice(&site.at.to_le_bytes());
+        body.extend_from_slice(&[site.len, site.syscall, 0, 0]);
+    }
+    let mut file = MAGIC.to_vec();
+    file.extend_from_slice(&VERSION.to_le_bytes());
+    file.extend_from_slice(&base::crc32c(0, &body).to_le_bytes());
+    file.extend_from_slice(&body);
+    file
+}
+
+/// The sites of a cache file; `None` when it is not exactly what [`encode`] writes.
+pub fn decode(file: &[u8]) -> Option<Vec<Site>> {
+    let count = number::<4>(file, 16)? as usize;
+    let right = file.starts_with(MAGIC)
+        && number::<4>(file, 8)? == u64::from(VERSION)
+        && number::<4>(file, 12)? == u64::from(base::crc32c(0, &file[16..]))
+        && (1..=SITES).contains(&count)
+        && file.len() == HEADER + count * 8;
+    if !right {
+        return None;
+    }
+    let mut sites = Vec::with_capacity(count);
+    let mut end = 0;
+    for entry in file[HEADER..].chunks_exact(8) {
+        let at = u32::try_from(number::<4>(entry, 0)?).ok()?;
+        let site = Site { at, len: entry[4], syscall: entry[5], reserved: 0 };
+        let good = (WINDOW_MIN..=WINDOW_MAX).contains(&site.len)
+            && site.syscall.checked_add(2)? <= site.len
+            && at >= end
+            && entry[6..] == [0, 0];
+        if !good {
+            return None;
+        }
+        end = at.checked_add(u32::from(site.len))?;
+        sites.push(site);
+    }
+    Some(sites)
+}
+
+/// `$XDG_CACHE_HOME/corbel`, or `~/.cache/corbel`; absolute or none.
+fn cache_dir() -> Option<PathBuf> {
+    let absolute =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let dir = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(dir.join("corbel"))
+}
+
+fn store(path: &Path, file: &[u8]) -> std::io::Result<()> {
+    if let Some(dir) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    let fresh = path.with_extension(format!("new-{}", std::process::id()));
+    let mut out =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+    out.write_all(file)?;
+    fs::rename(&fresh, path)
+}
+
+/// The sites of a library, from the cache or by looking.
+pub fn of(path: &Path) -> Result<Sites> {
+    let elf = Elf::read(path)?;
+    let id = elf.build_id().ok_or_else(|| refuse(path, "has no build-id"))?;
+    let name: String = id.iter().map(|b| format!("{b:02x}")).collect();
+    let cached = cache_dir().map(|dir| dir.join(format!("sites-{name}")));
+    let known = cached.as_ref().and_then(|file| decode(&fs::read(file).ok()?));
+    if let Some(sites) = known {
+        return Ok(Sites { build_id: id, sites });
+    }
+    let found = scan(path)?;
+    if let Some(file) = cached
+        && let Err(error) = store(&file, &encode(&found.sites))
+    {
+        log::warn!("{}: not kept for the next time: {error}", file.display());
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn libc() -> PathBuf {
+        crate::run::libraries().into_iter().find(|p| p.ends_with("libc.so.6")).expect("glibc")
+    }
+
+    #[test]
+    fn every_site_of_libc_but_sigreturn_has_a_window() {
+        let found = scan(&libc()).unwrap();
+        let elf = Elf::read(&libc()).unwrap();
+        let all: usize = elf
+            .code()
+            .map(|(a, b)| Decoder::with_ip(64, b, a, DecoderOptions::NONE).into_iter())
+            .map(|d| d.filter(|i| i.mnemonic() == Mnemonic::Syscall).count())
+            .sum();
+        assert!(all > 300, "{all} sites");
+        assert!(found.sites.len() + 3 >= all, "{} of {all}", found.sites.len());
+    }
+
+    #[test]
+    fn windows_hold_a_syscall_and_do_not_overlap() {
+        let found = scan(&libc()).unwrap();
+        let elf = Elf::read(&libc()).unwrap();
+        let mut end = 0;
+        for site in &found.sites {
+            assert!(site.at >= end);
+            end = site.at + u32::from(site.len);
+            let bytes = elf.at_address(u64::from(site.at)).unwrap();
+            assert_eq!(bytes[usize::from(site.syscall)..][..2], [0x0f, 0x05]);
+        }
+    }
+
+    #[test]
+    fn cache_files_are_read_back_and_damage_is_refused() {
+        let site = |at| Site { at, len: 7, syscall: 5, reserved: 0 };
+        let sites = vec![site(100), site(200)];
+        let file = encode(&sites);
+        assert_eq!(decode(&file), Some(sites));
+        for at in 0..file.len() {
+            for bit in 0..8 {
+                let mut bad = file.clone();
+                bad[at] ^= 1 << bit;
+                assert_eq!(decode(&bad), None, "byte {at} bit {bit}");
+            }
+        }
+        for len in 0..file.len() {
+            assert_eq!(decode(&file[..len]), None);
+        }
+        assert_eq!(decode(&encode(&[site(100), site(103)])), None, "overlap");
+    }
+}
