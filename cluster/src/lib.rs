@@ -7,7 +7,7 @@
 //! [`coordinator`] (membership, epochs, chains).
 
 pub mod coordinator;
-mod decode;
+pub mod decode;
 pub mod limits;
 pub mod mem;
 pub mod net;
