@@ -1,0 +1,633 @@
+//! The core of nicfs: one state machine that owns everything, waits for nothing and calls nothing
+//! but the region's memory. One node plays several parts at once:
+//!
+//! - **agent** of the clients on its machine (`agent`, `requests`): fetches their logs, answers
+//!   their requests, writes and revokes their lease words;
+//! - **head** of the chain, if it is the first of it (`head`): validates, orders everything into one
+//!   stream of chunks, manages leases and inode numbers;
+//! - **member** (`stream`): keeps the stream in its ring, passes it on, acknowledges, applies it to
+//!   its volume and publishes.
+//!
+//! What an agent asks of the head goes through `Node::to_head`, also when both are this node.
+
+mod agent;
+pub mod client;
+pub mod event;
+mod head;
+pub mod lease;
+pub mod message;
+mod requests;
+pub mod ring;
+mod stream;
+pub mod validate;
+mod view;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use base::random::Random;
+use base::wire::Corrupt;
+use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
+use cluster::transport::Class;
+use storage::format::entry::{self, Header, Op, entry_bytes};
+use storage::media::{Media, MediaError, Segment};
+use storage::volume::{Fault, Volume};
+
+use client::Client;
+use lease::LeaseTable;
+use message::Message;
+use ring::Ring;
+use validate::Known;
+
+pub use event::{Effect, Event};
+
+/// Bodies above this travel in the bulk class.
+const BULK_MIN: usize = 64 * 1024;
+/// Messages to this node itself handled in one go before the driver gets a turn.
+const LOCAL_MAX: usize = 10_000;
+
+/// What the core must know of its surroundings.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// This node.
+    pub node: NodeId,
+    /// Lanes of a log, unless a client asks for another number.
+    pub lanes: u32,
+    /// Bytes of a lane.
+    pub lane_bytes: u64,
+    /// Clients at once.
+    pub clients_max: u32,
+    /// Bytes of the stream ring.
+    pub ring_bytes: u64,
+}
+
+/// Why the node cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The region cannot be reached.
+    Media(MediaError),
+    /// The published state is damaged.
+    Volume(Fault),
+    /// The stream holds what this volume refuses: it is not the same volume any more.
+    Diverged(StreamSeq, String),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Media(e) => write!(f, "the region cannot be reached: {e}"),
+            Self::Volume(e) => write!(f, "the volume is damaged: {e}; run fsck on the region"),
+            Self::Diverged(seq, why) => write!(
+                f,
+                "chunk {seq} of the stream does not fit this volume ({why}); remove the region's \
+                 content so that the node joins anew"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<MediaError> for Failure {
+    fn from(e: MediaError) -> Self {
+        Self::Media(e)
+    }
+}
+
+impl From<Fault> for Failure {
+    fn from(e: Fault) -> Self {
+        match e {
+            Fault::Media(e) => Self::Media(e),
+            other => Self::Volume(other),
+        }
+    }
+}
+
+/// Counters, for status and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub chunks: u64,
+    pub entries: u64,
+    pub entry_bytes: u64,
+    pub refused: u64,
+    pub publishes: u64,
+    pub copied_bytes: u64,
+    pub host_copies: u64,
+    pub isolated_copies: u64,
+    pub leases_granted: u64,
+    pub recalls: u64,
+    pub expelled: u64,
+    pub requests: u64,
+    pub bad_requests: u64,
+    pub bad_messages: u64,
+    pub old_epoch: u64,
+    pub syncs: u64,
+    pub snapshots: u64,
+}
+
+/// The part that a node has in the current view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// No view yet, or not in it.
+    Outside,
+    /// First of the chain.
+    Head,
+    /// In the chain, not first.
+    Member,
+    /// Fetching the state in order to join.
+    Syncing,
+}
+
+/// See the module.
+pub struct Node {
+    config: NodeConfig,
+    media: Arc<dyn Media>,
+    random: Random,
+    volume: Volume,
+    ring: Ring,
+    /// Why nothing works any more.
+    failure: Option<Failure>,
+    counters: Counters,
+    realtime_offset: u64,
+
+    epoch: Epoch,
+    chain: Vec<NodeId>,
+    syncing: Vec<NodeId>,
+    fenced: bool,
+    /// The chain agreed on the stream; leases may be granted.
+    ready: bool,
+    positions: BTreeMap<NodeId, StreamSeq>,
+    early: VecDeque<(NodeId, Epoch, Message)>,
+
+    clients: BTreeMap<ClientId, Client>,
+    active: BTreeSet<ClientId>,
+    pins: BTreeMap<ClientId, BTreeSet<InodeId>>,
+    requests: Vec<requests::Pending>,
+    recalls: Vec<agent::Recall>,
+    next_token: u64,
+    next_segment: u32,
+
+    local: VecDeque<Message>,
+    stalled: VecDeque<(NodeId, Message)>,
+    known: BTreeMap<ClientId, Known>,
+    leases: LeaseTable,
+    held_grants: Vec<head::HeldGrant>,
+    dirty: BTreeMap<InodeId, (StreamSeq, ClientId)>,
+    acked: BTreeMap<NodeId, StreamSeq>,
+    all_acked: StreamSeq,
+    all_acked_at: Nanos,
+    next_inode: u64,
+
+    applied: StreamSeq,
+    published: StreamSeq,
+    settled: BTreeMap<ClientId, Sequence>,
+    stash: BTreeMap<StreamSeq, Vec<u8>>,
+    batch: BTreeMap<ClientId, Sequence>,
+    batch_bytes: u64,
+    batch_since: Option<Nanos>,
+    job: Option<stream::Job>,
+    next_job: u64,
+    publish_now: bool,
+    host: bool,
+    snapshots: BTreeMap<NodeId, view::Outgoing>,
+    incoming: Option<view::Incoming>,
+    now: Nanos,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node")
+            .field("node", &self.config.node)
+            .field("epoch", &self.epoch)
+            .field("chain", &self.chain)
+            .field("stream", &self.ring.last())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The entries of a chunk's body: offset of the entry, header, operation.
+pub fn entries(
+    body: &[u8],
+    incarnation: u32,
+) -> impl Iterator<Item = Result<(usize, Header, Op<'_>), Corrupt>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = body.get(at..).filter(|r| !r.is_empty())?;
+        match entry::decode(rest, incarnation) {
+            Ok((header, op)) => {
+                let offset = at;
+                at = (at + entry_bytes(header.length as usize)).min(body.len());
+                Some(Ok((offset, header, op)))
+            }
+            Err(e) => {
+                at = body.len();
+                Some(Err(e))
+            }
+        }
+    })
+}
+
+impl Node {
+    /// Opens the node's region and replays what its stream ring holds beyond the published state.
+    pub fn new(config: NodeConfig, media: Arc<dyn Media>, random: Random) -> Result<Self, Failure> {
+        let volume = Volume::open(Arc::clone(&media))?;
+        let published = volume.root().stream_seq;
+        let ring = Ring::open(Arc::clone(&media), config.ring_bytes, published)?;
+        // Logs of an earlier run: their clients attach anew, what they had fsynced is in the ring.
+        let mut next_segment = 0;
+        for segment in media.segments()? {
+            if let Segment::Log(n) = segment {
+                let state = storage::format::control::STATE;
+                media.store64(segment, state, storage::format::control::STATE_GONE)?;
+                media.wake(segment, storage::format::control::EVENT)?;
+                media.remove(segment)?;
+                next_segment = next_segment.max(n + 1);
+            }
+        }
+        let next_inode = volume.last_inode().0 + 1;
+        let mut node = Self {
+            config,
+            media,
+            random,
+            volume,
+            ring,
+            failure: None,
+            counters: Counters::default(),
+            realtime_offset: 0,
+            epoch: Epoch(0),
+            chain: Vec::new(),
+            syncing: Vec::new(),
+            fenced: false,
+            ready: false,
+            positions: BTreeMap::new(),
+            early: VecDeque::new(),
+            clients: BTreeMap::new(),
+            active: BTreeSet::new(),
+            pins: BTreeMap::new(),
+            requests: Vec::new(),
+            recalls: Vec::new(),
+            next_token: 1,
+            next_segment,
+            local: VecDeque::new(),
+            stalled: VecDeque::new(),
+            known: BTreeMap::new(),
+            leases: LeaseTable::default(),
+            held_grants: Vec::new(),
+            dirty: BTreeMap::new(),
+            acked: BTreeMap::new(),
+            all_acked: StreamSeq(0),
+            all_acked_at: 0,
+            next_inode,
+            applied: published,
+            published,
+            settled: BTreeMap::new(),
+            stash: BTreeMap::new(),
+            batch: BTreeMap::new(),
+            batch_bytes: 0,
+            batch_since: None,
+            job: None,
+            next_job: 1,
+            publish_now: false,
+            host: false,
+            snapshots: BTreeMap::new(),
+            incoming: None,
+            now: 0,
+        };
+        while node.applied < node.ring.last() {
+            node.apply_next()?;
+        }
+        Ok(node)
+    }
+
+    /// The difference between the realtime and the monotonic clock, for time stamps.
+    pub fn set_realtime_offset(&mut self, offset: u64) {
+        self.realtime_offset = offset;
+    }
+
+    /// Takes note of what happened.
+    pub fn apply(&mut self, now: Nanos, event: Event, out: &mut Vec<Effect>) {
+        self.now = now;
+        if self.failure.is_some() {
+            return;
+        }
+        if let Err(failure) = self.handle(event, out) {
+            self.fail(failure);
+        }
+    }
+
+    fn handle(&mut self, event: Event, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        match event {
+            Event::Tick => self.tick(out)?,
+            Event::Doorbell(client) => self.rang(client, out)?,
+            Event::Frame { from, kind, body } => self.frame(from, kind, &body, out)?,
+            Event::PeerUp(node) => self.peer_up(node, out)?,
+            Event::PeerDown(node) => self.peer_down(node),
+            Event::View { epoch, chain, syncing } => self.on_view(epoch, chain, syncing, out)?,
+            Event::Fenced(fenced) => self.fence(fenced, out)?,
+            Event::Attach { token, pid, start_time, uid, gid, groups, lanes } => {
+                let identity = message::Identity { uid, gid, groups };
+                self.attach(token, (pid, start_time), identity, lanes, out)?;
+            }
+            Event::ClientGone(client) => self.client_gone(client, out)?,
+            Event::ArenaQuery { token, arena } => {
+                let class = self.volume.arena_class(arena);
+                let bytes = self.arena_bytes();
+                out.push(Effect::Arena { token, class, bytes });
+            }
+            Event::CopiesDone { id, bad } => self.copies_done(id, &bad)?,
+            Event::HostUp => self.host = true,
+            Event::HostDown => self.host_down(),
+            Event::Shutdown => self.shutdown(out)?,
+        }
+        self.settle_down(out)
+    }
+
+    /// Handles what the event set in motion inside this node.
+    fn settle_down(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        for _ in 0..LOCAL_MAX {
+            if let Some(message) = self.local.pop_front() {
+                let me = self.config.node;
+                self.message(me, message, out)?;
+            } else if !self.step_recalls(out)? && !self.step_requests(out)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        log::error!("node {} stops: {failure}", self.config.node);
+        for client in self.clients.values_mut() {
+            client.dismiss();
+        }
+        self.failure = Some(failure);
+    }
+
+    /// Why the node stopped, if it did.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// One slice of background work; `true` when there is more to do at once.
+    pub fn work(&mut self, now: Nanos, out: &mut Vec<Effect>) -> bool {
+        self.now = now;
+        if self.failure.is_some() {
+            return false;
+        }
+        let worked = self.work_slice(out).and_then(|more| {
+            self.settle_down(out)?;
+            Ok(more)
+        });
+        worked.unwrap_or_else(|failure| {
+            self.fail(failure);
+            false
+        })
+    }
+
+    fn work_slice(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        if self.applied < self.ring.last() {
+            self.apply_next()?;
+            return Ok(true);
+        }
+        self.retry_stalled(out)?;
+        if self.publish_step(out)? {
+            return Ok(true);
+        }
+        self.snapshot_step(out)
+    }
+
+    fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        self.collect_dozing(out)?;
+        self.watch_acks(out);
+        Ok(())
+    }
+
+    /// When `Tick` is due next, besides every 100 ms.
+    pub fn deadline(&self) -> Option<Nanos> {
+        let recalls = self.recalls.iter().map(|r| r.look_at);
+        let dozing = self.clients.values().filter_map(|c| c.dozing_since.map(|t| t + agent::DOZE));
+        let publish = self.batch_since.map(|t| t + stream::PUBLISH_AFTER);
+        recalls.chain(dozing).chain(publish).min()
+    }
+
+    fn frame(
+        &mut self,
+        from: NodeId,
+        kind: u16,
+        body: &[u8],
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        match Message::decode(kind, body) {
+            Err(e) => {
+                self.counters.bad_messages += 1;
+                log::warn!("message of node {from} refused: {e}");
+                Ok(())
+            }
+            Ok((epoch, _)) if epoch < self.epoch => {
+                self.counters.old_epoch += 1;
+                Ok(())
+            }
+            Ok((epoch, message)) if epoch > self.epoch => {
+                // The peer knows the new view already; ours is on its way.
+                if self.early.len() < 4096 {
+                    self.early.push_back((from, epoch, message));
+                }
+                Ok(())
+            }
+            Ok((_, message)) => self.message(from, message, out),
+        }
+    }
+
+    fn message(
+        &mut self,
+        from: NodeId,
+        message: Message,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let from_head = self.chain.first() == Some(&from);
+        match message {
+            Message::Chunk { all_acked, chunk } => self.chunk_arrived(from, all_acked, chunk, out),
+            Message::StreamWant { from: seq } => {
+                self.send_stream(from, seq, out)?;
+                Ok(())
+            }
+            Message::Position { seq } => self.position_arrived(from, seq, out),
+            Message::Resume { seq } if from_head => self.resume(seq, out),
+            Message::SnapshotWant => self.snapshot_wanted(from),
+            Message::Snapshot { seq, last_inode, end, raw } if from_head => {
+                self.snapshot_arrived(seq, last_inode, end, &raw, out)
+            }
+            Message::Granted { client, ino, token, mode, errno, stream } if from_head => {
+                self.granted(client, ino, token, mode, errno, stream);
+                Ok(())
+            }
+            Message::Numbers { client, token, first, count } if from_head => {
+                self.numbers_arrived(client, token, first, count);
+                Ok(())
+            }
+            Message::Recall { client, ino, token } if from_head => {
+                self.recall_wanted(client, ino, token);
+                Ok(())
+            }
+            Message::Progress { client, replicated, refusals, refused, errno, .. } if from_head => {
+                if let Some(client) = self.clients.get_mut(&client) {
+                    client.refuse(refusals, refused, errno);
+                    client.set_replicated(replicated);
+                }
+                Ok(())
+            }
+            other => self.head_message(from, other, out),
+        }
+    }
+
+    fn me(&self) -> NodeId {
+        self.config.node
+    }
+
+    /// The part of this node in the view.
+    pub fn role(&self) -> Role {
+        if self.chain.first() == Some(&self.me()) {
+            Role::Head
+        } else if self.chain.contains(&self.me()) {
+            Role::Member
+        } else if self.syncing.contains(&self.me()) {
+            Role::Syncing
+        } else {
+            Role::Outside
+        }
+    }
+
+    fn is_head(&self) -> bool {
+        self.role() == Role::Head
+    }
+
+    /// Whether clients are served.
+    fn serves(&self) -> bool {
+        !self.fenced && matches!(self.role(), Role::Head | Role::Member)
+    }
+
+    fn send(&self, to: NodeId, message: &Message, out: &mut Vec<Effect>) {
+        let (kind, body) = message.encode(self.epoch);
+        let bulk = body.len() > BULK_MIN && matches!(message, Message::Chunk { .. });
+        let class = if bulk { Class::Bulk } else { Class::LowLatency };
+        out.push(Effect::Send { to, class, kind, body });
+    }
+
+    fn to_head(&mut self, message: Message, out: &mut Vec<Effect>) {
+        match self.chain.first().copied() {
+            Some(head) if head == self.me() => self.local.push_back(message),
+            Some(head) => self.send(head, &message, out),
+            None => {}
+        }
+    }
+
+    fn to_agent(&mut self, client: ClientId, message: Message, out: &mut Vec<Effect>) {
+        if client.node() == self.me() {
+            self.local.push_back(message);
+        } else {
+            self.send(client.node(), &message, out);
+        }
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.volume.superblock().capacity_blocks * storage::limits::BLOCK_BYTES
+    }
+
+    /// Position in the stream.
+    pub fn position(&self) -> StreamSeq {
+        self.ring.last()
+    }
+
+    /// The published state.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// What the node counts.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Everything that `status` shows.
+    pub fn status(&self) -> NodeStatus {
+        NodeStatus {
+            node: self.me(),
+            role: self.role(),
+            ready: self.ready,
+            fenced: self.fenced,
+            epoch: self.epoch,
+            chain: self.chain.clone(),
+            syncing: self.syncing.clone(),
+            stream: self.ring.last(),
+            applied: self.applied,
+            published: self.published,
+            all_acked: self.all_acked,
+            leases: self.leases.len(),
+            requests: self.requests.len(),
+            recalls: self.recalls.len(),
+            counters: self.counters,
+            failure: self.failure.as_ref().map(ToString::to_string),
+            clients: self
+                .clients
+                .values()
+                .map(|c| ClientStatus {
+                    client: c.id,
+                    pid: c.pid,
+                    start_time: c.start_time,
+                    uid: c.identity.uid,
+                    pending_bytes: c.pending_bytes(),
+                    settled: c.settled,
+                    published: c.published,
+                    replicated: c.replicated,
+                    leases: c.leases().len(),
+                    refusals: c.refusals,
+                })
+                .collect(),
+        }
+    }
+}
+
+/// See [`Node::status`].
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct NodeStatus {
+    pub node: NodeId,
+    pub role: Role,
+    pub ready: bool,
+    pub fenced: bool,
+    pub epoch: Epoch,
+    pub chain: Vec<NodeId>,
+    pub syncing: Vec<NodeId>,
+    pub stream: StreamSeq,
+    pub applied: StreamSeq,
+    pub published: StreamSeq,
+    pub all_acked: StreamSeq,
+    pub leases: usize,
+    pub requests: usize,
+    pub recalls: usize,
+    pub counters: Counters,
+    pub failure: Option<String>,
+    pub clients: Vec<ClientStatus>,
+}
+
+/// A client of [`NodeStatus`].
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct ClientStatus {
+    pub client: ClientId,
+    pub pid: u32,
+    pub start_time: u64,
+    pub uid: u32,
+    pub pending_bytes: u64,
+    pub settled: Sequence,
+    pub published: Sequence,
+    pub replicated: Sequence,
+    pub leases: usize,
+    pub refusals: u64,
+}

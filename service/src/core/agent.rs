@@ -1,0 +1,448 @@
+//! The agent: serves the clients of this machine.
+
+use base::{ClientId, Errno, InodeId, Nanos, Sequence};
+use storage::format::control::{self, Descriptor, LeaseMode, RECALL_TIMEOUT_MS};
+use storage::limits::{LANES_MAX, RPC_SLOTS};
+use storage::media::Segment;
+
+use super::client::Client;
+use super::message::{Identity, Message};
+use super::requests::Pending;
+use super::{Effect, Failure, Node};
+
+/// Appended entries that nobody waits for are fetched this much later, in one go.
+pub(super) const DOZE: Nanos = 2_000_000;
+/// A lease may be used for at least this long before it is taken back: without it two clients
+/// that each need two inodes could take them from each other for ever.
+const HOLD: Nanos = 300_000;
+/// Between two looks at an operation under way.
+const LOOK: Nanos = 50_000;
+/// Bytes fetched at once; forwarded batches must fit a peer's low latency queue.
+const FETCH_BYTES: usize = 1 << 20;
+/// The same when the batch travels to another node.
+const FORWARD_BYTES: usize = 256 * 1024;
+
+/// A lease on its way back.
+#[derive(Debug)]
+pub(super) struct Recall {
+    client: ClientId,
+    ino: InodeId,
+    token: u64,
+    pub(super) look_at: Nanos,
+    revoked: bool,
+    give_up_at: Nanos,
+    inside: Vec<(usize, u64)>,
+}
+
+impl Node {
+    pub(super) fn attach(
+        &mut self,
+        token: u64,
+        process: (u32, u64),
+        identity: Identity,
+        lanes: u32,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let mut refuse = |errno, text| {
+            out.push(Effect::AttachRefused { token, errno, text });
+            Ok(())
+        };
+        if !self.serves() {
+            return refuse(Errno::AGAIN, "this node is not in the chain");
+        }
+        if self.clients.len() >= self.config.clients_max as usize {
+            return refuse(Errno::NFILE, "too many clients on this node");
+        }
+        let lanes = if lanes == 0 { self.config.lanes } else { lanes }.clamp(1, LANES_MAX as u32);
+        let id = loop {
+            let number = (self.random.next_u64() >> 33) as u32 | 1;
+            let id = ClientId::new(self.me(), number);
+            let unused = self.volume.published(id)?.0 == 0 && !self.settled.contains_key(&id);
+            if unused && !self.clients.contains_key(&id) {
+                break id;
+            }
+        };
+        let segment = self.next_segment;
+        self.next_segment += 1;
+        let descriptor = Descriptor {
+            client: id,
+            incarnation: self.random.next_u64() as u32 | 1,
+            lanes,
+            lane_bytes: self.config.lane_bytes,
+            first_sequence: Sequence(1),
+            node: self.me(),
+            epoch: self.epoch,
+            arena_bytes: self.arena_bytes(),
+        };
+        let client = Client::create(
+            std::sync::Arc::clone(&self.media),
+            segment,
+            descriptor,
+            identity.clone(),
+            process,
+        );
+        let client = match client {
+            Ok(client) => client,
+            Err(e) => {
+                log::warn!("no log for process {}: {e}", process.0);
+                out.push(Effect::AttachRefused {
+                    token,
+                    errno: Errno::NOSPC,
+                    text: "no space for a log in the region",
+                });
+                return Ok(());
+            }
+        };
+        self.clients.insert(id, client);
+        self.active.insert(id);
+        let up = Message::ClientUp {
+            client: id,
+            incarnation: descriptor.incarnation,
+            settled: Sequence(0),
+            identity,
+            leases: Vec::new(),
+            pins: Vec::new(),
+        };
+        self.to_head(up, out);
+        out.push(Effect::Attached { token, client: id, segment });
+        Ok(())
+    }
+
+    /// The process is gone: its log is complete as it is.
+    pub(super) fn client_gone(
+        &mut self,
+        id: ClientId,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        client.gone = true;
+        self.requests.retain(|r| r.client != id);
+        self.active.insert(id);
+        self.drain_gone(id, out)
+    }
+
+    /// Fetches what is left of a dead client; when nothing is, the head is told.
+    fn drain_gone(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if !self.drain(id, out)? {
+            return Ok(());
+        }
+        self.recalls.retain(|r| r.client != id);
+        self.to_head(Message::ClientGone { client: id }, out);
+        self.pins.remove(&id);
+        self.active.remove(&id);
+        self.publish_now = true;
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.dozing_since = None;
+        }
+        Ok(())
+    }
+
+    /// Log segments of dead clients go once everything in them is published.
+    pub(super) fn remove_finished_clients(&mut self) -> Result<(), Failure> {
+        let done: Vec<ClientId> = self
+            .clients
+            .values()
+            .filter(|c| {
+                (c.gone || c.expelled)
+                    && !self.active.contains(&c.id)
+                    && c.published.0 + 1 >= c.next().0
+            })
+            .map(|c| c.id)
+            .collect();
+        for id in done {
+            if let Some(client) = self.clients.remove(&id) {
+                self.media.remove(Segment::Log(client.segment))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A client rang its bell.
+    pub(super) fn rang(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if !self.clients.contains_key(&id) {
+            return Ok(());
+        }
+        self.active.insert(id);
+        self.look_at(id, out)
+    }
+
+    /// Looks at everything that a client may want.
+    fn look_at(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        self.collect_requests(id);
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        if client.gone || client.expelled {
+            return self.drain_gone(id, out);
+        }
+        if client.sync_request() > client.replicated {
+            self.counters.syncs += 1;
+            self.drain(id, out)?;
+            self.persist_alone(id)?;
+        } else if client.dozing_since.is_none() {
+            client.dozing_since = Some(self.now);
+        }
+        Ok(())
+    }
+
+    /// A chain of one on a disk: what fsync covers must be on the disk. The stream ring is; this
+    /// also starts write-back of the log, so that nothing depends on the ring alone.
+    fn persist_alone(&mut self, id: ClientId) -> Result<(), Failure> {
+        if self.chain.len() == 1
+            && let Some(client) = self.clients.get(&id)
+        {
+            client.persist()?;
+        }
+        Ok(())
+    }
+
+    fn collect_requests(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get(&id) else { return };
+        for slot in 0..RPC_SLOTS {
+            if let Some(body) = client.take_request(slot) {
+                self.counters.requests += 1;
+                match Pending::parse(id, slot, &body) {
+                    Ok(pending) => self.requests.push(pending),
+                    Err(e) => {
+                        self.counters.bad_requests += 1;
+                        log::warn!("request of client {:#x} refused: {e}", id.0);
+                        let mut reply = Vec::new();
+                        storage::format::rpc::reply_error(Errno::INVAL, &mut reply);
+                        client.answer(slot, &reply);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Clients whose appended entries have waited long enough.
+    pub(super) fn collect_dozing(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let due: Vec<ClientId> = self
+            .clients
+            .values()
+            .filter(|c| c.dozing_since.is_some_and(|t| self.now >= t + DOZE))
+            .map(|c| c.id)
+            .collect();
+        for id in due {
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.dozing_since = None;
+            }
+            if self.drain(id, out)? {
+                self.active.insert(id);
+            } else if let Some(client) = self.clients.get_mut(&id) {
+                client.dozing_since = Some(self.now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches everything complete from a client's log and hands it to the head. `false` when the
+    /// head has no room for it now.
+    pub(super) fn drain(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        let head = self.is_head();
+        if !head && self.role() != super::Role::Member {
+            return Ok(false);
+        }
+        loop {
+            if head && (!self.ready || !self.stalled.is_empty() || !self.room_for_batch()?) {
+                return Ok(false);
+            }
+            let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
+            let batch = client.fetch(if head { FETCH_BYTES } else { FORWARD_BYTES })?;
+            if batch.last.0 == 0 {
+                return Ok(true);
+            }
+            if head {
+                self.ingest(id, batch.last, &batch.raw, out)?;
+            } else {
+                let message = Message::Entries { client: id, last: batch.last, raw: batch.raw };
+                self.to_head(message, out);
+            }
+        }
+    }
+
+    /// Room for a batch, made by publishing if that helps.
+    fn room_for_batch(&mut self) -> Result<bool, Failure> {
+        if !self.ring.has_room() {
+            self.publish_all()?;
+            self.give_up()?;
+        }
+        Ok(self.ring.has_room())
+    }
+
+    /// Arms the doorbells. `false` when there is something to do after all.
+    pub fn prepare_to_sleep(&mut self) -> bool {
+        if self.failure.is_some() {
+            return true;
+        }
+        let mut quiet = true;
+        let mut still = std::collections::BTreeSet::new();
+        for id in std::mem::take(&mut self.active) {
+            let Some(client) = self.clients.get(&id) else { continue };
+            if client.gone {
+                still.insert(id);
+                continue;
+            }
+            let dozing = client.dozing_since.is_some();
+            let bell = if dozing { control::BELL_DOZING } else { control::BELL_ASLEEP };
+            client.set_word(control::DOORBELL, bell);
+            // Whatever was posted before the store above is visible now; whoever posts later rings.
+            if client.wants_service(!dozing) {
+                client.set_word(control::DOORBELL, control::BELL_AWAKE);
+                still.insert(id);
+                quiet = false;
+            } else if dozing {
+                still.insert(id);
+            }
+        }
+        self.active = still;
+        quiet
+    }
+
+    /// Looks at the clients that may want something, when the driver did not sleep.
+    pub fn look_around(&mut self, now: Nanos, out: &mut Vec<Effect>) {
+        self.now = now;
+        let active: Vec<ClientId> = self.active.iter().copied().collect();
+        for id in active {
+            let looked = match self.clients.get(&id) {
+                Some(client) if client.gone || client.wants_service(true) => self.look_at(id, out),
+                _ => Ok(()),
+            };
+            if let Err(failure) = looked.and_then(|()| self.settle_down(out)) {
+                self.fail(failure);
+                return;
+            }
+        }
+    }
+
+    /// The head wants a lease back.
+    pub(super) fn recall_wanted(&mut self, client: ClientId, ino: InodeId, token: u64) {
+        let held = self.clients.get(&client).and_then(|c| c.granted_at(ino));
+        let look_at = match held {
+            Some(at) => (at + HOLD).max(self.now),
+            None => self.now,
+        };
+        // A grant that has not been written down yet is void: it is asked for again.
+        for request in &mut self.requests {
+            request.lost_grant(client, ino);
+        }
+        self.recalls.push(Recall {
+            client,
+            ino,
+            token,
+            look_at,
+            revoked: false,
+            give_up_at: 0,
+            inside: Vec::new(),
+        });
+    }
+
+    /// Advances recalls; `true` when one ended.
+    pub(super) fn step_recalls(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        let mut ended = false;
+        let mut recalls = std::mem::take(&mut self.recalls);
+        let mut kept = Vec::new();
+        for mut recall in recalls.drain(..) {
+            if recall.look_at > self.now {
+                kept.push(recall);
+                continue;
+            }
+            if self.step_recall(&mut recall, out)? {
+                ended = true;
+            } else {
+                kept.push(recall);
+            }
+        }
+        // An expelled client's recalls were dropped with it.
+        kept.append(&mut self.recalls);
+        kept.retain(|r| self.clients.get(&r.client).is_some_and(|c| !c.expelled) || !r.revoked);
+        self.recalls = kept;
+        Ok(ended)
+    }
+
+    fn step_recall(&mut self, recall: &mut Recall, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        let (id, ino, token) = (recall.client, recall.ino, recall.token);
+        let recalled = Message::Recalled { client: id, ino, token };
+        let Some(client) = self.clients.get_mut(&id) else {
+            self.to_head(recalled, out);
+            return Ok(true);
+        };
+        if !recall.revoked {
+            client.revoke(ino);
+            recall.revoked = true;
+            recall.inside = client.inside();
+            recall.give_up_at = self.now + RECALL_TIMEOUT_MS * 1_000_000;
+        }
+        recall.inside.retain(|seen| client.still_inside(*seen));
+        if !recall.inside.is_empty() {
+            if self.now >= recall.give_up_at {
+                return self.expel(id, out).map(|()| true);
+            }
+            recall.look_at = self.now + LOOK;
+            return Ok(false);
+        }
+        if !self.drain(id, out)? {
+            recall.look_at = self.now + LOOK;
+            return Ok(false);
+        }
+        self.to_head(recalled, out);
+        Ok(true)
+    }
+
+    fn expel(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        self.drain(id, out)?;
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        log::warn!(
+            "client {:#x} (pid {}) was stopped inside an operation: expelled",
+            id.0,
+            client.pid
+        );
+        client.expel();
+        self.counters.expelled += 1;
+        out.push(Effect::Detached(id));
+        self.requests.retain(|r| r.client != id);
+        self.drain_gone(id, out)
+    }
+
+    /// Whether others may have taken over because the coordinator is out of reach.
+    pub(super) fn fence(&mut self, fenced: bool, _out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if fenced && !self.fenced {
+            log::warn!("the coordinator is out of reach: leases are suspended");
+            for client in self.clients.values_mut() {
+                let held: Vec<InodeId> = client.leases().into_iter().map(|(i, _)| i).collect();
+                held.into_iter().for_each(|ino| client.suspend(ino));
+            }
+        }
+        self.fenced = fenced;
+        Ok(())
+    }
+
+    /// Gives a lease word for `(client, ino)`, taking back an idle one when the table is full.
+    pub(super) fn write_lease(
+        &mut self,
+        id: ClientId,
+        ino: InodeId,
+        mode: LeaseMode,
+        out: &mut Vec<Effect>,
+    ) -> Option<storage::format::rpc::Granted> {
+        let now = self.now;
+        let client = self.clients.get_mut(&id)?;
+        if let Some(spare) = client.spare()
+            && client.inside().is_empty()
+        {
+            client.revoke(spare);
+            self.to_head(Message::Released { client: id, inodes: vec![spare] }, out);
+        }
+        self.clients.get_mut(&id)?.grant(ino, mode, now)
+    }
+
+    pub(super) fn shutdown(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let all: Vec<ClientId> = self.clients.keys().copied().collect();
+        for id in all {
+            self.drain(id, out)?;
+        }
+        self.publish_all()?;
+        for client in self.clients.values_mut() {
+            client.dismiss();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,468 @@
+//! A client of this node: its log segment as the service sees it. Nothing read from the segment is
+//! trusted; it is copied first, then judged.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use base::{ClientId, Epoch, InodeId, Nanos, Sequence};
+use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
+use storage::format::entry::{
+    self, HEADER_BYTES, claimed_length, claimed_sequence, entry_bytes, op,
+};
+use storage::format::rpc::{self, Granted};
+use storage::limits::{LEASE_SLOTS, OP_SLOTS, RPC_SLOT_BYTES};
+use storage::media::{Media, MediaError, Segment};
+
+use super::message::Identity;
+
+/// Where an entry ended, for giving log space back.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    seq: u64,
+    lane: usize,
+    start: u64,
+    end: u64,
+}
+
+/// See the module.
+pub struct Client {
+    media: Arc<dyn Media>,
+    /// Its id.
+    pub id: ClientId,
+    /// Number of its log segment.
+    pub segment: u32,
+    /// What it was told.
+    pub descriptor: Descriptor,
+    /// Who it is.
+    pub identity: Identity,
+    /// Process, for status and for hostd.
+    pub pid: u32,
+    /// Start time of the process.
+    pub start_time: u64,
+    /// Ended: only its log is left.
+    pub gone: bool,
+    /// Stopped inside an operation for too long.
+    pub expelled: bool,
+    lanes: Vec<u64>,
+    next: u64,
+    marks: VecDeque<Mark>,
+    slots: BTreeMap<InodeId, u32>,
+    modes: BTreeMap<InodeId, (LeaseMode, Nanos)>,
+    free_slots: Vec<u32>,
+    unused_slots: u32,
+    generation: u64,
+    /// Values of the service words as last written.
+    pub settled: Sequence,
+    /// See `settled`.
+    pub published: Sequence,
+    /// See `settled`.
+    pub replicated: Sequence,
+    /// Refusals so far.
+    pub refusals: u64,
+    /// Appended entries wait for the timer since then.
+    pub dozing_since: Option<Nanos>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("id", &self.id).field("next", &self.next).finish()
+    }
+}
+
+/// Entries as fetched: raw bytes, one after the other, without pads.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// The bytes.
+    pub raw: Vec<u8>,
+    /// Sequence of the last entry taken, pads included; 0 when nothing was there.
+    pub last: Sequence,
+    /// More may be there.
+    pub more: bool,
+}
+
+impl Client {
+    /// Makes the segment and its control area.
+    pub fn create(
+        media: Arc<dyn Media>,
+        segment: u32,
+        descriptor: Descriptor,
+        identity: Identity,
+        process: (u32, u64),
+    ) -> Result<Self, MediaError> {
+        let log = Segment::Log(segment);
+        media.ensure(log, descriptor.segment_bytes())?;
+        // A segment kept for the next client of the same user begins with a clean control area.
+        media.discard(log, 0, control::LANES)?;
+        media.write(log, 0, &descriptor.encode())?;
+        media.store64(log, control::EPOCH, descriptor.epoch.0.into())?;
+        let first = descriptor.first_sequence.0;
+        for word in [control::SETTLED, control::PUBLISHED, control::REPLICATED] {
+            media.store64(log, word, first - 1)?;
+        }
+        media.store64(log, control::DOORBELL, control::BELL_ASLEEP)?;
+        let lanes = descriptor.lanes as usize;
+        Ok(Self {
+            media,
+            id: descriptor.client,
+            segment,
+            descriptor,
+            identity,
+            pid: process.0,
+            start_time: process.1,
+            gone: false,
+            expelled: false,
+            lanes: vec![0; lanes],
+            next: first,
+            marks: VecDeque::new(),
+            slots: BTreeMap::new(),
+            modes: BTreeMap::new(),
+            free_slots: Vec::new(),
+            unused_slots: 0,
+            generation: 0,
+            settled: Sequence(first - 1),
+            published: Sequence(first - 1),
+            replicated: Sequence(first - 1),
+            refusals: 0,
+            dozing_since: None,
+        })
+    }
+
+    fn log(&self) -> Segment {
+        Segment::Log(self.segment)
+    }
+
+    /// A word of the control area; a fault of the media reads as 0.
+    pub fn word(&self, offset: u64) -> u64 {
+        self.media.load64(self.log(), offset).unwrap_or(0)
+    }
+
+    /// Stores a word.
+    pub fn set_word(&self, offset: u64, value: u64) {
+        // A segment that cannot be written belongs to a region that is gone; fetching says so.
+        let _ = self.media.store64(self.log(), offset, value);
+    }
+
+    /// Tells waiting threads that something changed.
+    pub fn notify(&self) {
+        let log = self.log();
+        let event = self.word(control::EVENT) as u32;
+        self.set_word(control::EVENT, u64::from(event.wrapping_add(1)));
+        if self.word(control::WAITERS) != 0 {
+            let _ = self.media.wake(log, control::EVENT);
+        }
+    }
+
+    /// The sequence that durability is asked for.
+    pub fn sync_request(&self) -> Sequence {
+        // What was never handed out cannot be waited for.
+        Sequence(self.word(control::SYNC_REQUEST).min(self.word(control::LAST_SEQUENCE)))
+    }
+
+    /// Next sequence expected.
+    pub const fn next(&self) -> Sequence {
+        Sequence(self.next)
+    }
+
+    /// Header at the lane's position if it may be the entry with sequence `seq`.
+    fn peek(&self, lane: usize) -> Result<Option<[u8; HEADER_BYTES]>, MediaError> {
+        let in_lane = self.lanes[lane] % self.descriptor.lane_bytes;
+        let mut head = [0u8; HEADER_BYTES];
+        self.media.read(self.log(), self.descriptor.lane_offset(lane) + in_lane, &mut head)?;
+        Ok((head[20] != 0).then_some(head))
+    }
+
+    /// The lane whose next entry claims the next sequence; for a dead client the smallest later
+    /// one (what is missing was never completed).
+    fn choose(&self) -> Result<Option<(usize, [u8; HEADER_BYTES])>, MediaError> {
+        let mut best: Option<(u64, usize, [u8; HEADER_BYTES])> = None;
+        for lane in 0..self.lanes.len() {
+            let Some(head) = self.peek(lane)? else { continue };
+            let seq = claimed_sequence(&head);
+            if seq == self.next {
+                return Ok(Some((lane, head)));
+            }
+            let later = (self.gone || self.expelled) && seq > self.next;
+            if later && best.is_none_or(|(s, _, _)| seq < s) && self.valid_at(lane, &head)? {
+                best = Some((seq, lane, head));
+            }
+        }
+        Ok(best.map(|(_, lane, head)| (lane, head)))
+    }
+
+    fn valid_at(&self, lane: usize, head: &[u8; HEADER_BYTES]) -> Result<bool, MediaError> {
+        let mut bytes = Vec::new();
+        Ok(self.copy_entry(lane, head, &mut bytes)?.is_some())
+    }
+
+    /// Appends the entry (header and payload, whole lines) to `out` and checks it; `Some(total)`
+    /// with the bytes it takes in the lane when it is whole.
+    fn copy_entry(
+        &self,
+        lane: usize,
+        head: &[u8; HEADER_BYTES],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<u64>, MediaError> {
+        let lane_bytes = self.descriptor.lane_bytes;
+        let in_lane = self.lanes[lane] % lane_bytes;
+        let Some(payload) = claimed_length(head) else { return Ok(None) };
+        let total = entry_bytes(payload) as u64;
+        if in_lane + total > lane_bytes {
+            return Ok(None);
+        }
+        let start = out.len();
+        if head[20] == op::PAD {
+            out.extend_from_slice(head);
+            let good = entry::decode(&out[start..], self.descriptor.incarnation).is_ok()
+                && in_lane + total == lane_bytes;
+            out.truncate(start);
+            return Ok(good.then_some(total));
+        }
+        out.resize(start + total as usize, 0);
+        let at = self.descriptor.lane_offset(lane) + in_lane;
+        self.media.read(self.log(), at, &mut out[start..])?;
+        match entry::decode(&out[start..], self.descriptor.incarnation) {
+            Ok((header, _)) if usize::from(header.lane) == lane => Ok(Some(total)),
+            _ => {
+                out.truncate(start);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Copies complete entries in sequence, up to `max` bytes.
+    pub fn fetch(&mut self, max: usize) -> Result<Batch, MediaError> {
+        let mut batch = Batch::default();
+        let sealed = self.expelled.then(|| self.word(control::SEALED_AT));
+        while let Some((lane, head)) = self.choose()? {
+            let seq = claimed_sequence(&head);
+            if sealed.is_some_and(|s| seq > s) {
+                break;
+            }
+            let len = claimed_length(&head).unwrap_or(0);
+            if head[20] != op::PAD && batch.raw.len() + entry_bytes(len) > max {
+                batch.more = true;
+                break;
+            }
+            let Some(total) = self.copy_entry(lane, &head, &mut batch.raw)? else { break };
+            // The copy is what counts: its sequence must be the one expected, too.
+            let start = self.lanes[lane];
+            self.lanes[lane] += total;
+            self.next = seq + 1;
+            self.marks.push_back(Mark { seq, lane, start, end: start + total });
+            batch.last = Sequence(seq);
+        }
+        Ok(batch)
+    }
+
+    /// After a change of the head: entries that were fetched but are not settled are fetched again.
+    pub fn rewind(&mut self) {
+        while let Some(mark) = self.marks.back()
+            && mark.seq > self.settled.0
+        {
+            self.lanes[mark.lane] = self.lanes[mark.lane].min(mark.start);
+            self.marks.pop_back();
+        }
+        self.next = self.settled.0 + 1;
+    }
+
+    /// Starts write-back of what was fetched and is not published (disk regions, chain of one).
+    pub fn persist(&self) -> Result<(), MediaError> {
+        for mark in &self.marks {
+            let at =
+                self.descriptor.lane_offset(mark.lane) + mark.start % self.descriptor.lane_bytes;
+            self.media.persist(self.log(), at, mark.end - mark.start)?;
+        }
+        Ok(())
+    }
+
+    /// The head judged everything up to `seq`.
+    pub fn set_settled(&mut self, seq: Sequence) {
+        if seq > self.settled {
+            self.settled = seq;
+            self.set_word(control::SETTLED, seq.0);
+        }
+    }
+
+    /// Everything up to `seq` is on every member.
+    pub fn set_replicated(&mut self, seq: Sequence) {
+        if seq > self.replicated {
+            self.replicated = seq;
+            self.set_word(control::REPLICATED, seq.0);
+            self.notify();
+        }
+    }
+
+    /// Everything up to `seq` is in this node's public state: its log space is free again.
+    pub fn set_published(&mut self, seq: Sequence) {
+        if seq <= self.published {
+            return;
+        }
+        self.published = seq;
+        self.set_word(control::PUBLISHED, seq.0);
+        let mut ends = vec![None; self.lanes.len()];
+        while let Some(mark) = self.marks.front()
+            && mark.seq <= seq.0
+        {
+            ends[mark.lane] = Some(mark.end);
+            self.marks.pop_front();
+        }
+        for (lane, end) in ends.into_iter().enumerate() {
+            if let Some(end) = end {
+                self.set_word(control::reclaim(lane), end);
+            }
+        }
+        self.notify();
+    }
+
+    /// An entry was refused: say so where the client looks.
+    pub fn refuse(&mut self, refusals: u64, seq: Sequence, errno: u16) {
+        if refusals > self.refusals {
+            self.refusals = refusals;
+            self.set_word(control::REFUSED_SEQ, seq.0);
+            self.set_word(control::REFUSED_ERRNO, errno.into());
+            self.set_word(control::REFUSALS, refusals);
+        }
+    }
+
+    /// Writes the lease word for a grant. `None` when the table is full of leases in use.
+    pub fn grant(&mut self, ino: InodeId, mode: LeaseMode, now: Nanos) -> Option<Granted> {
+        let slot = match self.slots.get(&ino) {
+            Some(&slot) => slot,
+            None => {
+                let slot = self.free_slots.pop().or_else(|| {
+                    ((self.unused_slots as usize) < LEASE_SLOTS).then(|| {
+                        self.unused_slots += 1;
+                        self.unused_slots - 1
+                    })
+                })?;
+                self.slots.insert(ino, slot);
+                slot
+            }
+        };
+        self.generation += 1;
+        let word = LeaseWord::new(self.generation, mode);
+        self.set_word(control::lease_word(slot) - 8, ino.0);
+        self.set_word(control::lease_word(slot), word.0);
+        self.modes.insert(ino, (mode, now));
+        Some(Granted { slot, word })
+    }
+
+    /// Takes the word away; operations that entered before are in `busy`.
+    pub fn revoke(&mut self, ino: InodeId) {
+        if let Some(slot) = self.slots.remove(&ino) {
+            self.set_word(control::lease_word(slot), 0);
+            self.modes.remove(&ino);
+            self.free_slots.push(slot);
+        }
+    }
+
+    /// Makes the client ask anew before it uses the lease again; the head still counts it as held.
+    pub fn suspend(&mut self, ino: InodeId) {
+        if let Some(&slot) = self.slots.get(&ino) {
+            self.set_word(control::lease_word(slot), 0);
+        }
+    }
+
+    /// When the lease was last granted.
+    pub fn granted_at(&self, ino: InodeId) -> Option<Nanos> {
+        self.modes.get(&ino).map(|(_, at)| *at)
+    }
+
+    /// Whether a request, an fsync, or (if `appends` counts) an appended entry waits.
+    pub fn wants_service(&self, appends: bool) -> bool {
+        let request = |slot: usize| {
+            let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+            self.word(base) as u32 == rpc::SLOT_REQUEST
+        };
+        (0..storage::limits::RPC_SLOTS).any(request)
+            || self.sync_request().0 >= self.next
+            || (appends && matches!(self.choose(), Ok(Some(_))))
+    }
+
+    /// The inode behind a slot.
+    pub fn inode_of(&self, slot: u32) -> Option<InodeId> {
+        self.slots.iter().find(|(_, s)| **s == slot).map(|(i, _)| *i)
+    }
+
+    /// Leases held here.
+    pub fn leases(&self) -> Vec<(InodeId, LeaseMode)> {
+        self.modes.iter().map(|(i, (m, _))| (*i, *m)).collect()
+    }
+
+    /// Some read lease whose slot can be taken when the table is full.
+    pub fn spare(&self) -> Option<InodeId> {
+        let full = self.free_slots.is_empty() && self.unused_slots as usize >= LEASE_SLOTS;
+        let read = |(_, (m, _)): &(&InodeId, &(LeaseMode, Nanos))| *m == LeaseMode::Read;
+        full.then(|| self.modes.iter().find(read).map(|(i, _)| *i)).flatten()
+    }
+
+    /// In-operation words that are odd now, with their values.
+    pub fn inside(&self) -> Vec<(usize, u64)> {
+        if self.gone {
+            return Vec::new();
+        }
+        (0..OP_SLOTS)
+            .map(|slot| (slot, self.word(control::in_op(slot))))
+            .filter(|(_, value)| value & 1 == 1)
+            .collect()
+    }
+
+    /// Whether an operation seen before is still the same one.
+    pub fn still_inside(&self, seen: (usize, u64)) -> bool {
+        !self.gone && self.word(control::in_op(seen.0)) == seen.1
+    }
+
+    /// Stops counting what the client appends from here on.
+    pub fn expel(&mut self) {
+        self.set_word(control::SEALED_AT, self.next - 1);
+        self.set_word(control::STATE, control::STATE_EXPELLED);
+        self.expelled = true;
+        self.notify();
+    }
+
+    /// The client must attach anew: the service ends, or the node left the chain.
+    pub fn dismiss(&mut self) {
+        if !self.expelled {
+            self.set_word(control::SEALED_AT, self.settled.0);
+            self.set_word(control::STATE, control::STATE_GONE);
+        }
+        self.notify();
+    }
+
+    /// Takes a waiting request out of slot `slot`.
+    pub fn take_request(&self, slot: usize) -> Option<Vec<u8>> {
+        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+        let word = self.word(base);
+        if word as u32 != rpc::SLOT_REQUEST {
+            return None;
+        }
+        let len = ((word >> 32) as usize).min(RPC_SLOT_BYTES - 64);
+        let taken = u64::from(rpc::SLOT_TAKEN) | (word & !0xffff_ffff);
+        let found = self.media.cas64(self.log(), base, word, taken).ok()?;
+        if found != word {
+            return None;
+        }
+        let mut body = vec![0u8; len];
+        self.media.read(self.log(), base + rpc::SLOT_BODY, &mut body).ok()?;
+        Some(body)
+    }
+
+    /// Puts the answer into the slot.
+    pub fn answer(&self, slot: usize, body: &[u8]) {
+        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+        let body = &body[..body.len().min(RPC_SLOT_BYTES - 64)];
+        let _ = self.media.write(self.log(), base + rpc::SLOT_BODY, body);
+        self.set_word(base, u64::from(rpc::SLOT_REPLY) | (body.len() as u64) << 32);
+        self.notify();
+    }
+
+    /// Tells the client which epoch new entries carry.
+    pub fn set_epoch(&self, epoch: Epoch) {
+        self.set_word(control::EPOCH, epoch.0.into());
+    }
+
+    /// Bytes fetched and not yet published.
+    pub fn pending_bytes(&self) -> u64 {
+        self.marks.iter().map(|m| m.end - m.start).sum()
+    }
+}

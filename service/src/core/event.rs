@@ -1,0 +1,137 @@
+//! What happens to a node, and what it wants done. The driver turns system calls into the former
+//! and the latter into system calls; the simulator does the same without a system.
+
+use base::{ClientId, Epoch, Errno, NodeId, StreamSeq};
+use cluster::transport::Class;
+use storage::format::item::ReadClass;
+use storage::volume::CopyItem;
+
+/// Something happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Time passed: at least every 100 ms, and at [`super::Node::deadline`].
+    Tick,
+    /// A client rang.
+    Doorbell(ClientId),
+    /// A message of a peer ([`super::message`]).
+    Frame {
+        /// Who sent it.
+        from: NodeId,
+        /// Kind of message.
+        kind: u16,
+        /// Its body.
+        body: Vec<u8>,
+    },
+    /// Messages to the peer get through.
+    PeerUp(NodeId),
+    /// They do not; what was in flight is lost.
+    PeerDown(NodeId),
+    /// The coordinator's word about the chain.
+    View {
+        /// Epoch of the chain.
+        epoch: Epoch,
+        /// Members, head first.
+        chain: Vec<NodeId>,
+        /// Nodes that are fetching the volume's state in order to join.
+        syncing: Vec<NodeId>,
+    },
+    /// Whether the coordinator has been out of reach for so long that others may have taken over.
+    Fenced(bool),
+    /// hostd: a process wants a log.
+    Attach {
+        /// Names the request.
+        token: u64,
+        /// Process.
+        pid: u32,
+        /// Its start time, to tell it from a later process of the same number.
+        start_time: u64,
+        /// Effective user (from the kernel, not from the process).
+        uid: u32,
+        /// Effective group.
+        gid: u32,
+        /// Supplementary groups.
+        groups: Vec<u32>,
+        /// Lanes wanted; 0 the default.
+        lanes: u32,
+    },
+    /// hostd: the process ended or replaced its image.
+    ClientGone(ClientId),
+    /// hostd: who may read this arena?
+    ArenaQuery {
+        /// Names the request.
+        token: u64,
+        /// Arena.
+        arena: u32,
+    },
+    /// hostd: copies are done and written back, except those listed.
+    CopiesDone {
+        /// Which job.
+        id: u64,
+        /// Items to be done again by the node itself.
+        bad: Vec<u32>,
+    },
+    /// hostd is connected.
+    HostUp,
+    /// hostd is not: the node copies for itself (isolated mode).
+    HostDown,
+    /// End in order.
+    Shutdown,
+}
+
+/// Something shall be done.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Send a message; if the link is down it is lost, and PeerUp repairs.
+    Send {
+        /// To whom.
+        to: NodeId,
+        /// Request class.
+        class: Class,
+        /// Kind.
+        kind: u16,
+        /// Body.
+        body: Vec<u8>,
+    },
+    /// To hostd: hand out `Segment::Log(segment)`.
+    Attached {
+        /// Of the request.
+        token: u64,
+        /// The new client.
+        client: ClientId,
+        /// Number of the log segment.
+        segment: u32,
+    },
+    /// To hostd: no.
+    AttachRefused {
+        /// Of the request.
+        token: u64,
+        /// Why.
+        errno: Errno,
+        /// In words.
+        text: &'static str,
+    },
+    /// To hostd: who may read the arena; `None`: there is no such arena.
+    Arena {
+        /// Of the request.
+        token: u64,
+        /// The class.
+        class: Option<ReadClass>,
+        /// Bytes of the arena's segment.
+        bytes: u64,
+    },
+    /// To hostd: run these copies in order, write them back.
+    Copies {
+        /// Of the job.
+        id: u64,
+        /// What.
+        items: Vec<CopyItem>,
+    },
+    /// To hostd: forget the client.
+    Detached(ClientId),
+    /// To the coordinator: this node has the whole state as of the epoch.
+    CaughtUp(Epoch),
+    /// To the coordinator: the member does not acknowledge.
+    Suspect(NodeId),
+    /// The stream position changed: tell the coordinator at the next heartbeat.
+    Position(StreamSeq),
+}

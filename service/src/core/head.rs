@@ -1,0 +1,694 @@
+//! The head: judges entries, orders them into the stream, grants leases and inode numbers.
+
+use base::{ClientId, InodeId, NodeId, Sequence, StreamSeq};
+use storage::format::chunk::ChunkHeader;
+use storage::format::control::LeaseMode;
+use storage::format::entry::{Header, Op, entry_bytes};
+use storage::format::rpc::{WANT_PIN, WANT_READ, WANT_WRITE};
+use storage::limits::CHUNK_BYTES_MAX;
+use storage::permission::{R, W};
+use storage::volume::Refusal;
+
+use super::lease::{Action, Want};
+use super::message::Message;
+use super::validate::{Known, judge};
+use super::{Effect, Failure, Node, entries};
+
+/// Inode numbers handed out at once, at most.
+const NUMBERS_MAX: u32 = 256;
+/// Room in a chunk for the service's own Reap entries.
+const REAP_SLACK: usize = 64 * 1024;
+
+/// A lease that is free, but whose inode's latest changes are not everywhere yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldGrant {
+    ino: InodeId,
+    want: Want,
+    /// The stream position that must be on every member and published here.
+    until: StreamSeq,
+}
+
+/// A chunk in the making.
+struct Draft {
+    body: Vec<u8>,
+    count: u32,
+    source: (storage::media::Segment, u64),
+    reserved: usize,
+    seq: StreamSeq,
+}
+
+impl Node {
+    /// Messages that only a head takes.
+    pub(super) fn head_message(
+        &mut self,
+        from: NodeId,
+        message: Message,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if !self.is_head() {
+            self.counters.bad_messages += 1;
+            return Ok(());
+        }
+        let ordered = matches!(
+            message,
+            Message::Entries { .. } | Message::Recalled { .. } | Message::ClientGone { .. }
+        );
+        if ordered && !self.stalled.is_empty() {
+            self.stalled.push_back((from, message));
+            return Ok(());
+        }
+        match message {
+            Message::ChunkAck { seq } => self.acked(from, seq, out),
+            Message::ClientUp { client, incarnation, settled, identity, leases, pins } => {
+                if client.node() != from {
+                    self.counters.bad_messages += 1;
+                    return Ok(());
+                }
+                let known = Known { identity, incarnation, ..Known::default() };
+                self.client_up(client, known, settled, &leases, &pins);
+                Ok(())
+            }
+            Message::ClientGone { client } => self.forget_client(client, out),
+            Message::Entries { client, last, raw } => {
+                if !self.ring.has_room() {
+                    let message = Message::Entries { client, last, raw };
+                    self.stalled.push_back((from, message));
+                    return Ok(());
+                }
+                self.ingest(client, last, &raw, out)
+            }
+            Message::LeaseWant { client, ino, token, mode, flags } => {
+                self.lease_wanted(client, ino, token, mode, flags, out)
+            }
+            Message::NumbersWant { client, token, count } => {
+                self.numbers_wanted(client, token, count, out);
+                Ok(())
+            }
+            Message::Recalled { client, ino, .. } => {
+                let mut actions = Vec::new();
+                self.leases.released(client, ino, &mut actions);
+                self.act(actions, out)
+            }
+            Message::Unpin { client, inodes } => self.unpinned(client, &inodes, out),
+            Message::Released { client, inodes } => {
+                let mut actions = Vec::new();
+                for ino in inodes {
+                    self.leases.released(client, ino, &mut actions);
+                }
+                self.act(actions, out)
+            }
+            _ => {
+                self.counters.bad_messages += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Messages put off because the ring was full.
+    pub(super) fn retry_stalled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if self.stalled.is_empty() || !self.ring.has_room() {
+            return Ok(());
+        }
+        let mut waiting = std::mem::take(&mut self.stalled);
+        while let Some((from, message)) = waiting.pop_front() {
+            self.head_message(from, message, out)?;
+            if !self.stalled.is_empty() {
+                self.stalled.append(&mut waiting);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn client_up(
+        &mut self,
+        client: ClientId,
+        known: Known,
+        settled: Sequence,
+        leases: &[(InodeId, LeaseMode)],
+        pins: &[InodeId],
+    ) {
+        let slot = self.known.entry(client).or_insert(known);
+        slot.pins.extend(pins);
+        for (ino, mode) in leases {
+            self.leases.adopt(client, *ino, *mode);
+            self.next_inode = self.next_inode.max(ino.0 + 1);
+            // A write lease on a number that does not exist yet is one of its fresh numbers.
+            if *mode == LeaseMode::Write && matches!(self.volume.attr(*ino), Ok(None)) {
+                slot.fresh.insert(*ino);
+            }
+        }
+        let seen = self.settled_of(client);
+        self.settled.insert(client, seen.max(settled));
+    }
+
+    /// A client ended: what it held is free, what only it had open is freed.
+    pub(super) fn forget_client(
+        &mut self,
+        client: ClientId,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let Some(known) = self.known.remove(&client) else { return Ok(()) };
+        let mut actions = Vec::new();
+        self.leases.gone(client, &mut actions);
+        self.held_grants.retain(|g| g.want.client != client);
+        self.reap_unpinned(known.pins.iter().copied().collect(), out)?;
+        // An empty chunk with sequence 0: every member forgets how far it was.
+        self.emit(ClientId(client.0), Sequence(0), 0, &[], out)?;
+        self.act(actions, out)
+    }
+
+    fn unpinned(
+        &mut self,
+        client: ClientId,
+        inodes: &[InodeId],
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let Some(known) = self.known.get_mut(&client) else { return Ok(()) };
+        let dropped: Vec<InodeId> =
+            inodes.iter().copied().filter(|i| known.pins.remove(i)).collect();
+        self.reap_unpinned(dropped, out)
+    }
+
+    fn is_pinned(&self, ino: InodeId) -> bool {
+        self.known.values().any(|k| k.pins.contains(&ino))
+    }
+
+    /// Frees those of the inodes that have neither a name nor anybody who has them open.
+    pub(super) fn reap_unpinned(
+        &mut self,
+        inodes: Vec<InodeId>,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let mut reaps = Vec::new();
+        for ino in inodes {
+            let orphan = self.volume.attr(ino)?.is_some_and(|r| r.nlink == 0);
+            if orphan && !self.is_pinned(ino) {
+                reaps.push(ino);
+            }
+        }
+        for inodes in reaps.chunks(256) {
+            let mut raw = Vec::new();
+            for ino in inodes {
+                let time = self.realtime();
+                raw.extend(Op::Reap { ino: *ino }.to_entry(Sequence(1), self.epoch, 0, time, 0));
+            }
+            self.emit(ClientId(0), Sequence(1), 0, &raw, out)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn realtime(&self) -> u64 {
+        self.now.wrapping_add(self.realtime_offset)
+    }
+
+    /// Judges entries of a client and puts those that pass into the stream.
+    pub(super) fn ingest(
+        &mut self,
+        client: ClientId,
+        last: Sequence,
+        raw: &[u8],
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let Some(known) = self.known.get(&client) else { return Ok(()) };
+        let incarnation = known.incarnation;
+        let done = self.settled_of(client);
+        if last <= done {
+            return Ok(());
+        }
+        let (mut draft, mut begun) = (self.draft(raw.len())?, Sequence(0));
+        for entry in entries(raw, incarnation) {
+            let (offset, header, op) = match entry {
+                Ok(entry) => entry,
+                Err(e) => {
+                    // Only an agent of this cluster sends these, and it checked them.
+                    log::warn!("entries of client {client:?}: {e}");
+                    self.counters.bad_messages += 1;
+                    break;
+                }
+            };
+            if header.sequence <= done {
+                continue;
+            }
+            let bytes = &raw[offset..raw.len().min(offset + entry_bytes(header.length as usize))];
+            if draft.body.len() + bytes.len() + REAP_SLACK / 2 > draft.reserved {
+                self.close(draft, client, begun, incarnation, out)?;
+                draft = self.draft(raw.len() - offset)?;
+            }
+            draft = self.one(draft, client, incarnation, &header, &op, bytes, begun, out)?;
+            begun = header.sequence;
+        }
+        self.close(draft, client, last, incarnation, out)
+    }
+
+    /// Judges and applies one entry.
+    #[allow(clippy::too_many_arguments)]
+    fn one(
+        &mut self,
+        mut draft: Draft,
+        client: ClientId,
+        incarnation: u32,
+        header: &Header,
+        op: &Op<'_>,
+        bytes: &[u8],
+        before: Sequence,
+        out: &mut Vec<Effect>,
+    ) -> Result<Draft, Failure> {
+        let Some(known) = self.known.get(&client) else { return Ok(draft) };
+        let judged = if header.epoch > self.epoch {
+            Err(base::Errno::STALE)
+        } else {
+            judge(&self.volume, &self.leases, client, known, op)
+        };
+        if let Err(errno) = judged {
+            self.refuse(client, header, op, errno, out);
+            return Ok(draft);
+        }
+        let mut tried = false;
+        let applied = loop {
+            let source = (draft.source.0, draft.source.1 + draft.body.len() as u64 + 64);
+            match self.volume.apply(header, op, source) {
+                Ok(applied) => break applied,
+                Err(Refusal::NeedsPublish) if !tried => {
+                    // What is in the draft must be in the ring before its copies can run.
+                    tried = true;
+                    let rest = draft.reserved;
+                    self.close(draft, client, before, incarnation, out)?;
+                    self.publish_all()?;
+                    draft = self.draft(rest)?;
+                }
+                Err(Refusal::Fault(fault)) => return Err(fault.into()),
+                Err(refusal) => {
+                    let errno = match refusal {
+                        Refusal::NeedsPublish => base::Errno::NOSPC,
+                        other => other.errno(),
+                    };
+                    self.refuse(client, header, op, errno, out);
+                    return Ok(draft);
+                }
+            }
+        };
+        draft.body.extend_from_slice(bytes);
+        draft.count += 1;
+        self.mark_dirty(op, draft.seq, client);
+        if let Some(known) = self.known.get_mut(&client)
+            && let Op::Create { ino, .. } = op
+        {
+            known.fresh.remove(ino);
+            known.pins.insert(*ino);
+        }
+        if let Some(ino) = applied.orphaned {
+            self.orphaned(&mut draft, client, incarnation, header, op, ino)?;
+        }
+        Ok(draft)
+    }
+
+    /// An inode lost its last name: it goes at once unless somebody has it open.
+    fn orphaned(
+        &mut self,
+        draft: &mut Draft,
+        client: ClientId,
+        incarnation: u32,
+        header: &Header,
+        op: &Op<'_>,
+        ino: InodeId,
+    ) -> Result<(), Failure> {
+        let open = matches!(op, Op::Unlink { open: true, .. } | Op::Rename { open: true, .. });
+        if let Some(known) = self.known.get_mut(&client) {
+            if open {
+                known.pins.insert(ino);
+            } else {
+                known.pins.remove(&ino);
+                known.rights.remove(&ino);
+            }
+        }
+        if self.is_pinned(ino) {
+            return Ok(());
+        }
+        let reap = Op::Reap { ino };
+        let bytes =
+            reap.to_entry(header.sequence, self.epoch, header.lane, header.time, incarnation);
+        match self.volume.apply(header, &reap, draft.source) {
+            Ok(_) => {
+                draft.body.extend_from_slice(&bytes);
+                draft.count += 1;
+                Ok(())
+            }
+            Err(Refusal::Fault(fault)) => Err(fault.into()),
+            // It stays an orphan; the client's end or the next takeover frees it.
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn mark_dirty(&mut self, op: &Op<'_>, seq: StreamSeq, client: ClientId) {
+        let mut mark = |ino: InodeId| {
+            if ino != InodeId::NONE {
+                self.dirty.insert(ino, (seq, client));
+            }
+        };
+        match *op {
+            Op::Pad => {}
+            Op::Create { ino, parent, .. }
+            | Op::Link { ino, parent, .. }
+            | Op::Unlink { ino, parent, .. }
+            | Op::Rmdir { ino, parent, .. } => {
+                mark(ino);
+                mark(parent);
+            }
+            Op::Rename { ino, parent, new_parent, replaced, .. } => {
+                [ino, parent, new_parent, replaced].into_iter().for_each(mark);
+            }
+            Op::Write { ino, .. }
+            | Op::Truncate { ino, .. }
+            | Op::Fallocate { ino, .. }
+            | Op::SetAttr { ino, .. }
+            | Op::SetXattr { ino, .. }
+            | Op::RemoveXattr { ino, .. }
+            | Op::CloneRange { ino, .. }
+            | Op::Reap { ino } => mark(ino),
+        }
+    }
+
+    fn refuse(
+        &mut self,
+        client: ClientId,
+        header: &Header,
+        op: &Op<'_>,
+        errno: base::Errno,
+        out: &mut Vec<Effect>,
+    ) {
+        self.counters.refused += 1;
+        let Some(known) = self.known.get_mut(&client) else { return };
+        known.refusals += 1;
+        let refusals = known.refusals;
+        log::warn!(
+            "client {:#x} (uid {}): operation {} refused with {errno:?}: {}",
+            client.0,
+            known.identity.uid,
+            header.sequence,
+            summary(op)
+        );
+        if let Some(local) = self.clients.get_mut(&client) {
+            local.refuse(refusals, header.sequence, errno.0);
+            return;
+        }
+        let message = Message::Progress {
+            client,
+            settled: header.sequence,
+            replicated: Sequence(0),
+            refusals,
+            refused: header.sequence,
+            errno: errno.0,
+        };
+        self.to_agent(client, message, out);
+    }
+
+    fn draft(&mut self, want: usize) -> Result<Draft, Failure> {
+        let reserved = (want + REAP_SLACK).min(CHUNK_BYTES_MAX);
+        self.make_room(reserved)?;
+        let seq = StreamSeq(self.ring.last().0 + 1);
+        match self.ring.next_body(reserved) {
+            Some(source) => {
+                Ok(Draft { body: Vec::with_capacity(reserved), count: 0, source, reserved, seq })
+            }
+            // Members lag by a whole ring: only waiting for them, or for their end, helps; the
+            // callers check `has_room` before they come here.
+            None => Err(Failure::Diverged(seq, "the stream ring is full".into())),
+        }
+    }
+
+    /// Ends a draft: into the ring, down the chain. `settled` is what it settles.
+    fn close(
+        &mut self,
+        draft: Draft,
+        client: ClientId,
+        settled: Sequence,
+        incarnation: u32,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if draft.count == 0 && settled <= self.settled_of(client) {
+            return Ok(());
+        }
+        let header = ChunkHeader {
+            epoch: self.epoch,
+            stream_seq: draft.seq,
+            client,
+            last_seq: settled,
+            incarnation,
+            entries: draft.count,
+            body_bytes: draft.body.len() as u32,
+            time: self.realtime(),
+        };
+        self.issue(header, &draft.body, draft.reserved, out)
+    }
+
+    /// Emits a chunk of the service's own, already judged; applies it here.
+    pub(super) fn emit(
+        &mut self,
+        client: ClientId,
+        last: Sequence,
+        incarnation: u32,
+        raw: &[u8],
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let mut draft = self.draft(raw.len())?;
+        for entry in entries(raw, incarnation).flatten() {
+            let (offset, header, op) = entry;
+            let source = (draft.source.0, draft.source.1 + draft.body.len() as u64 + 64);
+            match self.volume.apply(&header, &op, source) {
+                Ok(_) => {
+                    let end = raw.len().min(offset + entry_bytes(header.length as usize));
+                    draft.body.extend_from_slice(&raw[offset..end]);
+                    draft.count += 1;
+                }
+                Err(Refusal::Fault(fault)) => return Err(fault.into()),
+                Err(_) => {}
+            }
+        }
+        if draft.count == 0 && last.0 != 0 {
+            return Ok(());
+        }
+        let header = ChunkHeader {
+            epoch: self.epoch,
+            stream_seq: draft.seq,
+            client,
+            last_seq: last,
+            incarnation,
+            entries: draft.count,
+            body_bytes: draft.body.len() as u32,
+            time: self.realtime(),
+        };
+        self.issue(header, &draft.body, draft.reserved, out)
+    }
+
+    fn issue(
+        &mut self,
+        header: ChunkHeader,
+        body: &[u8],
+        reserved: usize,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        // Off to the next member first: it persists while we do.
+        if let Some(next) = self.chain.get(1).copied() {
+            let mut chunk = header.encode().to_vec();
+            chunk.extend_from_slice(body);
+            self.send(next, &Message::Chunk { all_acked: self.all_acked, chunk }, out);
+        }
+        if !self.ring.put(header, body, reserved)? {
+            return Err(Failure::Diverged(header.stream_seq, "the stream ring is full".into()));
+        }
+        self.note_chunk(&header);
+        self.applied_chunk(&header);
+        self.advance_acks(out)
+    }
+
+    fn acked(
+        &mut self,
+        from: NodeId,
+        seq: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if seq > self.ring.last() {
+            self.counters.bad_messages += 1;
+            return Ok(());
+        }
+        let acked = self.acked.entry(from).or_default();
+        *acked = (*acked).max(seq);
+        self.advance_acks(out)
+    }
+
+    /// Works out what every member holds, and tells those who wait for it.
+    pub(super) fn advance_acks(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let mut all = self.ring.last();
+        for node in &self.chain {
+            if *node != self.me() {
+                all = all.min(self.acked_by(*node));
+            }
+        }
+        if all > self.all_acked {
+            let from = self.all_acked;
+            self.all_acked = all;
+            self.all_acked_at = self.now;
+            for seq in from.0 + 1..=all.0 {
+                let Some(header) = self.ring.get(StreamSeq(seq)).map(|k| k.header) else {
+                    continue;
+                };
+                self.replicated(header.client, header.last_seq, out);
+            }
+            self.give_up()?;
+        }
+        self.release_grants(out);
+        Ok(())
+    }
+
+    fn replicated(&mut self, client: ClientId, seq: Sequence, out: &mut Vec<Effect>) {
+        if seq.0 == 0 || client.0 == 0 {
+            return;
+        }
+        if let Some(local) = self.clients.get_mut(&client) {
+            local.set_replicated(seq);
+        } else if self.known.contains_key(&client) {
+            let refusals = self.known[&client].refusals;
+            let message = Message::Progress {
+                client,
+                settled: seq,
+                replicated: seq,
+                refusals,
+                refused: Sequence(0),
+                errno: 0,
+            };
+            self.to_agent(client, message, out);
+        }
+    }
+
+    fn lease_wanted(
+        &mut self,
+        client: ClientId,
+        ino: InodeId,
+        token: u64,
+        mode: LeaseMode,
+        flags: u8,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if !self.ready || !self.known.contains_key(&client) {
+            // The agent asks again once the chain is whole.
+            return Ok(());
+        }
+        if let Err(errno) = self.open_check(client, ino, flags)? {
+            let stream = StreamSeq(0);
+            let message = Message::Granted { client, ino, token, mode, errno: errno.0, stream };
+            self.to_agent(client, message, out);
+            return Ok(());
+        }
+        let mut actions = Vec::new();
+        self.leases.want(ino, Want { client, token, mode }, &mut actions);
+        self.act(actions, out)
+    }
+
+    /// Existence and permission of an inode that a client asks for; notes pins and rights.
+    fn open_check(
+        &mut self,
+        client: ClientId,
+        ino: InodeId,
+        flags: u8,
+    ) -> Result<Result<(), base::Errno>, Failure> {
+        let Some(known) = self.known.get_mut(&client) else {
+            return Ok(Err(base::Errno::STALE));
+        };
+        let Some(record) = self.volume.attr(ino)? else {
+            let fresh = known.fresh.contains(&ino);
+            return Ok(if fresh { Ok(()) } else { Err(base::Errno::NOENT) });
+        };
+        for (flag, what) in [(WANT_READ, R), (WANT_WRITE, W)] {
+            if flags & flag != 0
+                && let Err(errno) = known.creds().may(&record, what)
+            {
+                return Ok(Err(errno));
+            }
+        }
+        if flags & WANT_WRITE != 0 {
+            known.rights.insert(ino);
+        }
+        if flags & WANT_PIN != 0 {
+            known.pins.insert(ino);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Carries out what the lease table says.
+    pub(super) fn act(
+        &mut self,
+        actions: Vec<Action>,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        for action in actions {
+            match action {
+                Action::Recall(client, ino) => {
+                    self.counters.recalls += 1;
+                    let token = self.token();
+                    self.to_agent(client, Message::Recall { client, ino, token }, out);
+                }
+                Action::Grant(ino, want) => {
+                    let until = match self.dirty.get(&ino) {
+                        Some((seq, by)) if *by != want.client => *seq,
+                        _ => StreamSeq(0),
+                    };
+                    self.held_grants.push(HeldGrant { ino, want, until });
+                }
+            }
+        }
+        self.release_grants(out);
+        Ok(())
+    }
+
+    /// Grants whose inodes are now on every member.
+    fn release_grants(&mut self, out: &mut Vec<Effect>) {
+        if self.held_grants.is_empty() {
+            return;
+        }
+        let all = self.all_acked;
+        let (free, held): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.held_grants).into_iter().partition(|g| g.until <= all);
+        self.held_grants = held;
+        for HeldGrant { ino, want, until } in free {
+            self.counters.leases_granted += 1;
+            // Another node may lag behind by everything; this one knows exactly.
+            let local = want.client.node() == self.me();
+            let stream = if local { until } else { self.applied };
+            let Want { client, token, mode } = want;
+            self.to_agent(
+                client,
+                Message::Granted { client, ino, token, mode, errno: 0, stream },
+                out,
+            );
+        }
+    }
+
+    fn numbers_wanted(&mut self, client: ClientId, token: u64, count: u32, out: &mut Vec<Effect>) {
+        if !self.ready {
+            return;
+        }
+        let Some(known) = self.known.get_mut(&client) else { return };
+        let count = count.clamp(1, NUMBERS_MAX);
+        let first = InodeId(self.next_inode);
+        self.next_inode += u64::from(count);
+        for n in 0..u64::from(count) {
+            let ino = InodeId(first.0 + n);
+            known.fresh.insert(ino);
+            self.leases.adopt(client, ino, LeaseMode::Write);
+        }
+        self.to_agent(client, Message::Numbers { client, token, first, count }, out);
+    }
+}
+
+/// An operation without its payload, for the log.
+fn summary(op: &Op<'_>) -> String {
+    match *op {
+        Op::Write { ino, offset, data, .. } => format!("write {ino} {}+{}", offset, data.len()),
+        ref other => {
+            let mut text = format!("{other:?}");
+            text.truncate(200);
+            text
+        }
+    }
+}

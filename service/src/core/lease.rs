@@ -1,0 +1,212 @@
+//! The head's lease table: per inode one writer or many readers.
+//!
+//! Always true: a writer excludes every other holder; whoever waits is behind a holder that is
+//! being recalled; each (client, inode) is recalled at most once at a time.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{ClientId, InodeId};
+use storage::format::control::LeaseMode;
+
+/// A client that waits for a lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Want {
+    /// Who.
+    pub client: ClientId,
+    /// The agent's name for the request.
+    pub token: u64,
+    /// What.
+    pub mode: LeaseMode,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    holders: BTreeMap<ClientId, LeaseMode>,
+    waiting: VecDeque<Want>,
+    recalling: BTreeSet<ClientId>,
+}
+
+/// What a change of the table asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Take the lease back from the client.
+    Recall(ClientId, InodeId),
+    /// The client has it now.
+    Grant(InodeId, Want),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct LeaseTable {
+    entries: BTreeMap<InodeId, Entry>,
+    /// What each client holds, for its end.
+    of: BTreeMap<ClientId, BTreeSet<InodeId>>,
+}
+
+impl LeaseTable {
+    /// The mode that `client` holds on `ino`.
+    pub fn mode(&self, client: ClientId, ino: InodeId) -> LeaseMode {
+        self.entries
+            .get(&ino)
+            .and_then(|e| e.holders.get(&client).copied())
+            .unwrap_or(LeaseMode::None)
+    }
+
+    /// A lease that nobody can dispute: a fresh inode number, or one reported by an agent.
+    pub fn adopt(&mut self, client: ClientId, ino: InodeId, mode: LeaseMode) {
+        if mode > LeaseMode::None {
+            self.entries.entry(ino).or_default().holders.insert(client, mode);
+            self.of.entry(client).or_default().insert(ino);
+        }
+    }
+
+    /// A client asks.
+    pub fn want(&mut self, ino: InodeId, want: Want, out: &mut Vec<Action>) {
+        self.entries.entry(ino).or_default().waiting.push_back(want);
+        self.advance(ino, out);
+    }
+
+    /// A recalled or returned lease is gone.
+    pub fn released(&mut self, client: ClientId, ino: InodeId, out: &mut Vec<Action>) {
+        if let Some(entry) = self.entries.get_mut(&ino) {
+            entry.holders.remove(&client);
+            entry.recalling.remove(&client);
+        }
+        if let Some(inodes) = self.of.get_mut(&client) {
+            inodes.remove(&ino);
+        }
+        self.advance(ino, out);
+    }
+
+    /// A client ended: everything it held or waited for is void.
+    pub fn gone(&mut self, client: ClientId, out: &mut Vec<Action>) {
+        let mut touched: BTreeSet<InodeId> = self.of.remove(&client).unwrap_or_default();
+        for (ino, entry) in &mut self.entries {
+            let before = entry.waiting.len();
+            entry.waiting.retain(|w| w.client != client);
+            if entry.waiting.len() != before {
+                touched.insert(*ino);
+            }
+        }
+        for ino in touched {
+            if let Some(entry) = self.entries.get_mut(&ino) {
+                entry.holders.remove(&client);
+                entry.recalling.remove(&client);
+            }
+            self.advance(ino, out);
+        }
+    }
+
+    /// Serves the queue of an inode as far as holders allow.
+    fn advance(&mut self, ino: InodeId, out: &mut Vec<Action>) {
+        let Some(entry) = self.entries.get_mut(&ino) else { return };
+        while let Some(&want) = entry.waiting.front() {
+            let write = want.mode == LeaseMode::Write;
+            let blockers: Vec<ClientId> = entry
+                .holders
+                .iter()
+                .filter(|(c, m)| **c != want.client && (write || **m == LeaseMode::Write))
+                .map(|(c, _)| *c)
+                .collect();
+            if !blockers.is_empty() {
+                for client in blockers {
+                    if entry.recalling.insert(client) {
+                        out.push(Action::Recall(client, ino));
+                    }
+                }
+                return;
+            }
+            if entry.recalling.contains(&want.client) {
+                // Its old lease is on its way back; it gets the new one afterwards.
+                return;
+            }
+            entry.waiting.pop_front();
+            let held = entry.holders.entry(want.client).or_insert(LeaseMode::None);
+            *held = (*held).max(want.mode);
+            let granted = Want { mode: *held, ..want };
+            if *held > LeaseMode::None {
+                self.of.entry(want.client).or_default().insert(ino);
+            } else {
+                entry.holders.remove(&want.client);
+            }
+            out.push(Action::Grant(ino, granted));
+        }
+        if entry.holders.is_empty() && entry.waiting.is_empty() {
+            self.entries.remove(&ino);
+        }
+    }
+
+    /// Inodes with holders, for status.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is leased.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Panics when an invariant of the module does not hold.
+    pub fn assert_invariants(&self) {
+        for (ino, entry) in &self.entries {
+            let writers = entry.holders.values().filter(|m| **m == LeaseMode::Write).count();
+            assert!(writers == 0 || entry.holders.len() == 1, "{ino}: a writer beside others");
+            for client in entry.holders.keys() {
+                assert!(self.of.get(client).is_some_and(|s| s.contains(ino)), "{ino} unindexed");
+            }
+            assert!(
+                entry.waiting.is_empty() || !entry.recalling.is_empty(),
+                "{ino}: somebody waits for nothing"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::random::Random;
+
+    #[test]
+    fn random_histories_keep_the_invariants_and_serve_everybody() {
+        for seed in 0..200 {
+            let mut random = Random::new(seed);
+            let mut table = LeaseTable::default();
+            let mut recalls: Vec<(ClientId, InodeId)> = Vec::new();
+            let (mut asked, mut granted) = (0u64, 0u64);
+            let settle = |actions: Vec<Action>, recalls: &mut Vec<_>, granted: &mut u64| {
+                for action in actions {
+                    match action {
+                        Action::Recall(c, i) => recalls.push((c, i)),
+                        Action::Grant(..) => *granted += 1,
+                    }
+                }
+            };
+            for _ in 0..200 {
+                let mut out = Vec::new();
+                if random.chance(1, 2) && !recalls.is_empty() {
+                    let at = random.below(recalls.len() as u64) as usize;
+                    let (client, ino) = recalls.swap_remove(at);
+                    table.released(client, ino, &mut out);
+                } else {
+                    let want = Want {
+                        client: ClientId(1 + random.below(4)),
+                        token: asked,
+                        mode: if random.chance(1, 2) { LeaseMode::Read } else { LeaseMode::Write },
+                    };
+                    asked += 1;
+                    table.want(InodeId(1 + random.below(3)), want, &mut out);
+                }
+                settle(out, &mut recalls, &mut granted);
+                table.assert_invariants();
+            }
+            while let Some((client, ino)) = recalls.pop() {
+                let mut out = Vec::new();
+                table.released(client, ino, &mut out);
+                settle(out, &mut recalls, &mut granted);
+                table.assert_invariants();
+            }
+            assert_eq!(asked, granted, "seed {seed}: nobody waits for ever");
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Messages between the nodes of a chain. A body begins with the epoch (u32) under which it was
+//! sent; one of an older epoch is refused and counted. All numbers little-endian.
+//!
+//! ```text
+//! kind              from -> to        fields after the epoch
+//!  1 Chunk          chain -> next     all acked u64, chunk (storage::format::chunk)
+//!  2 ChunkAck       member -> head    stream seq u64: persistent here up to it
+//!  3 ClientUp       agent -> head     client u64, incarnation u32, settled u64, uid u32, gid u32,
+//!                                     n u32, groups u32 x n, n u32, {inode u64, mode u8} x n leases,
+//!                                     n u32, inodes u64 x n pinned
+//!  4 ClientGone     agent -> head     client u64
+//!  5 Entries        agent -> head     client u64, last seq u64, raw log entries
+//!  6 LeaseWant      agent -> head     client u64, inode u64, token u64, mode u8, flags u8
+//!  7 Granted        head -> agent     client u64, inode u64, token u64, mode u8, errno u16, stream u64
+//!  8 NumbersWant    agent -> head     client u64, token u64, count u32
+//!  9 Numbers        head -> agent     client u64, token u64, first u64, count u32
+//! 10 Recall         head -> agent     client u64, inode u64, token u64
+//! 11 Recalled       agent -> head     client u64, inode u64, token u64
+//! 12 Unpin          agent -> head     client u64, n u32, inodes u64 x n
+//! 13 Released       agent -> head     client u64, n u32, inodes u64 x n
+//! 14 Progress       head -> agent     client u64, settled u64, replicated u64, refusals u64,
+//!                                     refused seq u64, errno u16
+//! 15 Position       member -> head    stream seq u64 of the last chunk held
+//! 16 StreamWant     any -> any        from stream seq u64: send what you hold from there on
+//! 17 Resume         head -> member    stream seq u64: cut what you hold beyond it
+//! 18 SnapshotWant   syncing -> head   -
+//! 19 Snapshot       head -> syncing   stream seq u64, last inode u64, end u8, raw log entries
+//! ```
+
+use base::wire::{Corrupt, Reader, Writer};
+use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
+use storage::format::control::LeaseMode;
+
+/// Kind of a chunk message.
+pub const CHUNK: u16 = 1;
+/// Groups, leases, pins in one message, at most.
+const LIST_MAX: usize = 1 << 20;
+
+/// Whose operations these are, as hostd learnt it from the kernel.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Identity {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// A message; the module text has the fields.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum Message {
+    Chunk {
+        all_acked: StreamSeq,
+        chunk: Vec<u8>,
+    },
+    ChunkAck {
+        seq: StreamSeq,
+    },
+    ClientUp {
+        client: ClientId,
+        incarnation: u32,
+        settled: Sequence,
+        identity: Identity,
+        leases: Vec<(InodeId, LeaseMode)>,
+        pins: Vec<InodeId>,
+    },
+    ClientGone {
+        client: ClientId,
+    },
+    Entries {
+        client: ClientId,
+        last: Sequence,
+        raw: Vec<u8>,
+    },
+    LeaseWant {
+        client: ClientId,
+        ino: InodeId,
+        token: u64,
+        mode: LeaseMode,
+        flags: u8,
+    },
+    Granted {
+        client: ClientId,
+        ino: InodeId,
+        token: u64,
+        mode: LeaseMode,
+        errno: u16,
+        stream: StreamSeq,
+    },
+    NumbersWant {
+        client: ClientId,
+        token: u64,
+        count: u32,
+    },
+    Numbers {
+        client: ClientId,
+        token: u64,
+        first: InodeId,
+        count: u32,
+    },
+    Recall {
+        client: ClientId,
+        ino: InodeId,
+        token: u64,
+    },
+    Recalled {
+        client: ClientId,
+        ino: InodeId,
+        token: u64,
+    },
+    Unpin {
+        client: ClientId,
+        inodes: Vec<InodeId>,
+    },
+    Released {
+        client: ClientId,
+        inodes: Vec<InodeId>,
+    },
+    Progress {
+        client: ClientId,
+        settled: Sequence,
+        replicated: Sequence,
+        refusals: u64,
+        refused: Sequence,
+        errno: u16,
+    },
+    Position {
+        seq: StreamSeq,
+    },
+    StreamWant {
+        from: StreamSeq,
+    },
+    Resume {
+        seq: StreamSeq,
+    },
+    SnapshotWant,
+    Snapshot {
+        seq: StreamSeq,
+        last_inode: InodeId,
+        end: bool,
+        raw: Vec<u8>,
+    },
+}
+
+const NAME: &str = "peer message";
+
+fn take_inodes(r: &mut Reader<'_>) -> Result<Vec<InodeId>, Corrupt> {
+    let n = r.u32()? as usize;
+    if n > LIST_MAX || n > r.left() / 8 {
+        return Err(r.corrupt("claims more inodes than it holds"));
+    }
+    (0..n).map(|_| r.u64().map(InodeId)).collect()
+}
+
+fn take_mode(r: &mut Reader<'_>) -> Result<LeaseMode, Corrupt> {
+    LeaseMode::from_u8(r.u8()?).ok_or(Corrupt::new(NAME, "has an unknown lease mode"))
+}
+
+impl Message {
+    /// Kind and body.
+    pub fn encode(&self, epoch: Epoch) -> (u16, Vec<u8>) {
+        let mut out = Vec::new();
+        let mut w = Writer(&mut out);
+        w.u32(epoch.0);
+        let kind = match self {
+            Self::Chunk { all_acked, chunk } => {
+                w.u64(all_acked.0).bytes(chunk);
+                CHUNK
+            }
+            Self::ChunkAck { seq } => {
+                w.u64(seq.0);
+                2
+            }
+            Self::ClientUp { client, incarnation, settled, identity, leases, pins } => {
+                w.u64(client.0).u32(*incarnation).u64(settled.0);
+                w.u32(identity.uid).u32(identity.gid).u32(identity.groups.len() as u32);
+                identity.groups.iter().for_each(|g| {
+                    w.u32(*g);
+                });
+                w.u32(leases.len() as u32);
+                for (ino, mode) in leases {
+                    w.u64(ino.0).u8(*mode as u8);
+                }
+                put_inodes(&mut w, pins);
+                3
+            }
+            Self::ClientGone { client } => {
+                w.u64(client.0);
+                4
+            }
+            Self::Entries { client, last, raw } => {
+                w.u64(client.0).u64(last.0).bytes(raw);
+                5
+            }
+            Self::LeaseWant { client, ino, token, mode, flags } => {
+                w.u64(client.0).u64(ino.0).u64(*token).u8(*mode as u8).u8(*flags);
+                6
+            }
+            Self::Granted { client, ino, token, mode, errno, stream } => {
+                w.u64(client.0).u64(ino.0).u64(*token).u8(*mode as u8).u16(*errno).u64(stream.0);
+                7
+            }
+            Self::NumbersWant { client, token, count } => {
+                w.u64(client.0).u64(*token).u32(*count);
+                8
+            }
+            Self::Numbers { client, token, first, count } => {
+                w.u64(client.0).u64(*token).u64(first.0).u32(*count);
+                9
+            }
+            Self::Recall { client, ino, token } => {
+                w.u64(client.0).u64(ino.0).u64(*token);
+                10
+            }
+            Self::Recalled { client, ino, token } => {
+                w.u64(client.0).u64(ino.0).u64(*token);
+                11
+            }
+            Self::Unpin { client, inodes } => {
+                w.u64(client.0);
+                put_inodes(&mut w, inodes);
+                12
+            }
+            Self::Released { client, inodes } => {
+                w.u64(client.0);
+                put_inodes(&mut w, inodes);
+                13
+            }
+            Self::Progress { client, settled, replicated, refusals, refused, errno } => {
+                w.u64(client.0).u64(settled.0).u64(replicated.0).u64(*refusals).u64(refused.0);
+                w.u16(*errno);
+                14
+            }
+            Self::Position { seq } => {
+                w.u64(seq.0);
+                15
+            }
+            Self::StreamWant { from } => {
+                w.u64(from.0);
+                16
+            }
+            Self::Resume { seq } => {
+                w.u64(seq.0);
+                17
+            }
+            Self::SnapshotWant => 18,
+            Self::Snapshot { seq, last_inode, end, raw } => {
+                w.u64(seq.0).u64(last_inode.0).u8(u8::from(*end)).bytes(raw);
+                19
+            }
+        };
+        (kind, out)
+    }
+
+    /// Epoch and message.
+    pub fn decode(kind: u16, body: &[u8]) -> Result<(Epoch, Self), Corrupt> {
+        let mut r = Reader::new(NAME, body);
+        let epoch = Epoch(r.u32()?);
+        let message = match kind {
+            CHUNK => Self::Chunk { all_acked: StreamSeq(r.u64()?), chunk: r.rest().to_vec() },
+            2 => Self::ChunkAck { seq: StreamSeq(r.u64()?) },
+            3 => Self::decode_client_up(&mut r)?,
+            4 => Self::ClientGone { client: ClientId(r.u64()?) },
+            5 => Self::Entries {
+                client: ClientId(r.u64()?),
+                last: Sequence(r.u64()?),
+                raw: r.rest().to_vec(),
+            },
+            6 => Self::LeaseWant {
+                client: ClientId(r.u64()?),
+                ino: InodeId(r.u64()?),
+                token: r.u64()?,
+                mode: take_mode(&mut r)?,
+                flags: r.u8()?,
+            },
+            7 => Self::Granted {
+                client: ClientId(r.u64()?),
+                ino: InodeId(r.u64()?),
+                token: r.u64()?,
+                mode: take_mode(&mut r)?,
+                errno: r.u16()?,
+                stream: StreamSeq(r.u64()?),
+            },
+            8 => Self::NumbersWant { client: ClientId(r.u64()?), token: r.u64()?, count: r.u32()? },
+            9 => Self::Numbers {
+                client: ClientId(r.u64()?),
+                token: r.u64()?,
+                first: InodeId(r.u64()?),
+                count: r.u32()?,
+            },
+            10 | 11 => {
+                let (client, ino) = (ClientId(r.u64()?), InodeId(r.u64()?));
+                let token = r.u64()?;
+                if kind == 10 {
+                    Self::Recall { client, ino, token }
+                } else {
+                    Self::Recalled { client, ino, token }
+                }
+            }
+            12 => Self::Unpin { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
+            13 => Self::Released { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
+            14 => Self::Progress {
+                client: ClientId(r.u64()?),
+                settled: Sequence(r.u64()?),
+                replicated: Sequence(r.u64()?),
+                refusals: r.u64()?,
+                refused: Sequence(r.u64()?),
+                errno: r.u16()?,
+            },
+            15 => Self::Position { seq: StreamSeq(r.u64()?) },
+            16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
+            17 => Self::Resume { seq: StreamSeq(r.u64()?) },
+            18 => Self::SnapshotWant,
+            19 => Self::Snapshot {
+                seq: StreamSeq(r.u64()?),
+                last_inode: InodeId(r.u64()?),
+                end: r.u8()? != 0,
+                raw: r.rest().to_vec(),
+            },
+            _ => return Err(r.corrupt("is of an unknown kind")),
+        };
+        r.end()?;
+        Ok((epoch, message))
+    }
+
+    fn decode_client_up(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let client = ClientId(r.u64()?);
+        let (incarnation, settled) = (r.u32()?, Sequence(r.u64()?));
+        let (uid, gid, n) = (r.u32()?, r.u32()?, r.u32()? as usize);
+        if n > r.left() / 4 {
+            return Err(r.corrupt("claims more groups than it holds"));
+        }
+        let groups = (0..n).map(|_| r.u32()).collect::<Result<_, _>>()?;
+        let n = r.u32()? as usize;
+        if n > r.left() / 9 {
+            return Err(r.corrupt("claims more leases than it holds"));
+        }
+        let leases = (0..n)
+            .map(|_| Ok((InodeId(r.u64()?), take_mode(r)?)))
+            .collect::<Result<_, Corrupt>>()?;
+        let pins = take_inodes(r)?;
+        let identity = Identity { uid, gid, groups };
+        Ok(Self::ClientUp { client, incarnation, settled, identity, leases, pins })
+    }
+}
+
+fn put_inodes(w: &mut Writer<'_>, inodes: &[InodeId]) {
+    w.u32(inodes.len() as u32);
+    for ino in inodes {
+        w.u64(ino.0);
+    }
+}

@@ -1,0 +1,466 @@
+//! Requests of clients: each goes through stages until it can be answered.
+//!
+//! ```text
+//! Drain     the client's own operations up to `after` are settled
+//! Lease     ask the head for the lease (if one is wanted)
+//! Asked     wait for the head
+//! Granted   wait until this node's state is new enough, then answer
+//! ```
+
+use base::wire::Corrupt;
+use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
+use storage::format::control::LeaseMode;
+use storage::format::rpc::{self, InodeReply, Request, WANT_PIN};
+use storage::limits::RPC_SLOT_BYTES;
+use storage::permission::{R, X};
+
+use super::message::Message;
+use super::{Effect, Failure, Node, Role};
+
+/// Bytes of a reply's lists.
+const LIST_BYTES: usize = RPC_SLOT_BYTES - 8192;
+/// Extents in one reply.
+const EXTENTS_MAX: usize = LIST_BYTES / rpc::EXTENT_BYTES;
+/// Names looked at for one reply.
+const NAMES_MAX: usize = 4096;
+
+/// Regular file.
+const S_IFREG: u32 = 0o100_000;
+const S_IFMT: u32 = 0o170_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Drain,
+    Lease,
+    Asked(u64),
+    Granted(LeaseMode, StreamSeq),
+    Numbers(InodeId, u32),
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) client: ClientId,
+    slot: usize,
+    after: Sequence,
+    what: What,
+    stage: Stage,
+    ino: InodeId,
+}
+
+/// A request that owns its names.
+#[derive(Debug, Clone)]
+enum What {
+    Inode { mode: LeaseMode, flags: u8 },
+    Lookup { dir: InodeId, name: Vec<u8>, mode: LeaseMode, flags: u8 },
+    Names { cookie: u64 },
+    Extents { from: u64 },
+    XattrGet { name: Vec<u8> },
+    XattrList,
+    Inodes { count: u32 },
+    Unpin(Vec<InodeId>),
+    StatFs,
+    Release(Vec<u32>),
+    Read { offset: u64, len: u32 },
+}
+
+/// What a step of a request came to.
+enum Step {
+    Wait,
+    Next,
+    Answer(Vec<u8>),
+}
+
+type Stepped = Result<Step, Failure>;
+
+fn refuse(errno: Errno) -> Stepped {
+    let mut out = Vec::new();
+    rpc::reply_error(errno, &mut out);
+    Ok(Step::Answer(out))
+}
+
+fn done() -> Stepped {
+    let mut out = Vec::new();
+    rpc::reply_ok(&mut out);
+    Ok(Step::Answer(out))
+}
+
+impl Pending {
+    /// Reads a request; the names are copied out of it.
+    pub(super) fn parse(client: ClientId, slot: usize, body: &[u8]) -> Result<Self, Corrupt> {
+        let (after, request) = Request::decode(body)?;
+        let none = InodeId::NONE;
+        let (ino, what) = match request {
+            Request::Inode { ino, mode, flags } => (ino, What::Inode { mode, flags }),
+            Request::Lookup { dir, name, mode, flags } => {
+                if !storage::format::entry::name_is_legal(name) {
+                    return Err(Corrupt::new("client request", "asks for an illegal name"));
+                }
+                (none, What::Lookup { dir, name: name.to_vec(), mode, flags })
+            }
+            Request::Names { dir, cookie } => (dir, What::Names { cookie }),
+            Request::Extents { ino, from } => (ino, What::Extents { from }),
+            Request::XattrGet { ino, name } => (ino, What::XattrGet { name: name.to_vec() }),
+            Request::XattrList { ino } => (ino, What::XattrList),
+            Request::Inodes { count } => (none, What::Inodes { count }),
+            Request::Unpin { inodes } => (none, What::Unpin(inodes)),
+            Request::StatFs => (none, What::StatFs),
+            Request::Release { slots } => (none, What::Release(slots)),
+            Request::Read { ino, offset, len } => (ino, What::Read { offset, len }),
+        };
+        Ok(Self { client, slot, after, what, stage: Stage::Drain, ino })
+    }
+
+    /// The lease was recalled between the grant and the answer.
+    pub(super) fn lost_grant(&mut self, client: ClientId, ino: InodeId) {
+        if self.client == client && self.ino == ino && matches!(self.stage, Stage::Granted(..)) {
+            self.stage = Stage::Lease;
+        }
+    }
+
+    /// The head changed or was out of reach: whatever was asked of it is asked again.
+    pub(super) fn ask_again(&mut self) {
+        if !matches!(self.stage, Stage::Drain) {
+            self.stage = Stage::Lease;
+        }
+    }
+}
+
+impl Node {
+    pub(super) fn granted(
+        &mut self,
+        client: ClientId,
+        ino: InodeId,
+        token: u64,
+        mode: LeaseMode,
+        errno: u16,
+        stream: StreamSeq,
+    ) {
+        let waiting = |p: &&mut Pending| p.client == client && p.stage == Stage::Asked(token);
+        let Some(at) = self.requests.iter_mut().find(waiting) else {
+            return;
+        };
+        at.ino = ino;
+        at.stage = Stage::Granted(mode, stream);
+        if errno != 0 {
+            let slot = at.slot;
+            self.requests.retain(|p| !(p.client == client && p.slot == slot));
+            let mut reply = Vec::new();
+            rpc::reply_error(Errno(errno), &mut reply);
+            if let Some(client) = self.clients.get(&client) {
+                client.answer(slot, &reply);
+            }
+        }
+    }
+
+    pub(super) fn numbers_arrived(
+        &mut self,
+        client: ClientId,
+        token: u64,
+        first: InodeId,
+        count: u32,
+    ) {
+        let waiting = |p: &&mut Pending| p.client == client && p.stage == Stage::Asked(token);
+        if let Some(pending) = self.requests.iter_mut().find(waiting) {
+            pending.stage = Stage::Numbers(first, count);
+        }
+    }
+
+    /// Advances requests; `true` when one was answered.
+    pub(super) fn step_requests(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        let mut answered = false;
+        let mut all = std::mem::take(&mut self.requests);
+        let mut kept = Vec::with_capacity(all.len());
+        for mut pending in all.drain(..) {
+            loop {
+                match self.step(&mut pending, out)? {
+                    Step::Next => {}
+                    Step::Wait => {
+                        kept.push(pending);
+                        break;
+                    }
+                    Step::Answer(body) => {
+                        answered = true;
+                        if let Some(client) = self.clients.get(&pending.client) {
+                            client.answer(pending.slot, &body);
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        kept.append(&mut self.requests);
+        self.requests = kept;
+        Ok(answered)
+    }
+
+    fn step(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+        if !self.serves() {
+            return Ok(Step::Wait);
+        }
+        match p.stage {
+            Stage::Drain => self.step_drain(p, out),
+            Stage::Lease => self.step_ask(p, out),
+            Stage::Asked(_) => Ok(Step::Wait),
+            Stage::Granted(mode, stream) => self.step_granted(p, mode, stream, out),
+            Stage::Numbers(first, count) => self.answer_numbers(p, first, count, out),
+        }
+    }
+
+    fn step_drain(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+        let Some(client) = self.clients.get(&p.client) else { return Ok(Step::Wait) };
+        if client.settled < p.after {
+            let next = client.next();
+            let drained = self.drain(p.client, out)?;
+            let Some(client) = self.clients.get(&p.client) else { return Ok(Step::Wait) };
+            if client.settled < p.after {
+                let never = drained && client.next() == next && next <= p.after;
+                // What was never appended cannot be waited for.
+                return if never { refuse(Errno::INVAL) } else { Ok(Step::Wait) };
+            }
+        }
+        p.stage = Stage::Lease;
+        Ok(Step::Next)
+    }
+
+    fn step_ask(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+        let (mode, flags) = match &p.what {
+            What::Inode { mode, flags } => (*mode, *flags),
+            What::Lookup { dir, name, mode, flags } => {
+                let (dir, mode, flags) = (*dir, *mode, *flags);
+                if let Err(errno) = self.may(p.client, dir, X)? {
+                    return refuse(errno);
+                }
+                match self.volume.lookup(dir, name)? {
+                    None => return refuse(Errno::NOENT),
+                    Some((ino, _)) => p.ino = ino,
+                }
+                (mode, flags)
+            }
+            What::Inodes { count } => {
+                let token = self.token();
+                p.stage = Stage::Asked(token);
+                let message = Message::NumbersWant { client: p.client, token, count: *count };
+                self.to_head(message, out);
+                return Ok(Step::Wait);
+            }
+            _ => return self.answer_simple(p, out),
+        };
+        let token = self.token();
+        p.stage = Stage::Asked(token);
+        let want = Message::LeaseWant { client: p.client, ino: p.ino, token, mode, flags };
+        self.to_head(want, out);
+        Ok(Step::Wait)
+    }
+
+    /// Whether this node's state reflects the stream up to `stream` and, for file content, the
+    /// client's own operations up to `after`.
+    fn fresh_enough(&mut self, p: &Pending, stream: StreamSeq, content: bool) -> bool {
+        if !content {
+            return self.applied >= stream;
+        }
+        let own = self.clients.get(&p.client).is_some_and(|c| c.published >= p.after);
+        if self.published >= stream && own {
+            return true;
+        }
+        self.publish_now = true;
+        false
+    }
+
+    fn step_granted(
+        &mut self,
+        p: &mut Pending,
+        mode: LeaseMode,
+        stream: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) -> Stepped {
+        if self.applied < stream {
+            return Ok(Step::Wait);
+        }
+        if let What::Lookup { dir, name, .. } = &p.what {
+            match self.volume.lookup(*dir, name)? {
+                Some((ino, _)) if ino == p.ino => {}
+                // It changed hands while we waited.
+                _ => {
+                    p.stage = Stage::Lease;
+                    return Ok(Step::Next);
+                }
+            }
+        }
+        let Some(record) = self.volume.attr(p.ino)? else { return refuse(Errno::NOENT) };
+        let regular = record.mode & S_IFMT == S_IFREG;
+        if !self.fresh_enough(p, stream, regular) {
+            return Ok(Step::Wait);
+        }
+        let flags = match p.what {
+            What::Inode { flags, .. } | What::Lookup { flags, .. } => flags,
+            _ => 0,
+        };
+        if flags & WANT_PIN != 0 {
+            self.pins.entry(p.client).or_default().insert(p.ino);
+        }
+        let granted = if mode == LeaseMode::None {
+            rpc::Granted::default()
+        } else {
+            match self.write_lease(p.client, p.ino, mode, out) {
+                Some(granted) => granted,
+                None => return refuse(Errno::NFILE),
+            }
+        };
+        let mut extents = Vec::new();
+        let mut complete = true;
+        if regular {
+            extents = self.volume.extents(p.ino, 0, EXTENTS_MAX)?;
+            complete = extents.len() < EXTENTS_MAX;
+        }
+        let target = self.volume.symlink(p.ino)?;
+        let reflected = self.reflected(p, regular);
+        let reply = InodeReply { granted, reflected, record, extents, complete, target };
+        let mut body = Vec::new();
+        reply.encode(&mut body);
+        Ok(Step::Answer(body))
+    }
+
+    fn reflected(&self, p: &Pending, content: bool) -> Sequence {
+        let client = self.clients.get(&p.client);
+        client.map_or(Sequence(0), |c| if content { c.published } else { c.settled })
+    }
+
+    fn answer_numbers(
+        &mut self,
+        p: &Pending,
+        first: InodeId,
+        count: u32,
+        out: &mut Vec<Effect>,
+    ) -> Stepped {
+        let mut body = Vec::new();
+        rpc::reply_ok(&mut body);
+        let at = body.len();
+        base::wire::Writer(&mut body).u32(0);
+        let mut given = 0u32;
+        for n in 0..u64::from(count.min(4096)) {
+            let ino = InodeId(first.0 + n);
+            let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, out) else {
+                break;
+            };
+            self.pins.entry(p.client).or_default().insert(ino);
+            base::wire::Writer(&mut body).u64(ino.0).u32(granted.slot).u64(granted.word.0);
+            given += 1;
+        }
+        body[at..at + 4].copy_from_slice(&given.to_le_bytes());
+        Ok(Step::Answer(body))
+    }
+
+    /// Permission of a client on an inode, by the attributes here and now.
+    fn may(&self, client: ClientId, ino: InodeId, what: u32) -> Result<Result<(), Errno>, Failure> {
+        let Some(record) = self.volume.attr(ino)? else { return Ok(Err(Errno::NOENT)) };
+        let Some(client) = self.clients.get(&client) else { return Ok(Err(Errno::STALE)) };
+        let id = &client.identity;
+        let creds = storage::permission::Creds { uid: id.uid, gid: id.gid, groups: &id.groups };
+        Ok(creds.may(&record, what))
+    }
+
+    /// Requests that need no lease of their own.
+    fn answer_simple(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+        let mut body = Vec::new();
+        match p.what.clone() {
+            What::Names { cookie } => {
+                if let Err(errno) = self.may(p.client, p.ino, R)? {
+                    return refuse(errno);
+                }
+                return self.answer_names(p.ino, cookie);
+            }
+            What::Extents { from } => {
+                if !self.fresh_enough(p, StreamSeq(0), true) {
+                    return Ok(Step::Wait);
+                }
+                let extents = self.volume.extents(p.ino, from, EXTENTS_MAX)?;
+                let complete = extents.len() < EXTENTS_MAX;
+                rpc::put_extents(&mut body, self.reflected(p, true), complete, &extents);
+            }
+            What::XattrGet { name } => match self.volume.xattr(p.ino, &name)? {
+                None => return refuse(Errno::NODATA),
+                Some(value) => {
+                    rpc::reply_ok(&mut body);
+                    body.extend_from_slice(&value);
+                }
+            },
+            What::XattrList => {
+                rpc::reply_ok(&mut body);
+                for name in self.volume.xattrs(p.ino)? {
+                    if body.len() + name.len() < LIST_BYTES {
+                        body.extend_from_slice(&name);
+                        body.push(0);
+                    }
+                }
+            }
+            What::Unpin(inodes) => {
+                if let Some(pins) = self.pins.get_mut(&p.client) {
+                    inodes.iter().for_each(|i| {
+                        pins.remove(i);
+                    });
+                }
+                self.to_head(Message::Unpin { client: p.client, inodes }, out);
+                return done();
+            }
+            What::StatFs => {
+                let s = self.volume.statfs();
+                rpc::reply_ok(&mut body);
+                let mut w = base::wire::Writer(&mut body);
+                w.u32(storage::limits::BLOCK_BYTES as u32).u64(s.blocks).u64(s.blocks_free);
+                w.u64(s.inodes + s.inodes_free).u64(s.inodes_free);
+            }
+            What::Release(slots) => {
+                let Some(client) = self.clients.get_mut(&p.client) else { return done() };
+                let inodes: Vec<InodeId> =
+                    slots.iter().filter_map(|s| client.inode_of(*s)).collect();
+                inodes.iter().for_each(|i| client.revoke(*i));
+                self.to_head(Message::Released { client: p.client, inodes }, out);
+                return done();
+            }
+            What::Read { offset, len } => {
+                if let Err(errno) = self.may(p.client, p.ino, R)? {
+                    return refuse(errno);
+                }
+                if !self.fresh_enough(p, StreamSeq(0), true) {
+                    return Ok(Step::Wait);
+                }
+                let mut bytes = vec![0u8; (len as usize).min(LIST_BYTES)];
+                let n = self.volume.read_file(p.ino, offset, &mut bytes)?;
+                rpc::reply_ok(&mut body);
+                body.extend_from_slice(&bytes[..n]);
+            }
+            What::Inode { .. } | What::Lookup { .. } | What::Inodes { .. } => {}
+        }
+        Ok(Step::Answer(body))
+    }
+
+    fn answer_names(&mut self, dir: InodeId, cookie: u64) -> Stepped {
+        let mut body = Vec::new();
+        rpc::reply_ok(&mut body);
+        body.push(0);
+        let mut full = false;
+        let listed = self.volume.readdir(dir, cookie, NAMES_MAX, &mut |name| {
+            if body.len() + name.name.len() + 32 > LIST_BYTES {
+                full = true;
+                return false;
+            }
+            rpc::put_name(&mut body, name);
+            true
+        })?;
+        match listed {
+            None => refuse(Errno::NOTDIR),
+            Some(end) => {
+                body[8] = u8::from(end && !full);
+                Ok(Step::Answer(body))
+            }
+        }
+    }
+
+    /// Everything asked of a head that is no more is asked of the new one.
+    pub(super) fn ask_again(&mut self) {
+        if self.role() != Role::Outside {
+            self.requests.iter_mut().for_each(Pending::ask_again);
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! The replication stream as every member sees it: accept, pass on, acknowledge, apply, publish.
+
+use std::collections::BTreeMap;
+
+use base::{ClientId, Nanos, NodeId, Sequence, StreamSeq};
+use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
+use storage::media::Segment;
+use storage::volume::{CopyItem, Refusal, Sealed, run_copies};
+
+use super::message::Message;
+use super::{Effect, Failure, Node, entries};
+
+/// A batch of applied chunks is published after this time at the latest.
+pub(super) const PUBLISH_AFTER: Nanos = 5_000_000;
+/// ... or when it holds this many bytes.
+const PUBLISH_BYTES: u64 = 2 << 20;
+/// Bytes copied in one slice of work, so that an fsync never waits for a long publish.
+const SLICE_BYTES: u64 = 256 * 1024;
+/// Smaller jobs are not worth a message to hostd.
+const HOST_MIN: u64 = 128 * 1024;
+/// hostd must answer within this time, or the node copies for itself.
+const HOST_TIMEOUT: Nanos = 500_000_000;
+/// Freed runs of at least this many bytes are given back to the system.
+const DISCARD_MIN: u64 = 256 * 1024;
+/// Chunks given up at once.
+const RELEASE_STEP: u64 = 32;
+/// Chunks that arrived before their predecessors, at most.
+const STASH_MAX: usize = 256;
+/// Chunks sent in one answer to `StreamWant`.
+const RESEND_MAX: u64 = 64;
+/// A member that has not acknowledged for this long although it should have is reported.
+const SUSPECT_AFTER: Nanos = 600_000_000;
+
+/// A sealed transaction on its way to the media.
+#[derive(Debug)]
+pub(super) struct Job {
+    sealed: Sealed,
+    upto: StreamSeq,
+    clients: Vec<(ClientId, Sequence)>,
+    next_copy: usize,
+    /// hostd runs the copies: job number and when it was asked.
+    host: Option<(u64, Nanos)>,
+}
+
+fn copy_len(item: &CopyItem) -> u64 {
+    match *item {
+        CopyItem::Copy { len, .. } | CopyItem::Zero { len, .. } => len,
+    }
+}
+
+impl Node {
+    /// The member after this one.
+    fn successor(&self) -> Option<NodeId> {
+        let at = self.chain.iter().position(|n| *n == self.me())?;
+        self.chain.get(at + 1).copied()
+    }
+
+    /// The member before this one.
+    pub(super) fn predecessor(&self) -> Option<NodeId> {
+        let at = self.chain.iter().position(|n| *n == self.me())?;
+        at.checked_sub(1).map(|i| self.chain[i])
+    }
+
+    /// A chunk came down the chain.
+    pub(super) fn chunk_arrived(
+        &mut self,
+        from: NodeId,
+        all_acked: StreamSeq,
+        chunk: Vec<u8>,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let header = match ChunkHeader::decode(&chunk) {
+            Ok(h) if chunk.len() == CHUNK_HEADER_BYTES + h.body_bytes as usize => h,
+            _ => {
+                self.counters.bad_messages += 1;
+                log::warn!("a chunk of node {from} is damaged; asking for it again");
+                self.want_stream(out);
+                return Ok(());
+            }
+        };
+        if self.incoming.is_some() {
+            // The snapshot comes first; what is missing afterwards is asked for.
+            return Ok(());
+        }
+        let expected = StreamSeq(self.ring.last().0 + 1);
+        if header.stream_seq < expected {
+            self.acknowledge(out);
+            return Ok(());
+        }
+        if header.stream_seq > expected {
+            if self.stash.len() < STASH_MAX {
+                self.stash.insert(header.stream_seq, chunk);
+            }
+            return Ok(());
+        }
+        let mut chunk = Some((header, chunk));
+        while let Some((header, bytes)) = chunk.take() {
+            if !self.accept(header, bytes, all_acked, out)? {
+                self.counters.bad_messages += 1;
+                self.want_stream(out);
+                break;
+            }
+            let next = StreamSeq(self.ring.last().0 + 1);
+            self.stash.retain(|seq, _| *seq >= next);
+            if let Some(bytes) = self.stash.remove(&next) {
+                chunk = ChunkHeader::decode(&bytes).ok().map(|h| (h, bytes));
+            }
+        }
+        self.all_acked = self.all_acked.max(all_acked.min(self.ring.last()));
+        if self.is_head() && !self.ready {
+            self.take_over_step(out)?;
+        }
+        Ok(())
+    }
+
+    /// Passes a chunk on, keeps it, acknowledges it.
+    fn accept(
+        &mut self,
+        header: ChunkHeader,
+        bytes: Vec<u8>,
+        all_acked: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) -> Result<bool, Failure> {
+        let body = &bytes[CHUNK_HEADER_BYTES..];
+        let mut count = 0;
+        for entry in entries(body, header.incarnation) {
+            if entry.is_err() {
+                return Ok(false);
+            }
+            count += 1;
+        }
+        if count != header.entries {
+            return Ok(false);
+        }
+        self.make_room(body.len())?;
+        if !self.ring.put(header, body, body.len())? {
+            return Ok(false);
+        }
+        self.note_chunk(&header);
+        self.acknowledge(out);
+        if let Some(next) = self.successor() {
+            self.send(next, &Message::Chunk { all_acked, chunk: bytes }, out);
+        }
+        Ok(true)
+    }
+
+    /// Bookkeeping for a chunk that is in the ring.
+    pub(super) fn note_chunk(&mut self, header: &ChunkHeader) {
+        self.counters.chunks += 1;
+        self.counters.entries += u64::from(header.entries);
+        self.counters.entry_bytes += u64::from(header.body_bytes);
+        self.batch_since.get_or_insert(self.now);
+        if header.last_seq.0 == 0 && header.entries == 0 {
+            self.settled.remove(&header.client);
+            return;
+        }
+        if header.client.0 != 0 {
+            let settled = self.settled.entry(header.client).or_default();
+            *settled = (*settled).max(header.last_seq);
+            if let Some(client) = self.clients.get_mut(&header.client) {
+                client.set_settled(header.last_seq);
+            }
+        }
+    }
+
+    /// Room in the ring for a chunk with `body` bytes, by publishing now if need be.
+    pub(super) fn make_room(&mut self, body: usize) -> Result<(), Failure> {
+        if self.ring.next_body(body).is_none() {
+            self.publish_all()?;
+            // A member keeps what others may lack; under pressure only what it has not published.
+            let keep = if self.is_head() { self.all_acked } else { self.published };
+            self.ring.release(self.published.min(keep))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn acknowledge(&mut self, out: &mut Vec<Effect>) {
+        let seq = self.ring.last();
+        let message = Message::ChunkAck { seq };
+        if let Some(&head) = self.chain.first()
+            && head != self.me()
+        {
+            self.send(head, &message, out);
+        }
+    }
+
+    /// Asks the predecessor for what is missing.
+    pub(super) fn want_stream(&mut self, out: &mut Vec<Effect>) {
+        let source = match self.role() {
+            super::Role::Syncing => self.chain.last().copied(),
+            _ => self.predecessor(),
+        };
+        if let Some(source) = source {
+            let from = StreamSeq(self.ring.last().0 + 1);
+            self.send(source, &Message::StreamWant { from }, out);
+        }
+    }
+
+    /// Sends what the ring holds from `from` on. Says whether it could.
+    pub(super) fn send_stream(
+        &mut self,
+        to: NodeId,
+        from: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) -> Result<bool, Failure> {
+        let mut seq = from;
+        while seq <= self.ring.last() && seq.0 - from.0 < RESEND_MAX {
+            let Some(kept) = self.ring.get(seq).copied() else {
+                log::warn!("node {to} wants chunk {seq}, which is no longer kept");
+                return Ok(false);
+            };
+            let mut chunk = kept.header.encode().to_vec();
+            chunk.extend_from_slice(&self.ring.body(&kept)?);
+            self.send(to, &Message::Chunk { all_acked: self.all_acked, chunk }, out);
+            seq.0 += 1;
+        }
+        Ok(true)
+    }
+
+    /// A member that does not acknowledge although it should is reported to the coordinator.
+    pub(super) fn watch_acks(&mut self, out: &mut Vec<Effect>) {
+        if !self.is_head() || self.all_acked >= self.ring.last() {
+            self.all_acked_at = self.now;
+            return;
+        }
+        if self.now.saturating_sub(self.all_acked_at) > SUSPECT_AFTER {
+            let behind = |n: &&NodeId| **n != self.me() && self.acked_by(**n) <= self.all_acked;
+            if let Some(node) = self.chain.iter().find(behind) {
+                out.push(Effect::Suspect(*node));
+            }
+            self.all_acked_at = self.now;
+        }
+    }
+
+    pub(super) fn acked_by(&self, node: NodeId) -> StreamSeq {
+        self.acked.get(&node).copied().unwrap_or(StreamSeq(0))
+    }
+
+    /// Applies the next chunk of the ring to the working state (not at the head, which applies
+    /// while it validates).
+    pub(super) fn apply_next(&mut self) -> Result<(), Failure> {
+        let seq = StreamSeq(self.applied.0 + 1);
+        let Some(kept) = self.ring.get(seq).copied() else {
+            return Err(Failure::Diverged(seq, "it is not in the ring".into()));
+        };
+        let body = self.ring.body(&kept)?;
+        let (segment, base) = self.ring.body_at(&kept);
+        for entry in entries(&body, kept.header.incarnation) {
+            let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
+            let source = (segment, base + offset as u64 + 64);
+            let mut tried = false;
+            loop {
+                match self.volume.apply(&header, &op, source) {
+                    Ok(_) => break,
+                    Err(Refusal::NeedsPublish) if !tried => {
+                        // Everything before this chunk; its own copies lie in the ring already.
+                        tried = true;
+                        self.publish_through(StreamSeq(seq.0 - 1))?;
+                    }
+                    Err(Refusal::Fault(fault)) => return Err(fault.into()),
+                    Err(refusal) => return Err(Failure::Diverged(seq, refusal.to_string())),
+                }
+            }
+        }
+        self.applied_chunk(&kept.header);
+        Ok(())
+    }
+
+    /// A chunk's operations are in the working state.
+    pub(super) fn applied_chunk(&mut self, header: &ChunkHeader) {
+        self.applied = header.stream_seq;
+        if header.client.0 != 0 {
+            self.batch.insert(header.client, header.last_seq);
+        }
+        self.batch_bytes += u64::from(header.body_bytes);
+        self.batch_since.get_or_insert(self.now);
+    }
+
+    /// Whether the applied chunks should be published now.
+    fn publish_due(&self) -> bool {
+        if self.applied == self.published {
+            return false;
+        }
+        let waited = self.batch_since.is_some_and(|t| self.now >= t + PUBLISH_AFTER);
+        self.publish_now
+            || waited
+            || self.batch_bytes >= PUBLISH_BYTES
+            || self.volume.wants_publish()
+            || !self.ring.has_room()
+    }
+
+    fn seal(&mut self, upto: StreamSeq) -> Result<(), Failure> {
+        let clients: Vec<(ClientId, Sequence)> =
+            std::mem::take(&mut self.batch).into_iter().collect();
+        let sealed = self.volume.seal(upto, self.epoch, &clients)?;
+        (self.batch_bytes, self.batch_since, self.publish_now) = (0, None, false);
+        self.job = Some(Job { sealed, upto, clients, next_copy: 0, host: None });
+        Ok(())
+    }
+
+    /// One step of publishing; `true` when there is more to do at once.
+    pub(super) fn publish_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        if self.job.is_none() {
+            if !self.publish_due() {
+                return Ok(false);
+            }
+            self.seal(self.applied)?;
+            self.ask_host(out);
+        }
+        let Some(job) = &mut self.job else { return Ok(false) };
+        if let Some((_, asked)) = job.host {
+            if self.now < asked + HOST_TIMEOUT {
+                return Ok(false);
+            }
+            // Isolated mode: hostd does not answer. Copies are idempotent.
+            job.host = None;
+        }
+        let mut bytes = 0;
+        let first = job.next_copy;
+        while job.next_copy < job.sealed.copies.len() && bytes < SLICE_BYTES {
+            bytes += copy_len(&job.sealed.copies[job.next_copy]);
+            job.next_copy += 1;
+        }
+        run_copies(&*self.media, &job.sealed.copies[first..job.next_copy])?;
+        self.counters.copied_bytes += bytes;
+        if job.next_copy < job.sealed.copies.len() {
+            return Ok(true);
+        }
+        self.finish_job()?;
+        Ok(self.publish_due())
+    }
+
+    fn ask_host(&mut self, out: &mut Vec<Effect>) {
+        let Some(job) = &mut self.job else { return };
+        let total: u64 = job.sealed.copies.iter().map(copy_len).sum();
+        if !self.host || total < HOST_MIN {
+            self.counters.isolated_copies += 1;
+            return;
+        }
+        self.counters.host_copies += 1;
+        self.next_job += 1;
+        job.host = Some((self.next_job, self.now));
+        out.push(Effect::Copies { id: self.next_job, items: job.sealed.copies.clone() });
+    }
+
+    /// hostd ran the copies.
+    pub(super) fn copies_done(&mut self, id: u64, bad: &[u32]) -> Result<(), Failure> {
+        let Some(job) = &mut self.job else { return Ok(()) };
+        if job.host.is_none_or(|(asked, _)| asked != id) {
+            return Ok(());
+        }
+        job.host = None;
+        job.next_copy = job.sealed.copies.len();
+        self.counters.copied_bytes += job.sealed.copies.iter().map(copy_len).sum::<u64>();
+        if let Some(&first) = bad.iter().min() {
+            // The order of copies counts: everything from the first bad one on is done again.
+            let from = (first as usize).min(job.sealed.copies.len());
+            run_copies(&*self.media, &job.sealed.copies[from..])?;
+        }
+        self.finish_job()
+    }
+
+    pub(super) fn host_down(&mut self) {
+        self.host = false;
+        if let Some(job) = &mut self.job {
+            job.host = None;
+        }
+    }
+
+    fn finish_job(&mut self) -> Result<(), Failure> {
+        let Some(job) = self.job.take() else { return Ok(()) };
+        let freed = self.volume.publish(job.sealed)?;
+        self.counters.publishes += 1;
+        self.published = job.upto;
+        for (id, seq) in job.clients {
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.set_published(seq);
+            }
+        }
+        for blocks in freed {
+            let bytes = blocks.len * storage::limits::BLOCK_BYTES;
+            if bytes >= DISCARD_MIN {
+                let at = blocks.block * storage::limits::BLOCK_BYTES;
+                self.media.discard(Segment::Arena(blocks.arena), at, bytes)?;
+            }
+        }
+        self.give_up()?;
+        self.remove_finished_clients()
+    }
+
+    /// Chunks that nobody needs any more leave the ring; their inodes are clean.
+    pub(super) fn give_up(&mut self) -> Result<(), Failure> {
+        let hold = self.snapshots.values().map(|s| StreamSeq(s.seq.0)).min();
+        let done = self.published.min(self.all_acked);
+        self.dirty.retain(|_, at| at.0 > done);
+        let keep = hold.map_or(done, |h| h.min(done));
+        // In larger steps: each costs a persisted record.
+        if keep.0 >= self.ring.oldest().0 + RELEASE_STEP || !self.ring.has_room() {
+            self.ring.release(keep)?;
+        }
+        Ok(())
+    }
+
+    /// Publishes everything that is applied, at once.
+    pub(super) fn publish_all(&mut self) -> Result<(), Failure> {
+        self.publish_through(self.applied)
+    }
+
+    fn publish_through(&mut self, upto: StreamSeq) -> Result<(), Failure> {
+        loop {
+            if let Some(job) = &self.job {
+                run_copies(&*self.media, &job.sealed.copies)?;
+                self.finish_job()?;
+            }
+            if self.published >= upto {
+                return Ok(());
+            }
+            self.seal(upto)?;
+        }
+    }
+
+    /// Settled sequences of the clients whose operations are in the stream.
+    pub(super) fn settled_of(&mut self, client: ClientId) -> Sequence {
+        let volume = &self.volume;
+        let known: &mut BTreeMap<ClientId, Sequence> = &mut self.settled;
+        *known.entry(client).or_insert_with(|| volume.published(client).unwrap_or_default())
+    }
+}

@@ -1,0 +1,199 @@
+//! May this client do this? Form was checked by decoding, sense is checked by `Volume::apply`; here
+//! are leases, inode numbers and permissions. Everything is asked of the working state, in stream
+//! order, so every later entry sees the effect of the earlier ones.
+
+use std::collections::BTreeSet;
+
+use base::{ClientId, Errno, InodeId};
+use storage::format::control::LeaseMode;
+use storage::format::entry::{Op, mask};
+use storage::format::rpc::InodeRecord;
+use storage::permission::{Creds, W, X};
+use storage::volume::Volume;
+
+use super::lease::LeaseTable;
+use super::message::Identity;
+
+/// What the head knows of a client, wherever it runs.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Who.
+    pub identity: Identity,
+    /// Seed of its entries' checksums.
+    pub incarnation: u32,
+    /// Inode numbers handed out and not used.
+    pub fresh: BTreeSet<InodeId>,
+    /// Files that it may write because it opened them when it was allowed to.
+    pub rights: BTreeSet<InodeId>,
+    /// Inodes that it has open.
+    pub pins: BTreeSet<InodeId>,
+    /// Entries refused so far.
+    pub refusals: u64,
+}
+
+impl Known {
+    /// The identity in the form of the rules.
+    pub fn creds(&self) -> Creds<'_> {
+        let Identity { uid, gid, groups } = &self.identity;
+        Creds { uid: *uid, gid: *gid, groups }
+    }
+}
+
+fn record(volume: &Volume, ino: InodeId) -> Result<InodeRecord, Errno> {
+    volume.attr(ino).map_err(|_| Errno::IO)?.ok_or(Errno::NOENT)
+}
+
+/// Inodes whose write lease an operation needs.
+fn touched(op: &Op<'_>) -> ([InodeId; 4], usize) {
+    let none = InodeId::NONE;
+    match *op {
+        Op::Pad => ([none; 4], 0),
+        Op::Create { ino, parent, .. } | Op::Link { ino, parent, .. } => {
+            ([parent, ino, none, none], 2)
+        }
+        Op::Unlink { ino, parent, .. } | Op::Rmdir { ino, parent, .. } => {
+            ([parent, ino, none, none], 2)
+        }
+        Op::Rename { ino, parent, new_parent, replaced, .. } => {
+            ([parent, new_parent, ino, replaced], if replaced == none { 3 } else { 4 })
+        }
+        Op::Write { ino, .. }
+        | Op::Truncate { ino, .. }
+        | Op::Fallocate { ino, .. }
+        | Op::SetAttr { ino, .. }
+        | Op::SetXattr { ino, .. }
+        | Op::RemoveXattr { ino, .. }
+        | Op::CloneRange { ino, .. }
+        | Op::Reap { ino } => ([ino, none, none, none], 1),
+    }
+}
+
+/// Judges one operation of `client`.
+pub fn judge(
+    volume: &Volume,
+    leases: &LeaseTable,
+    client: ClientId,
+    known: &Known,
+    op: &Op<'_>,
+) -> Result<(), Errno> {
+    let (inodes, count) = touched(op);
+    for ino in &inodes[..count] {
+        if leases.mode(client, *ino) != LeaseMode::Write {
+            return Err(Errno::STALE);
+        }
+    }
+    if matches!(op, Op::Reap { .. }) {
+        // Only the service frees inodes.
+        return Err(Errno::PERM);
+    }
+    if let Op::Create { ino, .. } = op
+        && !known.fresh.contains(ino)
+    {
+        return Err(Errno::INVAL);
+    }
+    if let Op::CloneRange { source, .. } = op
+        && leases.mode(client, *source) == LeaseMode::None
+    {
+        return Err(Errno::STALE);
+    }
+    if known.identity.uid == 0 {
+        return Ok(());
+    }
+    permitted(volume, known, op)
+}
+
+fn may_write(volume: &Volume, known: &Known, ino: InodeId) -> Result<(), Errno> {
+    let r = record(volume, ino)?;
+    let creds = known.creds();
+    // The owner could change the mode first; a right outlives a change of the mode.
+    if creds.owns(&r) || known.rights.contains(&ino) { Ok(()) } else { creds.may(&r, W) }
+}
+
+fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
+    let creds = known.creds();
+    match *op {
+        Op::Pad | Op::Reap { .. } => Ok(()),
+        Op::Create { parent, uid, gid, mode, .. } => {
+            let dir = record(volume, parent)?;
+            creds.may(&dir, W | X)?;
+            let group = creds.in_group(gid) || (dir.mode & 0o2000 != 0 && gid == dir.gid);
+            let setgid_of_others =
+                mode & 0o2000 != 0 && mode & 0o170_000 != 0o040_000 && !creds.in_group(gid);
+            if uid != creds.uid || !group || setgid_of_others {
+                return Err(Errno::PERM);
+            }
+            match mode & 0o170_000 {
+                0o020_000 | 0o060_000 => Err(Errno::PERM),
+                _ => Ok(()),
+            }
+        }
+        Op::Link { parent, .. } => creds.may(&record(volume, parent)?, W | X),
+        Op::Unlink { ino, parent, .. } | Op::Rmdir { ino, parent, .. } => {
+            creds.may_remove(&record(volume, parent)?, &record(volume, ino)?)
+        }
+        Op::Rename { ino, parent, new_parent, replaced, exchange, .. } => {
+            let (old, new) = (record(volume, parent)?, record(volume, new_parent)?);
+            let moved = record(volume, ino)?;
+            creds.may_remove(&old, &moved)?;
+            creds.may(&new, W | X)?;
+            if moved.mode & 0o170_000 == 0o040_000 && parent != new_parent {
+                creds.may(&moved, W)?;
+            }
+            if replaced != InodeId::NONE {
+                let other = record(volume, replaced)?;
+                creds.may_remove(&new, &other)?;
+                let is_dir = other.mode & 0o170_000 == 0o040_000;
+                if exchange && is_dir && parent != new_parent {
+                    creds.may(&other, W)?;
+                }
+            }
+            Ok(())
+        }
+        Op::Write { ino, .. } | Op::Truncate { ino, .. } | Op::Fallocate { ino, .. } => {
+            may_write(volume, known, ino)
+        }
+        Op::CloneRange { ino, source, .. } => {
+            creds.may(&record(volume, source)?, storage::permission::R)?;
+            may_write(volume, known, ino)
+        }
+        Op::SetXattr { ino, name, .. } | Op::RemoveXattr { ino, name } => {
+            if name.starts_with(b"user.") {
+                may_write(volume, known, ino)
+            } else {
+                Err(Errno::PERM)
+            }
+        }
+        Op::SetAttr { ino, mask: fields, mode, uid, gid, .. } => {
+            let r = record(volume, ino)?;
+            set_attr(&creds, &r, fields, mode, uid, gid)
+        }
+    }
+}
+
+fn set_attr(
+    creds: &Creds<'_>,
+    r: &InodeRecord,
+    fields: u64,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+) -> Result<(), Errno> {
+    if !creds.owns(r) {
+        // Others may only set both times to now, and need write permission for it; the entry does
+        // not tell "now" from another time, which harms nobody who may write.
+        let times = mask::ATIME | mask::MTIME;
+        return if fields & !times == 0 { creds.may(r, W) } else { Err(Errno::PERM) };
+    }
+    if fields & mask::UID != 0 && uid != r.uid {
+        return Err(Errno::PERM);
+    }
+    if fields & mask::GID != 0 && gid != r.gid && !creds.in_group(gid) {
+        return Err(Errno::PERM);
+    }
+    let new_gid = if fields & mask::GID != 0 { gid } else { r.gid };
+    let gains_setgid = fields & mask::MODE != 0 && mode & 0o2000 != 0 && r.mode & 0o2000 == 0;
+    if gains_setgid && !creds.in_group(new_gid) {
+        return Err(Errno::PERM);
+    }
+    Ok(())
+}

@@ -1,0 +1,572 @@
+//! Views: taking over as head, following a new one, joining.
+//!
+//! A new view reaches every member. Each member tells the head of it what its clients hold
+//! (`ClientUp`, one each) and then how far its stream reaches (`Position`). A new head grants
+//! nothing before every member has spoken. If a member holds more of the stream than the head, the
+//! head fetches it; what a member lacks is sent to it. Chunks are only ever made by one head an
+//! epoch and passed down the chain, so of two members one's stream is a prefix of the other's.
+//!
+//! A node that joins gets the head's namespace as synthetic entries of one moment, then the content
+//! of the files, then the stream from that moment on. Content copied later than the moment may be
+//! newer than it; the stream that follows says the same again (entries carry absolute results).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::{Epoch, InodeId, NodeId, Sequence, StreamSeq};
+use storage::format::entry::{Op, Stamp, mask};
+use storage::format::rpc::InodeRecord;
+use storage::media::Segment;
+use storage::volume::{Params, Volume, run_copies};
+
+use super::message::Message;
+use super::{Effect, Failure, Node, Role, entries};
+
+/// Inode numbers skipped at a takeover: the old head may have handed out numbers unknown here.
+const TAKEOVER_SKIP: u64 = 1 << 20;
+/// Bytes of synthetic entries in one snapshot message.
+const PIECE: usize = 512 * 1024;
+/// Bytes of file content in one entry.
+const CONTENT: usize = 128 * 1024;
+const S_IFMT: u32 = 0o170_000;
+const S_IFDIR: u32 = 0o040_000;
+const S_IFREG: u32 = 0o100_000;
+
+/// A snapshot on its way to a joining node.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) seq: StreamSeq,
+    pieces: VecDeque<Vec<u8>>,
+    files: VecDeque<(InodeId, u64)>,
+    at: u64,
+}
+
+/// A snapshot arriving.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    begun: bool,
+}
+
+impl Node {
+    pub(super) fn on_view(
+        &mut self,
+        epoch: Epoch,
+        chain: Vec<NodeId>,
+        syncing: Vec<NodeId>,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if epoch < self.epoch
+            || (epoch == self.epoch && chain == self.chain && syncing == self.syncing)
+        {
+            return Ok(());
+        }
+        let (was, old_head) = (self.role(), self.chain.first().copied());
+        (self.epoch, self.chain, self.syncing) = (epoch, chain, syncing);
+        log::info!("epoch {epoch}: chain {:?}, joining {:?}", self.chain, self.syncing);
+        let members = self.chain.clone();
+        self.acked.retain(|n, _| members.contains(n));
+        let joining = self.syncing.clone();
+        self.snapshots.retain(|n, _| joining.contains(n));
+        match self.role() {
+            Role::Head if was == Role::Head && self.ready => {
+                self.forget_lost_nodes(out)?;
+                self.advance_acks(out)?;
+            }
+            Role::Head => self.begin_take_over(out)?,
+            Role::Member => {
+                self.become_follower(old_head != self.chain.first().copied(), out);
+            }
+            Role::Syncing | Role::Outside => {
+                if matches!(was, Role::Head | Role::Member) {
+                    self.leave_chain();
+                }
+                if self.role() == Role::Syncing && self.incoming.is_none() {
+                    self.begin_join(out);
+                }
+            }
+        }
+        for client in self.clients.values() {
+            client.set_epoch(epoch);
+        }
+        out.push(Effect::Position(self.ring.last()));
+        let early = std::mem::take(&mut self.early);
+        for (from, its_epoch, message) in early {
+            if its_epoch == self.epoch {
+                self.message(from, message, out)?;
+            } else if its_epoch > self.epoch {
+                self.early.push_back((from, its_epoch, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Clients of nodes that left the chain are gone.
+    fn forget_lost_nodes(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let lost: Vec<_> =
+            self.known.keys().copied().filter(|c| !self.chain.contains(&c.node())).collect();
+        for client in lost {
+            self.forget_client(client, out)?;
+        }
+        Ok(())
+    }
+
+    fn begin_take_over(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        self.ready = false;
+        self.positions.clear();
+        self.positions.insert(self.me(), self.ring.last());
+        self.known.clear();
+        self.leases = super::lease::LeaseTable::default();
+        self.held_grants.clear();
+        self.stalled.clear();
+        self.acked.clear();
+        self.stash.clear();
+        self.next_inode = self.volume.last_inode().0 + TAKEOVER_SKIP;
+        self.rewind_clients();
+        for message in self.client_ups() {
+            self.local.push_back(message);
+        }
+        self.take_over_step(out)
+    }
+
+    pub(super) fn position_arrived(
+        &mut self,
+        from: NodeId,
+        seq: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if !self.is_head() {
+            return Ok(());
+        }
+        self.positions.insert(from, seq);
+        if self.ready {
+            // A member that was out of reach, or has just joined.
+            let acked = self.acked.entry(from).or_default();
+            *acked = (*acked).max(seq.min(self.ring.last()));
+            self.send_stream(from, StreamSeq(seq.0 + 1), out)?;
+            return self.advance_acks(out);
+        }
+        self.take_over_step(out)
+    }
+
+    /// Goes on with a takeover as far as what the members said allows.
+    pub(super) fn take_over_step(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if self.ready || !self.chain.iter().all(|n| self.positions.contains_key(n)) {
+            return Ok(());
+        }
+        let best = self.positions.iter().max_by_key(|(_, seq)| **seq).map(|(n, s)| (*n, *s));
+        let Some((holder, most)) = best else { return Ok(()) };
+        if most > self.ring.last() {
+            let from = StreamSeq(self.ring.last().0 + 1);
+            self.send(holder, &Message::StreamWant { from }, out);
+            return Ok(());
+        }
+        while self.applied < self.ring.last() {
+            self.apply_next()?;
+        }
+        for (node, seq) in self.positions.clone() {
+            if node == self.me() || !self.chain.contains(&node) {
+                continue;
+            }
+            self.acked.insert(node, seq);
+            let mut from = StreamSeq(seq.0 + 1);
+            while from <= self.ring.last() {
+                self.send_stream(node, from, out)?;
+                from.0 += 64;
+            }
+        }
+        // Handle what this node's own clients reported before anything is granted.
+        while let Some(message) = self.local.pop_front() {
+            let me = self.me();
+            self.message(me, message, out)?;
+        }
+        self.ready = true;
+        self.next_inode = self.next_inode.max(self.volume.last_inode().0 + TAKEOVER_SKIP);
+        log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
+        self.advance_acks(out)?;
+        self.forget_lost_nodes(out)?;
+        let orphans = self.volume.orphans()?;
+        self.reap_unpinned(orphans, out)?;
+        self.ask_again();
+        let all: Vec<_> = self.clients.keys().copied().collect();
+        self.active.extend(all);
+        Ok(())
+    }
+
+    fn rewind_clients(&mut self) {
+        for client in self.clients.values_mut() {
+            client.rewind();
+        }
+    }
+
+    /// What the clients of this node hold, for a head that does not know.
+    fn client_ups(&self) -> Vec<Message> {
+        self.clients
+            .values()
+            .filter(|c| !c.gone && !c.expelled)
+            .map(|c| Message::ClientUp {
+                client: c.id,
+                incarnation: c.descriptor.incarnation,
+                settled: c.settled,
+                identity: c.identity.clone(),
+                leases: c.leases(),
+                pins: self.pins.get(&c.id).into_iter().flatten().copied().collect(),
+            })
+            .collect()
+    }
+
+    /// Tells the head everything it must know of this node.
+    fn become_follower(&mut self, new_head: bool, out: &mut Vec<Effect>) {
+        self.ready = true;
+        if new_head {
+            self.rewind_clients();
+            self.recalls.clear();
+        }
+        for message in self.client_ups() {
+            self.to_head(message, out);
+        }
+        let seq = self.ring.last();
+        self.to_head(Message::Position { seq }, out);
+        self.ask_again();
+        let all: Vec<_> = self.clients.keys().copied().collect();
+        self.active.extend(all);
+        self.want_stream(out);
+    }
+
+    fn leave_chain(&mut self) {
+        log::warn!("this node is no longer in the chain; its clients must attach anew");
+        for client in self.clients.values_mut() {
+            client.dismiss();
+            client.gone = true;
+        }
+        self.requests.clear();
+        self.recalls.clear();
+        self.ready = false;
+    }
+
+    pub(super) fn peer_up(&mut self, node: NodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        match self.role() {
+            Role::Head => {
+                // What was in flight to the agent may be lost: recalls are asked again when the
+                // agent's clients ask; grants are void until then.
+                Ok(())
+            }
+            Role::Member => {
+                if self.chain.first() == Some(&node) {
+                    self.become_follower(true, out);
+                } else if self.predecessor() == Some(node) {
+                    self.want_stream(out);
+                }
+                Ok(())
+            }
+            Role::Syncing => {
+                if self.chain.first() == Some(&node) {
+                    self.begin_join(out);
+                }
+                Ok(())
+            }
+            Role::Outside => Ok(()),
+        }
+    }
+
+    pub(super) fn peer_down(&mut self, node: NodeId) {
+        self.snapshots.remove(&node);
+    }
+
+    pub(super) fn resume(&mut self, seq: StreamSeq, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if seq < self.applied {
+            return Err(Failure::Diverged(seq, "the chain went on without it".into()));
+        }
+        self.ring.cut(seq);
+        self.acknowledge(out);
+        Ok(())
+    }
+
+    // --- joining ---
+
+    fn begin_join(&mut self, out: &mut Vec<Effect>) {
+        log::info!("joining: asking the head for the volume's state");
+        self.incoming = Some(Incoming::default());
+        self.to_head(Message::SnapshotWant, out);
+    }
+
+    /// A node wants to join: fixes the namespace of this moment.
+    pub(super) fn snapshot_wanted(&mut self, from: NodeId) -> Result<(), Failure> {
+        if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
+            return Ok(());
+        }
+        self.counters.snapshots += 1;
+        let mut writer = Synthetic::default();
+        let mut files = VecDeque::new();
+        self.dump(&mut writer, &mut files)?;
+        let pieces = writer.finish();
+        log::info!("node {from} joins at stream position {}", self.applied);
+        self.snapshots.insert(from, Outgoing { seq: self.applied, pieces, files, at: 0 });
+        Ok(())
+    }
+
+    /// Every name, attribute and extended attribute as entries, parents first.
+    fn dump(
+        &self,
+        out: &mut Synthetic,
+        files: &mut VecDeque<(InodeId, u64)>,
+    ) -> Result<(), Failure> {
+        let mut seen = std::collections::BTreeSet::new();
+        let mut dirs = VecDeque::from([InodeId::ROOT]);
+        let mut late = Vec::new();
+        if let Some(root) = self.volume.attr(InodeId::ROOT)? {
+            late.push(root);
+        }
+        while let Some(dir) = dirs.pop_front() {
+            let mut names = Vec::new();
+            self.volume.readdir(dir, 0, usize::MAX, &mut |n| {
+                if n.name != b"." && n.name != b".." {
+                    names.push((n.ino, n.name.to_vec()));
+                }
+                true
+            })?;
+            for (ino, name) in names {
+                if !seen.insert(ino) {
+                    out.op(&Op::Link { ino, parent: dir, name: &name });
+                    continue;
+                }
+                let Some(record) = self.volume.attr(ino)? else { continue };
+                let target = self.volume.symlink(ino)?;
+                self.dump_inode(out, &record, dir, &name, &target)?;
+                if record.mode & S_IFMT == S_IFDIR {
+                    dirs.push_back(ino);
+                }
+                if record.mode & S_IFMT == S_IFREG && record.size > 0 {
+                    files.push_back((ino, record.size));
+                }
+                late.push(record);
+            }
+        }
+        // Orphans that somebody still has open live on without a name, here too: a name in the
+        // root that goes away at once.
+        for ino in self.volume.orphans()? {
+            if let Some(record) = self.volume.attr(ino)?
+                && record.mode & S_IFMT != S_IFDIR
+            {
+                let name = format!(".corbel-orphan-{ino}").into_bytes();
+                let target = self.volume.symlink(ino)?;
+                self.dump_inode(out, &record, InodeId::ROOT, &name, &target)?;
+                out.op(&Op::Unlink { ino, parent: InodeId::ROOT, name: &name, open: true });
+                files.push_back((ino, record.size));
+            }
+        }
+        // Times last: making names changes those of directories.
+        for record in late.into_iter().rev() {
+            out.times(&record);
+        }
+        Ok(())
+    }
+
+    fn dump_inode(
+        &self,
+        out: &mut Synthetic,
+        r: &InodeRecord,
+        parent: InodeId,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<(), Failure> {
+        out.time = nanos(r.btime);
+        let (ino, mode, rdev, uid, gid) = (r.ino, r.mode, r.rdev, r.uid, r.gid);
+        out.op(&Op::Create { ino, parent, mode, rdev, uid, gid, name, target });
+        if r.mode & S_IFMT == S_IFREG && r.size > 0 {
+            out.op(&Op::Truncate { ino, size: r.size, clear_setid: false });
+        }
+        for name in self.volume.xattrs(ino)? {
+            if let Some(value) = self.volume.xattr(ino, &name)? {
+                out.op(&Op::SetXattr { ino, name: &name, value: &value });
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the next piece of a snapshot; `true` when there was one.
+    pub(super) fn snapshot_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        let Some(&node) = self.snapshots.keys().next() else { return Ok(false) };
+        let Some(mut going) = self.snapshots.remove(&node) else { return Ok(false) };
+        let last_inode = self.volume.last_inode();
+        let seq = going.seq;
+        if let Some(raw) = going.pieces.pop_front() {
+            self.send(node, &Message::Snapshot { seq, last_inode, end: false, raw }, out);
+            self.snapshots.insert(node, going);
+            return Ok(true);
+        }
+        let mut writer = Synthetic::default();
+        while writer.len() < PIECE {
+            let Some((ino, size)) = going.files.front().copied() else { break };
+            if going.at >= size || self.volume.attr(ino)?.is_none() {
+                going.files.pop_front();
+                going.at = 0;
+                continue;
+            }
+            going.at = self.content(&mut writer, ino, going.at, size)?;
+        }
+        let end = going.files.is_empty();
+        for raw in writer.finish() {
+            self.send(node, &Message::Snapshot { seq, last_inode, end: false, raw }, out);
+        }
+        if end {
+            let last = Message::Snapshot { seq, last_inode, end: true, raw: Vec::new() };
+            self.send(node, &last, out);
+        } else {
+            self.snapshots.insert(node, going);
+        }
+        Ok(true)
+    }
+
+    /// Content of a file from `at` on, holes left out; returns where to go on.
+    fn content(
+        &self,
+        out: &mut Synthetic,
+        ino: InodeId,
+        at: u64,
+        size: u64,
+    ) -> Result<u64, Failure> {
+        let Some(extent) = self
+            .volume
+            .extents(ino, at, 16)?
+            .into_iter()
+            .find(|e| !e.unwritten && e.offset + e.len > at)
+        else {
+            return Ok(size);
+        };
+        let from = at.max(extent.offset);
+        let to = (extent.offset + extent.len).min(size).min(from + CONTENT as u64);
+        if from >= size {
+            return Ok(size);
+        }
+        let mut data = vec![0u8; (to - from) as usize];
+        let n = self.volume.read_file(ino, from, &mut data)?;
+        data.truncate(n);
+        if n > 0 {
+            out.op(&Op::Write { ino, offset: from, data: &data, clear_setid: false });
+        }
+        Ok(to)
+    }
+
+    pub(super) fn snapshot_arrived(
+        &mut self,
+        seq: StreamSeq,
+        _last_inode: InodeId,
+        end: bool,
+        raw: &[u8],
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let Some(incoming) = &mut self.incoming else { return Ok(()) };
+        if !incoming.begun {
+            incoming.begun = true;
+            self.wipe(seq)?;
+        }
+        let Some((segment, base)) = self.ring.next_body(raw.len()) else {
+            return Err(Failure::Diverged(seq, "a snapshot piece exceeds the stream ring".into()));
+        };
+        // The free part of the ring holds the piece while its data is copied out.
+        self.media.write(segment, base, raw)?;
+        for entry in entries(raw, 0) {
+            let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
+            let source = (segment, base + offset as u64 + 64);
+            match self.volume.apply(&header, &op, source) {
+                Ok(_) => {}
+                Err(storage::volume::Refusal::Fault(fault)) => return Err(fault.into()),
+                Err(refusal) => {
+                    log::warn!("snapshot entry {op:?} left out: {refusal}");
+                }
+            }
+        }
+        let sealed = self.volume.seal(StreamSeq(0), self.epoch, &[])?;
+        run_copies(&*self.media, &sealed.copies)?;
+        self.volume.publish(sealed)?;
+        if end {
+            let sealed = self.volume.seal(seq, self.epoch, &[])?;
+            self.volume.publish(sealed)?;
+            (self.applied, self.published) = (seq, seq);
+            self.ring.restart(seq)?;
+            self.incoming = None;
+            log::info!("state as of stream position {seq} is here");
+            out.push(Effect::Position(seq));
+            out.push(Effect::CaughtUp(self.epoch));
+        }
+        Ok(())
+    }
+
+    /// Makes the volume empty before a snapshot comes.
+    fn wipe(&mut self, seq: StreamSeq) -> Result<(), Failure> {
+        let old = self.volume.superblock().clone();
+        let params = Params {
+            uuid: old.uuid,
+            name: old.name.clone(),
+            node: old.node,
+            durability: old.durability,
+            capacity_bytes: old.capacity_blocks * storage::limits::BLOCK_BYTES,
+            stream_bytes: old.stream_bytes,
+            time: self.realtime(),
+            uid: 0,
+            gid: 0,
+            mode: 0o755,
+        };
+        for segment in self.media.segments()? {
+            if matches!(segment, Segment::Arena(_) | Segment::Tree | Segment::Log(_)) {
+                self.media.remove(segment)?;
+            }
+        }
+        self.clients.clear();
+        self.job = None;
+        self.batch.clear();
+        self.settled.clear();
+        self.stash.clear();
+        self.dirty.clear();
+        self.volume = Volume::format(Arc::clone(&self.media), &params)?;
+        self.ring.restart(seq)?;
+        (self.applied, self.published) = (StreamSeq(0), StreamSeq(0));
+        Ok(())
+    }
+}
+
+fn nanos(s: Stamp) -> u64 {
+    u64::try_from(s.sec).unwrap_or(0).saturating_mul(1_000_000_000) + u64::from(s.nsec)
+}
+
+/// Entries made by the service to describe a state.
+#[derive(Default)]
+struct Synthetic {
+    done: VecDeque<Vec<u8>>,
+    raw: Vec<u8>,
+    time: u64,
+}
+
+impl Synthetic {
+    fn op(&mut self, op: &Op<'_>) {
+        let bytes = op.to_entry(Sequence(1), Epoch(0), 0, self.time, 0);
+        if self.raw.len() + bytes.len() > PIECE && !self.raw.is_empty() {
+            self.done.push_back(std::mem::take(&mut self.raw));
+        }
+        self.raw.extend(bytes);
+    }
+
+    fn times(&mut self, r: &InodeRecord) {
+        self.time = nanos(r.ctime);
+        self.op(&Op::SetAttr {
+            ino: r.ino,
+            mask: mask::ALL,
+            mode: r.mode & 0o7777,
+            uid: r.uid,
+            gid: r.gid,
+            atime: r.atime,
+            mtime: r.mtime,
+        });
+    }
+
+    fn len(&self) -> usize {
+        self.raw.len() + self.done.iter().map(Vec::len).sum::<usize>()
+    }
+
+    fn finish(mut self) -> VecDeque<Vec<u8>> {
+        if !self.raw.is_empty() {
+            self.done.push_back(self.raw);
+        }
+        self.done
+    }
+}
