@@ -151,7 +151,7 @@ fn receive_device(socket: &UnixStream) -> Result<OwnedFd, MountError> {
 /// Unmounts; what is still in use goes away with its last user.
 pub(crate) fn unmount(dir: &Path) -> Result<(), MountError> {
     if !is_root() {
-        return detach(dir);
+        return helper_unmount(dir, &["-u"]).or_else(|_| detach(dir));
     }
     match rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW) {
         Err(Errno::BUSY) => {
@@ -170,9 +170,16 @@ fn detach(dir: &Path) -> Result<(), MountError> {
         return rustix::mount::unmount(dir, flags)
             .map_err(|e| MountError::new(format!("umount {}: {e}", dir.display())));
     }
-    let status = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(dir).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        _ => Err(MountError::new(format!("fusermount3 -u {} failed", dir.display()))),
+    helper_unmount(dir, &["-u", "-z"])
+}
+
+fn helper_unmount(dir: &Path, how: &[&str]) -> Result<(), MountError> {
+    let output = Command::new("fusermount3").args(how).arg("--").arg(dir).output();
+    match output {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            Err(MountError::new(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+        }
+        Err(error) => Err(MountError::new(format!("cannot run fusermount3: {error}"))),
     }
 }
