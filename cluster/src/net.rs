@@ -204,6 +204,8 @@ impl Net {
             for index in link.conns.into_iter().flatten() {
                 if let Some(conn) = self.conns[index].as_mut() {
                     conn.deadline = None;
+                    // What was read ahead, or came before the link was up, epoll will not tell.
+                    conn.readable = true;
                 }
             }
             self.events.push(NetEvent::Up { node, incarnation });
@@ -230,7 +232,9 @@ impl Net {
         let Some(node) = conn.node else { return };
         let class = conn.class;
         if !self.links.get(&node).is_some_and(|l| l.up) {
-            return; // Its sibling is not open yet: frames wait until the link is up.
+            // Its sibling is not open yet: frames wait until the link is up.
+            conn.readable = false;
+            return;
         }
         let before = self.events.len();
         let drained = conn.flush(&self.epoll);

@@ -245,8 +245,7 @@ impl Net {
         let Some(mut conn) = self.conns[index].take() else { return };
         conn.phase = Phase::Open;
         conn.decoder.trust();
-        // What is in the socket is looked at once, since epoll may have told it already.
-        conn.readable = true;
+        conn.readable = false;
         if conn.local {
             let (node, file) = (conn.node, conn.ring_file.take());
             let Io::Socket(socket) = conn.io else { return };
