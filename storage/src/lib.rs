@@ -2,8 +2,9 @@
 //!
 //! Reading order: [`limits`], [`format`] (every structure, no logic), [`media`] (the trait through
 //! which all memory is reached) and [`region`] (its file-backed implementation), [`persist`]
-//! (non-temporal stores, write-back, fence), `log` (the ring of a client), `volume` (the tree of
-//! published state and the one `apply` that changes it), `check` (fsck).
+//! (non-temporal stores, write-back, fence), [`tree`] (pages on media), [`volume`] (what they hold,
+//! and the one `apply` that changes it), [`check`] (fsck), [`memory`] (a region that loses power,
+//! for tests and the simulator).
 //!
 //! `no_std + alloc` without the feature `std`: then only what a client needs remains.
 #![cfg_attr(not(feature = "std"), no_std)]

@@ -569,6 +569,11 @@ impl Tree {
         self.used.count - self.pending
     }
 
+    /// Pages written by the working transaction (those written and dropped again included).
+    pub fn dirty_pages(&self) -> usize {
+        self.dirty.len()
+    }
+
     /// Pages held in DRAM.
     pub fn cached_pages(&self) -> usize {
         self.cache.borrow().held()

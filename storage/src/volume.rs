@@ -45,7 +45,7 @@ pub use crate::tree::Fault;
 use crate::tree::{Root, Tree};
 pub use digest::DIFFERENCES_MAX;
 pub use publish::{CopyItem, Sealed, run_copies};
-pub use space::{Blocks, Space};
+use space::{Blocks, Space};
 
 /// Number of the arena that everybody may read.
 pub const ARENA_WORLD: u32 = 0;
@@ -58,6 +58,8 @@ pub const ARENAS_MAX: u32 = 4096;
 const PAGES_PER_OP: u64 = 96;
 /// Share of the tree kept for operations that give space back.
 const PAGES_RESERVE_SHARE: u64 = 32;
+/// Copies of one transaction from which on it should be published.
+const COPIES_SOFT_MAX: usize = 65536;
 /// Pages of the tree kept in DRAM: 64 MiB.
 pub const CACHE_PAGES: usize = 16384;
 
@@ -200,7 +202,7 @@ pub struct VolumeStat {
     pub inodes_free: u64,
 }
 
-/// An open volume.
+/// An open volume: owned by one thread at a time.
 pub struct Volume {
     media: Arc<dyn Media>,
     tree: Tree,
@@ -638,10 +640,14 @@ impl Volume {
         InodeId(self.last_inode)
     }
 
-    /// Whether publishing soon is advisable: the free pages run low, or much waits to be freed.
+    /// Whether publishing soon is advisable: free pages run low, much waits to be freed, or much
+    /// is held in DRAM that only publishing lets go.
     pub fn wants_publish(&self) -> bool {
         let low = self.superblock.tree_pages / PAGES_RESERVE_SHARE + 8 * PAGES_PER_OP;
-        self.tree.free_pages() < low || self.space.pending() * 8 > self.space.capacity()
+        self.tree.free_pages() < low
+            || self.space.pending() * 8 > self.space.capacity()
+            || self.tree.dirty_pages() > CACHE_PAGES / 2
+            || self.copies.len() > COPIES_SOFT_MAX
     }
 
     /// The tree, for the checker and for measurements.

@@ -490,7 +490,7 @@ fn history(seed: u64, ops: usize, capacity: u64) -> (World, Model, Vec<Verdict>)
 
 #[test]
 fn random_histories_match_the_model() {
-    for seed in 0..30 {
+    for seed in 0..18 {
         let capacity = if seed % 3 == 0 { 400_000 } else { 4 << 20 };
         let (mut world, model, _) = history(seed, 600, capacity);
         world.assert_sound();
@@ -502,7 +502,7 @@ fn random_histories_match_the_model() {
 
 #[test]
 fn replicas_agree_whatever_their_layout() {
-    for seed in 100..105 {
+    for seed in 100..103 {
         let (world, _, _) = history(seed, 500, 4 << 20);
         let mut other = World::new(4 << 20);
         other.ends = world.ends.clone();
@@ -528,7 +528,7 @@ fn replicas_agree_whatever_their_layout() {
 #[test]
 fn power_cuts_lose_nothing_that_the_stream_holds() {
     let mut total = 0;
-    for seed in 200..225 {
+    for seed in 200..212 {
         let mut random = Random::new(seed);
         let (clean, model, _) = history(seed, 200, 4 << 20);
         let mut world = World::new(4 << 20);
@@ -567,7 +567,7 @@ fn power_cuts_lose_nothing_that_the_stream_holds() {
         world.assert_sound();
         world.assert_equals(&model);
     }
-    assert!(total > 50, "only {total} power cuts were met");
+    assert!(total > 30, "only {total} power cuts were met");
 }
 
 /// A clone reads what was there before it, however often it is replayed.

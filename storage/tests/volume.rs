@@ -4,8 +4,9 @@ mod common;
 
 use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
 use common::*;
-use storage::format::entry::Op;
+use storage::format::entry::{Header, Op};
 use storage::format::item::ReadClass;
+use storage::media::Segment;
 use storage::volume::{Refusal, Volume, run_copies};
 
 #[test]
@@ -128,6 +129,8 @@ fn a_full_volume_stays_deletable() {
 
 #[test]
 fn sealed_transactions_can_be_pipelined() {
+    fn can_be_sent<T: Send>() {}
+    can_be_sent::<(Volume, storage::volume::Sealed)>();
     let mut d = Driver::new(64 << 20);
     d.apply(&create(2, 1, b"a", FILE)).unwrap();
     let client = ClientId(5);
@@ -178,4 +181,67 @@ fn xattrs_and_links() {
     assert_eq!(d.volume.xattr(InodeId(2), b"user.a"), Ok(None));
     let gone = d.apply(&Op::RemoveXattr { ino: InodeId(2), name: b"user.a" });
     assert_eq!(gone, Err(Refusal::NoAttribute));
+}
+
+#[test]
+fn large_files_give_their_memory_back() {
+    use std::os::unix::fs::MetadataExt;
+    let mut d = Driver::new(64 << 20);
+    d.apply(&create(2, 1, b"big", FILE)).unwrap();
+    for i in 0..16 {
+        d.apply(&write(2, i << 20, &vec![7; 1 << 20])).unwrap();
+    }
+    d.publish();
+    let blocks = || std::fs::metadata(d.dir.0.join("arena.0")).unwrap().blocks();
+    assert!(blocks() >= 16 << 11);
+    d.volume.apply(&header(1), &truncate(2, 1 << 20), (Segment::Stream, 0)).unwrap();
+    let sealed = d.volume.seal(StreamSeq(99), Epoch(1), &[]).unwrap();
+    d.volume.publish(sealed).unwrap();
+    assert!(blocks() < 2 << 11, "{}", blocks());
+    assert_eq!(d.read(2), vec![7; 1 << 20]);
+}
+
+fn header(n: u64) -> Header {
+    Header { length: 0, sequence: Sequence(n), epoch: Epoch(1), lane: 0, time: 1 }
+}
+
+#[test]
+fn odd_requests_get_precise_refusals() {
+    let mut d = Driver::new(64 << 20);
+    d.apply(&create(2, 1, b"file", FILE)).unwrap();
+    d.apply(&create(3, 1, b"dir", DIR)).unwrap();
+    d.apply(&create(4, 1, b"fifo", 0o010644)).unwrap();
+    let falloc = |ino, mode, offset, len| Op::Fallocate { ino: InodeId(ino), offset, len, mode };
+    let apply = |d: &mut Driver, op: &Op<'_>| {
+        d.volume.apply(&header(1), op, (Segment::Stream, 0)).map(|_| ())
+    };
+    for (op, want) in [
+        (write(3, 0, b"x"), Refusal::IsDirectory),
+        (write(4, 0, b"x"), Refusal::Invalid),
+        (write(9, 0, b"x"), Refusal::NoEntry),
+        (write(2, 1 << 44, b"x"), Refusal::TooBig),
+        (write(2, u64::MAX, b"x"), Refusal::TooBig),
+        (truncate(2, (1 << 44) + 1), Refusal::TooBig),
+        (falloc(2, 0, 0, 0), Refusal::Invalid),
+        (falloc(2, 0, 0, 65 << 20), Refusal::NoSpace),
+        (falloc(2, 0, u64::MAX, 2), Refusal::TooBig),
+        (falloc(2, 2, 0, 10), Refusal::Unsupported),
+        (falloc(2, 8, 0, 10), Refusal::Unsupported),
+        (falloc(3, 0, 0, 10), Refusal::IsDirectory),
+        (create(0, 1, b"zero", FILE), Refusal::Invalid),
+        (create(9, 1, b"typeless", 0o644), Refusal::Invalid),
+        (create(9, 1, b"a/b", FILE), Refusal::BadName),
+        (create(9, 1, b"..", FILE), Refusal::BadName),
+        (create(9, 1, &[b'n'; 256], FILE), Refusal::BadName),
+        (Op::Link { ino: InodeId(3), parent: InodeId(1), name: b"l" }, Refusal::NotPermitted),
+        (Op::Link { ino: InodeId(2), parent: InodeId(4), name: b"l" }, Refusal::NotDirectory),
+        (Op::Reap { ino: InodeId(1) }, Refusal::Invalid),
+        (Op::Reap { ino: InodeId(2) }, Refusal::Invalid),
+        (rename(2, (1, b"file"), (3, b"x"), 4), Refusal::Mismatch),
+        (rename(2, (1, b"none"), (3, b"x"), 0), Refusal::NoEntry),
+    ] {
+        let before = d.volume.digest();
+        assert_eq!(apply(&mut d, &op), Err(want), "{op:?}");
+        assert_eq!(d.volume.digest(), before, "{op:?} changed something");
+    }
 }

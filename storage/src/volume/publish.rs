@@ -6,6 +6,7 @@ use super::{Blocks, Fault, Volume};
 use crate::format::item::kind;
 use crate::format::page::Key;
 use crate::format::superblock::{ROOT_AT, RootRecord};
+use crate::limits::BLOCK_BYTES;
 use crate::media::{Media, MediaError, Segment};
 use crate::tree::SealedTree;
 
@@ -29,6 +30,10 @@ pub enum CopyItem {
         len: u64,
     },
 }
+
+/// Freed runs of this many blocks (1 MiB) are given back to the operating system; shorter ones are
+/// kept, since a system call and new page faults cost more than the memory is worth.
+const DISCARD_BLOCKS: u64 = 256;
 
 /// Bytes of zeroes written at a time.
 const ZEROES: [u8; 4096] = [0; 4096];
@@ -122,26 +127,40 @@ impl Volume {
     }
 
     /// Puts the oldest sealed transaction on media: pages, fence, root, fence. The caller has run
-    /// its copies and started their write-back. Returns the data blocks that are free now.
-    pub fn publish(&mut self, sealed: Sealed) -> Result<Vec<Blocks>, Fault> {
-        sealed.write_pages(&*self.media)?;
+    /// its copies and started their write-back. Copies are run in the order of the seals; those of
+    /// a later seal may run before an earlier one is published. After a crash, the stream from
+    /// `RootRecord::stream_seq` on must be applied again before contents are read.
+    pub fn publish(&mut self, sealed: Sealed) -> Result<(), Fault> {
+        sealed.write_pages(&*self.media).inspect_err(|_| self.condemned.set(true))?;
         self.flip(sealed)
     }
 
-    /// The second half of [`Volume::publish`]: fence, root, fence.
-    pub fn flip(&mut self, sealed: Sealed) -> Result<Vec<Blocks>, Fault> {
-        let root = sealed.root;
-        assert_eq!(root.transaction, self.tree.published() + 1, "seals are published in order");
+    /// The second half of [`Volume::publish`]: fence, root, fence. A failure condemns the volume:
+    /// whether the root is on media is then known only by opening it.
+    pub fn flip(&mut self, sealed: Sealed) -> Result<(), Fault> {
+        if self.condemned.get() {
+            return Err(Fault::Condemned);
+        }
+        let next = self.tree.published() + 1;
+        assert_eq!(sealed.root.transaction, next, "seals are published in order");
+        self.flip_root(&sealed.root).inspect_err(|_| self.condemned.set(true))?;
+        self.root = sealed.root;
+        self.tree.publish(sealed.tree);
+        self.space.publish(&sealed.freed);
+        self.cloned.retain(|(transaction, _)| *transaction > next);
+        for run in sealed.freed.iter().filter(|run| run.len >= DISCARD_BLOCKS) {
+            let (at, len) = (run.block * BLOCK_BYTES, run.len * BLOCK_BYTES);
+            self.media.discard(Segment::Arena(run.arena), at, len)?;
+        }
+        Ok(())
+    }
+
+    fn flip_root(&self, root: &RootRecord) -> Result<(), MediaError> {
         self.media.fence()?;
         let at = ROOT_AT[(root.transaction % 2) as usize];
         let bytes = root.encode();
         self.media.write(Segment::Super, at, &bytes)?;
         self.media.persist(Segment::Super, at, bytes.len() as u64)?;
-        self.media.fence()?;
-        self.root = root;
-        self.tree.publish(sealed.tree);
-        self.space.publish(&sealed.freed);
-        self.cloned.retain(|(transaction, _)| *transaction > root.transaction);
-        Ok(sealed.freed)
+        self.media.fence()
     }
 }
