@@ -6,8 +6,9 @@
 //! - A mapping is never longer than its file was when it was made, and this code never makes a
 //!   file shorter.
 //! - Several processes may open one region. One of them (the holder of [`FileRegion::lock`])
-//!   creates and removes segments; the others notice growth, but not a file put in the place of
-//!   another: segment numbers of logs are not reused, so none is.
+//!   creates and removes segments. The others notice growth at once, and a file put in the place
+//!   of another after [`FileRegion::refresh`] (a node that fetches a snapshot makes its tree and
+//!   arenas anew).
 //!
 //! | durability | `write` | `persist` | `fence` |
 //! | --- | --- | --- | --- |
@@ -174,6 +175,22 @@ impl FileRegion {
     /// holds now is worthless (see `guard`).
     pub fn is_broken(&self, segment: Segment) -> Result<bool, MediaError> {
         Ok(crate::guard::is_broken(self.map(segment, 0)?.at as usize))
+    }
+
+    /// Drops the mappings of segments that another process has removed since they were mapped,
+    /// also if a new file has their name. To be called wherever that may have happened; it costs a
+    /// system call a mapping.
+    pub fn refresh(&self) -> Result<(), MediaError> {
+        let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = None;
+        maps.retain(|_, map| match rustix::fs::fstat(&map.fd) {
+            Ok(stat) => stat.st_nlink > 0,
+            Err(e) => {
+                failed = Some(e);
+                true
+            }
+        });
+        failed.map_or(Ok(()), |e| Err(io("cannot stat a segment of", &self.path, e)))
     }
 
     /// Bytes that the file system below can still take.

@@ -45,7 +45,8 @@ pub use crate::tree::Fault;
 use crate::tree::{Root, Tree};
 pub use digest::DIFFERENCES_MAX;
 pub use publish::{CopyItem, Sealed, run_copies};
-use space::{Blocks, Space};
+pub use space::Blocks;
+use space::Space;
 
 /// Number of the arena that everybody may read.
 pub const ARENA_WORLD: u32 = 0;

@@ -123,3 +123,19 @@ fn a_client_that_truncates_its_log_harms_itself_only() {
     assert_eq!(region.is_broken(Segment::Log(1)), Ok(true));
     region.remove(Segment::Log(1)).unwrap();
 }
+
+#[test]
+fn a_segment_made_anew_is_seen_after_refresh() {
+    let dir = Dir::new("refresh");
+    let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
+    let other = FileRegion::open(&dir.0, Durability::Replicated).unwrap();
+    region.ensure(Segment::Arena(0), 4096).unwrap();
+    other.write(Segment::Arena(0), 0, b"old").unwrap();
+    region.remove(Segment::Arena(0)).unwrap();
+    region.ensure(Segment::Arena(0), 4096).unwrap();
+    other.refresh().unwrap();
+    other.write(Segment::Arena(0), 0, b"new").unwrap();
+    let mut buf = [0; 3];
+    region.read(Segment::Arena(0), 0, &mut buf).unwrap();
+    assert_eq!(&buf, b"new");
+}

@@ -6,7 +6,6 @@ use super::{Blocks, Fault, Volume};
 use crate::format::item::kind;
 use crate::format::page::Key;
 use crate::format::superblock::{ROOT_AT, RootRecord};
-use crate::limits::BLOCK_BYTES;
 use crate::media::{Media, MediaError, Segment};
 use crate::tree::SealedTree;
 
@@ -30,10 +29,6 @@ pub enum CopyItem {
         len: u64,
     },
 }
-
-/// Freed runs of this many blocks (1 MiB) are given back to the operating system; shorter ones are
-/// kept, since a system call and new page faults cost more than the memory is worth.
-const DISCARD_BLOCKS: u64 = 256;
 
 /// Bytes of zeroes written at a time.
 const ZEROES: [u8; 4096] = [0; 4096];
@@ -130,14 +125,17 @@ impl Volume {
     /// its copies and started their write-back. Copies are run in the order of the seals; those of
     /// a later seal may run before an earlier one is published. After a crash, the stream from
     /// `RootRecord::stream_seq` on must be applied again before contents are read.
-    pub fn publish(&mut self, sealed: Sealed) -> Result<(), Fault> {
+    ///
+    /// Returns the blocks that are free now: the caller may discard long runs of them, before it
+    /// applies anything else.
+    pub fn publish(&mut self, sealed: Sealed) -> Result<Vec<Blocks>, Fault> {
         sealed.write_pages(&*self.media).inspect_err(|_| self.condemned.set(true))?;
         self.flip(sealed)
     }
 
     /// The second half of [`Volume::publish`]: fence, root, fence. A failure condemns the volume:
     /// whether the root is on media is then known only by opening it.
-    pub fn flip(&mut self, sealed: Sealed) -> Result<(), Fault> {
+    pub fn flip(&mut self, sealed: Sealed) -> Result<Vec<Blocks>, Fault> {
         if self.condemned.get() {
             return Err(Fault::Condemned);
         }
@@ -148,11 +146,7 @@ impl Volume {
         self.tree.publish(sealed.tree);
         self.space.publish(&sealed.freed);
         self.cloned.retain(|(transaction, _)| *transaction > next);
-        for run in sealed.freed.iter().filter(|run| run.len >= DISCARD_BLOCKS) {
-            let (at, len) = (run.block * BLOCK_BYTES, run.len * BLOCK_BYTES);
-            self.media.discard(Segment::Arena(run.arena), at, len)?;
-        }
-        Ok(())
+        Ok(sealed.freed)
     }
 
     fn flip_root(&self, root: &RootRecord) -> Result<(), MediaError> {
