@@ -2,17 +2,18 @@
 //! a replica is killed, a replica hangs. Every acknowledged record must be there afterwards.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::load::{figures, number};
 use super::world::World;
 use super::{Bench, Measured};
 use crate::failure::{Context, Failure, Result};
-use crate::process::{Identity, wait_until};
+use crate::process::wait_until;
 
 /// A record that was acknowledged: its number, and when (monotonic nanoseconds).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +47,7 @@ impl Writer {
     /// Starts it.
     pub fn start(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
         let mut child = command.spawn().context("the writing program")?;
         let acks = Arc::new(Mutex::new(Vec::new()));
         let (shared, stdout) = (Arc::clone(&acks), child.stdout.take());
@@ -94,10 +96,11 @@ impl Writer {
         text.trim().to_string()
     }
 
-    /// kill -9.
-    pub fn kill(&self) {
-        if let Some(identity) = i32::try_from(self.child.id()).ok().and_then(Identity::of) {
-            identity.signal(Signal::KILL);
+    /// kill -9 of it and of what it started (`corbel run` stays as the parent of the program).
+    pub fn kill(&mut self) {
+        // While the child has not been waited for, the number cannot mean another group.
+        if !self.has_ended() {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         }
     }
 
@@ -112,7 +115,7 @@ impl Writer {
     }
 
     fn end(&mut self) {
-        let _ = self.child.kill();
+        self.kill();
         let _ = self.child.wait();
         // What it had said is in the pipe and is read at once; but a child of the program may hold
         // the other end open for longer than this.
