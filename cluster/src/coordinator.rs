@@ -34,6 +34,15 @@ use base::{Epoch, NodeId, StreamSeq};
 
 pub use message::{DataState, Member, Registration, View};
 
+/// The identity that goes with the name of a cluster: what nodes and coordinator say to each other
+/// in their hello. Not a secret; it keeps clusters apart that were given the same address.
+pub fn identity(name: &str) -> u128 {
+    // FNV-1a, 128 bits.
+    name.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash: u128, byte| {
+        (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    })
+}
+
 /// What a node hears from the coordinator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CoordEvent {

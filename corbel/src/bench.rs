@@ -105,11 +105,11 @@ pub type Measured = Vec<(&'static str, f64)>;
 #[derive(Clone, Copy, Debug)]
 pub enum Asked {
     /// No more than.
-    AtMost(f64),
+    Max(f64),
     /// No less than.
-    AtLeast(f64),
+    Min(f64),
     /// No more than another figure of the run.
-    AtMostFigure(&'static str),
+    MaxOf(&'static str),
 }
 
 /// One bench.
@@ -130,60 +130,60 @@ pub const BENCHES: &[Row] = &[
     Row {
         name: "write-local",
         about: "4 KiB write through the C library, against bare persisting of 4 KiB + 64 B",
-        asked: &[("p50_us", Asked::AtMostFigure("limit_us"))],
+        asked: &[("p50_us", Asked::MaxOf("limit_us"))],
         run: library::write_local,
     },
     Row {
         name: "write-run",
         about: "the same call by an unmodified binary under corbel run, against the library",
-        asked: &[("extra_ns", Asked::AtMost(150.0))],
+        asked: &[("extra_ns", Asked::Max(150.0))],
         run: library::write_run,
     },
     Row {
         name: "fsync-chain",
         about: "4 KiB append + fsync, acknowledged by every replica",
-        asked: &[("p50_us", Asked::AtMost(100.0)), ("p99_us", Asked::AtMost(1000.0))],
+        asked: &[("p50_us", Asked::Max(100.0)), ("p99_us", Asked::Max(1000.0))],
         run: steady::fsync_chain,
     },
     Row {
         name: "seq-write",
         about: "16 KiB sequential writes, 512 MiB, one fsync",
-        asked: &[("mb_s", Asked::AtLeast(300.0))],
+        asked: &[("mb_s", Asked::Min(300.0))],
         run: steady::seq_write,
     },
     Row {
         name: "rand-read",
         about: "4 KiB random reads of published data, against memcpy of cold 4 KiB",
-        asked: &[("ratio", Asked::AtMost(3.0)), ("syscalls_per_op", Asked::AtMost(0.01))],
+        asked: &[("ratio", Asked::Max(3.0)), ("syscalls_per_op", Asked::Max(0.01))],
         run: steady::rand_read,
     },
     Row {
         name: "files",
         about: "create + write 4 KiB + fsync + close + unlink",
-        asked: &[("per_s", Asked::AtLeast(3000.0))],
+        asked: &[("per_s", Asked::Min(3000.0))],
         run: steady::files,
     },
     Row {
         name: "sqlite",
         about: "one synchronous WAL transaction a row, unmodified Python under corbel run",
-        asked: &[("tx_per_s", Asked::AtLeast(2000.0))],
+        asked: &[("tx_per_s", Asked::Min(2000.0))],
         run: steady::sqlite,
     },
     Row {
         name: "failover",
         about: "kill -9 of the primary node; of a replica; SIGSTOP of a replica",
         asked: &[
-            ("first_write_ms", Asked::AtMost(1000.0)),
-            ("replica_kill_stall_ms", Asked::AtMost(1000.0)),
-            ("replica_hang_stall_ms", Asked::AtMost(1000.0)),
-            ("lost", Asked::AtMost(0.0)),
+            ("first_write_ms", Asked::Max(1000.0)),
+            ("replica_kill_stall_ms", Asked::Max(1000.0)),
+            ("replica_hang_stall_ms", Asked::Max(1000.0)),
+            ("lost", Asked::Max(0.0)),
         ],
         run: failover::failover,
     },
     Row {
         name: "idle",
         about: "CPU of an idle cluster, all processes, in percent of one core",
-        asked: &[("cpu_percent", Asked::AtMost(1.0))],
+        asked: &[("cpu_percent", Asked::Max(1.0))],
         run: steady::idle,
     },
 ];
@@ -212,9 +212,9 @@ pub fn run(out: &Output, verb: &BenchVerb) -> Result<()> {
 
 fn verdict(asked: Asked, value: f64, figures: &Measured) -> (bool, String) {
     match asked {
-        Asked::AtMost(limit) => (value <= limit, format!("at most {limit}")),
-        Asked::AtLeast(limit) => (value >= limit, format!("at least {limit}")),
-        Asked::AtMostFigure(key) => {
+        Asked::Max(limit) => (value <= limit, format!("at most {limit}")),
+        Asked::Min(limit) => (value >= limit, format!("at least {limit}")),
+        Asked::MaxOf(key) => {
             let limit = figures.iter().find(|f| f.0 == key).map_or(0.0, |f| f.1);
             (value <= limit, format!("at most {key}"))
         }
@@ -244,10 +244,10 @@ mod tests {
     #[test]
     fn bounds_are_judged() {
         let figures: Measured = vec![("a", 2.0), ("limit", 3.0)];
-        assert!(verdict(Asked::AtMost(2.0), 2.0, &figures).0);
-        assert!(!verdict(Asked::AtMost(1.9), 2.0, &figures).0);
-        assert!(!verdict(Asked::AtLeast(2.1), 2.0, &figures).0);
-        assert!(verdict(Asked::AtMostFigure("limit"), 2.0, &figures).0);
-        assert!(!verdict(Asked::AtMostFigure("none"), 2.0, &figures).0);
+        assert!(verdict(Asked::Max(2.0), 2.0, &figures).0);
+        assert!(!verdict(Asked::Max(1.9), 2.0, &figures).0);
+        assert!(!verdict(Asked::Min(2.1), 2.0, &figures).0);
+        assert!(verdict(Asked::MaxOf("limit"), 2.0, &figures).0);
+        assert!(!verdict(Asked::MaxOf("none"), 2.0, &figures).0);
     }
 }

@@ -24,8 +24,6 @@ pub struct KeyDoc {
     pub key: &'static str,
     /// What it means.
     pub doc: &'static [&'static str],
-    /// Default, as TOML.
-    pub default: String,
 }
 
 macro_rules! config {
@@ -81,12 +79,10 @@ macro_rules! config {
 
             /// Every key for people.
             pub fn keys() -> Vec<KeyDoc> {
-                let default = Self::default();
                 vec![$($(KeyDoc {
                     section: stringify!($section),
                     key: stringify!($key),
                     doc: &[$($doc),+],
-                    default: default.$section.$key.show(),
                 },)*)*]
             }
         }
@@ -106,8 +102,13 @@ config! {
         replicas: u32 = 3;
         /// Interval of the heartbeats of a node to the coordinator.
         heartbeat: Duration = Duration::from_millis(50);
-        /// Silence after which a node counts as dead. At least three heartbeats.
+        /// Silence after which a node counts as dead. At least four heartbeats.
         failure_timeout: Duration = Duration::from_millis(400);
+        /// The same after its connection has ended, which is what the death of a process looks
+        /// like. 100ms up to failure_timeout.
+        lost_connection: Duration = Duration::from_millis(120);
+        /// How long the first member of a chain waits for the others after all were away.
+        grace: Duration = Duration::from_secs(2);
     }
     /// This node.
     node: NodeConfig {
@@ -315,8 +316,9 @@ impl Config {
         let below = u64::from(self.limits.high_watermark) - 1;
         within("limits.low_watermark", self.limits.low_watermark.into(), 1, below)?;
         self.check_times(&refuse)?;
-        if self.cluster.id.is_empty() || self.cluster.id.len() > 64 {
-            return refuse("cluster.id", "has no or too many letters".into(), "write 1 to 64");
+        if !cluster::coordinator::message::valid_name(&self.cluster.id) {
+            let what = format!("is {:?}", self.cluster.id);
+            return refuse("cluster.id", what, "write 1 to 64 of a-z A-Z 0-9 - _ .");
         }
         if self.node.socket.as_os_str().len() > 100 {
             let what = format!("is {} bytes long", self.node.socket.as_os_str().len());
@@ -330,12 +332,20 @@ impl Config {
         if beat < Duration::from_millis(5) || beat > Duration::from_secs(60) {
             return refuse("cluster.heartbeat", "is out of range".into(), "write 5ms to 60s");
         }
-        if limit < beat * 3 || limit > Duration::from_secs(600) {
+        if limit < beat * 4 || limit > Duration::from_secs(600) {
             return refuse(
                 "cluster.failure_timeout",
                 format!("is {}", crate::units::show_duration(limit)),
-                "write at least three times cluster.heartbeat, and at most 10min",
+                "write at least four times cluster.heartbeat, and at most 10min",
             );
+        }
+        let lost = self.cluster.lost_connection;
+        if lost < Duration::from_millis(100) || lost > limit {
+            let what = format!("is {}", crate::units::show_duration(lost));
+            return refuse("cluster.lost_connection", what, "write 100ms to failure_timeout");
+        }
+        if self.cluster.grace > Duration::from_secs(600) {
+            return refuse("cluster.grace", "is out of range".into(), "write at most 10min");
         }
         if self.node.fabric_delay > Duration::from_millis(100) {
             return refuse("node.fabric_delay", "is out of range".into(), "write at most 100ms");

@@ -45,6 +45,42 @@ impl Exposition {
     }
 }
 
+/// The text of a scrape, from what a service says of itself: numbers are gauges, those under
+/// `metrics` counters, lists their lengths.
+pub fn from_status(said: &serde_json::Value) -> String {
+    let mut out = Exposition::default();
+    for (key, value) in said.as_object().into_iter().flatten() {
+        let name = metric_name(key);
+        match value {
+            serde_json::Value::Object(fields) if key == "metrics" => {
+                for (key, value) in fields {
+                    let (name, help) = (format!("{}_total", metric_name(key)), "Since the start.");
+                    let value = value.as_f64().unwrap_or(0.0);
+                    out.add(MetricKind::Counter, &name, help, value);
+                }
+            }
+            serde_json::Value::Array(items) => {
+                let name = format!("{name}_count");
+                out.add(MetricKind::Gauge, &name, "How many there are.", items.len() as f64);
+            }
+            serde_json::Value::Bool(is) => {
+                out.add(MetricKind::Gauge, &name, "1 for yes.", f64::from(u8::from(*is)));
+            }
+            _ => {
+                if let Some(number) = value.as_f64() {
+                    out.add(MetricKind::Gauge, &name, "As it is now.", number);
+                }
+            }
+        }
+    }
+    out.finish()
+}
+
+fn metric_name(key: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
+    format!("corbel_{}", key.chars().map(safe).collect::<String>())
+}
+
 /// Listens on `address` and answers from a thread of its own until the process ends. Returns the
 /// address in use (of interest for port 0).
 pub fn serve(
@@ -123,6 +159,19 @@ mod tests {
         let mut reply = Vec::new();
         let _ = stream.read_to_end(&mut reply);
         String::from_utf8_lossy(&reply).into_owned()
+    }
+
+    #[test]
+    fn a_status_becomes_metrics() {
+        let text = from_status(&serde_json::json!({
+            "epoch": 3, "role": "head", "chain": [1, 2], "metrics": {"fsyncs": 5}, "bad name": 1,
+        }));
+        for line in
+            ["corbel_epoch 3", "corbel_chain_count 2", "corbel_fsyncs_total 5", "corbel_bad_name 1"]
+        {
+            assert!(text.lines().any(|l| l == line), "{line} in {text}");
+        }
+        assert!(!text.contains("role"));
     }
 
     #[test]

@@ -7,15 +7,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use cluster::coordinator::View;
+use cluster::coordinator::embedded::{Server, ServerConfig};
+use cluster::coordinator::machine::{Patience, VolumeSpec};
+use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::config::Config;
 use crate::failure::{Context, Failure, Result};
 use crate::local;
+use crate::metrics;
 use crate::process::{self, Identity};
 use crate::signals;
 
@@ -215,13 +220,86 @@ fn serve(role: Role, config: &Config) -> Result<()> {
         Failure::failed(format!("{} of node {}: {error}", role.name(), config.node.id), "")
     };
     match role {
-        Role::Nicfs => service::nicfs::run(nicfs_config(config)).map_err(ended),
+        Role::Nicfs => {
+            let nicfs = nicfs_config(config);
+            if let Some(address) = config.node.metrics.0 {
+                let admin = nicfs.admin.clone();
+                let scrape = move || match crate::ask::ask(&admin, Duration::from_secs(1)) {
+                    Ok(said) => metrics::from_status(&said),
+                    Err(failure) => format!("# {}\n", failure.message.replace('\n', " ")),
+                };
+                metrics::serve(address, scrape)?;
+            }
+            service::nicfs::run(nicfs).map_err(ended)
+        }
         Role::Hostd => service::hostd::run(service::HostdConfig {
             region: config.node.region.clone(),
             durability: durability(config),
             socket: config.node.socket.clone(),
         })
         .map_err(ended),
-        Role::Coordinator => Err(Failure::failed("this build has no coordinator yet", "")),
+        Role::Coordinator => coordinator(config, &dir),
     }
+}
+
+/// Serves membership until a signal comes.
+fn coordinator(config: &Config, dir: &Path) -> Result<()> {
+    signals::catch();
+    let at = config.cluster.coordinator;
+    let mut server = Server::open(&coordinator_config(config)).map_err(|error| {
+        Failure::failed(
+            format!("coordinator on {at}, state in {}: {error}", dir.display()),
+            "check cluster.coordinator, cluster.coordinator_dir and what listens there",
+        )
+    })?;
+    let shown = Arc::new(Mutex::new(json!({})));
+    let answer = Arc::clone(&shown);
+    let about = move || answer.lock().map_or(Value::Null, |value| value.clone());
+    crate::ask::answer(&crate::ask::socket(dir, Role::Coordinator.name()), about)?;
+    while signals::pending().is_none() {
+        server.turn(Duration::from_secs(1)).context("coordinator")?;
+        for note in server.take_notes() {
+            log::warn!("coordinator: {note}");
+        }
+        if let Ok(mut shown) = shown.lock() {
+            *shown = json!({"views": server.views().iter().map(show_view).collect::<Vec<_>>()});
+        }
+    }
+    Ok(())
+}
+
+fn coordinator_config(config: &Config) -> ServerConfig {
+    let cluster = &config.cluster;
+    let millis = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+    ServerConfig {
+        listen: cluster.coordinator,
+        folder: cluster.coordinator_dir.clone(),
+        cluster: cluster::coordinator::identity(&cluster.id),
+        volumes: vec![VolumeSpec {
+            name: cluster.id.clone(),
+            replicas: u16::try_from(cluster.replicas).unwrap_or(u16::MAX),
+            nodes: Vec::new(),
+        }],
+        patience: Patience {
+            heartbeat_ms: millis(cluster.heartbeat),
+            failure_timeout_ms: millis(cluster.failure_timeout),
+            lost_connection_ms: millis(cluster.lost_connection),
+            grace_ms: millis(cluster.grace),
+            ..Patience::default()
+        },
+    }
+}
+
+fn show_view(view: &View) -> Value {
+    let numbers = |nodes: &[base::NodeId]| nodes.iter().map(|node| node.0).collect::<Vec<_>>();
+    json!({
+        "volume": view.volume,
+        "epoch": view.epoch.0,
+        "replicas": view.replicas,
+        "chain": numbers(&view.chain),
+        "syncing": numbers(&view.syncing),
+        "members": view.members.iter().map(|m| json!({
+            "node": m.node.0, "reachable": m.reachable, "position": m.position.0,
+        })).collect::<Vec<_>>(),
+    })
 }

@@ -2,21 +2,19 @@
 //! up by the ordinary path of an error.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::failure::{Failure, Kind, Result};
 
 static PENDING: AtomicI32 = AtomicI32::new(0);
-static STOP: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(signal: libc::c_int) {
     PENDING.store(signal, Ordering::Relaxed);
-    STOP.store(true, Ordering::Relaxed);
 }
 
 /// From now on SIGINT and SIGTERM are noted instead of ending the process.
 pub fn catch() {
-    // SAFETY: the handler only stores to atomics, which is async-signal-safe; the structure is fully initialised; SA_RESTART is left out so that
+    // SAFETY: the handler only stores to an atomic, which is async-signal-safe; the structure is fully initialised; SA_RESTART is left out so that
     // sleeping calls return early.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -24,11 +22,6 @@ pub fn catch() {
         libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut());
         libc::sigaction(libc::SIGTERM, &action, std::ptr::null_mut());
     }
-}
-
-/// True once a signal came; for loops that want a flag.
-pub fn stop_flag() -> &'static AtomicBool {
-    &STOP
 }
 
 /// The signal that came, if one did.
