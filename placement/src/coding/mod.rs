@@ -5,6 +5,23 @@
 //! carries a partial write into the parity, [`Code::verify`] finds parity that does not fit. Bytes
 //! at the same offset of the chunks form one code word, so any range of a stripe can be worked on
 //! alone. The arithmetic is in [`crate::engine`], the matrices in [`matrix`].
+//!
+//! ```
+//! use placement::coding::{Code, Kind};
+//!
+//! let code = Code::new(Kind::Cauchy, 3, 2)?;
+//! let data: [&[u8]; 3] = [b"one.", b"two.", b"six."];
+//! let (mut p, mut q) = ([0; 4], [0; 4]);
+//! code.encode(&data, &mut [&mut p, &mut q])?;
+//!
+//! // Chunks 0 and 2 are lost: read what the plan names, rebuild both.
+//! let plan = code.plan(&[0, 2])?;
+//! assert_eq!(plan.sources(), [1, 3, 4]);
+//! let (mut one, mut six) = ([0; 4], [0; 4]);
+//! plan.rebuild(&[data[1], &p, &q], &mut [&mut one, &mut six])?;
+//! assert_eq!((&one, &six), (b"one.", b"six."));
+//! # Ok::<(), placement::coding::CodingError>(())
+//! ```
 
 pub mod field;
 pub mod matrix;
