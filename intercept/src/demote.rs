@@ -139,20 +139,39 @@ pub fn forget(index: usize) {
     let _ = holder(DROP, index, None);
 }
 
-/// Opens through the mount at the description's offset, and tells the holder.
-fn leave(index: usize, ofd: &Ofd) -> Result<i32, isize> {
-    let ino = ofd.ino.load(Ordering::Acquire);
-    let fd = open_inode(ino, ofd.flags.load(Ordering::Acquire))?;
+/// The placeholder of a directory is the directory itself.
+fn reopen_directory(index: usize) -> Result<i32, isize> {
+    let number = table::used().find(|n| table::index(table::entry(*n as i32)) == Some(index));
+    let number = number.ok_or(err::BADF)?;
+    let (mut path, mut digits) = ([0u8; 40], [0; 20]);
+    let mut len = 0;
+    for part in [b"/proc/self/fd/".as_slice(), decimal(number as u64, &mut digits)] {
+        path[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    let flags = (o::DIRECTORY | o::CLOEXEC) as usize;
+    let fd = sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0);
+    if sys::failed(fd) { Err(fd) } else { Ok(table::raise(fd as i32, true)) }
+}
+
+/// Opens through the mount at the description's offset; `keep`: the holder gets a copy.
+fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
+    let flags = ofd.flags.load(Ordering::Acquire);
+    let fd = if ofd.state.load(Ordering::Acquire) == state::DIR {
+        reopen_directory(index)?
+    } else {
+        open_inode(ofd.ino.load(Ordering::Acquire), flags)?
+    };
     let offset = ofd.offset.load(Ordering::Acquire) as usize;
     sys::call3(nr::LSEEK, fd as usize, offset, 0);
-    if table::shared(index) {
+    if keep {
         let _ = holder(PUT, index, Some(fd));
     }
     Ok(fd)
 }
 
 /// Makes a description the kernel's (or finds that it is); a protected descriptor of it.
-fn kernel_descriptor(index: usize) -> Result<i32, isize> {
+fn kernel_descriptor(index: usize, keep: bool) -> Result<i32, isize> {
     let ofd = table::ofd(index);
     let _lock = OffsetLock::take(ofd);
     if ofd.state.load(Ordering::Acquire) == state::KERNEL {
@@ -160,9 +179,9 @@ fn kernel_descriptor(index: usize) -> Result<i32, isize> {
             return Ok(fd);
         }
         // The holder is gone (the session's first program has ended): the offset is as of then.
-        return leave(index, ofd);
+        return leave(index, ofd, true);
     }
-    let fd = leave(index, ofd)?;
+    let fd = leave(index, ofd, keep)?;
     ofd.state.store(state::KERNEL, Ordering::Release);
     session::counters().demoted.fetch_add(1, Ordering::Relaxed);
     Ok(fd)
@@ -172,14 +191,15 @@ fn kernel_descriptor(index: usize) -> Result<i32, isize> {
 /// becomes a kernel descriptor.
 pub fn descriptor(fd: i32) -> Result<(), isize> {
     let index = table::require(fd)?;
+    let keep = table::shared(index);
     table::ofd(index).refs.fetch_add(1, Ordering::AcqRel);
-    let result = adopt(index);
+    let result = adopt(index, keep);
     table::drop_shared(index);
     result
 }
 
-fn adopt(index: usize) -> Result<(), isize> {
-    let kernel = kernel_descriptor(index)?;
+fn adopt(index: usize, keep: bool) -> Result<(), isize> {
+    let kernel = kernel_descriptor(index, keep)?;
     for number in table::used() {
         let entry = table::entry(number as i32);
         if table::index(entry) != Some(index) {
@@ -194,14 +214,16 @@ fn adopt(index: usize) -> Result<(), isize> {
 }
 
 /// Before the last name of an inode goes: descriptions that other processes share must not depend
-/// on this process's handle, so the kernel gets them.
+/// on this process's handle, so the kernel gets them. With the dir back end, whose mount cannot
+/// reach a nameless file by its number, those that are not shared as well.
 pub fn before_unlink(ino: u64) {
+    let all = session::header().backend.starts_with(b"dir:");
     let high = session::counters().ofds_high.load(Ordering::Acquire) as usize;
     for (index, ofd) in session::ofds()[..high.min(crate::format::OFDS)].iter().enumerate() {
         if ofd.ino.load(Ordering::Acquire) == ino
             && ofd.state.load(Ordering::Acquire) == state::FILE
-            && table::shared(index)
-            && let Ok(fd) = kernel_descriptor(index)
+            && (all || table::shared(index))
+            && let Ok(fd) = kernel_descriptor(index, true)
         {
             table::close_internal(fd);
         }

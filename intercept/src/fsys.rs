@@ -168,6 +168,9 @@ pub fn template() -> Result<i32, isize> {
         if let Some(stat) = sys::fstat(fd) {
             DEVICE.store(stat.dev, Ordering::Release);
         }
+        if table::in_vfork() {
+            return Ok(fd);
+        }
         TEMPLATE.store(fd, Ordering::Release);
     }
     Ok(TEMPLATE.load(Ordering::Acquire))

@@ -32,6 +32,9 @@ struct Flock {
 }
 
 fn hidden(ino: u64) -> Result<i32, Stop> {
+    if table::in_vfork() {
+        return Err(Stop::Error(-37)); // ENOLCK: a vfork child may do no such thing
+    }
     let mut list = LIST.lock();
     if let Some((_, fd)) = list.iter().find(|(i, _)| *i == ino) {
         return Ok(*fd);
@@ -50,7 +53,7 @@ fn hidden(ino: u64) -> Result<i32, Stop> {
 /// A number of the inode is being closed: the process's locks on it go.
 pub fn closing(ino: u64) {
     // A vfork child has no locks, and its parent's list.
-    if !table::context().parent.is_null() {
+    if table::in_vfork() {
         return;
     }
     let mut list = LIST.lock();

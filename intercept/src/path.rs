@@ -122,8 +122,11 @@ pub fn proc_descriptor(path: &[u8]) -> bool {
 
 /// Directory and rest of the path from which the walk begins.
 fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
+    // A vfork child shares our memory but not our descriptors: what the file system object opened
+    // there would be missing here. Exec is near; until then the mount serves its paths.
+    let ours = !table::in_vfork();
     if path.first() == Some(&b'/') {
-        if let Some(rest) = behind_prefix(path) {
+        if ours && let Some(rest) = behind_prefix(path) {
             return Ok((InodeId::ROOT, rest));
         }
         if let Some(fd) = descriptor_path(path)
@@ -131,6 +134,9 @@ fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
         {
             crate::demote::descriptor(fd)?;
         }
+        return Err(Stop::Kernel);
+    }
+    if !ours {
         return Err(Stop::Kernel);
     }
     if dirfd == at::FDCWD {

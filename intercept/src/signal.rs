@@ -92,18 +92,17 @@ pub fn sigaction(r: &Regs) -> Result<isize, isize> {
         return Ok(raw());
     }
     // A vfork child has its own actions but our memory: no bookkeeping; exec is near.
-    if !crate::table::context().parent.is_null() {
+    if crate::table::in_vfork() {
         return Ok(raw());
     }
     let before = HANDLERS[signal].load(Ordering::Acquire);
     let fault = signal == SIGSEGV || signal == SIGBUS;
-    let mut passed = Action::default();
     let mut handler = before;
     let mut new_at = 0;
+    let mut passed: Action;
     if new != 0 {
-        let asked: Action = mem::get(new).map_err(|_| err::FAULT)?;
-        passed = asked;
-        match asked.handler {
+        passed = mem::get(new).map_err(|_| err::FAULT)?;
+        match passed.handler {
             SIG_DFL if fault => {
                 handler = fatal as *const () as usize;
                 passed = Action {

@@ -103,6 +103,11 @@ pub fn context() -> &'static Context {
     unsafe { &*thread::area().context }
 }
 
+/// Whether the caller is a vfork child.
+pub fn in_vfork() -> bool {
+    !context().parent.is_null()
+}
+
 /// The table of `context`.
 fn table(context: &Context) -> &'static [AtomicU32] {
     // SAFETY: `fds` is FDS entries, static or mapped for the context's life.
@@ -332,6 +337,10 @@ impl InUse {
 
     #[cold]
     fn open_handle(&self) -> Result<Handle, isize> {
+        // See `path::start`: nothing is opened in a vfork child.
+        if in_vfork() {
+            return Err(err::BADF);
+        }
         let ofd = self.ofd();
         let flags = ofd.flags.load(Ordering::Acquire);
         let handle = crate::fsys::reopen(ofd.ino.load(Ordering::Acquire), flags)?;

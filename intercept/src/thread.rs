@@ -41,6 +41,8 @@ pub struct Area {
     pub vforks: u64,
     /// 48: return addresses of vfork-like calls under way.
     pub vfork_return: [usize; VFORKS],
+    /// `cur` outside the engine, at each of them: the child may exec inside the engine.
+    pub vfork_cur: [usize; VFORKS],
     /// What the thread (or the vfork child that runs on it) sees as its process.
     pub context: *mut Context,
     /// Kernel thread id; 0 while unknown (after fork).
@@ -159,6 +161,7 @@ pub extern "C" fn corbel_thread_new() {
             pending: 0,
             vforks: 0,
             vfork_return: [0; VFORKS],
+            vfork_cur: [0; VFORKS],
             context,
             tid: sys::call0(nr::GETTID) as u32,
             saved_mask: 0,

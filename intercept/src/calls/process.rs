@@ -18,7 +18,7 @@ use crate::format::{ENV, SLOT_FDS, SLOTS, Slot, state};
 use crate::path::{self, PATH_MAX, Stop};
 use crate::sys::{self, Stat, at, err, nr, o};
 use crate::table::{self, InUse, THREADS};
-use crate::thread::{self, VFORKS};
+use crate::thread::{self, FRAME, VFORKS};
 use crate::{demote, fsys, heap, mem, session, signal};
 
 const CLONE_VM: u64 = 0x100;
@@ -35,7 +35,7 @@ pub fn other(r: &mut Regs) -> Reply {
         nr::EXECVEAT => exec(r, r.rdi as i32, r.rsi, r.rdx, r.r10, r.r8 as u32),
         nr::EXIT_GROUP => {
             // A vfork child's references are its parent's to give back.
-            if table::context().parent.is_null() {
+            if !table::in_vfork() {
                 table::drop_all_shared();
             }
             Err(Stop::Kernel)
@@ -127,6 +127,7 @@ pub fn clone(r: &mut Regs) -> usize {
         return DONE;
     }
     area.vfork_return[depth] = r.rcx;
+    area.vfork_cur[depth] = area.cur + FRAME;
     area.vforks += 1;
     // The child has another thread id and runs on this area.
     area.tid = 0;
@@ -141,6 +142,9 @@ fn after_vfork(r: &Regs) -> Reply {
     table::pop_context();
     area.vforks -= 1;
     area.tid = 0;
+    // What the child left behind on this area is not ours: its frame, a signal put off.
+    area.cur = area.vfork_cur[area.vforks as usize] - FRAME;
+    area.pending = 0;
     Ok(r.rdi as isize)
 }
 
