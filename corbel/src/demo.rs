@@ -328,7 +328,7 @@ impl Demo<'_> {
             let mut positions = Vec::new();
             for node in self.world.local.nodes() {
                 let said = self.world.local.status(node)?;
-                positions.push((said["stream_seq"].as_u64(), said["published"].as_u64()));
+                positions.push((said["have"].as_u64(), said["published"].as_u64()));
             }
             let same = positions.iter().all(|p| p.0 == positions[0].0 && p.0 == p.1);
             Ok(same.then_some(()))
