@@ -1,8 +1,453 @@
-//! hostd: see [`run`].
+//! hostd: the small privileged daemon of the host. It checks who asks, hands out log segments and
+//! arenas as descriptors, watches processes, and copies memory when nicfs tells it to. It keeps
+//! nothing that nicfs does not have: after a restart nicfs tells it whom to watch.
+#![allow(unsafe_code)]
 
-use crate::config::{Error, HostdConfig};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use base::{ClientId, Errno};
+use rustix::event::epoll;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags};
+use storage::format::item::ReadClass;
+use storage::format::rpc;
+use storage::media::{Media, Segment};
+use storage::region::FileRegion;
+use storage::volume::run_copies;
+
+use crate::config::{Error, HostdConfig, private_socket};
+use crate::link::{self, Packet};
+use crate::signal::Signals;
+
+const LISTENER: u64 = 1;
+const NICFS: u64 = 2;
+const SIGNALS: u64 = 3;
+const FIRST: u64 = 16;
+/// Processes connected at once.
+const CONNECTIONS_MAX: usize = 8192;
+
+/// Who a process is, by the kernel's word at the time it connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pid: u32,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+}
+
+impl Peer {
+    /// Whether the peer may map an arena of that class: the class is that of the files in it, so
+    /// whoever may map it may read every byte there.
+    pub fn may_map(&self, class: ReadClass) -> bool {
+        match class {
+            ReadClass::World => true,
+            ReadClass::Group { uid, gid } => {
+                self.uid == 0 || self.uid == uid || self.gid == gid || self.groups.contains(&gid)
+            }
+            ReadClass::Owner { uid } => self.uid == 0 || self.uid == uid,
+            _ => false,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Conn {
+    socket: OwnedFd,
+    peer: Peer,
+    client: Option<ClientId>,
+    /// Doorbell made for an attach under way.
+    bell: Option<OwnedFd>,
+    attaching: bool,
+}
+
+struct Hostd {
+    region: FileRegion,
+    epoll: OwnedFd,
+    nicfs: Option<OwnedFd>,
+    conns: BTreeMap<u64, Conn>,
+    pidfds: BTreeMap<u64, (ClientId, OwnedFd)>,
+    next: u64,
+    queries: BTreeMap<u64, (u64, u32)>,
+}
 
 /// Serves processes of this host until a signal ends it.
-pub fn run(_config: HostdConfig) -> Result<(), Error> {
-    Err(Error("hostd: this build has no service loop yet".into()))
+pub fn run(config: HostdConfig) -> Result<(), Error> {
+    let signals = Signals::catch().map_err(|e| Error::new("hostd: signals", e))?;
+    let region = FileRegion::open(&config.region, config.durability)
+        .map_err(|e| Error::new(&format!("hostd: region {}", config.region.display()), e))?;
+    let listener = listen(&config.socket, 0o666)
+        .map_err(|e| Error::new(&format!("hostd: socket {}", config.socket.display()), e))?;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::new("epoll", e))?;
+    let mut hostd = Hostd {
+        region,
+        epoll,
+        nicfs: None,
+        conns: BTreeMap::new(),
+        pidfds: BTreeMap::new(),
+        next: FIRST,
+        queries: BTreeMap::new(),
+    };
+    hostd.watch(listener.as_fd(), LISTENER).map_err(|e| Error::new("hostd: epoll", e))?;
+    hostd.watch(signals.as_fd(), SIGNALS).map_err(|e| Error::new("hostd: epoll", e))?;
+    let private = private_socket(&config.socket);
+    loop {
+        if hostd.nicfs.is_none() {
+            hostd.connect(&private);
+        }
+        // Without nicfs there is nothing to do but to look for it again.
+        let wait = if hostd.nicfs.is_some() { None } else { Some(Duration::from_millis(100)) };
+        match hostd.turn(&listener, wait) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(e) => return Err(Error::new("hostd", e)),
+        }
+    }
+    let _ = std::fs::remove_file(&config.socket);
+    Ok(())
+}
+
+/// A listening seqpacket socket at `path`; a stale file there is replaced.
+pub(crate) fn listen(path: &Path, mode: u32) -> std::io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let address = SocketAddrUnix::new(path)?;
+    rustix::net::bind(&socket, &address)?;
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(path, permissions)?;
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket)
+}
+
+fn connect(path: &Path) -> std::io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    link::set_buffers(socket.as_fd());
+    Ok(socket)
+}
+
+/// Credentials of the process at the other end.
+fn peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
+    let creds = rustix::net::sockopt::socket_peercred(socket)?;
+    let mut groups = vec![0u32; 65_536];
+    let mut len = (groups.len() * 4) as libc::socklen_t;
+    // SAFETY: the buffer has the length given; the kernel writes at most that much and sets `len`.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    } != 0;
+    if failed {
+        return Err(std::io::Error::last_os_error());
+    }
+    groups.truncate(len as usize / 4);
+    let pid = creds.pid.as_raw_nonzero().get().unsigned_abs();
+    Ok(Peer { pid, uid: creds.uid.as_raw(), gid: creds.gid.as_raw(), groups })
+}
+
+/// Start time of a process in clock ticks since boot (field 22 of its stat), 0 if it is gone.
+fn start_time(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name.split_whitespace().nth(19).and_then(|t| t.parse().ok()).unwrap_or(0)
+}
+
+impl Hostd {
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> std::io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+    }
+
+    fn connect(&mut self, path: &Path) {
+        let Ok(socket) = connect(path) else { return };
+        if self.watch(socket.as_fd(), NICFS).is_ok() {
+            self.nicfs = Some(socket);
+        }
+    }
+
+    /// Waits and handles what came; `false` when a signal asks to end.
+    fn turn(&mut self, listener: &OwnedFd, wait: Option<Duration>) -> std::io::Result<bool> {
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 64];
+        let timeout = wait.map(|d| rustix::time::Timespec {
+            tv_sec: d.as_secs() as i64,
+            tv_nsec: d.subsec_nanos().into(),
+        });
+        let (ready, _) = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => return Ok(true),
+            other => other?,
+        };
+        let tokens: Vec<u64> = ready.iter().map(|e| e.data.u64()).collect();
+        for token in tokens {
+            match token {
+                SIGNALS => return Ok(false),
+                LISTENER => self.accept(listener),
+                NICFS => self.hear(),
+                token if self.pidfds.contains_key(&token) => self.process_ended(token),
+                token => self.serve(token),
+            }
+        }
+        Ok(true)
+    }
+
+    fn accept(&mut self, listener: &OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(socket) = rustix::net::accept_with(listener, flags) {
+            if self.conns.len() >= CONNECTIONS_MAX {
+                continue;
+            }
+            let Ok(peer) = peer(socket.as_fd()) else { continue };
+            let token = self.next;
+            self.next += 1;
+            if self.watch(socket.as_fd(), token).is_ok() {
+                let conn = Conn { socket, peer, client: None, bell: None, attaching: false };
+                self.conns.insert(token, conn);
+            }
+        }
+    }
+
+    fn reply(&self, token: u64, status: Result<u64, (Errno, &str)>, fds: &[BorrowedFd<'_>]) {
+        if let Some(conn) = self.conns.get(&token) {
+            // A process that does not read its answers loses them.
+            let _ = link::send_bytes(conn.socket.as_fd(), &rpc::host_reply(status), fds);
+        }
+    }
+
+    fn tell(&mut self, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> bool {
+        let Some(nicfs) = &self.nicfs else { return false };
+        if link::send(nicfs.as_fd(), packet, fd).is_ok() {
+            return true;
+        }
+        self.nicfs_lost();
+        false
+    }
+
+    fn nicfs_lost(&mut self) {
+        log::warn!("nicfs is gone");
+        self.nicfs = None;
+        self.pidfds.clear();
+        self.queries.clear();
+        let waiting: Vec<u64> =
+            self.conns.iter().filter(|(_, c)| c.attaching).map(|(t, _)| *t).collect();
+        for token in waiting {
+            self.reply(token, Err((Errno::AGAIN, "the node service is not running")), &[]);
+            if let Some(conn) = self.conns.get_mut(&token) {
+                conn.attaching = false;
+            }
+        }
+    }
+
+    /// A process asks or has gone.
+    fn serve(&mut self, token: u64) {
+        let Some(conn) = self.conns.get(&token) else { return };
+        let mut buffer = [0u8; 256];
+        let received = link::receive_bytes(conn.socket.as_fd(), &mut buffer);
+        let request = match received {
+            Ok((0, _)) | Err(_) => {
+                let client = conn.client;
+                self.conns.remove(&token);
+                if let Some(client) = client {
+                    self.tell(&Packet::Gone { client }, None);
+                }
+                return;
+            }
+            Ok((n, _)) => rpc::host_request_decode(&buffer[..n]),
+        };
+        match request {
+            Ok((rpc::HOST_ATTACH, lanes)) => self.attach(token, lanes as u32),
+            Ok((rpc::HOST_ARENA, arena)) if u32::try_from(arena).is_ok() => {
+                self.queries.insert(token, (token, arena as u32));
+                if !self.tell(&Packet::ArenaQuery { token, arena: arena as u32 }, None) {
+                    self.reply(token, Err((Errno::AGAIN, "the node service is not running")), &[]);
+                }
+            }
+            Ok(_) => self.reply(token, Err((Errno::INVAL, "unknown request")), &[]),
+            Err(e) => {
+                log::warn!("request of process {}: {e}", self.conns[&token].peer.pid);
+                self.reply(token, Err((Errno::INVAL, "malformed request")), &[]);
+            }
+        }
+    }
+
+    fn attach(&mut self, token: u64, lanes: u32) {
+        let Some(conn) = self.conns.get_mut(&token) else { return };
+        if conn.client.is_some() || conn.attaching {
+            self.reply(token, Err((Errno::BUSY, "attached already on this socket")), &[]);
+            return;
+        }
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let Ok(bell) = rustix::event::eventfd(0, flags) else {
+            self.reply(token, Err((Errno::NFILE, "hostd has no descriptors left")), &[]);
+            return;
+        };
+        let Ok(copy) = bell.try_clone() else { return };
+        conn.bell = Some(bell);
+        conn.attaching = true;
+        let p = conn.peer.clone();
+        let packet = Packet::Attach {
+            token,
+            pid: p.pid,
+            start: start_time(p.pid),
+            uid: p.uid,
+            gid: p.gid,
+            lanes,
+            groups: p.groups,
+        };
+        if !self.tell(&packet, Some(copy.as_fd())) {
+            if let Some(conn) = self.conns.get_mut(&token) {
+                conn.attaching = false;
+            }
+            self.reply(token, Err((Errno::AGAIN, "the node service is not running")), &[]);
+        }
+    }
+
+    fn hear(&mut self) {
+        loop {
+            let Some(nicfs) = &self.nicfs else { return };
+            match link::receive(nicfs) {
+                Ok(None) => return,
+                Ok(Some((packet, _))) => self.obey(packet),
+                Err(_) => {
+                    self.nicfs_lost();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, packet: Packet) {
+        match packet {
+            Packet::Attached { token, client, segment } => self.attached(token, client, segment),
+            Packet::Refused { token, errno, text } => {
+                if let Some(conn) = self.conns.get_mut(&token) {
+                    conn.attaching = false;
+                }
+                self.reply(token, Err((errno, &text)), &[]);
+            }
+            Packet::Arena { token, class, bytes } => self.hand_out(token, class, bytes),
+            Packet::Copies { id, items } => {
+                let done = run_copies(&self.region, &items).and_then(|()| self.region.fence());
+                let bad = match done {
+                    Ok(()) => Vec::new(),
+                    Err(e) => {
+                        log::error!("copies: {e}");
+                        vec![0]
+                    }
+                };
+                self.tell(&Packet::CopiesDone { id, bad }, None);
+            }
+            Packet::Detached { client } => {
+                for conn in self.conns.values_mut().filter(|c| c.client == Some(client)) {
+                    conn.client = None;
+                }
+                self.pidfds.retain(|_, (c, _)| *c != client);
+            }
+            Packet::Adopt { client, pid, start } => {
+                if start_time(pid) != start || !self.watch_process(client, pid) {
+                    self.tell(&Packet::Gone { client }, None);
+                }
+            }
+            other => log::warn!("nicfs sent {other:?}, which hostd does not take"),
+        }
+    }
+
+    fn watch_process(&mut self, client: ClientId, pid: u32) -> bool {
+        let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+        let Ok(fd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return false };
+        let token = self.next;
+        self.next += 1;
+        if self.watch(fd.as_fd(), token).is_err() {
+            return false;
+        }
+        self.pidfds.insert(token, (client, fd));
+        true
+    }
+
+    fn process_ended(&mut self, token: u64) {
+        if let Some((client, _)) = self.pidfds.remove(&token) {
+            for conn in self.conns.values_mut().filter(|c| c.client == Some(client)) {
+                conn.client = None;
+            }
+            self.tell(&Packet::Gone { client }, None);
+        }
+    }
+
+    fn attached(&mut self, token: u64, client: ClientId, segment: u32) {
+        let log = self.region.open_segment(Segment::Log(segment), true);
+        let (Some(conn), Ok(log)) = (self.conns.get_mut(&token), log) else {
+            self.tell(&Packet::Gone { client }, None);
+            return;
+        };
+        conn.attaching = false;
+        let pid = conn.peer.pid;
+        let Some(bell) = conn.bell.take() else { return };
+        conn.client = Some(client);
+        // The socket's end tells of exec as well as of exit; a forked child may hold it open.
+        if !self.watch_process(client, pid) {
+            self.tell(&Packet::Gone { client }, None);
+            return;
+        }
+        self.reply(token, Ok(client.0), &[log.as_fd(), bell.as_fd()]);
+    }
+
+    fn hand_out(&mut self, token: u64, class: Option<ReadClass>, bytes: u64) {
+        let Some((conn, arena)) = self.queries.remove(&token) else { return };
+        let Some(class) = class else {
+            self.reply(conn, Err((Errno::NOENT, "there is no such arena")), &[]);
+            return;
+        };
+        if !self.conns.get(&conn).is_some_and(|c| c.peer.may_map(class)) {
+            self.reply(conn, Err((Errno::ACCES, "not yours to read")), &[]);
+            return;
+        }
+        match self.region.open_segment(Segment::Arena(arena), false) {
+            Ok(fd) => self.reply(conn, Ok(bytes), &[fd.as_fd()]),
+            Err(e) => {
+                log::error!("arena {arena}: {e}");
+                self.reply(conn, Err((Errno::IO, "the arena cannot be opened")), &[]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arenas_go_to_those_who_may_read() {
+        let who = |uid, gid| Peer { pid: 1, uid, gid, groups: vec![50] };
+        assert!(who(9, 9).may_map(ReadClass::World));
+        assert!(who(9, 9).may_map(ReadClass::Owner { uid: 9 }));
+        assert!(!who(8, 9).may_map(ReadClass::Owner { uid: 9 }));
+        assert!(who(8, 9).may_map(ReadClass::Group { uid: 1, gid: 9 }));
+        assert!(who(8, 9).may_map(ReadClass::Group { uid: 1, gid: 50 }));
+        assert!(!who(8, 9).may_map(ReadClass::Group { uid: 1, gid: 2 }));
+        assert!(who(0, 0).may_map(ReadClass::Owner { uid: 9 }));
+        assert!(!who(0, 0).may_map(ReadClass::Service));
+    }
+
+    #[test]
+    fn start_times_tell_processes_apart() {
+        assert!(start_time(std::process::id()) > 0);
+        assert_eq!(start_time(0x7fff_fff0), 0);
+    }
 }

@@ -1,10 +1,16 @@
 //! The node service: nicfs and hostd.
 //!
 //! [`config`] is what they are told; [`nicfs::run`] and [`hostd::run`] block until they end.
+//! [`core`] is everything that nicfs decides, without a system call; `link` what the two processes
+//! say to each other; `status` what a node says of itself; `delayed` a slower fabric.
 
 pub mod config;
 pub mod core;
+pub mod delayed;
 pub mod hostd;
+mod link;
 pub mod nicfs;
+mod signal;
+mod status;
 
 pub use config::{Error, HostdConfig, Membership, NicfsConfig, PeerTransport};

@@ -1,6 +1,45 @@
-//! nicfs: see [`run`].
+//! nicfs: the driver around [`crate::core::Node`]. The one place that waits; turns what comes in
+//! into events and what the core wants into system calls.
 
-use crate::config::{Error, NicfsConfig};
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::random::Random;
+use base::{ClientId, Clock, Epoch, NodeId, StreamSeq, clock::SystemClock};
+use cluster::coordinator::client::{Client as CoordinatorClient, ClientConfig};
+use cluster::coordinator::{CoordEvent, Coordinator, DataState, Registration, View};
+use cluster::net::{Net, NetConfig};
+use cluster::transport::{
+    Class, Interest, NetEvent, Peer, PeerAddress, SendError, Transport, socket_path,
+};
+use rustix::net::SocketFlags;
+use storage::media::{Media, Segment};
+use storage::region::FileRegion;
+use storage::volume::{Params, Volume};
+
+use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
+use crate::core::{Effect, Event, Node, NodeConfig};
+use crate::hostd::listen;
+use crate::link::{self, Packet};
+use crate::signal::Signals;
+use crate::status;
+
+const TOKEN_SIGNAL: u64 = 1;
+const TOKEN_HOST_LISTENER: u64 = 2;
+const TOKEN_HOST: u64 = 3;
+const TOKEN_ADMIN: u64 = 4;
+const TOKEN_COORDINATOR: u64 = 5;
+const TOKEN_BELLS: u64 = 1 << 32;
+/// Heartbeat of the core.
+const TICK: Duration = Duration::from_millis(100);
+/// A node fences itself after this long without the coordinator.
+const FENCE_AFTER: Duration = Duration::from_millis(350);
+/// Slices of background work between two looks at the events.
+const SLICES: u32 = 4;
 
 /// What `mkfs` chooses for the region of a node.
 #[derive(Clone, Debug)]
@@ -22,11 +61,587 @@ pub struct FormatParams {
 }
 
 /// Makes the region of a node: directory, volume, stream ring.
-pub fn format(_config: &NicfsConfig, _params: &FormatParams) -> Result<(), Error> {
-    Err(Error("nicfs: this build has no volume yet".into()))
+pub fn format(config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> {
+    let at = |what: &str| format!("{what} {}", config.region.display());
+    let region = FileRegion::create(&config.region, config.durability)
+        .map_err(|e| Error::new(&at("region"), e))?;
+    region.lock().map_err(|e| Error::new(&at("region"), e))?;
+    let params = Params {
+        uuid: params.uuid,
+        name: params.name.clone(),
+        node: config.node,
+        durability: config.durability,
+        capacity_bytes: params.capacity,
+        stream_bytes: params.stream,
+        time: SystemClock::default().realtime(),
+        uid: params.uid,
+        gid: params.gid,
+        mode: params.mode,
+    };
+    Volume::format(Arc::new(region), &params).map_err(|e| Error::new(&at("volume in"), e))?;
+    // A region that was in use before starts afresh for the coordinator, too.
+    forget_epoch(&config.region)
+}
+
+fn epoch_file(region: &Path) -> std::path::PathBuf {
+    region.join("epoch")
+}
+
+fn forget_epoch(region: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(epoch_file(region)) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::new(&format!("{}", epoch_file(region).display()), e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The last epoch that this node was a member of, noted before it served anything in it.
+fn note_epoch(region: &Path, epoch: Epoch) -> Result<(), Error> {
+    let path = epoch_file(region);
+    let write = || -> std::io::Result<()> {
+        let fresh = path.with_extension("new");
+        let mut file = std::fs::File::create(&fresh)?;
+        std::io::Write::write_all(&mut file, format!("{}\n", epoch.0).as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&fresh, &path)?;
+        std::fs::File::open(region)?.sync_all()
+    };
+    write().map_err(|e| Error::new(&format!("epoch file {}", path.display()), e))
+}
+
+fn noted_epoch(region: &Path) -> Option<Epoch> {
+    std::fs::read_to_string(epoch_file(region)).ok()?.trim().parse().ok().map(Epoch)
+}
+
+struct Driver {
+    config: NicfsConfig,
+    clock: SystemClock,
+    node: Node,
+    net: Net,
+    incarnation: u64,
+    coordinator: Option<CoordinatorClient>,
+    host_listener: OwnedFd,
+    host: Option<OwnedFd>,
+    admin: UnixListener,
+    bells: BTreeMap<u64, (ClientId, OwnedFd)>,
+    bell_of: BTreeMap<ClientId, u64>,
+    next_bell: u64,
+    attaching: BTreeMap<u64, OwnedFd>,
+    waiting: BTreeMap<(NodeId, Class), VecDeque<(u16, Vec<u8>)>>,
+    fenced: bool,
+    state: DataState,
+    ended: bool,
+    trouble: Option<String>,
 }
 
 /// Serves until a signal ends it.
-pub fn run(_config: NicfsConfig) -> Result<(), Error> {
-    Err(Error("nicfs: this build has no service loop yet".into()))
+pub fn run(config: NicfsConfig) -> Result<(), Error> {
+    let signals = Signals::catch().map_err(|e| Error::new("nicfs: signals", e))?;
+    let mut driver = Driver::new(config)?;
+    driver.register(signals.as_fd(), TOKEN_SIGNAL)?;
+    let ended = driver.serve();
+    let _ = std::fs::remove_file(&driver.config.admin);
+    ended
+}
+
+/// A new number at each start: nanoseconds since 1970.
+fn incarnation() -> u64 {
+    SystemClock::default().realtime()
+}
+
+impl Driver {
+    fn new(config: NicfsConfig) -> Result<Self, Error> {
+        let region_at = format!("nicfs: region {}", config.region.display());
+        let region = FileRegion::open(&config.region, config.durability)
+            .map_err(|e| Error::new(&region_at, e))?;
+        region.lock().map_err(|e| Error::new(&region_at, e))?;
+        let media: Arc<dyn Media> = if config.fabric_delay > 0 {
+            Arc::new(crate::delayed::Delayed::new(region, config.fabric_delay))
+        } else {
+            Arc::new(region)
+        };
+        let incarnation = incarnation();
+        let ring_bytes = ring_bytes(&*media)?;
+        let node_config = NodeConfig {
+            node: config.node,
+            lanes: config.lanes,
+            lane_bytes: config.lane_bytes,
+            clients_max: config.clients_max,
+            ring_bytes,
+        };
+        let mut node = Node::new(node_config, media, Random::new(incarnation))
+            .map_err(|e| Error::new(&region_at, e))?;
+        let clock = SystemClock::default();
+        node.set_realtime_offset(clock.realtime().wrapping_sub(clock.monotonic()));
+        let net = Self::net(&config, incarnation)?;
+        let private = private_socket(&config.socket);
+        let host_listener = listen(&private, 0o600)
+            .map_err(|e| Error::new(&format!("nicfs: socket {}", private.display()), e))?;
+        let _ = std::fs::remove_file(&config.admin);
+        let admin = UnixListener::bind(&config.admin)
+            .and_then(|l| l.set_nonblocking(true).map(|()| l))
+            .map_err(|e| Error::new(&format!("nicfs: socket {}", config.admin.display()), e))?;
+        let state = noted_epoch(&config.region)
+            .map_or(DataState::Fresh, |epoch| DataState::Intact { epoch });
+        let mut driver = Self {
+            clock,
+            node,
+            net,
+            incarnation,
+            coordinator: None,
+            host_listener,
+            host: None,
+            admin,
+            bells: BTreeMap::new(),
+            bell_of: BTreeMap::new(),
+            next_bell: TOKEN_BELLS,
+            attaching: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            fenced: false,
+            state,
+            ended: false,
+            trouble: None,
+            config,
+        };
+        let fd = driver.host_listener.as_fd();
+        driver.net.register(fd, TOKEN_HOST_LISTENER, Interest::READ).map_err(epoll_error)?;
+        let fd = driver.admin.as_fd();
+        driver.net.register(fd, TOKEN_ADMIN, Interest::READ).map_err(epoll_error)?;
+        driver.join()?;
+        Ok(driver)
+    }
+
+    fn net(config: &NicfsConfig, incarnation: u64) -> Result<Net, Error> {
+        let cluster = cluster::coordinator::identity(&config.cluster);
+        let mut net = NetConfig::new(config.node, incarnation, cluster);
+        match &config.transport {
+            PeerTransport::Tcp => net.tcp = Some(config.listen),
+            PeerTransport::Shm(dir) => net.run_dir = Some(dir.clone()),
+        }
+        let half = usize::try_from(config.memory / 2).unwrap_or(usize::MAX).max(1 << 20);
+        net.queue_high = [4 << 20, half.min(64 << 20)];
+        Net::new(net).map_err(|e| Error::new("nicfs: transport", e))
+    }
+
+    /// Registers with the coordinator, or stands alone.
+    fn join(&mut self) -> Result<(), Error> {
+        match self.config.membership {
+            Membership::Standalone => {
+                let event = Event::View {
+                    epoch: Epoch(1),
+                    chain: vec![self.config.node],
+                    syncing: Vec::new(),
+                };
+                self.deliver(event);
+                Ok(())
+            }
+            Membership::Coordinator(address) => {
+                let (tcp, run_dir) = match &self.config.transport {
+                    PeerTransport::Tcp => (self.net.tcp_address(), String::new()),
+                    PeerTransport::Shm(dir) => (None, dir.display().to_string()),
+                };
+                let registration = Registration {
+                    volume: self.config.cluster.clone(),
+                    node: self.config.node,
+                    incarnation: self.incarnation,
+                    position: self.node.position(),
+                    state: self.state,
+                    tcp,
+                    run_dir,
+                    info: String::new(),
+                };
+                let client = CoordinatorClient::new(ClientConfig {
+                    coordinator: address,
+                    cluster: cluster::coordinator::identity(&self.config.cluster),
+                    registration,
+                    fence_after: FENCE_AFTER,
+                })
+                .map_err(|e| Error::new("nicfs: coordinator", e))?;
+                let fd = client.as_fd();
+                self.net.register(fd, TOKEN_COORDINATOR, Interest::READ).map_err(epoll_error)?;
+                self.coordinator = Some(client);
+                Ok(())
+            }
+        }
+    }
+
+    fn register(&mut self, fd: std::os::fd::BorrowedFd<'_>, token: u64) -> Result<(), Error> {
+        self.net.register(fd, token, Interest::READ).map_err(epoll_error)
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.monotonic()
+    }
+
+    /// Gives the core an event and does what it wants.
+    fn deliver(&mut self, event: Event) {
+        let mut effects = Vec::new();
+        self.node.apply(self.now(), event, &mut effects);
+        self.carry_out(effects);
+    }
+
+    fn serve(&mut self) -> Result<(), Error> {
+        let mut events = Vec::new();
+        let mut next_tick = Instant::now();
+        let mut busy = true;
+        while !self.ended {
+            let slept = !busy && self.node.prepare_to_sleep();
+            let wait = if slept { self.wait(next_tick) } else { Duration::ZERO };
+            events.clear();
+            self.net.poll(Some(wait), &mut events);
+            for event in events.drain(..) {
+                self.net_event(event)?;
+            }
+            if !slept {
+                let mut effects = Vec::new();
+                self.node.look_around(self.now(), &mut effects);
+                self.carry_out(effects);
+            }
+            self.check_fence();
+            let due = self.node.deadline().is_some_and(|d| d <= self.now());
+            if due || Instant::now() >= next_tick {
+                if Instant::now() >= next_tick {
+                    next_tick = Instant::now() + TICK;
+                }
+                self.deliver(Event::Tick);
+            }
+            busy = self.background();
+            if let Some(failure) = self.node.failure() {
+                return Err(Error(format!("nicfs: {failure}")));
+            }
+            if let Some(trouble) = self.trouble.take() {
+                return Err(Error(trouble));
+            }
+        }
+        self.deliver(Event::Shutdown);
+        Ok(())
+    }
+
+    fn wait(&self, next_tick: Instant) -> Duration {
+        let tick = next_tick.saturating_duration_since(Instant::now());
+        let now = self.now();
+        match self.node.deadline() {
+            Some(at) => tick.min(Duration::from_nanos(at.saturating_sub(now))),
+            None => tick,
+        }
+    }
+
+    fn background(&mut self) -> bool {
+        for _ in 0..SLICES {
+            let mut effects = Vec::new();
+            let more = self.node.work(self.now(), &mut effects);
+            self.carry_out(effects);
+            if !more {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn check_fence(&mut self) {
+        let fenced = self.coordinator.as_ref().is_some_and(Coordinator::fenced);
+        if fenced != self.fenced {
+            self.fenced = fenced;
+            self.deliver(Event::Fenced(fenced));
+        }
+    }
+
+    fn net_event(&mut self, event: NetEvent) -> Result<(), Error> {
+        match event {
+            NetEvent::Up { node, .. } => self.deliver(Event::PeerUp(node)),
+            NetEvent::Down { node, reason } => {
+                log::info!("link to node {node} ended: {reason}");
+                self.waiting.retain(|(n, _), _| *n != node);
+                self.deliver(Event::PeerDown(node));
+            }
+            NetEvent::Frame { from, kind, body, .. } => {
+                self.deliver(Event::Frame { from, kind, body });
+            }
+            NetEvent::Drained { node, class } => self.resend(node, class),
+            NetEvent::Rejected { what, .. } => log::warn!("{what}"),
+            NetEvent::Ready { token, .. } => return self.ready(token),
+        }
+        Ok(())
+    }
+
+    fn ready(&mut self, token: u64) -> Result<(), Error> {
+        match token {
+            TOKEN_SIGNAL => self.ended = true,
+            TOKEN_HOST_LISTENER => self.host_arrived(),
+            TOKEN_HOST => self.host_speaks(),
+            TOKEN_ADMIN => self.answer_status(),
+            TOKEN_COORDINATOR => self.coordinator_speaks()?,
+            bell => {
+                if let Some((client, fd)) = self.bells.get(&bell) {
+                    let _ = rustix::io::read(fd, &mut [0u8; 8]);
+                    let client = *client;
+                    self.deliver(Event::Doorbell(client));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // --- coordinator ---
+
+    fn coordinator_speaks(&mut self) -> Result<(), Error> {
+        let mut heard = Vec::new();
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.poll(&mut heard);
+        }
+        for event in heard {
+            match event {
+                CoordEvent::View(view) => self.view(&view)?,
+                CoordEvent::Denied(why) => log::warn!("coordinator: {why}"),
+                CoordEvent::Trouble(what) => log::warn!("coordinator: {what}"),
+                CoordEvent::Connected => log::info!("registered with the coordinator"),
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&mut self, view: &View) -> Result<(), Error> {
+        let me = self.config.node;
+        let member = view.is_member(me, self.incarnation);
+        let mut chain = view.chain.clone();
+        if !member {
+            chain.retain(|n| *n != me);
+        }
+        if member {
+            // Noted before anything is acknowledged or served in the epoch.
+            note_epoch(&self.config.region, view.epoch)?;
+            self.state = DataState::Intact { epoch: view.epoch };
+        } else if view.syncing.contains(&me) {
+            // What lies here is about to be replaced: it counts no longer.
+            forget_epoch(&self.config.region)?;
+            self.state = DataState::Fresh;
+        }
+        let peers: Vec<Peer> = view
+            .members
+            .iter()
+            .filter(|m| m.node != me)
+            .filter_map(|m| {
+                let address = match (m.tcp, m.run_dir.is_empty()) {
+                    (Some(tcp), _) => PeerAddress::Tcp(tcp),
+                    (None, false) => PeerAddress::Local(socket_path(Path::new(&m.run_dir), m.node)),
+                    (None, true) => return None,
+                };
+                Some(Peer { node: m.node, address })
+            })
+            .collect();
+        self.net.set_peers(&peers);
+        let syncing = view.syncing.clone();
+        self.deliver(Event::View { epoch: view.epoch, chain, syncing });
+        self.progress(self.node.position());
+        Ok(())
+    }
+
+    fn progress(&mut self, position: StreamSeq) {
+        let state = self.state;
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.set_progress(position, state);
+        }
+    }
+
+    // --- hostd ---
+
+    fn host_arrived(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(&self.host_listener, flags) else { return };
+        // The newest hostd is the one that lives.
+        self.host_lost();
+        link::set_buffers(socket.as_fd());
+        if self.net.register(socket.as_fd(), TOKEN_HOST, Interest::READ).is_err() {
+            return;
+        }
+        log::info!("hostd is here");
+        for client in self.node.status().clients {
+            let packet =
+                Packet::Adopt { client: client.client, pid: client.pid, start: client.start_time };
+            let _ = link::send(socket.as_fd(), &packet, None);
+        }
+        self.host = Some(socket);
+        self.deliver(Event::HostUp);
+    }
+
+    fn host_lost(&mut self) {
+        if let Some(socket) = self.host.take() {
+            let _ = self.net.deregister(socket.as_fd());
+            log::warn!("hostd is gone; copies are made without it");
+            self.attaching.clear();
+            self.deliver(Event::HostDown);
+        }
+    }
+
+    fn host_speaks(&mut self) {
+        loop {
+            let Some(host) = &self.host else { return };
+            match link::receive(host) {
+                Ok(None) => return,
+                Ok(Some((packet, fds))) => self.host_packet(packet, fds),
+                Err(e) => {
+                    if e.kind() != std::io::ErrorKind::UnexpectedEof {
+                        log::warn!("hostd: {e}");
+                    }
+                    self.host_lost();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn host_packet(&mut self, packet: Packet, fds: Vec<OwnedFd>) {
+        match packet {
+            Packet::Attach { token, pid, start, uid, gid, lanes, groups } => {
+                let Some(bell) = fds.into_iter().next() else { return };
+                self.attaching.insert(token, bell);
+                let start_time = start;
+                self.deliver(Event::Attach { token, pid, start_time, uid, gid, groups, lanes });
+            }
+            Packet::Gone { client } => {
+                self.drop_bell(client);
+                self.deliver(Event::ClientGone(client));
+            }
+            Packet::ArenaQuery { token, arena } => {
+                self.deliver(Event::ArenaQuery { token, arena });
+            }
+            Packet::CopiesDone { id, bad } => self.deliver(Event::CopiesDone { id, bad }),
+            other => log::warn!("hostd sent {other:?}, which nicfs does not take"),
+        }
+    }
+
+    fn drop_bell(&mut self, client: ClientId) {
+        if let Some(token) = self.bell_of.remove(&client)
+            && let Some((_, fd)) = self.bells.remove(&token)
+        {
+            let _ = self.net.deregister(fd.as_fd());
+        }
+    }
+
+    fn tell_host(&mut self, packet: &Packet) -> bool {
+        match &self.host {
+            Some(host) => link::send(host.as_fd(), packet, None).is_ok(),
+            None => false,
+        }
+    }
+
+    // --- effects ---
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Send { to, class, kind, body } => self.send(to, class, kind, body),
+                Effect::Attached { token, client, segment } => {
+                    self.attached(token, client, segment);
+                }
+                Effect::AttachRefused { token, errno, text } => {
+                    self.attaching.remove(&token);
+                    self.tell_host(&Packet::Refused { token, errno, text: text.into() });
+                }
+                Effect::Arena { token, class, bytes } => {
+                    self.tell_host(&Packet::Arena { token, class, bytes });
+                }
+                Effect::Copies { id, items } => self.copies(id, items),
+                Effect::Detached(client) => {
+                    self.drop_bell(client);
+                    self.tell_host(&Packet::Detached { client });
+                }
+                Effect::CaughtUp(epoch) => {
+                    let me = self.config.node;
+                    self.progress(self.node.position());
+                    if let Some(coordinator) = &mut self.coordinator {
+                        coordinator.caught_up(me, epoch);
+                    }
+                }
+                Effect::Suspect(node) => {
+                    log::warn!("node {node} does not acknowledge");
+                    let epoch = self.node.status().epoch;
+                    if let Some(coordinator) = &mut self.coordinator {
+                        coordinator.suspect(node, epoch);
+                    }
+                }
+                Effect::Position(position) => self.progress(position),
+            }
+        }
+    }
+
+    fn attached(&mut self, token: u64, client: ClientId, segment: u32) {
+        let Some(bell) = self.attaching.remove(&token) else { return };
+        let number = self.next_bell;
+        self.next_bell += 1;
+        if self.net.register(bell.as_fd(), number, Interest::READ).is_ok() {
+            self.bells.insert(number, (client, bell));
+            self.bell_of.insert(client, number);
+        }
+        if !self.tell_host(&Packet::Attached { token, client, segment }) {
+            self.drop_bell(client);
+            self.deliver(Event::ClientGone(client));
+        }
+    }
+
+    fn copies(&mut self, id: u64, items: Vec<storage::volume::CopyItem>) {
+        let fits = items.len() <= link::COPIES_MAX;
+        if !fits || !self.tell_host(&Packet::Copies { id, items }) {
+            // All of them are to be done by the node itself.
+            self.deliver(Event::CopiesDone { id, bad: vec![0] });
+        }
+    }
+
+    fn send(&mut self, to: NodeId, class: Class, kind: u16, body: Vec<u8>) {
+        let queue = self.waiting.get_mut(&(to, class)).filter(|q| !q.is_empty());
+        if let Some(queue) = queue {
+            queue.push_back((kind, body));
+            return;
+        }
+        match self.net.send(to, class, kind, &[&body]) {
+            Ok(()) | Err(SendError::Down) => {}
+            Err(SendError::Full) => {
+                self.waiting.entry((to, class)).or_default().push_back((kind, body));
+            }
+            Err(e) => log::error!("message {kind} to node {to}: {e}"),
+        }
+    }
+
+    fn resend(&mut self, node: NodeId, class: Class) {
+        let Some(mut queue) = self.waiting.remove(&(node, class)) else { return };
+        while let Some((kind, body)) = queue.pop_front() {
+            match self.net.send(node, class, kind, &[&body]) {
+                Err(SendError::Full) => {
+                    queue.push_front((kind, body));
+                    break;
+                }
+                Err(e) => log::warn!("message {kind} to node {node}: {e}"),
+                Ok(()) => {}
+            }
+        }
+        if !queue.is_empty() {
+            self.waiting.insert((node, class), queue);
+        }
+    }
+
+    // --- status ---
+
+    fn answer_status(&mut self) {
+        while let Ok((mut stream, _)) = self.admin.accept() {
+            let text = status::json(&self.node.status(), &self.net.counters(), self.host.is_some());
+            // The socket's buffer holds the answer; a reader that does not read loses it.
+            let _ = stream.set_nonblocking(true);
+            let _ = std::io::Write::write_all(&mut stream, text.as_bytes());
+        }
+    }
+}
+
+fn epoll_error(e: std::io::Error) -> Error {
+    Error::new("nicfs: epoll", e)
+}
+
+fn ring_bytes(media: &dyn Media) -> Result<u64, Error> {
+    let parsed =
+        storage::volume::read_superblocks(media).map_err(|e| Error::new("nicfs: superblock", e))?;
+    let size = parsed.into_iter().flatten().next().map(|s| s.stream_bytes);
+    size.ok_or_else(|| {
+        let what = media.size(Segment::Super).map_or("missing", |_| "damaged");
+        Error(format!("nicfs: both superblocks are {what}; was `corbel mkfs` run on this region?"))
+    })
 }

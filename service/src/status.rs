@@ -1,0 +1,78 @@
+//! What a node says of itself, as one JSON object.
+
+use cluster::transport::Counters;
+use serde_json::{Value, json};
+
+use crate::core::{NodeStatus, Role};
+
+/// The object, ended by a newline.
+pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
+    let role = match status.role {
+        Role::Outside => "outside",
+        Role::Head => "head",
+        Role::Member => "member",
+        Role::Syncing => "syncing",
+    };
+    let numbers = |nodes: &[base::NodeId]| nodes.iter().map(|n| n.0).collect::<Vec<_>>();
+    let clients: Vec<Value> = status
+        .clients
+        .iter()
+        .map(|c| {
+            json!({
+                "client": format!("{:#x}", c.client.0),
+                "pid": c.pid,
+                "uid": c.uid,
+                "pending_bytes": c.pending_bytes,
+                "settled": c.settled.0,
+                "published": c.published.0,
+                "replicated": c.replicated.0,
+                "leases": c.leases,
+                "refusals": c.refusals,
+            })
+        })
+        .collect();
+    let c = &status.counters;
+    let object = json!({
+        "node": status.node.0,
+        "role": role,
+        "ready": status.ready,
+        "fenced": status.fenced,
+        "epoch": status.epoch.0,
+        "chain": numbers(&status.chain),
+        "syncing": numbers(&status.syncing),
+        "stream_seq": status.stream.0,
+        "applied": status.applied.0,
+        "published": status.published.0,
+        "all_acked": status.all_acked.0,
+        "leases": status.leases,
+        "requests": status.requests,
+        "recalls": status.recalls,
+        "hostd": host,
+        "failure": status.failure,
+        "clients": clients,
+        "counters": {
+            "chunks": c.chunks,
+            "entries": c.entries,
+            "entry_bytes": c.entry_bytes,
+            "refused": c.refused,
+            "publishes": c.publishes,
+            "copied_bytes": c.copied_bytes,
+            "host_copies": c.host_copies,
+            "isolated_copies": c.isolated_copies,
+            "leases_granted": c.leases_granted,
+            "recalls": c.recalls,
+            "expelled": c.expelled,
+            "requests": c.requests,
+            "bad_requests": c.bad_requests,
+            "bad_messages": c.bad_messages,
+            "old_epoch": c.old_epoch,
+            "syncs": c.syncs,
+            "snapshots": c.snapshots,
+            "frames_out": net.frames_out,
+            "frames_in": net.frames_in,
+            "bytes_out": net.bytes_out,
+            "bytes_in": net.bytes_in,
+        },
+    });
+    format!("{object}\n")
+}
