@@ -78,6 +78,11 @@ const UNPINS_MAX: usize = 32;
 /// each attempt waits for a grant, so this is minutes.
 const ATTEMPTS: u32 = 10_000;
 
+/// Attempts to attach, 20 ms apart: the first time, when a node may just be starting...
+const ATTACH_TRIES: u32 = 100;
+/// ... and for a client that had been attached: a restart, or joining the chain anew.
+const REATTACH_TRIES: u32 = 1500;
+
 /// What an attempt of an operation may say.
 pub(crate) enum Outcome<T> {
     /// Done.
@@ -117,13 +122,27 @@ impl LibFs {
         {
             return Ok(session);
         }
-        let session = Session::attach(&self.config, *number + 1)?;
+        let session = self.attach_patiently(*number + 1)?;
         *number += 1;
         // Sessions are few (one, unless the service restarts) and other threads may be inside the
         // old one at any moment: they are never freed.
         let session: &'static Session = Box::leak(Box::new(session));
         self.session.store(core::ptr::from_ref(session).cast_mut(), Ordering::Release);
         Ok(session)
+    }
+
+    /// Attaches; while the service restarts or the chain is being repaired that takes a moment.
+    fn attach_patiently(&self, number: u64) -> Result<Session> {
+        let tries = if number == 1 { ATTACH_TRIES } else { REATTACH_TRIES };
+        for _ in 0..tries {
+            match Session::attach(&self.config, number) {
+                Err(Errno::AGAIN | Errno::NOTCONN | Errno::NOENT | Errno(111 | 104 | 32)) => {}
+                other => return other,
+            }
+            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let _ = rustix::thread::nanosleep(&pause);
+        }
+        Session::attach(&self.config, number)
     }
 
     fn current(&self) -> Option<&'static Session> {

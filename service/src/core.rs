@@ -294,6 +294,12 @@ impl Node {
             incoming: None,
             now: 0,
         };
+        if node.ring.oldest().0 > published.0 + 1 {
+            // Ended in the middle of joining: what lies here is no state of the volume, and the
+            // coordinator was not told that it is.
+            log::warn!("the region holds half a snapshot; the node joins anew");
+            node.ring.restart(published)?;
+        }
         while node.applied < node.ring.last() {
             node.apply_next()?;
         }
@@ -400,7 +406,7 @@ impl Node {
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.collect_dozing(out)?;
         self.watch_acks(out);
-        Ok(())
+        self.remove_finished_clients()
     }
 
     /// When `Tick` is due next, besides every 100 ms.

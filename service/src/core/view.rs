@@ -17,7 +17,7 @@ use base::{Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::InodeRecord;
 use storage::media::Segment;
-use storage::volume::{Params, Volume, run_copies};
+use storage::volume::{Params, Refusal, Volume, run_copies};
 
 use super::message::Message;
 use super::{Effect, Failure, Node, Role, entries};
@@ -468,17 +468,22 @@ impl Node {
         for entry in entries(raw, 0) {
             let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
             let source = (segment, base + offset as u64 + 64);
-            match self.volume.apply(&header, &op, source) {
+            let mut applied = self.volume.apply(&header, &op, source);
+            if matches!(applied, Err(Refusal::NeedsPublish)) {
+                self.publish_piece()?;
+                applied = self.volume.apply(&header, &op, source);
+            }
+            match applied {
                 Ok(_) => {}
-                Err(storage::volume::Refusal::Fault(fault)) => return Err(fault.into()),
+                Err(Refusal::Fault(fault)) => return Err(fault.into()),
+                // Content of a file that was removed or cut since: the stream says so, too.
+                Err(Refusal::NoEntry) => {}
                 Err(refusal) => {
-                    log::warn!("snapshot entry {op:?} left out: {refusal}");
+                    return Err(Failure::Diverged(seq, format!("snapshot: {refusal}")));
                 }
             }
         }
-        let sealed = self.volume.seal(StreamSeq(0), self.epoch, &[])?;
-        run_copies(&*self.media, &sealed.copies)?;
-        self.volume.publish(sealed)?;
+        self.publish_piece()?;
         if end {
             let sealed = self.volume.seal(seq, self.epoch, &[])?;
             self.volume.publish(sealed)?;
@@ -489,6 +494,14 @@ impl Node {
             out.push(Effect::Position(seq));
             out.push(Effect::CaughtUp(self.epoch));
         }
+        Ok(())
+    }
+
+    /// Publishes a part of a snapshot, as a state of before the stream.
+    fn publish_piece(&mut self) -> Result<(), Failure> {
+        let sealed = self.volume.seal(StreamSeq(0), self.epoch, &[])?;
+        run_copies(&*self.media, &sealed.copies)?;
+        self.volume.publish(sealed)?;
         Ok(())
     }
 
@@ -508,8 +521,13 @@ impl Node {
             mode: 0o755,
         };
         for segment in self.media.segments()? {
-            if matches!(segment, Segment::Arena(_) | Segment::Tree | Segment::Log(_)) {
-                self.media.remove(segment)?;
+            match segment {
+                Segment::Log(_) => self.media.remove(segment)?,
+                // Emptied, not removed: hostd and clients have them mapped.
+                Segment::Arena(_) | Segment::Tree => {
+                    self.media.discard(segment, 0, self.media.size(segment)?)?;
+                }
+                Segment::Super | Segment::Stream => {}
             }
         }
         self.clients.clear();
