@@ -290,7 +290,8 @@ impl Local {
             }
             let Ok(status) = self.status(node) else { return Ok(None) };
             let members = status["chain"].as_array().map_or(0, Vec::len);
-            Ok((members == self.plan.replicas as usize).then_some(()))
+            let serves = status["ready"] == true && status["hostd"] == true;
+            Ok((serves && members == self.plan.replicas as usize).then_some(()))
         })
     }
 

@@ -46,13 +46,13 @@ impl Exposition {
 }
 
 /// The text of a scrape, from what a service says of itself: numbers are gauges, those under
-/// `metrics` counters, lists their lengths.
+/// `counters` counters, lists their lengths.
 pub fn from_status(said: &serde_json::Value) -> String {
     let mut out = Exposition::default();
     for (key, value) in said.as_object().into_iter().flatten() {
         let name = metric_name(key);
         match value {
-            serde_json::Value::Object(fields) if key == "metrics" => {
+            serde_json::Value::Object(fields) if key == "counters" => {
                 for (key, value) in fields {
                     let (name, help) = (format!("{}_total", metric_name(key)), "Since the start.");
                     let value = value.as_f64().unwrap_or(0.0);
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_status_becomes_metrics() {
         let text = from_status(&serde_json::json!({
-            "epoch": 3, "role": "head", "chain": [1, 2], "metrics": {"fsyncs": 5}, "bad name": 1,
+            "epoch": 3, "role": "head", "chain": [1, 2], "counters": {"fsyncs": 5}, "bad name": 1,
         }));
         for line in
             ["corbel_epoch 3", "corbel_chain_count 2", "corbel_fsyncs_total 5", "corbel_bad_name 1"]

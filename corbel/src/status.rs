@@ -73,7 +73,7 @@ pub fn line(said: &Value) -> String {
         word("role"),
         number("epoch"),
         list("chain"),
-        number("have"),
+        number("stream_seq"),
         number("published"),
     )
 }
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_a_node_says_in_one_line() {
-        let said = json!({"role": "head", "epoch": 3, "chain": [1, 2], "have": 9,
+        let said = json!({"role": "head", "epoch": 3, "chain": [1, 2], "stream_seq": 9,
             "published": 8, "clients": [{"pid": 1}]});
         let text = line(&said);
         assert_eq!(text, "head, epoch 3, chain 1 > 2, stream 9, published 8, 1 clients");
