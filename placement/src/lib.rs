@@ -3,11 +3,13 @@
 //! - [`coding`]: Reed-Solomon codes, bit-exact with ISA-L and Jerasure.
 //! - [`checksum`]: CRC32C, incremental and combined from parts.
 //! - [`compress`]: LZ4 blocks and the test for data not worth compressing.
+//! - [`crush`]: CRUSH placement, bit-exact with Ceph.
 //! - [`engine`]: who does the arithmetic; one trait, chosen by what the CPU has.
 
 pub mod checksum;
 pub mod coding;
 pub mod compress;
+pub mod crush;
 pub mod engine;
 #[cfg(all(feature = "foreign", unix))]
 pub mod foreign;
