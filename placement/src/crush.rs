@@ -32,7 +32,7 @@ pub use error::{Error, Result};
 pub use flat::{Options, Placer};
 pub use ln::crush_ln;
 pub use map::{
-    Algorithm, Bucket, CHOOSE_ARGS_DEFAULT, ChooseArg, Map, RULE_ERASURE, RULE_REPLICATED, Rule, Step,
-    Tunables, Weights,
+    Algorithm, Bucket, CHOOSE_ARGS_DEFAULT, ChooseArg, Map, RULE_ERASURE, RULE_REPLICATED, Rule,
+    Step, Tunables, Weights,
 };
 pub use stats::{DeviceUse, Inputs, Movement, Usage, movement, usage};

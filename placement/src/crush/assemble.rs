@@ -65,12 +65,19 @@ fn order_buckets(parts: &mut [Part]) -> Result<()> {
         }
     }
     for i in 0..children.len() {
-        let later: BTreeSet<usize> =
-            children[i].2.iter().filter_map(|c| slot_of.get(c).copied()).filter(|j| *j > i).collect();
+        let later: BTreeSet<usize> = children[i]
+            .2
+            .iter()
+            .filter_map(|c| slot_of.get(c).copied())
+            .filter(|j| *j > i)
+            .collect();
         for j in later {
             if children[j].2.contains(&children[i].1) {
                 let (line, name, _) = &children[i];
-                return wrong(*line, format!("'{name}' and '{}' contain each other", children[j].1));
+                return wrong(
+                    *line,
+                    format!("'{name}' and '{}' contain each other", children[j].1),
+                );
             }
             parts.swap(slots[i], slots[j]);
         }
@@ -202,7 +209,10 @@ impl Assembler {
         for item in &text.items {
             let Some(position) = item.position else { continue };
             if position >= size {
-                return wrong(item.line, format!("pos {position} of '{}' is not below {size}", item.name));
+                return wrong(
+                    item.line,
+                    format!("pos {position} of '{}' is not below {size}", item.name),
+                );
             }
             if !used.insert(position) {
                 return wrong(item.line, format!("pos {position} is used twice"));
@@ -275,7 +285,9 @@ impl Assembler {
             ["noop"] => Step::Noop,
             ["emit"] => Step::Emit,
             ["take", item] => Step::Take(self.take(text.line, item, None)?),
-            ["take", item, "class", class] => Step::Take(self.take(text.line, item, Some(class))?),
+            ["take", item, "class", class] => {
+                Step::Take(self.take(text.line, item, Some(class))?)
+            }
             ["set_choose_tries", n] => Step::SetChooseTries(number(n)?),
             ["set_chooseleaf_tries", n] => Step::SetChooseLeafTries(number(n)?),
             ["set_choose_local_tries", n] => Step::SetChooseLocalTries(number(n)?),
@@ -292,7 +304,9 @@ impl Assembler {
                     ("choose", "indep") => Step::ChooseIndep(count, kind),
                     ("chooseleaf", "firstn") => Step::ChooseLeafFirstn(count, kind),
                     ("chooseleaf", "indep") => Step::ChooseLeafIndep(count, kind),
-                    _ => return wrong(text.line, format!("step '{}' is not known", words.join(" "))),
+                    _ => {
+                        return wrong(text.line, format!("step '{}' is not known", words.join(" ")));
+                    }
                 }
             }
             _ => return wrong(text.line, format!("step '{}' is not known", words.join(" "))),
@@ -325,7 +339,8 @@ impl Assembler {
             {
                 return wrong(arg.line, format!("bucket {} has {size} items", arg.bucket));
             }
-            let fixed = |weights: &Vec<f32>| weights.iter().map(|w| (w * 65_536.0) as u32).collect();
+            let fixed =
+                |weights: &Vec<f32>| weights.iter().map(|w| (w * 65_536.0) as u32).collect();
             let weight_sets = arg.weight_sets.iter().map(fixed).collect();
             set.insert(index as u32, ChooseArg { weight_sets, ids: arg.ids.clone() });
         }

@@ -2,7 +2,7 @@
 //! trees of device classes.
 
 use super::error::{Error, Result};
-use super::limits::{BUCKETS_MAX, DEPTH_MAX};
+use super::limits::{BUCKETS_MAX, DEPTH_MAX, TREE_ITEMS_MAX};
 use super::map::{Algorithm, Bucket, Map, Weights};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +30,12 @@ pub fn make_bucket(
 ) -> Result<Bucket> {
     if items.len() != weights.len() {
         return Err(Error::Map("a bucket needs one weight for each item".into()));
+    }
+    if algorithm == Algorithm::Tree && items.len() > TREE_ITEMS_MAX {
+        let n = items.len();
+        return Err(Error::Map(format!(
+            "{n} items in a tree bucket, which holds {TREE_ITEMS_MAX}"
+        )));
     }
     let too_heavy = || Error::Map("weights of a bucket exceed 65,536; lower them".into());
     let mut sums = Vec::with_capacity(weights.len());
@@ -124,9 +130,9 @@ impl Map {
             bucket.id = -1 - free as i32;
         }
         let id = bucket.id;
-        let index = Self::bucket_index(id)
-            .filter(|i| *i < BUCKETS_MAX)
-            .ok_or_else(|| Error::Map(format!("bucket number {id} is not in -1..=-{BUCKETS_MAX}")))?;
+        let index = Self::bucket_index(id).filter(|i| *i < BUCKETS_MAX).ok_or_else(|| {
+            Error::Map(format!("bucket number {id} is not in -1..=-{BUCKETS_MAX}"))
+        })?;
         while index >= self.buckets.len() {
             let len = if self.buckets.is_empty() { 8 } else { self.buckets.len() * 2 };
             self.buckets.resize(len, None);
@@ -150,10 +156,7 @@ impl Map {
 
     /// Builds the shadow tree of every root and class. `wanted` names the numbers that shadow
     /// buckets had before, which they keep.
-    pub fn build_shadow_trees(
-        &mut self,
-        wanted: &BTreeMap<i32, BTreeMap<i32, i32>>,
-    ) -> Result<()> {
+    pub fn build_shadow_trees(&mut self, wanted: &BTreeMap<i32, BTreeMap<i32, i32>>) -> Result<()> {
         let used: BTreeSet<i32> = wanted.values().flat_map(|m| m.values().copied()).collect();
         let names: BTreeMap<String, i32> =
             self.item_names.iter().map(|(id, name)| (name.clone(), *id)).collect();

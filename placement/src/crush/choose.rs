@@ -279,7 +279,8 @@ impl<'a> Run<'a> {
         };
         let mut len = 0;
         for item in held {
-            let Some(bucket) = Map::bucket_index(*item).filter(|i| self.placer.bucket(*i).is_some())
+            let Some(bucket) =
+                Map::bucket_index(*item).filter(|i| self.placer.bucket(*i).is_some())
             else {
                 continue;
             };
@@ -352,8 +353,14 @@ impl<'a> Run<'a> {
                         }
                         collides = out[..len].contains(&item);
                         rejected = !collides
-                            && (!self.leaf_firstn(item, choice, r, len, room, leaves.as_deref_mut())?
-                                || kind == 0 && self.is_out(item));
+                            && (!self.leaf_firstn(
+                                item,
+                                choice,
+                                r,
+                                len,
+                                room,
+                                leaves.as_deref_mut(),
+                            )? || kind == 0 && self.is_out(item));
                         if !collides && !rejected {
                             accepted = Some(item);
                             break 'descent;
@@ -366,8 +373,7 @@ impl<'a> Run<'a> {
                     failures_here = failures_here.wrapping_add(1);
                     let again_here = collides && failures_here <= choice.local_tries
                         || choice.fallback_tries > 0
-                            && failures_here
-                                <= (size as u32).wrapping_add(choice.fallback_tries);
+                            && failures_here <= (size as u32).wrapping_add(choice.fallback_tries);
                     if again_here {
                         continue;
                     }

@@ -95,7 +95,8 @@ impl Decompiler<'_> {
         self.out.push_str("\n# devices\n");
         let map = self.map;
         let devices = map.device_count() as i64;
-        for (id, name) in map.item_names.range(0..).take_while(|(id, _)| i64::from(**id) < devices) {
+        for (id, name) in map.item_names.range(0..).take_while(|(id, _)| i64::from(**id) < devices)
+        {
             match map.item_classes.get(id).and_then(|class| map.class_names.get(class)) {
                 Some(class) => self.line(format_args!("device {id} {name} class {class}")),
                 None => self.line(format_args!("device {id} {name}")),
@@ -178,10 +179,9 @@ impl Decompiler<'_> {
         self.line(format_args!("\t# weight {}", fixed(bucket.weight)));
         let algorithm = bucket.algorithm();
         let note = match algorithm {
-            Algorithm::Uniform => format!(
-                "\t# do not change bucket size ({}) unnecessarily",
-                bucket.items.len()
-            ),
+            Algorithm::Uniform => {
+                format!("\t# do not change bucket size ({}) unnecessarily", bucket.items.len())
+            }
             Algorithm::List => {
                 "\t# add new items at the end; do not change order unnecessarily".into()
             }

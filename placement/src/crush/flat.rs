@@ -44,11 +44,17 @@ pub(super) struct Flat {
 #[derive(Debug)]
 pub(super) enum Draw {
     Uniform,
-    List { weights: Vec<u32>, sums: Vec<u32> },
+    List {
+        weights: Vec<u32>,
+        sums: Vec<u32>,
+    },
     Tree(Vec<u32>),
     Straw(Vec<u32>),
     /// One set, or one per replica position.
-    Straw2 { ids: Vec<i32>, sets: Vec<Straw2> },
+    Straw2 {
+        ids: Vec<i32>,
+        sets: Vec<Straw2>,
+    },
 }
 
 /// Weights of a straw2 bucket, also in the form of the vector engines.
@@ -148,10 +154,12 @@ impl Table {
         for bucket in buckets {
             table.start.push(table.cells.len() as u32);
             let drawn = match bucket {
-                Some(Flat { items, draw: Draw::Straw2 { sets, .. }, .. }) => match sets.as_slice() {
-                    [set] => Some((items, set)),
-                    _ => None,
-                },
+                Some(Flat { items, draw: Draw::Straw2 { sets, .. }, .. }) => {
+                    match sets.as_slice() {
+                        [set] => Some((items, set)),
+                        _ => None,
+                    }
+                }
                 _ => None,
             };
             let Some((items, set)) = drawn else {

@@ -27,3 +27,6 @@ pub const DEVICE_WEIGHT_MAX: u32 = 100 * 100 * 0x1_0000;
 
 /// Weight of a bucket in text form, 65,535.0 in 16.16.
 pub const BUCKET_WEIGHT_MAX: u32 = 65_535 * 0x1_0000;
+
+/// Items of a tree bucket: its number of nodes, a power of two, is one byte in the binary form.
+pub const TREE_ITEMS_MAX: usize = 64;

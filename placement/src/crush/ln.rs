@@ -154,7 +154,9 @@ mod tests {
     #[test]
     fn tables_are_cephs() {
         let fold = |table: &[u64]| {
-            table.iter().fold(0u64, |h, v| (h ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
+            table
+                .iter()
+                .fold(0u64, |h, v| (h ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
         };
         assert_eq!(fold(&RECIPROCAL), RH_FOLD);
         assert_eq!(fold(&HIGH_LOG), LH_FOLD);

@@ -6,7 +6,7 @@
 //! per bucket:  u32 algorithm (0: none, nothing follows)
 //!              i32 id   u16 type   u8 algorithm   u8 hash   u32 weight   u32 n   n × i32 item
 //!              uniform: u32 weight      list: n × (u32 weight, u32 sum)     straw2: n × u32 weight
-//!              tree: u32 nodes, nodes × u32 weight     straw: n × (u32 weight, u32 straw)
+//!              tree: u8 nodes, nodes × u32 weight      straw: n × (u32 weight, u32 straw)
 //! per rule:    u32 present (0: nothing follows)   u32 n   u8 ruleset, type, min, max
 //!              n × (u32 step, i32 argument, i32 argument)
 //! names of types, items, rules: u32 n, n × (i32 number, u32 length, bytes)
@@ -215,7 +215,8 @@ fn read_bucket(r: &mut Reader<'_>, index: usize) -> Result<Option<Bucket>> {
             Weights::List { items: pairs.0, sums: pairs.1 }
         }
         Algorithm::Tree => {
-            let nodes = r.count(4)?;
+            let nodes = usize::from(r.u8()?);
+            r.fits(nodes, 4)?;
             Weights::Tree(r.list(nodes, Reader::u32)?)
         }
         Algorithm::Straw => {
@@ -367,7 +368,9 @@ impl Writer {
             Weights::Uniform(weight) => self.u32(*weight),
             Weights::List { items, sums } => self.pairs(items, sums),
             Weights::Tree(nodes) => {
-                self.count(nodes.len());
+                // `make_bucket` and the reader make no larger ones; what does not fit is cut off.
+                let nodes = &nodes[..nodes.len().min(255)];
+                self.u8(nodes.len() as u8);
                 self.words(nodes);
             }
             Weights::Straw { items, straws } => self.pairs(items, straws),
@@ -423,7 +426,8 @@ impl Writer {
         self.count(sets.len());
         for (pool, args) in sets {
             self.0.extend_from_slice(&pool.to_le_bytes());
-            let used = || args.iter().filter(|(_, a)| !a.weight_sets.is_empty() || !a.ids.is_empty());
+            let used =
+                || args.iter().filter(|(_, a)| !a.weight_sets.is_empty() || !a.ids.is_empty());
             self.count(used().count());
             for (index, arg) in used() {
                 self.u32(*index);

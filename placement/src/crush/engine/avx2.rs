@@ -183,9 +183,8 @@ fn pick_items(set: &Straw2, x: u32, r: u32) -> Option<usize> {
     let mut position = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     for (ids, inverse) in set.ids.chunks_exact(LANES).zip(set.inverse.chunks_exact(LANES)) {
         // SAFETY: chunks of exactly as many entries as are loaded.
-        let (id, inverse) = unsafe {
-            (_mm256_loadu_si256(ids.as_ptr().cast()), _mm256_loadu_ps(inverse.as_ptr()))
-        };
+        let (id, inverse) =
+            unsafe { (_mm256_loadu_si256(ids.as_ptr().cast()), _mm256_loadu_ps(inverse.as_ptr())) };
         let [low] = distances::<0, 1>(x, [id], r, slack);
         nearest.offer(_mm256_mul_ps(low, inverse), inverse, position);
         position = _mm256_add_epi32(position, _mm256_set1_epi32(LANES as i32));
@@ -233,6 +232,29 @@ fn load(list: &[u32], from: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(part.as_ptr().cast()) }
 }
 
+/// Lanes that all draw from one bucket, item after item.
+struct Same {
+    x: __m256i,
+    r: __m256i,
+    slack: __m256,
+    position: __m256i,
+    nearest: Nearest,
+}
+
+impl Same {
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn offer<const SITE: u8, const N: usize>(&mut self, cells: &[[u32; 2]; N]) {
+        let ids = cells.map(|cell| _mm256_set1_epi32(cell[0] as i32));
+        let low = distances::<SITE, N>(self.x, ids, self.r, self.slack);
+        for (low, cell) in low.into_iter().zip(cells) {
+            let inverse = _mm256_set1_ps(f32::from_bits(cell[1]));
+            self.nearest.offer(_mm256_mul_ps(low, inverse), inverse, self.position);
+            self.position = _mm256_add_epi32(self.position, _mm256_set1_epi32(1));
+        }
+    }
+}
+
 /// One vector of lanes that all draw from `bucket`.
 #[target_feature(enable = "avx2,fma")]
 fn pick_same(table: &Table, lanes: &Lanes, from: usize, bucket: usize, chosen: &mut [i32]) {
@@ -240,27 +262,20 @@ fn pick_same(table: &Table, lanes: &Lanes, from: usize, bucket: usize, chosen: &
     let slack = _mm256_set1_ps(table.slack[bucket]);
     let start = table.start[bucket];
     let cells = &table.cells[start as usize..][..table.size[bucket] as usize];
-    let mut nearest = Nearest::new();
-    let mut position = _mm256_set1_epi32(start as i32);
-    let one = _mm256_set1_epi32(1);
-    let (groups, singles) = cells.as_chunks::<ABREAST>();
+    let mut draw =
+        Same { x, r, slack, position: _mm256_set1_epi32(start as i32), nearest: Nearest::new() };
+    let (groups, rest) = cells.as_chunks::<ABREAST>();
     for group in groups {
-        let ids = group.map(|cell| _mm256_set1_epi32(cell[0] as i32));
-        let low = distances::<1, ABREAST>(x, ids, r, slack);
-        for i in 0..ABREAST {
-            let inverse = _mm256_set1_ps(f32::from_bits(group[i][1]));
-            nearest.offer(_mm256_mul_ps(low[i], inverse), inverse, position);
-            position = _mm256_add_epi32(position, one);
-        }
+        draw.offer::<1, ABREAST>(group);
     }
-    for cell in singles {
-        let id = _mm256_set1_epi32(cell[0] as i32);
-        let inverse = _mm256_set1_ps(f32::from_bits(cell[1]));
-        let [low] = distances::<2, 1>(x, [id], r, slack);
-        nearest.offer(_mm256_mul_ps(low, inverse), inverse, position);
-        position = _mm256_add_epi32(position, one);
+    let (pairs, rest) = rest.as_chunks::<2>();
+    for pair in pairs {
+        draw.offer::<4, 2>(pair);
     }
-    finish(table, &nearest, slack, &mut chosen[from..from + LANES]);
+    for single in rest {
+        draw.offer::<2, 1>(std::array::from_ref(single));
+    }
+    finish(table, &draw.nearest, slack, &mut chosen[from..from + LANES]);
 }
 
 /// One vector of lanes that draw from different buckets.
