@@ -22,7 +22,7 @@ fn main() {
         let case = corpus::case(cases);
         let engine = Engine::ALL[cases % 3];
         let engine = Some(engine).filter(|e| e.is_available());
-        let options = Options { engine, choose_args: None };
+        let options = Options { engine, choose_args: None, ..Options::default() };
         let inputs = if cases < 10 { 60_000 } else { 2_500 };
         let tally = ceph::compare(&case, &options, inputs, &dir.0);
         total.add(tally);

@@ -305,7 +305,10 @@ impl Assembler {
                     ("chooseleaf", "firstn") => Step::ChooseLeafFirstn(count, kind),
                     ("chooseleaf", "indep") => Step::ChooseLeafIndep(count, kind),
                     _ => {
-                        return wrong(text.line, format!("step '{}' is not known", words.join(" ")));
+                        return wrong(
+                            text.line,
+                            format!("step '{}' is not known", words.join(" ")),
+                        );
                     }
                 }
             }

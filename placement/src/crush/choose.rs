@@ -7,7 +7,7 @@
 use super::error::{Error, Result};
 use super::flat::{Draw, Flat, Placer};
 use super::hash::{hash2, hash3, hash4};
-use super::limits::{DRAWS_MAX, RESULT_MAX};
+use super::limits::RESULT_MAX;
 use super::map::{Map, Rule, Step};
 
 /// In a result that keeps positions: no device was found for this one.
@@ -187,7 +187,8 @@ impl Placer {
         }
         workspace.prepare(self, out.len());
         let Workspace { permutations, held, chosen, leaves, .. } = workspace;
-        let mut run = Run { placer: self, x, reweights, permutations, ahead, budget: DRAWS_MAX };
+        let mut run =
+            Run { placer: self, x, reweights, permutations, ahead, budget: self.draws_max };
         let mut settings = Settings::new(self);
         let (mut held_len, mut found) = (0, 0);
         for step in &rule.steps {

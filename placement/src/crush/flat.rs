@@ -6,7 +6,7 @@
 
 use super::engine::Engine;
 use super::error::{Error, Result};
-use super::limits::{DEPTH_MAX, DEVICES_MAX, ITEMS_MAX};
+use super::limits::{DEPTH_MAX, DEVICES_MAX, DRAWS_MAX, ITEMS_MAX};
 use super::map::{Bucket, CHOOSE_ARGS_DEFAULT, ChooseArg, Map, Rule, Tunables, Weights};
 
 /// How to place.
@@ -16,6 +16,8 @@ pub struct Options {
     pub engine: Option<Engine>,
     /// Whose stand-in weights apply (a pool's number); the default set where that pool has none.
     pub choose_args: Option<i64>,
+    /// Work that one mapping may take, in items drawn; none: [`super::limits::DRAWS_MAX`].
+    pub draws_max: Option<u64>,
 }
 
 /// A checked map with the engine that draws for it.
@@ -27,6 +29,7 @@ pub struct Placer {
     pub(super) rules: Vec<Option<Rule>>,
     pub(super) engine: Engine,
     pub(super) table: Table,
+    pub(super) draws_max: u64,
     /// Levels below the highest root.
     pub(super) depth: usize,
 }
@@ -125,7 +128,8 @@ impl Placer {
         let table = Table::new(&buckets);
         let devices = map.device_count() as i32;
         let (tunables, rules) = (map.tunables, map.rules.clone());
-        Ok(Self { buckets, devices, tunables, rules, engine, table, depth })
+        let draws_max = options.draws_max.unwrap_or(DRAWS_MAX);
+        Ok(Self { buckets, devices, tunables, rules, engine, table, draws_max, depth })
     }
 
     /// Highest device number plus one: the useful length of a reweight list.

@@ -118,6 +118,9 @@ impl<'a> Reader<'a> {
             if len == 0 {
                 len = self.u32()?;
             }
+            if len == 0 {
+                return self.error("a name is empty");
+            }
             names.insert(number, self.text(len as usize)?);
         }
         Ok(names)
@@ -302,7 +305,10 @@ fn read_choose_args(
                 r.list(n, Reader::u32)
             })?;
             let n = r.count(4)?;
-            args.insert(index, ChooseArg { weight_sets, ids: r.list(n, Reader::i32)? });
+            let arg = ChooseArg { weight_sets, ids: r.list(n, Reader::i32)? };
+            if arg != ChooseArg::default() {
+                args.insert(index, arg);
+            }
         }
         sets.insert(pool, args);
     }

@@ -214,7 +214,9 @@ pub fn add_choose_args(map: &mut Map, random: &mut Random) {
         if random.one_in(3) {
             arg.ids = bucket.items.iter().map(|i| i.wrapping_sub(1000)).collect();
         }
-        args.insert(index as u32, arg);
+        if arg != ChooseArg::default() {
+            args.insert(index as u32, arg);
+        }
     }
     map.choose_args.insert(CHOOSE_ARGS_DEFAULT, args);
 }
