@@ -191,14 +191,14 @@ impl Placer {
         if !self.engine.pick_many(&self.table, lanes, chosen) {
             return false;
         }
-        for lane in 0..live {
-            if chosen[lane] != UNDECIDED {
+        for (lane, item) in chosen[..live].iter_mut().enumerate() {
+            if *item != UNDECIDED {
                 continue;
             }
             let Some(bucket) = self.bucket(lanes.bucket[lane] as usize) else { continue };
             if let Draw::Straw2 { ids, sets } = &bucket.draw {
                 let winner = pick_exactly(ids, &sets[0].weights, lanes.x[lane], lanes.r[lane]);
-                chosen[lane] = bucket.items[winner];
+                *item = bucket.items[winner];
             }
         }
         true

@@ -15,6 +15,7 @@
 
 use super::decompile::is_name;
 use super::error::{Error, Result};
+use super::map::CHOOSE_ARGS_DEFAULT;
 
 /// Where something was, for errors.
 pub(super) type Line = usize;
@@ -302,7 +303,8 @@ impl<'a> Parser<'a> {
     fn choose_args(&mut self) -> Result<Part> {
         let line = self.line();
         self.expect("choose_args")?;
-        let pool = self.number("a pool number")?;
+        let pool: u64 = self.number("a pool number")?;
+        let pool = i64::try_from(pool).unwrap_or(CHOOSE_ARGS_DEFAULT);
         self.expect("{")?;
         let mut args = Vec::new();
         while self.accept("{") {

@@ -264,7 +264,8 @@ impl Decompiler<'_> {
     }
 
     fn choose_args(&mut self, pool: i64, args: &BTreeMap<u32, ChooseArg>) {
-        self.line(format_args!("choose_args {pool} {{"));
+        // The default set's number, −1, is written without a sign.
+        self.line(format_args!("choose_args {} {{", pool as u64));
         for (index, arg) in args {
             if arg.weight_sets.is_empty() && arg.ids.is_empty() {
                 continue;

@@ -22,8 +22,8 @@ pub const RESULT_MAX: usize = 1024;
 /// devices draws 105, and some 5,000 with every device out. A tenth of a second ends it here.
 pub const DRAWS_MAX: u64 = 1 << 24;
 
-/// Weight of one device in text form, 10,000.0 in 16.16.
-pub const DEVICE_WEIGHT_MAX: u32 = 100 * 100 * 0x1_0000;
+/// Weight of one device in text form, 100.0 in 16.16, as in crushtool.
+pub const DEVICE_WEIGHT_MAX: u32 = 100 * 0x1_0000;
 
 /// Weight of a bucket in text form, 65,535.0 in 16.16.
 pub const BUCKET_WEIGHT_MAX: u32 = 65_535 * 0x1_0000;
