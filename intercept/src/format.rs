@@ -130,7 +130,7 @@ pub struct Ofd {
     pub flags: AtomicU32,
     /// Thread that holds the offset, or 0. A dead owner's lock is taken over.
     pub lock: AtomicU32,
-    /// Grows at each use of the slot, so that stale per-process handles are noticed.
+    /// Grows at each use of the slot, so that the holder's descriptor of an earlier use is not taken.
     pub generation: AtomicU32,
     /// Zero.
     pub reserved: [u32; 5],

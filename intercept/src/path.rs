@@ -87,12 +87,8 @@ pub fn behind_prefix(path: &[u8]) -> Option<&[u8]> {
     }
     let mut rest = path.strip_prefix(b"/")?;
     for want in session::mount()[1..].split(|b| *b == b'/') {
-        loop {
-            if let Some(r) = rest.strip_prefix(b"/").or_else(|| rest.strip_prefix(b"./")) {
-                rest = r;
-            } else {
-                break;
-            }
+        while let Some(r) = rest.strip_prefix(b"/").or_else(|| rest.strip_prefix(b"./")) {
+            rest = r;
         }
         rest = rest.strip_prefix(want)?;
         if !rest.is_empty() && rest[0] != b'/' {

@@ -57,7 +57,7 @@ fn wrap() -> usize {
 /// Takes over SIGSEGV and SIGBUS where nobody has a handler for them yet, and wraps the handlers
 /// that other constructors may have set.
 pub fn init() {
-    for signal in 1..SIGNALS {
+    for (signal, own) in HANDLERS.iter().enumerate().skip(1) {
         if signal == 9 || signal == 19 || signal == 32 || signal == 33 {
             continue;
         }
@@ -66,7 +66,7 @@ pub fn init() {
         let fault = signal == SIGSEGV || signal == SIGBUS;
         let new = match old.handler {
             SIG_DFL if fault => {
-                HANDLERS[signal].store(fatal as *const () as usize, Ordering::Release);
+                own.store(fatal as *const () as usize, Ordering::Release);
                 Action {
                     handler: wrap(),
                     flags: SA_RESTORER | SA_SIGINFO | SA_ONSTACK | SA_NODEFER,
@@ -76,7 +76,7 @@ pub fn init() {
             }
             SIG_DFL | SIG_IGN => continue,
             handler => {
-                HANDLERS[signal].store(handler, Ordering::Release);
+                own.store(handler, Ordering::Release);
                 Action { handler: wrap(), ..old }
             }
         };

@@ -49,8 +49,6 @@ pub struct Context {
 /// What this process knows of an open file description.
 #[derive(Debug)]
 pub struct Local {
-    /// `Ofd::generation` that the handle belongs to.
-    generation: AtomicU32,
     refs: AtomicU32,
     /// Operations under way; [`CLOSED`] when `refs` became 0 meanwhile.
     users: AtomicU32,
@@ -64,12 +62,7 @@ const WAITED: u32 = 1 << 31;
 
 static MAIN_FDS: [AtomicU32; FDS] = [const { AtomicU32::new(0) }; FDS];
 static LOCALS: [Local; OFDS] = [const {
-    Local {
-        generation: AtomicU32::new(0),
-        refs: AtomicU32::new(0),
-        users: AtomicU32::new(0),
-        handle: AtomicU64::new(0),
-    }
+    Local { refs: AtomicU32::new(0), users: AtomicU32::new(0), handle: AtomicU64::new(0) }
 }; OFDS];
 
 struct Main(core::cell::UnsafeCell<Context>);
@@ -186,8 +179,8 @@ pub fn close_internal(fd: i32) {
 
 /// Takes a free open file description; `None` when there is none.
 pub fn new_ofd(kind: u32, ino: u64, flags: u32) -> Option<usize> {
-    for index in LOWEST.load(Ordering::Relaxed) as usize..OFDS {
-        let ofd = ofd(index);
+    let start = LOWEST.load(Ordering::Relaxed) as usize;
+    for (index, ofd) in session::ofds().iter().enumerate().skip(start) {
         if ofd.state.load(Ordering::Relaxed) == state::FREE
             && ofd.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
@@ -202,7 +195,6 @@ pub fn new_ofd(kind: u32, ino: u64, flags: u32) -> Option<usize> {
             ofd.lock.store(0, Ordering::Relaxed);
             ofd.state.store(kind, Ordering::Release);
             let local = &LOCALS[index];
-            local.generation.store(ofd.generation.load(Ordering::Relaxed), Ordering::Relaxed);
             local.handle.store(0, Ordering::Relaxed);
             local.users.store(0, Ordering::Relaxed);
             local.refs.store(1, Ordering::Release);

@@ -57,6 +57,9 @@ pub struct Area {
     pub flock: [u64; 4],
 }
 
+/// In the list while an area changes hands.
+const TAKEN: *mut Area = core::ptr::dangling_mut();
+
 static AREA_LIST: [AtomicPtr<Area>; AREAS] =
     [const { AtomicPtr::new(core::ptr::null_mut()) }; AREAS];
 
@@ -113,10 +116,9 @@ fn reuse() -> Option<*mut Area> {
     for slot in &AREA_LIST[..full] {
         let at = slot.load(Ordering::Acquire);
         if !at.is_null()
+            && at != TAKEN
             && dead(at)
-            && slot
-                .compare_exchange(at, 1 as *mut Area, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
+            && slot.compare_exchange(at, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
             // SAFETY: the thread is gone and the exchange made us the only finder.
             unsafe { (*at).tid = 0 };
