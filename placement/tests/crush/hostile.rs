@@ -148,7 +148,8 @@ fn maps_that_make_no_sense_are_refused() {
         map
     };
     assert!(Placer::new(&sound(), &Options::default()).is_ok());
-    let broken: [(&str, fn(&mut Bucket)); 6] = [
+    type Breaking = fn(&mut Bucket);
+    let broken: [(&str, Breaking); 6] = [
         ("does not exist", |b| b.items[1] = -9),
         ("is not below", |b| b.items[1] = i32::MAX),
         ("type 0", |b| b.kind = 0),
