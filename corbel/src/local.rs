@@ -158,7 +158,7 @@ impl Local {
         }
         let about = serde_json::json!({"nodes": this.plan.nodes, "replicas": this.plan.replicas, "version": 1});
         std::fs::write(this.dir.join("cluster.json"), about.to_string()).context(dir.display())?;
-        let uuid = crate::mkfs::show_uuid(&crate::mkfs::random_uuid()?);
+        let uuid = crate::mkfs::show_uuid(&crate::mkfs::new_uuid()?);
         for node in this.nodes() {
             this.corbel(node, &["mkfs", "--uuid", &uuid])?;
         }

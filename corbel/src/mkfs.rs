@@ -58,15 +58,31 @@ pub fn show_uuid(uuid: &[u8; 16]) -> String {
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
-/// A random (version 4) UUID from the kernel.
-pub fn random_uuid() -> Result<[u8; 16]> {
+/// A UUID of version 7: milliseconds since 1970, then random bits from the kernel. The time in it is
+/// the volume's birth, so that all members show the same.
+pub fn new_uuid() -> Result<[u8; 16]> {
     use std::io::Read;
     let mut uuid = [0u8; 16];
     let mut source = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;
     source.read_exact(&mut uuid).context("/dev/urandom")?;
-    uuid[6] = uuid[6] & 0x0f | 0x40;
+    let millis = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(0));
+    for (i, byte) in uuid[..6].iter_mut().enumerate() {
+        *byte = (millis >> (40 - 8 * i)) as u8;
+    }
+    uuid[6] = uuid[6] & 0x0f | 0x70;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     Ok(uuid)
+}
+
+/// The time in a UUID of version 7, in nanoseconds since 1970; 0 for other versions.
+pub fn time_of(uuid: &[u8; 16]) -> u64 {
+    if uuid[6] >> 4 != 7 {
+        return 0;
+    }
+    let millis = uuid[..6].iter().fold(0u64, |ms, byte| ms << 8 | u64::from(*byte));
+    millis.saturating_mul(1_000_000)
 }
 
 /// Runs `corbel mkfs`.
@@ -74,8 +90,10 @@ pub fn run(global: &Global, args: &MkfsArgs, out: &Output) -> Result<()> {
     let config = global.load()?;
     let region = &config.node.region;
     clear(&config, args.force)?;
+    let uuid = args.uuid.map_or_else(new_uuid, Ok)?;
     let params = FormatParams {
-        uuid: args.uuid.map_or_else(random_uuid, Ok)?,
+        uuid,
+        time: time_of(&uuid),
         name: config.cluster.id.clone(),
         capacity: config.node.capacity.0,
         stream: config.node.stream.0,
@@ -144,9 +162,13 @@ mod tests {
 
     #[test]
     fn uuids_read_back() {
-        let uuid = random_uuid().unwrap();
+        let uuid = new_uuid().unwrap();
         assert_eq!(parse_uuid(&show_uuid(&uuid)), Ok(uuid));
-        assert_ne!(random_uuid().unwrap(), uuid);
+        assert_ne!(new_uuid().unwrap(), uuid);
+        assert!(time_of(&uuid) > 1_700_000_000_000_000_000, "after 2023");
+        assert_eq!(time_of(&[0xff; 16]), 0, "not version 7");
+        let far = parse_uuid("ffffffff-ffff-7fff-8fff-ffffffffffff").unwrap();
+        assert_eq!(time_of(&far), u64::MAX, "beyond what nanoseconds hold");
         for bad in
             ["", "1234", &"g".repeat(32), &"1".repeat(33), "+1111111111111111111111111111111"]
         {

@@ -392,7 +392,8 @@ impl Node {
     }
 
     fn work_slice(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
-        if self.applied < self.ring.last() {
+        // While a snapshot comes, the ring stands at the snapshot's end and the state before it.
+        if self.incoming.is_none() && self.applied < self.ring.last() {
             self.apply_next()?;
             return Ok(true);
         }

@@ -46,6 +46,9 @@ const SLICES: u32 = 4;
 pub struct FormatParams {
     /// The same on every member of the chain.
     pub uuid: [u8; 16],
+    /// Realtime nanoseconds of the volume's birth, the same on every member of the chain too: it is
+    /// what the root directory shows.
+    pub time: u64,
     /// Name of the volume.
     pub name: String,
     /// Bytes for the data of files.
@@ -73,7 +76,7 @@ pub fn format(config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> 
         durability: config.durability,
         capacity_bytes: params.capacity,
         stream_bytes: params.stream,
-        time: SystemClock::default().realtime(),
+        time: params.time,
         uid: params.uid,
         gid: params.gid,
         mode: params.mode,

@@ -397,7 +397,10 @@ impl Node {
         let mut writer = Synthetic::default();
         while writer.len() < PIECE {
             let Some((ino, size)) = going.files.front().copied() else { break };
-            if going.at >= size || self.volume.attr(ino)?.is_none() {
+            let record = self.volume.attr(ino)?;
+            if going.at >= size || record.is_none() {
+                // Writing the content has changed the times.
+                record.iter().for_each(|r| writer.times(r));
                 going.files.pop_front();
                 going.at = 0;
                 continue;
@@ -515,7 +518,7 @@ impl Node {
             durability: old.durability,
             capacity_bytes: old.capacity_blocks * storage::limits::BLOCK_BYTES,
             stream_bytes: old.stream_bytes,
-            time: self.realtime(),
+            time: old.created,
             uid: 0,
             gid: 0,
             mode: 0o755,
