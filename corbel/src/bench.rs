@@ -8,6 +8,7 @@ mod library;
 pub mod load;
 mod race;
 mod steady;
+mod straw2;
 mod trace;
 pub mod world;
 
@@ -43,7 +44,7 @@ macro_rules! verbs {
             /// Placement, Reed-Solomon, CRC32C and LZ4 on one core, against the established libraries
             #[command(after_help = "Examples:\n  corbel bench kernels\n  \
                 corbel bench kernels --engine avx2 --json\n\n\
-                Libraries that are not installed (libisal2, libjerasure2) are left out, and the\n\
+                Libraries and tools that are not installed (libisal2, libjerasure2, ceph-base) are left out, and the\n\
                 figures that need them are null.")]
             Kernels(kernels::Options),
         }

@@ -1,6 +1,7 @@
 //! `corbel bench kernels`: the placement and coding kernels on one core, each figure a ratio or a
 //! share measured in one run, so that the machine's own speed drops out.
 //!
+//! - `straw2_ratio`: placements a second over Ceph's own tools ([`super::straw2`]).
 //! - `rs_encode_ratio`, `rs_decode_ratio`: our speed over ISA-L's, the worst over k = 6, 8, 10, 12,
 //!   m = 4, chunks of 4 KiB to 1 MiB; decoding rebuilds four lost data chunks, measured with the
 //!   matrix prepared and with its inversion included.
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 
 use super::Figures;
 use super::race::race;
+use super::straw2;
 use crate::failure::{Failure, Kind as FailureKind, Result};
 
 /// Data chunks measured.
@@ -45,17 +47,18 @@ pub struct Options {
 /// What the sections share.
 struct Run {
     json: bool,
+    choice: Choice,
     engine: &'static dyn Engine,
 }
 
 /// The parts of the bench: each prints its rows and gives its figures. A further kernel is a row.
-const SECTIONS: [fn(&Run) -> Figures; 3] = [reed_solomon, crc32c, lz4];
+const SECTIONS: [fn(&Run) -> Figures; 4] = [crush, reed_solomon, crc32c, lz4];
 
 /// Runs every section. Rows are printed as they come: text, or one JSON object a line.
 pub fn run(json: bool, options: &Options) -> Result<Figures> {
     let engine = engine::select(options.engine)
         .map_err(|e| Failure::new(FailureKind::Environment, e.to_string(), "use --engine auto"))?;
-    let run = Run { json, engine };
+    let run = Run { json, choice: options.engine, engine };
     let mut figures = Figures::new();
     figures.insert("engine".into(), engine.name().into());
     for section in SECTIONS {
@@ -108,6 +111,18 @@ fn rate(bytes: usize, seconds: f64) -> f64 {
 
 fn round(x: f64) -> Value {
     if x.is_finite() { ((x * 1000.0).round() / 1000.0).into() } else { Value::Null }
+}
+
+/// Placements a second, 3 replicas, 1,000 straw2 devices in three levels, over Ceph's.
+fn crush(run: &Run) -> Figures {
+    let speeds =
+        straw2::measure(run.choice, |note| run.row(&json!({"left_out": note}), || note.to_owned()));
+    for speed in &speeds {
+        let (json, text) = speed.row();
+        run.row(&json, || text);
+    }
+    let ratio = speeds.iter().find(|s| s.kind == "straw2").and_then(straw2::Speed::ratio);
+    [("straw2_ratio".to_owned(), round(ratio.unwrap_or(f64::NAN)))].into_iter().collect()
 }
 
 fn reed_solomon(run: &Run) -> Figures {
