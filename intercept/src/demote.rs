@@ -21,6 +21,10 @@ const GET: u32 = 2;
 /// Holder operation: close it.
 const DROP: u32 = 3;
 
+/// Looks, a millisecond apart, for a file that the service has yet to publish.
+const PUBLISH_TRIES: u32 = 200;
+const NANOSLEEP: usize = 35;
+
 const KEPT: u32 = o::ACCMODE | o::APPEND | o::NONBLOCK | o::SYNC | o::DIRECT | o::NOATIME;
 
 /// `n` in digits.
@@ -47,7 +51,20 @@ pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
         len += part.len();
     }
     let flags = (flags & KEPT) | o::CLOEXEC | o::LARGEFILE;
-    let fd = sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0);
+    let mut fd = 0;
+    for attempt in 0..PUBLISH_TRIES {
+        fd = sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0);
+        if fd != err::NOENT && fd != err::STALE {
+            break;
+        }
+        // A file made a moment ago is in our log only: make the service publish it.
+        if attempt == 0 {
+            let fs = crate::fsys::fs()?;
+            let _ = fs.fsync_inode(&crate::fsys::caller(), base::InodeId(ino));
+        }
+        let pause = [0i64, 1_000_000];
+        sys::call2(NANOSLEEP, (&raw const pause) as usize, 0);
+    }
     if sys::failed(fd) {
         return Err(fd);
     }

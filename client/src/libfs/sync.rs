@@ -10,6 +10,9 @@ use rustix::thread::futex;
 /// Spins before sleeping: critical sections here are a few hundred nanoseconds.
 const SPINS: u32 = 60;
 
+/// Sleepers to wake; the kernel takes the count as signed, and a negative one as 1.
+const EVERYBODY: u32 = i32::MAX as u32;
+
 pub(crate) fn wait(word: &AtomicU32, seen: u32) {
     // Any outcome (woken, value changed, signal) means: look again.
     let _ = futex::wait(word, futex::Flags::PRIVATE, seen, None);
@@ -96,7 +99,7 @@ impl<T> RwLock<T> {
         if state & (WRITER | READERS) == 0 {
             // Free but flagged: a reader arrives here; clear the flag and wake everybody.
             if self.swap(state, 0) {
-                wake(&self.state, u32::MAX);
+                wake(&self.state, EVERYBODY);
             }
             return;
         }
@@ -108,7 +111,7 @@ impl<T> RwLock<T> {
     #[cold]
     fn release_waiters(&self) {
         self.state.fetch_and(!WAITING, Ordering::Relaxed);
-        wake(&self.state, u32::MAX);
+        wake(&self.state, EVERYBODY);
     }
 }
 
