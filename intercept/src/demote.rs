@@ -230,16 +230,14 @@ fn adopt(index: usize, keep: bool) -> Result<(), isize> {
     Ok(())
 }
 
-/// Before the last name of an inode goes: descriptions that other processes share must not depend
-/// on this process's handle, so the kernel gets them. With the dir back end, whose mount cannot
-/// reach a nameless file by its number, those that are not shared as well.
+/// Before the last name of an inode goes: its open descriptions become the kernel's, whose
+/// descriptors keep a nameless file over fork, exec and the end of this process; the mount could
+/// not open it by number afterwards.
 pub fn before_unlink(ino: u64) {
-    let all = session::header().backend.starts_with(b"dir:");
     let high = session::counters().ofds_high.load(Ordering::Acquire) as usize;
     for (index, ofd) in session::ofds()[..high.min(crate::format::OFDS)].iter().enumerate() {
         if ofd.ino.load(Ordering::Acquire) == ino
             && ofd.state.load(Ordering::Acquire) == state::FILE
-            && (all || table::shared(index))
             && let Ok(fd) = kernel_descriptor(index, true)
         {
             table::close_internal(fd);
