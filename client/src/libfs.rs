@@ -246,6 +246,11 @@ impl LibFs {
         state.record = reply.record;
         state.names = Names::default();
         state.target = reply.target;
+        // The answer reflects all that this client did to the inode, published: nothing of the own
+        // log is needed any more, and what others wrote since may not be hidden by it.
+        if state.last <= reply.reflected {
+            state.pieces = pieces::Pieces::default();
+        }
         state.pieces.install(0, &reply.extents, reply.complete, reply.reflected);
         if state.extents_after > reply.reflected {
             state.pieces.forget_extents();
@@ -308,8 +313,7 @@ impl LibFs {
         session.segment.leave(inside);
         if !session.segment.attached() {
             // Expelled between: the entry counts only if it was sealed in.
-            let sealed = session.segment.word(storage::format::control::SEALED_AT);
-            if place.sequence.0 > sealed.load(Ordering::Acquire) {
+            if place.sequence.0 > session.segment.sealed_at() {
                 return Outcome::Again;
             }
         }

@@ -59,6 +59,12 @@ pub struct NodeConfig {
     pub clients_max: u32,
     /// Bytes of the stream ring.
     pub ring_bytes: u64,
+    /// Bytes of chunks that members have not acknowledged, against which the watermarks count.
+    pub memory: u64,
+    /// Percent of `memory` above which nothing more is taken from clients.
+    pub high: u32,
+    /// Percent of `memory` below which it goes on.
+    pub low: u32,
 }
 
 /// Why the node cannot go on.
@@ -177,6 +183,10 @@ pub struct Node {
     acked: BTreeMap<NodeId, StreamSeq>,
     all_acked: StreamSeq,
     all_acked_at: Nanos,
+    unacked_bytes: u64,
+    paused: bool,
+    followers: BTreeSet<NodeId>,
+    promoted_at: Nanos,
     next_inode: u64,
 
     applied: StreamSeq,
@@ -278,6 +288,10 @@ impl Node {
             acked: BTreeMap::new(),
             all_acked: StreamSeq(0),
             all_acked_at: 0,
+            unacked_bytes: 0,
+            paused: false,
+            followers: BTreeSet::new(),
+            promoted_at: 0,
             next_inode,
             applied: published,
             published,
@@ -407,6 +421,7 @@ impl Node {
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.collect_dozing(out)?;
         self.watch_acks(out);
+        self.promote_followers(out);
         self.remove_finished_clients()
     }
 

@@ -173,6 +173,9 @@ impl Driver {
             lane_bytes: config.lane_bytes,
             clients_max: config.clients_max,
             ring_bytes,
+            memory: config.memory,
+            high: config.high,
+            low: config.low,
         };
         let mut node = Node::new(node_config, media, Random::new(incarnation))
             .map_err(|e| Error::new(&region_at, e))?;
@@ -551,11 +554,9 @@ impl Driver {
                     self.drop_bell(client);
                     self.tell_host(&Packet::Detached { client });
                 }
-                Effect::CaughtUp(epoch) => {
-                    let me = self.config.node;
-                    self.progress(self.node.position());
+                Effect::CaughtUp(node, epoch) => {
                     if let Some(coordinator) = &mut self.coordinator {
-                        coordinator.caught_up(me, epoch);
+                        coordinator.caught_up(node, epoch);
                     }
                 }
                 Effect::Suspect(node) => {

@@ -162,6 +162,22 @@ impl Segment {
         self.word(control::STATE).load(Ordering::Acquire) == control::STATE_ATTACHED
     }
 
+    /// The last sequence that counts of an expelled client; waits until the service has read the
+    /// log for the last time.
+    pub fn sealed_at(&self) -> u64 {
+        let word = self.word(control::SEALED_AT);
+        // A service that dies in between seals at its restart; a second is longer than it reads.
+        for _ in 0..1000 {
+            let sealed = word.load(Ordering::Acquire);
+            if sealed != control::SEAL_PENDING {
+                return sealed;
+            }
+            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let _ = rustix::thread::nanosleep(&pause);
+        }
+        0
+    }
+
     /// Rings the doorbell if the service sleeps more deeply than `awake_enough` allows.
     #[inline]
     pub fn ring(&self, urgent: bool) {

@@ -5,7 +5,7 @@ use storage::format::control::{self, Descriptor, LeaseMode, RECALL_TIMEOUT_MS};
 use storage::limits::{LANES_MAX, RPC_SLOTS};
 use storage::media::Segment;
 
-use super::client::Client;
+use super::client::{Batch, Client};
 use super::message::{Identity, Message};
 use super::requests::Pending;
 use super::{Effect, Failure, Node};
@@ -242,7 +242,8 @@ impl Node {
             return Ok(false);
         }
         loop {
-            if head && (!self.ready || !self.stalled.is_empty() || !self.room_for_batch()?) {
+            let blocked = !self.ready || self.paused || !self.stalled.is_empty();
+            if head && (blocked || !self.room_for_batch()?) {
                 return Ok(false);
             }
             let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
@@ -251,9 +252,10 @@ impl Node {
                 return Ok(true);
             }
             if head {
-                self.ingest(id, batch.last, &batch.raw, out)?;
+                self.ingest(id, batch.first, batch.last, &batch.raw, out)?;
             } else {
-                let message = Message::Entries { client: id, last: batch.last, raw: batch.raw };
+                let Batch { raw, first, last, .. } = batch;
+                let message = Message::Entries { client: id, first, last, raw };
                 self.to_head(message, out);
             }
         }
@@ -374,7 +376,8 @@ impl Node {
         recall.inside.retain(|seen| client.still_inside(*seen));
         if !recall.inside.is_empty() {
             if self.now >= recall.give_up_at {
-                return self.expel(id, out).map(|()| true);
+                recall.look_at = self.now + LOOK;
+                return self.expel(id, out);
             }
             recall.look_at = self.now + LOOK;
             return Ok(false);
@@ -387,19 +390,22 @@ impl Node {
         Ok(true)
     }
 
-    fn expel(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        self.drain(id, out)?;
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        log::warn!(
-            "client {:#x} (pid {}) was stopped inside an operation: expelled",
-            id.0,
-            client.pid
-        );
-        client.expel();
+    /// `false` when the log could not be read to its end yet.
+    fn expel(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
+        client.begin_expel();
+        if !self.drain(id, out)? {
+            return Ok(false);
+        }
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
+        let pid = client.pid;
+        log::warn!("client {:#x} (pid {pid}) was stopped inside an operation: expelled", id.0);
+        client.seal();
         self.counters.expelled += 1;
         out.push(Effect::Detached(id));
         self.requests.retain(|r| r.client != id);
-        self.drain_gone(id, out)
+        self.drain_gone(id, out)?;
+        Ok(true)
     }
 
     /// Whether others may have taken over because the coordinator is out of reach.

@@ -74,6 +74,8 @@ impl std::fmt::Debug for Client {
 pub struct Batch {
     /// The bytes.
     pub raw: Vec<u8>,
+    /// Sequence that was expected first; a dead client's entries may begin later.
+    pub first: Sequence,
     /// Sequence of the last entry taken, pads included; 0 when nothing was there.
     pub last: Sequence,
     /// More may be there.
@@ -231,7 +233,7 @@ impl Client {
 
     /// Copies complete entries in sequence, up to `max` bytes.
     pub fn fetch(&mut self, max: usize) -> Result<Batch, MediaError> {
-        let mut batch = Batch::default();
+        let mut batch = Batch { first: Sequence(self.next), ..Batch::default() };
         let sealed = self.expelled.then(|| self.word(control::SEALED_AT));
         while let Some((lane, head)) = self.choose()? {
             let seq = claimed_sequence(&head);
@@ -412,10 +414,15 @@ impl Client {
         !self.gone && self.word(control::in_op(seen.0)) == seen.1
     }
 
-    /// Stops counting what the client appends from here on.
-    pub fn expel(&mut self) {
-        self.set_word(control::SEALED_AT, self.next - 1);
+    /// Begins to expel: whoever appends from here on learns it, and waits for the seal.
+    pub fn begin_expel(&mut self) {
+        self.set_word(control::SEALED_AT, control::SEAL_PENDING);
         self.set_word(control::STATE, control::STATE_EXPELLED);
+    }
+
+    /// Everything complete has been fetched: what comes after it does not count.
+    pub fn seal(&mut self) {
+        self.set_word(control::SEALED_AT, self.next - 1);
         self.expelled = true;
         self.notify();
     }

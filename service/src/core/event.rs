@@ -128,8 +128,8 @@ pub enum Effect {
     },
     /// To hostd: forget the client.
     Detached(ClientId),
-    /// To the coordinator: this node has the whole state as of the epoch.
-    CaughtUp(Epoch),
+    /// To the coordinator: the joining node has everything and is sent everything.
+    CaughtUp(NodeId, Epoch),
     /// To the coordinator: the member does not acknowledge.
     Suspect(NodeId),
     /// The stream position changed: tell the coordinator at the next heartbeat.

@@ -65,17 +65,16 @@ impl Node {
                     return Ok(());
                 }
                 let known = Known { identity, incarnation, ..Known::default() };
-                self.client_up(client, known, settled, &leases, &pins);
-                Ok(())
+                self.client_up(client, known, settled, &leases, &pins, out)
             }
             Message::ClientGone { client } => self.forget_client(client, out),
-            Message::Entries { client, last, raw } => {
-                if !self.ring.has_room() {
-                    let message = Message::Entries { client, last, raw };
+            Message::Entries { client, first, last, raw } => {
+                if !self.ring.has_room() || self.paused {
+                    let message = Message::Entries { client, first, last, raw };
                     self.stalled.push_back((from, message));
                     return Ok(());
                 }
-                self.ingest(client, last, &raw, out)
+                self.ingest(client, first, last, &raw, out)
             }
             Message::LeaseWant { client, ino, token, mode, flags } => {
                 self.lease_wanted(client, ino, token, mode, flags, out)
@@ -106,7 +105,7 @@ impl Node {
 
     /// Messages put off because the ring was full.
     pub(super) fn retry_stalled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if self.stalled.is_empty() || !self.ring.has_room() {
+        if self.stalled.is_empty() || self.paused || !self.ring.has_room() {
             return Ok(());
         }
         let mut waiting = std::mem::take(&mut self.stalled);
@@ -127,19 +126,42 @@ impl Node {
         settled: Sequence,
         leases: &[(InodeId, LeaseMode)],
         pins: &[InodeId],
-    ) {
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
         let slot = self.known.entry(client).or_insert(known);
         slot.pins.extend(pins);
+        // What the agent says is what its client holds: grants, recalls and returns that were under
+        // way are void.
+        let mut actions = Vec::new();
+        self.leases.replace(client, leases, &mut actions);
+        self.held_grants.retain(|g| g.want.client != client);
         for (ino, mode) in leases {
-            self.leases.adopt(client, *ino, *mode);
             self.next_inode = self.next_inode.max(ino.0 + 1);
             // A write lease on a number that does not exist yet is one of its fresh numbers.
             if *mode == LeaseMode::Write && matches!(self.volume.attr(*ino), Ok(None)) {
                 slot.fresh.insert(*ino);
             }
         }
-        let seen = self.settled_of(client);
-        self.settled.insert(client, seen.max(settled));
+        let seen = self.settled_of(client).max(settled);
+        self.settled.insert(client, seen);
+        self.tell_progress(client, seen, out);
+        self.act(actions, out)
+    }
+
+    /// Says again how far a client is: the message that said it first may be lost.
+    fn tell_progress(&mut self, client: ClientId, settled: Sequence, out: &mut Vec<Effect>) {
+        if client.node() == self.me() {
+            return;
+        }
+        let unacked = (self.all_acked.0 + 1..=self.ring.last().0)
+            .filter_map(|seq| self.ring.get(StreamSeq(seq)))
+            .any(|kept| kept.header.client == client);
+        let replicated = if unacked { Sequence(0) } else { settled };
+        let refusals = self.known.get(&client).map_or(0, |k| k.refusals);
+        let refused = Sequence(0);
+        let message =
+            Message::Progress { client, settled, replicated, refusals, refused, errno: 0 };
+        self.to_agent(client, message, out);
     }
 
     /// A client ended: what it held is free, what only it had open is freed.
@@ -206,6 +228,7 @@ impl Node {
     pub(super) fn ingest(
         &mut self,
         client: ClientId,
+        first: Sequence,
         last: Sequence,
         raw: &[u8],
         out: &mut Vec<Effect>,
@@ -214,6 +237,11 @@ impl Node {
         let incarnation = known.incarnation;
         let done = self.settled_of(client);
         if last <= done {
+            return Ok(());
+        }
+        if first.0 > done.0 + 1 {
+            // What lies between was lost with a link or an epoch; the agent sends it again.
+            self.counters.bad_messages += 1;
             return Ok(());
         }
         let (mut draft, mut begun) = (self.draft(raw.len())?, Sequence(0));
@@ -274,7 +302,7 @@ impl Node {
                     tried = true;
                     let rest = draft.reserved;
                     self.close(draft, client, before, incarnation, out)?;
-                    self.publish_all()?;
+                    self.publish_working(self.applied)?;
                     draft = self.draft(rest)?;
                 }
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
@@ -340,7 +368,7 @@ impl Node {
         }
     }
 
-    fn mark_dirty(&mut self, op: &Op<'_>, seq: StreamSeq, client: ClientId) {
+    pub(super) fn mark_dirty(&mut self, op: &Op<'_>, seq: StreamSeq, client: ClientId) {
         let mut mark = |ino: InodeId| {
             if ino != InodeId::NONE {
                 self.dirty.insert(ino, (seq, client));
@@ -489,11 +517,14 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         // Off to the next member first: it persists while we do.
-        if let Some(next) = self.chain.get(1).copied() {
+        let next = self.chain.get(1).copied();
+        let followers = self.followers.iter().copied();
+        for node in next.into_iter().chain(followers).collect::<Vec<_>>() {
             let mut chunk = header.encode().to_vec();
             chunk.extend_from_slice(body);
-            self.send(next, &Message::Chunk { all_acked: self.all_acked, chunk }, out);
+            self.send(node, &Message::Chunk { all_acked: self.all_acked, chunk }, out);
         }
+        self.unacked_bytes += u64::from(header.body_bytes);
         if !self.ring.put(header, body, reserved)? {
             return Err(Failure::Diverged(header.stream_seq, "the stream ring is full".into()));
         }
@@ -520,7 +551,7 @@ impl Node {
     /// Works out what every member holds, and tells those who wait for it.
     pub(super) fn advance_acks(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let mut all = self.ring.last();
-        for node in &self.chain {
+        for node in self.chain.iter().chain(&self.followers) {
             if *node != self.me() {
                 all = all.min(self.acked_by(*node));
             }
@@ -533,12 +564,30 @@ impl Node {
                 let Some(header) = self.ring.get(StreamSeq(seq)).map(|k| k.header) else {
                     continue;
                 };
+                self.unacked_bytes =
+                    self.unacked_bytes.saturating_sub(u64::from(header.body_bytes));
                 self.replicated(header.client, header.last_seq, out);
             }
             self.give_up()?;
         }
+        if self.all_acked == self.ring.last() {
+            self.unacked_bytes = 0;
+        }
+        self.flow();
+        self.promote_followers(out);
         self.release_grants(out);
         Ok(())
+    }
+
+    /// Flow control (LineFS section 4): above the high watermark of what members have not
+    /// acknowledged nothing more is taken from clients, until it is below the low one.
+    fn flow(&mut self) {
+        let memory = self.config.memory.max(1);
+        if self.unacked_bytes * 100 > memory * u64::from(self.config.high) {
+            self.paused = true;
+        } else if self.unacked_bytes * 100 <= memory * u64::from(self.config.low) {
+            self.paused = false;
+        }
     }
 
     fn replicated(&mut self, client: ClientId, seq: Sequence, out: &mut Vec<Effect>) {

@@ -78,6 +78,36 @@ impl LeaseTable {
         self.advance(ino, out);
     }
 
+    /// The agent of `client` says what it holds: that and nothing else counts from now on.
+    pub fn replace(
+        &mut self,
+        client: ClientId,
+        held: &[(InodeId, LeaseMode)],
+        out: &mut Vec<Action>,
+    ) {
+        let mut touched = self.of.remove(&client).unwrap_or_default();
+        for (ino, entry) in &mut self.entries {
+            let waited = entry.waiting.len();
+            entry.waiting.retain(|w| w.client != client);
+            if entry.waiting.len() != waited || entry.recalling.remove(&client) {
+                touched.insert(*ino);
+            }
+        }
+        for ino in &touched {
+            if let Some(entry) = self.entries.get_mut(ino) {
+                entry.holders.remove(&client);
+                entry.recalling.remove(&client);
+            }
+        }
+        for (ino, mode) in held {
+            self.adopt(client, *ino, *mode);
+            touched.insert(*ino);
+        }
+        for ino in touched {
+            self.advance(ino, out);
+        }
+    }
+
     /// A client ended: everything it held or waited for is void.
     pub fn gone(&mut self, client: ClientId, out: &mut Vec<Action>) {
         let mut touched: BTreeSet<InodeId> = self.of.remove(&client).unwrap_or_default();

@@ -9,7 +9,7 @@
 //!                                     n u32, groups u32 x n, n u32, {inode u64, mode u8} x n leases,
 //!                                     n u32, inodes u64 x n pinned
 //!  4 ClientGone     agent -> head     client u64
-//!  5 Entries        agent -> head     client u64, last seq u64, raw log entries
+//!  5 Entries        agent -> head     client u64, first seq u64, last seq u64, raw log entries
 //!  6 LeaseWant      agent -> head     client u64, inode u64, token u64, mode u8, flags u8
 //!  7 Granted        head -> agent     client u64, inode u64, token u64, mode u8, errno u16, stream u64
 //!  8 NumbersWant    agent -> head     client u64, token u64, count u32
@@ -71,6 +71,7 @@ pub enum Message {
     },
     Entries {
         client: ClientId,
+        first: Sequence,
         last: Sequence,
         raw: Vec<u8>,
     },
@@ -190,8 +191,8 @@ impl Message {
                 w.u64(client.0);
                 4
             }
-            Self::Entries { client, last, raw } => {
-                w.u64(client.0).u64(last.0).bytes(raw);
+            Self::Entries { client, first, last, raw } => {
+                w.u64(client.0).u64(first.0).u64(last.0).bytes(raw);
                 5
             }
             Self::LeaseWant { client, ino, token, mode, flags } => {
@@ -265,6 +266,7 @@ impl Message {
             4 => Self::ClientGone { client: ClientId(r.u64()?) },
             5 => Self::Entries {
                 client: ClientId(r.u64()?),
+                first: Sequence(r.u64()?),
                 last: Sequence(r.u64()?),
                 raw: r.rest().to_vec(),
             },

@@ -260,7 +260,9 @@ impl Node {
             return self.applied >= stream;
         }
         let own = self.clients.get(&p.client).is_some_and(|c| c.published >= p.after);
-        if self.published >= stream && own {
+        // A block allocated by an operation that is not published holds bytes of its former life.
+        let clean = self.dirty.get(&p.ino).is_none_or(|(seq, _)| *seq <= self.published);
+        if self.published >= stream && own && clean {
             return true;
         }
         self.publish_now = true;

@@ -23,6 +23,9 @@ use storage::media::{Media, MediaError, Segment};
 
 const DATA: u64 = 4096;
 const SLOT: usize = 40;
+/// Zeroes behind the newest chunk: where a scan would look for the next one, bytes of an earlier
+/// lap, which a client once wrote, must not pass for it.
+const END_BYTES: u64 = 128;
 const MAGIC: u32 = u32::from_le_bytes(*b"CBSR");
 /// Smallest ring: four full chunks.
 pub const RING_BYTES_MIN: u64 = 4 * (CHUNK_BYTES_MAX + CHUNK_HEADER_BYTES) as u64;
@@ -164,7 +167,7 @@ impl Ring {
 
     /// Where the next chunk with `body` bytes would lie, if there is room.
     fn place(&self, body: usize) -> Option<u64> {
-        let need = ((CHUNK_HEADER_BYTES + body) as u64).next_multiple_of(64);
+        let need = ((CHUNK_HEADER_BYTES + body) as u64).next_multiple_of(64) + END_BYTES;
         let left = self.size - self.head % self.size;
         let position = if left < need { self.head + left } else { self.head };
         let tail = self.kept.front().map_or(self.head, |k| k.position);
@@ -192,6 +195,9 @@ impl Ring {
     ) -> Result<bool, MediaError> {
         let Some(position) = self.place(reserved) else { return Ok(false) };
         let at = DATA + position % self.size;
+        let end = at + chunk_bytes(&header);
+        self.media.write(Segment::Stream, end, &[0; END_BYTES as usize])?;
+        self.media.persist(Segment::Stream, end, END_BYTES)?;
         self.media.write(Segment::Stream, at + CHUNK_HEADER_BYTES as u64, body)?;
         self.media.write(Segment::Stream, at, &header.encode())?;
         self.media.persist(Segment::Stream, at, (CHUNK_HEADER_BYTES + body.len()) as u64)?;

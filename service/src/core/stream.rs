@@ -27,7 +27,7 @@ const RELEASE_STEP: u64 = 32;
 /// Chunks that arrived before their predecessors, at most.
 const STASH_MAX: usize = 256;
 /// Chunks sent in one answer to `StreamWant`.
-const RESEND_MAX: u64 = 64;
+pub(super) const RESEND_MAX: u64 = 64;
 /// A member that has not acknowledged for this long although it should have is reported.
 const SUSPECT_AFTER: Nanos = 600_000_000;
 
@@ -187,7 +187,7 @@ impl Node {
     /// Asks the predecessor for what is missing.
     pub(super) fn want_stream(&mut self, out: &mut Vec<Effect>) {
         let source = match self.role() {
-            super::Role::Syncing => self.chain.last().copied(),
+            super::Role::Syncing => self.chain.first().copied(),
             _ => self.predecessor(),
         };
         if let Some(source) = source {
@@ -225,7 +225,7 @@ impl Node {
         }
         if self.now.saturating_sub(self.all_acked_at) > SUSPECT_AFTER {
             let behind = |n: &&NodeId| **n != self.me() && self.acked_by(**n) <= self.all_acked;
-            if let Some(node) = self.chain.iter().find(behind) {
+            if let Some(node) = self.chain.iter().chain(&self.followers).find(behind) {
                 out.push(Effect::Suspect(*node));
             }
             self.all_acked_at = self.now;
@@ -251,11 +251,14 @@ impl Node {
             let mut tried = false;
             loop {
                 match self.volume.apply(&header, &op, source) {
-                    Ok(_) => break,
+                    Ok(_) => {
+                        self.mark_dirty(&op, seq, kept.header.client);
+                        break;
+                    }
                     Err(Refusal::NeedsPublish) if !tried => {
                         // Everything before this chunk; its own copies lie in the ring already.
                         tried = true;
-                        self.publish_through(StreamSeq(seq.0 - 1))?;
+                        self.publish_working(StreamSeq(seq.0 - 1))?;
                     }
                     Err(Refusal::Fault(fault)) => return Err(fault.into()),
                     Err(refusal) => return Err(Failure::Diverged(seq, refusal.to_string())),
@@ -417,6 +420,18 @@ impl Node {
             }
             self.seal(upto)?;
         }
+    }
+
+    /// Publishes the working state, also if it holds a part of the next chunk: that is applied
+    /// again after a crash, with the same result.
+    pub(super) fn publish_working(&mut self, upto: StreamSeq) -> Result<(), Failure> {
+        self.publish_through(upto)?;
+        self.seal(upto)?;
+        if let Some(job) = &self.job {
+            run_copies(&*self.media, &job.sealed.copies)?;
+            self.finish_job()?;
+        }
+        Ok(())
     }
 
     /// Settled sequences of the clients whose operations are in the stream.

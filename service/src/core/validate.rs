@@ -149,9 +149,15 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
             }
             Ok(())
         }
-        Op::Write { ino, .. } | Op::Truncate { ino, .. } | Op::Fallocate { ino, .. } => {
+        Op::Write { ino, clear_setid, .. } | Op::Truncate { ino, clear_setid, .. } => {
+            let mode = record(volume, ino)?.mode;
+            if !clear_setid && (mode & 0o4000 != 0 || mode & 0o2010 == 0o2010) {
+                // A write by anybody but the super-user ends set-user-ID and set-group-ID.
+                return Err(Errno::PERM);
+            }
             may_write(volume, known, ino)
         }
+        Op::Fallocate { ino, .. } => may_write(volume, known, ino),
         Op::CloneRange { ino, source, .. } => {
             creds.may(&record(volume, source)?, storage::permission::R)?;
             may_write(volume, known, ino)
@@ -191,6 +197,12 @@ fn set_attr(
         return Err(Errno::PERM);
     }
     let new_gid = if fields & mask::GID != 0 { gid } else { r.gid };
+    let owner_changes = fields & (mask::UID | mask::GID) != 0;
+    let file = r.mode & 0o170_000 == 0o100_000;
+    let left = if fields & mask::MODE != 0 { mode } else { r.mode & 0o7777 };
+    if owner_changes && file && left & 0o4000 != 0 {
+        return Err(Errno::PERM);
+    }
     let gains_setgid = fields & mask::MODE != 0 && mode & 0o2000 != 0 && r.mode & 0o2000 == 0;
     if gains_setgid && !creds.in_group(new_gid) {
         return Err(Errno::PERM);

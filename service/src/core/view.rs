@@ -24,6 +24,8 @@ use super::{Effect, Failure, Node, Role, entries};
 
 /// Inode numbers skipped at a takeover: the old head may have handed out numbers unknown here.
 const TAKEOVER_SKIP: u64 = 1 << 20;
+/// Between two requests to let a follower into the chain.
+const PROMOTE_PAUSE: u64 = 50_000_000;
 /// Bytes of synthetic entries in one snapshot message.
 const PIECE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
@@ -39,6 +41,8 @@ pub(super) struct Outgoing {
     pieces: VecDeque<Vec<u8>>,
     files: VecDeque<(InodeId, u64)>,
     at: u64,
+    /// All of it is on its way.
+    sent: bool,
 }
 
 /// A snapshot arriving.
@@ -60,13 +64,14 @@ impl Node {
         {
             return Ok(());
         }
-        let (was, old_head) = (self.role(), self.chain.first().copied());
+        let was = self.role();
         (self.epoch, self.chain, self.syncing) = (epoch, chain, syncing);
         log::info!("epoch {epoch}: chain {:?}, joining {:?}", self.chain, self.syncing);
         let members = self.chain.clone();
         self.acked.retain(|n, _| members.contains(n));
         let joining = self.syncing.clone();
         self.snapshots.retain(|n, _| joining.contains(n));
+        self.followers.retain(|n| joining.contains(n));
         match self.role() {
             Role::Head if was == Role::Head && self.ready => {
                 self.forget_lost_nodes(out)?;
@@ -74,7 +79,7 @@ impl Node {
             }
             Role::Head => self.begin_take_over(out)?,
             Role::Member => {
-                self.become_follower(old_head != self.chain.first().copied(), out);
+                self.become_follower(out);
             }
             Role::Syncing | Role::Outside => {
                 if matches!(was, Role::Head | Role::Member) {
@@ -139,10 +144,20 @@ impl Node {
         }
         self.positions.insert(from, seq);
         if self.ready {
-            // A member that was out of reach, or has just joined.
+            // A member that was out of reach, or a node that has the snapshot.
+            if seq > self.ring.last() {
+                self.counters.bad_messages += 1;
+                return Ok(());
+            }
             let acked = self.acked.entry(from).or_default();
-            *acked = (*acked).max(seq.min(self.ring.last()));
-            self.send_stream(from, StreamSeq(seq.0 + 1), out)?;
+            *acked = (*acked).max(seq);
+            self.send_all(from, StreamSeq(seq.0 + 1), out)?;
+            if self.syncing.contains(&from) {
+                // From here on it is sent every chunk and nothing is acknowledged without it, so
+                // that whatever is acknowledged when it enters the chain is there.
+                self.followers.insert(from);
+                self.snapshots.remove(&from);
+            }
             return self.advance_acks(out);
         }
         self.take_over_step(out)
@@ -168,11 +183,7 @@ impl Node {
                 continue;
             }
             self.acked.insert(node, seq);
-            let mut from = StreamSeq(seq.0 + 1);
-            while from <= self.ring.last() {
-                self.send_stream(node, from, out)?;
-                from.0 += 64;
-            }
+            self.send_all(node, StreamSeq(seq.0 + 1), out)?;
         }
         // Handle what this node's own clients reported before anything is granted.
         while let Some(message) = self.local.pop_front() {
@@ -190,6 +201,32 @@ impl Node {
         let all: Vec<_> = self.clients.keys().copied().collect();
         self.active.extend(all);
         Ok(())
+    }
+
+    /// Sends everything from `from` on.
+    fn send_all(
+        &mut self,
+        node: NodeId,
+        mut from: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        while from <= self.ring.last() && self.send_stream(node, from, out)? {
+            from.0 += super::stream::RESEND_MAX;
+        }
+        Ok(())
+    }
+
+    /// Nodes that hold everything enter the chain.
+    pub(super) fn promote_followers(&mut self, out: &mut Vec<Effect>) {
+        if self.now < self.promoted_at + PROMOTE_PAUSE {
+            return;
+        }
+        for node in &self.followers {
+            if self.acked_by(*node) >= self.all_acked {
+                self.promoted_at = self.now;
+                out.push(Effect::CaughtUp(*node, self.epoch));
+            }
+        }
     }
 
     fn rewind_clients(&mut self) {
@@ -215,12 +252,11 @@ impl Node {
     }
 
     /// Tells the head everything it must know of this node.
-    fn become_follower(&mut self, new_head: bool, out: &mut Vec<Effect>) {
+    fn become_follower(&mut self, out: &mut Vec<Effect>) {
         self.ready = true;
-        if new_head {
-            self.rewind_clients();
-            self.recalls.clear();
-        }
+        // Whatever was under way between head and agent may be lost: it begins anew.
+        self.rewind_clients();
+        self.recalls.clear();
         for message in self.client_ups() {
             self.to_head(message, out);
         }
@@ -252,7 +288,7 @@ impl Node {
             }
             Role::Member => {
                 if self.chain.first() == Some(&node) {
-                    self.become_follower(true, out);
+                    self.become_follower(out);
                 } else if self.predecessor() == Some(node) {
                     self.want_stream(out);
                 }
@@ -295,12 +331,15 @@ impl Node {
             return Ok(());
         }
         self.counters.snapshots += 1;
+        // Content is read from the arenas, which hold what is published.
+        self.publish_all()?;
         let mut writer = Synthetic::default();
         let mut files = VecDeque::new();
         self.dump(&mut writer, &mut files)?;
         let pieces = writer.finish();
         log::info!("node {from} joins at stream position {}", self.applied);
-        self.snapshots.insert(from, Outgoing { seq: self.applied, pieces, files, at: 0 });
+        self.snapshots
+            .insert(from, Outgoing { seq: self.applied, pieces, files, at: 0, sent: false });
         Ok(())
     }
 
@@ -385,7 +424,8 @@ impl Node {
 
     /// Sends the next piece of a snapshot; `true` when there was one.
     pub(super) fn snapshot_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
-        let Some(&node) = self.snapshots.keys().next() else { return Ok(false) };
+        let going = |(n, s): (&NodeId, &Outgoing)| (!s.sent).then_some(*n);
+        let Some(node) = self.snapshots.iter().find_map(going) else { return Ok(false) };
         let Some(mut going) = self.snapshots.remove(&node) else { return Ok(false) };
         let last_inode = self.volume.last_inode();
         let seq = going.seq;
@@ -412,11 +452,12 @@ impl Node {
             self.send(node, &Message::Snapshot { seq, last_inode, end: false, raw }, out);
         }
         if end {
+            // The entry stays, and with it the chunks after `seq`, until the node says it is done.
             let last = Message::Snapshot { seq, last_inode, end: true, raw: Vec::new() };
             self.send(node, &last, out);
-        } else {
-            self.snapshots.insert(node, going);
+            going.sent = true;
         }
+        self.snapshots.insert(node, going);
         Ok(true)
     }
 
@@ -495,7 +536,7 @@ impl Node {
             self.incoming = None;
             log::info!("state as of stream position {seq} is here");
             out.push(Effect::Position(seq));
-            out.push(Effect::CaughtUp(self.epoch));
+            self.to_head(Message::Position { seq }, out);
         }
         Ok(())
     }

@@ -99,6 +99,9 @@ pub const BELL_ASLEEP: u64 = 1;
 /// `DOORBELL`: ring for requests and fsync only.
 pub const BELL_DOZING: u64 = 2;
 
+/// `SEALED_AT` while an expelled client's log is being read for the last time.
+pub const SEAL_PENDING: u64 = u64::MAX;
+
 /// How long a recall waits for an operation under way, in milliseconds.
 pub const RECALL_TIMEOUT_MS: u64 = 100;
 
