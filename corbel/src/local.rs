@@ -383,14 +383,26 @@ impl Local {
         for node in self.nodes() {
             self.unmount(node);
         }
-        // All are asked first, so that they end side by side; then each is waited for.
+        // The supervisors first, side by side: they end their children, and would start them again
+        // if those ended by themselves. The coordinator last, so that nobody misses it.
         let all = self.processes();
-        for (_, process) in &all {
+        for (_, process) in all.iter().filter(|(name, _)| name.ends_with("serve")) {
             process.signal(Signal::TERM);
             process.signal(Signal::CONT);
         }
-        let deadline = Instant::now() + Duration::from_secs(5);
-        for (name, process) in all {
+        for node in self.nodes() {
+            for name in NODE_PROCESSES {
+                // A stopped child cannot act on what its supervisor asks.
+                self.process(node, name).iter().for_each(|p| drop(p.signal(Signal::CONT)));
+            }
+        }
+        let deadline = Instant::now() + Duration::from_secs(8);
+        let is_supervisor = |name: &str| name.ends_with("serve");
+        let (supervisors, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(name, _)| is_supervisor(name));
+        let (coordinator, children): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(name, _)| name == "coordinator");
+        for (name, process) in supervisors.into_iter().chain(children).chain(coordinator) {
             let left = deadline.saturating_duration_since(Instant::now());
             let forced = process.end(left.max(Duration::from_millis(50)));
             ended.push(if forced { format!("{name} (killed)") } else { name });

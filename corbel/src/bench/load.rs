@@ -75,10 +75,15 @@ pub fn figures(mut command: Command) -> Result<Value> {
     })
 }
 
-/// What a command runs, for messages.
+/// What a command runs, for messages: the words from the last `--` on, paths cut to names.
 pub fn name(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+    let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+    let from = words.iter().rposition(|word| *word == "--").map_or(0, |at| at + 1);
+    let short = |word: &&std::ffi::OsStr| {
+        let name = Path::new(word).file_name().unwrap_or(word);
+        name.to_string_lossy().into_owned()
+    };
+    words[from..].iter().map(short).collect::<Vec<_>>().join(" ")
 }
 
 /// A number in an object of figures.

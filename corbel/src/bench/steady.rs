@@ -129,14 +129,29 @@ pub fn idle(bench: &Bench<'_>) -> Result<Measured> {
     figures(world.under_run(1, &["append", &path, "4096", "200"])?)?;
     std::thread::sleep(Duration::from_secs(2));
     let all = world.local.processes();
-    let ticks = || all.iter().map(|(_, process)| process.cpu_ticks()).sum::<u64>();
-    let (begin, since) = (ticks(), std::time::Instant::now());
+    let ticks = |kind: &str| -> u64 {
+        let chosen = all.iter().filter(|(name, _)| name.ends_with(kind));
+        chosen.map(|(_, process)| process.cpu_ticks()).sum()
+    };
+    const KINDS: [(&str, &str); 5] = [
+        ("coordinator", "coordinator_percent"),
+        ("nicfs", "nicfs_percent"),
+        ("hostd", "hostd_percent"),
+        ("serve", "supervisor_percent"),
+        ("mount", "mount_percent"),
+    ];
+    let before = KINDS.map(|(kind, _)| ticks(kind));
+    let since = std::time::Instant::now();
     while since.elapsed() < WATCHED {
         crate::signals::check()?;
         std::thread::sleep(Duration::from_millis(100));
     }
     // USER_HZ is 100 on every Linux that Rust's std runs on; the kernel scales to it.
-    let seconds = (ticks() - begin) as f64 / 100.0;
-    let percent = seconds / since.elapsed().as_secs_f64() * 100.0;
-    Ok(vec![("cpu_percent", percent), ("processes", all.len() as f64)])
+    let watched = since.elapsed().as_secs_f64();
+    let after = KINDS.map(|(kind, _)| ticks(kind));
+    let percent = |i: usize| (after[i] - before[i]) as f64 / watched;
+    let mut measured = vec![("cpu_percent", (0..KINDS.len()).map(percent).sum())];
+    measured.extend(KINDS.iter().enumerate().map(|(i, (_, key))| (*key, percent(i))));
+    measured.push(("processes", all.len() as f64));
+    Ok(measured)
 }
