@@ -393,7 +393,9 @@ impl Local {
         for node in self.nodes() {
             for name in NODE_PROCESSES {
                 // A stopped child cannot act on what its supervisor asks.
-                self.process(node, name).iter().for_each(|p| drop(p.signal(Signal::CONT)));
+                if let Some(process) = self.process(node, name) {
+                    process.signal(Signal::CONT);
+                }
             }
         }
         let deadline = Instant::now() + Duration::from_secs(8);
