@@ -24,8 +24,11 @@ const REAP_SLACK: usize = 64 * 1024;
 pub(super) struct HeldGrant {
     ino: InodeId,
     want: Want,
-    /// The stream position that must be on every member and published here.
+    /// The stream position that must be on every member.
     until: StreamSeq,
+    /// Somebody else wants it already: it is recalled as soon as it is granted. A recall that
+    /// overtook its grant would find nothing, and the grant would then stand against the table.
+    recall: bool,
 }
 
 /// A chunk in the making.
@@ -673,16 +676,18 @@ impl Node {
         for action in actions {
             match action {
                 Action::Recall(client, ino) => {
-                    self.counters.recalls += 1;
-                    let token = self.token();
-                    self.to_agent(client, Message::Recall { client, ino, token }, out);
+                    let held = |g: &&mut HeldGrant| g.want.client == client && g.ino == ino;
+                    match self.held_grants.iter_mut().find(held) {
+                        Some(grant) => grant.recall = true,
+                        None => self.recall(client, ino, out),
+                    }
                 }
                 Action::Grant(ino, want) => {
                     let until = match self.dirty.get(&ino) {
                         Some((seq, by)) if *by != want.client => *seq,
                         _ => StreamSeq(0),
                     };
-                    self.held_grants.push(HeldGrant { ino, want, until });
+                    self.held_grants.push(HeldGrant { ino, want, until, recall: false });
                 }
             }
         }
@@ -699,18 +704,24 @@ impl Node {
         let (free, held): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.held_grants).into_iter().partition(|g| g.until <= all);
         self.held_grants = held;
-        for HeldGrant { ino, want, until } in free {
+        for HeldGrant { ino, want, until, recall } in free {
             self.counters.leases_granted += 1;
             // Another node may lag behind by everything; this one knows exactly.
             let local = want.client.node() == self.me();
             let stream = if local { until } else { self.applied };
             let Want { client, token, mode } = want;
-            self.to_agent(
-                client,
-                Message::Granted { client, ino, token, mode, errno: 0, stream },
-                out,
-            );
+            let granted = Message::Granted { client, ino, token, mode, errno: 0, stream };
+            self.to_agent(client, granted, out);
+            if recall {
+                self.recall(client, ino, out);
+            }
         }
+    }
+
+    fn recall(&mut self, client: ClientId, ino: InodeId, out: &mut Vec<Effect>) {
+        self.counters.recalls += 1;
+        let token = self.token();
+        self.to_agent(client, Message::Recall { client, ino, token }, out);
     }
 
     fn numbers_wanted(&mut self, client: ClientId, token: u64, count: u32, out: &mut Vec<Effect>) {
