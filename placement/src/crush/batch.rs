@@ -6,7 +6,7 @@
 //! out asks for more. A bucket of another kind, or with weights by position, ends the run ahead
 //! there, and the mapping draws the rest itself: the results are the same for every map.
 
-use super::choose::{Ahead, Answer, Settings, Workspace, leaf_attempt};
+use super::choose::{Ahead, Answer, Settings, Workspace, is_out, leaf_attempt};
 use super::engine::{Lanes, UNDECIDED, pick_exactly};
 use super::error::{Error, Result};
 use super::flat::{Draw, LANES_MAX, Placer};
@@ -48,16 +48,29 @@ pub(super) struct Scratch {
     owners: Vec<Owner>,
     chosen: Vec<i32>,
     answers: Vec<Answer>,
+    /// Where each replica of each input ends if its first attempt is good.
+    ends: Vec<End>,
     going: Vec<(Owner, u32, u32, u32)>,
     next: Places,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Owner {
+    /// Replica, counted over all inputs.
+    end: u32,
     slot: u32,
     level: u32,
     below: bool,
 }
+
+/// Item of the type wanted, and what is reached below it.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    domain: i32,
+    leaf: i32,
+}
+
+const NO_END: End = End { domain: UNDECIDED, leaf: UNDECIDED };
 
 /// The first choice of a rule.
 struct Plan {
@@ -69,13 +82,15 @@ struct Plan {
     stable: bool,
     replicas: usize,
     levels: usize,
+    /// The rule is this one choice, and all of it is computed ahead.
+    whole: bool,
 }
 
 impl Plan {
     fn new(placer: &Placer, rule: &Rule, width: usize) -> Option<Self> {
         let mut settings = Settings::new(placer);
         let mut start = None;
-        for step in &rule.steps {
+        for (at, step) in rule.steps.iter().enumerate() {
             let (count, kind, firstn, to_leaf) = match *step {
                 Step::Take(item) => {
                     start = Map::bucket_index(item);
@@ -104,9 +119,37 @@ impl Plan {
                 stable: settings.stable != 0,
                 replicas,
                 levels: placer.depth.min(LEVELS_AHEAD),
+                whole: replicas == width && rule.steps[at + 1..] == [Step::Emit],
             });
         }
         None
+    }
+
+    /// Whether every replica's first attempt is good: then `out` has them, and nothing is retried.
+    fn first_attempts_hold(
+        &self,
+        ends: &[End],
+        x: u32,
+        reweights: &[u32],
+        out: &mut [i32],
+    ) -> bool {
+        for (i, end) in ends.iter().enumerate() {
+            // A device was wanted, below the domain or as the domain itself.
+            let device = self.to_leaf || self.kind == 0;
+            let reached = end.domain != UNDECIDED && (end.leaf >= 0 || !device);
+            if !reached || ends[..i].iter().any(|e| e.domain == end.domain) {
+                return false;
+            }
+            // Replicas from the front also keep devices apart that lie in several domains.
+            if self.firstn && out[..i].contains(&end.leaf) {
+                return false;
+            }
+            if device && is_out(reweights, end.leaf, x) {
+                return false;
+            }
+            out[i] = end.leaf;
+        }
+        true
     }
 
     /// Attempt number below the bucket that replica `rep` chose at attempt `r`.
@@ -145,6 +188,13 @@ impl Placer {
             for (i, x) in inputs.iter().enumerate() {
                 let at = (chunk * CHUNK + i) * width;
                 let out = &mut batch.items[at..at + width];
+                if let Some(plan) = plan.as_ref().filter(|plan| plan.whole) {
+                    let ends = &scratch.ends[i * width..(i + 1) * width];
+                    if plan.first_attempts_hold(ends, *x, reweights, out) {
+                        batch.lens.push(width as u32);
+                        continue;
+                    }
+                }
                 let ahead = Ahead::new(&scratch.answers[i * stride..(i + 1) * stride]);
                 let found = self.place_by(rule, *x, reweights, out, workspace, ahead)?;
                 batch.lens.push(found as u32);
@@ -159,13 +209,16 @@ impl Placer {
         let stride = plan.replicas * plan.levels;
         scratch.answers.clear();
         scratch.answers.resize(xs.len() * stride, NO_ANSWER);
+        scratch.ends.clear();
+        scratch.ends.resize(xs.len() * plan.replicas, NO_END);
         scratch.owners.clear();
         scratch.lanes.resize(xs.len() * plan.replicas);
         for rep in 0..plan.replicas {
             for (i, x) in xs.iter().enumerate() {
                 let slot = (i * stride + rep * plan.levels) as u32;
                 let (lane, lanes) = (scratch.owners.len(), &mut scratch.lanes);
-                scratch.owners.push(Owner { slot, level: 0, below: false });
+                let end = (i * plan.replicas + rep) as u32;
+                scratch.owners.push(Owner { end, slot, level: 0, below: false });
                 lanes.bucket[lane] = plan.start;
                 (lanes.x[lane], lanes.r[lane]) = (*x, rep as u32);
             }
@@ -206,21 +259,26 @@ impl Placer {
 
     /// Records what was chosen and keeps the lanes that go on to another bucket, sorted by bucket.
     fn advance(&self, plan: &Plan, scratch: &mut Scratch) {
-        let Scratch { lanes, owners, chosen, answers, going, next } = scratch;
+        let Scratch { lanes, owners, chosen, answers, ends, going, next } = scratch;
         going.clear();
         next.begin(self.table.size.len());
         for (lane, owner) in owners.iter().enumerate() {
             let (mut owner, item) = (*owner, chosen[lane]);
             let (bucket, x, mut r) = (lanes.bucket[lane], lanes.x[lane], lanes.r[lane]);
             answers[(owner.slot + owner.level) as usize] = Answer { bucket, r, item };
-            let Some(below) = Map::bucket_index(item) else { continue };
+            let end = &mut ends[owner.end as usize];
             if !owner.below && self.kind(item) == plan.kind {
+                *end = End { domain: item, leaf: item };
                 if !plan.to_leaf {
                     continue;
                 }
                 owner.below = true;
                 r = plan.leaf_r(r);
             }
+            let Some(below) = Map::bucket_index(item) else {
+                end.leaf = item;
+                continue;
+            };
             owner.level += 1;
             if self.table.size[below] == 0 || owner.level as usize >= plan.levels {
                 continue;

@@ -525,14 +525,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether a device is out, wholly or for this input.
     fn is_out(&self, device: i32) -> bool {
-        let weight = usize::try_from(device).ok().and_then(|d| self.reweights.get(d));
-        match weight.copied().unwrap_or(0) {
-            0 => true,
-            0x1_0000.. => false,
-            weight => hash2(self.x, device as u32) & 0xffff >= weight,
-        }
+        is_out(self.reweights, device, self.x)
     }
 
     /// What a bucket with items answers at attempt `r`.
@@ -581,6 +575,16 @@ impl<'a> Run<'a> {
             state.known += 1;
         }
         Ok(bucket.items[state.order[place] as usize])
+    }
+}
+
+/// Whether a device is out, wholly or for this input.
+pub(super) fn is_out(reweights: &[u32], device: i32, x: u32) -> bool {
+    let weight = usize::try_from(device).ok().and_then(|d| reweights.get(d));
+    match weight.copied().unwrap_or(0) {
+        0 => true,
+        0x1_0000.. => false,
+        weight => hash2(x, device as u32) & 0xffff >= weight,
     }
 }
 

@@ -38,7 +38,6 @@ pub struct Placer {
 #[derive(Debug)]
 pub(super) struct Flat {
     pub id: i32,
-    pub kind: i32,
     pub items: Vec<i32>,
     pub draw: Draw,
 }
@@ -80,6 +79,8 @@ pub(super) const LANES_MAX: usize = 16;
 /// Straw2 buckets of the whole map in three flat lists, for drawing many inputs at once.
 #[derive(Debug, Default)]
 pub(super) struct Table {
+    /// Type of each bucket, whatever draws it.
+    pub kind: Vec<i32>,
     /// Per bucket index: where its items begin.
     pub start: Vec<u32>,
     /// Per bucket index: how many there are; 0 where it cannot be drawn here.
@@ -125,7 +126,8 @@ impl Placer {
             let arg = args.and_then(|args| args.get(&(index as u32)));
             buckets.push(bucket.as_ref().map(|b| flatten(b, arg)).transpose()?);
         }
-        let table = Table::new(&buckets);
+        let kinds = map.buckets.iter().map(|b| b.as_ref().map_or(0, |b| b.kind.into()));
+        let table = Table::new(&buckets, kinds.collect());
         let devices = map.device_count() as i32;
         let (tunables, rules) = (map.tunables, map.rules.clone());
         let draws_max = options.draws_max.unwrap_or(DRAWS_MAX);
@@ -148,13 +150,13 @@ impl Placer {
 
     /// Type of an item: 0 for devices.
     pub(super) fn kind(&self, item: i32) -> i32 {
-        Map::bucket_index(item).and_then(|i| self.bucket(i)).map_or(0, |b| b.kind)
+        Map::bucket_index(item).and_then(|i| self.table.kind.get(i)).map_or(0, |kind| *kind)
     }
 }
 
 impl Table {
-    fn new(buckets: &[Option<Flat>]) -> Self {
-        let mut table = Self::default();
+    fn new(buckets: &[Option<Flat>], kind: Vec<i32>) -> Self {
+        let mut table = Self { kind, ..Self::default() };
         for bucket in buckets {
             table.start.push(table.cells.len() as u32);
             let drawn = match bucket {
@@ -268,7 +270,7 @@ fn flatten(bucket: &Bucket, arg: Option<&ChooseArg>) -> Result<Flat> {
         Weights::Straw { straws, .. } => Draw::Straw(straws.clone()),
         Weights::Straw2(weights) => straw2(bucket, weights, arg)?,
     };
-    Ok(Flat { id: bucket.id, kind: bucket.kind.into(), items: bucket.items.clone(), draw })
+    Ok(Flat { id: bucket.id, items: bucket.items.clone(), draw })
 }
 
 fn straw2(bucket: &Bucket, weights: &[u32], arg: Option<&ChooseArg>) -> Result<Draw> {
