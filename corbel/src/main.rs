@@ -5,6 +5,8 @@ mod bench;
 mod cli;
 mod cluster;
 mod config;
+#[allow(dead_code)] // `cli` gives it a verb
+mod crush;
 mod demo;
 mod failure;
 mod fsck;
