@@ -95,7 +95,9 @@ impl From<Error> for Failure {
             Error::Malformed { .. } | Error::Map(_) => {
                 (Kind::Damaged, "check the map with crushtool, or write it anew")
             }
-            Error::Text { .. } => (Kind::Config, "correct the line; corbel crush decompile shows the form"),
+            Error::Text { .. } => {
+                (Kind::Config, "correct the line; corbel crush decompile shows the form")
+            }
             Error::Request(_) => (Kind::Usage, "corbel crush decompile shows rules and devices"),
             Error::Budget { .. } => (Kind::Failed, "lower choose_total_tries, or bring devices in"),
         };
@@ -236,7 +238,9 @@ fn test(out: &Output, args: &TestArgs) -> Result<()> {
     let placer = Placer::new(&map, &options)?;
     let reweights = reweights(args, map.device_count())?;
     if args.replicas > limits::RESULT_MAX {
-        return Err(Error::Request(format!("--replicas is limited to {}", limits::RESULT_MAX)).into());
+        return Err(
+            Error::Request(format!("--replicas is limited to {}", limits::RESULT_MAX)).into()
+        );
     }
     let inputs = Inputs {
         rule: args.rule,
