@@ -69,9 +69,8 @@ pub struct Local {
     tied: bool,
 }
 
-/// The processes of a node, in the order in which they are killed: the supervisor first, so that
-/// it does not restart the others.
-pub const NODE_PROCESSES: [&str; 3] = ["serve", "nicfs", "hostd"];
+/// The processes of a node: the supervisor last.
+pub const NODE_PROCESSES: [&str; 3] = ["nicfs", "hostd", "serve"];
 
 /// Environment variable: the process that a daemon of ours must not outlive.
 pub const TIED: &str = "CORBEL_TIED_TO";
@@ -345,6 +344,12 @@ impl Local {
 
     /// Sends a signal to the services of a node; how many got it.
     pub fn signal_node(&self, node: u32, signal: Signal) -> usize {
+        if signal == Signal::KILL
+            && let Some(supervisor) = self.process(node, "serve")
+        {
+            // Else it would start the others again; and if it went first, they would end in order.
+            supervisor.signal(Signal::STOP);
+        }
         let running = NODE_PROCESSES.iter().filter_map(|name| self.process(node, name));
         running.filter(|process| process.signal(signal)).count()
     }
