@@ -6,41 +6,7 @@ use crate::engine::{self, Engine};
 /// Reflected polynomial.
 const POLY: u32 = 0x82f6_3b78;
 
-/// x^n modulo the polynomial, reflected: bit 31 is x^0.
-pub(crate) const fn reflected_power(n: u64) -> u32 {
-    let mut power = 1u32 << 31;
-    let mut square = 1u32 << 30;
-    let mut n = n;
-    while n != 0 {
-        if n & 1 != 0 {
-            power = multiply(power, square);
-        }
-        square = multiply(square, square);
-        n >>= 1;
-    }
-    power
-}
-
-/// The constant by which a carry-less multiplication followed by a `crc32` instruction on the low
-/// 64 bits moves a CRC over `bytes` bytes: those two steps multiply by x^33 on their own.
-pub(crate) const fn shift_power(bytes: u64) -> u32 {
-    reflected_power(bytes * 8 - 33)
-}
-
-/// Product of two reflected polynomials, reduced.
-const fn multiply(a: u32, b: u32) -> u32 {
-    let mut product = 0;
-    let mut a_times = a;
-    let mut bit = 32;
-    while bit > 0 {
-        bit -= 1;
-        if b & (1 << bit) != 0 {
-            product ^= a_times;
-        }
-        a_times = (a_times >> 1) ^ if a_times & 1 != 0 { POLY } else { 0 };
-    }
-    product
-}
+use base::checksum::{multiply, reflected_power};
 
 const TABLES: [[u32; 256]; 8] = tables();
 

@@ -238,6 +238,11 @@ pub fn entries(
     })
 }
 
+/// Class of a Chunk message of that length.
+fn class_of(len: usize) -> Class {
+    if len > BULK_MIN { Class::Bulk } else { Class::LowLatency }
+}
+
 impl Node {
     /// Opens the node's region and replays what its stream ring holds beyond the published state.
     pub fn new(config: NodeConfig, media: Arc<dyn Media>, random: Random) -> Result<Self, Failure> {
@@ -340,7 +345,7 @@ impl Node {
         match event {
             Event::Tick => self.tick(out)?,
             Event::Doorbell(client) => self.rang(client, out)?,
-            Event::Frame { from, kind, body } => self.frame(from, kind, &body, out)?,
+            Event::Frame { from, kind, body } => self.frame(from, kind, body, out)?,
             Event::PeerUp(node) => self.peer_up(node, out)?,
             Event::PeerDown(node) => self.peer_down(node),
             Event::View { epoch, chain, syncing } => self.on_view(epoch, chain, syncing, out)?,
@@ -437,10 +442,17 @@ impl Node {
         &mut self,
         from: NodeId,
         kind: u16,
-        body: &[u8],
+        body: Vec<u8>,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        match Message::decode(kind, body) {
+        if kind == message::CHUNK
+            && let Ok((epoch, all_acked)) = message::chunk_prefix(&body)
+            && epoch == self.epoch
+        {
+            // The bulk of all bytes: passed on in the memory in which it came.
+            return self.chunk_arrived(from, all_acked, body, out);
+        }
+        match Message::decode(kind, &body) {
             Err(e) => {
                 self.counters.bad_messages += 1;
                 log::warn!("message of node {from} refused: {e}");
@@ -469,7 +481,11 @@ impl Node {
     ) -> Result<(), Failure> {
         let from_head = self.chain.first() == Some(&from);
         match message {
-            Message::Chunk { all_acked, chunk } => self.chunk_arrived(from, all_acked, chunk, out),
+            Message::Chunk { all_acked, chunk } => {
+                let mut frame = message::chunk_frame(chunk.len());
+                frame.extend_from_slice(&chunk);
+                self.chunk_arrived(from, all_acked, frame, out)
+            }
             Message::StreamWant { from: seq } => {
                 self.send_stream(from, seq, out)?;
                 Ok(())
@@ -531,8 +547,8 @@ impl Node {
 
     fn send(&self, to: NodeId, message: &Message, out: &mut Vec<Effect>) {
         let (kind, body) = message.encode(self.epoch);
-        let bulk = body.len() > BULK_MIN && matches!(message, Message::Chunk { .. });
-        let class = if bulk { Class::Bulk } else { Class::LowLatency };
+        // Only chunks may overtake each other: their sequence puts them in order again.
+        let class = Class::LowLatency;
         out.push(Effect::Send { to, class, kind, body });
     }
 

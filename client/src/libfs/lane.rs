@@ -116,7 +116,6 @@ impl Room<'_> {
         *self.head += entry_bytes(payload.len()) as u64;
         debug_assert!(self.lane.frontier.load(Ordering::Relaxed) + lane_bytes >= *self.head);
         let sequence = Sequence(raw.sequence);
-        segment.word(control::LAST_SEQUENCE).fetch_max(raw.sequence, Ordering::Relaxed);
         Place { lane: self.index, position, sequence }
     }
 }

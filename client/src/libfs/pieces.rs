@@ -74,7 +74,17 @@ impl Pieces {
         if len == 0 {
             return;
         }
-        self.cut_log(offset, offset.saturating_add(len));
+        // The two common cases take one search: the same range again, and behind everything.
+        if let Some(piece) = self.log.get_mut(&offset)
+            && piece.len == len
+        {
+            piece.place = place;
+            return;
+        }
+        let behind = |(start, p): (&u64, &Piece)| start + p.len <= offset;
+        if !self.log.last_key_value().is_none_or(behind) {
+            self.cut_log(offset, offset.saturating_add(len));
+        }
         self.log.insert(offset, Piece { len, place });
     }
 

@@ -171,6 +171,7 @@ impl Session {
         if replicated.load(Ordering::Acquire) >= sequence.0 {
             return Ok(());
         }
+        self.segment.word(control::LAST_SEQUENCE).fetch_max(self.last().0, Ordering::SeqCst);
         self.segment.word(control::SYNC_REQUEST).fetch_max(sequence.0, Ordering::SeqCst);
         self.segment.ring(true);
         let done = self.segment.wait_until(|| replicated.load(Ordering::Acquire) >= sequence.0);

@@ -1,7 +1,7 @@
 //! The head: judges entries, orders them into the stream, grants leases and inode numbers.
 
 use base::{ClientId, InodeId, NodeId, Sequence, StreamSeq};
-use storage::format::chunk::ChunkHeader;
+use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Header, Op, entry_bytes};
 use storage::format::rpc::{WANT_PIN, WANT_READ, WANT_WRITE};
@@ -10,10 +10,12 @@ use storage::permission::{R, W};
 use storage::volume::Refusal;
 
 use super::lease::{Action, Want};
-use super::message::Message;
+use super::message::{CHUNK_PREFIX, Message, chunk_frame};
 use super::validate::{Known, judge};
 use super::{Effect, Failure, Node, entries};
 
+/// Bytes before the entries in a draft.
+const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
 /// Inode numbers handed out at once, at most.
 const NUMBERS_MAX: u32 = 256;
 /// Room in a chunk for the service's own Reap entries.
@@ -31,13 +33,20 @@ pub(super) struct HeldGrant {
     recall: bool,
 }
 
-/// A chunk in the making.
+/// A chunk in the making: the whole Chunk message, its beginning still blank.
 struct Draft {
-    body: Vec<u8>,
+    frame: Vec<u8>,
     count: u32,
     source: (storage::media::Segment, u64),
     reserved: usize,
     seq: StreamSeq,
+}
+
+impl Draft {
+    /// Bytes of the entries.
+    fn len(&self) -> usize {
+        self.frame.len() - FRAME_HEAD
+    }
 }
 
 impl Node {
@@ -262,7 +271,7 @@ impl Node {
                 continue;
             }
             let bytes = &raw[offset..raw.len().min(offset + entry_bytes(header.length as usize))];
-            if draft.body.len() + bytes.len() + REAP_SLACK / 2 > draft.reserved {
+            if draft.len() + bytes.len() + REAP_SLACK / 2 > draft.reserved {
                 self.close(draft, client, begun, incarnation, out)?;
                 draft = self.draft(raw.len() - offset)?;
             }
@@ -297,7 +306,7 @@ impl Node {
         }
         let mut tried = false;
         let applied = loop {
-            let source = (draft.source.0, draft.source.1 + draft.body.len() as u64 + 64);
+            let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
             match self.volume.apply(header, op, source) {
                 Ok(applied) => break applied,
                 Err(Refusal::NeedsPublish) if !tried => {
@@ -319,7 +328,7 @@ impl Node {
                 }
             }
         };
-        draft.body.extend_from_slice(bytes);
+        draft.frame.extend_from_slice(bytes);
         draft.count += 1;
         self.mark_dirty(op, draft.seq, client);
         if let Some(known) = self.known.get_mut(&client)
@@ -361,7 +370,7 @@ impl Node {
             reap.to_entry(header.sequence, self.epoch, header.lane, header.time, incarnation);
         match self.volume.apply(header, &reap, draft.source) {
             Ok(_) => {
-                draft.body.extend_from_slice(&bytes);
+                draft.frame.extend_from_slice(&bytes);
                 draft.count += 1;
                 Ok(())
             }
@@ -440,7 +449,9 @@ impl Node {
         let seq = StreamSeq(self.ring.last().0 + 1);
         match self.ring.next_body(reserved) {
             Some(source) => {
-                Ok(Draft { body: Vec::with_capacity(reserved), count: 0, source, reserved, seq })
+                let mut frame = chunk_frame(CHUNK_HEADER_BYTES + want);
+                frame.resize(FRAME_HEAD, 0);
+                Ok(Draft { frame, count: 0, source, reserved, seq })
             }
             // Members lag by a whole ring: only waiting for them, or for their end, helps; the
             // callers check `has_room` before they come here.
@@ -467,10 +478,10 @@ impl Node {
             last_seq: settled,
             incarnation,
             entries: draft.count,
-            body_bytes: draft.body.len() as u32,
+            body_bytes: draft.len() as u32,
             time: self.realtime(),
         };
-        self.issue(header, &draft.body, draft.reserved, out)
+        self.issue(header, draft, out)
     }
 
     /// Emits a chunk of the service's own, already judged; applies it here.
@@ -485,11 +496,11 @@ impl Node {
         let mut draft = self.draft(raw.len())?;
         for entry in entries(raw, incarnation).flatten() {
             let (offset, header, op) = entry;
-            let source = (draft.source.0, draft.source.1 + draft.body.len() as u64 + 64);
+            let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
             match self.volume.apply(&header, &op, source) {
                 Ok(_) => {
                     let end = raw.len().min(offset + entry_bytes(header.length as usize));
-                    draft.body.extend_from_slice(&raw[offset..end]);
+                    draft.frame.extend_from_slice(&raw[offset..end]);
                     draft.count += 1;
                 }
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
@@ -506,31 +517,30 @@ impl Node {
             last_seq: last,
             incarnation,
             entries: draft.count,
-            body_bytes: draft.body.len() as u32,
+            body_bytes: draft.len() as u32,
             time: self.realtime(),
         };
-        self.issue(header, &draft.body, draft.reserved, out)
+        self.issue(header, draft, out)
     }
 
     fn issue(
         &mut self,
         header: ChunkHeader,
-        body: &[u8],
-        reserved: usize,
+        draft: Draft,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        // Off to the next member first: it persists while we do.
-        let next = self.chain.get(1).copied();
-        let followers = self.followers.iter().copied();
-        for node in next.into_iter().chain(followers).collect::<Vec<_>>() {
-            let mut chunk = header.encode().to_vec();
-            chunk.extend_from_slice(body);
-            self.send(node, &Message::Chunk { all_acked: self.all_acked, chunk }, out);
-        }
-        self.unacked_bytes += u64::from(header.body_bytes);
-        if !self.ring.put(header, body, reserved)? {
+        let Draft { mut frame, reserved, .. } = draft;
+        frame[CHUNK_PREFIX..FRAME_HEAD].copy_from_slice(&header.encode());
+        if !self.ring.put(header, &frame[FRAME_HEAD..], reserved)? {
             return Err(Failure::Diverged(header.stream_seq, "the stream ring is full".into()));
         }
+        for node in self.followers.iter().copied().collect::<Vec<_>>() {
+            self.send_frame(node, frame.clone(), self.all_acked, out);
+        }
+        if let Some(next) = self.chain.get(1).copied() {
+            self.send_frame(next, frame, self.all_acked, out);
+        }
+        self.unacked_bytes += u64::from(header.body_bytes);
         self.note_chunk(&header);
         self.applied_chunk(&header);
         self.advance_acks(out)

@@ -33,6 +33,28 @@ use storage::format::control::LeaseMode;
 
 /// Kind of a chunk message.
 pub const CHUNK: u16 = 1;
+/// Bytes before the chunk in a Chunk message: epoch and what is acknowledged by all.
+pub const CHUNK_PREFIX: usize = 12;
+
+/// Epoch and acknowledged position of a Chunk message.
+pub fn chunk_prefix(frame: &[u8]) -> Result<(Epoch, StreamSeq), Corrupt> {
+    let mut r = Reader::new(NAME, frame);
+    Ok((Epoch(r.u32()?), StreamSeq(r.u64()?)))
+}
+
+/// The beginning of a Chunk message, with room for a chunk of `len` bytes behind it.
+pub fn chunk_frame(len: usize) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(CHUNK_PREFIX + len);
+    frame.resize(CHUNK_PREFIX, 0);
+    frame
+}
+
+/// Fills the beginning in.
+pub fn set_chunk_prefix(frame: &mut [u8], epoch: Epoch, all_acked: StreamSeq) {
+    frame[..4].copy_from_slice(&epoch.0.to_le_bytes());
+    frame[4..CHUNK_PREFIX].copy_from_slice(&all_acked.0.to_le_bytes());
+}
+
 /// Groups, leases, pins in one message, at most.
 const LIST_MAX: usize = 1 << 20;
 

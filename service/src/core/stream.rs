@@ -7,7 +7,7 @@ use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::media::Segment;
 use storage::volume::{CopyItem, Refusal, Sealed, run_copies};
 
-use super::message::Message;
+use super::message::{CHUNK, CHUNK_PREFIX, Message, chunk_frame, set_chunk_prefix};
 use super::{Effect, Failure, Node, entries};
 
 /// A batch of applied chunks is published after this time at the latest.
@@ -66,10 +66,11 @@ impl Node {
         &mut self,
         from: NodeId,
         all_acked: StreamSeq,
-        chunk: Vec<u8>,
+        frame: Vec<u8>,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let header = match ChunkHeader::decode(&chunk) {
+        let chunk = &frame[CHUNK_PREFIX..];
+        let header = match ChunkHeader::decode(chunk) {
             Ok(h) if chunk.len() == CHUNK_HEADER_BYTES + h.body_bytes as usize => h,
             _ => {
                 self.counters.bad_messages += 1;
@@ -89,21 +90,22 @@ impl Node {
         }
         if header.stream_seq > expected {
             if self.stash.len() < STASH_MAX {
-                self.stash.insert(header.stream_seq, chunk);
+                self.stash.insert(header.stream_seq, frame);
             }
             return Ok(());
         }
-        let mut chunk = Some((header, chunk));
-        while let Some((header, bytes)) = chunk.take() {
-            if !self.accept(header, bytes, all_acked, out)? {
+        let mut next_frame = Some((header, frame));
+        while let Some((header, frame)) = next_frame.take() {
+            if !self.accept(header, frame, all_acked, out)? {
                 self.counters.bad_messages += 1;
                 self.want_stream(out);
                 break;
             }
             let next = StreamSeq(self.ring.last().0 + 1);
             self.stash.retain(|seq, _| *seq >= next);
-            if let Some(bytes) = self.stash.remove(&next) {
-                chunk = ChunkHeader::decode(&bytes).ok().map(|h| (h, bytes));
+            if let Some(frame) = self.stash.remove(&next) {
+                let header = ChunkHeader::decode(&frame[CHUNK_PREFIX..]).ok();
+                next_frame = header.map(|h| (h, frame));
             }
         }
         self.all_acked = self.all_acked.max(all_acked.min(self.ring.last()));
@@ -117,11 +119,11 @@ impl Node {
     fn accept(
         &mut self,
         header: ChunkHeader,
-        bytes: Vec<u8>,
+        frame: Vec<u8>,
         all_acked: StreamSeq,
         out: &mut Vec<Effect>,
     ) -> Result<bool, Failure> {
-        let body = &bytes[CHUNK_HEADER_BYTES..];
+        let body = &frame[CHUNK_PREFIX + CHUNK_HEADER_BYTES..];
         let mut count = 0;
         for entry in entries(body, header.incarnation) {
             if entry.is_err() {
@@ -139,9 +141,22 @@ impl Node {
         self.note_chunk(&header);
         self.acknowledge(out);
         if let Some(next) = self.successor() {
-            self.send(next, &Message::Chunk { all_acked, chunk: bytes }, out);
+            self.send_frame(next, frame, all_acked, out);
         }
         Ok(true)
+    }
+
+    /// Sends a Chunk message that lies in `frame` from its chunk on.
+    pub(super) fn send_frame(
+        &self,
+        to: NodeId,
+        mut frame: Vec<u8>,
+        all_acked: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) {
+        set_chunk_prefix(&mut frame, self.epoch, all_acked);
+        let class = super::class_of(frame.len());
+        out.push(Effect::Send { to, class, kind: CHUNK, body: frame });
     }
 
     /// Bookkeeping for a chunk that is in the ring.
@@ -209,9 +224,11 @@ impl Node {
                 log::warn!("node {to} wants chunk {seq}, which is no longer kept");
                 return Ok(false);
             };
-            let mut chunk = kept.header.encode().to_vec();
-            chunk.extend_from_slice(&self.ring.body(&kept)?);
-            self.send(to, &Message::Chunk { all_acked: self.all_acked, chunk }, out);
+            let body = self.ring.body(&kept)?;
+            let mut frame = chunk_frame(CHUNK_HEADER_BYTES + body.len());
+            frame.extend_from_slice(&kept.header.encode());
+            frame.extend_from_slice(&body);
+            self.send_frame(to, frame, self.all_acked, out);
             seq.0 += 1;
         }
         Ok(true)

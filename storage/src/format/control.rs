@@ -48,7 +48,8 @@ use crate::limits::{RPC_SLOT_BYTES, RPC_SLOTS};
 
 /// Client word: highest sequence for which durability on every member was asked (fsync).
 pub const SYNC_REQUEST: u64 = 0x1000;
-/// Client word: highest sequence handed out (a hint for the service and for people).
+/// Client word: highest sequence handed out when durability was last asked for; the service takes
+/// no request beyond it seriously.
 pub const LAST_SEQUENCE: u64 = 0x1040;
 /// First in-operation word; the others follow at a distance of a line.
 pub const IN_OP: u64 = 0x2000;

@@ -7,11 +7,11 @@
 #![allow(unsafe_code)]
 
 mod combine;
-pub(crate) mod crc;
-mod lanes;
+pub(crate) mod lanes;
 
 use super::{Choice, Engine, Mode};
 use crate::coding::Product;
+use base::checksum::x86 as crc;
 use combine::Job;
 
 macro_rules! engine {

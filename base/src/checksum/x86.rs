@@ -1,9 +1,9 @@
 //! CRC32C with the `crc32` instruction on three streams, and with carry-less multiplication over
 //! 512-bit vectors.
 
-use std::arch::x86_64::*;
+use core::arch::x86_64::*;
 
-use crate::checksum::{reflected_power, shift_power};
+use super::{reflected_power, shift_power};
 
 /// Bytes per stream in one round of three. Three times 1,360 make 4,080: a 4 KiB block is one round
 /// and a 16-byte tail.
@@ -86,7 +86,7 @@ fn shift(crc: u64, power: u32) -> u64 {
 /// # Safety
 /// The CPU has SSE4.2 and PCLMULQDQ.
 #[target_feature(enable = "sse4.2,pclmulqdq")]
-pub(crate) fn streams(seed: u32, mut bytes: &[u8]) -> u32 {
+pub fn streams(seed: u32, mut bytes: &[u8]) -> u32 {
     const ROUNDS: [(usize, u32, u32); 2] = [
         (LONG, shift_power(2 * LONG as u64), shift_power(LONG as u64)),
         (SHORT, shift_power(2 * SHORT as u64), shift_power(SHORT as u64)),
@@ -172,7 +172,7 @@ fn block(crc: u32, bytes: &[u8; BLOCK]) -> u32 {
 /// # Safety
 /// The CPU has AVX-512 F and VL, VPCLMULQDQ, PCLMULQDQ and SSE4.2.
 #[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(crate) fn folds(seed: u32, bytes: &[u8]) -> u32 {
+pub fn folds(seed: u32, bytes: &[u8]) -> u32 {
     if bytes.len() < FOLD_MIN {
         return streams(seed, bytes);
     }
