@@ -1,0 +1,180 @@
+//! One writer at a time, and no operation refused, whatever overtakes what between head and agents.
+
+use base::random::Random;
+use base::{Errno, InodeId};
+use service::core::Event;
+use storage::format::control::{self, LeaseMode};
+use storage::format::rpc::{self, Granted, InodeReply, Request, WANT_WRITE};
+
+use crate::rig::{Hand, Rig, create, take_numbers};
+
+const WANT: Request<'static> =
+    Request::Inode { ino: InodeId::ROOT, mode: LeaseMode::Write, flags: WANT_WRITE };
+
+fn granted(hand: &Hand, slot: usize) -> Option<Granted> {
+    let body = hand.reply(slot)?;
+    let (status, mut rest) = rpc::reply_status(&body).expect("a status");
+    assert_eq!(status, Ok(()));
+    Some(InodeReply::decode(&mut rest).expect("a well formed reply").granted)
+}
+
+/// A makes a name, B gets the directory next, C wants it after B. While the second member has not
+/// acknowledged A's name, B's grant is held, and C's wish must not take it back before it is given.
+#[test]
+fn a_recall_does_not_overtake_a_held_grant() {
+    let mut rig = Rig::new(2, 1);
+    let mut hands: Vec<Hand> = (0..3).map(|_| rig.attach(0, 0)).collect();
+    let numbers: Vec<InodeId> = hands.iter().map(|hand| hand.numbers(&mut rig, 1)[0].0).collect();
+    let dir = hands[0].lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease").granted;
+    assert!(hands[0].holds(dir));
+    hands[0].append(&create(numbers[0], InodeId::ROOT, b"0", 0o100_644, 0));
+    for hand in &hands[1..] {
+        hand.post(0, &WANT, 0);
+        rig.event(0, Event::Doorbell(hand.client));
+        // Nothing arrives at node 2: the head holds what it would grant.
+        rig.pass(1_000_000);
+        assert_eq!(granted(hand, 0), None, "a name that not every member has is not shown");
+    }
+    assert!(!hands[0].holds(dir), "recalled");
+    rig.deliver_all();
+    let mut waiting = vec![1, 2];
+    for _ in 0..1000 {
+        rig.event(0, Event::Tick);
+        let served: Vec<(usize, Granted)> =
+            waiting.iter().filter_map(|n| Some((*n, granted(&hands[*n], 0)?))).collect();
+        let standing = served.iter().filter(|(n, g)| hands[*n].holds(*g)).count();
+        assert!(standing <= 1, "two writers in one directory");
+        for (n, lease) in served {
+            waiting.retain(|w| *w != n);
+            if hands[n].holds(lease) {
+                let name = [b'0' + n as u8];
+                hands[n].append(&create(numbers[n], InodeId::ROOT, &name, 0o100_644, 0));
+                hands[n].ring(&mut rig);
+            } else {
+                hands[n].post(0, &WANT, 0);
+                rig.event(0, Event::Doorbell(hands[n].client));
+                waiting.push(n);
+            }
+        }
+        rig.pass(100_000);
+        rig.deliver_all();
+        if waiting.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(waiting, Vec::<usize>::new(), "everybody is served");
+    rig.settle();
+    assert!(hands.iter().all(|hand| hand.refusals() == 0));
+    for (n, ino) in numbers.iter().enumerate() {
+        let name = [b'0' + n as u8];
+        let found = rig.nodes[1].volume().lookup(InodeId::ROOT, &name).expect("a sound volume");
+        assert_eq!(found.map(|(ino, _)| ino), Some(*ino));
+    }
+    rig.check();
+}
+
+/// A client as the library is: enters an operation, looks at its lease, appends, leaves.
+struct Maker {
+    hand: Hand,
+    fresh: Vec<(InodeId, Granted)>,
+    dir: Granted,
+    waits: bool,
+    inside: Option<bool>,
+    made: u32,
+}
+
+impl Maker {
+    fn name(&self, n: u32) -> Vec<u8> {
+        format!("{:x}-{n}", self.hand.client.0).into_bytes()
+    }
+
+    fn step(&mut self, rig: &mut Rig, goal: u32) {
+        let op_word = control::in_op(3);
+        if let Some(holds) = self.inside.take() {
+            if holds {
+                let (ino, _) = self.fresh.pop().expect("a number");
+                let name = self.name(self.made);
+                self.hand.append(&create(ino, InodeId::ROOT, &name, 0o100_644, 0));
+                self.made += 1;
+            }
+            self.hand.set(op_word, self.hand.word(op_word) + 1);
+            self.hand.ring(rig);
+            return;
+        }
+        if self.waits {
+            let Some(body) = self.hand.reply(0) else {
+                rig.event(self.hand.n, Event::Doorbell(self.hand.client));
+                return;
+            };
+            self.waits = false;
+            let (status, mut rest) = rpc::reply_status(&body).expect("a status");
+            assert_eq!(status, Ok::<(), Errno>(()));
+            if self.fresh.is_empty() {
+                self.fresh = take_numbers(&body[8..]);
+            } else {
+                self.dir = InodeReply::decode(&mut rest).expect("a reply").granted;
+            }
+            return;
+        }
+        if self.made == goal {
+            return;
+        }
+        let request = if self.fresh.is_empty() { Request::Inodes { count: 4 } } else { WANT };
+        if self.fresh.is_empty() || !self.hand.holds(self.dir) {
+            self.hand.post(0, &request, self.hand.seq);
+            rig.event(self.hand.n, Event::Doorbell(self.hand.client));
+            self.waits = true;
+            return;
+        }
+        self.hand.set(op_word, self.hand.word(op_word) + 1);
+        self.inside = Some(self.hand.holds(self.dir));
+    }
+}
+
+#[test]
+fn makers_in_one_directory_are_never_refused() {
+    for seed in 0..12 {
+        let mut random = Random::new(seed);
+        let nodes = 1 + random.below(3) as u32;
+        let mut rig = Rig::new(nodes, seed);
+        let mut makers: Vec<Maker> = (0..4)
+            .map(|_| Maker {
+                hand: rig.attach(random.below(nodes.into()) as usize, 0),
+                fresh: Vec::new(),
+                dir: Granted::default(),
+                waits: false,
+                inside: None,
+                made: 0,
+            })
+            .collect();
+        let goal = 6;
+        for step in 0.. {
+            assert!(step < 200_000, "seed {seed}: no end");
+            if makers.iter().all(|m| m.made == goal && m.inside.is_none()) {
+                break;
+            }
+            match random.below(10) {
+                0 | 1 => rig.pass(random.below(200_000)),
+                2..6 if !rig.links.is_empty() => {
+                    let link = random.below(rig.links.len() as u64) as usize;
+                    rig.deliver(link);
+                }
+                _ => {
+                    let n = random.below(4) as usize;
+                    makers[n].step(&mut rig, goal);
+                }
+            }
+        }
+        rig.settle();
+        for maker in &makers {
+            assert_eq!(maker.hand.refusals(), 0, "seed {seed}");
+            for node in &rig.nodes {
+                for n in 0..goal {
+                    let found = node.volume().lookup(InodeId::ROOT, &maker.name(n));
+                    assert!(matches!(found, Ok(Some(_))), "seed {seed}: {n} is missing");
+                }
+            }
+        }
+        rig.check();
+    }
+}

@@ -1,0 +1,371 @@
+//! Nodes, links and clients whose every step the test decides.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::random::Random;
+use base::wire::Reader;
+use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
+use service::core::{Effect, Event, Node, NodeConfig};
+use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
+use storage::format::entry::Op;
+use storage::format::rpc::{self, Granted, InodeReply, Request};
+use storage::format::superblock::Durability;
+use storage::limits::RPC_SLOT_BYTES;
+use storage::media::{Media, Segment};
+use storage::memory::MemoryRegion;
+use storage::volume::{Params, Volume};
+
+/// Smallest lane that a descriptor may have.
+pub const LANE: u64 = 4 * ((1 << 20) + 4096);
+pub const STREAM: u64 = 17 << 20;
+
+pub fn config(node: u32) -> NodeConfig {
+    NodeConfig {
+        node: NodeId(node),
+        lanes: 1,
+        lane_bytes: LANE,
+        clients_max: 8,
+        ring_bytes: STREAM,
+        memory: 16 << 20,
+        high: 70,
+        low: 30,
+    }
+}
+
+pub fn format(node: u32) -> Arc<MemoryRegion> {
+    let region = Arc::new(MemoryRegion::new());
+    let params = Params {
+        uuid: *b"corbel test uuid",
+        name: "test".into(),
+        node: NodeId(node),
+        durability: Durability::Pmem,
+        capacity_bytes: 16 << 20,
+        stream_bytes: STREAM,
+        time: 1_000_000_007,
+        uid: 0,
+        gid: 0,
+        mode: 0o777,
+    };
+    Volume::format(Arc::clone(&region) as Arc<dyn Media>, &params).expect("an empty volume");
+    region
+}
+
+/// A chain of nodes with links that deliver when told to, in order.
+pub struct Rig {
+    pub nodes: Vec<Node>,
+    pub regions: Vec<Arc<MemoryRegion>>,
+    pub now: u64,
+    /// Messages under way: to whom, from whom.
+    pub links: Vec<(NodeId, NodeId, VecDeque<(u16, Vec<u8>)>)>,
+    /// Answers to `Attach`.
+    attached: Vec<(u64, ClientId, u32)>,
+    pub detached: Vec<ClientId>,
+    pub refused: Vec<Errno>,
+    token: u64,
+}
+
+impl Rig {
+    /// Nodes `1..=count`, all in the chain of epoch 1.
+    pub fn new(count: u32, seed: u64) -> Self {
+        let regions: Vec<_> = (1..=count).map(format).collect();
+        Self::on(regions, seed)
+    }
+
+    /// The same on regions that exist.
+    pub fn on(regions: Vec<Arc<MemoryRegion>>, seed: u64) -> Self {
+        let nodes = (1u32..)
+            .zip(&regions)
+            .map(|(n, region)| {
+                let media = Arc::clone(region) as Arc<dyn Media>;
+                Node::new(config(n), media, Random::new(seed + u64::from(n))).expect("a node")
+            })
+            .collect::<Vec<_>>();
+        let mut links = Vec::new();
+        for to in 1..=nodes.len() as u32 {
+            for from in (1..=nodes.len() as u32).filter(|from| *from != to) {
+                links.push((NodeId(to), NodeId(from), VecDeque::new()));
+            }
+        }
+        let mut rig = Self {
+            nodes,
+            regions,
+            now: 1_000_000,
+            links,
+            attached: Vec::new(),
+            detached: Vec::new(),
+            refused: Vec::new(),
+            token: 0,
+        };
+        let chain: Vec<NodeId> = (1..=rig.nodes.len() as u32).map(NodeId).collect();
+        for n in 0..rig.nodes.len() {
+            let chain = chain.clone();
+            rig.event(n, Event::View { epoch: Epoch(1), chain, syncing: Vec::new() });
+        }
+        rig.deliver_all();
+        rig
+    }
+
+    fn effects(&mut self, n: usize, effects: Vec<Effect>) {
+        let from = NodeId(n as u32 + 1);
+        for effect in effects {
+            match effect {
+                Effect::Send { to, kind, body, .. } => {
+                    let link = self.links.iter_mut().find(|(t, f, _)| (*t, *f) == (to, from));
+                    if let Some((_, _, queue)) = link {
+                        queue.push_back((kind, body));
+                    }
+                }
+                Effect::Attached { token, client, segment } => {
+                    self.attached.push((token, client, segment));
+                }
+                Effect::AttachRefused { errno, .. } => self.refused.push(errno),
+                Effect::Detached(client) => self.detached.push(client),
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives a node an event.
+    pub fn event(&mut self, n: usize, event: Event) {
+        let mut out = Vec::new();
+        self.nodes[n].apply(self.now, event, &mut out);
+        self.effects(n, out);
+    }
+
+    /// Time passes: what the driver would do with it.
+    pub fn pass(&mut self, nanos: u64) {
+        self.now += nanos;
+        for n in 0..self.nodes.len() {
+            self.event(n, Event::Tick);
+            let mut out = Vec::new();
+            if !self.nodes[n].prepare_to_sleep() {
+                self.nodes[n].look_around(self.now, &mut out);
+            }
+            for _ in 0..64 {
+                if !self.nodes[n].work(self.now, &mut out) {
+                    break;
+                }
+            }
+            self.effects(n, out);
+        }
+    }
+
+    /// One message of one link arrives; `false` when the link has none.
+    pub fn deliver(&mut self, link: usize) -> bool {
+        let (to, from, queue) = &mut self.links[link];
+        let (to, from) = (*to, *from);
+        let Some((kind, body)) = queue.pop_front() else { return false };
+        self.event(to.0 as usize - 1, Event::Frame { from, kind, body });
+        true
+    }
+
+    pub fn deliver_all(&mut self) {
+        for _ in 0..100_000 {
+            let more = (0..self.links.len()).any(|link| self.deliver(link));
+            if !more {
+                return;
+            }
+        }
+        panic!("the nodes talk for ever");
+    }
+
+    /// Everything comes to rest.
+    pub fn settle(&mut self) {
+        for _ in 0..40 {
+            self.pass(1_000_000);
+            self.deliver_all();
+        }
+        for node in &self.nodes {
+            assert_eq!(node.failure(), None);
+        }
+    }
+
+    /// A process attaches to node `n`.
+    pub fn attach(&mut self, n: usize, uid: u32) -> Hand {
+        self.token += 1;
+        let (token, pid) = (self.token, 100 + self.token as u32);
+        let event =
+            Event::Attach { token, pid, start_time: 1, uid, gid: uid, groups: vec![], lanes: 1 };
+        self.event(n, event);
+        self.deliver_all();
+        let (_, client, segment) =
+            *self.attached.iter().find(|a| a.0 == token).expect("the node takes clients");
+        let media = Arc::clone(&self.regions[n]) as Arc<dyn Media>;
+        let mut descriptor = [0; control::DESCRIPTOR_BYTES];
+        media.read(Segment::Log(segment), 0, &mut descriptor).expect("a descriptor");
+        let descriptor = Descriptor::decode(&descriptor).expect("a descriptor");
+        assert_eq!(descriptor.client, client);
+        let log = Segment::Log(segment);
+        Hand { media, n, uid, client, log, descriptor, at: 0, seq: 0 }
+    }
+
+    /// No damage on any node.
+    pub fn check(&self) {
+        for region in &self.regions {
+            let report = storage::check::check(&**region).expect("a region that can be read");
+            assert!(report.is_sound(), "{:?}", report.findings);
+        }
+    }
+}
+
+/// A client's side of its log, worked by hand.
+pub struct Hand {
+    pub media: Arc<dyn Media>,
+    pub n: usize,
+    pub uid: u32,
+    pub client: ClientId,
+    pub log: Segment,
+    pub descriptor: Descriptor,
+    /// Position in lane 0.
+    pub at: u64,
+    /// Sequence used last.
+    pub seq: u64,
+}
+
+impl Hand {
+    pub fn word(&self, at: u64) -> u64 {
+        self.media.load64(self.log, at).expect("a word of the log")
+    }
+
+    pub fn set(&self, at: u64, value: u64) {
+        self.media.store64(self.log, at, value).expect("a word of the log");
+    }
+
+    /// Writes bytes as the next entry of lane 0.
+    pub fn put(&mut self, bytes: &[u8]) {
+        assert!(self.at + bytes.len() as u64 <= LANE, "the test's log has no laps");
+        let at = self.descriptor.lane_offset(0) + self.at;
+        self.media.write(self.log, at, bytes).expect("space in the lane");
+        self.at += bytes.len() as u64;
+        self.set(control::LAST_SEQUENCE, self.seq);
+    }
+
+    pub fn append(&mut self, op: &Op<'_>) -> Sequence {
+        self.seq += 1;
+        let epoch = Epoch(self.word(control::EPOCH) as u32);
+        let seq = Sequence(self.seq);
+        let bytes = op.to_entry(seq, epoch, 0, 77, self.descriptor.incarnation);
+        self.put(&bytes);
+        seq
+    }
+
+    pub fn post(&self, slot: usize, request: &Request<'_>, after: u64) {
+        let mut body = Vec::new();
+        request.encode(Sequence(after), &mut body);
+        self.post_raw(slot, &body);
+    }
+
+    pub fn post_raw(&self, slot: usize, body: &[u8]) {
+        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+        self.media.write(self.log, base + rpc::SLOT_BODY, body).expect("a slot");
+        self.set(base, u64::from(rpc::SLOT_REQUEST) | (body.len() as u64) << 32);
+    }
+
+    /// The answer in a slot, which is free afterwards.
+    pub fn reply(&self, slot: usize) -> Option<Vec<u8>> {
+        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+        let word = self.word(base);
+        if word as u32 != rpc::SLOT_REPLY {
+            return None;
+        }
+        let mut body = vec![0; (word >> 32) as usize];
+        self.media.read(self.log, base + rpc::SLOT_BODY, &mut body).expect("a slot");
+        self.set(base, 0);
+        Some(body)
+    }
+
+    /// Asks and waits.
+    pub fn call(&self, rig: &mut Rig, request: &Request<'_>) -> Result<Vec<u8>, Errno> {
+        self.post(0, request, self.seq);
+        for _ in 0..4000 {
+            rig.event(self.n, Event::Doorbell(self.client));
+            rig.deliver_all();
+            if let Some(body) = self.reply(0) {
+                let status = rpc::reply_status(&body).expect("a reply with a status").0;
+                return status.map(|()| body[8..].to_vec());
+            }
+            rig.pass(100_000);
+        }
+        panic!("no answer to {request:?}");
+    }
+
+    /// A lease on an inode.
+    pub fn lease(&self, rig: &mut Rig, ino: InodeId, mode: LeaseMode) -> Result<InodeReply, Errno> {
+        let flags = rpc::WANT_READ | if mode == LeaseMode::Write { rpc::WANT_WRITE } else { 0 };
+        let body = self.call(rig, &Request::Inode { ino, mode, flags })?;
+        let reply = InodeReply::decode(&mut Reader::new("reply", &body));
+        Ok(reply.expect("a well formed reply"))
+    }
+
+    /// Whether a lease still stands.
+    pub fn holds(&self, granted: Granted) -> bool {
+        granted.word.0 != 0 && self.word(control::lease_word(granted.slot)) == granted.word.0
+    }
+
+    /// Fresh inode numbers with their leases.
+    pub fn numbers(&self, rig: &mut Rig, count: u32) -> Vec<(InodeId, Granted)> {
+        let body = self.call(rig, &Request::Inodes { count }).expect("numbers");
+        take_numbers(&body)
+    }
+
+    /// Appends under a write lease on `dir`, which is taken anew whenever it is lost.
+    pub fn append_in(&mut self, rig: &mut Rig, dir: InodeId, op: &Op<'_>) -> Sequence {
+        for _ in 0..100 {
+            let granted = self.lease(rig, dir, LeaseMode::Write).expect("a lease").granted;
+            if self.holds(granted) {
+                return self.append(op);
+            }
+        }
+        panic!("a lease never lasts");
+    }
+
+    pub fn create(&mut self, rig: &mut Rig, name: &[u8], mode: u32) -> InodeId {
+        let (ino, _) = self.numbers(rig, 1)[0];
+        let op = create(ino, InodeId::ROOT, name, mode, self.uid);
+        self.append_in(rig, InodeId::ROOT, &op);
+        ino
+    }
+
+    /// fsync: waits until every member has everything.
+    pub fn sync(&self, rig: &mut Rig) {
+        self.set(control::SYNC_REQUEST, self.seq);
+        for _ in 0..1000 {
+            rig.event(self.n, Event::Doorbell(self.client));
+            rig.deliver_all();
+            if self.word(control::REPLICATED) >= self.seq {
+                return;
+            }
+            rig.pass(100_000);
+        }
+        panic!("an fsync never ends");
+    }
+
+    /// Rings, if the service wants to be rung for an appended entry.
+    pub fn ring(&self, rig: &mut Rig) {
+        if self.word(control::DOORBELL) == control::BELL_ASLEEP {
+            self.set(control::DOORBELL, control::BELL_AWAKE);
+            rig.event(self.n, Event::Doorbell(self.client));
+        }
+    }
+
+    pub fn refusals(&self) -> u64 {
+        self.word(control::REFUSALS)
+    }
+}
+
+pub fn take_numbers(body: &[u8]) -> Vec<(InodeId, Granted)> {
+    let mut r = Reader::new("numbers", body);
+    let count = r.u32().expect("a count");
+    (0..count)
+        .map(|_| {
+            let ino = InodeId(r.u64().expect("a number"));
+            let slot = r.u32().expect("a slot");
+            (ino, Granted { slot, word: LeaseWord(r.u64().expect("a word")) })
+        })
+        .collect()
+}
+
+pub fn create(ino: InodeId, parent: InodeId, name: &[u8], mode: u32, uid: u32) -> Op<'_> {
+    Op::Create { ino, parent, mode, rdev: 0, uid, gid: uid, name, target: b"" }
+}
