@@ -26,7 +26,7 @@ pub struct ClusterOptions {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=5))]
     pub replicas: u32,
     /// Fabric between the nodes
-    #[arg(long, default_value = "tcp", value_parser = ["tcp", "shm"])]
+    #[arg(long, default_value = "shm", value_parser = ["shm", "tcp"])]
     pub transport: String,
     /// Leave the cluster's directory (logs, regions) for inspection
     #[arg(long)]

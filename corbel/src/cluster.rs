@@ -90,7 +90,7 @@ pub struct UpArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=16))]
     replicas: Option<u32>,
     /// Fabric between the nodes
-    #[arg(long, default_value = "tcp", value_parser = ["tcp", "shm"])]
+    #[arg(long, default_value = "shm", value_parser = ["shm", "tcp"])]
     transport: String,
     /// Space for data on each node
     #[arg(long, default_value = "4GiB", value_parser = parse_bytes)]

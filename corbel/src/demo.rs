@@ -28,7 +28,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "DIR")]
     tree: Option<PathBuf>,
     /// Fabric between the nodes
-    #[arg(long, default_value = "tcp", value_parser = ["tcp", "shm"])]
+    #[arg(long, default_value = "shm", value_parser = ["shm", "tcp"])]
     transport: String,
     /// Leave the cluster's directory (logs, regions) for inspection
     #[arg(long)]

@@ -50,7 +50,7 @@ impl Plan {
         Self {
             nodes,
             replicas: nodes,
-            transport: Transport::Tcp,
+            transport: Transport::Shm,
             capacity: 4 << 30,
             stream: 256 << 20,
             lanes: 4,
