@@ -552,6 +552,7 @@ impl Node {
         out.push(Effect::Send { to, class, kind, body });
     }
 
+    #[allow(clippy::wrong_self_convention)] // "to" is a direction here, not a conversion
     fn to_head(&mut self, message: Message, out: &mut Vec<Effect>) {
         match self.chain.first().copied() {
             Some(head) if head == self.me() => self.local.push_back(message),
@@ -560,6 +561,7 @@ impl Node {
         }
     }
 
+    #[allow(clippy::wrong_self_convention)] // "to" is a direction here, not a conversion
     fn to_agent(&mut self, client: ClientId, message: Message, out: &mut Vec<Effect>) {
         if client.node() == self.me() {
             self.local.push_back(message);

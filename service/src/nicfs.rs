@@ -117,6 +117,9 @@ fn noted_epoch(region: &Path) -> Option<Epoch> {
     std::fs::read_to_string(epoch_file(region)).ok()?.trim().parse().ok().map(Epoch)
 }
 
+/// Frames that found no room: kind and body.
+type Backlog = VecDeque<(u16, Vec<u8>)>;
+
 struct Driver {
     config: NicfsConfig,
     clock: SystemClock,
@@ -131,7 +134,7 @@ struct Driver {
     bell_of: BTreeMap<ClientId, u64>,
     next_bell: u64,
     attaching: BTreeMap<u64, OwnedFd>,
-    waiting: BTreeMap<(NodeId, Class), VecDeque<(u16, Vec<u8>)>>,
+    waiting: BTreeMap<(NodeId, Class), Backlog>,
     fenced: bool,
     state: DataState,
     ended: bool,

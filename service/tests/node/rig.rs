@@ -51,13 +51,16 @@ pub fn format(node: u32) -> Arc<MemoryRegion> {
     region
 }
 
+/// Kind and body of each.
+type Frames = VecDeque<(u16, Vec<u8>)>;
+
 /// A chain of nodes with links that deliver when told to, in order.
 pub struct Rig {
     pub nodes: Vec<Node>,
     pub regions: Vec<Arc<MemoryRegion>>,
     pub now: u64,
     /// Messages under way: to whom, from whom.
-    pub links: Vec<(NodeId, NodeId, VecDeque<(u16, Vec<u8>)>)>,
+    pub links: Vec<(NodeId, NodeId, Frames)>,
     /// Answers to `Attach`.
     attached: Vec<(u64, ClientId, u32)>,
     pub detached: Vec<ClientId>,
