@@ -317,15 +317,7 @@ impl Node {
 
     /// The head wants a lease back.
     pub(super) fn recall_wanted(&mut self, client: ClientId, ino: InodeId, token: u64) {
-        let held = self.clients.get(&client).and_then(|c| c.granted_at(ino));
-        let look_at = match held {
-            Some(at) => (at + HOLD).max(self.now),
-            None => self.now,
-        };
-        // A grant that has not been written down yet is void: it is asked for again.
-        for request in &mut self.requests {
-            request.lost_grant(client, ino);
-        }
+        let look_at = self.now;
         self.recalls.push(Recall {
             client,
             ino,
@@ -363,11 +355,23 @@ impl Node {
     fn step_recall(&mut self, recall: &mut Recall, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let (id, ino, token) = (recall.client, recall.ino, recall.token);
         let recalled = Message::Recalled { client: id, ino, token };
+        // A lease that was granted and is not written down yet: its client uses it first.
+        if !recall.revoked && self.requests.iter().any(|r| r.is_granted(id, ino)) {
+            recall.look_at = self.now + LOOK;
+            return Ok(false);
+        }
         let Some(client) = self.clients.get_mut(&id) else {
             self.to_head(recalled, out);
             return Ok(true);
         };
         if !recall.revoked {
+            if let Some(at) = client.granted_at(ino)
+                && !client.gone
+                && at + HOLD > self.now
+            {
+                recall.look_at = at + HOLD;
+                return Ok(false);
+            }
             client.revoke(ino);
             recall.revoked = true;
             recall.inside = client.inside();

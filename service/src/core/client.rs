@@ -231,7 +231,7 @@ impl Client {
         }
     }
 
-    /// Copies complete entries in sequence, up to `max` bytes.
+    /// Copies complete entries in sequence, up to `max` bytes but one at least.
     pub fn fetch(&mut self, max: usize) -> Result<Batch, MediaError> {
         let mut batch = Batch { first: Sequence(self.next), ..Batch::default() };
         let sealed = self.expelled.then(|| self.word(control::SEALED_AT));
@@ -241,7 +241,9 @@ impl Client {
                 break;
             }
             let len = claimed_length(&head).unwrap_or(0);
-            if head[20] != op::PAD && batch.raw.len() + entry_bytes(len) > max {
+            // One entry always fits: it may be longer than `max`, and would never be fetched.
+            let full = !batch.raw.is_empty() && batch.raw.len() + entry_bytes(len) > max;
+            if head[20] != op::PAD && full {
                 batch.more = true;
                 break;
             }

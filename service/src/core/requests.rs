@@ -111,11 +111,9 @@ impl Pending {
         Ok(Self { client, slot, after, what, stage: Stage::Drain, ino })
     }
 
-    /// The lease was recalled between the grant and the answer.
-    pub(super) fn lost_grant(&mut self, client: ClientId, ino: InodeId) {
-        if self.client == client && self.ino == ino && matches!(self.stage, Stage::Granted(..)) {
-            self.stage = Stage::Lease;
-        }
+    /// Whether this request was granted a lease on `ino` that is not written down yet.
+    pub(super) fn is_granted(&self, client: ClientId, ino: InodeId) -> bool {
+        self.client == client && self.ino == ino && matches!(self.stage, Stage::Granted(..))
     }
 
     /// The head changed or was out of reach: whatever was asked of it is asked again.
