@@ -425,6 +425,7 @@ impl Node {
 
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.collect_dozing(out)?;
+        self.collect_ended(out)?;
         self.watch_acks(out);
         self.promote_followers(out);
         self.remove_finished_clients()

@@ -324,4 +324,23 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn any_bytes_are_a_packet_or_an_error() {
+        let mut random = base::random::Random::new(11);
+        for _ in 0..20_000 {
+            let mut bytes = vec![0; random.below(200) as usize];
+            random.fill(&mut bytes);
+            if let Some(kind) = bytes.first_mut() {
+                *kind %= 24;
+            }
+            if let Some(high) = bytes.get_mut(1..12) {
+                // Small numbers, so that counts are sometimes those of what follows.
+                high.iter_mut().for_each(|b| *b &= 3);
+            }
+            if let Ok(packet) = Packet::decode(&bytes) {
+                assert_eq!(Packet::decode(&packet.encode()), Ok(packet));
+            }
+        }
+    }
 }

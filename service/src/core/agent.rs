@@ -177,6 +177,11 @@ impl Node {
             self.counters.syncs += 1;
             self.drain(id, out)?;
             self.persist_alone(id)?;
+            if let Some(client) = self.clients.get_mut(&id)
+                && client.note_sync(self.now)
+            {
+                client.dozing_since.get_or_insert(self.now);
+            }
         } else if client.dozing_since.is_none() {
             client.dozing_since = Some(self.now);
         }
@@ -203,7 +208,10 @@ impl Node {
                     Ok(pending) => self.requests.push(pending),
                     Err(e) => {
                         self.counters.bad_requests += 1;
-                        log::warn!("request of client {:#x} refused: {e}", id.0);
+                        if self.counters.bad_requests.is_power_of_two() {
+                            // A hostile client cannot fill the log with them.
+                            log::warn!("request of client {:#x} refused: {e}", id.0);
+                        }
                         let mut reply = Vec::new();
                         storage::format::rpc::reply_error(Errno::INVAL, &mut reply);
                         client.answer(slot, &reply);
@@ -211,6 +219,17 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Goes on with the logs of ended clients for which the head had no room before.
+    pub(super) fn collect_ended(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let ended: Vec<ClientId> = self
+            .active
+            .iter()
+            .copied()
+            .filter(|id| self.clients.get(id).is_some_and(|c| c.gone || c.expelled))
+            .collect();
+        ended.into_iter().try_for_each(|id| self.drain_gone(id, out))
     }
 
     /// Clients whose appended entries have waited long enough.
@@ -234,13 +253,15 @@ impl Node {
         Ok(())
     }
 
-    /// Fetches everything complete from a client's log and hands it to the head. `false` when the
-    /// head has no room for it now.
+    /// Fetches what is complete in a client's log now and hands it to the head. `false` when the
+    /// head has no room for it. Never more than the log can hold at one time: what lies beyond
+    /// came later, and a client that writes without end must not keep the node.
     pub(super) fn drain(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let head = self.is_head();
         if !head && self.role() != super::Role::Member {
             return Ok(false);
         }
+        let mut left = self.clients.get(&id).map_or(0, Client::capacity);
         loop {
             let blocked = !self.ready || self.paused || !self.stalled.is_empty();
             if head && (blocked || !self.room_for_batch()?) {
@@ -251,12 +272,16 @@ impl Node {
             if batch.last.0 == 0 {
                 return Ok(true);
             }
+            left = left.saturating_sub(batch.taken);
             if head {
                 self.ingest(id, batch.first, batch.last, &batch.raw, out)?;
             } else {
                 let Batch { raw, first, last, .. } = batch;
                 let message = Message::Entries { client: id, first, last, raw };
                 self.to_head(message, out);
+            }
+            if left == 0 {
+                return Ok(true);
             }
         }
     }
@@ -287,7 +312,7 @@ impl Node {
             let bell = if dozing { control::BELL_DOZING } else { control::BELL_ASLEEP };
             client.set_word(control::DOORBELL, bell);
             // Whatever was posted before the store above is visible now; whoever posts later rings.
-            if client.wants_service(!dozing) {
+            if client.wants_service(!dozing, self.now) {
                 client.set_word(control::DOORBELL, control::BELL_AWAKE);
                 still.insert(id);
                 quiet = false;
@@ -305,7 +330,9 @@ impl Node {
         let active: Vec<ClientId> = self.active.iter().copied().collect();
         for id in active {
             let looked = match self.clients.get(&id) {
-                Some(client) if client.gone || client.wants_service(true) => self.look_at(id, out),
+                Some(client) if client.gone || client.wants_service(true, now) => {
+                    self.look_at(id, out)
+                }
                 _ => Ok(()),
             };
             if let Err(failure) = looked.and_then(|()| self.settle_down(out)) {

@@ -1,7 +1,7 @@
 //! A client of this node: its log segment as the service sees it. Nothing read from the segment is
 //! trusted; it is copied first, then judged.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use base::{ClientId, Epoch, InodeId, Nanos, Sequence};
@@ -43,6 +43,8 @@ pub struct Client {
     pub gone: bool,
     /// Stopped inside an operation for too long.
     pub expelled: bool,
+    /// When expelled, the last sequence that counts; the word of that name is the client's to spoil.
+    sealed_at: Option<u64>,
     lanes: Vec<u64>,
     next: u64,
     marks: VecDeque<Mark>,
@@ -61,7 +63,13 @@ pub struct Client {
     pub refusals: u64,
     /// Appended entries wait for the timer since then.
     pub dozing_since: Option<Nanos>,
+    /// An fsync waits for this sequence, which is not in the log, since then.
+    sync_waits: Option<(u64, Nanos)>,
 }
+
+/// How long an fsync that waits for an entry not yet written keeps the service awake. Its writer
+/// is another thread, which takes this long only if it is stopped (or lies).
+const SYNC_PATIENCE: Nanos = 1_000_000;
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -78,8 +86,8 @@ pub struct Batch {
     pub first: Sequence,
     /// Sequence of the last entry taken, pads included; 0 when nothing was there.
     pub last: Sequence,
-    /// More may be there.
-    pub more: bool,
+    /// Bytes of the lanes that were taken.
+    pub taken: u64,
 }
 
 impl Client {
@@ -113,6 +121,7 @@ impl Client {
             start_time: process.1,
             gone: false,
             expelled: false,
+            sealed_at: None,
             lanes: vec![0; lanes],
             next: first,
             marks: VecDeque::new(),
@@ -126,6 +135,7 @@ impl Client {
             replicated: Sequence(first - 1),
             refusals: 0,
             dozing_since: None,
+            sync_waits: None,
         })
     }
 
@@ -180,6 +190,10 @@ impl Client {
         for lane in 0..self.lanes.len() {
             let Some(head) = self.peek(lane)? else { continue };
             let seq = claimed_sequence(&head);
+            if seq == u64::MAX {
+                // Nothing could come after it.
+                continue;
+            }
             if seq == self.next {
                 return Ok(Some((lane, head)));
             }
@@ -231,20 +245,25 @@ impl Client {
         }
     }
 
+    /// Bytes that the log can hold at one time.
+    pub const fn capacity(&self) -> u64 {
+        self.descriptor.lanes as u64 * self.descriptor.lane_bytes
+    }
+
     /// Copies complete entries in sequence, up to `max` bytes but one at least.
     pub fn fetch(&mut self, max: usize) -> Result<Batch, MediaError> {
         let mut batch = Batch { first: Sequence(self.next), ..Batch::default() };
-        let sealed = self.expelled.then(|| self.word(control::SEALED_AT));
-        while let Some((lane, head)) = self.choose()? {
+        while batch.taken < self.capacity()
+            && let Some((lane, head)) = self.choose()?
+        {
             let seq = claimed_sequence(&head);
-            if sealed.is_some_and(|s| seq > s) {
+            if self.sealed_at.is_some_and(|s| seq > s) {
                 break;
             }
             let len = claimed_length(&head).unwrap_or(0);
             // One entry always fits: it may be longer than `max`, and would never be fetched.
             let full = !batch.raw.is_empty() && batch.raw.len() + entry_bytes(len) > max;
             if head[20] != op::PAD && full {
-                batch.more = true;
                 break;
             }
             let Some(total) = self.copy_entry(lane, &head, &mut batch.raw)? else { break };
@@ -254,6 +273,7 @@ impl Client {
             self.next = seq + 1;
             self.marks.push_back(Mark { seq, lane, start, end: start + total });
             batch.last = Sequence(seq);
+            batch.taken += total;
         }
         Ok(batch)
     }
@@ -372,20 +392,33 @@ impl Client {
         self.modes.get(&ino).map(|(_, at)| *at)
     }
 
+    /// Notes whether an fsync waits for what is not in the log; `true` when it does.
+    pub fn note_sync(&mut self, now: Nanos) -> bool {
+        let waits = self.sync_request().0 >= self.next;
+        let seen = self.sync_waits.filter(|(next, _)| *next == self.next);
+        self.sync_waits = waits.then(|| seen.unwrap_or((self.next, now)));
+        waits
+    }
+
+    /// An fsync that has waited for so long is served when the entry comes, with a ring.
+    fn sync_is_stale(&self, now: Nanos) -> bool {
+        self.sync_waits.is_some_and(|(next, at)| next == self.next && now >= at + SYNC_PATIENCE)
+    }
+
     /// Whether a request, an fsync, or (if `appends` counts) an appended entry waits.
-    pub fn wants_service(&self, appends: bool) -> bool {
+    pub fn wants_service(&self, appends: bool, now: Nanos) -> bool {
         let request = |slot: usize| {
             let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
             self.word(base) as u32 == rpc::SLOT_REQUEST
         };
         (0..storage::limits::RPC_SLOTS).any(request)
-            || self.sync_request().0 >= self.next
+            || (self.sync_request().0 >= self.next && !self.sync_is_stale(now))
             || (appends && matches!(self.choose(), Ok(Some(_))))
     }
 
-    /// The inode behind a slot.
-    pub fn inode_of(&self, slot: u32) -> Option<InodeId> {
-        self.slots.iter().find(|(_, s)| **s == slot).map(|(i, _)| *i)
+    /// The inodes behind slots.
+    pub fn inodes_of(&self, slots: &BTreeSet<u32>) -> Vec<InodeId> {
+        self.slots.iter().filter(|(_, s)| slots.contains(s)).map(|(i, _)| *i).collect()
     }
 
     /// Leases held here.
@@ -402,7 +435,7 @@ impl Client {
 
     /// In-operation words that are odd now, with their values.
     pub fn inside(&self) -> Vec<(usize, u64)> {
-        if self.gone {
+        if self.gone || self.expelled {
             return Vec::new();
         }
         (0..OP_SLOTS)
@@ -425,6 +458,7 @@ impl Client {
     /// Everything complete has been fetched: what comes after it does not count.
     pub fn seal(&mut self) {
         self.set_word(control::SEALED_AT, self.next - 1);
+        self.sealed_at = Some(self.next - 1);
         self.expelled = true;
         self.notify();
     }

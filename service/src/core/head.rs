@@ -5,7 +5,7 @@ use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Header, Op, entry_bytes};
 use storage::format::rpc::{WANT_PIN, WANT_READ, WANT_WRITE};
-use storage::limits::CHUNK_BYTES_MAX;
+use storage::limits::{CHUNK_BYTES_MAX, LEASE_SLOTS};
 use storage::permission::{R, W};
 use storage::volume::Refusal;
 
@@ -18,6 +18,8 @@ use super::{Effect, Failure, Node, entries};
 const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
 /// Inode numbers handed out at once, at most.
 const NUMBERS_MAX: u32 = 256;
+/// No inode numbers from here on: far more than a volume can ever use.
+const NUMBERS_END: u64 = 1 << 62;
 /// Room in a chunk for the service's own Reap entries.
 const REAP_SLACK: usize = 64 * 1024;
 
@@ -148,7 +150,9 @@ impl Node {
         self.leases.replace(client, leases, &mut actions);
         self.held_grants.retain(|g| g.want.client != client);
         for (ino, mode) in leases {
-            self.next_inode = self.next_inode.max(ino.0 + 1);
+            if ino.0 < NUMBERS_END {
+                self.next_inode = self.next_inode.max(ino.0 + 1);
+            }
             // A write lease on a number that does not exist yet is one of its fresh numbers.
             if *mode == LeaseMode::Write && matches!(self.volume.attr(*ino), Ok(None)) {
                 slot.fresh.insert(*ino);
@@ -421,13 +425,16 @@ impl Node {
         let Some(known) = self.known.get_mut(&client) else { return };
         known.refusals += 1;
         let refusals = known.refusals;
-        log::warn!(
-            "client {:#x} (uid {}): operation {} refused with {errno:?}: {}",
-            client.0,
-            known.identity.uid,
-            header.sequence,
-            summary(op)
-        );
+        if refusals.is_power_of_two() {
+            // A hostile client cannot fill the log with them.
+            log::warn!(
+                "client {:#x} (uid {}): operation {} refused with {errno:?} ({refusals} so far): {}",
+                client.0,
+                known.identity.uid,
+                header.sequence,
+                summary(op)
+            );
+        }
         if let Some(local) = self.clients.get_mut(&client) {
             local.refuse(refusals, header.sequence, errno.0);
             return;
@@ -739,7 +746,9 @@ impl Node {
             return;
         }
         let Some(known) = self.known.get_mut(&client) else { return };
-        let count = count.clamp(1, NUMBERS_MAX);
+        // A client has no slots for more leases than these.
+        let held = known.fresh.len() >= LEASE_SLOTS || self.next_inode >= NUMBERS_END;
+        let count = if held { 0 } else { count.clamp(1, NUMBERS_MAX) };
         let first = InodeId(self.next_inode);
         self.next_inode += u64::from(count);
         for n in 0..u64::from(count) {

@@ -339,7 +339,7 @@ impl Node {
         base::wire::Writer(&mut body).u32(0);
         let mut given = 0u32;
         for n in 0..u64::from(count.min(4096)) {
-            let ino = InodeId(first.0 + n);
+            let ino = InodeId(first.0.saturating_add(n));
             let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, out) else {
                 break;
             };
@@ -378,13 +378,16 @@ impl Node {
                 let complete = extents.len() < EXTENTS_MAX;
                 rpc::put_extents(&mut body, self.reflected(p, true), complete, &extents);
             }
-            What::XattrGet { name } => match self.volume.xattr(p.ino, &name)? {
-                None => return refuse(Errno::NODATA),
-                Some(value) => {
-                    rpc::reply_ok(&mut body);
-                    body.extend_from_slice(&value);
+            What::XattrGet { name } => {
+                if let Err(errno) = self.may(p.client, p.ino, R)? {
+                    return refuse(errno);
                 }
-            },
+                let Some(value) = self.volume.xattr(p.ino, &name)? else {
+                    return refuse(Errno::NODATA);
+                };
+                rpc::reply_ok(&mut body);
+                body.extend_from_slice(&value);
+            }
             What::XattrList => {
                 rpc::reply_ok(&mut body);
                 for name in self.volume.xattrs(p.ino)? {
@@ -412,8 +415,7 @@ impl Node {
             }
             What::Release(slots) => {
                 let Some(client) = self.clients.get_mut(&p.client) else { return done() };
-                let inodes: Vec<InodeId> =
-                    slots.iter().filter_map(|s| client.inode_of(*s)).collect();
+                let inodes = client.inodes_of(&slots.into_iter().collect());
                 inodes.iter().for_each(|i| client.revoke(*i));
                 self.to_head(Message::Released { client: p.client, inodes }, out);
                 return done();

@@ -394,7 +394,9 @@ impl Node {
         self.published = job.upto;
         for (id, seq) in job.clients {
             if let Some(client) = self.clients.get_mut(&id) {
-                client.set_published(seq);
+                // The chunk that makes everybody forget a client (sequence 0) comes after all that
+                // it wrote, which may be in the same batch.
+                client.set_published(if seq.0 == 0 { client.settled } else { seq });
             }
         }
         for blocks in freed {

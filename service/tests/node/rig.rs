@@ -45,7 +45,7 @@ pub fn format(node: u32) -> Arc<MemoryRegion> {
         time: 1_000_000_007,
         uid: 0,
         gid: 0,
-        mode: 0o777,
+        mode: 0o1777,
     };
     Volume::format(Arc::clone(&region) as Arc<dyn Media>, &params).expect("an empty volume");
     region
@@ -77,10 +77,15 @@ impl Rig {
 
     /// The same on regions that exist.
     pub fn on(regions: Vec<Arc<MemoryRegion>>, seed: u64) -> Self {
+        let media = regions.iter().map(|r| Arc::clone(r) as Arc<dyn Media>).collect();
+        Self::through(regions, media, seed)
+    }
+
+    /// The same, with nodes that see their regions through `media`.
+    pub fn through(regions: Vec<Arc<MemoryRegion>>, media: Vec<Arc<dyn Media>>, seed: u64) -> Self {
         let nodes = (1u32..)
-            .zip(&regions)
-            .map(|(n, region)| {
-                let media = Arc::clone(region) as Arc<dyn Media>;
+            .zip(media)
+            .map(|(n, media)| {
                 Node::new(config(n), media, Random::new(seed + u64::from(n))).expect("a node")
             })
             .collect::<Vec<_>>();
@@ -315,7 +320,15 @@ impl Hand {
     /// Appends under a write lease on `dir`, which is taken anew whenever it is lost.
     pub fn append_in(&mut self, rig: &mut Rig, dir: InodeId, op: &Op<'_>) -> Sequence {
         for _ in 0..100 {
-            let granted = self.lease(rig, dir, LeaseMode::Write).expect("a lease").granted;
+            let granted = match self.lease(rig, dir, LeaseMode::Write) {
+                Ok(reply) => reply.granted,
+                Err(e) => panic!(
+                    "no lease on {dir}: {e:?}; {} refused, the last {} with {}",
+                    self.refusals(),
+                    self.word(control::REFUSED_SEQ),
+                    self.word(control::REFUSED_ERRNO)
+                ),
+            };
             if self.holds(granted) {
                 return self.append(op);
             }

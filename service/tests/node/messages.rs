@@ -1,0 +1,113 @@
+//! What comes over the wire: any bytes, and well-formed messages that make no sense.
+
+use base::random::Random;
+use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
+use service::core::Event;
+use service::core::message::{Identity, Message};
+use storage::format::control::LeaseMode;
+
+use crate::rig::Rig;
+
+fn odd(random: &mut Random) -> u64 {
+    match random.below(5) {
+        0 => u64::MAX,
+        1 => u64::MAX - random.below(1000),
+        2 => random.next_u64(),
+        _ => random.below(40),
+    }
+}
+
+fn any(random: &mut Random, clients: &[ClientId]) -> Message {
+    let client = match random.below(3) {
+        0 => ClientId(odd(random)),
+        _ => clients[random.below(clients.len() as u64) as usize],
+    };
+    let (ino, token) = (InodeId(odd(random)), odd(random));
+    let (seq, settled) = (StreamSeq(odd(random)), Sequence(odd(random)));
+    let mode = LeaseMode::from_u8(random.below(3) as u8).expect("a mode");
+    let mut raw = vec![0; random.below(300) as usize];
+    random.fill(&mut raw);
+    let inodes: Vec<InodeId> = (0..random.below(20)).map(|_| InodeId(odd(random))).collect();
+    let leases = inodes.iter().map(|i| (*i, mode)).collect();
+    match random.below(19) {
+        0 => Message::Chunk { all_acked: seq, chunk: raw },
+        1 => Message::ChunkAck { seq },
+        2 => Message::ClientUp {
+            client,
+            incarnation: token as u32,
+            settled,
+            identity: Identity { uid: 1, gid: 2, groups: vec![3; raw.len()] },
+            leases,
+            pins: inodes,
+        },
+        3 => Message::ClientGone { client },
+        4 => Message::Entries { client, first: Sequence(odd(random)), last: settled, raw },
+        5 => Message::LeaseWant { client, ino, token, mode, flags: token as u8 },
+        6 => Message::Granted { client, ino, token, mode, errno: token as u16, stream: seq },
+        7 => Message::NumbersWant { client, token, count: ino.0 as u32 },
+        8 => Message::Numbers { client, token, first: ino, count: seq.0 as u32 },
+        9 => Message::Recall { client, ino, token },
+        10 => Message::Recalled { client, ino, token },
+        11 => Message::Unpin { client, inodes },
+        12 => Message::Released { client, inodes },
+        13 => Message::Progress {
+            client,
+            settled,
+            replicated: Sequence(odd(random)),
+            refusals: token,
+            refused: settled,
+            errno: token as u16,
+        },
+        14 => Message::Position { seq },
+        15 => Message::StreamWant { from: seq },
+        16 => Message::Resume { seq },
+        17 => Message::SnapshotWant,
+        _ => Message::Snapshot { seq, last_inode: ino, end: token % 2 == 0, raw },
+    }
+}
+
+#[test]
+fn messages_survive_the_wire_and_damage_is_an_error() {
+    let mut random = Random::new(5);
+    for n in 0..3000 {
+        let message = any(&mut random, &[ClientId(7)]);
+        let (kind, mut body) = message.encode(Epoch(n));
+        assert_eq!(Message::decode(kind, &body), Ok((Epoch(n), message)));
+        let cut = random.below(body.len() as u64) as usize;
+        let _ = Message::decode(kind, &body[..cut]);
+        body[cut] ^= 1 << random.below(8);
+        let _ = Message::decode(kind, &body);
+        random.fill(&mut body);
+        let _ = Message::decode(random.below(22) as u16, &body);
+    }
+    assert!(Message::decode(0, &[0; 4]).is_err());
+    assert!(Message::decode(2, &[0; 13]).is_err(), "too long");
+    assert!(Message::decode(2, &[0; 11]).is_err(), "too short");
+}
+
+/// A peer gone mad may stop a node (it says why); it never makes it panic.
+#[test]
+fn nodes_survive_messages_that_make_no_sense() {
+    let mut heard = 0;
+    for seed in 0..40 {
+        eprintln!("seed {seed}");
+        let mut random = Random::new(seed);
+        let mut rig = Rig::new(2, seed);
+        let clients: Vec<ClientId> = (0..2).map(|n| rig.attach(n, 0).client).collect();
+        for _ in 0..200 {
+            let n = random.below(2) as usize;
+            let from = NodeId(1 + random.below(3) as u32);
+            let (kind, body) = any(&mut random, &clients).encode(Epoch(1));
+            rig.event(n, Event::Frame { from, kind, body });
+            if random.chance(1, 10) {
+                rig.pass(1_000_000);
+            }
+            if rig.nodes[n].failure().is_some() {
+                break;
+            }
+            heard += 1;
+        }
+        rig.check();
+    }
+    assert!(heard > 500, "{heard}");
+}
