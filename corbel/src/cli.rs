@@ -189,7 +189,7 @@ pub fn parse() -> Result<Cli> {
             message,
             remedy.trim_start_matches("; ").to_string(),
         );
-        if std::env::args().nth(1).is_some_and(|verb| verb == "fsck") {
+        if std::env::args().take_while(|arg| arg != "--").any(|arg| arg == "fsck") {
             failure.exit = Some(16);
         }
         failure

@@ -132,6 +132,7 @@ fn up(out: &Output, args: &UpArgs) -> Result<()> {
         replicas,
         transport: if args.transport == "shm" { Transport::Shm } else { Transport::Tcp },
         capacity: args.capacity,
+        mounted: !args.no_mount,
         mount: args.mount.as_deref().map(std::path::absolute).transpose().map_err(|error| {
             Failure::io(args.mount.as_deref().unwrap_or("".as_ref()).display(), &error)
         })?,
@@ -140,7 +141,7 @@ fn up(out: &Output, args: &UpArgs) -> Result<()> {
     let local = Local::create(&args.place.path()?, plan)?;
     out.step(format!("{}: {} nodes, {replicas} replicas", local.dir().display(), args.nodes));
     let started = local.up(Duration::from_secs(30)).and_then(|()| {
-        let mounts = if args.no_mount { None } else { Some(local.nodes()) };
+        let mounts = local.is_mounted().then(|| local.nodes());
         mounts.into_iter().flatten().map(|node| local.mount(node)).collect::<Result<Vec<_>>>()
     });
     let mounts = match started {

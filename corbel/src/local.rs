@@ -42,6 +42,8 @@ pub struct Plan {
     pub lane_bytes: u64,
     /// Where node 1 is mounted, if not in its directory.
     pub mount: Option<PathBuf>,
+    /// Whether nodes are mounted at all.
+    pub mounted: bool,
 }
 
 impl Plan {
@@ -56,6 +58,7 @@ impl Plan {
             lanes: 4,
             lane_bytes: 16 << 20,
             mount: None,
+            mounted: true,
         }
     }
 }
@@ -129,6 +132,7 @@ impl Local {
         let mut plan = Plan::of(nodes.ok_or_else(missing)?);
         plan.replicas = u32::try_from(number("replicas")?).map_err(|_| missing())?;
         plan.mount = json["mount"].as_str().map(PathBuf::from);
+        plan.mounted = json["mounted"] != false;
         Ok(Self { dir: dir.to_path_buf(), plan, tied: false })
     }
 
@@ -189,6 +193,11 @@ impl Local {
     /// Numbers of the nodes.
     pub fn nodes(&self) -> std::ops::RangeInclusive<u32> {
         1..=self.plan.nodes
+    }
+
+    /// Whether its nodes are mounted.
+    pub fn is_mounted(&self) -> bool {
+        self.plan.mounted
     }
 
     /// The directory of the cluster.
