@@ -227,7 +227,10 @@ impl Media for MemoryRegion {
         };
         let mut state = self.state();
         let image = state.segments.entry(segment).or_default();
-        if image.seen.len() < size {
+        if image.seen.is_empty() {
+            // Fresh zeroes of the system cost nothing before they are touched.
+            (image.seen, image.durable) = (vec![0; size], vec![0; size]);
+        } else if image.seen.len() < size {
             image.seen.resize(size, 0);
             image.durable.resize(size, 0);
         }

@@ -1,0 +1,151 @@
+//! A node of the simulated cluster: its region, its nicfs while it lives, and what the driver
+//! (`service::nicfs`) knows beside the core.
+
+use std::sync::Arc;
+
+use base::random::Random;
+use base::{Epoch, Nanos, NodeId};
+use service::core::ring::RING_BYTES_MIN;
+use service::core::{Node, NodeConfig};
+use storage::format::superblock::Durability;
+use storage::memory::MemoryRegion;
+use storage::volume::{Params, Volume};
+
+/// Heartbeat of the core.
+pub const TICK: Nanos = 100_000_000;
+/// A node fences itself after this long without the coordinator (as `service::nicfs` does).
+pub const FENCE_AFTER: Nanos = 350_000_000;
+/// After the connection has ended, this soon (as `cluster::coordinator::client` does).
+pub const FENCE_DISCONNECTED: Nanos = 75_000_000;
+/// Bytes for data.
+const CAPACITY: u64 = 8 << 20;
+
+/// See the module.
+pub struct Host {
+    /// Its number.
+    pub id: NodeId,
+    /// Its memory.
+    pub region: Arc<MemoryRegion>,
+    /// nicfs, while it lives.
+    pub node: Option<Node>,
+    /// Counts the starts of nicfs.
+    pub incarnation: u64,
+    /// The epoch noted beside the region.
+    pub noted: Option<Epoch>,
+    /// A view has arrived since the start.
+    pub has_view: bool,
+    /// When `Tick` is due.
+    pub next_tick: Nanos,
+    /// The next turn of the loop; turns scheduled for another moment are void.
+    pub next_run: Nanos,
+    /// Whether the loop slept, so that only a bell draws its attention to clients.
+    pub slept: bool,
+    /// Everything takes its time.
+    pub slow: bool,
+    /// Cannot reach the coordinator.
+    pub cut_off: bool,
+    /// Generation of the connection to the coordinator; frames of another one are lost.
+    pub connection: u64,
+    /// Registered.
+    pub connected: bool,
+    /// Since when not connected.
+    pub disconnected_at: Nanos,
+    /// When the last confirmed heartbeat was sent.
+    pub confirmed_at: Option<Nanos>,
+    /// As the core was told.
+    pub fenced: bool,
+    /// Last in time on the connection, to and from the coordinator.
+    pub order: [Nanos; 2],
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("id", &self.id).field("node", &self.node).finish()
+    }
+}
+
+/// A region with an empty volume.
+pub fn fresh_region(id: NodeId) -> Result<Arc<MemoryRegion>, String> {
+    let region = Arc::new(MemoryRegion::new());
+    let params = Params {
+        uuid: [7; 16],
+        name: "sim".into(),
+        node: id,
+        durability: Durability::Pmem,
+        capacity_bytes: CAPACITY,
+        stream_bytes: RING_BYTES_MIN,
+        time: 1_000_000_000,
+        uid: 0,
+        gid: 0,
+        mode: 0o755,
+    };
+    let media: Arc<MemoryRegion> = Arc::clone(&region);
+    Volume::format(media, &params).map_err(|e| format!("format: {e:?}"))?;
+    Ok(region)
+}
+
+impl Host {
+    /// A node that has not started.
+    pub fn new(id: NodeId) -> Result<Self, String> {
+        Ok(Self {
+            id,
+            region: fresh_region(id)?,
+            node: None,
+            incarnation: 0,
+            noted: None,
+            has_view: false,
+            next_tick: 0,
+            next_run: Nanos::MAX,
+            slept: false,
+            slow: false,
+            cut_off: false,
+            connection: 0,
+            connected: false,
+            disconnected_at: 0,
+            confirmed_at: None,
+            fenced: false,
+            order: [0; 2],
+        })
+    }
+
+    /// Starts nicfs.
+    pub fn start(&mut self, now: Nanos, seed: u64) -> Result<(), String> {
+        let config = NodeConfig {
+            node: self.id,
+            lanes: 2,
+            lane_bytes: storage::limits::LANE_BYTES_MIN.next_multiple_of(4096),
+            clients_max: 16,
+            ring_bytes: RING_BYTES_MIN,
+        };
+        let media: Arc<MemoryRegion> = Arc::clone(&self.region);
+        let mut node = Node::new(config, media, Random::new(seed))
+            .map_err(|e| format!("node {} does not start: {e}", self.id))?;
+        node.set_realtime_offset(1_700_000_000_000_000_000);
+        self.node = Some(node);
+        self.incarnation += 1;
+        self.has_view = false;
+        self.next_tick = now;
+        self.slept = false;
+        self.connected = false;
+        self.connection += 1;
+        self.disconnected_at = now;
+        self.confirmed_at = None;
+        self.fenced = false;
+        Ok(())
+    }
+
+    /// nicfs is gone, without a word.
+    pub fn stop(&mut self) {
+        self.node = None;
+        self.connected = false;
+        self.connection += 1;
+        self.next_run = Nanos::MAX;
+    }
+
+    /// Whether the node must hold itself for replaced.
+    pub fn should_fence(&self, now: Nanos) -> bool {
+        let Some(confirmed) = self.confirmed_at else { return true };
+        (!self.connected && now - self.disconnected_at > FENCE_DISCONNECTED)
+            || now.saturating_sub(confirmed) > FENCE_AFTER
+    }
+}

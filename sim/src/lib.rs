@@ -1,0 +1,12 @@
+//! The cluster in one thread: the production state machines of the nodes
+//! ([`service::core::Node`]) and of the coordinator ([`cluster::coordinator::machine::Machine`])
+//! over regions in memory, with simulated clients, fabric, faults and clock. One seed gives one
+//! history. docs/testing.md is the legend.
+
+pub mod actor;
+pub mod faults;
+pub mod host;
+pub mod model;
+pub mod world;
+
+pub use world::{Outcome, Preset, run};

@@ -1,0 +1,108 @@
+//! `corbel-sim`: histories of a cluster, each from one seed.
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use sim::{Preset, run};
+
+const USAGE: &str = "\
+corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-going]
+  --seeds N      run N seeds (100)
+  --from S       begin with seed S (1)
+  --seed S       run this seed alone, twice, and compare the traces
+  --trace        print one line an event
+  --seconds T    end after T seconds
+  --keep-going   go on after a violation";
+
+#[derive(Default)]
+struct Options {
+    seeds: Option<u64>,
+    from: u64,
+    seed: Option<u64>,
+    trace: bool,
+    seconds: Option<u64>,
+    keep_going: bool,
+}
+
+fn options() -> Result<Options, String> {
+    let mut o = Options { from: 1, ..Options::default() };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut number = || {
+            let text = args.next().ok_or_else(|| format!("{arg} wants a number\n{USAGE}"))?;
+            text.parse::<u64>().map_err(|e| format!("{arg} {text}: {e}\n{USAGE}"))
+        };
+        match arg.as_str() {
+            "--seeds" => o.seeds = Some(number()?),
+            "--from" => o.from = number()?,
+            "--seed" => o.seed = Some(number()?),
+            "--seconds" => o.seconds = Some(number()?),
+            "--trace" => o.trace = true,
+            "--keep-going" => o.keep_going = true,
+            _ => return Err(format!("unknown argument {arg}\n{USAGE}")),
+        }
+    }
+    Ok(o)
+}
+
+fn main() -> ExitCode {
+    let options = match options() {
+        Ok(options) => options,
+        Err(text) => {
+            eprintln!("corbel-sim: {text}");
+            return ExitCode::from(2);
+        }
+    };
+    if let Some(seed) = options.seed {
+        return one(seed, options.trace);
+    }
+    many(&options)
+}
+
+fn one(seed: u64, trace: bool) -> ExitCode {
+    let mut print = |line: &str| println!("{line}");
+    let sink: Option<&mut dyn FnMut(&str)> = if trace { Some(&mut print) } else { None };
+    let first = run(seed, Preset::of(seed), sink);
+    let second = run(seed, Preset::of(seed), None);
+    println!("seed {seed}: {first:?}");
+    if first.hash != second.hash {
+        println!("seed {seed}: NOT DETERMINISTIC");
+        return ExitCode::FAILURE;
+    }
+    if first.violation.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn many(options: &Options) -> ExitCode {
+    let begin = Instant::now();
+    let (mut violations, mut ran) = (0u64, 0u64);
+    let (mut virtual_ns, mut operations, mut observations, mut fsyncs) = (0, 0, 0, 0);
+    let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
+    for seed in options.from..options.from + options.seeds.unwrap_or(100) {
+        if options.seconds.is_some_and(|s| begin.elapsed().as_secs() >= s) {
+            break;
+        }
+        let outcome = run(seed, Preset::of(seed), None);
+        ran += 1;
+        virtual_ns += outcome.virtual_ns;
+        operations += outcome.operations;
+        observations += outcome.observations;
+        fsyncs += outcome.fsyncs;
+        for (kind, n) in outcome.faults {
+            *faults.entry(kind).or_default() += n;
+        }
+        if let Some(why) = outcome.violation {
+            violations += 1;
+            println!("seed {seed}: {why}\n  replay: corbel-sim --seed {seed} --trace");
+            if !options.keep_going {
+                break;
+            }
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    println!(
+        "{ran} seeds, {violations} violations; {:.1} s virtual in {seconds:.1} s; {operations} operations, \
+         {observations} observations, {fsyncs} fsyncs; faults {faults:?}",
+        virtual_ns as f64 / 1e9
+    );
+    if violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

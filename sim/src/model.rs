@@ -1,0 +1,218 @@
+//! What the volume must show: the judge's own account of every operation, independent of the code
+//! under test.
+//!
+//! Leases give every inode one writer at a time, so the order in which the clients append *is* the
+//! order of the inode's versions. A version belongs to a session (one attachment of a client) and
+//! to a sequence. When a session ends by a fault, a suffix of its log may be lost: how much is not
+//! known, but it is *one* cut for all inodes, not below what fsync or another client's view
+//! vouched for, not above what was appended. Each later observation narrows the cut.
+
+use std::collections::BTreeMap;
+
+/// Content of an inode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Body {
+    /// No name leads to it any more.
+    Gone,
+    /// Bytes of a regular file, and its names.
+    File(Vec<u8>, u32),
+    /// Names of a directory and where they lead.
+    Dir(BTreeMap<Vec<u8>, u64>),
+}
+
+/// What a reader of an inode sees.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct State {
+    /// Type and permission bits; 0 when gone.
+    pub mode: u32,
+    /// Content.
+    pub body: Body,
+}
+
+impl State {
+    /// An inode that is no more.
+    pub const fn gone() -> Self {
+        Self { mode: 0, body: Body::Gone }
+    }
+
+    /// In few words.
+    pub fn summary(&self) -> String {
+        match &self.body {
+            Body::Gone => "gone".into(),
+            Body::File(b, n) => {
+                let crc = base::crc32c(0, b);
+                format!("file {:o} nlink {n} {} bytes crc {crc:08x}", self.mode, b.len())
+            }
+            Body::Dir(names) => {
+                let names: Vec<String> = names
+                    .iter()
+                    .map(|(n, i)| format!("{}={i}", String::from_utf8_lossy(n)))
+                    .collect();
+                format!("dir {:o} {{{}}}", self.mode, names.join(" "))
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Version {
+    /// `None`: nobody disputes it.
+    by: Option<(usize, u64)>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Session {
+    alive: bool,
+    lo: u64,
+    hi: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Model {
+    inodes: BTreeMap<u64, Vec<Version>>,
+    sessions: Vec<Session>,
+}
+
+impl Model {
+    /// A volume with an empty root.
+    pub fn new(root_mode: u32) -> Self {
+        let root = State { mode: root_mode, body: Body::Dir(BTreeMap::new()) };
+        let inodes = BTreeMap::from([(1, vec![Version { by: None, state: root }])]);
+        Self { inodes, sessions: Vec::new() }
+    }
+
+    /// A client attached.
+    pub fn begin(&mut self) -> usize {
+        self.sessions.push(Session { alive: true, lo: 0, hi: u64::MAX });
+        self.sessions.len() - 1
+    }
+
+    /// Operation `seq` of `session` was appended under leases; it brought these states about.
+    pub fn appended(&mut self, session: usize, seq: u64, changes: Vec<(u64, State)>) {
+        for (ino, state) in changes {
+            let by = Some((session, seq));
+            self.inodes.entry(ino).or_default().push(Version { by, state });
+        }
+    }
+
+    /// Everything of the session up to `seq` must survive from here on.
+    pub fn vouched(&mut self, session: usize, seq: u64) {
+        let s = &mut self.sessions[session];
+        s.lo = s.lo.max(seq);
+    }
+
+    /// The session is over; operations up to `hi` may count.
+    pub fn ended(&mut self, session: usize, hi: u64) {
+        let s = &mut self.sessions[session];
+        (s.alive, s.hi) = (false, s.hi.min(hi));
+    }
+
+    /// The newest version; right whenever no fault left doubt.
+    pub fn current(&self, ino: u64) -> Option<&State> {
+        self.inodes.get(&ino).and_then(|v| v.last()).map(|v| &v.state)
+    }
+
+    /// Inodes that ever were.
+    pub fn inodes(&self) -> Vec<u64> {
+        self.inodes.keys().copied().collect()
+    }
+
+    /// Directories that may be.
+    pub fn dirs(&self) -> Vec<u64> {
+        let is_dir =
+            |v: &Vec<Version>| v.last().is_some_and(|v| matches!(v.state.body, Body::Dir(_)));
+        self.inodes.iter().filter(|(_, v)| is_dir(v)).map(|(i, _)| *i).collect()
+    }
+
+    /// `seen` is what `by` (a session; `None`: the judge) sees of the inode. An error says why
+    /// that cannot be.
+    pub fn observe(&mut self, by: Option<usize>, ino: u64, seen: &State) -> Result<(), String> {
+        let Some(versions) = self.inodes.get_mut(&ino) else {
+            return match seen.body {
+                Body::Gone => Ok(()),
+                _ => Err(format!("inode {ino}: nobody made it, seen {}", seen.summary())),
+            };
+        };
+        let sessions = &mut self.sessions;
+        // What surely did not survive is no version.
+        versions.retain(|v| v.by.is_none_or(|(s, seq)| seq <= sessions[s].hi));
+        let certain =
+            |v: &Version| v.by.is_none_or(|(s, seq)| sessions[s].alive || seq <= sessions[s].lo);
+        let first = versions.iter().rposition(certain).unwrap_or(0);
+        let unborn = versions.first().is_none_or(|v| !certain(v));
+        let matching: Vec<usize> =
+            (first..versions.len()).filter(|i| versions[*i].state == *seen).collect();
+        let (Some(&oldest), Some(&newest)) = (matching.first(), matching.last()) else {
+            if seen.body == Body::Gone && unborn {
+                // Its creation was lost, and so all after it.
+                let lost: Vec<_> = versions.drain(..).filter_map(|v| v.by).collect();
+                for (s, seq) in lost {
+                    sessions[s].hi = sessions[s].hi.min(seq - 1);
+                }
+                return Ok(());
+            }
+            let may: Vec<String> = versions[first.min(versions.len())..]
+                .iter()
+                .map(|v| format!("{:?} {}", v.by, v.state.summary()))
+                .collect();
+            return Err(format!(
+                "inode {ino}: seen {}; may be one of [{}]",
+                seen.summary(),
+                may.join(" | ")
+            ));
+        };
+        if let Some((s, _)) = versions[newest].by
+            && by == Some(s)
+        {
+            return Ok(());
+        }
+        if let Some((s, seq)) = versions[oldest].by {
+            sessions[s].lo = sessions[s].lo.max(seq);
+        }
+        if let Some((s, seq)) = versions.get(newest + 1).and_then(|v| v.by) {
+            sessions[s].hi = sessions[s].hi.min(seq - 1);
+        }
+        *versions = vec![Version { by: None, state: seen.clone() }];
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> State {
+        State { mode: 0o100_644, body: Body::File(text.as_bytes().to_vec(), 1) }
+    }
+
+    #[test]
+    fn what_fsync_covered_must_be_seen_and_the_cut_is_one_for_all_inodes() {
+        let mut m = Model::new(0o40_755);
+        let s = m.begin();
+        for (seq, text) in [(1, "a"), (2, "b"), (3, "c")] {
+            m.appended(s, seq, vec![(10, file(text))]);
+        }
+        m.appended(s, 4, vec![(11, file("late"))]);
+        m.vouched(s, 2);
+        m.ended(s, 4);
+        assert!(m.observe(None, 10, &file("a")).is_err(), "below what fsync covered");
+        assert!(m.observe(None, 10, &file("b")).is_ok());
+        assert!(m.observe(None, 10, &file("c")).is_err(), "decided already");
+        assert!(m.observe(None, 11, &file("late")).is_err(), "3 is lost, so is 4");
+        assert!(m.observe(None, 11, &State::gone()).is_ok());
+    }
+
+    #[test]
+    fn a_living_session_shows_its_last_version_only() {
+        let mut m = Model::new(0o40_755);
+        let (a, b) = (m.begin(), m.begin());
+        m.appended(a, 1, vec![(10, file("a"))]);
+        m.appended(a, 2, vec![(10, file("b"))]);
+        assert!(m.observe(Some(b), 10, &file("a")).is_err());
+        assert!(m.observe(Some(b), 10, &file("b")).is_ok());
+        m.ended(a, 2);
+        assert!(m.observe(Some(b), 10, &file("a")).is_err(), "another client saw it: it stays");
+    }
+}

@@ -1,0 +1,37 @@
+//! A few hundred histories, and a few that once found something.
+
+use sim::{Preset, run};
+
+fn check(seed: u64) {
+    let outcome = run(seed, Preset::of(seed), None);
+    if let Some(why) = outcome.violation {
+        panic!("seed {seed}: {why}\nreplay: cargo run --release -p sim -- --seed {seed} --trace");
+    }
+}
+
+/// A number that changes with each commit, so that each brings seeds of its own.
+fn of_this_commit() -> Option<u64> {
+    let out = std::process::Command::new("git").args(["rev-parse", "HEAD"]).output().ok()?;
+    let text = String::from_utf8(out.stdout).ok()?;
+    u64::from_str_radix(text.get(..12)?, 16).ok()
+}
+
+#[test]
+fn fixed_seeds() {
+    (1..=60).for_each(check);
+}
+
+#[test]
+fn seeds_of_this_commit() {
+    let from = of_this_commit().unwrap_or(1 << 20);
+    (from..from + 20).for_each(check);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_history() {
+    for seed in [3, 16, 1 << 40] {
+        let (a, b) = (run(seed, Preset::of(seed), None), run(seed, Preset::of(seed), None));
+        assert!(a.events > 1000, "{a:?}");
+        assert_eq!((a.hash, a.events), (b.hash, b.events), "seed {seed}");
+    }
+}
