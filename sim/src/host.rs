@@ -116,6 +116,9 @@ impl Host {
             lane_bytes: storage::limits::LANE_BYTES_MIN.next_multiple_of(4096),
             clients_max: 16,
             ring_bytes: RING_BYTES_MIN,
+            memory: 64 << 20,
+            high: 80,
+            low: 50,
         };
         let media: Arc<MemoryRegion> = Arc::clone(&self.region);
         let mut node = Node::new(config, media, Random::new(seed))

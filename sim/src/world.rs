@@ -98,7 +98,7 @@ pub struct Outcome {
 pub(crate) enum Up {
     Register,
     Beat(Nanos, StreamSeq),
-    CaughtUp(base::Epoch),
+    CaughtUp(NodeId, base::Epoch),
     Suspect(NodeId, base::Epoch),
 }
 
@@ -474,7 +474,9 @@ impl<'a> World<'a> {
                 }
                 Effect::AttachRefused { .. } | Effect::Arena { .. } | Effect::Detached(_) => {}
                 Effect::Copies { id, items } => self.host_copies(n, id, &items)?,
-                Effect::CaughtUp(epoch) => self.tell_coordinator(n, Up::CaughtUp(epoch)),
+                Effect::CaughtUp(node, epoch) => {
+                    self.tell_coordinator(n, Up::CaughtUp(node, epoch));
+                }
                 Effect::Suspect(node) => {
                     let epoch = self.hosts[n].node.as_ref().map(|x| x.status().epoch);
                     self.trace(|| format!("node {} suspects {node}", n + 1));
@@ -696,8 +698,7 @@ impl<'a> World<'a> {
                     self.tell_node(n, Item::Confirm(n, connection, sent));
                 }
             }
-            Up::CaughtUp(epoch) => {
-                let node = by.node;
+            Up::CaughtUp(node, epoch) => {
                 self.coordinate(CoEvent::CaughtUp(by, node, epoch));
             }
             Up::Suspect(node, epoch) => {
