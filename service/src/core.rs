@@ -202,6 +202,9 @@ pub struct Node {
     host: bool,
     snapshots: BTreeMap<NodeId, view::Outgoing>,
     incoming: Option<view::Incoming>,
+    /// When something was asked or heard about joining; when everything was here.
+    joining_at: Nanos,
+    joined_at: Nanos,
     now: Nanos,
 }
 
@@ -311,6 +314,8 @@ impl Node {
             host: false,
             snapshots: BTreeMap::new(),
             incoming: None,
+            joining_at: 0,
+            joined_at: 0,
             now: 0,
         };
         if node.ring.oldest().0 > published.0 + 1 {
@@ -426,6 +431,7 @@ impl Node {
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.collect_dozing(out)?;
         self.collect_ended(out)?;
+        self.join_again(out);
         self.watch_acks(out);
         self.promote_followers(out);
         self.remove_finished_clients()

@@ -323,7 +323,9 @@ impl World<'_> {
 
     /// Whether the session goes on; nothing of a client that keeps the rules is ever refused.
     fn check_attached(&mut self, c: usize) -> Result<bool, String> {
-        let state = self.word(c, control::STATE);
+        let gone = self.session(c).is_some_and(|s| self.media(c).size(s.segment).is_err());
+        // A log that was removed: whoever has it mapped reads what was stored last.
+        let state = if gone { control::STATE_GONE } else { self.word(c, control::STATE) };
         if state != control::STATE_ATTACHED {
             if state == control::STATE_EXPELLED {
                 let sealed = self.word(c, control::SEALED_AT);

@@ -24,6 +24,10 @@ use super::{Effect, Failure, Node, Role, entries};
 
 /// Inode numbers skipped at a takeover: the old head may have handed out numbers unknown here.
 const TAKEOVER_SKIP: u64 = 1 << 20;
+/// A joining node that hears nothing asks again after this time.
+const JOIN_AGAIN: u64 = 500_000_000;
+/// One that has everything and is not in the chain after this time begins anew.
+const JOIN_GIVE_UP: u64 = 5_000_000_000;
 /// Between two requests to let a follower into the chain.
 const PROMOTE_PAUSE: u64 = 50_000_000;
 /// Bytes of synthetic entries in one snapshot message.
@@ -48,7 +52,8 @@ pub(super) struct Outgoing {
 /// A snapshot arriving.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
-    begun: bool,
+    /// Position of the snapshot of which pieces have arrived.
+    begun: Option<StreamSeq>,
 }
 
 impl Node {
@@ -64,7 +69,7 @@ impl Node {
         {
             return Ok(());
         }
-        let was = self.role();
+        let (was, new_epoch) = (self.role(), epoch != self.epoch);
         (self.epoch, self.chain, self.syncing) = (epoch, chain, syncing);
         log::info!("epoch {epoch}: chain {:?}, joining {:?}", self.chain, self.syncing);
         let members = self.chain.clone();
@@ -72,6 +77,11 @@ impl Node {
         let joining = self.syncing.clone();
         self.snapshots.retain(|n, _| joining.contains(n));
         self.followers.retain(|n| joining.contains(n));
+        if new_epoch {
+            // Pieces under way are refused as of an old epoch: who joins asks anew.
+            self.snapshots.clear();
+            self.followers.clear();
+        }
         match self.role() {
             Role::Head if was == Role::Head && self.ready => {
                 self.forget_lost_nodes(out)?;
@@ -85,7 +95,7 @@ impl Node {
                 if matches!(was, Role::Head | Role::Member) {
                     self.leave_chain();
                 }
-                if self.role() == Role::Syncing && self.incoming.is_none() {
+                if self.role() == Role::Syncing && (new_epoch || was != Role::Syncing) {
                     self.begin_join(out);
                 }
             }
@@ -151,8 +161,8 @@ impl Node {
             }
             let acked = self.acked.entry(from).or_default();
             *acked = (*acked).max(seq);
-            self.send_all(from, StreamSeq(seq.0 + 1), out)?;
-            if self.syncing.contains(&from) {
+            let complete = self.send_all(from, StreamSeq(seq.0 + 1), out)?;
+            if complete && self.syncing.contains(&from) {
                 // From here on it is sent every chunk and nothing is acknowledged without it, so
                 // that whatever is acknowledged when it enters the chain is there.
                 self.followers.insert(from);
@@ -203,17 +213,20 @@ impl Node {
         Ok(())
     }
 
-    /// Sends everything from `from` on.
+    /// Sends everything from `from` on; `false` when that is no longer kept.
     fn send_all(
         &mut self,
         node: NodeId,
         mut from: StreamSeq,
         out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
-        while from <= self.ring.last() && self.send_stream(node, from, out)? {
+    ) -> Result<bool, Failure> {
+        while from <= self.ring.last() {
+            if !self.send_stream(node, from, out)? {
+                return Ok(false);
+            }
             from.0 += super::stream::RESEND_MAX;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Nodes that hold everything enter the chain.
@@ -296,7 +309,10 @@ impl Node {
             }
             Role::Syncing => {
                 if self.chain.first() == Some(&node) {
-                    self.begin_join(out);
+                    match self.incoming {
+                        Some(_) => self.begin_join(out),
+                        None => self.to_head(Message::Position { seq: self.ring.last() }, out),
+                    }
                 }
                 Ok(())
             }
@@ -322,7 +338,23 @@ impl Node {
     fn begin_join(&mut self, out: &mut Vec<Effect>) {
         log::info!("joining: asking the head for the volume's state");
         self.incoming = Some(Incoming::default());
+        self.joining_at = self.now;
         self.to_head(Message::SnapshotWant, out);
+    }
+
+    /// What a joining node asked for may have come before the head knew of it, or got lost.
+    pub(super) fn join_again(&mut self, out: &mut Vec<Effect>) {
+        if self.role() != Role::Syncing || self.now < self.joining_at + JOIN_AGAIN {
+            return;
+        }
+        self.joining_at = self.now;
+        match self.incoming {
+            // What has arrived of it stays: the same pieces say the same again.
+            Some(_) => self.to_head(Message::SnapshotWant, out),
+            // The head no longer keeps what is missing here, or it would be in the chain by now.
+            None if self.now > self.joined_at + JOIN_GIVE_UP => self.begin_join(out),
+            None => self.to_head(Message::Position { seq: self.ring.last() }, out),
+        }
     }
 
     /// A node wants to join: fixes the namespace of this moment.
@@ -330,6 +362,9 @@ impl Node {
         if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
             return Ok(());
         }
+        // What it held before is about to be wiped.
+        self.followers.remove(&from);
+        self.acked.remove(&from);
         self.counters.snapshots += 1;
         // Content is read from the arenas, which hold what is published.
         self.publish_all()?;
@@ -500,8 +535,9 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         let Some(incoming) = &mut self.incoming else { return Ok(()) };
-        if !incoming.begun {
-            incoming.begun = true;
+        self.joining_at = self.now;
+        if incoming.begun != Some(seq) {
+            incoming.begun = Some(seq);
             self.wipe(seq)?;
         }
         let Some((segment, base)) = self.ring.next_body(raw.len()) else {
@@ -534,6 +570,7 @@ impl Node {
             (self.applied, self.published) = (seq, seq);
             self.ring.restart(seq)?;
             self.incoming = None;
+            self.joined_at = self.now;
             log::info!("state as of stream position {seq} is here");
             out.push(Effect::Position(seq));
             self.to_head(Message::Position { seq }, out);
