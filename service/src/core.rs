@@ -179,6 +179,8 @@ pub struct Node {
     known: BTreeMap<ClientId, Known>,
     leases: LeaseTable,
     held_grants: Vec<head::HeldGrant>,
+    /// Recalls under way, by what they take back.
+    recall_tokens: BTreeMap<(ClientId, InodeId), u64>,
     dirty: BTreeMap<InodeId, (StreamSeq, ClientId)>,
     acked: BTreeMap<NodeId, StreamSeq>,
     all_acked: StreamSeq,
@@ -292,6 +294,7 @@ impl Node {
             known: BTreeMap::new(),
             leases: LeaseTable::default(),
             held_grants: Vec::new(),
+            recall_tokens: BTreeMap::new(),
             dirty: BTreeMap::new(),
             acked: BTreeMap::new(),
             all_acked: StreamSeq(0),

@@ -97,7 +97,13 @@ impl Node {
                 self.numbers_wanted(client, token, count, out);
                 Ok(())
             }
-            Message::Recalled { client, ino, .. } => {
+            Message::Recalled { client, ino, token } => {
+                // The answer to a recall that a report of the client made void, or that crossed a
+                // return of the lease, says nothing of what the client was granted since.
+                if self.recall_tokens.get(&(client, ino)) != Some(&token) {
+                    return Ok(());
+                }
+                self.recall_tokens.remove(&(client, ino));
                 let mut actions = Vec::new();
                 self.leases.released(client, ino, &mut actions);
                 self.act(actions, out)
@@ -106,6 +112,7 @@ impl Node {
             Message::Released { client, inodes } => {
                 let mut actions = Vec::new();
                 for ino in inodes {
+                    self.recall_tokens.remove(&(client, ino));
                     self.leases.released(client, ino, &mut actions);
                 }
                 self.act(actions, out)
@@ -147,6 +154,7 @@ impl Node {
         // What the agent says is what its client holds: grants, recalls and returns that were under
         // way are void.
         let mut actions = Vec::new();
+        self.recall_tokens.retain(|(c, _), _| *c != client);
         self.leases.replace(client, leases, &mut actions);
         self.held_grants.retain(|g| g.want.client != client);
         for (ino, mode) in leases {
@@ -188,6 +196,7 @@ impl Node {
     ) -> Result<(), Failure> {
         let Some(known) = self.known.remove(&client) else { return Ok(()) };
         let mut actions = Vec::new();
+        self.recall_tokens.retain(|(c, _), _| *c != client);
         self.leases.gone(client, &mut actions);
         self.held_grants.retain(|g| g.want.client != client);
         self.reap_unpinned(known.pins.iter().copied().collect(), out)?;
@@ -738,6 +747,7 @@ impl Node {
     fn recall(&mut self, client: ClientId, ino: InodeId, out: &mut Vec<Effect>) {
         self.counters.recalls += 1;
         let token = self.token();
+        self.recall_tokens.insert((client, ino), token);
         self.to_agent(client, Message::Recall { client, ino, token }, out);
     }
 

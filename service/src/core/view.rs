@@ -132,6 +132,7 @@ impl Node {
         self.known.clear();
         self.leases = super::lease::LeaseTable::default();
         self.held_grants.clear();
+        self.recall_tokens.clear();
         self.stalled.clear();
         self.acked.clear();
         self.stash.clear();
@@ -418,12 +419,14 @@ impl Node {
         // Orphans that somebody still has open live on without a name, here too: a name in the
         // root that goes away at once.
         for ino in self.volume.orphans()? {
-            if let Some(record) = self.volume.attr(ino)?
-                && record.mode & S_IFMT != S_IFDIR
-            {
-                let name = format!(".corbel-orphan-{ino}").into_bytes();
-                let target = self.volume.symlink(ino)?;
-                self.dump_inode(out, &record, InodeId::ROOT, &name, &target)?;
+            let Some(record) = self.volume.attr(ino)? else { continue };
+            let name = format!(".corbel-orphan-{ino}").into_bytes();
+            let target = self.volume.symlink(ino)?;
+            self.dump_inode(out, &record, InodeId::ROOT, &name, &target)?;
+            if record.mode & S_IFMT == S_IFDIR {
+                out.op(&Op::Rmdir { ino, parent: InodeId::ROOT, name: &name });
+                late.push(record);
+            } else {
                 out.op(&Op::Unlink { ino, parent: InodeId::ROOT, name: &name, open: true });
                 files.push_back((ino, record.size));
             }

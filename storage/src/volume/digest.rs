@@ -65,6 +65,10 @@ impl Volume {
         xattrs.sort_unstable();
         inode.atime = Default::default();
         inode.blocks = 0;
+        if inode.nlink == 0 {
+            // Where a directory without a name once was.
+            inode.parent = InodeId::NONE;
+        }
         Ok(Some(Facts { inode, names, xattrs, target: self.symlink(ino)? }))
     }
 
