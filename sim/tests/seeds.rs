@@ -18,13 +18,21 @@ fn of_this_commit() -> Option<u64> {
 
 #[test]
 fn fixed_seeds() {
-    (1..=60).for_each(check);
+    (1..=40).for_each(check);
+}
+
+/// What each found is told in docs/testing.md.
+#[test]
+fn seeds_that_found_something() {
+    for seed in [71, 84, 87, 113, 260, 377, 436] {
+        check(seed);
+    }
 }
 
 #[test]
 fn seeds_of_this_commit() {
     let from = of_this_commit().unwrap_or(1 << 20);
-    (from..from + 20).for_each(check);
+    (from..from + 12).for_each(check);
 }
 
 #[test]
