@@ -467,6 +467,7 @@ impl Client {
     pub fn dismiss(&mut self) {
         if !self.expelled {
             self.set_word(control::SEALED_AT, self.settled.0);
+            self.sealed_at = Some(self.settled.0);
             self.set_word(control::STATE, control::STATE_GONE);
         }
         self.notify();

@@ -249,11 +249,11 @@ impl Node {
         }
     }
 
-    /// What the clients of this node hold, for a head that does not know.
+    /// What the clients of this node hold, for a head that does not know. Also those that ended:
+    /// what they wrote may not be settled yet, and the head takes entries only of clients it knows.
     fn client_ups(&self) -> Vec<Message> {
         self.clients
             .values()
-            .filter(|c| !c.gone && !c.expelled)
             .map(|c| Message::ClientUp {
                 client: c.id,
                 incarnation: c.descriptor.incarnation,

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use base::InodeId;
 use base::random::Random;
+use base::{Epoch, InodeId, NodeId};
+use service::core::Event;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::media::{Media, MediaError, Segment};
@@ -272,4 +273,26 @@ fn a_killed_node_comes_back_with_everything_fsynced() {
             }
         }
     }
+}
+
+/// A process ends beside a follower, and the head with what was on its way to it: the new head
+/// takes what the process had written, and nothing of it is left over.
+#[test]
+fn a_new_head_takes_the_log_of_a_process_that_ended() {
+    let mut rig = Rig::new(2, 1);
+    let mut hand = rig.attach(1, 0);
+    let ino = hand.create(&mut rig, b"file", 0o100_644);
+    hand.sync(&mut rig);
+    hand.append(&Op::Write { ino, offset: 0, data: b"last words", clear_setid: false });
+    rig.event(1, Event::ClientGone(hand.client));
+    rig.links.iter_mut().for_each(|(_, _, queue)| queue.clear());
+    let view = Event::View { epoch: Epoch(2), chain: vec![NodeId(2)], syncing: Vec::new() };
+    rig.event(1, view);
+    rig.settle();
+    let volume = rig.nodes[1].volume();
+    let mut data = [0; 32];
+    assert_eq!(volume.read_file(ino, 0, &mut data).expect("a sound volume"), 10);
+    assert_eq!(&data[..10], b"last words");
+    assert!(rig.nodes[1].status().clients.is_empty());
+    rig.check();
 }
