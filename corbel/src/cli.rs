@@ -81,6 +81,9 @@ pub enum Verb {
     /// Measure, here and now
     #[command(subcommand)]
     Bench(crate::bench::BenchVerb),
+    /// Compile, decompile and test CRUSH maps, as with crushtool
+    #[command(subcommand)]
+    Crush(crate::crush::CrushVerb),
     /// Read, show or write the configuration
     #[command(subcommand)]
     Config(ConfigVerb),

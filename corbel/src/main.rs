@@ -5,7 +5,6 @@ mod bench;
 mod cli;
 mod cluster;
 mod config;
-#[allow(dead_code)] // `cli` gives it a verb
 mod crush;
 mod demo;
 mod failure;
@@ -39,6 +38,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Fsck(args) => return fsck::run(global, &args, out),
         Verb::Demo(args) => demo::run(&args, out)?,
         Verb::Bench(verb) => bench::run(out, &verb)?,
+        Verb::Crush(verb) => crush::run(out, &verb)?,
         Verb::Config(verb) => cli::config(global, out, &verb)?,
         Verb::Completion { shell } => cli::completion(shell),
         Verb::Run(args) => return run::run(global, out, &args),
