@@ -98,7 +98,7 @@ pub struct Outcome {
 pub(crate) enum Up {
     Register,
     Beat(Nanos, StreamSeq),
-    CaughtUp(NodeId, base::Epoch),
+    Joined(NodeId, base::Epoch),
     Suspect(NodeId, base::Epoch),
 }
 
@@ -475,7 +475,7 @@ impl<'a> World<'a> {
                 Effect::AttachRefused { .. } | Effect::Arena { .. } | Effect::Detached(_) => {}
                 Effect::Copies { id, items } => self.host_copies(n, id, &items)?,
                 Effect::CaughtUp(node, epoch) => {
-                    self.tell_coordinator(n, Up::CaughtUp(node, epoch));
+                    self.tell_coordinator(n, Up::Joined(node, epoch));
                 }
                 Effect::Suspect(node) => {
                     let epoch = self.hosts[n].node.as_ref().map(|x| x.status().epoch);
@@ -698,7 +698,7 @@ impl<'a> World<'a> {
                     self.tell_node(n, Item::Confirm(n, connection, sent));
                 }
             }
-            Up::CaughtUp(node, epoch) => {
+            Up::Joined(node, epoch) => {
                 self.coordinate(CoEvent::CaughtUp(by, node, epoch));
             }
             Up::Suspect(node, epoch) => {
