@@ -167,6 +167,16 @@ impl LibFs {
         Arc::clone(inodes.entry(ino.0).or_insert_with(|| Arc::new(Inode::new(ino))))
     }
 
+    /// Puts a made inode into the cache, which makes room like any other: a program that makes
+    /// many files must not run out of lease slots.
+    pub(crate) fn remember_inode(&self, inode: Arc<Inode>) {
+        let mut inodes = self.inodes.write();
+        if inodes.len() >= INODES_MAX {
+            self.evict(&mut inodes);
+        }
+        inodes.insert(inode.ino.0, inode);
+    }
+
     /// Forgets inodes that nobody uses, and gives their leases back.
     fn evict(&self, inodes: &mut Map<u64, Arc<Inode>>) {
         let Some(session) = self.current() else { return };

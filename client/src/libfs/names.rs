@@ -282,7 +282,7 @@ impl LibFs {
             child.open = u32::from(open);
             let attr = child.attr();
             let inode = Arc::new(Inode { ino, state: super::sync::RwLock::new(child) });
-            self.inodes.write().insert(ino.0, Arc::clone(&inode));
+            self.remember_inode(Arc::clone(&inode));
             state.names.put(name, Known::Present(ino, record.mode & S_IFMT));
             dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
             Ok(Outcome::Done((attr, inode)))
