@@ -10,6 +10,7 @@ pub mod delayed;
 pub mod hostd;
 mod link;
 pub mod nicfs;
+mod process;
 mod signal;
 mod status;
 

@@ -34,11 +34,3 @@ impl AsFd for Signals {
         self.0.as_fd()
     }
 }
-
-/// Raises the priority of this process, where it may: others depend on its heartbeats.
-pub fn raise_priority() {
-    // SAFETY: the call takes plain numbers; failure (no permission) leaves the priority as it is.
-    unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, -10);
-    }
-}

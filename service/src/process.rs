@@ -1,0 +1,23 @@
+//! What a service asks of the system for itself.
+#![allow(unsafe_code)]
+
+/// Raises the priority of this process, where it may: others depend on its heartbeats.
+pub fn raise_priority() {
+    // SAFETY: the call takes plain numbers; failure (no permission) leaves the priority as it is.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, 0, -10);
+    }
+}
+
+/// Keeps freed memory for the next chunk. By default the allocator maps and unmaps every buffer of
+/// a chunk's size, and the kernel clears each page anew: that was more than half of all CPU time of
+/// a sequential write.
+pub fn keep_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the calls set numbers of the allocator; failure leaves its defaults.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 256 << 20);
+        libc::mallopt(libc::M_TOP_PAD, 8 << 20);
+    }
+}
