@@ -11,6 +11,7 @@ pub mod checksum;
 pub mod clock;
 pub mod errno;
 pub mod id;
+pub mod planted;
 pub mod random;
 pub mod wire;
 
