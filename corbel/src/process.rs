@@ -99,7 +99,9 @@ impl Identity {
 
 /// Writes a pid file of `identity`, atomically.
 pub fn write_pid_file(path: &Path, identity: Identity) -> Result<()> {
-    let temporary = path.with_extension("pid.new");
+    // Who starts a daemon and the daemon itself write the same file at the same moment: with one
+    // name for both, the second to rename would find that the first had taken its file away.
+    let temporary = path.with_extension(format!("pid.{}", std::process::id()));
     fs::write(&temporary, format!("{} {}\n", identity.pid, identity.start))
         .and_then(|()| fs::rename(&temporary, path))
         .context(path.display())
