@@ -116,7 +116,6 @@ fn long_writes_beside_a_follower_return() {
 
 /// Appenders on all nodes, hooked and not: no line is lost or torn, and O_EXCL is a lock.
 #[test]
-#[ignore = "open: about one run in four, an append of one view overwrites one of another"]
 fn appends_and_lock_files_hold_across_views_and_nodes() {
     let Some(cluster) = Cluster::new("append") else { return };
     let script = "for i in $(seq 60); do printf 'W %s %0*d\\n' $i $((i * 7)) 0 >> log; done
@@ -147,6 +146,37 @@ fn appends_and_lock_files_hold_across_views_and_nodes() {
         let counter = fs::read_to_string(cluster.mount(node).join("counter")).unwrap();
         assert_eq!(counter, "32\n", "node {node}");
     }
+    cluster.assert_nothing_refused();
+}
+
+/// A file whose last name goes on another node while a program has it open lives on for the program
+/// and for those that inherit the descriptor, by fork, fork and exec, and posix_spawn.
+#[test]
+fn a_file_unlinked_elsewhere_lives_on_for_those_who_inherit_it() {
+    let Some(cluster) = Cluster::new("inherit") else { return };
+    let program = "import os, subprocess, time
+fd = os.open('f', os.O_RDWR | os.O_CREAT); os.write(fd, b'content\\n'); os.set_inheritable(fd, True)
+other = os.open('g', os.O_RDWR | os.O_CREAT); os.write(other, b'other\\n')
+open('ready', 'w').close()
+while not os.path.exists('gone'): time.sleep(0.002)
+def all(fd): return os.pread(fd, 100, 0)
+assert os.fstat(fd).st_nlink == 0
+if os.fork() == 0:
+    assert all(other) == b'other\\n'
+    os.write(other, b'child\\n'); os._exit(0)
+assert os.wait()[1] == 0
+assert all(other) == b'other\\nchild\\n', all(other)
+spawn = f'cat <&{fd} && echo spawned >&{fd}'
+os.lseek(fd, 0, 0)
+pid = os.posix_spawn('/bin/sh', ['sh', '-c', spawn], os.environ)
+assert os.waitpid(pid, 0)[1] == 0
+os.lseek(fd, 0, 0)
+print(subprocess.check_output(['cat'], stdin=fd).decode(), end='')";
+    let remove = "until [ -e ready ]; do sleep 0.01; done; rm f g; touch gone";
+    let mut remover = cluster.shell(2, remove).spawn().unwrap();
+    let output = cluster.run(1, &format!("exec python3 -c \"{program}\"")).output().unwrap();
+    assert!(remover.wait().unwrap().success());
+    assert_eq!(text(&output), "content\ncontent\nspawned\n");
     cluster.assert_nothing_refused();
 }
 

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Caller, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_TRUNC, Result, Whence,
+    Caller, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_RDONLY, O_TRUNC, Result,
+    Whence,
 };
 use zerocopy::IntoBytes;
 
@@ -13,8 +14,8 @@ use super::reply::{Answer, ReplySink};
 use super::server::{Call, IO_BYTES_MAX, Server};
 use super::virtual_dir;
 use super::wire::{
-    CreateIn, Dirent, EntryOut, FOPEN_KEEP_CACHE, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn,
-    LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_CACHE,
+    CreateIn, Dirent, EntryOut, FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FSYNC_FDATASYNC, FallocateIn,
+    FsyncIn, LseekIn, LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_CACHE,
     WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 
@@ -36,8 +37,15 @@ fn padded(name_len: usize) -> usize {
 }
 
 impl<F: FileSystem + ?Sized> Server<F> {
-    fn open_out(&self, fh: u64, ino: InodeId) -> OpenOut {
-        let flags = if self.fs.may_cache(ino) { FOPEN_KEEP_CACHE } else { 0 };
+    /// A file opened for appending goes past the kernel's page cache. Through the cache the kernel
+    /// cuts a write at the first page that it does not hold whole, and sends what follows as a
+    /// request of its own, before which others may append: the line would be torn. And it puts
+    /// the bytes where it thinks that the file ends.
+    fn open_out(&self, fh: u64, ino: InodeId, asked: u32) -> OpenOut {
+        let mut flags = if self.fs.may_cache(ino) { FOPEN_KEEP_CACHE } else { 0 };
+        if asked & O_APPEND != 0 && asked & O_ACCMODE != O_RDONLY {
+            flags |= FOPEN_DIRECT_IO;
+        }
         OpenOut { fh: fh.into(), open_flags: flags.into(), backing_id: 0.into() }
     }
 
@@ -60,7 +68,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             }
         }
         let fh = self.register(handle, call.ino);
-        Ok(Answer::of(&self.open_out(fh, call.ino)))
+        Ok(Answer::of(&self.open_out(fh, call.ino, arg.flags.get())))
     }
 
     pub(super) fn create(
@@ -79,7 +87,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let mode = arg.mode.get() & 0o7777;
         let (attr, handle) = self.fs.create(&call.caller, call.ino, name, mode, flags)?;
         let fh = self.register(handle, attr.ino);
-        Ok(Answer::pair(&self.entry(call.ino, &attr), &self.open_out(fh, attr.ino)))
+        let out = self.open_out(fh, attr.ino, arg.flags.get());
+        Ok(Answer::pair(&self.entry(call.ino, &attr), &out))
     }
 
     pub(super) fn release(

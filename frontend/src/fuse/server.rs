@@ -341,7 +341,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
             | init::MAX_PAGES
             | init::HANDLE_KILLPRIV_V2
             | init::INIT_EXT
-            | init::HAS_EXPIRE_ONLY;
+            | init::HAS_EXPIRE_ONLY
+            // Files open for appending are past the cache, and may be mapped all the same.
+            | init::DIRECT_IO_ALLOW_MMAP;
         // With a promise to invalidate, the kernel keeps data until told; without, it drops data
         // whenever time or size are seen to have changed. READDIRPLUS pays only if its
         // attributes may be kept.

@@ -202,6 +202,35 @@ fn appends_meet_at_the_end() {
     assert_eq!(text, "besidethrough");
 }
 
+/// What is appended by one call reaches the server as one request, so that nobody can append in its
+/// middle: also when it begins in a page that the kernel does not hold, where it would cut it.
+#[test]
+fn an_append_is_one_request() {
+    let Some(mount) = Mounted::new("one-append") else { return };
+    let writes = || {
+        let stats = fs::read_to_string(mount.path(".corbel/stats")).unwrap();
+        let count = |l: &str| l.strip_prefix("fuse_write_total ").and_then(|n| n.parse().ok());
+        stats.lines().find_map(count).unwrap_or(0u64)
+    };
+    let path = mount.path("f");
+    fs::write(mount.back().join("f"), [b'a'; 3000]).unwrap();
+    let before = writes();
+    let mut file = File::options().append(true).read(true).open(&path).unwrap();
+    assert_eq!(file.write(&[b'b'; 50_000]).unwrap(), 50_000);
+    assert_eq!(writes(), before + 1);
+    file.write_all(b"c").unwrap();
+    assert_eq!(writes(), before + 2);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 53_001);
+    // Such a file can be mapped all the same, and both see the same bytes.
+    mount.sh("python3 -c 'import mmap, os
+fd = os.open(\"f\", os.O_RDWR | os.O_APPEND)
+shared = mmap.mmap(fd, 53001)
+shared[10:13] = b\"xyz\"; shared.flush()
+assert os.pread(fd, 5, 9) == b\"axyza\"
+assert os.write(fd, b\"end\") == 3
+assert os.pread(fd, 9, 53000) == b\"cend\"'");
+}
+
 #[test]
 fn changes_beside_the_mount_are_seen() {
     let Some(mount) = Mounted::new("beside") else { return };
