@@ -69,10 +69,10 @@ impl LibFs {
             if want & W != 0 && !state.may_write && !self.trusted(&state) {
                 flags |= rpc::WANT_WRITE;
             }
+            // A nameless inode is there for as long as somebody has it open, and its descriptor may
+            // have come to us by fork, exec or a message. Once the service has noted our pin it
+            // stays; if it has gone before, the service says so.
             self.ensure(session, inode.ino, &mut state, LeaseMode::Read, flags)?;
-            if state.record.nlink == 0 && state.open == 0 {
-                return Err(Errno::STALE);
-            }
             Ok(Outcome::Done(()))
         })
     }
