@@ -92,13 +92,30 @@ pub fn tie() {
     }
 }
 
+/// Ports of local clusters: below those that kernels hand out by themselves.
+const PORTS: std::ops::Range<u16> = 10_240..32_000;
+/// Ports that one process looks at first.
+const PORTS_EACH: u16 = 64;
+
+/// Free addresses for services that will listen a moment later. A port that the kernel picks may
+/// be picked again for another cluster in that moment, so each process tries ports of its own.
 fn free_addresses(count: usize) -> Result<Vec<SocketAddr>> {
-    // All are held until all are known, so that they differ.
-    let listeners: Vec<TcpListener> = (0..count)
-        .map(|_| TcpListener::bind("127.0.0.1:0"))
-        .collect::<std::io::Result<_>>()
-        .context("a free port on 127.0.0.1")?;
-    listeners.iter().map(|l| l.local_addr().context("local address")).collect()
+    let span = PORTS.end - PORTS.start;
+    let first = (std::process::id() % u32::from(span / PORTS_EACH)) as u16 * PORTS_EACH;
+    let mut held = Vec::new(); // until all are known, so that they differ
+    let mut refused = None;
+    for step in 0..span {
+        let port = PORTS.start + (first + step) % span;
+        match TcpListener::bind(("127.0.0.1", port)) {
+            Ok(listener) => held.push(listener),
+            Err(error) => refused = Some(error),
+        }
+        if held.len() == count {
+            return held.iter().map(|l| l.local_addr().context("local address")).collect();
+        }
+    }
+    let error = refused.unwrap_or_else(|| std::io::ErrorKind::AddrInUse.into());
+    Err(Failure::io("a free port on 127.0.0.1", &error))
 }
 
 /// This program.
@@ -296,6 +313,9 @@ impl Local {
             if self.process(node, "serve").is_none() {
                 return Err(ended(&format!("node {node}"), &log));
             }
+            if self.coordinator().is_none() {
+                return Err(ended("the coordinator", &self.dir.join("coordinator/log")));
+            }
             let Ok(status) = self.status(node) else { return Ok(None) };
             let members = status["chain"].as_array().map_or(0, Vec::len);
             let serves = status["ready"] == true && status["hostd"] == true;
@@ -485,6 +505,18 @@ mod tests {
         assert!(is_mount_point(Path::new("/proc")));
         assert!(!is_mount_point(Path::new("/proc/self")));
         assert_eq!(escape(b"/a b\\"), b"/a\\040b\\134");
+    }
+
+    #[test]
+    fn addresses_differ_and_are_free() {
+        let found = free_addresses(33).unwrap();
+        let mut listeners = Vec::new();
+        for address in &found {
+            assert!(PORTS.contains(&address.port()), "{address}");
+            listeners.push(TcpListener::bind(address).unwrap());
+        }
+        // What is taken is passed over.
+        assert!(free_addresses(33).unwrap().iter().all(|a| !found.contains(a)));
     }
 
     #[test]
