@@ -191,7 +191,8 @@ fn serve(request: &Request, out: &Output, readiness: Option<Readiness>) -> Resul
     let up = up(request);
     let (signals, session) = match (up, readiness) {
         (Ok(up), Some(readiness)) => {
-            readiness.ready().context("/dev/null")?;
+            readiness.ready(log_file(&request.source).as_deref()).context("/dev/null")?;
+            log::info!("mounted on {}, process {}", request.dir.display(), std::process::id());
             up
         }
         (Ok(up), None) => {
@@ -210,6 +211,13 @@ fn serve(request: &Request, out: &Output, readiness: Option<Readiness>) -> Resul
     }
     session.drain(DRAIN);
     Ok(())
+}
+
+/// Where a mount in the background logs: beside the services of its node, whose log is next to
+/// their socket. Back ends without a node have none.
+fn log_file(source: &str) -> Option<PathBuf> {
+    let is_socket = !source.starts_with("dir:") && source != "null:";
+    is_socket.then(|| Path::new(source).with_file_name("log"))
 }
 
 /// Signals are blocked before the first thread, so that every thread has them blocked.
@@ -258,6 +266,13 @@ mod tests {
         );
         // What is not known goes through to be refused by name.
         assert_eq!(helper("mount.corbel a b -x").unwrap(), "corbel mount a b -x");
+    }
+
+    #[test]
+    fn a_mount_logs_beside_the_services() {
+        assert_eq!(log_file("/run/corbel/corbel.sock"), Some("/run/corbel/log".into()));
+        assert_eq!(log_file("dir:/srv"), None);
+        assert_eq!(log_file("null:"), None);
     }
 
     #[test]

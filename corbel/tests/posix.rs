@@ -180,6 +180,22 @@ print(subprocess.check_output(['cat'], stdin=fd).decode(), end='')";
     cluster.assert_nothing_refused();
 }
 
+/// A mount in the background says what it has to say in the log of its node.
+#[test]
+fn a_mount_in_the_background_logs_beside_the_services() {
+    let Some(cluster) = Cluster::new("log") else { return };
+    let (point, run) = (cluster.0.join("second"), cluster.0.join("n1/run"));
+    fs::create_dir(&point).unwrap();
+    let mut mount = Command::new(CORBEL);
+    mount.args(["--log-level", "info", "mount"]).arg(run.join("hostd.sock")).arg(&point);
+    text(&mount.output().unwrap());
+    let log = fs::read_to_string(run.join("log")).unwrap();
+    let unmounted = Command::new("umount").arg(&point).status().unwrap();
+    assert!(unmounted.success());
+    let line = format!("mounted on {}, process ", point.display());
+    assert!(log.contains(&line), "{log}");
+}
+
 /// More files than there are lease slots.
 #[test]
 fn one_process_makes_more_files_than_it_can_hold_leases() {

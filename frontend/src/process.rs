@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -67,15 +68,17 @@ const READY: u8 = 0;
 pub struct Readiness(std::io::PipeWriter);
 
 impl Readiness {
-    /// The mount answers: the parent may exit. Standard streams go to `/dev/null`.
+    /// The mount answers: the parent may exit. Standard error goes to the end of `log`, if that
+    /// can be written, and the other streams to `/dev/null`.
     ///
     /// # Errors
     /// When `/dev/null` cannot be opened.
-    pub fn ready(mut self) -> std::io::Result<()> {
+    pub fn ready(mut self, log: Option<&Path>) -> std::io::Result<()> {
         let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
-        rustix::stdio::dup2_stderr(&null)?;
+        let append = |path| std::fs::File::options().create(true).append(true).open(path).ok();
+        rustix::stdio::dup2_stderr(log.and_then(append).as_ref().unwrap_or(&null))?;
         self.0.write_all(&[READY])
     }
 
