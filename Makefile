@@ -5,6 +5,7 @@ run: prepare
 	@scripts/run.sh
 
 test: prepare
+	@scripts/prepare.sh tools
 	@scripts/test.sh
 
 prepare:

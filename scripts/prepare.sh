@@ -24,17 +24,28 @@ for pair in $needed; do
 done
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 [ "$(id -u)" = 0 ] || command -v fusermount3 >/dev/null 2>&1 || missing="$missing fuse3"
-[ -z "$missing" ] && exit 0
 
-echo "prepare: installing$missing"
-sudo=""
-if [ "$(id -u)" != 0 ]; then
-    sudo=sudo
-    if ! command -v sudo >/dev/null 2>&1; then
-        echo "prepare: not root and no sudo: install$missing as root (apt-get install$missing)" >&2
-        exit 1
+install_packages() {
+    echo "prepare: installing$missing"
+    sudo=""
+    if [ "$(id -u)" != 0 ]; then
+        sudo=sudo
+        if ! command -v sudo >/dev/null 2>&1; then
+            echo "prepare: not root and no sudo: install$missing as root (apt-get install$missing)" >&2
+            exit 1
+        fi
     fi
-fi
-$sudo apt-get update -qq
-# shellcheck disable=SC2086  # a list of package names
-DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing
+    $sudo apt-get update -qq
+    # shellcheck disable=SC2086  # a list of package names
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing
+}
+[ -z "$missing" ] || install_packages
+
+# Suites that the tests run (corbel/tests/suites.rs), once: they stay in target/tools.
+[ "${1:-}" = tools ] || exit 0
+cd "$(dirname "$0")/.."
+for tool in fsx@0.3.2 pjdfstest@0.2.2; do
+    [ -x "target/tools/bin/${tool%@*}" ] && continue
+    echo "prepare: installing $tool in target/tools"
+    cargo install --quiet --locked --root target/tools "$tool"
+done

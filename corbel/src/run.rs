@@ -322,12 +322,14 @@ fn header(
     holder: &[u8],
     tables: usize,
 ) -> Result<Vec<u8>> {
+    let device = fs::metadata(mount).map_or(0, |meta| meta.dev());
+    let device = usize::try_from(device).unwrap_or(0);
     let (mount, library) = (mount.as_os_str().as_bytes(), library.as_os_str().as_bytes());
     let mut image = format::MAGIC.to_vec();
     image.extend_from_slice(&format::VERSION.to_le_bytes());
     image.extend_from_slice(&[0; 4]);
     image.extend_from_slice(&(format::SESSION_BYTES as u64).to_le_bytes());
-    for n in [tables, mount.len(), backend.len(), library.len(), holder.len(), 0] {
+    for n in [tables, mount.len(), backend.len(), library.len(), holder.len(), device] {
         image.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
     }
     field(&mut image, "the mount point", mount, format::PATH_MAX)?;

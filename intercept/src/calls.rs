@@ -63,7 +63,7 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 86] = [
+const ALWAYS: [usize; 88] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -140,6 +140,8 @@ const ALWAYS: [usize; 86] = [
     nr::UMASK,
     nr::RT_SIGACTION,
     nr::CHROOT,
+    nr::MOUNT,
+    nr::MOVE_MOUNT,
     nr::IO_URING_SETUP,
     nr::SETUID,
     nr::SETGID,
@@ -252,6 +254,8 @@ fn other(r: &mut Regs) -> Reply {
         | nr::UMASK
         | nr::RT_SIGACTION
         | nr::CHROOT
+        | nr::MOUNT
+        | nr::MOVE_MOUNT
         | nr::SETUID
         | nr::SETGID
         | nr::SETREUID

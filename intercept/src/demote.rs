@@ -230,6 +230,13 @@ fn adopt(index: usize, keep: bool) -> Result<(), isize> {
     Ok(())
 }
 
+/// Before a file is executed: only the kernel knows who writes what is being executed, and the
+/// other way round (ETXTBSY), so both go there.
+pub fn before_exec(ino: u64) {
+    before_unlink(ino);
+    session::give_to_kernel(ino);
+}
+
 /// Before the last name of an inode goes: its open descriptions become the kernel's, whose
 /// descriptors keep a nameless file over fork, exec and the end of this process; the mount could
 /// not open it by number afterwards.

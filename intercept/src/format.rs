@@ -8,7 +8,7 @@
 //! | 0 | [`Header`]: configuration, written once, checksummed |
 //! | [`COUNTERS_AT`] | [`Counters`] |
 //! | [`TABLES_AT`] | [`TABLES`] site tables of [`TABLE_BYTES`], each a [`Table`] |
-//! | [`INODES_AT`] | [`INODES`] inode numbers that the kernel owns (shared mappings), 0 = free |
+//! | [`INODES_AT`] | [`INODES`] inode numbers that the kernel owns (shared mappings, programs), 0 = free |
 //! | [`OFDS_AT`] | [`OFDS`] open file descriptions ([`Ofd`]) |
 //! | [`SLOTS_AT`] | [`SLOTS`] records that carry a descriptor table over exec ([`Slot`]) |
 
@@ -45,8 +45,8 @@ pub struct Header {
     pub library_len: u32,
     /// Bytes of `holder`.
     pub holder_len: u32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// `st_dev` of the mount (anonymous devices fit), 0 when it does not.
+    pub device: u32,
     /// The prefix: absolute, no `.`, `..` or double `/`, no `/` at the end.
     pub mount: [u8; PATH_MAX],
     /// `dir:/path` or `corbel:/socket/of/the/node`.

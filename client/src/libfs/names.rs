@@ -479,7 +479,6 @@ impl LibFs {
                 match (kind == S_IFDIR, other_kind == S_IFDIR) {
                     (true, false) => return Err(Errno::NOTDIR),
                     (false, true) => return Err(Errno::ISDIR),
-                    (true, true) if victim.entries > 0 => return Err(Errno::NOTEMPTY),
                     _ => {}
                 }
             }
@@ -487,7 +486,7 @@ impl LibFs {
         if moves_dir {
             let skip: Vec<InodeId> = all.iter().map(|i| i.ino).collect();
             if kind == S_IFDIR && self.is_below(session, &locked, &skip, new.ino, ino)? {
-                return Err(Errno::INVAL);
+                return Err(Errno::INVAL); // also when the target is not empty
             }
             if let Some((other, S_IFDIR)) = replaced
                 && exchange
@@ -495,6 +494,12 @@ impl LibFs {
             {
                 return Err(Errno::INVAL);
             }
+        }
+        if let Some((other, S_IFDIR)) = replaced
+            && !exchange
+            && locked.get(other).record.entries > 0
+        {
+            return Err(Errno::NOTEMPTY);
         }
         let now = Self::now();
         let open = victim.as_ref().is_some_and(|v| locked.get(v.ino).open > 0);

@@ -316,6 +316,10 @@ fn truncate(r: &Regs) -> Reply {
         S_IFDIR => return Err(Stop::Error(err::ISDIR)),
         _ => return Err(Stop::Error(err::INVAL)),
     }
+    if crate::session::kernel_owned(attr.ino.0) {
+        // Mapped or being executed: the kernel must cut its pages off, or refuse.
+        return Err(Stop::Kernel);
+    }
     fs()?.setattr(&caller(), attr.ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
     Ok(0)
 }

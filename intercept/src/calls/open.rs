@@ -69,7 +69,7 @@ pub fn open(r: &mut Regs) -> Reply {
 }
 
 fn directory(q: &Request, attr: &Attr) -> Reply {
-    if q.flags & (o::ACCMODE | o::CREAT) != 0 {
+    if q.flags & (o::ACCMODE | o::CREAT | o::TRUNC) != 0 {
         return Err(Stop::Error(err::ISDIR));
     }
     if !permits(attr, &caller(), 4) {

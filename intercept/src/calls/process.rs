@@ -15,7 +15,7 @@ use client::fs::S_IFREG;
 use super::Reply;
 use crate::entry::{AFTER_VFORK, DONE, RAW, Regs, VFORK};
 use crate::format::{ENV, SLOT_FDS, SLOTS, Slot, state};
-use crate::path::{self, PATH_MAX, Stop};
+use crate::path::{self, PATH_MAX, Path, Stop};
 use crate::sys::{self, Stat, at, err, nr, o};
 use crate::table::{self, InUse, THREADS};
 use crate::thread::{self, FRAME, VFORKS};
@@ -50,6 +50,17 @@ pub fn other(r: &mut Regs) -> Reply {
             // What the prefix means afterwards the kernel knows.
             let ret = sys::call1(nr::CHROOT, r.rdi);
             if ret == 0 {
+                table::context().cwd.store(0, Ordering::Release);
+                path::disable();
+            }
+            Ok(ret)
+        }
+        nr::MOUNT | nr::MOVE_MOUNT => {
+            // What is mounted below the prefix is not ours, and only the kernel sees it.
+            let target = if r.rax == nr::MOUNT { r.rsi } else { r.r10 };
+            let below = Path::get(target).is_ok_and(|p| path::behind_prefix(p.bytes()).is_some());
+            let ret = sys::call6(r.rax, r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9);
+            if ret == 0 && below {
                 table::context().cwd.store(0, Ordering::Release);
                 path::disable();
             }
@@ -203,7 +214,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
 }
 
 /// Whether a program will load us: a dynamic x86-64 program of glibc, not set-id, or a script whose
-/// interpreter is.
+/// interpreter is. On the way, a file of ours that is to be executed becomes the kernel's.
 fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     let flags = o::CLOEXEC as usize | if flags & 0x100 != 0 { o::NOFOLLOW as usize } else { 0 };
     let fd = sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
@@ -216,6 +227,9 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     let got = sys::call4(nr::PREAD64, fd as usize, at, head.len() - 1, 0);
     let Stat { mode, .. } = stat;
     let privileged = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
+    if stat.dev == u64::from(session::header().device) {
+        demote::before_exec(stat.ino);
+    }
     let head = &mut head[..got.max(0) as usize];
     let verdict = mode & 0o170_000 == S_IFREG
         && !privileged
