@@ -70,12 +70,15 @@ pub const fn multiply(a: u32, b: u32) -> u32 {
 #[inline]
 pub fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    match engine() {
-        // SAFETY: the CPU has what the engine needs, checked when it was chosen.
-        FOLDS => return unsafe { x86::folds(seed, bytes) },
-        // SAFETY: as above.
-        STREAMS => return unsafe { x86::streams(seed, bytes) },
-        _ => {}
+    {
+        if crate::cpu::wide_clmul() {
+            // SAFETY: the CPU has what the engine needs.
+            return unsafe { x86::folds(seed, bytes) };
+        }
+        if crate::cpu::crc() {
+            // SAFETY: as above.
+            return unsafe { x86::streams(seed, bytes) };
+        }
     }
     portable(seed, bytes)
 }
@@ -87,54 +90,6 @@ pub fn portable(seed: u32, bytes: &[u8]) -> u32 {
         crc = TABLE[((crc ^ u32::from(b)) & 0xff) as usize] ^ (crc >> 8);
     }
     !crc
-}
-
-#[cfg(target_arch = "x86_64")]
-const TABLE_ONLY: u8 = 1;
-#[cfg(target_arch = "x86_64")]
-const STREAMS: u8 = 2;
-#[cfg(target_arch = "x86_64")]
-const FOLDS: u8 = 3;
-
-/// The best engine of this CPU; found once. A race only finds it twice.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-fn engine() -> u8 {
-    use core::sync::atomic::{AtomicU8, Ordering};
-    static KNOWN: AtomicU8 = AtomicU8::new(0);
-    match KNOWN.load(Ordering::Relaxed) {
-        0 => {
-            let found = detect();
-            KNOWN.store(found, Ordering::Relaxed);
-            found
-        }
-        known => known,
-    }
-}
-
-/// Asks the CPU, and the operating system whether it saves the wide registers (without std).
-#[cfg(target_arch = "x86_64")]
-#[cold]
-fn detect() -> u8 {
-    use core::arch::x86_64::{__cpuid, __cpuid_count};
-    let bit = |word: u32, n: u32| word & (1 << n) != 0;
-    let basic = __cpuid(1).ecx;
-    if !bit(basic, 20) || !bit(basic, 1) {
-        return TABLE_ONLY;
-    }
-    if !bit(basic, 27) || __cpuid(0).eax < 7 {
-        return STREAMS;
-    }
-    let (low, _high): (u32, u32);
-    // SAFETY: OSXSAVE (bit 27) was checked, so the instruction exists; it reads XCR0.
-    unsafe {
-        core::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _high,
-            options(nomem, nostack, preserves_flags));
-    }
-    let wide = __cpuid_count(7, 0);
-    // XCR0: SSE, AVX, and the three parts of AVX-512. CPUID: AVX512F, AVX512VL, VPCLMULQDQ.
-    let all = low & 0xe6 == 0xe6 && bit(wide.ebx, 16) && bit(wide.ebx, 31) && bit(wide.ecx, 10);
-    if all { FOLDS } else { STREAMS }
 }
 
 #[cfg(test)]
@@ -162,8 +117,8 @@ mod tests {
             let seed = random.next_u64() as u32;
             assert_eq!(crc32c(seed, slice), portable(seed, slice), "from {from} len {len}");
             #[cfg(target_arch = "x86_64")]
-            if engine() != TABLE_ONLY {
-                // SAFETY: the CPU has SSE4.2 and PCLMULQDQ, or the engine would be the table.
+            if crate::cpu::crc() {
+                // SAFETY: the CPU has SSE4.2 and PCLMULQDQ, as was asked.
                 let streams = unsafe { x86::streams(seed, slice) };
                 assert_eq!(streams, portable(seed, slice), "from {from} len {len}");
             }

@@ -9,6 +9,7 @@ extern crate alloc;
 
 pub mod checksum;
 pub mod clock;
+pub mod cpu;
 pub mod errno;
 pub mod id;
 pub mod planted;

@@ -1,6 +1,6 @@
 //! Paths, descriptors and offsets over a [`FileSystem`]: what POSIX adds to inodes and handles.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError};
 
 use base::{Errno, InodeId};
 use client::fs::{
@@ -9,6 +9,7 @@ use client::fs::{
 };
 use client::libfs::{Config, LibFs};
 use client::path::{Found, Walked, walk};
+use client::slots::{Slots, Used};
 
 /// An open file description of the library.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub struct Volume {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
-    descriptors: RwLock<Vec<Option<Arc<Description>>>>,
+    descriptors: Slots<Description>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -52,7 +53,7 @@ impl Volume {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             groups: groups.into_iter().map(|g| g.as_raw()).collect(),
-            descriptors: RwLock::new(Vec::new()),
+            descriptors: Slots::new(),
         }
     }
 
@@ -89,25 +90,18 @@ impl Volume {
     }
 
     fn describe(&self, handle: Handle, flags: i32) -> Result<i32> {
-        let description = Arc::new(Description { handle, flags, offset: Mutex::new(0) });
-        let mut table = self.descriptors.write().unwrap_or_else(PoisonError::into_inner);
-        let free = table.iter().position(Option::is_none).unwrap_or(table.len());
-        if free >= DESCRIPTORS_MAX {
-            drop(table);
-            self.fs.release(handle);
-            return Err(Errno::MFILE);
+        let description = Description { handle, flags, offset: Mutex::new(0) };
+        if let Some(number) = self.descriptors.insert(description, DESCRIPTORS_MAX) {
+            return Ok(number as i32);
         }
-        if free == table.len() {
-            table.push(None);
-        }
-        table[free] = Some(description);
-        Ok(free as i32)
+        self.fs.release(handle);
+        Err(Errno::MFILE)
     }
 
-    fn description(&self, fd: i32) -> Result<Arc<Description>> {
-        let table = self.descriptors.read().unwrap_or_else(PoisonError::into_inner);
-        let index = usize::try_from(fd).map_err(|_| Errno::BADF)?;
-        table.get(index).and_then(Clone::clone).ok_or(Errno::BADF)
+    #[inline]
+    fn description(&self, fd: i32) -> Result<Used<'_, Description>> {
+        let number = usize::try_from(fd).map_err(|_| Errno::BADF)?;
+        self.descriptors.get(number).ok_or(Errno::BADF)
     }
 
     /// open(2). `mode` has the umask applied.
@@ -151,10 +145,8 @@ impl Volume {
 
     /// close(2).
     pub fn close(&self, fd: i32) -> Result<()> {
-        let mut table = self.descriptors.write().unwrap_or_else(PoisonError::into_inner);
-        let index = usize::try_from(fd).map_err(|_| Errno::BADF)?;
-        let description = table.get_mut(index).and_then(Option::take).ok_or(Errno::BADF)?;
-        drop(table);
+        let number = usize::try_from(fd).map_err(|_| Errno::BADF)?;
+        let description = self.descriptors.remove(number).ok_or(Errno::BADF)?;
         self.fs.release(description.handle);
         Ok(())
     }

@@ -14,5 +14,6 @@ pub mod libfs;
 pub mod mutex;
 pub mod null;
 pub mod path;
+pub mod slots;
 
 pub use base::{Errno, InodeId};

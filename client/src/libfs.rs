@@ -33,10 +33,11 @@ use storage::format::entry::{Op, RawHeader};
 use storage::format::rpc::{self, InodeReply, Request};
 
 use self::inode::{Inode, Map, Names, State};
-use self::lane::Place;
+use self::lane::{Place, Written};
 use self::session::Session;
 use self::sync::RwLock;
 use crate::fs::{Handle, Result};
+use crate::slots::{Slots, Used};
 
 pub use self::session::Config;
 pub use storage::format::rpc::InodeRecord;
@@ -59,15 +60,9 @@ pub struct LibFs {
     session: AtomicPtr<Session>,
     attaching: RwLock<u64>,
     inodes: RwLock<Map<u64, Arc<Inode>>>,
-    handles: RwLock<Handles>,
+    handles: Slots<Open>,
     unpins: RwLock<Vec<InodeId>>,
     opened: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Handles {
-    table: Vec<Option<Arc<Open>>>,
-    free: Vec<usize>,
 }
 
 /// Inodes remembered; above it, those that nobody uses are dropped.
@@ -101,7 +96,7 @@ impl LibFs {
             session: AtomicPtr::new(core::ptr::null_mut()),
             attaching: RwLock::new(0),
             inodes: RwLock::new(Map::default()),
-            handles: RwLock::new(Handles::default()),
+            handles: Slots::new(),
             unpins: RwLock::new(Vec::new()),
             opened: AtomicU64::new(0),
         };
@@ -298,7 +293,8 @@ impl LibFs {
         Err(Errno::IO)
     }
 
-    /// Appends one operation if every lease still holds. `leases` are the states it relies on.
+    /// Appends one operation if every lease still holds, and makes it persistent. `leases` are the
+    /// states it relies on.
     pub(crate) fn append(
         &self,
         session: &Session,
@@ -307,10 +303,30 @@ impl LibFs {
         raw: RawHeader,
         payload: &[u8],
     ) -> Outcome<Place> {
+        match self.write_entry(session, hint, leases, raw, payload) {
+            Outcome::Done(written) => {
+                let place = written.persist();
+                session.segment.ring(false);
+                Outcome::Done(place)
+            }
+            Outcome::Again => Outcome::Again,
+            Outcome::Full(lane, reclaimed) => Outcome::Full(lane, reclaimed),
+        }
+    }
+
+    /// As [`LibFs::append`], but the caller persists the entry and rings.
+    pub(crate) fn write_entry<'a>(
+        &self,
+        session: &'a Session,
+        hint: u64,
+        leases: &[&State],
+        raw: RawHeader,
+        payload: &[u8],
+    ) -> Outcome<Written<'a>> {
         let (index, lane) = session.lane(hint);
-        let before = session.reclaimed(index);
-        let Some(room) = lane.room(&session.segment, index, payload.len()) else {
-            return Outcome::Full(index, before);
+        let room = match lane.room(&session.segment, index, payload.len()) {
+            Ok(room) => room,
+            Err(reclaimed) => return Outcome::Full(index, reclaimed),
         };
         let inside = session.segment.enter();
         let good = session.segment.attached()
@@ -319,16 +335,15 @@ impl LibFs {
             session.segment.leave(inside);
             return Outcome::Again;
         }
-        let place = room.append(&session.segment, session.next(), raw, payload);
+        let written = room.append(&session.segment, session.next(), raw, payload);
         session.segment.leave(inside);
         if !session.segment.attached() {
             // Expelled between: the entry counts only if it was sealed in.
-            if place.sequence.0 > session.segment.sealed_at() {
+            if written.place.sequence.0 > session.segment.sealed_at() {
                 return Outcome::Again;
             }
         }
-        session.segment.ring(false);
-        Outcome::Done(place)
+        Outcome::Done(written)
     }
 
     /// Encodes and appends an operation (other than Write).
@@ -348,31 +363,18 @@ impl LibFs {
 
     pub(crate) fn open_handle(&self, inode: Arc<Inode>, flags: u32) -> Handle {
         let hint = self.opened.fetch_add(1, Ordering::Relaxed);
-        let open = Arc::new(Open { inode, flags, hint });
-        let mut handles = self.handles.write();
-        let index = match handles.free.pop() {
-            Some(index) => {
-                handles.table[index] = Some(open);
-                index
-            }
-            None => {
-                handles.table.push(Some(open));
-                handles.table.len() - 1
-            }
-        };
-        Handle(index as u64)
+        let index = self.handles.insert(Open { inode, flags, hint }, usize::MAX);
+        // Millions of open files are refused far from here; a number that is not there is EBADF.
+        Handle(index.map_or(u64::MAX >> 1, |index| index as u64))
     }
 
-    pub(crate) fn handle(&self, handle: Handle) -> Result<Arc<Open>> {
-        let handles = self.handles.read();
-        handles.table.get(handle.0 as usize).and_then(Clone::clone).ok_or(Errno::BADF)
+    #[inline]
+    pub(crate) fn handle(&self, handle: Handle) -> Result<Used<'_, Open>> {
+        self.handles.get(handle.0 as usize).ok_or(Errno::BADF)
     }
 
-    pub(crate) fn close_handle(&self, handle: Handle) -> Option<Arc<Open>> {
-        let mut handles = self.handles.write();
-        let open = handles.table.get_mut(handle.0 as usize)?.take()?;
-        handles.free.push(handle.0 as usize);
-        Some(open)
+    pub(crate) fn close_handle(&self, handle: Handle) -> Option<Used<'_, Open>> {
+        self.handles.remove(handle.0 as usize)
     }
 
     /// Notes that an inode is no longer open here; told to the service in batches.
@@ -388,9 +390,9 @@ impl LibFs {
         }
     }
 
-    /// Realtime nanoseconds, for time stamps.
+    /// Realtime nanoseconds, for time stamps: of the last tick, as the kernel stamps its own files.
     pub(crate) fn now() -> u64 {
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
     }
 }

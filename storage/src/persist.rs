@@ -4,7 +4,10 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
-use core::arch::x86_64::{_mm_clflush, _mm_sfence, _mm_stream_si64};
+use core::arch::x86_64::{
+    _mm_clflush, _mm_loadu_si128, _mm_sfence, _mm_stream_si128, _mm512_loadu_si512,
+    _mm512_stream_si512,
+};
 
 /// Below this many bytes a copy goes through the cache and is written back by line.
 const NON_TEMPORAL_MIN: usize = 512;
@@ -17,23 +20,53 @@ const NON_TEMPORAL_MIN: usize = 512;
 #[inline]
 pub unsafe fn copy_persistent(to: *mut u8, data: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    {
-        if data.len() >= NON_TEMPORAL_MIN && (to as usize).is_multiple_of(8) {
-            let words = data.len() / 8;
-            let (from, to64) = (data.as_ptr().cast::<i64>(), to.cast::<i64>());
-            for i in 0..words {
-                // SAFETY: i < words, so both 8-byte accesses lie inside the two ranges that the
-                // caller vouches for; `to` is 8-byte aligned (checked), the load is unaligned.
-                unsafe { _mm_stream_si64(to64.add(i), from.add(i).read_unaligned()) };
-            }
-            let done = words * 8;
-            // SAFETY: the rest of the same ranges.
-            unsafe { copy_cached(to.add(done), &data[done..]) };
-            return;
-        }
+    if data.len() >= NON_TEMPORAL_MIN && (to as usize).is_multiple_of(16) {
+        let whole = if base::cpu::wide() && (to as usize).is_multiple_of(64) {
+            // SAFETY: the CPU has AVX-512, `to` is aligned, the ranges are those of the caller.
+            unsafe { stream_lines(to, data) }
+        } else {
+            // SAFETY: `to` is aligned, the ranges are those of the caller.
+            unsafe { stream(to, data) }
+        };
+        // SAFETY: the rest of the same ranges.
+        unsafe { copy_cached(to.add(whole), &data[whole..]) };
+        return;
     }
     // SAFETY: the caller's promise is the same.
     unsafe { copy_cached(to, data) };
+}
+
+/// Whole lines by one store each: a write-combining buffer is full at once, and 64 stores fit into
+/// the store queue, so that what follows (the checksum) runs while they drain. Returns the bytes
+/// done.
+///
+/// # Safety
+/// As [`copy_persistent`]; `to` is a multiple of 64, and the CPU has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_lines(to: *mut u8, data: &[u8]) -> usize {
+    let (lines, _) = data.as_chunks::<64>();
+    for (i, line) in lines.iter().enumerate() {
+        // SAFETY: line i lies inside the caller's range, and is aligned as the range is.
+        unsafe {
+            _mm512_stream_si512(to.add(64 * i).cast(), _mm512_loadu_si512(line.as_ptr().cast()));
+        }
+    }
+    64 * lines.len()
+}
+
+/// The same by 16 bytes, on any x86-64.
+///
+/// # Safety
+/// As [`copy_persistent`]; `to` is a multiple of 16.
+#[cfg(target_arch = "x86_64")]
+unsafe fn stream(to: *mut u8, data: &[u8]) -> usize {
+    let (parts, _) = data.as_chunks::<16>();
+    for (i, part) in parts.iter().enumerate() {
+        // SAFETY: part i lies inside the caller's range, and is aligned as the range is.
+        unsafe { _mm_stream_si128(to.add(16 * i).cast(), _mm_loadu_si128(part.as_ptr().cast())) };
+    }
+    16 * parts.len()
 }
 
 /// # Safety

@@ -323,21 +323,23 @@ impl LibFs {
             time: now,
             ..RawHeader::default()
         };
-        let place = match self.append(session, open.hint, &[state], raw, piece) {
-            Outcome::Done(place) => place,
+        let written = match self.write_entry(session, open.hint, &[state], raw, piece) {
+            Outcome::Done(written) => written,
             Outcome::Again => return Ok(Outcome::Again),
             Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
         };
         let len = piece.len() as u64;
-        if at + len > state.record.size || !state.pieces.has_place(at, len) {
+        let place = written.place;
+        if !state.pieces.wrote(at, len, place) || at + len > state.record.size {
             let first = at / BLOCK_BYTES;
             let begin = state.record.size.div_ceil(BLOCK_BYTES).max(first).min(at + len);
             let blocks = (at + len).div_ceil(BLOCK_BYTES).saturating_sub(begin);
             state.record.blocks += blocks * (BLOCK_BYTES / 512);
         }
-        state.pieces.wrote(at, len, place);
         state.record.size = state.record.size.max(at + len);
         self.touched(state, place.sequence, now, clear);
+        written.persist();
+        session.segment.ring(false);
         Ok(Outcome::Done(at))
     }
 

@@ -33,6 +33,26 @@ pub struct Place {
     pub sequence: Sequence,
 }
 
+/// An entry that is written but not yet persistent: the streaming stores drain while its author
+/// does what is left to do, without waiting for anything; then it calls [`Written::persist`].
+/// The lane is locked until then.
+#[derive(Debug)]
+#[must_use = "the entry is not persistent before `persist`"]
+pub struct Written<'a> {
+    _lane: WriteGuard<'a, u64>,
+    /// Where it lies.
+    pub place: Place,
+}
+
+impl Written<'_> {
+    /// Makes the entry persistent (in the sense of the region): one fence.
+    #[inline]
+    pub fn persist(self) -> Place {
+        persist::fence();
+        self.place
+    }
+}
+
 /// The lock of a lane with room for one entry.
 #[derive(Debug)]
 pub struct Room<'a> {
@@ -42,9 +62,14 @@ pub struct Room<'a> {
 }
 
 impl Lane {
-    /// Takes the lane and makes sure that an entry with `payload` bytes fits; `None` when the ring
-    /// is full (wait for the service to reclaim, then try again).
-    pub fn room(&self, segment: &Segment, index: u8, payload: usize) -> Option<Room<'_>> {
+    /// Takes the lane and makes sure that an entry with `payload` bytes fits; when the ring is full,
+    /// how far it was reclaimed (wait for the service to reclaim more, then try again).
+    pub fn room(
+        &self,
+        segment: &Segment,
+        index: u8,
+        payload: usize,
+    ) -> core::result::Result<Room<'_>, u64> {
         let head = self.head.write();
         let lane_bytes = segment.descriptor.lane_bytes;
         let need = entry_bytes(payload) as u64;
@@ -55,12 +80,12 @@ impl Lane {
         if frontier > self.frontier.load(Ordering::Relaxed) {
             let reclaimed = segment.word(control::reclaim(index.into())).load(Ordering::Acquire);
             if frontier > reclaimed {
-                return None;
+                return Err(reclaimed);
             }
             // Readers check the frontier after copying: it must move before bytes are overwritten.
             self.frontier.store(frontier, Ordering::SeqCst);
         }
-        Some(Room { head, lane: self, index })
+        Ok(Room { head, lane: self, index })
     }
 
     /// Whether bytes at `position` are certainly still the entry's.
@@ -71,16 +96,16 @@ impl Lane {
     }
 }
 
-impl Room<'_> {
-    /// Appends an entry; `raw` lacks sequence, epoch, lane and length. Persistent when it returns
-    /// (in the sense of the region): one fence.
+impl<'a> Room<'a> {
+    /// Appends an entry; `raw` lacks sequence, epoch, lane and length. The service may read it from
+    /// now on; it is persistent after [`Written::persist`].
     pub fn append(
         mut self,
         segment: &Segment,
         next: &AtomicU64,
         mut raw: RawHeader,
         payload: &[u8],
-    ) -> Place {
+    ) -> Written<'a> {
         let lane_bytes = segment.descriptor.lane_bytes;
         let incarnation = segment.descriptor.incarnation;
         raw.lane = self.index;
@@ -112,10 +137,10 @@ impl Room<'_> {
             segment.lane_write(lane, position + whole as u64, &tail);
         }
         segment.lane_write(lane, *self.head, &raw.seal(incarnation, &[payload]));
-        persist::fence();
         *self.head += entry_bytes(payload.len()) as u64;
         debug_assert!(self.lane.frontier.load(Ordering::Relaxed) + lane_bytes >= *self.head);
         let sequence = Sequence(raw.sequence);
-        Place { lane: self.index, position, sequence }
+        let place = Place { lane: self.index, position, sequence };
+        Written { _lane: self.head, place }
     }
 }

@@ -69,23 +69,26 @@ impl Pieces {
         self.log.len()
     }
 
-    /// Notes that `len` bytes at `offset` now lie at `place`.
-    pub fn wrote(&mut self, offset: u64, len: u64, place: Place) {
+    /// Notes that `len` bytes at `offset` now lie at `place`. Says whether any of them had a place
+    /// before (in the log or an extent), for space accounting.
+    pub fn wrote(&mut self, offset: u64, len: u64, place: Place) -> bool {
         if len == 0 {
-            return;
+            return true;
         }
         // The two common cases take one search: the same range again, and behind everything.
         if let Some(piece) = self.log.get_mut(&offset)
             && piece.len == len
         {
             piece.place = place;
-            return;
+            return true;
         }
+        let had_place = !matches!(self.find(offset, len, |_| true), Source::Hole(n) if n >= len);
         let behind = |(start, p): (&u64, &Piece)| start + p.len <= offset;
         if !self.log.last_key_value().is_none_or(behind) {
             self.cut_log(offset, offset.saturating_add(len));
         }
         self.log.insert(offset, Piece { len, place });
+        had_place
     }
 
     /// The bytes from `from` to `to` become zeroes (punch, or truncate with `to` = MAX).
@@ -188,11 +191,6 @@ impl Pieces {
             Some(e) => Source::Hole(len.min(e.offset - offset)),
             None => Source::Hole(len),
         }
-    }
-
-    /// Whether any byte of the range has a place (log or extent), for space accounting.
-    pub fn has_place(&self, offset: u64, len: u64) -> bool {
-        !matches!(self.find(offset, len, |_| true), Source::Hole(n) if n >= len)
     }
 
     fn cut_log(&mut self, from: u64, to: u64) {

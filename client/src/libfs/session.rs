@@ -160,11 +160,6 @@ impl Session {
         if woken { Ok(()) } else { Err(Errno::STALE) }
     }
 
-    /// Current reclaim position of a lane.
-    pub fn reclaimed(&self, lane: u8) -> u64 {
-        self.segment.word(control::reclaim(lane.into())).load(Ordering::Acquire)
-    }
-
     /// Waits until everything up to `sequence` is persistent on every member of the chain.
     pub fn sync(&self, sequence: Sequence) -> Result<()> {
         let replicated = self.segment.word(control::REPLICATED);
