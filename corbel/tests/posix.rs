@@ -189,10 +189,18 @@ fn a_mount_in_the_background_logs_beside_the_services() {
     let mut mount = Command::new(CORBEL);
     mount.args(["--log-level", "info", "mount"]).arg(run.join("hostd.sock")).arg(&point);
     text(&mount.output().unwrap());
-    let log = fs::read_to_string(run.join("log")).unwrap();
+    let line = format!("mounted on {}, process ", point.display());
+    // The command returns when the kernel has the mount, which may be before the line is written.
+    let mut log = String::new();
+    for _ in 0..500 {
+        log = fs::read_to_string(run.join("log")).unwrap();
+        if log.contains(&line) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
     let unmounted = Command::new("umount").arg(&point).status().unwrap();
     assert!(unmounted.success());
-    let line = format!("mounted on {}, process ", point.display());
     assert!(log.contains(&line), "{log}");
 }
 
