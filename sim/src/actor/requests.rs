@@ -1,0 +1,207 @@
+//! Requests and replies: leases, names, numbers; what the client sees is compared with the model.
+
+use super::*;
+
+impl World<'_> {
+    pub(crate) fn ask(
+        &mut self,
+        c: usize,
+        plan: Plan,
+        request: &Request<'_>,
+        ask: Ask,
+    ) -> Result<(), String> {
+        let Some(s) = self.session(c) else { return Ok(()) };
+        let (segment, after) = (s.segment, Sequence(s.next - 1));
+        let mut body = Vec::new();
+        request.encode(after, &mut body);
+        let slot = c % storage::limits::RPC_SLOTS;
+        let at = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+        self.media(c)
+            .write(segment, at + rpc::SLOT_BODY, &body)
+            .map_err(|e| format!("client {c}: {e}"))?;
+        self.put(c, at, u64::from(rpc::SLOT_REQUEST) | (body.len() as u64) << 32)?;
+        self.trace(|| format!("client {c} asks {ask:?} after {after}"));
+        self.actors[c].phase = Phase::Asked(plan, slot, ask);
+        self.ring(c, true)?;
+        self.wait(c)
+    }
+
+    pub(crate) fn look_for_reply(
+        &mut self,
+        c: usize,
+        plan: Plan,
+        slot: usize,
+        ask: Ask,
+    ) -> Result<(), String> {
+        let at = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+        let word = self.word(c, at);
+        if word as u32 != rpc::SLOT_REPLY {
+            self.ring(c, true)?;
+            return self.wait(c);
+        }
+        let Some(segment) = self.session(c).map(|s| s.segment) else { return Ok(()) };
+        let mut body = vec![0; ((word >> 32) as usize).min(RPC_SLOT_BYTES - 64)];
+        self.media(c)
+            .read(segment, at + rpc::SLOT_BODY, &mut body)
+            .map_err(|e| format!("client {c}: {e}"))?;
+        self.put(c, at, u64::from(rpc::SLOT_FREE))?;
+        let (status, mut r) = rpc::reply_status(&body).map_err(|e| e.to_string())?;
+        self.trace(|| format!("client {c} hears {ask:?} {status:?}"));
+        let next = match (ask, status) {
+            (Ask::Inode(ino), Ok(())) => {
+                let reply = InodeReply::decode(&mut r).map_err(|e| e.to_string())?;
+                self.inode_reply(c, ino, &reply)?
+            }
+            (Ask::Inode(ino), Err(base::Errno::NOENT)) => {
+                // No lease protects this view: it may be out of date by the time it is read.
+                if ino == 1 {
+                    return Err(format!("client {c}: there is no root directory"));
+                }
+                return self.rest(c);
+            }
+            (Ask::Names(ino), Ok(())) => {
+                let mut names = BTreeMap::new();
+                let end = r.u8().map_err(|e| e.to_string())?;
+                while r.left() > 0 {
+                    let name = rpc::take_name(&mut r).map_err(|e| e.to_string())?;
+                    if name.name != b"." && name.name != b".." {
+                        names.insert(name.name.to_vec(), name.ino.0);
+                    }
+                }
+                if end != 1 {
+                    return Err(format!("client {c}: a short list of names has no end"));
+                }
+                self.names_reply(c, ino, names)?;
+                None
+            }
+            (Ask::Numbers, Ok(())) => {
+                self.numbers_reply(c, &mut r).map_err(|e| e.to_string())?;
+                None
+            }
+            (Ask::Release, Ok(())) => return self.rest(c),
+            (Ask::Names(_), Err(base::Errno::NOTDIR | base::Errno::NOENT)) => None,
+            (_, Err(e)) => return Err(format!("client {c}: {ask:?} refused with {e:?}")),
+        };
+        match next {
+            Some((request_ino, ask)) => {
+                let request = Request::Names { dir: InodeId(request_ino), cookie: 0 };
+                self.ask(c, plan, &request, ask)
+            }
+            None => {
+                self.actors[c].phase = Phase::Working(plan);
+                let delay = self.between(100, 3 * US);
+                self.step_in(c, delay);
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn inode_reply(
+        &mut self,
+        c: usize,
+        ino: u64,
+        reply: &InodeReply,
+    ) -> Result<Option<(u64, Ask)>, String> {
+        let granted = reply.granted;
+        if granted.word.0 == 0 || self.word(c, control::lease_word(granted.slot)) != granted.word.0
+        {
+            return Ok(None);
+        }
+        let mode = granted.word.mode();
+        let mut lease = Lease { slot: granted.slot, word: granted.word, mode, seen: false };
+        self.check_leases(c, ino, mode)?;
+        let record = &reply.record;
+        if record.mode & S_IFMT == S_IFREG && record.nlink > 0 {
+            let bytes = self.file_content(c, reply)?;
+            let state = State { mode: record.mode, body: Body::File(bytes, record.nlink) };
+            self.see(c, ino, &state)?;
+            lease.seen = true;
+        } else if record.nlink == 0 {
+            self.see(c, ino, &State::gone())?;
+        }
+        if let Some(s) = &mut self.actors[c].session {
+            s.leases.insert(ino, lease);
+        }
+        let is_dir = record.mode & S_IFMT == S_IFDIR && record.nlink > 0;
+        Ok(is_dir.then_some((ino, Ask::Names(ino))))
+    }
+
+    pub(crate) fn file_content(&self, c: usize, reply: &InodeReply) -> Result<Vec<u8>, String> {
+        let size = reply.record.size;
+        let mut bytes = vec![0; size as usize];
+        for e in &reply.extents {
+            if e.unwritten || e.offset >= size {
+                continue;
+            }
+            let end = (e.offset + e.len).min(size);
+            let target = &mut bytes[e.offset as usize..end as usize];
+            self.media(c)
+                .read(Segment::Arena(e.arena), e.arena_offset, target)
+                .map_err(|x| format!("client {c}: extent {e:?}: {x}"))?;
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn names_reply(
+        &mut self,
+        c: usize,
+        ino: u64,
+        names: BTreeMap<Vec<u8>, u64>,
+    ) -> Result<(), String> {
+        let Some(lease) = self.session(c).and_then(|s| s.leases.get(&ino)).copied() else {
+            return Ok(());
+        };
+        if self.word(c, control::lease_word(lease.slot)) != lease.word.0 {
+            return Ok(());
+        }
+        // Directories keep the mode that they were made with.
+        let mode = self.model.current(ino).map_or(0, |s| s.mode);
+        self.see(c, ino, &State { mode, body: Body::Dir(names) })?;
+        if let Some(lease) = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(&ino)) {
+            lease.seen = true;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn numbers_reply(
+        &mut self,
+        c: usize,
+        r: &mut base::wire::Reader<'_>,
+    ) -> Result<(), base::wire::Corrupt> {
+        let count = r.u32()?;
+        for _ in 0..count {
+            let (ino, slot, word) = (r.u64()?, r.u32()?, LeaseWord(r.u64()?));
+            if let Some(s) = &mut self.actors[c].session {
+                let lease = Lease { slot, word, mode: LeaseMode::Write, seen: true };
+                s.leases.insert(ino, lease);
+                s.fresh.insert(0, ino);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn see(&mut self, c: usize, ino: u64, state: &State) -> Result<(), String> {
+        self.outcome.observations += 1;
+        let by = self.session(c).map(|s| s.number);
+        self.trace(|| format!("client {c} sees {ino}: {}", state.summary()));
+        self.model.observe(by, ino, state).map_err(|e| format!("client {c}: {e}"))
+    }
+
+    /// Nobody else may hold what excludes this.
+    pub(crate) fn check_leases(&self, c: usize, ino: u64, mode: LeaseMode) -> Result<(), String> {
+        for other in 0..self.actors.len() {
+            let Some(s) = self.session(other) else { continue };
+            let Some(lease) = s.leases.get(&ino) else { continue };
+            let valid = self.word(other, control::lease_word(lease.slot)) == lease.word.0
+                && self.word(other, control::STATE) == control::STATE_ATTACHED;
+            let excludes = lease.mode == LeaseMode::Write || mode == LeaseMode::Write;
+            if other != c && valid && excludes {
+                return Err(format!(
+                    "leases conflict: inode {ino} {mode:?} at client {c}, {:?} at client {other}",
+                    lease.mode
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! The coordinator, and the connections to it.
+
+use super::*;
+
+impl World<'_> {
+    pub(crate) fn start_coordinator(&mut self) -> Result<(), String> {
+        let spec = VolumeSpec {
+            name: VOLUME.into(),
+            replicas: self.preset.nodes as u16,
+            nodes: (1..=self.preset.nodes).map(|n| NodeId(n as u32)).collect(),
+        };
+        let image = self.image.clone();
+        let patience = Patience::default();
+        self.machine = Some(Machine::new(CLUSTER, &[spec], patience, image, self.now)?);
+        Ok(())
+    }
+
+    pub(crate) fn speaker(&self, n: usize, incarnation: u64) -> Speaker {
+        Speaker { volume: VOLUME.into(), node: self.hosts[n].id, incarnation }
+    }
+
+    /// Whether what travels on that connection arrives.
+    pub(crate) fn reaches(&self, n: usize, connection: u64) -> bool {
+        let host = &self.hosts[n];
+        host.node.is_some() && host.connection == connection && !host.cut_off
+    }
+
+    pub(crate) fn connect(&mut self, n: usize, incarnation: u64) {
+        let host = &mut self.hosts[n];
+        if host.node.is_none() || host.incarnation != incarnation || host.connected {
+            return;
+        }
+        if !host.cut_off && self.machine.is_some() {
+            host.connection += 1;
+            self.tell_coordinator(n, Up::Register);
+        }
+        let again = self.between(20 * MS, 60 * MS);
+        self.at(self.now + again, Item::Connect(n, incarnation));
+    }
+
+    pub(crate) fn tell_coordinator(&mut self, n: usize, up: Up) {
+        let delay = self.between(20 * US, 400 * US);
+        let host = &mut self.hosts[n];
+        if host.cut_off || (!host.connected && !matches!(up, Up::Register)) {
+            return;
+        }
+        host.order[0] = (host.order[0] + 1).max(self.now + delay);
+        let (at, connection, incarnation) = (host.order[0], host.connection, host.incarnation);
+        self.at(at, Item::ToCoordinator(n, connection, incarnation, up));
+    }
+
+    pub(crate) fn tell_node(&mut self, n: usize, item: Item) {
+        let slow = self.hosts[n].slow;
+        let delay = if slow { self.between(MS, 20 * MS) } else { self.between(20 * US, 400 * US) };
+        let host = &mut self.hosts[n];
+        host.order[1] = (host.order[1] + 1).max(self.now + delay);
+        let at = host.order[1];
+        self.at(at, item);
+    }
+
+    pub(crate) fn coordinator_hears(
+        &mut self,
+        n: usize,
+        connection: u64,
+        incarnation: u64,
+        up: Up,
+    ) {
+        if self.hosts[n].cut_off || self.hosts[n].connection != connection || self.machine.is_none()
+        {
+            return;
+        }
+        let by = self.speaker(n, incarnation);
+        match up {
+            Up::Register => {
+                let host = &self.hosts[n];
+                let position = host.node.as_ref().map_or(StreamSeq(0), |x| x.position());
+                let registration = Registration {
+                    volume: VOLUME.into(),
+                    node: host.id,
+                    incarnation,
+                    position,
+                    state: host.noted.map_or(DataState::Fresh, |epoch| DataState::Intact { epoch }),
+                    tcp: None,
+                    run_dir: String::new(),
+                    info: String::new(),
+                };
+                if self.coordinate(CoEvent::Register(registration)) {
+                    self.tell_node(n, Item::Registered(n, connection));
+                    if let Some(view) = self.machine.as_ref().and_then(|m| m.view(VOLUME)) {
+                        self.tell_node(n, Item::View(n, connection, view));
+                    }
+                }
+            }
+            Up::Beat(sent, position) => {
+                if self.coordinate(CoEvent::Heartbeat(by, position)) {
+                    self.tell_node(n, Item::Confirm(n, connection, sent));
+                }
+            }
+            Up::Joined(node, epoch) => {
+                self.coordinate(CoEvent::CaughtUp(by, node, epoch));
+            }
+            Up::Suspect(node, epoch) => {
+                self.coordinate(CoEvent::Suspect(by, node, epoch));
+            }
+        }
+    }
+
+    pub(crate) fn coordinate(&mut self, event: CoEvent) -> bool {
+        let now = self.now;
+        let Some(machine) = &mut self.machine else { return false };
+        let (verdict, actions) = machine.step(event, now);
+        if let Err(why) = &verdict {
+            let why = why.clone();
+            self.trace(|| format!("coordinator refuses: {why}"));
+        }
+        for action in actions {
+            match action {
+                Action::Persist(image) => self.image = Some(image),
+                Action::Push(node, view) => {
+                    let n = node.0 as usize - 1;
+                    self.trace(|| {
+                        format!(
+                            "push {node} epoch {} {:?} {:?}",
+                            view.epoch, view.chain, view.syncing
+                        )
+                    });
+                    let connection = self.hosts[n].connection;
+                    self.tell_node(n, Item::View(n, connection, view));
+                }
+            }
+        }
+        verdict.is_ok()
+    }
+
+    pub(crate) fn view_arrived(&mut self, n: usize, view: &View) -> Result<(), String> {
+        let host = &mut self.hosts[n];
+        let (me, member) = (host.id, view.is_member(host.id, host.incarnation));
+        let mut chain = view.chain.clone();
+        if member {
+            host.noted = Some(view.epoch);
+        } else {
+            chain.retain(|x| *x != me);
+            if view.syncing.contains(&me) {
+                host.noted = None;
+            }
+        }
+        host.has_view = true;
+        self.trace(|| {
+            format!("view {me} epoch {} {chain:?} syncing {:?}", view.epoch, view.syncing)
+        });
+        let (epoch, syncing) = (view.epoch, view.syncing.clone());
+        self.deliver(n, Event::View { epoch, chain, syncing })?;
+        self.update_links();
+        Ok(())
+    }
+
+    pub(crate) fn drop_connection(&mut self, n: usize) {
+        let host = &mut self.hosts[n];
+        if host.connected {
+            host.connected = false;
+            host.disconnected_at = self.now;
+        }
+        host.connection += 1;
+        let incarnation = host.incarnation;
+        let delay = self.between(MS, 40 * MS);
+        self.at(self.now + delay, Item::Connect(n, incarnation));
+    }
+}

@@ -1,0 +1,133 @@
+//! The judging at the end.
+
+use super::*;
+
+impl World<'_> {
+    pub(crate) fn is_quiet(&self) -> bool {
+        if !self.actors.iter().all(Actor::is_done) {
+            return false;
+        }
+        let mut first = None;
+        for host in &self.hosts {
+            let Some(node) = &host.node else { return false };
+            let s = node.status();
+            let serves = matches!(s.role, Role::Head | Role::Member) && s.ready && !s.fenced;
+            let still = s.applied == s.stream && s.published == s.stream;
+            if !serves || !still || s.chain.len() != self.hosts.len() || s.requests + s.recalls > 0
+            {
+                return false;
+            }
+            let key = (s.stream, s.epoch);
+            if *first.get_or_insert(key) != key {
+                return false;
+            }
+        }
+        true
+    }
+
+    pub(crate) fn state_of_affairs(&self) -> String {
+        let mut text = String::new();
+        for host in &self.hosts {
+            match &host.node {
+                None => text += &format!("[{} down]", host.id),
+                Some(node) => {
+                    let s = node.status();
+                    text += &format!(
+                        "[{} {:?} ready {} fenced {} epoch {} chain {:?} syncing {:?} stream {} \
+                         applied {} published {} acked {} requests {} recalls {}]",
+                        host.id,
+                        s.role,
+                        s.ready,
+                        s.fenced,
+                        s.epoch,
+                        s.chain,
+                        s.syncing,
+                        s.stream,
+                        s.applied,
+                        s.published,
+                        s.all_acked,
+                        s.requests,
+                        s.recalls
+                    );
+                }
+            }
+        }
+        for (c, actor) in self.actors.iter().enumerate() {
+            if !actor.is_done() {
+                text += &format!("[client {c} {}]", actor.describe());
+            }
+        }
+        text
+    }
+
+    /// Everything is quiet: every member shows what the model allows, and the same.
+    pub(crate) fn judge(&mut self) -> Result<(), String> {
+        self.trace(|| "JUDGE".into());
+        let mut digests = Vec::new();
+        for n in 0..self.hosts.len() {
+            let media: Arc<dyn Media> = Arc::clone(&self.hosts[n].region) as _;
+            let report = storage::check::check(&*media).map_err(|e| format!("check: {e}"))?;
+            if !report.is_sound() {
+                let findings: Vec<String> =
+                    report.findings.iter().map(ToString::to_string).collect();
+                return Err(format!("region of node {}: {}", n + 1, findings.join("; ")));
+            }
+            // Twice: as nicfs has it, and as somebody finds it who opens the region.
+            let opened = Volume::open(media).map_err(|e| format!("open: {e:?}"))?;
+            let cold = opened.digest().map_err(|e| format!("digest: {e:?}"))?;
+            let Some(node) = &self.hosts[n].node else { continue };
+            let warm = node.volume().digest().map_err(|e| format!("digest: {e:?}"))?;
+            if cold != warm {
+                let what = opened.differences(node.volume());
+                return Err(format!("node {}: its region differs from its state: {what:?}", n + 1));
+            }
+            digests.push(cold);
+            self.judge_content(n, &opened)?;
+            if digests[0] != cold {
+                let first = &self.hosts[0].region;
+                let first = Volume::open(Arc::clone(first) as _).map_err(|e| format!("{e:?}"))?;
+                let what = first.differences(&opened);
+                return Err(format!("members 1 and {} differ: {what:?}", n + 1));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn judge_content(&mut self, n: usize, volume: &Volume) -> Result<(), String> {
+        for ino in self.model.inodes() {
+            let seen = state_of(volume, ino)?;
+            self.outcome.observations += 1;
+            self.model
+                .observe(None, ino, &seen)
+                .map_err(|e| format!("in the end, node {}: {e}", n + 1))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a volume says of an inode.
+fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
+    let ino = base::InodeId(ino);
+    let fault = |e: storage::volume::Fault| format!("{ino}: {e:?}");
+    let Some(record) = volume.attr(ino).map_err(fault)? else { return Ok(State::gone()) };
+    if record.nlink == 0 {
+        return Ok(State::gone());
+    }
+    let body = if record.mode & 0o170_000 == 0o040_000 {
+        let mut names = BTreeMap::new();
+        volume
+            .readdir(ino, 0, usize::MAX, &mut |n| {
+                if n.name != b"." && n.name != b".." {
+                    names.insert(n.name.to_vec(), n.ino.0);
+                }
+                true
+            })
+            .map_err(fault)?;
+        Body::Dir(names)
+    } else {
+        let mut bytes = vec![0; record.size as usize];
+        volume.read_file(ino, 0, &mut bytes).map_err(fault)?;
+        Body::File(bytes, record.nlink)
+    };
+    Ok(State { mode: record.mode, body })
+}

@@ -1,0 +1,108 @@
+//! Faults begin and end; in the end all are healed.
+
+use super::*;
+
+impl World<'_> {
+    pub(crate) fn begin_fault(&mut self, fault: Fault) -> Result<(), String> {
+        if self.healed || (matches!(fault, Fault::RegionLost(_)) && !self.may_lose(fault)) {
+            return Ok(());
+        }
+        self.trace(|| format!("FAULT {fault:?}"));
+        *self.outcome.faults.entry(fault.kind()).or_default() += 1;
+        match fault {
+            Fault::Crash(n) => self.stop_node(n),
+            Fault::PowerCut(n) => {
+                self.stop_node(n);
+                self.hosts[n].region = Arc::new(self.hosts[n].region.cut(&mut self.random));
+            }
+            Fault::RegionLost(n) => {
+                self.stop_node(n);
+                self.hosts[n].region = fresh_region(self.hosts[n].id)?;
+                self.hosts[n].noted = None;
+            }
+            Fault::LinkDown(a, b) => {
+                if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {
+                    link.cut += 1;
+                }
+                self.update_links();
+            }
+            Fault::CutOff(n) => self.hosts[n].cut_off = true,
+            Fault::Reconnect(n) => {
+                let incarnation = self.hosts[n].incarnation;
+                if self.hosts[n].connected && self.hosts[n].node.is_some() {
+                    self.drop_connection(n);
+                    self.at(self.now + MS, Item::Disconnected(n, incarnation));
+                }
+            }
+            Fault::Slow(n) => self.hosts[n].slow = true,
+            Fault::Coordinator => {
+                self.machine = None;
+                for n in 0..self.hosts.len() {
+                    self.drop_connection(n);
+                }
+            }
+            Fault::Kill(c) => self.kill_actor(c)?,
+            Fault::Stop(c) => {
+                let lasts = fault.lasts(&mut self.random);
+                self.actors[c].stop_for = Some(lasts);
+            }
+        }
+        let lasts = fault.lasts(&mut self.random);
+        self.at(self.now + lasts, Item::End(fault));
+        Ok(())
+    }
+
+    /// Another member has everything, whatever becomes of the node.
+    pub(crate) fn may_lose(&self, fault: Fault) -> bool {
+        let Fault::RegionLost(n) = fault else { return false };
+        let seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|c| &c.seats);
+        let mut others = seats.filter(|s| s.node != self.hosts[n].id);
+        others.any(|s| self.hosts[s.node.0 as usize - 1].noted.is_some())
+    }
+
+    pub(crate) fn end_fault(&mut self, fault: Fault) -> Result<(), String> {
+        self.trace(|| format!("end of {fault:?}"));
+        match fault {
+            Fault::Crash(n) | Fault::PowerCut(n) | Fault::RegionLost(n) => self.start_node(n)?,
+            Fault::LinkDown(a, b) => {
+                if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {
+                    link.cut = link.cut.saturating_sub(1);
+                }
+                self.update_links();
+            }
+            Fault::CutOff(n) => {
+                if std::mem::take(&mut self.hosts[n].cut_off) {
+                    self.drop_connection(n);
+                }
+            }
+            Fault::Slow(n) => self.hosts[n].slow = false,
+            Fault::Coordinator => {
+                if self.machine.is_none() {
+                    self.start_coordinator()?;
+                }
+            }
+            Fault::Reconnect(_) | Fault::Kill(_) | Fault::Stop(_) => {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn heal(&mut self) -> Result<(), String> {
+        self.trace(|| "HEAL".into());
+        self.healed = true;
+        if self.machine.is_none() {
+            self.start_coordinator()?;
+        }
+        for link in self.links.values_mut() {
+            link.cut = 0;
+        }
+        for n in 0..self.hosts.len() {
+            self.hosts[n].slow = false;
+            if std::mem::take(&mut self.hosts[n].cut_off) {
+                self.drop_connection(n);
+            }
+            self.start_node(n)?;
+        }
+        self.update_links();
+        Ok(())
+    }
+}

@@ -1,0 +1,183 @@
+//! Nodes: their start and end, the turns of the driver's loop, what the core wants done.
+
+use super::*;
+
+impl World<'_> {
+    pub(crate) fn start_node(&mut self, n: usize) -> Result<(), String> {
+        if self.hosts[n].node.is_some() {
+            return Ok(());
+        }
+        let seed = self.random.next_u64();
+        self.trace(|| format!("start {}", n + 1));
+        self.hosts[n].start(self.now, seed)?;
+        let incarnation = self.hosts[n].incarnation;
+        let delay = self.between(100 * US, 2 * MS);
+        self.at(self.now + delay, Item::Connect(n, incarnation));
+        let delay = self.between(0, 3 * MS);
+        let up = Item::To(n, incarnation, Event::HostUp);
+        self.at(self.now + delay, up);
+        self.run_soon(n);
+        Ok(())
+    }
+
+    pub(crate) fn stop_node(&mut self, n: usize) {
+        if self.hosts[n].node.is_none() {
+            return;
+        }
+        let told = self.hosts[n].connected && !self.hosts[n].cut_off;
+        let incarnation = self.hosts[n].incarnation;
+        self.hosts[n].stop();
+        self.trace(|| format!("stop {}", n + 1));
+        if told {
+            let delay = self.between(100 * US, 2 * MS);
+            self.at(self.now + delay, Item::Disconnected(n, incarnation));
+        }
+        for c in 0..self.actors.len() {
+            if self.actors[c].node == n {
+                self.end_session(c, "its node died");
+            }
+        }
+        self.update_links();
+    }
+
+    /// Gives the core an event and carries out what it wants.
+    pub(crate) fn deliver(&mut self, n: usize, event: Event) -> Result<(), String> {
+        let mut effects = Vec::new();
+        let Some(node) = &mut self.hosts[n].node else { return Ok(()) };
+        node.apply(self.now, event, &mut effects);
+        self.carry_out(n, effects)?;
+        self.run_soon(n);
+        Ok(())
+    }
+
+    pub(crate) fn run_soon(&mut self, n: usize) {
+        let delay =
+            if self.hosts[n].slow { self.between(MS, 8 * MS) } else { self.between(200, 4 * US) };
+        self.run_at(n, self.now + delay);
+    }
+
+    pub(crate) fn run_at(&mut self, n: usize, at: Nanos) {
+        if at < self.hosts[n].next_run {
+            self.hosts[n].next_run = at;
+            self.at(at, Item::Run(n));
+        }
+    }
+
+    /// One turn of the driver's loop (`service::nicfs`).
+    pub(crate) fn run_node(&mut self, n: usize) -> Result<(), String> {
+        if self.hosts[n].next_run != self.now {
+            return Ok(());
+        }
+        self.hosts[n].next_run = Nanos::MAX;
+        let mut effects = Vec::new();
+        let (now, slept) = (self.now, self.hosts[n].slept);
+        let host = &mut self.hosts[n];
+        let fence = host.should_fence(now);
+        let Some(node) = &mut host.node else { return Ok(()) };
+        if !slept {
+            node.look_around(now, &mut effects);
+        }
+        if fence != host.fenced {
+            host.fenced = fence;
+            node.apply(now, Event::Fenced(fence), &mut effects);
+        }
+        let beat = now >= host.next_tick;
+        if beat || node.deadline().is_some_and(|d| d <= now) {
+            if beat {
+                host.next_tick = now + TICK;
+            }
+            node.apply(now, Event::Tick, &mut effects);
+        }
+        let slices = 1 + self.random.below(4);
+        let mut busy = false;
+        for _ in 0..slices {
+            busy = node.work(now, &mut effects);
+            if !busy {
+                break;
+            }
+        }
+        host.slept = !busy && node.prepare_to_sleep();
+        let wake = node.deadline().map_or(host.next_tick, |d| d.min(host.next_tick));
+        let slept = host.slept;
+        if beat {
+            let position = node.position();
+            self.tell_coordinator(n, Up::Beat(now, position));
+        }
+        self.carry_out(n, effects)?;
+        self.check_events(n);
+        if slept {
+            // A timer that is due at once still takes a moment.
+            self.run_at(n, wake.max(self.now + 500));
+        } else {
+            self.run_soon(n);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn carry_out(&mut self, n: usize, effects: Vec<Effect>) -> Result<(), String> {
+        for effect in effects {
+            match effect {
+                Effect::Send { to, class, kind, body } => {
+                    self.send(n, to.0 as usize - 1, class, kind, body);
+                }
+                Effect::Attached { token, client, segment } => {
+                    let (actor, stamp) = ((token >> 40) as usize, token & 0xff_ffff_ffff);
+                    let delay = self.between(10 * US, 200 * US);
+                    let item = Item::Attached { actor, stamp, client, segment };
+                    self.at(self.now + delay, item);
+                }
+                Effect::AttachRefused { .. } | Effect::Arena { .. } | Effect::Detached(_) => {}
+                Effect::Copies { id, items } => self.host_copies(n, id, &items)?,
+                Effect::CaughtUp(node, epoch) => {
+                    self.tell_coordinator(n, Up::Joined(node, epoch));
+                }
+                Effect::Suspect(node) => {
+                    let epoch = self.hosts[n].node.as_ref().map(|x| x.status().epoch);
+                    self.trace(|| format!("node {} suspects {node}", n + 1));
+                    self.tell_coordinator(n, Up::Suspect(node, epoch.unwrap_or_default()));
+                }
+                Effect::Position(_) => {}
+            }
+        }
+        if let Some(failure) = self.hosts[n].node.as_ref().and_then(|x| x.failure()) {
+            return Err(format!("node {} failed: {failure}", n + 1));
+        }
+        self.check_events(n);
+        Ok(())
+    }
+
+    /// hostd copies, sometimes not at all.
+    pub(crate) fn host_copies(
+        &mut self,
+        n: usize,
+        id: u64,
+        items: &[storage::volume::CopyItem],
+    ) -> Result<(), String> {
+        let lost = self.random.chance(1, 10);
+        if lost {
+            return Ok(());
+        }
+        let bad = if self.random.chance(1, 5) {
+            vec![self.random.below(items.len() as u64) as u32]
+        } else {
+            Vec::new()
+        };
+        let upto = bad.first().map_or(items.len(), |b| *b as usize);
+        storage::volume::run_copies(&*self.hosts[n].region, &items[..upto])
+            .map_err(|e| format!("hostd cannot copy: {e}"))?;
+        let incarnation = self.hosts[n].incarnation;
+        let delay = self.between(50 * US, 3 * MS);
+        self.at(self.now + delay, Item::To(n, incarnation, Event::CopiesDone { id, bad }));
+        Ok(())
+    }
+
+    /// Clients whose event word grew wake.
+    pub(crate) fn check_events(&mut self, n: usize) {
+        for c in 0..self.actors.len() {
+            if self.actors[c].node == n && self.actor_has_news(c) {
+                let delay = self.between(500, 8 * US);
+                self.step_in(c, delay);
+            }
+        }
+    }
+}
