@@ -188,6 +188,12 @@ pub struct Node {
     unacked_bytes: u64,
     paused: bool,
     followers: BTreeSet<NodeId>,
+    /// Clients of which each member's report under way has spoken.
+    reported: BTreeMap<NodeId, BTreeSet<ClientId>>,
+    /// Members that this head has suspected: they may live, and not know yet that they are out.
+    suspected: BTreeSet<NodeId>,
+    /// Clients of such nodes, and when their leases are void for certain.
+    lingering: BTreeMap<ClientId, Nanos>,
     promoted_at: Nanos,
     next_inode: u64,
 
@@ -302,6 +308,9 @@ impl Node {
             unacked_bytes: 0,
             paused: false,
             followers: BTreeSet::new(),
+            reported: BTreeMap::new(),
+            suspected: BTreeSet::new(),
+            lingering: BTreeMap::new(),
             promoted_at: 0,
             next_inode,
             applied: published,
@@ -436,6 +445,7 @@ impl Node {
         self.collect_ended(out)?;
         self.join_again(out);
         self.watch_acks(out);
+        self.forget_lingering(out)?;
         self.promote_followers(out);
         self.remove_finished_clients()
     }

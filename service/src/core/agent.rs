@@ -8,7 +8,7 @@ use storage::media::Segment;
 use super::client::{Batch, Client};
 use super::message::{Identity, Message};
 use super::requests::Pending;
-use super::{Effect, Failure, Node};
+use super::{Effect, Failure, Node, Role};
 
 /// Appended entries that nobody waits for are fetched this much later, in one go.
 pub(super) const DOZE: Nanos = 2_000_000;
@@ -30,6 +30,8 @@ pub(super) struct Recall {
     token: u64,
     pub(super) look_at: Nanos,
     revoked: bool,
+    /// The head was told that the lease is held, and is told when it is not.
+    reported: bool,
     give_up_at: Nanos,
     inside: Vec<(usize, u64)>,
 }
@@ -344,6 +346,10 @@ impl Node {
 
     /// The head wants a lease back.
     pub(super) fn recall_wanted(&mut self, client: ClientId, ino: InodeId, token: u64) {
+        if !matches!(self.role(), Role::Head | Role::Member) {
+            // Its clients are dismissed.
+            return;
+        }
         let look_at = self.now;
         self.recalls.push(Recall {
             client,
@@ -351,9 +357,33 @@ impl Node {
             token,
             look_at,
             revoked: false,
+            reported: false,
             give_up_at: 0,
             inside: Vec::new(),
         });
+    }
+
+    /// What was under way between head and agent is lost: the recalls that were asked for, and the
+    /// answers. A lease that was taken back counts as held (`client_ups` says so) until everything
+    /// that was done under it is with the head again.
+    pub(super) fn renew_recalls(&mut self) {
+        let before = std::mem::take(&mut self.recalls);
+        for client in self.clients.values() {
+            for (ino, _) in client.returned() {
+                let same = |r: &&Recall| r.client == client.id && r.ino == ino && r.revoked;
+                let under_way = before.iter().find(same);
+                self.recalls.push(Recall {
+                    client: client.id,
+                    ino,
+                    token: 0,
+                    look_at: self.now,
+                    revoked: true,
+                    reported: true,
+                    give_up_at: under_way.map_or(0, |r| r.give_up_at),
+                    inside: under_way.map_or_else(Vec::new, |r| r.inside.clone()),
+                });
+            }
+        }
     }
 
     /// Advances recalls; `true` when one ended.
@@ -381,7 +411,15 @@ impl Node {
 
     fn step_recall(&mut self, recall: &mut Recall, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let (id, ino, token) = (recall.client, recall.ino, recall.token);
-        let recalled = Message::Recalled { client: id, ino, token };
+        let recalled = if recall.reported {
+            Message::Released { client: id, inodes: vec![ino] }
+        } else {
+            Message::Recalled { client: id, ino, token }
+        };
+        if recall.reported && self.requests.iter().any(|r| r.wants(id, ino)) {
+            // Its client asks for it again: the head grants what it holds for taken.
+            return Ok(true);
+        }
         // A lease that was granted and is not written down yet: its client uses it first.
         if !recall.revoked && self.requests.iter().any(|r| r.is_granted(id, ino)) {
             recall.look_at = self.now + LOOK;
@@ -399,7 +437,7 @@ impl Node {
                 recall.look_at = at + HOLD;
                 return Ok(false);
             }
-            client.revoke(ino);
+            client.take_back(ino);
             recall.revoked = true;
             recall.inside = client.inside();
             recall.give_up_at = self.now + RECALL_TIMEOUT_MS * 1_000_000;
@@ -416,6 +454,9 @@ impl Node {
         if !self.drain(id, out)? {
             recall.look_at = self.now + LOOK;
             return Ok(false);
+        }
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.has_returned(ino);
         }
         self.to_head(recalled, out);
         Ok(true)

@@ -50,6 +50,9 @@ pub struct Client {
     marks: VecDeque<Mark>,
     slots: BTreeMap<InodeId, u32>,
     modes: BTreeMap<InodeId, (LeaseMode, Nanos)>,
+    /// Leases taken back, with the last sequence that may count on each (None: the operation under
+    /// way is waited for). Until it is settled, a head that does not know must hold them for taken.
+    returned: BTreeMap<InodeId, (LeaseMode, Option<u64>)>,
     free_slots: Vec<u32>,
     unused_slots: u32,
     generation: u64,
@@ -127,6 +130,7 @@ impl Client {
             marks: VecDeque::new(),
             slots: BTreeMap::new(),
             modes: BTreeMap::new(),
+            returned: BTreeMap::new(),
             free_slots: Vec::new(),
             unused_slots: 0,
             generation: 0,
@@ -286,7 +290,8 @@ impl Client {
             self.lanes[mark.lane] = self.lanes[mark.lane].min(mark.start);
             self.marks.pop_back();
         }
-        self.next = self.settled.0 + 1;
+        // Settled may be ahead of what was fetched again: the lanes stand where `next` says.
+        self.next = self.next.min(self.settled.0 + 1);
     }
 
     /// Starts write-back of what was fetched and is not published (disk regions, chain of one).
@@ -304,6 +309,7 @@ impl Client {
         if seq > self.settled {
             self.settled = seq;
             self.set_word(control::SETTLED, seq.0);
+            self.returned.retain(|_, (_, last)| last.is_none_or(|last| last > seq.0));
         }
     }
 
@@ -368,6 +374,7 @@ impl Client {
         self.set_word(control::lease_word(slot) - 8, ino.0);
         self.set_word(control::lease_word(slot), word.0);
         self.modes.insert(ino, (mode, now));
+        self.returned.remove(&ino);
         Some(Granted { slot, word })
     }
 
@@ -378,6 +385,29 @@ impl Client {
             self.modes.remove(&ino);
             self.free_slots.push(slot);
         }
+    }
+
+    /// Takes a lease back for the head; it counts as held until [`Client::has_returned`].
+    pub fn take_back(&mut self, ino: InodeId) {
+        if let Some((mode, _)) = self.modes.get(&ino) {
+            self.returned.insert(ino, (*mode, None));
+        }
+        self.revoke(ino);
+    }
+
+    /// Everything that was done under a lease taken back has been fetched.
+    pub fn has_returned(&mut self, ino: InodeId) {
+        let last = self.next - 1;
+        if last <= self.settled.0 {
+            self.returned.remove(&ino);
+        } else if let Some((_, seq)) = self.returned.get_mut(&ino) {
+            *seq = Some(last);
+        }
+    }
+
+    /// Leases taken back of which the head may not know all that was done under them.
+    pub fn returned(&self) -> Vec<(InodeId, LeaseMode)> {
+        self.returned.iter().map(|(i, (m, _))| (*i, *m)).collect()
     }
 
     /// Makes the client ask anew before it uses the lease again; the head still counts it as held.

@@ -65,7 +65,10 @@ impl Node {
         }
         let ordered = matches!(
             message,
-            Message::Entries { .. } | Message::Recalled { .. } | Message::ClientGone { .. }
+            Message::Entries { .. }
+                | Message::Recalled { .. }
+                | Message::ClientGone { .. }
+                | Message::Unpin { .. }
         );
         if ordered && !self.stalled.is_empty() {
             self.stalled.push_back((from, message));
@@ -80,6 +83,10 @@ impl Node {
                 }
                 let known = Known { identity, incarnation, ..Known::default() };
                 self.client_up(client, known, settled, &leases, &pins, out)
+            }
+            Message::ClientGone { .. } | Message::Unpin { .. } if !self.ring.has_room() => {
+                self.stalled.push_back((from, message));
+                Ok(())
             }
             Message::ClientGone { client } => self.forget_client(client, out),
             Message::Entries { client, first, last, raw } => {
@@ -149,6 +156,7 @@ impl Node {
         pins: &[InodeId],
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
+        self.reported.entry(client.node()).or_default().insert(client);
         let slot = self.known.entry(client).or_insert(known);
         slot.pins.extend(pins);
         // What the agent says is what its client holds: grants, recalls and returns that were under

@@ -116,6 +116,13 @@ impl Pending {
         self.client == client && self.ino == ino && matches!(self.stage, Stage::Granted(..))
     }
 
+    /// Whether the head was asked for a lease on `ino` that is not written down yet.
+    pub(super) fn wants(&self, client: ClientId, ino: InodeId) -> bool {
+        self.client == client
+            && self.ino == ino
+            && matches!(self.stage, Stage::Asked(_) | Stage::Granted(..))
+    }
+
     /// The head changed or was out of reach: whatever was asked of it is asked again.
     pub(super) fn ask_again(&mut self) {
         if !matches!(self.stage, Stage::Drain) {

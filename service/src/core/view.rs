@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use base::{Epoch, InodeId, NodeId, Sequence, StreamSeq};
+use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::InodeRecord;
 use storage::media::Segment;
@@ -30,6 +30,10 @@ const JOIN_AGAIN: u64 = 500_000_000;
 const JOIN_GIVE_UP: u64 = 5_000_000_000;
 /// Between two requests to let a follower into the chain.
 const PROMOTE_PAUSE: u64 = 50_000_000;
+/// A member that was suspected is out of the chain, but not out of reach of its clients: it learns of
+/// the view, or fences itself (350 ms after the coordinator heard of it last). Until then its clients
+/// may use their leases.
+const LINGER: u64 = 500_000_000;
 /// Bytes of synthetic entries in one snapshot message.
 const PIECE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
@@ -120,7 +124,38 @@ impl Node {
         let lost: Vec<_> =
             self.known.keys().copied().filter(|c| !self.chain.contains(&c.node())).collect();
         for client in lost {
-            self.forget_client(client, out)?;
+            if self.suspected.contains(&client.node()) {
+                self.lingering.insert(client, self.now + LINGER);
+            } else if !self.lingering.contains_key(&client) {
+                self.head_message(client.node(), Message::ClientGone { client }, out)?;
+            }
+        }
+        self.suspected.clear();
+        Ok(())
+    }
+
+    /// Clients of suspected nodes whose time is over.
+    pub(super) fn forget_lingering(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if !self.is_head() || !self.ready {
+            return Ok(());
+        }
+        let over: Vec<ClientId> =
+            self.lingering.iter().filter(|(_, at)| **at <= self.now).map(|(c, _)| *c).collect();
+        for client in over {
+            self.lingering.remove(&client);
+            self.head_message(client.node(), Message::ClientGone { client }, out)?;
+        }
+        Ok(())
+    }
+
+    /// A member has told of all its clients: those that it did not name have ended, and the word of
+    /// it was lost.
+    fn report_ends(&mut self, from: NodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let named = self.reported.remove(&from).unwrap_or_default();
+        let ended = |c: &&ClientId| c.node() == from && !named.contains(*c);
+        let ended: Vec<ClientId> = self.known.keys().filter(ended).copied().collect();
+        for client in ended {
+            self.head_message(from, Message::ClientGone { client }, out)?;
         }
         Ok(())
     }
@@ -128,6 +163,9 @@ impl Node {
     fn begin_take_over(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.ready = false;
         self.positions.clear();
+        self.reported.clear();
+        self.suspected.clear();
+        self.lingering.clear();
         self.positions.insert(self.me(), self.ring.last());
         self.known.clear();
         self.leases = super::lease::LeaseTable::default();
@@ -138,6 +176,7 @@ impl Node {
         self.stash.clear();
         self.next_inode = self.volume.last_inode().0 + TAKEOVER_SKIP;
         self.rewind_clients();
+        self.renew_recalls();
         for message in self.client_ups() {
             self.local.push_back(message);
         }
@@ -154,6 +193,9 @@ impl Node {
             return Ok(());
         }
         self.positions.insert(from, seq);
+        if self.chain.contains(&from) {
+            self.report_ends(from, out)?;
+        }
         if self.ready {
             // A member that was out of reach, or a node that has the snapshot.
             if seq > self.ring.last() {
@@ -259,7 +301,7 @@ impl Node {
                 incarnation: c.descriptor.incarnation,
                 settled: c.settled,
                 identity: c.identity.clone(),
-                leases: c.leases(),
+                leases: c.leases().into_iter().chain(c.returned()).collect(),
                 pins: self.pins.get(&c.id).into_iter().flatten().copied().collect(),
             })
             .collect()
@@ -270,7 +312,7 @@ impl Node {
         self.ready = true;
         // Whatever was under way between head and agent may be lost: it begins anew.
         self.rewind_clients();
-        self.recalls.clear();
+        self.renew_recalls();
         for message in self.client_ups() {
             self.to_head(message, out);
         }
@@ -323,6 +365,7 @@ impl Node {
 
     pub(super) fn peer_down(&mut self, node: NodeId) {
         self.snapshots.remove(&node);
+        self.reported.remove(&node);
     }
 
     pub(super) fn resume(&mut self, seq: StreamSeq, out: &mut Vec<Effect>) -> Result<(), Failure> {
