@@ -12,11 +12,213 @@
 pub enum Bug {
     /// None: the code as it is shipped.
     None = 0,
+    /// Fsync is acknowledged before every member has the chunk.
+    EarlyAck = 50,
+    /// A lease is granted before the last changes of its inode are on every member.
+    GrantBeforeReplicated = 51,
+    /// A request is answered before the content it describes is published here.
+    GrantBeforePublished = 52,
+    /// A recall is answered without waiting for the operation under way.
+    RecallIgnoresOperation = 53,
+    /// A recall is answered before the log of its client is fetched.
+    RecallSkipsLog = 54,
+    /// Frames of an epoch that is over are taken.
+    OldEpochAccepted = 55,
+    /// The head does not ask whether the client may.
+    PermissionSkipped = 56,
+    /// The head does not ask whether the client holds the lease.
+    LeaseUnchecked = 57,
+    /// A client makes inodes of any number.
+    NumberUnchecked = 58,
+    /// An entry of an epoch that has not begun is taken.
+    FutureEpochAccepted = 59,
+    /// A client may free inodes, which only the service does.
+    ReapAllowed = 60,
+    /// A directory can be moved below itself.
+    CycleAllowed = 61,
+    /// A directory that has names can be removed.
+    NotEmptyRemoved = 62,
+    /// A member skips the last of several entries of a chunk.
+    EntrySkipped = 63,
+    /// The stream ring takes a little more than it has room for.
+    RingOverrun = 64,
+    /// A chunk at the end of the ring lacks room for what ends it.
+    RingPastEnd = 65,
+    /// A joining node is not sent the content of the last file.
+    SnapshotPieceLost = 66,
+    /// A new head does not fetch what another member has beyond it.
+    TakeOverShort = 67,
+    /// A joining node counts as caught up when the snapshot is on its way.
+    CaughtUpEarly = 68,
+    /// A client that was expelled is not told.
+    ExpelledNotTold = 69,
+    /// What a dead client left in its log is dropped.
+    DeadTailDropped = 70,
+    /// A node without the coordinator goes on serving under its leases.
+    FencedServes = 71,
+    /// Entries sent again are carried out again.
+    RetryTwice = 72,
+    /// The coordinator does not persist the removal of a member.
+    CoordinatorForgets = 73,
+    /// A member takes a chunk whose entries fail their checksum.
+    DamageIgnored = 74,
+    /// An entry larger than a batch is never fetched.
+    BatchLimit = 75,
+    /// The answer to any recall takes the lease back.
+    StaleRecall = 76,
+    /// A joining node keeps what it held before.
+    JoinKeepsOld = 77,
+    /// A client of a returning member hears that all it did is on every member.
+    ProgressOverstated = 78,
+    /// A member acknowledges a chunk that came before its predecessor.
+    GapAcknowledged = 79,
+    /// Copies that hostd could not do are taken for done.
+    BadCopiesIgnored = 80,
+    /// A new head keeps the leases of nodes that left the chain.
+    LostNodeKept = 81,
+    /// Leases on their way back are missing in the report to a new head.
+    ReportedTooFew = 82,
+    /// A reader is granted a lease beside a writer.
+    ReaderBesideWriter = 83,
+    /// Chunks leave the ring before they are published.
+    PublishedTooFar = 84,
 }
 
 impl Bug {
     /// Every bug that can be planted, with the name that selects it and what it breaks.
-    pub const ALL: &'static [(Bug, &'static str, &'static str)] = &[];
+    pub const ALL: &'static [(Bug, &'static str, &'static str)] = &[
+        (Bug::EarlyAck, "early-ack", "fsync is acknowledged before every member has the chunk"),
+        (
+            Bug::GrantBeforeReplicated,
+            "grant-before-replicated",
+            "a lease is granted before the last changes of its inode are on every member",
+        ),
+        (
+            Bug::GrantBeforePublished,
+            "grant-before-published",
+            "a request is answered before the content it describes is published here",
+        ),
+        (
+            Bug::RecallIgnoresOperation,
+            "recall-ignores-operation",
+            "a recall is answered without waiting for the operation under way",
+        ),
+        (
+            Bug::RecallSkipsLog,
+            "recall-skips-log",
+            "a recall is answered before the log of its client is fetched",
+        ),
+        (Bug::OldEpochAccepted, "old-epoch-accepted", "frames of an epoch that is over are taken"),
+        (
+            Bug::PermissionSkipped,
+            "permission-skipped",
+            "the head does not ask whether the client may",
+        ),
+        (
+            Bug::LeaseUnchecked,
+            "lease-unchecked",
+            "the head does not ask whether the client holds the lease",
+        ),
+        (Bug::NumberUnchecked, "number-unchecked", "a client makes inodes of any number"),
+        (
+            Bug::FutureEpochAccepted,
+            "future-epoch-accepted",
+            "an entry of an epoch that has not begun is taken",
+        ),
+        (Bug::ReapAllowed, "reap-allowed", "a client may free inodes, which only the service does"),
+        (Bug::CycleAllowed, "cycle-allowed", "a directory can be moved below itself"),
+        (Bug::NotEmptyRemoved, "not-empty-removed", "a directory that has names can be removed"),
+        (
+            Bug::EntrySkipped,
+            "entry-skipped",
+            "a member skips the last of several entries of a chunk",
+        ),
+        (
+            Bug::RingOverrun,
+            "ring-overrun",
+            "the stream ring takes a little more than it has room for",
+        ),
+        (
+            Bug::RingPastEnd,
+            "ring-past-end",
+            "a chunk at the end of the ring lacks room for what ends it",
+        ),
+        (
+            Bug::SnapshotPieceLost,
+            "snapshot-piece-lost",
+            "a joining node is not sent the content of the last file",
+        ),
+        (
+            Bug::TakeOverShort,
+            "take-over-short",
+            "a new head does not fetch what another member has beyond it",
+        ),
+        (
+            Bug::CaughtUpEarly,
+            "caught-up-early",
+            "a joining node counts as caught up when the snapshot is on its way",
+        ),
+        (Bug::ExpelledNotTold, "expelled-not-told", "a client that was expelled is not told"),
+        (
+            Bug::DeadTailDropped,
+            "dead-tail-dropped",
+            "what a dead client left in its log is dropped",
+        ),
+        (
+            Bug::FencedServes,
+            "fenced-serves",
+            "a node without the coordinator goes on serving under its leases",
+        ),
+        (Bug::RetryTwice, "retry-twice", "entries sent again are carried out again"),
+        (
+            Bug::CoordinatorForgets,
+            "coordinator-forgets",
+            "the coordinator does not persist the removal of a member",
+        ),
+        (
+            Bug::DamageIgnored,
+            "damage-ignored",
+            "a member takes a chunk whose entries fail their checksum",
+        ),
+        (Bug::BatchLimit, "batch-limit", "an entry larger than a batch is never fetched"),
+        (Bug::StaleRecall, "stale-recall", "the answer to any recall takes the lease back"),
+        (Bug::JoinKeepsOld, "join-keeps-old", "a joining node keeps what it held before"),
+        (
+            Bug::ProgressOverstated,
+            "progress-overstated",
+            "a client of a returning member hears that all it did is on every member",
+        ),
+        (
+            Bug::GapAcknowledged,
+            "gap-acknowledged",
+            "a member acknowledges a chunk that came before its predecessor",
+        ),
+        (
+            Bug::BadCopiesIgnored,
+            "bad-copies-ignored",
+            "copies that hostd could not do are taken for done",
+        ),
+        (
+            Bug::LostNodeKept,
+            "lost-node-kept",
+            "a new head keeps the leases of nodes that left the chain",
+        ),
+        (
+            Bug::ReportedTooFew,
+            "reported-too-few",
+            "leases on their way back are missing in the report to a new head",
+        ),
+        (
+            Bug::ReaderBesideWriter,
+            "reader-beside-writer",
+            "a reader is granted a lease beside a writer",
+        ),
+        (
+            Bug::PublishedTooFar,
+            "published-too-far",
+            "chunks leave the ring before they are published",
+        ),
+    ];
 
     /// The bug called `name`.
     #[must_use]

@@ -25,6 +25,7 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use base::planted::{Bug, planted};
 use base::random::Random;
 use base::wire::Corrupt;
 use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
@@ -194,6 +195,8 @@ pub struct Node {
     suspected: BTreeSet<NodeId>,
     /// Clients of such nodes, and when their leases are void for certain.
     lingering: BTreeMap<ClientId, Nanos>,
+    /// A new head that has suspected a member grants nothing before that.
+    grants_from: Nanos,
     promoted_at: Nanos,
     next_inode: u64,
 
@@ -311,6 +314,7 @@ impl Node {
             reported: BTreeMap::new(),
             suspected: BTreeSet::new(),
             lingering: BTreeMap::new(),
+            grants_from: 0,
             promoted_at: 0,
             next_inode,
             applied: published,
@@ -446,6 +450,7 @@ impl Node {
         self.join_again(out);
         self.watch_acks(out);
         self.forget_lingering(out)?;
+        self.release_grants(out);
         self.promote_followers(out);
         self.remove_finished_clients()
     }
@@ -478,7 +483,7 @@ impl Node {
                 log::warn!("message of node {from} refused: {e}");
                 Ok(())
             }
-            Ok((epoch, _)) if epoch < self.epoch => {
+            Ok((epoch, _)) if epoch < self.epoch && !planted(Bug::OldEpochAccepted) => {
                 self.counters.old_epoch += 1;
                 Ok(())
             }
@@ -562,7 +567,8 @@ impl Node {
 
     /// Whether clients are served.
     fn serves(&self) -> bool {
-        !self.fenced && matches!(self.role(), Role::Head | Role::Member)
+        (!self.fenced || planted(Bug::FencedServes))
+            && matches!(self.role(), Role::Head | Role::Member)
     }
 
     fn send(&self, to: NodeId, message: &Message, out: &mut Vec<Effect>) {

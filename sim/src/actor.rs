@@ -185,6 +185,13 @@ impl World<'_> {
             && actor.session.as_ref().is_some_and(|s| self.word(c, control::EVENT) != s.event)
     }
 
+    /// The client's node is out of the chain.
+    pub(crate) fn doubt_session(&mut self, c: usize) {
+        if let Some(s) = &self.actors[c].session {
+            self.model.ended(s.number, s.next - 1);
+        }
+    }
+
     /// The session ended, by whatever: what was not vouched for may be lost.
     pub(crate) fn end_session(&mut self, c: usize, why: &str) {
         if let Some(s) = self.actors[c].session.take() {

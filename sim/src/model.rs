@@ -91,6 +91,10 @@ impl Model {
 
     /// Operation `seq` of `session` was appended under leases; it brought these states about.
     pub fn appended(&mut self, session: usize, seq: u64, changes: Vec<(u64, State)>) {
+        if !self.sessions[session].alive {
+            // Its node is out of the chain and does not know yet.
+            return;
+        }
         for (ino, state) in changes {
             let by = Some((session, seq));
             self.inodes.entry(ino).or_default().push(Version { by, state });

@@ -1,5 +1,6 @@
 //! The agent: serves the clients of this machine.
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, Nanos, Sequence};
 use storage::format::control::{self, Descriptor, LeaseMode, RECALL_TIMEOUT_MS};
 use storage::limits::{LANES_MAX, RPC_SLOTS};
@@ -125,7 +126,7 @@ impl Node {
 
     /// Fetches what is left of a dead client; when nothing is, the head is told.
     fn drain_gone(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if !self.drain(id, out)? {
+        if !planted(Bug::DeadTailDropped) && !self.drain(id, out)? {
             return Ok(());
         }
         self.recalls.retain(|r| r.client != id);
@@ -439,7 +440,9 @@ impl Node {
             }
             client.take_back(ino);
             recall.revoked = true;
-            recall.inside = client.inside();
+            if !planted(Bug::RecallIgnoresOperation) {
+                recall.inside = client.inside();
+            }
             recall.give_up_at = self.now + RECALL_TIMEOUT_MS * 1_000_000;
         }
         recall.inside.retain(|seen| client.still_inside(*seen));
@@ -451,7 +454,7 @@ impl Node {
             recall.look_at = self.now + LOOK;
             return Ok(false);
         }
-        if !self.drain(id, out)? {
+        if !planted(Bug::RecallSkipsLog) && !self.drain(id, out)? {
             recall.look_at = self.now + LOOK;
             return Ok(false);
         }
@@ -482,7 +485,7 @@ impl Node {
 
     /// Whether others may have taken over because the coordinator is out of reach.
     pub(super) fn fence(&mut self, fenced: bool, _out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if fenced && !self.fenced {
+        if fenced && !self.fenced && !planted(Bug::FencedServes) {
             log::warn!("the coordinator is out of reach: leases are suspended");
             for client in self.clients.values_mut() {
                 let held: Vec<InodeId> = client.leases().into_iter().map(|(i, _)| i).collect();

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, InodeId, Nanos, Sequence};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::{
@@ -266,7 +267,8 @@ impl Client {
             }
             let len = claimed_length(&head).unwrap_or(0);
             // One entry always fits: it may be longer than `max`, and would never be fetched.
-            let full = !batch.raw.is_empty() && batch.raw.len() + entry_bytes(len) > max;
+            let some = !batch.raw.is_empty() || planted(Bug::BatchLimit);
+            let full = some && batch.raw.len() + entry_bytes(len) > max;
             if head[20] != op::PAD && full {
                 break;
             }
@@ -407,7 +409,8 @@ impl Client {
 
     /// Leases taken back of which the head may not know all that was done under them.
     pub fn returned(&self) -> Vec<(InodeId, LeaseMode)> {
-        self.returned.iter().map(|(i, (m, _))| (*i, *m)).collect()
+        let kept = |_: &_| !planted(Bug::ReportedTooFew);
+        self.returned.iter().filter(kept).map(|(i, (m, _))| (*i, *m)).collect()
     }
 
     /// Makes the client ask anew before it uses the lease again; the head still counts it as held.
@@ -482,7 +485,9 @@ impl Client {
     /// Begins to expel: whoever appends from here on learns it, and waits for the seal.
     pub fn begin_expel(&mut self) {
         self.set_word(control::SEALED_AT, control::SEAL_PENDING);
-        self.set_word(control::STATE, control::STATE_EXPELLED);
+        if !planted(Bug::ExpelledNotTold) {
+            self.set_word(control::STATE, control::STATE_EXPELLED);
+        }
     }
 
     /// Everything complete has been fetched: what comes after it does not count.

@@ -1,5 +1,6 @@
 //! The head: judges entries, orders them into the stream, grants leases and inode numbers.
 
+use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, NodeId, Sequence, StreamSeq};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::format::control::LeaseMode;
@@ -107,7 +108,8 @@ impl Node {
             Message::Recalled { client, ino, token } => {
                 // The answer to a recall that a report of the client made void, or that crossed a
                 // return of the lease, says nothing of what the client was granted since.
-                if self.recall_tokens.get(&(client, ino)) != Some(&token) {
+                let stale = self.recall_tokens.get(&(client, ino)) != Some(&token);
+                if stale && !planted(Bug::StaleRecall) {
                     return Ok(());
                 }
                 self.recall_tokens.remove(&(client, ino));
@@ -188,6 +190,7 @@ impl Node {
         let unacked = (self.all_acked.0 + 1..=self.ring.last().0)
             .filter_map(|seq| self.ring.get(StreamSeq(seq)))
             .any(|kept| kept.header.client == client);
+        let unacked = unacked && !planted(Bug::ProgressOverstated);
         let replicated = if unacked { Sequence(0) } else { settled };
         let refusals = self.known.get(&client).map_or(0, |k| k.refusals);
         let refused = Sequence(0);
@@ -269,7 +272,7 @@ impl Node {
         let Some(known) = self.known.get(&client) else { return Ok(()) };
         let incarnation = known.incarnation;
         let done = self.settled_of(client);
-        if last <= done {
+        if last <= done && !planted(Bug::RetryTwice) {
             return Ok(());
         }
         if first.0 > done.0 + 1 {
@@ -288,7 +291,7 @@ impl Node {
                     break;
                 }
             };
-            if header.sequence <= done {
+            if header.sequence <= done && !planted(Bug::RetryTwice) {
                 continue;
             }
             let bytes = &raw[offset..raw.len().min(offset + entry_bytes(header.length as usize))];
@@ -316,7 +319,7 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<Draft, Failure> {
         let Some(known) = self.known.get(&client) else { return Ok(draft) };
-        let judged = if header.epoch > self.epoch {
+        let judged = if header.epoch > self.epoch && !planted(Bug::FutureEpochAccepted) {
             Err(base::Errno::STALE)
         } else {
             judge(&self.volume, &self.leases, client, known, op)
@@ -589,7 +592,7 @@ impl Node {
     pub(super) fn advance_acks(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let mut all = self.ring.last();
         for node in self.chain.iter().chain(&self.followers) {
-            if *node != self.me() {
+            if *node != self.me() && !planted(Bug::EarlyAck) {
                 all = all.min(self.acked_by(*node));
             }
         }
@@ -718,7 +721,11 @@ impl Node {
                 }
                 Action::Grant(ino, want) => {
                     let until = match self.dirty.get(&ino) {
-                        Some((seq, by)) if *by != want.client => *seq,
+                        Some((seq, by))
+                            if *by != want.client && !planted(Bug::GrantBeforeReplicated) =>
+                        {
+                            *seq
+                        }
                         _ => StreamSeq(0),
                     };
                     self.held_grants.push(HeldGrant { ino, want, until, recall: false });
@@ -730,8 +737,8 @@ impl Node {
     }
 
     /// Grants whose inodes are now on every member.
-    fn release_grants(&mut self, out: &mut Vec<Effect>) {
-        if self.held_grants.is_empty() {
+    pub(super) fn release_grants(&mut self, out: &mut Vec<Effect>) {
+        if self.held_grants.is_empty() || self.now < self.grants_from {
             return;
         }
         let all = self.all_acked;

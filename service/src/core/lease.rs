@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use base::planted::{Bug, planted};
 use base::{ClientId, InodeId};
 use storage::format::control::LeaseMode;
 
@@ -135,7 +136,10 @@ impl LeaseTable {
             let blockers: Vec<ClientId> = entry
                 .holders
                 .iter()
-                .filter(|(c, m)| **c != want.client && (write || **m == LeaseMode::Write))
+                .filter(|(c, m)| {
+                    let writes = **m == LeaseMode::Write && !planted(Bug::ReaderBesideWriter);
+                    **c != want.client && (write || writes)
+                })
                 .map(|(c, _)| *c)
                 .collect();
             if !blockers.is_empty() {

@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use base::planted::{Bug, planted};
 use base::wire::{Reader, Writer};
 use base::{Epoch, StreamSeq, crc32c};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
@@ -169,9 +170,11 @@ impl Ring {
     fn place(&self, body: usize) -> Option<u64> {
         let need = ((CHUNK_HEADER_BYTES + body) as u64).next_multiple_of(64) + END_BYTES;
         let left = self.size - self.head % self.size;
+        let left = if planted(Bug::RingPastEnd) { left + END_BYTES } else { left };
         let position = if left < need { self.head + left } else { self.head };
         let tail = self.kept.front().map_or(self.head, |k| k.position);
-        (position + need - tail <= self.size).then_some(position)
+        let size = if planted(Bug::RingOverrun) { self.size + 4096 } else { self.size };
+        (position + need - tail <= size).then_some(position)
     }
 
     /// Whether a chunk of the largest size has room.

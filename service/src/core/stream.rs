@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, NodeId, Sequence, StreamSeq};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::media::Segment;
@@ -89,6 +90,10 @@ impl Node {
             return Ok(());
         }
         if header.stream_seq > expected {
+            if planted(Bug::GapAcknowledged) {
+                let seq = header.stream_seq;
+                self.to_head(Message::ChunkAck { seq }, out);
+            }
             if self.stash.len() < STASH_MAX {
                 self.stash.insert(header.stream_seq, frame);
             }
@@ -126,12 +131,12 @@ impl Node {
         let body = &frame[CHUNK_PREFIX + CHUNK_HEADER_BYTES..];
         let mut count = 0;
         for entry in entries(body, header.incarnation) {
-            if entry.is_err() {
+            if entry.is_err() && !planted(Bug::DamageIgnored) {
                 return Ok(false);
             }
             count += 1;
         }
-        if count != header.entries {
+        if count != header.entries && !planted(Bug::DamageIgnored) {
             return Ok(false);
         }
         self.make_room(body.len())?;
@@ -263,8 +268,11 @@ impl Node {
         };
         let body = self.ring.body(&kept)?;
         let (segment, base) = self.ring.body_at(&kept);
-        for entry in entries(&body, kept.header.incarnation) {
+        for (at, entry) in entries(&body, kept.header.incarnation).enumerate() {
             let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
+            if planted(Bug::EntrySkipped) && at > 0 && at as u32 + 1 == kept.header.entries {
+                continue;
+            }
             let source = (segment, base + offset as u64 + 64);
             let mut tried = false;
             loop {
@@ -373,7 +381,9 @@ impl Node {
         job.host = None;
         job.next_copy = job.sealed.copies.len();
         self.counters.copied_bytes += job.sealed.copies.iter().map(copy_len).sum::<u64>();
-        if let Some(&first) = bad.iter().min() {
+        if let Some(&first) = bad.iter().min()
+            && !planted(Bug::BadCopiesIgnored)
+        {
             // The order of copies counts: everything from the first bad one on is done again.
             let from = (first as usize).min(job.sealed.copies.len());
             run_copies(&*self.media, &job.sealed.copies[from..])?;
@@ -414,7 +424,10 @@ impl Node {
     /// Chunks that nobody needs any more leave the ring; their inodes are clean.
     pub(super) fn give_up(&mut self) -> Result<(), Failure> {
         let hold = self.snapshots.values().map(|s| StreamSeq(s.seq.0)).min();
-        let done = self.published.min(self.all_acked);
+        let mut done = self.published.min(self.all_acked);
+        if planted(Bug::PublishedTooFar) {
+            done = self.all_acked;
+        }
         self.dirty.retain(|_, at| at.0 > done);
         let keep = hold.map_or(done, |h| h.min(done));
         // In larger steps: each costs a persisted record.

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::InodeRecord;
@@ -121,6 +122,9 @@ impl Node {
 
     /// Clients of nodes that left the chain are gone.
     fn forget_lost_nodes(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if planted(Bug::LostNodeKept) {
+            return Ok(());
+        }
         let lost: Vec<_> =
             self.known.keys().copied().filter(|c| !self.chain.contains(&c.node())).collect();
         for client in lost {
@@ -164,6 +168,9 @@ impl Node {
         self.ready = false;
         self.positions.clear();
         self.reported.clear();
+        if !self.suspected.is_empty() {
+            self.grants_from = self.now + LINGER;
+        }
         self.suspected.clear();
         self.lingering.clear();
         self.positions.insert(self.me(), self.ring.last());
@@ -223,7 +230,7 @@ impl Node {
         }
         let best = self.positions.iter().max_by_key(|(_, seq)| **seq).map(|(n, s)| (*n, *s));
         let Some((holder, most)) = best else { return Ok(()) };
-        if most > self.ring.last() {
+        if most > self.ring.last() && !planted(Bug::TakeOverShort) {
             let from = StreamSeq(self.ring.last().0 + 1);
             self.send(holder, &Message::StreamWant { from }, out);
             return Ok(());
@@ -528,6 +535,9 @@ impl Node {
             }
             going.at = self.content(&mut writer, ino, going.at, size)?;
         }
+        if planted(Bug::SnapshotPieceLost) && going.files.len() == 1 {
+            going.files.clear();
+        }
         let end = going.files.is_empty();
         for raw in writer.finish() {
             self.send(node, &Message::Snapshot { seq, last_inode, end: false, raw }, out);
@@ -537,6 +547,9 @@ impl Node {
             let last = Message::Snapshot { seq, last_inode, end: true, raw: Vec::new() };
             self.send(node, &last, out);
             going.sent = true;
+            if planted(Bug::CaughtUpEarly) {
+                out.push(Effect::CaughtUp(node, self.epoch));
+            }
         }
         self.snapshots.insert(node, going);
         Ok(true)
@@ -584,7 +597,9 @@ impl Node {
         self.joining_at = self.now;
         if incoming.begun != Some(seq) {
             incoming.begun = Some(seq);
-            self.wipe(seq)?;
+            if !planted(Bug::JoinKeepsOld) {
+                self.wipe(seq)?;
+            }
         }
         let Some((segment, base)) = self.ring.next_body(raw.len()) else {
             return Err(Failure::Diverged(seq, "a snapshot piece exceeds the stream ring".into()));

@@ -115,7 +115,10 @@ impl World<'_> {
         }
         for action in actions {
             match action {
-                Action::Persist(image) => self.image = Some(image),
+                Action::Persist(image) => {
+                    self.image = Some(image);
+                    self.doubt_sessions();
+                }
                 Action::Push(node, view) => {
                     let n = node.0 as usize - 1;
                     self.trace(|| {
@@ -130,6 +133,19 @@ impl World<'_> {
             }
         }
         verdict.is_ok()
+    }
+
+    /// What the clients of a node that is out of the chain have appended may be lost, and what they
+    /// append before they know is lost.
+    fn doubt_sessions(&mut self) {
+        let seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|v| &v.seats);
+        let seats: Vec<(NodeId, u64)> = seats.map(|s| (s.node, s.incarnation)).collect();
+        for c in 0..self.actors.len() {
+            let host = &self.hosts[self.actors[c].node];
+            if !seats.contains(&(host.id, host.incarnation)) {
+                self.doubt_session(c);
+            }
+        }
     }
 
     pub(crate) fn view_arrived(&mut self, n: usize, view: &View) -> Result<(), String> {
