@@ -7,7 +7,7 @@ mod operation;
 mod plan;
 mod requests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ClientId, InodeId, Nanos, Sequence};
 use service::core::Event;
@@ -25,6 +25,9 @@ const DIRS: usize = 5;
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
+const S_IFLNK: u32 = 0o120_000;
+/// User and group of clients that try what they may not.
+pub const GUEST: u32 = 2000;
 /// A client that waits looks again after this long, whoever forgot to wake it.
 const LOOK_AGAIN: Nanos = 100 * MS;
 
@@ -34,6 +37,8 @@ pub(crate) struct Lease {
     word: LeaseWord,
     mode: LeaseMode,
     seen: bool,
+    /// Mode, owner and time of change as they came with the lease.
+    record: (u32, u32, u64),
 }
 
 #[derive(Debug)]
@@ -47,21 +52,100 @@ pub(crate) struct Session {
     leases: BTreeMap<u64, Lease>,
     fresh: Vec<u64>,
     event: u64,
+    /// Inodes that it ever had a lease on.
+    ever: BTreeSet<u64>,
+    created: Vec<u64>,
+    /// Entries that must be refused.
+    dared: BTreeSet<u64>,
+    /// Its log ends in garbage: it ends soon.
+    spoilt: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Create,
     Mkdir,
+    Symlink,
     Write,
     Append,
     Truncate,
+    Fallocate,
+    Punch,
+    Zero,
+    Clone,
     Chmod,
+    Chown,
+    Utimes,
+    SetXattr,
+    RemoveXattr,
     Unlink,
     Rename,
+    Exchange,
     Link,
     Read,
     List,
+    // What must be refused, whoever does it:
+    /// A directory moves into itself.
+    Cycle,
+    /// A directory with names in it is removed.
+    NotEmpty,
+    /// An entry of an epoch to come.
+    FutureEpoch,
+    /// A change without a lease.
+    NoLease,
+    /// An inode is made under the number of one that was.
+    OldNumber,
+    /// An inode is freed by a client.
+    Reap,
+    /// No entry at all.
+    Garbage,
+}
+
+impl Kind {
+    const fn is_evil(self) -> bool {
+        matches!(
+            self,
+            Self::Cycle
+                | Self::NotEmpty
+                | Self::FutureEpoch
+                | Self::NoLease
+                | Self::OldNumber
+                | Self::Reap
+                | Self::Garbage
+        )
+    }
+
+    /// Whether it changes the content of a file.
+    const fn content(self) -> bool {
+        matches!(
+            self,
+            Self::Write
+                | Self::Append
+                | Self::Truncate
+                | Self::Fallocate
+                | Self::Punch
+                | Self::Zero
+                | Self::Clone
+        )
+    }
+
+    /// Whether it changes the names of a directory.
+    const fn names(self) -> bool {
+        matches!(
+            self,
+            Self::Create
+                | Self::Mkdir
+                | Self::Symlink
+                | Self::Unlink
+                | Self::Rename
+                | Self::Exchange
+                | Self::Link
+                | Self::Cycle
+                | Self::NotEmpty
+                | Self::OldNumber
+                | Self::Reap
+        )
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -100,6 +184,8 @@ pub(crate) enum Phase {
 pub struct Actor {
     /// Index of its node.
     pub node: usize,
+    /// Its user.
+    pub uid: u32,
     /// Shall be stopped for so long, inside its next operation.
     pub stop_for: Option<Nanos>,
     stamp: u64,
@@ -120,9 +206,10 @@ pub(crate) enum Need {
 
 impl Actor {
     /// A client on `node` that will do `ops` operations.
-    pub fn new(node: usize, ops: u32) -> Self {
+    pub fn new(node: usize, uid: u32, ops: u32) -> Self {
         Self {
             node,
+            uid,
             stop_for: None,
             stamp: 0,
             due: Nanos::MAX,
@@ -266,6 +353,9 @@ impl World<'_> {
         }
         self.trace(|| format!("client {c} attached as {:#x}", client.0));
         let number = self.model.begin();
+        if self.preset.full {
+            self.model.doubt(number);
+        }
         self.actors[c].session = Some(Session {
             number,
             client,
@@ -276,6 +366,10 @@ impl World<'_> {
             leases: BTreeMap::new(),
             fresh: Vec::new(),
             event: 0,
+            ever: BTreeSet::new(),
+            created: Vec::new(),
+            dared: BTreeSet::new(),
+            spoilt: false,
         });
         self.actors[c].phase = Phase::Idle;
         self.step_in(c, US);
@@ -305,6 +399,9 @@ impl World<'_> {
             s.event = event;
         }
         if self.session(c).is_some() && !self.check_attached(c)? {
+            return Ok(());
+        }
+        if self.session(c).is_some_and(|s| s.spoilt) {
             return Ok(());
         }
         match self.actors[c].phase.clone() {
@@ -349,13 +446,50 @@ impl World<'_> {
             self.end_session(c, why);
             return Ok(false);
         }
-        if self.word(c, control::REFUSALS) != 0 {
+        let lawful = |seq: u64| self.session(c).is_none_or(|s| !s.dared.contains(&seq));
+        if self.word(c, control::REFUSALS) != 0 && lawful(self.word(c, control::REFUSED_SEQ)) {
             let (seq, errno) =
                 (self.word(c, control::REFUSED_SEQ), self.word(c, control::REFUSED_ERRNO));
+            if seq == 0 && self.session(c).is_some_and(|s| !s.dared.is_empty()) {
+                return Ok(true);
+            }
+            if self.preset.full && errno == u64::from(base::Errno::NOSPC.0) {
+                self.refused_full(c, seq)?;
+                return Ok(true);
+            }
             let client = self.session(c).map_or(0, |s| s.client.0);
             return Err(format!("client {c} {client:#x}: operation {seq} refused with {errno}"));
         }
         Ok(true)
+    }
+
+    /// There was no space: the operation never was.
+    fn refused_full(&mut self, c: usize, seq: u64) -> Result<(), String> {
+        let Some(s) = &mut self.actors[c].session else { return Ok(()) };
+        let (number, last) = (s.number, s.next - 1);
+        if s.dared.insert(seq) {
+            if seq != last {
+                return Err(format!("client {c}: {seq} refused long after it was synced"));
+            }
+            self.outcome.no_space += 1;
+            self.trace(|| format!("client {c} has no space for {seq}"));
+            self.model.taken(number, seq, true);
+        }
+        Ok(())
+    }
+
+    /// By the time that everything is synced, every entry that must be refused has been.
+    pub(crate) fn check_dared(&mut self, c: usize, seq: u64) -> Result<(), String> {
+        let refusals = self.word(c, control::REFUSALS);
+        let epoch = self.word(c, control::EPOCH);
+        let Some(s) = self.session(c) else { return Ok(()) };
+        // A new head counts anew.
+        let counts = epoch == u64::from(s.descriptor.epoch.0);
+        let due = s.dared.range(..=seq).count() as u64;
+        if counts && refusals < due {
+            return Err(format!("hostile client {c}: {due} entries to refuse, {refusals} refused"));
+        }
+        Ok(())
     }
 
     pub(crate) fn attach(&mut self, c: usize) {
@@ -366,8 +500,8 @@ impl World<'_> {
                 token,
                 pid: 100 + c as u32,
                 start_time: self.now,
-                uid: 0,
-                gid: 0,
+                uid: self.actors[c].uid,
+                gid: self.actors[c].uid,
                 groups: Vec::new(),
                 lanes: 0,
             };

@@ -17,13 +17,25 @@ pub const TICK: Nanos = 100_000_000;
 pub const FENCE_AFTER: Nanos = 350_000_000;
 /// After the connection has ended, this soon (as `cluster::coordinator::client` does).
 pub const FENCE_DISCONNECTED: Nanos = 75_000_000;
-/// Bytes for data.
-const CAPACITY: u64 = 8 << 20;
+/// When the volume was made.
+pub const CREATED: Nanos = 1_000_000_000;
+/// What the regions of a history are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Bytes for data.
+    pub capacity: u64,
+    /// Permission bits of the root directory.
+    pub mode: u32,
+    /// The promise that the volume makes.
+    pub durability: Durability,
+}
 
 /// See the module.
 pub struct Host {
     /// Its number.
     pub id: NodeId,
+    /// Of its region.
+    pub shape: Shape,
     /// Its memory.
     pub region: Arc<MemoryRegion>,
     /// nicfs, while it lives.
@@ -65,19 +77,19 @@ impl std::fmt::Debug for Host {
 }
 
 /// A region with an empty volume.
-pub fn fresh_region(id: NodeId) -> Result<Arc<MemoryRegion>, String> {
+pub fn fresh_region(id: NodeId, shape: Shape) -> Result<Arc<MemoryRegion>, String> {
     let region = Arc::new(MemoryRegion::new());
     let params = Params {
         uuid: [7; 16],
         name: "sim".into(),
         node: id,
-        durability: Durability::Pmem,
-        capacity_bytes: CAPACITY,
+        durability: shape.durability,
+        capacity_bytes: shape.capacity,
         stream_bytes: RING_BYTES_MIN,
-        time: 1_000_000_000,
+        time: CREATED,
         uid: 0,
         gid: 0,
-        mode: 0o755,
+        mode: shape.mode,
     };
     let media: Arc<MemoryRegion> = Arc::clone(&region);
     Volume::format(media, &params).map_err(|e| format!("format: {e:?}"))?;
@@ -86,10 +98,11 @@ pub fn fresh_region(id: NodeId) -> Result<Arc<MemoryRegion>, String> {
 
 impl Host {
     /// A node that has not started.
-    pub fn new(id: NodeId) -> Result<Self, String> {
+    pub fn new(id: NodeId, shape: Shape) -> Result<Self, String> {
         Ok(Self {
             id,
-            region: fresh_region(id)?,
+            shape,
+            region: fresh_region(id, shape)?,
             node: None,
             incarnation: 0,
             noted: None,

@@ -7,6 +7,8 @@ pub mod actor;
 pub mod faults;
 pub mod host;
 pub mod model;
+#[cfg(feature = "planted")]
+pub mod planted;
 pub mod world;
 
-pub use world::{Outcome, Preset, run};
+pub use world::{Flavour, Outcome, Preset, run};

@@ -5,6 +5,21 @@ use std::time::Instant;
 
 use sim::{Preset, run};
 
+#[cfg(feature = "planted")]
+#[path = "main/planted.rs"]
+mod planted;
+
+#[cfg(not(feature = "planted"))]
+mod planted {
+    /// Says how to get it.
+    pub fn main(_: impl Iterator<Item = String>) -> std::process::ExitCode {
+        eprintln!(
+            "corbel-sim: built without the feature `planted`; use cargo run --release -p sim --features planted -- planted"
+        );
+        std::process::ExitCode::from(2)
+    }
+}
+
 const USAGE: &str = "\
 corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-going]
   --seeds N      run N seeds (100)
@@ -12,7 +27,9 @@ corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-goi
   --seed S       run this seed alone, twice, and compare the traces
   --trace        print one line an event
   --seconds T    end after T seconds
-  --keep-going   go on after a violation";
+  --keep-going   go on after a violation
+corbel-sim planted [--only NAME]... [--json]   (built with --features planted)
+  switches each broken variant on, and says which judge finds it after how many tries";
 
 #[derive(Default)]
 struct Options {
@@ -46,6 +63,9 @@ fn options() -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some("planted") {
+        return planted::main(std::env::args().skip(2));
+    }
     let options = match options() {
         Ok(options) => options,
         Err(text) => {

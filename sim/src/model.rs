@@ -18,13 +18,24 @@ pub enum Body {
     File(Vec<u8>, u32),
     /// Names of a directory and where they lead.
     Dir(BTreeMap<Vec<u8>, u64>),
+    /// Target of a symbolic link.
+    Symlink(Vec<u8>),
 }
+
+/// Extended attributes by name.
+pub type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What a reader of an inode sees.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct State {
     /// Type and permission bits; 0 when gone.
     pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// When content or names changed last, in nanoseconds.
+    pub mtime: u64,
+    /// Extended attributes; None: the reader did not look.
+    pub xattrs: Option<Xattrs>,
     /// Content.
     pub body: Body,
 }
@@ -32,7 +43,29 @@ pub struct State {
 impl State {
     /// An inode that is no more.
     pub const fn gone() -> Self {
-        Self { mode: 0, body: Body::Gone }
+        Self { mode: 0, uid: 0, mtime: 0, xattrs: None, body: Body::Gone }
+    }
+
+    /// Something new.
+    pub fn new(mode: u32, uid: u32, mtime: u64, body: Body) -> Self {
+        Self { mode, uid, mtime, xattrs: Some(Xattrs::new()), body }
+    }
+
+    /// Whether a reader of this could have seen that.
+    fn shows(&self, seen: &Self) -> bool {
+        (self.mode, self.uid, self.mtime, &self.body)
+            == (seen.mode, seen.uid, seen.mtime, &seen.body)
+            && (self.xattrs.is_none() || seen.xattrs.is_none() || self.xattrs == seen.xattrs)
+    }
+
+    fn attributes(&self) -> String {
+        let xattrs = match &self.xattrs {
+            None => "?".into(),
+            Some(all) => {
+                all.keys().map(|n| String::from_utf8_lossy(n)).collect::<Vec<_>>().join(",")
+            }
+        };
+        format!("{:o} uid {} mtime {} xattrs [{xattrs}]", self.mode, self.uid, self.mtime)
     }
 
     /// In few words.
@@ -41,14 +74,17 @@ impl State {
             Body::Gone => "gone".into(),
             Body::File(b, n) => {
                 let crc = base::crc32c(0, b);
-                format!("file {:o} nlink {n} {} bytes crc {crc:08x}", self.mode, b.len())
+                format!("file {} nlink {n} {} bytes crc {crc:08x}", self.attributes(), b.len())
             }
             Body::Dir(names) => {
                 let names: Vec<String> = names
                     .iter()
                     .map(|(n, i)| format!("{}={i}", String::from_utf8_lossy(n)))
                     .collect();
-                format!("dir {:o} {{{}}}", self.mode, names.join(" "))
+                format!("dir {} {{{}}}", self.attributes(), names.join(" "))
+            }
+            Body::Symlink(target) => {
+                format!("symlink {} {}", self.attributes(), String::from_utf8_lossy(target))
             }
         }
     }
@@ -64,6 +100,8 @@ struct Version {
 #[derive(Clone, Copy, Debug)]
 struct Session {
     alive: bool,
+    /// Its newest operation may be refused for want of space.
+    doubtful: bool,
     lo: u64,
     hi: u64,
 }
@@ -77,15 +115,14 @@ pub struct Model {
 
 impl Model {
     /// A volume with an empty root.
-    pub fn new(root_mode: u32) -> Self {
-        let root = State { mode: root_mode, body: Body::Dir(BTreeMap::new()) };
+    pub fn new(root: State) -> Self {
         let inodes = BTreeMap::from([(1, vec![Version { by: None, state: root }])]);
         Self { inodes, sessions: Vec::new() }
     }
 
     /// A client attached.
     pub fn begin(&mut self) -> usize {
-        self.sessions.push(Session { alive: true, lo: 0, hi: u64::MAX });
+        self.sessions.push(Session { alive: true, doubtful: false, lo: 0, hi: u64::MAX });
         self.sessions.len() - 1
     }
 
@@ -98,6 +135,25 @@ impl Model {
         for (ino, state) in changes {
             let by = Some((session, seq));
             self.inodes.entry(ino).or_default().push(Version { by, state });
+        }
+    }
+
+    /// The volume may be full: whether the newest operation of the session counts is known when it
+    /// is synced ([`Model::taken`]); the session does nothing before.
+    pub fn doubt(&mut self, session: usize) {
+        self.sessions[session].doubtful = true;
+    }
+
+    /// The newest operation of a doubtful session was taken, or refused.
+    pub fn taken(&mut self, session: usize, seq: u64, refused: bool) {
+        if refused {
+            for versions in self.inodes.values_mut() {
+                versions.retain(|v| v.by != Some((session, seq)));
+            }
+        }
+        let s = &mut self.sessions[session];
+        if s.alive {
+            (s.lo, s.hi) = (s.lo.max(seq), u64::MAX);
         }
     }
 
@@ -142,12 +198,15 @@ impl Model {
         let sessions = &mut self.sessions;
         // What surely did not survive is no version.
         versions.retain(|v| v.by.is_none_or(|(s, seq)| seq <= sessions[s].hi));
-        let certain =
-            |v: &Version| v.by.is_none_or(|(s, seq)| sessions[s].alive || seq <= sessions[s].lo);
+        let certain = |v: &Version| {
+            v.by.is_none_or(|(s, seq)| {
+                (sessions[s].alive && !sessions[s].doubtful) || seq <= sessions[s].lo
+            })
+        };
         let first = versions.iter().rposition(certain).unwrap_or(0);
         let unborn = versions.first().is_none_or(|v| !certain(v));
         let matching: Vec<usize> =
-            (first..versions.len()).filter(|i| versions[*i].state == *seen).collect();
+            (first..versions.len()).filter(|i| versions[*i].state.shows(seen)).collect();
         let (Some(&oldest), Some(&newest)) = (matching.first(), matching.last()) else {
             if seen.body == Body::Gone && unborn {
                 // Its creation was lost, and so all after it.
@@ -178,7 +237,9 @@ impl Model {
         if let Some((s, seq)) = versions.get(newest + 1).and_then(|v| v.by) {
             sessions[s].hi = sessions[s].hi.min(seq - 1);
         }
-        *versions = vec![Version { by: None, state: seen.clone() }];
+        let mut kept: Vec<Version> = matching.iter().map(|i| versions[*i].clone()).collect();
+        kept[0].by = None;
+        *versions = kept;
         Ok(())
     }
 }
@@ -188,12 +249,49 @@ mod tests {
     use super::*;
 
     fn file(text: &str) -> State {
-        State { mode: 0o100_644, body: Body::File(text.as_bytes().to_vec(), 1) }
+        State::new(0o100_644, 0, 0, Body::File(text.as_bytes().to_vec(), 1))
+    }
+
+    fn model() -> Model {
+        Model::new(State::new(0o40_755, 0, 0, Body::Dir(BTreeMap::new())))
+    }
+
+    #[test]
+    fn who_does_not_look_at_attributes_does_not_decide_them() {
+        let mut m = model();
+        let s = m.begin();
+        let mut with = file("a");
+        with.xattrs = Some(Xattrs::from([(b"user.a".to_vec(), b"1".to_vec())]));
+        m.appended(s, 1, vec![(10, file("a"))]);
+        m.appended(s, 2, vec![(10, with.clone())]);
+        m.ended(s, 2);
+        let mut blind = file("a");
+        blind.xattrs = None;
+        assert!(m.observe(None, 10, &blind).is_ok());
+        assert!(m.observe(None, 10, &with).is_ok());
+        assert!(m.observe(None, 10, &file("a")).is_err(), "decided by now");
+    }
+
+    #[test]
+    fn an_operation_refused_for_want_of_space_never_was() {
+        let mut m = model();
+        let (a, b) = (m.begin(), m.begin());
+        m.doubt(a);
+        m.appended(a, 1, vec![(10, file("a"))]);
+        m.taken(a, 1, false);
+        m.appended(a, 2, vec![(10, file("b"))]);
+        assert!(m.observe(Some(b), 10, &file("a")).is_ok());
+        assert!(m.observe(Some(b), 10, &file("b")).is_err(), "decided by now");
+        m.taken(a, 2, true);
+        m.appended(a, 3, vec![(10, file("c"))]);
+        m.taken(a, 3, false);
+        assert!(m.observe(Some(b), 10, &file("a")).is_err());
+        assert!(m.observe(Some(b), 10, &file("c")).is_ok());
     }
 
     #[test]
     fn what_fsync_covered_must_be_seen_and_the_cut_is_one_for_all_inodes() {
-        let mut m = Model::new(0o40_755);
+        let mut m = model();
         let s = m.begin();
         for (seq, text) in [(1, "a"), (2, "b"), (3, "c")] {
             m.appended(s, seq, vec![(10, file(text))]);
@@ -210,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_living_session_shows_its_last_version_only() {
-        let mut m = Model::new(0o40_755);
+        let mut m = model();
         let (a, b) = (m.begin(), m.begin());
         m.appended(a, 1, vec![(10, file("a"))]);
         m.appended(a, 2, vec![(10, file("b"))]);

@@ -18,12 +18,13 @@ use cluster::coordinator::store::Image;
 use cluster::coordinator::{DataState, Registration, View};
 use cluster::transport::Class;
 use service::core::{Effect, Event, Role};
+use storage::format::superblock::Durability;
 use storage::media::Media;
 use storage::volume::Volume;
 
-use crate::actor::Actor;
+use crate::actor::{Actor, GUEST};
 use crate::faults::Fault;
-use crate::host::{Host, TICK, fresh_region};
+use crate::host::{self, Host, Shape, TICK, fresh_region};
 use crate::model::{Body, Model, State};
 
 /// Microsecond.
@@ -36,6 +37,19 @@ const CLUSTER: u128 = 42;
 const HEAL_LIMIT: Nanos = 30_000 * MS;
 /// Events of one history; more is a loop.
 const EVENTS_MAX: u64 = 20_000_000;
+
+/// Kinds of histories that can be asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flavour {
+    /// Whatever the seed says.
+    Mixed,
+    /// Writes of up to 1 MiB: lanes and the stream ring run full.
+    Large,
+    /// With a client that tries what it may not.
+    Hostile,
+    /// On a volume that runs full.
+    Full,
+}
 
 /// What a history consists of.
 #[derive(Clone, Debug)]
@@ -52,6 +66,12 @@ pub struct Preset {
     pub write_max: u64,
     /// Longest file.
     pub file_max: u64,
+    /// One client is a guest that tries what it may not.
+    pub hostile: bool,
+    /// The volume is small, so that it runs full.
+    pub full: bool,
+    /// The volume promises what a disk can.
+    pub disk: bool,
     /// Faults fall into this time.
     pub active: Nanos,
 }
@@ -67,16 +87,53 @@ impl Preset {
             faults: r.below(7) as u32,
             write_max: 9000,
             file_max: 40_000,
+            hostile: r.chance(1, 3),
+            full: r.chance(1, 12),
+            disk: r.chance(1, 4),
             active: 2000 * MS,
         };
         if r.chance(2, 3) {
             preset.nodes = 3;
         }
-        if r.chance(1, 16) {
-            // Hostile: lanes and ring run full.
-            (preset.write_max, preset.file_max) = (1 << 20, 1 << 20);
+        if preset.full {
+            preset.make(Flavour::Full);
+        } else if r.chance(1, 16) {
+            preset.make(Flavour::Large);
         }
         preset
+    }
+
+    /// The same, of a certain flavour.
+    pub fn flavoured(seed: u64, flavour: Flavour) -> Self {
+        let mut preset = Self::of(seed);
+        preset.make(flavour);
+        preset
+    }
+
+    fn shape(&self) -> Shape {
+        Shape {
+            capacity: if self.full { 512 << 10 } else { 8 << 20 },
+            mode: if self.hostile { 0o777 } else { 0o755 },
+            durability: if self.disk { Durability::Disk } else { Durability::Pmem },
+        }
+    }
+
+    fn make(&mut self, flavour: Flavour) {
+        match flavour {
+            Flavour::Mixed => {}
+            Flavour::Hostile => {
+                self.hostile = true;
+                self.clients = self.clients.max(2);
+            }
+            Flavour::Large => {
+                self.full = false;
+                (self.write_max, self.file_max) = (1 << 20, 1 << 20);
+            }
+            Flavour::Full => {
+                self.full = true;
+                (self.write_max, self.file_max) = (60_000, 200_000);
+            }
+        }
     }
 }
 
@@ -97,6 +154,10 @@ pub struct Outcome {
     pub observations: u64,
     /// fsyncs acknowledged.
     pub fsyncs: u64,
+    /// Entries that had to be refused.
+    pub dared: u64,
+    /// Operations for which there was no space.
+    pub no_space: u64,
     /// Faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
 }
@@ -202,7 +263,9 @@ impl<'a> World<'a> {
         preset: Preset,
         sink: Option<&'a mut dyn FnMut(&str)>,
     ) -> Result<Self, String> {
-        let hosts = (1..=preset.nodes).map(|n| Host::new(NodeId(n as u32)));
+        let shape = preset.shape();
+        let root = State::new(0o40_000 | shape.mode, 0, host::CREATED, Body::Dir(BTreeMap::new()));
+        let hosts = (1..=preset.nodes).map(|n| Host::new(NodeId(n as u32), shape));
         let hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         let mut world = Self {
             now: 0,
@@ -214,7 +277,7 @@ impl<'a> World<'a> {
             machine: None,
             image: None,
             actors: Vec::new(),
-            model: Model::new(0o40_755),
+            model: Model::new(root),
             outcome: Outcome::default(),
             healed: false,
             sink,
@@ -231,7 +294,8 @@ impl<'a> World<'a> {
         }
         for c in 0..world.preset.clients {
             let node = c % world.preset.nodes;
-            world.actors.push(Actor::new(node, world.preset.ops));
+            let uid = if c == 0 && world.preset.hostile { GUEST } else { 0 };
+            world.actors.push(Actor::new(node, uid, world.preset.ops));
             let at = 20 * MS + world.random.below(50 * MS);
             world.step_in(c, at);
         }

@@ -1,6 +1,59 @@
 //! Operations: the entry, what it brings about, the append.
 
+use storage::limits::FILE_SIZE_MAX;
+
 use super::*;
+
+/// fallocate: do not change the size; make a hole; make zeroes.
+const KEEP_SIZE: u16 = 1;
+const PUNCH_HOLE: u16 = 2;
+const ZERO_RANGE: u16 = 16;
+
+/// Realtime of the simulated clients.
+const REALTIME: Nanos = 1_700_000_000_000_000_000;
+
+/// An operation that a plan came to: what it touches, and how that looks afterwards.
+struct Work {
+    states: BTreeMap<u64, State>,
+    changed: Vec<u64>,
+    time: u64,
+}
+
+impl Work {
+    fn file(&mut self, ino: u64) -> Option<&mut Vec<u8>> {
+        let state = self.states.get_mut(&ino)?;
+        state.mtime = self.time;
+        match &mut state.body {
+            Body::File(bytes, _) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    fn put_name(&mut self, dir: u64, name: &[u8], ino: Option<u64>) {
+        let Some(state) = self.states.get_mut(&dir) else { return };
+        state.mtime = self.time;
+        if let Body::Dir(names) = &mut state.body {
+            match ino {
+                Some(ino) => names.insert(name.to_vec(), ino),
+                None => names.remove(name),
+            };
+        }
+        self.changed.push(dir);
+    }
+
+    fn drop_link(&mut self, ino: u64) {
+        let Some(state) = self.states.get_mut(&ino) else { return };
+        match &mut state.body {
+            Body::File(_, links) if *links > 1 => *links -= 1,
+            _ => *state = State::gone(),
+        }
+        self.changed.push(ino);
+    }
+
+    fn is_dir(&self, ino: u64) -> bool {
+        matches!(self.states.get(&ino).map(|s| &s.body), Some(Body::Dir(_)))
+    }
+}
 
 impl World<'_> {
     pub(crate) fn enter(&mut self, c: usize, plan: Plan) -> Result<(), String> {
@@ -36,6 +89,10 @@ impl World<'_> {
         self.leave(c, slot)?;
         if appended {
             self.ring(c, false)?;
+            if self.preset.full {
+                // Whether there was space is known only then.
+                return self.sync(c);
+            }
             return self.rest(c);
         }
         self.actors[c].phase = Phase::Space(plan.clone(), self.word(c, control::reclaim(0)));
@@ -43,141 +100,433 @@ impl World<'_> {
         self.wait(c)
     }
 
-    /// Works out the entry and what it brings about. `false`: the log is full.
-    pub(crate) fn perform(&mut self, c: usize, plan: &Plan) -> Result<bool, String> {
-        let mut states: BTreeMap<u64, State> = BTreeMap::new();
-        let (dir, name) = (plan.dir, plan.name.clone());
-        let target = self.target(dir, &name).unwrap_or(0);
+    /// What the plan's inodes are like before it.
+    fn work_of(&self, c: usize, plan: &Plan) -> (Work, u64, u64) {
+        let target = self.target(plan.dir, &plan.name).unwrap_or(0);
         let fresh = self.session(c).and_then(|s| s.fresh.last().copied()).unwrap_or(0);
-        for ino in [dir, plan.dir2, target, fresh] {
+        let other = self.target(plan.dir2, &plan.name2).unwrap_or(0);
+        let mut states = BTreeMap::new();
+        for ino in [plan.dir, plan.dir2, target, other] {
             if let Some(state) = self.model.current(ino) {
                 states.insert(ino, state.clone());
             }
         }
-        let (parent, ino) = (InodeId(dir), InodeId(target));
-        let mut changed = vec![target];
+        let work = Work { states, changed: Vec::new(), time: self.now + REALTIME };
+        (work, target, fresh)
+    }
+
+    /// Works out the entry and what it brings about. `false`: the log is full.
+    pub(crate) fn perform(&mut self, c: usize, plan: &Plan) -> Result<bool, String> {
+        if matches!(plan.kind, Kind::Read | Kind::List) {
+            return Ok(true);
+        }
+        if plan.kind.is_evil() {
+            return self.perform_evil(c, plan);
+        }
+        let lawful = self.is_permitted(c, plan);
+        let (mut work, target, fresh) = self.work_of(c, plan);
         let mut data = Vec::new();
         let op = match plan.kind {
-            Kind::Create | Kind::Mkdir => {
-                let is_dir = plan.kind == Kind::Mkdir && self.model.dirs().len() < DIRS;
-                let (mode, body) = if is_dir {
-                    (S_IFDIR | 0o755, Body::Dir(BTreeMap::new()))
-                } else {
-                    (S_IFREG | 0o644, Body::File(Vec::new(), 1))
-                };
-                states.insert(fresh, State { mode, body });
-                put_name(&mut states, dir, &name, Some(fresh));
-                changed = vec![fresh, dir];
-                let (ino, target) = (InodeId(fresh), &b""[..]);
-                Op::Create { ino, parent, mode, rdev: 0, uid: 0, gid: 0, name: &name, target }
+            Kind::Create | Kind::Mkdir | Kind::Symlink => self.create(c, plan, &mut work, fresh),
+            Kind::Unlink | Kind::Link | Kind::Rename | Kind::Exchange => {
+                self.rename_or_link(plan, &mut work, target)
             }
-            Kind::Write | Kind::Append => {
-                let size = file_size(&states, target);
-                let len = 1 + self.random.below(self.preset.write_max);
-                let offset = if plan.kind == Kind::Append && size + len <= self.preset.file_max {
-                    size
-                } else {
-                    self.random.below(self.preset.file_max.saturating_sub(len) + 1)
-                };
-                data.resize(len as usize, 0);
-                self.random.fill(&mut data);
-                if let Some(State { body: Body::File(bytes, _), .. }) = states.get_mut(&target) {
-                    let end = offset as usize + data.len();
-                    bytes.resize(bytes.len().max(end), 0);
-                    bytes[offset as usize..end].copy_from_slice(&data);
-                }
-                Op::Write { ino, offset, data: &data, clear_setid: false }
+            Kind::SetXattr | Kind::RemoveXattr | Kind::Chmod | Kind::Chown | Kind::Utimes => {
+                self.change_attributes(plan, &mut work, target, &mut data)
             }
-            Kind::Truncate => {
-                let size = self.random.below(self.preset.file_max);
-                if let Some(State { body: Body::File(bytes, _), .. }) = states.get_mut(&target) {
-                    bytes.resize(size as usize, 0);
-                }
-                Op::Truncate { ino, size, clear_setid: false }
-            }
-            Kind::Chmod => {
-                let old = states.get(&target).map_or(0, |s| s.mode);
-                let bits = [0o644, 0o600, 0o640, 0o755][self.random.below(4) as usize];
-                let mode = if old & S_IFMT == S_IFREG { bits } else { 0o755 };
-                if let Some(s) = states.get_mut(&target) {
-                    s.mode = old & S_IFMT | mode;
-                }
-                let (atime, mtime) = (Stamp::from_nanos(self.now), Stamp::from_nanos(self.now));
-                Op::SetAttr { ino, mask: mask::MODE, mode, uid: 0, gid: 0, atime, mtime }
-            }
+            _ => self.change_content(plan, &mut work, target, &mut data),
+        };
+        let Some(op) = op else { return Ok(true) };
+        let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
+        let what = if lawful { "does" } else { "dares" };
+        self.trace(|| format!("client {c} {what} {seq} {:?} {}", plan.kind, brief(&op)));
+        if !lawful {
+            self.dared(c, seq);
+            return Ok(true);
+        }
+        let Some(s) = &mut self.actors[c].session else { return Ok(true) };
+        if matches!(op, Op::Create { .. })
+            && let Some(ino) = s.fresh.pop()
+        {
+            s.created.push(ino);
+        }
+        let number = s.number;
+        self.account(number, seq, work);
+        Ok(true)
+    }
+
+    /// Tells the model of an operation that was appended.
+    fn account(&mut self, session: usize, seq: u64, mut work: Work) {
+        work.changed.sort_unstable();
+        work.changed.dedup();
+        let Work { states, changed, .. } = work;
+        let changes = changed.iter().filter_map(|i| Some((*i, states.get(i)?.clone()))).collect();
+        self.outcome.operations += 1;
+        self.model.appended(session, seq, changes);
+    }
+
+    fn create<'a>(
+        &mut self,
+        c: usize,
+        plan: &'a Plan,
+        work: &mut Work,
+        fresh: u64,
+    ) -> Option<Op<'a>> {
+        let uid = self.actors[c].uid;
+        let is_dir = plan.kind == Kind::Mkdir && self.model.dirs().len() < DIRS;
+        let mut target = &b""[..];
+        let (mode, body) = if is_dir {
+            (S_IFDIR | 0o755, Body::Dir(BTreeMap::new()))
+        } else if plan.kind == Kind::Symlink {
+            target = &plan.name2;
+            (S_IFLNK | 0o777, Body::Symlink(target.to_vec()))
+        } else {
+            (S_IFREG | 0o644, Body::File(Vec::new(), 1))
+        };
+        work.states.insert(fresh, State::new(mode, uid, work.time, body));
+        work.put_name(plan.dir, &plan.name, Some(fresh));
+        work.changed.push(fresh);
+        let (ino, parent, name) = (InodeId(fresh), InodeId(plan.dir), &plan.name[..]);
+        Some(Op::Create { ino, parent, mode, rdev: 0, uid, gid: uid, name, target })
+    }
+
+    fn rename_or_link<'a>(
+        &mut self,
+        plan: &'a Plan,
+        work: &mut Work,
+        target: u64,
+    ) -> Option<Op<'a>> {
+        let (ino, parent, name) = (InodeId(target), InodeId(plan.dir), &plan.name[..]);
+        let (new_parent, new_name) = (InodeId(plan.dir2), &plan.name2[..]);
+        let other = self.target(plan.dir2, &plan.name2).unwrap_or(0);
+        work.changed.push(target);
+        let rename = |noreplace, exchange| Op::Rename {
+            ino,
+            parent,
+            name,
+            new_parent,
+            new_name,
+            replaced: InodeId(other),
+            noreplace,
+            exchange,
+            open: false,
+        };
+        Some(match plan.kind {
             Kind::Unlink => {
-                put_name(&mut states, dir, &name, None);
-                let is_dir = matches!(states.get(&target).map(|s| &s.body), Some(Body::Dir(_)));
-                drop_link(&mut states, target);
-                changed = vec![target, dir];
+                let is_dir = work.is_dir(target);
+                work.put_name(plan.dir, name, None);
+                work.drop_link(target);
                 if is_dir {
-                    Op::Rmdir { ino, parent, name: &name }
+                    Op::Rmdir { ino, parent, name }
                 } else {
-                    Op::Unlink { ino, parent, name: &name, open: false }
+                    Op::Unlink { ino, parent, name, open: false }
                 }
             }
             Kind::Link => {
-                put_name(&mut states, plan.dir2, &plan.name2, Some(target));
-                if let Some(State { body: Body::File(_, links), .. }) = states.get_mut(&target) {
+                work.put_name(plan.dir2, new_name, Some(target));
+                if let Some(State { body: Body::File(_, links), .. }) = work.states.get_mut(&target)
+                {
                     *links += 1;
                 }
-                changed = vec![target, plan.dir2];
-                Op::Link { ino, parent: InodeId(plan.dir2), name: &plan.name2 }
+                Op::Link { ino, parent: new_parent, name: new_name }
             }
-            Kind::Rename => {
-                let replaced = self.target(plan.dir2, &plan.name2).unwrap_or(0);
-                if let Some(state) = self.model.current(replaced) {
-                    states.insert(replaced, state.clone());
-                    drop_link(&mut states, replaced);
-                    changed.push(replaced);
-                }
-                put_name(&mut states, dir, &name, None);
-                put_name(&mut states, plan.dir2, &plan.name2, Some(target));
-                changed.extend([dir, plan.dir2]);
-                Op::Rename {
-                    ino,
-                    parent,
-                    name: &name,
-                    new_parent: InodeId(plan.dir2),
-                    new_name: &plan.name2,
-                    replaced: InodeId(replaced),
-                    noreplace: false,
-                    exchange: false,
-                    open: false,
-                }
+            Kind::Exchange => {
+                work.changed.push(other);
+                work.put_name(plan.dir, name, Some(other));
+                work.put_name(plan.dir2, new_name, Some(target));
+                rename(false, true)
             }
-            Kind::Read | Kind::List => return Ok(true),
+            _ => {
+                if other != 0 {
+                    work.drop_link(other);
+                }
+                work.put_name(plan.dir, name, None);
+                work.put_name(plan.dir2, new_name, Some(target));
+                rename(other == 0, false)
+            }
+        })
+    }
+
+    fn change_attributes<'a>(
+        &mut self,
+        plan: &'a Plan,
+        work: &mut Work,
+        target: u64,
+        data: &'a mut Vec<u8>,
+    ) -> Option<Op<'a>> {
+        let ino = InodeId(target);
+        let (now, uid) = (work.time, if self.random.chance(1, 2) { GUEST } else { 0 });
+        let bits = [0o644, 0o600, 0o640, 0o755][self.random.below(4) as usize];
+        data.resize(1 + self.random.below(600) as usize, 0);
+        self.random.fill(data);
+        let later = now + self.random.below(1 << 40);
+        let state = work.states.get_mut(&target)?;
+        work.changed.push(target);
+        let is_file = state.mode & S_IFMT == S_IFREG;
+        let stamp = Stamp::from_nanos(later);
+        let set = |mask, mode| {
+            let (atime, mtime) = (stamp, stamp);
+            Some(Op::SetAttr { ino, mask, mode, uid, gid: 0, atime, mtime })
         };
-        let Some(seq) = self.append(c, &op)? else { return Ok(false) };
-        if matches!(op, Op::Create { .. })
-            && let Some(s) = &mut self.actors[c].session
-        {
-            s.fresh.pop();
+        let name = if plan.name2[0] % 2 == 0 { &b"user.a"[..] } else { b"user.b" };
+        match plan.kind {
+            Kind::Chmod => {
+                let mode = if is_file { bits } else { 0o755 };
+                state.mode = state.mode & S_IFMT | mode;
+                set(mask::MODE, mode)
+            }
+            Kind::Chown => {
+                state.uid = uid;
+                set(mask::UID, 0)
+            }
+            Kind::Utimes => {
+                state.mtime = later;
+                set(mask::MTIME | mask::ATIME, 0)
+            }
+            Kind::SetXattr => {
+                let all = state.xattrs.as_mut()?;
+                all.insert(name.to_vec(), data.clone());
+                Some(Op::SetXattr { ino, name, value: data })
+            }
+            _ => {
+                state.xattrs.as_mut()?.remove(name)?;
+                Some(Op::RemoveXattr { ino, name })
+            }
         }
-        changed.sort_unstable();
-        changed.dedup();
-        let changes: Vec<(u64, State)> =
-            changed.iter().filter_map(|i| Some((*i, states.get(i)?.clone()))).collect();
-        self.trace(|| format!("client {c} does {seq} {:?} {}", plan.kind, brief(&op)));
-        self.outcome.operations += 1;
-        if let Some(s) = self.session(c) {
-            let number = s.number;
-            self.model.appended(number, seq, changes);
+    }
+
+    fn change_content<'a>(
+        &mut self,
+        plan: &'a Plan,
+        work: &mut Work,
+        target: u64,
+        data: &'a mut Vec<u8>,
+    ) -> Option<Op<'a>> {
+        let ino = InodeId(target);
+        let limit = self.preset.file_max;
+        let len = 1 + self.random.below(self.preset.write_max.min(limit));
+        let mut offset = self.random.below(limit - len + 1);
+        let (end, truncated) = (offset + len, self.random.below(limit));
+        let keep = self.random.chance(1, 2);
+        let other = self.target(plan.dir2, &plan.name2).unwrap_or(0);
+        let source = match work.states.get(&other).map(|s| &s.body) {
+            Some(Body::File(bytes, _)) => bytes.clone(),
+            _ => Vec::new(),
+        };
+        work.changed.push(target);
+        let bytes = work.file(target)?;
+        let grow = |bytes: &mut Vec<u8>, end: u64| {
+            bytes.resize(bytes.len().max(end as usize), 0);
+        };
+        match plan.kind {
+            Kind::Truncate => {
+                bytes.resize(truncated as usize, 0);
+                Some(Op::Truncate { ino, size: truncated, clear_setid: false })
+            }
+            Kind::Fallocate => {
+                if !keep {
+                    grow(bytes, end);
+                }
+                let mode = if keep { KEEP_SIZE } else { 0 };
+                Some(Op::Fallocate { ino, offset, len, mode })
+            }
+            Kind::Punch | Kind::Zero => {
+                let punch = plan.kind == Kind::Punch;
+                if !punch && !keep {
+                    grow(bytes, end);
+                }
+                let upto = (end as usize).min(bytes.len());
+                if (offset as usize) < upto {
+                    bytes[offset as usize..upto].fill(0);
+                }
+                let kind = if punch { PUNCH_HOLE } else { ZERO_RANGE };
+                let mode = kind | if punch || keep { KEEP_SIZE } else { 0 };
+                Some(Op::Fallocate { ino, offset, len, mode })
+            }
+            Kind::Clone => {
+                if source.is_empty() {
+                    return None;
+                }
+                let from = truncated % source.len() as u64;
+                let len = len.min(source.len() as u64 - from).min(limit - offset);
+                grow(bytes, offset + len);
+                let piece = &source[from as usize..(from + len) as usize];
+                bytes[offset as usize..(offset + len) as usize].copy_from_slice(piece);
+                let source = InodeId(other);
+                Some(Op::CloneRange { ino, offset, len, source, source_offset: from })
+            }
+            _ => {
+                if plan.kind == Kind::Append && bytes.len() as u64 + len <= limit {
+                    offset = bytes.len() as u64;
+                }
+                data.resize(len as usize, 0);
+                self.random.fill(data);
+                grow(bytes, offset + len);
+                bytes[offset as usize..(offset + len) as usize].copy_from_slice(data);
+                Some(Op::Write { ino, offset, data, clear_setid: false })
+            }
+        }
+    }
+
+    // --- what must be refused ---
+
+    /// Notes an entry that must be refused.
+    fn dared(&mut self, c: usize, seq: u64) {
+        self.outcome.dared += 1;
+        if let Some(s) = &mut self.actors[c].session {
+            s.dared.insert(seq);
+        }
+    }
+
+    /// An entry that breaks a rule other than those of permission.
+    fn perform_evil(&mut self, c: usize, plan: &Plan) -> Result<bool, String> {
+        let target = self.target(plan.dir, &plan.name).unwrap_or(0);
+        let (ino, parent) = (InodeId(target), InodeId(plan.dir));
+        let zero = Stamp::default();
+        let chmod = |ino| Op::SetAttr {
+            ino,
+            mask: mask::MODE,
+            mode: 0o711,
+            uid: 0,
+            gid: 0,
+            atime: zero,
+            mtime: zero,
+        };
+        let mut epoch = 0;
+        let op = match plan.kind {
+            Kind::Cycle => Op::Rename {
+                ino,
+                parent,
+                name: &plan.name,
+                new_parent: ino,
+                new_name: b"x",
+                replaced: InodeId::NONE,
+                noreplace: true,
+                exchange: false,
+                open: false,
+            },
+            Kind::NotEmpty => Op::Rmdir { ino, parent, name: &plan.name },
+            Kind::FutureEpoch => {
+                epoch = 1000;
+                chmod(ino)
+            }
+            Kind::NoLease => match self.stranger(c) {
+                Some(ino) => chmod(InodeId(ino)),
+                None => return Ok(true),
+            },
+            Kind::OldNumber => match self.old_number(c) {
+                Some(old) => Op::Create {
+                    ino: InodeId(old),
+                    parent,
+                    mode: S_IFREG | 0o644,
+                    rdev: 0,
+                    uid: GUEST,
+                    gid: GUEST,
+                    name: &plan.name,
+                    target: b"",
+                },
+                None => return Ok(true),
+            },
+            Kind::Reap => return self.unlink_and_reap(c, plan, target),
+            _ => return self.garbage(c),
+        };
+        let Some(seq) = self.append(c, &op, epoch)? else { return Ok(false) };
+        self.trace(|| format!("client {c} dares {seq} {:?} {}", plan.kind, brief(&op)));
+        self.dared(c, seq);
+        Ok(true)
+    }
+
+    /// A file that the guest owns and never had a lease on.
+    fn stranger(&self, c: usize) -> Option<u64> {
+        let s = self.session(c)?;
+        let fits = |ino: &u64| {
+            !s.ever.contains(ino)
+                && self.model.current(*ino).is_some_and(|x| x.uid == GUEST && x.body != Body::Gone)
+        };
+        self.model.inodes().into_iter().find(fits)
+    }
+
+    /// The number of an inode that was, under a lease that still is.
+    fn old_number(&self, c: usize) -> Option<u64> {
+        let gone = |i: &u64| self.model.current(*i).is_some_and(|s| s.body == Body::Gone);
+        let s = self.session(c)?;
+        s.created.iter().copied().find(|i| gone(i) && self.holds(c, *i, LeaseMode::Write))
+    }
+
+    /// Removes a file that stays open, which is lawful, and frees it, which is not.
+    fn unlink_and_reap(&mut self, c: usize, plan: &Plan, target: u64) -> Result<bool, String> {
+        let (ino, parent) = (InodeId(target), InodeId(plan.dir));
+        let (mut work, ..) = self.work_of(c, plan);
+        work.put_name(plan.dir, &plan.name, None);
+        work.drop_link(target);
+        let op = Op::Unlink { ino, parent, name: &plan.name, open: true };
+        let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
+        self.trace(|| format!("client {c} does {seq} {}", brief(&op)));
+        if let Some(number) = self.session(c).map(|s| s.number) {
+            self.account(number, seq, work);
+        }
+        if let Some(seq) = self.append(c, &Op::Reap { ino }, 0)? {
+            self.trace(|| format!("client {c} dares {seq} Reap {ino}"));
+            self.dared(c, seq);
         }
         Ok(true)
     }
 
-    /// Into the log: `None` when there is no room.
-    pub(crate) fn append(&mut self, c: usize, op: &Op<'_>) -> Result<Option<u64>, String> {
+    /// Bytes that claim to be the next entry. Nothing comes after them: the client ends.
+    fn garbage(&mut self, c: usize) -> Result<bool, String> {
+        let lengths = [u32::MAX, 1 << 31, 1 << 20, 4096, 0];
+        let length = lengths[self.random.below(5) as usize];
+        let kind = self.random.below(20) as u8;
+        let (a, b) = (self.random.next_u64(), FILE_SIZE_MAX + self.random.below(3));
+        let honest = self.random.chance(1, 2);
+        let Some(s) = self.session(c) else { return Ok(true) };
+        let raw = RawHeader {
+            op: kind,
+            length,
+            sequence: s.next,
+            lane: 0,
+            epoch: s.descriptor.epoch.0,
+            inode: 1,
+            a,
+            b,
+            ..RawHeader::default()
+        };
+        let seed = s.descriptor.incarnation ^ u32::from(!honest);
+        let (segment, bytes) = (s.segment, raw.seal(seed, &[]));
+        let at = s.descriptor.lane_offset(0) + s.heads[0] % s.descriptor.lane_bytes;
+        let seq = s.next;
+        self.media(c).write(segment, at, &bytes).map_err(|e| format!("client {c}: {e}"))?;
+        self.trace(|| format!("client {c} dares {seq} garbage op {kind} length {length}"));
+        self.outcome.dared += 1;
+        self.put(c, control::LAST_SEQUENCE, u64::MAX)?;
+        self.put(c, control::SYNC_REQUEST, u64::MAX)?;
+        self.ring(c, true)?;
+        let lasts = self.between(US, 5 * MS);
+        self.at(self.now + lasts, Item::Fault(crate::faults::Fault::Kill(c)));
+        if let Some(s) = &mut self.actors[c].session {
+            s.spoilt = true;
+        }
+        Ok(true)
+    }
+
+    // --- the log ---
+
+    /// Into the log: `None` when there is no room. `ahead`: how far the entry's epoch is ahead.
+    pub(crate) fn append(
+        &mut self,
+        c: usize,
+        op: &Op<'_>,
+        ahead: u32,
+    ) -> Result<Option<u64>, String> {
         let lane = match self.session(c) {
             Some(s) if self.preset.write_max < 100_000 => {
                 self.random.below(s.heads.len() as u64) as usize
             }
             _ => 0,
         };
-        let epoch = base::Epoch(self.word(c, control::EPOCH) as u32);
+        let epoch = base::Epoch(self.word(c, control::EPOCH) as u32 + ahead);
         let reclaimed = self.word(c, control::reclaim(lane));
-        let time = self.now + 1_700_000_000_000_000_000;
+        let time = self.now + REALTIME;
         let Some(s) = self.session(c) else { return Ok(None) };
         let (lane_bytes, incarnation) = (s.descriptor.lane_bytes, s.descriptor.incarnation);
         let (mut head, mut seq) = (s.heads[lane], s.next);
@@ -220,33 +569,10 @@ impl World<'_> {
     }
 }
 
-fn put_name(states: &mut BTreeMap<u64, State>, dir: u64, name: &[u8], ino: Option<u64>) {
-    if let Some(State { body: Body::Dir(names), .. }) = states.get_mut(&dir) {
-        match ino {
-            Some(ino) => names.insert(name.to_vec(), ino),
-            None => names.remove(name),
-        };
-    }
-}
-
-fn drop_link(states: &mut BTreeMap<u64, State>, ino: u64) {
-    let Some(state) = states.get_mut(&ino) else { return };
-    match &mut state.body {
-        Body::File(_, links) if *links > 1 => *links -= 1,
-        _ => *state = State::gone(),
-    }
-}
-
-fn file_size(states: &BTreeMap<u64, State>, ino: u64) -> u64 {
-    match states.get(&ino).map(|s| &s.body) {
-        Some(Body::File(bytes, _)) => bytes.len() as u64,
-        _ => 0,
-    }
-}
-
 fn brief(op: &Op<'_>) -> String {
     match *op {
         Op::Write { ino, offset, data, .. } => format!("write {ino} {offset}+{}", data.len()),
+        Op::SetXattr { ino, value, .. } => format!("setxattr {ino} {}", value.len()),
         ref other => {
             let mut text = format!("{other:?}");
             text.truncate(160);

@@ -6,11 +6,7 @@ impl World<'_> {
     pub(crate) fn choose(&mut self, c: usize) -> Result<(), String> {
         self.actors[c].since = self.now;
         if self.actors[c].ops == 0 || self.random.chance(1, 8) {
-            let last = self.session(c).map_or(0, |s| s.next - 1);
-            self.put(c, control::SYNC_REQUEST, last)?;
-            self.actors[c].phase = Phase::Sync(last);
-            self.ring(c, true)?;
-            return self.look_for_sync(c, last);
+            return self.sync(c);
         }
         self.actors[c].ops -= 1;
         if self.random.chance(1, 20) {
@@ -21,20 +17,80 @@ impl World<'_> {
         let dir2 = dirs[self.random.below(dirs.len() as u64) as usize];
         let mut name = || vec![b'a' + self.random.below(NAMES) as u8];
         let (name, name2) = (name(), name());
-        let kind = match self.random.below(20) {
-            0..=2 => Kind::Create,
-            3 => Kind::Mkdir,
-            4..=6 => Kind::Write,
-            7 | 8 => Kind::Append,
-            9 => Kind::Truncate,
-            10 => Kind::Chmod,
-            11 | 12 => Kind::Unlink,
-            13 | 14 => Kind::Rename,
-            15 => Kind::Link,
-            16..=18 => Kind::Read,
-            _ => Kind::List,
-        };
+        let kind = self.draw_kind(c);
         self.work(c, Plan { kind, dir, name, dir2, name2, tries: 0 })
+    }
+
+    /// Asks that everything so far survive.
+    pub(crate) fn sync(&mut self, c: usize) -> Result<(), String> {
+        let last = self.session(c).map_or(0, |s| s.next - 1);
+        self.put(c, control::SYNC_REQUEST, last)?;
+        self.actors[c].phase = Phase::Sync(last);
+        self.ring(c, true)?;
+        self.look_for_sync(c, last)
+    }
+
+    fn draw_kind(&mut self, c: usize) -> Kind {
+        if self.actors[c].uid == GUEST && self.random.chance(1, 4) {
+            return match self.random.below(13) {
+                0 | 1 => Kind::Cycle,
+                2 | 3 => Kind::NotEmpty,
+                4 | 5 => Kind::FutureEpoch,
+                6 | 7 => Kind::NoLease,
+                8 | 9 => Kind::OldNumber,
+                10 | 11 => Kind::Reap,
+                _ => Kind::Garbage,
+            };
+        }
+        match self.random.below(34) {
+            0..=3 => Kind::Create,
+            4 | 5 => Kind::Mkdir,
+            6 => Kind::Symlink,
+            7..=10 => Kind::Write,
+            11 | 12 => Kind::Append,
+            13 => Kind::Truncate,
+            14 => Kind::Fallocate,
+            15 => Kind::Punch,
+            16 => Kind::Zero,
+            17 => Kind::Clone,
+            18 => Kind::Chmod,
+            19 => Kind::Chown,
+            20 => Kind::Utimes,
+            21 => Kind::SetXattr,
+            22 => Kind::RemoveXattr,
+            23..=25 => Kind::Unlink,
+            26 | 27 => Kind::Rename,
+            28 => Kind::Exchange,
+            29 => Kind::Link,
+            30..=32 => Kind::Read,
+            _ => Kind::List,
+        }
+    }
+
+    /// Whether the client's user may do what it plans, by the model.
+    pub(crate) fn is_permitted(&self, c: usize, plan: &Plan) -> bool {
+        let uid = self.actors[c].uid;
+        if uid == 0 {
+            return true;
+        }
+        let target = self.target(plan.dir, &plan.name).unwrap_or(0);
+        let other = self.target(plan.dir2, &plan.name2).unwrap_or(0);
+        let state = |ino| self.model.current(ino);
+        let owns = |ino| state(ino).is_some_and(|s| s.uid == uid);
+        let may = |ino, bit: u32| owns(ino) || state(ino).is_some_and(|s| s.mode & bit == bit);
+        let dirs = may(plan.dir, 3) && may(plan.dir2, 3);
+        match plan.kind {
+            Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Unlink => may(plan.dir, 3),
+            Kind::Link => may(plan.dir2, 3),
+            Kind::Rename | Kind::Exchange => {
+                let moves = |ino| plan.dir == plan.dir2 || self.is_file(ino) || owns(ino);
+                dirs && moves(target) && (plan.kind == Kind::Rename || moves(other))
+            }
+            Kind::Chmod => owns(target),
+            Kind::Chown => false,
+            Kind::Clone => may(target, 2) && may(other, 4),
+            _ => may(target, 2),
+        }
     }
 
     pub(crate) fn give_lease_back(&mut self, c: usize) -> Result<(), String> {
@@ -75,9 +131,13 @@ impl World<'_> {
             self.ring(c, true)?;
             return self.wait(c);
         }
+        self.check_dared(c, seq)?;
         if let Some(s) = self.session(c) {
             let number = s.number;
             self.model.vouched(number, seq);
+            if self.preset.full {
+                self.model.taken(number, seq, false);
+            }
             self.outcome.fsyncs += 1;
             self.trace(|| format!("client {c} synced {seq}"));
         }
@@ -107,6 +167,18 @@ impl World<'_> {
         }
     }
 
+    fn is_dir(&self, ino: u64) -> bool {
+        self.model.current(ino).is_some_and(|s| s.mode & S_IFMT == S_IFDIR)
+    }
+
+    fn is_symlink(&self, ino: u64) -> bool {
+        self.model.current(ino).is_some_and(|s| s.mode & S_IFMT == S_IFLNK)
+    }
+
+    fn has_xattrs(&self, ino: u64) -> bool {
+        self.model.current(ino).is_some_and(|s| s.xattrs.is_some()) && !self.is_symlink(ino)
+    }
+
     pub(crate) fn is_file(&self, ino: u64) -> bool {
         self.model.current(ino).is_some_and(|s| s.mode & S_IFMT == S_IFREG)
     }
@@ -114,12 +186,10 @@ impl World<'_> {
     /// What the plan needs before it can be carried out.
     pub(crate) fn need(&self, c: usize, plan: &Plan) -> Need {
         let w = LeaseMode::Write;
-        let dir_mode = match plan.kind {
-            Kind::Read | Kind::Write | Kind::Append | Kind::Truncate | Kind::Chmod | Kind::List => {
-                LeaseMode::Read
-            }
-            _ => w,
-        };
+        if matches!(plan.kind, Kind::NoLease | Kind::Garbage) {
+            return Need::Nothing;
+        }
+        let dir_mode = if plan.kind.names() { w } else { LeaseMode::Read };
         if !self.holds(c, plan.dir, dir_mode) {
             return Need::Lease(plan.dir, dir_mode);
         }
@@ -129,14 +199,17 @@ impl World<'_> {
         let target = self.target(plan.dir, &plan.name);
         match (plan.kind, target) {
             (Kind::List, _) => Need::Nothing,
-            (Kind::Create | Kind::Mkdir, None) => {
+            (Kind::OldNumber, None) => Need::Nothing,
+            (Kind::Create | Kind::Mkdir | Kind::Symlink, None) => {
                 let fresh = self.session(c).and_then(|s| s.fresh.last().copied());
                 match fresh {
                     Some(ino) if self.holds(c, ino, w) => Need::Nothing,
                     _ => Need::Numbers,
                 }
             }
-            (Kind::Create | Kind::Mkdir, Some(_)) | (_, None) => Need::GiveUp,
+            (Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::OldNumber, Some(_)) | (_, None) => {
+                Need::GiveUp
+            }
             (Kind::Read, Some(t)) if self.holds(c, t, LeaseMode::Read) => {
                 if plan.tries == 0 {
                     Need::Lease(t, LeaseMode::Read)
@@ -146,10 +219,21 @@ impl World<'_> {
             }
             (Kind::Read, Some(t)) => Need::Lease(t, LeaseMode::Read),
             (_, Some(t)) if !self.holds(c, t, w) => Need::Lease(t, w),
-            (Kind::Write | Kind::Append | Kind::Truncate, Some(t)) if !self.is_file(t) => {
-                Need::GiveUp
+            (kind, Some(t)) if kind.content() && !self.is_file(t) => Need::GiveUp,
+            (Kind::SetXattr | Kind::RemoveXattr, Some(t)) if !self.has_xattrs(t) => Need::GiveUp,
+            (Kind::Chmod, Some(t)) if self.is_symlink(t) => Need::GiveUp,
+            (Kind::Rename | Kind::Link | Kind::Exchange | Kind::Clone, Some(t)) => {
+                self.need_second(c, plan, t)
             }
-            (Kind::Rename | Kind::Link, Some(t)) => self.need_second(c, plan, t),
+            (Kind::Cycle, Some(t)) if !self.is_dir(t) => Need::GiveUp,
+            (Kind::NotEmpty, Some(t)) => match self.model.current(t).map(|s| &s.body) {
+                Some(Body::Dir(names)) if !names.is_empty() => Need::Nothing,
+                _ => Need::GiveUp,
+            },
+            (Kind::Reap | Kind::FutureEpoch, Some(t)) => match self.model.current(t) {
+                Some(State { uid: GUEST, body: Body::File(_, 1), .. }) => Need::Nothing,
+                _ => Need::GiveUp,
+            },
             (Kind::Unlink, Some(t)) => match self.model.current(t).map(|s| &s.body) {
                 Some(Body::Dir(names)) if !names.is_empty() => Need::GiveUp,
                 _ => Need::Nothing,
@@ -160,22 +244,34 @@ impl World<'_> {
 
     pub(crate) fn need_second(&self, c: usize, plan: &Plan, target: u64) -> Need {
         let w = LeaseMode::Write;
-        // Directories stay where they are, so that no cycle arises.
-        if !self.is_file(target) && (plan.kind == Kind::Link || plan.dir != plan.dir2) {
+        let across = plan.dir != plan.dir2;
+        // Directories move into the root only, so that no cycle arises; links have one name.
+        let stays = |ino| self.is_dir(ino) && across && plan.dir2 != 1;
+        if stays(target) || (plan.kind == Kind::Link && !self.is_file(target)) {
             return Need::GiveUp;
         }
-        if !self.holds(c, plan.dir2, w) {
-            return Need::Lease(plan.dir2, w);
+        let second = if plan.kind == Kind::Clone { LeaseMode::Read } else { w };
+        if !self.holds(c, plan.dir2, second) {
+            return Need::Lease(plan.dir2, second);
         }
         if !matches!(self.model.current(plan.dir2).map(|s| &s.body), Some(Body::Dir(_))) {
             return Need::GiveUp;
         }
         match self.target(plan.dir2, &plan.name2) {
+            None if matches!(plan.kind, Kind::Exchange | Kind::Clone) => Need::GiveUp,
             None => Need::Nothing,
             Some(_) if plan.kind == Kind::Link => Need::GiveUp,
             Some(r) if r == target => Need::GiveUp,
-            Some(r) if !self.holds(c, r, w) => Need::Lease(r, w),
-            Some(r) if self.is_file(r) != self.is_file(target) => Need::GiveUp,
+            Some(r) if !self.holds(c, r, second) => Need::Lease(r, second),
+            Some(r) if plan.kind == Kind::Clone && !self.is_file(r) => Need::GiveUp,
+            Some(r) if plan.kind == Kind::Clone || (plan.kind == Kind::Exchange && !across) => {
+                let _ = r;
+                Need::Nothing
+            }
+            Some(r) if self.is_dir(r) != self.is_dir(target) => Need::GiveUp,
+            Some(r) if plan.kind == Kind::Exchange && (self.is_dir(r) || r == plan.dir) => {
+                Need::GiveUp
+            }
             Some(r) => match self.model.current(r).map(|s| &s.body) {
                 Some(Body::Dir(names)) if !names.is_empty() => Need::GiveUp,
                 _ => Need::Nothing,
@@ -192,6 +288,14 @@ impl World<'_> {
         match need {
             Need::GiveUp => self.rest(c),
             Need::Nothing if matches!(plan.kind, Kind::Read | Kind::List) => self.rest(c),
+            // What is not permitted is tried all the same, sometimes: it must be refused.
+            Need::Nothing
+                if !plan.kind.is_evil()
+                    && !self.is_permitted(c, &plan)
+                    && self.random.chance(1, 3) =>
+            {
+                self.rest(c)
+            }
             Need::Nothing => self.enter(c, plan),
             Need::Numbers => self.ask(c, plan, &Request::Inodes { count: 3 }, Ask::Numbers),
             Need::Lease(ino, mode) => {

@@ -108,19 +108,29 @@ impl World<'_> {
             return Ok(None);
         }
         let mode = granted.word.mode();
-        let mut lease = Lease { slot: granted.slot, word: granted.word, mode, seen: false };
-        self.check_leases(c, ino, mode)?;
         let record = &reply.record;
+        let mtime = record.mtime.sec as u64 * 1_000_000_000 + u64::from(record.mtime.nsec);
+        let seen = (record.mode, record.uid, mtime);
+        let mut lease =
+            Lease { slot: granted.slot, word: granted.word, mode, seen: false, record: seen };
+        self.check_leases(c, ino, mode)?;
+        let state = |body| {
+            let (mode, uid, mtime) = seen;
+            State { mode, uid, mtime, xattrs: None, body }
+        };
         if record.mode & S_IFMT == S_IFREG && record.nlink > 0 {
             let bytes = self.file_content(c, reply)?;
-            let state = State { mode: record.mode, body: Body::File(bytes, record.nlink) };
-            self.see(c, ino, &state)?;
+            self.see(c, ino, &state(Body::File(bytes, record.nlink)))?;
+            lease.seen = true;
+        } else if record.mode & S_IFMT == S_IFLNK && record.nlink > 0 {
+            self.see(c, ino, &state(Body::Symlink(reply.target.to_vec())))?;
             lease.seen = true;
         } else if record.nlink == 0 {
             self.see(c, ino, &State::gone())?;
         }
         if let Some(s) = &mut self.actors[c].session {
             s.leases.insert(ino, lease);
+            s.ever.insert(ino);
         }
         let is_dir = record.mode & S_IFMT == S_IFDIR && record.nlink > 0;
         Ok(is_dir.then_some((ino, Ask::Names(ino))))
@@ -154,9 +164,8 @@ impl World<'_> {
         if self.word(c, control::lease_word(lease.slot)) != lease.word.0 {
             return Ok(());
         }
-        // Directories keep the mode that they were made with.
-        let mode = self.model.current(ino).map_or(0, |s| s.mode);
-        self.see(c, ino, &State { mode, body: Body::Dir(names) })?;
+        let (mode, uid, mtime) = lease.record;
+        self.see(c, ino, &State { mode, uid, mtime, xattrs: None, body: Body::Dir(names) })?;
         if let Some(lease) = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(&ino)) {
             lease.seen = true;
         }
@@ -172,8 +181,9 @@ impl World<'_> {
         for _ in 0..count {
             let (ino, slot, word) = (r.u64()?, r.u32()?, LeaseWord(r.u64()?));
             if let Some(s) = &mut self.actors[c].session {
-                let lease = Lease { slot, word, mode: LeaseMode::Write, seen: true };
-                s.leases.insert(ino, lease);
+                let (mode, record) = (LeaseMode::Write, (0, 0, 0));
+                s.leases.insert(ino, Lease { slot, word, mode, seen: true, record });
+                s.ever.insert(ino);
                 s.fresh.insert(0, ino);
             }
         }

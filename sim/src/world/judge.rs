@@ -124,10 +124,18 @@ fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
             })
             .map_err(fault)?;
         Body::Dir(names)
+    } else if record.mode & 0o170_000 == 0o120_000 {
+        Body::Symlink(volume.symlink(ino).map_err(fault)?)
     } else {
         let mut bytes = vec![0; record.size as usize];
         volume.read_file(ino, 0, &mut bytes).map_err(fault)?;
         Body::File(bytes, record.nlink)
     };
-    Ok(State { mode: record.mode, body })
+    let mut xattrs = BTreeMap::new();
+    for name in volume.xattrs(ino).map_err(fault)? {
+        let value = volume.xattr(ino, &name).map_err(fault)?.unwrap_or_default();
+        xattrs.insert(name, value);
+    }
+    let mtime = record.mtime.sec as u64 * 1_000_000_000 + u64::from(record.mtime.nsec);
+    Ok(State { mode: record.mode, uid: record.uid, mtime, xattrs: Some(xattrs), body })
 }

@@ -4,7 +4,10 @@ use super::*;
 
 impl World<'_> {
     pub(crate) fn begin_fault(&mut self, fault: Fault) -> Result<(), String> {
-        if self.healed || (matches!(fault, Fault::RegionLost(_)) && !self.may_lose(fault)) {
+        let spoilt = matches!(fault, Fault::Kill(_));
+        if (self.healed && !spoilt)
+            || (matches!(fault, Fault::RegionLost(_)) && !self.may_lose(fault))
+        {
             return Ok(());
         }
         self.trace(|| format!("FAULT {fault:?}"));
@@ -17,7 +20,7 @@ impl World<'_> {
             }
             Fault::RegionLost(n) => {
                 self.stop_node(n);
-                self.hosts[n].region = fresh_region(self.hosts[n].id)?;
+                self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
                 self.hosts[n].noted = None;
             }
             Fault::LinkDown(a, b) => {

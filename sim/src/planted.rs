@@ -1,0 +1,123 @@
+//! The proof that the suite finds what it looks for: every broken variant of `base::planted` is switched on,
+//! and histories (or crash states) are run until a judge objects. A history counts only if the same seed is
+//! clean without the variant. Each variant has a process of its own, since many end it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base::planted::{Bug, choose};
+
+use crate::{Flavour, Preset, run};
+
+/// Histories of a variant begin with this seed, so that the list does not depend on what else runs.
+const FIRST_SEED: u64 = 1;
+/// How long one variant may stay unfound.
+pub const BUDGET: Duration = Duration::from_secs(60);
+
+/// How a variant was found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The variant's name.
+    pub name: String,
+    /// The judge that objected, in one word; empty: nobody did.
+    pub judge: String,
+    /// Histories or crash states that it took.
+    pub tries: u64,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+impl Found {
+    /// Whether some judge objected.
+    pub fn is_caught(&self) -> bool {
+        !self.judge.is_empty()
+    }
+}
+
+/// Names of all variants.
+pub fn names() -> Vec<&'static str> {
+    Bug::ALL.iter().map(|bug| bug.1).collect()
+}
+
+/// Hunts for one variant in a process of its own.
+pub fn hunt(name: &str) -> Result<Found, String> {
+    let begin = Instant::now();
+    let program = std::env::current_exe().map_err(|e| format!("where am I: {e}"))?;
+    let mut child = Command::new(program)
+        .args(["planted", "--inside", name])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| format!("cannot start myself: {e}"))?;
+    let (mut judge, mut tries) = (String::new(), 0);
+    for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
+        let line = line.map_err(|e| format!("{name}: {e}"))?;
+        match line.split_once(' ') {
+            Some(("try", number)) => tries = number.parse().unwrap_or(0),
+            Some(("caught", by)) => judge = by.into(),
+            _ => {}
+        }
+    }
+    let status = child.wait().map_err(|e| format!("{name}: {e}"))?;
+    if status.code().is_none() {
+        judge = "panic".into();
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    Ok(Found { name: name.into(), judge, tries, seconds })
+}
+
+/// The hunt itself; prints `try N` before each try and `caught JUDGE` at the end of a good one.
+pub fn inside(name: &str) -> Result<bool, String> {
+    let bug = Bug::named(name).ok_or_else(|| format!("there is no variant \"{name}\""))?;
+    let begin = Instant::now();
+    for (tries, seed) in (FIRST_SEED..).enumerate() {
+        if begin.elapsed() > BUDGET {
+            break;
+        }
+        println!("try {}", tries + 1);
+        let preset = Preset::flavoured(seed, flavour(bug));
+        choose(bug);
+        let Some(why) = run(seed, preset.clone(), None).violation else { continue };
+        choose(Bug::None);
+        match run(seed, preset, None).violation {
+            None => {
+                println!("caught {}", judge_of(&why));
+                eprintln!("{name}: seed {seed}: {why}");
+                return Ok(true);
+            }
+            Some(own) => eprintln!("{name}: seed {seed} is not clean by itself: {own}"),
+        }
+    }
+    Ok(false)
+}
+
+/// What kind of history reaches the broken place.
+fn flavour(bug: Bug) -> Flavour {
+    match bug {
+        Bug::RingOverrun
+        | Bug::RingPastEnd
+        | Bug::BatchLimit
+        | Bug::BadCopiesIgnored
+        | Bug::PublishedTooFar
+        | Bug::GapAcknowledged => Flavour::Large,
+        _ => Flavour::Mixed,
+    }
+}
+
+/// The judge whose words these are.
+fn judge_of(why: &str) -> &'static str {
+    let known = [
+        ("leases conflict", "leases"),
+        ("no progress", "progress"),
+        ("no end after", "progress"),
+        ("members ", "replicas"),
+        ("region of node", "checker"),
+        ("differs from its state", "reopening"),
+        (" failed: ", "failure"),
+        ("refused with", "refusals"),
+        ("hostile", "hostile"),
+        ("inode ", "model"),
+    ];
+    known.iter().find(|(words, _)| why.contains(words)).map_or("other", |(_, judge)| judge)
+}
