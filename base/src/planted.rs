@@ -12,6 +12,46 @@
 pub enum Bug {
     /// None: the code as it is shipped.
     None = 0,
+    /// The root is written without waiting for the pages and copies that it refers to.
+    NoFenceBeforeRoot = 1,
+    /// The last page of a transaction is written, and its write-back never started.
+    PageNotFlushed = 2,
+    /// The root record is written, and its write-back never started.
+    RootNotFlushed = 3,
+    /// Every root record goes to slot 0, over the one that is valid.
+    RootInPlace = 5,
+    /// The root is flipped, and the pages are written afterwards.
+    RootBeforePages = 6,
+    /// Data is copied to where the extents say, and its write-back never started.
+    CopiesNotFlushed = 7,
+    /// Zeroes of a truncated or punched file are written, and their write-back never started.
+    ZeroesNotFlushed = 8,
+    /// A page of the published tree is free for use as soon as the working state drops it.
+    PageReused = 9,
+    /// A block of the published state is free for use as soon as the working state drops it.
+    BlockReused = 10,
+    /// The body of a chunk is put into the stream ring, and its write-back never started.
+    ChunkNotFlushed = 11,
+    /// A chunk counts as persistent before the fence: fsync returns early.
+    NoFenceAfterChunk = 12,
+    /// fsync is answered before the log is fetched.
+    AckUnfetched = 13,
+    /// Recovery takes a chunk of the stream ring without judging its entries.
+    ChunkUnverified = 14,
+    /// The checksum of a log entry is not compared.
+    EntryUnverified = 15,
+    /// The checksum of a root record is not compared.
+    RootUnverified = 16,
+    /// Recovery does not look for the next chunk at the beginning of the stream ring.
+    RingWrap = 17,
+    /// The record of the oldest chunk is written over the valid one.
+    RingRecordInPlace = 18,
+    /// The root record says that one chunk more is published than is.
+    RootAhead = 20,
+    /// A node that starts forgets what its stream ring holds beyond the published state.
+    ReplayForgotten = 21,
+    /// Of two valid root records the older is taken.
+    OldRootWins = 22,
     /// Fsync is acknowledged before every member has the chunk.
     EarlyAck = 50,
     /// A lease is granted before the last changes of its inode are on every member.
@@ -87,6 +127,90 @@ pub enum Bug {
 impl Bug {
     /// Every bug that can be planted, with the name that selects it and what it breaks.
     pub const ALL: &'static [(Bug, &'static str, &'static str)] = &[
+        (
+            Bug::NoFenceBeforeRoot,
+            "no-fence-before-root",
+            "the root is written without waiting for the pages and copies that it refers to",
+        ),
+        (
+            Bug::PageNotFlushed,
+            "page-not-flushed",
+            "the last page of a transaction is written, and its write-back never started",
+        ),
+        (
+            Bug::RootNotFlushed,
+            "root-not-flushed",
+            "the root record is written, and its write-back never started",
+        ),
+        (
+            Bug::RootInPlace,
+            "root-in-place",
+            "every root record goes to slot 0, over the one that is valid",
+        ),
+        (
+            Bug::RootBeforePages,
+            "root-before-pages",
+            "the root is flipped, and the pages are written afterwards",
+        ),
+        (
+            Bug::CopiesNotFlushed,
+            "copies-not-flushed",
+            "data is copied to where the extents say, and its write-back never started",
+        ),
+        (
+            Bug::ZeroesNotFlushed,
+            "zeroes-not-flushed",
+            "zeroes of a truncated or punched file are written, and their write-back never started",
+        ),
+        (
+            Bug::PageReused,
+            "page-reused",
+            "a page of the published tree is free for use as soon as the working state drops it",
+        ),
+        (
+            Bug::BlockReused,
+            "block-reused",
+            "a block of the published state is free for use as soon as the working state drops it",
+        ),
+        (
+            Bug::ChunkNotFlushed,
+            "chunk-not-flushed",
+            "the body of a chunk is put into the stream ring, and its write-back never started",
+        ),
+        (
+            Bug::NoFenceAfterChunk,
+            "no-fence-after-chunk",
+            "a chunk counts as persistent before the fence: fsync returns early",
+        ),
+        (Bug::AckUnfetched, "ack-unfetched", "fsync is answered before the log is fetched"),
+        (
+            Bug::ChunkUnverified,
+            "chunk-unverified",
+            "recovery takes a chunk of the stream ring without judging its entries",
+        ),
+        (Bug::EntryUnverified, "entry-unverified", "the checksum of a log entry is not compared"),
+        (Bug::RootUnverified, "root-unverified", "the checksum of a root record is not compared"),
+        (
+            Bug::RingWrap,
+            "ring-wrap",
+            "recovery does not look for the next chunk at the beginning of the stream ring",
+        ),
+        (
+            Bug::RingRecordInPlace,
+            "ring-record-in-place",
+            "the record of the oldest chunk is written over the valid one",
+        ),
+        (
+            Bug::RootAhead,
+            "root-ahead",
+            "the root record says that one chunk more is published than is",
+        ),
+        (
+            Bug::ReplayForgotten,
+            "replay-forgotten",
+            "a node that starts forgets what its stream ring holds beyond the published state",
+        ),
+        (Bug::OldRootWins, "old-root-wins", "of two valid root records the older is taken"),
         (Bug::EarlyAck, "early-ack", "fsync is acknowledged before every member has the chunk"),
         (
             Bug::GrantBeforeReplicated,

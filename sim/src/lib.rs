@@ -4,6 +4,7 @@
 //! history. docs/testing.md is the legend.
 
 pub mod actor;
+pub mod crash;
 pub mod faults;
 pub mod host;
 pub mod model;

@@ -66,6 +66,9 @@ fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("planted") {
         return planted::main(std::env::args().skip(2));
     }
+    if std::env::args().nth(1).as_deref() == Some("crash") {
+        return sim::crash::command::main(&mut std::env::args().skip(2));
+    }
     let options = match options() {
         Ok(options) => options,
         Err(text) => {

@@ -17,6 +17,7 @@ mod cache;
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 
 pub use cache::{Cache, NumberMap};
@@ -128,10 +129,12 @@ pub struct SealedTree {
 impl SealedTree {
     /// Writes and persists the pages, without a fence.
     pub fn write(&self, media: &dyn Media) -> Result<(), MediaError> {
-        for (number, page) in &self.pages {
+        for (i, (number, page)) in self.pages.iter().enumerate() {
             let at = number * PAGE_BYTES as u64;
             media.write(Segment::Tree, at, &page.encode())?;
-            media.persist(Segment::Tree, at, PAGE_BYTES as u64)?;
+            if !planted(Bug::PageNotFlushed) || i + 1 < self.pages.len() {
+                media.persist(Segment::Tree, at, PAGE_BYTES as u64)?;
+            }
         }
         Ok(())
     }
@@ -257,7 +260,7 @@ impl Tree {
     }
 
     fn free(&mut self, number: u64, transaction: u64) {
-        if transaction == self.working {
+        if transaction == self.working || planted(Bug::PageReused) {
             self.cache.get_mut().remove(number);
             self.used.clear(number);
         } else {

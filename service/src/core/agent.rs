@@ -178,6 +178,11 @@ impl Node {
         }
         if client.sync_request() > client.replicated {
             self.counters.syncs += 1;
+            if planted(Bug::AckUnfetched) {
+                let asked = client.sync_request();
+                client.set_replicated(asked);
+                return Ok(());
+            }
             self.drain(id, out)?;
             self.persist_alone(id)?;
             if let Some(client) = self.clients.get_mut(&id)

@@ -115,6 +115,7 @@ impl Ring {
         loop {
             let mut found = None;
             let next_lap = self.head.next_multiple_of(self.size);
+            let next_lap = if planted(Bug::RingWrap) { self.head } else { next_lap };
             for position in [self.head, next_lap] {
                 if position - begin < self.size
                     && let Some(kept) = self.chunk_at(position, expected)?
@@ -146,7 +147,8 @@ impl Ring {
         }
         let kept = Kept { header, position };
         let body = self.body(&kept)?;
-        let whole = super::entries(&body, header.incarnation).all(|e| e.is_ok());
+        let whole = super::entries(&body, header.incarnation).all(|e| e.is_ok())
+            || planted(Bug::ChunkUnverified);
         Ok(whole.then_some(kept))
     }
 
@@ -203,11 +205,14 @@ impl Ring {
         self.media.persist(Segment::Stream, end, END_BYTES)?;
         self.media.write(Segment::Stream, at + CHUNK_HEADER_BYTES as u64, body)?;
         self.media.write(Segment::Stream, at, &header.encode())?;
-        self.media.persist(Segment::Stream, at, (CHUNK_HEADER_BYTES + body.len()) as u64)?;
+        let sure = if planted(Bug::ChunkNotFlushed) { 0 } else { body.len() };
+        self.media.persist(Segment::Stream, at, (CHUNK_HEADER_BYTES + sure) as u64)?;
         if self.kept.is_empty() {
             self.record(position, header.stream_seq, header.epoch)?;
         }
-        self.media.fence()?;
+        if !planted(Bug::NoFenceAfterChunk) {
+            self.media.fence()?;
+        }
         self.head = position + chunk_bytes(&header);
         self.kept.push_back(Kept { header, position });
         Ok(true)
@@ -270,7 +275,7 @@ impl Ring {
         w.u32(MAGIC).u32(0).u64(self.slot).u64(position).u64(seq.0).u32(epoch.0).u32(0);
         let crc = crc32c(0, &bytes[8..]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
-        let at = (self.slot % 2) * 64;
+        let at = if planted(Bug::RingRecordInPlace) { 0 } else { (self.slot % 2) * 64 };
         self.media.write(Segment::Stream, at, &bytes)?;
         self.media.persist(Segment::Stream, at, SLOT as u64)
     }

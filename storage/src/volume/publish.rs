@@ -1,5 +1,6 @@
 //! Two-phase publication: seal ends a transaction, publish puts it on media.
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, Sequence, StreamSeq};
 
 use super::{Blocks, Fault, Volume};
@@ -52,7 +53,13 @@ pub fn run_copies(media: &dyn Media, copies: &[CopyItem]) -> Result<(), MediaErr
                 (to, len)
             }
         };
-        media.persist(to.0, to.1, len)?;
+        let missed = match item {
+            CopyItem::Copy { .. } => planted(Bug::CopiesNotFlushed),
+            CopyItem::Zero { .. } => planted(Bug::ZeroesNotFlushed),
+        };
+        if !missed {
+            media.persist(to.0, to.1, len)?;
+        }
     }
     Ok(())
 }
@@ -104,12 +111,13 @@ impl Volume {
         }
         let transaction = self.tree.working();
         let tree = self.tree.seal();
+        let ahead = u64::from(planted(Bug::RootAhead));
         let root = RootRecord {
             transaction,
             page: tree.root.page,
             level: u32::from(tree.root.level),
             pages: self.tree.pages(),
-            stream_seq,
+            stream_seq: StreamSeq(stream_seq.0 + ahead),
             epoch,
             blocks: self.space.live(),
             inodes: self.inodes,
@@ -129,6 +137,9 @@ impl Volume {
     /// Returns the blocks that are free now: the caller may discard long runs of them, before it
     /// applies anything else.
     pub fn publish(&mut self, sealed: Sealed) -> Result<Vec<Blocks>, Fault> {
+        if planted(Bug::RootBeforePages) {
+            self.flip_root(&sealed.root).inspect_err(|_| self.condemned.set(true))?;
+        }
         sealed.write_pages(&*self.media).inspect_err(|_| self.condemned.set(true))?;
         self.flip(sealed)
     }
@@ -150,11 +161,16 @@ impl Volume {
     }
 
     fn flip_root(&self, root: &RootRecord) -> Result<(), MediaError> {
-        self.media.fence()?;
-        let at = ROOT_AT[(root.transaction % 2) as usize];
+        if !planted(Bug::NoFenceBeforeRoot) {
+            self.media.fence()?;
+        }
+        let slot = if planted(Bug::RootInPlace) { 0 } else { root.transaction % 2 };
+        let at = ROOT_AT[slot as usize];
         let bytes = root.encode();
         self.media.write(Segment::Super, at, &bytes)?;
-        self.media.persist(Segment::Super, at, bytes.len() as u64)?;
+        if !planted(Bug::RootNotFlushed) {
+            self.media.persist(Segment::Super, at, bytes.len() as u64)?;
+        }
         self.media.fence()
     }
 }

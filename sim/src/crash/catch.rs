@@ -1,0 +1,93 @@
+//! Planted bugs: whether the crash states show them.
+
+use std::time::{Duration, Instant};
+
+use base::planted::{Bug, choose};
+use base::random::Random;
+use storage::format::superblock::Durability;
+
+use super::lab::{Effort, Lab, Violation};
+use super::oracle::Model;
+use super::run::{directed, possible};
+use super::workload::{Ground, alphabet, sample};
+
+/// How long to look for a bug.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Workloads at most.
+    pub workloads: u64,
+    /// Time at most.
+    pub time: Duration,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { workloads: 20_000, time: Duration::from_secs(60) }
+    }
+}
+
+/// How a bug showed.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Crash states until then.
+    pub checked: u64,
+    /// What was violated.
+    pub violation: Box<Violation>,
+}
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "after {} crash states: {}", self.checked, self.violation)
+    }
+}
+
+/// Plants the bug, runs random workloads until a crash state shows it, takes it out again. None:
+/// it was not found. With [`Bug::None`] anything found is a real one.
+///
+/// For a quarter of the time, what lies in the region at the beginning was made by a node without the
+/// bug; then by one with it, for bugs that need to have been there for a while.
+pub fn catch(bug: Bug, budget: Budget) -> Option<Found> {
+    let begin = Instant::now();
+    let half = Budget { workloads: budget.workloads / 2, time: budget.time / 4 };
+    choose(Bug::None);
+    let found = grounds().and_then(|(mut lab, model)| {
+        choose(bug);
+        hunt(&mut lab, &model, half)
+    });
+    let found = found.or_else(|| {
+        choose(bug);
+        let (mut lab, model) = grounds()?;
+        let time = budget.time.saturating_sub(begin.elapsed());
+        hunt(&mut lab, &model, Budget { time, ..half })
+    });
+    choose(Bug::None);
+    found
+}
+
+/// A laboratory in which every ground is made; None if the bug does not let it.
+fn grounds() -> Option<(Lab, Model)> {
+    let mut lab = Lab::new(Effort::default(), false);
+    for ground in [Ground::Wrap, Ground::Ripe] {
+        lab.ground(ground).ok()?;
+    }
+    let (model, _) = lab.ground(Ground::Fresh).ok()?;
+    Some((lab, model))
+}
+
+fn hunt(lab: &mut Lab, model: &Model, budget: Budget) -> Option<Found> {
+    let (begin, letters) = (Instant::now(), alphabet());
+    let mut ready = directed().into_iter();
+    for i in 0..budget.workloads {
+        if begin.elapsed() > budget.time {
+            break;
+        }
+        let mut random = Random::new(0xb06 + i);
+        let length = 1 + random.below(6) as usize;
+        let drawn = sample(&mut random, length, &letters, |acts| possible(model, acts));
+        let workload = ready.next().unwrap_or(drawn);
+        if let Err(violation) = lab.explore(&workload, Durability::Pmem, None) {
+            return Some(Found { checked: lab.tally.checked, violation });
+        }
+    }
+    None
+}

@@ -1,0 +1,630 @@
+//! Runs a workload: the production node over a region that records, and a client that speaks its
+//! protocol and composes log entries as LibFS does. What the oracle expects grows alongside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::random::Random;
+use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence};
+use service::core::ring::{RING_BYTES_MIN, Ring};
+use service::core::{Effect, Event as Input, Node, NodeConfig};
+use storage::format::control::{self, Descriptor, LeaseMode};
+use storage::format::entry::{HEADER_BYTES, Op, RawHeader, Stamp, mask, op};
+use storage::format::rpc::{self, Request};
+use storage::format::superblock::Durability;
+use storage::limits::LANE_BYTES_MIN;
+use storage::media::{Media, Segment};
+use storage::volume::{CopyItem, Params, Volume, run_copies};
+
+use super::oracle::{Model, Oracle, Seen, UTIME, content};
+use super::trace::{Acks, Event, Region, Side};
+use super::workload::{Act, Flag, Pace};
+
+/// The node.
+const ME: NodeId = NodeId(1);
+/// Bytes for data: small, so that blocks are used again soon.
+const CAPACITY: u64 = 256 * 1024;
+/// Time of mkfs.
+pub const MADE: u64 = 1_000_000_000;
+/// Realtime at virtual time 0.
+const REALTIME: u64 = 1_700_000_000_000_000_000;
+/// Looks at the node until it must have answered.
+const PATIENCE: u32 = 1000;
+const S_IFMT: u32 = 0o170_000;
+const S_IFDIR: u32 = 0o040_000;
+const S_IFREG: u32 = 0o100_000;
+const S_IFLNK: u32 = 0o120_000;
+
+/// A node that runs on a region.
+pub struct Machine {
+    region: Arc<Region>,
+    node: Node,
+    now: Nanos,
+    out: Vec<Effect>,
+    /// Copies that hostd is asked to run; it takes until time passes.
+    jobs: Vec<(u64, Vec<CopyItem>)>,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Machine at {} {:?}", self.now, self.node)
+    }
+}
+
+/// Makes an empty volume.
+pub fn format(region: &Arc<Region>, durability: Durability) -> Result<(), String> {
+    let params = Params {
+        uuid: [7; 16],
+        name: "crash".into(),
+        node: ME,
+        durability,
+        capacity_bytes: CAPACITY,
+        stream_bytes: RING_BYTES_MIN,
+        time: MADE,
+        uid: 0,
+        gid: 0,
+        mode: 0o755,
+    };
+    Volume::format(region.by(Side::Node), &params).map(drop).map_err(|e| format!("format: {e}"))
+}
+
+impl Machine {
+    /// Starts nicfs on what lies in the region, as the only member of its chain.
+    pub fn start(region: &Arc<Region>, epoch: u32, host: bool) -> Result<Self, String> {
+        let config = NodeConfig {
+            node: ME,
+            lanes: 2,
+            lane_bytes: LANE_BYTES_MIN.next_multiple_of(4096),
+            clients_max: 16,
+            ring_bytes: RING_BYTES_MIN,
+            memory: 64 << 20,
+            high: 80,
+            low: 50,
+        };
+        let random = Random::new(u64::from(epoch));
+        let mut node = Node::new(config, region.by(Side::Node), random)
+            .map_err(|e| format!("the node does not start: {e}"))?;
+        node.set_realtime_offset(REALTIME);
+        let region = Arc::clone(region);
+        let mut machine = Self { region, node, now: 1000, out: Vec::new(), jobs: Vec::new() };
+        if host {
+            machine.tell(Input::HostUp)?;
+        }
+        let (chain, syncing) = (vec![ME], Vec::new());
+        machine.tell(Input::View { epoch: Epoch(epoch), chain, syncing })?;
+        Ok(machine)
+    }
+
+    fn tell(&mut self, input: Input) -> Result<(), String> {
+        self.node.apply(self.now, input, &mut self.out);
+        self.carry_out()
+    }
+
+    fn carry_out(&mut self) -> Result<(), String> {
+        for effect in std::mem::take(&mut self.out) {
+            match effect {
+                Effect::Copies { id, items } => self.jobs.push((id, items)),
+                Effect::Attached { .. } | Effect::AttachRefused { .. } => self.out.push(effect),
+                _ => {}
+            }
+        }
+        match self.node.failure() {
+            Some(failure) => Err(format!("the node failed: {failure}")),
+            None => Ok(()),
+        }
+    }
+
+    /// One turn of the driver's loop.
+    fn turn(&mut self) -> Result<bool, String> {
+        self.node.look_around(self.now, &mut self.out);
+        let mut busy = false;
+        for _ in 0..PATIENCE {
+            if !self.node.work(self.now, &mut self.out) {
+                break;
+            }
+            busy = true;
+        }
+        self.carry_out()?;
+        Ok(busy)
+    }
+
+    fn wait(&mut self, time: Nanos) -> Result<(), String> {
+        self.now += time;
+        let jobs = std::mem::take(&mut self.jobs);
+        self.tell(Input::Tick)?;
+        for (id, items) in jobs {
+            let media = self.region.by(Side::Host);
+            let done = run_copies(&*media, &items).and_then(|()| media.fence());
+            done.map_err(|e| format!("hostd: {e}"))?;
+            self.tell(Input::CopiesDone { id, bad: Vec::new() })?;
+        }
+        self.turn().map(drop)
+    }
+
+    /// Goes on until everything in the stream is published, and nothing new comes.
+    pub fn quiet(&mut self) -> Result<(), String> {
+        let mut still = 0;
+        for _ in 0..PATIENCE {
+            self.wait(6_000_000)?;
+            let done = self.node.volume().root().stream_seq >= self.node.position();
+            still = if done { still + 1 } else { 0 };
+            if still == 2 {
+                return Ok(());
+            }
+        }
+        Err("the node does not publish what its stream holds".into())
+    }
+
+    fn ring(&self) -> Result<Ring, String> {
+        let published = self.node.volume().root().stream_seq;
+        let ring = Ring::open(self.region.by(Side::Node), RING_BYTES_MIN, published);
+        ring.map_err(|e| e.to_string())
+    }
+
+    /// Bytes to the end of the stream ring's lap.
+    pub fn ring_left(&self) -> Result<u64, String> {
+        let (_, at) = self.ring()?.next_body(0).ok_or("the stream ring is full")?;
+        Ok(RING_BYTES_MIN.next_multiple_of(4096) + 4096 - at)
+    }
+
+    /// Chunks that the stream ring keeps.
+    pub fn ring_kept(&self) -> Result<u64, String> {
+        let ring = self.ring()?;
+        Ok(ring.last().0 + 1 - ring.oldest().0)
+    }
+
+    /// The volume as the node has it.
+    pub fn volume(&self) -> &Volume {
+        self.node.volume()
+    }
+}
+
+/// What a volume shows.
+pub fn view(volume: &Volume) -> Result<Vec<Seen>, String> {
+    let (mut seen, mut ids) = (Vec::new(), BTreeMap::new());
+    look(volume, InodeId::ROOT, String::new(), &mut ids, &mut seen)
+        .map_err(|e| format!("the volume cannot be read: {e}"))?;
+    Ok(seen)
+}
+
+fn look(
+    volume: &Volume,
+    ino: InodeId,
+    path: String,
+    ids: &mut BTreeMap<u64, usize>,
+    seen: &mut Vec<Seen>,
+) -> Result<(), storage::volume::Fault> {
+    let Some(r) = volume.attr(ino)? else { return Ok(()) };
+    let first = ids.len();
+    let id = *ids.entry(ino.0).or_insert(first);
+    let nanos = |s: Stamp| (s.sec as u64).wrapping_mul(1_000_000_000) + u64::from(s.nsec);
+    let (mut body, mut names, mut size) = (Vec::new(), BTreeMap::new(), r.size);
+    match r.mode & S_IFMT {
+        S_IFREG => {
+            body.resize(r.size.min(64 << 20) as usize, 0);
+            volume.read_file(ino, 0, &mut body)?;
+        }
+        S_IFLNK => body = volume.symlink(ino)?,
+        _ => {
+            size = 0;
+            volume.readdir(ino, 2, usize::MAX, &mut |n| {
+                names.insert(String::from_utf8_lossy(n.name).into_owned(), n.ino);
+                true
+            })?;
+        }
+    }
+    let mut xattrs = BTreeMap::new();
+    for name in volume.xattrs(ino)? {
+        let value = volume.xattr(ino, &name)?.unwrap_or_default();
+        xattrs.insert(name, value);
+    }
+    let below = if path.is_empty() { String::new() } else { format!("{path}/") };
+    seen.push(Seen {
+        path,
+        id,
+        mode: r.mode,
+        nlink: r.nlink,
+        uid: r.uid,
+        size,
+        mtime: nanos(r.mtime),
+        ctime: nanos(r.ctime),
+        body,
+        xattrs,
+    });
+    for (name, child) in names {
+        look(volume, child, format!("{below}{name}"), ids, seen)?;
+    }
+    Ok(())
+}
+
+/// A client, and what it did.
+pub struct Session {
+    /// Its node.
+    pub machine: Machine,
+    /// What it did, as the oracle has it.
+    pub oracle: Oracle,
+    media: Arc<dyn Media>,
+    client: ClientId,
+    segment: Segment,
+    descriptor: Descriptor,
+    head: u64,
+    next: u64,
+    fresh: Vec<u64>,
+    /// Leases held: there is nobody to whom they could go.
+    held: BTreeSet<u64>,
+    /// Real inode numbers of the model's inodes.
+    inodes: BTreeMap<u64, u64>,
+    /// Sequence of each operation's entry.
+    sequences: Vec<u64>,
+    step: u64,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Session of {:?} on {:?}", self.client, self.machine)
+    }
+}
+
+impl Session {
+    /// Attaches to a node that shows what `model` shows.
+    pub fn attach(mut machine: Machine, model: Model, step: u64) -> Result<Self, String> {
+        let media = machine.region.by(Side::Client);
+        let mut inodes = BTreeMap::new();
+        for seen in view(machine.volume())? {
+            let (mut ino, mut id) = (InodeId::ROOT, Some(1));
+            if !seen.path.is_empty() {
+                id = model.find(&seen.path);
+                for part in seen.path.split('/') {
+                    let found = machine.volume().lookup(ino, part.as_bytes());
+                    let found = found.map_err(|e| e.to_string())?;
+                    ino = found.ok_or("a name has gone")?.0;
+                }
+            }
+            inodes.insert(id.ok_or_else(|| format!("{} is not in the model", seen.path))?, ino.0);
+        }
+        let (pid, start_time, uid, gid) = (100, 1, 0, 0);
+        let groups = Vec::new();
+        let attach = Input::Attach { token: 1, pid, start_time, uid, gid, groups, lanes: 0 };
+        machine.tell(attach)?;
+        let attached = machine.out.drain(..).find_map(|e| match e {
+            Effect::Attached { client, segment, .. } => Some((client, Segment::Log(segment))),
+            _ => None,
+        });
+        let (client, segment) = attached.ok_or("the node lets nobody attach")?;
+        let mut bytes = [0; control::DESCRIPTOR_BYTES];
+        media.read(segment, 0, &mut bytes).map_err(|e| e.to_string())?;
+        let descriptor = Descriptor::decode(&bytes).map_err(|e| e.to_string())?;
+        let next = descriptor.first_sequence.0;
+        let oracle = Oracle::new(model);
+        let mut session = Self {
+            machine,
+            oracle,
+            media,
+            client,
+            segment,
+            descriptor,
+            head: 0,
+            next,
+            fresh: Vec::new(),
+            held: BTreeSet::new(),
+            inodes,
+            sequences: Vec::new(),
+            step,
+        };
+        // All that it needs at once: a request makes the service fetch the log before it.
+        for id in session.inodes.keys().copied().collect::<Vec<_>>() {
+            session.lease(id)?;
+        }
+        let first = session.number()?;
+        session.fresh.push(first.0);
+        Ok(session)
+    }
+
+    fn put(&self, offset: u64, value: u64) -> Result<(), String> {
+        self.media.store64(self.segment, offset, value).map_err(|e| e.to_string())
+    }
+
+    fn word(&self, offset: u64) -> Result<u64, String> {
+        self.media.load64(self.segment, offset).map_err(|e| e.to_string())
+    }
+
+    fn ring(&mut self) -> Result<(), String> {
+        self.machine.now += 1000;
+        self.machine.tell(Input::Doorbell(self.client))?;
+        self.machine.turn().map(drop)
+    }
+
+    /// Asks the service and waits for the answer.
+    fn ask(&mut self, request: &Request<'_>) -> Result<Vec<u8>, String> {
+        let mut body = Vec::new();
+        request.encode(Sequence(self.next - 1), &mut body);
+        let fault = |e: storage::media::MediaError| e.to_string();
+        let at = control::RPC;
+        self.media.write(self.segment, at + rpc::SLOT_BODY, &body).map_err(fault)?;
+        self.put(at, u64::from(rpc::SLOT_REQUEST) | (body.len() as u64) << 32)?;
+        self.ring()?;
+        for _ in 0..PATIENCE {
+            let word = self.word(at)?;
+            if word as u32 == rpc::SLOT_REPLY {
+                let mut reply = vec![0; (word >> 32) as usize];
+                self.media.read(self.segment, at + rpc::SLOT_BODY, &mut reply).map_err(fault)?;
+                self.put(at, u64::from(rpc::SLOT_FREE))?;
+                let (status, mut r) = rpc::reply_status(&reply).map_err(|e| e.to_string())?;
+                status.map_err(|e| format!("{request:?} refused with {e:?}"))?;
+                return Ok(r.rest().to_vec());
+            }
+            self.machine.wait(100_000)?;
+        }
+        Err(format!("{request:?} is not answered"))
+    }
+
+    /// Takes a write lease.
+    fn lease(&mut self, id: u64) -> Result<InodeId, String> {
+        let ino = InodeId(*self.inodes.get(&id).ok_or("an inode without a number")?);
+        if self.held.insert(ino.0) {
+            self.ask(&Request::Inode { ino, mode: LeaseMode::Write, flags: 0 })?;
+        }
+        Ok(ino)
+    }
+
+    /// A fresh inode number.
+    fn number(&mut self) -> Result<InodeId, String> {
+        if self.fresh.is_empty() {
+            let reply = self.ask(&Request::Inodes { count: 8 })?;
+            let mut r = base::wire::Reader::new("numbers", &reply);
+            for _ in 0..r.u32().map_err(|e| e.to_string())? {
+                let ino = r.u64().map_err(|e| e.to_string())?;
+                self.fresh.push(ino);
+                self.held.insert(ino);
+                r.bytes(12).map_err(|e| e.to_string())?;
+            }
+        }
+        self.fresh.pop().map(InodeId).ok_or_else(|| "no inode numbers".into())
+    }
+
+    /// Does one operation, or an fsync. `Ok(false)`: POSIX refuses it.
+    pub fn act(&mut self, act: &Act, pace: Pace) -> Result<bool, String> {
+        if *act == Act::Fsync {
+            self.sync()?;
+            return Ok(true);
+        }
+        self.step += 1;
+        self.machine.now += 10_000;
+        let time = self.machine.now + REALTIME;
+        let mut model = self.oracle.last().clone();
+        if model.apply(act, self.step, time).is_none() {
+            return Ok(false);
+        }
+        let fresh = model.next() != self.oracle.last().next();
+        let made = if fresh { self.number()? } else { InodeId::NONE };
+        if fresh {
+            self.inodes.insert(self.oracle.last().next(), made.0);
+        }
+        self.perform(act, made, time).map_err(|e| format!("{act}: {e}"))?;
+        self.oracle.push(model);
+        let done = self.oracle.len();
+        self.machine.region.note(Event::Returned(done));
+        match pace {
+            Pace::Lazy => {}
+            Pace::Fetching => {
+                self.ring()?;
+                self.machine.wait(3_000_000)?;
+            }
+            Pace::Eager => {
+                self.ring()?;
+                self.machine.wait(3_000_000)?;
+                self.machine.quiet()?;
+            }
+        }
+        self.refusals()?;
+        Ok(true)
+    }
+
+    fn refusals(&self) -> Result<(), String> {
+        if self.word(control::REFUSALS)? == 0 {
+            return Ok(());
+        }
+        let (seq, errno) = (self.word(control::REFUSED_SEQ)?, self.word(control::REFUSED_ERRNO)?);
+        Err(format!("the service refuses operation {seq} with {errno}"))
+    }
+
+    /// Where the service says how far fsync may return, and what its words mean.
+    pub fn acks(&self) -> Acks {
+        let (segment, offset) = (self.segment, control::REPLICATED as usize);
+        Acks { segment, offset, sequences: self.sequences.clone() }
+    }
+
+    /// Steps done so far: each writes other bytes.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// The process ends; its log is published and removed.
+    pub fn end(&mut self) -> Result<(), String> {
+        self.machine.tell(Input::ClientGone(self.client))?;
+        self.machine.quiet()
+    }
+
+    /// fsync.
+    pub fn sync(&mut self) -> Result<(), String> {
+        let last = self.next - 1;
+        self.put(control::LAST_SEQUENCE, last)?;
+        self.put(control::SYNC_REQUEST, last)?;
+        self.ring()?;
+        for _ in 0..PATIENCE {
+            if self.word(control::REPLICATED)? >= last {
+                return self.refusals();
+            }
+            self.machine.wait(100_000)?;
+        }
+        Err("fsync does not return".into())
+    }
+
+    fn id(&self, path: &str) -> Result<u64, String> {
+        self.oracle.last().find(path).ok_or_else(|| format!("{path} is not in the model"))
+    }
+
+    fn place<'a>(&mut self, path: &'a str) -> Result<(InodeId, &'a [u8]), String> {
+        let (dir, name) = self.oracle.last().parent(path).ok_or("no directory in the model")?;
+        Ok((self.lease(dir)?, name.as_bytes()))
+    }
+
+    /// Works out the entry and appends it.
+    fn perform(&mut self, act: &Act, made: InodeId, time: u64) -> Result<(), String> {
+        let step = self.step;
+        match act {
+            Act::Create(n) => self.make(n, made, S_IFREG | 0o644, b"", time),
+            Act::Mkdir(n) => self.make(n, made, S_IFDIR | 0o755, b"", time),
+            Act::Symlink(n, to) => self.make(n, made, S_IFLNK | 0o777, to.as_bytes(), time),
+            Act::Unlink(n) => {
+                let ((parent, name), id) = (self.place(n)?, self.id(n)?);
+                let ino = self.lease(id)?;
+                self.append(&Op::Unlink { ino, parent, name, open: false }, time)
+            }
+            Act::Rmdir(n) => {
+                let ((parent, name), id) = (self.place(n)?, self.id(n)?);
+                let ino = self.lease(id)?;
+                self.append(&Op::Rmdir { ino, parent, name }, time)
+            }
+            Act::Link(a, b) => {
+                let ((parent, name), id) = (self.place(b)?, self.id(a)?);
+                let ino = self.lease(id)?;
+                self.append(&Op::Link { ino, parent, name }, time)
+            }
+            Act::Rename(a, b, flag) => {
+                let ((parent, name), (new_parent, new_name)) = (self.place(a)?, self.place(b)?);
+                let (id, old) = (self.id(a)?, self.oracle.last().find(b));
+                let ino = self.lease(id)?;
+                let replaced = old.map_or(Ok(InodeId::NONE), |old| self.lease(old))?;
+                let (noreplace, exchange) = (*flag == Flag::NoReplace, *flag == Flag::Exchange);
+                let open = false;
+                let op = Op::Rename {
+                    ino,
+                    parent,
+                    name,
+                    new_parent,
+                    new_name,
+                    replaced,
+                    noreplace,
+                    exchange,
+                    open,
+                };
+                self.append(&op, time)
+            }
+            Act::Write(n, offset, len) => {
+                let (ino, data) = (self.inode(n)?, content(step, *len as usize));
+                let (offset, clear_setid) = (*offset, false);
+                self.append(&Op::Write { ino, offset, data: &data, clear_setid }, time)
+            }
+            Act::Append(n, len) => {
+                let (ino, data) = (self.inode(n)?, content(step, *len as usize));
+                let offset = self.oracle.last().size(self.id(n)?);
+                self.append(&Op::Write { ino, offset, data: &data, clear_setid: false }, time)
+            }
+            Act::Truncate(n, size) => {
+                let (ino, size) = (self.inode(n)?, *size);
+                self.append(&Op::Truncate { ino, size, clear_setid: false }, time)
+            }
+            Act::Fallocate(n, offset, len, mode) => {
+                let (ino, offset, len, mode) = (self.inode(n)?, *offset, *len, *mode);
+                self.append(&Op::Fallocate { ino, offset, len, mode }, time)
+            }
+            Act::Clone(a, b) => {
+                let (source, ino) = (self.inode(a)?, self.inode(b)?);
+                let len = self.oracle.last().size(self.id(a)?);
+                let (offset, source_offset) = (0, 0);
+                self.append(&Op::CloneRange { ino, offset, len, source, source_offset }, time)
+            }
+            Act::SetXattr(n, name, len) => {
+                let (ino, value) = (self.inode(n)?, content(step, *len));
+                self.append(&Op::SetXattr { ino, name: name.as_bytes(), value: &value }, time)
+            }
+            Act::RemoveXattr(n, name) => {
+                let ino = self.inode(n)?;
+                self.append(&Op::RemoveXattr { ino, name: name.as_bytes() }, time)
+            }
+            Act::Chmod(n, mode) => self.attributes(n, mask::MODE, *mode, 0, time),
+            Act::Chown(n, uid) => self.attributes(n, mask::UID, 0, *uid, time),
+            Act::Utime(n) => self.attributes(n, mask::MTIME, 0, 0, time),
+            Act::Fsync => Ok(()),
+        }
+    }
+
+    fn inode(&mut self, path: &str) -> Result<InodeId, String> {
+        let id = self.id(path)?;
+        self.lease(id)
+    }
+
+    fn make(
+        &mut self,
+        path: &str,
+        ino: InodeId,
+        mode: u32,
+        target: &[u8],
+        time: u64,
+    ) -> Result<(), String> {
+        let (parent, name) = self.place(path)?;
+        let op = Op::Create { ino, parent, mode, rdev: 0, uid: 0, gid: 0, name, target };
+        self.append(&op, time)
+    }
+
+    fn attributes(
+        &mut self,
+        path: &str,
+        mask: u64,
+        mode: u32,
+        uid: u32,
+        time: u64,
+    ) -> Result<(), String> {
+        let ino = self.inode(path)?;
+        let mtime = Stamp::from_nanos(UTIME + self.step);
+        let op = Op::SetAttr { ino, mask, mode, uid, gid: 0, atime: Stamp::default(), mtime };
+        self.append(&op, time)
+    }
+
+    /// Into the log: as `client::libfs::lane` does it, the payload first, then the header, then
+    /// one fence.
+    fn append(&mut self, op: &Op<'_>, time: u64) -> Result<(), String> {
+        let lane_bytes = self.descriptor.lane_bytes;
+        let base = self.descriptor.lane_offset(0);
+        let epoch = Epoch(self.word(control::EPOCH)? as u32);
+        let incarnation = self.descriptor.incarnation;
+        let length = op.to_entry(Sequence(1), epoch, 0, time, incarnation).len() as u64;
+        let left = lane_bytes - self.head % lane_bytes;
+        let pad = left < length;
+        let end = self.head + length + if pad { left } else { 0 };
+        if end.saturating_sub(lane_bytes) > self.word(control::reclaim(0))? {
+            self.sync()?;
+            self.machine.quiet()?;
+        }
+        self.machine.region.note(Event::Begun(self.oracle.len() + 1));
+        let fault = |e: storage::media::MediaError| e.to_string();
+        if pad {
+            let raw = RawHeader {
+                op: op::PAD,
+                length: (left - HEADER_BYTES as u64) as u32,
+                sequence: self.next,
+                epoch: epoch.0,
+                ..RawHeader::default()
+            };
+            let at = base + self.head % lane_bytes;
+            self.media.write(self.segment, at, &raw.seal(incarnation, &[])).map_err(fault)?;
+            self.media.persist(self.segment, at, HEADER_BYTES as u64).map_err(fault)?;
+            (self.head, self.next) = (self.head + left, self.next + 1);
+        }
+        let bytes = op.to_entry(Sequence(self.next), epoch, 0, time, incarnation);
+        let at = base + self.head % lane_bytes;
+        let (header, payload) = bytes.split_at(HEADER_BYTES);
+        if !payload.is_empty() {
+            let at = at + HEADER_BYTES as u64;
+            self.media.write(self.segment, at, payload).map_err(fault)?;
+        }
+        self.media.write(self.segment, at, header).map_err(fault)?;
+        self.media.persist(self.segment, at, bytes.len() as u64).map_err(fault)?;
+        self.media.fence().map_err(fault)?;
+        self.sequences.push(self.next);
+        self.head += bytes.len() as u64;
+        self.next += 1;
+        Ok(())
+    }
+}

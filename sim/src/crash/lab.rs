@@ -1,0 +1,481 @@
+//! Takes one workload, records it, and judges every crash state of it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use storage::format::superblock::Durability;
+
+use super::drive::{self, MADE, Machine, Session};
+use super::oracle::{Model, Oracle, print_of};
+use super::states::{DISK, Grain, MEMORY, Pending, Pick, Point, walk};
+use super::trace::{Acks, Event, Region, Side, Trace};
+use super::workload::{Act, Ground, Pace, Workload};
+
+/// How thoroughly.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Random states at each point, beside the enumerated ones.
+    pub random: usize,
+    /// Of one in so many recovered states, the recovery is crashed as well.
+    pub nested: u64,
+    /// Such points of a recovery, at most.
+    pub nested_points: usize,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { random: 6, nested: 12, nested_points: 4 }
+    }
+}
+
+/// The moment and the choice that make one crash state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spot {
+    /// Fences before it.
+    pub fence: usize,
+    /// What reached the media.
+    pub pick: Pick,
+}
+
+/// What was found wrong.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// In which workload.
+    pub workload: Workload,
+    /// On which media.
+    pub durability: Durability,
+    /// Where; None: without any crash.
+    pub spot: Option<Spot>,
+    /// Where in the recovery after that, if it was crashed too.
+    pub then: Option<Spot>,
+    /// What.
+    pub why: String,
+    /// The state in words.
+    pub state: String,
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let spot = |s: &Spot| format!("{}/{}", s.fence, s.pick);
+        writeln!(f, "{}", self.why)?;
+        writeln!(f, "  workload: {}", self.workload)?;
+        if let Some(at) = &self.spot {
+            writeln!(f, "  crash after fence {}, {}: {}", at.fence, at.pick, self.state)?;
+        }
+        if let Some(then) = &self.then {
+            writeln!(f, "  recovery crashed after its fence {}, {}", then.fence, then.pick)?;
+        }
+        write!(f, "  replay: corbel-sim crash --workload \"{}\"", self.workload)?;
+        if self.durability == Durability::Disk {
+            f.write_str(" --disk")?;
+        }
+        if let Some(at) = &self.spot {
+            write!(f, " --at {}", spot(at))?;
+        }
+        self.then.iter().try_for_each(|then| write!(f, " --then {}", spot(then)))
+    }
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Workloads.
+    pub workloads: u64,
+    /// Points at which the power could fail.
+    pub points: u64,
+    /// States made there.
+    pub states: u64,
+    /// Of these, different ones within their workload: recovered, checked and compared.
+    pub checked: u64,
+    /// States of a recovery that was crashed itself, likewise.
+    pub nested: u64,
+}
+
+impl Tally {
+    /// Sums.
+    pub fn add(&mut self, other: &Tally) {
+        self.workloads += other.workloads;
+        self.points += other.points;
+        self.states += other.states;
+        self.checked += other.checked;
+        self.nested += other.nested;
+    }
+}
+
+/// What lies in a region before a workload begins.
+#[derive(Debug)]
+struct Base {
+    ground: Ground,
+    durability: Durability,
+    region: Arc<Region>,
+    model: Model,
+    steps: u64,
+}
+
+/// One worker's laboratory.
+#[derive(Debug)]
+pub struct Lab {
+    bases: Vec<Base>,
+    /// How thoroughly.
+    pub effort: Effort,
+    /// Whether an operation that has returned must survive (else: what fsync covered).
+    pub returned: bool,
+    /// What was done so far.
+    pub tally: Tally,
+}
+
+const GROUND: [&str; 5] =
+    ["mkdir A", "mkdir B", "create A/x", "write A/x 0 6000", "setxattr A/x user.k 16"];
+/// Bytes left in the stream ring at the end of the ground `Wrap`: a draft reserves 64 KiB.
+const LEFT: u64 = 66_400;
+/// Chunks kept at the end of the ground `Ripe`: the service gives up 32 at a time.
+const KEPT: u64 = 30;
+/// Bytes written at a time to come near the end of the ring, and where that ends.
+const FILL_STEP: u64 = 131_072;
+const FILL: u64 = FILL_STEP + 40_000;
+
+impl Base {
+    fn make(ground: Ground, durability: Durability) -> Result<Self, String> {
+        let region = Region::new();
+        drive::format(&region, durability)?;
+        let machine = Machine::start(&region, 1, false)?;
+        let mut session = Session::attach(machine, Model::new(0o755, MADE), 0)?;
+        let act = |session: &mut Session, text: &str| -> Result<(), String> {
+            let done = session.act(&Act::parse(text)?, Pace::Lazy)?;
+            if done { Ok(()) } else { Err(format!("the ground refuses {text}")) }
+        };
+        if ground == Ground::Wrap {
+            act(&mut session, "create z")?;
+            while session.machine.ring_left()? > LEFT + FILL {
+                act(&mut session, &format!("write z 0 {FILL_STEP}"))?;
+                session.sync()?;
+                session.machine.quiet()?;
+            }
+            act(&mut session, "unlink z")?;
+        }
+        for text in GROUND {
+            act(&mut session, text)?;
+        }
+        session.sync()?;
+        while ground == Ground::Wrap && session.machine.ring_left()? > LEFT {
+            // Small chunks push the large ones out, which recovery would look at each time.
+            act(&mut session, "utime B")?;
+            session.sync()?;
+            session.machine.quiet()?;
+        }
+        while ground == Ground::Ripe && session.machine.ring_kept()? < KEPT {
+            act(&mut session, "utime B")?;
+            session.sync()?;
+            session.machine.quiet()?;
+        }
+        session.end()?;
+        let model = session.oracle.last().clone();
+        let steps = session.steps();
+        drop(session);
+        region.settle();
+        Ok(Self { ground, durability, region, model, steps })
+    }
+}
+
+/// What recovery made of a state.
+#[derive(Debug)]
+struct Recovered {
+    print: u64,
+    trace: Option<Trace>,
+}
+
+/// Recovers what lies in the region, as a node does that starts on it, and reads all of it.
+fn recover(region: &Arc<Region>, epoch: u32, record: bool) -> Result<Recovered, String> {
+    sound(region, "before recovery")?;
+    if record {
+        region.record();
+    }
+    let machine = Machine::start(region, epoch, false).and_then(|mut m| {
+        m.quiet()?;
+        Ok(m)
+    });
+    let trace = record.then(|| region.recorded());
+    let machine = machine?;
+    let orphans = machine.volume().orphans().map_err(|e| e.to_string())?;
+    if !orphans.is_empty() {
+        return Err(format!("orphans are left after recovery: {orphans:?}"));
+    }
+    let seen = drive::view(machine.volume())?;
+    sound(region, "after recovery")?;
+    Ok(Recovered { print: print_of(&seen), trace })
+}
+
+fn sound(region: &Arc<Region>, when: &str) -> Result<(), String> {
+    let media = region.by(Side::Node);
+    let report = storage::check::check(&*media).map_err(|e| format!("check: {e}"))?;
+    if report.is_sound() && report.root.is_some() {
+        return Ok(());
+    }
+    let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+    Err(format!("the checker {when}: {}", findings.join("; ")))
+}
+
+/// A workload that was recorded.
+struct Recorded<'a> {
+    workload: &'a Workload,
+    durability: Durability,
+    region: Arc<Region>,
+    oracle: Oracle,
+    trace: Trace,
+}
+
+impl Lab {
+    /// A laboratory.
+    pub fn new(effort: Effort, returned: bool) -> Self {
+        Self { bases: Vec::new(), effort, returned, tally: Tally::default() }
+    }
+
+    fn base(&mut self, ground: Ground, durability: Durability) -> Result<usize, String> {
+        let found =
+            self.bases.iter().position(|b| (b.ground, b.durability) == (ground, durability));
+        if let Some(at) = found {
+            return Ok(at);
+        }
+        self.bases.push(Base::make(ground, durability)?);
+        Ok(self.bases.len() - 1)
+    }
+
+    /// What there is at the beginning.
+    pub fn ground(&mut self, ground: Ground) -> Result<(Model, u64), String> {
+        let at = self.base(ground, Durability::Pmem)?;
+        Ok((self.bases[at].model.clone(), self.bases[at].steps))
+    }
+
+    fn record<'a>(
+        &mut self,
+        workload: &'a Workload,
+        durability: Durability,
+    ) -> Result<Recorded<'a>, String> {
+        let at = self.base(workload.ground, durability)?;
+        let base = &self.bases[at];
+        let region = Arc::clone(&base.region);
+        let mark = region.mark();
+        region.record();
+        let done = Self::run(base, workload);
+        let mut trace = region.recorded();
+        region.undo_to(mark);
+        let (oracle, acks) = done?;
+        trace.acks = Some(acks);
+        Ok(Recorded { workload, durability, region, oracle, trace })
+    }
+
+    /// Runs the workload to its end, without a crash.
+    fn run(base: &Base, workload: &Workload) -> Result<(Oracle, Acks), String> {
+        let big = workload.acts.iter().any(|a| matches!(a, Act::Write(_, _, n) if *n >= 1 << 17));
+        let machine = Machine::start(&base.region, 2, big)?;
+        let mut session = Session::attach(machine, base.model.clone(), base.steps)?;
+        for act in &workload.acts {
+            session.act(act, workload.pace)?;
+        }
+        let (oracle, acks) = (session.oracle.clone(), session.acks());
+        // What the service shows must be what POSIX says, or comparing states means nothing.
+        base.region.note(Event::Returned(oracle.len()));
+        let mark = base.region.mark();
+        let trace = base.region.recorded();
+        session.sync()?;
+        session.machine.quiet()?;
+        let seen = drive::view(session.machine.volume())?;
+        let all = super::oracle::Bounds { least: oracle.len(), most: oracle.len() };
+        oracle.judge(&seen, all).map_err(|e| format!("without a crash: {e}"))?;
+        drop(session);
+        base.region.undo_to(mark);
+        base.region.resume(trace);
+        Ok((oracle, acks))
+    }
+
+    /// What a workload does to memory, a line each; fences are numbered.
+    pub fn lines(
+        &mut self,
+        workload: &Workload,
+        durability: Durability,
+    ) -> Result<Vec<String>, String> {
+        let recorded = self.record(workload, durability)?;
+        let mut fence = 0;
+        let line = |event: &Event| match event {
+            Event::Fence(side) => {
+                fence += 1;
+                format!("fence {fence} {side:?}")
+            }
+            Event::Store { segment, offset, len, .. } => {
+                format!("store {segment:?}+{offset} {len}")
+            }
+            other => format!("{other:?}"),
+        };
+        Ok(recorded.trace.events.iter().map(line).collect())
+    }
+
+    /// Every crash state of a workload, or the one at `only`.
+    pub fn explore(
+        &mut self,
+        workload: &Workload,
+        durability: Durability,
+        only: Option<(Spot, Option<Spot>)>,
+    ) -> Result<(), Box<Violation>> {
+        self.tally.workloads += 1;
+        let violation = |why| {
+            let (spot, then, state) = (None, None, String::new());
+            Box::new(Violation { workload: workload.clone(), durability, spot, then, why, state })
+        };
+        let recorded = self.record(workload, durability).map_err(violation)?;
+        let region = Arc::clone(&recorded.region);
+        let mark = region.mark();
+        let grain = if durability == Durability::Disk { DISK } else { MEMORY };
+        let mut found = None;
+        let mut known = HashMap::new();
+        let walked = walk(&region, &recorded.trace, grain, &mut |point, pending| {
+            self.visit(&recorded, grain, point, pending, only, &mut known).map_err(|v| {
+                let why = v.why.clone();
+                found = Some(v);
+                why
+            })
+        });
+        region.undo_to(mark);
+        match (found, walked) {
+            (Some(v), _) => Err(v),
+            (None, Err(why)) => Err(violation(why)),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+
+    fn visit(
+        &mut self,
+        recorded: &Recorded<'_>,
+        grain: Grain,
+        point: Point,
+        pending: &Pending,
+        only: Option<(Spot, Option<Spot>)>,
+        known: &mut HashMap<u64, u64>,
+    ) -> Result<(), Box<Violation>> {
+        let region = &recorded.region;
+        let bounds = point.bounds(self.returned && recorded.durability == Durability::Pmem);
+        self.tally.points += 1;
+        let seed = point.fence as u64 * 1000;
+        let picks = match only {
+            Some((spot, _)) if spot.fence == point.fence => vec![spot.pick],
+            Some(_) => Vec::new(),
+            None => pending.picks(self.effort.random, seed),
+        };
+        for pick in picks {
+            let wrong = |why: String, then: Option<Spot>| {
+                Box::new(Violation {
+                    workload: recorded.workload.clone(),
+                    durability: recorded.durability,
+                    spot: Some(Spot { fence: point.fence, pick }),
+                    then,
+                    why,
+                    state: pending.describe(region, pick),
+                })
+            };
+            self.tally.states += 1;
+            let state = pending.state(region, pick);
+            let hash = pending.hash(region, &state);
+            if let Some(&print) = known.get(&hash) {
+                if !recorded.oracle.allows(print, bounds) {
+                    return Err(wrong(self.explain(recorded, pending, pick, bounds), None));
+                }
+                continue;
+            }
+            let mark = region.mark();
+            pending.make(region, &state).map_err(|e| wrong(e.to_string(), None))?;
+            let crashed = region.mark();
+            self.tally.checked += 1;
+            let nested = only.is_some() || hash.is_multiple_of(self.effort.nested.max(1));
+            let recovered = recover(region, 3, nested);
+            region.undo_to(crashed);
+            let again = recovered.map_err(|why| wrong(why, None)).and_then(|recovered| {
+                if !recorded.oracle.allows(recovered.print, bounds) {
+                    let why = self.explain(recorded, pending, pick, bounds);
+                    return Err(wrong(why, None));
+                }
+                known.insert(hash, recovered.print);
+                let Some(trace) = recovered.trace else { return Ok(()) };
+                let then = only.and_then(|(_, then)| then);
+                let done = self.crash_again(region, &trace, grain, recovered.print, hash, then);
+                done.map_err(|(spot, why)| wrong(why, Some(spot)))
+            });
+            region.undo_to(mark);
+            again?;
+        }
+        Ok(())
+    }
+
+    /// What is wrong with a state that the oracle refuses.
+    fn explain(
+        &self,
+        recorded: &Recorded<'_>,
+        pending: &Pending,
+        pick: Pick,
+        bounds: super::oracle::Bounds,
+    ) -> String {
+        let region = &recorded.region;
+        let mark = region.mark();
+        let why = (|| {
+            let state = pending.state(region, pick);
+            // What is there already is stored again; that changes nothing.
+            pending.make(region, &state).map_err(|e| e.to_string())?;
+            let mut machine = Machine::start(region, 3, false)?;
+            machine.quiet()?;
+            recorded.oracle.judge(&drive::view(machine.volume())?, bounds)
+        })();
+        region.undo_to(mark);
+        why.err().unwrap_or_else(|| "the oracle refuses it".into())
+    }
+
+    /// The power fails again while the node recovers: what it then recovers must be the same.
+    fn crash_again(
+        &mut self,
+        region: &Arc<Region>,
+        trace: &Trace,
+        grain: Grain,
+        print: u64,
+        seed: u64,
+        only: Option<Spot>,
+    ) -> Result<(), (Spot, String)> {
+        let fences = trace.events.iter().filter(|e| matches!(e, Event::Fence(_))).count() + 1;
+        let step = fences.div_ceil(self.effort.nested_points.max(1));
+        let first = seed as usize % step;
+        let mark = region.mark();
+        let mut found = None;
+        let mut tally = 0;
+        let walked = walk(region, trace, grain, &mut |point, pending| {
+            let picks = match only {
+                Some(spot) if spot.fence == point.fence => vec![spot.pick],
+                Some(_) => Vec::new(),
+                None if point.fence % step == first => {
+                    let all = pending.picks(2, seed % 1_000_000 + point.fence as u64);
+                    let skip = (all.len() / 6).max(1);
+                    all.into_iter().step_by(skip).collect()
+                }
+                None => Vec::new(),
+            };
+            for pick in picks {
+                let here = region.mark();
+                let state = pending.state(region, pick);
+                let made = pending.make(region, &state).map_err(|e| e.to_string());
+                tally += 1;
+                let again = made.and_then(|()| recover(region, 4, false));
+                region.undo_to(here);
+                let why = match again {
+                    Ok(r) if r.print == print => continue,
+                    Ok(_) => "a second crash, during recovery, leads to another state".into(),
+                    Err(why) => format!("after a second crash, during recovery: {why}"),
+                };
+                found = Some((Spot { fence: point.fence, pick }, why.clone()));
+                return Err(why);
+            }
+            Ok(())
+        });
+        region.undo_to(mark);
+        self.tally.nested += tally;
+        match (found, walked) {
+            (Some(f), _) => Err(f),
+            (None, Err(why)) => Err((Spot { fence: 0, pick: Pick::Nothing }, why)),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+}

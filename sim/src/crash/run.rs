@@ -1,0 +1,237 @@
+//! The whole run: which workloads, on how many threads, and what is printed.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use base::random::Random;
+use storage::format::superblock::Durability;
+
+use super::lab::{Effort, Lab, Tally, Violation};
+use super::oracle::Model;
+use super::workload::{Act, Ground, Workload, alphabet, sample, variants};
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// All sequences up to that length.
+    pub length: usize,
+    /// Random sequences after them.
+    pub sample: u64,
+    /// Seed of those.
+    pub seed: u64,
+    /// Ends the run.
+    pub seconds: Option<u64>,
+    /// Threads.
+    pub threads: usize,
+    /// How thoroughly.
+    pub effort: Effort,
+    /// Whether operations that have returned must survive.
+    pub returned: bool,
+    /// Also on a disk.
+    pub disk: bool,
+    /// Do not end at the first violation.
+    pub keep_going: bool,
+    /// Of the sequences of length 2 and more, only one in so many.
+    pub thin: u64,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            length: 2,
+            sample: 1000,
+            seed: 1,
+            seconds: None,
+            threads: 2,
+            effort: Effort::default(),
+            returned: false,
+            disk: true,
+            keep_going: false,
+            thin: 1,
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What was done.
+    pub tally: Tally,
+    /// What was found.
+    pub violations: Vec<Violation>,
+    /// How long it took.
+    pub seconds: f64,
+    /// All that was planned was done.
+    pub complete: bool,
+}
+
+impl Report {
+    /// In one line.
+    pub fn line(&self) -> String {
+        let t = &self.tally;
+        let all = t.checked + t.nested;
+        format!(
+            "{} workloads, {} crash points, {} states made, {} recovered, checked and compared \
+             ({} of them after a second crash during recovery), {} violations; {:.1} s, {:.0} \
+             states/s{}",
+            t.workloads,
+            t.points,
+            t.states + t.nested,
+            all,
+            t.nested,
+            self.violations.len(),
+            self.seconds,
+            all as f64 / self.seconds.max(0.001),
+            if self.complete { "" } else { "; ended before the plan was through" }
+        )
+    }
+
+    /// For programs.
+    pub fn json(&self) -> String {
+        let t = &self.tally;
+        format!(
+            "{{\"workloads\":{},\"points\":{},\"made\":{},\"checked\":{},\"nested\":{},\
+             \"violations\":{},\"seconds\":{:.3},\"complete\":{}}}",
+            t.workloads,
+            t.points,
+            t.states + t.nested,
+            t.checked + t.nested,
+            t.nested,
+            self.violations.len(),
+            self.seconds,
+            self.complete
+        )
+    }
+}
+
+/// Whether a sequence is possible from the beginning.
+pub fn possible(model: &Model, acts: &[Act]) -> bool {
+    let mut model = model.clone();
+    acts.iter().enumerate().all(|(i, act)| model.apply(act, i as u64, i as u64).is_some())
+}
+
+/// All possible sequences of that length.
+fn sequences(model: &Model, letters: &[Act], length: usize) -> Vec<Vec<Act>> {
+    let mut all: Vec<Vec<Act>> = vec![Vec::new()];
+    for _ in 0..length {
+        let longer = all.iter().flat_map(|acts| {
+            letters.iter().map(move |a| acts.iter().cloned().chain([a.clone()]).collect())
+        });
+        all = longer.filter(|acts: &Vec<Act>| possible(model, acts)).collect();
+    }
+    all
+}
+
+/// Every workload of a plan, with the media it runs on.
+fn workloads(plan: &Plan, model: &Model) -> Vec<(Workload, Durability)> {
+    let (letters, mut all) = (alphabet(), Vec::new());
+    all.extend(directed().into_iter().map(|w| (w, Durability::Pmem)));
+    let mut random = Random::new(plan.seed);
+    for length in 1..=plan.length {
+        for core in sequences(model, &letters, length) {
+            for workload in variants(&core) {
+                if length > 1 && plan.thin > 1 && !random.chance(1, plan.thin) {
+                    continue;
+                }
+                if length == 1 {
+                    for ground in [Ground::Wrap, Ground::Ripe] {
+                        let other = Workload { ground, ..workload.clone() };
+                        all.push((other, Durability::Pmem));
+                    }
+                }
+                if plan.disk && (length == 1 || random.chance(1, 8)) {
+                    all.push((workload.clone(), Durability::Disk));
+                }
+                all.push((workload, Durability::Pmem));
+            }
+        }
+    }
+    for i in 0..plan.sample {
+        let mut random = Random::new(plan.seed.wrapping_mul(1_000_003).wrapping_add(i));
+        let length = 3 + random.below(6) as usize;
+        let workload = sample(&mut random, length, &letters, |acts| possible(model, acts));
+        let disk = plan.disk && random.chance(1, 8);
+        all.push((workload, if disk { Durability::Disk } else { Durability::Pmem }));
+    }
+    all
+}
+
+/// Sequences that chance would seldom find, each for a danger of its own. They come first.
+const DIRECTED: [&str; 6] = [
+    // Copies large enough for hostd.
+    "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
+    "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
+    // While hostd copies, another chunk is acknowledged; then old chunks are given up.
+    "Ripe Fetching; create z; write z 0 140000; utime B; utime A; utime B",
+    // Blocks that a move has left are used again before the move is published.
+    "Fresh Lazy; chmod A/x 384; create A/y; append A/y 5000; fsync",
+    "Fresh Fetching; create A/y; chmod A/x 384; append A/y 5000; chmod A/x 420; append A/y 9000",
+    // What is copied from is changed afterwards.
+    "Fresh Lazy; create A/y; clone A/x A/y; write A/x 500 1000; rename A/x A/y; fsync; create A/x",
+];
+
+/// See [`DIRECTED`].
+pub fn directed() -> Vec<Workload> {
+    DIRECTED.iter().filter_map(|text| Workload::parse(text).ok()).collect()
+}
+
+/// Runs a plan.
+pub fn run(plan: &Plan) -> Result<Report, String> {
+    let begin = Instant::now();
+    let mut first = lab(plan);
+    let (model, _) = first.ground(Ground::Fresh)?;
+    let all = workloads(plan, &model);
+    let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let report = Mutex::new(Report::default());
+    std::thread::scope(|scope| {
+        for _ in 0..plan.threads.max(1) {
+            scope.spawn(|| {
+                let mut lab = lab(plan);
+                let mut found = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let Some((workload, durability)) =
+                        all.get(next.fetch_add(1, Ordering::Relaxed))
+                    else {
+                        break;
+                    };
+                    if let Err(violation) = lab.explore(workload, *durability, None) {
+                        found.push(*violation);
+                        if !plan.keep_going {
+                            stop.store(true, Ordering::Relaxed);
+                        }
+                    }
+                    let limit = plan.seconds.map(Duration::from_secs);
+                    if limit.is_some_and(|limit| begin.elapsed() >= limit) {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+                let mut report = report.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                report.tally.add(&lab.tally);
+                report.violations.append(&mut found);
+            });
+        }
+    });
+    let mut report = report.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    report.seconds = begin.elapsed().as_secs_f64();
+    report.complete = next.load(Ordering::Relaxed) >= all.len();
+    Ok(report)
+}
+
+fn lab(plan: &Plan) -> Lab {
+    Lab::new(plan.effort, plan.returned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directed_workloads_are_possible() {
+        assert_eq!(directed().len(), DIRECTED.len());
+        let (model, _) = Lab::new(Effort::default(), false).ground(Ground::Fresh).unwrap();
+        for workload in directed() {
+            assert!(possible(&model, &workload.acts), "{workload}");
+        }
+    }
+}
