@@ -12,6 +12,7 @@ mod format;
 mod holder;
 mod sites;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -46,9 +47,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "BACKEND", env = "CORBEL_BACKEND")]
     pub backend: Option<String>,
     /// How to reach the files
-    #[arg(long, value_enum, default_value = "fast")]
+    #[arg(long, value_enum, default_value = "patch")]
     pub mode: Mode,
-    /// Afterwards, say on standard error how many processes took which path
+    /// Afterwards, say on standard error how many processes took which path, and (as root) which
+    /// requests of processes on the fast path reached the mount all the same
     #[arg(long)]
     pub audit: bool,
     /// Program and arguments
@@ -59,8 +61,11 @@ pub struct RunArgs {
 /// Ways to the files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Mode {
-    /// In the process, by the interception library
-    Fast,
+    /// In the process, where libc and the loader make their system calls
+    #[value(alias = "fast")]
+    Patch,
+    /// The same, and a net for system calls made elsewhere (inline assembly, generated code)
+    Strict,
     /// Through the mount, as without corbel run
     Fuse,
 }
@@ -84,8 +89,9 @@ pub fn run(global: &Global, _out: &Output, args: &RunArgs) -> Result<u8> {
     }
     command.env(format::ENV, format!("{},-1", session.fd.as_raw_fd()));
     command.env("LD_PRELOAD", preload(&session.library));
+    let before = if args.audit { Calls::of(&session.mount) } else { None };
     let status = wait(spawn(&mut command, args)?)?;
-    session.report(args.audit)?;
+    session.report(args.audit, before)?;
     Ok(code(status))
 }
 
@@ -226,6 +232,35 @@ fn find_mount() -> Result<PathBuf> {
 struct Session {
     fd: OwnedFd,
     library: PathBuf,
+    mount: PathBuf,
+}
+
+/// Requests that the mount has served, by thread and operation (`.corbel/calls`, for root).
+struct Calls(BTreeMap<(u32, String), u64>);
+
+impl Calls {
+    fn of(mount: &Path) -> Option<Self> {
+        let text = fs::read_to_string(mount.join(".corbel/calls")).ok()?;
+        let mut calls = BTreeMap::new();
+        for line in text.lines() {
+            let mut words = line.split(' ');
+            let (thread, op, count) = (words.next()?, words.next()?, words.next()?);
+            calls.insert((thread.parse().ok()?, op.to_string()), count.parse().ok()?);
+        }
+        Some(Self(calls))
+    }
+
+    /// What came on top for these threads, by operation.
+    fn since(&self, before: &Self, threads: &BTreeSet<u32>) -> BTreeMap<&str, u64> {
+        let mut sums = BTreeMap::new();
+        for (key, count) in self.0.iter().filter(|((thread, _), _)| threads.contains(thread)) {
+            let new = count.saturating_sub(before.0.get(key).copied().unwrap_or(0));
+            if new > 0 {
+                *sums.entry(key.1.as_str()).or_insert(0) += new;
+            }
+        }
+        sums
+    }
 }
 
 /// Appends `text` in a field of `room` bytes; its length must leave a NUL.
@@ -277,25 +312,34 @@ impl Session {
             ));
         }
         let holder = holder::start()?;
-        let header = header(&mount, &backend, &library, &holder, tables.len())?;
+        let header = header(&mount, &backend, &library, &holder, tables.len(), args.mode)?;
         let fd = memory(&header, &tables)?;
-        Ok(Self { fd, library })
+        Ok(Self { fd, library, mount })
     }
 
-    fn counters(&self) -> Result<[u32; 7]> {
+    fn counters(&self) -> Result<[u32; 8]> {
         let file = fs::File::from(self.fd.try_clone().context("session memory")?);
-        let mut bytes = [0u8; 28];
+        let mut bytes = [0u8; 32];
         file.read_exact_at(&mut bytes, format::COUNTERS_AT as u64).context("session memory")?;
-        let mut counters = [0; 7];
+        let mut counters = [0; 8];
         for (counter, word) in counters.iter_mut().zip(bytes.chunks_exact(4)) {
             *counter = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
         }
         Ok(counters)
     }
 
+    /// Threads that the library served; the last ones if they were very many.
+    fn threads(&self) -> Result<BTreeSet<u32>> {
+        let file = fs::File::from(self.fd.try_clone().context("session memory")?);
+        let mut bytes = vec![0u8; format::THREADS * 4];
+        file.read_exact_at(&mut bytes, format::THREADS_AT as u64).context("session memory")?;
+        let ids = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        Ok(ids.filter(|id| *id != 0).collect())
+    }
+
     /// Says what became of it: always when nothing was caught at all.
-    fn report(&self, audit: bool) -> Result<()> {
-        let [attached, unpatched, demoted, unhooked, kernel_opens, exhausted, _] =
+    fn report(&self, audit: bool, before: Option<Calls>) -> Result<()> {
+        let [attached, unpatched, demoted, unhooked, kernel_opens, exhausted, _, trapped] =
             self.counters()?;
         if unpatched > 0 {
             eprintln!(
@@ -304,9 +348,13 @@ impl Session {
             );
         }
         if audit {
+            let (threads, after) = (self.threads()?, Calls::of(&self.mount));
+            let both = before.as_ref().zip(after.as_ref());
+            let fuse = both.map(|(before, after)| after.since(before, &threads));
             let all = json!({
                 "fast": attached, "unpatched": unpatched, "unhooked": unhooked,
                 "demoted": demoted, "kernel_opens": kernel_opens, "exhausted": exhausted,
+                "trapped": trapped, "fuse": fuse,
             });
             eprintln!("{all}");
         }
@@ -321,7 +369,9 @@ fn header(
     library: &Path,
     holder: &[u8],
     tables: usize,
+    mode: Mode,
 ) -> Result<Vec<u8>> {
+    let strict = usize::from(mode == Mode::Strict);
     let device = fs::metadata(mount).map_or(0, |meta| meta.dev());
     let device = usize::try_from(device).unwrap_or(0);
     let (mount, library) = (mount.as_os_str().as_bytes(), library.as_os_str().as_bytes());
@@ -329,7 +379,7 @@ fn header(
     image.extend_from_slice(&format::VERSION.to_le_bytes());
     image.extend_from_slice(&[0; 4]);
     image.extend_from_slice(&(format::SESSION_BYTES as u64).to_le_bytes());
-    for n in [tables, mount.len(), backend.len(), library.len(), holder.len(), device] {
+    for n in [tables, mount.len(), backend.len(), library.len(), holder.len(), device, strict, 0] {
         image.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
     }
     field(&mut image, "the mount point", mount, format::PATH_MAX)?;

@@ -4,6 +4,7 @@
 //! Nothing here knows how requests arrive: `/dev/fuse` is [`crate::dev_fuse`], and a virtio-fs
 //! device hands the same [`Server`] what it takes from its queues.
 
+mod callers;
 mod files;
 mod groups;
 mod names;

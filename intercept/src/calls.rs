@@ -12,7 +12,7 @@ mod open;
 mod poll;
 pub mod process;
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::entry::{AFTER_VFORK, CALLS, DONE, RAW, RAW_REPLACED, Regs};
 use crate::format::state;
@@ -23,8 +23,8 @@ use crate::table::{self, InUse};
 /// What a handler answers: the call's result, or that the kernel shall do it.
 pub type Reply = Result<isize, Stop>;
 
-/// See the module text.
-pub static CLASS: [u8; CALLS] = classes();
+/// See the module text. Changes once, when the strict mode begins.
+pub static CLASS: [AtomicU8; CALLS] = classes();
 
 const BY_DESCRIPTOR: [usize; 34] = [
     nr::READ,
@@ -154,16 +154,16 @@ const ALWAYS: [usize; 88] = [
     AFTER_VFORK,
 ];
 
-const fn classes() -> [u8; CALLS] {
-    let mut class = [0; CALLS];
+const fn classes() -> [AtomicU8; CALLS] {
+    let mut class = [const { AtomicU8::new(0) }; CALLS];
     let mut i = 0;
     while i < BY_DESCRIPTOR.len() {
-        class[BY_DESCRIPTOR[i]] = 1;
+        class[BY_DESCRIPTOR[i]] = AtomicU8::new(1);
         i += 1;
     }
     i = 0;
     while i < ALWAYS.len() {
-        class[ALWAYS[i]] = 2;
+        class[ALWAYS[i]] = AtomicU8::new(2);
         i += 1;
     }
     class
@@ -253,6 +253,7 @@ fn other(r: &mut Regs) -> Reply {
         | nr::EXIT_GROUP
         | nr::UMASK
         | nr::RT_SIGACTION
+        | nr::RT_SIGPROCMASK
         | nr::CHROOT
         | nr::MOUNT
         | nr::MOVE_MOUNT

@@ -11,6 +11,7 @@
 
 use core::arch::global_asm;
 use core::mem::offset_of;
+use core::sync::atomic::AtomicU8;
 
 use crate::table::FDS;
 use crate::thread::{Area, FRAME};
@@ -58,6 +59,12 @@ pub const RAW: usize = 1;
 pub const VFORK: usize = 2;
 /// Let the kernel do it with the replacements; the application's registers are put back.
 pub const RAW_REPLACED: usize = 3;
+
+/// Let the kernel make a thread, whose way back lies below its stack (strict mode only).
+pub const THREAD: usize = 4;
+
+/// Not 0: no system call may be made but in this library's text, so [`RAW`] is done here.
+pub static STRICT: AtomicU8 = AtomicU8::new(0);
 
 /// Pseudo call number with which the parent of a vfork comes back.
 pub const AFTER_VFORK: usize = 511;
@@ -123,7 +130,7 @@ global_asm!(
     "lea r11, [rip + {class}]",
     "cmp byte ptr [r11 + rax], 0",
     "je 9f",
-    "mov r11, fs:[0x10]",
+    "mov r11, fs:[0]",
     "cmp r11, gs:[0]",
     "jne 7f",
     "1: lea r11, [rip + {class}]",
@@ -176,16 +183,65 @@ global_asm!(
     "jne 6f",
     "add rcx, 2",
     "jmp rcx",
-    // Not answered here: 1 raw, 2 vfork, 3 raw with replacements.
+    // Not answered here: 1 raw, 2 vfork, 3 raw with replacements, 4 a thread.
     "3: cmp eax, 2",
     "je 4f",
-    "ja 5f",
+    "cmp eax, 4",
+    "je 95f",
+    "cmp eax, 3",
+    "je 5f",
     "mov rax, [r11]",
     "mov rsp, [r11 + 64]",
     "add qword ptr gs:[{a_cur}], {frame}",
     "cmp qword ptr gs:[{a_pending}], 0",
     "jne 8f",
-    "9: jmp rcx",
+    "9: cmp byte ptr [rip + {strict}], 0",
+    "jne 90f",
+    "jmp rcx",
+    // Strict: the call is made here, since only our text may. The way back waits in the area, in a
+    // ring that nested handlers use like a stack; one that a longjmp left for good is passed over.
+    "90: mov r11, fs:[0]",
+    "cmp r11, gs:[0]",
+    "jne 92f",
+    "91: inc byte ptr gs:[{a_raw}]",
+    "movzx r11d, byte ptr gs:[{a_raw}]",
+    "mov gs:[{a_raw_return} + r11 * 8], rcx",
+    "syscall",
+    "movzx ecx, byte ptr gs:[{a_raw}]",
+    "mov rcx, gs:[{a_raw_return} + rcx * 8]",
+    "dec byte ptr gs:[{a_raw}]",
+    "add rcx, 2",
+    "jmp rcx",
+    "92: app_save",
+    "call {thread_new}",
+    "app_restore",
+    "jmp 91b",
+    // A thread: the parent's way back is in the ring, the child's below its own stack.
+    "95: mov rax, [r11]",
+    "mov rsp, [r11 + 64]",
+    "add qword ptr gs:[{a_cur}], {frame}",
+    "cmp qword ptr gs:[{a_pending}], 0",
+    "je 96f",
+    "app_save",
+    "call {flush}",
+    "app_restore",
+    "96: inc byte ptr gs:[{a_raw}]",
+    "movzx r11d, byte ptr gs:[{a_raw}]",
+    "mov gs:[{a_raw_return} + r11 * 8], rcx",
+    "syscall",
+    "test rax, rax",
+    "je 97f",
+    "movzx ecx, byte ptr gs:[{a_raw}]",
+    "mov rcx, gs:[{a_raw_return} + rcx * 8]",
+    "dec byte ptr gs:[{a_raw}]",
+    "add rcx, 2",
+    "jmp rcx",
+    "97: mov rcx, [rsp - 8]",
+    "app_save",
+    "call {thread_new}",
+    "app_restore",
+    "add rcx, 2",
+    "jmp rcx",
     // vfork: the child runs on this stack and may write over anything on it, so the way back is
     // kept in the area (pushed by dispatch).
     "4: mov rax, [r11]",
@@ -242,7 +298,7 @@ global_asm!(
     "8: app_save",
     "call {flush}",
     "app_restore",
-    "jmp rcx",
+    "jmp 9b",
     "7: app_save",
     "call {thread_new}",
     "app_restore",
@@ -264,7 +320,7 @@ global_asm!(
     "4: lea rcx, [rip + corbel_user_fault]",
     "mov [rdx + 168], rcx",
     "ret",
-    "1: mov rax, fs:[0x10]",
+    "1: mov rax, fs:[0]",
     "cmp rax, gs:[0]",
     "jne 2f",
     "mov rax, gs:[{a_top}]",
@@ -283,6 +339,9 @@ global_asm!(
     fds = const FDS,
     frame = const FRAME,
     after_vfork = const AFTER_VFORK,
+    strict = sym STRICT,
+    a_raw = const offset_of!(Area, raw),
+    a_raw_return = const offset_of!(Area, raw_return),
     a_cur = const offset_of!(Area, cur),
     a_top = const offset_of!(Area, top),
     a_fds = const offset_of!(Area, fds),

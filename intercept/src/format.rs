@@ -11,6 +11,7 @@
 //! | [`INODES_AT`] | [`INODES`] inode numbers that the kernel owns (shared mappings, programs), 0 = free |
 //! | [`OFDS_AT`] | [`OFDS`] open file descriptions ([`Ofd`]) |
 //! | [`SLOTS_AT`] | [`SLOTS`] records that carry a descriptor table over exec ([`Slot`]) |
+//! | [`THREADS_AT`] | ring of the last [`THREADS`] thread ids that the library served (u32), for `--audit` |
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -47,6 +48,10 @@ pub struct Header {
     pub holder_len: u32,
     /// `st_dev` of the mount (anonymous devices fit), 0 when it does not.
     pub device: u32,
+    /// 1: system calls made outside the patched libraries are caught too (strict.rs).
+    pub strict: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
     /// The prefix: absolute, no `.`, `..` or double `/`, no `/` at the end.
     pub mount: [u8; PATH_MAX],
     /// `dir:/path` or `corbel:/socket/of/the/node`.
@@ -75,6 +80,10 @@ pub struct Counters {
     pub exhausted: AtomicU32,
     /// One more than the highest open file description ever used.
     pub ofds_high: AtomicU32,
+    /// System calls caught by the net of the strict mode.
+    pub trapped: AtomicU32,
+    /// Threads noted so far.
+    pub threads: AtomicU32,
 }
 
 /// One system call site. `at` counts from the library's load address.
@@ -187,8 +196,12 @@ pub const INODES_AT: usize = TABLES_AT + TABLES * TABLE_BYTES;
 pub const OFDS_AT: usize = INODES_AT + INODES * 8;
 /// See the table above.
 pub const SLOTS_AT: usize = OFDS_AT + OFDS * 64;
+/// Threads noted.
+pub const THREADS: usize = 4096;
+/// See the table above.
+pub const THREADS_AT: usize = SLOTS_AT + SLOTS * size_of::<Slot>();
 /// Size of the memfd (sparse).
-pub const SESSION_BYTES: usize = SLOTS_AT + SLOTS * size_of::<Slot>();
+pub const SESSION_BYTES: usize = THREADS_AT + THREADS * 4;
 
 /// Environment variable: `FD,SLOT`, decimal: the session's descriptor and the exec record (-1: none).
 pub const ENV: &str = "CORBEL_RUN";

@@ -25,6 +25,7 @@ mod patch;
 mod path;
 mod session;
 mod signal;
+mod strict;
 mod sys;
 mod table;
 mod thread;
@@ -94,11 +95,15 @@ extern "C" fn init(_argc: usize, _argv: *const usize, envp: *const *const u8) {
     }
     thread::corbel_thread_new();
     table::protect(fd);
-    if patch::patch_all(auxv) == 0 {
+    let strict = session::header().strict != 0;
+    if patch::patch_all(auxv) == 0 && !strict {
         session::counters().unpatched.fetch_add(1, Ordering::Relaxed);
         return;
     }
     signal::init();
+    if strict {
+        strict::begin();
+    }
     calls::process::inherit(slot);
     session::counters().attached.fetch_add(1, Ordering::Relaxed);
 }

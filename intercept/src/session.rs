@@ -1,11 +1,12 @@
 //! The session memory (format.rs), as this process sees it.
 #![allow(unsafe_code)]
 
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::format::{
     COUNTERS_AT, Counters, Header, INODES, INODES_AT, MAGIC, OFDS, OFDS_AT, Ofd, SESSION_BYTES,
-    SLOTS, SLOTS_AT, Slot, TABLE_BYTES, TABLES, TABLES_AT, Table, VERSION, state,
+    SLOTS, SLOTS_AT, Slot, TABLE_BYTES, TABLES, TABLES_AT, THREADS, THREADS_AT, Table, VERSION,
+    state,
 };
 use crate::sys::{self, nr};
 
@@ -85,6 +86,13 @@ pub fn ofds() -> &'static [Ofd; OFDS] {
 /// Exec records.
 pub fn slots() -> &'static [Slot; SLOTS] {
     at(SLOTS_AT)
+}
+
+/// Notes a thread that the library serves.
+pub fn note_thread(tid: u32) {
+    let ring = at::<[AtomicU32; THREADS]>(THREADS_AT);
+    let n = counters().threads.fetch_add(1, Ordering::Relaxed);
+    ring[n as usize % THREADS].store(tid, Ordering::Relaxed);
 }
 
 fn inodes() -> &'static [AtomicU64; INODES] {

@@ -15,30 +15,31 @@ use crate::thread::area;
 const SIGNALS: usize = 65;
 const SIGSEGV: usize = 11;
 const SIGBUS: usize = 7;
+pub const SIGSYS: usize = 31;
 /// Signals that a fault raises: SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
 const FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << (SIGBUS - 1) | 1 << 7 | 1 << (SIGSEGV - 1) | 1 << 30;
-const SIG_DFL: usize = 0;
-const SIG_IGN: usize = 1;
-const SA_RESTORER: usize = 0x0400_0000;
-const SA_SIGINFO: usize = 4;
-const SA_ONSTACK: usize = 0x0800_0000;
-const SA_NODEFER: usize = 0x4000_0000;
+pub const SIG_DFL: usize = 0;
+pub const SIG_IGN: usize = 1;
+pub const SA_RESTORER: usize = 0x0400_0000;
+pub const SA_SIGINFO: usize = 4;
+pub const SA_ONSTACK: usize = 0x0800_0000;
+pub const SA_NODEFER: usize = 0x4000_0000;
 
 /// The kernel's `struct sigaction`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Action {
-    handler: usize,
-    flags: usize,
-    restorer: usize,
-    mask: u64,
+pub struct Action {
+    pub handler: usize,
+    pub flags: usize,
+    pub restorer: usize,
+    pub mask: u64,
 }
 
 /// The application's handlers, by signal.
 pub static HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
 
 /// For SIGSEGV and SIGBUS without a handler of the application: what would have happened.
-extern "C" fn fatal(signal: usize, info: *const i32, _context: usize) {
+pub extern "C" fn fatal(signal: usize, info: *const i32, _context: usize) {
     let default = Action { handler: SIG_DFL, ..Action::default() };
     sys::call4(nr::RT_SIGACTION, signal, (&raw const default) as usize, 0, 8);
     // SAFETY: the kernel passes a siginfo; the third int is si_code.
@@ -91,6 +92,9 @@ pub fn sigaction(r: &Regs) -> Result<isize, isize> {
     if signal == 0 || signal >= SIGNALS || r.r10 != 8 || signal == 9 || signal == 19 {
         return Ok(raw());
     }
+    if signal == SIGSYS && crate::strict::on() {
+        return crate::strict::sigaction(new, old);
+    }
     // A vfork child has its own actions but our memory: no bookkeeping; exec is near.
     if crate::table::in_vfork() {
         return Ok(raw());
@@ -116,6 +120,11 @@ pub fn sigaction(r: &Regs) -> Result<isize, isize> {
             h => {
                 handler = h;
                 passed.handler = wrap();
+                if crate::strict::on() {
+                    passed.mask &= !(1 << (SIGSYS - 1));
+                    passed.flags |= SA_RESTORER;
+                    passed.restorer = corbel_restorer as *const () as usize;
+                }
             }
         }
         HANDLERS[signal].store(handler, Ordering::Release);

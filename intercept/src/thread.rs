@@ -53,6 +53,12 @@ pub struct Area {
     pub signal: u32,
     /// Its siginfo.
     pub info: [u64; 16],
+    /// Returns of calls made in this library's text (strict mode): the one used last ...
+    pub raw: u8,
+    /// ... and their ring.
+    pub raw_return: [usize; 256],
+    /// `raw` at each vfork under way: what the child leaves there when it execs is not the parent's.
+    pub vfork_raw: [u8; VFORKS],
     /// Lock request handed to the kernel in place of the application's (lock.rs).
     pub flock: [u64; 4],
 }
@@ -94,8 +100,8 @@ pub fn tid() -> u32 {
 
 fn fs_base() -> usize {
     let base: usize;
-    // SAFETY: glibc keeps the thread pointer at %fs:0x10.
-    unsafe { asm!("mov {}, fs:[0x10]", out(reg) base, options(nostack, readonly)) };
+    // SAFETY: the ABI keeps the thread pointer at %fs:0.
+    unsafe { asm!("mov {}, fs:[0]", out(reg) base, options(nostack, readonly)) };
     base
 }
 
@@ -169,9 +175,15 @@ pub extern "C" fn corbel_thread_new() {
             saved_mask: 0,
             signal: 0,
             info: [0; 16],
+            raw: 0,
+            raw_return: [0; 256],
+            vfork_raw: [0; VFORKS],
             flock: [0; 4],
         };
     }
     // ARCH_SET_GS: once a thread, so the portable way will do.
     sys::call2(nr::ARCH_PRCTL, 0x1001, top);
+    // SAFETY: as above.
+    crate::session::note_thread(unsafe { (*at).tid });
+    crate::strict::arm();
 }

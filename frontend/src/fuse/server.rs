@@ -16,6 +16,7 @@ use base::{Errno, InodeId};
 use client::fs::{Attr, Caller, FileSystem, Handle, Result};
 use zerocopy::IntoBytes;
 
+use super::callers::Callers;
 use super::groups::GroupCache;
 use super::parse::{Args, Request};
 use super::reply::{Answer, ReplySink, entry_out};
@@ -127,6 +128,7 @@ pub struct Server<F: FileSystem + ?Sized> {
     /// INIT was agreed upon.
     ready: AtomicBool,
     groups: GroupCache,
+    pub(super) callers: Callers,
     opened: RwLock<HashMap<u64, Opened>>,
     last_handle: AtomicU64,
     /// How often the kernel was told each node number and has not forgotten it.
@@ -149,6 +151,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             counters: Counters::default(),
             ready: AtomicBool::new(false),
             groups: GroupCache::default(),
+            callers: Callers::default(),
             opened: RwLock::default(),
             last_handle: AtomicU64::new(0),
             lookups: Mutex::default(),
@@ -266,6 +269,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if virtual_dir::is_virtual(call.ino) {
             return self.virtual_call(opcode, &call, args, sink);
         }
+        self.callers.count(pid, opcode);
         run(self, &call, args, sink)
     }
 

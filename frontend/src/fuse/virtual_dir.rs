@@ -4,7 +4,7 @@
 //!   other names have, so the kernel has one inode for both. The interception library reopens by
 //!   it. Directories are not given out: the kernel keeps one name a directory and would move it
 //!   here. Who may: [`Options::may_open_by_number`](super::server::Options).
-//! - `stats` and `config` are texts, made when they are read.
+//! - `stats`, `config` and `calls` are texts, made when they are read.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -27,9 +27,10 @@ const TOP: InodeId = InodeId(VIRTUAL | 1);
 const INODES: InodeId = InodeId(VIRTUAL | 2);
 const STATS: InodeId = InodeId(VIRTUAL | 3);
 const CONFIG: InodeId = InodeId(VIRTUAL | 4);
+const CALLS: InodeId = InodeId(VIRTUAL | 5);
 /// What it holds.
-const CHILDREN: [(&[u8], InodeId); 3] =
-    [(b"inode", INODES), (b"stats", STATS), (b"config", CONFIG)];
+const CHILDREN: [(&[u8], InodeId); 4] =
+    [(b"inode", INODES), (b"stats", STATS), (b"config", CONFIG), (b"calls", CALLS)];
 
 /// Whether a node is one of these.
 pub fn is_virtual(ino: InodeId) -> bool {
@@ -47,6 +48,8 @@ fn attr(ino: InodeId) -> Result<Attr> {
         // Searchable, not readable: what is in it is not known.
         INODES => (S_IFDIR | 0o111, 2),
         STATS | CONFIG => (S_IFREG | 0o444, 1),
+        // What others do is not everybody's business.
+        CALLS => (S_IFREG | 0o400, 1),
         _ => return Err(Errno::STALE),
     };
     let time = Time::default();
@@ -99,6 +102,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
             op::STATX => Ok(Answer::of(&statx_out(&attr, false))),
             op::OPEN => {
                 let arg: &OpenIn = args.take()?;
+                if call.ino == CALLS && call.caller.uid != 0 {
+                    return Err(Errno::ACCES);
+                }
                 if arg.flags.get() & client::fs::O_ACCMODE != client::fs::O_RDONLY {
                     return Err(Errno::ACCES);
                 }
@@ -145,6 +151,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let text = match ino {
             STATS => self.stats_text(),
             CONFIG => self.options.config_text.clone(),
+            CALLS => self.callers.text(Self::op_name),
             _ => return Err(Errno::ISDIR),
         };
         let from = usize::try_from(arg.offset.get()).unwrap_or(usize::MAX).min(text.len());
@@ -188,7 +195,7 @@ fn list(arg: &ReadIn, plus: bool, sink: &mut dyn ReplySink) -> Result<Answer> {
         if next <= arg.offset.get() {
             continue;
         }
-        let kind = if *ino == STATS || *ino == CONFIG { S_IFREG } else { S_IFDIR };
+        let kind = if *ino == TOP || *ino == INODES { S_IFDIR } else { S_IFREG };
         let none = EntryOut::default();
         let entry = DirEntry { ino: *ino, kind, next, name };
         if !listing.push(plus.then_some(&none), &entry) {

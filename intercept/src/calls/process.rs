@@ -13,13 +13,13 @@ use core::sync::atomic::Ordering;
 use client::fs::S_IFREG;
 
 use super::Reply;
-use crate::entry::{AFTER_VFORK, DONE, RAW, Regs, VFORK};
+use crate::entry::{AFTER_VFORK, DONE, RAW, Regs, THREAD, VFORK};
 use crate::format::{ENV, SLOT_FDS, SLOTS, Slot, state};
 use crate::path::{self, PATH_MAX, Path, Stop};
 use crate::sys::{self, Stat, at, err, nr, o};
 use crate::table::{self, InUse, THREADS};
 use crate::thread::{self, FRAME, VFORKS};
-use crate::{demote, fsys, heap, mem, session, signal};
+use crate::{demote, fsys, heap, mem, session, signal, strict};
 
 const CLONE_VM: u64 = 0x100;
 const CLONE_FILES: u64 = 0x400;
@@ -46,6 +46,7 @@ pub fn other(r: &mut Regs) -> Reply {
             Ok(ret)
         }
         nr::RT_SIGACTION => signal::sigaction(r).map_err(Stop::Error),
+        nr::RT_SIGPROCMASK => strict::sigprocmask(r),
         nr::CHROOT => {
             // What the prefix means afterwards the kernel knows.
             let ret = sys::call1(nr::CHROOT, r.rdi);
@@ -129,6 +130,10 @@ pub fn clone(r: &mut Regs) -> usize {
     if flags & (CLONE_FILES | CLONE_VFORK) != CLONE_VFORK {
         // A thread, or something so like one that it shares our tables.
         THREADS.store(true, Ordering::SeqCst);
+        let stack = if r.rax == nr::CLONE { r.rsi } else { (args[5] + args[6]) as usize };
+        if strict::on() && stack != 0 && mem::put(stack - 8, &r.rcx).is_ok() {
+            return THREAD;
+        }
         return RAW;
     }
     let area = thread::area();
@@ -139,6 +144,7 @@ pub fn clone(r: &mut Regs) -> usize {
     }
     area.vfork_return[depth] = r.rcx;
     area.vfork_cur[depth] = area.cur + FRAME;
+    area.vfork_raw[depth] = area.raw;
     area.vforks += 1;
     // The child has another thread id and runs on this area.
     area.tid = 0;
@@ -155,6 +161,7 @@ fn after_vfork(r: &Regs) -> Reply {
     area.tid = 0;
     // What the child left behind on this area is not ours: its frame, a signal put off.
     area.cur = area.vfork_cur[area.vforks as usize] - FRAME;
+    area.raw = area.vfork_raw[area.vforks as usize];
     area.pending = 0;
     Ok(r.rdi as isize)
 }
@@ -201,6 +208,8 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
     };
     if ret == 0 {
         thread::area().tid = 0;
+        session::note_thread(thread::tid());
+        strict::arm();
         table::after_fork();
         fsys::after_fork();
         if stack != 0 {
