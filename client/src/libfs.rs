@@ -390,10 +390,15 @@ impl LibFs {
         }
     }
 
-    /// Realtime nanoseconds, for time stamps: of the last tick, as the kernel stamps its own files.
-    pub(crate) fn now() -> u64 {
+    /// Realtime nanoseconds, for time stamps: of the last tick, as the kernel stamps its own files,
+    /// but later than the last change of each of the inodes that get the stamp. Caches tell by
+    /// the time that a file has changed (the kernel's behind a mount, make, rsync), so no two
+    /// changes may have the same.
+    pub(crate) fn now(changed: &[&InodeRecord]) -> u64 {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
+        let tick = (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64);
+        let after = |r: &&InodeRecord| r.ctime.nanos().saturating_add(1);
+        changed.iter().map(after).fold(tick, u64::max)
     }
 }
 

@@ -204,6 +204,34 @@ fn a_mount_in_the_background_logs_beside_the_services() {
     assert!(log.contains(&line), "{log}");
 }
 
+/// A reader behind a mount, whose kernel caches, sees each change of the same bytes at once, however
+/// quickly they follow each other: it tells by the time of the file.
+#[test]
+fn changes_within_a_tick_are_seen_behind_the_mount() {
+    let Some(cluster) = Cluster::new("tick") else { return };
+    let (there, back) = (cluster.0.join("there"), cluster.0.join("back"));
+    text(&Command::new("mkfifo").args([&there, &back]).output().unwrap());
+    text(&cluster.shell(1, "echo 00000000 > f").output().unwrap());
+    let (there, back) = (there.display(), back.display());
+    let writer = format!(
+        "python3 -c \"import os
+o = open('{there}', 'wb', 0); i = open('{back}', 'rb', 0); fd = os.open('f', os.O_RDWR)
+for k in range(150): os.pwrite(fd, b'%08d' % k, 0); o.write(b'x'); i.read(1)\""
+    );
+    let reader = format!(
+        "python3 -c \"import os
+i = open('{there}', 'rb', 0); o = open('{back}', 'wb', 0); fd = os.open('f', os.O_RDONLY)
+stale = 0
+for k in range(150): i.read(1); stale += int(os.pread(fd, 8, 0)) != k; o.write(b'y')
+print(stale)\""
+    );
+    for node in [1, 2] {
+        let mut child = cluster.run(1, &writer).spawn().unwrap();
+        assert_eq!(text(&cluster.shell(node, &reader).output().unwrap()), "0\n", "node {node}");
+        assert!(child.wait().unwrap().success());
+    }
+}
+
 /// More files than there are lease slots.
 #[test]
 fn one_process_makes_more_files_than_it_can_hold_leases() {

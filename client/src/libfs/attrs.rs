@@ -73,7 +73,7 @@ impl LibFs {
         self.repeat(|session| {
             let mut state = inode.state.write();
             self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
-            let now = Self::now();
+            let now = Self::now(&[&state.record]);
             let change = self.judge(caller, &state, set, now)?;
             let place =
                 logged!(self.log(session, inode.ino.0, &[&state], &change.op(inode.ino), now));
@@ -203,7 +203,7 @@ impl LibFs {
                 None if !exists => return Err(Errno::NODATA),
                 None => Op::RemoveXattr { ino, name },
             };
-            let now = Self::now();
+            let now = Self::now(&[&state.record]);
             let place = logged!(self.log(session, ino.0, &[state], &op, now));
             state.record.xattrs |= value.is_some();
             state.record.ctime = Stamp::from_nanos(now);

@@ -314,7 +314,7 @@ impl LibFs {
             self.fetch_extents(session, open.inode.ino, state, 0)?;
         }
         let clear = self.clears_setid(state);
-        let now = Self::now();
+        let now = Self::now(&[&state.record]);
         let raw = RawHeader {
             op: op::WRITE,
             inode: open.inode.ino.0,
@@ -372,7 +372,7 @@ impl LibFs {
                 return Ok(Outcome::Done(()));
             }
             let clear = self.clears_setid(&state);
-            let now = Self::now();
+            let now = Self::now(&[&state.record]);
             let op = Op::Truncate { ino: inode.ino, size, clear_setid: clear };
             let place = match self.log(session, inode.ino.0, &[&state], &op, now) {
                 Outcome::Done(place) => place,
@@ -417,7 +417,7 @@ impl LibFs {
         self.repeat(|session| {
             let mut state = inode.state.write();
             self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
-            let now = Self::now();
+            let now = Self::now(&[&state.record]);
             let op = Op::Fallocate { ino: inode.ino, offset, len, mode: mode as u16 };
             let place = match self.log(session, open.hint, &[&state], &op, now) {
                 Outcome::Done(place) => place,

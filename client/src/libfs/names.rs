@@ -263,7 +263,7 @@ impl LibFs {
             if is_dir && state.record.nlink >= LINK_MAX {
                 return Err(Errno::MLINK);
             }
-            let now = Self::now();
+            let now = Self::now(&[&state.record]);
             let (ino, granted) = self.take_fresh(session)?;
             let record = new_record(caller, &state.record, node, ino, parent, now);
             let mut child = new_state(session, granted, record, node.target);
@@ -321,7 +321,7 @@ impl LibFs {
             if is_rmdir && record.entries > 0 {
                 return Err(Errno::NOTEMPTY);
             }
-            let now = Self::now();
+            let now = Self::now(&[&locked.get(parent).record, &record]);
             let open = locked.get(ino).open > 0;
             let op = if is_rmdir {
                 Op::Rmdir { ino, parent, name }
@@ -386,7 +386,7 @@ impl LibFs {
             if record.nlink >= LINK_MAX {
                 return Err(Errno::MLINK);
             }
-            let now = Self::now();
+            let now = Self::now(&[&locked.get(parent).record, &record]);
             let op = Op::Link { ino, parent, name };
             let place = logged!(self.log(session, parent.0, &locked.states(), &op, now));
             let state = locked.get(parent);
@@ -501,7 +501,8 @@ impl LibFs {
         {
             return Err(Errno::NOTEMPTY);
         }
-        let now = Self::now();
+        let records: Vec<InodeRecord> = all.iter().map(|i| locked.get(i.ino).record).collect();
+        let now = Self::now(&records.iter().collect::<Vec<_>>());
         let open = victim.as_ref().is_some_and(|v| locked.get(v.ino).open > 0);
         let op = Op::Rename {
             ino,

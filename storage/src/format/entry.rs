@@ -111,6 +111,14 @@ impl Stamp {
     pub const fn from_nanos(nanos: u64) -> Self {
         Self { sec: (nanos / 1_000_000_000) as i64, nsec: (nanos % 1_000_000_000) as u32 }
     }
+
+    /// As realtime nanoseconds; 0 for times before 1970, the highest number for those past 2554.
+    pub const fn nanos(self) -> u64 {
+        if self.sec < 0 {
+            return 0;
+        }
+        (self.sec as u64).saturating_mul(1_000_000_000).saturating_add(self.nsec as u64)
+    }
 }
 
 /// An operation, decoded. Names and payloads are borrowed from the bytes it was decoded from.
