@@ -52,6 +52,7 @@ errnos! {
     RANGE = 34, "result too large";
     DEADLK = 35, "resource deadlock avoided";
     NAMETOOLONG = 36, "file name too long";
+    NOLCK = 37, "no locks available";
     NOSYS = 38, "function not implemented";
     NOTEMPTY = 39, "directory not empty";
     LOOP = 40, "too many levels of symbolic links";

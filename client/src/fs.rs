@@ -16,6 +16,8 @@ use alloc::vec::Vec;
 
 use base::{Errno, InodeId};
 
+pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
+
 /// Result of every operation.
 pub type Result<T> = core::result::Result<T, Errno>;
 
@@ -347,6 +349,31 @@ pub trait FileSystem: Send + Sync {
     ) -> Result<()>;
     /// Removes an extended attribute.
     fn removexattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<()>;
+    /// Whether the file system keeps locks itself, so that they hold for everybody who uses it. If
+    /// not, a kernel in front of it keeps those of its own processes, and the calls below fail.
+    fn keeps_locks(&self) -> bool {
+        false
+    }
+    /// Locks or unlocks (kind `None`) a range of an open file, without waiting: EAGAIN when another
+    /// owner's lock bars it. With `wait` not 0 the caller then waits, under that number of its own:
+    /// it asks again when [`await_lock_event`](Self::await_lock_event) returns, or calls
+    /// [`cancel_lock`](Self::cancel_lock). EDEADLK when that would be for ever.
+    fn lock(&self, _ino: InodeId, _lock: &Lock, _wait: u64) -> Result<()> {
+        Err(Errno::NOSYS)
+    }
+    /// A lock that bars this one; its `pid` is 0 when its holder is on another machine.
+    fn test_lock(&self, _ino: InodeId, _lock: &Lock) -> Result<Option<Lock>> {
+        Err(Errno::NOSYS)
+    }
+    /// No longer waits.
+    fn cancel_lock(&self, _ino: InodeId, _wait: u64) {}
+    /// Changes when a lock that somebody waits for may have become free. To be called at least
+    /// every second while locks are held: a file system that lost its connection gets them back.
+    fn lock_event(&self) -> Result<u64> {
+        Err(Errno::NOSYS)
+    }
+    /// Returns when `lock_event` is no longer what was seen, or after the time limit.
+    fn await_lock_event(&self, _seen: u64, _limit_ms: u64) {}
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
     /// may go.
     fn forget(&self, _ino: InodeId) {}

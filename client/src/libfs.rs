@@ -15,6 +15,7 @@ pub mod attrs;
 pub mod data;
 pub mod inode;
 pub mod lane;
+pub mod locks;
 pub mod names;
 pub mod permission;
 pub mod pieces;
@@ -63,6 +64,7 @@ pub struct LibFs {
     handles: Slots<Open>,
     unpins: RwLock<Vec<InodeId>>,
     opened: AtomicU64,
+    locks: locks::Locks,
 }
 
 /// Inodes remembered; above it, those that nobody uses are dropped.
@@ -99,6 +101,7 @@ impl LibFs {
             handles: Slots::new(),
             unpins: RwLock::new(Vec::new()),
             opened: AtomicU64::new(0),
+            locks: locks::Locks::default(),
         };
         this.session()?;
         Ok(this)

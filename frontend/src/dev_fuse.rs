@@ -18,7 +18,7 @@ use client::fs::FileSystem;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use crate::fuse::{IO_BYTES_MAX, Options, REQUEST_BYTES_MAX, ReplySink, Server};
+use crate::fuse::{IO_BYTES_MAX, LaterReply, Options, REQUEST_BYTES_MAX, ReplySink, Server};
 use crate::mount_options::MountOptions;
 use crate::mount_point::{self, MountError};
 use crate::notify::{Deferred, Notifier};
@@ -57,6 +57,7 @@ impl Session {
         mount_point::clear_dead(dir)?;
         let dir = dir.canonicalize().map_err(|e| MountError::point(dir, &e))?;
         let device = Arc::new(mount_point::mount(&dir, mount_options)?);
+        let options = Options { shared_locks: !mount_options.local_locks, ..options };
         let server = Arc::new(Server::new(fs.clone(), options));
         if let Err(error) = first_requests(&server, &device) {
             let _ = mount_point::unmount(&dir);
@@ -82,6 +83,10 @@ impl Session {
         self.server.on_misplaced(Box::new(move |ino| deferred.push(ino)));
         let (deferred, notifier) = (self.deferred.clone(), self.notifier.clone());
         self.threads.push(spawn("fuse-notify", move || deferred.run(&notifier))?);
+        if self.server.shares_locks() {
+            let server = self.server.clone();
+            self.threads.push(spawn("fuse-locks", move || server.run_locks())?);
+        }
         let running = Arc::new(AtomicUsize::new(count));
         for _ in 0..count {
             let (server, running) = (self.server.clone(), running.clone());
@@ -91,6 +96,7 @@ impl Session {
                 Worker::new(channel).run(&server);
                 if running.fetch_sub(1, Ordering::AcqRel) == 1 {
                     deferred.close();
+                    server.close_locks();
                     // Nothing to do about a failure: whoever waits also joins the threads.
                     let _ = rustix::io::write(&*ended, &1u64.to_le_bytes());
                 }
@@ -200,6 +206,10 @@ impl ReplySink for DeviceSink {
         &mut self.payload[..len]
     }
 
+    fn later(&mut self) -> Option<Box<dyn LaterReply>> {
+        Some(Box::new(LaterOnDevice(self.channel.clone())))
+    }
+
     fn send(&mut self, head: &[u8], payload_len: usize) {
         let payload = &self.payload[..payload_len.min(self.payload.len())];
         let slices = [IoSlice::new(head), IoSlice::new(payload)];
@@ -208,6 +218,18 @@ impl ReplySink for DeviceSink {
             // ENOENT: the caller was killed and its request with it.
             Ok(_) | Err(Errno::NOENT) => {}
             Err(error) => log::warn!("kernel refused a reply of {} bytes: {error}", head.len()),
+        }
+    }
+}
+
+/// A reply must go to the channel that the request came from.
+struct LaterOnDevice(Arc<OwnedFd>);
+
+impl LaterReply for LaterOnDevice {
+    fn send(self: Box<Self>, reply: &[u8]) {
+        match rustix::io::write(&*self.0, reply) {
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
+            Err(error) => log::warn!("kernel refused a reply of {} bytes: {error}", reply.len()),
         }
     }
 }

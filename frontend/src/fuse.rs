@@ -7,6 +7,7 @@
 mod callers;
 mod files;
 mod groups;
+mod locks;
 mod names;
 pub mod parse;
 pub mod reply;
@@ -14,8 +15,10 @@ pub mod server;
 mod virtual_dir;
 pub mod wire;
 
-pub use reply::{Answer, ReplySink};
+pub use reply::{Answer, LaterReply, ReplySink};
 pub use server::{IO_BYTES_MAX, Options, REQUEST_BYTES_MAX, Server};
 
+#[cfg(test)]
+mod lock_tests;
 #[cfg(test)]
 mod tests;

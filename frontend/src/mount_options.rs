@@ -18,6 +18,8 @@ pub struct MountOptions {
     pub default_permissions: bool,
     /// Serving threads.
     pub threads: usize,
+    /// `fcntl` and `flock` locks hold among the processes of this mount only.
+    pub local_locks: bool,
     /// What the mount table shows as the source.
     pub source: String,
 }
@@ -29,6 +31,7 @@ impl Default for MountOptions {
             allow_other: rustix::process::geteuid().is_root(),
             default_permissions: true,
             threads: THREADS,
+            local_locks: false,
             source: "corbel".into(),
         }
     }
@@ -62,7 +65,8 @@ const FOR_OTHERS: [&str; 11] = [
 ];
 
 /// Options of our own, for the error text.
-const OWN: &str = "allow_other, default_permissions, no_default_permissions, threads=N";
+const OWN: &str =
+    "allow_other, default_permissions, no_default_permissions, local_locks, threads=N";
 
 impl MountOptions {
     /// Takes in one comma-separated list.
@@ -89,6 +93,7 @@ impl MountOptions {
             None if option == "allow_other" => self.allow_other = true,
             None if option == "default_permissions" => self.default_permissions = true,
             None if option == "no_default_permissions" => self.default_permissions = false,
+            None if option == "local_locks" => self.local_locks = true,
             Some(("threads", count)) => {
                 self.threads = count
                     .parse()
@@ -125,6 +130,9 @@ mod tests {
         let mut options = MountOptions::default();
         options.apply("rw,noatime,_netdev,nofail,x-systemd.automount,threads=3").unwrap();
         assert_eq!((options.flags, options.threads), (MountFlags::NOATIME, 3));
+        assert!(!options.local_locks);
+        options.apply("local_locks").unwrap();
+        assert!(options.local_locks);
         options.apply("ro,nosuid,,atime").unwrap();
         assert_eq!(options.flags, MountFlags::RDONLY | MountFlags::NOSUID);
         assert_eq!(options.flag_words().collect::<Vec<_>>(), ["ro", "nosuid"]);

@@ -15,6 +15,8 @@ pub mod client;
 pub mod event;
 mod head;
 pub mod lease;
+mod locking;
+pub mod locks;
 pub mod message;
 mod requests;
 pub mod ring;
@@ -131,6 +133,8 @@ pub struct Counters {
     pub old_epoch: u64,
     pub syncs: u64,
     pub snapshots: u64,
+    pub locks: u64,
+    pub locks_refused: u64,
 }
 
 /// The part that a node has in the current view.
@@ -179,6 +183,7 @@ pub struct Node {
     stalled: VecDeque<(NodeId, Message)>,
     known: BTreeMap<ClientId, Known>,
     leases: LeaseTable,
+    locking: locking::Locking,
     held_grants: Vec<head::HeldGrant>,
     /// Recalls under way, by what they take back.
     recall_tokens: BTreeMap<(ClientId, InodeId), u64>,
@@ -259,7 +264,11 @@ fn class_of(len: usize) -> Class {
 
 impl Node {
     /// Opens the node's region and replays what its stream ring holds beyond the published state.
-    pub fn new(config: NodeConfig, media: Arc<dyn Media>, random: Random) -> Result<Self, Failure> {
+    pub fn new(
+        config: NodeConfig,
+        media: Arc<dyn Media>,
+        mut random: Random,
+    ) -> Result<Self, Failure> {
         let volume = Volume::open(Arc::clone(&media))?;
         let published = volume.root().stream_seq;
         let ring = Ring::open(Arc::clone(&media), config.ring_bytes, published)?;
@@ -275,6 +284,7 @@ impl Node {
             }
         }
         let next_inode = volume.last_inode().0 + 1;
+        let run = random.next_u64() | 1;
         let mut node = Self {
             config,
             media,
@@ -302,6 +312,7 @@ impl Node {
             stalled: VecDeque::new(),
             known: BTreeMap::new(),
             leases: LeaseTable::default(),
+            locking: locking::Locking::new(run),
             held_grants: Vec::new(),
             recall_tokens: BTreeMap::new(),
             dirty: BTreeMap::new(),
@@ -454,6 +465,7 @@ impl Node {
         self.watch_acks(out);
         self.forget_lingering(out)?;
         self.release_grants(out);
+        self.serve_early_locks(out)?;
         self.promote_followers(out);
         self.remove_finished_clients()
     }
@@ -534,6 +546,14 @@ impl Node {
             }
             Message::Recall { client, ino, token } if from_head => {
                 self.recall_wanted(client, ino, token);
+                Ok(())
+            }
+            Message::LockDone { client, token, errno, found } if from_head => {
+                self.lock_answered(client, token, errno, found);
+                Ok(())
+            }
+            Message::LockFree { client } if from_head => {
+                self.lock_freed(client);
                 Ok(())
             }
             Message::Progress { client, replicated, refusals, refused, errno, .. } if from_head => {
@@ -638,6 +658,7 @@ impl Node {
             published: self.published,
             all_acked: self.all_acked,
             leases: self.leases.len(),
+            locks: self.locking.table.len(),
             requests: self.requests.len(),
             recalls: self.recalls.len(),
             counters: self.counters,
@@ -678,6 +699,8 @@ pub struct NodeStatus {
     pub published: StreamSeq,
     pub all_acked: StreamSeq,
     pub leases: usize,
+    /// Ranges of file locks that the head has given out; 0 on others.
+    pub locks: usize,
     pub requests: usize,
     pub recalls: usize,
     pub counters: Counters,

@@ -32,7 +32,7 @@ pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
         })
         .collect();
     let c = &status.counters;
-    let object = json!({
+    let mut object = json!({
         "node": status.node.0,
         "role": role,
         "ready": status.ready,
@@ -74,5 +74,9 @@ pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
             "bytes_in": net.bytes_in,
         },
     });
+    // The macro does not take many more fields than these.
+    object["locks"] = status.locks.into();
+    object["counters"]["locks"] = c.locks.into();
+    object["counters"]["locks_refused"] = c.locks_refused.into();
     format!("{object}\n")
 }

@@ -6,6 +6,7 @@ pub mod chunk;
 pub mod control;
 pub mod entry;
 pub mod item;
+pub mod lock;
 pub mod page;
 pub mod rpc;
 pub mod superblock;

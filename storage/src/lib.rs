@@ -17,6 +17,7 @@ pub mod format;
 #[cfg(feature = "std")]
 mod guard;
 pub mod limits;
+pub mod locks;
 pub mod media;
 #[cfg(feature = "std")]
 pub mod memory;

@@ -31,6 +31,10 @@ pub const LEASE_SLOTS: usize = 8192;
 pub const OP_SLOTS: usize = 64;
 /// Requests of a client that can be under way at once.
 pub const RPC_SLOTS: usize = 8;
+/// Ranges of file locks that one client (a whole mount, say) can hold; the head keeps 48 bytes each.
+pub const LOCKS_MAX: usize = 16_384;
+/// Locks that one client can wait for at once.
+pub const LOCK_WAITS_MAX: usize = 1024;
 /// Bytes of a request slot: the longest reply (a batch of names or extents).
 pub const RPC_SLOT_BYTES: usize = 64 * 1024;
 

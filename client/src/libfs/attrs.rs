@@ -14,7 +14,7 @@ use super::names::logged;
 use super::permission::{R, W, may, owns};
 use super::{LibFs, Outcome};
 use crate::fs::{
-    Attr, Caller, DirEntry, FileSystem, Handle, NewNode, O_ACCMODE, O_EXCL, O_RDONLY, Rename,
+    Attr, Caller, DirEntry, FileSystem, Handle, Lock, NewNode, O_ACCMODE, O_EXCL, O_RDONLY, Rename,
     Result, S_IFDIR, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode,
 };
 
@@ -399,6 +399,30 @@ impl FileSystem for LibFs {
         each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
         self.do_readdir(caller, ino, cookie, each)
+    }
+
+    fn keeps_locks(&self) -> bool {
+        true
+    }
+
+    fn lock(&self, ino: InodeId, lock: &Lock, wait: u64) -> Result<()> {
+        self.do_lock(ino, *lock, wait)
+    }
+
+    fn test_lock(&self, ino: InodeId, lock: &Lock) -> Result<Option<Lock>> {
+        self.do_test_lock(ino, *lock)
+    }
+
+    fn cancel_lock(&self, ino: InodeId, wait: u64) {
+        self.do_cancel_lock(ino, wait);
+    }
+
+    fn lock_event(&self) -> Result<u64> {
+        self.do_lock_event()
+    }
+
+    fn await_lock_event(&self, seen: u64, limit_ms: u64) {
+        self.do_await_lock_event(seen, limit_ms);
     }
 
     fn statfs(&self) -> Result<StatFs> {

@@ -237,6 +237,34 @@ impl Segment {
         satisfied
     }
 
+    /// Waits until `done` holds, or the service ends, or the time is over.
+    pub fn wait_at_most(&self, limit_ms: u64, mut done: impl FnMut() -> bool) {
+        let event = self.word32(control::EVENT);
+        let waiters = self.word(control::WAITERS);
+        let clock = || {
+            let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
+        };
+        let end = clock().saturating_add(limit_ms.saturating_mul(1_000_000));
+        waiters.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let seen = event.load(Ordering::SeqCst);
+            if done() || !self.attached() {
+                break;
+            }
+            let left = end.saturating_sub(clock());
+            if left == 0 {
+                break;
+            }
+            let limit = rustix::time::Timespec {
+                tv_sec: (left / 1_000_000_000) as i64,
+                tv_nsec: (left % 1_000_000_000) as i64,
+            };
+            let _ = futex::wait(event, futex::Flags::empty(), seen, Some(&limit));
+        }
+        waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
     /// State word of request slot `slot`.
     pub fn slot_state(&self, slot: usize) -> &AtomicU32 {
         self.word32(slot_offset(slot))

@@ -100,6 +100,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &ReleaseIn = args.take()?;
         args.end()?;
         let opened = self.unregister(arg.fh.get(), call.ino).ok_or(Errno::BADF)?;
+        self.unlock_handle(call.ino, arg.fh.get());
         self.fs.release(opened.handle);
         Ok(Answer::Empty)
     }

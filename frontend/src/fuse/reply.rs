@@ -15,9 +15,20 @@ const ADVISED_IO_BYTES: u32 = 4096;
 pub trait ReplySink {
     /// Room for `len` bytes, with any content; less if the transport has less.
     fn payload(&mut self, len: usize) -> &mut [u8];
+    /// The way back for a reply that comes after this call, from any thread; none if the transport
+    /// has no such way.
+    fn later(&mut self) -> Option<Box<dyn LaterReply>> {
+        None
+    }
     /// Sends `head`, then the first `payload_len` bytes of the room. Called at most once a
     /// request; not at all for the few that have no reply.
     fn send(&mut self, head: &[u8], payload_len: usize);
+}
+
+/// The way back of a request that was put off.
+pub trait LaterReply: Send {
+    /// Sends the whole reply.
+    fn send(self: Box<Self>, reply: &[u8]);
 }
 
 /// Longest fixed part of a reply.

@@ -18,6 +18,7 @@ use zerocopy::IntoBytes;
 
 use super::callers::Callers;
 use super::groups::GroupCache;
+use super::locks::Locks;
 use super::parse::{Args, Request};
 use super::reply::{Answer, ReplySink, entry_out};
 use super::virtual_dir;
@@ -48,6 +49,9 @@ pub struct Options {
     pub config_text: String,
     /// The file system's own lines for `.corbel/stats`.
     pub more_stats: Option<Box<MoreStats>>,
+    /// File locks are asked of the file system, if it keeps them; the transport must be able to
+    /// reply later, and run [`Server::run_locks`]. Else the kernel keeps those of its own processes.
+    pub shared_locks: bool,
     /// The rule of `.corbel/inode/NUMBER`; by default root and the owner.
     pub may_open_by_number: Box<MayOpenByNumber>,
 }
@@ -58,6 +62,7 @@ impl Default for Options {
             groups_from_proc: true,
             config_text: String::new(),
             more_stats: None,
+            shared_locks: false,
             may_open_by_number: Box::new(|caller, attr| caller.uid == 0 || caller.uid == attr.uid),
         }
     }
@@ -68,6 +73,7 @@ impl std::fmt::Debug for Options {
         f.debug_struct("Options")
             .field("groups_from_proc", &self.groups_from_proc)
             .field("config_text", &self.config_text)
+            .field("shared_locks", &self.shared_locks)
             .finish_non_exhaustive()
     }
 }
@@ -107,6 +113,8 @@ pub(super) struct Opened {
 /// One request on its way through a handler.
 #[derive(Debug)]
 pub(super) struct Call<'a> {
+    /// Number of the request.
+    pub unique: u64,
     pub ino: InodeId,
     pub caller: Caller<'a>,
 }
@@ -131,6 +139,7 @@ pub struct Server<F: FileSystem + ?Sized> {
     pub(super) callers: Callers,
     opened: RwLock<HashMap<u64, Opened>>,
     last_handle: AtomicU64,
+    pub(super) locks: Locks,
     /// How often the kernel was told each node number and has not forgotten it.
     lookups: Mutex<HashMap<u64, u64>>,
     pub(super) misplaced: OnceLock<Box<OnMisplaced>>,
@@ -154,6 +163,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             callers: Callers::default(),
             opened: RwLock::default(),
             last_handle: AtomicU64::new(0),
+            locks: Locks::default(),
             lookups: Mutex::default(),
             misplaced: OnceLock::new(),
         }
@@ -196,15 +206,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
             op::GETXATTR => ("getxattr", Permission, Self::getxattr),
             op::LISTXATTR => ("listxattr", Permission, Self::listxattr),
             op::REMOVEXATTR => ("removexattr", Permission, Self::removexattr),
-            // Nothing is held back until close; the kernel stops asking after the first answer.
-            op::FLUSH => ("flush", Nothing, Self::not_served),
+            op::FLUSH => ("flush", Nothing, Self::flush),
             op::INIT => ("init", Nothing, Self::init),
             op::OPENDIR => ("opendir", Nothing, Self::opendir),
             op::READDIR => ("readdir", Permission, Self::readdir),
             op::RELEASEDIR => ("releasedir", Nothing, Self::nothing_to_do),
             op::FSYNCDIR => ("fsyncdir", Nothing, Self::fsyncdir),
+            op::GETLK => ("getlk", Nothing, Self::getlk),
+            op::SETLK => ("setlk", Nothing, Self::setlk),
+            op::SETLKW => ("setlkw", Nothing, Self::setlkw),
             op::CREATE => ("create", Permission, Self::create),
-            // No operation can be cut short; the kernel goes on waiting for its reply.
             op::INTERRUPT => ("interrupt", Nothing, Self::interrupt),
             op::DESTROY => ("destroy", Nothing, Self::destroy),
             op::BATCH_FORGET => ("batch_forget", Nothing, Self::batch_forget),
@@ -264,7 +275,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
             .then(|| self.groups.of(pid, uid, gid));
         let groups = groups.as_deref().unwrap_or(&[]);
         let caller = Caller { uid, gid, groups, pid };
-        let call = Call { ino: InodeId(header.nodeid.get()), caller };
+        let (unique, ino) = (header.unique.get(), InodeId(header.nodeid.get()));
+        let call = Call { unique, ino, caller };
         let args = Args::new(request.body);
         if virtual_dir::is_virtual(call.ino) {
             return self.virtual_call(opcode, &call, args, sink);
@@ -332,8 +344,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::of(&out))
     }
 
-    /// No POSIX_LOCKS and FLOCK_LOCKS: the kernel keeps locks. No WRITEBACK_CACHE: a write is in
-    /// the file system when it returns. No POSIX_ACL and DONT_MASK: modes come masked.
+    /// No WRITEBACK_CACHE: a write is in the file system when it returns. No POSIX_ACL and
+    /// DONT_MASK: modes come masked.
     fn wanted_flags(&self) -> u64 {
         let always = init::ASYNC_READ
             | init::ATOMIC_O_TRUNC
@@ -351,7 +363,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         // With a promise to invalidate, the kernel keeps data until told; without, it drops data
         // whenever time or size are seen to have changed. READDIRPLUS pays only if its
         // attributes may be kept.
+        let locks = if self.shares_locks() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
         always
+            | locks
             | if self.fs.may_cache(InodeId::ROOT) {
                 init::EXPLICIT_INVAL_DATA
                     | init::CACHE_SYMLINKS
@@ -370,6 +384,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// Gives back whatever the kernel left open and known.
     fn close_all(&self) {
+        self.unlock_all();
         let opened =
             std::mem::take(&mut *self.opened.write().unwrap_or_else(PoisonError::into_inner));
         for opened in opened.into_values() {
@@ -393,10 +408,6 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     fn nothing_to_do(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
         Ok(Answer::Empty)
-    }
-
-    fn interrupt(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
-        Ok(Answer::Silent)
     }
 
     /// Registers an open file under a number of ours.

@@ -117,6 +117,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 list(args.take()?, opcode == op::READDIRPLUS, sink)
             }
             op::RELEASE | op::RELEASEDIR | op::FSYNC | op::FSYNCDIR => Ok(Answer::Empty),
+            // The kernel draws conclusions about all files from the first answer.
+            op::FLUSH => self.flush(call, args, sink),
             op::FORGET => Ok(Answer::Silent),
             op::STATFS => self.statfs(call, args, sink),
             op::GETXATTR | op::LISTXATTR => Err(Errno::OPNOTSUPP),

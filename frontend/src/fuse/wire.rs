@@ -48,6 +48,9 @@ pub mod op {
     pub const READDIR: u32 = 28;
     pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
@@ -67,9 +70,11 @@ pub mod op {
 /// INIT flags, the upper half in `flags2`.
 pub mod init {
     pub const ASYNC_READ: u64 = 1;
+    pub const POSIX_LOCKS: u64 = 1 << 1;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
@@ -109,6 +114,11 @@ pub const WRITE_CACHE: u32 = 1;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const OPEN_KILL_SUIDGID: u32 = 1;
 pub const FSYNC_FDATASYNC: u32 = 1;
+pub const LK_FLOCK: u32 = 1;
+/// Types of a lock, as `fcntl` has them.
+pub const F_RDLCK: u32 = 0;
+pub const F_WRLCK: u32 = 1;
+pub const F_UNLCK: u32 = 2;
 
 /// Codes of notifications (negative `error` is 0, `unique` is 0).
 pub mod notify {
@@ -261,6 +271,10 @@ wire! {
         padding: U32,
         spare: [U32; 6],
     }
+    FlushIn = 24 { fh: U64, unused: U32, padding: U32, lock_owner: U64, }
+    FileLock = 24 { start: U64, end: U64, kind: U32, pid: U32, }
+    LkIn = 48 { fh: U64, owner: U64, lk: FileLock, lk_flags: U32, padding: U32, }
+    LkOut = 24 { lk: FileLock, }
     FsyncIn = 16 { fh: U64, fsync_flags: U32, padding: U32, }
     SetxattrIn = 8 { size: U32, flags: U32, }
     GetxattrIn = 8 { size: U32, padding: U32, }

@@ -96,6 +96,7 @@ impl Node {
                 return Ok(());
             }
         };
+        client.set_lock_run(self.locking.run);
         self.clients.insert(id, client);
         self.active.insert(id);
         let up = Message::ClientUp {
@@ -132,6 +133,7 @@ impl Node {
         self.recalls.retain(|r| r.client != id);
         self.to_head(Message::ClientGone { client: id }, out);
         self.pins.remove(&id);
+        self.locking.drop_client(id);
         self.active.remove(&id);
         self.publish_now = true;
         if let Some(client) = self.clients.get_mut(&id) {

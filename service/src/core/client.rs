@@ -169,6 +169,20 @@ impl Client {
         }
     }
 
+    /// Tells it which run of the service knows its file locks.
+    pub fn set_lock_run(&self, run: u64) {
+        if self.word(control::LOCK_RUN) != run {
+            self.set_word(control::LOCK_RUN, run);
+            self.tell_of_locks();
+        }
+    }
+
+    /// Tells it that a file lock which it waits for may be free.
+    pub fn tell_of_locks(&self) {
+        self.set_word(control::LOCK_EVENT, self.word(control::LOCK_EVENT).wrapping_add(1));
+        self.notify();
+    }
+
     /// The sequence that durability is asked for.
     pub fn sync_request(&self) -> Sequence {
         // What was never handed out cannot be waited for.

@@ -117,6 +117,11 @@ impl Node {
                 self.leases.released(client, ino, &mut actions);
                 self.act(actions, out)
             }
+            want @ Message::LockWant { .. } => self.lock_wanted(from, want, out),
+            Message::LockHeld { client, first, locks } => {
+                self.locks_reported(from, client, first, &locks, out);
+                Ok(())
+            }
             Message::Unpin { client, inodes } => self.unpinned(client, &inodes, out),
             Message::Released { client, inodes } => {
                 let mut actions = Vec::new();
@@ -209,6 +214,7 @@ impl Node {
         let mut actions = Vec::new();
         self.recall_tokens.retain(|(c, _), _| *c != client);
         self.leases.gone(client, &mut actions);
+        self.forget_locks(client, out);
         self.held_grants.retain(|g| g.want.client != client);
         self.reap_unpinned(known.pins.iter().copied().collect(), out)?;
         // An empty chunk with sequence 0: every member forgets how far it was.

@@ -25,11 +25,18 @@
 //! 17 Resume         head -> member    stream seq u64: cut what you hold beyond it
 //! 18 SnapshotWant   syncing -> head   -
 //! 19 Snapshot       head -> syncing   stream seq u64, last inode u64, end u8, raw log entries
+//! 20 LockWant       agent -> head     client u64, inode u64, token u64, what u8 (1 set, 2 test,
+//!                                     3 cancel), wait u64, lock (storage::format::lock)
+//! 21 LockDone       head -> agent     client u64, token u64, errno u16, found u8, lock if found
+//! 22 LockHeld       agent -> head     client u64, first u8 (1: instead of all known before), n u32,
+//!                                     {inode u64, lock} x n
+//! 23 LockFree       head -> agent     client u64: something that it waits for may be free
 //! ```
 
 use base::wire::{Corrupt, Reader, Writer};
 use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
+use storage::format::lock::{LOCK_BYTES, Lock, LockSpace};
 
 /// Kind of a chunk message.
 pub const CHUNK: u16 = 1;
@@ -67,6 +74,18 @@ pub struct Identity {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
+}
+
+/// What an agent asks about a file lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum LockAsk {
+    /// Lock, or unlock; with `wait` not 0 the client waits under that number.
+    Set { lock: Lock, wait: u64 },
+    /// Which lock bars this one?
+    Test { lock: Lock },
+    /// No longer wait.
+    Cancel { wait: u64 },
 }
 
 /// A message; the module text has the fields.
@@ -164,6 +183,26 @@ pub enum Message {
         last_inode: InodeId,
         end: bool,
         raw: Vec<u8>,
+    },
+    LockWant {
+        client: ClientId,
+        ino: InodeId,
+        token: u64,
+        ask: LockAsk,
+    },
+    LockDone {
+        client: ClientId,
+        token: u64,
+        errno: u16,
+        found: Option<Lock>,
+    },
+    LockHeld {
+        client: ClientId,
+        first: bool,
+        locks: Vec<(InodeId, Lock)>,
+    },
+    LockFree {
+        client: ClientId,
     },
 }
 
@@ -273,6 +312,30 @@ impl Message {
                 w.u64(seq.0).u64(last_inode.0).u8(u8::from(*end)).bytes(raw);
                 19
             }
+            Self::LockWant { client, ino, token, ask } => {
+                w.u64(client.0).u64(ino.0).u64(*token);
+                ask.encode(&mut w);
+                20
+            }
+            Self::LockDone { client, token, errno, found } => {
+                w.u64(client.0).u64(*token).u16(*errno).u8(u8::from(found.is_some()));
+                if let Some(lock) = found {
+                    lock.encode(&mut w);
+                }
+                21
+            }
+            Self::LockHeld { client, first, locks } => {
+                w.u64(client.0).u8(u8::from(*first)).u32(locks.len() as u32);
+                for (ino, lock) in locks {
+                    w.u64(ino.0);
+                    lock.encode(&mut w);
+                }
+                22
+            }
+            Self::LockFree { client } => {
+                w.u64(client.0);
+                23
+            }
         };
         (kind, out)
     }
@@ -343,10 +406,40 @@ impl Message {
                 end: r.u8()? != 0,
                 raw: r.rest().to_vec(),
             },
+            20..=23 => Self::decode_lock(kind, &mut r)?,
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;
         Ok((epoch, message))
+    }
+
+    fn decode_lock(kind: u16, r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let client = ClientId(r.u64()?);
+        Ok(match kind {
+            20 => Self::LockWant {
+                client,
+                ino: InodeId(r.u64()?),
+                token: r.u64()?,
+                ask: LockAsk::decode(r)?,
+            },
+            21 => Self::LockDone {
+                client,
+                token: r.u64()?,
+                errno: r.u16()?,
+                found: if r.u8()? == 0 { None } else { Some(Lock::decode(r)?) },
+            },
+            22 => {
+                let (first, n) = (r.u8()? != 0, r.u32()? as usize);
+                if n > r.left() / (8 + LOCK_BYTES) {
+                    return Err(r.corrupt("claims more locks than it holds"));
+                }
+                let locks = (0..n)
+                    .map(|_| Ok((InodeId(r.u64()?), Lock::decode(r)?)))
+                    .collect::<Result<_, Corrupt>>()?;
+                Self::LockHeld { client, first, locks }
+            }
+            _ => Self::LockFree { client },
+        })
     }
 
     fn decode_client_up(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
@@ -374,5 +467,28 @@ fn put_inodes(w: &mut Writer<'_>, inodes: &[InodeId]) {
     w.u32(inodes.len() as u32);
     for ino in inodes {
         w.u64(ino.0);
+    }
+}
+
+impl LockAsk {
+    fn encode(&self, w: &mut Writer<'_>) {
+        let (what, wait, lock) = match *self {
+            Self::Set { lock, wait } => (1, wait, lock),
+            Self::Test { lock } => (2, 0, lock),
+            Self::Cancel { wait } => (3, wait, Lock::all_of(LockSpace::Record, 0)),
+        };
+        w.u8(what).u64(wait);
+        lock.encode(w);
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let (what, wait) = (r.u8()?, r.u64()?);
+        let lock = Lock::decode(r)?;
+        match what {
+            1 => Ok(Self::Set { lock, wait }),
+            2 => Ok(Self::Test { lock }),
+            3 => Ok(Self::Cancel { wait }),
+            _ => Err(r.corrupt("asks an unknown thing about a lock")),
+        }
     }
 }

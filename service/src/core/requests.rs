@@ -11,11 +11,12 @@ use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
+use storage::format::lock::Lock;
 use storage::format::rpc::{self, InodeReply, Request, WANT_PIN};
 use storage::limits::RPC_SLOT_BYTES;
 use storage::permission::{R, X};
 
-use super::message::Message;
+use super::message::{LockAsk, Message};
 use super::{Effect, Failure, Node, Role};
 
 /// Bytes of a reply's lists.
@@ -63,6 +64,7 @@ enum What {
     StatFs,
     Release(Vec<u32>),
     Read { offset: u64, len: u32 },
+    Lock(LockAsk),
 }
 
 /// What a step of a request came to.
@@ -108,6 +110,9 @@ impl Pending {
             Request::StatFs => (none, What::StatFs),
             Request::Release { slots } => (none, What::Release(slots)),
             Request::Read { ino, offset, len } => (ino, What::Read { offset, len }),
+            Request::Lock { ino, wait, lock } => (ino, What::Lock(LockAsk::Set { lock, wait })),
+            Request::LockTest { ino, lock } => (ino, What::Lock(LockAsk::Test { lock })),
+            Request::LockCancel { ino, wait } => (ino, What::Lock(LockAsk::Cancel { wait })),
         };
         Ok(Self { client, slot, after, what, stage: Stage::Drain, ino })
     }
@@ -169,6 +174,29 @@ impl Node {
         let waiting = |p: &&mut Pending| p.client == client && p.stage == Stage::Asked(token);
         if let Some(pending) = self.requests.iter_mut().find(waiting) {
             pending.stage = Stage::Numbers(first, count);
+        }
+    }
+
+    pub(super) fn lock_answered(
+        &mut self,
+        client: ClientId,
+        token: u64,
+        errno: u16,
+        found: Option<Lock>,
+    ) {
+        let waiting = |p: &Pending| p.client == client && p.stage == Stage::Asked(token);
+        let Some(at) = self.requests.iter().position(waiting) else { return };
+        let What::Lock(ask) = self.requests[at].what else { return };
+        let pending = self.requests.remove(at);
+        self.note_lock(client, pending.ino, ask, errno);
+        let mut body = Vec::new();
+        match ask {
+            _ if errno != 0 => rpc::reply_error(Errno(errno), &mut body),
+            LockAsk::Test { .. } => rpc::put_lock_test(&mut body, found.as_ref()),
+            LockAsk::Set { .. } | LockAsk::Cancel { .. } => rpc::reply_ok(&mut body),
+        }
+        if let Some(client) = self.clients.get(&client) {
+            client.answer(pending.slot, &body);
         }
     }
 
@@ -248,6 +276,12 @@ impl Node {
                 p.stage = Stage::Asked(token);
                 let message = Message::NumbersWant { client: p.client, token, count: *count };
                 self.to_head(message, out);
+                return Ok(Step::Wait);
+            }
+            What::Lock(ask) => {
+                let (ask, token) = (*ask, self.token());
+                p.stage = Stage::Asked(token);
+                self.to_head(Message::LockWant { client: p.client, ino: p.ino, token, ask }, out);
                 return Ok(Step::Wait);
             }
             _ => return self.answer_simple(p, out),
@@ -440,7 +474,7 @@ impl Node {
                 rpc::reply_ok(&mut body);
                 body.extend_from_slice(&bytes[..n]);
             }
-            What::Inode { .. } | What::Lookup { .. } | What::Inodes { .. } => {}
+            What::Inode { .. } | What::Lookup { .. } | What::Inodes { .. } | What::Lock(_) => {}
         }
         Ok(Step::Answer(body))
     }

@@ -176,6 +176,7 @@ impl Node {
         self.positions.insert(self.me(), self.ring.last());
         self.known.clear();
         self.leases = super::lease::LeaseTable::default();
+        self.locking.begin_take_over();
         self.held_grants.clear();
         self.recall_tokens.clear();
         self.stalled.clear();
@@ -258,6 +259,8 @@ impl Node {
         let orphans = self.volume.orphans()?;
         self.reap_unpinned(orphans, out)?;
         self.ask_again();
+        self.serve_early_locks(out)?;
+        self.wake_lock_waiters();
         let all: Vec<_> = self.clients.keys().copied().collect();
         self.active.extend(all);
         Ok(())
@@ -311,6 +314,7 @@ impl Node {
                 leases: c.leases().into_iter().chain(c.returned()).collect(),
                 pins: self.pins.get(&c.id).into_iter().flatten().copied().collect(),
             })
+            .chain(self.clients.keys().flat_map(|c| self.locking.report(*c)))
             .collect()
     }
 
@@ -326,6 +330,7 @@ impl Node {
         let seq = self.ring.last();
         self.to_head(Message::Position { seq }, out);
         self.ask_again();
+        self.wake_lock_waiters();
         let all: Vec<_> = self.clients.keys().copied().collect();
         self.active.extend(all);
         self.want_stream(out);
@@ -339,6 +344,7 @@ impl Node {
         }
         self.requests.clear();
         self.recalls.clear();
+        self.locking.drop_all();
         self.ready = false;
     }
 
@@ -673,6 +679,7 @@ impl Node {
             }
         }
         self.clients.clear();
+        self.locking.drop_all();
         self.job = None;
         self.batch.clear();
         self.settled.clear();

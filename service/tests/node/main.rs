@@ -4,5 +4,6 @@
 mod crash;
 mod grants;
 mod hostile;
+mod locks;
 mod messages;
 mod rig;

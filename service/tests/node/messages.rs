@@ -3,8 +3,9 @@
 use base::random::Random;
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use service::core::Event;
-use service::core::message::{Identity, Message};
+use service::core::message::{Identity, LockAsk, Message};
 use storage::format::control::LeaseMode;
+use storage::format::lock::{Lock, LockKind, LockSpace};
 
 use crate::rig::Rig;
 
@@ -29,7 +30,15 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
     random.fill(&mut raw);
     let inodes: Vec<InodeId> = (0..random.below(20)).map(|_| InodeId(odd(random))).collect();
     let leases = inodes.iter().map(|i| (*i, mode)).collect();
-    match random.below(19) {
+    let lock = Lock {
+        space: LockSpace::Record,
+        kind: [LockKind::None, LockKind::Read, LockKind::Write][random.below(3) as usize],
+        owner: random.below(3),
+        pid: token as u32,
+        start: random.below(9),
+        end: 9 + random.below(9),
+    };
+    match random.below(23) {
         0 => Message::Chunk { all_acked: seq, chunk: raw },
         1 => Message::ChunkAck { seq },
         2 => Message::ClientUp {
@@ -62,6 +71,23 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         15 => Message::StreamWant { from: seq },
         16 => Message::Resume { seq },
         17 => Message::SnapshotWant,
+        18 => {
+            let ask = match random.below(3) {
+                0 => LockAsk::Set { lock, wait: random.below(3) },
+                1 => LockAsk::Test { lock },
+                _ => LockAsk::Cancel { wait: token },
+            };
+            Message::LockWant { client, ino, token, ask }
+        }
+        19 => {
+            let found = random.chance(1, 2).then_some(lock);
+            Message::LockDone { client, token, errno: token as u16, found }
+        }
+        20 => {
+            let locks = inodes.iter().map(|i| (*i, lock)).collect();
+            Message::LockHeld { client, first: random.chance(1, 2), locks }
+        }
+        21 => Message::LockFree { client },
         _ => Message::Snapshot { seq, last_inode: ino, end: token % 2 == 0, raw },
     }
 }
@@ -78,7 +104,7 @@ fn messages_survive_the_wire_and_damage_is_an_error() {
         body[cut] ^= 1 << random.below(8);
         let _ = Message::decode(kind, &body);
         random.fill(&mut body);
-        let _ = Message::decode(random.below(22) as u16, &body);
+        let _ = Message::decode(random.below(26) as u16, &body);
     }
     assert!(Message::decode(0, &[0; 4]).is_err());
     assert!(Message::decode(2, &[0; 13]).is_err(), "too long");

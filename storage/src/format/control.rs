@@ -75,6 +75,12 @@ pub const REFUSED_SEQ: u64 = 0x3148;
 pub const REFUSED_ERRNO: u64 = 0x3150;
 /// Futex word (32 bits): grows with each change that a client can wait for.
 pub const EVENT: u64 = 0x3180;
+/// Service word: grows when a file lock that this client waits for may be free; same line as
+/// `EVENT`, which grows with it.
+pub const LOCK_EVENT: u64 = 0x3188;
+/// Service word: names the run of the service that knows this client's file locks; with another
+/// value (never 0) the client asks for what it holds again. Same line as `EVENT`.
+pub const LOCK_RUN: u64 = 0x3190;
 /// Client word: threads waiting on `EVENT`.
 pub const WAITERS: u64 = 0x31c0;
 /// Service words, one a line and lane: logical position up to which the lane may be overwritten.

@@ -23,6 +23,10 @@
 //!   StatFs          block bytes u32, blocks u64, free u64, inodes u64, inodes free u64
 //!   Read            the bytes (fewer at the end of the file)
 //!   Unpin, Release  nothing
+//!   Lock            nothing; the errno is AGAIN while another owner's lock bars it, DEADLK if to
+//!                   wait would be for ever, NOLCK above the bounds (limits)
+//!   LockTest        found u8, then, if 1, a lock that bars the one asked for (format::lock)
+//!   LockCancel      nothing
 //! ```
 //!
 //! A client that asks for what it holds already gets a new word for the same slot; the answer then
@@ -43,6 +47,7 @@ use alloc::vec::Vec;
 use base::{Errno, InodeId, Sequence};
 
 use super::entry::Stamp;
+use super::lock::Lock;
 use super::{Corrupt, Reader, Writer};
 use crate::format::control::{LeaseMode, LeaseWord};
 
@@ -117,7 +122,29 @@ pub enum Request<'a> {
         offset: u64,
         len: u32,
     },
+    /// Locks or unlocks (kind `None`) part of a file that the client has open. When the answer is
+    /// AGAIN and `wait` is not 0, the client waits under that number of its own: `LOCK_EVENT` grows
+    /// when it should ask again. It also asks again on its own within `LOCK_POLL_MS`, which tells
+    /// that it still waits.
+    Lock {
+        ino: InodeId,
+        wait: u64,
+        lock: Lock,
+    },
+    /// Which lock would bar this one?
+    LockTest {
+        ino: InodeId,
+        lock: Lock,
+    },
+    /// The client no longer waits.
+    LockCancel {
+        ino: InodeId,
+        wait: u64,
+    },
 }
+
+/// How often a client that waits for a lock asks again at least, in milliseconds.
+pub const LOCK_POLL_MS: u64 = 1000;
 
 const REQUEST: &str = "client request";
 const REPLY: &str = "service reply";
@@ -138,6 +165,9 @@ impl<'a> Request<'a> {
             Request::StatFs => 9,
             Request::Release { .. } => 10,
             Request::Read { .. } => 11,
+            Request::Lock { .. } => 12,
+            Request::LockTest { .. } => 13,
+            Request::LockCancel { .. } => 14,
         };
         w.u8(kind).bytes(&[0; 7]).u64(after.0);
         match self {
@@ -171,6 +201,17 @@ impl<'a> Request<'a> {
             }),
             Request::Read { ino, offset, len } => {
                 w.u64(ino.0).u64(*offset).u32(*len);
+            }
+            Request::Lock { ino, wait, lock } => {
+                w.u64(ino.0).u64(*wait);
+                lock.encode(&mut w);
+            }
+            Request::LockTest { ino, lock } => {
+                w.u64(ino.0);
+                lock.encode(&mut w);
+            }
+            Request::LockCancel { ino, wait } => {
+                w.u64(ino.0).u64(*wait);
             }
         }
     }
@@ -216,6 +257,13 @@ impl<'a> Request<'a> {
                 Request::Release { slots }
             }
             11 => Request::Read { ino: InodeId(r.u64()?), offset: r.u64()?, len: r.u32()? },
+            12 => Request::Lock {
+                ino: InodeId(r.u64()?),
+                wait: r.u64()?,
+                lock: Lock::decode(&mut r)?,
+            },
+            13 => Request::LockTest { ino: InodeId(r.u64()?), lock: Lock::decode(&mut r)? },
+            14 => Request::LockCancel { ino: InodeId(r.u64()?), wait: r.u64()? },
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;
@@ -306,6 +354,21 @@ pub fn take_extents(r: &mut Reader<'_>) -> Result<(Sequence, bool, Vec<Extent>),
     }
     let extents = (0..count).map(|_| Extent::decode(r)).collect::<Result<_, _>>()?;
     Ok((reflected, complete, extents))
+}
+
+/// Appends a `LockTest` reply.
+pub fn put_lock_test(out: &mut Vec<u8>, found: Option<&Lock>) {
+    reply_ok(out);
+    let mut w = Writer(out);
+    w.u8(u8::from(found.is_some()));
+    if let Some(lock) = found {
+        lock.encode(&mut w);
+    }
+}
+
+/// Reads what follows the status of a `LockTest` reply.
+pub fn take_lock_test(r: &mut Reader<'_>) -> Result<Option<Lock>, Corrupt> {
+    if r.u8()? == 0 { Ok(None) } else { Lock::decode(r).map(Some) }
 }
 
 /// One name of a `Names` answer.

@@ -1,0 +1,372 @@
+//! File locks: `fcntl` records, open file descriptions, `flock`.
+//!
+//! The kernel tells a lock's owner by a number: a process's for POSIX locks, an open file's for
+//! open-file-description locks and `flock`. It does not say which of the two. Locks go
+//!
+//! - at FLUSH of any descriptor of the file: those of the process that closes it;
+//! - at RELEASE: those whose owner has used this open file and no other one since its last FLUSH. An
+//!   open file's number is used with that file only, so they are its own; a process that has the
+//!   file open no more has sent FLUSH before.
+//!
+//! A request that may wait takes no thread: it is put on a list, which one thread tries again when
+//! the file system says that a lock may be free.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use base::{Errno, InodeId};
+use client::fs::{FileSystem, LOCK_END, Lock, LockKind, LockSpace, Result};
+use zerocopy::IntoBytes;
+
+use super::parse::Args;
+use super::reply::{Answer, LaterReply, ReplySink};
+use super::server::{Call, Server};
+use super::wire::{
+    F_RDLCK, F_UNLCK, F_WRLCK, FileLock, FlushIn, InterruptIn, LK_FLOCK, LkIn, LkOut, OutHeader,
+};
+
+/// Requests that may wait for a lock at once.
+const WAITING_MAX: usize = 1000;
+/// Interrupts remembered that came before their request was put on the list. At most as many
+/// requests are between being read and being put there as there are threads.
+const EARLY_MAX: usize = 256;
+/// While locks are held or wanted, the file system is looked after so often.
+const POLL_MS: u64 = 1000;
+
+/// Whose locks: the space and the owner's number.
+type Owner = (InodeId, LockSpace, u64);
+
+/// What a server keeps about locks.
+#[derive(Default)]
+pub(super) struct Locks {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Owners in `state`: FLUSH asks for nothing else as long as there are none.
+    owners: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    /// The open files through which an owner has locked since its last FLUSH.
+    used: BTreeMap<Owner, BTreeSet<u64>>,
+    waiting: VecDeque<Waiting>,
+    /// Numbers of requests.
+    interrupted: VecDeque<u64>,
+    closed: bool,
+}
+
+struct Waiting {
+    unique: u64,
+    ino: InodeId,
+    lock: Lock,
+    reply: Box<dyn LaterReply>,
+}
+
+impl Waiting {
+    fn answer(self, result: Result<()>) {
+        let error = result.map_or_else(|e| -i32::from(e.0), |()| 0);
+        let len = u32::try_from(size_of::<OutHeader>()).unwrap_or(0);
+        let head = OutHeader { len: len.into(), error: error.into(), unique: self.unique.into() };
+        self.reply.send(head.as_bytes());
+    }
+}
+
+impl Locks {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_use(&self, owner: Owner, fh: u64) {
+        let mut state = self.state();
+        state.used.entry(owner).or_default().insert(fh);
+        self.owners.store(state.used.len(), Ordering::Release);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    fn forget_owner(&self, owner: Owner) -> bool {
+        if self.owners.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut state = self.state();
+        let known = state.used.remove(&owner).is_some();
+        self.owners.store(state.used.len(), Ordering::Release);
+        known
+    }
+
+    /// Owners who have used `fh` and nothing else.
+    fn forget_handle(&self, ino: InodeId, fh: u64) -> Vec<Owner> {
+        if self.owners.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        let mut state = self.state();
+        let of_inode = (ino, LockSpace::Record, 0)..=(ino, LockSpace::Flock, u64::MAX);
+        let mut ended = Vec::new();
+        for (owner, handles) in state.used.range_mut(of_inode) {
+            if handles.remove(&fh) && handles.is_empty() {
+                ended.push(*owner);
+            }
+        }
+        for owner in &ended {
+            state.used.remove(owner);
+        }
+        self.owners.store(state.used.len(), Ordering::Release);
+        ended
+    }
+}
+
+impl State {
+    fn take_waiting(&mut self, unique: u64) -> Option<Waiting> {
+        let at = self.waiting.iter().position(|w| w.unique == unique)?;
+        self.waiting.remove(at)
+    }
+
+    fn take_interrupt(&mut self, unique: u64) -> bool {
+        let at = self.interrupted.iter().position(|u| *u == unique);
+        at.map(|at| self.interrupted.remove(at)).is_some()
+    }
+}
+
+/// A lock as the kernel asks for it.
+fn lock_of(arg: &LkIn, pid: u32) -> Result<Lock> {
+    let kind = match arg.lk.kind.get() {
+        F_RDLCK => LockKind::Read,
+        F_WRLCK => LockKind::Write,
+        F_UNLCK => LockKind::None,
+        _ => return Err(Errno::INVAL),
+    };
+    let owner = arg.owner.get();
+    if arg.lk_flags.get() & LK_FLOCK != 0 {
+        return Ok(Lock { kind, pid, ..Lock::all_of(LockSpace::Flock, owner) });
+    }
+    let (start, end) = (arg.lk.start.get(), arg.lk.end.get());
+    if start > end || end > LOCK_END {
+        return Err(Errno::INVAL);
+    }
+    Ok(Lock { space: LockSpace::Record, kind, owner, pid, start, end })
+}
+
+impl<F: FileSystem + ?Sized> Server<F> {
+    /// Whether the kernel was told to ask us for locks.
+    pub fn shares_locks(&self) -> bool {
+        self.options.shared_locks && self.fs.keeps_locks()
+    }
+
+    fn lk_args(&self, call: &Call<'_>, mut args: Args<'_>) -> Result<(u64, Lock)> {
+        let arg: &LkIn = args.take()?;
+        args.end()?;
+        if !self.shares_locks() {
+            return Err(Errno::NOSYS);
+        }
+        let fh = arg.fh.get();
+        self.opened(fh, call.ino)?;
+        Ok((fh, lock_of(arg, arg.lk.pid.get())?))
+    }
+
+    pub(super) fn getlk(
+        &self,
+        call: &Call<'_>,
+        args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let (_, lock) = self.lk_args(call, args)?;
+        let lk = match self.fs.test_lock(call.ino, &lock)? {
+            None => FileLock { kind: F_UNLCK.into(), ..FileLock::default() },
+            Some(held) => FileLock {
+                start: held.start.into(),
+                end: held.end.into(),
+                kind: if held.kind == LockKind::Write { F_WRLCK } else { F_RDLCK }.into(),
+                pid: held.pid.into(),
+            },
+        };
+        Ok(Answer::of(&LkOut { lk }))
+    }
+
+    pub(super) fn setlk(
+        &self,
+        call: &Call<'_>,
+        args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let (fh, lock) = self.lk_args(call, args)?;
+        if lock.kind != LockKind::None {
+            self.locks.note_use((call.ino, lock.space, lock.owner), fh);
+        }
+        self.fs.lock(call.ino, &lock, 0)?;
+        Ok(Answer::Empty)
+    }
+
+    pub(super) fn setlkw(
+        &self,
+        call: &Call<'_>,
+        args: Args<'_>,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let (fh, lock) = self.lk_args(call, args)?;
+        if lock.kind == LockKind::None {
+            self.fs.lock(call.ino, &lock, 0)?;
+            return Ok(Answer::Empty);
+        }
+        self.locks.note_use((call.ino, lock.space, lock.owner), fh);
+        loop {
+            let seen = self.fs.lock_event()?;
+            match self.fs.lock(call.ino, &lock, call.unique) {
+                Ok(()) => return Ok(Answer::Empty),
+                Err(Errno::AGAIN) => {}
+                Err(e) => return Err(e),
+            }
+            let reply = sink.later().ok_or(Errno::AGAIN)?;
+            let waiting = Waiting { unique: call.unique, ino: call.ino, lock, reply };
+            if let Err(e) = self.put_on_list(waiting) {
+                self.fs.cancel_lock(call.ino, call.unique);
+                return Err(e);
+            }
+            // What became free since the first look was told to a list without this request.
+            let missed = self.fs.lock_event().is_ok_and(|now| now != seen);
+            if !missed || self.locks.state().take_waiting(call.unique).is_none() {
+                return Ok(Answer::Silent);
+            }
+        }
+    }
+
+    fn put_on_list(&self, waiting: Waiting) -> Result<()> {
+        let mut state = self.locks.state();
+        if state.take_interrupt(waiting.unique) {
+            return Err(Errno::INTR);
+        }
+        if state.waiting.len() >= WAITING_MAX || state.closed {
+            return Err(Errno::NOLCK);
+        }
+        state.waiting.push_back(waiting);
+        drop(state);
+        self.locks.changed.notify_one();
+        Ok(())
+    }
+
+    /// Only requests that wait for a lock can be cut short; the kernel goes on waiting for the
+    /// replies of all others.
+    pub(super) fn interrupt(
+        &self,
+        _: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &InterruptIn = args.take()?;
+        args.end()?;
+        if !self.shares_locks() {
+            return Ok(Answer::Silent);
+        }
+        let unique = arg.unique.get();
+        let mut state = self.locks.state();
+        if let Some(waiting) = state.take_waiting(unique) {
+            drop(state);
+            self.fs.cancel_lock(waiting.ino, unique);
+            waiting.answer(Err(Errno::INTR));
+        } else {
+            // Perhaps it is about to wait.
+            if state.interrupted.len() >= EARLY_MAX {
+                state.interrupted.pop_front();
+            }
+            state.interrupted.push_back(unique);
+        }
+        Ok(Answer::Silent)
+    }
+
+    /// A process closes a descriptor: its record locks on the file go.
+    pub(super) fn flush(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        if !self.shares_locks() {
+            // Nothing is held back until close; the kernel stops asking after this answer.
+            return Err(Errno::NOSYS);
+        }
+        let arg: &FlushIn = args.take()?;
+        args.end()?;
+        let owner = (call.ino, LockSpace::Record, arg.lock_owner.get());
+        if self.locks.forget_owner(owner) {
+            self.unlock(owner);
+        }
+        Ok(Answer::Empty)
+    }
+
+    /// An open file is no more: its locks go.
+    pub(super) fn unlock_handle(&self, ino: InodeId, fh: u64) {
+        for owner in self.locks.forget_handle(ino, fh) {
+            self.unlock(owner);
+        }
+    }
+
+    /// The kernel is gone, and with it all owners.
+    pub(super) fn unlock_all(&self) {
+        let mut state = self.locks.state();
+        let used = std::mem::take(&mut state.used);
+        let waiting = std::mem::take(&mut state.waiting);
+        self.locks.owners.store(0, Ordering::Release);
+        drop(state);
+        waiting.into_iter().for_each(|w| self.fs.cancel_lock(w.ino, w.unique));
+        used.into_keys().for_each(|owner| self.unlock(owner));
+    }
+
+    fn unlock(&self, (ino, space, owner): Owner) {
+        if let Err(error) = self.fs.lock(ino, &Lock::all_of(space, owner), 0) {
+            log::warn!("locks of a closed file (inode {ino}) could not be given back: {error}");
+        }
+    }
+
+    /// Ends [`run_locks`](Self::run_locks).
+    pub fn close_locks(&self) {
+        self.locks.state().closed = true;
+        self.locks.changed.notify_all();
+    }
+
+    /// Serves those who wait for locks until closed: the body of a thread of the transport.
+    pub fn run_locks(&self) {
+        loop {
+            {
+                let mut state = self.locks.state();
+                while state.used.is_empty() && state.waiting.is_empty() && !state.closed {
+                    state = self.locks.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                if state.closed {
+                    return;
+                }
+            }
+            let seen = match self.fs.lock_event() {
+                Ok(event) => event,
+                Err(error) => {
+                    log::warn!("waiting for file locks: {error}");
+                    std::thread::sleep(Duration::from_millis(POLL_MS));
+                    continue;
+                }
+            };
+            self.try_waiting();
+            self.fs.await_lock_event(seen, POLL_MS);
+        }
+    }
+
+    /// Tries everybody on the list once.
+    fn try_waiting(&self) {
+        let count = self.locks.state().waiting.len();
+        for _ in 0..count {
+            let Some(waiting) = self.locks.state().waiting.pop_front() else { return };
+            match self.fs.lock(waiting.ino, &waiting.lock, waiting.unique) {
+                Err(Errno::AGAIN) => {
+                    let mut state = self.locks.state();
+                    if !state.take_interrupt(waiting.unique) {
+                        state.waiting.push_back(waiting);
+                        continue;
+                    }
+                    drop(state);
+                    self.fs.cancel_lock(waiting.ino, waiting.unique);
+                    waiting.answer(Err(Errno::INTR));
+                }
+                result => waiting.answer(result),
+            }
+        }
+    }
+}
