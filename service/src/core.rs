@@ -264,11 +264,7 @@ fn class_of(len: usize) -> Class {
 
 impl Node {
     /// Opens the node's region and replays what its stream ring holds beyond the published state.
-    pub fn new(
-        config: NodeConfig,
-        media: Arc<dyn Media>,
-        mut random: Random,
-    ) -> Result<Self, Failure> {
+    pub fn new(config: NodeConfig, media: Arc<dyn Media>, random: Random) -> Result<Self, Failure> {
         let volume = Volume::open(Arc::clone(&media))?;
         let published = volume.root().stream_seq;
         let ring = Ring::open(Arc::clone(&media), config.ring_bytes, published)?;
@@ -284,7 +280,8 @@ impl Node {
             }
         }
         let next_inode = volume.last_inode().0 + 1;
-        let run = random.next_u64() | 1;
+        // A copy: what else is drawn stays as it was.
+        let run = random.clone().next_u64() | 1;
         let mut node = Self {
             config,
             media,
