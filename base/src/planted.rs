@@ -122,6 +122,16 @@ pub enum Bug {
     ReaderBesideWriter = 83,
     /// Chunks leave the ring before they are published.
     PublishedTooFar = 84,
+    /// What was fetched again counts as fetched when more has settled meanwhile.
+    RewindAhead = 85,
+    /// A client whose end was told while the head was out of reach lives on there.
+    EndUnheard = 86,
+    /// Leases of a suspected member are void before it can know.
+    SuspectedAtOnce = 87,
+    /// A snapshot reads blocks that nothing has been copied to yet.
+    MovedContent = 88,
+    /// A snapshot goes on although a clone reads what it copies later.
+    CloneWhileJoining = 89,
 }
 
 impl Bug {
@@ -341,6 +351,31 @@ impl Bug {
             Bug::PublishedTooFar,
             "published-too-far",
             "chunks leave the ring before they are published",
+        ),
+        (
+            Bug::RewindAhead,
+            "rewind-ahead",
+            "what was fetched again counts as fetched when more has settled meanwhile",
+        ),
+        (
+            Bug::EndUnheard,
+            "end-unheard",
+            "a client whose end was told while the head was out of reach lives on there",
+        ),
+        (
+            Bug::SuspectedAtOnce,
+            "suspected-at-once",
+            "leases of a suspected member are void before it can know",
+        ),
+        (
+            Bug::MovedContent,
+            "moved-content",
+            "a snapshot reads blocks that nothing has been copied to yet",
+        ),
+        (
+            Bug::CloneWhileJoining,
+            "clone-while-joining",
+            "a snapshot goes on although a clone reads what it copies later",
         ),
     ];
 

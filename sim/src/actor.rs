@@ -18,7 +18,7 @@ use storage::limits::RPC_SLOT_BYTES;
 use storage::media::{Media, Segment};
 
 use crate::model::{Body, State};
-use crate::world::{Item, MS, US, World};
+use crate::world::{Ended, Item, MS, US, World};
 
 const NAMES: u64 = 5;
 const DIRS: usize = 5;
@@ -296,14 +296,40 @@ impl World<'_> {
     pub(crate) fn kill_actor(&mut self, c: usize) -> Result<(), String> {
         let Some(s) = self.session(c) else { return Ok(()) };
         let (client, n) = (s.client, self.actors[c].node);
+        let (session, last) = (s.number, s.next - 1);
         if matches!(self.actors[c].phase, Phase::Inside(..)) && self.random.chance(1, 2) {
             self.tear(c)?;
         }
         self.end_session(c, "killed");
         let incarnation = self.hosts[n].incarnation;
+        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| !self.preset.full) {
+            let epoch = node.status().epoch;
+            let ended = Ended { session, last, client, node: n, incarnation, epoch };
+            self.at(self.now + 20 * MS, Item::Drained(ended, 0));
+        }
         let delay = self.between(20 * US, 2 * MS);
         self.at(self.now + delay, Item::To(n, incarnation, Event::ClientGone(client)));
         Ok(())
+    }
+
+    /// The log of a dead process is complete: once its node has done with it, all of it counts. Not if
+    /// the chain has changed meanwhile.
+    pub(crate) fn look_for_drained(&mut self, ended: Ended, tries: u32) -> Result<(), String> {
+        let host = &self.hosts[ended.node];
+        let Some(node) = host.node.as_ref().filter(|_| host.incarnation == ended.incarnation)
+        else {
+            return Ok(());
+        };
+        let status = node.status();
+        if status.epoch != ended.epoch || tries > 100 {
+            return Ok(());
+        }
+        if status.clients.iter().any(|c| c.client == ended.client) {
+            self.at(self.now + 20 * MS, Item::Drained(ended, tries + 1));
+            return Ok(());
+        }
+        self.trace(|| format!("all of {:#x} up to {}", ended.client.0, ended.last));
+        self.model.drained(ended.session, ended.last)
     }
 
     /// Half an entry: the client died while it appended.

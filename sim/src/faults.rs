@@ -1,4 +1,9 @@
 //! The faults that the design claims to survive; the only list of them.
+//!
+//! Beside these, without a beginning and an end: the clocks of the nodes differ by up to one percent in rate
+//! (docs/assumptions.md, A17) and by anything in value; hostd fails at copies (`world/nodes.rs`); volumes run
+//! full; a client tries what it may not (`actor::Kind`). Frames are not duplicated: between nodes they travel
+//! in streams (TCP, rings in shared memory), which cannot.
 
 use base::Nanos;
 use base::random::Random;
@@ -22,6 +27,17 @@ pub enum Fault {
     Slow(usize),
     /// The coordinator dies and is started again from what it had persisted.
     Coordinator,
+    /// What one node sends another does not arrive, in one direction only; the connection stands. In
+    /// the end it arrives after all, in order (that is what TCP does), or the connection breaks.
+    OneWay(usize, usize),
+    /// Chunks arrive at a node with a bit that has changed, as it would get past the transport.
+    Damage(usize),
+    /// nicfs of the node dies, and a bit of a page of its tree rots until it returns. It is noticed:
+    /// the node does not start on it, its region is emptied, it joins anew (only if another member
+    /// has everything). File content has no checksum at rest: nothing is claimed of it.
+    BitRot(usize),
+    /// hostd of the node dies, with the copies under way, and returns.
+    Hostd(usize),
     /// A client is killed, wherever it is.
     Kill(usize),
     /// A client is stopped for a while at its next operation, inside it.
@@ -34,7 +50,7 @@ impl Fault {
         let node = random.below(nodes as u64) as usize;
         let other = (node + 1 + random.below(nodes.max(2) as u64 - 1) as usize) % nodes;
         let client = random.below(clients as u64) as usize;
-        match random.below(12) {
+        match random.below(16) {
             0 => Self::Crash(node),
             1 => Self::PowerCut(node),
             2 => Self::RegionLost(node),
@@ -44,6 +60,10 @@ impl Fault {
             8 => Self::Slow(node),
             9 => Self::Coordinator,
             10 => Self::Kill(client),
+            11 if nodes > 1 => Self::OneWay(node, other),
+            12 => Self::Damage(node),
+            13 => Self::BitRot(node),
+            14 => Self::Hostd(node),
             _ => Self::Stop(client),
         }
     }
@@ -53,9 +73,11 @@ impl Fault {
         let ms = 1_000_000;
         match self {
             Self::LinkDown(..) if random.chance(1, 2) => random.below(5 * ms),
-            Self::LinkDown(..) | Self::CutOff(_) => random.below(1500 * ms),
-            Self::Crash(_) | Self::PowerCut(_) | Self::RegionLost(_) => random.below(1200 * ms),
-            Self::Slow(_) => random.below(1000 * ms),
+            Self::LinkDown(..) | Self::CutOff(_) | Self::OneWay(..) => random.below(1500 * ms),
+            Self::Crash(_) | Self::PowerCut(_) | Self::RegionLost(_) | Self::BitRot(_) => {
+                random.below(1200 * ms)
+            }
+            Self::Slow(_) | Self::Damage(_) | Self::Hostd(_) => random.below(1000 * ms),
             Self::Stop(_) => 20 * ms + random.below(250 * ms),
             Self::Reconnect(_) => random.below(60 * ms),
             Self::Coordinator | Self::Kill(_) => 10 * ms + random.below(300 * ms),
@@ -73,6 +95,10 @@ impl Fault {
             Self::Reconnect(_) => "reconnect",
             Self::Slow(_) => "slow",
             Self::Coordinator => "coordinator",
+            Self::OneWay(..) => "one-way",
+            Self::Damage(_) => "damage",
+            Self::BitRot(_) => "bit-rot",
+            Self::Hostd(_) => "hostd",
             Self::Kill(_) => "kill",
             Self::Stop(_) => "stop",
         }

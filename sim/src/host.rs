@@ -30,12 +30,53 @@ pub struct Shape {
     pub durability: Durability,
 }
 
+/// A clock that goes wrong: by its start, and by up to half a percent in rate, so that two differ by one
+/// at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    start: Nanos,
+    /// Millionths.
+    rate: u64,
+}
+
+impl Clock {
+    /// Some clock.
+    pub fn draw(random: &mut Random) -> Self {
+        Self { start: random.below(1 << 50), rate: 995_000 + random.below(10_001) }
+    }
+
+    /// What it shows at a time of the world.
+    pub fn local(self, world: Nanos) -> Nanos {
+        self.start + self.elapsed(world)
+    }
+
+    fn elapsed(self, world: Nanos) -> Nanos {
+        (u128::from(world) * u128::from(self.rate) / 1_000_000) as Nanos
+    }
+
+    /// The first moment at which it shows that.
+    pub fn world(self, local: Nanos) -> Nanos {
+        self.lasts(local.saturating_sub(self.start))
+    }
+
+    /// How long such a time by this clock is.
+    pub fn lasts(self, local: Nanos) -> Nanos {
+        (u128::from(local) * 1_000_000).div_ceil(u128::from(self.rate)) as Nanos
+    }
+}
+
 /// See the module.
 pub struct Host {
     /// Its number.
     pub id: NodeId,
     /// Of its region.
     pub shape: Shape,
+    /// Its clock.
+    pub clock: Clock,
+    /// hostd lives.
+    pub hostd: bool,
+    /// Chunks come damaged.
+    pub damage: bool,
     /// Its memory.
     pub region: Arc<MemoryRegion>,
     /// nicfs, while it lives.
@@ -98,10 +139,13 @@ pub fn fresh_region(id: NodeId, shape: Shape) -> Result<Arc<MemoryRegion>, Strin
 
 impl Host {
     /// A node that has not started.
-    pub fn new(id: NodeId, shape: Shape) -> Result<Self, String> {
+    pub fn new(id: NodeId, shape: Shape, clock: Clock) -> Result<Self, String> {
         Ok(Self {
             id,
             shape,
+            clock,
+            hostd: true,
+            damage: false,
             region: fresh_region(id, shape)?,
             node: None,
             incarnation: 0,
@@ -136,7 +180,7 @@ impl Host {
         let media: Arc<MemoryRegion> = Arc::clone(&self.region);
         let mut node = Node::new(config, media, Random::new(seed))
             .map_err(|e| format!("node {} does not start: {e}", self.id))?;
-        node.set_realtime_offset(1_700_000_000_000_000_000);
+        node.set_realtime_offset(seed >> 2);
         self.node = Some(node);
         self.incarnation += 1;
         self.has_view = false;
@@ -161,7 +205,7 @@ impl Host {
     /// Whether the node must hold itself for replaced.
     pub fn should_fence(&self, now: Nanos) -> bool {
         let Some(confirmed) = self.confirmed_at else { return true };
-        (!self.connected && now - self.disconnected_at > FENCE_DISCONNECTED)
-            || now.saturating_sub(confirmed) > FENCE_AFTER
+        (!self.connected && now - self.disconnected_at > self.clock.lasts(FENCE_DISCONNECTED))
+            || now.saturating_sub(confirmed) > self.clock.lasts(FENCE_AFTER)
     }
 }

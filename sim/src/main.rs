@@ -97,7 +97,7 @@ fn one(seed: u64, trace: bool) -> ExitCode {
 
 fn many(options: &Options) -> ExitCode {
     let begin = Instant::now();
-    let (mut violations, mut ran) = (0u64, 0u64);
+    let (mut violations, mut ran, mut dared, mut no_space) = (0u64, 0u64, 0, 0);
     let (mut virtual_ns, mut operations, mut observations, mut fsyncs) = (0, 0, 0, 0);
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in options.from..options.from + options.seeds.unwrap_or(100) {
@@ -110,6 +110,8 @@ fn many(options: &Options) -> ExitCode {
         operations += outcome.operations;
         observations += outcome.observations;
         fsyncs += outcome.fsyncs;
+        dared += outcome.dared;
+        no_space += outcome.no_space;
         for (kind, n) in outcome.faults {
             *faults.entry(kind).or_default() += n;
         }
@@ -123,9 +125,11 @@ fn many(options: &Options) -> ExitCode {
     }
     let seconds = begin.elapsed().as_secs_f64();
     println!(
-        "{ran} seeds, {violations} violations; {:.1} s virtual in {seconds:.1} s; {operations} operations, \
-         {observations} observations, {fsyncs} fsyncs; faults {faults:?}",
-        virtual_ns as f64 / 1e9
+        "{ran} seeds, {violations} violations; {:.2} h virtual in {seconds:.0} s ({:.2} h a minute); \
+         {operations} operations, {observations} observations, {fsyncs} fsyncs, {dared} entries to refuse, \
+         {no_space} without space; faults {faults:?}",
+        virtual_ns as f64 / 3.6e12,
+        virtual_ns as f64 / 6e10 / seconds.max(0.001)
     );
     if violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

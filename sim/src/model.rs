@@ -163,6 +163,16 @@ impl Model {
         s.lo = s.lo.max(seq);
     }
 
+    /// The session ended, but its node lived on and says that it has taken all there was up to `seq`.
+    pub fn drained(&mut self, session: usize, seq: u64) -> Result<(), String> {
+        let hi = self.sessions[session].hi;
+        if hi < seq {
+            return Err(format!("inode of a dead client: {seq} was in its log, seen up to {hi}"));
+        }
+        self.vouched(session, seq);
+        Ok(())
+    }
+
     /// The session is over; operations up to `hi` may count.
     pub fn ended(&mut self, session: usize, hi: u64) {
         let s = &mut self.sessions[session];

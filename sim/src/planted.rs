@@ -116,7 +116,15 @@ fn flavour(bug: Bug) -> Flavour {
         | Bug::BatchLimit
         | Bug::BadCopiesIgnored
         | Bug::PublishedTooFar
-        | Bug::GapAcknowledged => Flavour::Large,
+        | Bug::GapAcknowledged
+        | Bug::MovedContent => Flavour::Large,
+        Bug::PermissionSkipped
+        | Bug::LeaseUnchecked
+        | Bug::NumberUnchecked
+        | Bug::FutureEpochAccepted
+        | Bug::ReapAllowed
+        | Bug::CycleAllowed
+        | Bug::NotEmptyRemoved => Flavour::Hostile,
         _ => Flavour::Mixed,
     }
 }

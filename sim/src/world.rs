@@ -19,12 +19,12 @@ use cluster::coordinator::{DataState, Registration, View};
 use cluster::transport::Class;
 use service::core::{Effect, Event, Role};
 use storage::format::superblock::Durability;
-use storage::media::Media;
+use storage::media::{Media, Segment};
 use storage::volume::Volume;
 
 use crate::actor::{Actor, GUEST};
 use crate::faults::Fault;
-use crate::host::{self, Host, Shape, TICK, fresh_region};
+use crate::host::{self, Clock, Host, Shape, TICK, fresh_region};
 use crate::model::{Body, Model, State};
 
 /// Microsecond.
@@ -112,7 +112,7 @@ impl Preset {
 
     fn shape(&self) -> Shape {
         Shape {
-            capacity: if self.full { 512 << 10 } else { 8 << 20 },
+            capacity: if self.full { 384 << 10 } else { 8 << 20 },
             mode: if self.hostile { 0o777 } else { 0o755 },
             durability: if self.disk { Durability::Disk } else { Durability::Pmem },
         }
@@ -204,9 +204,22 @@ pub(crate) enum Item {
         client: ClientId,
         segment: u32,
     },
+    /// A client was killed: has its node taken its log?
+    Drained(Ended, u32),
     Fault(Fault),
     End(Fault),
     Heal,
+}
+
+/// A session that ended while its node lived.
+#[derive(Clone, Copy)]
+pub(crate) struct Ended {
+    pub(crate) session: usize,
+    pub(crate) last: u64,
+    pub(crate) client: ClientId,
+    pub(crate) node: usize,
+    pub(crate) incarnation: u64,
+    pub(crate) epoch: base::Epoch,
 }
 
 /// The pair's state as the fabric has it, and as each end believes.
@@ -265,11 +278,13 @@ impl<'a> World<'a> {
     ) -> Result<Self, String> {
         let shape = preset.shape();
         let root = State::new(0o40_000 | shape.mode, 0, host::CREATED, Body::Dir(BTreeMap::new()));
-        let hosts = (1..=preset.nodes).map(|n| Host::new(NodeId(n as u32), shape));
+        let mut random = Random::new(seed);
+        let hosts = (1..=preset.nodes)
+            .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random)));
         let hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         let mut world = Self {
             now: 0,
-            random: Random::new(seed),
+            random,
             queue: BTreeMap::new(),
             number: 0,
             hosts,
@@ -355,7 +370,8 @@ impl<'a> World<'a> {
 
     pub(crate) fn handle(&mut self, item: Item) -> Result<(), String> {
         match item {
-            Item::Frame { from, to, link, kind, body } => {
+            Item::Frame { from, to, link, kind, mut body } => {
+                self.damage(to, kind, &mut body);
                 if self.believes(to, from) == Some(link) {
                     self.trace(|| {
                         let crc = crc32c(0, &body);
@@ -410,6 +426,7 @@ impl<'a> World<'a> {
             Item::Attached { actor, stamp, client, segment } => {
                 self.actor_attached(actor, stamp, client, segment)?;
             }
+            Item::Drained(ended, tries) => self.look_for_drained(ended, tries)?,
             Item::Fault(fault) => self.begin_fault(fault)?,
             Item::End(fault) => self.end_fault(fault)?,
             Item::Heal => self.heal()?,

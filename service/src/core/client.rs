@@ -307,7 +307,8 @@ impl Client {
             self.marks.pop_back();
         }
         // Settled may be ahead of what was fetched again: the lanes stand where `next` says.
-        self.next = self.next.min(self.settled.0 + 1);
+        let settled = self.settled.0 + 1;
+        self.next = if planted(Bug::RewindAhead) { settled } else { self.next.min(settled) };
     }
 
     /// Starts write-back of what was fetched and is not published (disk regions, chain of one).

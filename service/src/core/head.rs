@@ -361,6 +361,11 @@ impl Node {
         draft.frame.extend_from_slice(bytes);
         draft.count += 1;
         self.mark_dirty(op, draft.seq, client);
+        if matches!(op, Op::CloneRange { .. }) && !planted(Bug::CloneWhileJoining) {
+            // Alone among the operations it reads what others write. Who joins would run it on
+            // content that may be newer: their snapshots begin anew when they ask again.
+            self.snapshots.retain(|_, s| s.is_sent());
+        }
         if let Some(known) = self.known.get_mut(&client)
             && let Op::Create { ino, .. } = op
         {

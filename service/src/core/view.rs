@@ -54,6 +54,13 @@ pub(super) struct Outgoing {
     sent: bool,
 }
 
+impl Outgoing {
+    /// Whether all of it is on its way: no content is read for it any more.
+    pub(super) const fn is_sent(&self) -> bool {
+        self.sent
+    }
+}
+
 /// A snapshot arriving.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
@@ -128,7 +135,7 @@ impl Node {
         let lost: Vec<_> =
             self.known.keys().copied().filter(|c| !self.chain.contains(&c.node())).collect();
         for client in lost {
-            if self.suspected.contains(&client.node()) {
+            if self.suspected.contains(&client.node()) && !planted(Bug::SuspectedAtOnce) {
                 self.lingering.insert(client, self.now + LINGER);
             } else if !self.lingering.contains_key(&client) {
                 self.head_message(client.node(), Message::ClientGone { client }, out)?;
@@ -156,7 +163,8 @@ impl Node {
     /// it was lost.
     fn report_ends(&mut self, from: NodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let named = self.reported.remove(&from).unwrap_or_default();
-        let ended = |c: &&ClientId| c.node() == from && !named.contains(*c);
+        let ended =
+            |c: &&ClientId| c.node() == from && !named.contains(*c) && !planted(Bug::EndUnheard);
         let ended: Vec<ClientId> = self.known.keys().filter(ended).copied().collect();
         for client in ended {
             self.head_message(from, Message::ClientGone { client }, out)?;
@@ -168,7 +176,7 @@ impl Node {
         self.ready = false;
         self.positions.clear();
         self.reported.clear();
-        if !self.suspected.is_empty() {
+        if !self.suspected.is_empty() && !planted(Bug::SuspectedAtOnce) {
             self.grants_from = self.now + LINGER;
         }
         self.suspected.clear();
@@ -538,6 +546,11 @@ impl Node {
                 going.files.pop_front();
                 going.at = 0;
                 continue;
+            }
+            let moving = self.dirty.get(&ino).is_some_and(|(seq, _)| *seq > self.published);
+            if moving && !planted(Bug::MovedContent) {
+                // Blocks that an operation has moved hold nothing before it is published.
+                self.publish_all()?;
             }
             going.at = self.content(&mut writer, ino, going.at, size)?;
         }

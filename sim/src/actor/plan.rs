@@ -80,10 +80,12 @@ impl World<'_> {
         let may = |ino, bit: u32| owns(ino) || state(ino).is_some_and(|s| s.mode & bit == bit);
         let dirs = may(plan.dir, 3) && may(plan.dir2, 3);
         match plan.kind {
-            Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Unlink => may(plan.dir, 3),
+            Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Unlink | Kind::Reap => {
+                may(plan.dir, 3)
+            }
             Kind::Link => may(plan.dir2, 3),
             Kind::Rename | Kind::Exchange => {
-                let moves = |ino| plan.dir == plan.dir2 || self.is_file(ino) || owns(ino);
+                let moves = |ino| plan.dir == plan.dir2 || !self.is_dir(ino) || owns(ino);
                 dirs && moves(target) && (plan.kind == Kind::Rename || moves(other))
             }
             Kind::Chmod => owns(target),
@@ -230,6 +232,7 @@ impl World<'_> {
                 Some(Body::Dir(names)) if !names.is_empty() => Need::Nothing,
                 _ => Need::GiveUp,
             },
+            (Kind::Reap, Some(_)) if !self.is_permitted(c, plan) => Need::GiveUp,
             (Kind::Reap | Kind::FutureEpoch, Some(t)) => match self.model.current(t) {
                 Some(State { uid: GUEST, body: Body::File(_, 1), .. }) => Need::Nothing,
                 _ => Need::GiveUp,

@@ -28,6 +28,18 @@ impl World<'_> {
         self.at(at, Item::Frame { from, to, link: number, kind, body });
     }
 
+    /// A bit of a chunk changes on the way, if that is what befalls the node.
+    pub(crate) fn damage(&mut self, to: usize, kind: u16, body: &mut [u8]) {
+        let prefix = service::core::message::CHUNK_PREFIX;
+        if kind != service::core::message::CHUNK || !self.hosts[to].damage || body.len() <= prefix {
+            return;
+        }
+        if self.random.chance(1, 3) {
+            let at = prefix + self.random.below((body.len() - prefix) as u64) as usize;
+            body[at] ^= 1 << self.random.below(8);
+        }
+    }
+
     /// Links follow what lives, who knows of whom, and what is cut.
     pub(crate) fn update_links(&mut self) {
         let pairs: Vec<(usize, usize)> = self.links.keys().copied().collect();

@@ -6,7 +6,7 @@ impl World<'_> {
     pub(crate) fn begin_fault(&mut self, fault: Fault) -> Result<(), String> {
         let spoilt = matches!(fault, Fault::Kill(_));
         if (self.healed && !spoilt)
-            || (matches!(fault, Fault::RegionLost(_)) && !self.may_lose(fault))
+            || (matches!(fault, Fault::RegionLost(_) | Fault::BitRot(_)) && !self.may_lose(fault))
         {
             return Ok(());
         }
@@ -44,6 +44,25 @@ impl World<'_> {
                     self.drop_connection(n);
                 }
             }
+            Fault::OneWay(a, b) => {
+                let lasts = fault.lasts(&mut self.random);
+                if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {
+                    // Everything that is sent from here on arrives after that.
+                    let order = &mut link.order[usize::from(a > b)];
+                    *order = order.map(|last| last.max(self.now + lasts));
+                }
+            }
+            Fault::Damage(n) => self.hosts[n].damage = true,
+            Fault::BitRot(n) => {
+                let root = self.hosts[n].node.as_ref().map(|x| x.volume().root().page);
+                self.stop_node(n);
+                self.rot(n, root)?;
+            }
+            Fault::Hostd(n) => {
+                let incarnation = self.hosts[n].incarnation;
+                self.hosts[n].hostd = false;
+                self.at(self.now, Item::To(n, incarnation, Event::HostDown));
+            }
             Fault::Kill(c) => self.kill_actor(c)?,
             Fault::Stop(c) => {
                 let lasts = fault.lasts(&mut self.random);
@@ -57,16 +76,36 @@ impl World<'_> {
 
     /// Another member has everything, whatever becomes of the node.
     pub(crate) fn may_lose(&self, fault: Fault) -> bool {
-        let Fault::RegionLost(n) = fault else { return false };
+        let (Fault::RegionLost(n) | Fault::BitRot(n)) = fault else { return false };
         let seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|c| &c.seats);
         let mut others = seats.filter(|s| s.node != self.hosts[n].id);
         others.any(|s| self.hosts[s.node.0 as usize - 1].noted.is_some())
     }
 
+    fn hostd_up(&mut self, n: usize) {
+        let incarnation = self.hosts[n].incarnation;
+        self.hosts[n].hostd = true;
+        self.at(self.now, Item::To(n, incarnation, Event::HostUp));
+    }
+
+    /// A bit of the tree changes: of the root page, or of any of the first ones.
+    fn rot(&mut self, n: usize, root: Option<u64>) -> Result<(), String> {
+        let page = root.filter(|_| self.random.chance(1, 2)).unwrap_or(self.random.below(64));
+        let at = page * 4096 + self.random.below(4096);
+        let bit = 1u8 << self.random.below(8);
+        let region = &self.hosts[n].region;
+        let mut byte = [0];
+        let fault = |e| format!("rot: {e}");
+        region.read(Segment::Tree, at, &mut byte).map_err(fault)?;
+        region.damage(Segment::Tree, at, &[byte[0] ^ bit]).map_err(fault)
+    }
+
     pub(crate) fn end_fault(&mut self, fault: Fault) -> Result<(), String> {
         self.trace(|| format!("end of {fault:?}"));
         match fault {
-            Fault::Crash(n) | Fault::PowerCut(n) | Fault::RegionLost(n) => self.start_node(n)?,
+            Fault::Crash(n) | Fault::PowerCut(n) | Fault::RegionLost(n) | Fault::BitRot(n) => {
+                self.start_node(n)?;
+            }
             Fault::LinkDown(a, b) => {
                 if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {
                     link.cut = link.cut.saturating_sub(1);
@@ -84,6 +123,17 @@ impl World<'_> {
                     self.start_coordinator()?;
                 }
             }
+            Fault::OneWay(a, b) => {
+                if self.random.chance(1, 2)
+                    && let Some(link) = self.links.get_mut(&(a.min(b), a.max(b)))
+                {
+                    link.cut += 1;
+                    self.update_links();
+                    self.at(self.now + MS, Item::End(Fault::LinkDown(a, b)));
+                }
+            }
+            Fault::Damage(n) => self.hosts[n].damage = false,
+            Fault::Hostd(n) => self.hostd_up(n),
             Fault::Reconnect(_) | Fault::Kill(_) | Fault::Stop(_) => {}
         }
         Ok(())
@@ -99,7 +149,10 @@ impl World<'_> {
             link.cut = 0;
         }
         for n in 0..self.hosts.len() {
-            self.hosts[n].slow = false;
+            (self.hosts[n].slow, self.hosts[n].damage) = (false, false);
+            if !self.hosts[n].hostd {
+                self.hostd_up(n);
+            }
             if std::mem::take(&mut self.hosts[n].cut_off) {
                 self.drop_connection(n);
             }

@@ -9,13 +9,26 @@ impl World<'_> {
         }
         let seed = self.random.next_u64();
         self.trace(|| format!("start {}", n + 1));
-        self.hosts[n].start(self.now, seed)?;
+        if let Err(why) = self.hosts[n].start(self.now, seed) {
+            // Damage that is noticed is what is claimed; the operator empties the region.
+            let rotten = why.contains("damaged") && self.may_lose(Fault::BitRot(n));
+            if !rotten {
+                return Err(why);
+            }
+            self.trace(|| format!("replaced {}: {why}", n + 1));
+            *self.outcome.faults.entry("bit-rot-noticed").or_default() += 1;
+            self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
+            self.hosts[n].noted = None;
+            self.hosts[n].start(self.now, seed)?;
+        }
         let incarnation = self.hosts[n].incarnation;
         let delay = self.between(100 * US, 2 * MS);
         self.at(self.now + delay, Item::Connect(n, incarnation));
-        let delay = self.between(0, 3 * MS);
-        let up = Item::To(n, incarnation, Event::HostUp);
-        self.at(self.now + delay, up);
+        if self.hosts[n].hostd {
+            let delay = self.between(0, 3 * MS);
+            let up = Item::To(n, incarnation, Event::HostUp);
+            self.at(self.now + delay, up);
+        }
         self.run_soon(n);
         Ok(())
     }
@@ -43,8 +56,9 @@ impl World<'_> {
     /// Gives the core an event and carries out what it wants.
     pub(crate) fn deliver(&mut self, n: usize, event: Event) -> Result<(), String> {
         let mut effects = Vec::new();
+        let clock = self.hosts[n].clock;
         let Some(node) = &mut self.hosts[n].node else { return Ok(()) };
-        node.apply(self.now, event, &mut effects);
+        node.apply(clock.local(self.now), event, &mut effects);
         self.carry_out(n, effects)?;
         self.run_soon(n);
         Ok(())
@@ -73,31 +87,33 @@ impl World<'_> {
         let (now, slept) = (self.now, self.hosts[n].slept);
         let host = &mut self.hosts[n];
         let fence = host.should_fence(now);
+        let (clock, local) = (host.clock, host.clock.local(now));
         let Some(node) = &mut host.node else { return Ok(()) };
         if !slept {
-            node.look_around(now, &mut effects);
+            node.look_around(local, &mut effects);
         }
         if fence != host.fenced {
             host.fenced = fence;
-            node.apply(now, Event::Fenced(fence), &mut effects);
+            node.apply(local, Event::Fenced(fence), &mut effects);
         }
         let beat = now >= host.next_tick;
-        if beat || node.deadline().is_some_and(|d| d <= now) {
+        if beat || node.deadline().is_some_and(|d| d <= local) {
             if beat {
-                host.next_tick = now + TICK;
+                host.next_tick = now + clock.lasts(TICK);
             }
-            node.apply(now, Event::Tick, &mut effects);
+            node.apply(local, Event::Tick, &mut effects);
         }
         let slices = 1 + self.random.below(4);
         let mut busy = false;
         for _ in 0..slices {
-            busy = node.work(now, &mut effects);
+            busy = node.work(local, &mut effects);
             if !busy {
                 break;
             }
         }
         host.slept = !busy && node.prepare_to_sleep();
-        let wake = node.deadline().map_or(host.next_tick, |d| d.min(host.next_tick));
+        let deadline = node.deadline().map(|d| clock.world(d));
+        let wake = deadline.map_or(host.next_tick, |d| d.min(host.next_tick));
         let slept = host.slept;
         if beat {
             let position = node.position();
@@ -154,7 +170,7 @@ impl World<'_> {
         items: &[storage::volume::CopyItem],
     ) -> Result<(), String> {
         let lost = self.random.chance(1, 10);
-        if lost {
+        if lost || !self.hosts[n].hostd {
             return Ok(());
         }
         let bad = if self.random.chance(1, 5) {
