@@ -75,6 +75,8 @@ pub struct Host {
     pub clock: Clock,
     /// hostd lives.
     pub hostd: bool,
+    /// A bit of its tree has changed; what was noted beside the region before.
+    pub rotten: Option<Option<Epoch>>,
     /// Chunks come damaged.
     pub damage: bool,
     /// Its memory.
@@ -145,6 +147,7 @@ impl Host {
             shape,
             clock,
             hostd: true,
+            rotten: None,
             damage: false,
             region: fresh_region(id, shape)?,
             node: None,

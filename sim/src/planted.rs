@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use base::planted::{Bug, choose};
 
 use crate::crash::catch::{Budget, catch};
+use crate::faults::Fault;
 use crate::{Flavour, Preset, run};
 
 /// Histories of a variant begin with this seed, so that the list does not depend on what else runs.
@@ -82,7 +83,7 @@ pub fn inside(name: &str) -> Result<bool, String> {
             break;
         }
         println!("try {}", tries + 1);
-        let preset = Preset::flavoured(seed, flavour(bug));
+        let preset = preset(bug, seed);
         choose(bug);
         let Some(why) = run(seed, preset.clone(), None).violation else { continue };
         choose(Bug::None);
@@ -108,25 +109,61 @@ fn in_crash_states(bug: Bug) -> bool {
     true
 }
 
-/// What kind of history reaches the broken place.
-fn flavour(bug: Bug) -> Flavour {
+/// Histories that reach the broken place, often.
+fn preset(bug: Bug, seed: u64) -> Preset {
+    use Fault::{
+        Coordinator, Crash, CutOff, Damage, Kill, LinkDown, OneWay, PowerCut, RegionLost, Slow,
+        Stop,
+    };
+    let mut preset = Preset::of(seed);
+    let head_lost = [OneWay(0, 1), LinkDown(0, 1), OneWay(1, 2), RegionLost(0), Crash(0)];
+    let split = [OneWay(0, 1), OneWay(0, 2), CutOff(0)];
+    let crashes = [Crash(0), Crash(1), Crash(2), PowerCut(0), PowerCut(1), PowerCut(2)];
+    let joins = [RegionLost(1), RegionLost(2)];
+    let links = [LinkDown(0, 1), LinkDown(0, 2), LinkDown(1, 2), OneWay(1, 0), OneWay(2, 0)];
+    let ends = [Kill(0), Kill(1), Kill(2)];
+    let stops = [Stop(0), Stop(1), Stop(2)];
+    let damage = [Damage(1), Damage(2)];
+    let slow = [Slow(1), Slow(2), OneWay(1, 0)];
+    let coordinator = [Coordinator, Crash(1), Crash(2), CutOff(1)];
     match bug {
-        Bug::RingOverrun
-        | Bug::RingPastEnd
-        | Bug::BatchLimit
-        | Bug::BadCopiesIgnored
-        | Bug::PublishedTooFar
-        | Bug::GapAcknowledged
-        | Bug::MovedContent => Flavour::Large,
+        Bug::RingOverrun | Bug::RingPastEnd => preset.make(Flavour::Large),
+        Bug::BatchLimit | Bug::BadCopiesIgnored => preset.make(Flavour::Large),
         Bug::PermissionSkipped
         | Bug::LeaseUnchecked
         | Bug::NumberUnchecked
         | Bug::FutureEpochAccepted
         | Bug::ReapAllowed
         | Bug::CycleAllowed
-        | Bug::NotEmptyRemoved => Flavour::Hostile,
-        _ => Flavour::Mixed,
+        | Bug::NotEmptyRemoved => preset.make(Flavour::Hostile),
+        _ => preset.make(Flavour::Plain),
     }
+    let (first, second): (&[Fault], &[Fault]) = match bug {
+        Bug::EarlyAck | Bug::GrantBeforeReplicated | Bug::TakeOverShort => (&head_lost, &[]),
+        Bug::OldEpochAccepted | Bug::FencedServes => (&split, &[]),
+        Bug::RingOverrun | Bug::GapAcknowledged => (&slow, &links),
+        Bug::PublishedTooFar => (&crashes, &[]),
+        Bug::SnapshotPieceLost
+        | Bug::CaughtUpEarly
+        | Bug::JoinKeepsOld
+        | Bug::MovedContent
+        | Bug::CloneWhileJoining => (&joins, &[]),
+        Bug::StaleRecall
+        | Bug::RetryTwice
+        | Bug::ReportedTooFew
+        | Bug::RewindAhead
+        | Bug::ProgressOverstated => (&links, &crashes),
+        Bug::SuspectedAtOnce => (&links, &[]),
+        Bug::LostNodeKept => (&crashes, &[]),
+        Bug::EndUnheard => (&links, &ends),
+        Bug::DeadTailDropped => (&ends, &[]),
+        Bug::ExpelledNotTold | Bug::RecallIgnoresOperation => (&stops, &[]),
+        Bug::DamageIgnored => (&damage, &[]),
+        Bug::CoordinatorForgets => (&coordinator, &[]),
+        _ => (&[], &[]),
+    };
+    preset.focus([first, second].concat());
+    preset
 }
 
 /// The judge whose words these are.

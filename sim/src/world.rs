@@ -41,8 +41,8 @@ const EVENTS_MAX: u64 = 20_000_000;
 /// Kinds of histories that can be asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flavour {
-    /// Whatever the seed says.
-    Mixed,
+    /// Nothing special.
+    Plain,
     /// Writes of up to 1 MiB: lanes and the stream ring run full.
     Large,
     /// With a client that tries what it may not.
@@ -72,6 +72,8 @@ pub struct Preset {
     pub full: bool,
     /// The volume promises what a disk can.
     pub disk: bool,
+    /// Faults are drawn from these, if there are any.
+    pub focus: Vec<Fault>,
     /// Faults fall into this time.
     pub active: Nanos,
 }
@@ -88,6 +90,7 @@ impl Preset {
             write_max: 9000,
             file_max: 40_000,
             hostile: r.chance(1, 3),
+            focus: Vec::new(),
             full: r.chance(1, 12),
             disk: r.chance(1, 4),
             active: 2000 * MS,
@@ -103,11 +106,13 @@ impl Preset {
         preset
     }
 
-    /// The same, of a certain flavour.
-    pub fn flavoured(seed: u64, flavour: Flavour) -> Self {
-        let mut preset = Self::of(seed);
-        preset.make(flavour);
-        preset
+    /// Only these faults, and more of them; unless there are none.
+    pub fn focus(&mut self, faults: Vec<Fault>) {
+        if !faults.is_empty() {
+            (self.nodes, self.clients, self.faults) = (3, self.clients.max(3), 8);
+            self.active = 1200 * MS;
+        }
+        self.focus = faults;
     }
 
     fn shape(&self) -> Shape {
@@ -118,15 +123,20 @@ impl Preset {
         }
     }
 
-    fn make(&mut self, flavour: Flavour) {
+    /// Makes it one of a certain flavour.
+    pub fn make(&mut self, flavour: Flavour) {
         match flavour {
-            Flavour::Mixed => {}
+            Flavour::Plain => {
+                (self.full, self.hostile) = (false, false);
+                (self.write_max, self.file_max) = (9000, 40_000);
+            }
             Flavour::Hostile => {
-                self.hostile = true;
+                (self.full, self.hostile) = (false, true);
                 self.clients = self.clients.max(2);
             }
             Flavour::Large => {
-                self.full = false;
+                (self.full, self.hostile) = (false, false);
+                self.clients = 4;
                 (self.write_max, self.file_max) = (1 << 20, 1 << 20);
             }
             Flavour::Full => {
@@ -317,7 +327,10 @@ impl<'a> World<'a> {
         world.at(50 * MS, Item::CoordinatorTick);
         for _ in 0..world.random.below(u64::from(world.preset.faults) + 1) {
             let (nodes, clients) = (world.preset.nodes, world.preset.clients);
-            let fault = Fault::draw(&mut world.random, nodes, clients);
+            let fault = match world.preset.focus.len() as u64 {
+                0 => Fault::draw(&mut world.random, nodes, clients),
+                n => world.preset.focus[world.random.below(n) as usize],
+            };
             let at = 50 * MS + world.random.below(world.preset.active);
             world.at(at, Item::Fault(fault));
         }

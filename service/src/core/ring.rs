@@ -172,10 +172,10 @@ impl Ring {
     fn place(&self, body: usize) -> Option<u64> {
         let need = ((CHUNK_HEADER_BYTES + body) as u64).next_multiple_of(64) + END_BYTES;
         let left = self.size - self.head % self.size;
-        let left = if planted(Bug::RingPastEnd) { left + END_BYTES } else { left };
+        let left = if planted(Bug::RingPastEnd) { left + (1 << 16) } else { left };
         let position = if left < need { self.head + left } else { self.head };
         let tail = self.kept.front().map_or(self.head, |k| k.position);
-        let size = if planted(Bug::RingOverrun) { self.size + 4096 } else { self.size };
+        let size = if planted(Bug::RingOverrun) { 2 * self.size } else { self.size };
         (position + need - tail <= size).then_some(position)
     }
 

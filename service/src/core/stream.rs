@@ -425,13 +425,14 @@ impl Node {
     pub(super) fn give_up(&mut self) -> Result<(), Failure> {
         let hold = self.snapshots.values().map(|s| StreamSeq(s.seq.0)).min();
         let mut done = self.published.min(self.all_acked);
+        let mut step = RELEASE_STEP;
         if planted(Bug::PublishedTooFar) {
-            done = self.all_acked;
+            (done, step) = (self.all_acked, 1);
         }
         self.dirty.retain(|_, at| at.0 > done);
         let keep = hold.map_or(done, |h| h.min(done));
         // In larger steps: each costs a persisted record.
-        if keep.0 >= self.ring.oldest().0 + RELEASE_STEP || !self.ring.has_room() {
+        if keep.0 >= self.ring.oldest().0 + step || !self.ring.has_room() {
             self.ring.release(keep)?;
         }
         Ok(())

@@ -57,6 +57,8 @@ impl World<'_> {
                 let root = self.hosts[n].node.as_ref().map(|x| x.volume().root().page);
                 self.stop_node(n);
                 self.rot(n, root)?;
+                // Whether it still counts is known when somebody reads it.
+                self.hosts[n].rotten = Some(self.hosts[n].noted.take());
             }
             Fault::Hostd(n) => {
                 let incarnation = self.hosts[n].incarnation;

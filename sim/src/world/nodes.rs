@@ -9,17 +9,19 @@ impl World<'_> {
         }
         let seed = self.random.next_u64();
         self.trace(|| format!("start {}", n + 1));
-        if let Err(why) = self.hosts[n].start(self.now, seed) {
-            // Damage that is noticed is what is claimed; the operator empties the region.
-            let rotten = why.contains("damaged") && self.may_lose(Fault::BitRot(n));
-            if !rotten {
-                return Err(why);
+        let rotten = self.hosts[n].rotten.take();
+        match (self.hosts[n].start(self.now, seed), rotten) {
+            (Ok(()), None) => {}
+            // What has changed is in use no more.
+            (Ok(()), Some(noted)) => self.hosts[n].noted = noted,
+            (Err(why), Some(_)) if why.contains("damaged") => {
+                // Damage that is noticed is what is claimed; the operator empties the region.
+                self.trace(|| format!("replaced {}: {why}", n + 1));
+                *self.outcome.faults.entry("bit-rot-noticed").or_default() += 1;
+                self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
+                self.hosts[n].start(self.now, seed)?;
             }
-            self.trace(|| format!("replaced {}: {why}", n + 1));
-            *self.outcome.faults.entry("bit-rot-noticed").or_default() += 1;
-            self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
-            self.hosts[n].noted = None;
-            self.hosts[n].start(self.now, seed)?;
+            (Err(why), _) => return Err(why),
         }
         let incarnation = self.hosts[n].incarnation;
         let delay = self.between(100 * US, 2 * MS);
