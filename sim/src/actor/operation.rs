@@ -269,7 +269,7 @@ impl World<'_> {
             let (atime, mtime) = (stamp, stamp);
             Some(Op::SetAttr { ino, mask, mode, uid, gid: 0, atime, mtime })
         };
-        let name = if plan.name2[0] % 2 == 0 { &b"user.a"[..] } else { b"user.b" };
+        let name = if plan.name2[0].is_multiple_of(2) { &b"user.a"[..] } else { b"user.b" };
         match plan.kind {
             Kind::Chmod => {
                 let mode = if is_file { bits } else { 0o755 };
