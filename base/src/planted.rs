@@ -52,6 +52,8 @@ pub enum Bug {
     ReplayForgotten = 21,
     /// Of two valid root records the older is taken.
     OldRootWins = 22,
+    /// A chunk of the stream is published when only a part of it is applied.
+    ChunkPartlyPublished = 23,
     /// Fsync is acknowledged before every member has the chunk.
     EarlyAck = 50,
     /// A lease is granted before the last changes of its inode are on every member.
@@ -221,6 +223,11 @@ impl Bug {
             "a node that starts forgets what its stream ring holds beyond the published state",
         ),
         (Bug::OldRootWins, "old-root-wins", "of two valid root records the older is taken"),
+        (
+            Bug::ChunkPartlyPublished,
+            "chunk-partly-published",
+            "a chunk of the stream is published when only a part of it is applied",
+        ),
         (Bug::EarlyAck, "early-ack", "fsync is acknowledged before every member has the chunk"),
         (
             Bug::GrantBeforeReplicated,

@@ -651,6 +651,11 @@ impl Volume {
             || self.copies.len() > COPIES_SOFT_MAX
     }
 
+    /// Whether there are clones that are not published: writing to their sources has to wait.
+    pub fn has_clones(&self) -> bool {
+        !self.cloned.is_empty()
+    }
+
     /// The tree, for the checker and for measurements.
     pub fn tree(&self) -> &Tree {
         &self.tree

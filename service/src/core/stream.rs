@@ -1,12 +1,13 @@
 //! The replication stream as every member sees it: accept, pass on, acknowledge, apply, publish.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, NodeId, Sequence, StreamSeq};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::media::Segment;
-use storage::volume::{CopyItem, Refusal, Sealed, run_copies};
+use storage::volume::{CopyItem, Refusal, Sealed, Volume, run_copies};
 
 use super::message::{CHUNK, CHUNK_PREFIX, Message, chunk_frame, set_chunk_prefix};
 use super::{Effect, Failure, Node, entries};
@@ -263,6 +264,30 @@ impl Node {
     /// while it validates).
     pub(super) fn apply_next(&mut self) -> Result<(), Failure> {
         let seq = StreamSeq(self.applied.0 + 1);
+        let clones = self.volume.has_clones() && !planted(Bug::ChunkPartlyPublished);
+        if clones && self.published < self.applied {
+            // Whatever writes to the source of a clone has to wait for its publication.
+            self.publish_all()?;
+        }
+        if self.apply_chunk(seq, false)? {
+            return Ok(());
+        }
+        // Not in the middle of the chunk: it is applied again after a crash, and would meet what
+        // it did itself (a name that has moved on since). What came before it is published.
+        self.take_back()?;
+        self.publish_all()?;
+        if self.apply_chunk(seq, false)? {
+            return Ok(());
+        }
+        // The head had room for this chunk when everything before it was published. If here is
+        // less, a crash in the next moment may cost a rejoin; not going on costs one now.
+        self.take_back()?;
+        self.apply_chunk(seq, true).map(drop)
+    }
+
+    /// Applies a chunk. `false`: some of it is applied, and the rest waits for a publication
+    /// (which is done at once when `partly`).
+    fn apply_chunk(&mut self, seq: StreamSeq, partly: bool) -> Result<bool, Failure> {
         let Some(kept) = self.ring.get(seq).copied() else {
             return Err(Failure::Diverged(seq, "it is not in the ring".into()));
         };
@@ -274,24 +299,36 @@ impl Node {
                 continue;
             }
             let source = (segment, base + offset as u64 + 64);
-            let mut tried = false;
-            loop {
-                match self.volume.apply(&header, &op, source) {
-                    Ok(_) => {
-                        self.mark_dirty(&op, seq, kept.header.client);
-                        break;
-                    }
-                    Err(Refusal::NeedsPublish) if !tried => {
-                        // Everything before this chunk; its own copies lie in the ring already.
-                        tried = true;
-                        self.publish_working(StreamSeq(seq.0 - 1))?;
-                    }
-                    Err(Refusal::Fault(fault)) => return Err(fault.into()),
-                    Err(refusal) => return Err(Failure::Diverged(seq, refusal.to_string())),
+            let mut applied = self.volume.apply(&header, &op, source);
+            if matches!(applied, Err(Refusal::NeedsPublish)) {
+                if !partly && !planted(Bug::ChunkPartlyPublished) {
+                    return Ok(false);
                 }
+                // Everything before this chunk; its own copies lie in the ring already.
+                self.publish_working(StreamSeq(seq.0 - 1))?;
+                applied = self.volume.apply(&header, &op, source);
+            }
+            match applied {
+                Ok(_) => self.mark_dirty(&op, seq, kept.header.client),
+                Err(Refusal::Fault(fault)) => return Err(fault.into()),
+                Err(refusal) => return Err(Failure::Diverged(seq, refusal.to_string())),
             }
         }
         self.applied_chunk(&kept.header);
+        Ok(true)
+    }
+
+    /// Takes the working state back to the end of the last chunk that is applied whole.
+    fn take_back(&mut self) -> Result<(), Failure> {
+        if let Some(job) = &self.job {
+            run_copies(&*self.media, &job.sealed.copies)?;
+            self.finish_job()?;
+        }
+        let upto = std::mem::replace(&mut self.applied, self.published);
+        self.volume = Volume::open(Arc::clone(&self.media))?;
+        while self.applied < upto {
+            self.apply_chunk(StreamSeq(self.applied.0 + 1), true)?;
+        }
         Ok(())
     }
 
@@ -456,8 +493,7 @@ impl Node {
         }
     }
 
-    /// Publishes the working state, also if it holds a part of the next chunk: that is applied
-    /// again after a crash, with the same result.
+    /// Publishes the working state as that of `upto`, also if it holds a part of the next chunk.
     pub(super) fn publish_working(&mut self, upto: StreamSeq) -> Result<(), Failure> {
         self.publish_through(upto)?;
         self.seal(upto)?;

@@ -20,8 +20,10 @@ use super::oracle::{Model, Oracle, Seen, UTIME, content};
 use super::trace::{Acks, Event, Region, Side};
 use super::workload::{Act, Flag, Pace};
 
-/// The node.
-const ME: NodeId = NodeId(1);
+/// The node, or the first of two.
+pub const HEAD: NodeId = NodeId(1);
+/// The second of two.
+pub const MEMBER: NodeId = NodeId(2);
 /// Bytes for data: small, so that blocks are used again soon.
 const CAPACITY: u64 = 256 * 1024;
 /// Time of mkfs.
@@ -38,11 +40,18 @@ const S_IFLNK: u32 = 0o120_000;
 /// A node that runs on a region.
 pub struct Machine {
     region: Arc<Region>,
+    id: NodeId,
     node: Node,
     now: Nanos,
     out: Vec<Effect>,
     /// Copies that hostd is asked to run; it takes until time passes.
     jobs: Vec<(u64, Vec<CopyItem>)>,
+    /// Messages to the other member.
+    frames: Vec<(u16, Vec<u8>)>,
+    /// The member after this one.
+    peer: Option<Box<Machine>>,
+    /// It keeps what it is sent, and does nothing else until everybody is to be quiet.
+    lags: bool,
 }
 
 impl std::fmt::Debug for Machine {
@@ -51,12 +60,12 @@ impl std::fmt::Debug for Machine {
     }
 }
 
-/// Makes an empty volume.
-pub fn format(region: &Arc<Region>, durability: Durability) -> Result<(), String> {
+/// Makes an empty volume on the region of a node.
+pub fn format(region: &Arc<Region>, node: NodeId, durability: Durability) -> Result<(), String> {
     let params = Params {
         uuid: [7; 16],
         name: "crash".into(),
-        node: ME,
+        node,
         durability,
         capacity_bytes: CAPACITY,
         stream_bytes: RING_BYTES_MIN,
@@ -69,10 +78,9 @@ pub fn format(region: &Arc<Region>, durability: Durability) -> Result<(), String
 }
 
 impl Machine {
-    /// Starts nicfs on what lies in the region, as the only member of its chain.
-    pub fn start(region: &Arc<Region>, epoch: u32, host: bool) -> Result<Self, String> {
+    fn open(region: &Arc<Region>, id: NodeId, epoch: u32) -> Result<Self, String> {
         let config = NodeConfig {
-            node: ME,
+            node: id,
             lanes: 2,
             lane_bytes: LANE_BYTES_MIN.next_multiple_of(4096),
             clients_max: 16,
@@ -85,13 +93,51 @@ impl Machine {
         let mut node = Node::new(config, region.by(Side::Node), random)
             .map_err(|e| format!("the node does not start: {e}"))?;
         node.set_realtime_offset(REALTIME);
-        let region = Arc::clone(region);
-        let mut machine = Self { region, node, now: 1000, out: Vec::new(), jobs: Vec::new() };
+        Ok(Self {
+            region: Arc::clone(region),
+            id,
+            node,
+            now: 1000,
+            out: Vec::new(),
+            jobs: Vec::new(),
+            frames: Vec::new(),
+            peer: None,
+            lags: false,
+        })
+    }
+
+    /// Starts nicfs on what lies in the region, as the only member of its chain.
+    pub fn start(region: &Arc<Region>, id: NodeId, epoch: u32, host: bool) -> Result<Self, String> {
+        let mut machine = Self::open(region, id, epoch)?;
         if host {
             machine.tell(Input::HostUp)?;
         }
-        let (chain, syncing) = (vec![ME], Vec::new());
+        let (chain, syncing) = (vec![id], Vec::new());
         machine.tell(Input::View { epoch: Epoch(epoch), chain, syncing })?;
+        Ok(machine)
+    }
+
+    /// Starts a chain of two.
+    pub fn pair(
+        head: &Arc<Region>,
+        member: &Arc<Region>,
+        epoch: u32,
+        host: bool,
+        lags: bool,
+    ) -> Result<Self, String> {
+        let mut machine = Self::open(head, HEAD, epoch)?;
+        let mut peer = Box::new(Self::open(member, MEMBER, epoch)?);
+        peer.lags = lags;
+        let view =
+            Input::View { epoch: Epoch(epoch), chain: vec![HEAD, MEMBER], syncing: Vec::new() };
+        if host {
+            peer.tell(Input::HostUp)?;
+        }
+        peer.tell(view.clone())?;
+        machine.peer = Some(peer);
+        machine.tell(view)?;
+        machine.tell(Input::PeerUp(MEMBER))?;
+        machine.exchange()?;
         Ok(machine)
     }
 
@@ -105,31 +151,47 @@ impl Machine {
             match effect {
                 Effect::Copies { id, items } => self.jobs.push((id, items)),
                 Effect::Attached { .. } | Effect::AttachRefused { .. } => self.out.push(effect),
+                Effect::Send { kind, body, .. } => self.frames.push((kind, body)),
                 _ => {}
             }
         }
-        match self.node.failure() {
-            Some(failure) => Err(format!("the node failed: {failure}")),
-            None => Ok(()),
+        if let Some(failure) = self.node.failure() {
+            return Err(format!("node {} failed: {failure}", self.id));
         }
+        self.exchange()
+    }
+
+    /// What the members say to each other arrives at once.
+    fn exchange(&mut self) -> Result<(), String> {
+        let Some(mut peer) = self.peer.take() else { return Ok(()) };
+        peer.now = self.now;
+        let mut done = Ok(());
+        while done.is_ok() && !(self.frames.is_empty() && peer.frames.is_empty()) {
+            for (kind, body) in std::mem::take(&mut self.frames) {
+                let from = self.id;
+                done = done.and_then(|()| peer.tell(Input::Frame { from, kind, body }));
+            }
+            for (kind, body) in std::mem::take(&mut peer.frames) {
+                let from = peer.id;
+                done = done.and_then(|()| self.tell(Input::Frame { from, kind, body }));
+            }
+        }
+        self.peer = Some(peer);
+        done
     }
 
     /// One turn of the driver's loop.
-    fn turn(&mut self) -> Result<bool, String> {
+    fn turn(&mut self) -> Result<(), String> {
         self.node.look_around(self.now, &mut self.out);
-        let mut busy = false;
         for _ in 0..PATIENCE {
             if !self.node.work(self.now, &mut self.out) {
                 break;
             }
-            busy = true;
         }
-        self.carry_out()?;
-        Ok(busy)
+        self.carry_out()
     }
 
-    fn wait(&mut self, time: Nanos) -> Result<(), String> {
-        self.now += time;
+    fn pass(&mut self) -> Result<(), String> {
         let jobs = std::mem::take(&mut self.jobs);
         self.tell(Input::Tick)?;
         for (id, items) in jobs {
@@ -138,7 +200,22 @@ impl Machine {
             done.map_err(|e| format!("hostd: {e}"))?;
             self.tell(Input::CopiesDone { id, bad: Vec::new() })?;
         }
-        self.turn().map(drop)
+        self.turn()
+    }
+
+    fn wait(&mut self, time: Nanos) -> Result<(), String> {
+        self.now += time;
+        self.pass()?;
+        if let Some(peer) = self.peer.as_mut().filter(|p| !p.lags) {
+            peer.now = self.now;
+            peer.pass()?;
+        }
+        self.exchange()
+    }
+
+    fn is_published(&self) -> bool {
+        self.node.volume().root().stream_seq >= self.node.position()
+            && self.peer.as_ref().is_none_or(|p| p.lags || p.is_published())
     }
 
     /// Goes on until everything in the stream is published, and nothing new comes.
@@ -146,13 +223,26 @@ impl Machine {
         let mut still = 0;
         for _ in 0..PATIENCE {
             self.wait(6_000_000)?;
-            let done = self.node.volume().root().stream_seq >= self.node.position();
-            still = if done { still + 1 } else { 0 };
+            still = if self.is_published() { still + 1 } else { 0 };
             if still == 2 {
                 return Ok(());
             }
         }
         Err("the node does not publish what its stream holds".into())
+    }
+
+    /// A member that lagged catches up.
+    pub fn catch_up(&mut self) -> Result<(), String> {
+        match &mut self.peer {
+            Some(peer) => peer.lags = false,
+            None => return Ok(()),
+        }
+        self.quiet()
+    }
+
+    /// The region that is looked at: the last member's.
+    fn watched(&self) -> &Arc<Region> {
+        self.peer.as_ref().map_or(&self.region, |p| &p.region)
     }
 
     fn ring(&self) -> Result<Ring, String> {
@@ -331,7 +421,7 @@ impl Session {
     fn ring(&mut self) -> Result<(), String> {
         self.machine.now += 1000;
         self.machine.tell(Input::Doorbell(self.client))?;
-        self.machine.turn().map(drop)
+        self.machine.turn()
     }
 
     /// Asks the service and waits for the answer.
@@ -388,6 +478,13 @@ impl Session {
             self.sync()?;
             return Ok(true);
         }
+        if *act == Act::Pause {
+            self.ring()?;
+            self.machine.wait(3_000_000)?;
+            self.machine.quiet()?;
+            self.note_acks()?;
+            return Ok(true);
+        }
         self.step += 1;
         self.machine.now += 10_000;
         let time = self.machine.now + REALTIME;
@@ -403,7 +500,7 @@ impl Session {
         self.perform(act, made, time).map_err(|e| format!("{act}: {e}"))?;
         self.oracle.push(model);
         let done = self.oracle.len();
-        self.machine.region.note(Event::Returned(done));
+        self.machine.watched().note(Event::Returned(done));
         match pace {
             Pace::Lazy => {}
             Pace::Fetching => {
@@ -417,6 +514,7 @@ impl Session {
             }
         }
         self.refusals()?;
+        self.note_acks()?;
         Ok(true)
     }
 
@@ -453,11 +551,20 @@ impl Session {
         self.ring()?;
         for _ in 0..PATIENCE {
             if self.word(control::REPLICATED)? >= last {
+                self.note_acks()?;
                 return self.refusals();
             }
             self.machine.wait(100_000)?;
         }
         Err("fsync does not return".into())
+    }
+
+    /// The watched region is another one than that with the service's words.
+    fn note_acks(&self) -> Result<(), String> {
+        let word = self.word(control::REPLICATED)?;
+        let covered = self.sequences.iter().filter(|s| **s <= word).count();
+        self.machine.watched().note(Event::Synced(covered));
+        Ok(())
     }
 
     fn id(&self, path: &str) -> Result<u64, String> {
@@ -546,7 +653,7 @@ impl Session {
             Act::Chmod(n, mode) => self.attributes(n, mask::MODE, *mode, 0, time),
             Act::Chown(n, uid) => self.attributes(n, mask::UID, 0, *uid, time),
             Act::Utime(n) => self.attributes(n, mask::MTIME, 0, 0, time),
-            Act::Fsync => Ok(()),
+            Act::Fsync | Act::Pause => Ok(()),
         }
     }
 
@@ -597,7 +704,7 @@ impl Session {
             self.sync()?;
             self.machine.quiet()?;
         }
-        self.machine.region.note(Event::Begun(self.oracle.len() + 1));
+        self.machine.watched().note(Event::Begun(self.oracle.len() + 1));
         let fault = |e: storage::media::MediaError| e.to_string();
         if pad {
             let raw = RawHeader {

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use base::NodeId;
 use storage::format::superblock::Durability;
 
-use super::drive::{self, MADE, Machine, Session};
+use super::drive::{self, HEAD, MADE, MEMBER, Machine, Session};
 use super::oracle::{Model, Oracle, print_of};
 use super::states::{DISK, Grain, MEMORY, Pending, Pick, Point, walk};
 use super::trace::{Acks, Event, Region, Side, Trace};
@@ -107,7 +108,10 @@ impl Tally {
 struct Base {
     ground: Ground,
     durability: Durability,
+    /// The region that is looked at.
     region: Arc<Region>,
+    /// The head's, if that is another one.
+    head: Option<Arc<Region>>,
     model: Model,
     steps: u64,
 }
@@ -135,10 +139,17 @@ const FILL_STEP: u64 = 131_072;
 const FILL: u64 = FILL_STEP + 40_000;
 
 impl Base {
-    fn make(ground: Ground, durability: Durability) -> Result<Self, String> {
+    fn make(ground: Ground, member: bool, durability: Durability) -> Result<Self, String> {
         let region = Region::new();
-        drive::format(&region, durability)?;
-        let machine = Machine::start(&region, 1, false)?;
+        drive::format(&region, if member { MEMBER } else { HEAD }, durability)?;
+        let head = member.then(Region::new);
+        let machine = match &head {
+            None => Machine::start(&region, HEAD, 1, false)?,
+            Some(head) => {
+                drive::format(head, HEAD, durability)?;
+                Machine::pair(head, &region, 1, false, false)?
+            }
+        };
         let mut session = Session::attach(machine, Model::new(0o755, MADE), 0)?;
         let act = |session: &mut Session, text: &str| -> Result<(), String> {
             let done = session.act(&Act::parse(text)?, Pace::Lazy)?;
@@ -173,7 +184,8 @@ impl Base {
         let steps = session.steps();
         drop(session);
         region.settle();
-        Ok(Self { ground, durability, region, model, steps })
+        head.iter().for_each(|head| head.settle());
+        Ok(Self { ground, durability, region, head, model, steps })
     }
 }
 
@@ -185,12 +197,17 @@ struct Recovered {
 }
 
 /// Recovers what lies in the region, as a node does that starts on it, and reads all of it.
-fn recover(region: &Arc<Region>, epoch: u32, record: bool) -> Result<Recovered, String> {
+fn recover(
+    region: &Arc<Region>,
+    id: NodeId,
+    epoch: u32,
+    record: bool,
+) -> Result<Recovered, String> {
     sound(region, "before recovery")?;
     if record {
         region.record();
     }
-    let machine = Machine::start(region, epoch, false).and_then(|mut m| {
+    let machine = Machine::start(region, id, epoch, false).and_then(|mut m| {
         m.quiet()?;
         Ok(m)
     });
@@ -215,6 +232,11 @@ fn sound(region: &Arc<Region>, when: &str) -> Result<(), String> {
     Err(format!("the checker {when}: {}", findings.join("; ")))
 }
 
+/// The node whose region is looked at.
+fn seat(workload: &Workload) -> NodeId {
+    if workload.member { MEMBER } else { HEAD }
+}
+
 /// A workload that was recorded.
 struct Recorded<'a> {
     workload: &'a Workload,
@@ -230,19 +252,25 @@ impl Lab {
         Self { bases: Vec::new(), effort, returned, tally: Tally::default() }
     }
 
-    fn base(&mut self, ground: Ground, durability: Durability) -> Result<usize, String> {
-        let found =
-            self.bases.iter().position(|b| (b.ground, b.durability) == (ground, durability));
+    fn base(
+        &mut self,
+        ground: Ground,
+        member: bool,
+        durability: Durability,
+    ) -> Result<usize, String> {
+        let same =
+            |b: &Base| (b.ground, b.durability, b.head.is_some()) == (ground, durability, member);
+        let found = self.bases.iter().position(same);
         if let Some(at) = found {
             return Ok(at);
         }
-        self.bases.push(Base::make(ground, durability)?);
+        self.bases.push(Base::make(ground, member, durability)?);
         Ok(self.bases.len() - 1)
     }
 
     /// What there is at the beginning.
     pub fn ground(&mut self, ground: Ground) -> Result<(Model, u64), String> {
-        let at = self.base(ground, Durability::Pmem)?;
+        let at = self.base(ground, false, Durability::Pmem)?;
         Ok((self.bases[at].model.clone(), self.bases[at].steps))
     }
 
@@ -251,27 +279,35 @@ impl Lab {
         workload: &'a Workload,
         durability: Durability,
     ) -> Result<Recorded<'a>, String> {
-        let at = self.base(workload.ground, durability)?;
+        let at = self.base(workload.ground, workload.member, durability)?;
         let base = &self.bases[at];
         let region = Arc::clone(&base.region);
         let mark = region.mark();
+        let head = base.head.as_ref().map(|head| (head, head.mark()));
         region.record();
         let done = Self::run(base, workload);
         let mut trace = region.recorded();
         region.undo_to(mark);
+        if let Some((head, mark)) = head {
+            head.undo_to(mark);
+        }
         let (oracle, acks) = done?;
-        trace.acks = Some(acks);
+        trace.acks = (!workload.member).then_some(acks);
         Ok(Recorded { workload, durability, region, oracle, trace })
     }
 
     /// Runs the workload to its end, without a crash.
     fn run(base: &Base, workload: &Workload) -> Result<(Oracle, Acks), String> {
         let big = workload.acts.iter().any(|a| matches!(a, Act::Write(_, _, n) if *n >= 1 << 17));
-        let machine = Machine::start(&base.region, 2, big)?;
+        let machine = match &base.head {
+            None => Machine::start(&base.region, HEAD, 2, big)?,
+            Some(head) => Machine::pair(head, &base.region, 2, big, workload.pace == Pace::Lazy)?,
+        };
         let mut session = Session::attach(machine, base.model.clone(), base.steps)?;
         for act in &workload.acts {
             session.act(act, workload.pace)?;
         }
+        session.machine.catch_up()?;
         let (oracle, acks) = (session.oracle.clone(), session.acks());
         // What the service shows must be what POSIX says, or comparing states means nothing.
         base.region.note(Event::Returned(oracle.len()));
@@ -352,7 +388,7 @@ impl Lab {
         known: &mut HashMap<u64, u64>,
     ) -> Result<(), Box<Violation>> {
         let region = &recorded.region;
-        let bounds = point.bounds(self.returned && recorded.durability == Durability::Pmem);
+        let bounds = point.bounds(self.demands_returned(recorded));
         self.tally.points += 1;
         let seed = point.fence as u64 * 1000;
         let picks = match only {
@@ -385,7 +421,7 @@ impl Lab {
             let crashed = region.mark();
             self.tally.checked += 1;
             let nested = only.is_some() || hash.is_multiple_of(self.effort.nested.max(1));
-            let recovered = recover(region, 3, nested);
+            let recovered = recover(region, seat(recorded.workload), 3, nested);
             region.undo_to(crashed);
             let again = recovered.map_err(|why| wrong(why, None)).and_then(|recovered| {
                 if !recorded.oracle.allows(recovered.print, bounds) {
@@ -395,13 +431,26 @@ impl Lab {
                 known.insert(hash, recovered.print);
                 let Some(trace) = recovered.trace else { return Ok(()) };
                 let then = only.and_then(|(_, then)| then);
-                let done = self.crash_again(region, &trace, grain, recovered.print, hash, then);
+                let done = self.crash_again(
+                    region,
+                    seat(recorded.workload),
+                    &trace,
+                    grain,
+                    recovered.print,
+                    hash,
+                    then,
+                );
                 done.map_err(|(spot, why)| wrong(why, Some(spot)))
             });
             region.undo_to(mark);
             again?;
         }
         Ok(())
+    }
+
+    /// Whether what has returned is on these media: only where the log of the client is.
+    fn demands_returned(&self, recorded: &Recorded<'_>) -> bool {
+        self.returned && recorded.durability == Durability::Pmem && !recorded.workload.member
     }
 
     /// What is wrong with a state that the oracle refuses.
@@ -418,7 +467,7 @@ impl Lab {
             let state = pending.state(region, pick);
             // What is there already is stored again; that changes nothing.
             pending.make(region, &state).map_err(|e| e.to_string())?;
-            let mut machine = Machine::start(region, 3, false)?;
+            let mut machine = Machine::start(region, seat(recorded.workload), 3, false)?;
             machine.quiet()?;
             recorded.oracle.judge(&drive::view(machine.volume())?, bounds)
         })();
@@ -430,6 +479,7 @@ impl Lab {
     fn crash_again(
         &mut self,
         region: &Arc<Region>,
+        id: NodeId,
         trace: &Trace,
         grain: Grain,
         print: u64,
@@ -458,7 +508,7 @@ impl Lab {
                 let state = pending.state(region, pick);
                 let made = pending.make(region, &state).map_err(|e| e.to_string());
                 tally += 1;
-                let again = made.and_then(|()| recover(region, 4, false));
+                let again = made.and_then(|()| recover(region, id, 4, false));
                 region.undo_to(here);
                 let why = match again {
                     Ok(r) if r.print == print => continue,

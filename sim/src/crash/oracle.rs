@@ -285,7 +285,7 @@ impl Model {
             }
             Act::Rename(a, b, Flag::Exchange) => self.exchange(a, b, time),
             Act::Rename(a, b, flag) => self.rename(a, b, *flag, time),
-            Act::Fsync => Some(()),
+            Act::Fsync | Act::Pause => Some(()),
             other => self.change_inode(other, step, time),
         }
     }

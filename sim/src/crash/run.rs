@@ -158,7 +158,7 @@ fn workloads(plan: &Plan, model: &Model) -> Vec<(Workload, Durability)> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 6] = [
+const DIRECTED: [&str; 7] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
@@ -167,6 +167,8 @@ const DIRECTED: [&str; 6] = [
     // Blocks that a move has left are used again before the move is published.
     "Fresh Lazy; chmod A/x 384; create A/y; append A/y 5000; fsync",
     "Fresh Fetching; create A/y; chmod A/x 384; append A/y 5000; chmod A/x 420; append A/y 9000",
+    // A member that lags must publish in the middle of a chunk.
+    "Fresh Lazy Member; create A/y; clone A/x A/y; pause; create z; rename z B/x; write A/x 5 10; fsync",
     // What is copied from is changed afterwards.
     "Fresh Lazy; create A/y; clone A/x A/y; write A/x 500 1000; rename A/x A/y; fsync; create A/x",
 ];

@@ -416,6 +416,7 @@ pub fn walk(
             }
             Event::Begun(n) => point.progress[0] = n,
             Event::Returned(n) => point.progress[1] = n,
+            Event::Synced(n) => point.progress[2] = point.progress[2].max(n),
         }
     }
     visit(point, &pending)

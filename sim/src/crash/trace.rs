@@ -65,6 +65,8 @@ pub enum Event {
     Begun(usize),
     /// That many operations have returned to the application.
     Returned(usize),
+    /// That many operations are covered by an fsync that may have returned.
+    Synced(usize),
 }
 
 /// The word in which the service says how far fsync may return. From its store on, an fsync that

@@ -36,6 +36,8 @@ pub enum Act {
     RemoveXattr(String, String),
     Clone(String, String),
     Fsync,
+    /// Nothing, for long enough that the service publishes.
+    Pause,
 }
 
 impl std::fmt::Display for Act {
@@ -61,6 +63,7 @@ impl std::fmt::Display for Act {
             Self::RemoveXattr(n, name) => write!(f, "removexattr {n} {name}"),
             Self::Clone(a, b) => write!(f, "clone {a} {b}"),
             Self::Fsync => f.write_str("fsync"),
+            Self::Pause => f.write_str("pause"),
         }
     }
 }
@@ -97,6 +100,7 @@ impl Act {
             "removexattr" => Ok(Self::RemoveXattr(name(1)?, name(2)?)),
             "clone" => Ok(Self::Clone(name(1)?, name(2)?)),
             "fsync" => Ok(Self::Fsync),
+            "pause" => Ok(Self::Pause),
             _ => Err(bad()),
         }
     }
@@ -131,6 +135,8 @@ pub struct Workload {
     pub ground: Ground,
     /// How the service keeps up.
     pub pace: Pace,
+    /// Whether the region of the second of two members is looked at.
+    pub member: bool,
     /// What is done.
     pub acts: Vec<Act>,
 }
@@ -138,6 +144,9 @@ pub struct Workload {
 impl std::fmt::Display for Workload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} {:?}", self.ground, self.pace)?;
+        if self.member {
+            f.write_str(" Member")?;
+        }
         self.acts.iter().try_for_each(|act| write!(f, "; {act}"))
     }
 }
@@ -159,8 +168,9 @@ impl Workload {
             Some(&"Fetching") => Pace::Fetching,
             other => return Err(format!("no pace: {other:?} (Lazy, Eager, Fetching)")),
         };
+        let member = head.get(2) == Some(&"Member");
         let acts = parts.map(Act::parse).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { ground, pace, acts })
+        Ok(Self { ground, pace, member, acts })
     }
 }
 
@@ -263,6 +273,9 @@ pub fn sample(
         if random.chance(2, 5) {
             acts.push(Act::Fsync);
         }
+        if random.chance(1, 6) {
+            acts.push(Act::Pause);
+        }
     }
     let pace = [Pace::Lazy, Pace::Eager, Pace::Fetching][random.below(3) as usize];
     let ground = match random.below(8) {
@@ -270,7 +283,7 @@ pub fn sample(
         1 => Ground::Ripe,
         _ => Ground::Fresh,
     };
-    Workload { ground, pace, acts }
+    Workload { ground, pace, member: random.chance(1, 4), acts }
 }
 
 /// The variants of a sequence: with and without an fsync after each operation, at each pace.
@@ -289,7 +302,8 @@ pub fn variants(core: &[Act]) -> Vec<Workload> {
                 // The service would do nothing at all; the log alone is looked at with others.
                 continue;
             }
-            all.push(Workload { ground: Ground::Fresh, pace, acts: acts.clone() });
+            let (ground, member) = (Ground::Fresh, false);
+            all.push(Workload { ground, pace, member, acts: acts.clone() });
         }
     }
     all
@@ -305,8 +319,10 @@ mod tests {
             for ground in [Ground::Fresh, Ground::Wrap, Ground::Ripe] {
                 let mut acts = alphabet();
                 acts.push(Act::Fsync);
-                let w = Workload { ground, pace, acts };
-                assert_eq!(Workload::parse(&w.to_string()), Ok(w));
+                for member in [false, true] {
+                    let w = Workload { ground, pace, member, acts: acts.clone() };
+                    assert_eq!(Workload::parse(&w.to_string()), Ok(w));
+                }
             }
         }
         assert!(Workload::parse("Fresh Lazy; frobnicate A/x").is_err());
