@@ -7,9 +7,8 @@ use base::random::Random;
 use storage::format::superblock::Durability;
 
 use super::lab::{Effort, Lab, Violation};
-use super::oracle::Model;
-use super::run::{directed, possible};
-use super::workload::{Ground, alphabet, sample};
+use super::run::{Models, directed, models, possible};
+use super::workload::{alphabet, sample};
 
 /// How long to look for a bug.
 #[derive(Clone, Copy, Debug)]
@@ -50,31 +49,28 @@ pub fn catch(bug: Bug, budget: Budget) -> Option<Found> {
     let begin = Instant::now();
     let half = Budget { workloads: budget.workloads / 2, time: budget.time / 4 };
     choose(Bug::None);
-    let found = grounds().and_then(|(mut lab, model)| {
+    let found = grounds().and_then(|(mut lab, models)| {
         choose(bug);
-        hunt(&mut lab, &model, half)
+        hunt(&mut lab, &models, half)
     });
     let found = found.or_else(|| {
         choose(bug);
-        let (mut lab, model) = grounds()?;
+        let (mut lab, models) = grounds()?;
         let time = budget.time.saturating_sub(begin.elapsed());
-        hunt(&mut lab, &model, Budget { time, ..half })
+        hunt(&mut lab, &models, Budget { time, ..half })
     });
     choose(Bug::None);
     found
 }
 
 /// A laboratory in which every ground is made; None if the bug does not let it.
-fn grounds() -> Option<(Lab, Model)> {
+fn grounds() -> Option<(Lab, Models)> {
     let mut lab = Lab::new(Effort::default(), false);
-    for ground in [Ground::Wrap, Ground::Ripe] {
-        lab.ground(ground).ok()?;
-    }
-    let (model, _) = lab.ground(Ground::Fresh).ok()?;
-    Some((lab, model))
+    let models = models(&mut lab).ok()?;
+    Some((lab, models))
 }
 
-fn hunt(lab: &mut Lab, model: &Model, budget: Budget) -> Option<Found> {
+fn hunt(lab: &mut Lab, models: &Models, budget: Budget) -> Option<Found> {
     let (begin, letters) = (Instant::now(), alphabet());
     let mut ready = directed().into_iter();
     for i in 0..budget.workloads {
@@ -83,7 +79,8 @@ fn hunt(lab: &mut Lab, model: &Model, budget: Budget) -> Option<Found> {
         }
         let mut random = Random::new(0xb06 + i);
         let length = 1 + random.below(6) as usize;
-        let drawn = sample(&mut random, length, &letters, |acts| possible(model, acts));
+        let drawn =
+            sample(&mut random, length, &letters, |ground, acts| possible(models.of(ground), acts));
         let workload = ready.next().unwrap_or(drawn);
         if let Err(violation) = lab.explore(&workload, Durability::Pmem, None) {
             return Some(Found { checked: lab.tally.checked, violation });

@@ -24,8 +24,6 @@ use super::workload::{Act, Flag, Pace};
 pub const HEAD: NodeId = NodeId(1);
 /// The second of two.
 pub const MEMBER: NodeId = NodeId(2);
-/// Bytes for data: small, so that blocks are used again soon.
-const CAPACITY: u64 = 256 * 1024;
 /// Time of mkfs.
 pub const MADE: u64 = 1_000_000_000;
 /// Realtime at virtual time 0.
@@ -61,13 +59,18 @@ impl std::fmt::Debug for Machine {
 }
 
 /// Makes an empty volume on the region of a node.
-pub fn format(region: &Arc<Region>, node: NodeId, durability: Durability) -> Result<(), String> {
+pub fn format(
+    region: &Arc<Region>,
+    node: NodeId,
+    durability: Durability,
+    blocks: usize,
+) -> Result<(), String> {
     let params = Params {
         uuid: [7; 16],
         name: "crash".into(),
         node,
         durability,
-        capacity_bytes: CAPACITY,
+        capacity_bytes: blocks as u64 * 4096,
         stream_bytes: RING_BYTES_MIN,
         time: MADE,
         uid: 0,

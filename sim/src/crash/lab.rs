@@ -132,6 +132,17 @@ const GROUND: [&str; 5] =
     ["mkdir A", "mkdir B", "create A/x", "write A/x 0 6000", "setxattr A/x user.k 16"];
 /// Bytes left in the stream ring at the end of the ground `Wrap`: a draft reserves 64 KiB.
 const LEFT: u64 = 66_400;
+/// Of one in so many recovered states, work goes on.
+const USED: u64 = 50;
+/// Blocks of the volume: few, so that they are used again soon, and that reading them is quick.
+const fn blocks(ground: Ground) -> usize {
+    match ground {
+        Ground::Full => 20,
+        _ => 64,
+    }
+}
+/// Blocks free at the end of the ground `Full`.
+const FREE: usize = 3;
 /// Chunks kept at the end of the ground `Ripe`: the service gives up 32 at a time.
 const KEPT: u64 = 30;
 /// Bytes written at a time to come near the end of the ring, and where that ends.
@@ -141,16 +152,17 @@ const FILL: u64 = FILL_STEP + 40_000;
 impl Base {
     fn make(ground: Ground, member: bool, durability: Durability) -> Result<Self, String> {
         let region = Region::new();
-        drive::format(&region, if member { MEMBER } else { HEAD }, durability)?;
+        let id = if member { MEMBER } else { HEAD };
+        drive::format(&region, id, durability, blocks(ground))?;
         let head = member.then(Region::new);
         let machine = match &head {
             None => Machine::start(&region, HEAD, 1, false)?,
             Some(head) => {
-                drive::format(head, HEAD, durability)?;
+                drive::format(head, HEAD, durability, blocks(ground))?;
                 Machine::pair(head, &region, 1, false, false)?
             }
         };
-        let mut session = Session::attach(machine, Model::new(0o755, MADE), 0)?;
+        let mut session = Session::attach(machine, Model::new(0o755, MADE, blocks(ground)), 0)?;
         let act = |session: &mut Session, text: &str| -> Result<(), String> {
             let done = session.act(&Act::parse(text)?, Pace::Lazy)?;
             if done { Ok(()) } else { Err(format!("the ground refuses {text}")) }
@@ -166,6 +178,10 @@ impl Base {
         }
         for text in GROUND {
             act(&mut session, text)?;
+        }
+        if ground == Ground::Full {
+            act(&mut session, "create z")?;
+            act(&mut session, &format!("write z 0 {}", (blocks(ground) - 2 - FREE) * 4096))?;
         }
         session.sync()?;
         while ground == Ground::Wrap && session.machine.ring_left()? > LEFT {
@@ -202,6 +218,7 @@ fn recover(
     id: NodeId,
     epoch: u32,
     record: bool,
+    go_on: Option<&Oracle>,
 ) -> Result<Recovered, String> {
     sound(region, "before recovery")?;
     if record {
@@ -219,7 +236,37 @@ fn recover(
     }
     let seen = drive::view(machine.volume())?;
     sound(region, "after recovery")?;
-    Ok(Recovered { print: print_of(&seen), trace })
+    let print = print_of(&seen);
+    if let Some(model) = go_on.and_then(|oracle| oracle.state(print)) {
+        use_it(region, id, epoch, machine, model)
+            .map_err(|e| format!("used after recovery: {e}"))?;
+    }
+    Ok(Recovered { print, trace })
+}
+
+/// What was recovered can be worked with, and is still there after another start.
+fn use_it(
+    region: &Arc<Region>,
+    id: NodeId,
+    epoch: u32,
+    machine: Machine,
+    model: &Model,
+) -> Result<(), String> {
+    let mut session = Session::attach(machine, model.clone(), 1000)?;
+    for text in ["create q", "write q 0 5000", "append A/x 5000", "mkdir B/r", "unlink q"] {
+        session.act(&Act::parse(text)?, Pace::Eager)?;
+        session.sync()?;
+    }
+    session.machine.quiet()?;
+    let all = session.oracle.len();
+    let bounds = super::oracle::Bounds { least: all, most: all };
+    session.oracle.judge(&drive::view(session.machine.volume())?, bounds)?;
+    let oracle = session.oracle.clone();
+    drop(session);
+    let mut machine = Machine::start(region, id, epoch + 1, false)?;
+    machine.quiet()?;
+    sound(region, "after work")?;
+    oracle.judge(&drive::view(machine.volume())?, bounds)
 }
 
 fn sound(region: &Arc<Region>, when: &str) -> Result<(), String> {
@@ -421,7 +468,14 @@ impl Lab {
             let crashed = region.mark();
             self.tally.checked += 1;
             let nested = only.is_some() || hash.is_multiple_of(self.effort.nested.max(1));
-            let recovered = recover(region, seat(recorded.workload), 3, nested);
+            let used = only.is_some() || hash.is_multiple_of(USED);
+            let recovered = recover(
+                region,
+                seat(recorded.workload),
+                3,
+                nested,
+                used.then_some(&recorded.oracle),
+            );
             region.undo_to(crashed);
             let again = recovered.map_err(|why| wrong(why, None)).and_then(|recovered| {
                 if !recorded.oracle.allows(recovered.print, bounds) {
@@ -431,15 +485,7 @@ impl Lab {
                 known.insert(hash, recovered.print);
                 let Some(trace) = recovered.trace else { return Ok(()) };
                 let then = only.and_then(|(_, then)| then);
-                let done = self.crash_again(
-                    region,
-                    seat(recorded.workload),
-                    &trace,
-                    grain,
-                    recovered.print,
-                    hash,
-                    then,
-                );
+                let done = self.crash_again(recorded, &trace, grain, recovered.print, hash, then);
                 done.map_err(|(spot, why)| wrong(why, Some(spot)))
             });
             region.undo_to(mark);
@@ -478,14 +524,14 @@ impl Lab {
     /// The power fails again while the node recovers: what it then recovers must be the same.
     fn crash_again(
         &mut self,
-        region: &Arc<Region>,
-        id: NodeId,
+        recorded: &Recorded<'_>,
         trace: &Trace,
         grain: Grain,
         print: u64,
         seed: u64,
         only: Option<Spot>,
     ) -> Result<(), (Spot, String)> {
+        let (region, id) = (&recorded.region, seat(recorded.workload));
         let fences = trace.events.iter().filter(|e| matches!(e, Event::Fence(_))).count() + 1;
         let step = fences.div_ceil(self.effort.nested_points.max(1));
         let first = seed as usize % step;
@@ -508,7 +554,7 @@ impl Lab {
                 let state = pending.state(region, pick);
                 let made = pending.make(region, &state).map_err(|e| e.to_string());
                 tally += 1;
-                let again = made.and_then(|()| recover(region, id, 4, false));
+                let again = made.and_then(|()| recover(region, id, 4, false, None));
                 region.undo_to(here);
                 let why = match again {
                     Ok(r) if r.print == print => continue,

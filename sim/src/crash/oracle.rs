@@ -2,7 +2,7 @@
 //! under test but the names of the operations. A crash state is right when it is the state after
 //! a prefix of the history that holds everything an fsync has covered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::workload::{Act, Flag};
 
@@ -114,6 +114,8 @@ struct Node {
     body: Vec<u8>,
     names: BTreeMap<String, u64>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Blocks that the file has: of them there is a limited number.
+    blocks: BTreeSet<u64>,
 }
 
 /// A file system.
@@ -121,7 +123,11 @@ struct Node {
 pub struct Model {
     nodes: BTreeMap<u64, Node>,
     next: u64,
+    blocks: usize,
 }
+
+/// Bytes of a block.
+const BLOCK: u64 = 4096;
 
 /// Bytes that step `step` writes.
 pub fn content(step: u64, len: usize) -> Vec<u8> {
@@ -139,16 +145,22 @@ fn is_dir(node: &Node) -> bool {
     node.mode & FMT == DIR
 }
 
-fn put_bytes(body: &mut Vec<u8>, at: usize, data: &[u8]) {
+fn put_bytes(file: &mut Node, at: usize, data: &[u8]) {
+    let body = &mut file.body;
     body.resize(body.len().max(at + data.len()), 0);
     body[at..at + data.len()].copy_from_slice(data);
+    take_blocks(file, at as u64, (at + data.len()) as u64);
+}
+
+fn take_blocks(file: &mut Node, at: u64, end: u64) {
+    file.blocks.extend(at / BLOCK..end.div_ceil(BLOCK));
 }
 
 impl Model {
-    /// An empty file system, made at that time.
-    pub fn new(mode: u32, time: u64) -> Self {
+    /// An empty file system, made at that time, with room for so many blocks of data.
+    pub fn new(mode: u32, time: u64, blocks: usize) -> Self {
         let root = Node { mode: DIR | mode, nlink: 2, mtime: time, ctime: time, ..Node::default() };
-        Self { nodes: BTreeMap::from([(1, root)]), next: 2 }
+        Self { nodes: BTreeMap::from([(1, root)]), next: 2, blocks }
     }
 
     /// Number of the inode at a path.
@@ -238,11 +250,20 @@ impl Model {
             || self.nodes.get(&top).is_some_and(|n| n.names.values().any(|&c| self.below(dir, c)))
     }
 
+    /// Blocks that nothing has.
+    pub fn free(&self) -> usize {
+        self.blocks - self.nodes.values().map(|n| n.blocks.len()).sum::<usize>()
+    }
+
     /// Does an operation; None when POSIX refuses it (or it would change nothing at all), and
     /// then nothing has changed.
     pub fn apply(&mut self, act: &Act, step: u64, time: u64) -> Option<()> {
         let mut after = self.clone();
         after.change(act, step, time)?;
+        let used: usize = after.nodes.values().map(|n| n.blocks.len()).sum();
+        if used > self.blocks {
+            return None;
+        }
         *self = after;
         Some(())
     }
@@ -330,22 +351,29 @@ impl Model {
         match act {
             Act::Write(n, at, len) => {
                 let file = self.file(n)?;
-                put_bytes(&mut file.body, *at as usize, &content(step, *len as usize));
+                put_bytes(file, *at as usize, &content(step, *len as usize));
                 (file.mtime, file.ctime) = (time, time);
             }
             Act::Append(n, len) => {
                 let file = self.file(n)?;
                 let end = file.body.len();
-                put_bytes(&mut file.body, end, &content(step, *len as usize));
+                put_bytes(file, end, &content(step, *len as usize));
                 (file.mtime, file.ctime) = (time, time);
             }
             Act::Truncate(n, size) => {
                 let file = self.file(n)?;
                 file.body.resize(*size as usize, 0);
+                file.blocks.retain(|b| *b < size.div_ceil(BLOCK));
                 (file.mtime, file.ctime) = (time, time);
             }
             Act::Fallocate(n, at, len, mode) => {
                 let file = self.file(n)?;
+                if mode & 2 == 0 {
+                    take_blocks(file, *at, *at + *len);
+                } else {
+                    let gone = at.div_ceil(BLOCK)..(*at + *len) / BLOCK;
+                    file.blocks.retain(|b| !gone.contains(b));
+                }
                 let (at, end) = (*at as usize, (*at + *len) as usize);
                 if mode & 1 == 0 {
                     file.body.resize(file.body.len().max(end), 0);
@@ -362,7 +390,7 @@ impl Model {
                 if data.is_empty() || a == b {
                     return None;
                 }
-                put_bytes(&mut file.body, 0, &data);
+                put_bytes(file, 0, &data);
                 (file.mtime, file.ctime) = (time, time);
                 if self.find(a) == self.find(b) {
                     return None;
@@ -478,6 +506,11 @@ impl Oracle {
         self.states.iter().take(bounds.most + 1).skip(bounds.least).any(|s| s.0 == print)
     }
 
+    /// The state that looks like that.
+    pub fn state(&self, print: u64) -> Option<&Model> {
+        self.states.iter().find(|s| s.0 == print).map(|s| &s.1)
+    }
+
     /// What is wrong with a state, in words.
     pub fn judge(&self, seen: &[Seen], bounds: Bounds) -> Result<(), String> {
         let print = print_of(seen);
@@ -506,7 +539,7 @@ mod tests {
     use super::*;
 
     fn history(acts: &[&str]) -> Oracle {
-        let mut oracle = Oracle::new(Model::new(0o755, 1));
+        let mut oracle = Oracle::new(Model::new(0o755, 1, 100));
         for (i, text) in acts.iter().enumerate() {
             let mut model = oracle.last().clone();
             let act = Act::parse(text).unwrap();
@@ -582,6 +615,10 @@ mod tests {
             assert!(model.apply(&Act::parse(text).unwrap(), 9, 99).is_none(), "{text}");
             assert_eq!(model.view(), o.last().view(), "{text}");
         }
+        let mut full = Model::new(0o755, 1, 2);
+        let mut act = |text| full.apply(&Act::parse(text).unwrap(), 1, 1).is_some();
+        assert!(act("create f") && act("write f 4000 200") && !act("append f 4096"));
+        assert!(act("fallocate f 4096 4096 3") && act("append f 1") && !act("append f 8192"));
         let o = history(&["mkdir d", "mkdir e", "mkdir d/s", "exchange d e", "rename e/s d/s"]);
         let links: Vec<_> = o.last().view().iter().map(|s| (s.path.clone(), s.nlink)).collect();
         let want = [("", 4), ("d", 3), ("d/s", 2), ("e", 2)];

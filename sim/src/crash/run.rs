@@ -111,6 +111,25 @@ pub fn possible(model: &Model, acts: &[Act]) -> bool {
     acts.iter().enumerate().all(|(i, act)| model.apply(act, i as u64, i as u64).is_some())
 }
 
+/// What each ground holds.
+#[derive(Debug)]
+pub struct Models(Vec<(Ground, Model)>);
+
+impl Models {
+    /// What that ground holds.
+    pub fn of(&self, ground: Ground) -> &Model {
+        let found = self.0.iter().find(|m| m.0 == ground);
+        &found.unwrap_or(&self.0[0]).1
+    }
+}
+
+/// Makes every ground.
+pub fn models(lab: &mut Lab) -> Result<Models, String> {
+    let all = [Ground::Fresh, Ground::Wrap, Ground::Ripe, Ground::Full];
+    let made = all.map(|ground| lab.ground(ground).map(|(model, _)| (ground, model)));
+    made.into_iter().collect::<Result<Vec<_>, _>>().map(Models)
+}
+
 /// All possible sequences of that length.
 fn sequences(model: &Model, letters: &[Act], length: usize) -> Vec<Vec<Act>> {
     let mut all: Vec<Vec<Act>> = vec![Vec::new()];
@@ -124,12 +143,12 @@ fn sequences(model: &Model, letters: &[Act], length: usize) -> Vec<Vec<Act>> {
 }
 
 /// Every workload of a plan, with the media it runs on.
-fn workloads(plan: &Plan, model: &Model) -> Vec<(Workload, Durability)> {
+fn workloads(plan: &Plan, models: &Models) -> Vec<(Workload, Durability)> {
     let (letters, mut all) = (alphabet(), Vec::new());
     all.extend(directed().into_iter().map(|w| (w, Durability::Pmem)));
     let mut random = Random::new(plan.seed);
     for length in 1..=plan.length {
-        for core in sequences(model, &letters, length) {
+        for core in sequences(models.of(Ground::Fresh), &letters, length) {
             for workload in variants(&core) {
                 if length > 1 && plan.thin > 1 && !random.chance(1, plan.thin) {
                     continue;
@@ -150,7 +169,8 @@ fn workloads(plan: &Plan, model: &Model) -> Vec<(Workload, Durability)> {
     for i in 0..plan.sample {
         let mut random = Random::new(plan.seed.wrapping_mul(1_000_003).wrapping_add(i));
         let length = 3 + random.below(6) as usize;
-        let workload = sample(&mut random, length, &letters, |acts| possible(model, acts));
+        let workload =
+            sample(&mut random, length, &letters, |ground, acts| possible(models.of(ground), acts));
         let disk = plan.disk && random.chance(1, 8);
         all.push((workload, if disk { Durability::Disk } else { Durability::Pmem }));
     }
@@ -158,7 +178,7 @@ fn workloads(plan: &Plan, model: &Model) -> Vec<(Workload, Durability)> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 7] = [
+const DIRECTED: [&str; 10] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
@@ -169,6 +189,12 @@ const DIRECTED: [&str; 7] = [
     "Fresh Fetching; create A/y; chmod A/x 384; append A/y 5000; chmod A/x 420; append A/y 9000",
     // A member that lags must publish in the middle of a chunk.
     "Fresh Lazy Member; create A/y; clone A/x A/y; pause; create z; rename z B/x; write A/x 5 10; fsync",
+    // The tree splits and merges.
+    "Fresh Eager; setxattr A/x user.a 3000; setxattr A/x user.b 3000; setxattr B user.c 3000; \
+     removexattr A/x user.a; removexattr A/x user.b; setxattr B user.d 3000; unlink A/x",
+    // What was given up has to be published before it can be used again.
+    "Full Lazy; truncate z 0; create A/y; append A/y 200; write z 0 12000; write A/x 3000 9000; fsync",
+    "Full Lazy Member; truncate z 0; pause; create A/y; rename A/y B/x; write z 0 60000; fsync",
     // What is copied from is changed afterwards.
     "Fresh Lazy; create A/y; clone A/x A/y; write A/x 500 1000; rename A/x A/y; fsync; create A/x",
 ];
@@ -181,9 +207,8 @@ pub fn directed() -> Vec<Workload> {
 /// Runs a plan.
 pub fn run(plan: &Plan) -> Result<Report, String> {
     let begin = Instant::now();
-    let mut first = lab(plan);
-    let (model, _) = first.ground(Ground::Fresh)?;
-    let all = workloads(plan, &model);
+    let models = models(&mut lab(plan))?;
+    let all = workloads(plan, &models);
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let report = Mutex::new(Report::default());
     std::thread::scope(|scope| {
@@ -231,9 +256,9 @@ mod tests {
     #[test]
     fn the_directed_workloads_are_possible() {
         assert_eq!(directed().len(), DIRECTED.len());
-        let (model, _) = Lab::new(Effort::default(), false).ground(Ground::Fresh).unwrap();
+        let models = models(&mut Lab::new(Effort::default(), false)).unwrap();
         for workload in directed() {
-            assert!(possible(&model, &workload.acts), "{workload}");
+            assert!(possible(models.of(workload.ground), &workload.acts), "{workload}");
         }
     }
 }

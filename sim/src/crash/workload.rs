@@ -126,6 +126,8 @@ pub enum Ground {
     Wrap,
     /// The same, and the next publications make the stream ring give up its oldest chunks.
     Ripe,
+    /// The same, and a file z that leaves three blocks free.
+    Full,
 }
 
 /// A workload.
@@ -160,7 +162,8 @@ impl Workload {
             Some(&"Fresh") => Ground::Fresh,
             Some(&"Wrap") => Ground::Wrap,
             Some(&"Ripe") => Ground::Ripe,
-            other => return Err(format!("no ground: {other:?} (Fresh, Wrap, Ripe)")),
+            Some(&"Full") => Ground::Full,
+            other => return Err(format!("no ground: {other:?} (Fresh, Wrap, Ripe, Full)")),
         };
         let pace = match head.get(1) {
             Some(&"Lazy") => Pace::Lazy,
@@ -208,6 +211,8 @@ const ALPHABET: &str = "
     truncate A/x 100
     truncate A/x 4096
     truncate A/x 20000
+    truncate z 0
+    write z 0 12000
     fallocate A/x 8000 8000 0
     fallocate A/x 12288 4096 1
     fallocate A/x 1000 5000 3
@@ -257,15 +262,21 @@ pub fn sample(
     random: &mut Random,
     length: usize,
     alphabet: &[Act],
-    mut possible: impl FnMut(&[Act]) -> bool,
+    mut possible: impl FnMut(Ground, &[Act]) -> bool,
 ) -> Workload {
+    let ground = match random.below(8) {
+        0 => Ground::Wrap,
+        1 => Ground::Ripe,
+        2 => Ground::Full,
+        _ => Ground::Fresh,
+    };
     let mut acts: Vec<Act> = Vec::new();
     let mut core = 0;
     let mut tries = 0;
     while core < length && tries < 1000 {
         tries += 1;
         acts.push(alphabet[random.below(alphabet.len() as u64) as usize].clone());
-        if !possible(&acts) {
+        if !possible(ground, &acts) {
             acts.pop();
             continue;
         }
@@ -278,11 +289,6 @@ pub fn sample(
         }
     }
     let pace = [Pace::Lazy, Pace::Eager, Pace::Fetching][random.below(3) as usize];
-    let ground = match random.below(8) {
-        0 => Ground::Wrap,
-        1 => Ground::Ripe,
-        _ => Ground::Fresh,
-    };
     Workload { ground, pace, member: random.chance(1, 4), acts }
 }
 
@@ -316,7 +322,7 @@ mod tests {
     #[test]
     fn text_is_read_as_it_is_written() {
         for pace in [Pace::Lazy, Pace::Eager, Pace::Fetching] {
-            for ground in [Ground::Fresh, Ground::Wrap, Ground::Ripe] {
+            for ground in [Ground::Fresh, Ground::Wrap, Ground::Ripe, Ground::Full] {
                 let mut acts = alphabet();
                 acts.push(Act::Fsync);
                 for member in [false, true] {
