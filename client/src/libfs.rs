@@ -120,7 +120,8 @@ impl LibFs {
         {
             return Ok(session);
         }
-        let session = self.attach_patiently(*number + 1)?;
+        let mut session = self.attach_patiently(*number + 1)?;
+        session.previous = self.current();
         *number += 1;
         // Sessions are few (one, unless the service restarts) and other threads may be inside the
         // old one at any moment: they are never freed.
@@ -242,7 +243,9 @@ impl LibFs {
         flags: u8,
     ) {
         if state.session != session.number {
-            state.lost |= state.session != 0 && state.last.0 > 0 && self.was_lost(state);
+            state.lost |= state.session != 0
+                && state.last.0 > 0
+                && session.lost_with(state.session, state.last);
             state.session = session.number;
             state.last = Sequence(0);
             state.extents_after = Sequence(0);
@@ -265,13 +268,6 @@ impl LibFs {
         }
         state.pinned |= flags & rpc::WANT_PIN != 0;
         state.may_write |= flags & rpc::WANT_WRITE != 0;
-    }
-
-    /// Whether operations that had returned were cut off when the old session was sealed. Asked
-    /// with the old session's numbers: it is never unmapped, so its words can still be read.
-    fn was_lost(&self, _state: &State) -> bool {
-        // What was not fsynced may be lost with the service; the next fsync reports it.
-        true
     }
 
     /// Repeats `attempt` until it is done: it makes sure of its leases, then tries.

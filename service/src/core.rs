@@ -19,8 +19,10 @@ mod locking;
 pub mod locks;
 pub mod message;
 mod requests;
+mod restart;
 pub mod ring;
 mod stream;
+pub mod table;
 pub mod validate;
 mod view;
 
@@ -33,13 +35,15 @@ use base::wire::Corrupt;
 use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
 use cluster::transport::Class;
 use storage::format::entry::{self, Header, Op, entry_bytes};
-use storage::media::{Media, MediaError, Segment};
+use storage::format::superblock::Durability;
+use storage::media::{Media, MediaError};
 use storage::volume::{Fault, Volume};
 
 use client::Client;
 use lease::LeaseTable;
 use message::Message;
 use ring::Ring;
+use table::Table;
 use validate::Known;
 
 pub use event::{Effect, Event};
@@ -68,6 +72,8 @@ pub struct NodeConfig {
     pub high: u32,
     /// Percent of `memory` below which it goes on.
     pub low: u32,
+    /// Names the boot of the machine: processes of another boot are gone.
+    pub boot: u128,
 }
 
 /// Why the node cannot go on.
@@ -173,7 +179,9 @@ pub struct Node {
 
     clients: BTreeMap<ClientId, Client>,
     active: BTreeSet<ClientId>,
-    pins: BTreeMap<ClientId, BTreeSet<InodeId>>,
+    table: Table,
+    /// Clients of an earlier run whose logs count if this node kept its place in the chain.
+    taken_up: bool,
     requests: Vec<requests::Pending>,
     recalls: Vec<agent::Recall>,
     next_token: u64,
@@ -268,17 +276,9 @@ impl Node {
         let volume = Volume::open(Arc::clone(&media))?;
         let published = volume.root().stream_seq;
         let ring = Ring::open(Arc::clone(&media), config.ring_bytes, published)?;
-        // Logs of an earlier run: their clients attach anew, what they had fsynced is in the ring.
-        let mut next_segment = 0;
-        for segment in media.segments()? {
-            if let Segment::Log(n) = segment {
-                let state = storage::format::control::STATE;
-                media.store64(segment, state, storage::format::control::STATE_GONE)?;
-                media.wake(segment, storage::format::control::EVENT)?;
-                media.remove(segment)?;
-                next_segment = next_segment.max(n + 1);
-            }
-        }
+        let durability = volume.superblock().durability;
+        let strict = durability == Durability::Pmem;
+        let (table, found) = Table::open(Arc::clone(&media), strict, config.boot)?;
         let next_inode = volume.last_inode().0 + 1;
         // A copy: what else is drawn stays as it was.
         let run = random.clone().next_u64() | 1;
@@ -300,11 +300,12 @@ impl Node {
             early: VecDeque::new(),
             clients: BTreeMap::new(),
             active: BTreeSet::new(),
-            pins: BTreeMap::new(),
+            table,
+            taken_up: false,
             requests: Vec::new(),
             recalls: Vec::new(),
             next_token: 1,
-            next_segment,
+            next_segment: 0,
             local: VecDeque::new(),
             stalled: VecDeque::new(),
             known: BTreeMap::new(),
@@ -347,12 +348,23 @@ impl Node {
             // coordinator was not told that it is.
             log::warn!("the region holds half a snapshot; the node joins anew");
             node.ring.restart(published)?;
+            node.drop_logs(found)?;
+            return Ok(node);
         }
         if planted(Bug::ReplayForgotten) {
             node.ring.restart(published)?;
         }
+        let mut ended = BTreeSet::new();
         while node.applied < node.ring.last() {
             node.apply_next()?;
+            node.note_replayed(&mut ended);
+        }
+        if node.table.rebooted && !strict && !found.is_empty() {
+            // Pages of the logs may be there or not, in any order: only the stream counts.
+            log::warn!("the machine was started anew: what was not fsynced is lost");
+            node.drop_logs(found)?;
+        } else {
+            node.take_up(found, &ended)?;
         }
         Ok(node)
     }
@@ -416,7 +428,8 @@ impl Node {
     fn fail(&mut self, failure: Failure) {
         log::error!("node {} stops: {failure}", self.config.node);
         for client in self.clients.values_mut() {
-            client.dismiss();
+            let settled = client.settled;
+            client.dismiss(settled);
         }
         self.failure = Some(failure);
     }

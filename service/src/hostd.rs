@@ -3,7 +3,7 @@
 //! nothing that nicfs does not have: after a restart nicfs tells it whom to watch.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -58,7 +58,7 @@ struct Conn {
     socket: OwnedFd,
     peer: Peer,
     client: Option<ClientId>,
-    /// Doorbell made for an attach under way.
+    /// Its doorbell, for a nicfs that starts again.
     bell: Option<OwnedFd>,
     attaching: bool,
 }
@@ -71,6 +71,8 @@ struct Hostd {
     pidfds: BTreeMap<u64, (ClientId, OwnedFd)>,
     next: u64,
     queries: BTreeMap<u64, (u64, u32)>,
+    /// Clients whose sockets ended while nicfs was away.
+    ended: BTreeSet<ClientId>,
 }
 
 /// Serves processes of this host until a signal ends it.
@@ -89,6 +91,7 @@ pub fn run(config: HostdConfig) -> Result<(), Error> {
         pidfds: BTreeMap::new(),
         next: FIRST,
         queries: BTreeMap::new(),
+        ended: BTreeSet::new(),
     };
     hostd.watch(listener.as_fd(), LISTENER).map_err(|e| Error::new("hostd: epoll", e))?;
     hostd.watch(signals.as_fd(), SIGNALS).map_err(|e| Error::new("hostd: epoll", e))?;
@@ -244,7 +247,9 @@ impl Hostd {
         log::warn!("nicfs is gone");
         self.nicfs = None;
         self.pidfds.clear();
-        self.queries.clear();
+        for (_, (conn, _)) in std::mem::take(&mut self.queries) {
+            self.reply(conn, Err((Errno::AGAIN, "the node service is not running")), &[]);
+        }
         let waiting: Vec<u64> =
             self.conns.iter().filter(|(_, c)| c.attaching).map(|(t, _)| *t).collect();
         for token in waiting {
@@ -265,7 +270,7 @@ impl Hostd {
                 let client = conn.client;
                 self.conns.remove(&token);
                 if let Some(client) = client {
-                    self.tell(&Packet::Gone { client }, None);
+                    self.client_ended(client);
                 }
                 return;
             }
@@ -284,6 +289,28 @@ impl Hostd {
                 log::warn!("request of process {}: {e}", self.conns[&token].peer.pid);
                 self.reply(token, Err((Errno::INVAL, "malformed request")), &[]);
             }
+        }
+    }
+
+    /// Tells nicfs, or the one that comes next.
+    fn client_ended(&mut self, client: ClientId) {
+        if !self.tell(&Packet::Gone { client }, None) && self.ended.len() < CONNECTIONS_MAX {
+            self.ended.insert(client);
+        }
+    }
+
+    /// nicfs has started again and knows this client from the table.
+    fn adopt(&mut self, client: ClientId, pid: u32, start: u64) {
+        let lives = !self.ended.remove(&client) && start_time(pid) == start;
+        if !lives || !self.watch_process(client, pid) {
+            self.tell(&Packet::Gone { client }, None);
+            return;
+        }
+        let bell = self.conns.values().find(|c| c.client == Some(client));
+        let bell = bell.and_then(|c| c.bell.as_ref()).and_then(|b| b.try_clone().ok());
+        // A hostd that was started anew has none; nicfs then looks at the client without a ring.
+        if let Some(bell) = bell {
+            self.tell(&Packet::Bell { client }, Some(bell.as_fd()));
         }
     }
 
@@ -360,11 +387,7 @@ impl Hostd {
                 }
                 self.pidfds.retain(|_, (c, _)| *c != client);
             }
-            Packet::Adopt { client, pid, start } => {
-                if start_time(pid) != start || !self.watch_process(client, pid) {
-                    self.tell(&Packet::Gone { client }, None);
-                }
-            }
+            Packet::Adopt { client, pid, start } => self.adopt(client, pid, start),
             other => log::warn!("nicfs sent {other:?}, which hostd does not take"),
         }
     }
@@ -386,7 +409,7 @@ impl Hostd {
             for conn in self.conns.values_mut().filter(|c| c.client == Some(client)) {
                 conn.client = None;
             }
-            self.tell(&Packet::Gone { client }, None);
+            self.client_ended(client);
         }
     }
 
@@ -398,7 +421,7 @@ impl Hostd {
         };
         conn.attaching = false;
         let pid = conn.peer.pid;
-        let Some(bell) = conn.bell.take() else { return };
+        let Some(Ok(bell)) = conn.bell.as_ref().map(OwnedFd::try_clone) else { return };
         conn.client = Some(client);
         // The socket's end tells of exec as well as of exit; a forked child may hold it open.
         if !self.watch_process(client, pid) {

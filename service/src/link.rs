@@ -8,6 +8,7 @@
 //!  2 Gone       client u64                                                                  hostd ->
 //!  3 ArenaQuery token u64, arena u32                                                        hostd ->
 //!  4 CopiesDone id u64, n u32, bad u32 x n                                                  hostd ->
+//!  5 Bell       client u64; its doorbell travels beside it                                  hostd ->
 //! 16 Attached   token u64, client u64, segment u32                                          -> hostd
 //! 17 Refused    token u64, errno u16, text                                                  -> hostd
 //! 18 Arena      token u64, class u8 (0 none, 1 world, 2 group, 3 owner, 4 service), uid u32,
@@ -46,6 +47,7 @@ pub enum Packet {
     Gone { client: ClientId },
     ArenaQuery { token: u64, arena: u32 },
     CopiesDone { id: u64, bad: Vec<u32> },
+    Bell { client: ClientId },
     Attached { token: u64, client: ClientId, segment: u32 },
     Refused { token: u64, errno: Errno, text: String },
     Arena { token: u64, class: Option<ReadClass>, bytes: u64 },
@@ -61,6 +63,7 @@ fn put_segment(w: &mut Writer<'_>, segment: Segment, offset: u64) {
         Segment::Stream => (2, 0),
         Segment::Log(n) => (3, n),
         Segment::Arena(n) => (4, n),
+        Segment::Clients => (5, 0),
     };
     w.u8(kind).u32(number).u64(offset);
 }
@@ -73,6 +76,7 @@ fn take_segment(r: &mut Reader<'_>) -> Result<(Segment, u64), Corrupt> {
         2 => Segment::Stream,
         3 => Segment::Log(number),
         4 => Segment::Arena(number),
+        5 => Segment::Clients,
         _ => return Err(r.corrupt("names an unknown segment")),
     };
     Ok((segment, offset))
@@ -101,6 +105,9 @@ impl Packet {
                 bad.iter().for_each(|b| {
                     w.u32(*b);
                 });
+            }
+            Self::Bell { client } => {
+                w.u16(5).u64(client.0);
             }
             Self::Attached { token, client, segment } => {
                 w.u16(16).u64(*token).u64(client.0).u32(*segment);
@@ -168,6 +175,7 @@ impl Packet {
                 }
                 Self::CopiesDone { id, bad: (0..n).map(|_| r.u32()).collect::<Result<_, _>>()? }
             }
+            5 => Self::Bell { client: ClientId(r.u64()?) },
             16 => Self::Attached { token: r.u64()?, client: ClientId(r.u64()?), segment: r.u32()? },
             17 => Self::Refused {
                 token: r.u64()?,
@@ -298,6 +306,7 @@ mod tests {
                 groups: vec![7, 8],
             },
             Packet::Gone { client: ClientId(9) },
+            Packet::Bell { client: ClientId(10) },
             Packet::CopiesDone { id: 1, bad: vec![3] },
             Packet::Refused { token: 1, errno: Errno::AGAIN, text: "no".into() },
             Packet::Arena { token: 1, class: Some(ReadClass::Group { uid: 1, gid: 2 }), bytes: 3 },

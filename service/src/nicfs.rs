@@ -1,7 +1,7 @@
 //! nicfs: the driver around [`crate::core::Node`]. The one place that waits; turns what comes in
 //! into events and what the core wants into system calls.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -38,6 +38,8 @@ const TOKEN_BELLS: u64 = 1 << 32;
 const TICK: Duration = Duration::from_millis(100);
 /// A node fences itself after this long without the coordinator.
 const FENCE_AFTER: Duration = Duration::from_millis(350);
+/// Clients without a bell are looked at this often.
+const MUTE_LOOK: Duration = Duration::from_millis(2);
 /// Slices of background work between two looks at the events.
 const SLICES: u32 = 4;
 
@@ -133,6 +135,9 @@ struct Driver {
     bells: BTreeMap<u64, (ClientId, OwnedFd)>,
     bell_of: BTreeMap<ClientId, u64>,
     next_bell: u64,
+    /// Clients of an earlier run whose bells hostd has not handed over (yet).
+    mute: BTreeSet<ClientId>,
+    look_at_mute: Instant,
     attaching: BTreeMap<u64, OwnedFd>,
     waiting: BTreeMap<(NodeId, Class), Backlog>,
     fenced: bool,
@@ -180,6 +185,7 @@ impl Driver {
             memory: config.memory,
             high: config.high,
             low: config.low,
+            boot: crate::process::boot().map_err(|e| Error::new("nicfs: boot id", e))?,
         };
         let mut node = Node::new(node_config, media, Random::new(incarnation))
             .map_err(|e| Error::new(&region_at, e))?;
@@ -195,6 +201,7 @@ impl Driver {
             .map_err(|e| Error::new(&format!("nicfs: socket {}", config.admin.display()), e))?;
         let state = noted_epoch(&config.region)
             .map_or(DataState::Fresh, |epoch| DataState::Intact { epoch });
+        let mute = node.status().clients.iter().map(|c| c.client).collect();
         let mut driver = Self {
             clock,
             node,
@@ -207,6 +214,8 @@ impl Driver {
             bells: BTreeMap::new(),
             bell_of: BTreeMap::new(),
             next_bell: TOKEN_BELLS,
+            mute,
+            look_at_mute: Instant::now(),
             attaching: BTreeMap::new(),
             waiting: BTreeMap::new(),
             fenced: false,
@@ -310,6 +319,7 @@ impl Driver {
                 self.carry_out(effects);
             }
             self.check_fence();
+            self.look_at_mute();
             let due = self.node.deadline().is_some_and(|d| d <= self.now());
             if due || Instant::now() >= next_tick {
                 if Instant::now() >= next_tick {
@@ -330,11 +340,25 @@ impl Driver {
     }
 
     fn wait(&self, next_tick: Instant) -> Duration {
-        let tick = next_tick.saturating_duration_since(Instant::now());
+        let mut tick = next_tick.saturating_duration_since(Instant::now());
+        if !self.mute.is_empty() {
+            tick = tick.min(MUTE_LOOK);
+        }
         let now = self.now();
         match self.node.deadline() {
             Some(at) => tick.min(Duration::from_nanos(at.saturating_sub(now))),
             None => tick,
+        }
+    }
+
+    /// Nobody hears these clients ring.
+    fn look_at_mute(&mut self) {
+        if self.mute.is_empty() || Instant::now() < self.look_at_mute {
+            return;
+        }
+        self.look_at_mute = Instant::now() + MUTE_LOOK;
+        for client in self.mute.iter().copied().collect::<Vec<_>>() {
+            self.deliver(Event::Doorbell(client));
         }
     }
 
@@ -514,6 +538,15 @@ impl Driver {
                 self.drop_bell(client);
                 self.deliver(Event::ClientGone(client));
             }
+            Packet::Bell { client } => {
+                if self.mute.remove(&client)
+                    && let Some(bell) = fds.into_iter().next()
+                {
+                    self.take_bell(client, bell);
+                    // It may have rung while nobody had it.
+                    self.deliver(Event::Doorbell(client));
+                }
+            }
             Packet::ArenaQuery { token, arena } => {
                 self.deliver(Event::ArenaQuery { token, arena });
             }
@@ -522,7 +555,17 @@ impl Driver {
         }
     }
 
+    fn take_bell(&mut self, client: ClientId, bell: OwnedFd) {
+        let number = self.next_bell;
+        self.next_bell += 1;
+        if self.net.register(bell.as_fd(), number, Interest::READ).is_ok() {
+            self.bells.insert(number, (client, bell));
+            self.bell_of.insert(client, number);
+        }
+    }
+
     fn drop_bell(&mut self, client: ClientId) {
+        self.mute.remove(&client);
         if let Some(token) = self.bell_of.remove(&client)
             && let Some((_, fd)) = self.bells.remove(&token)
         {
@@ -577,12 +620,7 @@ impl Driver {
 
     fn attached(&mut self, token: u64, client: ClientId, segment: u32) {
         let Some(bell) = self.attaching.remove(&token) else { return };
-        let number = self.next_bell;
-        self.next_bell += 1;
-        if self.net.register(bell.as_fd(), number, Interest::READ).is_ok() {
-            self.bells.insert(number, (client, bell));
-            self.bell_of.insert(client, number);
-        }
+        self.take_bell(client, bell);
         if !self.tell_host(&Packet::Attached { token, client, segment }) {
             self.drop_bell(client);
             self.deliver(Event::ClientGone(client));

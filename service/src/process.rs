@@ -21,3 +21,10 @@ pub fn keep_memory() {
         libc::mallopt(libc::M_TOP_PAD, 8 << 20);
     }
 }
+
+/// Names this boot of the machine.
+pub fn boot() -> std::io::Result<u128> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).map_err(std::io::Error::other)
+}

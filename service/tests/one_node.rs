@@ -1,6 +1,9 @@
 //! The real client, hostd and nicfs on one machine, in processes of their own so that each can be
 //! killed. The services are this test binary again, told by the environment what to be.
 
+#![allow(unsafe_code)]
+
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -42,6 +45,9 @@ fn service_process() {
     let (Ok(role), Ok(dir)) = (std::env::var(ROLE), std::env::var(DIR)) else { return };
     let _ = env_logger::builder().try_init();
     let config = config(Path::new(&dir));
+    if role == "writer" {
+        return writer(Path::new(&dir));
+    }
     let ended = if role == "nicfs" {
         service::nicfs::run(config)
     } else {
@@ -49,6 +55,36 @@ fn service_process() {
         service::hostd::run(HostdConfig { region, durability, socket: config.socket })
     };
     ended.expect("a service ends in order or by force");
+}
+
+/// Attaches, makes a file, says so, and goes on writing, without fsync, until it is killed.
+fn writer(dir: &Path) {
+    let fs = attach(dir);
+    let (_, file) = fs.create(&me(), InodeId::ROOT, b"writer", 0o644, O_RDWR).expect("create");
+    for n in 0..u64::MAX {
+        fs.write(file, n % 1000 * 8, &n.to_le_bytes(), false).expect("write");
+        if n % 10 == 0 {
+            std::fs::write(dir.join("written"), n.to_string()).expect("a file");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn attach(dir: &Path) -> LibFs {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let attached = LibFs::attach(Config {
+            socket: dir.join("sock").as_os_str().as_encoded_bytes().to_vec(),
+            lanes: 0,
+            fd_min: 3,
+            mount: b"/mnt".to_vec(),
+        });
+        match attached {
+            Ok(fs) => return fs,
+            Err(e) => assert!(Instant::now() < end, "cannot attach: {e}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// A process that does not outlive the test.
@@ -108,20 +144,15 @@ impl World {
     }
 
     fn attach(&self) -> LibFs {
-        let end = Instant::now() + Duration::from_secs(30);
-        loop {
-            let attached = LibFs::attach(Config {
-                socket: self.dir.join("sock").as_os_str().as_encoded_bytes().to_vec(),
-                lanes: 0,
-                fd_min: 3,
-                mount: b"/mnt".to_vec(),
-            });
-            match attached {
-                Ok(fs) => return fs,
-                Err(e) => assert!(Instant::now() < end, "cannot attach: {e}"),
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        attach(&self.dir)
+    }
+
+    /// Clients that nicfs knows.
+    fn clients(&self) -> usize {
+        let mut text = String::new();
+        let stream = std::os::unix::net::UnixStream::connect(self.dir.join("status"));
+        stream.expect("nicfs answers").read_to_string(&mut text).expect("nicfs answers");
+        text.matches("\"pid\"").count()
     }
 
     /// Ends both services and looks for damage.
@@ -250,5 +281,119 @@ fn what_was_fsynced_survives_the_kill_of_nicfs() {
             fs.release(open);
         }
     }
+    world.check();
+}
+
+/// Nobody fsyncs. Whoever dies, at whatever it is doing: what was written is there, in the same
+/// session, with the same open files.
+#[test]
+fn what_was_written_survives_every_restart() {
+    let (mut world, me) = (World::new("written"), me());
+    let fs = world.attach();
+    let (attr, file) = fs.create(&me, InodeId::ROOT, b"file", 0o644, O_RDWR).expect("create");
+    let (_, nameless) = fs.create(&me, InodeId::ROOT, b"temp", 0o600, O_RDWR).expect("create");
+    fs.write(nameless, 0, b"nameless", false).expect("write");
+    fs.unlink(&me, InodeId::ROOT, b"temp").expect("unlink");
+    let data = content(4, 50_000);
+    for round in 0..6u64 {
+        fs.write(file, round * 50_000, &data, false).expect("write");
+        world.nicfs.kill();
+        if round % 3 == 1 {
+            world.hostd.kill();
+        }
+        // The log takes what its lease allows, also while nobody serves.
+        fs.write(file, round * 50_000, &round.to_le_bytes(), false).expect("write without nicfs");
+        world.nicfs = Service::start("nicfs", &world.dir);
+        if round % 3 == 1 {
+            world.hostd = Service::start("hostd", &world.dir);
+        }
+        let name = format!("round{round}");
+        let (_, made) =
+            fs.create(&me, InodeId::ROOT, name.as_bytes(), 0o644, O_RDWR).expect("create");
+        fs.fsync(made, false).expect("fsync");
+        fs.release(made);
+        let other = world.attach();
+        let open = other.open(&me, attr.ino, O_RDWR).expect("open");
+        let mut back = vec![0; data.len()];
+        for old in 0..=round {
+            assert_eq!(other.read(open, old * 50_000, &mut back), Ok(data.len()));
+            assert_eq!(back[..8], old.to_le_bytes());
+            assert!(back[8..] == data[8..], "round {round}");
+        }
+        other.release(open);
+        let mut text = [0; 8];
+        assert_eq!(fs.read(nameless, 0, &mut text), Ok(8));
+        assert_eq!(&text, b"nameless", "an open file without a name, round {round}");
+    }
+    fs.fsync(file, false).expect("nothing was lost");
+    world.check();
+}
+
+/// A process is killed while it writes and nicfs is dead: what it wrote is there afterwards, and
+/// it is forgotten.
+#[test]
+fn the_log_of_a_killed_process_is_published_by_the_next_nicfs() {
+    let (mut world, me) = (World::new("killed"), me());
+    let fs = world.attach();
+    let mut writer = Service::start("writer", &world.dir);
+    let written = || -> u64 {
+        let text = std::fs::read_to_string(world.dir.join("written")).unwrap_or_default();
+        text.parse().unwrap_or(0)
+    };
+    let wait_beyond = |n: u64| {
+        let end = Instant::now() + Duration::from_secs(30);
+        while written() <= n {
+            assert!(Instant::now() < end, "the writer does not get on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    wait_beyond(300);
+    world.nicfs.kill();
+    wait_beyond(written() + 200);
+    writer.kill();
+    let last = written();
+    world.nicfs = Service::start("nicfs", &world.dir);
+    let seen = fs.lookup(&me, InodeId::ROOT, b"writer").expect("lookup");
+    let open = fs.open(&me, seen.ino, O_RDWR).expect("open");
+    let end = Instant::now() + Duration::from_secs(30);
+    while world.clients() > 1 {
+        assert!(Instant::now() < end, "the dead writer stays listed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut back = [0; 8];
+    assert_eq!(fs.read(open, last % 1000 * 8, &mut back), Ok(8));
+    assert!(u64::from_le_bytes(back) >= last, "{back:?} {last}");
+    fs.release(open);
+    world.check();
+}
+
+/// Processes come and go: none stays listed, no log stays behind.
+#[test]
+fn dead_clients_vanish() {
+    let (world, me) = (World::new("vanish"), me());
+    for round in 0..40u32 {
+        let fs = world.attach();
+        let name = format!("file{round}");
+        let (_, file) =
+            fs.create(&me, InodeId::ROOT, name.as_bytes(), 0o644, O_RDWR).expect("create");
+        fs.write(file, 0, b"text", false).expect("write");
+        if round % 3 == 0 {
+            fs.fsync(file, false).expect("fsync");
+        }
+        // Its socket is closed, which is how hostd learns of the end of a process's image.
+        for fd in fs.descriptors() {
+            // SAFETY: descriptors of a client that is never used again.
+            drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) });
+        }
+        std::mem::forget(fs);
+    }
+    let end = Instant::now() + Duration::from_secs(30);
+    while world.clients() > 0 {
+        assert!(Instant::now() < end, "{} clients stay listed", world.clients());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let logs = std::fs::read_dir(world.dir.join("region")).expect("a region");
+    let left = logs.flatten().filter(|e| e.file_name().as_encoded_bytes().starts_with(b"log."));
+    assert_eq!(left.count(), 0);
     world.check();
 }

@@ -44,7 +44,7 @@ pub(crate) struct Lease {
 #[derive(Debug)]
 pub(crate) struct Session {
     number: usize,
-    client: ClientId,
+    pub(crate) client: ClientId,
     segment: Segment,
     descriptor: Descriptor,
     heads: Vec<u64>,
@@ -469,6 +469,12 @@ impl World<'_> {
                 }
             }
             let why = if state == control::STATE_EXPELLED { "expelled" } else { "dismissed" };
+            let stopped = self.outcome.faults.contains_key("stop");
+            if self.preset.nodes == 1 && state == control::STATE_GONE && !stopped {
+                // Nobody else can have served: a restarted nicfs goes on with its clients. (The
+                // log of one that was expelled may be removed before it looks again.)
+                return Err(format!("client {c} was dismissed by the only node"));
+            }
             self.end_session(c, why);
             return Ok(false);
         }

@@ -83,6 +83,8 @@ pub struct Host {
     pub region: Arc<MemoryRegion>,
     /// nicfs, while it lives.
     pub node: Option<Node>,
+    /// Counts the boots of the machine.
+    pub boot: u128,
     /// Counts the starts of nicfs.
     pub incarnation: u64,
     /// The epoch noted beside the region.
@@ -151,6 +153,7 @@ impl Host {
             damage: false,
             region: fresh_region(id, shape)?,
             node: None,
+            boot: 1,
             incarnation: 0,
             noted: None,
             has_view: false,
@@ -179,6 +182,7 @@ impl Host {
             memory: 64 << 20,
             high: 80,
             low: 50,
+            boot: self.boot,
         };
         let media: Arc<MemoryRegion> = Arc::clone(&self.region);
         let mut node = Node::new(config, media, Random::new(seed))

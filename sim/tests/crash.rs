@@ -8,7 +8,14 @@ use storage::format::superblock::Durability;
 #[test]
 fn every_crash_state_of_short_workloads_is_right() {
     let effort = Effort { random: 3, ..Effort::default() };
-    let plan = Plan { effort, thin: 100, sample: 80, seconds: Some(150), ..Plan::default() };
+    let plan = Plan {
+        effort,
+        thin: 100,
+        sample: 80,
+        seconds: Some(150),
+        returned: true,
+        ..Plan::default()
+    };
     let report = run(&plan).unwrap();
     println!("{}", report.line());
     let found: Vec<_> = report.violations.iter().map(ToString::to_string).collect();

@@ -3,6 +3,7 @@
 //! checked to be zero.
 
 pub mod chunk;
+pub mod clients;
 pub mod control;
 pub mod entry;
 pub mod item;

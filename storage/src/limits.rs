@@ -27,6 +27,9 @@ pub const LANE_BYTES_MIN: u64 = 4 * (PAYLOAD_MAX as u64 + LINE_BYTES);
 pub const LANE_BYTES_MAX: u64 = 512 << 20;
 /// Leases that one client can hold; each costs 16 bytes of its control area.
 pub const LEASE_SLOTS: usize = 8192;
+/// Open inodes of one client that a restarted service remembers; of those beyond, a file without a
+/// name does not survive the restart.
+pub const PIN_SLOTS: usize = 16_384;
 /// Threads of a client that can be inside an operation at once; each costs a cache line.
 pub const OP_SLOTS: usize = 64;
 /// Requests of a client that can be under way at once.

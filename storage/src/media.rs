@@ -15,6 +15,8 @@ pub enum Segment {
     Tree,
     /// Ring of the replication stream (this member's copy of every log of the volume).
     Stream,
+    /// Table of the clients, for a service that starts again (never mapped by clients).
+    Clients,
     /// Control area and lanes of one client.
     Log(u32),
     /// Data blocks of one read class.

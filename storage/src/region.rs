@@ -81,6 +81,7 @@ pub fn file_name(segment: Segment) -> String {
         Segment::Super => "super".into(),
         Segment::Tree => "tree".into(),
         Segment::Stream => "stream".into(),
+        Segment::Clients => "clients".into(),
         Segment::Log(n) => format!("log.{n}"),
         Segment::Arena(n) => format!("arena.{n}"),
     }
@@ -93,6 +94,7 @@ pub fn segment_of(name: &str) -> Option<Segment> {
         "super" => Some(Segment::Super),
         "tree" => Some(Segment::Tree),
         "stream" => Some(Segment::Stream),
+        "clients" => Some(Segment::Clients),
         _ => match name.split_once('.')? {
             ("log", n) => numbered(n).map(Segment::Log),
             ("arena", n) => numbered(n).map(Segment::Arena),

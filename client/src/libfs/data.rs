@@ -501,7 +501,12 @@ impl LibFs {
             let state = inode.state.read();
             (state.last, state.session, state.lost)
         };
-        if lost || (number != session.number && last.0 > 0) {
+        let ended = number != session.number && last.0 > 0;
+        if ended && !lost && !session.lost_with(number, last) {
+            // All of it was on every member when the old session ended.
+            return Ok(());
+        }
+        if lost || ended {
             let mut state = inode.state.write();
             state.lost = false;
             if state.session != session.number {

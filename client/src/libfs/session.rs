@@ -53,6 +53,8 @@ pub struct Session {
     /// Slots whose reply nobody waits for.
     forgotten: AtomicU32,
     arenas: RwLock<BTreeMap<u32, Option<Arc<Mapping>>>>,
+    /// The session that this one replaces.
+    pub previous: Option<&'static Session>,
     /// Inode numbers at hand, each pre-leased.
     pub fresh: RwLock<Vec<(base::InodeId, rpc::Granted)>>,
 }
@@ -69,6 +71,8 @@ fn raise(fd: OwnedFd, min: i32) -> OwnedFd {
     }
 }
 
+/// Attempts to get an arena, 20 ms apart, while the services restart.
+const ARENA_TRIES: u32 = 1500;
 /// Descriptors received with a message, at most.
 const FDS_MAX: usize = 2;
 
@@ -127,6 +131,7 @@ impl Session {
             free_slots: AtomicU32::new((1 << RPC_SLOTS) - 1),
             forgotten: AtomicU32::new(0),
             arenas: RwLock::new(BTreeMap::new()),
+            previous: None,
             fresh: RwLock::new(Vec::new()),
         })
     }
@@ -140,6 +145,20 @@ impl Session {
     /// A lane by number, if there is one.
     pub fn lane_at(&self, index: u8) -> Option<&Lane> {
         self.lanes.get(usize::from(index))
+    }
+
+    /// Whether operations of session `number` up to `last`, which had returned, may be lost with
+    /// it: not all of them had reached every member when it ended. A session is never unmapped, so
+    /// its words can still be read.
+    pub fn lost_with(&self, number: u64, last: Sequence) -> bool {
+        let mut at = Some(self);
+        while let Some(session) = at {
+            if session.number == number {
+                return last.0 > session.segment.word(control::REPLICATED).load(Ordering::Acquire);
+            }
+            at = session.previous;
+        }
+        true
     }
 
     /// Counter of sequences.
@@ -183,9 +202,22 @@ impl Session {
         let state = self.segment.slot_state(slot);
         state.store(rpc::SLOT_REQUEST, Ordering::SeqCst);
         self.segment.ring(true);
-        let answered = self.segment.wait_until(|| state.load(Ordering::Acquire) == rpc::SLOT_REPLY);
-        if !answered {
-            return Err(Errno::STALE);
+        loop {
+            let mut seen = rpc::SLOT_REQUEST;
+            let answered = self.segment.wait_until(|| {
+                seen = state.load(Ordering::Acquire);
+                seen == rpc::SLOT_REPLY || seen == rpc::SLOT_AGAIN
+            });
+            if !answered {
+                return Err(Errno::STALE);
+            }
+            if seen == rpc::SLOT_REPLY {
+                break;
+            }
+            // The service was started anew while it worked on this one.
+            self.segment.slot_write(slot, out);
+            state.store(rpc::SLOT_REQUEST, Ordering::SeqCst);
+            self.segment.ring(true);
         }
         self.segment.slot_read(slot, out);
         state.store(rpc::SLOT_FREE, Ordering::Release);
@@ -248,9 +280,9 @@ impl Session {
             let slot = pending.trailing_zeros();
             pending &= !(1 << slot);
             let state = self.segment.slot_state(slot as usize);
-            if state.load(Ordering::Acquire) == rpc::SLOT_REPLY
-                && self.forgotten.fetch_and(!(1 << slot), Ordering::SeqCst) & (1 << slot) != 0
-            {
+            // One that a restarted service did not get to is dropped, as its answer would have been.
+            let done = matches!(state.load(Ordering::Acquire), rpc::SLOT_REPLY | rpc::SLOT_AGAIN);
+            if done && self.forgotten.fetch_and(!(1 << slot), Ordering::SeqCst) & (1 << slot) != 0 {
                 state.store(rpc::SLOT_FREE, Ordering::Release);
                 self.give_slot(slot as usize);
             }
@@ -288,14 +320,23 @@ impl Session {
 
     fn ask_arena(&self, config: &Config, arena: u32) -> Result<(u64, Vec<OwnedFd>)> {
         let mut socket = self.socket.write();
-        match ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config.fd_min) {
-            Err(Errno::NOTCONN | Errno(104) | Errno(32)) => {
+        for _ in 0..ARENA_TRIES {
+            match ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config.fd_min) {
                 // hostd was restarted: it keeps nothing that the service has not told it again.
-                *socket = connect(config)?;
-                ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config.fd_min)
+                Err(Errno::NOTCONN | Errno(104) | Errno(32)) => {
+                    if let Ok(fresh) = connect(config) {
+                        *socket = fresh;
+                        continue;
+                    }
+                }
+                // The node service is being restarted.
+                Err(Errno::AGAIN) => {}
+                other => return other,
             }
-            other => other,
+            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let _ = rustix::thread::nanosleep(&pause);
         }
+        Err(Errno::IO)
     }
 
     /// In a child after fork: nothing of the parent's session may be used, nor undone.

@@ -2,9 +2,11 @@
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, Nanos, Sequence};
+use storage::format::clients::{GROUPS_MAX, Record};
 use storage::format::control::{self, Descriptor, LeaseMode, RECALL_TIMEOUT_MS};
+use storage::format::entry::Op;
 use storage::limits::{LANES_MAX, RPC_SLOTS};
-use storage::media::Segment;
+use storage::media::{MediaError, Segment};
 
 use super::client::{Batch, Client};
 use super::message::{Identity, Message};
@@ -65,6 +67,11 @@ impl Node {
                 break id;
             }
         };
+        let mut identity = identity;
+        if identity.groups.len() > GROUPS_MAX {
+            log::warn!("process {}: only its first {GROUPS_MAX} groups count", process.0);
+            identity.groups.truncate(GROUPS_MAX);
+        }
         let segment = self.next_segment;
         self.next_segment += 1;
         let descriptor = Descriptor {
@@ -77,14 +84,7 @@ impl Node {
             epoch: self.epoch,
             arena_bytes: self.arena_bytes(),
         };
-        let client = Client::create(
-            std::sync::Arc::clone(&self.media),
-            segment,
-            descriptor,
-            identity.clone(),
-            process,
-        );
-        let client = match client {
+        let client = match self.make_log(segment, descriptor, &identity, process) {
             Ok(client) => client,
             Err(e) => {
                 log::warn!("no log for process {}: {e}", process.0);
@@ -106,10 +106,37 @@ impl Node {
             identity,
             leases: Vec::new(),
             pins: Vec::new(),
+            rights: Vec::new(),
         };
         self.to_head(up, out);
         out.push(Effect::Attached { token, client: id, segment });
         Ok(())
+    }
+
+    fn make_log(
+        &mut self,
+        segment: u32,
+        descriptor: Descriptor,
+        identity: &Identity,
+        process: (u32, u64),
+    ) -> Result<Client, MediaError> {
+        let record = Record {
+            client: descriptor.client,
+            segment,
+            incarnation: descriptor.incarnation,
+            lanes: descriptor.lanes,
+            lane_bytes: descriptor.lane_bytes,
+            pid: process.0,
+            start_time: process.1,
+            epoch: descriptor.epoch,
+            uid: identity.uid,
+            gid: identity.gid,
+            groups: identity.groups.clone(),
+        };
+        let row = self.table.put(&record)?;
+        let starts = self.table.starts();
+        let media = std::sync::Arc::clone(&self.media);
+        Client::create(media, segment, descriptor, identity.clone(), process, row, starts)
     }
 
     /// The process is gone: its log is complete as it is.
@@ -130,9 +157,13 @@ impl Node {
         if !planted(Bug::DeadTailDropped) && !self.drain(id, out)? {
             return Ok(());
         }
+        if let Some(client) = self.clients.get_mut(&id)
+            && client.wants_seal()
+        {
+            client.seal()?;
+        }
         self.recalls.retain(|r| r.client != id);
         self.to_head(Message::ClientGone { client: id }, out);
-        self.pins.remove(&id);
         self.locking.drop_client(id);
         self.active.remove(&id);
         self.publish_now = true;
@@ -155,10 +186,20 @@ impl Node {
             .map(|c| c.id)
             .collect();
         for id in done {
-            if let Some(client) = self.clients.remove(&id) {
-                self.media.remove(Segment::Log(client.segment))?;
-            }
+            self.remove_client(id)?;
         }
+        Ok(())
+    }
+
+    /// The row goes first: a log without one is removed at the next start.
+    pub(super) fn remove_client(&mut self, id: ClientId) -> Result<(), Failure> {
+        if let Some(client) = self.clients.remove(&id) {
+            let segment = Segment::Log(client.segment);
+            client.close();
+            self.table.remove(client.into_row())?;
+            self.media.remove(segment)?;
+        }
+        self.active.remove(&id);
         Ok(())
     }
 
@@ -169,6 +210,22 @@ impl Node {
         }
         self.active.insert(id);
         self.look_at(id, out)
+    }
+
+    /// A client of this node took the last name of an inode that it does not have open.
+    pub(super) fn note_unlinked(&mut self, id: ClientId, op: &Op<'_>) -> Result<(), Failure> {
+        let ino = match *op {
+            Op::Unlink { ino, open: false, .. } | Op::Rmdir { ino, .. } => ino,
+            Op::Rename { replaced, open: false, exchange: false, .. } => replaced,
+            _ => return Ok(()),
+        };
+        if let Some(client) = self.clients.get_mut(&id)
+            && client.has_pin(ino)
+            && self.volume.attr(ino)?.is_none_or(|r| r.nlink == 0)
+        {
+            client.unpin(ino)?;
+        }
+        Ok(())
     }
 
     /// Looks at everything that a client may want.
@@ -314,7 +371,7 @@ impl Node {
         let mut still = std::collections::BTreeSet::new();
         for id in std::mem::take(&mut self.active) {
             let Some(client) = self.clients.get(&id) else { continue };
-            if client.gone {
+            if client.gone || client.expelled {
                 still.insert(id);
                 continue;
             }
@@ -466,7 +523,7 @@ impl Node {
             return Ok(false);
         }
         if let Some(client) = self.clients.get_mut(&id) {
-            client.has_returned(ino);
+            client.has_returned(ino)?;
         }
         self.to_head(recalled, out);
         Ok(true)
@@ -482,7 +539,7 @@ impl Node {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
         let pid = client.pid;
         log::warn!("client {:#x} (pid {pid}) was stopped inside an operation: expelled", id.0);
-        client.seal();
+        client.seal()?;
         self.counters.expelled += 1;
         out.push(Effect::Detached(id));
         self.requests.retain(|r| r.client != id);
@@ -510,16 +567,17 @@ impl Node {
         ino: InodeId,
         mode: LeaseMode,
         out: &mut Vec<Effect>,
-    ) -> Option<storage::format::rpc::Granted> {
+    ) -> Result<Option<storage::format::rpc::Granted>, Failure> {
         let now = self.now;
-        let client = self.clients.get_mut(&id)?;
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         if let Some(spare) = client.spare()
             && client.inside().is_empty()
         {
-            client.revoke(spare);
+            client.give_up(spare)?;
             self.to_head(Message::Released { client: id, inodes: vec![spare] }, out);
         }
-        self.clients.get_mut(&id)?.grant(ino, mode, now)
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        Ok(client.grant(ino, mode, now)?)
     }
 
     pub(super) fn shutdown(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
@@ -529,7 +587,8 @@ impl Node {
         }
         self.publish_all()?;
         for client in self.clients.values_mut() {
-            client.dismiss();
+            let settled = client.settled;
+            client.dismiss(settled);
         }
         Ok(())
     }

@@ -6,15 +6,17 @@ use std::sync::Arc;
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, InodeId, Nanos, Sequence};
+use storage::format::clients::{PIN_OPEN, PIN_WRITE};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::{
     self, HEADER_BYTES, claimed_length, claimed_sequence, entry_bytes, op,
 };
 use storage::format::rpc::{self, Granted};
-use storage::limits::{LEASE_SLOTS, OP_SLOTS, RPC_SLOT_BYTES};
+use storage::limits::{LANES_MAX, LEASE_SLOTS, OP_SLOTS, PIN_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
 use storage::media::{Media, MediaError, Segment};
 
 use super::message::Identity;
+use super::table::{Found, Row};
 
 /// Where an entry ended, for giving log space back.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +27,57 @@ struct Mark {
     end: u64,
 }
 
+/// Numbers of a table with few slots: the lowest ones first.
+#[derive(Debug, Default)]
+struct Slots {
+    free: Vec<u32>,
+    unused: u32,
+}
+
+impl Slots {
+    fn take(&mut self, limit: usize) -> Option<u32> {
+        self.free.pop().or_else(|| {
+            ((self.unused as usize) < limit).then(|| {
+                self.unused += 1;
+                self.unused - 1
+            })
+        })
+    }
+
+    /// Those that are not `used` are free.
+    fn without(used: &BTreeSet<u32>) -> Self {
+        let unused = used.last().map_or(0, |last| last + 1);
+        Self { free: (0..unused).rev().filter(|slot| !used.contains(slot)).collect(), unused }
+    }
+
+    fn is_full(&self, limit: usize) -> bool {
+        self.free.is_empty() && self.unused as usize >= limit
+    }
+}
+
+/// A lease taken back.
+#[derive(Clone, Copy, Debug)]
+struct Returned {
+    slot: u32,
+    mode: LeaseMode,
+    /// The last sequence that may count on it; `None`: the operation under way is waited for.
+    last: Option<u64>,
+}
+
+/// What a client has open.
+#[derive(Clone, Copy, Debug)]
+struct Pin {
+    /// Where it is written down; `None`: there was no room.
+    slot: Option<u32>,
+    /// `PIN_OPEN`, `PIN_WRITE`.
+    what: u32,
+}
+
 /// See the module.
 pub struct Client {
     media: Arc<dyn Media>,
+    /// Its row in the client table.
+    row: Row,
     /// Its id.
     pub id: ClientId,
     /// Number of its log segment.
@@ -51,12 +101,13 @@ pub struct Client {
     marks: VecDeque<Mark>,
     slots: BTreeMap<InodeId, u32>,
     modes: BTreeMap<InodeId, (LeaseMode, Nanos)>,
-    /// Leases taken back, with the last sequence that may count on each (None: the operation under
-    /// way is waited for). Until it is settled, a head that does not know must hold them for taken.
-    returned: BTreeMap<InodeId, (LeaseMode, Option<u64>)>,
-    free_slots: Vec<u32>,
-    unused_slots: u32,
+    /// Leases taken back. Until everything that was done under one is settled, a head that does not
+    /// know must hold it for taken, and so must a service that starts anew.
+    returned: BTreeMap<InodeId, Returned>,
+    lease_slots: Slots,
     generation: u64,
+    pins: BTreeMap<InodeId, Pin>,
+    pin_slots: Slots,
     /// Values of the service words as last written.
     pub settled: Sequence,
     /// See `settled`.
@@ -65,6 +116,8 @@ pub struct Client {
     pub replicated: Sequence,
     /// Refusals so far.
     pub refusals: u64,
+    /// Those of earlier runs of the service.
+    refusals_before: u64,
     /// Appended entries wait for the timer since then.
     pub dozing_since: Option<Nanos>,
     /// An fsync waits for this sequence, which is not in the log, since then.
@@ -95,13 +148,15 @@ pub struct Batch {
 }
 
 impl Client {
-    /// Makes the segment and its control area.
+    /// Makes the segment and its control area. `starts` counts the starts of the service.
     pub fn create(
         media: Arc<dyn Media>,
         segment: u32,
         descriptor: Descriptor,
         identity: Identity,
         process: (u32, u64),
+        row: Row,
+        starts: u32,
     ) -> Result<Self, MediaError> {
         let log = Segment::Log(segment);
         media.ensure(log, descriptor.segment_bytes())?;
@@ -114,9 +169,22 @@ impl Client {
             media.store64(log, word, first - 1)?;
         }
         media.store64(log, control::DOORBELL, control::BELL_ASLEEP)?;
-        let lanes = descriptor.lanes as usize;
-        Ok(Self {
+        Ok(Self::new(media, segment, descriptor, identity, process, row, starts))
+    }
+
+    fn new(
+        media: Arc<dyn Media>,
+        segment: u32,
+        descriptor: Descriptor,
+        identity: Identity,
+        process: (u32, u64),
+        row: Row,
+        starts: u32,
+    ) -> Self {
+        let first = descriptor.first_sequence.0;
+        Self {
             media,
+            row,
             id: descriptor.client,
             segment,
             descriptor,
@@ -126,22 +194,134 @@ impl Client {
             gone: false,
             expelled: false,
             sealed_at: None,
-            lanes: vec![0; lanes],
+            lanes: vec![0; descriptor.lanes as usize],
             next: first,
             marks: VecDeque::new(),
             slots: BTreeMap::new(),
             modes: BTreeMap::new(),
             returned: BTreeMap::new(),
-            free_slots: Vec::new(),
-            unused_slots: 0,
-            generation: 0,
+            lease_slots: Slots::default(),
+            // Words of an earlier run must not come again: the client may remember them.
+            generation: u64::from(starts & 0xff_ffff) << 32,
+            pins: BTreeMap::new(),
+            pin_slots: Slots::default(),
             settled: Sequence(first - 1),
             published: Sequence(first - 1),
             replicated: Sequence(first - 1),
             refusals: 0,
+            refusals_before: 0,
             dozing_since: None,
             sync_waits: None,
-        })
+        }
+    }
+
+    /// Takes up the log of a client of an earlier run. `settled`: what is in the stream, and
+    /// `published` in this node's public state, of it.
+    pub fn take_up(
+        media: Arc<dyn Media>,
+        found: Found,
+        arena_bytes: u64,
+        (settled, published): (Sequence, Sequence),
+        starts: u32,
+        now: Nanos,
+    ) -> Result<Self, MediaError> {
+        let Found { row, record, leases, pins } = found;
+        let descriptor = Descriptor {
+            client: record.client,
+            incarnation: record.incarnation,
+            lanes: record.lanes,
+            lane_bytes: record.lane_bytes,
+            first_sequence: Sequence(1),
+            node: record.client.node(),
+            epoch: record.epoch,
+            arena_bytes,
+        };
+        let identity = Identity { uid: record.uid, gid: record.gid, groups: record.groups.clone() };
+        let process = (record.pid, record.start_time);
+        let mut this = Self::new(media, record.segment, descriptor, identity, process, row, starts);
+        this.adopt_holdings(&leases, &pins, now);
+        let progress = *this.row.progress();
+        this.published = progress.published;
+        this.settled = settled.max(published).max(progress.published);
+        this.sealed_at = progress.sealed.map(|s| s.0);
+        this.expelled = this.sealed_at.is_some();
+        this.find_settled(&progress.lanes)?;
+        this.set_published(published)?;
+        this.set_word(control::SETTLED, this.settled.0);
+        this.set_word(control::DOORBELL, control::BELL_AWAKE);
+        // The client's to spoil, and nobody else's harm.
+        this.refusals_before = this.word(control::REFUSALS).min(1 << 32);
+        this.refusals = this.refusals_before;
+        this.reopen_requests()?;
+        let state = this.word(control::STATE);
+        if state != control::STATE_ATTACHED && this.sealed_at.is_none() {
+            // Ended in the middle of expelling it: that is brought to its end.
+            this.gone = true;
+        }
+        Ok(this)
+    }
+
+    fn adopt_holdings(
+        &mut self,
+        leases: &[(u32, InodeId, LeaseMode)],
+        pins: &[(u32, InodeId, u32)],
+        now: Nanos,
+    ) {
+        for (slot, ino, mode) in leases {
+            if self.slots.insert(*ino, *slot).is_none() {
+                self.modes.insert(*ino, (*mode, now));
+            }
+        }
+        self.lease_slots = Slots::without(&leases.iter().map(|l| l.0).collect());
+        for (slot, ino, what) in pins {
+            self.pins.insert(*ino, Pin { slot: Some(*slot), what: *what });
+        }
+        self.pin_slots = Slots::without(&pins.iter().map(|p| p.0).collect());
+    }
+
+    /// Finds the ends of the entries that are settled and were not published when the positions
+    /// were written down. Entries of an earlier lap, which lie where nothing was appended since,
+    /// have lower sequences.
+    fn find_settled(&mut self, lanes: &[u64; LANES_MAX]) -> Result<(), MediaError> {
+        let mut marks = Vec::new();
+        let mut scratch = Vec::new();
+        for (lane, begin) in lanes.iter().copied().enumerate().take(self.lanes.len()) {
+            self.lanes[lane] = begin;
+            let mut before = self.published.0;
+            while self.lanes[lane] - begin < self.descriptor.lane_bytes
+                && let Some(head) = self.peek(lane)?
+            {
+                let seq = claimed_sequence(&head);
+                if seq <= before || seq > self.settled.0 {
+                    break;
+                }
+                scratch.clear();
+                let Some(total) = self.copy_entry(lane, &head, &mut scratch)? else { break };
+                let start = self.lanes[lane];
+                marks.push(Mark { seq, lane, start, end: start + total });
+                self.lanes[lane] += total;
+                before = seq;
+            }
+        }
+        marks.sort_by_key(|m| m.seq);
+        self.marks = marks.into();
+        self.next = self.settled.0 + 1;
+        Ok(())
+    }
+
+    /// Requests that the earlier run had taken and not answered: their slots may hold half an
+    /// answer, so the client posts them again.
+    fn reopen_requests(&self) -> Result<(), MediaError> {
+        for slot in 0..RPC_SLOTS {
+            let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+            let word = self.word(base);
+            if word as u32 == rpc::SLOT_TAKEN {
+                let again = u64::from(rpc::SLOT_AGAIN) | (word & !0xffff_ffff);
+                self.media.cas64(self.log(), base, word, again)?;
+            }
+        }
+        self.notify();
+        Ok(())
     }
 
     fn log(&self) -> Segment {
@@ -322,12 +502,13 @@ impl Client {
     }
 
     /// The head judged everything up to `seq`.
-    pub fn set_settled(&mut self, seq: Sequence) {
+    pub fn set_settled(&mut self, seq: Sequence) -> Result<(), MediaError> {
         if seq > self.settled {
             self.settled = seq;
             self.set_word(control::SETTLED, seq.0);
-            self.returned.retain(|_, (_, last)| last.is_none_or(|last| last > seq.0));
+            self.forget_returned()?;
         }
+        Ok(())
     }
 
     /// Everything up to `seq` is on every member.
@@ -340,29 +521,35 @@ impl Client {
     }
 
     /// Everything up to `seq` is in this node's public state: its log space is free again.
-    pub fn set_published(&mut self, seq: Sequence) {
+    pub fn set_published(&mut self, seq: Sequence) -> Result<(), MediaError> {
         if seq <= self.published {
-            return;
+            return Ok(());
         }
         self.published = seq;
-        self.set_word(control::PUBLISHED, seq.0);
-        let mut ends = vec![None; self.lanes.len()];
+        let mut ends = self.row.progress().lanes;
+        let before = ends;
         while let Some(mark) = self.marks.front()
             && mark.seq <= seq.0
         {
-            ends[mark.lane] = Some(mark.end);
+            ends[mark.lane] = mark.end;
             self.marks.pop_front();
         }
-        for (lane, end) in ends.into_iter().enumerate() {
-            if let Some(end) = end {
-                self.set_word(control::reclaim(lane), end);
+        // The client may write over the space as soon as it is told.
+        self.row.note(seq, ends)?;
+        self.row.fence()?;
+        self.set_word(control::PUBLISHED, seq.0);
+        for lane in 0..self.lanes.len() {
+            if ends[lane] != before[lane] {
+                self.set_word(control::reclaim(lane), ends[lane]);
             }
         }
         self.notify();
+        Ok(())
     }
 
     /// An entry was refused: say so where the client looks.
     pub fn refuse(&mut self, refusals: u64, seq: Sequence, errno: u16) {
+        let refusals = self.refusals_before + refusals;
         if refusals > self.refusals {
             self.refusals = refusals;
             self.set_word(control::REFUSED_SEQ, seq.0);
@@ -372,60 +559,119 @@ impl Client {
     }
 
     /// Writes the lease word for a grant. `None` when the table is full of leases in use.
-    pub fn grant(&mut self, ino: InodeId, mode: LeaseMode, now: Nanos) -> Option<Granted> {
-        let slot = match self.slots.get(&ino) {
-            Some(&slot) => slot,
-            None => {
-                let slot = self.free_slots.pop().or_else(|| {
-                    ((self.unused_slots as usize) < LEASE_SLOTS).then(|| {
-                        self.unused_slots += 1;
-                        self.unused_slots - 1
-                    })
-                })?;
-                self.slots.insert(ino, slot);
-                slot
-            }
+    pub fn grant(
+        &mut self,
+        ino: InodeId,
+        mode: LeaseMode,
+        now: Nanos,
+    ) -> Result<Option<Granted>, MediaError> {
+        let known = self.slots.get(&ino).copied();
+        let returned = self.returned.get(&ino).map(|r| r.slot);
+        let Some(slot) = known.or(returned).or_else(|| self.lease_slots.take(LEASE_SLOTS)) else {
+            return Ok(None);
         };
+        self.row.put_lease(slot, ino, mode)?;
+        self.returned.remove(&ino);
+        self.slots.insert(ino, slot);
         self.generation += 1;
         let word = LeaseWord::new(self.generation, mode);
         self.set_word(control::lease_word(slot) - 8, ino.0);
         self.set_word(control::lease_word(slot), word.0);
         self.modes.insert(ino, (mode, now));
-        self.returned.remove(&ino);
-        Some(Granted { slot, word })
+        Ok(Some(Granted { slot, word }))
     }
 
     /// Takes the word away; operations that entered before are in `busy`.
-    pub fn revoke(&mut self, ino: InodeId) {
-        if let Some(slot) = self.slots.remove(&ino) {
-            self.set_word(control::lease_word(slot), 0);
-            self.modes.remove(&ino);
-            self.free_slots.push(slot);
+    fn revoke(&mut self, ino: InodeId) -> Option<(u32, LeaseMode)> {
+        let slot = self.slots.remove(&ino)?;
+        self.set_word(control::lease_word(slot), 0);
+        let (mode, _) = self.modes.remove(&ino)?;
+        Some((slot, mode))
+    }
+
+    /// Ends a lease under which nothing waits to be settled.
+    pub fn give_up(&mut self, ino: InodeId) -> Result<(), MediaError> {
+        if let Some((slot, _)) = self.revoke(ino) {
+            self.row.drop_lease(slot)?;
+            self.lease_slots.free.push(slot);
         }
+        Ok(())
     }
 
     /// Takes a lease back for the head; it counts as held until [`Client::has_returned`].
     pub fn take_back(&mut self, ino: InodeId) {
-        if let Some((mode, _)) = self.modes.get(&ino) {
-            self.returned.insert(ino, (*mode, None));
+        if let Some((slot, mode)) = self.revoke(ino) {
+            self.returned.insert(ino, Returned { slot, mode, last: None });
         }
-        self.revoke(ino);
     }
 
     /// Everything that was done under a lease taken back has been fetched.
-    pub fn has_returned(&mut self, ino: InodeId) {
+    pub fn has_returned(&mut self, ino: InodeId) -> Result<(), MediaError> {
         let last = self.next - 1;
-        if last <= self.settled.0 {
-            self.returned.remove(&ino);
-        } else if let Some((_, seq)) = self.returned.get_mut(&ino) {
-            *seq = Some(last);
+        if let Some(returned) = self.returned.get_mut(&ino) {
+            returned.last = Some(last);
         }
+        self.forget_returned()
+    }
+
+    /// Leases are free of which everything is settled.
+    fn forget_returned(&mut self) -> Result<(), MediaError> {
+        let settled = self.settled.0;
+        let done = |r: &Returned| r.last.is_some_and(|last| last <= settled);
+        for (_, returned) in self.returned.extract_if(.., |_, r| done(r)) {
+            self.row.drop_lease(returned.slot)?;
+            self.lease_slots.free.push(returned.slot);
+        }
+        Ok(())
     }
 
     /// Leases taken back of which the head may not know all that was done under them.
     pub fn returned(&self) -> Vec<(InodeId, LeaseMode)> {
         let kept = |_: &_| !planted(Bug::ReportedTooFew);
-        self.returned.iter().filter(kept).map(|(i, (m, _))| (*i, *m)).collect()
+        self.returned.iter().filter(kept).map(|(i, r)| (*i, r.mode)).collect()
+    }
+
+    /// The client has the inode open; with `write`, it was allowed to write then.
+    pub fn pin(&mut self, ino: InodeId, write: bool) -> Result<(), MediaError> {
+        let what = PIN_OPEN | if write { PIN_WRITE } else { 0 };
+        let old = self.pins.get(&ino).copied();
+        if old.is_some_and(|p| p.what | what == p.what) {
+            return Ok(());
+        }
+        let slot = match old {
+            Some(pin) => pin.slot,
+            None => self.pin_slots.take(PIN_SLOTS),
+        };
+        let what = what | old.map_or(0, |p| p.what);
+        if let Some(slot) = slot {
+            self.row.put_pin(slot, ino, what)?;
+        }
+        self.pins.insert(ino, Pin { slot, what });
+        Ok(())
+    }
+
+    /// The client has it open no more.
+    pub fn unpin(&mut self, ino: InodeId) -> Result<(), MediaError> {
+        if let Some(Pin { slot: Some(slot), .. }) = self.pins.remove(&ino) {
+            self.row.put_pin(slot, ino, 0)?;
+            self.pin_slots.free.push(slot);
+        }
+        Ok(())
+    }
+
+    /// Whether the client has the inode open.
+    pub fn has_pin(&self, ino: InodeId) -> bool {
+        self.pins.contains_key(&ino)
+    }
+
+    /// Inodes that the client has open.
+    pub fn pins(&self) -> Vec<InodeId> {
+        self.pins.keys().copied().collect()
+    }
+
+    /// Those of them that it may write, whatever their mode says now.
+    pub fn rights(&self) -> Vec<InodeId> {
+        self.pins.iter().filter(|(_, p)| p.what & PIN_WRITE != 0).map(|(i, _)| *i).collect()
     }
 
     /// Makes the client ask anew before it uses the lease again; the head still counts it as held.
@@ -476,7 +722,7 @@ impl Client {
 
     /// Some read lease whose slot can be taken when the table is full.
     pub fn spare(&self) -> Option<InodeId> {
-        let full = self.free_slots.is_empty() && self.unused_slots as usize >= LEASE_SLOTS;
+        let full = self.lease_slots.is_full(LEASE_SLOTS);
         let read = |(_, (m, _)): &(&InodeId, &(LeaseMode, Nanos))| *m == LeaseMode::Read;
         full.then(|| self.modes.iter().find(read).map(|(i, _)| *i)).flatten()
     }
@@ -505,22 +751,56 @@ impl Client {
         }
     }
 
-    /// Everything complete has been fetched: what comes after it does not count.
-    pub fn seal(&mut self) {
-        self.set_word(control::SEALED_AT, self.next - 1);
-        self.sealed_at = Some(self.next - 1);
-        self.expelled = true;
-        self.notify();
+    /// Whether it is to be sealed as soon as its log is read: an expulsion is under way.
+    pub fn wants_seal(&self) -> bool {
+        self.sealed_at.is_none() && self.word(control::STATE) == control::STATE_EXPELLED
     }
 
-    /// The client must attach anew: the service ends, or the node left the chain.
-    pub fn dismiss(&mut self) {
+    /// Everything complete has been fetched: what comes after it does not count.
+    pub fn seal(&mut self) -> Result<(), MediaError> {
+        self.seal_at(Sequence(self.next - 1))?;
+        self.expelled = true;
+        self.notify();
+        Ok(())
+    }
+
+    /// Durable before the client learns of it, or entries that it appends again elsewhere could
+    /// count twice.
+    fn seal_at(&mut self, last: Sequence) -> Result<(), MediaError> {
+        self.row.seal(last)?;
+        self.set_word(control::SEALED_AT, last.0);
+        self.sealed_at = Some(last.0);
+        Ok(())
+    }
+
+    /// The client must attach anew: the service ends, or the node left the chain. What it appended
+    /// after `last` does not count.
+    pub fn dismiss(&mut self, last: Sequence) {
         if !self.expelled {
-            self.set_word(control::SEALED_AT, self.settled.0);
-            self.sealed_at = Some(self.settled.0);
+            // Where the table cannot be written the region is gone, and the log with it.
+            let _ = self.seal_at(last);
             self.set_word(control::STATE, control::STATE_GONE);
         }
         self.notify();
+    }
+
+    /// Its log goes. Nobody should be there any more; if somebody is, it must attach anew.
+    pub fn close(&self) {
+        if !self.expelled && self.sealed_at.is_none() {
+            self.set_word(control::SEALED_AT, self.next - 1);
+            self.set_word(control::STATE, control::STATE_GONE);
+            self.notify();
+        }
+    }
+
+    /// Its log is taken up no more.
+    pub fn forget_row(&mut self) -> Result<(), MediaError> {
+        self.row.forget()
+    }
+
+    /// Its row, to be freed.
+    pub fn into_row(self) -> Row {
+        self.row
     }
 
     /// Takes a waiting request out of slot `slot`.

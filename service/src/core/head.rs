@@ -77,12 +77,13 @@ impl Node {
         }
         match message {
             Message::ChunkAck { seq } => self.acked(from, seq, out),
-            Message::ClientUp { client, incarnation, settled, identity, leases, pins } => {
+            Message::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
                 if client.node() != from {
                     self.counters.bad_messages += 1;
                     return Ok(());
                 }
-                let known = Known { identity, incarnation, ..Known::default() };
+                let rights = rights.into_iter().collect();
+                let known = Known { identity, incarnation, rights, ..Known::default() };
                 self.client_up(client, known, settled, &leases, &pins, out)
             }
             Message::ClientGone { .. } | Message::Unpin { .. } if !self.ring.has_room() => {
@@ -361,6 +362,7 @@ impl Node {
         draft.frame.extend_from_slice(bytes);
         draft.count += 1;
         self.mark_dirty(op, draft.seq, client);
+        self.note_unlinked(client, op)?;
         if matches!(op, Op::CloneRange { .. }) && !planted(Bug::CloneWhileJoining) {
             // Alone among the operations it reads what others write. Who joins would run it on
             // content that may be newer: their snapshots begin anew when they ask again.
@@ -579,7 +581,7 @@ impl Node {
             self.send_frame(next, frame, self.all_acked, out);
         }
         self.unacked_bytes += u64::from(header.body_bytes);
-        self.note_chunk(&header);
+        self.note_chunk(&header)?;
         self.applied_chunk(&header);
         self.advance_acks(out)
     }

@@ -7,7 +7,7 @@
 //!  2 ChunkAck       member -> head    stream seq u64: persistent here up to it
 //!  3 ClientUp       agent -> head     client u64, incarnation u32, settled u64, uid u32, gid u32,
 //!                                     n u32, groups u32 x n, n u32, {inode u64, mode u8} x n leases,
-//!                                     n u32, inodes u64 x n pinned
+//!                                     n u32, inodes u64 x n pinned, the same opened for writing
 //!  4 ClientGone     agent -> head     client u64
 //!  5 Entries        agent -> head     client u64, first seq u64, last seq u64, raw log entries
 //!  6 LeaseWant      agent -> head     client u64, inode u64, token u64, mode u8, flags u8
@@ -106,6 +106,7 @@ pub enum Message {
         identity: Identity,
         leases: Vec<(InodeId, LeaseMode)>,
         pins: Vec<InodeId>,
+        rights: Vec<InodeId>,
     },
     ClientGone {
         client: ClientId,
@@ -235,7 +236,7 @@ impl Message {
                 w.u64(seq.0);
                 2
             }
-            Self::ClientUp { client, incarnation, settled, identity, leases, pins } => {
+            Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
                 w.u64(client.0).u32(*incarnation).u64(settled.0);
                 w.u32(identity.uid).u32(identity.gid).u32(identity.groups.len() as u32);
                 identity.groups.iter().for_each(|g| {
@@ -246,6 +247,7 @@ impl Message {
                     w.u64(ino.0).u8(*mode as u8);
                 }
                 put_inodes(&mut w, pins);
+                put_inodes(&mut w, rights);
                 3
             }
             Self::ClientGone { client } => {
@@ -457,9 +459,9 @@ impl Message {
         let leases = (0..n)
             .map(|_| Ok((InodeId(r.u64()?), take_mode(r)?)))
             .collect::<Result<_, Corrupt>>()?;
-        let pins = take_inodes(r)?;
+        let (pins, rights) = (take_inodes(r)?, take_inodes(r)?);
         let identity = Identity { uid, gid, groups };
-        Ok(Self::ClientUp { client, incarnation, settled, identity, leases, pins })
+        Ok(Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights })
     }
 }
 

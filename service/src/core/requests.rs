@@ -12,7 +12,7 @@ use base::wire::Corrupt;
 use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::lock::Lock;
-use storage::format::rpc::{self, InodeReply, Request, WANT_PIN};
+use storage::format::rpc::{self, InodeReply, Request, WANT_PIN, WANT_WRITE};
 use storage::limits::RPC_SLOT_BYTES;
 use storage::permission::{R, X};
 
@@ -338,13 +338,15 @@ impl Node {
             What::Inode { flags, .. } | What::Lookup { flags, .. } => flags,
             _ => 0,
         };
-        if flags & WANT_PIN != 0 {
-            self.pins.entry(p.client).or_default().insert(p.ino);
+        if flags & WANT_PIN != 0
+            && let Some(client) = self.clients.get_mut(&p.client)
+        {
+            client.pin(p.ino, flags & WANT_WRITE != 0)?;
         }
         let granted = if mode == LeaseMode::None {
             rpc::Granted::default()
         } else {
-            match self.write_lease(p.client, p.ino, mode, out) {
+            match self.write_lease(p.client, p.ino, mode, out)? {
                 Some(granted) => granted,
                 None => return refuse(Errno::NFILE),
             }
@@ -382,10 +384,12 @@ impl Node {
         let mut given = 0u32;
         for n in 0..u64::from(count.min(4096)) {
             let ino = InodeId(first.0.saturating_add(n));
-            let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, out) else {
+            let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, out)? else {
                 break;
             };
-            self.pins.entry(p.client).or_default().insert(ino);
+            if let Some(client) = self.clients.get_mut(&p.client) {
+                client.pin(ino, false)?;
+            }
             base::wire::Writer(&mut body).u64(ino.0).u32(granted.slot).u64(granted.word.0);
             given += 1;
         }
@@ -440,10 +444,8 @@ impl Node {
                 }
             }
             What::Unpin(inodes) => {
-                if let Some(pins) = self.pins.get_mut(&p.client) {
-                    inodes.iter().for_each(|i| {
-                        pins.remove(i);
-                    });
+                if let Some(client) = self.clients.get_mut(&p.client) {
+                    inodes.iter().try_for_each(|ino| client.unpin(*ino))?;
                 }
                 self.to_head(Message::Unpin { client: p.client, inodes }, out);
                 return done();
@@ -458,7 +460,9 @@ impl Node {
             What::Release(slots) => {
                 let Some(client) = self.clients.get_mut(&p.client) else { return done() };
                 let inodes = client.inodes_of(&slots.into_iter().collect());
-                inodes.iter().for_each(|i| client.revoke(*i));
+                for ino in &inodes {
+                    client.give_up(*ino)?;
+                }
                 self.to_head(Message::Released { client: p.client, inodes }, out);
                 return done();
             }

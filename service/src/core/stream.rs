@@ -144,7 +144,7 @@ impl Node {
         if !self.ring.put(header, body, body.len())? {
             return Ok(false);
         }
-        self.note_chunk(&header);
+        self.note_chunk(&header)?;
         self.acknowledge(out);
         if let Some(next) = self.successor() {
             self.send_frame(next, frame, all_acked, out);
@@ -166,22 +166,27 @@ impl Node {
     }
 
     /// Bookkeeping for a chunk that is in the ring.
-    pub(super) fn note_chunk(&mut self, header: &ChunkHeader) {
+    pub(super) fn note_chunk(&mut self, header: &ChunkHeader) -> Result<(), Failure> {
         self.counters.chunks += 1;
         self.counters.entries += u64::from(header.entries);
         self.counters.entry_bytes += u64::from(header.body_bytes);
         self.batch_since.get_or_insert(self.now);
-        if header.last_seq.0 == 0 && header.entries == 0 {
+        if header.is_farewell() {
             self.settled.remove(&header.client);
-            return;
+            if let Some(client) = self.clients.get_mut(&header.client) {
+                // All of it is in the stream: it must not be taken up again.
+                client.forget_row()?;
+            }
+            return Ok(());
         }
         if header.client.0 != 0 {
             let settled = self.settled.entry(header.client).or_default();
             *settled = (*settled).max(header.last_seq);
             if let Some(client) = self.clients.get_mut(&header.client) {
-                client.set_settled(header.last_seq);
+                client.set_settled(header.last_seq)?;
             }
         }
+        Ok(())
     }
 
     /// Room in the ring for a chunk with `body` bytes, by publishing now if need be.
@@ -309,7 +314,10 @@ impl Node {
                 applied = self.volume.apply(&header, &op, source);
             }
             match applied {
-                Ok(_) => self.mark_dirty(&op, seq, kept.header.client),
+                Ok(_) => {
+                    self.mark_dirty(&op, seq, kept.header.client);
+                    self.note_unlinked(kept.header.client, &op)?;
+                }
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
                 Err(refusal) => return Err(Failure::Diverged(seq, refusal.to_string())),
             }
@@ -444,7 +452,7 @@ impl Node {
             if let Some(client) = self.clients.get_mut(&id) {
                 // The chunk that makes everybody forget a client (sequence 0) comes after all that
                 // it wrote, which may be in the same batch.
-                client.set_published(if seq.0 == 0 { client.settled } else { seq });
+                client.set_published(if seq.0 == 0 { client.settled } else { seq })?;
             }
         }
         for blocks in freed {

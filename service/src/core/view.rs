@@ -104,8 +104,11 @@ impl Node {
                 self.become_follower(out);
             }
             Role::Syncing | Role::Outside => {
-                if matches!(was, Role::Head | Role::Member) {
-                    self.leave_chain();
+                // Whoever is to join had lost its place: others have served since, and may have
+                // granted anew what the clients of an earlier run held.
+                let lost = self.role() == Role::Syncing && self.taken_up;
+                if lost || matches!(was, Role::Head | Role::Member) {
+                    self.leave_chain(out)?;
                 }
                 if self.role() == Role::Syncing && (new_epoch || was != Role::Syncing) {
                     self.begin_join(out);
@@ -320,7 +323,8 @@ impl Node {
                 settled: c.settled,
                 identity: c.identity.clone(),
                 leases: c.leases().into_iter().chain(c.returned()).collect(),
-                pins: self.pins.get(&c.id).into_iter().flatten().copied().collect(),
+                pins: c.pins(),
+                rights: c.rights(),
             })
             .chain(self.clients.keys().flat_map(|c| self.locking.report(*c)))
             .collect()
@@ -344,16 +348,25 @@ impl Node {
         self.want_stream(out);
     }
 
-    fn leave_chain(&mut self) {
+    /// What the clients wrote and not every member has does not count: a chain without this node
+    /// goes on without it.
+    fn leave_chain(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         log::warn!("this node is no longer in the chain; its clients must attach anew");
         for client in self.clients.values_mut() {
-            client.dismiss();
-            client.gone = true;
+            let kept = client.settled.min(client.replicated);
+            client.dismiss(kept);
+            client.forget_row()?;
+            out.push(Effect::Detached(client.id));
+        }
+        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.remove_client(id)?;
         }
         self.requests.clear();
         self.recalls.clear();
         self.locking.drop_all();
         self.ready = false;
+        self.taken_up = false;
+        Ok(())
     }
 
     pub(super) fn peer_up(&mut self, node: NodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
@@ -688,10 +701,12 @@ impl Node {
                 Segment::Arena(_) | Segment::Tree => {
                     self.media.discard(segment, 0, self.media.size(segment)?)?;
                 }
-                Segment::Super | Segment::Stream => {}
+                Segment::Super | Segment::Stream | Segment::Clients => {}
             }
         }
-        self.clients.clear();
+        for (_, client) in std::mem::take(&mut self.clients) {
+            self.table.remove(client.into_row())?;
+        }
         self.locking.drop_all();
         self.job = None;
         self.batch.clear();

@@ -6,4 +6,5 @@ mod grants;
 mod hostile;
 mod locks;
 mod messages;
+mod restart;
 mod rig;

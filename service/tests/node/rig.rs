@@ -30,6 +30,7 @@ pub fn config(node: u32) -> NodeConfig {
         memory: 16 << 20,
         high: 70,
         low: 30,
+        boot: 1,
     }
 }
 
@@ -245,6 +246,9 @@ impl Hand {
         assert!(self.at + bytes.len() as u64 <= LANE, "the test's log has no laps");
         let at = self.descriptor.lane_offset(0) + self.at;
         self.media.write(self.log, at, bytes).expect("space in the lane");
+        // As the library does; together with what the service wrote back by itself.
+        self.media.persist(self.log, at, bytes.len() as u64).expect("space in the lane");
+        self.media.fence().expect("memory");
         self.at += bytes.len() as u64;
         self.set(control::LAST_SEQUENCE, self.seq);
     }

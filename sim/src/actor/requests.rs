@@ -35,6 +35,10 @@ impl World<'_> {
     ) -> Result<(), String> {
         let at = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
         let word = self.word(c, at);
+        if word as u32 == rpc::SLOT_AGAIN {
+            // nicfs was started anew; it ends between two steps here, so the body is whole.
+            self.put(c, at, u64::from(rpc::SLOT_REQUEST) | (word & !0xffff_ffff))?;
+        }
         if word as u32 != rpc::SLOT_REPLY {
             self.ring(c, true)?;
             return self.wait(c);

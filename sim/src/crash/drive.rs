@@ -91,6 +91,8 @@ impl Machine {
             memory: 64 << 20,
             high: 80,
             low: 50,
+            // Each start is after a power cut.
+            boot: epoch.into(),
         };
         let random = Random::new(u64::from(epoch));
         let mut node = Node::new(config, region.by(Side::Node), random)

@@ -131,6 +131,7 @@ fn segment_number(segment: Segment) -> u64 {
         Segment::Super => 1,
         Segment::Tree => 2,
         Segment::Stream => 3,
+        Segment::Clients => 4,
         Segment::Log(n) => 1 << 32 | u64::from(n),
         Segment::Arena(n) => 2 << 32 | u64::from(n),
     }

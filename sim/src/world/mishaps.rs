@@ -13,13 +13,14 @@ impl World<'_> {
         self.trace(|| format!("FAULT {fault:?}"));
         *self.outcome.faults.entry(fault.kind()).or_default() += 1;
         match fault {
-            Fault::Crash(n) => self.stop_node(n),
+            Fault::Crash(n) => self.stop_node(n, true),
             Fault::PowerCut(n) => {
-                self.stop_node(n);
+                self.stop_node(n, false);
+                self.hosts[n].boot += 1;
                 self.hosts[n].region = Arc::new(self.hosts[n].region.cut(&mut self.random));
             }
             Fault::RegionLost(n) => {
-                self.stop_node(n);
+                self.stop_node(n, false);
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
                 self.hosts[n].noted = None;
             }
@@ -55,7 +56,7 @@ impl World<'_> {
             Fault::Damage(n) => self.hosts[n].damage = true,
             Fault::BitRot(n) => {
                 let root = self.hosts[n].node.as_ref().map(|x| x.volume().root().page);
-                self.stop_node(n);
+                self.stop_node(n, false);
                 self.rot(n, root)?;
                 // Whether it still counts is known when somebody reads it.
                 self.hosts[n].rotten = Some(self.hosts[n].noted.take());

@@ -31,11 +31,27 @@ impl World<'_> {
             let up = Item::To(n, incarnation, Event::HostUp);
             self.at(self.now + delay, up);
         }
+        self.host_adopts(n);
         self.run_soon(n);
         Ok(())
     }
 
-    pub(crate) fn stop_node(&mut self, n: usize) {
+    /// hostd tells which of the clients that nicfs took up are no more.
+    fn host_adopts(&mut self, n: usize) {
+        let Some(node) = &self.hosts[n].node else { return };
+        let clients: Vec<ClientId> = node.status().clients.iter().map(|c| c.client).collect();
+        let incarnation = self.hosts[n].incarnation;
+        for client in clients {
+            if (0..self.actors.len()).all(|c| self.session(c).is_none_or(|s| s.client != client)) {
+                let delay = self.between(0, 5 * MS);
+                self.at(self.now + delay, Item::To(n, incarnation, Event::ClientGone(client)));
+            }
+        }
+    }
+
+    /// nicfs ends. In a chain of one its clients live on, and nothing of theirs is lost; where
+    /// others may go on without the node, they are taken to end with it.
+    pub(crate) fn stop_node(&mut self, n: usize, clients_live: bool) {
         if self.hosts[n].node.is_none() {
             return;
         }
@@ -48,7 +64,7 @@ impl World<'_> {
             self.at(self.now + delay, Item::Disconnected(n, incarnation));
         }
         for c in 0..self.actors.len() {
-            if self.actors[c].node == n {
+            if self.actors[c].node == n && !(clients_live && self.preset.nodes == 1) {
                 self.end_session(c, "its node died");
             }
         }

@@ -55,6 +55,11 @@ pub struct ChunkHeader {
 }
 
 impl ChunkHeader {
+    /// Whether it says that a client is no more: an empty chunk with sequence 0.
+    pub const fn is_farewell(&self) -> bool {
+        self.last_seq.0 == 0 && self.entries == 0
+    }
+
     /// The 80 bytes.
     pub fn encode(&self) -> [u8; CHUNK_HEADER_BYTES] {
         let mut bytes = Vec::with_capacity(CHUNK_HEADER_BYTES);

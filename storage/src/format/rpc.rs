@@ -59,6 +59,8 @@ pub const SLOT_REQUEST: u32 = 1;
 pub const SLOT_REPLY: u32 = 2;
 /// Slot state: the service works on it.
 pub const SLOT_TAKEN: u32 = 3;
+/// Slot state: the service that had taken it started anew; to be posted again.
+pub const SLOT_AGAIN: u32 = 4;
 /// Offset of the body in a slot.
 pub const SLOT_BODY: u64 = 64;
 
