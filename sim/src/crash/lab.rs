@@ -45,6 +45,8 @@ pub struct Violation {
     pub workload: Workload,
     /// On which media.
     pub durability: Durability,
+    /// Whether what had returned was demanded.
+    pub returned: bool,
     /// Where; None: without any crash.
     pub spot: Option<Spot>,
     /// Where in the recovery after that, if it was crashed too.
@@ -69,6 +71,9 @@ impl std::fmt::Display for Violation {
         write!(f, "  replay: corbel-sim crash --workload \"{}\"", self.workload)?;
         if self.durability == Durability::Disk {
             f.write_str(" --disk")?;
+        }
+        if self.returned {
+            f.write_str(" --returned")?;
         }
         if let Some(at) = &self.spot {
             write!(f, " --at {}", spot(at))?;
@@ -400,9 +405,11 @@ impl Lab {
         only: Option<(Spot, Option<Spot>)>,
     ) -> Result<(), Box<Violation>> {
         self.tally.workloads += 1;
+        let returned = self.returned;
         let violation = |why| {
             let (spot, then, state) = (None, None, String::new());
-            Box::new(Violation { workload: workload.clone(), durability, spot, then, why, state })
+            let workload = workload.clone();
+            Box::new(Violation { workload, durability, returned, spot, then, why, state })
         };
         let recorded = self.record(workload, durability).map_err(violation)?;
         let region = Arc::clone(&recorded.region);
@@ -437,6 +444,7 @@ impl Lab {
         let region = &recorded.region;
         let bounds = point.bounds(self.demands_returned(recorded));
         self.tally.points += 1;
+        let returned = self.returned;
         let seed = point.fence as u64 * 1000;
         let picks = match only {
             Some((spot, _)) if spot.fence == point.fence => vec![spot.pick],
@@ -448,6 +456,7 @@ impl Lab {
                 Box::new(Violation {
                     workload: recorded.workload.clone(),
                     durability: recorded.durability,
+                    returned,
                     spot: Some(Spot { fence: point.fence, pick }),
                     then,
                     why,
