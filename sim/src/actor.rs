@@ -324,7 +324,12 @@ impl World<'_> {
         if status.epoch != ended.epoch || tries > 100 {
             return Ok(());
         }
-        if status.clients.iter().any(|c| c.client == ended.client) {
+        // What only this node has is lost with it.
+        let everywhere = status.chain.iter().all(|member| {
+            let other = self.hosts[member.0 as usize - 1].node.as_ref();
+            other.is_some_and(|x| x.status().stream >= status.stream)
+        });
+        if !everywhere || status.clients.iter().any(|c| c.client == ended.client) {
             self.at(self.now + 20 * MS, Item::Drained(ended, tries + 1));
             return Ok(());
         }

@@ -505,6 +505,8 @@ impl World<'_> {
         let lasts = self.between(US, 5 * MS);
         self.at(self.now + lasts, Item::Fault(crate::faults::Fault::Kill(c)));
         if let Some(s) = &mut self.actors[c].session {
+            // It may decode, and is refused then.
+            s.dared.insert(seq);
             s.spoilt = true;
         }
         Ok(true)
