@@ -1,5 +1,5 @@
 # The two commands: `make run` shows Corbel at work, `make test` checks it.
-.PHONY: run test prepare build fmt
+.PHONY: run test soak prepare build fmt
 
 run: prepare
 	@scripts/run.sh
@@ -7,6 +7,11 @@ run: prepare
 test: prepare
 	@scripts/prepare.sh tools
 	@scripts/test.sh
+
+# The long form of the checks: make soak SECONDS=N (3600).
+SECONDS ?= 3600
+soak: prepare
+	@SECONDS_TOTAL=$(SECONDS) scripts/soak.sh
 
 prepare:
 	@scripts/prepare.sh

@@ -249,7 +249,6 @@ impl Bug {
             "recall-skips-log",
             "a recall is answered before the log of its client is fetched",
         ),
-        (Bug::OldEpochAccepted, "old-epoch-accepted", "frames of an epoch that is over are taken"),
         (
             Bug::PermissionSkipped,
             "permission-skipped",
@@ -275,24 +274,9 @@ impl Bug {
             "a member skips the last of several entries of a chunk",
         ),
         (
-            Bug::RingOverrun,
-            "ring-overrun",
-            "the stream ring takes a little more than it has room for",
-        ),
-        (
-            Bug::RingPastEnd,
-            "ring-past-end",
-            "a chunk at the end of the ring lacks room for what ends it",
-        ),
-        (
             Bug::SnapshotPieceLost,
             "snapshot-piece-lost",
             "a joining node is not sent the content of the last file",
-        ),
-        (
-            Bug::TakeOverShort,
-            "take-over-short",
-            "a new head does not fetch what another member has beyond it",
         ),
         (
             Bug::CaughtUpEarly,
@@ -322,6 +306,51 @@ impl Bug {
             "a member takes a chunk whose entries fail their checksum",
         ),
         (Bug::BatchLimit, "batch-limit", "an entry larger than a batch is never fetched"),
+        (
+            Bug::BadCopiesIgnored,
+            "bad-copies-ignored",
+            "copies that hostd could not do are taken for done",
+        ),
+        (
+            Bug::ReaderBesideWriter,
+            "reader-beside-writer",
+            "a reader is granted a lease beside a writer",
+        ),
+        (
+            Bug::PublishedTooFar,
+            "published-too-far",
+            "chunks leave the ring before they are published",
+        ),
+        (
+            Bug::EndUnheard,
+            "end-unheard",
+            "a client whose end was told while the head was out of reach lives on there",
+        ),
+        (
+            Bug::SuspectedAtOnce,
+            "suspected-at-once",
+            "leases of a suspected member are void before it can know",
+        ),
+    ];
+
+    /// Bugs that can be planted, but that no history run so far shows in the time given: not proven either way.
+    pub const OPEN: &'static [(Bug, &'static str, &'static str)] = &[
+        (Bug::OldEpochAccepted, "old-epoch-accepted", "frames of an epoch that is over are taken"),
+        (
+            Bug::RingOverrun,
+            "ring-overrun",
+            "the stream ring takes a little more than it has room for",
+        ),
+        (
+            Bug::RingPastEnd,
+            "ring-past-end",
+            "a chunk at the end of the ring lacks room for what ends it",
+        ),
+        (
+            Bug::TakeOverShort,
+            "take-over-short",
+            "a new head does not fetch what another member has beyond it",
+        ),
         (Bug::StaleRecall, "stale-recall", "the answer to any recall takes the lease back"),
         (Bug::JoinKeepsOld, "join-keeps-old", "a joining node keeps what it held before"),
         (
@@ -335,11 +364,6 @@ impl Bug {
             "a member acknowledges a chunk that came before its predecessor",
         ),
         (
-            Bug::BadCopiesIgnored,
-            "bad-copies-ignored",
-            "copies that hostd could not do are taken for done",
-        ),
-        (
             Bug::LostNodeKept,
             "lost-node-kept",
             "a new head keeps the leases of nodes that left the chain",
@@ -350,29 +374,9 @@ impl Bug {
             "leases on their way back are missing in the report to a new head",
         ),
         (
-            Bug::ReaderBesideWriter,
-            "reader-beside-writer",
-            "a reader is granted a lease beside a writer",
-        ),
-        (
-            Bug::PublishedTooFar,
-            "published-too-far",
-            "chunks leave the ring before they are published",
-        ),
-        (
             Bug::RewindAhead,
             "rewind-ahead",
             "what was fetched again counts as fetched when more has settled meanwhile",
-        ),
-        (
-            Bug::EndUnheard,
-            "end-unheard",
-            "a client whose end was told while the head was out of reach lives on there",
-        ),
-        (
-            Bug::SuspectedAtOnce,
-            "suspected-at-once",
-            "leases of a suspected member are void before it can know",
         ),
         (
             Bug::MovedContent,
@@ -389,7 +393,7 @@ impl Bug {
     /// The bug called `name`.
     #[must_use]
     pub fn named(name: &str) -> Option<Bug> {
-        Self::ALL.iter().find(|bug| bug.1 == name).map(|bug| bug.0)
+        Self::ALL.iter().chain(Self::OPEN).find(|bug| bug.1 == name).map(|bug| bug.0)
     }
 }
 

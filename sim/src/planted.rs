@@ -39,7 +39,7 @@ impl Found {
     }
 }
 
-/// Names of all variants.
+/// Names of all variants that must be found.
 pub fn names() -> Vec<&'static str> {
     Bug::ALL.iter().map(|bug| bug.1).collect()
 }
@@ -136,6 +136,7 @@ fn preset(bug: Bug, seed: u64) -> Preset {
         | Bug::ReapAllowed
         | Bug::CycleAllowed
         | Bug::NotEmptyRemoved => preset.make(Flavour::Hostile),
+        Bug::SnapshotPieceLost => {}
         _ => preset.make(Flavour::Plain),
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
@@ -143,11 +144,9 @@ fn preset(bug: Bug, seed: u64) -> Preset {
         Bug::OldEpochAccepted | Bug::FencedServes => (&split, &[]),
         Bug::RingOverrun | Bug::GapAcknowledged => (&slow, &links),
         Bug::PublishedTooFar => (&crashes, &[]),
-        Bug::SnapshotPieceLost
-        | Bug::CaughtUpEarly
-        | Bug::JoinKeepsOld
-        | Bug::MovedContent
-        | Bug::CloneWhileJoining => (&joins, &[]),
+        Bug::CaughtUpEarly | Bug::JoinKeepsOld | Bug::MovedContent | Bug::CloneWhileJoining => {
+            (&joins, &[])
+        }
         Bug::StaleRecall
         | Bug::RetryTwice
         | Bug::ReportedTooFew

@@ -17,7 +17,7 @@ pub fn main(mut args: impl Iterator<Item = String>) -> ExitCode {
             "--json" => json = true,
             "--only" | "--inside" => {
                 let Some(name) = args.next() else { return fail(&format!("{arg} wants a name")) };
-                if !names().contains(&name.as_str()) {
+                if base::planted::Bug::named(&name).is_none() {
                     return fail(&format!(
                         "no variant \"{name}\"; there are {}",
                         names().join(" ")
