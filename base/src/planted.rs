@@ -274,11 +274,6 @@ impl Bug {
             "a member skips the last of several entries of a chunk",
         ),
         (
-            Bug::SnapshotPieceLost,
-            "snapshot-piece-lost",
-            "a joining node is not sent the content of the last file",
-        ),
-        (
             Bug::CaughtUpEarly,
             "caught-up-early",
             "a joining node counts as caught up when the snapshot is on its way",
@@ -387,6 +382,11 @@ impl Bug {
             Bug::CloneWhileJoining,
             "clone-while-joining",
             "a snapshot goes on although a clone reads what it copies later",
+        ),
+        (
+            Bug::SnapshotPieceLost,
+            "snapshot-piece-lost",
+            "a joining node is not sent the content of the last file",
         ),
     ];
 

@@ -202,6 +202,8 @@ pub struct Node {
     unacked_bytes: u64,
     paused: bool,
     followers: BTreeSet<NodeId>,
+    /// What members asked of a head that was not ready; they ask but once.
+    unready: VecDeque<(NodeId, Message)>,
     /// Clients of which each member's report under way has spoken.
     reported: BTreeMap<NodeId, BTreeSet<ClientId>>,
     /// Members that this head has suspected: they may live, and not know yet that they are out.
@@ -320,6 +322,7 @@ impl Node {
             unacked_bytes: 0,
             paused: false,
             followers: BTreeSet::new(),
+            unready: VecDeque::new(),
             reported: BTreeMap::new(),
             suspected: BTreeSet::new(),
             lingering: BTreeMap::new(),

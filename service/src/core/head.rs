@@ -21,6 +21,8 @@ const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
 const NUMBERS_MAX: u32 = 256;
 /// No inode numbers from here on: far more than a volume can ever use.
 const NUMBERS_END: u64 = 1 << 62;
+/// Requests of members kept until this head is ready, at most.
+const UNREADY_MAX: usize = 4096;
 /// Room in a chunk for the service's own Reap entries.
 const REAP_SLACK: usize = 64 * 1024;
 
@@ -62,6 +64,13 @@ impl Node {
     ) -> Result<(), Failure> {
         if !self.is_head() {
             self.counters.bad_messages += 1;
+            return Ok(());
+        }
+        let asks = matches!(message, Message::LeaseWant { .. } | Message::NumbersWant { .. });
+        if asks && !self.ready && from != self.me() {
+            if self.unready.len() < UNREADY_MAX {
+                self.unready.push_back((from, message));
+            }
             return Ok(());
         }
         let ordered = matches!(

@@ -178,6 +178,7 @@ impl Node {
     fn begin_take_over(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.ready = false;
         self.positions.clear();
+        self.unready.clear();
         self.reported.clear();
         if !self.suspected.is_empty() && !planted(Bug::SuspectedAtOnce) {
             self.grants_from = self.now + LINGER;
@@ -270,6 +271,9 @@ impl Node {
         let orphans = self.volume.orphans()?;
         self.reap_unpinned(orphans, out)?;
         self.ask_again();
+        for (from, message) in std::mem::take(&mut self.unready) {
+            self.head_message(from, message, out)?;
+        }
         self.serve_early_locks(out)?;
         self.wake_lock_waiters();
         let all: Vec<_> = self.clients.keys().copied().collect();
