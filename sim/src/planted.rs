@@ -19,6 +19,9 @@ const CLUSTER: u8 = 50;
 /// How long one variant may stay unfound.
 pub const BUDGET: Duration = Duration::from_secs(60);
 
+/// Histories of one variant that are run in any case, up to five times the budget.
+const TRIES_MIN: u64 = 300;
+
 /// How a variant was found.
 #[derive(Clone, Debug)]
 pub struct Found {
@@ -79,7 +82,9 @@ pub fn inside(name: &str) -> Result<bool, String> {
     }
     let begin = Instant::now();
     for (tries, seed) in (FIRST_SEED..).enumerate() {
-        if begin.elapsed() > BUDGET {
+        // On a machine that does other things, time says little.
+        let patient = if (tries as u64) < TRIES_MIN { 5 * BUDGET } else { BUDGET };
+        if begin.elapsed() > patient {
             break;
         }
         println!("try {}", tries + 1);
