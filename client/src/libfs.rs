@@ -227,6 +227,10 @@ impl LibFs {
         }
         let mode = mode.max(if self.holds(session, state, mode) { state.mode() } else { mode });
         let after = if state.session == session.number { state.last } else { Sequence(0) };
+        if flags & rpc::WANT_PIN != 0 {
+            // An earlier close that the service was not told of yet must not take this pin away.
+            self.unpins.write().retain(|i| *i != ino);
+        }
         let mut body = Vec::new();
         session.call(&Request::Inode { ino, mode, flags }, after, &mut body)?;
         let reply = parse_inode(&body)?;
@@ -382,7 +386,7 @@ impl LibFs {
         unpins.push(ino);
         if now || unpins.len() >= UNPINS_MAX {
             let inodes = core::mem::take(&mut *unpins);
-            drop(unpins);
+            // Posted under the lock: whoever opens one of them again asks after this.
             if let Some(session) = self.current() {
                 session.post(&Request::Unpin { inodes }, session.last());
             }

@@ -125,6 +125,8 @@ impl LibFs {
     fn pin(&self, session: &Session, ino: InodeId) -> Result<()> {
         let inode = self.inode(ino);
         let mut state = inode.state.write();
+        // Whatever we believe: the service says that it is not.
+        state.pinned = false;
         self.ensure(session, ino, &mut state, LeaseMode::Read, rpc::WANT_PIN)
     }
 
