@@ -249,6 +249,13 @@ impl Model {
         }
         let mut kept: Vec<Version> = matching.iter().map(|i| versions[*i].clone()).collect();
         kept[0].by = None;
+        if kept.len() > 1 && seen.xattrs.is_none() {
+            // Which it was is not known: whatever is done from here on is done to either.
+            kept.truncate(1);
+            kept[0].state.xattrs = None;
+        } else if seen.xattrs.is_some() {
+            kept[0].state.xattrs.clone_from(&seen.xattrs);
+        }
         *versions = kept;
         Ok(())
     }
