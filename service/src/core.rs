@@ -136,6 +136,7 @@ pub struct Counters {
     pub requests: u64,
     pub bad_requests: u64,
     pub bad_messages: u64,
+    pub foreign: u64,
     pub old_epoch: u64,
     pub syncs: u64,
     pub snapshots: u64,

@@ -65,6 +65,7 @@ pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
             "requests": c.requests,
             "bad_requests": c.bad_requests,
             "bad_messages": c.bad_messages,
+            "foreign": c.foreign,
             "old_epoch": c.old_epoch,
             "syncs": c.syncs,
             "snapshots": c.snapshots,

@@ -66,6 +66,16 @@ impl Node {
             self.counters.bad_messages += 1;
             return Ok(());
         }
+        if let Some(client) = message.speaks_for()
+            && client.node() != from
+        {
+            // An agent speaks for the clients of its own machine and for nobody else.
+            self.counters.foreign += 1;
+            if self.counters.foreign.is_power_of_two() {
+                log::warn!("node {from} speaks for client {:#x} of another node", client.0);
+            }
+            return Ok(());
+        }
         let asks = matches!(message, Message::LeaseWant { .. } | Message::NumbersWant { .. });
         if asks && !self.ready && from != self.me() {
             if self.unready.len() < UNREADY_MAX {
@@ -87,10 +97,6 @@ impl Node {
         match message {
             Message::ChunkAck { seq } => self.acked(from, seq, out),
             Message::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
-                if client.node() != from {
-                    self.counters.bad_messages += 1;
-                    return Ok(());
-                }
                 let rights = rights.into_iter().collect();
                 let known = Known { identity, incarnation, rights, ..Known::default() };
                 self.client_up(client, known, settled, &leases, &pins, out)

@@ -222,6 +222,23 @@ fn take_mode(r: &mut Reader<'_>) -> Result<LeaseMode, Corrupt> {
 }
 
 impl Message {
+    /// The client for which an agent speaks to the head with this message.
+    pub const fn speaks_for(&self) -> Option<ClientId> {
+        match self {
+            Self::ClientUp { client, .. }
+            | Self::ClientGone { client }
+            | Self::Entries { client, .. }
+            | Self::LeaseWant { client, .. }
+            | Self::NumbersWant { client, .. }
+            | Self::Recalled { client, .. }
+            | Self::Unpin { client, .. }
+            | Self::Released { client, .. }
+            | Self::LockWant { client, .. }
+            | Self::LockHeld { client, .. } => Some(*client),
+            _ => None,
+        }
+    }
+
     /// Kind and body.
     pub fn encode(&self, epoch: Epoch) -> (u16, Vec<u8>) {
         let mut out = Vec::new();

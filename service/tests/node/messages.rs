@@ -5,6 +5,7 @@ use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use service::core::Event;
 use service::core::message::{Identity, LockAsk, Message};
 use storage::format::control::LeaseMode;
+use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockKind, LockSpace};
 
 use crate::rig::Rig;
@@ -137,4 +138,52 @@ fn nodes_survive_messages_that_make_no_sense() {
         rig.check();
     }
     assert!(heard > 500, "{heard}");
+}
+
+/// A node that speaks for a client of another one is not heard: it cannot end it, take its leases,
+/// ask for numbers in its name, or append to its log.
+#[test]
+fn a_node_speaks_for_its_own_clients_only() {
+    let mut rig = Rig::new(2, 3);
+    let mut hand = rig.attach(0, 0);
+    let ino = hand.create(&mut rig, b"file", 0o100_644);
+    let lease = hand.lease(&mut rig, ino, LeaseMode::Write).expect("a lease").granted;
+    rig.settle();
+    let client = hand.client;
+    let forged = Op::Write { ino, offset: 0, data: b"forged", clear_setid: false };
+    let raw = forged.to_entry(Sequence(hand.seq + 1), Epoch(1), 0, 1, hand.descriptor.incarnation);
+    let (first, last) = (Sequence(hand.seq + 1), Sequence(hand.seq + 1));
+    let forged = [
+        Message::Entries { client, first, last, raw },
+        Message::Released { client, inodes: vec![ino] },
+        Message::Recalled { client, ino, token: 1 },
+        Message::Unpin { client, inodes: vec![ino] },
+        Message::LeaseWant { client, ino: InodeId(1), token: 1, mode: LeaseMode::Write, flags: 0 },
+        Message::NumbersWant { client, token: 1, count: 100 },
+        Message::ClientUp {
+            client,
+            incarnation: 1,
+            settled: Sequence(u64::MAX / 2),
+            identity: Identity { uid: 7, gid: 7, groups: Vec::new() },
+            leases: Vec::new(),
+            pins: Vec::new(),
+            rights: Vec::new(),
+        },
+        Message::ClientGone { client },
+    ];
+    for (n, message) in (1u64..).zip(&forged) {
+        let (kind, body) = message.encode(Epoch(1));
+        rig.event(0, Event::Frame { from: NodeId(2), kind, body });
+        assert_eq!(rig.nodes[0].counters().foreign, n, "{message:?}");
+    }
+    rig.settle();
+    assert!(hand.holds(lease));
+    hand.append(&Op::Write { ino, offset: 0, data: b"honest", clear_setid: false });
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    let mut data = [0; 16];
+    assert_eq!(rig.nodes[0].volume().read_file(ino, 0, &mut data).expect("sound"), 6);
+    assert_eq!(&data[..6], b"honest");
+    rig.check();
 }
