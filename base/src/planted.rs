@@ -54,6 +54,12 @@ pub enum Bug {
     OldRootWins = 22,
     /// A chunk of the stream is published when only a part of it is applied.
     ChunkPartlyPublished = 23,
+    /// A node that starts drops the logs of its clients.
+    LogsDropped = 24,
+    /// A client is written into the table, and the write-back never started.
+    RowNotFlushed = 25,
+    /// What a client holds is noted, and its write-back never started.
+    HeldNotFlushed = 26,
     /// Fsync is acknowledged before every member has the chunk.
     EarlyAck = 50,
     /// A lease is granted before the last changes of its inode are on every member.
@@ -227,6 +233,17 @@ impl Bug {
             Bug::ChunkPartlyPublished,
             "chunk-partly-published",
             "a chunk of the stream is published when only a part of it is applied",
+        ),
+        (Bug::LogsDropped, "logs-dropped", "a node that starts drops the logs of its clients"),
+        (
+            Bug::RowNotFlushed,
+            "row-not-flushed",
+            "a client is written into the table, and the write-back never started",
+        ),
+        (
+            Bug::HeldNotFlushed,
+            "held-not-flushed",
+            "what a client holds is noted, and its write-back never started",
         ),
         (Bug::EarlyAck, "early-ack", "fsync is acknowledged before every member has the chunk"),
         (

@@ -363,7 +363,8 @@ impl Node {
             node.apply_next()?;
             node.note_replayed(&mut ended);
         }
-        if node.table.rebooted && !strict && !found.is_empty() {
+        let lost = node.table.rebooted && !strict && !found.is_empty();
+        if lost || planted(Bug::LogsDropped) {
             // Pages of the logs may be there or not, in any order: only the stream counts.
             log::warn!("the machine was started anew: what was not fsynced is lost");
             node.drop_logs(found)?;

@@ -7,11 +7,11 @@ use storage::format::superblock::Durability;
 
 #[test]
 fn every_crash_state_of_short_workloads_is_right() {
-    let effort = Effort { random: 3, ..Effort::default() };
+    let effort = Effort { random: 2, nested: 50, ..Effort::default() };
     let plan = Plan {
         effort,
-        thin: 100,
-        sample: 80,
+        thin: 300,
+        sample: 50,
         seconds: Some(150),
         returned: true,
         ..Plan::default()

@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Sequence};
 use storage::format::clients::{
     HEADER_BYTES, HELD_BYTES, Header, Held, LEASES, PINS, PROGRESS, PROGRESS_BYTES, Progress,
@@ -200,7 +201,9 @@ impl Table {
         self.media.ensure(TABLE, at + ROW_BYTES)?;
         let bytes = record.encode();
         self.media.write(TABLE, at, &bytes)?;
-        self.media.persist(TABLE, at, bytes.len() as u64)?;
+        if !planted(Bug::RowNotFlushed) {
+            self.media.persist(TABLE, at, bytes.len() as u64)?;
+        }
         if self.strict {
             self.media.fence()?;
         }
@@ -225,7 +228,9 @@ impl Row {
         let at = row_at(self.index) + in_row;
         self.media.write(TABLE, at, &bytes)?;
         if self.strict {
-            self.media.persist(TABLE, at, HELD_BYTES as u64)?;
+            if !planted(Bug::HeldNotFlushed) {
+                self.media.persist(TABLE, at, HELD_BYTES as u64)?;
+            }
             self.media.fence()?;
         }
         Ok(())

@@ -65,7 +65,7 @@ pub fn catch(bug: Bug, budget: Budget) -> Option<Found> {
 
 /// A laboratory in which every ground is made; None if the bug does not let it.
 fn grounds() -> Option<(Lab, Models)> {
-    let mut lab = Lab::new(Effort::default(), false);
+    let mut lab = Lab::new(Effort::default(), true);
     let models = models(&mut lab).ok()?;
     Some((lab, models))
 }

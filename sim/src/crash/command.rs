@@ -11,7 +11,7 @@ use super::workload::Workload;
 
 const USAGE: &str = "\
 corbel-sim crash [--length N] [--sample N] [--seed S] [--seconds T] [--threads N] [--json]
-                 [--random N] [--returned] [--no-disk] [--thin N] [--keep-going]
+                 [--random N] [--synced] [--no-disk] [--thin N] [--keep-going]
 corbel-sim crash --workload TEXT [--disk] [--trace] [--at FENCE/CHOICE [--then FENCE/CHOICE]]
   --length N     all sequences of up to N operations (2)
   --sample N     then N random sequences of 3 to 8 operations (1000)
@@ -19,7 +19,7 @@ corbel-sim crash --workload TEXT [--disk] [--trace] [--at FENCE/CHOICE [--then F
   --seconds T    end after T seconds
   --threads N    (2)
   --random N     random states at each crash point, beside the enumerated ones (6)
-  --returned     demand what has returned, not only what fsync covered
+  --synced       demand only what fsync covered, not all that has returned
   --no-disk      only memory, no disk
   --thin N       of the sequences of two operations only one in N
   --keep-going   go on after a violation
@@ -60,7 +60,7 @@ fn options(args: &mut dyn Iterator<Item = String>) -> Result<Options, String> {
             "--threads" => o.plan.threads = number(text()?)?.clamp(1, 256) as usize,
             "--random" => o.plan.effort.random = number(text()?)?.min(100_000) as usize,
             "--thin" => o.plan.thin = number(text()?)?,
-            "--returned" => o.plan.returned = true,
+            "--synced" => o.plan.returned = false,
             "--no-disk" => o.plan.disk = false,
             "--keep-going" => o.plan.keep_going = true,
             "--json" => o.json = true,

@@ -72,8 +72,8 @@ impl std::fmt::Display for Violation {
         if self.durability == Durability::Disk {
             f.write_str(" --disk")?;
         }
-        if self.returned {
-            f.write_str(" --returned")?;
+        if !self.returned {
+            f.write_str(" --synced")?;
         }
         if let Some(at) = &self.spot {
             write!(f, " --at {}", spot(at))?;
@@ -449,6 +449,12 @@ impl Lab {
         let picks = match only {
             Some((spot, _)) if spot.fence == point.fence => vec![spot.pick],
             Some(_) => Vec::new(),
+            None if point.progress[0] == 0 => {
+                // Attaching is the same in all workloads: a few of its states in each.
+                let all = pending.picks(self.effort.random, seed);
+                let step = (all.len() / 3).max(1);
+                all.into_iter().step_by(step).collect()
+            }
             None => pending.picks(self.effort.random, seed),
         };
         for pick in picks {

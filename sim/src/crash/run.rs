@@ -45,7 +45,7 @@ impl Default for Plan {
             seconds: None,
             threads: 2,
             effort: Effort::default(),
-            returned: false,
+            returned: true,
             disk: true,
             keep_going: false,
             thin: 1,
