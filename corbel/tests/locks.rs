@@ -80,6 +80,12 @@ fn locks_survive_the_head() {
     cluster.case("failover");
 }
 
+#[test]
+fn a_mount_gets_its_locks_back_from_a_restarted_service() {
+    let Some(cluster) = Cluster::new("restart") else { return };
+    cluster.case("restart");
+}
+
 /// One database, written at once through two mounts and under `corbel run` on the third node.
 #[test]
 fn sqlite_on_three_nodes_loses_nothing() {

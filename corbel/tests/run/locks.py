@@ -250,7 +250,7 @@ def restart():
     child = holder(2, name="g")
     g = opened(3, "g")
     assert holds(g) == 2
-    service = int(open(f"{CLUSTER}/n2/run/nicfs.pid").read())
+    service = int(open(f"{CLUSTER}/n2/run/nicfs.pid").read().split()[0])
     os.kill(service, signal.SIGKILL)
     with open(f"{mount(2)}/after", "w") as file:
         file.write("the mount lives")
