@@ -192,6 +192,9 @@ impl LibFs {
             if state.session == session.number && state.lease.word.0 != 0 {
                 slots.push(state.lease.slot);
             }
+            if state.session == session.number {
+                session.evicted.fetch_max(state.last.0, Ordering::AcqRel);
+            }
             if state.pinned {
                 self.unpins.write().push(inode.ino);
             }
@@ -226,7 +229,8 @@ impl LibFs {
             return Ok(());
         }
         let mode = mode.max(if self.holds(session, state, mode) { state.mode() } else { mode });
-        let after = if state.session == session.number { state.last } else { Sequence(0) };
+        let last = (state.session == session.number).then_some(state.last);
+        let after = session.known_after(last);
         if flags & rpc::WANT_PIN != 0 {
             // An earlier close that the service was not told of yet must not take this pin away.
             self.unpins.write().retain(|i| *i != ino);

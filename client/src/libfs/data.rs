@@ -446,7 +446,8 @@ impl LibFs {
             let mut body = Vec::new();
             let mode = state.mode().max(LeaseMode::Read);
             let request = Request::Inode { ino: inode.ino, mode, flags: 0 };
-            let after = if state.session == session.number { state.last } else { Sequence(0) };
+            let last = (state.session == session.number).then_some(state.last);
+            let after = session.known_after(last);
             session.call(&request, after, &mut body)?;
             let reply = super::parse_inode(&body)?;
             self.install(session, &mut state, reply, 0);

@@ -84,7 +84,8 @@ impl LibFs {
         let before = (state.lease, self.holds(session, state, LeaseMode::Read));
         let mut body = Vec::new();
         let request = Request::Lookup { dir, name, mode: LeaseMode::Read, flags: 0 };
-        let after = if state.session == session.number { state.last } else { Sequence(0) };
+        let last = (state.session == session.number).then_some(state.last);
+        let after = session.known_after(last);
         let known = match session.call(&request, after, &mut body) {
             Ok(()) => {
                 let reply = parse_inode(&body)?;
@@ -92,7 +93,8 @@ impl LibFs {
                 let inode = self.inode(ino);
                 // Without its lock the answer is dropped; whoever holds it will ask again.
                 if let Some(mut child) = inode.state.try_write()
-                    && (child.session != session.number || child.last <= after)
+                    && session.known_after((child.session == session.number).then_some(child.last))
+                        <= after
                 {
                     self.install(session, &mut child, reply, 0);
                 }

@@ -57,6 +57,9 @@ pub struct Session {
     pub previous: Option<&'static Session>,
     /// Inode numbers at hand, each pre-leased.
     pub fresh: RwLock<Vec<(base::InodeId, rpc::Granted)>>,
+    /// The last own operation on an inode that the cache has forgotten since. What the service says
+    /// of an inode that is not in the cache counts only if it reflects this.
+    pub evicted: AtomicU64,
 }
 
 fn errno(e: rustix::io::Errno) -> Errno {
@@ -133,6 +136,7 @@ impl Session {
             arenas: RwLock::new(BTreeMap::new()),
             previous: None,
             fresh: RwLock::new(Vec::new()),
+            evicted: AtomicU64::new(0),
         })
     }
 
@@ -171,6 +175,13 @@ impl Session {
         Sequence(self.next.load(Ordering::Acquire) - 1)
     }
 
+    /// What an answer about an inode must reflect: `last` is the last own operation on it in this
+    /// session, as far as the cache knows.
+    pub fn known_after(&self, last: Option<Sequence>) -> Sequence {
+        let evicted = Sequence(self.evicted.load(Ordering::Acquire));
+        last.unwrap_or(Sequence(0)).max(evicted)
+    }
+
     /// Waits until the service reclaims some log space.
     pub fn wait_for_space(&self, lane: u8, before: u64) -> Result<()> {
         let word = self.segment.word(control::reclaim(lane.into()));
@@ -199,6 +210,7 @@ impl Session {
         out.clear();
         request.encode(after, out);
         self.segment.slot_write(slot, out);
+        self.announce(after);
         let state = self.segment.slot_state(slot);
         state.store(rpc::SLOT_REQUEST, Ordering::SeqCst);
         self.segment.ring(true);
@@ -226,12 +238,21 @@ impl Session {
         status
     }
 
+    /// Before a request that must see operations up to `after`: other threads may have sequences
+    /// below it and still be writing, for which the service shall wait.
+    fn announce(&self, after: Sequence) {
+        if after.0 > 0 {
+            self.segment.word(control::LAST_SEQUENCE).fetch_max(self.last().0, Ordering::SeqCst);
+        }
+    }
+
     /// Posts a request whose answer does not matter; dropped when no slot is free.
     pub fn post(&self, request: &Request<'_>, after: Sequence) {
         let Some(slot) = self.try_take_slot() else { return };
         let mut body = Vec::new();
         request.encode(after, &mut body);
         self.segment.slot_write(slot, &body);
+        self.announce(after);
         self.segment.slot_state(slot).store(rpc::SLOT_REQUEST, Ordering::SeqCst);
         self.forgotten.fetch_or(1 << slot, Ordering::SeqCst);
         self.segment.ring(true);

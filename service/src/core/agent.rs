@@ -39,6 +39,13 @@ pub(super) struct Recall {
     inside: Vec<(usize, u64)>,
 }
 
+impl Recall {
+    fn new(client: ClientId, ino: InodeId, token: u64, look_at: Nanos) -> Self {
+        let (revoked, reported, inside) = (false, false, Vec::new());
+        Self { client, ino, token, look_at, revoked, reported, give_up_at: 0, inside }
+    }
+}
+
 impl Node {
     pub(super) fn attach(
         &mut self,
@@ -415,17 +422,14 @@ impl Node {
             // Its clients are dismissed.
             return;
         }
-        let look_at = self.now;
-        self.recalls.push(Recall {
-            client,
-            ino,
-            token,
-            look_at,
-            revoked: false,
-            reported: false,
-            give_up_at: 0,
-            inside: Vec::new(),
-        });
+        self.recalls.push(Recall::new(client, ino, token, self.now));
+    }
+
+    /// A client gives a lease back. Taken from it as if recalled: another of its threads may be in
+    /// the middle of an operation under it, whose entry must reach the head before the lease does.
+    pub(super) fn release_wanted(&mut self, client: ClientId, ino: InodeId) {
+        let recall = Recall::new(client, ino, 0, self.now);
+        self.recalls.push(Recall { reported: true, ..recall });
     }
 
     /// What was under way between head and agent is lost: the recalls that were asked for, and the

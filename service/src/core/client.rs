@@ -363,10 +363,15 @@ impl Client {
         self.notify();
     }
 
+    /// The last sequence that the client says it has handed out to its threads.
+    pub fn last_sequence(&self) -> Sequence {
+        Sequence(self.word(control::LAST_SEQUENCE))
+    }
+
     /// The sequence that durability is asked for.
     pub fn sync_request(&self) -> Sequence {
         // What was never handed out cannot be waited for.
-        Sequence(self.word(control::SYNC_REQUEST).min(self.word(control::LAST_SEQUENCE)))
+        Sequence(self.word(control::SYNC_REQUEST)).min(self.last_sequence())
     }
 
     /// Next sequence expected.

@@ -248,8 +248,10 @@ impl Node {
             let drained = self.drain(p.client, out)?;
             let Some(client) = self.clients.get(&p.client) else { return Ok(Step::Wait) };
             if client.settled < p.after {
-                let never = drained && client.next() == next && next <= p.after;
-                // What was never appended cannot be waited for.
+                // What was never handed out cannot be waited for. What was, but is not there, is
+                // being written by another thread of the client, perhaps behind a finished one.
+                let handed_out = p.after <= client.last_sequence();
+                let never = drained && client.next() == next && next <= p.after && !handed_out;
                 return if never { refuse(Errno::INVAL) } else { Ok(Step::Wait) };
             }
         }
@@ -458,12 +460,11 @@ impl Node {
                 w.u64(s.inodes + s.inodes_free).u64(s.inodes_free);
             }
             What::Release(slots) => {
-                let Some(client) = self.clients.get_mut(&p.client) else { return done() };
-                let inodes = client.inodes_of(&slots.into_iter().collect());
-                for ino in &inodes {
-                    client.give_up(*ino)?;
+                let Some(client) = self.clients.get(&p.client) else { return done() };
+                // The client may have asked for some of them again, and be using them.
+                for ino in client.inodes_of(&slots.into_iter().collect()) {
+                    self.release_wanted(p.client, ino);
                 }
-                self.to_head(Message::Released { client: p.client, inodes }, out);
                 return done();
             }
             What::Read { offset, len } => {
