@@ -50,6 +50,8 @@ pub struct Machine {
     peer: Option<Box<Machine>>,
     /// It keeps what it is sent, and does nothing else until everybody is to be quiet.
     lags: bool,
+    /// The client's log, and the sequence of each operation's entry.
+    log: Option<(Segment, Vec<u64>)>,
 }
 
 impl std::fmt::Debug for Machine {
@@ -108,6 +110,7 @@ impl Machine {
             frames: Vec::new(),
             peer: None,
             lags: false,
+            log: None,
         })
     }
 
@@ -182,7 +185,20 @@ impl Machine {
             }
         }
         self.peer = Some(peer);
-        done
+        done?;
+        self.note_acks()
+    }
+
+    /// Notes what fsync may say is durable: the words are not in the region that is watched.
+    fn note_acks(&self) -> Result<(), String> {
+        let Some((segment, sequences)) = self.log.as_ref().filter(|_| self.peer.is_some()) else {
+            return Ok(());
+        };
+        let media = self.region.by(Side::Node);
+        let word = media.load64(*segment, control::REPLICATED).map_err(|e| e.to_string())?;
+        let covered = sequences.iter().filter(|s| **s <= word).count();
+        self.watched().note(Event::Synced(covered));
+        Ok(())
     }
 
     /// One turn of the driver's loop.
@@ -349,8 +365,6 @@ pub struct Session {
     held: BTreeSet<u64>,
     /// Real inode numbers of the model's inodes.
     inodes: BTreeMap<u64, u64>,
-    /// Sequence of each operation's entry.
-    sequences: Vec<u64>,
     step: u64,
 }
 
@@ -391,6 +405,7 @@ impl Session {
         let descriptor = Descriptor::decode(&bytes).map_err(|e| e.to_string())?;
         let next = descriptor.first_sequence.0;
         let oracle = Oracle::new(model);
+        machine.log = Some((segment, Vec::new()));
         let mut session = Self {
             machine,
             oracle,
@@ -403,7 +418,6 @@ impl Session {
             fresh: Vec::new(),
             held: BTreeSet::new(),
             inodes,
-            sequences: Vec::new(),
             step,
         };
         // All that it needs at once: a request makes the service fetch the log before it.
@@ -487,7 +501,6 @@ impl Session {
             self.ring()?;
             self.machine.wait(3_000_000)?;
             self.machine.quiet()?;
-            self.note_acks()?;
             return Ok(true);
         }
         self.step += 1;
@@ -519,7 +532,6 @@ impl Session {
             }
         }
         self.refusals()?;
-        self.note_acks()?;
         Ok(true)
     }
 
@@ -534,7 +546,8 @@ impl Session {
     /// Where the service says how far fsync may return, and what its words mean.
     pub fn acks(&self) -> Acks {
         let (segment, offset) = (self.segment, control::REPLICATED as usize);
-        Acks { segment, offset, sequences: self.sequences.clone() }
+        let sequences = self.machine.log.as_ref().map_or(Vec::new(), |log| log.1.clone());
+        Acks { segment, offset, sequences }
     }
 
     /// Steps done so far: each writes other bytes.
@@ -544,6 +557,7 @@ impl Session {
 
     /// The process ends; its log is published and removed.
     pub fn end(&mut self) -> Result<(), String> {
+        self.machine.log = None;
         self.machine.tell(Input::ClientGone(self.client))?;
         self.machine.quiet()
     }
@@ -556,20 +570,11 @@ impl Session {
         self.ring()?;
         for _ in 0..PATIENCE {
             if self.word(control::REPLICATED)? >= last {
-                self.note_acks()?;
                 return self.refusals();
             }
             self.machine.wait(100_000)?;
         }
         Err("fsync does not return".into())
-    }
-
-    /// The watched region is another one than that with the service's words.
-    fn note_acks(&self) -> Result<(), String> {
-        let word = self.word(control::REPLICATED)?;
-        let covered = self.sequences.iter().filter(|s| **s <= word).count();
-        self.machine.watched().note(Event::Synced(covered));
-        Ok(())
     }
 
     fn id(&self, path: &str) -> Result<u64, String> {
@@ -734,7 +739,9 @@ impl Session {
         self.media.write(self.segment, at, header).map_err(fault)?;
         self.media.persist(self.segment, at, bytes.len() as u64).map_err(fault)?;
         self.media.fence().map_err(fault)?;
-        self.sequences.push(self.next);
+        if let Some((_, sequences)) = &mut self.machine.log {
+            sequences.push(self.next);
+        }
         self.head += bytes.len() as u64;
         self.next += 1;
         Ok(())

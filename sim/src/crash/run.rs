@@ -178,12 +178,16 @@ fn workloads(plan: &Plan, models: &Models) -> Vec<(Workload, Durability)> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 10] = [
+const DIRECTED: [&str; 12] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
     // While hostd copies, another chunk is acknowledged; then old chunks are given up.
     "Ripe Fetching; create z; write z 0 140000; utime B; utime A; utime B",
+    // The same where no log of the client can make up for what the ring loses.
+    "Ripe Fetching Member; create z; write z 0 140000; utime B; utime A; utime B; utime A; utime B",
+    "Ripe Fetching Member; create z; write z 0 140000; utime B; write z 0 140000; utime B; utime A; \
+     write z 0 140000; utime A; utime B",
     // Blocks that a move has left are used again before the move is published.
     "Fresh Lazy; chmod A/x 384; create A/y; append A/y 5000; fsync",
     "Fresh Fetching; create A/y; chmod A/x 384; append A/y 5000; chmod A/x 420; append A/y 9000",
