@@ -52,6 +52,10 @@ pub struct Open {
     pub flags: u32,
     /// Own lane hint: descriptors append to lanes of their own.
     pub hint: u64,
+    /// Refusals of the session that were there at the last look; a later one is an error to report.
+    pub refusals: AtomicU64,
+    /// Own operations up to here were judged, and none refused, at the last look.
+    pub clean: AtomicU64,
 }
 
 /// The client.
@@ -370,7 +374,9 @@ impl LibFs {
 
     pub(crate) fn open_handle(&self, inode: Arc<Inode>, flags: u32) -> Handle {
         let hint = self.opened.fetch_add(1, Ordering::Relaxed);
-        let index = self.handles.insert(Open { inode, flags, hint }, usize::MAX);
+        let refusals = AtomicU64::new(self.current().map_or(0, Session::refusals));
+        let clean = AtomicU64::new(0);
+        let index = self.handles.insert(Open { inode, flags, hint, refusals, clean }, usize::MAX);
         // Millions of open files are refused far from here; a number that is not there is EBADF.
         Handle(index.map_or(u64::MAX >> 1, |index| index as u64))
     }

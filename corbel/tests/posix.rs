@@ -29,6 +29,10 @@ struct Cluster(PathBuf);
 
 impl Cluster {
     fn new(name: &str) -> Option<Self> {
+        Self::with_capacity(name, "512MiB")
+    }
+
+    fn with_capacity(name: &str, capacity: &str) -> Option<Self> {
         if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
             eprintln!("skipped: no right to mount here");
             return None;
@@ -36,7 +40,7 @@ impl Cluster {
         library();
         let dir = PathBuf::from(format!("/dev/shm/corbel-posix-{name}-{}", std::process::id()));
         let cluster = Self(dir);
-        let output = cluster.corbel(&["cluster", "up", "--nodes", "3", "--capacity", "512MiB"]);
+        let output = cluster.corbel(&["cluster", "up", "--nodes", "3", "--capacity", capacity]);
         text(&output);
         Some(cluster)
     }
@@ -229,6 +233,20 @@ print(stale)\""
         let mut child = cluster.run(1, &writer).spawn().unwrap();
         assert_eq!(text(&cluster.shell(node, &reader).output().unwrap()), "0\n", "node {node}");
         assert!(child.wait().unwrap().success());
+    }
+}
+
+/// A volume that runs full says so, in both views, and goes on once something is removed.
+#[test]
+fn a_full_volume_is_an_error_and_not_a_loss() {
+    let Some(cluster) = Cluster::with_capacity("full", "48MiB") else { return };
+    let fill = "echo before > kept; \
+        ! dd if=/dev/zero of=big bs=1M count=80 conv=fsync 2> said; \
+        grep -q 'No space left' /dev/stdin < said || cat said; cat kept; rm big; sync; \
+        echo after > kept2; sync kept2; cat kept2; rm kept kept2 said";
+    for _ in 0..2 {
+        assert_eq!(text(&cluster.run(1, fill).output().unwrap()), "before\nafter\n");
+        assert_eq!(text(&cluster.shell(2, fill).output().unwrap()), "before\nafter\n");
     }
 }
 

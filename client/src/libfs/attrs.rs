@@ -375,7 +375,7 @@ impl FileSystem for LibFs {
 
     fn fsync(&self, handle: Handle, _data_only: bool) -> Result<()> {
         let open = self.handle(handle)?;
-        self.sync_inode(&open.inode)
+        self.sync_open(&open)
     }
 
     fn fsync_inode(&self, _: &Caller<'_>, ino: InodeId) -> Result<()> {

@@ -258,12 +258,57 @@ impl LibFs {
         if open.flags & O_ACCMODE == O_RDONLY {
             return Err(Errno::BADF);
         }
+        self.report_refusal(&open)?;
         let append = append || open.flags & O_APPEND != 0;
         let written = self.write_inode(&open, offset, data, append)?;
         if open.flags & O_DSYNC != 0 {
-            self.sync_inode(&open.inode)?;
+            self.sync_open(&open)?;
         }
         Ok(written)
+    }
+
+    /// fsync: everything done to the file is on every member, or an error says what was refused.
+    pub(crate) fn sync_open(&self, open: &Open) -> Result<()> {
+        let last = open.inode.state.read().last.0;
+        self.sync_inode(&open.inode)?;
+        self.report_refusal(open)?;
+        open.clean.store(last, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// An operation counts once the service has judged it, which may be after the call that made
+    /// it: a volume that runs full refuses it then. The next write or fsync through each handle of
+    /// a file that has operations since its last fsync says so, once, as the kernel reports errors
+    /// of write-back. (Which file was meant is not known: none that may have lost something is
+    /// left out.)
+    #[inline]
+    fn report_refusal(&self, open: &Open) -> Result<()> {
+        match self.current() {
+            Some(session) if session.refusals() != open.refusals.load(Ordering::Relaxed) => {
+                self.refused(session, open)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn refused(&self, session: &Session, open: &Open) -> Result<()> {
+        let count = session.refusals();
+        let before = open.refusals.swap(count, Ordering::Relaxed);
+        let (last, number) = {
+            let state = open.inode.state.read();
+            (state.last.0, state.session)
+        };
+        // A new session begins to count anew; what the old one lost is reported otherwise.
+        let new = count < before || number != session.number;
+        if new || last <= open.clean.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let errno = session.refusal();
+        // What is cached here may show what never was.
+        self.settle(&open.inode)?;
+        open.clean.store(last, Ordering::Relaxed);
+        Err(errno)
     }
 
     fn write_inode(&self, open: &Open, offset: u64, data: &[u8], append: bool) -> Result<Written> {
@@ -442,7 +487,7 @@ impl LibFs {
     pub(crate) fn settle(&self, inode: &Arc<Inode>) -> Result<()> {
         self.repeat(|session| {
             let mut state = inode.state.write();
-            let refusals = session.segment.word(control::REFUSALS).load(Ordering::Acquire);
+            let refusals = session.refusals();
             let mut body = Vec::new();
             let mode = state.mode().max(LeaseMode::Read);
             let request = Request::Inode { ino: inode.ino, mode, flags: 0 };
@@ -451,9 +496,8 @@ impl LibFs {
             session.call(&request, after, &mut body)?;
             let reply = super::parse_inode(&body)?;
             self.install(session, &mut state, reply, 0);
-            if session.segment.word(control::REFUSALS).load(Ordering::Acquire) != refusals {
-                let errno = session.segment.word(control::REFUSED_ERRNO).load(Ordering::Acquire);
-                return Err(Errno(errno as u16));
+            if session.refusals() != refusals {
+                return Err(session.refusal());
             }
             Ok(Outcome::Done(()))
         })

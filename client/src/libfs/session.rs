@@ -140,6 +140,21 @@ impl Session {
         })
     }
 
+    /// How many of this client's entries the service has refused.
+    #[inline]
+    pub fn refusals(&self) -> u64 {
+        self.segment.word(control::REFUSALS).load(Ordering::Acquire)
+    }
+
+    /// Why it refused the last one.
+    pub fn refusal(&self) -> Errno {
+        match self.segment.word(control::REFUSED_ERRNO).load(Ordering::Acquire) as u16 {
+            // The head that knew is gone.
+            0 => Errno::IO,
+            errno => Errno(errno),
+        }
+    }
+
     /// The lane for a thread or handle with hint `hint`.
     pub fn lane(&self, hint: u64) -> (u8, &Lane) {
         let index = (hint % self.lanes.len() as u64) as usize;

@@ -116,8 +116,6 @@ pub struct Client {
     pub replicated: Sequence,
     /// Refusals so far.
     pub refusals: u64,
-    /// Those of earlier runs of the service.
-    refusals_before: u64,
     /// Appended entries wait for the timer since then.
     pub dozing_since: Option<Nanos>,
     /// An fsync waits for this sequence, which is not in the log, since then.
@@ -209,7 +207,6 @@ impl Client {
             published: Sequence(first - 1),
             replicated: Sequence(first - 1),
             refusals: 0,
-            refusals_before: 0,
             dozing_since: None,
             sync_waits: None,
         }
@@ -250,8 +247,7 @@ impl Client {
         this.set_word(control::SETTLED, this.settled.0);
         this.set_word(control::DOORBELL, control::BELL_AWAKE);
         // The client's to spoil, and nobody else's harm.
-        this.refusals_before = this.word(control::REFUSALS).min(1 << 32);
-        this.refusals = this.refusals_before;
+        this.refusals = this.word(control::REFUSALS).min(1 << 32);
         this.reopen_requests()?;
         let state = this.word(control::STATE);
         if state != control::STATE_ATTACHED && this.sealed_at.is_none() {
@@ -554,7 +550,6 @@ impl Client {
 
     /// An entry was refused: say so where the client looks.
     pub fn refuse(&mut self, refusals: u64, seq: Sequence, errno: u16) {
-        let refusals = self.refusals_before + refusals;
         if refusals > self.refusals {
             self.refusals = refusals;
             self.set_word(control::REFUSED_SEQ, seq.0);

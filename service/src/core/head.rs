@@ -96,9 +96,18 @@ impl Node {
         }
         match message {
             Message::ChunkAck { seq } => self.acked(from, seq, out),
-            Message::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
+            Message::ClientUp {
+                client,
+                incarnation,
+                settled,
+                identity,
+                leases,
+                pins,
+                rights,
+                refusals,
+            } => {
                 let rights = rights.into_iter().collect();
-                let known = Known { identity, incarnation, rights, ..Known::default() };
+                let known = Known { identity, incarnation, rights, refusals, ..Known::default() };
                 self.client_up(client, known, settled, &leases, &pins, out)
             }
             Message::ClientGone { .. } | Message::Unpin { .. } if !self.ring.has_room() => {
@@ -180,7 +189,10 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         self.reported.entry(client.node()).or_default().insert(client);
+        let told = known.refusals;
         let slot = self.known.entry(client).or_insert(known);
+        // A refusal that is counted lower than what the client was told of would go unnoticed.
+        slot.refusals = slot.refusals.max(told);
         slot.pins.extend(pins);
         // What the agent says is what its client holds: grants, recalls and returns that were under
         // way are void.

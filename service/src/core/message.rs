@@ -7,7 +7,8 @@
 //!  2 ChunkAck       member -> head    stream seq u64: persistent here up to it
 //!  3 ClientUp       agent -> head     client u64, incarnation u32, settled u64, uid u32, gid u32,
 //!                                     n u32, groups u32 x n, n u32, {inode u64, mode u8} x n leases,
-//!                                     n u32, inodes u64 x n pinned, the same opened for writing
+//!                                     n u32, inodes u64 x n pinned, the same opened for writing,
+//!                                     refusals u64
 //!  4 ClientGone     agent -> head     client u64
 //!  5 Entries        agent -> head     client u64, first seq u64, last seq u64, raw log entries
 //!  6 LeaseWant      agent -> head     client u64, inode u64, token u64, mode u8, flags u8
@@ -107,6 +108,8 @@ pub enum Message {
         leases: Vec<(InodeId, LeaseMode)>,
         pins: Vec<InodeId>,
         rights: Vec<InodeId>,
+        /// Refusals that its client was told of; a new head counts on from here.
+        refusals: u64,
     },
     ClientGone {
         client: ClientId,
@@ -253,7 +256,16 @@ impl Message {
                 w.u64(seq.0);
                 2
             }
-            Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
+            Self::ClientUp {
+                client,
+                incarnation,
+                settled,
+                identity,
+                leases,
+                pins,
+                rights,
+                refusals,
+            } => {
                 w.u64(client.0).u32(*incarnation).u64(settled.0);
                 w.u32(identity.uid).u32(identity.gid).u32(identity.groups.len() as u32);
                 identity.groups.iter().for_each(|g| {
@@ -265,6 +277,7 @@ impl Message {
                 }
                 put_inodes(&mut w, pins);
                 put_inodes(&mut w, rights);
+                w.u64(*refusals);
                 3
             }
             Self::ClientGone { client } => {
@@ -478,7 +491,17 @@ impl Message {
             .collect::<Result<_, Corrupt>>()?;
         let (pins, rights) = (take_inodes(r)?, take_inodes(r)?);
         let identity = Identity { uid, gid, groups };
-        Ok(Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights })
+        let refusals = r.u64()?;
+        Ok(Self::ClientUp {
+            client,
+            incarnation,
+            settled,
+            identity,
+            leases,
+            pins,
+            rights,
+            refusals,
+        })
     }
 }
 

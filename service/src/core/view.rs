@@ -329,6 +329,7 @@ impl Node {
                 leases: c.leases().into_iter().chain(c.returned()).collect(),
                 pins: c.pins(),
                 rights: c.rights(),
+                refusals: c.refusals,
             })
             .chain(self.clients.keys().flat_map(|c| self.locking.report(*c)))
             .collect()

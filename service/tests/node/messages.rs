@@ -50,6 +50,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             leases,
             pins: inodes.clone(),
             rights: inodes,
+            refusals: token,
         },
         3 => Message::ClientGone { client },
         4 => Message::Entries { client, first: Sequence(odd(random)), last: settled, raw },
@@ -168,6 +169,7 @@ fn a_node_speaks_for_its_own_clients_only() {
             leases: Vec::new(),
             pins: Vec::new(),
             rights: Vec::new(),
+            refusals: 0,
         },
         Message::ClientGone { client },
     ];
