@@ -117,7 +117,8 @@ impl Preset {
 
     fn shape(&self) -> Shape {
         Shape {
-            capacity: if self.full { 384 << 10 } else { 8 << 20 },
+            // Of the others none may run full: a refusal for want of space is a violation there.
+            capacity: if self.full { 384 << 10 } else { 24 << 20 },
             mode: if self.hostile { 0o777 } else { 0o755 },
             durability: if self.disk { Durability::Disk } else { Durability::Pmem },
         }
