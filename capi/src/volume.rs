@@ -41,7 +41,7 @@ const DESCRIPTORS_MAX: usize = 1 << 20;
 impl Volume {
     /// Attaches to the node behind `socket`.
     pub fn connect(socket: &[u8]) -> Result<Self> {
-        let config = Config { socket: socket.to_vec(), lanes: 0, fd_min: 3, mount: Vec::new() };
+        let config = Config::new(socket);
         Ok(Self::over(Box::new(LibFs::attach(config)?)))
     }
 

@@ -322,6 +322,11 @@ pub trait FileSystem: Send + Sync {
     fn fsync(&self, handle: Handle, data_only: bool) -> Result<()>;
     /// The same for a directory, or, with the root, for everything that the caller did.
     fn fsync_inode(&self, caller: &Caller<'_>, ino: InodeId) -> Result<()>;
+    /// A descriptor of the open file is being closed: reports what is known by now to have gone wrong
+    /// with what was written through it. Never waits.
+    fn flush(&self, _handle: Handle) -> Result<()> {
+        Ok(())
+    }
     /// Gives a handle back.
     fn release(&self, handle: Handle);
     /// Reports the entries after `cookie` (0 begins) until `each` returns false or the end.

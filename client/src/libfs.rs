@@ -136,11 +136,18 @@ impl LibFs {
 
     /// Attaches; while the service restarts or the chain is being repaired that takes a moment.
     fn attach_patiently(&self, number: u64) -> Result<Session> {
-        let tries = if number == 1 { ATTACH_TRIES } else { REATTACH_TRIES };
+        let tries = match number {
+            1 => ATTACH_TRIES,
+            _ if self.config.patient => u32::MAX,
+            _ => REATTACH_TRIES,
+        };
         for _ in 0..tries {
             match Session::attach(&self.config, number) {
                 Err(Errno::AGAIN | Errno::NOTCONN | Errno::NOENT | Errno(111 | 104 | 32)) => {}
                 other => return other,
+            }
+            if self.config.stops() {
+                return Err(Errno::INTR);
             }
             let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
             let _ = rustix::thread::nanosleep(&pause);
@@ -232,6 +239,9 @@ impl LibFs {
         if known && self.holds(session, state, mode) {
             return Ok(());
         }
+        if self.config.stops() {
+            return Err(Errno::INTR);
+        }
         let mode = mode.max(if self.holds(session, state, mode) { state.mode() } else { mode });
         let last = (state.session == session.number).then_some(state.last);
         let after = session.known_after(last);
@@ -287,7 +297,10 @@ impl LibFs {
         &self,
         mut attempt: impl FnMut(&'static Session) -> Result<Outcome<T>>,
     ) -> Result<T> {
-        for _ in 0..ATTEMPTS {
+        for attempts in 0..ATTEMPTS {
+            if attempts > 0 && self.config.stops() {
+                return Err(Errno::INTR);
+            }
             let session = self.session()?;
             match attempt(session) {
                 Ok(Outcome::Done(value)) => return Ok(value),

@@ -214,11 +214,15 @@ fn start(out: &Output, node: u32, place: &Place) -> Result<()> {
     let local = Local::open(&place.path()?)?;
     check_node(&local, node)?;
     let begin = Instant::now();
-    local.unmount(node);
+    // A mount outlives the services of its node, and goes on with the new ones.
+    let mounted = local.is_mounting(node);
+    if !mounted {
+        local.unmount(node);
+    }
     local.start_coordinator()?;
     local.start_node(node)?;
     local.wait_ready(node, Duration::from_secs(30))?;
-    let mount = local.mount(node)?;
+    let mount = if mounted { local.mount_point(node) } else { local.mount(node)? };
     let object =
         json!({"node": node, "mount": mount, "ready_ms": begin.elapsed().as_millis() as u64});
     out.result(&object, || {

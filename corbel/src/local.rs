@@ -399,6 +399,11 @@ impl Local {
         Ok(at)
     }
 
+    /// Whether the mount of a node is there, and the process that serves it.
+    pub fn is_mounting(&self, node: u32) -> bool {
+        self.process(node, "mount").is_some() && is_mount_point(&self.mount_point(node))
+    }
+
     /// Unmounts on a node.
     pub fn unmount(&self, node: u32) {
         let at = self.mount_point(node);

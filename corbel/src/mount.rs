@@ -172,10 +172,10 @@ pub fn open_source(source: &str) -> Result<Arc<dyn FileSystem>> {
         return opened.map_err(|text| Failure::failed(text, remedy(source)));
     }
     let config = libfs::Config {
-        socket: source.as_bytes().to_vec(),
-        lanes: 0,
         fd_min: FD_MIN,
-        mount: Vec::new(),
+        stop: Some(frontend::patience::stop),
+        patient: true,
+        ..libfs::Config::new(source.as_bytes())
     };
     let fs = LibFs::attach(config).map_err(|error| {
         Failure::new(Kind::Unreachable, format!("node at {source}: {error}"), remedy(source))

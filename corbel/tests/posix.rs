@@ -248,6 +248,16 @@ fn a_full_volume_is_an_error_and_not_a_loss() {
         assert_eq!(text(&cluster.run(1, fill).output().unwrap()), "before\nafter\n");
         assert_eq!(text(&cluster.shell(2, fill).output().unwrap()), "before\nafter\n");
     }
+    // What is known when a file is closed, its close says.
+    let close = "python3 -c \"import os, time
+for i in range(80):
+    fd = os.open('c%d' % i, os.O_CREAT | os.O_WRONLY)
+    assert os.write(fd, b'x' * 1000000) == 1000000
+    time.sleep(0.05)
+    try: os.close(fd)
+    except OSError as e: print('close', i > 10, e.errno); break
+\"; rm c*";
+    assert_eq!(text(&cluster.shell(2, close).output().unwrap()), "close True 28\n");
 }
 
 /// More files than there are lease slots.

@@ -17,11 +17,14 @@ use std::time::Duration;
 use client::fs::FileSystem;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use zerocopy::FromBytes;
 
+use crate::fuse::wire::InHeader;
 use crate::fuse::{IO_BYTES_MAX, LaterReply, Options, REQUEST_BYTES_MAX, ReplySink, Server};
 use crate::mount_options::MountOptions;
 use crate::mount_point::{self, MountError};
 use crate::notify::{Deferred, Notifier};
+use crate::patience::{Flight, Flights};
 
 /// `_IOR(229, 0, u32)`: makes a newly opened device one more channel of an existing connection.
 const FUSE_DEV_IOC_CLONE: rustix::ioctl::Opcode = 0x8004_e500;
@@ -38,6 +41,7 @@ pub struct Session {
     server: Arc<Server<dyn FileSystem>>,
     notifier: Arc<Notifier>,
     deferred: Arc<Deferred>,
+    flights: Arc<Flights>,
     threads: Vec<JoinHandle<()>>,
     /// Readable when the last serving thread has ended.
     ended: Arc<OwnedFd>,
@@ -68,40 +72,49 @@ impl Session {
             server,
             notifier: Arc::new(Notifier::new(device.clone())),
             deferred: Arc::default(),
+            flights: Arc::default(),
             threads: Vec::new(),
             ended: Arc::new(
                 rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(MountError::from)?,
             ),
         };
-        session.start(&device, mount_options.threads.max(1))?;
+        session.start(&device, mount_options)?;
         fs.attach(session.notifier.clone());
         Ok(session)
     }
 
-    fn start(&mut self, device: &Arc<OwnedFd>, count: usize) -> Result<(), MountError> {
+    fn start(&mut self, device: &Arc<OwnedFd>, options: &MountOptions) -> Result<(), MountError> {
         let deferred = self.deferred.clone();
         self.server.on_misplaced(Box::new(move |ino| deferred.push(ino)));
+        let flights = self.flights.clone();
+        self.server.on_interrupt(Box::new(move |unique| flights.interrupted(unique)));
         let (deferred, notifier) = (self.deferred.clone(), self.notifier.clone());
         self.threads.push(spawn("fuse-notify", move || deferred.run(&notifier))?);
         if self.server.shares_locks() {
             let server = self.server.clone();
             self.threads.push(spawn("fuse-locks", move || server.run_locks())?);
         }
-        let running = Arc::new(AtomicUsize::new(count));
-        for _ in 0..count {
-            let (server, running) = (self.server.clone(), running.clone());
-            let (deferred, ended) = (self.deferred.clone(), self.ended.clone());
-            let channel = clone_device(device).map_or_else(|_| device.clone(), Arc::new);
-            self.threads.push(spawn("fuse", move || {
-                Worker::new(channel).run(&server);
-                if running.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    deferred.close();
-                    server.close_locks();
-                    // Nothing to do about a failure: whoever waits also joins the threads.
-                    let _ = rustix::io::write(&*ended, &1u64.to_le_bytes());
-                }
-            })?);
+        let pool = Pool {
+            device: device.clone(),
+            server: self.server.clone(),
+            deferred: self.deferred.clone(),
+            flights: self.flights.clone(),
+            ended: self.ended.clone(),
+            running: Arc::default(),
+        };
+        for _ in 0..options.threads.max(1) {
+            self.threads.push(pool.add()?);
         }
+        let limit = options.limit();
+        let flights = self.flights.clone();
+        // Its threads end with the others; who waits for the end looks at `ended` first.
+        self.threads.push(spawn("fuse-watch", move || {
+            flights.watch(limit, || {
+                if let Err(error) = pool.add() {
+                    log::warn!("all threads of the mount wait, and {error}");
+                }
+            });
+        })?);
         Ok(())
     }
 
@@ -134,13 +147,17 @@ impl Session {
     }
 
     /// After an unmount: waits until what is in flight is done, but not longer than `limit`.
-    /// Requests of those who still use a busy mount end with the process.
+    /// Requests of those who still use a busy mount, or wait for a node that is away, end with the
+    /// process.
     pub fn drain(self, limit: Duration) {
+        let end = std::time::Instant::now() + limit;
         let Ok(limit) = rustix::time::Timespec::try_from(limit) else { return };
-        let ended = self.ended.clone();
-        let mut fds = [PollFd::new(&ended, PollFlags::IN)];
-        if poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0) {
-            self.join();
+        let mut fds = [PollFd::new(&self.ended, PollFlags::IN)];
+        if !poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0) {
+            return;
+        }
+        while std::time::Instant::now() < end && !self.threads.iter().all(JoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -149,6 +166,38 @@ impl Session {
         for thread in self.threads {
             let _ = thread.join();
         }
+    }
+}
+
+/// What a serving thread needs, to start more of them.
+struct Pool {
+    device: Arc<OwnedFd>,
+    server: Arc<Server<dyn FileSystem>>,
+    deferred: Arc<Deferred>,
+    flights: Arc<Flights>,
+    ended: Arc<OwnedFd>,
+    running: Arc<AtomicUsize>,
+}
+
+impl Pool {
+    fn add(&self) -> Result<JoinHandle<()>, MountError> {
+        let (server, running) = (self.server.clone(), self.running.clone());
+        let (deferred, flights) = (self.deferred.clone(), self.flights.clone());
+        let ended = self.ended.clone();
+        let channel = clone_device(&self.device).map_or_else(|_| self.device.clone(), Arc::new);
+        let mut worker = Worker::new(channel);
+        flights.add(worker.sink.flight.clone());
+        self.running.fetch_add(1, Ordering::AcqRel);
+        spawn("fuse", move || {
+            worker.run(&server);
+            if running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                deferred.close();
+                server.close_locks();
+                flights.close();
+                // Nothing to do about a failure: whoever waits also joins the threads.
+                let _ = rustix::io::write(&*ended, &1u64.to_le_bytes());
+            }
+        })
     }
 }
 
@@ -198,6 +247,7 @@ struct Worker {
 struct DeviceSink {
     channel: Arc<OwnedFd>,
     payload: Vec<u8>,
+    flight: Arc<Flight>,
 }
 
 impl ReplySink for DeviceSink {
@@ -210,14 +260,22 @@ impl ReplySink for DeviceSink {
         Some(Box::new(LaterOnDevice(self.channel.clone())))
     }
 
-    fn send(&mut self, head: &[u8], payload_len: usize) {
+    fn send(&mut self, head: &[u8], payload_len: usize) -> bool {
+        let unique = head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+        if !self.flight.take(unique) {
+            return false;
+        }
         let payload = &self.payload[..payload_len.min(self.payload.len())];
         let slices = [IoSlice::new(head), IoSlice::new(payload)];
         let count = if payload.is_empty() { 1 } else { 2 };
         match rustix::io::writev(&*self.channel, &slices[..count]) {
-            // ENOENT: the caller was killed and its request with it.
-            Ok(_) | Err(Errno::NOENT) => {}
-            Err(error) => log::warn!("kernel refused a reply of {} bytes: {error}", head.len()),
+            Ok(_) => true,
+            // The caller was killed and its request with it.
+            Err(Errno::NOENT) => false,
+            Err(error) => {
+                log::warn!("kernel refused a reply of {} bytes: {error}", head.len());
+                false
+            }
         }
     }
 }
@@ -236,20 +294,27 @@ impl LaterReply for LaterOnDevice {
 
 impl Worker {
     fn new(channel: Arc<OwnedFd>) -> Self {
-        Self {
-            request: vec![0; REQUEST_BYTES_MAX],
-            sink: DeviceSink { channel, payload: vec![0; IO_BYTES_MAX] },
-        }
+        let (payload, flight) = (vec![0; IO_BYTES_MAX], Flight::new(channel.clone()));
+        let sink = DeviceSink { channel, payload, flight };
+        Self { request: vec![0; REQUEST_BYTES_MAX], sink }
     }
 
     fn run(&mut self, server: &Server<dyn FileSystem>) {
+        self.sink.flight.board();
         while self.serve_one(server) {}
     }
 
     /// Serves the next request; false when there will be no more.
     fn serve_one(&mut self, server: &Server<dyn FileSystem>) -> bool {
         match rustix::io::read(&*self.sink.channel, &mut self.request[..]) {
-            Ok(len) => server.handle(&self.request[..len], &mut self.sink),
+            Ok(len) => {
+                let request = &self.request[..len];
+                if let Ok((header, _)) = InHeader::ref_from_prefix(request) {
+                    self.sink.flight.begin(header);
+                }
+                server.handle(request, &mut self.sink);
+                self.sink.flight.end();
+            }
             // Interrupted, or the request was withdrawn before it was read.
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
             Err(Errno::NODEV | Errno::CONNABORTED) => return false, // unmounted

@@ -4,6 +4,7 @@
 //! - [`fuse`]: the FUSE protocol, without a transport;
 //! - [`dev_fuse`]: its transport to the local kernel, with mounting ([`mount_options`],
 //!   `mount_point`) and the way to the kernel's caches ([`notify`]);
+//! - [`patience`]: how long requests may wait;
 //! - [`process`]: being a daemon, and waiting for signals;
 //! - [`source`]: which file system a source names.
 
@@ -12,6 +13,7 @@ pub mod fuse;
 pub mod mount_options;
 mod mount_point;
 pub mod notify;
+pub mod patience;
 pub mod process;
 pub mod source;
 

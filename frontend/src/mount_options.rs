@@ -1,11 +1,15 @@
 //! Options of `mount -o`, as mount(8), fstab and systemd hand them over.
 
+use std::time::Duration;
+
 use rustix::mount::MountFlags;
 
 /// Threads that serve requests unless `threads=` says otherwise: enough that a few slow fsyncs
 /// leave some for look-ups.
 const THREADS: usize = 8;
 const THREADS_MAX: usize = 256;
+/// What `soft` means without `timeo=`.
+const TIMEO: Duration = Duration::from_secs(30);
 
 /// How to mount.
 #[derive(Clone, Debug)]
@@ -20,6 +24,10 @@ pub struct MountOptions {
     pub threads: usize,
     /// `fcntl` and `flock` locks hold among the processes of this mount only.
     pub local_locks: bool,
+    /// Requests that wait for the node longer than `timeo` end with EIO; else they wait without end.
+    pub soft: bool,
+    /// Only with `soft`.
+    pub timeo: Duration,
     /// What the mount table shows as the source.
     pub source: String,
 }
@@ -32,6 +40,8 @@ impl Default for MountOptions {
             default_permissions: true,
             threads: THREADS,
             local_locks: false,
+            soft: false,
+            timeo: TIMEO,
             source: "corbel".into(),
         }
     }
@@ -65,8 +75,8 @@ const FOR_OTHERS: [&str; 11] = [
 ];
 
 /// Options of our own, for the error text.
-const OWN: &str =
-    "allow_other, default_permissions, no_default_permissions, local_locks, threads=N";
+const OWN: &str = "allow_other, default_permissions, no_default_permissions, local_locks, threads=N, hard, soft, \
+     timeo=SECONDS";
 
 impl MountOptions {
     /// Takes in one comma-separated list.
@@ -94,6 +104,13 @@ impl MountOptions {
             None if option == "default_permissions" => self.default_permissions = true,
             None if option == "no_default_permissions" => self.default_permissions = false,
             None if option == "local_locks" => self.local_locks = true,
+            None if option == "hard" => self.soft = false,
+            None if option == "soft" => self.soft = true,
+            Some(("timeo", seconds)) => {
+                let limit = seconds.parse().ok().filter(|n| (1..=86_400).contains(n));
+                let limit = limit.ok_or_else(|| format!("timeo={seconds}: give 1 to 86400"))?;
+                self.timeo = Duration::from_secs(limit);
+            }
             Some(("threads", count)) => {
                 self.threads = count
                     .parse()
@@ -112,6 +129,11 @@ impl MountOptions {
             }
         }
         Ok(())
+    }
+
+    /// How long a request may wait for the node.
+    pub fn limit(&self) -> Option<Duration> {
+        self.soft.then_some(self.timeo)
     }
 
     /// The kernel flags as words, for fusermount3.
@@ -133,6 +155,12 @@ mod tests {
         assert!(!options.local_locks);
         options.apply("local_locks").unwrap();
         assert!(options.local_locks);
+        options.apply("timeo=7").unwrap();
+        assert_eq!(options.limit(), None);
+        options.apply("soft").unwrap();
+        assert_eq!(options.limit(), Some(Duration::from_secs(7)));
+        options.apply("hard").unwrap();
+        assert_eq!(options.limit(), None);
         options.apply("ro,nosuid,,atime").unwrap();
         assert_eq!(options.flags, MountFlags::RDONLY | MountFlags::NOSUID);
         assert_eq!(options.flag_words().collect::<Vec<_>>(), ["ro", "nosuid"]);
@@ -140,7 +168,16 @@ mod tests {
 
     #[test]
     fn refuses_the_rest_by_name() {
-        for bad in ["quux", "threads=0", "threads=x", "allow_other=1", "ro ", "size=3"] {
+        for bad in [
+            "quux",
+            "timeo=0",
+            "timeo=x",
+            "threads=0",
+            "threads=x",
+            "allow_other=1",
+            "ro ",
+            "size=3",
+        ] {
             let error = MountOptions::default().apply(bad).unwrap_err();
             assert!(error.contains(bad.trim_end_matches("=1")), "{bad}: {error}");
         }

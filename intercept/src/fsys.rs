@@ -68,10 +68,9 @@ fn connect(header: &crate::format::Header) -> Result<Object, Errno> {
     }
     if let Some(socket) = backend.strip_prefix(b"corbel:") {
         return Ok(Box::new(LibFs::attach(Config {
-            socket: socket.to_vec(),
-            lanes: 0,
             fd_min: min,
             mount: header.mount[..header.mount_len as usize].to_vec(),
+            ..Config::new(socket)
         })?));
     }
     Err(Errno::NODEV)

@@ -387,6 +387,11 @@ impl FileSystem for LibFs {
         self.sync_inode(&inode)
     }
 
+    fn flush(&self, handle: Handle) -> Result<()> {
+        let open = self.handle(handle)?;
+        self.report_refusal_now(&open)
+    }
+
     fn release(&self, handle: Handle) {
         self.do_release(handle);
     }

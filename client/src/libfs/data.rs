@@ -293,6 +293,15 @@ impl LibFs {
 
     #[cold]
     fn refused(&self, session: &Session, open: &Open) -> Result<()> {
+        let Some((last, errno)) = Self::news(session, open) else { return Ok(()) };
+        // What is cached here may show what never was.
+        self.settle(&open.inode)?;
+        open.clean.store(last, Ordering::Relaxed);
+        Err(errno)
+    }
+
+    /// A refusal that this handle has not reported: the last own operation, and the error.
+    fn news(session: &Session, open: &Open) -> Option<(u64, Errno)> {
         let count = session.refusals();
         let before = open.refusals.swap(count, Ordering::Relaxed);
         let (last, number) = {
@@ -301,12 +310,20 @@ impl LibFs {
         };
         // A new session begins to count anew; what the old one lost is reported otherwise.
         let new = count < before || number != session.number;
-        if new || last <= open.clean.load(Ordering::Relaxed) {
+        (!new && last > open.clean.load(Ordering::Relaxed)).then(|| (last, session.refusal()))
+    }
+
+    /// As [`report_refusal`](Self::report_refusal), at a close: asks the service for nothing.
+    pub(crate) fn report_refusal_now(&self, open: &Open) -> Result<()> {
+        let Some(session) = self.current() else { return Ok(()) };
+        if session.refusals() == open.refusals.load(Ordering::Relaxed)
+            || open.flags & O_ACCMODE == O_RDONLY
+        {
             return Ok(());
         }
-        let errno = session.refusal();
-        // What is cached here may show what never was.
-        self.settle(&open.inode)?;
+        let Some((last, errno)) = Self::news(session, open) else { return Ok(()) };
+        // What is cached here may show what never was: whoever looks next asks anew.
+        open.inode.state.write().lease = rpc::Granted::default();
         open.clean.store(last, Ordering::Relaxed);
         Err(errno)
     }

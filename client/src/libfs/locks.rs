@@ -68,6 +68,15 @@ impl LibFs {
                 // A change of mode gives the old one up first.
                 granted.note(ino, Lock { kind: LockKind::None, ..lock });
             }
+            Err(Errno::INTR) => {
+                // Perhaps it is granted all the same, and then held by somebody who does not know:
+                // give it back without waiting. (With it goes what the owner had there before.)
+                let lock = Lock { kind: LockKind::None, ..lock };
+                if let Some(session) = self.current() {
+                    session.post(&Request::Lock { ino, wait: 0, lock }, Sequence(0));
+                }
+                granted.note(ino, lock);
+            }
             Err(_) => {}
         }
         asked

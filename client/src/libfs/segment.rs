@@ -77,6 +77,8 @@ pub struct Segment {
     /// What the service said about it.
     pub descriptor: Descriptor,
     bell: OwnedFd,
+    /// Says whether the calling thread shall wait no longer.
+    stop: Option<fn() -> bool>,
 }
 
 /// Which in-operation word a thread holds; leaving is explicit (`Segment::leave`).
@@ -86,7 +88,11 @@ pub struct InOp(usize);
 
 impl Segment {
     /// Maps the segment behind `log`, which `bell` belongs to.
-    pub fn map(log: BorrowedFd<'_>, bell: OwnedFd) -> Result<Self, Errno> {
+    pub fn map(
+        log: BorrowedFd<'_>,
+        bell: OwnedFd,
+        stop: Option<fn() -> bool>,
+    ) -> Result<Self, Errno> {
         let head = Mapping::new(log, 4096, false)?;
         let mut bytes = [0u8; control::DESCRIPTOR_BYTES];
         head.read(0, &mut bytes);
@@ -96,7 +102,7 @@ impl Segment {
             return Err(Errno::IO);
         }
         let map = Mapping::new(log, descriptor.segment_bytes() as usize, true)?;
-        Ok(Self { map, descriptor, bell })
+        Ok(Self { map, descriptor, bell, stop })
     }
 
     /// A 64-bit word of the control area.
@@ -204,13 +210,16 @@ impl Segment {
         self.bell.as_raw_fd()
     }
 
-    /// Waits until `done` holds; the service's changes wake it. `false` when the service is gone.
-    pub fn wait_until(&self, mut done: impl FnMut() -> bool) -> bool {
+    /// Waits until `done` holds; the service's changes wake it.
+    ///
+    /// # Errors
+    /// STALE when the session has ended, INTR when the caller was told to wait no longer.
+    pub fn wait_until(&self, mut done: impl FnMut() -> bool) -> Result<(), Errno> {
         // A short spin first: an answer from another core arrives in a few microseconds, a sleep
         // and its wake cost more than that.
         for _ in 0..SPIN_ROUNDS {
             if done() {
-                return true;
+                return Ok(());
             }
             core::hint::spin_loop();
         }
@@ -220,12 +229,16 @@ impl Segment {
         let satisfied = loop {
             let seen = event.load(Ordering::SeqCst);
             if done() {
-                break true;
+                break Ok(());
             }
             if !self.attached() {
-                break done();
+                break if done() { Ok(()) } else { Err(Errno::STALE) };
             }
-            // The time limit only bounds the harm of a service that died before waking us.
+            if self.stop.is_some_and(|stop| stop()) {
+                break Err(Errno::INTR);
+            }
+            // The time limit bounds the harm of a service that died before waking us, and how long
+            // a caller that shall stop goes on.
             let limit = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
             let _ = futex::wait(event, futex::Flags::empty(), seen, Some(&limit));
             if !done() {

@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use base::{Errno, Sequence};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{IoSlice, IoSliceMut};
+use rustix::net::sockopt::Timeout;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -36,6 +37,24 @@ pub struct Config {
     pub fd_min: i32,
     /// Mount point of the same volume, for people; not used by the client.
     pub mount: Vec<u8>,
+    /// Asked by a thread that waits for the service, several times a second: whether it shall stop
+    /// and fail with EINTR. What it was about to do is then not done.
+    pub stop: Option<fn() -> bool>,
+    /// Wait without end for a service that is away, instead of half a minute.
+    pub patient: bool,
+}
+
+impl Config {
+    /// A client of the node whose hostd listens on `socket`.
+    pub fn new(socket: &[u8]) -> Self {
+        let (socket, mount) = (socket.to_vec(), Vec::new());
+        Self { socket, lanes: 0, fd_min: 3, mount, stop: None, patient: false }
+    }
+
+    /// Whether the calling thread shall wait no longer.
+    pub(crate) fn stops(&self) -> bool {
+        self.stop.is_some_and(|stop| stop())
+    }
 }
 
 /// A live attachment.
@@ -50,6 +69,7 @@ pub struct Session {
     socket: RwLock<OwnedFd>,
     /// Bit i: request slot i is free.
     free_slots: AtomicU32,
+    config_stop: Option<fn() -> bool>,
     /// Slots whose reply nobody waits for.
     forgotten: AtomicU32,
     arenas: RwLock<BTreeMap<u32, Option<Arc<Mapping>>>>,
@@ -76,6 +96,8 @@ fn raise(fd: OwnedFd, min: i32) -> OwnedFd {
 
 /// Attempts to get an arena, 20 ms apart, while the services restart.
 const ARENA_TRIES: u32 = 1500;
+/// Looks at slots whose answers nobody waits for before sleeping.
+const SLOT_YIELDS: u32 = 100;
 /// Descriptors received with a message, at most.
 const FDS_MAX: usize = 2;
 
@@ -101,7 +123,8 @@ fn ask(socket: BorrowedFd<'_>, kind: u32, argument: u64, min: i32) -> Result<(u6
             RecvFlags::CMSG_CLOEXEC,
         )
     })
-    .map_err(errno)?;
+    // After a time-out the answer may still come: this connection is of no use any more.
+    .map_err(|e| if e == rustix::io::Errno::AGAIN { Errno::NOTCONN } else { errno(e) })?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -121,7 +144,7 @@ impl Session {
         let socket = connect(config)?;
         let (_, fds) = ask(socket.as_fd(), rpc::HOST_ATTACH, config.lanes.into(), config.fd_min)?;
         let [log, bell] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::IO)?;
-        let segment = Segment::map(log.as_fd(), bell)?;
+        let segment = Segment::map(log.as_fd(), bell, config.stop)?;
         drop(log);
         let lanes = (0..segment.descriptor.lanes).map(|_| Lane::default()).collect();
         let first = segment.descriptor.first_sequence.0;
@@ -132,6 +155,7 @@ impl Session {
             next: AtomicU64::new(first),
             socket: RwLock::new(socket),
             free_slots: AtomicU32::new((1 << RPC_SLOTS) - 1),
+            config_stop: config.stop,
             forgotten: AtomicU32::new(0),
             arenas: RwLock::new(BTreeMap::new()),
             previous: None,
@@ -201,8 +225,7 @@ impl Session {
     pub fn wait_for_space(&self, lane: u8, before: u64) -> Result<()> {
         let word = self.segment.word(control::reclaim(lane.into()));
         self.segment.ring(true);
-        let woken = self.segment.wait_until(|| word.load(Ordering::Acquire) != before);
-        if woken { Ok(()) } else { Err(Errno::STALE) }
+        self.segment.wait_until(|| word.load(Ordering::Acquire) != before)
     }
 
     /// Waits until everything up to `sequence` is persistent on every member of the chain.
@@ -214,8 +237,7 @@ impl Session {
         self.segment.word(control::LAST_SEQUENCE).fetch_max(self.last().0, Ordering::SeqCst);
         self.segment.word(control::SYNC_REQUEST).fetch_max(sequence.0, Ordering::SeqCst);
         self.segment.ring(true);
-        let done = self.segment.wait_until(|| replicated.load(Ordering::Acquire) >= sequence.0);
-        if done { Ok(()) } else { Err(Errno::STALE) }
+        self.segment.wait_until(|| replicated.load(Ordering::Acquire) >= sequence.0)
     }
 
     /// Asks the service; the reply's body (after its status) lies in `out`, from byte 8 on.
@@ -235,8 +257,12 @@ impl Session {
                 seen = state.load(Ordering::Acquire);
                 seen == rpc::SLOT_REPLY || seen == rpc::SLOT_AGAIN
             });
-            if !answered {
-                return Err(Errno::STALE);
+            if let Err(error) = answered {
+                if error == Errno::INTR {
+                    // The answer is taken when it comes, and means nothing then.
+                    self.forgotten.fetch_or(1 << slot, Ordering::SeqCst);
+                }
+                return Err(error);
             }
             if seen == rpc::SLOT_REPLY {
                 break;
@@ -274,6 +300,7 @@ impl Session {
     }
 
     fn take_slot(&self) -> Result<usize> {
+        let mut yields = 0;
         loop {
             if let Some(slot) = self.try_take_slot() {
                 return Ok(slot);
@@ -281,13 +308,17 @@ impl Session {
             if !self.segment.attached() {
                 return Err(Errno::STALE);
             }
-            let seen = self.free_slots.load(Ordering::SeqCst);
-            let forgotten = self.forgotten.load(Ordering::SeqCst);
-            if seen == 0 && forgotten == 0 {
-                sync::wait(&self.free_slots, 0);
-            } else if seen == 0 {
+            if self.forgotten.load(Ordering::SeqCst) != 0 && yields < SLOT_YIELDS {
+                yields += 1;
                 rustix::thread::sched_yield();
+                continue;
             }
+            if self.config_stop.is_some_and(|stop| stop()) {
+                return Err(Errno::INTR);
+            }
+            // Nobody wakes us for an answer that nobody waits for, hence the limit.
+            let limit = if self.forgotten.load(Ordering::SeqCst) == 0 { 100 } else { 1 };
+            sync::wait_at_most(&self.free_slots, 0, limit);
         }
     }
 
@@ -369,6 +400,9 @@ impl Session {
                 Err(Errno::AGAIN) => {}
                 other => return other,
             }
+            if config.stops() {
+                return Err(Errno::INTR);
+            }
             let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
             let _ = rustix::thread::nanosleep(&pause);
         }
@@ -395,6 +429,13 @@ fn connect(config: &Config) -> Result<OwnedFd> {
         None,
     )
     .map_err(errno)?;
+    if config.stop.is_some() {
+        // A hostd that is stopped must not hold a thread for longer than it may wait.
+        let limit = Some(core::time::Duration::from_millis(1000));
+        for direction in [Timeout::Recv, Timeout::Send] {
+            rustix::net::sockopt::set_socket_timeout(&socket, direction, limit).map_err(errno)?;
+        }
+    }
     let address = SocketAddrUnix::new(&config.socket[..]).map_err(errno)?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(errno)?;
     Ok(raise(socket, config.fd_min))

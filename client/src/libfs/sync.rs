@@ -18,6 +18,12 @@ pub(crate) fn wait(word: &AtomicU32, seen: u32) {
     let _ = futex::wait(word, futex::Flags::PRIVATE, seen, None);
 }
 
+pub(crate) fn wait_at_most(word: &AtomicU32, seen: u32, limit_ms: u32) {
+    let tv_nsec = i64::from(limit_ms % 1000) * 1_000_000;
+    let limit = rustix::time::Timespec { tv_sec: i64::from(limit_ms / 1000), tv_nsec };
+    let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&limit));
+}
+
 pub(crate) fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, count);
 }

@@ -121,8 +121,9 @@ impl ReplySink for Sink {
         Some(Box::new(Later(self.0.clone())))
     }
 
-    fn send(&mut self, head: &[u8], _: usize) {
+    fn send(&mut self, head: &[u8], _: usize) -> bool {
         self.0.lock().unwrap().push(head.to_vec());
+        true
     }
 }
 

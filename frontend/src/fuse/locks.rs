@@ -245,8 +245,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(())
     }
 
-    /// Only requests that wait for a lock can be cut short; the kernel goes on waiting for the
-    /// replies of all others.
+    /// Requests that wait for a lock are cut short here, others by the transport; the kernel goes on
+    /// waiting for their replies.
     pub(super) fn interrupt(
         &self,
         _: &Call<'_>,
@@ -255,10 +255,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let arg: &InterruptIn = args.take()?;
         args.end()?;
+        let unique = arg.unique.get();
+        if let Some(interrupts) = self.interrupts.get() {
+            interrupts(unique);
+        }
         if !self.shares_locks() {
             return Ok(Answer::Silent);
         }
-        let unique = arg.unique.get();
         let mut state = self.locks.state();
         if let Some(waiting) = state.take_waiting(unique) {
             drop(state);
@@ -274,7 +277,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::Silent)
     }
 
-    /// A process closes a descriptor: its record locks on the file go.
+    /// A process closes a descriptor: its record locks on the file go, and it is told what went wrong
+    /// with what it wrote.
     pub(super) fn flush(
         &self,
         call: &Call<'_>,
@@ -291,6 +295,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if self.locks.forget_owner(owner) {
             self.unlock(owner);
         }
+        let opened = self.opened(arg.fh.get(), call.ino)?;
+        self.fs.flush(opened.handle)?;
         Ok(Answer::Empty)
     }
 

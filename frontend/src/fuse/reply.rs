@@ -21,8 +21,9 @@ pub trait ReplySink {
         None
     }
     /// Sends `head`, then the first `payload_len` bytes of the room. Called at most once a
-    /// request; not at all for the few that have no reply.
-    fn send(&mut self, head: &[u8], payload_len: usize);
+    /// request; not at all for the few that have no reply. False when the request was answered for
+    /// us: then nobody has got what the reply gives.
+    fn send(&mut self, head: &[u8], payload_len: usize) -> bool;
 }
 
 /// The way back of a request that was put off.

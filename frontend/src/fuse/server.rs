@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use base::{Errno, InodeId};
 use client::fs::{Attr, Caller, FileSystem, Handle, Result};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::callers::Callers;
 use super::groups::GroupCache;
@@ -23,7 +23,7 @@ use super::parse::{Args, Request};
 use super::reply::{Answer, ReplySink, entry_out};
 use super::virtual_dir;
 use super::wire::{EntryOut, InHeader, InitIn, InitInExt, InitOut, MAJOR, MINOR, MINOR_MIN};
-use super::wire::{OutHeader, init, op};
+use super::wire::{OpenOut, OutHeader, init, op};
 
 /// Longest READ, WRITE and READDIR: 256 pages, what Linux allows by default.
 pub const IO_BYTES_MAX: usize = 1 << 20;
@@ -40,6 +40,9 @@ pub type MoreStats = dyn Fn() -> String + Send + Sync;
 
 /// Told that the kernel holds appended data in the wrong place.
 pub type OnMisplaced = dyn Fn(InodeId) + Send + Sync;
+
+/// Told that the process of a request has got a signal.
+pub type OnInterrupt = dyn Fn(u64) + Send + Sync;
 
 /// How a server behaves.
 pub struct Options {
@@ -143,6 +146,7 @@ pub struct Server<F: FileSystem + ?Sized> {
     /// How often the kernel was told each node number and has not forgotten it.
     lookups: Mutex<HashMap<u64, u64>>,
     pub(super) misplaced: OnceLock<Box<OnMisplaced>>,
+    pub(super) interrupts: OnceLock<Box<OnInterrupt>>,
 }
 
 impl<F: FileSystem + ?Sized> std::fmt::Debug for Server<F> {
@@ -166,6 +170,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             locks: Locks::default(),
             lookups: Mutex::default(),
             misplaced: OnceLock::new(),
+            interrupts: OnceLock::new(),
         }
     }
 
@@ -173,6 +178,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// request is served, so it must only note that down. A second call is ignored.
     pub fn on_misplaced(&self, misplaced: Box<OnMisplaced>) {
         let _ = self.misplaced.set(misplaced);
+    }
+
+    /// Tells the transport of requests, by their numbers, whose process has got a signal. A second
+    /// call is ignored.
+    pub fn on_interrupt(&self, interrupt: Box<OnInterrupt>) {
+        let _ = self.interrupts.set(interrupt);
     }
 
     /// Whether INIT was agreed upon.
@@ -254,8 +265,33 @@ impl<F: FileSystem + ?Sized> Server<F> {
             .and_then(|request| self.dispatch(&request, sink));
         // These two have no reply, not even an error.
         let silent = matches!(header.opcode.get(), op::FORGET | op::BATCH_FORGET);
-        if !silent {
-            self.reply(header, answer, sink);
+        if !silent && !self.reply(header, &answer, sink) {
+            self.take_back(header, &answer);
+        }
+    }
+
+    /// Nobody has got this answer: what it gave out is given back.
+    fn take_back(&self, header: &InHeader, answer: &Result<Answer>) {
+        let Ok(Answer::Fixed { bytes, len }) = answer else { return };
+        let given = &bytes[..*len];
+        let entry = EntryOut::read_from_prefix(given).ok().map(|(entry, _)| entry);
+        let opened = |at: usize| OpenOut::read_from_prefix(given.get(at..)?).ok().map(|(o, _)| o);
+        let (entry, open, ino) = match header.opcode.get() {
+            op::OPEN => (None, opened(0), InodeId(header.nodeid.get())),
+            op::CREATE => {
+                let ino = entry.as_ref().map_or(0, |entry| entry.nodeid.get());
+                (entry, opened(size_of::<EntryOut>()), InodeId(ino))
+            }
+            op::LOOKUP | op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK => {
+                (entry, None, InodeId::NONE)
+            }
+            _ => return,
+        };
+        if let Some(opened) = open.and_then(|open| self.unregister(open.fh.get(), ino)) {
+            self.fs.release(opened.handle);
+        }
+        if let Some(entry) = entry {
+            self.uncount_lookup(InodeId(entry.nodeid.get()), 1);
         }
     }
 
@@ -285,13 +321,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
         run(self, &call, args, sink)
     }
 
-    fn reply(&self, header: &InHeader, answer: Result<Answer>, sink: &mut dyn ReplySink) {
+    fn reply(&self, header: &InHeader, answer: &Result<Answer>, sink: &mut dyn ReplySink) -> bool {
         let mut out = OutHeader { unique: header.unique, ..OutHeader::default() };
         let fixed_at = size_of::<OutHeader>();
         let mut head = [0u8; 512];
         let (mut head_len, mut payload_len) = (fixed_at, 0);
-        match &answer {
-            Ok(Answer::Silent) => return,
+        match answer {
+            Ok(Answer::Silent) => return true,
             Ok(Answer::Empty) => {}
             Ok(Answer::Fixed { bytes, len }) => {
                 head_len += len;
@@ -305,7 +341,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
         out.len = u32::try_from(head_len + payload_len).unwrap_or(0).into();
         head[..fixed_at].copy_from_slice(out.as_bytes());
-        sink.send(&head[..head_len], payload_len);
+        sink.send(&head[..head_len], payload_len)
     }
 
     fn init(&self, _: &Call<'_>, mut args: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {

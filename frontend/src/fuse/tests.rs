@@ -15,6 +15,8 @@ use super::{Options, ReplySink, Server};
 struct Sink {
     room: Vec<u8>,
     replies: Vec<Vec<u8>>,
+    /// Somebody else has answered.
+    taken: bool,
 }
 
 impl ReplySink for Sink {
@@ -23,8 +25,9 @@ impl ReplySink for Sink {
         &mut self.room[..len]
     }
 
-    fn send(&mut self, head: &[u8], payload_len: usize) {
+    fn send(&mut self, head: &[u8], payload_len: usize) -> bool {
         self.replies.push([head, &self.room[..payload_len]].concat());
+        !self.taken
     }
 }
 
@@ -473,4 +476,29 @@ fn virtual_nodes_take_no_orders() {
         }
     }
     assert_eq!(world.fs.changes(), before);
+}
+
+/// A reply that comes too late, since its process was let go, gives nothing out.
+#[test]
+fn what_nobody_got_is_given_back() {
+    let world = World::new();
+    let (ino, _) = world.file(b"f");
+    for (opcode, node, name, opened_at) in
+        [(op::OPEN, ino, &b""[..], 0), (op::CREATE, ROOT, b"g\0", size_of::<EntryOut>())]
+    {
+        let arg = CreateIn { flags: 2.into(), mode: 0o644.into(), ..CreateIn::default() };
+        let arg = if opcode == op::OPEN { &arg.as_bytes()[..8] } else { arg.as_bytes() };
+        let mut sink = Sink { taken: true, ..Sink::default() };
+        world.server.handle(&request(opcode, node, &[arg, name]), &mut sink);
+        let (error, body) = checked(&sink.replies[0]);
+        assert_eq!(error, 0);
+        let opened = OpenOut::read_from_prefix(&body[opened_at..]).unwrap().0;
+        let node = if opened_at > 0 {
+            EntryOut::read_from_prefix(&body).unwrap().0.nodeid.get()
+        } else {
+            ino
+        };
+        let read = ReadIn { fh: opened.fh, size: 1.into(), ..ReadIn::default() };
+        assert_eq!(world.call(op::READ, node, &[read.as_bytes()]).0, -9, "opcode {opcode}");
+    }
 }

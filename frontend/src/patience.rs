@@ -1,0 +1,223 @@
+//! How long requests may wait. The file system behind a mount waits for its node if that is away, and
+//! the kernel waits for the reply, whatever signals the process gets. So that nobody hangs for good:
+//!
+//! - a request of a process that is being killed is answered (EINTR) by a thread of its own, at most
+//!   [`LOOK`] times two after the signal, whatever holds up the thread that serves it. The kernel turns
+//!   a Ctrl-C that nobody catches into the same;
+//! - a signal that the process catches ends a request that has waited for a second, where it waits
+//!   for the service and nothing of it is done yet;
+//! - closing a file never waits for long, since a process that exits cannot be killed any more;
+//! - with a time limit (`soft`), every request ends with EIO after it;
+//! - when all threads are held up, more are started, so that requests that need no node go on.
+//!
+//! A serving thread tells what it is at in a [`Flight`]. Whoever swaps its number out answers the
+//! request; the other finds it taken.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::Errno;
+use zerocopy::IntoBytes;
+
+use crate::fuse::wire::{InHeader, OutHeader, op};
+
+/// Between two looks at the requests; only those are looked at that are older than this.
+pub const LOOK: Duration = Duration::from_millis(100);
+/// A signal that its process catches ends a request that has waited for so long.
+const CAUGHT: Duration = Duration::from_secs(1);
+/// A close that takes longer is answered, and done later.
+const CLOSE: Duration = Duration::from_secs(1);
+/// Threads in all, when those that there are wait.
+const THREADS_MAX: usize = 256;
+/// SIGKILL in a signal set of `/proc`.
+const KILL_BIT: u64 = 1 << 8;
+
+thread_local! {
+    static FLIGHT: RefCell<Option<Arc<Flight>>> = const { RefCell::new(None) };
+}
+
+/// Whether the calling thread shall stop waiting: for file systems that wait.
+pub fn stop() -> bool {
+    FLIGHT.with_borrow(|flight| flight.as_ref().is_some_and(|flight| flight.shall_stop()))
+}
+
+/// What a serving thread is at.
+#[derive(Debug)]
+pub struct Flight {
+    /// Replies go where the request came from.
+    channel: Arc<OwnedFd>,
+    begun: Instant,
+    /// Number of the request that is not answered yet, or 0.
+    open: AtomicU64,
+    /// Number of the request that the thread is at.
+    current: AtomicU64,
+    /// Milliseconds from `begun` to its arrival.
+    since: AtomicU64,
+    thread: AtomicU32,
+    opcode: AtomicU32,
+    /// Number of a request that the kernel has interrupted.
+    interrupted: AtomicU64,
+    /// Number of a request that was answered for its thread, which shall give up.
+    given_up: AtomicU64,
+}
+
+impl Flight {
+    /// For a thread that serves `channel`.
+    pub fn new(channel: Arc<OwnedFd>) -> Arc<Self> {
+        let number = || AtomicU64::new(0);
+        let (open, current, since) = (number(), number(), number());
+        let (interrupted, given_up) = (number(), number());
+        let (thread, opcode) = (AtomicU32::new(0), AtomicU32::new(0));
+        let begun = Instant::now();
+        let all =
+            Self { channel, begun, open, current, since, thread, opcode, interrupted, given_up };
+        Arc::new(all)
+    }
+
+    /// Makes this the calling thread's.
+    pub fn board(self: &Arc<Self>) {
+        FLIGHT.set(Some(self.clone()));
+    }
+
+    /// A request has been read.
+    pub fn begin(&self, header: &InHeader) {
+        let since = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.since.store(since, Ordering::Relaxed);
+        self.thread.store(header.pid.get(), Ordering::Relaxed);
+        self.opcode.store(header.opcode.get(), Ordering::Relaxed);
+        self.current.store(header.unique.get(), Ordering::Relaxed);
+        self.open.store(header.unique.get(), Ordering::Release);
+    }
+
+    /// It is about to be answered, by whoever gets true.
+    pub fn take(&self, unique: u64) -> bool {
+        self.open.compare_exchange(unique, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Its handler has returned; if it sent no reply, there is none, or one later.
+    pub fn end(&self) {
+        self.open.store(0, Ordering::Release);
+        self.current.store(0, Ordering::Release);
+    }
+
+    fn is_at_work(&self) -> bool {
+        self.current.load(Ordering::Acquire) != 0
+    }
+
+    fn age(&self) -> Duration {
+        self.begun
+            .elapsed()
+            .saturating_sub(Duration::from_millis(self.since.load(Ordering::Relaxed)))
+    }
+
+    fn shall_stop(&self) -> bool {
+        let current = self.current.load(Ordering::Relaxed);
+        if current == 0 {
+            return false;
+        }
+        self.given_up.load(Ordering::Acquire) == current
+            || self.interrupted.load(Ordering::Acquire) == current && self.age() >= CAUGHT
+    }
+
+    /// What the request shall be told now instead of later, if anything.
+    fn verdict(&self, limit: Option<Duration>) -> Option<(u64, i32)> {
+        let unique = self.open.load(Ordering::Acquire);
+        let age = self.age();
+        if unique == 0 || age < LOOK {
+            return None;
+        }
+        let opcode = self.opcode.load(Ordering::Relaxed);
+        if matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::DESTROY) {
+            return None;
+        }
+        let answer = if opcode == op::FLUSH && age >= CLOSE {
+            0
+        } else if is_being_killed(self.thread.load(Ordering::Relaxed)) {
+            -i32::from(Errno::INTR.0)
+        } else if limit.is_some_and(|limit| age >= limit) {
+            -i32::from(Errno::IO.0)
+        } else {
+            return None;
+        };
+        Some((unique, answer))
+    }
+
+    /// Answers for the thread.
+    fn answer(&self, unique: u64, error: i32) {
+        if !self.take(unique) {
+            return;
+        }
+        if error != 0 {
+            self.given_up.store(unique, Ordering::Release);
+        }
+        let len = u32::try_from(size_of::<OutHeader>()).unwrap_or(0);
+        let head = OutHeader { len: len.into(), error: error.into(), unique: unique.into() };
+        // The only failure is that the kernel has it no more.
+        let _ = rustix::io::write(&*self.channel, head.as_bytes());
+    }
+}
+
+/// Whether a thread is to die by a signal.
+fn is_being_killed(thread: u32) -> bool {
+    if thread == 0 {
+        return false; // not in our PID namespace
+    }
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else {
+        return false;
+    };
+    status.lines().any(|line| {
+        let set = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
+        set.and_then(|s| u64::from_str_radix(s.trim(), 16).ok()).is_some_and(|s| s & KILL_BIT != 0)
+    })
+}
+
+/// All threads of a mount.
+#[derive(Debug, Default)]
+pub struct Flights {
+    all: Mutex<Vec<Arc<Flight>>>,
+    closed: AtomicBool,
+}
+
+impl Flights {
+    fn list(&self) -> Vec<Arc<Flight>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds a thread's.
+    pub fn add(&self, flight: Arc<Flight>) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).push(flight);
+    }
+
+    /// The kernel says that the process of a request has got a signal.
+    pub fn interrupted(&self, unique: u64) {
+        let all = self.list();
+        if let Some(flight) = all.iter().find(|f| f.open.load(Ordering::Acquire) == unique) {
+            flight.interrupted.store(unique, Ordering::Release);
+        }
+    }
+
+    /// Ends [`watch`](Self::watch).
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Looks after the requests until closed: the body of a thread. `more` starts one more thread.
+    pub fn watch(&self, limit: Option<Duration>, more: impl Fn()) {
+        while !self.closed.load(Ordering::Acquire) {
+            std::thread::sleep(LOOK);
+            let all = self.list();
+            for flight in &all {
+                if let Some((unique, error)) = flight.verdict(limit) {
+                    flight.answer(unique, error);
+                }
+            }
+            let held_up = |f: &Arc<Flight>| f.is_at_work() && f.age() >= LOOK;
+            if all.len() < THREADS_MAX && all.iter().all(held_up) {
+                more();
+            }
+        }
+    }
+}
