@@ -308,6 +308,19 @@ pub trait FileSystem: Send + Sync {
         mode: u32,
         flags: u32,
     ) -> Result<(Attr, Handle)>;
+    /// Makes and opens a regular file without a name (`O_TMPFILE`) that belongs to a directory as
+    /// one made in it would. `link` may give it its first name, unless `O_EXCL` is given; else it is
+    /// gone once it is closed. EOPNOTSUPP where there is no such thing: programs then make a named
+    /// one.
+    fn tmpfile(
+        &self,
+        _caller: &Caller<'_>,
+        _parent: InodeId,
+        _mode: u32,
+        _flags: u32,
+    ) -> Result<(Attr, Handle)> {
+        Err(Errno::OPNOTSUPP)
+    }
     /// Reads at `offset`; less than asked only at the end of the file.
     fn read(&self, handle: Handle, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// Writes at `offset`, or at the end for an `O_APPEND` handle (or when `append` is given).

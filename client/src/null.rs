@@ -40,6 +40,8 @@ struct Inode {
     names: BTreeMap<Name, (u64, u64)>,
     order: BTreeMap<u64, Name>,
     opens: u32,
+    /// It has no name yet, and may be given one.
+    linkable: bool,
 }
 
 #[derive(Debug)]
@@ -90,6 +92,7 @@ impl Inode {
             names: BTreeMap::new(),
             order: BTreeMap::new(),
             opens: 0,
+            linkable: false,
         }
     }
 
@@ -399,7 +402,7 @@ impl FileSystem for NullFs {
         if attr.is_dir() {
             return Err(Errno::PERM);
         }
-        if attr.nlink == 0 {
+        if attr.nlink == 0 && !state.get(ino)?.linkable {
             return Err(Errno::NOENT);
         }
         match state.child(parent, name) {
@@ -411,6 +414,7 @@ impl FileSystem for NullFs {
         state.changes += 1;
         let inode = state.get_mut(ino)?;
         inode.attr.nlink += 1;
+        inode.linkable = false;
         inode.attr.ctime = now();
         Ok(inode.attr)
     }
@@ -442,6 +446,30 @@ impl FileSystem for NullFs {
         };
         let handle = state.open(ino, flags)?;
         Ok((state.get(ino)?.attr, handle))
+    }
+
+    fn tmpfile(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        mode: u32,
+        flags: u32,
+    ) -> Result<(Attr, Handle)> {
+        let mut state = self.state.lock();
+        if state.dir(parent)?.attr.nlink == 0 {
+            return Err(Errno::NOENT);
+        }
+        if state.inodes.len() >= INODES_MAX {
+            return Err(Errno::NOSPC);
+        }
+        let ino = state.number();
+        let mut inode = Inode::new(ino, S_IFREG | (mode & 0o7777), caller, parent.0);
+        inode.attr.nlink = 0;
+        inode.linkable = flags & O_EXCL == 0;
+        state.inodes.insert(ino, inode);
+        let handle = state.open(InodeId(ino), flags)?;
+        state.changes += 1;
+        Ok((state.get(InodeId(ino))?.attr, handle))
     }
 
     fn read(&self, handle: Handle, offset: u64, buf: &mut [u8]) -> Result<usize> {

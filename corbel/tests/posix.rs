@@ -287,3 +287,52 @@ fn another_user_is_another_user() {
     assert_eq!(text(&cluster.run(3, "cat s p t/x").output().unwrap()), "secret\nthen\nx\n");
     cluster.assert_nothing_refused();
 }
+
+/// A file without a name: data, a name by either form of linkat, none where O_EXCL forbids it; it is
+/// gone with its process, and its space with it.
+#[test]
+fn a_file_made_without_a_name_gets_one_or_goes() {
+    let Some(cluster) = Cluster::new("tmpfile") else { return };
+    let program = "import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True); AT = -100; w = sys.argv[1]
+def link(fd, name, empty):
+    if empty: r = libc.linkat(fd, b'', AT, name.encode(), 0x1000)
+    else: r = libc.linkat(AT, b'/proc/self/fd/%d' % fd, AT, name.encode(), 0x400)
+    return 0 if r == 0 else ctypes.get_errno()
+T = os.O_RDWR | os.O_TMPFILE
+for empty in (False, True):
+    fd = os.open('.', T, 0o640); os.write(fd, b'x' * 300000)
+    assert os.fstat(fd).st_nlink == 0 and os.fstat(fd).st_mode == 0o100640
+    name = f'{w}-{empty}'; assert link(fd, name, empty) == 0; os.close(fd)
+    assert open(name).read() == 'x' * 300000 and os.stat(name).st_nlink == 1
+    assert link(os.open(name, os.O_RDONLY), name + '2', empty) == 0
+    assert os.stat(name).st_nlink == 2
+fd = os.open('.', T | os.O_EXCL, 0o600)
+assert link(fd, 'never', False) == 2, link(fd, 'never', False)
+fd = os.open('.', T); os.set_inheritable(fd, True); os.write(fd, b'y' * 9000000); os.fsync(fd)
+if os.fork() == 0: os.lseek(fd, 0, 0); os.execlp('sh', 'sh', '-c', f'wc -c <&{fd}')
+assert os.wait()[1] == 0
+print(os.statvfs('.').f_bfree)";
+    let names = "ls; stat -c %h r-True; [ ! -e never ]";
+    let run = |w: &str| format!("umask 022; exec python3 -c \"{program}\" {w}");
+    let free = |o: Output| -> u64 {
+        let said = text(&o);
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines[0], "9000000");
+        lines[1].parse().unwrap()
+    };
+    let during = free(cluster.run(1, &run("r")).output().unwrap());
+    free(cluster.shell(2, &run("m")).output().unwrap());
+    let all = "m-False\nm-False2\nm-True\nm-True2\nr-False\nr-False2\nr-True\nr-True2\n2\n";
+    assert_eq!(text(&cluster.shell(3, names).output().unwrap()), all);
+    let mut after = 0;
+    for _ in 0..100 {
+        after = text(&cluster.shell(1, "stat -fc %f .").output().unwrap()).trim().parse().unwrap();
+        if after > during + 1500 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert!(after > during + 1500, "{during} blocks free with the file, {after} without it");
+    cluster.assert_nothing_refused();
+}

@@ -443,6 +443,7 @@ impl Volume {
             Op::RemoveXattr { ino, name } => self.remove_xattr(ino, name, now),
             Op::CloneRange { .. } => self.clone_range(op, now),
             Op::Reap { ino } => self.reap(ino),
+            Op::Tmpfile { .. } => self.tmpfile(op, now),
         }
     }
 
@@ -487,7 +488,16 @@ impl Volume {
 
     /// Attributes.
     pub fn attr(&self, ino: InodeId) -> Result<Option<InodeRecord>, Fault> {
-        Ok(self.inode(ino)?.map(|inode| inode.record(ino)))
+        let Some(inode) = self.inode(ino)? else { return Ok(None) };
+        let linkable = inode.nlink == 0 && self.is_linkable(ino)?;
+        Ok(Some(InodeRecord { linkable, ..inode.record(ino) }))
+    }
+
+    /// Whether an inode without a name may be given one.
+    fn is_linkable(&self, ino: InodeId) -> Result<bool, Fault> {
+        let key = Key::new(0, kind::ORPHAN, ino.0);
+        let found = self.tree.get_with(key, |value| value == item::orphan_value(true))?;
+        Ok(found.unwrap_or(false))
     }
 
     /// Parent of a directory (the root's is itself); None for what is no directory.

@@ -249,3 +249,50 @@ fn odd_requests_get_precise_refusals() {
         assert_eq!(d.volume.digest(), before, "{op:?} changed something");
     }
 }
+
+#[test]
+fn a_file_without_a_name_gets_one_or_is_freed() {
+    let mut d = Driver::new(64 << 20);
+    let tmpfile = |ino, linkable| {
+        let (ino, parent) = (InodeId(ino), InodeId::ROOT);
+        Op::Tmpfile { ino, parent, mode: FILE, uid: 10, gid: 20, linkable }
+    };
+    let link = |ino, name| Op::Link { ino: InodeId(ino), parent: InodeId::ROOT, name };
+    let reap = |ino| Op::Reap { ino: InodeId(ino) };
+    for (ino, linkable) in [(2, true), (3, false), (4, true)] {
+        let orphaned = Some(InodeId(ino));
+        let made = d.apply(&tmpfile(ino, linkable)).unwrap();
+        assert_eq!((made.orphaned, made.already), (orphaned, false));
+        d.apply(&write(ino, 0, b"content")).unwrap();
+    }
+    assert_eq!(d.apply(&tmpfile(2, true)), Err(Refusal::Exists));
+    let directory = Op::Tmpfile {
+        ino: InodeId(9),
+        parent: InodeId::ROOT,
+        mode: DIR,
+        uid: 10,
+        gid: 20,
+        linkable: true,
+    };
+    assert_eq!(d.apply(&directory), Err(Refusal::Invalid));
+    d.publish();
+    assert!(storage::check::check(&*d.media).unwrap().is_sound());
+    d.reopen();
+    let linkable = |d: &Driver, ino| d.volume.attr(InodeId(ino)).unwrap().unwrap().linkable;
+    assert!(linkable(&d, 2) && !linkable(&d, 3), "remembered on media");
+    assert_eq!(d.apply(&link(3, b"three")), Err(Refusal::NoEntry), "it was made to have no name");
+    d.apply(&link(2, b"two")).unwrap();
+    assert!(d.apply(&link(2, b"two")).unwrap().already);
+    assert!(!linkable(&d, 2));
+    assert_eq!(d.apply(&reap(2)), Err(Refusal::Invalid), "it has a name");
+    for ino in [3, 4] {
+        d.apply(&reap(ino)).unwrap();
+    }
+    assert_eq!(d.volume.orphans().unwrap(), []);
+    d.apply(&unlink(2, 1, b"two")).unwrap();
+    assert_eq!(d.apply(&link(2, b"again")), Err(Refusal::NoEntry), "what had a name and lost it");
+    d.publish();
+    let report = storage::check::check(&*d.media).unwrap();
+    assert!(report.is_sound(), "{:?}", report.findings);
+    assert_eq!((report.counts.inodes, report.counts.orphans), (2, 1));
+}

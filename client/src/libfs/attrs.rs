@@ -352,6 +352,18 @@ impl FileSystem for LibFs {
         }
     }
 
+    fn tmpfile(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        mode: u32,
+        flags: u32,
+    ) -> Result<(Attr, Handle)> {
+        let linkable = flags & O_EXCL == 0;
+        let (attr, inode) = self.make_nameless(caller, parent, mode, linkable)?;
+        Ok((attr, self.open_handle(inode, flags)))
+    }
+
     fn read(&self, handle: Handle, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.do_read(handle, offset, buf)
     }

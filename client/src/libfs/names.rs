@@ -15,7 +15,9 @@ use super::pieces::Pieces;
 use super::session::Session;
 use super::sync::WriteGuard;
 use super::{LibFs, Outcome, parse_inode};
-use crate::fs::{Attr, Caller, DirEntry, NewNode, Rename, Result, S_IFDIR, S_IFLNK, S_IFMT};
+use crate::fs::{
+    Attr, Caller, DirEntry, NewNode, Rename, Result, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG,
+};
 
 /// Fresh inode numbers asked for at once.
 const FRESH: u32 = 64;
@@ -291,6 +293,42 @@ impl LibFs {
         })
     }
 
+    /// Makes a regular file without a name, open. It goes when nobody has it open any more, unless
+    /// it was `linkable` and a link gave it a name.
+    pub(crate) fn make_nameless(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        mode: u32,
+        linkable: bool,
+    ) -> Result<(Attr, Arc<Inode>)> {
+        let dir = self.inode(parent);
+        self.repeat(|session| {
+            let mut state = dir.state.write();
+            self.ensure(session, parent, &mut state, LeaseMode::Read, 0)?;
+            search(caller, &state.record)?;
+            may(caller, &state.record, W | X)?;
+            if state.record.nlink == 0 {
+                return Err(Errno::NOENT);
+            }
+            let now = Self::now(&[]);
+            let (ino, granted) = self.take_fresh(session)?;
+            let node = NewNode { mode: S_IFREG | mode & 0o7777, rdev: 0, target: &[] };
+            let mut record = new_record(caller, &state.record, &node, ino, parent, now);
+            (record.nlink, record.linkable) = (0, linkable);
+            let mut child = new_state(session, granted, record, &[]);
+            let InodeRecord { mode, uid, gid, .. } = record;
+            let op = Op::Tmpfile { ino, parent, mode, uid, gid, linkable };
+            let place = logged!(self.log(session, ino.0, &[&child], &op, now));
+            child.last = place.sequence;
+            child.open = 1;
+            let attr = child.attr();
+            let inode = Arc::new(Inode { ino, state: super::sync::RwLock::new(child) });
+            self.remember_inode(Arc::clone(&inode));
+            Ok(Outcome::Done((attr, inode)))
+        })
+    }
+
     pub(crate) fn do_remove(
         &self,
         caller: &Caller<'_>,
@@ -382,7 +420,7 @@ impl LibFs {
             if record.mode & S_IFMT == S_IFDIR {
                 return Err(Errno::PERM);
             }
-            if record.nlink == 0 {
+            if record.nlink == 0 && !record.linkable {
                 return Err(Errno::NOENT);
             }
             if record.nlink >= LINK_MAX {
@@ -396,6 +434,7 @@ impl LibFs {
             dir_changed(state, place.sequence, now, 1, 0);
             let state = locked.get(ino);
             state.record.nlink += 1;
+            state.record.linkable = false;
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
             Ok(Outcome::Done(state.attr()))
@@ -725,6 +764,7 @@ fn new_record(
         parent: if is_dir { parent } else { InodeId::NONE },
         entries: 0,
         xattrs: false,
+        linkable: false,
     }
 }
 

@@ -91,6 +91,24 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::pair(&self.entry(call.ino, &attr), &out))
     }
 
+    /// The name that comes along has no meaning (Linux sends `/`).
+    pub(super) fn tmpfile(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &CreateIn = args.take()?;
+        args.no_name()?;
+        args.end()?;
+        let flags = arg.flags.get() & (OPEN_FLAGS | O_EXCL) & !O_TRUNC;
+        let mode = arg.mode.get() & 0o7777;
+        let (attr, handle) = self.fs.tmpfile(&call.caller, call.ino, mode, flags)?;
+        let fh = self.register(handle, attr.ino);
+        let out = self.open_out(fh, attr.ino, arg.flags.get());
+        Ok(Answer::pair(&self.entry(call.ino, &attr), &out))
+    }
+
     pub(super) fn release(
         &self,
         call: &Call<'_>,

@@ -91,6 +91,11 @@ impl<'a> Args<'a> {
         if name == b"." || name == b".." { Err(Errno::INVAL) } else { Ok(name) }
     }
 
+    /// A string in the place of a name that is not to be used, whatever it says.
+    pub fn no_name(&mut self) -> Result<()> {
+        if self.string()?.len() > NAME_MAX { Err(Errno::NAMETOOLONG) } else { Ok(()) }
+    }
+
     /// Target of a symbolic link.
     pub fn target(&mut self) -> Result<&'a [u8]> {
         let target = self.string()?;

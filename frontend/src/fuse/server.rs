@@ -237,8 +237,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             // The kernel copies by reading and writing instead.
             op::COPY_FILE_RANGE => ("copy_file_range", Nothing, Self::not_served),
             op::SYNCFS => ("syncfs", Nothing, Self::syncfs),
-            // The trait has no nameless files; programs fall back to a named temporary.
-            op::TMPFILE => ("tmpfile", Nothing, Self::not_served),
+            op::TMPFILE => ("tmpfile", Permission, Self::tmpfile),
             op::STATX => ("statx", Nothing, Self::statx),
             _ => return None,
         };

@@ -250,6 +250,34 @@ fn listings_fit_continue_and_hide() {
 }
 
 #[test]
+fn a_nameless_file_gets_a_name_or_goes() {
+    let world = World::new();
+    let make = || {
+        let arg = CreateIn { flags: 2.into(), mode: 0o640.into(), ..CreateIn::default() };
+        let (error, body) = world.call(op::TMPFILE, ROOT, &[arg.as_bytes(), b"/\0"]);
+        assert_eq!(error, 0);
+        let (entry, rest) = EntryOut::read_from_prefix(&body).unwrap();
+        let (open, _) = OpenOut::read_from_prefix(rest).unwrap();
+        assert_eq!((entry.attr.nlink.get(), entry.attr.mode.get()), (0, 0o100_640));
+        (entry.nodeid.get(), open.fh.get())
+    };
+    let release = |ino: u64, fh: u64| {
+        let release = ReleaseIn { fh: fh.into(), ..ReleaseIn::default() };
+        assert_eq!(world.call(op::RELEASE, ino, &[release.as_bytes()]).0, 0);
+    };
+    let (ino, fh) = make();
+    let _: WriteOut = world.out(op::WRITE, ino, &[&write_in(fh, 0, b"hello")]);
+    let entry: EntryOut = world.out(op::LINK, ROOT, &[&ino.to_le_bytes(), b"named\0"]);
+    assert_eq!((entry.nodeid.get(), entry.attr.nlink.get()), (ino, 1));
+    release(ino, fh);
+    let found: EntryOut = world.out(op::LOOKUP, ROOT, &[b"named\0"]);
+    assert_eq!((found.nodeid.get(), found.attr.size.get()), (ino, 5));
+    let (ino, fh) = make();
+    release(ino, fh);
+    assert_eq!(world.call(op::GETATTR, ino, &[&[0; 16]]).0, -116, "gone with its last handle");
+}
+
+#[test]
 fn handles_left_open_are_closed_by_destroy() {
     let world = World::new();
     let (ino, fh) = world.file(b"f");
@@ -307,7 +335,10 @@ fn wrong_arguments_are_named_and_change_nothing() {
         (op::SETXATTR, ino, &[xattr.as_bytes(), b"system.posix_acl_access\0value"], -95),
         (op::UNLINK, ROOT, &[b".corbel\0"], -1),
         (op::LINK, ROOT, &[&(1u64 << 63 | 3).to_le_bytes(), b"l\0"], -1),
-        (op::TMPFILE, ROOT, &[], -38),
+        (op::TMPFILE, ROOT, &[], -22),
+        (op::TMPFILE, ROOT, &[&[0; 16], b"no end"], -22),
+        (op::TMPFILE, ino, &[&[0; 16], b"/\0"], -20),
+        (op::TMPFILE, 1 << 63 | 1, &[&[0; 16], b"/\0"], -1),
         (op::FLUSH, ino, &[], -38),
         (1000, ROOT, &[], -38),
         (0, ROOT, &[], -38),
@@ -349,6 +380,7 @@ fn samples(ino: u64, fh: u64) -> Vec<Vec<u8>> {
         request(op::RMDIR, ROOT, &[b"dir\0"]),
         request(op::OPEN, ino, &[&[0; 8]]),
         request(op::CREATE, ROOT, &[&[0; 16], b"made\0"]),
+        request(op::TMPFILE, ROOT, &[&[0; 16], b"/\0"]),
         request(op::READ, ino, &[read.as_bytes()]),
         request(op::WRITE, ino, &[&write_in(fh, 3, b"bytes")]),
         request(op::FSYNC, ino, &[&fh_in(16)]),

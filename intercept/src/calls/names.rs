@@ -1,9 +1,11 @@
 //! Making, removing and renaming names; reading links.
 
+use base::InodeId;
 use client::fs::{NewNode, Rename, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
+use core::sync::atomic::Ordering;
 
-use super::Reply;
 use super::process::umask;
+use super::{Reply, regular};
 use crate::entry::Regs;
 use crate::fsys::{caller, fs};
 use crate::path::{self, Found, Path, Stop};
@@ -136,22 +138,29 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
     if flags & !(at::SYMLINK_FOLLOW | at::EMPTY_PATH) != 0 {
         return Err(Stop::Error(err::INVAL));
     }
-    if flags & at::EMPTY_PATH != 0 {
-        return Err(Stop::Kernel);
-    }
-    let from = find(from_dir, from, flags & at::SYMLINK_FOLLOW != 0)?;
+    let path = Path::get(from)?;
+    let ino = if flags & at::EMPTY_PATH != 0 && path.bytes().is_empty() {
+        // The open file itself. One that the kernel has (all without a name) it also links.
+        match regular(from_dir as usize) {
+            Ok(file) => InodeId(file.ofd().ino.load(Ordering::Acquire)),
+            Err(Stop::Error(err::ISDIR)) => return Err(Stop::Error(err::PERM)),
+            Err(stop) => return Err(stop),
+        }
+    } else {
+        let attr = path::resolve(from_dir, &path, flags & at::SYMLINK_FOLLOW != 0)?.exists()?;
+        if attr.is_dir() {
+            return Err(Stop::Error(err::PERM));
+        }
+        attr.ino
+    };
     let to = find(to_dir, to, false)?;
-    let attr = from.exists()?;
-    if attr.is_dir() {
-        return Err(Stop::Error(err::PERM));
-    }
     if to.attr.is_some() {
         return Err(Stop::Error(err::EXIST));
     }
     if to.slash {
         return Err(Stop::Error(err::NOENT));
     }
-    fs()?.link(&caller(), attr.ino, to.parent, to.name())?;
+    fs()?.link(&caller(), ino, to.parent, to.name())?;
     Ok(0)
 }
 

@@ -47,11 +47,12 @@ pub fn open(r: &mut Regs) -> Reply {
     if flags & o::PATH != 0 {
         return Err(Stop::Kernel);
     }
+    if flags & o::TMPFILE == o::TMPFILE {
+        // As every file without a name: the kernel's descriptor keeps it over fork and exec.
+        return Err(Stop::Kernel);
+    }
     let exclusive = flags & o::CREAT != 0 && flags & o::EXCL != 0;
     let found = path::resolve(q.dirfd, &q.path, flags & o::NOFOLLOW == 0 && !exclusive)?;
-    if flags & o::TMPFILE == o::TMPFILE {
-        return Err(Stop::Error(err::OPNOTSUPP));
-    }
     if flags & o::ACCMODE == 3 {
         return Err(Stop::Kernel);
     }

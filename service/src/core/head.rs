@@ -396,7 +396,7 @@ impl Node {
             self.snapshots.retain(|_, s| s.is_sent());
         }
         if let Some(known) = self.known.get_mut(&client)
-            && let Op::Create { ino, .. } = op
+            && let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
         {
             known.fresh.remove(ino);
             known.pins.insert(*ino);
@@ -417,7 +417,10 @@ impl Node {
         op: &Op<'_>,
         ino: InodeId,
     ) -> Result<(), Failure> {
-        let open = matches!(op, Op::Unlink { open: true, .. } | Op::Rename { open: true, .. });
+        let open = matches!(
+            op,
+            Op::Unlink { open: true, .. } | Op::Rename { open: true, .. } | Op::Tmpfile { .. }
+        );
         if let Some(known) = self.known.get_mut(&client) {
             if open {
                 known.pins.insert(ino);
@@ -469,6 +472,7 @@ impl Node {
             | Op::SetXattr { ino, .. }
             | Op::RemoveXattr { ino, .. }
             | Op::CloneRange { ino, .. }
+            | Op::Tmpfile { ino, .. }
             | Op::Reap { ino } => mark(ino),
         }
     }

@@ -52,6 +52,8 @@ fn touched(op: &Op<'_>) -> ([InodeId; 4], usize) {
         Op::Create { ino, parent, .. } | Op::Link { ino, parent, .. } => {
             ([parent, ino, none, none], 2)
         }
+        // Its directory does not change.
+        Op::Tmpfile { ino, .. } => ([ino, none, none, none], 1),
         Op::Unlink { ino, parent, .. } | Op::Rmdir { ino, parent, .. } => {
             ([parent, ino, none, none], 2)
         }
@@ -87,7 +89,7 @@ pub fn judge(
         // Only the service frees inodes.
         return Err(Errno::PERM);
     }
-    if let Op::Create { ino, .. } = op
+    if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
         && !known.fresh.contains(ino)
         && !planted(Bug::NumberUnchecked)
     {
@@ -115,7 +117,7 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
     let creds = known.creds();
     match *op {
         Op::Pad | Op::Reap { .. } => Ok(()),
-        Op::Create { parent, uid, gid, mode, .. } => {
+        Op::Create { parent, uid, gid, mode, .. } | Op::Tmpfile { parent, uid, gid, mode, .. } => {
             let dir = record(volume, parent)?;
             creds.may(&dir, W | X)?;
             let group = creds.in_group(gid) || (dir.mode & 0o2000 != 0 && gid == dir.gid);
@@ -129,7 +131,14 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
                 _ => Ok(()),
             }
         }
-        Op::Link { parent, .. } => creds.may(&record(volume, parent)?, W | X),
+        Op::Link { ino, parent, .. } => {
+            let r = record(volume, ino)?;
+            if r.nlink == 0 && !creds.owns(&r) && !known.rights.contains(&ino) {
+                // What has no name can be had only from somebody who has it open.
+                return Err(Errno::NOENT);
+            }
+            creds.may(&record(volume, parent)?, W | X)
+        }
         Op::Unlink { ino, parent, .. } | Op::Rmdir { ino, parent, .. } => {
             creds.may_remove(&record(volume, parent)?, &record(volume, ino)?)
         }

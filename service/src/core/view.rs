@@ -502,6 +502,14 @@ impl Node {
         // root that goes away at once.
         for ino in self.volume.orphans()? {
             let Some(record) = self.volume.attr(ino)? else { continue };
+            if record.linkable {
+                let (mode, uid, gid, parent) = (record.mode, record.uid, record.gid, InodeId::ROOT);
+                out.time = nanos(record.btime);
+                out.op(&Op::Tmpfile { ino, parent, mode, uid, gid, linkable: true });
+                self.dump_rest(out, &record)?;
+                files.push_back((ino, record.size));
+                continue;
+            }
             let name = format!(".corbel-orphan-{ino}").into_bytes();
             let target = self.volume.symlink(ino)?;
             self.dump_inode(out, &record, InodeId::ROOT, &name, &target)?;
@@ -531,6 +539,12 @@ impl Node {
         out.time = nanos(r.btime);
         let (ino, mode, rdev, uid, gid) = (r.ino, r.mode, r.rdev, r.uid, r.gid);
         out.op(&Op::Create { ino, parent, mode, rdev, uid, gid, name, target });
+        self.dump_rest(out, r)
+    }
+
+    /// What an inode has besides what it was made with, content and times apart.
+    fn dump_rest(&self, out: &mut Synthetic, r: &InodeRecord) -> Result<(), Failure> {
+        let ino = r.ino;
         if r.mode & S_IFMT == S_IFREG && r.size > 0 {
             out.op(&Op::Truncate { ino, size: r.size, clear_setid: false });
         }

@@ -6,5 +6,6 @@ mod grants;
 mod hostile;
 mod locks;
 mod messages;
+mod nameless;
 mod restart;
 mod rig;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{Report, Sums};
 use crate::format::item::{Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT};
-use crate::format::item::{decode_name, kind, name_hash};
+use crate::format::item::{decode_name, kind, name_hash, orphan_value};
 use crate::format::page::Key;
 use crate::limits::{TARGET_MAX, XATTR_VALUE_MAX};
 
@@ -81,7 +81,7 @@ impl Items {
                 Err(e) => report.damage(place(), e.to_string()),
             },
             (false, kind::XATTR) => self.xattr(key, value, report),
-            (true, kind::ORPHAN) if value.is_empty() => {
+            (true, kind::ORPHAN) if value.is_empty() || value == orphan_value(true) => {
                 self.orphans.insert(key.item);
             }
             (true, kind::CLIENT) if value.len() == 8 => report.counts.clients += 1,

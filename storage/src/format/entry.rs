@@ -39,6 +39,7 @@
 //! 12 RemoveXattr    0                  0           0               name
 //! 13 CloneRange     0                  offset      length          source inode u64, offset u64
 //! 14 Reap           0                  0           0               -   (written by the service only)
+//! 15 Tmpfile        1 may get a name   parent      mode            uid u32, gid u32
 //! ```
 
 use alloc::vec::Vec;
@@ -73,6 +74,7 @@ pub mod op {
     pub const REMOVEXATTR: u8 = 12;
     pub const CLONE_RANGE: u8 = 13;
     pub const REAP: u8 = 14;
+    pub const TMPFILE: u8 = 15;
 }
 
 /// Flag of Unlink: the client itself still has the inode open.
@@ -85,6 +87,9 @@ pub const RENAME_EXCHANGE: u16 = 2;
 pub const RENAME_OPEN: u16 = 4;
 /// Flag of Write and Truncate: clear set-user-ID and set-group-ID, as a write by others must.
 pub const CLEAR_SETID: u16 = 1;
+
+/// Flag of Tmpfile: Link may give it a name.
+pub const TMPFILE_LINKABLE: u16 = 1;
 
 /// Fields of a SetAttr mask.
 #[allow(missing_docs)]
@@ -207,6 +212,15 @@ pub enum Op<'a> {
     },
     Reap {
         ino: InodeId,
+    },
+    /// Makes a regular file without a name (O_TMPFILE); the client has it open.
+    Tmpfile {
+        ino: InodeId,
+        parent: InodeId,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+        linkable: bool,
     },
 }
 
@@ -353,6 +367,12 @@ impl Op<'_> {
                 w.u64(source.0).u64(source_offset);
             }
             Op::Reap { ino } => (raw.op, raw.inode) = (op::REAP, ino.0),
+            Op::Tmpfile { ino, parent, mode, uid, gid, linkable } => {
+                (raw.op, raw.inode, raw.a) = (op::TMPFILE, ino.0, parent.0);
+                raw.b = u64::from(mode);
+                raw.flags = if linkable { TMPFILE_LINKABLE } else { 0 };
+                w.u32(uid).u32(gid);
+            }
         }
         raw.length = w.0.len() as u32;
         raw
@@ -480,7 +500,7 @@ fn decode_op(
         return Err(r.corrupt("names inode 0"));
     }
     let known = match kind {
-        op::UNLINK | op::WRITE | op::TRUNCATE => 1,
+        op::UNLINK | op::WRITE | op::TRUNCATE | op::TMPFILE => 1,
         op::RENAME => 7,
         op::FALLOCATE => u16::MAX,
         _ => 0,
@@ -563,6 +583,14 @@ fn decode_op(
             Op::CloneRange { ino, offset: a, len: b, source, source_offset }
         }
         op::REAP => Op::Reap { ino },
+        op::TMPFILE => {
+            let (uid, gid) = (r.u32()?, r.u32()?);
+            let Ok(mode) = u32::try_from(b) else {
+                return Err(r.corrupt("has an impossible mode"));
+            };
+            let linkable = flags & TMPFILE_LINKABLE != 0;
+            Op::Tmpfile { ino, parent: InodeId(a), mode, uid, gid, linkable }
+        }
         _ => return Err(r.corrupt("has an unknown operation")),
     };
     r.end()?;

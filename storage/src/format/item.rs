@@ -9,7 +9,8 @@
 //!                                                   arena block u64, blocks u64
 //! i      5 xattr       hash << 16 | n << 8 | piece  piece 0: name length u8, value length u32,
 //!                                                   name, then bytes; others: bytes; 960 at most
-//! 0     16 orphan      inode                        -
+//! 0     16 orphan      inode                        empty, or u8 1: made without a name (O_TMPFILE), and
+//!                                                   Link may give it one
 //! 0     17 client      client id                    last sequence published u64
 //! 0     18 arena       arena                        class u8 (1 everybody, 2 owner and group,
 //!                                                   3 owner, 4 service only), 3 zero, uid, gid u32
@@ -170,6 +171,7 @@ impl Inode {
             parent: self.parent,
             entries: self.entries,
             xattrs: self.xattrs > 0,
+            linkable: false,
         }
     }
 }
@@ -321,6 +323,11 @@ pub fn decode_name(value: &[u8]) -> Result<(InodeId, u32, &[u8]), Corrupt> {
         return Err(r.corrupt("has an illegal name, type or inode"));
     }
     Ok((ino, kind, name))
+}
+
+/// Value of an orphan's item: whether Link may give it a name.
+pub const fn orphan_value(linkable: bool) -> &'static [u8] {
+    if linkable { &[1] } else { &[] }
 }
 
 /// Key of the attributes of an inode.

@@ -305,6 +305,8 @@ pub struct InodeRecord {
     pub entries: u64,
     /// Whether there are extended attributes.
     pub xattrs: bool,
+    /// It has no name, and may be given one.
+    pub linkable: bool,
 }
 
 /// A run of a file's bytes in an arena. Bytes in no extent are zeroes.
@@ -414,7 +416,8 @@ fn take_stamp(r: &mut Reader<'_>) -> Result<Stamp, Corrupt> {
 }
 
 impl InodeRecord {
-    /// Appends the fields in the order of the structure.
+    /// Appends the fields in the order of the structure; the last byte has flags: 1 extended
+    /// attributes, 2 may be given a name.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Writer(out);
         w.u64(self.ino.0).u32(self.mode).u32(self.nlink).u32(self.uid).u32(self.gid);
@@ -422,12 +425,13 @@ impl InodeRecord {
         for s in [self.atime, self.mtime, self.ctime, self.btime] {
             put_stamp(&mut w, s);
         }
-        w.u64(self.parent.0).u64(self.entries).u8(u8::from(self.xattrs));
+        let flags = u8::from(self.xattrs) | u8::from(self.linkable) << 1;
+        w.u64(self.parent.0).u64(self.entries).u8(flags);
     }
 
     /// Reads the fields.
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
-        Ok(Self {
+        let mut record = Self {
             ino: InodeId(r.u64()?),
             mode: r.u32()?,
             nlink: r.u32()?,
@@ -442,8 +446,11 @@ impl InodeRecord {
             btime: take_stamp(r)?,
             parent: InodeId(r.u64()?),
             entries: r.u64()?,
-            xattrs: r.u8()? != 0,
-        })
+            ..Self::default()
+        };
+        let flags = r.u8()?;
+        (record.xattrs, record.linkable) = (flags & 1 != 0, flags & 2 != 0);
+        Ok(record)
     }
 }
 

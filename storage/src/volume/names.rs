@@ -129,6 +129,27 @@ impl Volume {
         Ok(Applied::default())
     }
 
+    /// Makes a regular file without a name. Only the inode is new: its directory says where it
+    /// belongs, and does not change.
+    pub(super) fn tmpfile(&mut self, op: &Op<'_>, now: Stamp) -> Done {
+        let Op::Tmpfile { ino, parent, mode, uid, gid, linkable } = *op else {
+            return Err(Refusal::Invalid);
+        };
+        if ino.0 == 0 || mode & item::S_IFMT != item::S_IFREG || !mode_is_legal(mode, 0, &[]) {
+            return Err(Refusal::Invalid);
+        }
+        self.need_dir(parent)?;
+        if self.inode(ino)?.is_some() {
+            return Err(Refusal::Exists);
+        }
+        let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..Default::default() };
+        self.put_inode(ino, &Inode { mode, uid, gid, ..times })?;
+        self.tree.put(Key::new(0, kind::ORPHAN, ino.0), item::orphan_value(linkable))?;
+        self.inodes += 1;
+        self.last_inode = self.last_inode.max(ino.0);
+        Ok(Applied { orphaned: Some(ino), already: false })
+    }
+
     pub(super) fn link(&mut self, ino: InodeId, parent: InodeId, name: &[u8], now: Stamp) -> Done {
         if !name_is_legal(name) {
             return Err(Refusal::BadName);
@@ -141,7 +162,7 @@ impl Volume {
         if let Some(found) = self.find_name(parent, name)? {
             return if found.ino == ino { ALREADY } else { Err(Refusal::Exists) };
         }
-        if inode.nlink == 0 {
+        if inode.nlink == 0 && !self.is_linkable(ino)? {
             return Err(Refusal::NoEntry);
         }
         if inode.nlink >= LINK_MAX {
@@ -149,6 +170,9 @@ impl Volume {
         }
         let item = self.free_item(parent, name)?;
         self.put_name(parent, item, ino, inode.mode, name)?;
+        if inode.nlink == 0 {
+            self.tree.remove(Key::new(0, kind::ORPHAN, ino.0))?;
+        }
         inode.nlink += 1;
         inode.ctime = now;
         self.put_inode(ino, &inode)?;
@@ -226,7 +250,7 @@ impl Volume {
         if inode.nlink > 0 {
             return Ok(None);
         }
-        self.tree.put(Key::new(0, kind::ORPHAN, ino.0), &[])?;
+        self.tree.put(Key::new(0, kind::ORPHAN, ino.0), item::orphan_value(false))?;
         Ok(Some(ino))
     }
 

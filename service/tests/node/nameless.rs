@@ -1,0 +1,82 @@
+//! Files without a name (O_TMPFILE): who may name them, and when they go.
+
+use base::InodeId;
+use service::core::Event;
+use storage::format::control::LeaseMode;
+use storage::format::entry::Op;
+use storage::format::rpc::Request;
+
+use crate::rig::{Hand, Rig};
+
+fn tmpfile(hand: &mut Hand, rig: &mut Rig, linkable: bool) -> InodeId {
+    let (ino, _) = hand.numbers(rig, 1)[0];
+    let (parent, mode) = (InodeId::ROOT, 0o100_644);
+    hand.append(&Op::Tmpfile { ino, parent, mode, uid: hand.uid, gid: hand.uid, linkable });
+    hand.append(&Op::Write { ino, offset: 0, data: b"content", clear_setid: true });
+    hand.sync(rig);
+    ino
+}
+
+fn there(rig: &Rig, ino: InodeId) -> Vec<Option<u32>> {
+    let nlink = |n: &service::core::Node| n.volume().attr(ino).unwrap().map(|r| r.nlink);
+    rig.nodes.iter().map(nlink).collect()
+}
+
+#[test]
+fn a_nameless_file_lives_while_it_is_open_and_stays_once_named() {
+    let mut rig = Rig::new(2, 1);
+    let mut hand = rig.attach(1, 1000);
+    let (named, closed, dies) = (
+        tmpfile(&mut hand, &mut rig, true),
+        tmpfile(&mut hand, &mut rig, true),
+        tmpfile(&mut hand, &mut rig, true),
+    );
+    assert_eq!(there(&rig, named), [Some(0); 2]);
+    let link = Op::Link { ino: named, parent: InodeId::ROOT, name: b"named" };
+    hand.append_in(&mut rig, InodeId::ROOT, &link);
+    hand.sync(&mut rig);
+    hand.call(&mut rig, &Request::Unpin { inodes: vec![closed, named] }).unwrap();
+    rig.settle();
+    assert_eq!(there(&rig, closed), [None; 2], "closed");
+    assert_eq!(there(&rig, named), [Some(1); 2]);
+    assert_eq!(there(&rig, dies), [Some(0); 2], "still open");
+    assert_eq!(hand.refusals(), 0);
+    rig.event(1, Event::ClientGone(hand.client));
+    rig.settle();
+    assert_eq!(there(&rig, dies), [None; 2], "its process ended");
+    assert_eq!(there(&rig, named), [Some(1); 2]);
+    rig.check();
+}
+
+/// Another client may know the number of a nameless file, but has no way to open it.
+#[test]
+fn others_cannot_name_it_nor_can_anybody_if_it_says_so() {
+    let mut rig = Rig::new(1, 1);
+    let mut good = rig.attach(0, 1000);
+    let mut bad = rig.attach(0, 2000);
+    let (ino, sealed) = (tmpfile(&mut good, &mut rig, true), tmpfile(&mut good, &mut rig, false));
+    let (number, _) = bad.numbers(&mut rig, 1)[0];
+    for (hand, ino, name) in [(&mut bad, ino, &b"stolen"[..]), (&mut good, sealed, b"sealed")] {
+        let before = hand.refusals();
+        hand.lease(&mut rig, ino, LeaseMode::Write).ok();
+        hand.append_in(&mut rig, InodeId::ROOT, &Op::Link { ino, parent: InodeId::ROOT, name });
+        hand.sync(&mut rig);
+        assert_eq!(hand.refusals(), before + 1);
+    }
+    // Made for somebody else, of another type, or under a number that is not the client's own.
+    let (parent, mode, linkable) = (InodeId::ROOT, 0o100_644, true);
+    for op in [
+        Op::Tmpfile { ino: number, parent, mode, uid: 0, gid: 0, linkable },
+        Op::Tmpfile { ino: number, parent, mode: 0o040_755, uid: 2000, gid: 2000, linkable },
+        Op::Tmpfile { ino: number, parent: ino, mode, uid: 2000, gid: 2000, linkable },
+        Op::Tmpfile { ino: InodeId(1 << 40), parent, mode, uid: 2000, gid: 2000, linkable },
+    ] {
+        let before = bad.refusals();
+        bad.append(&op);
+        bad.sync(&mut rig);
+        assert_eq!(bad.refusals(), before + 1, "{op:?}");
+    }
+    assert_eq!(there(&rig, ino), [Some(0)]);
+    rig.settle();
+    rig.check();
+}
