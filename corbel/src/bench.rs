@@ -6,6 +6,7 @@ pub mod failover;
 pub mod kernels;
 mod library;
 pub mod load;
+mod mount;
 mod race;
 mod steady;
 mod straw2;
@@ -31,6 +32,9 @@ pub struct ClusterOptions {
     /// Leave the cluster's directory (logs, regions) for inspection
     #[arg(long)]
     pub keep: bool,
+    /// Fewer operations, where a bench has many (mount)
+    #[arg(long)]
+    pub quick: bool,
 }
 
 macro_rules! verbs {
@@ -79,6 +83,8 @@ verbs! {
     Sqlite = "sqlite",
     /// kill -9 of the primary node and of a replica, SIGSTOP of a replica
     Failover = "failover",
+    /// The mount beside ext4 and a pass-through: names, reads, writes, fsync, a build
+    Mount = "mount",
     /// CPU of an idle cluster
     Idle = "idle",
 }
@@ -92,6 +98,8 @@ pub struct Bench<'a> {
     pub transport: Transport,
     /// Whether to leave the directory.
     pub keep: bool,
+    /// Whether fewer operations will do.
+    pub quick: bool,
     /// For progress.
     pub out: &'a Output,
 }
@@ -182,6 +190,20 @@ pub const BENCHES: &[Row] = &[
         run: failover::failover,
     },
     Row {
+        name: "mount",
+        about: "the mount beside ext4 and a pass-through of it; times, and ratios (below 1: faster)",
+        asked: &[
+            ("stat_again_vs_passed", Asked::Max(1.2)),
+            ("reopen_vs_passed", Asked::Max(1.2)),
+            ("read_qd1_vs_passed", Asked::Max(1.2)),
+            ("read_qd32_vs_passed", Asked::Max(1.2)),
+            ("build_vs_passed", Asked::Max(1.2)),
+            ("fsync_files_vs_passed", Asked::Max(1.0)),
+            ("fsync_append_vs_passed", Asked::Max(1.0)),
+        ],
+        run: mount::mount,
+    },
+    Row {
         name: "idle",
         about: "CPU of an idle cluster, all processes, in percent of one core",
         asked: &[("cpu_percent", Asked::Max(1.0))],
@@ -202,7 +224,13 @@ pub fn run(out: &Output, verb: &BenchVerb) -> Result<()> {
     let Some((name, options)) = verb.cluster() else { return Ok(()) };
     crate::signals::catch();
     let transport = if options.transport == "shm" { Transport::Shm } else { Transport::Tcp };
-    let bench = Bench { replicas: options.replicas, transport, keep: options.keep, out };
+    let bench = Bench {
+        replicas: options.replicas,
+        transport,
+        keep: options.keep,
+        quick: options.quick,
+        out,
+    };
     for row in BENCHES.iter().filter(|row| name == "all" || row.name == name) {
         out.step(format!("{}: {}", row.name, row.about));
         let figures = (row.run)(&bench)?;
