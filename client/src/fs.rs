@@ -195,6 +195,21 @@ pub struct Written {
     pub offset: u64,
 }
 
+/// What `copy_range` and `clone_range` shall do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopyRange {
+    /// Open for reading.
+    pub from: Handle,
+    /// Where to read.
+    pub from_offset: u64,
+    /// Open for writing; it may be the same file.
+    pub to: Handle,
+    /// Where to write.
+    pub to_offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
 /// One name of a directory.
 #[derive(Clone, Copy, Debug)]
 pub struct DirEntry<'a> {
@@ -327,6 +342,18 @@ pub trait FileSystem: Send + Sync {
     fn write(&self, handle: Handle, offset: u64, data: &[u8], append: bool) -> Result<Written>;
     /// Allocates, punches or zeroes; mode bits in [`falloc`].
     fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()>;
+    /// Copies bytes between two open files of this file system without carrying them through the
+    /// caller, and says how many; less than asked at the end of the source, or when it was much.
+    /// EOPNOTSUPP: the caller does better to read and write.
+    fn copy_range(&self, _copy: &CopyRange) -> Result<u64> {
+        Err(Errno::OPNOTSUPP)
+    }
+    /// FICLONERANGE: makes a range of a file what that range of the other is, all of it or (with an
+    /// error) some of it. Offsets are multiples of a block, and the length (0: to the end) too unless
+    /// it reaches the end of the source.
+    fn clone_range(&self, _copy: &CopyRange) -> Result<()> {
+        Err(Errno::OPNOTSUPP)
+    }
     /// Finds data or holes.
     fn lseek(&self, handle: Handle, offset: u64, whence: Whence) -> Result<u64>;
     /// Attributes through a handle.

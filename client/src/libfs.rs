@@ -12,6 +12,7 @@
 #![allow(unsafe_code)]
 
 pub mod attrs;
+pub mod copy;
 pub mod data;
 pub mod inode;
 pub mod lane;

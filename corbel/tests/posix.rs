@@ -336,3 +336,67 @@ print(os.statvfs('.').f_bfree)";
     assert!(after > during + 1500, "{during} blocks free with the file, {after} without it");
     cluster.assert_nothing_refused();
 }
+
+/// Copies inside the volume, with and without alignment, onto what is there and beyond the end, of a
+/// file whose last bytes are in the log only; and FICLONE where the kernel lets it through.
+#[test]
+fn copies_inside_the_volume_are_what_they_copy() {
+    let Some(cluster) = Cluster::new("copy") else { return };
+    let program = "import fcntl, os, struct, sys, errno
+w = sys.argv[1]; FICLONE, RANGE = 0x40049409, 0x4020940d
+data = bytearray(os.urandom(3_000_000)); data[500_000:1_500_000] = bytes(1_000_000)
+open(w, 'wb').write(data)
+src = os.open(w, os.O_RDWR)
+os.pwrite(src, b'last', 7); data[7:11] = b'last'
+def copy(dst, at, to, n):
+    done = 0
+    while done < n:
+        got = os.copy_file_range(src, dst, n - done, at + done, to + done)
+        if got == 0: break
+        done += got
+    return done
+for k, (at, to, n, old) in enumerate([(0, 0, 3_000_000, 0), (4096, 8192, 2_000_000, 9_000_000),
+        (777, 31, 1_999_999, 1_000_000), (2_500_000, 100, 900_000, 50), (3_000_000, 0, 9, 5)]):
+    want = bytearray(b'o' * old); n_ = min(n, 3_000_000 - at)
+    want += bytes(max(0, to + n_ - len(want)) if n_ > 0 else 0); want[to:to + n_] = data[at:at + n_]
+    open(f'{w}{k}', 'wb').write(b'o' * old); dst = os.open(f'{w}{k}', os.O_RDWR)
+    assert copy(dst, at, to, n) == max(n_, 0), k
+    assert os.pread(dst, 1 << 24, 0) == want, k
+    assert open(f'{w}{k}', 'rb').read() == want, k
+    os.fsync(dst); assert os.fstat(dst).st_size == len(want)
+assert copy(src, 0, 1_000_000, 900_000) == 900_000; data[1_000_000:1_900_000] = data[:900_000]
+assert os.pread(src, 1 << 24, 0) == data
+try: os.copy_file_range(src, src, 500_000, 0, 100_000); assert False
+except OSError as e: assert e.errno == errno.EINVAL
+if w == 'run':
+    dst = os.open('clone', os.O_RDWR | os.O_CREAT); fcntl.ioctl(dst, FICLONE, src)
+    assert os.pread(dst, 1 << 24, 0) == data
+    fcntl.ioctl(dst, RANGE, struct.pack('<qQQQ', src, 4096, 8192, 0)); data[:8192] = data[4096:12288]
+    before = os.pread(src, 4, 0); os.pwrite(dst, b'own', 0); assert os.pread(src, 4, 0) == before
+    assert os.pread(dst, 3, 0) == b'own' and os.pread(dst, 8192, 4096) == data[4096:12288]
+    try: fcntl.ioctl(dst, RANGE, struct.pack('<qQQQ', src, 1, 8192, 0)); assert False
+    except OSError as e: assert e.errno == errno.EINVAL
+    tmp = os.open('/etc/passwd', os.O_RDONLY)
+    try: fcntl.ioctl(dst, FICLONE, tmp); assert False
+    except OSError as e: assert e.errno == errno.EXDEV
+print('same')";
+    for (node, w) in [(1, "run"), (2, "mount")] {
+        let script = format!("exec python3 -c \"{program}\" {w}");
+        let mut command =
+            if w == "run" { cluster.run(node, &script) } else { cluster.shell(node, &script) };
+        assert_eq!(text(&command.output().unwrap()), "same\n", "{w}");
+    }
+    let script = "cp --reflink=auto mount 2; cmp mount 2; cp --reflink=always run 3; cmp run 3; \
+        md5sum < mount > sums; cat sums | wc -l";
+    assert_eq!(text(&cluster.run(3, script).output().unwrap()), "1\n");
+    let sums =
+        "for f in run mount; do for i in '' 0 1 2 3 4; do md5sum < $f$i; done; done | md5sum";
+    let want = text(&cluster.shell(1, sums).output().unwrap());
+    for node in [2, 3] {
+        assert_eq!(text(&cluster.shell(node, sums).output().unwrap()), want, "node {node}");
+    }
+    let stats = fs::read_to_string(cluster.mount(2).join(".corbel/stats")).unwrap();
+    let copied = stats.lines().find_map(|l| l.strip_prefix("fuse_copied_bytes_total ")).unwrap();
+    assert!(copied.parse::<u64>().unwrap() > 4_000_000, "{stats}");
+    cluster.assert_nothing_refused();
+}

@@ -73,8 +73,7 @@ fn writer(dir: &Path) {
 fn attach(dir: &Path) -> LibFs {
     let end = Instant::now() + Duration::from_secs(30);
     loop {
-        let attached =
-            LibFs::attach(Config::new(dir.join("sock").as_os_str().as_encoded_bytes()));
+        let attached = LibFs::attach(Config::new(dir.join("sock").as_os_str().as_encoded_bytes()));
         match attached {
             Ok(fs) => return fs,
             Err(e) => assert!(Instant::now() < end, "cannot attach: {e}"),

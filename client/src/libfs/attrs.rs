@@ -14,8 +14,9 @@ use super::names::logged;
 use super::permission::{R, W, may, owns};
 use super::{LibFs, Outcome};
 use crate::fs::{
-    Attr, Caller, DirEntry, FileSystem, Handle, Lock, NewNode, O_ACCMODE, O_EXCL, O_RDONLY, Rename,
-    Result, S_IFDIR, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode,
+    Attr, Caller, CopyRange, DirEntry, FileSystem, Handle, Lock, NewNode, O_ACCMODE, O_EXCL,
+    O_RDONLY, Rename, Result, S_IFDIR, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written,
+    XattrMode,
 };
 
 fn stamp(time: Time) -> Result<Stamp> {
@@ -374,6 +375,14 @@ impl FileSystem for LibFs {
 
     fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()> {
         self.do_fallocate(handle, mode, offset, len)
+    }
+
+    fn copy_range(&self, copy: &CopyRange) -> Result<u64> {
+        self.do_copy_range(copy)
+    }
+
+    fn clone_range(&self, copy: &CopyRange) -> Result<()> {
+        self.do_clone_range(copy)
     }
 
     fn lseek(&self, handle: Handle, offset: u64, whence: Whence) -> Result<u64> {

@@ -405,14 +405,14 @@ impl LibFs {
         Ok(Outcome::Done(at))
     }
 
-    fn clears_setid(&self, state: &State) -> bool {
+    pub(crate) fn clears_setid(&self, state: &State) -> bool {
         let mode = state.record.mode;
         let setid = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
         setid && !rustix::process::geteuid().is_root()
     }
 
     /// Content changed by an own operation.
-    fn touched(&self, state: &mut State, sequence: Sequence, now: u64, clear: bool) {
+    pub(crate) fn touched(&self, state: &mut State, sequence: Sequence, now: u64, clear: bool) {
         state.last = sequence;
         state.record.mtime = Stamp::from_nanos(now);
         state.record.ctime = Stamp::from_nanos(now);

@@ -35,12 +35,12 @@ macro_rules! logged {
 pub(crate) use logged;
 
 /// Locks of several inodes, taken in ascending order.
-struct Locked<'a> {
+pub(crate) struct Locked<'a> {
     guards: Vec<(InodeId, WriteGuard<'a, State>)>,
 }
 
 impl<'a> Locked<'a> {
-    fn new(inodes: &[&'a Arc<Inode>]) -> Self {
+    pub(crate) fn new(inodes: &[&'a Arc<Inode>]) -> Self {
         let mut sorted: Vec<&'a Arc<Inode>> = inodes.to_vec();
         sorted.sort_by_key(|i| i.ino);
         sorted.dedup_by_key(|i| i.ino);
@@ -52,7 +52,7 @@ impl<'a> Locked<'a> {
         self.guards.iter().position(|(i, _)| *i == ino).unwrap_or(0)
     }
 
-    fn get(&mut self, ino: InodeId) -> &mut State {
+    pub(crate) fn get(&mut self, ino: InodeId) -> &mut State {
         let at = self.position(ino);
         &mut self.guards[at].1
     }

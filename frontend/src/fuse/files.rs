@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Caller, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_RDONLY, O_TRUNC, Result,
-    Whence,
+    Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_RDONLY,
+    O_TRUNC, Result, Whence,
 };
 use zerocopy::IntoBytes;
 
@@ -14,9 +14,9 @@ use super::reply::{Answer, ReplySink};
 use super::server::{Call, IO_BYTES_MAX, Server};
 use super::virtual_dir;
 use super::wire::{
-    CreateIn, Dirent, EntryOut, FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FSYNC_FDATASYNC, FallocateIn,
-    FsyncIn, LseekIn, LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_CACHE,
-    WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+    CopyFileRangeIn, CreateIn, Dirent, EntryOut, FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE,
+    FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut,
+    ReadIn, ReleaseIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 
 /// `O_APPEND` is left out on purpose: whether a write appends is asked of each write, since one
@@ -221,6 +221,32 @@ impl<F: FileSystem + ?Sized> Server<F> {
         offset(end).map_err(|_| Errno::FBIG)?;
         self.fs.fallocate(opened.handle, arg.mode.get(), at, len)?;
         Ok(Answer::Empty)
+    }
+
+    /// Told EOPNOTSUPP, the kernel copies by reading and writing.
+    pub(super) fn copy_file_range(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &CopyFileRangeIn = args.take()?;
+        args.end()?;
+        let from = self.opened(arg.fh_in.get(), call.ino)?;
+        let to = self.opened(arg.fh_out.get(), InodeId(arg.nodeid_out.get()))?;
+        let (from_offset, to_offset) = (offset(arg.off_in.get())?, offset(arg.off_out.get())?);
+        if arg.flags.get() != 0 {
+            return Err(Errno::INVAL);
+        }
+        // What is done must fit the answer.
+        let len = arg.len.get().min(u64::from(u32::MAX) & !0xfff);
+        for at in [from_offset, to_offset] {
+            at.checked_add(len).filter(|end| offset(*end).is_ok()).ok_or(Errno::FBIG)?;
+        }
+        let copy = CopyRange { from: from.handle, from_offset, to: to.handle, to_offset, len };
+        let size = u32::try_from(self.fs.copy_range(&copy)?).map_err(|_| Errno::IO)?;
+        self.counters.bytes_copied.fetch_add(u64::from(size), Ordering::Relaxed);
+        Ok(Answer::of(&WriteOut { size: size.into(), ..WriteOut::default() }))
     }
 
     pub(super) fn lseek(

@@ -90,6 +90,7 @@ pub(super) struct Counters {
     pub unknown: AtomicU64,
     pub bytes_read: AtomicU64,
     pub bytes_written: AtomicU64,
+    pub bytes_copied: AtomicU64,
 }
 
 impl Default for Counters {
@@ -102,6 +103,7 @@ impl Default for Counters {
             unknown: zero(),
             bytes_read: zero(),
             bytes_written: zero(),
+            bytes_copied: zero(),
         }
     }
 }
@@ -234,8 +236,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             op::READDIRPLUS => ("readdirplus", Permission, Self::readdirplus),
             op::RENAME2 => ("rename2", Permission, Self::rename2),
             op::LSEEK => ("lseek", Nothing, Self::lseek),
-            // The kernel copies by reading and writing instead.
-            op::COPY_FILE_RANGE => ("copy_file_range", Nothing, Self::not_served),
+            op::COPY_FILE_RANGE => ("copy_file_range", Nothing, Self::copy_file_range),
             op::SYNCFS => ("syncfs", Nothing, Self::syncfs),
             op::TMPFILE => ("tmpfile", Permission, Self::tmpfile),
             op::STATX => ("statx", Nothing, Self::statx),
@@ -430,15 +431,6 @@ impl<F: FileSystem + ?Sized> Server<F> {
         for ino in known.into_keys() {
             self.fs.forget(InodeId(ino));
         }
-    }
-
-    pub(super) fn not_served(
-        &self,
-        _: &Call<'_>,
-        _: Args<'_>,
-        _: &mut dyn ReplySink,
-    ) -> Result<Answer> {
-        Err(Errno::NOSYS)
     }
 
     fn nothing_to_do(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {

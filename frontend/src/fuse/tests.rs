@@ -314,6 +314,11 @@ fn wrong_arguments_are_named_and_change_nothing() {
         ..FallocateIn::default()
     };
     let xattr = SetxattrIn { size: 5.into(), flags: 0.into() };
+    let copy = |fh_out: u64, off_out: u64, flags: u64| {
+        let len = 1 << 20;
+        let words = [fh, 0, ino, fh_out, off_out, len, flags];
+        words.map(u64::to_le_bytes).concat()
+    };
     let cases: &[(u32, u64, &[&[u8]], i32)] = &[
         (op::MKDIR, ROOT, &[&mkdir, &long], -36),
         (op::MKDIR, ROOT, &[&mkdir, b"a/b\0"], -22),
@@ -340,6 +345,13 @@ fn wrong_arguments_are_named_and_change_nothing() {
         (op::TMPFILE, ino, &[&[0; 16], b"/\0"], -20),
         (op::TMPFILE, 1 << 63 | 1, &[&[0; 16], b"/\0"], -1),
         (op::FLUSH, ino, &[], -38),
+        (op::COPY_FILE_RANGE, ino, &[&copy(fh, 0, 0)], -95),
+        (op::COPY_FILE_RANGE, ino, &[&copy(fh + 1, 0, 0)], -9),
+        (op::COPY_FILE_RANGE, ino, &[&copy(fh, 0, 1)], -22),
+        (op::COPY_FILE_RANGE, ino, &[&copy(fh, u64::MAX, 0)], -22),
+        (op::COPY_FILE_RANGE, ino, &[&copy(fh, i64::MAX as u64, 0)], -27),
+        (op::COPY_FILE_RANGE, ino, &[&copy(fh, 0, 0)[..48]], -22),
+        (op::COPY_FILE_RANGE, ROOT, &[&copy(fh, 0, 0)], -9),
         (1000, ROOT, &[], -38),
         (0, ROOT, &[], -38),
         (u32::MAX, ROOT, &[], -38),

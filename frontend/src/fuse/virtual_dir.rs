@@ -179,6 +179,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             ("unknown", &self.counters.unknown),
             ("read_bytes", &self.counters.bytes_read),
             ("written_bytes", &self.counters.bytes_written),
+            ("copied_bytes", &self.counters.bytes_copied),
         ] {
             let _ = writeln!(text, "fuse_{name}_total {}", load(counter));
         }

@@ -280,6 +280,15 @@ wire! {
     GetxattrIn = 8 { size: U32, padding: U32, }
     GetxattrOut = 8 { size: U32, padding: U32, }
     FallocateIn = 32 { fh: U64, offset: U64, length: U64, mode: U32, padding: U32, }
+    CopyFileRangeIn = 56 {
+        fh_in: U64,
+        off_in: U64,
+        nodeid_out: U64,
+        fh_out: U64,
+        off_out: U64,
+        len: U64,
+        flags: U64,
+    }
     LseekIn = 24 { fh: U64, offset: U64, whence: U32, padding: U32, }
     LseekOut = 8 { offset: U64, }
     InterruptIn = 8 { unique: U64, }

@@ -1,9 +1,10 @@
-//! Copies inside the kernel: done by reading and writing when both ends are files and one is ours;
-//! otherwise our end becomes the kernel's.
+//! Copies inside the kernel: between two files of ours the service copies if they are long, else it
+//! is done by reading and writing when both ends are files and one is ours; otherwise our end becomes
+//! the kernel's. And FICLONE.
 
 use alloc::vec;
 use alloc::vec::Vec;
-use client::fs::S_IFREG;
+use client::fs::{CopyRange, S_IFREG};
 use core::sync::atomic::Ordering;
 
 use super::{Reply, regular, to_kernel};
@@ -12,8 +13,10 @@ use crate::fsys::fs;
 use crate::mem;
 use crate::path::Stop;
 use crate::sys::{self, err, nr, o};
-use crate::table;
+use crate::table::{self, InUse};
 
+/// EXDEV
+const XDEV: isize = -18;
 /// Copied at a time.
 const STEP: usize = 128 << 10;
 /// Copied by one call at most; the application asks again.
@@ -37,7 +40,10 @@ pub fn copy(r: &mut Regs) -> Reply {
             if !plain_file(r.rdi) || !plain_file(r.rdx) {
                 return Err(Stop::Error(err::INVAL));
             }
-            run(r.rdi, r.rsi, r.rdx, r.r10, r.r8)
+            match copied(r.rdi, r.rsi, r.rdx, r.r10, r.r8)? {
+                Some(done) => Ok(done),
+                None => run(r.rdi, r.rsi, r.rdx, r.r10, r.r8),
+            }
         }
         nr::SENDFILE if ours(r.rdi) || ours(r.rsi) => {
             if plain_file(r.rdi) && plain_file(r.rsi) {
@@ -54,6 +60,62 @@ pub fn copy(r: &mut Regs) -> Reply {
         }
         _ => Err(Stop::Kernel),
     }
+}
+
+/// Lets the service copy; none if it is to be done by hand.
+fn copied(
+    from: usize,
+    in_at: usize,
+    to: usize,
+    out_at: usize,
+    len: usize,
+) -> Result<Option<isize>, Stop> {
+    if !ours(from) || !ours(to) {
+        return Ok(None);
+    }
+    let (source, target) = (regular(from)?, regular(to)?);
+    if target.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0 {
+        return Err(Stop::Error(err::BADF));
+    }
+    // Like the kernel, without a lock on the files' own offsets.
+    let offset = |file: &InUse, at: usize| -> Result<u64, Stop> {
+        if at == 0 { Ok(file.ofd().offset.load(Ordering::Relaxed)) } else { Ok(mem::get(at)?) }
+    };
+    let (from_offset, to_offset) = (offset(&source, in_at)?, offset(&target, out_at)?);
+    let (from, to) = (source.handle()?, target.handle()?);
+    let copy = CopyRange { from, from_offset, to, to_offset, len: len as u64 };
+    let done = match fs()?.copy_range(&copy) {
+        Ok(done) => done,
+        Err(base::Errno::OPNOTSUPP) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    for (file, at, offset) in [(&source, in_at, from_offset), (&target, out_at, to_offset)] {
+        if at == 0 {
+            file.ofd().offset.store(offset + done, Ordering::Relaxed);
+        } else {
+            mem::put(at, &(offset + done))?;
+        }
+    }
+    Ok(Some(done as isize))
+}
+
+/// FICLONE and FICLONERANGE on a file of ours.
+pub fn clone(to: usize, argument: usize, range: bool) -> Reply {
+    // Source, its offset, length, offset in the target.
+    let [from, from_offset, len, to_offset]: [u64; 4] =
+        if range { mem::get(argument)? } else { [argument as u64, 0, 0, 0] };
+    let from = from as u32 as usize;
+    let target = regular(to)?;
+    if !ours(from) {
+        return Err(Stop::Error(if sys::fstat(from as i32).is_some() { XDEV } else { err::BADF }));
+    }
+    let source = regular(from)?;
+    if target.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0 {
+        return Err(Stop::Error(err::BADF));
+    }
+    let (from, to) = (source.handle()?, target.handle()?);
+    fs()?.clone_range(&CopyRange { from, from_offset, to, to_offset, len })?;
+    Ok(0)
 }
 
 /// Reads from `fd` at `at`, or at its offset.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{Reply, regular, served, to_kernel};
+use super::{Reply, copy, regular, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::{BLOCK, fs};
@@ -210,7 +210,8 @@ fn ioctl(r: &Regs) -> Reply {
             Ok(0)
         }
         // FICLONE, FICLONERANGE
-        0x4004_9409 | 0x4020_940d => Err(Stop::Error(err::OPNOTSUPP)),
+        0x4004_9409 => copy::clone(r.rdi, r.rdx, false),
+        0x4020_940d => copy::clone(r.rdi, r.rdx, true),
         _ => Err(Stop::Error(err::NOTTY)),
     }
 }

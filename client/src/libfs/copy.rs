@@ -1,0 +1,130 @@
+//! Copies that the service makes: from one file to another without the bytes passing through here.
+
+use alloc::sync::Arc;
+
+use base::Errno;
+use rustix::process::geteuid;
+use storage::format::control::LeaseMode;
+use storage::format::entry::Op;
+use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
+
+use super::inode::{Inode, State};
+use super::names::{Locked, logged};
+use super::{LibFs, Outcome};
+use crate::fs::{CopyRange, O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY, Result};
+
+/// Shorter copies are sooner done through the log than waited for.
+const COPY_MIN: u64 = 256 << 10;
+/// Bytes of one operation: all members do it in one go.
+const COPY_PIECE: u64 = 32 << 20;
+/// Bytes of one call that may end early.
+const COPY_CALL: u64 = 256 << 20;
+
+impl LibFs {
+    pub(crate) fn do_copy_range(&self, copy: &CopyRange) -> Result<u64> {
+        if copy.len < COPY_MIN {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let size = self.source_size(copy)?;
+        let len = copy.len.min(size.saturating_sub(copy.from_offset)).min(COPY_CALL);
+        if len < COPY_MIN {
+            // Also at the end of the source.
+            return Err(Errno::OPNOTSUPP);
+        }
+        self.copy(&CopyRange { len, ..*copy })?;
+        Ok(len)
+    }
+
+    pub(crate) fn do_clone_range(&self, copy: &CopyRange) -> Result<()> {
+        let size = self.source_size(copy)?;
+        let rest = size.checked_sub(copy.from_offset).ok_or(Errno::INVAL)?;
+        let len = if copy.len == 0 { rest } else { copy.len };
+        let odd = (copy.from_offset | copy.to_offset) % BLOCK_BYTES != 0
+            || (len % BLOCK_BYTES != 0 && len != rest);
+        if odd || len > rest {
+            return Err(Errno::INVAL);
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        self.copy(&CopyRange { len, ..*copy })
+    }
+
+    fn source_size(&self, copy: &CopyRange) -> Result<u64> {
+        let (from, to) = (self.handle(copy.from)?, self.handle(copy.to)?);
+        if from.flags & O_ACCMODE == O_WRONLY
+            || to.flags & O_ACCMODE == O_RDONLY
+            || to.flags & O_APPEND != 0
+        {
+            return Err(Errno::BADF);
+        }
+        Ok(self.attr_of_inode(&from.inode)?.size)
+    }
+
+    fn copy(&self, copy: &CopyRange) -> Result<()> {
+        let end = copy.to_offset.checked_add(copy.len).filter(|&e| e <= FILE_SIZE_MAX);
+        end.ok_or(Errno::FBIG)?;
+        let (from, to) = (self.handle(copy.from)?, self.handle(copy.to)?);
+        let apart = copy.from_offset.abs_diff(copy.to_offset) >= copy.len;
+        if from.inode.ino == to.inode.ino && !apart {
+            return Err(Errno::INVAL);
+        }
+        let mut done = 0;
+        while done < copy.len {
+            let piece = CopyRange {
+                from_offset: copy.from_offset + done,
+                to_offset: copy.to_offset + done,
+                len: (copy.len - done).min(COPY_PIECE),
+                ..*copy
+            };
+            self.repeat(|session| self.try_copy(session, &from.inode, &to.inode, &piece))?;
+            done += piece.len;
+        }
+        // Space is accounted by the service: learn its answer (and its refusal) now.
+        self.settle(&to.inode)
+    }
+
+    fn try_copy(
+        &self,
+        session: &super::Session,
+        from: &Arc<Inode>,
+        to: &Arc<Inode>,
+        piece: &CopyRange,
+    ) -> Result<Outcome<()>> {
+        let mut locked = Locked::new(&[from, to]);
+        self.ensure(session, to.ino, locked.get(to.ino), LeaseMode::Write, 0)?;
+        if from.ino != to.ino {
+            self.ensure(session, from.ino, locked.get(from.ino), LeaseMode::Read, 0)?;
+        }
+        let source = locked.get(from.ino);
+        if !certainly_readable(source) || self.clears_setid(locked.get(to.ino)) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let source = locked.get(from.ino);
+        if !self.holds(session, source, LeaseMode::Read) {
+            return Ok(Outcome::Again);
+        }
+        if piece.from_offset + piece.len > source.record.size {
+            return Err(Errno::INVAL);
+        }
+        let now = Self::now(&[&locked.get(to.ino).record]);
+        let CopyRange { from_offset: source_offset, to_offset: offset, len, .. } = *piece;
+        let op = Op::CloneRange { ino: to.ino, offset, len, source: from.ino, source_offset };
+        let place = logged!(self.log(session, to.ino.0, &[locked.get(to.ino)], &op, now));
+        let state = locked.get(to.ino);
+        state.pieces.zero(offset, offset + len);
+        state.pieces.forget_extents();
+        state.extents_after = place.sequence;
+        state.record.size = state.record.size.max(offset + len);
+        self.touched(state, place.sequence, now, false);
+        Ok(Outcome::Done(()))
+    }
+}
+
+/// The service asks again whether we may read the source, as its mode is now; where that is in
+/// doubt (a file opened before its mode changed) the bytes are better read through the handle.
+fn certainly_readable(source: &State) -> bool {
+    let r = &source.record;
+    let uid = geteuid().as_raw();
+    uid == 0 || r.mode & 0o444 == 0o444 || (uid == r.uid && r.mode & 0o400 != 0)
+}
