@@ -65,7 +65,7 @@ impl Volume {
     /// The identity with which calls are made.
     pub fn caller(&self) -> Caller<'_> {
         let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
-        Caller { uid: self.uid, gid: self.gid, groups: &self.groups, pid }
+        Caller { uid: self.uid, gid: self.gid, groups: &self.groups, pid, umask: 0 }
     }
 
     fn find(&self, path: &[u8], follow: bool) -> Result<Found> {
@@ -242,8 +242,7 @@ impl Volume {
     /// access(2), by the effective identity.
     pub fn access(&self, path: &[u8], mode: u32) -> Result<()> {
         let attr = self.stat(path, true)?;
-        let record = storage_record(&attr);
-        client::libfs::permission::may(&self.caller(), &record, mode & 7)
+        self.fs.access(&self.caller(), attr.ino, mode & 7)
     }
 
     /// Everything that changes attributes by path.
@@ -333,14 +332,5 @@ impl Volume {
     /// Inode of a path, for the xattr calls.
     pub fn ino(&self, path: &[u8]) -> Result<InodeId> {
         Ok(self.find(path, true)?.existing()?.ino)
-    }
-}
-
-fn storage_record(attr: &Attr) -> client::libfs::InodeRecord {
-    client::libfs::InodeRecord {
-        mode: attr.mode,
-        uid: attr.uid,
-        gid: attr.gid,
-        ..client::libfs::InodeRecord::default()
     }
 }

@@ -16,7 +16,10 @@ use alloc::vec::Vec;
 
 use base::{Errno, InodeId};
 
+pub use storage::acl::is_acl;
 pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
+use storage::format::rpc::InodeRecord;
+use storage::permission::Creds;
 
 /// Result of every operation.
 pub type Result<T> = core::result::Result<T, Errno>;
@@ -32,11 +35,15 @@ pub struct Caller<'a> {
     pub groups: &'a [u32],
     /// Process, for logs and locks.
     pub pid: u32,
+    /// Permission bits that what it makes shall not have, unless the directory has a default access
+    /// list. A file system that does not [keep lists](FileSystem::keeps_acls) does not look at it:
+    /// it gets modes from which these bits are gone.
+    pub umask: u32,
 }
 
 impl Caller<'_> {
     /// The super-user.
-    pub const ROOT: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[], pid: 0 };
+    pub const ROOT: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[], pid: 0, umask: 0 };
 
     /// Whether the caller is in group `gid`.
     pub fn in_group(&self, gid: u32) -> bool {
@@ -142,7 +149,7 @@ pub struct SetAttr {
 /// What `mknod` shall make.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode<'a> {
-    /// Type and permission bits, umask already applied.
+    /// Type and permission bits; [`Caller::umask`] says whether the umask is applied.
     pub mode: u32,
     /// Device number of a special file, else 0.
     pub rdev: u32,
@@ -394,6 +401,18 @@ pub trait FileSystem: Send + Sync {
     ) -> Result<()>;
     /// Removes an extended attribute.
     fn removexattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<()>;
+    /// Whether extended attributes of the names `system.posix_acl_*` are access control lists that
+    /// the file system goes by, inherits, and keeps in step with the mode.
+    fn keeps_acls(&self) -> bool {
+        false
+    }
+    /// Whether the caller may read (4), write (2), execute or search (1).
+    fn access(&self, caller: &Caller<'_>, ino: InodeId, what: u32) -> Result<()> {
+        let Attr { mode, uid, gid, .. } = self.getattr(caller, ino)?;
+        let record = InodeRecord { mode, uid, gid, ..InodeRecord::default() };
+        let Caller { uid, gid, groups, .. } = *caller;
+        Creds { uid, gid, groups }.may(&record, what)
+    }
     /// Whether the file system keeps locks itself, so that they hold for everybody who uses it. If
     /// not, a kernel in front of it keeps those of its own processes, and the calls below fail.
     fn keeps_locks(&self) -> bool {

@@ -11,6 +11,7 @@
 //! log space, for fsync) happens with inode locks held but never with a lane or inside an operation.
 #![allow(unsafe_code)]
 
+pub mod acl;
 pub mod attrs;
 pub mod copy;
 pub mod data;

@@ -400,3 +400,58 @@ print('same')";
     assert!(copied.parse::<u64>().unwrap() > 4_000_000, "{stats}");
     cluster.assert_nothing_refused();
 }
+
+/// Access control lists, set in one view and obeyed in the other: named users and groups, the mask
+/// and chmod, what is inherited, and the programs that keep lists when they copy.
+#[test]
+fn access_lists_are_kept_and_obeyed_in_both_views() {
+    let found = |name: &str| Command::new(name).arg("--version").output().is_ok();
+    if !found("setfacl") || !found("rsync") {
+        eprintln!("skipped: the packages acl and rsync are not here");
+        return;
+    }
+    let Some(cluster) = Cluster::new("acl") else { return };
+    let make = "umask 077; mkdir W; cd W; echo secret > s; setfacl -m u:65534:r s; chmod o= s
+        getfacl -cn s; stat -c %a s; chmod g-r s; getfacl -cn s | grep effective; chmod g+r s
+        mkdir d; setfacl -m u:65534:rwx,d:u:65534:rw,d:o::r d; echo in > d/f; mkdir d/sub
+        getfacl -cn d/f d/sub | tr '\\n' ' '; echo; stat -c %a d/f d/sub
+        cp -a s s2; rsync -A s s3; getfacl -cn s2 s3 | md5sum; getfacl -cn s s | md5sum
+        setfacl -b s3; getfacl -cn s3; stat -c %a s3; ! setfacl -m d:u:1:r s 2> /dev/null
+        setfacl -k d; getfacl -cn d; chown 65533 s2; chmod 711 .; chmod 755 ..";
+    let start = "user::rw-\nuser:65534:r--\ngroup::---\nmask::r--\nother::---\n\n640\n\
+        user:65534:r--\t#effective:---\n\
+        user::rw- user:65534:rw- group::--- mask::rw- other::r--  ";
+    for (node, w) in [(1, "r"), (2, "m")] {
+        let script = make.replace('W', w);
+        let output = match w {
+            "r" => cluster.run(node, &script).output(),
+            _ => cluster.shell(node, &script).output(),
+        };
+        let said = text(&output.unwrap());
+        assert!(said.starts_with(start), "{w}: {said}");
+        let lines: Vec<&str> = said.lines().collect();
+        let sums: Vec<&&str> = lines.iter().filter(|l| l.ends_with("  -")).collect();
+        assert_eq!((sums.len(), sums[0]), (2, sums[1]), "copies have the same lists");
+        assert!(said.contains("\n664\n764\n"), "{w}: a default list takes the place of the umask");
+        assert!(said.contains("default:user:65534:rw-"), "{w}: a directory hands it on");
+        assert!(said.ends_with("user::rwx\nuser:65534:rwx\ngroup::---\nmask::rwx\nother::---\n\n"));
+    }
+    let other =
+        "setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'for d in r m; do cat $d/s
+        cat $d/s3; cat $d/d/f; echo more >> $d/d/f; echo own > $d/d/own && cat $d/d/own
+        echo no > $d/s; [ -r $d/s ] && ! [ -w $d/s ] && echo right; setfacl -m u:1:r $d/s
+        rm $d/d/own; done' 2>/dev/null";
+    let want = "secret\nin\nown\nright\n".repeat(2);
+    for node in [1, 3] {
+        let undo = "for d in r m; do echo in > $d/d/f; done";
+        text(&cluster.shell(2, undo).output().unwrap());
+        assert_eq!(text(&cluster.shell(node, other).output().unwrap()), want, "mount {node}");
+        text(&cluster.shell(2, undo).output().unwrap());
+        assert_eq!(text(&cluster.run(node, other).output().unwrap()), want, "run {node}");
+    }
+    let third = "setpriv --reuid=65533 --regid=65533 --clear-groups sh -c 'cat r/s; cat m/d/f; \
+        cat r/s2' 2>/dev/null";
+    assert_eq!(text(&cluster.shell(1, third).output().unwrap()), "secret\n");
+    assert_eq!(text(&cluster.run(3, third).output().unwrap()), "secret\n");
+    cluster.assert_nothing_refused();
+}

@@ -61,7 +61,11 @@ impl Session {
         mount_point::clear_dead(dir)?;
         let dir = dir.canonicalize().map_err(|e| MountError::point(dir, &e))?;
         let device = Arc::new(mount_point::mount(&dir, mount_options)?);
-        let options = Options { shared_locks: !mount_options.local_locks, ..options };
+        let options = Options {
+            shared_locks: !mount_options.local_locks,
+            kernel_checks: mount_options.default_permissions,
+            ..options
+        };
         let server = Arc::new(Server::new(fs.clone(), options));
         if let Err(error) = first_requests(&server, &device) {
             let _ = mount_point::unmount(&dir);

@@ -146,7 +146,19 @@ pub fn caller() -> Caller<'static> {
     // SAFETY: the array is static; it changes only when the process changes its own groups, and a
     // torn read is then a group list of before or after for each element.
     let groups = unsafe { core::slice::from_raw_parts(groups, id.count) };
-    Caller { uid: id.uid, gid: id.gid, groups, pid: id.pid }
+    Caller { uid: id.uid, gid: id.gid, groups, pid: id.pid, umask: 0 }
+}
+
+/// Who makes something, and the permission bits to ask for; whether the umask counts is the file
+/// system's to say if it has access lists.
+pub fn maker(mode: u32) -> Result<(Caller<'static>, u32), isize> {
+    let umask = crate::calls::process::umask();
+    let mut who = caller();
+    if fs()?.keeps_acls() {
+        who.umask = umask;
+        return Ok((who, mode & 0o7777));
+    }
+    Ok((who, mode & 0o7777 & !umask))
 }
 
 /// Descriptor of the mount's root (O_PATH), made on first use.

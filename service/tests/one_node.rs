@@ -175,7 +175,7 @@ impl Drop for World {
 /// Whoever runs the test.
 fn me() -> Caller<'static> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    Caller { uid, gid, groups: &[], pid: 1 }
+    Caller { uid, gid, groups: &[], pid: 1, umask: 0 }
 }
 
 fn content(seed: u32, len: u32) -> Vec<u8> {

@@ -281,6 +281,14 @@ fn judge_inodes(items: &Items, report: &mut Report) {
             report.damage(place(), problem);
         }
         let xattrs = items.xattrs.get(&ino).copied().unwrap_or(0);
+        let lists = items.lists.get(&ino).copied().unwrap_or((None, false));
+        let step = lists.0.is_none_or(|mode| mode == inode.mode & 0o777);
+        if inode.acl != lists.0.is_some() || inode.default_acl != lists.1 || !step {
+            report.damage(place(), "has access lists that its mode or attributes do not tell of");
+        }
+        if lists.1 && !inode.is_dir() || lists.0.is_some() && inode.is_link() {
+            report.damage(place(), "has an access list that its type cannot have");
+        }
         if xattrs != inode.xattrs {
             let problem = format!("counts {} xattrs, and has {xattrs}", inode.xattrs);
             report.damage(place(), problem);
@@ -372,7 +380,7 @@ fn judge_run(
         return report.damage(place(), format!("lies in arena {}, which is none", run.arena));
     };
     let Some(inode) = items.inodes.get(&ino) else { return };
-    let want = ReadClass::of(inode.mode, inode.uid, inode.gid);
+    let want = inode.class();
     if *class != want && *class != ReadClass::Service {
         let problem = format!("may be read by {want:?}, but lies in an arena of {class:?}");
         report.damage(place(), problem);

@@ -11,6 +11,7 @@
 
 extern crate alloc;
 
+pub mod acl;
 #[cfg(feature = "std")]
 pub mod check;
 pub mod format;

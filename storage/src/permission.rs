@@ -41,6 +41,12 @@ impl Creds<'_> {
             }
             return Ok(());
         }
+        if self.uid != r.uid
+            && let Some(acl) = &r.acl
+        {
+            let allowed = acl.permits(self.uid, r.gid, &|gid| self.in_group(gid), what);
+            return if allowed { Ok(()) } else { Err(Errno::ACCES) };
+        }
         let shift = if self.uid == r.uid {
             6
         } else if self.in_group(r.gid) {
@@ -79,7 +85,7 @@ mod tests {
         assert_eq!(who(6, 6).may(&r, R), Ok(()));
         assert_eq!(who(6, 6).may(&r, W), Err(Errno::ACCES));
         assert_eq!(who(0, 0).may(&r, R | W), Ok(()));
-        let by_group = InodeRecord { gid: 9, mode: 0o100_020, ..r };
+        let by_group = InodeRecord { gid: 9, mode: 0o100_020, ..r.clone() };
         assert_eq!(who(6, 6).may(&by_group, W), Ok(()), "supplementary groups count");
     }
 

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use base::wire::Corrupt;
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
 
+use crate::acl;
 use crate::format::entry::{Header, Op, Stamp};
 use crate::format::item::{self, Inode, ReadClass, Run, attr_key, kind};
 use crate::format::page::Key;
@@ -439,6 +440,10 @@ impl Volume {
             Op::Truncate { ino, size, clear_setid } => self.truncate(ino, size, clear_setid, now),
             Op::Fallocate { ino, offset, len, mode } => self.fallocate(ino, offset, len, mode, now),
             Op::SetAttr { .. } => self.set_attr(op, now),
+            Op::SetXattr { ino, name, value } if acl::is_acl(name) => {
+                self.set_acl(ino, name, value, now)
+            }
+            Op::RemoveXattr { ino, name } if acl::is_acl(name) => self.set_acl(ino, name, &[], now),
             Op::SetXattr { ino, name, value } => self.set_xattr(ino, name, value, now),
             Op::RemoveXattr { ino, name } => self.remove_xattr(ino, name, now),
             Op::CloneRange { .. } => self.clone_range(op, now),
@@ -490,7 +495,9 @@ impl Volume {
     pub fn attr(&self, ino: InodeId) -> Result<Option<InodeRecord>, Fault> {
         let Some(inode) = self.inode(ino)? else { return Ok(None) };
         let linkable = inode.nlink == 0 && self.is_linkable(ino)?;
-        Ok(Some(InodeRecord { linkable, ..inode.record(ino) }))
+        let acl = if inode.acl { self.acl(ino, acl::ACCESS)? } else { None };
+        let default_acl = if inode.default_acl { self.acl(ino, acl::DEFAULT)? } else { None };
+        Ok(Some(InodeRecord { linkable, acl, default_acl, ..inode.record(ino) }))
     }
 
     /// Whether an inode without a name may be given one.
@@ -579,11 +586,6 @@ impl Volume {
             true
         })?;
         Ok(target)
-    }
-
-    /// Class of an inode's blocks.
-    pub fn class_of(mode: u32, uid: u32, gid: u32) -> ReadClass {
-        ReadClass::of(mode, uid, gid)
     }
 
     /// Class of an arena.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use base::random::Random;
 use base::{Epoch, Errno, InodeId, Sequence, StreamSeq};
 use common::*;
+use storage::acl::{self, Acl};
 use storage::check::check;
 use storage::format::entry::{self, HEADER_BYTES, Op};
 use storage::media::{Media, Segment};
@@ -22,11 +23,51 @@ struct Node {
     parent: u64,
     entries: BTreeMap<Vec<u8>, u64>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Made without a name, and may be given one.
+    linkable: bool,
 }
 
 impl Node {
     fn is_dir(&self) -> bool {
         self.mode & 0o170000 == 0o040000
+    }
+
+    fn list(&self, name: &[u8]) -> Option<Acl> {
+        Acl::decode(self.xattrs.get(name)?).unwrap()
+    }
+
+    fn put_list(&mut self, name: &[u8], list: Option<&Acl>) {
+        match list {
+            Some(list) => drop(self.xattrs.insert(name.to_vec(), list.encode())),
+            None => drop(self.xattrs.remove(name)),
+        }
+    }
+
+    fn set_list(&mut self, name: &[u8], value: &[u8]) -> Verdict {
+        let list = Acl::decode(value).map_err(|_| Errno::INVAL)?;
+        if name == acl::DEFAULT {
+            if !self.is_dir() && list.is_some() {
+                return Err(Errno::INVAL);
+            }
+            self.put_list(name, list.as_ref());
+            return Ok(());
+        }
+        if let Some(list) = &list {
+            self.mode = self.mode & !0o777 | list.mode();
+        }
+        self.put_list(name, list.as_ref().filter(|list| !list.is_minimal()));
+        Ok(())
+    }
+
+    /// What is made in a directory has the lists that it says.
+    fn inherit(&mut self, dir: &Node) {
+        let Some(default) = dir.list(acl::DEFAULT) else { return };
+        let (mode, own) = default.inherited(self.mode);
+        self.mode = mode;
+        self.put_list(acl::ACCESS, own.as_ref());
+        if self.is_dir() {
+            self.put_list(acl::DEFAULT, Some(&default));
+        }
     }
 }
 
@@ -176,7 +217,8 @@ impl Model {
                 }
                 let dir = mode == DIR;
                 let (nlink, parent_of) = if dir { (2, parent.0) } else { (1, 0) };
-                let node = Node { mode, nlink, parent: parent_of, ..Default::default() };
+                let mut node = Node { mode, nlink, parent: parent_of, ..Default::default() };
+                node.inherit(self.dir(parent.0)?);
                 self.nodes.insert(ino.0, node);
                 let parent = self.dir(parent.0)?;
                 parent.entries.insert(name.to_vec(), ino.0);
@@ -191,11 +233,12 @@ impl Model {
                 match self.dir(parent.0)?.entries.get(name) {
                     Some(other) if *other == ino.0 => return Ok(()),
                     Some(_) => return Err(Errno::EXIST),
-                    None if node.nlink == 0 => return Err(Errno::NOENT),
+                    None if node.nlink == 0 && !node.linkable => return Err(Errno::NOENT),
                     None => {}
                 }
                 self.dir(parent.0)?.entries.insert(name.to_vec(), ino.0);
                 self.file(ino.0)?.nlink += 1;
+                self.file(ino.0)?.linkable = false;
             }
             Op::Unlink { ino, parent, name, .. } => self.remove(ino.0, parent.0, name, false)?,
             Op::Rmdir { ino, parent, name } => self.remove(ino.0, parent.0, name, true)?,
@@ -223,13 +266,23 @@ impl Model {
             Op::SetAttr { ino, mode, .. } => {
                 let node = self.nodes.get_mut(&ino.0).ok_or(Errno::NOENT)?;
                 node.mode = (node.mode & 0o170000) | mode;
+                if let Some(mut list) = node.list(acl::ACCESS) {
+                    list.chmod(mode);
+                    node.put_list(acl::ACCESS, Some(&list));
+                }
             }
             Op::SetXattr { ino, name, value } => {
                 let node = self.nodes.get_mut(&ino.0).ok_or(Errno::NOENT)?;
+                if acl::is_acl(name) {
+                    return node.set_list(name, value);
+                }
                 node.xattrs.insert(name.to_vec(), value.to_vec());
             }
             Op::RemoveXattr { ino, name } => {
                 let node = self.nodes.get_mut(&ino.0).ok_or(Errno::NOENT)?;
+                if acl::is_acl(name) {
+                    return node.set_list(name, &[]);
+                }
                 node.xattrs.remove(name).ok_or(Errno::NODATA)?;
             }
             Op::CloneRange { ino, offset, len, source, source_offset } => {
@@ -248,6 +301,16 @@ impl Model {
                 Some(node) if node.nlink > 0 => return Err(Errno::INVAL),
                 _ => drop(self.nodes.remove(&ino.0)),
             },
+            Op::Tmpfile { ino, parent, mode, linkable, .. } => {
+                self.dir(parent.0)?;
+                if let Some(node) = self.nodes.get(&ino.0) {
+                    let same = node.nlink == 0 && !node.is_dir() && node.linkable == linkable;
+                    return if same { Ok(()) } else { Err(Errno::EXIST) };
+                }
+                let mut node = Node { mode, linkable, ..Default::default() };
+                node.inherit(self.dir(parent.0)?);
+                self.nodes.insert(ino.0, node);
+            }
             Op::Pad => {}
         }
         Ok(())
@@ -258,6 +321,8 @@ impl Model {
 struct Source {
     names: Vec<Vec<u8>>,
     data: Vec<u8>,
+    /// Access lists, and what is none.
+    lists: Vec<Vec<u8>>,
 }
 
 impl Source {
@@ -266,7 +331,29 @@ impl Source {
         random.fill(&mut data);
         let mut names: Vec<_> = (0..12u8).map(|i| vec![b'a' + i; 1 + usize::from(i)]).collect();
         names.push(vec![0xff; 255]);
-        Self { names, data }
+        let list = |perms: [u16; 3], named: &[(u16, u16, u32)]| {
+            let mut entries = vec![(1, perms[0], u32::MAX), (4, perms[1], u32::MAX)];
+            entries.push((32, perms[2], u32::MAX));
+            entries.extend(named);
+            entries.sort_unstable();
+            let mut value = 2u32.to_le_bytes().to_vec();
+            for (tag, perm, id) in entries {
+                value.extend([tag.to_le_bytes(), perm.to_le_bytes()].concat());
+                value.extend(id.to_le_bytes());
+            }
+            value
+        };
+        let many: Vec<_> = (0..200).map(|i| (2, 4, i)).chain([(16, 7, u32::MAX)]).collect();
+        let lists = vec![
+            list([6, 4, 4], &[]),
+            list([7, 5, 0], &[(2, 6, 10), (8, 4, 20), (16, 6, u32::MAX)]),
+            list([6, 0, 4], &[(16, 4, u32::MAX)]),
+            list([0, 7, 7], &many),
+            list([6, 4, 4], &[(2, 6, 10)]),
+            vec![1, 2, 3],
+            vec![],
+        ];
+        Self { names, data, lists }
     }
 
     fn slice(&self, random: &mut Random, max: u64) -> &[u8] {
@@ -298,7 +385,9 @@ impl Source {
         let one = |ino: u64| InodeId(ino.max(1));
         let (d, n, ino) = (dir(random), name(random), InodeId(any(random)));
         let (offset, len) = (random.below(40_000), 1 + random.below(20_000));
-        match random.below(20) {
+        let list = &self.lists[random.below(self.lists.len() as u64) as usize];
+        let of = if random.chance(1, 2) { acl::ACCESS } else { acl::DEFAULT };
+        match random.below(24) {
             0..=3 => {
                 *next += 1;
                 let fresh = if random.chance(1, 40) { any(random) } else { *next };
@@ -345,6 +434,14 @@ impl Source {
                 let source = InodeId(any(random));
                 Op::CloneRange { ino, offset, len, source, source_offset: random.below(9000) }
             }
+            19 => {
+                *next += 1;
+                let fresh = if random.chance(1, 20) { any(random) } else { *next };
+                let (ino, parent, linkable) = (InodeId(fresh), InodeId(d), random.chance(2, 3));
+                Op::Tmpfile { ino, parent, mode: FILE, uid: 10, gid: 20, linkable }
+            }
+            20..=21 => Op::SetXattr { ino, name: of, value: list },
+            22 => Op::RemoveXattr { ino, name: of },
             _ => Op::Reap { ino },
         }
     }
@@ -427,6 +524,9 @@ impl World {
                 assert_eq!(self.volume.xattr(id, name).unwrap().as_ref(), Some(value));
             }
             assert_eq!(attr.xattrs, !node.xattrs.is_empty());
+            assert_eq!(attr.acl.as_deref(), node.list(acl::ACCESS).as_ref());
+            assert_eq!(attr.default_acl.as_deref(), node.list(acl::DEFAULT).as_ref());
+            assert_eq!(attr.linkable, node.linkable && node.nlink == 0);
             if node.is_dir() {
                 let mut names = BTreeMap::new();
                 let mut cookie = 2;

@@ -191,8 +191,8 @@ fn impersonation_owns_and_refuses() {
     let path = backing.0.to_str().unwrap().as_bytes();
     let options = Options { impersonate: true, ..Options::default() };
     let fs = DirFs::open(path, options).unwrap();
-    let user = Caller { uid: 1234, gid: 2345, groups: &[77], pid: 1 };
-    let other = Caller { uid: 4321, gid: 77, groups: &[], pid: 1 };
+    let user = Caller { uid: 1234, gid: 2345, groups: &[77], pid: 1, umask: 0 };
+    let other = Caller { uid: 4321, gid: 77, groups: &[], pid: 1, umask: 0 };
     let (attr, h) = fs.create(&user, InodeId::ROOT, b"f", 0o640, O_RDWR).unwrap();
     fs.release(h);
     assert_eq!((attr.uid, attr.gid), (1234, 2345));

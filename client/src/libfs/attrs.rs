@@ -4,11 +4,13 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use base::{Errno, InodeId, Sequence};
+use storage::acl::is_acl;
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::{self, Request};
 use storage::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
+use super::acl;
 use super::inode::{Inode, State};
 use super::names::logged;
 use super::permission::{R, W, may, owns};
@@ -147,7 +149,7 @@ impl LibFs {
         Ok(change)
     }
 
-    fn xattr_state<T>(
+    pub(super) fn xattr_state<T>(
         &self,
         ino: InodeId,
         mode: LeaseMode,
@@ -186,6 +188,9 @@ impl LibFs {
         }
         if value.is_some_and(|v| v.len() > XATTR_VALUE_MAX) {
             return Err(Errno::NOSPC);
+        }
+        if is_acl(name) {
+            return self.set_acl(caller, ino, name, value, how);
         }
         self.xattr_state(ino, LeaseMode::Write, |session, state| {
             xattr_rules(caller, state, name, W)?;
@@ -234,6 +239,7 @@ impl Change {
     fn apply(&self, r: &mut rpc::InodeRecord) {
         if self.mask & mask::MODE != 0 {
             r.mode = r.mode & !0o7777 | self.mode;
+            acl::chmod(r);
         }
         if self.mask & mask::UID != 0 {
             (r.uid, r.gid) = (self.uid, self.gid);
@@ -431,6 +437,19 @@ impl FileSystem for LibFs {
         true
     }
 
+    fn keeps_acls(&self) -> bool {
+        true
+    }
+
+    fn access(&self, caller: &Caller<'_>, ino: InodeId, what: u32) -> Result<()> {
+        let inode = self.inode(ino);
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            self.ensure(session, ino, &mut state, LeaseMode::Read, 0)?;
+            may(caller, &state.record, what).map(Outcome::Done)
+        })
+    }
+
     fn lock(&self, ino: InodeId, lock: &Lock, wait: u64) -> Result<()> {
         self.do_lock(ino, *lock, wait)
     }
@@ -472,6 +491,9 @@ impl FileSystem for LibFs {
 
     fn getxattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
         self.xattr_state(ino, LeaseMode::Read, |session, state| {
+            if is_acl(name) {
+                return acl::value(&state.record, name).map(Outcome::Done);
+            }
             xattr_rules(caller, state, name, R)?;
             if !state.record.xattrs {
                 return Err(Errno::NODATA);

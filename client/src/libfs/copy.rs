@@ -39,9 +39,9 @@ impl LibFs {
         let size = self.source_size(copy)?;
         let rest = size.checked_sub(copy.from_offset).ok_or(Errno::INVAL)?;
         let len = if copy.len == 0 { rest } else { copy.len };
-        let odd = (copy.from_offset | copy.to_offset) % BLOCK_BYTES != 0
-            || (len % BLOCK_BYTES != 0 && len != rest);
-        if odd || len > rest {
+        let even = (copy.from_offset | copy.to_offset).is_multiple_of(BLOCK_BYTES)
+            && (len.is_multiple_of(BLOCK_BYTES) || len == rest);
+        if !even || len > rest {
             return Err(Errno::INVAL);
         }
         if len == 0 {
@@ -126,5 +126,7 @@ impl LibFs {
 fn certainly_readable(source: &State) -> bool {
     let r = &source.record;
     let uid = geteuid().as_raw();
-    uid == 0 || r.mode & 0o444 == 0o444 || (uid == r.uid && r.mode & 0o400 != 0)
+    uid == 0
+        || (r.mode & 0o444 == 0o444 && r.acl.is_none())
+        || (uid == r.uid && r.mode & 0o400 != 0)
 }

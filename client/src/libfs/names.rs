@@ -9,6 +9,7 @@ use storage::format::entry::{Op, Stamp, name_is_legal};
 use storage::format::rpc::{self, InodeRecord, Request};
 use storage::limits::{LINK_MAX, NAME_MAX, TARGET_MAX};
 
+use super::acl;
 use super::inode::{Inode, Known, Names, State};
 use super::permission::{R, W, X, may, may_remove};
 use super::pieces::Pieces;
@@ -270,14 +271,15 @@ impl LibFs {
             let now = Self::now(&[&state.record]);
             let (ino, granted) = self.take_fresh(session)?;
             let record = new_record(caller, &state.record, node, ino, parent, now);
+            let InodeRecord { mode, uid, gid, .. } = record;
             let mut child = new_state(session, granted, record, node.target);
             let op = Op::Create {
                 ino,
                 parent,
-                mode: record.mode,
+                mode,
                 rdev: node.rdev,
-                uid: record.uid,
-                gid: record.gid,
+                uid,
+                gid,
                 name,
                 target: node.target,
             };
@@ -287,7 +289,7 @@ impl LibFs {
             let attr = child.attr();
             let inode = Arc::new(Inode { ino, state: super::sync::RwLock::new(child) });
             self.remember_inode(Arc::clone(&inode));
-            state.names.put(name, Known::Present(ino, record.mode & S_IFMT));
+            state.names.put(name, Known::Present(ino, mode & S_IFMT));
             dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
             Ok(Outcome::Done((attr, inode)))
         })
@@ -316,8 +318,8 @@ impl LibFs {
             let node = NewNode { mode: S_IFREG | mode & 0o7777, rdev: 0, target: &[] };
             let mut record = new_record(caller, &state.record, &node, ino, parent, now);
             (record.nlink, record.linkable) = (0, linkable);
-            let mut child = new_state(session, granted, record, &[]);
             let InodeRecord { mode, uid, gid, .. } = record;
+            let mut child = new_state(session, granted, record, &[]);
             let op = Op::Tmpfile { ino, parent, mode, uid, gid, linkable };
             let place = logged!(self.log(session, ino.0, &[&child], &op, now));
             child.last = place.sequence;
@@ -356,7 +358,7 @@ impl LibFs {
             if self.find(session, parent, locked.get(parent), name)? != Known::Present(ino, kind) {
                 return Ok(Outcome::Again);
             }
-            let record = locked.get(ino).record;
+            let record = locked.get(ino).record.clone();
             may_remove(caller, &locked.get(parent).record, &record)?;
             if is_rmdir && record.entries > 0 {
                 return Err(Errno::NOTEMPTY);
@@ -416,7 +418,7 @@ impl LibFs {
                 return Err(Errno::EXIST);
             }
             may(caller, &locked.get(parent).record, W | X)?;
-            let record = locked.get(ino).record;
+            let record = locked.get(ino).record.clone();
             if record.mode & S_IFMT == S_IFDIR {
                 return Err(Errno::PERM);
             }
@@ -507,14 +509,14 @@ impl LibFs {
         if there != Known::Present(ino, kind) || target != expected {
             return Ok(Outcome::Again);
         }
-        let record = locked.get(ino).record;
+        let record = locked.get(ino).record.clone();
         may_remove(caller, &locked.get(old.ino).record, &record)?;
         may(caller, &locked.get(new.ino).record, W | X)?;
         if moves_dir && kind == S_IFDIR {
             may(caller, &record, W)?;
         }
         if let Some((other, other_kind)) = replaced {
-            let victim = locked.get(other).record;
+            let victim = locked.get(other).record.clone();
             may_remove(caller, &locked.get(new.ino).record, &victim)?;
             if !exchange {
                 match (kind == S_IFDIR, other_kind == S_IFDIR) {
@@ -542,7 +544,8 @@ impl LibFs {
         {
             return Err(Errno::NOTEMPTY);
         }
-        let records: Vec<InodeRecord> = all.iter().map(|i| locked.get(i.ino).record).collect();
+        let records: Vec<InodeRecord> =
+            all.iter().map(|i| locked.get(i.ino).record.clone()).collect();
         let now = Self::now(&records.iter().collect::<Vec<_>>());
         let open = victim.as_ref().is_some_and(|v| locked.get(v.ino).open > 0);
         let op = Op::Rename {
@@ -748,7 +751,7 @@ fn new_record(
         mode = S_IFLNK | 0o777;
     }
     let stamp = Stamp::from_nanos(now);
-    InodeRecord {
+    let mut record = InodeRecord {
         ino,
         mode,
         nlink: if is_dir { 2 } else { 1 },
@@ -765,7 +768,11 @@ fn new_record(
         entries: 0,
         xattrs: false,
         linkable: false,
-    }
+        acl: None,
+        default_acl: None,
+    };
+    acl::inherit(&mut record, dir, caller.umask);
+    record
 }
 
 fn new_state(session: &Session, lease: rpc::Granted, record: InodeRecord, target: &[u8]) -> State {

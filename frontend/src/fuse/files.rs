@@ -85,7 +85,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
         let flags = arg.flags.get() & (OPEN_FLAGS | O_EXCL);
         let mode = arg.mode.get() & 0o7777;
-        let (attr, handle) = self.fs.create(&call.caller, call.ino, name, mode, flags)?;
+        let caller = Caller { umask: arg.umask.get() & 0o777, ..call.caller };
+        let (attr, handle) = self.fs.create(&caller, call.ino, name, mode, flags)?;
         let fh = self.register(handle, attr.ino);
         let out = self.open_out(fh, attr.ino, arg.flags.get());
         Ok(Answer::pair(&self.entry(call.ino, &attr), &out))
@@ -103,7 +104,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         args.end()?;
         let flags = arg.flags.get() & (OPEN_FLAGS | O_EXCL) & !O_TRUNC;
         let mode = arg.mode.get() & 0o7777;
-        let (attr, handle) = self.fs.tmpfile(&call.caller, call.ino, mode, flags)?;
+        let caller = Caller { umask: arg.umask.get() & 0o777, ..call.caller };
+        let (attr, handle) = self.fs.tmpfile(&caller, call.ino, mode, flags)?;
         let fh = self.register(handle, attr.ino);
         let out = self.open_out(fh, attr.ino, arg.flags.get());
         Ok(Answer::pair(&self.entry(call.ino, &attr), &out))

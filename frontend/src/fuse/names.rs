@@ -3,7 +3,7 @@
 use base::{Errno, InodeId};
 use client::fs::{
     Caller, FileSystem, NewNode, Rename, Result, S_IFDIR, S_IFLNK, S_IFMT, SetAttr, SetTime, Time,
-    XattrMode,
+    XattrMode, is_acl,
 };
 use zerocopy::FromBytes;
 
@@ -30,12 +30,13 @@ fn time(sec: i64, nsec: u32) -> Result<SetTime> {
     if nsec < NSEC { Ok(SetTime::At(Time { sec, nsec })) } else { Err(Errno::INVAL) }
 }
 
-/// Access control lists are not served: their mask would have to be kept in step with the mode.
-fn check_xattr(name: &[u8]) -> Result<()> {
-    if name.starts_with(b"system.") { Err(Errno::OPNOTSUPP) } else { Ok(()) }
-}
-
 impl<F: FileSystem + ?Sized> Server<F> {
+    /// Of the system's own attributes there are access lists, if the file system keeps them.
+    fn check_xattr(&self, name: &[u8]) -> Result<()> {
+        let lists = self.fs.keeps_acls() && is_acl(name);
+        if name.starts_with(b"system.") && !lists { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+    }
+
     pub(super) fn lookup(
         &self,
         call: &Call<'_>,
@@ -187,11 +188,17 @@ impl<F: FileSystem + ?Sized> Server<F> {
         payload(sink, &target)
     }
 
-    fn make(&self, call: &Call<'_>, name: &[u8], node: &NewNode<'_>) -> Result<Answer> {
+    fn make(
+        &self,
+        call: &Call<'_>,
+        caller: &Caller<'_>,
+        name: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Answer> {
         if virtual_dir::is_its_name(call.ino, name) {
             return Err(Errno::EXIST);
         }
-        let attr = self.fs.mknod(&call.caller, call.ino, name, node)?;
+        let attr = self.fs.mknod(caller, call.ino, name, node)?;
         Ok(Answer::of(&self.entry(call.ino, &attr)))
     }
 
@@ -204,7 +211,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let name = args.name()?;
         let target = args.target()?;
         args.end()?;
-        self.make(call, name, &NewNode { mode: S_IFLNK | 0o777, rdev: 0, target })
+        self.make(call, &call.caller, name, &NewNode { mode: S_IFLNK | 0o777, rdev: 0, target })
     }
 
     pub(super) fn mknod(
@@ -216,11 +223,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &MknodIn = args.take()?;
         let name = args.name()?;
         args.end()?;
+        let caller = Caller { umask: arg.umask.get() & 0o777, ..call.caller };
         let mode = arg.mode.get() & (S_IFMT | 0o7777);
         if matches!(mode & S_IFMT, S_IFDIR | S_IFLNK) {
             return Err(Errno::INVAL);
         }
-        self.make(call, name, &NewNode { mode, rdev: arg.rdev.get(), target: b"" })
+        self.make(call, &caller, name, &NewNode { mode, rdev: arg.rdev.get(), target: b"" })
     }
 
     pub(super) fn mkdir(
@@ -232,8 +240,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &MkdirIn = args.take()?;
         let name = args.name()?;
         args.end()?;
+        let caller = Caller { umask: arg.umask.get() & 0o777, ..call.caller };
         let mode = S_IFDIR | (arg.mode.get() & 0o7777);
-        self.make(call, name, &NewNode { mode, rdev: 0, target: b"" })
+        self.make(call, &caller, name, &NewNode { mode, rdev: 0, target: b"" })
     }
 
     /// A name that shall go or move: not the virtual directory's.
@@ -362,7 +371,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if size > XATTR_MAX {
             return Err(Errno::RANGE);
         }
-        check_xattr(name)?;
+        self.check_xattr(name)?;
         let mode = match arg.flags.get() {
             0 => XattrMode::Set,
             1 => XattrMode::Create,
@@ -382,7 +391,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &GetxattrIn = args.take()?;
         let name = args.xattr_name()?;
         args.end()?;
-        check_xattr(name)?;
+        self.check_xattr(name)?;
         let value = self.fs.getxattr(&call.caller, call.ino, name)?;
         sized(sink, &value, arg.size.get())
     }
@@ -397,7 +406,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         args.end()?;
         let mut names = self.fs.listxattr(&call.caller, call.ino)?;
         if names.windows(7).any(|w| w == b"system.") {
-            let served = |name: &&[u8]| check_xattr(name).is_ok();
+            let served =
+                |name: &&[u8]| self.check_xattr(name.strip_suffix(b"\0").unwrap_or(name)).is_ok();
             names = names.split_inclusive(|&b| b == 0).filter(served).flatten().copied().collect();
         }
         sized(sink, &names, arg.size.get())
@@ -411,7 +421,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let name = args.xattr_name()?;
         args.end()?;
-        check_xattr(name)?;
+        self.check_xattr(name)?;
         self.fs.removexattr(&call.caller, call.ino, name)?;
         Ok(Answer::Empty)
     }

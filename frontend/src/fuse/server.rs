@@ -55,6 +55,9 @@ pub struct Options {
     /// File locks are asked of the file system, if it keeps them; the transport must be able to
     /// reply later, and run [`Server::run_locks`]. Else the kernel keeps those of its own processes.
     pub shared_locks: bool,
+    /// The kernel shall check permission (`default_permissions`), which it does in any case by the
+    /// access lists of a file system that keeps them.
+    pub kernel_checks: bool,
     /// The rule of `.corbel/inode/NUMBER`; by default root and the owner.
     pub may_open_by_number: Box<MayOpenByNumber>,
 }
@@ -66,6 +69,7 @@ impl Default for Options {
             config_text: String::new(),
             more_stats: None,
             shared_locks: false,
+            kernel_checks: true,
             may_open_by_number: Box::new(|caller, attr| caller.uid == 0 || caller.uid == attr.uid),
         }
     }
@@ -310,7 +314,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let groups = (asks == Asks::Permission && self.options.groups_from_proc)
             .then(|| self.groups.of(pid, uid, gid));
         let groups = groups.as_deref().unwrap_or(&[]);
-        let caller = Caller { uid, gid, groups, pid };
+        let caller = Caller { uid, gid, groups, pid, umask: 0 };
         let (unique, ino) = (header.unique.get(), InodeId(header.nodeid.get()));
         let call = Call { unique, ino, caller };
         let args = Args::new(request.body);
@@ -380,8 +384,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::of(&out))
     }
 
-    /// No WRITEBACK_CACHE: a write is in the file system when it returns. No POSIX_ACL and
-    /// DONT_MASK: modes come masked.
+    /// No WRITEBACK_CACHE: a write is in the file system when it returns. Access lists go with
+    /// DONT_MASK, since a default list takes the place of the umask; without them modes come masked.
     fn wanted_flags(&self) -> u64 {
         let always = init::ASYNC_READ
             | init::ATOMIC_O_TRUNC
@@ -400,8 +404,14 @@ impl<F: FileSystem + ?Sized> Server<F> {
         // whenever time or size are seen to have changed. READDIRPLUS pays only if its
         // attributes may be kept.
         let locks = if self.shares_locks() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
+        let acls = if self.fs.keeps_acls() {
+            init::DONT_MASK | if self.options.kernel_checks { init::POSIX_ACL } else { 0 }
+        } else {
+            0
+        };
         always
             | locks
+            | acls
             | if self.fs.may_cache(InodeId::ROOT) {
                 init::EXPLICIT_INVAL_DATA
                     | init::CACHE_SYMLINKS

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use base::InodeId;
-use client::fs::{Attr, Caller, SetAttr, SetTime, StatFs, Time, XattrMode};
+use client::fs::{Attr, SetAttr, SetTime, StatFs, Time, XattrMode};
 use core::sync::atomic::Ordering;
 
 use super::{Reply, served};
@@ -147,21 +147,6 @@ fn statx(r: &Regs) -> Reply {
     Ok(0)
 }
 
-/// Whether the mode bits allow `mask` (4 read, 2 write, 1 search or execute).
-pub fn permits(attr: &Attr, who: &Caller<'_>, mask: u32) -> bool {
-    if who.uid == 0 {
-        return mask & 1 == 0 || attr.is_dir() || attr.mode & 0o111 != 0;
-    }
-    let shift = if who.uid == attr.uid {
-        6
-    } else if who.in_group(attr.gid) {
-        3
-    } else {
-        0
-    };
-    attr.mode >> shift & mask == mask
-}
-
 fn access(dirfd: i32, path: usize, mask: u32, flags: u32) -> Reply {
     if mask & !7 != 0 {
         return Err(Stop::Error(err::INVAL));
@@ -173,7 +158,8 @@ fn access(dirfd: i32, path: usize, mask: u32, flags: u32) -> Reply {
         who.uid = sys::call0(102) as u32;
         who.gid = sys::call0(104) as u32;
     }
-    if permits(&attr, &who, mask) { Ok(0) } else { Err(Stop::Error(err::ACCES)) }
+    fs()?.access(&who, attr.ino, mask)?;
+    Ok(0)
 }
 
 fn chmod(attr: &Attr, mode: u32) -> Reply {

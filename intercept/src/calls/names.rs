@@ -4,10 +4,9 @@ use base::InodeId;
 use client::fs::{NewNode, Rename, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use core::sync::atomic::Ordering;
 
-use super::process::umask;
 use super::{Reply, regular};
 use crate::entry::Regs;
-use crate::fsys::{caller, fs};
+use crate::fsys::{caller, fs, maker};
 use crate::path::{self, Found, Path, Stop};
 use crate::sys::{at, err, nr};
 use crate::{demote, mem, table};
@@ -56,9 +55,9 @@ fn make(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
         _ if found.slash => return Err(Stop::Error(err::NOENT)),
         kind => kind,
     };
-    let mode = kind | (mode & 0o7777 & !umask());
-    let node = NewNode { mode, rdev, target: &[] };
-    fs()?.mknod(&caller(), found.parent, found.name(), &node)?;
+    let (who, mode) = maker(mode)?;
+    let node = NewNode { mode: kind | mode, rdev, target: &[] };
+    fs()?.mknod(&who, found.parent, found.name(), &node)?;
     Ok(0)
 }
 

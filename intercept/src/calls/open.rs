@@ -4,10 +4,9 @@ use client::fs::{Attr, Handle, S_IFDIR, S_IFLNK, S_IFREG};
 use core::sync::atomic::Ordering;
 
 use super::Reply;
-use super::attrs::permits;
 use crate::entry::Regs;
 use crate::format::state;
-use crate::fsys::{caller, fs, template};
+use crate::fsys::{caller, fs, maker, template};
 use crate::path::{self, Found, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table;
@@ -73,9 +72,7 @@ fn directory(q: &Request, attr: &Attr) -> Reply {
     if q.flags & (o::ACCMODE | o::CREAT | o::TRUNC) != 0 {
         return Err(Stop::Error(err::ISDIR));
     }
-    if !permits(attr, &caller(), 4) {
-        return Err(Stop::Error(err::ACCES));
-    }
+    fs()?.access(&caller(), attr.ino, 4)?;
     let cloexec = q.flags & o::CLOEXEC;
     let Some(index) = table::new_ofd(state::DIR, attr.ino.0, o::DIRECTORY) else {
         return Err(Stop::Kernel);
@@ -129,9 +126,9 @@ fn make(q: &Request, found: &Found) -> Reply {
     let Some(index) = table::new_ofd(state::FILE, 0, q.flags & !o::CREAT) else {
         return Err(Stop::Kernel);
     };
-    let mode = q.mode & 0o7777 & !super::process::umask();
+    let (who, mode) = maker(q.mode)?;
     let flags = handle_flags(q.flags);
-    let made = fs()?.create(&caller(), found.parent, found.name(), mode, flags);
+    let made = fs()?.create(&who, found.parent, found.name(), mode, flags);
     let (attr, handle) = made.inspect_err(|_| table::drop_new(index))?;
     table::ofd(index).ino.store(attr.ino.0, Ordering::Release);
     place(q, index, handle)

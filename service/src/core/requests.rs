@@ -427,7 +427,10 @@ impl Node {
                 rpc::put_extents(&mut body, self.reflected(p, true), complete, &extents);
             }
             What::XattrGet { name } => {
-                if let Err(errno) = self.may(p.client, p.ino, R)? {
+                // Access lists are attributes like the mode: whoever sees the inode sees them.
+                if !storage::acl::is_acl(&name)
+                    && let Err(errno) = self.may(p.client, p.ino, R)?
+                {
                     return refuse(errno);
                 }
                 let Some(value) = self.volume.xattr(p.ino, &name)? else {

@@ -174,8 +174,13 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
             may_write(volume, known, ino)
         }
         Op::SetXattr { ino, name, .. } | Op::RemoveXattr { ino, name } => {
+            let r = record(volume, ino)?;
             if name.starts_with(b"user.") {
                 may_write(volume, known, ino)
+            } else if storage::acl::is_acl(name) && creds.owns(&r) {
+                // As with chmod: who is not in the group cannot keep set-group-ID.
+                let keeps = r.mode & 0o2000 != 0 && name == storage::acl::ACCESS;
+                if keeps && !creds.in_group(r.gid) { Err(Errno::PERM) } else { Ok(()) }
             } else {
                 Err(Errno::PERM)
             }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
+use storage::acl;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::InodeRecord;
 use storage::media::Segment;
@@ -521,8 +522,13 @@ impl Node {
                 files.push_back((ino, record.size));
             }
         }
-        // Times last: making names changes those of directories.
+        // Lists to be inherited come after all that would inherit them, times last: making names
+        // changes those of directories.
         for record in late.into_iter().rev() {
+            if let Some(list) = &record.default_acl {
+                let (ino, name, value) = (record.ino, acl::DEFAULT, list.encode());
+                out.op(&Op::SetXattr { ino, name, value: &value });
+            }
             out.times(&record);
         }
         Ok(())
@@ -549,6 +555,9 @@ impl Node {
             out.op(&Op::Truncate { ino, size: r.size, clear_setid: false });
         }
         for name in self.volume.xattrs(ino)? {
+            if name == acl::DEFAULT {
+                continue;
+            }
             if let Some(value) = self.volume.xattr(ino, &name)? {
                 out.op(&Op::SetXattr { ino, name: &name, value: &value });
             }

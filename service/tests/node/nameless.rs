@@ -14,6 +14,7 @@ fn tmpfile(hand: &mut Hand, rig: &mut Rig, linkable: bool) -> InodeId {
     hand.append(&Op::Tmpfile { ino, parent, mode, uid: hand.uid, gid: hand.uid, linkable });
     hand.append(&Op::Write { ino, offset: 0, data: b"content", clear_setid: true });
     hand.sync(rig);
+    rig.settle();
     ino
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Report, Sums};
+use crate::acl::{self, Acl};
 use crate::format::item::{Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT};
 use crate::format::item::{decode_name, kind, name_hash, orphan_value};
 use crate::format::page::Key;
@@ -24,6 +25,8 @@ pub(super) struct Items {
     pub blocks: Sums<u64>,
     pub targets: Sums<u64>,
     pub xattrs: Sums<u32>,
+    /// Access lists: the permission bits of one for the inode, whether there is one to inherit.
+    pub lists: Sums<(Option<u32>, bool)>,
     pub arenas: std::collections::BTreeMap<u32, ReadClass>,
     pub orphans: BTreeSet<u64>,
     /// Inodes that have any item.
@@ -34,6 +37,8 @@ pub(super) struct Items {
     same_hash: (u64, u64, Vec<Vec<u8>>),
     /// The xattr under way: inode, item of piece 0, pieces, bytes still missing.
     xattr: (u64, u64, u64, usize),
+    /// The access list under way: whether to be inherited, its bytes so far.
+    list: Option<(bool, Vec<u8>)>,
 }
 
 impl Items {
@@ -49,12 +54,14 @@ impl Items {
             blocks: Sums::new(),
             targets: Sums::new(),
             xattrs: Sums::new(),
+            lists: Sums::new(),
             arenas: std::collections::BTreeMap::new(),
             orphans: BTreeSet::new(),
             strays: BTreeSet::new(),
             kinds: Sums::new(),
             same_hash: (0, 0, Vec::new()),
             xattr: (0, 0, 0, 0),
+            list: None,
         }
     }
 
@@ -154,7 +161,10 @@ impl Items {
                 return report.damage(place(), "is a piece that belongs to nothing");
             }
             (*pieces, *missing) = (*pieces + 1, *missing - value.len());
-            return;
+            if let Some((_, list)) = &mut self.list {
+                list.extend_from_slice(value);
+            }
+            return self.judge_list(key.ino, report);
         }
         if self.xattr.3 > 0 {
             report.damage(format!("inode {}", self.xattr.0), "has an xattr that is cut short");
@@ -174,9 +184,29 @@ impl Items {
         if (name_hash(&self.uuid, name) >> 17).max(1) != key.item >> 16 {
             report.damage(place(), "lies under another name's hash");
         }
+        let list = acl::is_acl(name).then(|| (name == acl::DEFAULT, rest[name_len..].to_vec()));
         match len.checked_sub(rest.len() - name_len) {
             Some(missing) if len <= XATTR_VALUE_MAX => self.xattr.3 = missing,
             _ => report.damage(place(), "has a value of impossible length"),
+        }
+        self.list = list;
+        self.judge_list(key.ino, report);
+    }
+
+    /// Judges an access list whose last piece is there.
+    fn judge_list(&mut self, ino: u64, report: &mut Report) {
+        if self.xattr.3 > 0 {
+            return;
+        }
+        let Some((is_default, value)) = self.list.take() else { return };
+        let lists = self.lists.entry(ino).or_default();
+        match Acl::decode(&value) {
+            Ok(Some(_)) if is_default => lists.1 = true,
+            Ok(Some(list)) if !list.is_minimal() => lists.0 = Some(list.mode()),
+            Ok(_) => {
+                report.damage(format!("inode {ino}"), "has an access list that says nothing");
+            }
+            Err(e) => report.damage(format!("inode {ino}"), e.to_string()),
         }
     }
 

@@ -22,7 +22,8 @@
 //!
 //! ```text
 //! attributes, 104 bytes
-//!   0 4 mode    4 4 nlink    8 4 uid   12 4 gid   16 4 rdev   20 4 number of xattrs
+//!   0 4 mode    4 4 nlink    8 4 uid   12 4 gid   16 4 rdev
+//!  20 4 number of xattrs; bit 31: one is an access list, bit 30: one is a default list (acl)
 //!  24 8 size   32 8 blocks allocated (4 KiB)
 //!  40 12 atime 52 12 mtime  64 12 ctime 76 12 btime     each seconds i64, nanoseconds u32
 //!  88 8 of a directory: parent inode    96 8 of a directory: entries
@@ -64,8 +65,12 @@ pub struct Inode {
     pub uid: u32,
     pub gid: u32,
     pub rdev: u32,
-    /// Number of extended attributes.
+    /// Number of extended attributes, at most [`XATTRS_MAX`].
     pub xattrs: u32,
+    /// One of them is an access list: the mode alone does not say who may read.
+    pub acl: bool,
+    /// One of them is a default list.
+    pub default_acl: bool,
     pub size: u64,
     /// Blocks of 4 KiB allocated.
     pub blocks: u64,
@@ -78,6 +83,11 @@ pub struct Inode {
     /// Of a directory: number of names in it.
     pub entries: u64,
 }
+
+/// Extended attributes of an inode.
+pub const XATTRS_MAX: u32 = (1 << 30) - 1;
+const HAS_ACL: u32 = 1 << 31;
+const HAS_DEFAULT_ACL: u32 = 1 << 30;
 
 /// Type bits of a mode.
 pub const S_IFMT: u32 = 0o170_000;
@@ -107,7 +117,10 @@ impl Inode {
     /// The bytes of the item.
     pub fn encode(&self) -> [u8; INODE_BYTES] {
         let mut b = [0u8; INODE_BYTES];
-        let words = [self.mode, self.nlink, self.uid, self.gid, self.rdev, self.xattrs];
+        let xattrs = self.xattrs & XATTRS_MAX
+            | if self.acl { HAS_ACL } else { 0 }
+            | if self.default_acl { HAS_DEFAULT_ACL } else { 0 };
+        let words = [self.mode, self.nlink, self.uid, self.gid, self.rdev, xattrs];
         for (i, word) in words.iter().enumerate() {
             b[4 * i..4 * i + 4].copy_from_slice(&word.to_le_bytes());
         }
@@ -133,7 +146,7 @@ impl Inode {
             }
             Ok(Stamp { sec, nsec })
         };
-        let inode = Self {
+        let mut inode = Self {
             mode: r.u32()?,
             nlink: r.u32()?,
             uid: r.u32()?,
@@ -148,12 +161,26 @@ impl Inode {
             btime: stamp(&mut r)?,
             parent: InodeId(r.u64()?),
             entries: r.u64()?,
+            ..Self::default()
         };
         r.end()?;
+        inode.acl = inode.xattrs & HAS_ACL != 0;
+        inode.default_acl = inode.xattrs & HAS_DEFAULT_ACL != 0;
+        inode.xattrs &= XATTRS_MAX;
         Ok(inode)
     }
 
-    /// The attributes as they travel.
+    /// Class of its blocks. Whom an access list lets read cannot be expressed by mappings: the
+    /// service reads for all but the owner.
+    pub const fn class(&self) -> ReadClass {
+        match (self.acl, self.mode & 0o400) {
+            (false, _) => ReadClass::of(self.mode, self.uid, self.gid),
+            (true, 0) => ReadClass::Service,
+            (true, _) => ReadClass::Owner { uid: self.uid },
+        }
+    }
+
+    /// The attributes as they travel, without the lists.
     pub fn record(&self, ino: InodeId) -> InodeRecord {
         InodeRecord {
             ino,
@@ -172,6 +199,8 @@ impl Inode {
             entries: self.entries,
             xattrs: self.xattrs > 0,
             linkable: false,
+            acl: None,
+            default_acl: None,
         }
     }
 }

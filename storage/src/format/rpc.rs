@@ -42,6 +42,7 @@
 //!   arena:  argument = arena number; descriptor: the arena, read-only; value = its size
 //! ```
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use base::{Errno, InodeId, Sequence};
@@ -49,6 +50,7 @@ use base::{Errno, InodeId, Sequence};
 use super::entry::Stamp;
 use super::lock::Lock;
 use super::{Corrupt, Reader, Writer};
+use crate::acl::Acl;
 use crate::format::control::{LeaseMode, LeaseWord};
 
 /// Slot state: free.
@@ -283,7 +285,7 @@ pub struct Granted {
 }
 
 /// Attributes as they travel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs)]
 pub struct InodeRecord {
     pub ino: InodeId,
@@ -307,6 +309,10 @@ pub struct InodeRecord {
     pub xattrs: bool,
     /// It has no name, and may be given one.
     pub linkable: bool,
+    /// Who may use it, when that is more than the mode says.
+    pub acl: Option<Arc<Acl>>,
+    /// Of a directory: what is made in it inherits this list.
+    pub default_acl: Option<Arc<Acl>>,
 }
 
 /// A run of a file's bytes in an arena. Bytes in no extent are zeroes.
@@ -416,8 +422,9 @@ fn take_stamp(r: &mut Reader<'_>) -> Result<Stamp, Corrupt> {
 }
 
 impl InodeRecord {
-    /// Appends the fields in the order of the structure; the last byte has flags: 1 extended
-    /// attributes, 2 may be given a name.
+    /// Appends the fields in the order of the structure; then flags u8: 1 extended
+    /// attributes, 2 may be given a name, 4 access list, 8 default list; then each list that is there:
+    /// length u16, value.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Writer(out);
         w.u64(self.ino.0).u32(self.mode).u32(self.nlink).u32(self.uid).u32(self.gid);
@@ -425,8 +432,16 @@ impl InodeRecord {
         for s in [self.atime, self.mtime, self.ctime, self.btime] {
             put_stamp(&mut w, s);
         }
-        let flags = u8::from(self.xattrs) | u8::from(self.linkable) << 1;
+        let lists = [&self.acl, &self.default_acl];
+        let flags = u8::from(self.xattrs)
+            | u8::from(self.linkable) << 1
+            | u8::from(lists[0].is_some()) << 2
+            | u8::from(lists[1].is_some()) << 3;
         w.u64(self.parent.0).u64(self.entries).u8(flags);
+        for list in lists.into_iter().flatten() {
+            let value = list.encode();
+            w.u16(value.len() as u16).bytes(&value);
+        }
     }
 
     /// Reads the fields.
@@ -450,6 +465,14 @@ impl InodeRecord {
         };
         let flags = r.u8()?;
         (record.xattrs, record.linkable) = (flags & 1 != 0, flags & 2 != 0);
+        let mut list = |there: bool| -> Result<_, Corrupt> {
+            if !there {
+                return Ok(None);
+            }
+            let len = r.u16()?;
+            Ok(Acl::decode(r.bytes(len.into())?)?.map(Arc::new))
+        };
+        (record.acl, record.default_acl) = (list(flags & 4 != 0)?, list(flags & 8 != 0)?);
         Ok(record)
     }
 }

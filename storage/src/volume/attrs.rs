@@ -1,10 +1,14 @@
 //! Operations on attributes and extended attributes.
 
+use std::sync::Arc;
+
 use base::InodeId;
 
 use super::{Applied, Done, Fault, Refusal, Volume, corrupt};
+use crate::acl::{self, Acl};
 use crate::format::entry::{Op, Stamp, mask};
-use crate::format::item::{COLLISIONS_MAX, PIECE_BYTES, ReadClass, S_IFMT, kind, name_hash};
+use crate::format::item::{COLLISIONS_MAX, Inode, PIECE_BYTES, ReadClass, S_IFMT, XATTRS_MAX};
+use crate::format::item::{kind, name_hash};
 use crate::format::page::Key;
 use crate::format::{Corrupt, Reader};
 use crate::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
@@ -31,7 +35,7 @@ impl Volume {
             return Err(Refusal::Invalid);
         }
         let mut inode = self.need(ino)?;
-        let before = ReadClass::of(inode.mode, inode.uid, inode.gid);
+        let before = inode.class();
         if mask & mask::MODE != 0 {
             inode.mode = (inode.mode & S_IFMT) | mode;
         }
@@ -48,13 +52,99 @@ impl Volume {
             inode.mtime = mtime;
         }
         inode.ctime = now;
-        let after = ReadClass::of(inode.mode, inode.uid, inode.gid);
-        if before != after && inode.blocks > 0 {
-            self.can_allocate(after, inode.blocks, inode.blocks)?;
-            self.move_blocks(ino, after)?;
+        self.may_reclass(&inode, before)?;
+        if mask & mask::MODE != 0
+            && inode.acl
+            && let Some(acl) = self.acl(ino, acl::ACCESS)?
+        {
+            let mut acl = Acl::clone(&acl);
+            acl.chmod(mode);
+            self.put_xattr(ino, &mut inode, acl::ACCESS, &acl.encode())?;
         }
+        self.reclass(ino, &inode, before)?;
         self.put_inode(ino, &inode)?;
         Ok(Applied::default())
+    }
+
+    /// Whether the blocks of an inode can move to the arena of the class that it has now.
+    fn may_reclass(&self, inode: &Inode, before: ReadClass) -> Result<(), Refusal> {
+        if before != inode.class() && inode.blocks > 0 {
+            self.can_allocate(inode.class(), inode.blocks, inode.blocks)?;
+        }
+        Ok(())
+    }
+
+    fn reclass(&mut self, ino: InodeId, inode: &Inode, before: ReadClass) -> Result<(), Fault> {
+        if before != inode.class() && inode.blocks > 0 {
+            self.move_blocks(ino, inode.class())?;
+        }
+        Ok(())
+    }
+
+    /// An access list, or none.
+    pub(super) fn acl(&self, ino: InodeId, name: &[u8]) -> Result<Option<Arc<Acl>>, Fault> {
+        let Some(value) = self.xattr(ino, name)? else { return Ok(None) };
+        Ok(Acl::decode(&value).map_err(corrupt(ino))?.map(Arc::new))
+    }
+
+    /// Sets (or, with an empty value, removes) an access list. The mode follows an access list, and
+    /// one that says no more than a mode is only that.
+    pub(super) fn set_acl(&mut self, ino: InodeId, name: &[u8], value: &[u8], now: Stamp) -> Done {
+        let mut inode = self.need(ino)?;
+        let list = Acl::decode(value).map_err(|_| Refusal::Invalid)?;
+        let is_default = name == acl::DEFAULT;
+        if inode.is_link() {
+            return Err(Refusal::Unsupported);
+        }
+        if is_default && !inode.is_dir() {
+            return if list.is_some() { Err(Refusal::Invalid) } else { Ok(Applied::default()) };
+        }
+        let before = inode.class();
+        let had = if is_default { inode.default_acl } else { inode.acl };
+        let kept = list.as_ref().filter(|list| is_default || !list.is_minimal());
+        if is_default {
+            inode.default_acl = kept.is_some();
+        } else {
+            inode.acl = kept.is_some();
+            if let Some(list) = &list {
+                inode.mode = inode.mode & !0o777 | list.mode();
+            }
+        }
+        self.may_reclass(&inode, before)?;
+        match kept {
+            Some(list) => self.put_xattr(ino, &mut inode, name, &list.encode())?,
+            None if had => self.drop_xattr(ino, &mut inode, name)?,
+            None => {}
+        }
+        self.reclass(ino, &inode, before)?;
+        inode.ctime = now;
+        self.put_inode(ino, &inode)?;
+        Ok(Applied::default())
+    }
+
+    /// What a new inode gets from the default list of its directory: permission bits and a list of
+    /// its own.
+    pub(super) fn inherit(
+        &mut self,
+        parent: (InodeId, &Inode),
+        ino: InodeId,
+        inode: &mut Inode,
+    ) -> Result<(), Refusal> {
+        let (parent, dir) = parent;
+        if !dir.default_acl || inode.is_link() {
+            return Ok(());
+        }
+        let Some(list) = self.acl(parent, acl::DEFAULT)? else { return Ok(()) };
+        let (mode, own) = list.inherited(inode.mode);
+        (inode.mode, inode.acl) = (mode, own.is_some());
+        if let Some(own) = own {
+            self.put_xattr(ino, inode, acl::ACCESS, &own.encode())?;
+        }
+        if inode.is_dir() {
+            inode.default_acl = true;
+            self.put_xattr(ino, inode, acl::DEFAULT, &list.encode())?;
+        }
+        Ok(())
     }
 
     /// First item that an attribute's name can have.
@@ -99,16 +189,30 @@ impl Volume {
         if name.is_empty() || name.len() > XATTR_NAME_MAX || value.len() > XATTR_VALUE_MAX {
             return Err(Refusal::Invalid);
         }
+        self.put_xattr(ino, &mut inode, name, value)?;
+        inode.ctime = now;
+        self.put_inode(ino, &inode)?;
+        Ok(Applied::default())
+    }
+
+    /// Stores an extended attribute; the caller stores the inode.
+    fn put_xattr(
+        &mut self,
+        ino: InodeId,
+        inode: &mut Inode,
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<(), Refusal> {
         let item = match self.find_xattr(ino, name)? {
             Ok(item) => {
                 self.drop_pieces(ino, item)?;
                 item
             }
-            Err(None) => return Err(Refusal::NoSpace),
-            Err(Some(item)) => {
+            Err(Some(item)) if inode.xattrs < XATTRS_MAX => {
                 inode.xattrs += 1;
                 item
             }
+            Err(_) => return Err(Refusal::NoSpace),
         };
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         piece.push(name.len() as u8);
@@ -120,9 +224,7 @@ impl Volume {
         for (i, piece) in rest.chunks(PIECE_BYTES).enumerate() {
             self.tree.put(Key::new(ino.0, kind::XATTR, item + 1 + i as u64), piece)?;
         }
-        inode.ctime = now;
-        self.put_inode(ino, &inode)?;
-        Ok(Applied::default())
+        Ok(())
     }
 
     fn drop_pieces(&mut self, ino: InodeId, item: u64) -> Result<(), Fault> {
@@ -136,12 +238,18 @@ impl Volume {
 
     pub(super) fn remove_xattr(&mut self, ino: InodeId, name: &[u8], now: Stamp) -> Done {
         let mut inode = self.need(ino)?;
-        let Ok(item) = self.find_xattr(ino, name)? else { return Err(Refusal::NoAttribute) };
-        self.drop_pieces(ino, item)?;
-        inode.xattrs = inode.xattrs.saturating_sub(1);
+        self.drop_xattr(ino, &mut inode, name)?;
         inode.ctime = now;
         self.put_inode(ino, &inode)?;
         Ok(Applied::default())
+    }
+
+    /// Removes an extended attribute; the caller stores the inode.
+    fn drop_xattr(&mut self, ino: InodeId, inode: &mut Inode, name: &[u8]) -> Result<(), Refusal> {
+        let Ok(item) = self.find_xattr(ino, name)? else { return Err(Refusal::NoAttribute) };
+        self.drop_pieces(ino, item)?;
+        inode.xattrs = inode.xattrs.saturating_sub(1);
+        Ok(())
     }
 
     /// Value of an extended attribute.

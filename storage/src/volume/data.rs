@@ -190,7 +190,7 @@ impl Volume {
         if missing == 0 {
             return Ok(());
         }
-        self.can_allocate(ReadClass::of(inode.mode, inode.uid, inode.gid), missing, 0)
+        self.can_allocate(inode.class(), missing, 0)
     }
 
     /// Allocates blocks `from..to` of a file and appends them to `list`.
@@ -204,7 +204,7 @@ impl Volume {
         if from >= to {
             return Ok(());
         }
-        let arena = self.make_arena(ReadClass::of(inode.mode, inode.uid, inode.gid))?;
+        let arena = self.make_arena(inode.class())?;
         let mut at = from;
         while at < to {
             let goal = list.last().filter(|r| r.arena == arena).map(|r| r.block + r.len);

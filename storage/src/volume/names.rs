@@ -102,7 +102,7 @@ impl Volume {
             return Err(Refusal::TooManyLinks);
         }
         let item = self.free_item(parent, name)?;
-        let inode = Inode {
+        let mut inode = Inode {
             mode,
             nlink: if is_dir { 2 } else { 1 },
             uid,
@@ -116,6 +116,7 @@ impl Volume {
             parent: if is_dir { parent } else { InodeId::NONE },
             ..Default::default()
         };
+        self.inherit((parent, &dir), ino, &mut inode)?;
         self.put_inode(ino, &inode)?;
         for (i, piece) in target.chunks(PIECE_BYTES).enumerate() {
             self.tree.put(Key::new(ino.0, kind::TARGET, i as u64), piece)?;
@@ -138,12 +139,15 @@ impl Volume {
         if ino.0 == 0 || mode & item::S_IFMT != item::S_IFREG || !mode_is_legal(mode, 0, &[]) {
             return Err(Refusal::Invalid);
         }
-        self.need_dir(parent)?;
-        if self.inode(ino)?.is_some() {
-            return Err(Refusal::Exists);
+        let dir = self.need_dir(parent)?;
+        if let Some(inode) = self.inode(ino)? {
+            let same = inode.nlink == 0 && self.is_linkable(ino)? == linkable;
+            return if same && inode.is_file() { ALREADY } else { Err(Refusal::Exists) };
         }
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..Default::default() };
-        self.put_inode(ino, &Inode { mode, uid, gid, ..times })?;
+        let mut inode = Inode { mode, uid, gid, ..times };
+        self.inherit((parent, &dir), ino, &mut inode)?;
+        self.put_inode(ino, &inode)?;
         self.tree.put(Key::new(0, kind::ORPHAN, ino.0), item::orphan_value(linkable))?;
         self.inodes += 1;
         self.last_inode = self.last_inode.max(ino.0);
