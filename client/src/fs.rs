@@ -291,6 +291,18 @@ pub trait Invalidate: Send + Sync {
     fn store(&self, ino: InodeId, offset: u64, data: &[u8]);
 }
 
+/// What a kernel in front of a file system may cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Caching {
+    /// Nothing without asking: data goes when it is seen to have changed.
+    Nothing,
+    /// Attributes, until told; names are asked for each time. Data goes when the attributes are told to
+    /// go and have changed then.
+    Attributes,
+    /// Attributes, names and data, until told.
+    All,
+}
+
 /// A file system, as the front ends see it. The module text has the rules.
 pub trait FileSystem: Send + Sync {
     /// Attributes of `name` in directory `parent` (search permission needed). `.` and `..` work.
@@ -446,6 +458,21 @@ pub trait FileSystem: Send + Sync {
     fn may_cache(&self, _ino: InodeId) -> bool {
         false
     }
+    /// What it promises to invalidate. Asked once.
+    fn caching(&self) -> Caching {
+        if self.may_cache(InodeId::ROOT) { Caching::All } else { Caching::Nothing }
+    }
+    /// Whether a kernel may cache just these attributes until it is told otherwise.
+    fn may_cache_attr(&self, attr: &Attr) -> bool {
+        self.may_cache(attr.ino)
+    }
+    /// Whether `may_cache_attr` said so of the inode, and a kernel was not told otherwise since.
+    fn has_cached(&self, ino: InodeId) -> bool {
+        self.may_cache(ino)
+    }
+    /// Tells the front end's cache what it may keep no more, as soon as it is so, and returns after a
+    /// while: to be called again and again by a thread of the front end, until it goes down.
+    fn await_recalls(&self) {}
     /// A front end with a cache has come up. Calls after it has gone down do nothing.
     fn attach(&self, _cache: alloc::sync::Arc<dyn Invalidate>) {}
 }

@@ -16,6 +16,7 @@ pub mod attrs;
 pub mod copy;
 pub mod data;
 pub mod inode;
+pub mod kernel;
 pub mod lane;
 pub mod locks;
 pub mod names;
@@ -71,6 +72,7 @@ pub struct LibFs {
     unpins: RwLock<Vec<InodeId>>,
     opened: AtomicU64,
     locks: locks::Locks,
+    kernel: kernel::Kernel,
 }
 
 /// Inodes remembered; above it, those that nobody uses are dropped.
@@ -108,6 +110,7 @@ impl LibFs {
             unpins: RwLock::new(Vec::new()),
             opened: AtomicU64::new(0),
             locks: locks::Locks::default(),
+            kernel: kernel::Kernel::default(),
         };
         this.session()?;
         Ok(this)

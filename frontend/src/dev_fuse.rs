@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use client::fs::FileSystem;
+use client::fs::{Caching, FileSystem};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -23,7 +23,7 @@ use crate::fuse::wire::InHeader;
 use crate::fuse::{IO_BYTES_MAX, LaterReply, Options, REQUEST_BYTES_MAX, ReplySink, Server};
 use crate::mount_options::MountOptions;
 use crate::mount_point::{self, MountError};
-use crate::notify::{Deferred, Notifier};
+use crate::notify::{Deferred, KernelCache, Notifier};
 use crate::patience::{Flight, Flights};
 
 /// `_IOR(229, 0, u32)`: makes a newly opened device one more channel of an existing connection.
@@ -83,7 +83,17 @@ impl Session {
             ),
         };
         session.start(&device, mount_options)?;
-        fs.attach(session.notifier.clone());
+        fs.attach(Arc::new(KernelCache::new(session.notifier.clone(), &session.server)));
+        if fs.caching() == Caching::Attributes {
+            let flights = session.flights.clone();
+            session.threads.push(spawn("fuse-recall", move || {
+                // Others wait for what this thread does. Without the right to it, it goes on as it is.
+                let _ = rustix::process::nice(-15);
+                while !flights.is_closed() {
+                    fs.await_recalls();
+                }
+            })?);
+        }
         Ok(session)
     }
 

@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use base::InodeId;
-use client::fs::Invalidate;
+use client::fs::{FileSystem, Invalidate};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use crate::fuse::Server;
 use crate::fuse::wire::{NotifyInvalEntry, NotifyInvalInode, NotifyStore, OutHeader, notify};
 
 /// Sends notifications. A call returns when the kernel's cache is empty, and waits for requests
@@ -25,24 +27,77 @@ impl Notifier {
         Self { device }
     }
 
-    fn send(&self, code: i32, parts: &[&[u8]]) {
+    /// Whether the kernel knew what it is about.
+    fn send(&self, code: i32, parts: &[&[u8]]) -> bool {
         let len = size_of::<OutHeader>() + parts.iter().map(|p| p.len()).sum::<usize>();
-        let Ok(len) = u32::try_from(len) else { return };
+        let Ok(len) = u32::try_from(len) else { return false };
         let header = OutHeader { len: len.into(), error: code.into(), unique: 0.into() };
         let mut slices = vec![IoSlice::new(header.as_bytes())];
         slices.extend(parts.iter().map(|part| IoSlice::new(part)));
         match rustix::io::writev(&*self.device, &slices) {
+            Ok(_) => true,
             // The kernel does not have it, or is no more: then nothing of it is cached.
-            Ok(_) | Err(Errno::NOENT | Errno::NOTCONN | Errno::NODEV) => {}
-            Err(error) => log::warn!("kernel cache notification {code} failed: {error}"),
+            Err(Errno::NOENT | Errno::NOTCONN | Errno::NODEV) => false,
+            Err(error) => {
+                log::warn!("kernel cache notification {code} failed: {error}");
+                false
+            }
         }
+    }
+}
+
+impl Notifier {
+    /// As [`Invalidate::inode`]; whether the kernel knew the inode.
+    pub fn known_inode(&self, ino: InodeId, offset: i64, len: i64) -> bool {
+        let body = NotifyInvalInode { ino: ino.0.into(), off: offset.into(), len: len.into() };
+        self.send(notify::INVAL_INODE, &[body.as_bytes()])
+    }
+}
+
+/// The kernel's cache, for a file system that takes leases back: also of inodes that the kernel is only
+/// just being told of. The reply may be with us still, or in the kernel and not taken in.
+#[derive(Debug)]
+pub struct KernelCache {
+    notifier: Arc<Notifier>,
+    server: Weak<Server<dyn FileSystem>>,
+}
+
+/// Looks at an inode that the kernel is about to know, this far apart.
+const ABOUT_TO_KNOW: Duration = Duration::from_micros(50);
+/// Most such looks: longer than a lease is waited for.
+const LOOKS_MAX: u32 = 4000;
+
+impl KernelCache {
+    /// Of the kernel behind `server`.
+    pub fn new(notifier: Arc<Notifier>, server: &Arc<Server<dyn FileSystem>>) -> Self {
+        Self { notifier, server: Arc::downgrade(server) }
+    }
+}
+
+impl Invalidate for KernelCache {
+    fn inode(&self, ino: InodeId, offset: i64, len: i64) {
+        for _ in 0..LOOKS_MAX {
+            let about_to_know = || self.server.upgrade().is_some_and(|server| server.is_told(ino));
+            if self.notifier.known_inode(ino, offset, len) || !about_to_know() {
+                return;
+            }
+            std::thread::sleep(ABOUT_TO_KNOW);
+        }
+        log::warn!("the kernel was told of inode {ino} and does not know it");
+    }
+
+    fn entry(&self, parent: InodeId, name: &[u8]) {
+        self.notifier.entry(parent, name);
+    }
+
+    fn store(&self, ino: InodeId, offset: u64, data: &[u8]) {
+        self.notifier.store(ino, offset, data);
     }
 }
 
 impl Invalidate for Notifier {
     fn inode(&self, ino: InodeId, offset: i64, len: i64) {
-        let body = NotifyInvalInode { ino: ino.0.into(), off: offset.into(), len: len.into() };
-        self.send(notify::INVAL_INODE, &[body.as_bytes()]);
+        self.known_inode(ino, offset, len);
     }
 
     fn entry(&self, parent: InodeId, name: &[u8]) {

@@ -199,6 +199,11 @@ impl Flights {
         }
     }
 
+    /// Whether all threads have ended.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// Ends [`watch`](Self::watch).
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);

@@ -16,9 +16,9 @@ use super::names::logged;
 use super::permission::{R, W, may, owns};
 use super::{LibFs, Outcome};
 use crate::fs::{
-    Attr, Caller, CopyRange, DirEntry, FileSystem, Handle, Lock, NewNode, O_ACCMODE, O_EXCL,
-    O_RDONLY, Rename, Result, S_IFDIR, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written,
-    XattrMode,
+    Attr, Caching, Caller, CopyRange, DirEntry, FileSystem, Handle, Invalidate, Lock, NewNode,
+    O_ACCMODE, O_EXCL, O_RDONLY, Rename, Result, S_IFDIR, S_IFREG, SetAttr, SetTime, StatFs, Time,
+    Whence, Written, XattrMode,
 };
 
 fn stamp(time: Time) -> Result<Stamp> {
@@ -431,6 +431,26 @@ impl FileSystem for LibFs {
         each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
         self.do_readdir(caller, ino, cookie, each)
+    }
+
+    fn caching(&self) -> Caching {
+        Caching::Attributes
+    }
+
+    fn may_cache_attr(&self, attr: &Attr) -> bool {
+        self.may_keep(attr)
+    }
+
+    fn has_cached(&self, ino: InodeId) -> bool {
+        self.is_kept(ino)
+    }
+
+    fn attach(&self, cache: Arc<dyn Invalidate>) {
+        self.do_attach_kernel(cache);
+    }
+
+    fn await_recalls(&self) {
+        self.do_await_recalls();
     }
 
     fn keeps_locks(&self) -> bool {

@@ -294,6 +294,7 @@ impl LibFs {
     #[cold]
     fn refused(&self, session: &Session, open: &Open) -> Result<()> {
         let Some((last, errno)) = Self::news(session, open) else { return Ok(()) };
+        self.unkeep(open);
         // What is cached here may show what never was.
         self.settle(&open.inode)?;
         open.clean.store(last, Ordering::Relaxed);
@@ -322,6 +323,7 @@ impl LibFs {
             return Ok(());
         }
         let Some((last, errno)) = Self::news(session, open) else { return Ok(()) };
+        self.unkeep(open);
         // What is cached here may show what never was: whoever looks next asks anew.
         open.inode.state.write().lease = rpc::Granted::default();
         open.clean.store(last, Ordering::Relaxed);

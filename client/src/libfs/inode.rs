@@ -126,12 +126,19 @@ pub struct Inode {
     pub ino: InodeId,
     /// What is remembered; the lock also serialises the operations of this process on the inode.
     pub state: RwLock<State>,
+    /// What a kernel was told of it.
+    pub told: super::kernel::Told,
 }
 
 impl Inode {
     /// Nothing known yet.
     pub fn new(ino: InodeId) -> Self {
-        Self { ino, state: RwLock::new(State::default()) }
+        Self::with(ino, State::default())
+    }
+
+    /// What is known.
+    pub fn with(ino: InodeId, state: State) -> Self {
+        Self { ino, state: RwLock::new(state), told: super::kernel::Told::default() }
     }
 }
 

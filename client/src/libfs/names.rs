@@ -287,7 +287,7 @@ impl LibFs {
             child.last = place.sequence;
             child.open = u32::from(open);
             let attr = child.attr();
-            let inode = Arc::new(Inode { ino, state: super::sync::RwLock::new(child) });
+            let inode = Arc::new(Inode::with(ino, child));
             self.remember_inode(Arc::clone(&inode));
             state.names.put(name, Known::Present(ino, mode & S_IFMT));
             dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
@@ -325,7 +325,7 @@ impl LibFs {
             child.last = place.sequence;
             child.open = 1;
             let attr = child.attr();
-            let inode = Arc::new(Inode { ino, state: super::sync::RwLock::new(child) });
+            let inode = Arc::new(Inode::with(ino, child));
             self.remember_inode(Arc::clone(&inode));
             Ok(Outcome::Done((attr, inode)))
         })

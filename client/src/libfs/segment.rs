@@ -162,6 +162,60 @@ impl Segment {
             && self.word(control::lease_word(slot)).load(Ordering::Acquire) == word.0
     }
 
+    /// Notes that a kernel may cache what is learnt under the lease in `slot`. It counts only if the
+    /// lease word is looked at again afterwards. Returns whether that was noted before.
+    pub fn keep(&self, slot: u32) -> bool {
+        let (word, bit) = control::kept(slot % LEASE_SLOTS as u32);
+        let before = self.word(word).fetch_or(bit, Ordering::SeqCst);
+        core::sync::atomic::fence(Ordering::SeqCst);
+        before & bit != 0
+    }
+
+    /// Takes the note back.
+    pub fn keep_no_more(&self, slot: u32) {
+        let (word, bit) = control::kept(slot % LEASE_SLOTS as u32);
+        self.word(word).fetch_and(!bit, Ordering::SeqCst);
+    }
+
+    /// Whether that is noted.
+    pub fn keeps(&self, slot: u32) -> bool {
+        let (word, bit) = control::kept(slot);
+        (slot as usize) < LEASE_SLOTS && self.word(word).load(Ordering::SeqCst) & bit != 0
+    }
+
+    /// Empties the kernel's cache of what is noted and `gone`, by `empty`, and clears the notes. `gone` is
+    /// asked about a slot whose lease word is the number.
+    pub fn release_kept(&self, gone: impl Fn(u64) -> bool, mut empty: impl FnMut(base::InodeId)) {
+        for first in (0..LEASE_SLOTS as u32).step_by(64) {
+            let word = self.word(control::kept(first).0);
+            let mut bits = word.load(Ordering::SeqCst);
+            while bits != 0 {
+                let slot = first + bits.trailing_zeros();
+                bits &= bits - 1;
+                let lease = control::lease_word(slot);
+                if gone(self.word(lease).load(Ordering::SeqCst)) {
+                    empty(base::InodeId(self.word(lease - 8).load(Ordering::Acquire)));
+                    word.fetch_and(!(1 << (slot % 64)), Ordering::SeqCst);
+                }
+            }
+        }
+    }
+
+    /// How often kept leases have been taken back.
+    pub fn recalls(&self) -> u32 {
+        self.word32(control::RECALLS).load(Ordering::SeqCst)
+    }
+
+    /// Waits until `recalls` is no longer what was seen, but not for long.
+    pub fn await_recall(&self, seen: u32, limit_ms: u64) {
+        let limit = rustix::time::Timespec {
+            tv_sec: (limit_ms / 1000) as i64,
+            tv_nsec: (limit_ms % 1000 * 1_000_000) as i64,
+        };
+        let word = self.word32(control::RECALLS);
+        let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&limit));
+    }
+
     /// Whether the service still counts what is appended.
     #[inline]
     pub fn attached(&self) -> bool {

@@ -83,6 +83,18 @@ impl<T> RwLock<T> {
         }
     }
 
+    /// Shared access, if it can be had now.
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        let mut state = self.state.load(Ordering::Relaxed);
+        while state & (WRITER | WAITING) == 0 {
+            if self.swap(state, state + 1) {
+                return Some(ReadGuard { lock: self });
+            }
+            state = self.state.load(Ordering::Relaxed);
+        }
+        None
+    }
+
     /// Exclusive access, if it is free now.
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
         let state = self.state.load(Ordering::Relaxed);

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_RDONLY,
-    O_TRUNC, Result, Whence,
+    Caching, Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
+    O_RDONLY, O_TRUNC, Result, Whence,
 };
 use zerocopy::IntoBytes;
 
@@ -42,7 +42,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// request of its own, before which others may append: the line would be torn. And it puts
     /// the bytes where it thinks that the file ends.
     fn open_out(&self, fh: u64, ino: InodeId, asked: u32) -> OpenOut {
-        let mut flags = if self.fs.may_cache(ino) { FOPEN_KEEP_CACHE } else { 0 };
+        // The name was looked up a moment ago: pages older than those attributes are gone.
+        let keep = self.caching() != Caching::Nothing && self.fs.has_cached(ino);
+        let mut flags = if keep { FOPEN_KEEP_CACHE } else { 0 };
         if asked & O_APPEND != 0 && asked & O_ACCMODE != O_RDONLY {
             flags |= FOPEN_DIRECT_IO;
         }
@@ -89,7 +91,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let (attr, handle) = self.fs.create(&caller, call.ino, name, mode, flags)?;
         let fh = self.register(handle, attr.ino);
         let out = self.open_out(fh, attr.ino, arg.flags.get());
-        Ok(Answer::pair(&self.entry(call.ino, &attr), &out))
+        Ok(Answer::pair(&self.new_entry(call.ino, &attr), &out))
     }
 
     /// The name that comes along has no meaning (Linux sends `/`).
@@ -108,7 +110,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let (attr, handle) = self.fs.tmpfile(&caller, call.ino, mode, flags)?;
         let fh = self.register(handle, attr.ino);
         let out = self.open_out(fh, attr.ino, arg.flags.get());
-        Ok(Answer::pair(&self.entry(call.ino, &attr), &out))
+        Ok(Answer::pair(&self.new_entry(call.ino, &attr), &out))
     }
 
     pub(super) fn release(
@@ -159,13 +161,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if append && written.offset != at {
             // Somebody else has made the file longer than the kernel knew: its cached pages hold
             // our data in the wrong place. The file is right; what it caches must go.
-            if let Some(misplaced) = self.misplaced.get() {
-                misplaced(call.ino);
-            }
+            self.forget_attributes(call.ino);
         }
         if flags & WRITE_KILL_SUIDGID != 0 {
             let attr = self.fs.fgetattr(opened.handle)?;
-            self.clear_set_id(call.ino, attr)?;
+            if self.clear_set_id(call.ino, attr)?.mode != attr.mode {
+                self.forget_attributes(call.ino);
+            }
         }
         let size = u32::try_from(written.len).map_err(|_| Errno::IO)?;
         Ok(Answer::of(&WriteOut { size: size.into(), ..WriteOut::default() }))

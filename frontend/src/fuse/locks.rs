@@ -295,8 +295,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if self.locks.forget_owner(owner) {
             self.unlock(owner);
         }
-        let opened = self.opened(arg.fh.get(), call.ino)?;
-        self.fs.flush(opened.handle)?;
+        // Files of the virtual directory have no handle.
+        if let Ok(opened) = self.opened(arg.fh.get(), call.ino) {
+            self.fs.flush(opened.handle)?;
+        }
         Ok(Answer::Empty)
     }
 

@@ -50,7 +50,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
         match self.fs.lookup(&call.caller, call.ino, name) {
             Ok(attr) => Ok(Answer::of(&self.entry(call.ino, &attr))),
-            Err(Errno::NOENT) if self.fs.may_cache(call.ino) => Ok(Answer::of(&negative_entry())),
+            Err(Errno::NOENT) if self.may_cache_names(call.ino) => {
+                Ok(Answer::of(&negative_entry()))
+            }
             Err(error) => Err(error),
         }
     }
@@ -93,7 +95,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &GetattrIn = args.take()?;
         args.end()?;
         let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get())?;
-        Ok(Answer::of(&attr_out(&attr, self.fs.may_cache(call.ino))))
+        Ok(Answer::of(&attr_out(&attr, self.may_cache_attr(&attr))))
     }
 
     pub(super) fn statx(
@@ -105,7 +107,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &StatxIn = args.take()?;
         args.end()?;
         let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get())?;
-        Ok(Answer::of(&statx_out(&attr, self.fs.may_cache(call.ino))))
+        Ok(Answer::of(&statx_out(&attr, self.may_cache_attr(&attr))))
     }
 
     fn attr_of(&self, call: &Call<'_>, flags: u32, fh: u64) -> Result<client::fs::Attr> {
@@ -156,7 +158,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if valid & fattr::KILL_SUIDGID != 0 && set.size.is_some() {
             attr = self.clear_set_id(call.ino, attr)?;
         }
-        Ok(Answer::of(&attr_out(&attr, self.fs.may_cache(call.ino))))
+        Ok(Answer::of(&attr_out(&attr, self.may_cache_unversioned(&attr))))
     }
 
     /// The kernel asks us to drop set-id bits when content changes under a caller without
@@ -199,7 +201,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return Err(Errno::EXIST);
         }
         let attr = self.fs.mknod(caller, call.ino, name, node)?;
-        Ok(Answer::of(&self.entry(call.ino, &attr)))
+        Ok(Answer::of(&self.new_entry(call.ino, &attr)))
     }
 
     pub(super) fn symlink(
@@ -333,7 +335,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return Err(Errno::EXIST);
         }
         let attr = self.fs.link(&call.caller, old, call.ino, name)?;
-        Ok(Answer::of(&self.entry(call.ino, &attr)))
+        Ok(Answer::of(&self.new_entry(call.ino, &attr)))
     }
 
     pub(super) fn statfs(
@@ -379,6 +381,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             _ => return Err(Errno::INVAL),
         };
         self.fs.setxattr(&call.caller, call.ino, name, value, mode)?;
+        self.note_acl(call.ino, name);
         Ok(Answer::Empty)
     }
 
@@ -423,7 +426,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
         args.end()?;
         self.check_xattr(name)?;
         self.fs.removexattr(&call.caller, call.ino, name)?;
+        self.note_acl(call.ino, name);
         Ok(Answer::Empty)
+    }
+
+    /// An access control list changes the mode, which a kernel that passes it on as any attribute does
+    /// not know.
+    fn note_acl(&self, ino: InodeId, name: &[u8]) {
+        if name.starts_with(b"system.") {
+            self.forget_attributes(ino);
+        }
     }
 }
 

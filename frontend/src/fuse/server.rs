@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use base::{Errno, InodeId};
-use client::fs::{Attr, Caller, FileSystem, Handle, Result};
+use client::fs::{Attr, Caching, Caller, FileSystem, Handle, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::callers::Callers;
@@ -29,6 +29,9 @@ use super::wire::{OpenOut, OutHeader, init, op};
 pub const IO_BYTES_MAX: usize = 1 << 20;
 /// Longest request: the longest WRITE, with a page for its headers as the kernel requires.
 pub const REQUEST_BYTES_MAX: usize = IO_BYTES_MAX + 4096;
+/// From this minor version on (Linux 5.10) the kernel drops attributes that were asked for before an
+/// invalidation.
+const MINOR_VERSIONED: u32 = 32;
 /// Requests that the kernel may have in flight for read-ahead and asynchronous I/O.
 const BACKGROUND_MAX: u16 = 64;
 
@@ -137,6 +140,22 @@ enum Asks {
     Permission,
 }
 
+/// Whether an operation is about an inode only, and no name.
+const fn by_number(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        op::GETATTR
+            | op::STATX
+            | op::SETATTR
+            | op::OPEN
+            | op::READLINK
+            | op::GETXATTR
+            | op::LISTXATTR
+            | op::SETXATTR
+            | op::REMOVEXATTR
+    )
+}
+
 /// Serves one file system to one kernel.
 pub struct Server<F: FileSystem + ?Sized> {
     pub(super) fs: Arc<F>,
@@ -144,6 +163,8 @@ pub struct Server<F: FileSystem + ?Sized> {
     pub(super) counters: Counters,
     /// INIT was agreed upon.
     ready: AtomicBool,
+    /// What the kernel may cache: what the file system promises, if the kernel is new enough.
+    caching: OnceLock<Caching>,
     groups: GroupCache,
     pub(super) callers: Callers,
     opened: RwLock<HashMap<u64, Opened>>,
@@ -169,6 +190,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             options,
             counters: Counters::default(),
             ready: AtomicBool::new(false),
+            caching: OnceLock::new(),
             groups: GroupCache::default(),
             callers: Callers::default(),
             opened: RwLock::default(),
@@ -322,7 +344,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return self.virtual_call(opcode, &call, args, sink);
         }
         self.callers.count(pid, opcode);
-        run(self, &call, args, sink)
+        let answer = run(self, &call, args, sink);
+        match answer {
+            // The name was found a moment ago, and what it led to is gone: the kernel looks again.
+            Err(Errno::NOENT) if by_number(opcode) => Err(Errno::STALE),
+            answer => answer,
+        }
     }
 
     fn reply(&self, header: &InHeader, answer: &Result<Answer>, sink: &mut dyn ReplySink) -> bool {
@@ -361,6 +388,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
             );
             return Err(Errno::OPNOTSUPP);
         }
+        let _ = self.caching.set(match self.fs.caching() {
+            // Before that, attributes that were asked for before an invalidation could come after it.
+            Caching::Attributes if minor < MINOR_VERSIONED => Caching::Nothing,
+            caching => caching,
+        });
         let mut offered = u64::from(asked.flags.get());
         if offered & init::INIT_EXT != 0 {
             let more: &InitInExt = args.take()?;
@@ -412,14 +444,51 @@ impl<F: FileSystem + ?Sized> Server<F> {
         always
             | locks
             | acls
-            | if self.fs.may_cache(InodeId::ROOT) {
-                init::EXPLICIT_INVAL_DATA
-                    | init::CACHE_SYMLINKS
-                    | init::DO_READDIRPLUS
-                    | init::READDIRPLUS_AUTO
-            } else {
-                init::AUTO_INVAL_DATA
+            | match self.caching() {
+                Caching::All => {
+                    init::EXPLICIT_INVAL_DATA
+                        | init::CACHE_SYMLINKS
+                        | init::DO_READDIRPLUS
+                        | init::READDIRPLUS_AUTO
+                }
+                // What a symbolic link says never changes.
+                Caching::Attributes => init::AUTO_INVAL_DATA | init::CACHE_SYMLINKS,
+                Caching::Nothing => init::AUTO_INVAL_DATA,
             }
+    }
+
+    /// Something happened to an inode that the kernel does not know of from its request: what it caches
+    /// goes soon.
+    pub(super) fn forget_attributes(&self, ino: InodeId) {
+        if let Some(misplaced) = self.misplaced.get() {
+            misplaced(ino);
+        }
+    }
+
+    /// What the kernel may cache.
+    pub(super) fn caching(&self) -> Caching {
+        self.caching.get().copied().unwrap_or(Caching::Nothing)
+    }
+
+    /// Whether it may keep names in a directory, also those that do not exist.
+    pub(super) fn may_cache_names(&self, dir: InodeId) -> bool {
+        self.caching() == Caching::All && self.fs.may_cache(dir)
+    }
+
+    /// Whether it may keep these attributes.
+    pub(super) fn may_cache_attr(&self, attr: &Attr) -> bool {
+        self.caching() != Caching::Nothing && self.fs.may_cache_attr(attr)
+    }
+
+    /// The same for answers that it takes in without comparing when they were asked for: SETATTR, LINK.
+    pub(super) fn may_cache_unversioned(&self, attr: &Attr) -> bool {
+        self.caching() == Caching::All && self.fs.may_cache_attr(attr)
+    }
+
+    /// Whether it was told this node number and may know it.
+    pub fn is_told(&self, ino: InodeId) -> bool {
+        let lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
+        lookups.contains_key(&ino.0)
     }
 
     fn destroy(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
@@ -472,15 +541,27 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// An answer that tells the kernel a node number, and counts that.
     pub(super) fn entry(&self, parent: InodeId, attr: &Attr) -> EntryOut {
+        // In this order: whoever invalidates must know that the kernel is about to know the inode.
         self.count_lookup(attr.ino);
-        entry_out(attr, self.fs.may_cache(parent), self.fs.may_cache(attr.ino))
+        entry_out(attr, self.may_cache_names(parent), self.may_cache_attr(attr))
     }
 
-    pub(super) fn count_lookup(&self, ino: InodeId) {
-        if ino != InodeId::ROOT {
-            let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
-            *lookups.entry(ino.0).or_insert(0) += 1;
+    /// The same for something made, where the kernel does not compare when it asked: it may keep the
+    /// attributes of what it has not known before.
+    pub(super) fn new_entry(&self, parent: InodeId, attr: &Attr) -> EntryOut {
+        let is_new = self.count_lookup(attr.ino) == 1;
+        let keep = is_new && self.may_cache_attr(attr) || self.may_cache_unversioned(attr);
+        entry_out(attr, self.may_cache_names(parent), keep)
+    }
+
+    pub(super) fn count_lookup(&self, ino: InodeId) -> u64 {
+        if ino == InodeId::ROOT {
+            return 0;
         }
+        let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = lookups.entry(ino.0).or_insert(0);
+        *count += 1;
+        *count
     }
 
     /// The kernel dropped `count` of the references that it was given.

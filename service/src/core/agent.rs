@@ -36,13 +36,15 @@ pub(super) struct Recall {
     /// The head was told that the lease is held, and is told when it is not.
     reported: bool,
     give_up_at: Nanos,
+    /// The client was told that a kernel of its keeps what it may not.
+    told: bool,
     inside: Vec<(usize, u64)>,
 }
 
 impl Recall {
     fn new(client: ClientId, ino: InodeId, token: u64, look_at: Nanos) -> Self {
-        let (revoked, reported, inside) = (false, false, Vec::new());
-        Self { client, ino, token, look_at, revoked, reported, give_up_at: 0, inside }
+        let (revoked, reported, told, inside) = (false, false, false, Vec::new());
+        Self { client, ino, token, look_at, revoked, reported, give_up_at: 0, told, inside }
     }
 }
 
@@ -450,6 +452,7 @@ impl Node {
                     revoked: true,
                     reported: true,
                     give_up_at: under_way.map_or(0, |r| r.give_up_at),
+                    told: false,
                     inside: under_way.map_or_else(Vec::new, |r| r.inside.clone()),
                 });
             }
@@ -523,6 +526,20 @@ impl Node {
             recall.look_at = self.now + LOOK;
             return Ok(false);
         }
+        if client.keeps(ino) {
+            recall.look_at = self.now + LOOK;
+            if recall.give_up_at == 0 {
+                recall.give_up_at = self.now + RECALL_TIMEOUT_MS * 1_000_000;
+            }
+            if self.now >= recall.give_up_at {
+                return self.expel(id, out);
+            }
+            if !recall.told {
+                recall.told = true;
+                client.tell_of_recalls();
+            }
+            return Ok(false);
+        }
         if !planted(Bug::RecallSkipsLog) && !self.drain(id, out)? {
             recall.look_at = self.now + LOOK;
             return Ok(false);
@@ -557,8 +574,7 @@ impl Node {
         if fenced && !self.fenced && !planted(Bug::FencedServes) {
             log::warn!("the coordinator is out of reach: leases are suspended");
             for client in self.clients.values_mut() {
-                let held: Vec<InodeId> = client.leases().into_iter().map(|(i, _)| i).collect();
-                held.into_iter().for_each(|ino| client.suspend(ino));
+                client.suspend_all();
             }
         }
         self.fenced = fenced;

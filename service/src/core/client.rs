@@ -345,6 +345,22 @@ impl Client {
         }
     }
 
+    /// Whether a kernel may still cache what the client learnt under its lease on `ino`, which may
+    /// be one that was taken back.
+    pub fn keeps(&self, ino: InodeId) -> bool {
+        let slot = self.slots.get(&ino).or_else(|| self.returned.get(&ino).map(|r| &r.slot));
+        let Some(&slot) = slot else { return false };
+        let (word, bit) = control::kept(slot);
+        !self.gone && !self.expelled && self.word(word) & bit != 0
+    }
+
+    /// Tells it to empty the kernel's cache of what it may keep no more.
+    pub fn tell_of_recalls(&self) {
+        let recalls = self.word(control::RECALLS) as u32;
+        self.set_word(control::RECALLS, u64::from(recalls.wrapping_add(1)));
+        let _ = self.media.wake(self.log(), control::RECALLS);
+    }
+
     /// Tells it which run of the service knows its file locks.
     pub fn set_lock_run(&self, run: u64) {
         if self.word(control::LOCK_RUN) != run {
@@ -681,6 +697,13 @@ impl Client {
         }
     }
 
+    /// Makes it ask anew for everything.
+    pub fn suspend_all(&mut self) {
+        let held: Vec<InodeId> = self.modes.keys().copied().collect();
+        held.into_iter().for_each(|ino| self.suspend(ino));
+        self.tell_of_recalls();
+    }
+
     /// When the lease was last granted.
     pub fn granted_at(&self, ino: InodeId) -> Option<Nanos> {
         self.modes.get(&ino).map(|(_, at)| *at)
@@ -723,7 +746,9 @@ impl Client {
     /// Some read lease whose slot can be taken when the table is full.
     pub fn spare(&self) -> Option<InodeId> {
         let full = self.lease_slots.is_full(LEASE_SLOTS);
-        let read = |(_, (m, _)): &(&InodeId, &(LeaseMode, Nanos))| *m == LeaseMode::Read;
+        let read = |(ino, (mode, _)): &(&InodeId, &(LeaseMode, Nanos))| {
+            *mode == LeaseMode::Read && !self.keeps(**ino)
+        };
         full.then(|| self.modes.iter().find(read).map(|(i, _)| *i)).flatten()
     }
 
@@ -749,6 +774,7 @@ impl Client {
         if !planted(Bug::ExpelledNotTold) {
             self.set_word(control::STATE, control::STATE_EXPELLED);
         }
+        self.tell_of_recalls();
     }
 
     /// Whether it is to be sealed as soon as its log is read: an expulsion is under way.
@@ -781,6 +807,7 @@ impl Client {
             let _ = self.seal_at(last);
             self.set_word(control::STATE, control::STATE_GONE);
         }
+        self.tell_of_recalls();
         self.notify();
     }
 
@@ -789,6 +816,7 @@ impl Client {
         if !self.expelled && self.sealed_at.is_none() {
             self.set_word(control::SEALED_AT, self.next - 1);
             self.set_word(control::STATE, control::STATE_GONE);
+            self.tell_of_recalls();
             self.notify();
         }
     }

@@ -73,6 +73,40 @@ fn a_recall_does_not_overtake_a_held_grant() {
     rig.check();
 }
 
+/// A mount lets its kernel cache what it learnt under a lease: nobody else gets the inode before it says that
+/// the cache is empty; if it does not say so, it is expelled.
+#[test]
+fn a_kept_lease_is_given_back_when_the_client_says_so() {
+    for says_so in [true, false] {
+        let mut rig = Rig::new(1, 1);
+        let (mut one, two) = (rig.attach(0, 0), rig.attach(0, 0));
+        let ino = one.create(&mut rig, b"f", 0o100_644);
+        let lease = one.lease(&mut rig, ino, LeaseMode::Read).expect("a lease").granted;
+        let (word, bit) = control::kept(lease.slot);
+        one.set(word, bit);
+        let told = one.word(control::RECALLS);
+        let want = Request::Inode { ino, mode: LeaseMode::Write, flags: WANT_WRITE };
+        two.post(0, &want, 0);
+        rig.event(0, Event::Doorbell(two.client));
+        for _ in 0..20 {
+            rig.pass(1_000_000);
+            rig.event(0, Event::Tick);
+        }
+        assert!(!one.holds(lease), "taken back");
+        assert_eq!(one.word(control::RECALLS), told + 1, "told, once");
+        assert_eq!(granted(&two, 0), None, "not given to anybody");
+        if says_so {
+            one.set(word, 0);
+        }
+        for _ in 0..150 {
+            rig.pass(1_000_000);
+            rig.event(0, Event::Tick);
+        }
+        assert!(granted(&two, 0).is_some_and(|lease| two.holds(lease)), "given on");
+        assert_eq!(rig.nodes[0].status().counters.expelled, u64::from(!says_so));
+    }
+}
+
 /// A client as the library is: enters an operation, looks at its lease, appends, leaves.
 struct Maker {
     hand: Hand,

@@ -5,6 +5,7 @@
 //! offset   written by  content
 //! 0x00000  service     descriptor (below), written once before the segment is handed out
 //! 0x01000  client      words: sync_request, last_sequence
+//! 0x01400  client      kept leases, LEASE_SLOTS bits (below, "What a kernel keeps")
 //! 0x02000  client      in-operation words, OP_SLOTS x 64 bytes
 //! 0x03000  service     words: settled, published, replicated, epoch/state, doorbell, ...
 //! 0x04000  service     lease table, LEASE_SLOTS x 16 bytes: {inode u64, word u64}
@@ -30,6 +31,16 @@
 //! is the last sequence that counts; when it wakes it attaches anew. A thread that waits (for a
 //! request, for space, for fsync) is never inside an operation.
 //!
+//! # What a kernel keeps
+//!
+//! A client that is a mount lets the kernel cache what it learnt under a lease. It sets the bit of the
+//! lease's slot in `KEPT` first and looks at the lease word again then; after a store of 0 to the lease
+//! word the service looks at the bit, and while it is set the lease does not count as given back (nobody
+//! else is granted one). It adds one to the futex word `RECALLS` when it finds the bit set; the client then
+//! empties the kernel's cache of the inode in each slot whose bit is set and whose word is 0, and clears the
+//! bit. One that takes longer than `RECALL_TIMEOUT_MS` is expelled. `RECALLS` also grows when leases end
+//! without such a wait (the session ends, the node is fenced).
+//!
 //! # Waiting
 //!
 //! The client waits on the 32-bit futex word `EVENT`, after announcing itself in `WAITERS`; the
@@ -51,6 +62,8 @@ pub const SYNC_REQUEST: u64 = 0x1000;
 /// Client word: highest sequence handed out when durability was last asked for; the service takes
 /// no request beyond it seriously.
 pub const LAST_SEQUENCE: u64 = 0x1040;
+/// Client bits, one a lease slot: a kernel may cache what was learnt under the lease.
+pub const KEPT: u64 = 0x1400;
 /// First in-operation word; the others follow at a distance of a line.
 pub const IN_OP: u64 = 0x2000;
 /// Service word: entries up to here were validated (applied or refused), by the head.
@@ -83,6 +96,8 @@ pub const LOCK_EVENT: u64 = 0x3188;
 pub const LOCK_RUN: u64 = 0x3190;
 /// Client word: threads waiting on `EVENT`.
 pub const WAITERS: u64 = 0x31c0;
+/// Service word, a futex (32 bits): grows when kept leases have been taken back.
+pub const RECALLS: u64 = 0x3200;
 /// Service words, one a line and lane: logical position up to which the lane may be overwritten.
 pub const RECLAIM: u64 = 0x3400;
 /// First slot of the lease table.
@@ -115,6 +130,7 @@ pub const RECALL_TIMEOUT_MS: u64 = 100;
 const _: () = {
     assert!(RPC == 0x24000);
     assert!(LANES == 0xa4000);
+    assert!(KEPT + LEASE_SLOTS as u64 / 8 <= IN_OP);
     assert!(RECLAIM + 64 * LANES_MAX as u64 <= LEASES);
 };
 
@@ -170,6 +186,11 @@ impl LeaseWord {
 /// Offset of the word of lease slot `slot` (its inode lies 8 bytes before).
 pub const fn lease_word(slot: u32) -> u64 {
     LEASES + slot as u64 * 16 + 8
+}
+
+/// Offset of the word of `KEPT` that has the bit of lease slot `slot`, and the bit.
+pub const fn kept(slot: u32) -> (u64, u64) {
+    (KEPT + slot as u64 / 64 * 8, 1 << (slot % 64))
 }
 
 /// Offset of in-operation word `slot`.

@@ -1,0 +1,289 @@
+//! The mounts of several nodes are one file system: what has returned on one of them is seen by every
+//! call that begins later on another, whatever the kernels cache. Readers hammer while a writer writes:
+//! a reader notes how far the writer has come, looks, and must not see less.
+//!
+//! Needs root and /dev/fuse for the mounts (a container without them says so and passes).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
+/// How long each kind of change is hammered.
+const HAMMER: Duration = Duration::from_millis(4000);
+
+struct Cluster(PathBuf);
+
+impl Cluster {
+    fn new(name: &str) -> Option<Self> {
+        if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: no right to mount here");
+            return None;
+        }
+        let dir = PathBuf::from(format!("/dev/shm/corbel-coherence-{name}-{}", std::process::id()));
+        let cluster = Self(dir);
+        let up = cluster.corbel(&["cluster", "up", "--nodes", "3", "--capacity", "128MiB"]);
+        assert!(up.status.success(), "{up:?}");
+        Some(cluster)
+    }
+
+    fn corbel(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(CORBEL);
+        command.args(args).arg("--dir").arg(&self.0).output().expect("corbel starts")
+    }
+
+    fn on(&self, node: usize, name: &str) -> PathBuf {
+        self.0.join(format!("n{node}/mnt")).join(name)
+    }
+
+    /// Nobody may have been expelled for being slow with its cache.
+    fn assert_nobody_expelled(&self) {
+        for node in 1..=3 {
+            let log = fs::read_to_string(self.0.join(format!("n{node}/run/log"))).unwrap();
+            assert!(!log.contains("expelled"), "node {node}: {log}");
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = self.corbel(&["cluster", "down"]);
+    }
+}
+
+/// `write(k)` for k = 1, 2, ... on one node, while `look` runs on others: what it returns must be at least
+/// the last k whose write had returned before it began, and no more than the first that had not begun
+/// after it returned. Returns how often was written, and looked.
+fn hammer(write: impl Fn(u64) + Sync, lookers: &[&(dyn Fn() -> u64 + Sync)]) -> (u64, u64) {
+    let (begun, done, looks) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for look in lookers {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    let least = done.load(Ordering::SeqCst);
+                    let seen = look();
+                    let most = begun.load(Ordering::SeqCst);
+                    assert!(seen >= least, "saw {seen}, but {least} had returned before");
+                    assert!(seen <= most, "saw {seen}, but only {most} had begun");
+                    looks.fetch_add(1, Ordering::Relaxed);
+                    // The writer shall come to its turn.
+                    std::thread::sleep(Duration::from_micros(seen % 7 * 30));
+                }
+            });
+        }
+        let end = Instant::now() + HAMMER;
+        let mut k = 0;
+        while Instant::now() < end {
+            k += 1;
+            begun.store(k, Ordering::SeqCst);
+            write(k);
+            done.store(k, Ordering::SeqCst);
+            // Now and then things are quiet for long enough that the kernels keep what they know.
+            let pause = if k % 16 == 0 { 130_000 } else { k % 5 * 200 };
+            std::thread::sleep(Duration::from_micros(pause));
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    let counts = (done.into_inner(), looks.into_inner());
+    assert!(counts.0 > 20 && counts.1 > 20, "hardly anything happened: {counts:?}");
+    counts
+}
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).expect("the file is there")
+}
+
+fn number_at(file: &File) -> u64 {
+    let mut bytes = [0; 8];
+    file.read_exact_at(&mut bytes, 0).expect("8 bytes");
+    u64::from_le_bytes(bytes)
+}
+
+#[test]
+fn data_is_never_stale() {
+    let Some(cluster) = Cluster::new("data") else { return };
+    fs::write(cluster.on(1, "f"), [0; 8192]).unwrap();
+    let writer = open(&cluster.on(1, "f"));
+    let (held, here) = (open(&cluster.on(2, "f")), open(&cluster.on(1, "f")));
+    let again = || {
+        let file = File::open(cluster.on(3, "f")).unwrap();
+        number_at(&file)
+    };
+    let counts = hammer(
+        |k| writer.write_all_at(&k.to_le_bytes(), 0).unwrap(),
+        &[&|| number_at(&held), &again, &|| number_at(&here)],
+    );
+    eprintln!("data: {counts:?}");
+    cluster.assert_nobody_expelled();
+}
+
+/// A file is opened and mapped without being read: the pages that the kernel has must be right.
+#[test]
+fn what_is_mapped_after_opening_is_never_stale() {
+    let Some(cluster) = Cluster::new("map") else { return };
+    fs::write(cluster.on(1, "f"), [0; 8192]).unwrap();
+    let writer = open(&cluster.on(1, "f"));
+    let program = Command::new("python3")
+        .args(["-c", MAPPER])
+        .arg(cluster.on(1, "f"))
+        .arg(cluster.on(2, "f"))
+        .output()
+        .unwrap();
+    drop(writer);
+    assert!(program.status.success(), "{program:?}");
+}
+
+const MAPPER: &str = "import mmap, os, sys
+w = os.open(sys.argv[1], os.O_RDWR)
+for k in range(300):
+    os.pwrite(w, b'%08d' % k, 0)
+    for _ in range(2):
+        fd = os.open(sys.argv[2], os.O_RDONLY)
+        m = mmap.mmap(fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ)
+        assert m[:8] == b'%08d' % k, (k, m[:8])
+        m.close(); os.close(fd)
+";
+
+/// What does not change is asked for once.
+#[test]
+fn the_kernel_keeps_what_does_not_change() {
+    let Some(cluster) = Cluster::new("kept") else { return };
+    fs::write(cluster.on(1, "f"), "12345678").unwrap();
+    let (here, there) = (open(&cluster.on(1, "f")), open(&cluster.on(2, "f")));
+    let settle = |file: &File| {
+        for _ in 0..2 {
+            let _ = (file.metadata().unwrap(), number_at(file));
+            std::thread::sleep(Duration::from_millis(150));
+        }
+        let _ = (file.metadata().unwrap(), number_at(file));
+    };
+    let asked = |node: usize| -> u64 {
+        let stats = fs::read_to_string(cluster.on(node, ".corbel/stats")).unwrap();
+        let of = |name: &str| {
+            let line = stats.lines().find(|l| l.starts_with(name));
+            line.map_or(0, |l| l.split(' ').nth(1).unwrap().parse::<u64>().unwrap())
+        };
+        of("fuse_getattr_total") + of("fuse_statx_total") + of("fuse_read_total")
+    };
+    for (node, file) in [(1, &here), (2, &there)] {
+        settle(file);
+        let before = asked(node);
+        for _ in 0..100 {
+            assert_eq!((file.metadata().unwrap().len(), number_at(file)), (8, NUMBER));
+        }
+        let more = asked(node) - before;
+        // Looking at the counters takes some itself.
+        assert!(more < 20, "node {node} was asked {more} times");
+    }
+    here.write_all_at(b"x", 8).unwrap();
+    assert_eq!(there.metadata().unwrap().len(), 9);
+    cluster.assert_nobody_expelled();
+}
+
+/// `12345678`.
+const NUMBER: u64 = 0x3837_3635_3433_3231;
+
+#[test]
+fn attributes_are_never_stale() {
+    let Some(cluster) = Cluster::new("attributes") else { return };
+    fs::write(cluster.on(1, "f"), "").unwrap();
+    let writer = open(&cluster.on(1, "f"));
+    let held = open(&cluster.on(2, "f"));
+    let size = |node: usize| fs::metadata(cluster.on(node, "f")).unwrap().len();
+    let counts = hammer(
+        |k| writer.write_all_at(b"x", k - 1).unwrap(),
+        &[&|| size(2), &|| held.metadata().unwrap().len(), &|| size(3), &|| size(1)],
+    );
+    eprintln!("size: {counts:?}");
+    // The mode counts as well; 12 bits of it do.
+    let mode = |node: usize| u64::from(fs::metadata(cluster.on(node, "f")).unwrap().mode() & 0o777);
+    for base in [0u64, 0o400] {
+        fs::set_permissions(cluster.on(1, "f"), fs::Permissions::from_mode(base as u32)).unwrap();
+        for k in 1..0o200u64 {
+            let permissions = fs::Permissions::from_mode((base + k) as u32);
+            fs::set_permissions(cluster.on(1 + (k % 2) as usize, "f"), permissions).unwrap();
+            assert_eq!([mode(1), mode(2), mode(3)], [base + k; 3]);
+        }
+    }
+    let links = |node: usize| fs::metadata(cluster.on(node, "f")).unwrap().nlink();
+    for k in 0..60 {
+        let (here, there) = (1 + k % 3, 1 + (k + 1) % 3);
+        fs::hard_link(cluster.on(here, "f"), cluster.on(here, "g")).unwrap();
+        assert_eq!((links(here), links(there)), (2, 2), "round {k}");
+        fs::remove_file(cluster.on(there, "g")).unwrap();
+        assert_eq!((links(here), links(there)), (1, 1), "round {k}");
+    }
+    cluster.assert_nobody_expelled();
+}
+
+/// Files that are made on one node, and looked at on another as soon as they are there: the kernel there
+/// is being told of them while they change.
+#[test]
+fn new_files_are_never_stale() {
+    let Some(cluster) = Cluster::new("new") else { return };
+    fs::create_dir(cluster.on(1, "d")).unwrap();
+    let newest = AtomicU64::new(0);
+    let name = |k: u64| format!("d/f{k}");
+    let write = |k: u64| {
+        let path = cluster.on(1, &name(k));
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).unwrap();
+        newest.store(k, Ordering::SeqCst);
+        for byte in 0..8 {
+            file.write_all_at(b"x", byte).unwrap();
+        }
+    };
+    // Complete once the writer has gone on to the next.
+    let look = |node: usize| {
+        let k = newest.load(Ordering::SeqCst);
+        let size = match fs::metadata(cluster.on(node, &name(k))) {
+            Ok(found) => found.len(),
+            Err(error) if k == 0 && error.kind() == ErrorKind::NotFound => 0,
+            Err(error) => panic!("file {k}: {error}"),
+        };
+        if size == 8 { k } else { k.saturating_sub(1) }
+    };
+    let counts = hammer(write, &[&|| look(2), &|| look(2), &|| look(3)]);
+    eprintln!("new: {counts:?}");
+    cluster.assert_nobody_expelled();
+}
+
+#[test]
+fn names_are_never_stale() {
+    let Some(cluster) = Cluster::new("names") else { return };
+    fs::create_dir(cluster.on(1, "d")).unwrap();
+    for k in 0..150u64 {
+        let (here, there) = (1 + (k % 3) as usize, 1 + ((k + 1) % 3) as usize);
+        let (a, b) = (format!("d/a{}", k % 4), format!("d/b{}", k % 4));
+        let is = |node, name: &str| cluster.on(node, name).exists();
+        assert!(!is(there, &a) && !is(here, &a), "round {k}");
+        fs::write(cluster.on(here, &a), k.to_string()).unwrap();
+        assert!(is(there, &a), "round {k}: made");
+        assert_eq!(fs::read_to_string(cluster.on(there, &a)).unwrap(), k.to_string());
+        fs::rename(cluster.on(there, &a), cluster.on(there, &b)).unwrap();
+        assert_eq!((is(here, &a), is(here, &b)), (false, true), "round {k}: renamed");
+        assert_eq!(fs::read_to_string(cluster.on(here, &b)).unwrap(), k.to_string());
+        fs::remove_file(cluster.on(here, &b)).unwrap();
+        assert_eq!((is(there, &b), is(here, &b)), (false, false), "round {k}: removed");
+    }
+    // One name that is replaced all the time: it is always there, and never an older one.
+    let put = |k: u64| {
+        fs::write(cluster.on(1, "d/new"), k.to_le_bytes()).unwrap();
+        fs::rename(cluster.on(1, "d/new"), cluster.on(1, "d/it")).unwrap();
+    };
+    put(0);
+    let get = |node: usize| loop {
+        match File::open(cluster.on(node, "d/it")) {
+            Ok(file) => return number_at(&file),
+            // Replaced between look-up and opening, twice in a row.
+            Err(error) => assert_eq!(error.raw_os_error(), Some(116), "{error}"),
+        }
+    };
+    let counts = hammer(put, &[&|| get(2), &|| get(3), &|| get(1)]);
+    eprintln!("names: {counts:?}");
+    cluster.assert_nobody_expelled();
+}
