@@ -35,10 +35,16 @@ if cargo +nightly fuzz --version > /dev/null 2>&1; then
     targets=$(cd fuzz/fuzz_targets && ls ./*.rs | sed 's/\.rs$//; s/^\.\///')
     each=$(($(share 10) / $(echo "$targets" | wc -w) + 1))
     for target in $targets; do
-        step "fuzz $target" cargo +nightly fuzz run "$target" -- -max_total_time="$each"
+        # What is new goes into a folder that is not kept; fuzz/corpus is only read.
+        mkdir -p "fuzz/corpus-local/$target"
+        step "fuzz $target" cargo +nightly fuzz run "$target" "fuzz/corpus-local/$target" \
+            "fuzz/corpus/$target" -- -max_total_time="$each"
     done
 else
     echo "== no cargo-fuzz: the tests with hostile input instead"
+    cargo build --quiet --release -p hostile --example hunt
+    step "random changes of the corpus" \
+        target/release/examples/hunt "$(($(share 10) / 14 + 1))" "$(date +%s)"
     step "hostile clients and peers" cargo test --release --quiet -p service --test node -- hostile messages
     step "hostile bytes" cargo test --release --quiet -p cluster --test hostile --test messages
     step "damaged media" cargo test --release --quiet -p storage --test flips

@@ -54,6 +54,23 @@ impl<'a> Reader<'a> {
 
     take_int!(u8 -> u8, u16 -> u16, u32 -> u32, u64 -> u64, u128 -> u128, i64 -> i64);
 
+    /// The next byte as yes or no: nothing but 1 and 0.
+    pub fn flag(&mut self) -> Result<bool, Corrupt> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(self.corrupt("has a flag that is neither 0 nor 1")),
+        }
+    }
+
+    /// The next `len` bytes, all of which must be zero.
+    pub fn zeroes(&mut self, len: usize) -> Result<(), Corrupt> {
+        if self.bytes(len)?.iter().any(|b| *b != 0) {
+            return Err(self.corrupt("has bytes set that must be zero"));
+        }
+        Ok(())
+    }
+
     /// The next `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Corrupt> {
         if len > self.bytes.len() {

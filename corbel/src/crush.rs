@@ -89,22 +89,6 @@ pub struct TestArgs {
     pub engine: Option<String>,
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        let (kind, remedy) = match &error {
-            Error::Malformed { .. } | Error::Map(_) => {
-                (Kind::Damaged, "check the map with crushtool, or write it anew")
-            }
-            Error::Text { .. } => {
-                (Kind::Config, "correct the line; corbel crush decompile shows the form")
-            }
-            Error::Request(_) => (Kind::Usage, "corbel crush decompile shows rules and devices"),
-            Error::Budget { .. } => (Kind::Failed, "lower choose_total_tries, or bring devices in"),
-        };
-        Self::new(kind, error.to_string(), remedy)
-    }
-}
-
 /// Runs `corbel crush …`.
 pub fn run(out: &Output, verb: &CrushVerb) -> Result<()> {
     match verb {

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use placement::crush::Error;
+
 /// Kind of a failure: decides `code` and the exit code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -124,6 +126,22 @@ impl Failure {
             "message": self.message,
             "remedy": self.remedy,
         }})
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let (kind, remedy) = match &error {
+            Error::Malformed { .. } | Error::Map(_) => {
+                (Kind::Damaged, "check the map with crushtool, or write it anew")
+            }
+            Error::Text { .. } => {
+                (Kind::Config, "correct the line; corbel crush decompile shows the form")
+            }
+            Error::Request(_) => (Kind::Usage, "corbel crush decompile shows rules and devices"),
+            Error::Budget { .. } => (Kind::Failed, "lower choose_total_tries, or bring devices in"),
+        };
+        Self::new(kind, error.to_string(), remedy)
     }
 }
 

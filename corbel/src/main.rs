@@ -4,10 +4,8 @@ mod ask;
 mod bench;
 mod cli;
 mod cluster;
-mod config;
 mod crush;
 mod demo;
-mod failure;
 mod fsck;
 mod local;
 mod metrics;
@@ -19,9 +17,10 @@ mod run;
 mod serve;
 mod signals;
 mod status;
-mod units;
 
 use std::process::ExitCode;
+
+use corbel_input::{config, failure, units};
 
 use cli::{Cli, Verb};
 use failure::Result;

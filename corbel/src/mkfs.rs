@@ -8,6 +8,7 @@ use crate::cli::Global;
 use crate::config::Config;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::output::Output;
+use crate::units::{parse_mode, parse_uuid};
 
 /// Arguments of `corbel mkfs`.
 #[derive(Args, Debug)]
@@ -31,25 +32,6 @@ pub struct MkfsArgs {
     /// Remove what the region's directory holds first. All of its data is lost
     #[arg(long)]
     force: bool,
-}
-
-fn parse_mode(text: &str) -> std::result::Result<u32, String> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o7777 => Ok(mode),
-        _ => Err("write permission bits in octal, 0 to 7777".into()),
-    }
-}
-
-/// Reads 32 hexadecimal digits, with or without dashes.
-pub fn parse_uuid(text: &str) -> std::result::Result<[u8; 16], String> {
-    let wrong = || "write 32 hexadecimal digits, with or without dashes".to_string();
-    let digits: String = text.chars().filter(|c| *c != '-').collect();
-    if digits.len() != 32 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(wrong());
-    }
-    let pair = |i: usize| u8::from_str_radix(digits.get(2 * i..2 * i + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..16).map(pair).collect();
-    bytes.and_then(|b| b.try_into().ok()).ok_or_else(wrong)
 }
 
 /// As `8-4-4-4-12` hexadecimal digits.

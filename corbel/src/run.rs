@@ -6,11 +6,7 @@
 //! holds descriptors for the session (run/holder.rs) and ends with the program's code.
 //! docs/interception.md tells the whole.
 
-#[path = "../../intercept/src/format.rs"]
-#[allow(dead_code)]
-mod format;
 mod holder;
-mod sites;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 
 use clap::{Args, ValueEnum};
+use corbel_input::sites::libraries;
+use corbel_input::{format, sites};
 use serde_json::json;
 
 use crate::cli::Global;
@@ -170,23 +168,6 @@ fn preload(library: &Path) -> std::ffi::OsString {
         value.push(others);
     }
     value
-}
-
-/// glibc's loader and C library, as this very process has them.
-pub(crate) fn libraries() -> Vec<PathBuf> {
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let mut found: Vec<PathBuf> = maps
-        .lines()
-        .filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])))
-        .filter(|path| {
-            let name = path.file_name().unwrap_or_default().as_bytes();
-            name == b"libc.so.6"
-                || name.starts_with(b"ld-linux-x86-64")
-                || name.starts_with(b"ld-2.")
-        })
-        .collect();
-    found.dedup();
-    found
 }
 
 fn find_library() -> Result<PathBuf> {

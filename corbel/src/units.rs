@@ -55,6 +55,26 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text:?} is more than 584 years"))
 }
 
+/// Reads permission bits in octal.
+pub fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => Err("write permission bits in octal, 0 to 7777".into()),
+    }
+}
+
+/// Reads 32 hexadecimal digits, with or without dashes.
+pub fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
+    let wrong = || "write 32 hexadecimal digits, with or without dashes".to_string();
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    if digits.len() != 32 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    let pair = |i: usize| u8::from_str_radix(digits.get(2 * i..2 * i + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..16).map(pair).collect();
+    bytes.and_then(|b| b.try_into().ok()).ok_or_else(wrong)
+}
+
 /// The shortest exact form with a binary unit.
 pub fn show_bytes(bytes: u64) -> String {
     let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];

@@ -206,6 +206,14 @@ pub const SESSION_BYTES: usize = THREADS_AT + THREADS * 4;
 /// Environment variable: `FD,SLOT`, decimal: the session's descriptor and the exec record (-1: none).
 pub const ENV: &str = "CORBEL_RUN";
 
+/// Descriptor and exec record in the value of [`ENV`].
+pub fn parse_env(value: &[u8]) -> Option<(i32, i32)> {
+    let number = |text: &[u8]| core::str::from_utf8(text).ok()?.parse::<i32>().ok();
+    let mut parts = value.split(|b| *b == b',');
+    let found = (number(parts.next()?)?, number(parts.next()?)?);
+    (parts.next().is_none() && found.0 >= 0 && found.1 >= -1).then_some(found)
+}
+
 const _: () = {
     assert!(size_of::<Header>() <= COUNTERS_AT);
     assert!(size_of::<Table>() <= TABLE_BYTES);

@@ -77,19 +77,12 @@ fn environment(envp: *const *const u8) -> (Option<&'static [u8]>, usize) {
     (found, at as usize + 8)
 }
 
-fn number(text: &[u8]) -> Option<i32> {
-    core::str::from_utf8(text).ok()?.parse().ok()
-}
-
 extern "C" fn init(_argc: usize, _argv: *const usize, envp: *const *const u8) {
     if envp.is_null() {
         return;
     }
     let (Some(value), auxv) = environment(envp) else { return };
-    let mut parts = value.split(|b| *b == b',');
-    let fd = parts.next().and_then(number);
-    let slot = parts.next().and_then(number);
-    let (Some(fd), Some(slot)) = (fd, slot) else { return };
+    let Some((fd, slot)) = format::parse_env(value) else { return };
     if !session::map(fd) {
         return;
     }

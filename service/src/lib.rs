@@ -8,7 +8,7 @@ pub mod config;
 pub mod core;
 pub mod delayed;
 pub mod hostd;
-mod link;
+pub mod link;
 pub mod nicfs;
 mod process;
 mod signal;

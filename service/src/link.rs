@@ -83,7 +83,8 @@ fn take_segment(r: &mut Reader<'_>) -> Result<(Segment, u64), Corrupt> {
 }
 
 impl Packet {
-    fn encode(&self) -> Vec<u8> {
+    /// The bytes of the packet.
+    pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut w = Writer(&mut out);
         match self {
@@ -154,7 +155,8 @@ impl Packet {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Corrupt> {
+    /// Reads and checks a packet.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Corrupt> {
         let mut r = Reader::new(NAME, bytes);
         let packet = match r.u16()? {
             1 => {
@@ -201,7 +203,7 @@ impl Packet {
                 }
                 let mut items = Vec::with_capacity(n);
                 for _ in 0..n {
-                    let zero = r.u8()? != 0;
+                    let zero = r.flag()?;
                     let (from, to) = (take_segment(&mut r)?, take_segment(&mut r)?);
                     let len = r.u64()?;
                     items.push(if zero {

@@ -13,7 +13,7 @@ use base::InodeId;
 use crate::format::item::{Inode, ReadClass, Run};
 use crate::format::page::{Key, LEVEL_MAX};
 use crate::format::superblock::{ROOT_AT, ROOT_BYTES, RootRecord, Superblock, newest_root};
-use crate::limits::FILE_SIZE_MAX;
+use crate::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
 use crate::media::{Media, MediaError, Segment};
 use crate::tree::read_page;
 use crate::volume::{ARENA_SERVICE, read_roots, read_superblocks};
@@ -141,7 +141,12 @@ fn check_superblocks(
         report.damage("superblock 1", "differs from copy 0");
     }
     let [a, b] = copies;
-    Ok(a.or(b).ok())
+    let superblock = a.or(b).ok();
+    let pages = media.size(Segment::Tree)? / BLOCK_BYTES;
+    if superblock.as_ref().is_some_and(|s| s.tree_pages > pages) {
+        report.damage("superblock", "gives more tree pages than the region has");
+    }
+    Ok(superblock)
 }
 
 fn check_roots(

@@ -6,7 +6,8 @@
 //! stored to but not fenced, each aligned word made it or did not, as a seed decides: the caches
 //! may have written any of them back early, and no store larger than a word is atomic.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base::random::Random;
@@ -21,9 +22,39 @@ struct Image {
     seen: Vec<u8>,
     durable: Vec<u8>,
     /// Lines stored to since they were last fenced.
-    stored: BTreeSet<usize>,
+    stored: Lines,
     /// Lines of those whose write-back was started.
-    started: BTreeSet<usize>,
+    started: Lines,
+    /// Ranges of lines in which all of `started` lie.
+    persisted: Vec<Range<usize>>,
+}
+
+/// A set of lines: a bit each.
+#[derive(Debug, Default, Clone)]
+struct Lines(Vec<u64>);
+
+impl Lines {
+    fn has(&self, line: usize) -> bool {
+        self.0.get(line / 64).is_some_and(|word| word >> (line % 64) & 1 == 1)
+    }
+
+    fn put(&mut self, line: usize, is_in: bool) {
+        if line / 64 >= self.0.len() {
+            if !is_in {
+                return;
+            }
+            self.0.resize(line / 64 + 1, 0);
+        }
+        let bit = 1 << (line % 64);
+        self.0[line / 64] = self.0[line / 64] & !bit | if is_in { bit } else { 0 };
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        let words = self.0.iter().copied().enumerate().filter(|(_, word)| *word != 0);
+        words.flat_map(|(n, word)| {
+            (0..64).filter(move |b| word >> b & 1 == 1).map(move |b| n * 64 + b)
+        })
+    }
 }
 
 #[derive(Debug, Default)]
@@ -57,7 +88,7 @@ impl MemoryRegion {
     pub fn cut(&self, random: &mut Random) -> MemoryRegion {
         let mut segments = self.state().segments.clone();
         for image in segments.values_mut() {
-            for line in std::mem::take(&mut image.stored) {
+            for line in std::mem::take(&mut image.stored).iter() {
                 let (from, to) = (line * LINE, ((line + 1) * LINE).min(image.seen.len()));
                 // Whole lines mostly, so that both extremes are met; sometimes word by word.
                 let (keep_all, by_word) = (random.chance(1, 2), random.chance(1, 4));
@@ -69,7 +100,7 @@ impl MemoryRegion {
                 }
             }
             image.seen = image.durable.clone();
-            image.started.clear();
+            (image.started, image.persisted) = (Lines::default(), Vec::new());
         }
         MemoryRegion(Mutex::new(State { segments, left: None }))
     }
@@ -139,8 +170,8 @@ impl Image {
     fn touch(&mut self, range: std::ops::Range<usize>) {
         if !range.is_empty() {
             for line in range.start / LINE..=(range.end - 1) / LINE {
-                self.stored.insert(line);
-                self.started.remove(&line);
+                self.stored.put(line, true);
+                self.started.put(line, false);
             }
         }
     }
@@ -168,9 +199,13 @@ impl Media for MemoryRegion {
         let image = state.image(segment)?;
         let range = image.range(segment, offset, len)?;
         if !range.is_empty() {
-            let lines = range.start / LINE..=(range.end - 1) / LINE;
-            let started: Vec<usize> = image.stored.range(lines).copied().collect();
-            image.started.extend(started);
+            let lines = range.start / LINE..(range.end - 1) / LINE + 1;
+            for line in lines.clone() {
+                if image.stored.has(line) {
+                    image.started.put(line, true);
+                }
+            }
+            image.persisted.push(lines);
         }
         Ok(())
     }
@@ -179,10 +214,14 @@ impl Media for MemoryRegion {
         let mut state = self.state();
         state.spend()?;
         for image in state.segments.values_mut() {
-            for line in std::mem::take(&mut image.started) {
+            for line in std::mem::take(&mut image.persisted).into_iter().flatten() {
+                if !image.started.has(line) {
+                    continue;
+                }
                 let (from, to) = (line * LINE, ((line + 1) * LINE).min(image.seen.len()));
                 image.durable[from..to].copy_from_slice(&image.seen[from..to]);
-                image.stored.remove(&line);
+                image.stored.put(line, false);
+                image.started.put(line, false);
             }
         }
         Ok(())

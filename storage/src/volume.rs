@@ -346,6 +346,10 @@ impl Volume {
     pub fn open(media: Arc<dyn Media>) -> Result<Self, Fault> {
         let [a, b] = read_superblocks(&*media)?;
         let superblock = a.or(b).map_err(corrupt(InodeId::NONE))?;
+        if superblock.tree_pages > media.size(Segment::Tree)? / BLOCK_BYTES {
+            let what = Corrupt::new("superblock", "gives more tree pages than the region has");
+            return Err(corrupt(InodeId::NONE)(what));
+        }
         let slots = read_roots(&*media, &superblock.uuid)?;
         let Some(root) = newest_root(&slots) else {
             let [first, _] = slots;

@@ -110,9 +110,13 @@ impl Image {
             let len = usize::from(r.u16()?);
             let name = String::from_utf8_lossy(r.bytes(len)?).into_owned();
             let chain = Chain::take(r)?;
-            if !valid_name(&name) || volumes.insert(name, chain).is_some() {
-                return Err(r.corrupt("has an invalid volume name, or one twice"));
+            if volumes.last_key_value().is_some_and(|(last, _)| *last >= name) {
+                return Err(r.corrupt("has volumes out of order, or one twice"));
             }
+            if !valid_name(&name) {
+                return Err(r.corrupt("has an invalid volume name"));
+            }
+            volumes.insert(name, chain);
         }
         r.end()?;
         Ok(Self { cluster, generation, volumes })

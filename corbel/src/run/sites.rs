@@ -15,19 +15,22 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use super::format::{BUILD_ID_MAX, SITES, Site, WINDOW_MAX, WINDOW_MIN};
 use crate::failure::{Context as _, Failure, Kind, Result};
+use crate::format::{BUILD_ID_MAX, SITES, Site, WINDOW_MAX, WINDOW_MIN};
 
 const MAGIC: &[u8; 8] = b"CORBSITE";
 const VERSION: u32 = 1;
 const HEADER: usize = 20;
 /// Libraries larger than this are not looked at.
 const LIBRARY_MAX: u64 = 64 << 20;
+/// Segments and sections of a library at most.
+const PARTS_MAX: usize = 512;
 /// Entries of one jump table followed.
 const JUMPS_MAX: usize = 1024;
 /// Instructions of a window before or after the `syscall`.
@@ -81,24 +84,24 @@ impl Elf {
         let field = |at: usize| number::<8>(&bytes, at);
         let (phoff, phnum) = (field(32)? as usize, number::<2>(&bytes, 56)? as usize);
         let (shoff, shnum) = (field(40)? as usize, number::<2>(&bytes, 60)? as usize);
+        if phnum > PARTS_MAX || shnum > PARTS_MAX {
+            return None;
+        }
+        let table = |at: usize, rows: usize, row: usize| {
+            let end = at.checked_add(rows * row)?;
+            Some(bytes.get(at..end)?.chunks_exact(row))
+        };
         let mut segments = Vec::new();
-        for i in 0..phnum {
-            let at = phoff.checked_add(i * 56)?;
-            let (kind, flags) = (number::<4>(&bytes, at)?, number::<4>(&bytes, at + 4)?);
-            let (offset, address, size) = (field(at + 8)?, field(at + 16)?, field(at + 32)?);
-            segments.push((kind as u32, flags as u32, offset, address, size));
+        for row in table(phoff, phnum, 56)? {
+            let field = |at: usize| number::<8>(row, at);
+            let (kind, flags) = (number::<4>(row, 0)?, number::<4>(row, 4)?);
+            segments.push((kind as u32, flags as u32, field(8)?, field(16)?, field(32)?));
         }
         let mut sections = Vec::new();
-        for i in 0..shnum {
-            let at = shoff.checked_add(i * 64)?;
-            let kind = number::<4>(&bytes, at + 4)? as u32;
-            sections.push((
-                kind,
-                field(at + 8)?,
-                field(at + 16)?,
-                field(at + 24)?,
-                field(at + 32)?,
-            ));
+        for row in table(shoff, shnum, 64)? {
+            let field = |at: usize| number::<8>(row, at);
+            let kind = number::<4>(row, 4)? as u32;
+            sections.push((kind, field(8)?, field(16)?, field(24)?, field(32)?));
         }
         Some(Self { bytes, segments, sections })
     }
@@ -112,7 +115,7 @@ impl Elf {
     fn at_address(&self, address: u64) -> Option<&[u8]> {
         self.segments.iter().filter(|s| s.0 == 1).find_map(|&(_, _, offset, base, size)| {
             let skip = address.checked_sub(base).filter(|s| *s < size)?;
-            self.part(offset + skip, size - skip)
+            self.part(offset.checked_add(skip)?, size - skip)
         })
     }
 
@@ -231,7 +234,8 @@ fn window(code: &[Instruction], at: usize, targets: &BTreeSet<u64>) -> Option<Si
                 last = at + after;
             }
             let (from, to) = (code[first].ip(), code[last].next_ip());
-            let len = to - from;
+            // Past the end of the address space the decoder begins at 0 again.
+            let Some(len) = to.checked_sub(from) else { break };
             if len > u64::from(WINDOW_MAX) || targets.range(from + 1..to).next().is_some() {
                 break;
             }
@@ -257,15 +261,27 @@ fn window(code: &[Instruction], at: usize, targets: &BTreeSet<u64>) -> Option<Si
 
 /// Disassembles a library.
 fn scan(path: &Path) -> Result<Sites> {
-    let elf = Elf::read(path)?;
+    scan_elf(path, &Elf::read(path)?)
+}
+
+/// Disassembles what the file at `path` holds.
+pub fn scan_bytes(path: &Path, bytes: Vec<u8>) -> Result<Sites> {
+    let elf = Elf::parse(bytes).ok_or_else(|| refuse(path, "is not a 64-bit x86 ELF file"))?;
+    scan_elf(path, &elf)
+}
+
+fn scan_elf(path: &Path, elf: &Elf) -> Result<Sites> {
     let build_id = elf.build_id().filter(|id| (8..=BUILD_ID_MAX).contains(&id.len()));
     let build_id = build_id.ok_or_else(|| refuse(path, "has no build-id"))?;
+    if elf.code().map(|(_, bytes)| bytes.len()).sum::<usize>() > elf.bytes.len() {
+        return Err(refuse(path, "has sections of code that overlap"));
+    }
     let mut code = Vec::new();
     for (address, bytes) in elf.code() {
         let decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
         code.extend(decoder);
     }
-    let targets = targets(&elf, &code);
+    let targets = targets(elf, &code);
     let mut sites: Vec<Site> = Vec::new();
     let mut end = 0;
     for (at, _) in code.iter().enumerate().filter(|(_, i)| i.mnemonic() == Mnemonic::Syscall) {
@@ -273,15 +289,17 @@ fn scan(path: &Path) -> Result<Sites> {
             continue;
         }
         let Some(site) = window(&code, at, &targets) else { continue };
+        let Some(next) = site.at.checked_add(u32::from(site.len)) else { continue };
         if site.at >= end && sites.len() < SITES {
-            end = site.at + u32::from(site.len);
+            end = next;
             sites.push(site);
         }
     }
     Ok(Sites { build_id, sites })
 }
 
-fn encode(sites: &[Site]) -> Vec<u8> {
+/// The cache file of these sites.
+pub fn encode(sites: &[Site]) -> Vec<u8> {
     let mut body = u32::try_from(sites.len()).unwrap_or(0).to_le_bytes().to_vec();
     for site in sites {
         body.extend_from_slice(&site.at.to_le_bytes());
@@ -361,12 +379,29 @@ pub fn of(path: &Path) -> Result<Sites> {
     Ok(found)
 }
 
+/// glibc's loader and C library, as this very process has them.
+pub fn libraries() -> Vec<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mut found: Vec<PathBuf> = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])))
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().as_bytes();
+            name == b"libc.so.6"
+                || name.starts_with(b"ld-linux-x86-64")
+                || name.starts_with(b"ld-2.")
+        })
+        .collect();
+    found.dedup();
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn libc() -> PathBuf {
-        crate::run::libraries().into_iter().find(|p| p.ends_with("libc.so.6")).expect("glibc")
+        libraries().into_iter().find(|p| p.ends_with("libc.so.6")).expect("glibc")
     }
 
     #[test]

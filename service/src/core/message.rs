@@ -435,7 +435,7 @@ impl Message {
             19 => Self::Snapshot {
                 seq: StreamSeq(r.u64()?),
                 last_inode: InodeId(r.u64()?),
-                end: r.u8()? != 0,
+                end: r.flag()?,
                 raw: r.rest().to_vec(),
             },
             20..=23 => Self::decode_lock(kind, &mut r)?,
@@ -458,10 +458,10 @@ impl Message {
                 client,
                 token: r.u64()?,
                 errno: r.u16()?,
-                found: if r.u8()? == 0 { None } else { Some(Lock::decode(r)?) },
+                found: if r.flag()? { Some(Lock::decode(r)?) } else { None },
             },
             22 => {
-                let (first, n) = (r.u8()? != 0, r.u32()? as usize);
+                let (first, n) = (r.flag()?, r.u32()? as usize);
                 if n > r.left() / (8 + LOCK_BYTES) {
                     return Err(r.corrupt("claims more locks than it holds"));
                 }
@@ -528,8 +528,9 @@ impl LockAsk {
         let lock = Lock::decode(r)?;
         match what {
             1 => Ok(Self::Set { lock, wait }),
-            2 => Ok(Self::Test { lock }),
-            3 => Ok(Self::Cancel { wait }),
+            2 if wait == 0 => Ok(Self::Test { lock }),
+            3 if lock == Lock::all_of(LockSpace::Record, 0) => Ok(Self::Cancel { wait }),
+            2 | 3 => Err(r.corrupt("asks about a lock with more than it needs")),
             _ => Err(r.corrupt("asks an unknown thing about a lock")),
         }
     }

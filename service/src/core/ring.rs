@@ -97,6 +97,11 @@ impl Ring {
                 if magic != MAGIC || crc != crc32c(0, &bytes[8..]) {
                     return Err(r.corrupt("fails its checksum"));
                 }
+                // Far from overflow, whatever is added to them.
+                let counts = 0..1 << 62;
+                if seq == 0 || ![number, position, seq].iter().all(|n| counts.contains(n)) {
+                    return Err(r.corrupt("has a position that the ring cannot reach"));
+                }
                 Ok((number, position, StreamSeq(seq)))
             };
             if let Ok(slot) = parse()

@@ -274,6 +274,7 @@ impl Descriptor {
             epoch: Epoch(r.u32()?),
             arena_bytes: r.u64()?,
         };
+        r.zeroes(16)?;
         if this.lanes == 0 || this.lanes as usize > LANES_MAX {
             return Err(r.corrupt("has no lanes or too many"));
         }

@@ -506,6 +506,16 @@ fn decode_op(
         _ => 0,
     };
     flags_within(flags, known)?;
+    // Fields that the operation does not use.
+    let unused = match kind {
+        op::PAD => inode | a | b,
+        op::LINK | op::UNLINK | op::RMDIR | op::WRITE | op::TRUNCATE | op::SETATTR => b,
+        op::SETXATTR | op::REMOVEXATTR | op::REAP => a | b,
+        _ => 0,
+    };
+    if unused != 0 {
+        return Err(r.corrupt("has bytes set that must be zero"));
+    }
     let op = match kind {
         op::PAD => Op::Pad,
         op::CREATE => {

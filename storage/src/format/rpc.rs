@@ -224,9 +224,7 @@ impl<'a> Request<'a> {
     pub fn decode(bytes: &'a [u8]) -> Result<(Sequence, Self), Corrupt> {
         let mut r = Reader::new(REQUEST, bytes);
         let kind = r.u8()?;
-        if r.bytes(7)? != [0; 7] {
-            return Err(r.corrupt("has bytes set that must be zero"));
-        }
+        r.zeroes(7)?;
         let after = Sequence(r.u64()?);
         let mode = |r: &mut Reader<'_>| {
             LeaseMode::from_u8(r.u8()?)
@@ -358,7 +356,7 @@ pub fn put_extents(out: &mut Vec<u8>, reflected: Sequence, complete: bool, exten
 
 /// Reads what follows the status of an `Extents` reply.
 pub fn take_extents(r: &mut Reader<'_>) -> Result<(Sequence, bool, Vec<Extent>), Corrupt> {
-    let (reflected, complete, count) = (Sequence(r.u64()?), r.u8()? != 0, r.u32()? as usize);
+    let (reflected, complete, count) = (Sequence(r.u64()?), r.flag()?, r.u32()? as usize);
     if count > r.left() / EXTENT_BYTES {
         return Err(r.corrupt("claims more extents than it holds"));
     }
@@ -378,7 +376,7 @@ pub fn put_lock_test(out: &mut Vec<u8>, found: Option<&Lock>) {
 
 /// Reads what follows the status of a `LockTest` reply.
 pub fn take_lock_test(r: &mut Reader<'_>) -> Result<Option<Lock>, Corrupt> {
-    if r.u8()? == 0 { Ok(None) } else { Lock::decode(r).map(Some) }
+    if r.flag()? { Lock::decode(r).map(Some) } else { Ok(None) }
 }
 
 /// One name of a `Names` answer.
@@ -409,7 +407,7 @@ pub fn reply_error(errno: Errno, out: &mut Vec<u8>) {
 pub fn reply_status(bytes: &[u8]) -> Result<(Result<(), Errno>, Reader<'_>), Corrupt> {
     let mut r = Reader::new(REPLY, bytes);
     let errno = r.u16()?;
-    r.bytes(6)?;
+    r.zeroes(6)?;
     Ok((if errno == 0 { Ok(()) } else { Err(Errno(errno)) }, r))
 }
 
@@ -464,6 +462,9 @@ impl InodeRecord {
             ..Self::default()
         };
         let flags = r.u8()?;
+        if flags & !15 != 0 {
+            return Err(r.corrupt("has unknown flags"));
+        }
         (record.xattrs, record.linkable) = (flags & 1 != 0, flags & 2 != 0);
         let mut list = |there: bool| -> Result<_, Corrupt> {
             if !there {
@@ -494,7 +495,7 @@ impl Extent {
             offset: r.u64()?,
             len: r.u64()?,
             arena: r.u32()?,
-            unwritten: r.u32()? != 0,
+            unwritten: r.flag().and_then(|flag| r.zeroes(3).map(|()| flag))?,
             arena_offset: r.u64()?,
         })
     }
@@ -520,7 +521,7 @@ impl InodeReply {
         let granted = Granted { slot: r.u32()?, word: LeaseWord(r.u64()?) };
         let reflected = Sequence(r.u64()?);
         let record = InodeRecord::decode(r)?;
-        let (complete, count, target) = (r.u8()? != 0, r.u32()? as usize, r.u16()?);
+        let (complete, count, target) = (r.flag()?, r.u32()? as usize, r.u16()?);
         if count > r.left() / EXTENT_BYTES {
             return Err(r.corrupt("claims more extents than it holds"));
         }
@@ -569,7 +570,10 @@ pub fn host_request_decode(bytes: &[u8]) -> Result<(u32, u64), Corrupt> {
     if r.u32()? != 1 {
         return Err(r.corrupt("has an unknown version"));
     }
-    let (kind, _, argument) = (r.u32()?, r.u32()?, r.u64()?);
+    let kind = r.u32()?;
+    r.zeroes(4)?;
+    let argument = r.u64()?;
+    r.zeroes(r.left())?;
     Ok((kind, argument))
 }
 
@@ -599,7 +603,7 @@ pub fn host_reply_decode(bytes: &[u8]) -> Result<Result<u64, Errno>, Corrupt> {
         return Err(r.corrupt("has an unknown version"));
     }
     let errno = r.u16()?;
-    r.bytes(6)?;
+    r.zeroes(6)?;
     let value = r.u64()?;
     Ok(if errno == 0 { Ok(value) } else { Err(Errno(errno)) })
 }

@@ -158,12 +158,13 @@ impl Superblock {
             return Err(r.corrupt("has an unknown durability"));
         };
         let (len, zero, name) = (usize::from(r.u8()?), r.u16()?, r.bytes(VOLUME_NAME_MAX)?);
+        let filled = name.iter().skip(len).all(|&b| b == 0);
         let name = match name.get(..len).map(core::str::from_utf8) {
             Some(Ok(name)) if !name.is_empty() => String::from(name),
             _ => return Err(r.corrupt("has an illegal volume name")),
         };
         let (tree_pages, stream_bytes) = (r.u64()?, r.u64()?);
-        if zero != 0 || r.rest().iter().any(|&b| b != 0) {
+        if zero != 0 || !filled || r.rest().iter().any(|&b| b != 0) {
             return Err(r.corrupt("has bytes set that must be zero"));
         }
         if capacity_blocks == 0 || capacity_blocks > 1 << 40 || tree_pages > 1 << 40 {

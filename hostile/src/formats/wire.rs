@@ -1,0 +1,229 @@
+//! What comes over sockets, and what the coordinator keeps of it.
+
+use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
+use cluster::Class;
+use cluster::coordinator::store::{Chain, Image, Seat};
+use cluster::coordinator::{DataState, Member, Registration, View, message};
+use cluster::limits::BODY_MAX;
+use cluster::wire::{FrameHead, Hello, Refusal};
+use service::core::message::{Identity, LockAsk, Message};
+use service::link::Packet;
+use storage::format::control::LeaseMode;
+use storage::format::item::ReadClass;
+use storage::format::lock::{Lock, LockKind, LockSpace};
+use storage::media::Segment;
+use storage::volume::CopyItem;
+
+use super::{Format, Sum, words};
+
+/// Every structure that travels. A message is its kind (two bytes) and its body.
+pub const WIRE: &[Format] = &[
+    Format {
+        sum: Some(Sum { at: 20, from: 0, to: Some(20) }),
+        ..Format::new("frame head", heads, |b| {
+            FrameHead::decode(b, BODY_MAX).map(|h| h.encode().to_vec()).map_err(words)
+        })
+    }
+    .version(4, 1)
+    .prefix(),
+    Format::new("hello", hellos, |b| Hello::decode(b).map(|h| h.encode()).map_err(words))
+        .version(0, 2),
+    Format {
+        lossy: true,
+        ..Format::new("refusal", refusals, |b| {
+            Refusal::decode(b).map(|(code, text)| code.encode(&text)).map_err(words)
+        })
+    },
+    Format::new("message between nodes", node_messages, |b| {
+        let (kind, body) = split(b)?;
+        let (epoch, message) = Message::decode(kind, body).map_err(words)?;
+        Ok(joined(message.encode(epoch)))
+    }),
+    Format {
+        // Names and texts may hold characters that are replaced.
+        lossy: true,
+        ..Format::new("message of the coordinator", coordinator_messages, |b| {
+            let (kind, body) = split(b)?;
+            message::Message::decode(kind, body).map(|m| joined(m.encode())).map_err(words)
+        })
+    },
+    Format::new("coordinator state", images, |b| {
+        Image::decode(b).map(|i| i.encode()).map_err(words)
+    })
+    .sum(8, 12)
+    .version(4, 4),
+    Format {
+        lossy: true,
+        ..Format::new("packet between nicfs and hostd", packets, |b| {
+            Packet::decode(b).map(|p| p.encode()).map_err(words)
+        })
+    },
+];
+
+fn split(bytes: &[u8]) -> Result<(u16, &[u8]), String> {
+    let (kind, body) = bytes.split_first_chunk::<2>().ok_or("message: is cut short")?;
+    Ok((u16::from_le_bytes(*kind), body))
+}
+
+fn joined((kind, body): (u16, Vec<u8>)) -> Vec<u8> {
+    [&kind.to_le_bytes()[..], &body].concat()
+}
+
+fn heads() -> Vec<Vec<u8>> {
+    let small = FrameHead::new(9, &[b"some", b"body"]).expect("a short body");
+    let large = FrameHead { kind: 1, len: BODY_MAX as u32, body_crc: None };
+    vec![small.encode().to_vec(), large.encode().to_vec()]
+}
+
+fn hellos() -> Vec<Vec<u8>> {
+    let sample = Hello {
+        class: Class::Bulk,
+        from: NodeId(1),
+        to: NodeId(2),
+        cluster: 3,
+        incarnation: 4,
+        session: 5,
+        ring_bytes: Some(4096),
+    };
+    vec![sample.encode(), Hello { ring_bytes: None, ..sample }.encode()]
+}
+
+fn refusals() -> Vec<Vec<u8>> {
+    vec![Refusal::WrongNode.encode("this is node 2")]
+}
+
+fn node_messages() -> Vec<Vec<u8>> {
+    let (client, ino, token, seq) = (ClientId(9), InodeId(7), 5, StreamSeq(4));
+    let (mode, inodes) = (LeaseMode::Write, vec![ino, InodeId(8)]);
+    let lock =
+        Lock { space: LockSpace::Record, kind: LockKind::Read, owner: 1, pid: 2, start: 3, end: 4 };
+    let identity = Identity { uid: 1, gid: 2, groups: vec![3, 4] };
+    let leases = inodes.iter().map(|i| (*i, mode)).collect();
+    let want = |ask| Message::LockWant { client, ino, token, ask };
+    let all = [
+        Message::Chunk { all_acked: seq, chunk: b"chunk".to_vec() },
+        Message::ChunkAck { seq },
+        Message::ClientUp {
+            client,
+            incarnation: 1,
+            settled: Sequence(2),
+            identity,
+            leases,
+            pins: inodes.clone(),
+            rights: inodes.clone(),
+            refusals: 3,
+        },
+        Message::ClientGone { client },
+        Message::Entries { client, first: Sequence(1), last: Sequence(2), raw: vec![7; 64] },
+        Message::LeaseWant { client, ino, token, mode, flags: 1 },
+        Message::Granted { client, ino, token, mode, errno: 0, stream: seq },
+        Message::NumbersWant { client, token, count: 3 },
+        Message::Numbers { client, token, first: ino, count: 3 },
+        Message::Recall { client, ino, token },
+        Message::Recalled { client, ino, token },
+        Message::Unpin { client, inodes: inodes.clone() },
+        Message::Released { client, inodes },
+        Message::Progress {
+            client,
+            settled: Sequence(1),
+            replicated: Sequence(2),
+            refusals: 3,
+            refused: Sequence(4),
+            errno: 5,
+        },
+        Message::Position { seq },
+        Message::StreamWant { from: seq },
+        Message::Resume { seq },
+        Message::SnapshotWant,
+        Message::Snapshot { seq, last_inode: ino, end: true, raw: vec![7; 64] },
+        want(LockAsk::Set { lock, wait: 1 }),
+        want(LockAsk::Test { lock }),
+        want(LockAsk::Cancel { wait: 1 }),
+        Message::LockDone { client, token, errno: 0, found: Some(lock) },
+        Message::LockDone { client, token, errno: 11, found: None },
+        Message::LockHeld { client, first: true, locks: vec![(ino, lock)] },
+        Message::LockFree { client },
+    ];
+    all.iter().map(|m| joined(m.encode(Epoch(3)))).collect()
+}
+
+fn coordinator_messages() -> Vec<Vec<u8>> {
+    use message::Message;
+    let (node, epoch, position) = (NodeId(2), Epoch(3), StreamSeq(4));
+    let registration = Registration {
+        volume: "data".into(),
+        node,
+        incarnation: 5,
+        position,
+        state: DataState::Intact { epoch },
+        tcp: "127.0.0.1:7".parse().ok(),
+        run_dir: "/run".into(),
+        info: "{}".into(),
+    };
+    let member = Member {
+        node,
+        incarnation: 5,
+        reachable: true,
+        position,
+        tcp: "[::1]:7".parse().ok(),
+        run_dir: "/run".into(),
+        info: "{}".into(),
+    };
+    let view = View {
+        volume: "data".into(),
+        epoch,
+        replicas: 2,
+        incarnations: vec![5],
+        chain: vec![node],
+        syncing: vec![NodeId(4)],
+        members: vec![member],
+    };
+    let all = [
+        Message::Register { cluster: 7, registration },
+        Message::Welcome { heartbeat_ms: 100, failure_timeout_ms: 500 },
+        Message::Refused("no".into()),
+        Message::Heartbeat { number: 1, position },
+        Message::Confirm { number: 1 },
+        Message::View(view),
+        Message::CaughtUp { node, epoch },
+        Message::Suspect { node, epoch },
+        Message::Leave,
+        Message::Denied("no".into()),
+        Message::Ask { cluster: 7 },
+        Message::Force { cluster: 8, volume: "x".into() },
+        Message::Done,
+    ];
+    all.iter().map(|m| joined(m.encode())).collect()
+}
+
+fn images() -> Vec<Vec<u8>> {
+    let mut image = Image { cluster: 5, generation: 6, ..Image::default() };
+    let seat = |node| Seat { node: NodeId(node), incarnation: 8 };
+    let chain = Chain { epoch: Epoch(2), seats: vec![seat(1), seat(2)] };
+    let empty = image.encode();
+    image.volumes.insert("data".into(), chain);
+    image.volumes.insert("fresh".into(), Chain::default());
+    vec![empty, image.encode()]
+}
+
+fn packets() -> Vec<Vec<u8>> {
+    let (client, token) = (ClientId(9), 1);
+    let items = vec![
+        CopyItem::Copy { from: (Segment::Stream, 4), to: (Segment::Arena(5), 6), len: 7 },
+        CopyItem::Zero { to: (Segment::Arena(1), 2), len: 3 },
+    ];
+    let all = [
+        Packet::Attach { token, pid: 2, start: 3, uid: 4, gid: 5, lanes: 6, groups: vec![7, 8] },
+        Packet::Gone { client },
+        Packet::ArenaQuery { token, arena: 2 },
+        Packet::CopiesDone { id: 1, bad: vec![3] },
+        Packet::Bell { client },
+        Packet::Attached { token, client, segment: 2 },
+        Packet::Refused { token, errno: Errno::AGAIN, text: "no".into() },
+        Packet::Arena { token, class: Some(ReadClass::Group { uid: 1, gid: 2 }), bytes: 3 },
+        Packet::Copies { id: 3, items },
+        Packet::Detached { client },
+        Packet::Adopt { client, pid: 2, start: 3 },
+    ];
+    all.iter().map(Packet::encode).collect()
+}

@@ -1,0 +1,288 @@
+//! A chain of three nodes one of which has gone mad: messages that make no sense, those under way
+//! changed, repeated and held back, chunks and snapshots forged. Nodes may stop, and say why; none
+//! panics, none takes what its checksum does not cover, and every region stays sound.
+
+use std::sync::Arc;
+
+use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
+use service::core::Event;
+use service::core::message::{Identity, LockAsk, Message};
+use storage::format::chunk::ChunkHeader;
+use storage::format::control::LeaseMode;
+use storage::format::entry::Op;
+
+use crate::forge;
+use crate::input::Input;
+use crate::rig::{Hand, LANE, Rig, create};
+
+const STEPS: usize = 160;
+
+struct World {
+    rig: Rig,
+    hands: Vec<Hand>,
+    known: Vec<InodeId>,
+    epoch: u32,
+}
+
+impl World {
+    fn new(seed: u8) -> Self {
+        let mut rig = Rig::new(3, u64::from(seed));
+        let hands: Vec<Hand> = (0..3).map(|n| rig.attach(n, 0)).collect();
+        let known = hands[0].numbers(&mut rig, 4).into_iter().map(|(ino, _)| ino).collect();
+        Self { rig, hands, known, epoch: 1 }
+    }
+
+    fn client(&self, input: &mut Input<'_>) -> ClientId {
+        match self.hands.get(input.below(4)) {
+            Some(hand) => hand.client,
+            None => ClientId(input.odd()),
+        }
+    }
+
+    /// The position after the last of node `n`, or another number.
+    fn position(&self, n: usize, input: &mut Input<'_>) -> StreamSeq {
+        match input.below(4) {
+            0 => StreamSeq(input.odd()),
+            d => StreamSeq(self.rig.nodes[n].position().0 + d as u64 - 1),
+        }
+    }
+
+    /// An entry or several, as they travel.
+    fn entries(&self, from: u64, incarnation: u32, input: &mut Input<'_>) -> (Vec<u8>, u32) {
+        let count = input.below(5) as u32;
+        let mut bytes = Vec::new();
+        for n in 0..u64::from(count) {
+            let (mut raw, payload) = forge::operation(input, &self.known, 0);
+            (raw.sequence, raw.epoch, raw.time) = (from + n, self.epoch, from);
+            bytes.extend(forge::seal(&raw, &payload, incarnation));
+        }
+        (bytes, count)
+    }
+
+    /// A chunk whose checksums are all right.
+    fn chunk(&self, n: usize, input: &mut Input<'_>) -> Vec<u8> {
+        let (incarnation, first) = (input.odd() as u32, 1 + u64::from(input.u8()));
+        let (body, entries) = self.entries(first, incarnation, input);
+        let header = ChunkHeader {
+            epoch: Epoch(self.epoch),
+            stream_seq: self.position(n, input),
+            client: self.client(input),
+            last_seq: Sequence(first + u64::from(entries)),
+            incarnation,
+            entries: if input.u8() == b'n' { input.odd() as u32 } else { entries },
+            body_bytes: if input.u8() == b'b' { input.odd() as u32 } else { body.len() as u32 },
+            time: input.odd(),
+        };
+        [&header.encode()[..], &body].concat()
+    }
+
+    fn message(&self, n: usize, input: &mut Input<'_>) -> Message {
+        let client = self.client(input);
+        let (ino, token) = (forge::inode(input, &self.known), input.odd());
+        let seq = self.position(n, input);
+        let mode = [LeaseMode::None, LeaseMode::Read, LeaseMode::Write][input.below(3)];
+        let some = |input: &mut Input<'_>| -> Vec<InodeId> {
+            (0..input.below(20)).map(|_| forge::inode(input, &self.known)).collect()
+        };
+        match input.below(26) {
+            0 => Message::Chunk { all_acked: seq, chunk: self.chunk(n, input) },
+            1 => Message::ChunkAck { seq },
+            2 => Message::ClientUp {
+                client,
+                incarnation: token as u32,
+                settled: Sequence(input.odd()),
+                identity: Identity { uid: 1, gid: 2, groups: vec![3; input.piece().len()] },
+                leases: some(input).into_iter().map(|i| (i, mode)).collect(),
+                pins: some(input),
+                rights: some(input),
+                refusals: token,
+            },
+            3 => Message::ClientGone { client },
+            4 | 5 => {
+                let (first, incarnation) = (input.odd(), token as u32);
+                let (raw, count) = self.entries(first.min(1 << 60), incarnation, input);
+                let last = Sequence(first.saturating_add(u64::from(count)));
+                Message::Entries { client, first: Sequence(first), last, raw }
+            }
+            6 => Message::LeaseWant { client, ino, token, mode, flags: input.u8() },
+            7 => Message::Granted {
+                client,
+                ino,
+                token,
+                mode,
+                errno: input.odd() as u16,
+                stream: seq,
+            },
+            8 => Message::NumbersWant { client, token, count: input.odd() as u32 },
+            9 => Message::Numbers { client, token, first: ino, count: input.odd() as u32 },
+            10 => Message::Recall { client, ino, token },
+            11 => Message::Recalled { client, ino, token },
+            12 => Message::Unpin { client, inodes: some(input) },
+            13 => Message::Released { client, inodes: some(input) },
+            14 => Message::Progress {
+                client,
+                settled: Sequence(token),
+                replicated: Sequence(input.odd()),
+                refusals: input.odd(),
+                refused: Sequence(input.odd()),
+                errno: input.odd() as u16,
+            },
+            15 => Message::Position { seq },
+            16 => Message::StreamWant { from: seq },
+            17 => Message::Resume { seq },
+            18 => Message::SnapshotWant,
+            19 => {
+                let ask = match input.below(3) {
+                    0 => LockAsk::Set { lock: forge::lock(input), wait: input.odd() },
+                    1 => LockAsk::Test { lock: forge::lock(input) },
+                    _ => LockAsk::Cancel { wait: token },
+                };
+                Message::LockWant { client, ino, token, ask }
+            }
+            20 => {
+                let found = input.flag().then(|| forge::lock(input));
+                Message::LockDone { client, token, errno: input.odd() as u16, found }
+            }
+            21 => {
+                let locks = some(input).into_iter().map(|i| (i, forge::lock(input))).collect();
+                Message::LockHeld { client, first: input.flag(), locks }
+            }
+            22 => Message::LockFree { client },
+            _ => {
+                let raw = self.entries(1, 0, input).0;
+                Message::Snapshot { seq, last_inode: ino, end: input.flag(), raw }
+            }
+        }
+    }
+
+    fn frame(&mut self, n: usize, from: u32, kind: u16, body: Vec<u8>) {
+        self.rig.event(n, Event::Frame { from: NodeId(from), kind, body });
+    }
+
+    /// The first message of a link is changed, repeated or lost.
+    fn tamper(&mut self, input: &mut Input<'_>) {
+        let link = input.below(self.rig.links.len());
+        let Some((kind, body)) = self.rig.links[link].2.front_mut() else { return };
+        let at = usize::from(input.u16()) % body.len().max(1);
+        match input.below(6) {
+            0 => body.truncate(at),
+            1 => body.extend_from_slice(input.piece()),
+            2 => *kind = u16::from(input.u8() % 26),
+            3 => {
+                if let Some(byte) = body.get_mut(at) {
+                    *byte ^= input.u8();
+                }
+            }
+            4 => {
+                let again = (*kind, body.clone());
+                self.rig.links[link].2.push_back(again);
+            }
+            _ => {
+                self.rig.links[link].2.pop_front();
+            }
+        }
+    }
+
+    /// An honest client does something and asks for its durability; nobody waits.
+    fn work(&mut self, input: &mut Input<'_>) {
+        let hand = &mut self.hands[input.below(3)];
+        // Its client may have been ended by what a peer said.
+        if hand.at > LANE / 2 || hand.media.size(hand.log).is_err() {
+            return;
+        }
+        let (ino, bits) = (self.known[input.below(self.known.len())], input.u8());
+        let data = vec![bits; usize::from(input.u16())];
+        let op = match bits % 3 {
+            0 => create(ino, InodeId::ROOT, b"file", 0o100_644, 0),
+            1 => Op::Write { ino, offset: u64::from(bits), data: &data, clear_setid: false },
+            _ => Op::Unlink { ino, parent: InodeId::ROOT, name: b"file", open: false },
+        };
+        hand.append(&op);
+        hand.set(storage::format::control::SYNC_REQUEST, hand.seq);
+        let event = Event::Doorbell(hand.client);
+        let n = hand.n;
+        let mut body = Vec::new();
+        let mode = LeaseMode::Write;
+        storage::format::rpc::Request::Inode { ino, mode, flags: 6 }.encode(Sequence(0), &mut body);
+        hand.post_raw(usize::from(bits) % 8, &body);
+        self.rig.event(n, event);
+    }
+
+    fn view(&mut self, input: &mut Input<'_>) {
+        self.epoch += u32::from(input.u8() % 2);
+        let orders: [(&[u32], &[u32]); 6] = [
+            (&[1, 2, 3], &[]),
+            (&[2, 1, 3], &[]),
+            (&[1, 2], &[3]),
+            (&[2, 3], &[1]),
+            (&[3], &[2]),
+            (&[2], &[]),
+        ];
+        let (chain, syncing) = orders[input.below(orders.len())];
+        let nodes = |list: &[u32]| list.iter().map(|n| NodeId(*n)).collect::<Vec<_>>();
+        let who = input.u8();
+        for n in (0..3).filter(|n| who & 1 << n == 0) {
+            let (chain, syncing) = (nodes(chain), nodes(syncing));
+            self.rig.event(n, Event::View { epoch: Epoch(self.epoch), chain, syncing });
+        }
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        let (choice, n) = (input.below(12), input.below(3));
+        match choice {
+            0..=2 => {
+                let from = 1 + input.below(4) as u32;
+                let epoch = if input.u8() == b'e' { input.odd() as u32 } else { self.epoch };
+                let (kind, body) = self.message(n, input).encode(Epoch(epoch));
+                self.frame(n, from, kind, body);
+            }
+            3 => {
+                let (from, kind) = (1 + input.below(4) as u32, u16::from(input.u8() % 26));
+                let body = [&self.epoch.to_le_bytes()[..], input.piece()].concat();
+                self.frame(n, from, kind, body);
+            }
+            4 => self.tamper(input),
+            5 | 6 => self.work(input),
+            7 => self.view(input),
+            8 => {
+                let node = NodeId(1 + input.below(4) as u32);
+                let up = input.flag();
+                self.rig.event(n, if up { Event::PeerUp(node) } else { Event::PeerDown(node) });
+            }
+            9 => self.rig.pass(1 + u64::from(input.u8()) * 4_000_000),
+            10 => self.rig.deliver_all(),
+            _ => {
+                let link = input.below(self.rig.links.len());
+                self.rig.deliver(link);
+            }
+        }
+    }
+}
+
+/// The target.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut world = World::new(input.u8());
+    for _ in 0..STEPS {
+        if input.is_empty() {
+            break;
+        }
+        world.step(&mut input);
+    }
+    for _ in 0..4 {
+        world.rig.pass(200_000_000);
+        world.rig.deliver_all();
+    }
+    for node in &world.rig.nodes {
+        if let Some(failure) = node.failure() {
+            assert!(!failure.to_string().is_empty());
+        }
+    }
+    world.rig.check();
+    // Each region can be taken up again by a node that starts on it, or it says why not.
+    for (n, region) in (1..).zip(&world.rig.regions) {
+        let media = Arc::clone(region) as Arc<dyn storage::media::Media>;
+        let random = base::random::Random::new(1);
+        let _ = service::core::Node::new(crate::rig::config(n), media, random);
+    }
+}

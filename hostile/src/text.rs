@@ -1,0 +1,131 @@
+//! What people write: configuration, options of a mount, sizes, uuids; and the files that are
+//! looked at because a program uses them: libraries and the table of their system calls.
+
+use corbel_input::config::Config;
+use corbel_input::failure::Failure;
+use corbel_input::{sites, units};
+use frontend::mount_options::MountOptions;
+
+fn explained<T>(result: Result<T, Failure>) -> Option<T> {
+    result
+        .map_err(|failure| {
+            assert!(!failure.message.is_empty() && !failure.remedy.is_empty(), "{failure:?}");
+        })
+        .ok()
+}
+
+fn config(text: &str) {
+    let Some(config) = explained(Config::parse("file", text)) else { return };
+    let again = Config::parse("file", &config.render()).expect("what it writes it reads");
+    assert_eq!(again, config);
+    let _ = explained(config.check("file"));
+}
+
+fn numbers(text: &str) {
+    if let Ok(bytes) = units::parse_bytes(text) {
+        assert_eq!(units::parse_bytes(&units::show_bytes(bytes)), Ok(bytes));
+    }
+    if let Ok(duration) = units::parse_duration(text) {
+        assert_eq!(units::parse_duration(&units::show_duration(duration)), Ok(duration));
+    }
+    assert!(units::parse_mode(text).is_ok_and(|m| m <= 0o7777) || units::parse_mode(text).is_err());
+    let _ = units::parse_uuid(text);
+    let _ = corbel_input::format::parse_env(text.as_bytes());
+}
+
+fn options(text: &str) {
+    let mut options = MountOptions::default();
+    if let Err(error) = options.apply(text) {
+        assert!(!error.is_empty());
+    }
+    assert!(options.threads > 0);
+}
+
+/// The target: the first byte says what the rest is.
+pub fn run(bytes: &[u8]) {
+    let Some((&which, rest)) = bytes.split_first() else { return };
+    let text = String::from_utf8_lossy(rest);
+    match which % 6 {
+        0 => config(&text),
+        1 => numbers(&text),
+        2 => options(&text),
+        3 => {
+            if let Some(found) = sites::decode(rest) {
+                assert_eq!(sites::encode(&found), rest);
+            }
+        }
+        4 => {
+            let Some(mut file) = rest.get(16..).map(<[u8]>::to_vec) else { return };
+            let crc = base::crc32c(0, &file);
+            let mut sealed = rest[..12].to_vec();
+            sealed.extend_from_slice(&crc.to_le_bytes());
+            sealed.append(&mut file);
+            if let Some(found) = sites::decode(&sealed) {
+                assert_eq!(sites::encode(&found), sealed);
+            }
+        }
+        _ => {
+            let _ = explained(sites::scan_bytes(std::path::Path::new("library"), rest.to_vec()));
+        }
+    }
+}
+
+/// A library as small as can be: one segment with a build-id, one section of code.
+fn library() -> Vec<u8> {
+    let mut elf = vec![0; 64];
+    elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    elf[18] = 62;
+    (elf[32], elf[56]) = (64, 2);
+    let (headers, code_at, note_at) = (64 + 2 * 56 + 64, 240 + 64u64, 240u64);
+    let segment = |kind: u32, offset: u64, address: u64, size: u64| {
+        let mut bytes = vec![0; 56];
+        bytes[..4].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..16].copy_from_slice(&offset.to_le_bytes());
+        bytes[16..24].copy_from_slice(&address.to_le_bytes());
+        bytes[32..40].copy_from_slice(&size.to_le_bytes());
+        bytes
+    };
+    elf.extend(segment(4, note_at, 0, 64));
+    elf.extend(segment(1, 0, 0, 4096));
+    (elf[40], elf[60]) = (64 + 2 * 56, 1);
+    let mut section = vec![0; 64];
+    (section[4], section[8]) = (1, 4);
+    section[16..24].copy_from_slice(&code_at.to_le_bytes());
+    section[24..32].copy_from_slice(&code_at.to_le_bytes());
+    // mov eax, 1; syscall; cmp rax, -4096; lea rdi, [rip]; syscall; nop; nop; nop; ret
+    let code =
+        b"\xb8\x01\0\0\0\x0f\x05\x48\x3d\0\xf0\xff\xff\x48\x8d\x3d\0\0\0\0\x0f\x05\x90\x90\x90\xc3";
+    section[32] = code.len() as u8;
+    elf.extend(section);
+    assert_eq!(elf.len(), headers);
+    let mut note = vec![4, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0];
+    note.extend_from_slice(b"GNU\0");
+    note.extend_from_slice(&[0xab; 20]);
+    note.resize(64, 0);
+    elf.extend(note);
+    elf.extend_from_slice(code);
+    elf
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let texts: [(u8, &str); 8] = [
+        (0, "[node]\nid = 2\nregion = \"/r\"\ncapacity = \"64MiB\"\n[log]\nlanes = 3\n"),
+        (0, "[cluster]\nreplicas = 3\nfailure_timeout = \"500ms\"\n"),
+        (1, "64 MiB"),
+        (1, "1_500 us"),
+        (1, "0123456789abcdef-0123-456789abcdef"),
+        (1, "3,-1"),
+        (2, "ro,nosuid,allow_other,threads=4"),
+        (2, "local_locks,no_default_permissions,_netdev"),
+    ];
+    let mut all: Vec<Vec<u8>> =
+        texts.iter().map(|(which, text)| [&[*which], text.as_bytes()].concat()).collect();
+    let library = library();
+    let found = sites::scan_bytes(std::path::Path::new("library"), library.clone());
+    let table = sites::encode(&found.expect("a library").sites);
+    all.push([&[3], &table[..]].concat());
+    all.push([&[4], &table[..]].concat());
+    all.push([&[5], &library[..]].concat());
+    all
+}
