@@ -19,6 +19,7 @@ use base::{Errno, InodeId};
 pub use storage::acl::is_acl;
 pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::rpc::InodeRecord;
+pub use storage::format::rpc::{Account, AccountId, Amount};
 use storage::permission::Creds;
 
 /// Result of every operation.
@@ -398,6 +399,23 @@ pub trait FileSystem: Send + Sync {
     ) -> Result<()>;
     /// Space.
     fn statfs(&self) -> Result<StatFs>;
+    /// What users and directories take and may take: of users those that the caller may see.
+    fn accounts(&self, _caller: &Caller<'_>) -> Result<Vec<Account>> {
+        Err(Errno::OPNOTSUPP)
+    }
+    /// Sets the limits of an account (for the super-user). Of a directory they bound the inodes whose
+    /// [project](Self::project) it is.
+    fn set_quota(&self, _caller: &Caller<'_>, _account: AccountId, _limit: Amount) -> Result<()> {
+        Err(Errno::OPNOTSUPP)
+    }
+    /// Lets the quota of a directory count an inode, and what is made in it from now on; 0: none.
+    fn set_project(&self, _caller: &Caller<'_>, _ino: InodeId, _project: InodeId) -> Result<()> {
+        Err(Errno::OPNOTSUPP)
+    }
+    /// The directory whose quota counts an inode, or 0.
+    fn project(&self, _caller: &Caller<'_>, _ino: InodeId) -> Result<InodeId> {
+        Err(Errno::OPNOTSUPP)
+    }
     /// Value of an extended attribute; ENODATA when there is none.
     fn getxattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<Vec<u8>>;
     /// Names of the extended attributes, each ended by NUL.

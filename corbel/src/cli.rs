@@ -75,6 +75,8 @@ pub enum Verb {
     Fsck(crate::fsck::FsckArgs),
     /// Show three nodes, real programs and the loss of the primary
     Demo(crate::demo::DemoArgs),
+    /// Show and set how much users and directories may take
+    Quota(crate::quota::QuotaArgs),
     /// A local cluster for trying things
     #[command(subcommand)]
     Cluster(crate::cluster::ClusterVerb),

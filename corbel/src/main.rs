@@ -13,6 +13,7 @@ mod mkfs;
 mod mount;
 mod output;
 mod process;
+mod quota;
 mod run;
 mod serve;
 mod signals;
@@ -33,6 +34,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Mkfs(args) => mkfs::run(global, &args, out)?,
         Verb::Serve(args) => serve::run(global, &args)?,
         Verb::Status(args) => status::run(global, &args, out)?,
+        Verb::Quota(args) => quota::run(global, &args, out)?,
         Verb::Cluster(verb) => cluster::run(out, &verb)?,
         Verb::Fsck(args) => return fsck::run(global, &args, out),
         Verb::Demo(args) => demo::run(&args, out)?,

@@ -455,3 +455,72 @@ fn access_lists_are_kept_and_obeyed_in_both_views() {
     assert_eq!(text(&cluster.run(3, third).output().unwrap()), "secret\n");
     cluster.assert_nothing_refused();
 }
+
+/// Limits of directories and users: set by the command, EDQUOT in both views, nothing gets in or out
+/// but by copying; the sums are those of the files, also for the checker and after a restart.
+#[test]
+fn quotas_hold_in_both_views_and_add_up() {
+    let Some(cluster) = Cluster::new("quota") else { return };
+    let quota = |node: u32, args: &[&str]| {
+        let mut command = Command::new(CORBEL);
+        command.args(["--json", "quota", "--socket"]);
+        command.arg(cluster.0.join(format!("n{node}/run/hostd.sock"))).args(args);
+        command.output().unwrap()
+    };
+    let of = |node: u32, args: &[&str]| {
+        let said: serde_json::Value = serde_json::from_str(&text(&quota(node, args))).unwrap();
+        let account = &said["accounts"][0];
+        let pair =
+            |a: &serde_json::Value| (a["bytes"].as_u64().unwrap(), a["inodes"].as_u64().unwrap());
+        (pair(&account["used"]), pair(&account["limit"]))
+    };
+    let make =
+        "mkdir -p p/q/r u; head -c 1000000 /dev/zero > p/q/f; echo > p/q/r/g; chmod 777 p/q u";
+    text(&cluster.run(1, make).output().unwrap());
+    let dir = ["set", "--dir", "/p/q", "--bytes", "2MiB", "--inodes", "8"];
+    let blocks = 1_000_000u64.div_ceil(4096) * 4096;
+    assert_eq!(of(2, &dir), ((blocks + 4096, 4), (2 << 20, 8)));
+    of(3, &["set", "--user", "65534", "--bytes", "1MiB", "--inodes", "3"]);
+    let full = "cd p/q; for i in 1 2 3 4 5; do echo > W$i; done 2>&1 | grep -c 'Disk quota exceeded'
+        ls W? | wc -l; rm W?; dd if=/dev/zero of=Wbig bs=64K count=40 conv=fsync 2>&1 | \
+        grep -c 'Disk quota exceeded'; rm Wbig; cd ../..; echo x > Wo
+        python3 -c \"import errno, os
+for f in (os.rename, os.link):
+    try: f('Wo', 'p/q/Wo'); assert False
+    except OSError as e: assert e.errno == errno.EXDEV
+    try: f('p/q/f', 'Wf'); assert False
+    except OSError as e: assert e.errno == errno.EXDEV\"
+        mv Wo p/q/Wo; cat p/q/Wo; mv p/q/r/g p/q/g; mv p/q/g p/q/r/g; rm p/q/Wo; mv p/q p/t; mv p/t p/q
+        rm -f p/q/none; sync -f .";
+    let user = "setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'cd u; for i in 1 2 3 4; do \
+        mkdir W$i; done 2>&1 | grep -c exceeded; rmdir W1 W2 W3; head -c 1100000 /dev/zero > Wf; \
+        sync Wf 2>&1 | grep -c exceeded; rm Wf'; true";
+    for node in [1, 2] {
+        for (w, view) in [("r", true), ("m", false)] {
+            let (full, user) = (full.replace('W', w), user.replace('W', w));
+            let go = |script: &str| match view {
+                true => text(&cluster.run(node, script).output().unwrap()),
+                false => text(&cluster.shell(node, script).output().unwrap()),
+            };
+            assert_eq!(go(&full), "1\n4\n1\nx\n", "node {node}, {w}");
+            let said = go(&user);
+            assert!(said.starts_with("1\n"), "node {node}, {w}: {said}");
+        }
+    }
+    let mut used = (0, 0);
+    for _ in 0..100 {
+        used = of(3, &["show", "--dir", "/p/q"]).0;
+        if used == (blocks + 4096, 4) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(used, (blocks + 4096, 4), "what is gone is not counted");
+    let other = quota(1, &["set", "--user", "0", "--inodes", "1"]);
+    assert_eq!(other.status.code(), Some(2), "the super-user has no quota");
+    let cleared = of(1, &["clear", "--dir", "/p/q"]);
+    assert_eq!(cleared, ((0, 0), (0, 0)));
+    text(&cluster.shell(3, "mv p/q/f f").output().unwrap());
+    let user = of(2, &["show", "--user", "65534"]);
+    assert_eq!(user.1, (1 << 20, 3));
+}

@@ -12,6 +12,7 @@ use base::InodeId;
 
 use crate::format::item::{Inode, ReadClass, Run};
 use crate::format::page::{Key, LEVEL_MAX};
+use crate::format::rpc::{AccountId, Amount};
 use crate::format::superblock::{ROOT_AT, ROOT_BYTES, RootRecord, Superblock, newest_root};
 use crate::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
 use crate::media::{Media, MediaError, Segment};
@@ -235,6 +236,7 @@ fn judge(items: &Items, superblock: &Superblock, report: &mut Report) {
             _ => {}
         }
     }
+    judge_accounts(items, report);
     for ino in items.strays.iter().filter(|ino| !items.inodes.contains_key(ino)) {
         report.damage(format!("inode {ino}"), "has items but no attributes");
     }
@@ -246,6 +248,30 @@ fn judge(items: &Items, superblock: &Superblock, report: &mut Report) {
     let classes: BTreeSet<_> = items.arenas.values().collect();
     if classes.len() != items.arenas.len() {
         report.damage("arenas", "two have the same class");
+    }
+}
+
+/// What accounts say they use is what their inodes add up to.
+fn judge_accounts(items: &Items, report: &mut Report) {
+    let mut sums: BTreeMap<AccountId, Amount> = BTreeMap::new();
+    for inode in items.inodes.values() {
+        let directory = (inode.project.0 != 0).then_some(AccountId::Directory(inode.project));
+        for id in [Some(AccountId::User(inode.uid)), directory].into_iter().flatten() {
+            let sum = sums.entry(id).or_default();
+            sum.blocks = sum.blocks.saturating_add(inode.blocks);
+            sum.inodes += 1;
+        }
+    }
+    for (id, says) in &items.accounts {
+        let is = sums.get(id).copied().unwrap_or_default();
+        if *says != is {
+            report.damage(format!("account {id:?}"), format!("says {says:?}, and there is {is:?}"));
+        }
+        if let AccountId::Directory(dir) = id
+            && !items.inodes.get(&dir.0).is_some_and(Inode::is_dir)
+        {
+            report.damage(format!("account {id:?}"), "is of no directory");
+        }
     }
 }
 

@@ -23,6 +23,7 @@ mod data;
 mod digest;
 mod names;
 mod publish;
+mod quota;
 mod space;
 
 use std::cell::Cell;
@@ -33,7 +34,7 @@ use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
 
 use crate::acl;
 use crate::format::entry::{Header, Op, Stamp};
-use crate::format::item::{self, Inode, ReadClass, Run, attr_key, kind};
+use crate::format::item::{self, AccountItem, Inode, ReadClass, Run, attr_key, kind};
 use crate::format::page::Key;
 use crate::format::rpc::{Extent, InodeRecord, Name};
 use crate::format::superblock::{
@@ -46,6 +47,7 @@ pub use crate::tree::Fault;
 use crate::tree::{Root, Tree};
 pub use digest::DIFFERENCES_MAX;
 pub use publish::{CopyItem, Sealed, run_copies};
+pub use quota::{AccountId, Amount};
 pub use space::Blocks;
 use space::Space;
 
@@ -100,6 +102,10 @@ pub enum Refusal {
     Unsupported,
     /// The extended attribute does not exist.
     NoAttribute,
+    /// A user's or a directory's quota is used up.
+    Quota,
+    /// From the tree of one quota to another: to be copied.
+    CrossQuota,
     /// Not the operation's fault.
     Fault(Fault),
 }
@@ -122,6 +128,8 @@ impl Refusal {
             Self::NotPermitted => Errno::PERM,
             Self::Unsupported => Errno::OPNOTSUPP,
             Self::NoAttribute => Errno::NODATA,
+            Self::Quota => Errno::DQUOT,
+            Self::CrossQuota => Errno::XDEV,
             Self::Fault(_) => Errno::IO,
         }
     }
@@ -219,6 +227,7 @@ pub struct Volume {
     /// Sources of clones that are not published, with their transaction.
     cloned: Vec<(u64, InodeId)>,
     condemned: Cell<bool>,
+    accounts: quota::Accounts,
 }
 
 impl core::fmt::Debug for Volume {
@@ -321,6 +330,7 @@ impl Volume {
             ..Default::default()
         };
         self.put_inode(InodeId::ROOT, &inode)?;
+        self.account_inode(&inode, true);
         (self.inodes, self.last_inode, self.time) = (1, 1, params.time);
         Ok(())
     }
@@ -338,6 +348,7 @@ impl Volume {
             time: root.time,
             cloned: Vec::new(),
             condemned: Cell::new(false),
+            accounts: quota::Accounts::default(),
         }
     }
 
@@ -358,7 +369,7 @@ impl Volume {
         };
         let mut space = Space::new(superblock.capacity_blocks);
         let mut runs = Vec::new();
-        let mut inodes = 0;
+        let (mut inodes, mut accounts) = (0, quota::Accounts::default());
         let level = u8::try_from(root.level).unwrap_or(u8::MAX);
         let tree = Tree::open(
             media.clone(),
@@ -369,7 +380,17 @@ impl Volume {
             &mut |key, value| {
                 let ino = InodeId(key.ino);
                 match key.kind {
-                    kind::ATTR => inodes += 1,
+                    kind::ATTR => {
+                        inodes += 1;
+                        accounts.found_inode(&Inode::decode(value).map_err(corrupt(ino))?);
+                    }
+                    kind::USER_ACCOUNT | kind::DIRECTORY_ACCOUNT if key.ino == 0 => {
+                        let kind = key.kind - kind::USER_ACCOUNT + 1;
+                        let bad = Corrupt::new("account", "is of nobody");
+                        let id = AccountId::from_parts(kind, key.item).ok_or(bad);
+                        let item = AccountItem::decode(value).map_err(corrupt(ino))?;
+                        accounts.found_account(id.map_err(corrupt(ino))?, &item);
+                    }
                     kind::ARENA if key.ino == 0 => {
                         let class = ReadClass::decode(value).map_err(corrupt(ino))?;
                         space.add(u32::try_from(key.item).unwrap_or(u32::MAX), class);
@@ -390,7 +411,7 @@ impl Volume {
             return Err(corrupt(ino)(Corrupt::new("extent", what)));
         }
         let mut volume = Self::with(media, tree, superblock, root);
-        (volume.space, volume.inodes) = (space, inodes);
+        (volume.space, volume.inodes, volume.accounts) = (space, inodes, accounts);
         let arenas: Vec<u32> = volume.space.arenas().map(|(n, _)| n).collect();
         for arena in arenas {
             volume.ensure_arena(arena)?;
@@ -453,6 +474,11 @@ impl Volume {
             Op::CloneRange { .. } => self.clone_range(op, now),
             Op::Reap { ino } => self.reap(ino),
             Op::Tmpfile { .. } => self.tmpfile(op, now),
+            Op::SetQuota { user: Some(uid), limit, .. } => {
+                self.set_quota(AccountId::User(uid), limit)
+            }
+            Op::SetQuota { ino, limit, .. } => self.set_quota(AccountId::Directory(ino), limit),
+            Op::SetProject { ino, project } => self.set_project(ino, project, now),
         }
     }
 
@@ -501,7 +527,8 @@ impl Volume {
         let linkable = inode.nlink == 0 && self.is_linkable(ino)?;
         let acl = if inode.acl { self.acl(ino, acl::ACCESS)? } else { None };
         let default_acl = if inode.default_acl { self.acl(ino, acl::DEFAULT)? } else { None };
-        Ok(Some(InodeRecord { linkable, acl, default_acl, ..inode.record(ino) }))
+        let limited = inode.is_dir() && self.is_limited(&inode);
+        Ok(Some(InodeRecord { linkable, acl, default_acl, limited, ..inode.record(ino) }))
     }
 
     /// Whether an inode without a name may be given one.

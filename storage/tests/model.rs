@@ -13,7 +13,7 @@ use storage::check::check;
 use storage::format::entry::{self, HEADER_BYTES, Op};
 use storage::media::{Media, Segment};
 use storage::memory::MemoryRegion;
-use storage::volume::{Fault, Refusal, Volume, run_copies};
+use storage::volume::{AccountId, Amount, Fault, Refusal, Volume, run_copies};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Node {
@@ -25,6 +25,8 @@ struct Node {
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Made without a name, and may be given one.
     linkable: bool,
+    /// Directory whose quota counts it.
+    project: u64,
 }
 
 impl Node {
@@ -112,6 +114,13 @@ impl Model {
         }
     }
 
+    /// Nothing but a directory with a quota of its own moves from one quota's tree to another.
+    fn same_quota(&self, from: u64, to: u64, moved: &[u64]) -> Verdict {
+        let of = |ino: u64| self.nodes[&ino].project;
+        let own = moved.iter().all(|ino| of(*ino) == *ino);
+        if from == to || of(from) == of(to) || own { Ok(()) } else { Err(Errno::XDEV) }
+    }
+
     fn remove(&mut self, ino: u64, parent: u64, name: &[u8], dir: bool) -> Verdict {
         let found = self.dir(parent)?.entries.get(name).copied();
         match found {
@@ -154,6 +163,10 @@ impl Model {
             if a && self.below(new_parent.0, old) || b && self.below(parent.0, new) {
                 return Err(Errno::INVAL);
             }
+            if old == new {
+                return Ok(());
+            }
+            self.same_quota(parent.0, new_parent.0, &[old, new])?;
             self.dir(parent.0)?.entries.insert(name.to_vec(), new);
             self.dir(new_parent.0)?.entries.insert(new_name.to_vec(), old);
             for (node, from, to) in [(old, parent.0, new_parent.0), (new, new_parent.0, parent.0)] {
@@ -180,6 +193,7 @@ impl Model {
         if new.unwrap_or(0) != replaced {
             return Err(Errno::STALE);
         }
+        self.same_quota(parent.0, new_parent.0, &[ino])?;
         let is_dir = self.nodes[&ino].is_dir();
         if is_dir && self.below(new_parent.0, ino) {
             return Err(Errno::INVAL);
@@ -219,6 +233,7 @@ impl Model {
                 let (nlink, parent_of) = if dir { (2, parent.0) } else { (1, 0) };
                 let mut node = Node { mode, nlink, parent: parent_of, ..Default::default() };
                 node.inherit(self.dir(parent.0)?);
+                node.project = self.dir(parent.0)?.project;
                 self.nodes.insert(ino.0, node);
                 let parent = self.dir(parent.0)?;
                 parent.entries.insert(name.to_vec(), ino.0);
@@ -235,6 +250,9 @@ impl Model {
                     Some(_) => return Err(Errno::EXIST),
                     None if node.nlink == 0 && !node.linkable => return Err(Errno::NOENT),
                     None => {}
+                }
+                if self.dir(parent.0)?.project != node.project {
+                    return Err(Errno::XDEV);
                 }
                 self.dir(parent.0)?.entries.insert(name.to_vec(), ino.0);
                 self.file(ino.0)?.nlink += 1;
@@ -309,7 +327,16 @@ impl Model {
                 }
                 let mut node = Node { mode, linkable, ..Default::default() };
                 node.inherit(self.dir(parent.0)?);
+                node.project = self.dir(parent.0)?.project;
                 self.nodes.insert(ino.0, node);
+            }
+            Op::SetQuota { ino, user, .. } => match user {
+                Some(0) => return Err(Errno::INVAL),
+                Some(_) => {}
+                None => drop(self.dir(ino.0)?),
+            },
+            Op::SetProject { ino, project } => {
+                self.nodes.get_mut(&ino.0).ok_or(Errno::NOENT)?.project = project.0;
             }
             Op::Pad => {}
         }
@@ -387,7 +414,7 @@ impl Source {
         let (offset, len) = (random.below(40_000), 1 + random.below(20_000));
         let list = &self.lists[random.below(self.lists.len() as u64) as usize];
         let of = if random.chance(1, 2) { acl::ACCESS } else { acl::DEFAULT };
-        match random.below(24) {
+        match random.below(26) {
             0..=3 => {
                 *next += 1;
                 let fresh = if random.chance(1, 40) { any(random) } else { *next };
@@ -442,6 +469,12 @@ impl Source {
             }
             20..=21 => Op::SetXattr { ino, name: of, value: list },
             22 => Op::RemoveXattr { ino, name: of },
+            23 => {
+                let limit = Amount { blocks: random.below(9), inodes: random.below(3) };
+                let user = random.chance(1, 3).then(|| 10 * random.below(2) as u32);
+                Op::SetQuota { ino: InodeId(d), user, limit }
+            }
+            24 => Op::SetProject { ino, project: InodeId(if random.chance(1, 2) { d } else { 0 }) },
             _ => Op::Reap { ino },
         }
     }
@@ -509,6 +542,19 @@ impl World {
         let inodes = self.volume.inodes_after(InodeId(0), usize::MAX).unwrap();
         assert!(inodes.iter().map(|i| i.0).eq(model.nodes.keys().copied()), "inodes");
         let mut orphans = BTreeSet::new();
+        let mut used: BTreeMap<AccountId, u64> = BTreeMap::new();
+        for (ino, node) in &model.nodes {
+            // The root is the super-user's, all else the same user's.
+            *used.entry(AccountId::User(if *ino == 1 { 0 } else { 10 })).or_default() += 1;
+            if node.project != 0 {
+                *used.entry(AccountId::Directory(InodeId(node.project))).or_default() += 1;
+            }
+        }
+        for account in self.volume.accounts(None, usize::MAX) {
+            let want = used.remove(&account.id).unwrap_or(0);
+            assert_eq!(account.used.inodes, want, "{:?}", account.id);
+        }
+        assert!(used.is_empty(), "accounts that are not shown: {used:?}");
         for (&ino, node) in &model.nodes {
             let id = InodeId(ino);
             let attr = self.volume.attr(id).unwrap().unwrap();

@@ -7,7 +7,7 @@ use common::*;
 use storage::format::entry::{Header, Op};
 use storage::format::item::ReadClass;
 use storage::media::Segment;
-use storage::volume::{Refusal, Volume, run_copies};
+use storage::volume::{AccountId, Amount, Refusal, Volume, run_copies};
 
 #[test]
 fn files_are_written_published_and_found_again() {
@@ -296,4 +296,95 @@ fn a_file_without_a_name_gets_one_or_is_freed() {
     let report = storage::check::check(&*d.media).unwrap();
     assert!(report.is_sound(), "{:?}", report.findings);
     assert_eq!((report.counts.inodes, report.counts.orphans), (2, 1));
+}
+
+#[test]
+fn quotas_bound_users_and_directories_exactly() {
+    let mut d = Driver::new(64 << 20);
+    let limit = |blocks, inodes| Amount { blocks, inodes };
+    let quota = |ino: u64, user, limit| Op::SetQuota { ino: InodeId(ino), user, limit };
+    let project = |ino: u64, of: u64| Op::SetProject { ino: InodeId(ino), project: InodeId(of) };
+    let used = |d: &Driver, id| d.volume.account(id).used;
+    let (user, tree) = (AccountId::User(10), AccountId::Directory(InodeId(2)));
+    d.apply(&create(2, 1, b"tree", DIR)).unwrap();
+    d.apply(&create(3, 1, b"outside", FILE)).unwrap();
+    d.apply(&project(2, 2)).unwrap();
+    d.apply(&quota(2, None, limit(8, 4))).unwrap();
+    d.apply(&quota(1, Some(10), limit(20, 0))).unwrap();
+    assert_eq!(d.apply(&quota(3, None, limit(1, 1))), Err(Refusal::NotDirectory));
+    assert_eq!(d.apply(&quota(1, Some(0), limit(1, 1))), Err(Refusal::Invalid));
+    d.volume.enforce_quotas(true);
+    d.apply(&create(4, 2, b"f", FILE)).unwrap();
+    d.apply(&write(4, 0, &[1; 8 * 4096])).unwrap();
+    assert_eq!(d.apply(&write(4, 8 * 4096, &[1])), Err(Refusal::Quota));
+    d.apply(&write(4, 0, &[2; 8 * 4096])).unwrap();
+    assert_eq!((used(&d, tree), used(&d, user)), (limit(8, 2), limit(8, 3)));
+    d.apply(&write(3, 0, &[1; 12 * 4096])).unwrap();
+    assert_eq!(d.apply(&write(3, 12 * 4096, &[1])), Err(Refusal::Quota), "the user's");
+    d.apply(&truncate(4, 4096)).unwrap();
+    assert_eq!(used(&d, tree), limit(1, 2));
+    // Another user's: the directory counts it, the first user does not.
+    d.apply(&Op::SetAttr {
+        ino: InodeId(4),
+        mask: 2,
+        mode: 0,
+        uid: 11,
+        gid: 0,
+        atime: Default::default(),
+        mtime: Default::default(),
+    })
+    .unwrap();
+    assert_eq!((used(&d, user), used(&d, AccountId::User(11))), (limit(12, 2), limit(1, 1)));
+    // Inodes: the directory itself, f, and two more.
+    d.apply(&create(5, 2, b"sub", DIR)).unwrap();
+    d.apply(&create(6, 5, b"g", FILE)).unwrap();
+    assert_eq!(d.apply(&create(7, 5, b"h", FILE)), Err(Refusal::Quota));
+    // Nothing gets in or out but by copying, and the directory itself may go where it likes.
+    let link =
+        |ino: u64, parent: u64| Op::Link { ino: InodeId(ino), parent: InodeId(parent), name: b"n" };
+    assert_eq!(d.apply(&link(3, 2)), Err(Refusal::CrossQuota));
+    assert_eq!(d.apply(&link(4, 1)), Err(Refusal::CrossQuota));
+    assert_eq!(d.apply(&rename(4, (2, b"f"), (1, b"f"), 0)), Err(Refusal::CrossQuota));
+    assert_eq!(d.apply(&rename(3, (1, b"outside"), (5, b"o"), 0)), Err(Refusal::CrossQuota));
+    d.apply(&rename(6, (5, b"g"), (2, b"g"), 0)).unwrap();
+    d.apply(&rename(2, (1, b"tree"), (1, b"moved"), 0)).unwrap();
+    d.publish();
+    let before = d.volume.accounts(None, 100);
+    assert_eq!(before.len(), 4, "{before:?}");
+    d.reopen();
+    assert_eq!(d.volume.accounts(None, 100), before);
+    assert_eq!(d.volume.accounts(Some(user), 1)[0].id, AccountId::User(11));
+    // Not enforced, as on the members that follow the head.
+    d.apply(&create(7, 5, b"h", FILE)).unwrap();
+    d.publish();
+    let report = storage::check::check(&*d.media).unwrap();
+    assert!(report.is_sound(), "{:?}", report.findings);
+    assert_eq!(used(&d, tree), limit(1, 5));
+    d.apply(&quota(1, Some(10), limit(0, 0))).unwrap();
+    d.volume.enforce_quotas(true);
+    d.apply(&write(3, 0, &[1; 30 * 4096])).unwrap();
+    d.publish();
+    assert!(storage::check::check(&*d.media).unwrap().is_sound());
+}
+
+/// A wrong sum on media is found.
+#[test]
+fn the_checker_adds_up_the_accounts() {
+    let mut d = Driver::new(64 << 20);
+    d.apply(&create(2, 1, b"tree", DIR)).unwrap();
+    let limit = Amount { blocks: 10, inodes: 10 };
+    d.apply(&Op::SetQuota { ino: InodeId(2), user: Some(10), limit }).unwrap();
+    d.publish();
+    let number = d.volume.root().page;
+    let mut bytes = vec![0; 4096];
+    d.media.read(Segment::Tree, number * 4096, &mut bytes).unwrap();
+    // The item's last word: one inode.
+    let item = [10u64, 10, 0, 1].map(u64::to_le_bytes).concat();
+    let at = bytes.windows(32).position(|w| w == item).expect("the account is in the only page");
+    bytes[at + 24] = 2;
+    let sum = base::crc32c(0, &bytes[8..]);
+    bytes[4..8].copy_from_slice(&sum.to_le_bytes());
+    d.media.write(Segment::Tree, number * 4096, &bytes).unwrap();
+    let report = storage::check::check(&*d.media).unwrap();
+    assert!(report.findings.iter().any(|f| f.place.contains("User(10)")), "{:?}", report.findings);
 }

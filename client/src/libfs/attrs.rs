@@ -7,7 +7,7 @@ use base::{Errno, InodeId, Sequence};
 use storage::acl::is_acl;
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, mask};
-use storage::format::rpc::{self, Request};
+use storage::format::rpc::{self, Account, AccountId, Amount, Request};
 use storage::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::acl;
@@ -87,6 +87,23 @@ impl LibFs {
                 // Who may read decides in which arena the blocks lie: they may move.
                 state.pieces.forget_extents();
                 state.extents_after = place.sequence;
+            }
+            Ok(Outcome::Done(()))
+        })
+    }
+
+    /// Appends an operation that only the super-user may.
+    fn change_quota(&self, caller: &Caller<'_>, ino: InodeId, op: &Op<'_>) -> Result<()> {
+        if caller.uid != 0 {
+            return Err(Errno::PERM);
+        }
+        self.xattr_state(ino, LeaseMode::Write, |session, state| {
+            let now = Self::now(&[&state.record]);
+            let place = logged!(self.log(session, ino.0, &[state], op, now));
+            state.last = place.sequence;
+            if let Op::SetProject { project, .. } = *op {
+                state.record.project = project;
+                state.record.ctime = Stamp::from_nanos(now);
             }
             Ok(Outcome::Done(()))
         })
@@ -488,6 +505,45 @@ impl FileSystem for LibFs {
 
     fn await_lock_event(&self, seen: u64, limit_ms: u64) {
         self.do_await_lock_event(seen, limit_ms);
+    }
+
+    fn accounts(&self, _: &Caller<'_>) -> Result<Vec<Account>> {
+        let mut all: Vec<Account> = Vec::new();
+        loop {
+            let after = all.last().map(|account| account.id);
+            let more = self.repeat(|session| {
+                let mut body = Vec::new();
+                session.call(&Request::Accounts { after }, session.last(), &mut body)?;
+                Ok(Outcome::Done(body))
+            })?;
+            let mut r = rpc::reply_status(&more).map_err(|_| Errno::IO)?.1;
+            let before = all.len();
+            while r.left() > 0 {
+                all.push(Account::decode(&mut r).map_err(|_| Errno::IO)?);
+            }
+            if all.len() == before {
+                return Ok(all);
+            }
+        }
+    }
+
+    fn set_quota(&self, caller: &Caller<'_>, account: AccountId, limit: Amount) -> Result<()> {
+        let (ino, user) = match account {
+            AccountId::User(0) => return Err(Errno::INVAL),
+            AccountId::User(uid) => (InodeId::ROOT, Some(uid)),
+            AccountId::Directory(ino) => (ino, None),
+        };
+        let before = self.refusals();
+        self.change_quota(caller, ino, &Op::SetQuota { ino, user, limit })?;
+        self.settle_since(&self.inode(ino), before)
+    }
+
+    fn set_project(&self, caller: &Caller<'_>, ino: InodeId, project: InodeId) -> Result<()> {
+        self.change_quota(caller, ino, &Op::SetProject { ino, project })
+    }
+
+    fn project(&self, _: &Caller<'_>, ino: InodeId) -> Result<InodeId> {
+        self.xattr_state(ino, LeaseMode::Read, |_, state| Ok(Outcome::Done(state.record.project)))
     }
 
     fn statfs(&self) -> Result<StatFs> {

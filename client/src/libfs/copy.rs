@@ -69,7 +69,7 @@ impl LibFs {
         if from.inode.ino == to.inode.ino && !apart {
             return Err(Errno::INVAL);
         }
-        let mut done = 0;
+        let (mut done, before) = (0, self.refusals());
         while done < copy.len {
             let piece = CopyRange {
                 from_offset: copy.from_offset + done,
@@ -81,7 +81,7 @@ impl LibFs {
             done += piece.len;
         }
         // Space is accounted by the service: learn its answer (and its refusal) now.
-        self.settle(&to.inode)
+        self.settle_since(&to.inode, before)
     }
 
     fn try_copy(

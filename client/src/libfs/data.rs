@@ -477,7 +477,7 @@ impl LibFs {
             falloc::ZERO_RANGE => true,
             _ => return Err(Errno::OPNOTSUPP),
         };
-        let inode = &open.inode;
+        let (inode, before) = (&open.inode, self.refusals());
         self.repeat(|session| {
             let mut state = inode.state.write();
             self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
@@ -499,14 +499,30 @@ impl LibFs {
             Ok(Outcome::Done(()))
         })?;
         // Space is accounted by the service: learn its answer (and its refusal) now.
-        self.settle(inode)
+        self.settle_since(inode, before)
     }
 
     /// Waits until the service has judged what was done to the inode, and takes its numbers.
     pub(crate) fn settle(&self, inode: &Arc<Inode>) -> Result<()> {
+        self.settle_since(inode, self.refusals())
+    }
+
+    /// Session and number of refusals so far.
+    pub(crate) fn refusals(&self) -> Option<(u64, u64)> {
+        self.current().map(|session| (session.number, session.refusals()))
+    }
+
+    /// The same, where what counts are refusals since an earlier look at their number: the service
+    /// may have been quick.
+    pub(crate) fn settle_since(
+        &self,
+        inode: &Arc<Inode>,
+        before: Option<(u64, u64)>,
+    ) -> Result<()> {
         self.repeat(|session| {
             let mut state = inode.state.write();
-            let refusals = session.refusals();
+            let before = before.filter(|(number, _)| *number == session.number);
+            let refusals = before.map_or_else(|| session.refusals(), |(_, count)| count);
             let mut body = Vec::new();
             let mode = state.mode().max(LeaseMode::Read);
             let request = Request::Inode { ino: inode.ino, mode, flags: 0 };

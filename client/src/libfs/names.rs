@@ -253,9 +253,11 @@ impl LibFs {
             return Err(Errno::NAMETOOLONG);
         }
         let dir = self.inode(parent);
-        self.repeat(|session| {
+        let (mut limited, before) = (false, self.refusals());
+        let made = self.repeat(|session| {
             let mut state = dir.state.write();
             self.ensure(session, parent, &mut state, LeaseMode::Write, 0)?;
+            limited = state.record.limited;
             search(caller, &state.record)?;
             if self.find(session, parent, &mut state, name)? != Known::Absent {
                 return Err(Errno::EXIST);
@@ -292,7 +294,12 @@ impl LibFs {
             state.names.put(name, Known::Present(ino, mode & S_IFMT));
             dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
             Ok(Outcome::Done((attr, inode)))
-        })
+        })?;
+        if limited {
+            // Where a quota may bar it, the service's word is waited for.
+            self.settle_since(&dir, before).inspect_err(|_| made.1.state.write().open = 0)?;
+        }
+        Ok(made)
     }
 
     /// Makes a regular file without a name, open. It goes when nobody has it open any more, unless
@@ -428,6 +435,9 @@ impl LibFs {
             if record.nlink >= LINK_MAX {
                 return Err(Errno::MLINK);
             }
+            if record.project != locked.get(parent).record.project {
+                return Err(Errno::XDEV);
+            }
             let now = Self::now(&[&locked.get(parent).record, &record]);
             let op = Op::Link { ino, parent, name };
             let place = logged!(self.log(session, parent.0, &locked.states(), &op, now));
@@ -537,6 +547,14 @@ impl LibFs {
             {
                 return Err(Errno::INVAL);
             }
+        }
+        let own = |r: &InodeRecord| r.project == r.ino;
+        let moved_own = own(&record)
+            && replaced.is_none_or(|(other, _)| !exchange || own(&locked.get(other).record));
+        let from = locked.get(old.ino).record.project;
+        if from != locked.get(new.ino).record.project && !moved_own {
+            // From one quota's tree to another: programs copy.
+            return Err(Errno::XDEV);
         }
         if let Some((other, S_IFDIR)) = replaced
             && !exchange
@@ -770,6 +788,8 @@ fn new_record(
         linkable: false,
         acl: None,
         default_acl: None,
+        project: dir.project,
+        limited: is_dir && dir.limited,
     };
     acl::inherit(&mut record, dir, caller.umask);
     record

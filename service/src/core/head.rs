@@ -365,7 +365,11 @@ impl Node {
         let mut tried = false;
         let applied = loop {
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
-            match self.volume.apply(header, op, source) {
+            // Where the order is made, and nowhere else.
+            self.volume.enforce_quotas(true);
+            let applied = self.volume.apply(header, op, source);
+            self.volume.enforce_quotas(false);
+            match applied {
                 Ok(applied) => break applied,
                 Err(Refusal::NeedsPublish) if !tried => {
                     // What is in the draft must be in the ring before its copies can run.
@@ -473,6 +477,8 @@ impl Node {
             | Op::RemoveXattr { ino, .. }
             | Op::CloneRange { ino, .. }
             | Op::Tmpfile { ino, .. }
+            | Op::SetQuota { ino, .. }
+            | Op::SetProject { ino, .. }
             | Op::Reap { ino } => mark(ino),
         }
     }

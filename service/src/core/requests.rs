@@ -12,7 +12,7 @@ use base::wire::Corrupt;
 use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::lock::Lock;
-use storage::format::rpc::{self, InodeReply, Request, WANT_PIN, WANT_WRITE};
+use storage::format::rpc::{self, AccountId, InodeReply, Request, WANT_PIN, WANT_WRITE};
 use storage::limits::RPC_SLOT_BYTES;
 use storage::permission::{R, X};
 
@@ -23,6 +23,8 @@ use super::{Effect, Failure, Node, Role};
 const LIST_BYTES: usize = RPC_SLOT_BYTES - 8192;
 /// Extents in one reply.
 const EXTENTS_MAX: usize = LIST_BYTES / rpc::EXTENT_BYTES;
+/// Accounts in one reply.
+const ACCOUNTS_MAX: usize = LIST_BYTES / rpc::ACCOUNT_BYTES;
 /// Names looked at for one reply.
 const NAMES_MAX: usize = 4096;
 
@@ -65,6 +67,7 @@ enum What {
     Release(Vec<u32>),
     Read { offset: u64, len: u32 },
     Lock(LockAsk),
+    Accounts { after: Option<AccountId>, upto: Option<StreamSeq> },
 }
 
 /// What a step of a request came to.
@@ -113,6 +116,7 @@ impl Pending {
             Request::Lock { ino, wait, lock } => (ino, What::Lock(LockAsk::Set { lock, wait })),
             Request::LockTest { ino, lock } => (ino, What::Lock(LockAsk::Test { lock })),
             Request::LockCancel { ino, wait } => (ino, What::Lock(LockAsk::Cancel { wait })),
+            Request::Accounts { after } => (none, What::Accounts { after, upto: None }),
         };
         Ok(Self { client, slot, after, what, stage: Stage::Drain, ino })
     }
@@ -461,6 +465,28 @@ impl Node {
                 let mut w = base::wire::Writer(&mut body);
                 w.u32(storage::limits::BLOCK_BYTES as u32).u64(s.blocks).u64(s.blocks_free);
                 w.u64(s.inodes + s.inodes_free).u64(s.inodes_free);
+            }
+            What::Accounts { after, upto } => {
+                // What was in the stream when it was asked is in the answer.
+                let upto = upto.unwrap_or_else(|| self.ring.last());
+                if self.applied < upto {
+                    p.what = What::Accounts { after, upto: Some(upto) };
+                    return Ok(Step::Wait);
+                }
+                let Some(client) = self.clients.get(&p.client) else { return done() };
+                let uid = client.identity.uid;
+                let own = AccountId::User(uid);
+                rpc::reply_ok(&mut body);
+                let all = match after {
+                    // Of users others see only themselves.
+                    None if uid != 0 => vec![self.volume.account(own)],
+                    Some(AccountId::User(_)) if uid != 0 => {
+                        let users = AccountId::User(u32::MAX);
+                        self.volume.accounts(Some(users), ACCOUNTS_MAX)
+                    }
+                    after => self.volume.accounts(after, ACCOUNTS_MAX),
+                };
+                all.iter().for_each(|account| account.encode(&mut body));
             }
             What::Release(slots) => {
                 let Some(client) = self.clients.get(&p.client) else { return done() };

@@ -67,6 +67,8 @@ fn touched(op: &Op<'_>) -> ([InodeId; 4], usize) {
         | Op::SetXattr { ino, .. }
         | Op::RemoveXattr { ino, .. }
         | Op::CloneRange { ino, .. }
+        | Op::SetQuota { ino, .. }
+        | Op::SetProject { ino, .. }
         | Op::Reap { ino } => ([ino, none, none, none], 1),
     }
 }
@@ -117,6 +119,7 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
     let creds = known.creds();
     match *op {
         Op::Pad | Op::Reap { .. } => Ok(()),
+        Op::SetQuota { .. } | Op::SetProject { .. } => Err(Errno::PERM),
         Op::Create { parent, uid, gid, mode, .. } | Op::Tmpfile { parent, uid, gid, mode, .. } => {
             let dir = record(volume, parent)?;
             creds.may(&dir, W | X)?;

@@ -19,7 +19,7 @@ use storage::acl;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::InodeRecord;
 use storage::media::Segment;
-use storage::volume::{Params, Refusal, Volume, run_copies};
+use storage::volume::{AccountId, Params, Refusal, Volume, run_copies};
 
 use super::message::Message;
 use super::{Effect, Failure, Node, Role, entries};
@@ -470,8 +470,9 @@ impl Node {
     ) -> Result<(), Failure> {
         let mut seen = std::collections::BTreeSet::new();
         let mut dirs = VecDeque::from([InodeId::ROOT]);
-        let mut late = Vec::new();
+        let (mut late, mut counted) = (Vec::new(), Vec::new());
         if let Some(root) = self.volume.attr(InodeId::ROOT)? {
+            counted.push((root.ino, root.project));
             late.push(root);
         }
         while let Some(dir) = dirs.pop_front() {
@@ -488,6 +489,7 @@ impl Node {
                     continue;
                 }
                 let Some(record) = self.volume.attr(ino)? else { continue };
+                counted.push((ino, record.project));
                 let target = self.volume.symlink(ino)?;
                 self.dump_inode(out, &record, dir, &name, &target)?;
                 if record.mode & S_IFMT == S_IFDIR {
@@ -503,6 +505,7 @@ impl Node {
         // root that goes away at once.
         for ino in self.volume.orphans()? {
             let Some(record) = self.volume.attr(ino)? else { continue };
+            counted.push((ino, record.project));
             if record.linkable {
                 let (mode, uid, gid, parent) = (record.mode, record.uid, record.gid, InodeId::ROOT);
                 out.time = nanos(record.btime);
@@ -521,6 +524,18 @@ impl Node {
                 out.op(&Op::Unlink { ino, parent: InodeId::ROOT, name: &name, open: true });
                 files.push_back((ino, record.size));
             }
+        }
+        // Whose quota counts them comes after all names: a file may have names in two trees since
+        // before one of them had a quota.
+        for (ino, project) in counted.into_iter().filter(|(_, of)| *of != InodeId::NONE) {
+            out.op(&Op::SetProject { ino, project });
+        }
+        for (account, limit) in self.volume.limits() {
+            let (ino, user) = match account {
+                AccountId::User(uid) => (InodeId::ROOT, Some(uid)),
+                AccountId::Directory(ino) => (ino, None),
+            };
+            out.op(&Op::SetQuota { ino, user, limit });
         }
         // Lists to be inherited come after all that would inherit them, times last: making names
         // changes those of directories.

@@ -8,5 +8,6 @@ mod hostile;
 mod locks;
 mod messages;
 mod nameless;
+mod quota;
 mod restart;
 mod rig;

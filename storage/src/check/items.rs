@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use super::{Report, Sums};
 use crate::acl::{self, Acl};
-use crate::format::item::{Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT};
+use crate::format::item::{AccountItem, Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT};
 use crate::format::item::{decode_name, kind, name_hash, orphan_value};
 use crate::format::page::Key;
+use crate::format::rpc::{AccountId, Amount};
 use crate::limits::{TARGET_MAX, XATTR_VALUE_MAX};
 
 /// What the tree says.
@@ -29,6 +30,8 @@ pub(super) struct Items {
     pub lists: Sums<(Option<u32>, bool)>,
     pub arenas: std::collections::BTreeMap<u32, ReadClass>,
     pub orphans: BTreeSet<u64>,
+    /// What accounts say they use.
+    pub accounts: std::collections::BTreeMap<AccountId, Amount>,
     /// Inodes that have any item.
     pub strays: BTreeSet<u64>,
     /// Type that each name states; compared at the end of the directory walk.
@@ -57,6 +60,7 @@ impl Items {
             lists: Sums::new(),
             arenas: std::collections::BTreeMap::new(),
             orphans: BTreeSet::new(),
+            accounts: std::collections::BTreeMap::new(),
             strays: BTreeSet::new(),
             kinds: Sums::new(),
             same_hash: (0, 0, Vec::new()),
@@ -90,6 +94,14 @@ impl Items {
             (false, kind::XATTR) => self.xattr(key, value, report),
             (true, kind::ORPHAN) if value.is_empty() || value == orphan_value(true) => {
                 self.orphans.insert(key.item);
+            }
+            (true, kind::USER_ACCOUNT | kind::DIRECTORY_ACCOUNT) => {
+                let id = AccountId::from_parts(key.kind - kind::USER_ACCOUNT + 1, key.item);
+                match (id, AccountItem::decode(value)) {
+                    (Some(id), Ok(item)) => drop(self.accounts.insert(id, item.used)),
+                    (_, Err(e)) => report.damage(place(), e.to_string()),
+                    (None, _) => report.damage(place(), "is nobody's account"),
+                }
             }
             (true, kind::CLIENT) if value.len() == 8 => report.counts.clients += 1,
             (true, kind::ARENA) => match (u32::try_from(key.item), ReadClass::decode(value)) {

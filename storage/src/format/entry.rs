@@ -40,6 +40,9 @@
 //! 13 CloneRange     0                  offset      length          source inode u64, offset u64
 //! 14 Reap           0                  0           0               -   (written by the service only)
 //! 15 Tmpfile        1 may get a name   parent      mode            uid u32, gid u32
+//! 16 SetQuota       1 of a user        blocks      inodes          uid u32, 0 u32   (limits; 0: none;
+//!                                                                  of a user the inode is the root)
+//! 17 SetProject     0                  directory   0               -
 //! ```
 
 use alloc::vec::Vec;
@@ -47,6 +50,7 @@ use alloc::vec::Vec;
 use base::planted::{Bug, planted};
 use base::{Epoch, InodeId, Sequence, crc32c};
 
+use super::rpc::Amount;
 use super::{Corrupt, Reader, Writer};
 use crate::limits::{
     FILE_SIZE_MAX, LINE_BYTES, NAME_MAX, PAYLOAD_MAX, TARGET_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
@@ -75,6 +79,8 @@ pub mod op {
     pub const CLONE_RANGE: u8 = 13;
     pub const REAP: u8 = 14;
     pub const TMPFILE: u8 = 15;
+    pub const SET_QUOTA: u8 = 16;
+    pub const SET_PROJECT: u8 = 17;
 }
 
 /// Flag of Unlink: the client itself still has the inode open.
@@ -88,6 +94,8 @@ pub const RENAME_OPEN: u16 = 4;
 /// Flag of Write and Truncate: clear set-user-ID and set-group-ID, as a write by others must.
 pub const CLEAR_SETID: u16 = 1;
 
+/// Flag of SetQuota: the limits are a user's.
+pub const QUOTA_USER: u16 = 1;
 /// Flag of Tmpfile: Link may give it a name.
 pub const TMPFILE_LINKABLE: u16 = 1;
 
@@ -221,6 +229,17 @@ pub enum Op<'a> {
         uid: u32,
         gid: u32,
         linkable: bool,
+    },
+    /// Limits of a user, or of the directory `ino`.
+    SetQuota {
+        ino: InodeId,
+        user: Option<u32>,
+        limit: Amount,
+    },
+    /// From now on the quota of the directory `project` counts the inode; 0: none does.
+    SetProject {
+        ino: InodeId,
+        project: InodeId,
     },
 }
 
@@ -367,6 +386,15 @@ impl Op<'_> {
                 w.u64(source.0).u64(source_offset);
             }
             Op::Reap { ino } => (raw.op, raw.inode) = (op::REAP, ino.0),
+            Op::SetQuota { ino, user, limit } => {
+                (raw.op, raw.inode) = (op::SET_QUOTA, ino.0);
+                (raw.a, raw.b) = (limit.blocks, limit.inodes);
+                raw.flags = if user.is_some() { QUOTA_USER } else { 0 };
+                w.u32(user.unwrap_or(0)).u32(0);
+            }
+            Op::SetProject { ino, project } => {
+                (raw.op, raw.inode, raw.a) = (op::SET_PROJECT, ino.0, project.0);
+            }
             Op::Tmpfile { ino, parent, mode, uid, gid, linkable } => {
                 (raw.op, raw.inode, raw.a) = (op::TMPFILE, ino.0, parent.0);
                 raw.b = u64::from(mode);
@@ -500,7 +528,7 @@ fn decode_op(
         return Err(r.corrupt("names inode 0"));
     }
     let known = match kind {
-        op::UNLINK | op::WRITE | op::TRUNCATE | op::TMPFILE => 1,
+        op::UNLINK | op::WRITE | op::TRUNCATE | op::TMPFILE | op::SET_QUOTA => 1,
         op::RENAME => 7,
         op::FALLOCATE => u16::MAX,
         _ => 0,
@@ -593,6 +621,15 @@ fn decode_op(
             Op::CloneRange { ino, offset: a, len: b, source, source_offset }
         }
         op::REAP => Op::Reap { ino },
+        op::SET_QUOTA => {
+            let (uid, zero) = (r.u32()?, r.u32()?);
+            let user = (flags & QUOTA_USER != 0).then_some(uid);
+            if zero != 0 || (user.is_none() && uid != 0) {
+                return Err(r.corrupt("has bytes set that must be zero"));
+            }
+            Op::SetQuota { ino, user, limit: Amount { blocks: a, inodes: b } }
+        }
+        op::SET_PROJECT => Op::SetProject { ino, project: InodeId(a) },
         op::TMPFILE => {
             let (uid, gid) = (r.u32()?, r.u32()?);
             let Ok(mode) = u32::try_from(b) else {

@@ -14,6 +14,8 @@
 //! 0     17 client      client id                    last sequence published u64
 //! 0     18 arena       arena                        class u8 (1 everybody, 2 owner and group,
 //!                                                   3 owner, 4 service only), 3 zero, uid, gid u32
+//! 0     19 user        uid                          limit in blocks, in inodes, blocks used, inodes
+//! 0     20 directory   inode                        used: u64 each; only where there is a limit
 //! ```
 //!
 //! The hash of a name is SipHash-1-3 keyed with the volume's uuid, cut to 55 bits (names) or 47
@@ -21,19 +23,20 @@
 //! readdir cookie: stable, below 2^63, above the cookies 1 and 2 of `.` and `..`.
 //!
 //! ```text
-//! attributes, 104 bytes
+//! attributes, 104 bytes, or 112 with the last field
 //!   0 4 mode    4 4 nlink    8 4 uid   12 4 gid   16 4 rdev
 //!  20 4 number of xattrs; bit 31: one is an access list, bit 30: one is a default list (acl)
 //!  24 8 size   32 8 blocks allocated (4 KiB)
 //!  40 12 atime 52 12 mtime  64 12 ctime 76 12 btime     each seconds i64, nanoseconds u32
 //!  88 8 of a directory: parent inode    96 8 of a directory: entries
+//! 104 8 directory whose quota counts the inode, not 0
 //! ```
 
 use base::InodeId;
 
 use super::entry::Stamp;
 use super::page::{Key, VALUE_MAX};
-use super::rpc::InodeRecord;
+use super::rpc::{Amount, InodeRecord};
 use super::{Corrupt, Reader};
 
 /// Kinds of items; the numbers are on media.
@@ -47,6 +50,8 @@ pub mod kind {
     pub const ORPHAN: u8 = 16;
     pub const CLIENT: u8 = 17;
     pub const ARENA: u8 = 18;
+    pub const USER_ACCOUNT: u8 = 19;
+    pub const DIRECTORY_ACCOUNT: u8 = 20;
 }
 
 /// Bytes of a value piece of targets and xattrs.
@@ -55,6 +60,8 @@ pub const PIECE_BYTES: usize = VALUE_MAX;
 pub const COLLISIONS_MAX: u64 = 256;
 /// Bytes of the attributes.
 pub const INODE_BYTES: usize = 104;
+/// Bytes of the attributes of an inode that a directory's quota counts.
+pub const INODE_BYTES_MAX: usize = 112;
 
 /// Attributes of an inode as they lie in the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -82,6 +89,55 @@ pub struct Inode {
     pub parent: InodeId,
     /// Of a directory: number of names in it.
     pub entries: u64,
+    /// The directory whose quota counts it, or 0.
+    pub project: InodeId,
+}
+
+/// The bytes of an inode's attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct InodeItem {
+    bytes: [u8; INODE_BYTES_MAX],
+    len: usize,
+}
+
+impl core::ops::Deref for InodeItem {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// An account that has a limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AccountItem {
+    /// Limits; 0 is none.
+    pub limit: Amount,
+    /// What it uses.
+    pub used: Amount,
+}
+
+impl AccountItem {
+    /// The bytes of the item.
+    pub fn encode(&self) -> [u8; 32] {
+        let mut b = [0; 32];
+        let words = [self.limit.blocks, self.limit.inodes, self.used.blocks, self.used.inodes];
+        for (at, word) in b.chunks_exact_mut(8).zip(words) {
+            at.copy_from_slice(&word.to_le_bytes());
+        }
+        b
+    }
+
+    /// Reads and checks the item.
+    pub fn decode(value: &[u8]) -> Result<Self, Corrupt> {
+        let mut r = Reader::new("account", value);
+        let limit = Amount { blocks: r.u64()?, inodes: r.u64()? };
+        let used = Amount { blocks: r.u64()?, inodes: r.u64()? };
+        r.end()?;
+        if limit == Amount::default() {
+            return Err(r.corrupt("has no limit"));
+        }
+        Ok(Self { limit, used })
+    }
 }
 
 /// Extended attributes of an inode.
@@ -115,8 +171,8 @@ impl Inode {
     }
 
     /// The bytes of the item.
-    pub fn encode(&self) -> [u8; INODE_BYTES] {
-        let mut b = [0u8; INODE_BYTES];
+    pub fn encode(&self) -> InodeItem {
+        let mut b = [0u8; INODE_BYTES_MAX];
         let xattrs = self.xattrs & XATTRS_MAX
             | if self.acl { HAS_ACL } else { 0 }
             | if self.default_acl { HAS_DEFAULT_ACL } else { 0 };
@@ -133,7 +189,9 @@ impl Inode {
         }
         b[88..96].copy_from_slice(&self.parent.0.to_le_bytes());
         b[96..104].copy_from_slice(&self.entries.to_le_bytes());
-        b
+        b[104..112].copy_from_slice(&self.project.0.to_le_bytes());
+        let counted = self.project != InodeId::NONE;
+        InodeItem { bytes: b, len: if counted { INODE_BYTES_MAX } else { INODE_BYTES } }
     }
 
     /// Reads and checks the item.
@@ -163,6 +221,12 @@ impl Inode {
             entries: r.u64()?,
             ..Self::default()
         };
+        if r.left() > 0 {
+            inode.project = InodeId(r.u64()?);
+            if inode.project == InodeId::NONE {
+                return Err(r.corrupt("name no directory for their quota"));
+            }
+        }
         r.end()?;
         inode.acl = inode.xattrs & HAS_ACL != 0;
         inode.default_acl = inode.xattrs & HAS_DEFAULT_ACL != 0;
@@ -201,6 +265,8 @@ impl Inode {
             linkable: false,
             acl: None,
             default_acl: None,
+            project: self.project,
+            limited: false,
         }
     }
 }

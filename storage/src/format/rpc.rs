@@ -27,6 +27,7 @@
 //!                   wait would be for ever, NOLCK above the bounds (limits)
 //!   LockTest        found u8, then, if 1, a lock that bars the one asked for (format::lock)
 //!   LockCancel      nothing
+//!   Accounts        accounts (Account) up to the end of the body; none: there are no more
 //! ```
 //!
 //! A client that asks for what it holds already gets a new word for the same slot; the answer then
@@ -140,11 +141,89 @@ pub enum Request<'a> {
         ino: InodeId,
         lock: Lock,
     },
+    /// Accounts after one, or from the first: the super-user's all, of others their own and those of
+    /// directories.
+    Accounts {
+        after: Option<AccountId>,
+    },
     /// The client no longer waits.
     LockCancel {
         ino: InodeId,
         wait: u64,
     },
+}
+
+/// Whose use is counted. Users come before directories.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum AccountId {
+    /// What a user owns.
+    User(u32),
+    /// What was made or put under a directory.
+    Directory(InodeId),
+}
+
+/// Space and number of inodes; as limits, 0 is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Amount {
+    /// Blocks of 4 KiB.
+    pub blocks: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+/// An account: 1 byte (1 user, 2 directory), user or inode, limits in blocks and inodes, use in both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Account {
+    /// Whose.
+    pub id: AccountId,
+    /// How much it may take.
+    pub limit: Amount,
+    /// How much it takes.
+    pub used: Amount,
+}
+
+/// Bytes of an account as it travels.
+pub const ACCOUNT_BYTES: usize = 41;
+
+impl AccountId {
+    /// Kind and number.
+    pub const fn parts(self) -> (u8, u64) {
+        match self {
+            Self::User(uid) => (1, uid as u64),
+            Self::Directory(ino) => (2, ino.0),
+        }
+    }
+
+    /// From kind and number.
+    pub fn from_parts(kind: u8, number: u64) -> Option<Self> {
+        match kind {
+            1 => u32::try_from(number).ok().map(Self::User),
+            2 if number != 0 => Some(Self::Directory(InodeId(number))),
+            _ => None,
+        }
+    }
+}
+
+impl Account {
+    /// Appends the account.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let (kind, number) = self.id.parts();
+        let mut w = Writer(out);
+        w.u8(kind).u64(number);
+        for amount in [self.limit, self.used] {
+            w.u64(amount.blocks).u64(amount.inodes);
+        }
+    }
+
+    /// Reads one.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let (kind, number) = (r.u8()?, r.u64()?);
+        let id = AccountId::from_parts(kind, number);
+        let id = id.ok_or(Corrupt::new(REPLY, "has an account of nobody"))?;
+        let mut amount =
+            || -> Result<_, Corrupt> { Ok(Amount { blocks: r.u64()?, inodes: r.u64()? }) };
+        Ok(Self { id, limit: amount()?, used: amount()? })
+    }
 }
 
 /// How often a client that waits for a lock asks again at least, in milliseconds.
@@ -172,6 +251,7 @@ impl<'a> Request<'a> {
             Request::Lock { .. } => 12,
             Request::LockTest { .. } => 13,
             Request::LockCancel { .. } => 14,
+            Request::Accounts { .. } => 15,
         };
         w.u8(kind).bytes(&[0; 7]).u64(after.0);
         match self {
@@ -216,6 +296,10 @@ impl<'a> Request<'a> {
             }
             Request::LockCancel { ino, wait } => {
                 w.u64(ino.0).u64(*wait);
+            }
+            Request::Accounts { after } => {
+                let (kind, number) = after.map_or((0, 0), AccountId::parts);
+                w.u8(kind).u64(number);
             }
         }
     }
@@ -266,6 +350,14 @@ impl<'a> Request<'a> {
             },
             13 => Request::LockTest { ino: InodeId(r.u64()?), lock: Lock::decode(&mut r)? },
             14 => Request::LockCancel { ino: InodeId(r.u64()?), wait: r.u64()? },
+            15 => {
+                let (kind, number) = (r.u8()?, r.u64()?);
+                let after = AccountId::from_parts(kind, number);
+                if after.is_none() && (kind, number) != (0, 0) {
+                    return Err(r.corrupt("asks for the account of nobody"));
+                }
+                Request::Accounts { after }
+            }
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;
@@ -311,6 +403,10 @@ pub struct InodeRecord {
     pub acl: Option<Arc<Acl>>,
     /// Of a directory: what is made in it inherits this list.
     pub default_acl: Option<Arc<Acl>>,
+    /// The directory whose quota counts it; none: 0.
+    pub project: InodeId,
+    /// A quota may bar what is made here.
+    pub limited: bool,
 }
 
 /// A run of a file's bytes in an arena. Bytes in no extent are zeroes.
@@ -421,7 +517,8 @@ fn take_stamp(r: &mut Reader<'_>) -> Result<Stamp, Corrupt> {
 
 impl InodeRecord {
     /// Appends the fields in the order of the structure; then flags u8: 1 extended
-    /// attributes, 2 may be given a name, 4 access list, 8 default list; then each list that is there:
+    /// attributes, 2 may be given a name, 4 access list, 8 default list,
+    /// 16 a quota may bar what is made here; then each list that is there:
     /// length u16, value.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Writer(out);
@@ -434,8 +531,9 @@ impl InodeRecord {
         let flags = u8::from(self.xattrs)
             | u8::from(self.linkable) << 1
             | u8::from(lists[0].is_some()) << 2
-            | u8::from(lists[1].is_some()) << 3;
-        w.u64(self.parent.0).u64(self.entries).u8(flags);
+            | u8::from(lists[1].is_some()) << 3
+            | u8::from(self.limited) << 4;
+        w.u64(self.parent.0).u64(self.entries).u64(self.project.0).u8(flags);
         for list in lists.into_iter().flatten() {
             let value = list.encode();
             w.u16(value.len() as u16).bytes(&value);
@@ -459,12 +557,14 @@ impl InodeRecord {
             btime: take_stamp(r)?,
             parent: InodeId(r.u64()?),
             entries: r.u64()?,
+            project: InodeId(r.u64()?),
             ..Self::default()
         };
         let flags = r.u8()?;
-        if flags & !15 != 0 {
+        if flags & !31 != 0 {
             return Err(r.corrupt("has unknown flags"));
         }
+        record.limited = flags & 16 != 0;
         (record.xattrs, record.linkable) = (flags & 1 != 0, flags & 2 != 0);
         let mut list = |there: bool| -> Result<_, Corrupt> {
             if !there {

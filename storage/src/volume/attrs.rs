@@ -35,7 +35,7 @@ impl Volume {
             return Err(Refusal::Invalid);
         }
         let mut inode = self.need(ino)?;
-        let before = inode.class();
+        let (before, was) = (inode.class(), inode);
         if mask & mask::MODE != 0 {
             inode.mode = (inode.mode & S_IFMT) | mode;
         }
@@ -52,6 +52,7 @@ impl Volume {
             inode.mtime = mtime;
         }
         inode.ctime = now;
+        self.may_give(&was, inode.uid)?;
         self.may_reclass(&inode, before)?;
         if mask & mask::MODE != 0
             && inode.acl
@@ -62,6 +63,10 @@ impl Volume {
             self.put_xattr(ino, &mut inode, acl::ACCESS, &acl.encode())?;
         }
         self.reclass(ino, &inode, before)?;
+        if was.uid != inode.uid {
+            self.account_inode(&was, false);
+            self.account_inode(&inode, true);
+        }
         self.put_inode(ino, &inode)?;
         Ok(Applied::default())
     }

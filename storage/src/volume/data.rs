@@ -190,6 +190,7 @@ impl Volume {
         if missing == 0 {
             return Ok(());
         }
+        self.may_take(inode, missing, 0)?;
         self.can_allocate(inode.class(), missing, 0)
     }
 
@@ -311,7 +312,16 @@ impl Volume {
         Ok(())
     }
 
-    fn touch_file(&mut self, ino: InodeId, inode: &mut Inode, setid: bool, now: Stamp) -> Done {
+    /// Stores a file whose content changed, and that had `held` blocks before.
+    fn touch_file(
+        &mut self,
+        ino: InodeId,
+        inode: &mut Inode,
+        held: u64,
+        setid: bool,
+        now: Stamp,
+    ) -> Done {
+        self.account_blocks(inode, held);
         (inode.mtime, inode.ctime) = (now, now);
         if setid {
             inode.mode &= !S_ISUID;
@@ -333,6 +343,7 @@ impl Volume {
         source: (Segment, u64),
     ) -> Done {
         let mut inode = self.need_file(ino)?;
+        let held = inode.blocks;
         let end = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX);
         let Some(end) = end else { return Err(Refusal::TooBig) };
         if len == 0 {
@@ -345,11 +356,12 @@ impl Volume {
             self.copies.push(CopyItem::Copy { from, to: piece.to, len: piece.len });
         }
         inode.size = inode.size.max(end);
-        self.touch_file(ino, &mut inode, setid, now)
+        self.touch_file(ino, &mut inode, held, setid, now)
     }
 
     pub(super) fn truncate(&mut self, ino: InodeId, size: u64, setid: bool, now: Stamp) -> Done {
         let mut inode = self.need_file(ino)?;
+        let held = inode.blocks;
         if size > FILE_SIZE_MAX {
             return Err(Refusal::TooBig);
         }
@@ -359,7 +371,7 @@ impl Volume {
             self.zero(ino, size, size.next_multiple_of(BLOCK_BYTES))?;
         }
         inode.size = size;
-        self.touch_file(ino, &mut inode, setid, now)
+        self.touch_file(ino, &mut inode, held, setid, now)
     }
 
     pub(super) fn fallocate(
@@ -371,6 +383,7 @@ impl Volume {
         now: Stamp,
     ) -> Done {
         let mut inode = self.need_file(ino)?;
+        let held = inode.blocks;
         let end = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX);
         let Some(end) = end else { return Err(Refusal::TooBig) };
         if len == 0 {
@@ -392,7 +405,7 @@ impl Volume {
             if offset / BLOCK_BYTES <= to && end > to * BLOCK_BYTES {
                 self.zero(ino, offset.max(to * BLOCK_BYTES), end)?;
             }
-            return self.touch_file(ino, &mut inode, false, now);
+            return self.touch_file(ino, &mut inode, held, false, now);
         }
         self.can_map(ino, &inode, offset, end)?;
         self.reserve(ino, &mut inode, offset, end)?;
@@ -402,7 +415,7 @@ impl Volume {
         if mode & KEEP_SIZE == 0 {
             inode.size = inode.size.max(end);
         }
-        self.touch_file(ino, &mut inode, false, now)
+        self.touch_file(ino, &mut inode, held, false, now)
     }
 
     /// Gives bytes `offset..end` blocks, unwritten where there are none yet.
@@ -433,6 +446,7 @@ impl Volume {
             return Err(Refusal::Invalid);
         };
         let mut inode = self.need_file(ino)?;
+        let held = inode.blocks;
         let from = self.need_file(source)?;
         let ends = (offset.checked_add(len), source_offset.checked_add(len));
         let (Some(end), Some(source_end)) = ends else { return Err(Refusal::TooBig) };
@@ -459,7 +473,7 @@ impl Volume {
         }
         inode.size = inode.size.max(end);
         self.cloned.push((self.tree.working(), source));
-        self.touch_file(ino, &mut inode, false, now)
+        self.touch_file(ino, &mut inode, held, false, now)
     }
 
     /// Moves the blocks of a file to the arena of another class. The caller has checked that it

@@ -114,8 +114,10 @@ impl Volume {
             ctime: now,
             btime: now,
             parent: if is_dir { parent } else { InodeId::NONE },
+            project: dir.project,
             ..Default::default()
         };
+        self.may_take(&inode, 0, 1)?;
         self.inherit((parent, &dir), ino, &mut inode)?;
         self.put_inode(ino, &inode)?;
         for (i, piece) in target.chunks(PIECE_BYTES).enumerate() {
@@ -125,6 +127,7 @@ impl Volume {
         dir.entries += 1;
         dir.nlink += u32::from(is_dir);
         self.touch_dir(parent, &mut dir, now)?;
+        self.account_inode(&inode, true);
         self.inodes += 1;
         self.last_inode = self.last_inode.max(ino.0);
         Ok(Applied::default())
@@ -145,10 +148,12 @@ impl Volume {
             return if same && inode.is_file() { ALREADY } else { Err(Refusal::Exists) };
         }
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..Default::default() };
-        let mut inode = Inode { mode, uid, gid, ..times };
+        let mut inode = Inode { mode, uid, gid, project: dir.project, ..times };
+        self.may_take(&inode, 0, 1)?;
         self.inherit((parent, &dir), ino, &mut inode)?;
         self.put_inode(ino, &inode)?;
         self.tree.put(Key::new(0, kind::ORPHAN, ino.0), item::orphan_value(linkable))?;
+        self.account_inode(&inode, true);
         self.inodes += 1;
         self.last_inode = self.last_inode.max(ino.0);
         Ok(Applied { orphaned: Some(ino), already: false })
@@ -171,6 +176,9 @@ impl Volume {
         }
         if inode.nlink >= LINK_MAX {
             return Err(Refusal::TooManyLinks);
+        }
+        if inode.project != dir.project {
+            return Err(Refusal::CrossQuota);
         }
         let item = self.free_item(parent, name)?;
         self.put_name(parent, item, ino, inode.mode, name)?;
@@ -338,6 +346,7 @@ impl Volume {
         let mut inode = self.need(old.ino)?;
         let is_dir = inode.is_dir();
         let across = parent != new_parent;
+        self.same_quota(parent, new_parent, &[(old.ino, &inode)])?;
         if is_dir && !planted(Bug::CycleAllowed) && self.lies_below(new_parent, old.ino)? {
             return Err(Refusal::Cycle);
         }
@@ -383,6 +392,21 @@ impl Volume {
         Ok(Applied { orphaned, already: false })
     }
 
+    /// From one quota's tree to another an inode cannot be moved, unless it is the very directory
+    /// that has a quota.
+    fn same_quota(
+        &self,
+        parent: InodeId,
+        new_parent: InodeId,
+        moved: &[(InodeId, &Inode)],
+    ) -> Result<(), Refusal> {
+        if parent == new_parent || self.need(parent)?.project == self.need(new_parent)?.project {
+            return Ok(());
+        }
+        let own = moved.iter().all(|(ino, inode)| inode.project == *ino);
+        if own { Ok(()) } else { Err(Refusal::CrossQuota) }
+    }
+
     fn swap_names(
         &mut self,
         (parent, name, old): (InodeId, &[u8], Found),
@@ -398,6 +422,7 @@ impl Volume {
         {
             return Err(Refusal::Cycle);
         }
+        self.same_quota(parent, new_parent, &[(old.ino, &a), (new.ino, &b)])?;
         let (da, db) = (u32::from(a.is_dir()), u32::from(b.is_dir()));
         let across = parent != new_parent;
         if across {
@@ -437,6 +462,10 @@ impl Volume {
             return Err(Refusal::Invalid);
         }
         self.unmap(ino, 0, u64::MAX)?;
+        self.account_inode(&inode, false);
+        if inode.is_dir() {
+            self.drop_quota(super::AccountId::Directory(ino))?;
+        }
         let mut keys = Vec::new();
         let (from, to) = (Key::new(ino.0, 0, 0), Key::new(ino.0, u8::MAX, u64::MAX));
         self.tree.scan(from, to, &mut |key, _| {

@@ -109,6 +109,7 @@ impl Volume {
             };
             done.inspect_err(|_| self.condemned.set(true))?;
         }
+        self.store_accounts().inspect_err(|_| self.condemned.set(true))?;
         let transaction = self.tree.working();
         let tree = self.tree.seal();
         let ahead = u64::from(planted(Bug::RootAhead));
