@@ -23,8 +23,8 @@ use crate::output::Output;
 const FD_MIN: i32 = 64;
 /// How long requests in flight may take after an unmount, before the process ends anyway.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Name under which mount(8) runs us.
-const HELPER: &str = "mount.corbel";
+/// Names under which mount(8) runs us: for lines of fstab, and for what the mount table shows.
+const HELPERS: [&str; 2] = ["mount.corbel", "mount.fuse.corbel"];
 
 /// Arguments of `corbel mount`.
 #[derive(Args, Debug, Clone)]
@@ -67,7 +67,7 @@ struct Request {
 /// None when that is not our name.
 pub fn helper_command_line(args: &[OsString]) -> Option<Vec<OsString>> {
     let name = Path::new(args.first()?).file_name()?;
-    if name != HELPER {
+    if !HELPERS.iter().any(|helper| name == *helper) {
         return None;
     }
     let mut line: Vec<OsString> = vec!["corbel".into(), "mount".into()];
@@ -100,6 +100,12 @@ fn is_letters(arg: &str) -> bool {
 pub fn run(global: &Global, out: &Output, args: &MountArgs) -> Result<()> {
     let request = Request::new(global, args)?;
     if args.fake {
+        return Ok(());
+    }
+    if request.options.remount {
+        frontend::remount(&request.dir, &request.options)
+            .map_err(|e| Failure::new(Kind::Environment, e.to_string(), "see docs/mount.md"))?;
+        report(out, &request.dir);
         return Ok(());
     }
     if args.foreground {
@@ -264,6 +270,8 @@ mod tests {
             helper("mount.corbel null: /mnt -fn").unwrap(),
             "corbel mount null: /mnt --fake"
         );
+        let line = helper("/sbin/mount.fuse.corbel s /m -o remount,ro,user_id=0 -t fuse.corbel");
+        assert_eq!(line.unwrap(), "corbel mount s /m -o remount,ro,user_id=0");
         // What is not known goes through to be refused by name.
         assert_eq!(helper("mount.corbel a b -x").unwrap(), "corbel mount a b -x");
     }

@@ -17,4 +17,4 @@ pub mod patience;
 pub mod process;
 pub mod source;
 
-pub use mount_point::MountError;
+pub use mount_point::{MountError, remount};

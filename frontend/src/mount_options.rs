@@ -28,6 +28,8 @@ pub struct MountOptions {
     pub soft: bool,
     /// Only with `soft`.
     pub timeo: Duration,
+    /// Change the flags of the mount that is there instead.
+    pub remount: bool,
     /// What the mount table shows as the source.
     pub source: String,
 }
@@ -41,6 +43,7 @@ impl Default for MountOptions {
             threads: THREADS,
             local_locks: false,
             soft: false,
+            remount: false,
             timeo: TIMEO,
             source: "corbel".into(),
         }
@@ -76,7 +79,7 @@ const FOR_OTHERS: [&str; 11] = [
 
 /// Options of our own, for the error text.
 const OWN: &str = "allow_other, default_permissions, no_default_permissions, local_locks, threads=N, hard, soft, \
-     timeo=SECONDS";
+     timeo=SECONDS, remount";
 
 impl MountOptions {
     /// Takes in one comma-separated list.
@@ -95,7 +98,10 @@ impl MountOptions {
         let for_others = FOR_OTHERS.contains(&option)
             || option.starts_with("x-")
             || option.starts_with("X-")
-            || option.starts_with("comment=");
+            || option.starts_with("comment=")
+            // What the mount table shows of a FUSE mount, and mount(8) repeats to remount it.
+            || option.starts_with("user_id=")
+            || option.starts_with("group_id=");
         if for_others {
             return Ok(());
         }
@@ -104,6 +110,7 @@ impl MountOptions {
             None if option == "default_permissions" => self.default_permissions = true,
             None if option == "no_default_permissions" => self.default_permissions = false,
             None if option == "local_locks" => self.local_locks = true,
+            None if option == "remount" => self.remount = true,
             None if option == "hard" => self.soft = false,
             None if option == "soft" => self.soft = true,
             Some(("timeo", seconds)) => {

@@ -102,6 +102,23 @@ fn mount_direct(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountErro
     Ok(device)
 }
 
+/// Changes the kernel flags of a mount that is there (`mount -o remount,ro`).
+///
+/// # Errors
+/// When the kernel refuses: somebody else than root asks, nothing is mounted there, or files are open
+/// for writing that shall become read-only.
+pub fn remount(dir: &Path, options: &MountOptions) -> Result<(), MountError> {
+    rustix::mount::mount_remount(dir, options.flags, c"").map_err(|error| {
+        let remedy = match error {
+            Errno::PERM => "; only root may do that",
+            Errno::INVAL => "; nothing is mounted there",
+            Errno::BUSY => "; files are open for writing",
+            _ => "",
+        };
+        MountError::new(format!("cannot remount {}: {error}{remedy}", dir.display()))
+    })
+}
+
 /// fusermount3 is set-uid root: it mounts for us and passes the device through a socket.
 fn mount_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let mut words = vec!["subtype=corbel".to_owned()];

@@ -1,0 +1,108 @@
+//! What mount(8) does with a line of fstab: mount, look, remount, unmount. On the back end `null:`, which
+//! needs no cluster.
+//!
+//! Needs root and /dev/fuse (a container without them says so and passes).
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
+
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Option<Self> {
+        if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: no right to mount here");
+            return None;
+        }
+        let place = Self(format!("/dev/shm/corbel-helper-{}", std::process::id()).into());
+        fs::create_dir_all(place.point()).unwrap();
+        for name in ["mount.corbel", "mount.fuse.corbel"] {
+            symlink(CORBEL, place.0.join(name)).unwrap();
+        }
+        Some(place)
+    }
+
+    fn point(&self) -> PathBuf {
+        self.0.join("point")
+    }
+
+    /// A helper as mount(8) runs it.
+    fn helper(&self, name: &str, options: &str) -> Output {
+        let mut command = Command::new(self.0.join(name));
+        command.arg("null:").arg(self.point()).args(["-o", options]).output().expect("it runs")
+    }
+
+    /// The line of the mount table.
+    fn line(&self) -> Option<String> {
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let point = format!(" {} ", self.point().display());
+        table.lines().find(|line| line.contains(&point)).map(str::to_owned)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.line().is_some() {
+            let _ = Command::new("umount").arg("-l").arg(self.point()).status();
+        }
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The processes that serve a mount of ours on that directory.
+fn servers(point: &Path) -> usize {
+    let of = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).unwrap_or_default();
+    let wanted = point.as_os_str().as_encoded_bytes();
+    let serves = |line: &Vec<u8>| line.split(|b| *b == 0).any(|word| word == wanted);
+    fs::read_dir("/proc").unwrap().flatten().map(of).filter(serves).count()
+}
+
+#[test]
+fn what_mount_does_with_a_line_of_fstab() {
+    let Some(place) = Place::new() else { return };
+    let refused = place.helper("mount.corbel", "defaults,nonsense");
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert_eq!(place.line(), None);
+    let mounted =
+        place.helper("mount.corbel", "rw,noatime,_netdev,nofail,x-systemd.automount,soft");
+    assert!(mounted.status.success(), "{mounted:?}");
+    let line = place.line().expect("mounted");
+    assert!(line.contains(" fuse.corbel rw,noatime,"), "{line}");
+    let file = place.point().join("f");
+    fs::write(&file, "x").unwrap();
+
+    // mount(8) repeats what the mount table says.
+    let again = "remount,ro,noatime,user_id=0,group_id=0,default_permissions,allow_other";
+    let open = fs::File::create(place.point().join("open")).unwrap();
+    let busy = place.helper("mount.fuse.corbel", again);
+    let said = String::from_utf8_lossy(&busy.stderr).into_owned();
+    assert!(!busy.status.success() && said.contains("open for writing"), "{busy:?}");
+    drop(open);
+    // The kernel gives the file back a moment after its close.
+    let end = Instant::now() + Duration::from_secs(5);
+    while !place.helper("mount.fuse.corbel", again).status.success() {
+        assert!(Instant::now() < end, "cannot be remounted");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(place.line().expect("mounted").contains(" ro,noatime,"));
+    assert_eq!(fs::write(&file, "y").unwrap_err().raw_os_error(), Some(30), "EROFS");
+    let writable = place.helper("mount.fuse.corbel", "remount,rw");
+    assert!(writable.status.success(), "{writable:?}");
+    fs::write(&file, "y").unwrap();
+
+    assert_eq!(servers(&place.point()), 1);
+    assert!(Command::new("umount").arg(place.point()).status().unwrap().success());
+    assert_eq!(place.line(), None);
+    let end = Instant::now() + Duration::from_secs(5);
+    while servers(&place.point()) > 0 {
+        assert!(Instant::now() < end, "the process of the mount stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let nothing = place.helper("mount.fuse.corbel", "remount,ro");
+    assert!(!nothing.status.success(), "nothing is mounted there");
+}
