@@ -223,7 +223,14 @@ impl LibFs {
     }
 
     /// Whether the cached state counts, with at least `mode`.
+    #[inline]
     pub(crate) fn holds(&self, session: &Session, state: &State, mode: LeaseMode) -> bool {
+        self.held(session, state, mode) && session.segment.in_time()
+    }
+
+    /// The same, time aside: where another look follows.
+    #[inline]
+    pub(crate) fn held(&self, session: &Session, state: &State, mode: LeaseMode) -> bool {
         state.session == session.number
             && state.mode() >= mode
             && session.segment.lease_holds(state.lease.slot, state.lease.word)
@@ -309,7 +316,12 @@ impl LibFs {
             let session = self.session()?;
             match attempt(session) {
                 Ok(Outcome::Done(value)) => return Ok(value),
-                Ok(Outcome::Again) => {}
+                // Either a lease was lost, or the time of all of them is over: the service is being
+                // restarted, or hangs. If it ends altogether the next round attaches anew.
+                Ok(Outcome::Again) if session.segment.in_time() => {}
+                Ok(Outcome::Again) => {
+                    session.segment.wait_in_time();
+                }
                 Ok(Outcome::Full(lane, before)) => match session.wait_for_space(lane, before) {
                     Ok(()) | Err(Errno::STALE) => {}
                     Err(e) => return Err(e),
@@ -359,7 +371,8 @@ impl LibFs {
         };
         let inside = session.segment.enter();
         let good = session.segment.attached()
-            && leases.iter().all(|s| self.holds(session, s, LeaseMode::Write));
+            && leases.iter().all(|s| self.held(session, s, LeaseMode::Write))
+            && session.segment.in_time();
         if !good {
             session.segment.leave(inside);
             return Outcome::Again;

@@ -17,9 +17,12 @@
 //!    report on the head must wait for that node's acknowledgement too, as if it were
 //!    in the chain: else a write acknowledged between the report and the new view is missing there.
 //! 4. The last member is never evicted: the data is only there.
-//! 5. A node that has not been confirmed for `fence_after` (less than `failure_timeout`, and measured from
-//!    when the confirmed heartbeat was *sent*) is fenced: it knows that it may have been
-//!    evicted before the coordinator evicts it.
+//! 5. A node that has not been confirmed for [`fence_after`] (half of `failure_timeout`, measured from
+//!    when the confirmed heartbeat was *sent*) is fenced: it knows that it may have been evicted
+//!    before the coordinator evicts it for silence. Its clients' leases end at that time by
+//!    themselves, whatever has become of the node's processes. Members that are evicted sooner, because
+//!    their connection ended or the head suspects them, are no exception: the view says for
+//!    how long their clients' leases may still hold ([`View::lapse_ms`]).
 
 pub mod client;
 pub mod embedded;
@@ -29,8 +32,9 @@ pub mod message;
 pub mod store;
 
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
-use base::{Epoch, NodeId, StreamSeq};
+use base::{Epoch, Nanos, NodeId, StreamSeq};
 
 pub use message::{DataState, Member, Registration, View};
 
@@ -41,6 +45,12 @@ pub fn identity(name: &str) -> u128 {
     name.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash: u128, byte| {
         (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
     })
+}
+
+/// How long after the sending of a confirmed heartbeat (or registration) a node may serve.
+#[must_use]
+pub const fn fence_after(failure_timeout: Nanos) -> Nanos {
+    failure_timeout / 2
 }
 
 /// What a node hears from the coordinator.
@@ -71,6 +81,10 @@ pub trait Coordinator {
     /// Whether this node may have been evicted without knowing it: then it must neither
     /// acknowledge, nor grant, nor read for others. Cheap; ask before each acknowledgement.
     fn fenced(&self) -> bool;
+
+    /// When this node will be fenced if it hears nothing more: until then its clients may use what
+    /// they were granted. `None`: it is fenced.
+    fn serves_until(&self) -> Option<Instant>;
 
     /// What this node has, for heartbeats and the next registration.
     fn set_progress(&mut self, position: StreamSeq, state: DataState);

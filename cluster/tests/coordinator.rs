@@ -95,7 +95,6 @@ fn client(server: &Running, node: u32, incarnation: u64) -> Client {
             run_dir: "/run/x".to_owned(),
             info: "rack 7".to_owned(),
         },
-        fence_after: Duration::from_millis(400),
     })
     .unwrap()
 }

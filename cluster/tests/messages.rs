@@ -43,6 +43,7 @@ fn view(random: &mut Random) -> View {
         chain,
         syncing: nodes(random, 100),
         members: (1..random.below(9) as u32).map(|n| member(random, n)).collect(),
+        lapse_ms: random.below(1000) as u32,
     }
 }
 

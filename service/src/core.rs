@@ -173,6 +173,8 @@ pub struct Node {
     chain: Vec<NodeId>,
     syncing: Vec<NodeId>,
     fenced: bool,
+    /// As the clients were told.
+    serves_until: Nanos,
     /// The chain agreed on the stream; leases may be granted.
     ready: bool,
     positions: BTreeMap<NodeId, StreamSeq>,
@@ -207,11 +209,9 @@ pub struct Node {
     unready: VecDeque<(NodeId, Message)>,
     /// Clients of which each member's report under way has spoken.
     reported: BTreeMap<NodeId, BTreeSet<ClientId>>,
-    /// Members that this head has suspected: they may live, and not know yet that they are out.
-    suspected: BTreeSet<NodeId>,
-    /// Clients of such nodes, and when their leases are void for certain.
+    /// Clients of nodes that left the chain, and when their leases have lapsed for certain.
     lingering: BTreeMap<ClientId, Nanos>,
-    /// A new head that has suspected a member grants nothing before that.
+    /// A new head grants nothing before those of all lost nodes have.
     grants_from: Nanos,
     promoted_at: Nanos,
     next_inode: u64,
@@ -298,6 +298,7 @@ impl Node {
             chain: Vec::new(),
             syncing: Vec::new(),
             fenced: false,
+            serves_until: 0,
             ready: false,
             positions: BTreeMap::new(),
             early: VecDeque::new(),
@@ -325,7 +326,6 @@ impl Node {
             followers: BTreeSet::new(),
             unready: VecDeque::new(),
             reported: BTreeMap::new(),
-            suspected: BTreeSet::new(),
             lingering: BTreeMap::new(),
             grants_from: 0,
             promoted_at: 0,
@@ -397,7 +397,10 @@ impl Node {
             Event::Frame { from, kind, body } => self.frame(from, kind, body, out)?,
             Event::PeerUp(node) => self.peer_up(node, out)?,
             Event::PeerDown(node) => self.peer_down(node),
-            Event::View { epoch, chain, syncing } => self.on_view(epoch, chain, syncing, out)?,
+            Event::View { epoch, chain, syncing, lapse } => {
+                self.on_view(epoch, chain, syncing, lapse, out)?;
+            }
+            Event::ServesUntil(until) => self.serves_until(until),
             Event::Fenced(fenced) => self.fence(fenced, out)?,
             Event::Attach { token, pid, start_time, uid, gid, groups, lanes } => {
                 let identity = message::Identity { uid, gid, groups };
@@ -490,7 +493,10 @@ impl Node {
         let recalls = self.recalls.iter().map(|r| r.look_at);
         let dozing = self.clients.values().filter_map(|c| c.dozing_since.map(|t| t + agent::DOZE));
         let publish = self.batch_since.map(|t| t + stream::PUBLISH_AFTER);
-        recalls.chain(dozing).chain(publish).min()
+        let lapsed = self.lingering.values().copied().min();
+        let grants = (!self.held_grants.is_empty() && self.now < self.grants_from)
+            .then_some(self.grants_from);
+        recalls.chain(dozing).chain(publish).chain(lapsed).chain(grants).min()
     }
 
     fn frame(

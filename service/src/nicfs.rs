@@ -17,6 +17,7 @@ use cluster::transport::{
     Class, Interest, NetEvent, Peer, PeerAddress, SendError, Transport, socket_path,
 };
 use rustix::net::SocketFlags;
+use storage::format::control::CLOCK_LAG_MS;
 use storage::media::{Media, Segment};
 use storage::region::FileRegion;
 use storage::volume::{Params, Volume};
@@ -37,7 +38,6 @@ const TOKEN_BELLS: u64 = 1 << 32;
 /// Heartbeat of the core.
 const TICK: Duration = Duration::from_millis(100);
 /// A node fences itself after this long without the coordinator.
-const FENCE_AFTER: Duration = Duration::from_millis(350);
 /// Clients without a bell are looked at this often.
 const MUTE_LOOK: Duration = Duration::from_millis(2);
 /// Slices of background work between two looks at the events.
@@ -141,6 +141,7 @@ struct Driver {
     attaching: BTreeMap<u64, OwnedFd>,
     waiting: BTreeMap<(NodeId, Class), Backlog>,
     fenced: bool,
+    serves_until: Instant,
     state: DataState,
     ended: bool,
     trouble: Option<String>,
@@ -156,6 +157,12 @@ pub fn run(config: NicfsConfig) -> Result<(), Error> {
     let ended = driver.serve();
     let _ = std::fs::remove_file(&driver.config.admin);
     ended
+}
+
+/// The clock by which clients judge their leases.
+fn clients_clock() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
 }
 
 /// A new number at each start: nanoseconds since 1970.
@@ -219,6 +226,7 @@ impl Driver {
             attaching: BTreeMap::new(),
             waiting: BTreeMap::new(),
             fenced: false,
+            serves_until: Instant::now(),
             state,
             ended: false,
             trouble: None,
@@ -252,8 +260,11 @@ impl Driver {
                     epoch: Epoch(1),
                     chain: vec![self.config.node],
                     syncing: Vec::new(),
+                    lapse: 0,
                 };
                 self.deliver(event);
+                // Nobody can take the place of a node that stands alone.
+                self.deliver(Event::ServesUntil(u64::MAX));
                 Ok(())
             }
             Membership::Coordinator(address) => {
@@ -275,7 +286,6 @@ impl Driver {
                     coordinator: address,
                     cluster: cluster::coordinator::identity(&self.config.cluster),
                     registration,
-                    fence_after: FENCE_AFTER,
                 })
                 .map_err(|e| Error::new("nicfs: coordinator", e))?;
                 let fd = client.as_fd();
@@ -374,11 +384,24 @@ impl Driver {
         true
     }
 
+    /// Passes on for how long the coordinator counts this node in. What it said before its last
+    /// confirmation, a view without this node above all, has been handled when this is called.
     fn check_fence(&mut self) {
-        let fenced = self.coordinator.as_ref().is_some_and(Coordinator::fenced);
+        let Some(coordinator) = &self.coordinator else { return };
+        let until = coordinator.serves_until();
+        let fenced = until.is_none();
         if fenced != self.fenced {
             self.fenced = fenced;
             self.deliver(Event::Fenced(fenced));
+        }
+        if let Some(until) = until
+            && until != self.serves_until
+        {
+            self.serves_until = until;
+            let left = until.saturating_duration_since(Instant::now());
+            let left = left.saturating_sub(Duration::from_millis(CLOCK_LAG_MS));
+            let left = u64::try_from(left.as_nanos()).unwrap_or(0);
+            self.deliver(Event::ServesUntil(clients_clock() + left));
         }
     }
 
@@ -467,7 +490,8 @@ impl Driver {
             .collect();
         self.net.set_peers(&peers);
         let syncing = view.syncing.clone();
-        self.deliver(Event::View { epoch: view.epoch, chain, syncing });
+        let lapse = u64::from(view.lapse_ms) * 1_000_000;
+        self.deliver(Event::View { epoch: view.epoch, chain, syncing, lapse });
         self.progress(self.node.position());
         Ok(())
     }

@@ -13,8 +13,9 @@ use storage::volume::{Params, Volume};
 
 /// Heartbeat of the core.
 pub const TICK: Nanos = 100_000_000;
-/// A node fences itself after this long without the coordinator (as `service::nicfs` does).
-pub const FENCE_AFTER: Nanos = 350_000_000;
+/// A node fences itself after this long without the coordinator: what `fence_after` says of the
+/// failure timeout that the coordinator here has.
+pub const FENCE_AFTER: Nanos = cluster::coordinator::fence_after(500_000_000);
 /// After the connection has ended, this soon (as `cluster::coordinator::client` does).
 pub const FENCE_DISCONNECTED: Nanos = 75_000_000;
 /// When the volume was made.
@@ -111,6 +112,8 @@ pub struct Host {
     pub confirmed_at: Option<Nanos>,
     /// As the core was told.
     pub fenced: bool,
+    /// Until when it was told that its clients' leases hold, by its own clock.
+    pub told_until: Nanos,
     /// Last in time on the connection, to and from the coordinator.
     pub order: [Nanos; 2],
 }
@@ -167,6 +170,7 @@ impl Host {
             disconnected_at: 0,
             confirmed_at: None,
             fenced: false,
+            told_until: 0,
             order: [0; 2],
         })
     }
@@ -198,6 +202,7 @@ impl Host {
         self.disconnected_at = now;
         self.confirmed_at = None;
         self.fenced = false;
+        self.told_until = 0;
         Ok(())
     }
 
@@ -214,5 +219,12 @@ impl Host {
         let Some(confirmed) = self.confirmed_at else { return true };
         (!self.connected && now - self.disconnected_at > self.clock.lasts(FENCE_DISCONNECTED))
             || now.saturating_sub(confirmed) > self.clock.lasts(FENCE_AFTER)
+    }
+
+    /// When that will be, by its own clock.
+    pub fn serves_until(&self) -> Option<Nanos> {
+        let heard = self.clock.local(self.confirmed_at?) + FENCE_AFTER;
+        let broken = self.clock.local(self.disconnected_at) + FENCE_DISCONNECTED;
+        Some(if self.connected { heard } else { heard.min(broken) })
     }
 }

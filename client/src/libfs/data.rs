@@ -122,7 +122,7 @@ impl LibFs {
         self.repeat(|session| {
             if need.is_none() {
                 let state = inode.state.read();
-                if self.holds(session, &state, LeaseMode::Read) {
+                if self.held(session, &state, LeaseMode::Read) {
                     let copied = self.copy_out(session, &state, offset, buf);
                     // The copy counts only if the lease still holds after it.
                     core::sync::atomic::fence(Ordering::Acquire);

@@ -160,7 +160,7 @@ impl LibFs {
     ) -> Result<Option<Known>> {
         let session = self.session()?;
         let state = dir.state.read();
-        if !self.holds(session, &state, LeaseMode::Read) {
+        if !self.held(session, &state, LeaseMode::Read) {
             return Ok(None);
         }
         let (allowed, known) = (search(caller, &state.record), state.names.get(name));
@@ -193,7 +193,7 @@ impl LibFs {
         self.repeat(|session| {
             {
                 let state = inode.state.read();
-                if self.holds(session, &state, LeaseMode::Read) {
+                if self.held(session, &state, LeaseMode::Read) {
                     let attr = state.attr();
                     core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
                     if self.holds(session, &state, LeaseMode::Read) {

@@ -216,6 +216,20 @@ impl Segment {
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&limit));
     }
 
+    /// Whether leases count at this moment, as far as time goes.
+    #[inline]
+    pub fn in_time(&self) -> bool {
+        let until = self.word(control::LEASES_UNTIL).load(Ordering::Acquire);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+        (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64) < until
+    }
+
+    /// Waits until leases count again. `false` when the service is gone.
+    #[cold]
+    pub fn wait_in_time(&self) -> bool {
+        self.wait_until(|| self.in_time())
+    }
+
     /// Whether the service still counts what is appended.
     #[inline]
     pub fn attached(&self) -> bool {

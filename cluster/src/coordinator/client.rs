@@ -48,9 +48,6 @@ pub struct ClientConfig {
     pub cluster: u128,
     /// What the node says of itself.
     pub registration: Registration,
-    /// Fenced after this long without a confirmed heartbeat; at most four fifths of the
-    /// coordinator's failure timeout are used.
-    pub fence_after: Duration,
 }
 
 #[derive(Debug)]
@@ -92,7 +89,7 @@ impl Client {
         epoll::add(&epoll, &timer, data, epoll::EventFlags::IN)?;
         let now = Instant::now();
         let client = Self {
-            fence_after: config.fence_after,
+            fence_after: Duration::ZERO,
             config,
             epoll,
             timer,
@@ -238,8 +235,8 @@ impl Client {
         };
         self.phase = Phase::Ready { link };
         self.heartbeat = Duration::from_millis(u64::from(heartbeat_ms));
-        let timeout = Duration::from_millis(u64::from(failure_timeout_ms));
-        self.fence_after = self.config.fence_after.min(timeout * 4 / 5);
+        let timeout = u64::from(failure_timeout_ms) * 1_000_000;
+        self.fence_after = Duration::from_nanos(super::fence_after(timeout));
         self.next_heartbeat = Instant::now() + self.heartbeat;
         self.sent.clear();
         self.confirmed = Some(since);
@@ -261,7 +258,7 @@ impl Client {
             );
             return Err(LinkError::Protocol(text));
         }
-        if self.view.as_ref() != Some(&view) {
+        if !self.view.as_ref().is_some_and(|old| old.same(&view)) {
             self.view = Some(view.clone());
             self.out.push(CoordEvent::View(view));
         }
@@ -359,14 +356,16 @@ impl Coordinator for Client {
     }
 
     fn fenced(&self) -> bool {
-        let Some(confirmed) = self.confirmed else { return true };
+        self.serves_until().is_none()
+    }
+
+    fn serves_until(&self) -> Option<Instant> {
         if matches!(self.phase, Phase::Left) {
-            return true;
+            return None;
         }
-        let now = Instant::now();
-        let silent =
-            self.disconnected.is_some_and(|at| now.duration_since(at) > FENCE_DISCONNECTED);
-        silent || now.duration_since(confirmed) > self.fence_after
+        let heard = self.confirmed? + self.fence_after;
+        let until = self.disconnected.map_or(heard, |at| heard.min(at + FENCE_DISCONNECTED));
+        (Instant::now() < until).then_some(until)
     }
 
     fn set_progress(&mut self, position: StreamSeq, state: DataState) {

@@ -47,7 +47,7 @@ pub struct Patience {
 impl Default for Patience {
     fn default() -> Self {
         Self {
-            heartbeat_ms: 100,
+            heartbeat_ms: 50,
             failure_timeout_ms: 500,
             lost_connection_ms: 150,
             grace_ms: 2000,
@@ -57,6 +57,13 @@ impl Default for Patience {
 }
 
 impl Patience {
+    /// After this long without having been heard, by the coordinator's clock, a node holds itself for
+    /// replaced and its clients' leases have lapsed. Clocks differ by one percent at most.
+    pub(crate) fn lapse(&self) -> Nanos {
+        let fence = crate::coordinator::fence_after(millis(self.failure_timeout_ms));
+        fence + fence / 50
+    }
+
     /// Says what is wrong with the figures, if anything is.
     pub fn check(&self) -> Result<(), String> {
         if self.heartbeat_ms == 0 || self.failure_timeout_ms < 4 * self.heartbeat_ms {
@@ -179,12 +186,12 @@ impl Machine {
 
     /// The current views.
     pub fn views(&self) -> Vec<View> {
-        self.volumes.values().map(Volume::view).collect()
+        self.volumes.values().map(|volume| volume.view(self.last)).collect()
     }
 
     /// The current view of one volume.
     pub fn view(&self, volume: &str) -> Option<View> {
-        self.volumes.get(volume).map(Volume::view)
+        self.volumes.get(volume).map(|volume| volume.view(self.last))
     }
 
     /// See the module. A refusal comes with the actions that time alone brought about.
@@ -197,7 +204,7 @@ impl Machine {
         for volume in self.volumes.values_mut() {
             changed |= volume.settle(now);
             volume.check();
-            pushes.extend(volume.news().into_iter().map(|(node, view)| Action::Push(node, view)));
+            pushes.extend(volume.news(now).into_iter().map(|(node, view)| Action::Push(node, view)));
         }
         let mut actions = Vec::new();
         if changed {

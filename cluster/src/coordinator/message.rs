@@ -113,6 +113,9 @@ pub struct View {
     pub syncing: Vec<NodeId>,
     /// All that are registered, in the order of their numbers.
     pub members: Vec<Member>,
+    /// Milliseconds from now on in which clients of nodes that left the chain may still use
+    /// their leases. Differs each time it is told; [`View::same`] leaves it out.
+    pub lapse_ms: u32,
 }
 
 impl View {
@@ -126,6 +129,15 @@ impl View {
     pub fn is_member(&self, node: NodeId, incarnation: u64) -> bool {
         let mut seats = self.chain.iter().zip(&self.incarnations);
         seats.any(|(n, i)| (*n, *i) == (node, incarnation))
+    }
+
+    /// Whether two views say the same of the membership.
+    pub fn same(&self, other: &Self) -> bool {
+        let Self { volume, epoch, replicas, chain, incarnations, syncing, members, lapse_ms: _ } =
+            self;
+        (volume, epoch, replicas) == (&other.volume, &other.epoch, &other.replicas)
+            && (chain, incarnations, syncing) == (&other.chain, &other.incarnations, &other.syncing)
+            && *members == other.members
     }
 
     /// First of the chain.
@@ -342,6 +354,7 @@ impl View {
         for member in &self.members {
             member.put(w);
         }
+        w.u32(self.lapse_ms);
     }
 
     fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
@@ -364,7 +377,8 @@ impl View {
         if chain.iter().any(|node| syncing.contains(node)) {
             return Err(r.corrupt("has a node both in the chain and syncing"));
         }
-        Ok(Self { volume, epoch, replicas, chain, incarnations, syncing, members })
+        let lapse_ms = r.u32()?;
+        Ok(Self { volume, epoch, replicas, chain, incarnations, syncing, members, lapse_ms })
     }
 }
 

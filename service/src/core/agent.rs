@@ -106,6 +106,7 @@ impl Node {
             }
         };
         client.set_lock_run(self.locking.run);
+        client.set_leases_until(self.serves_until);
         self.clients.insert(id, client);
         self.active.insert(id);
         let up = Message::ClientUp {
@@ -576,9 +577,16 @@ impl Node {
             for client in self.clients.values_mut() {
                 client.suspend_all();
             }
+            self.serves_until(0);
         }
         self.fenced = fenced;
         Ok(())
+    }
+
+    /// The leases of the clients here count until then, and no longer if nothing more is heard.
+    pub(super) fn serves_until(&mut self, until: Nanos) {
+        self.serves_until = until;
+        self.clients.values().for_each(|client| client.set_leases_until(until));
     }
 
     /// Gives a lease word for `(client, ino)`, taking back an idle one when the table is full.

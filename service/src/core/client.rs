@@ -375,6 +375,14 @@ impl Client {
         self.notify();
     }
 
+    /// Until when its leases count. Whoever found them lapsed waits for this.
+    pub fn set_leases_until(&self, until: Nanos) {
+        self.set_word(control::LEASES_UNTIL, until);
+        if self.word(control::WAITERS) != 0 {
+            self.notify();
+        }
+    }
+
     /// The last sequence that the client says it has handed out to its threads.
     pub fn last_sequence(&self) -> Sequence {
         Sequence(self.word(control::LAST_SEQUENCE))

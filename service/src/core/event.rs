@@ -1,7 +1,7 @@
 //! What happens to a node, and what it wants done. The driver turns system calls into the former
 //! and the latter into system calls; the simulator does the same without a system.
 
-use base::{ClientId, Epoch, Errno, NodeId, StreamSeq};
+use base::{ClientId, Epoch, Errno, Nanos, NodeId, StreamSeq};
 use cluster::transport::Class;
 use storage::format::item::ReadClass;
 use storage::volume::CopyItem;
@@ -34,7 +34,12 @@ pub enum Event {
         chain: Vec<NodeId>,
         /// Nodes that are fetching the volume's state in order to join.
         syncing: Vec<NodeId>,
+        /// So long from now on clients of nodes that left the chain may still use their leases.
+        lapse: Nanos,
     },
+    /// Leases of this node's clients hold until this time of the clients' clock (CLOCK_MONOTONIC),
+    /// unless it is told again; later than what was said before, or 0.
+    ServesUntil(Nanos),
     /// Whether the coordinator has been out of reach for so long that others may have taken over.
     Fenced(bool),
     /// hostd: a process wants a log.

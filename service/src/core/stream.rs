@@ -255,7 +255,6 @@ impl Node {
             let behind = |n: &&NodeId| **n != self.me() && self.acked_by(**n) <= self.all_acked;
             if let Some(node) = self.chain.iter().chain(&self.followers).find(behind) {
                 out.push(Effect::Suspect(*node));
-                self.suspected.insert(*node);
             }
             self.all_acked_at = self.now;
         }

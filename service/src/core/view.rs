@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
-use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
+use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
 use storage::acl;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::InodeRecord;
@@ -32,10 +32,6 @@ const JOIN_AGAIN: u64 = 500_000_000;
 const JOIN_GIVE_UP: u64 = 5_000_000_000;
 /// Between two requests to let a follower into the chain.
 const PROMOTE_PAUSE: u64 = 50_000_000;
-/// A member that was suspected is out of the chain, but not out of reach of its clients: it learns of
-/// the view, or fences itself (350 ms after the coordinator heard of it last). Until then its clients
-/// may use their leases.
-const LINGER: u64 = 500_000_000;
 /// Bytes of synthetic entries in one snapshot message.
 const PIECE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
@@ -75,6 +71,7 @@ impl Node {
         epoch: Epoch,
         chain: Vec<NodeId>,
         syncing: Vec<NodeId>,
+        lapse: Nanos,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         if epoch < self.epoch
@@ -97,10 +94,10 @@ impl Node {
         }
         match self.role() {
             Role::Head if was == Role::Head && self.ready => {
-                self.forget_lost_nodes(out)?;
+                self.forget_lost_nodes(lapse, out)?;
                 self.advance_acks(out)?;
             }
-            Role::Head => self.begin_take_over(out)?,
+            Role::Head => self.begin_take_over(lapse, out)?,
             Role::Member => {
                 self.become_follower(out);
             }
@@ -131,21 +128,24 @@ impl Node {
         Ok(())
     }
 
-    /// Clients of nodes that left the chain are gone.
-    fn forget_lost_nodes(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    /// Clients of nodes that left the chain are gone: as soon as their leases have lapsed, for the node
+    /// may not know that it is out, and its processes may be dead or stopped while its clients go on.
+    fn forget_lost_nodes(&mut self, lapse: Nanos, out: &mut Vec<Effect>) -> Result<(), Failure> {
         if planted(Bug::LostNodeKept) {
             return Ok(());
         }
         let lost: Vec<_> =
             self.known.keys().copied().filter(|c| !self.chain.contains(&c.node())).collect();
         for client in lost {
-            if self.suspected.contains(&client.node()) && !planted(Bug::SuspectedAtOnce) {
-                self.lingering.insert(client, self.now + LINGER);
-            } else if !self.lingering.contains_key(&client) {
+            if self.lingering.contains_key(&client) {
+                continue;
+            }
+            if lapse > 0 && !planted(Bug::SuspectedAtOnce) {
+                self.lingering.insert(client, self.now + lapse);
+            } else {
                 self.head_message(client.node(), Message::ClientGone { client }, out)?;
             }
         }
-        self.suspected.clear();
         Ok(())
     }
 
@@ -176,15 +176,15 @@ impl Node {
         Ok(())
     }
 
-    fn begin_take_over(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn begin_take_over(&mut self, lapse: Nanos, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.ready = false;
         self.positions.clear();
         self.unready.clear();
         self.reported.clear();
-        if !self.suspected.is_empty() && !planted(Bug::SuspectedAtOnce) {
-            self.grants_from = self.now + LINGER;
+        if !planted(Bug::SuspectedAtOnce) {
+            // What the lost nodes' clients hold is not known here.
+            self.grants_from = self.grants_from.max(self.now + lapse);
         }
-        self.suspected.clear();
         self.lingering.clear();
         self.positions.insert(self.me(), self.ring.last());
         self.known.clear();
@@ -268,7 +268,8 @@ impl Node {
         self.next_inode = self.next_inode.max(self.volume.last_inode().0 + TAKEOVER_SKIP);
         log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
         self.advance_acks(out)?;
-        self.forget_lost_nodes(out)?;
+        // Those known here that are not in the chain left during the takeover: all grants wait.
+        self.forget_lost_nodes(0, out)?;
         let orphans = self.volume.orphans()?;
         self.reap_unpinned(orphans, out)?;
         self.ask_again();

@@ -42,7 +42,7 @@ fn world(nodes: u32, seed: u64) -> (Rig, Vec<Hand>, InodeId) {
 fn view(rig: &mut Rig, epoch: u32, chain: &[u32]) {
     for n in chain {
         let chain = chain.iter().copied().map(NodeId).collect();
-        let event = Event::View { epoch: Epoch(epoch), chain, syncing: Vec::new() };
+        let event = Event::View { epoch: Epoch(epoch), chain, syncing: Vec::new(), lapse: 0 };
         rig.event(*n as usize - 1, event);
     }
     // What the lost nodes say does not arrive any more.

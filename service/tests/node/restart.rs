@@ -278,7 +278,7 @@ fn after_a_reboot_everybody_has_ended() {
     let region = Arc::clone(&rig.regions[0]);
     let mut rig = rig;
     rig.nodes[0] = start(&region, 1, 2);
-    rig.event(0, Event::View { epoch: Epoch(2), chain: vec![NodeId(1)], syncing: Vec::new() });
+    rig.event(0, Event::View { epoch: Epoch(2), chain: vec![NodeId(1)], syncing: Vec::new(), lapse: 0 });
     rig.settle();
     assert_eq!(content(&rig, 0, b"file"), Some(b"behind".to_vec()));
     assert!(rig.nodes[0].status().clients.is_empty());
@@ -303,6 +303,7 @@ fn an_evicted_node_does_not_replay() {
         epoch: Epoch(epoch),
         chain: vec![NodeId(1)],
         syncing: if epoch > 2 { vec![NodeId(2)] } else { Vec::new() },
+        lapse: 0,
     };
     rig.event(0, alone(2));
     rig.settle();
@@ -324,7 +325,7 @@ fn an_evicted_node_does_not_replay() {
     assert!(rig.regions[1].size(lost.log).is_err(), "the log is dropped");
     for n in 0..2 {
         let chain = vec![NodeId(1), NodeId(2)];
-        rig.event(n, Event::View { epoch: Epoch(4), chain, syncing: Vec::new() });
+        rig.event(n, Event::View { epoch: Epoch(4), chain, syncing: Vec::new(), lapse: 0 });
     }
     rig.settle();
     assert_eq!(rig.nodes[1].role(), Role::Member);

@@ -109,7 +109,7 @@ impl Rig {
         let chain: Vec<NodeId> = (1..=rig.nodes.len() as u32).map(NodeId).collect();
         for n in 0..rig.nodes.len() {
             let chain = chain.clone();
-            rig.event(n, Event::View { epoch: Epoch(1), chain, syncing: Vec::new() });
+            rig.event(n, Event::View { epoch: Epoch(1), chain, syncing: Vec::new(), lapse: 0 });
         }
         rig.deliver_all();
         rig

@@ -76,12 +76,8 @@ impl World<'_> {
 
     /// Appends, and leaves the operation.
     pub(crate) fn finish(&mut self, c: usize, plan: &Plan, slot: usize) -> Result<(), String> {
-        let n = self.actors[c].node;
-        // A node that is cut off suspends its leases; what its clients are about to append cannot
-        // count any more if others have taken over.
-        let fenced = self.hosts[n].should_fence(self.now)
-            || self.hosts[n].node.as_ref().is_none_or(|x| x.status().fenced);
-        if fenced {
+        if !self.in_time(c) {
+            // What is appended now cannot count if others have gone on without this node.
             self.leave(c, slot)?;
             return self.rest(c);
         }

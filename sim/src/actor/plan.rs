@@ -155,10 +155,17 @@ impl World<'_> {
         self.rest(c)
     }
 
+    /// Whether the leases of the client's node count at this moment.
+    pub(crate) fn in_time(&self, c: usize) -> bool {
+        let clock = self.hosts[self.actors[c].node].clock;
+        clock.local(self.now) < self.word(c, control::LEASES_UNTIL)
+    }
+
     pub(crate) fn holds(&self, c: usize, ino: u64, mode: LeaseMode) -> bool {
         let Some(lease) = self.session(c).and_then(|s| s.leases.get(&ino)) else { return false };
         lease.seen
             && lease.mode >= mode
+            && self.in_time(c)
             && self.word(c, control::lease_word(lease.slot)) == lease.word.0
     }
 

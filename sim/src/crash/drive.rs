@@ -121,7 +121,7 @@ impl Machine {
             machine.tell(Input::HostUp)?;
         }
         let (chain, syncing) = (vec![id], Vec::new());
-        machine.tell(Input::View { epoch: Epoch(epoch), chain, syncing })?;
+        machine.tell(Input::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 })?;
         Ok(machine)
     }
 
@@ -136,8 +136,8 @@ impl Machine {
         let mut machine = Self::open(head, HEAD, epoch)?;
         let mut peer = Box::new(Self::open(member, MEMBER, epoch)?);
         peer.lags = lags;
-        let view =
-            Input::View { epoch: Epoch(epoch), chain: vec![HEAD, MEMBER], syncing: Vec::new() };
+        let (chain, syncing) = (vec![HEAD, MEMBER], Vec::new());
+        let view = Input::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 };
         if host {
             peer.tell(Input::HostUp)?;
         }

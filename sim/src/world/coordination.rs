@@ -162,10 +162,12 @@ impl World<'_> {
         }
         host.has_view = true;
         self.trace(|| {
-            format!("view {me} epoch {} {chain:?} syncing {:?}", view.epoch, view.syncing)
+            let (syncing, lapse) = (&view.syncing, view.lapse_ms);
+            format!("view {me} epoch {} {chain:?} syncing {syncing:?} lapse {lapse}", view.epoch)
         });
         let (epoch, syncing) = (view.epoch, view.syncing.clone());
-        self.deliver(n, Event::View { epoch, chain, syncing })?;
+        let lapse = Nanos::from(view.lapse_ms) * MS;
+        self.deliver(n, Event::View { epoch, chain, syncing, lapse })?;
         self.update_links();
         Ok(())
     }

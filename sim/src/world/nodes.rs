@@ -114,6 +114,12 @@ impl World<'_> {
             host.fenced = fence;
             node.apply(local, Event::Fenced(fence), &mut effects);
         }
+        if let Some(until) = host.serves_until().filter(|_| !fence)
+            && until != host.told_until
+        {
+            host.told_until = until;
+            node.apply(local, Event::ServesUntil(until), &mut effects);
+        }
         let beat = now >= host.next_tick;
         if beat || node.deadline().is_some_and(|d| d <= local) {
             if beat {

@@ -41,6 +41,15 @@
 //! bit. One that takes longer than `RECALL_TIMEOUT_MS` is expelled. `RECALLS` also grows when leases end
 //! without such a wait (the session ends, the node is fenced).
 //!
+//! # Time
+//!
+//! A lease word says nothing once the service is stopped or dead, and others have gone on without this
+//! node. So leases count only until `LEASES_UNTIL`, which the service raises each time the
+//! coordinator confirms that the node is in the chain (`u64::MAX`: nobody can take its place). The client
+//! compares it with its clock *after* it has copied what it read, and inside an operation before it
+//! appends; when the time is over it waits for the service. The client may use a clock that is up to
+//! `CLOCK_LAG_MS` behind; the service allows for it.
+//!
 //! # Waiting
 //!
 //! The client waits on the 32-bit futex word `EVENT`, after announcing itself in `WAITERS`; the
@@ -78,6 +87,9 @@ pub const EPOCH: u64 = 0x30c0;
 pub const STATE: u64 = 0x30c8;
 /// Service word: when expelled, the last sequence that counts; same line as the epoch.
 pub const SEALED_AT: u64 = 0x30d0;
+/// Service word: the leases count until this time (CLOCK_MONOTONIC, nanoseconds), see "Time"; same
+/// line as the epoch.
+pub const LEASES_UNTIL: u64 = 0x30d8;
 /// Shared word: see "Waiting".
 pub const DOORBELL: u64 = 0x3100;
 /// Service word: how many entries were refused.
@@ -123,6 +135,10 @@ pub const BELL_DOZING: u64 = 2;
 
 /// `SEALED_AT` while an expelled client's log is being read for the last time.
 pub const SEAL_PENDING: u64 = u64::MAX;
+
+/// How far the clock by which a client judges `LEASES_UNTIL` may be behind, in milliseconds: some ticks
+/// of the kernel's coarse clock.
+pub const CLOCK_LAG_MS: u64 = 25;
 
 /// How long a recall waits for an operation under way, in milliseconds.
 pub const RECALL_TIMEOUT_MS: u64 = 100;

@@ -19,6 +19,8 @@ struct Node {
     reachable: bool,
     /// Suspected: not brought back before this.
     hold_until: Nanos,
+    /// When it was last heard: what it was told then may keep its clients' leases alive for a while.
+    heard: Nanos,
 }
 
 /// See the module.
@@ -37,12 +39,18 @@ pub struct Volume {
     reform_at: Option<Nanos>,
     forced: bool,
     told: View,
+    /// When this coordinator began: members that it never heard of may have been heard of then.
+    began: Nanos,
+    /// Until then clients of nodes that left the chain may use their leases.
+    lapsed_at: Nanos,
 }
 
 impl Volume {
     pub fn new(spec: VolumeSpec, chain: Chain, patience: Patience, now: Nanos) -> Self {
         let settling = millis(patience.failure_timeout_ms) + 1_000_000_000;
         let told = View::default();
+        // Who left the chain last, and when, is not known.
+        let lapsed_at = if chain.epoch.0 == 0 { 0 } else { now + patience.lapse() };
         Self {
             spec,
             patience,
@@ -54,10 +62,12 @@ impl Volume {
             reform_at: None,
             forced: false,
             told,
+            began: now,
+            lapsed_at,
         }
     }
 
-    pub fn view(&self) -> View {
+    pub fn view(&self, now: Nanos) -> View {
         let member = |(id, node): (&NodeId, &Node)| Member {
             node: *id,
             incarnation: node.registration.incarnation,
@@ -75,13 +85,15 @@ impl Volume {
             incarnations: self.chain.seats.iter().map(|s| s.incarnation).collect(),
             syncing: self.syncing.clone(),
             members: self.nodes.iter().map(member).collect(),
+            lapse_ms: u32::try_from(self.lapsed_at.saturating_sub(now).div_ceil(1_000_000))
+                .unwrap_or(u32::MAX),
         }
     }
 
     /// The new view for all that can hear it, if it is one.
-    pub fn news(&mut self) -> Vec<(NodeId, View)> {
-        let view = self.view();
-        if view == self.told {
+    pub fn news(&mut self, now: Nanos) -> Vec<(NodeId, View)> {
+        let view = self.view(now);
+        if view.same(&self.told) {
             return Vec::new();
         }
         self.told = view.clone();
@@ -132,6 +144,7 @@ impl Volume {
             connected: true,
             reachable: true,
             hold_until,
+            heard: now,
         };
         self.nodes.insert(node, entry);
         self.woke(node, others_live, now);
@@ -197,6 +210,7 @@ impl Volume {
         let others_live = self.chain.seats.iter().any(|s| self.lives(s));
         let node = self.speaker(by)?;
         node.deadline = now + timeout;
+        node.heard = now;
         node.connected = true;
         // Not told to the others with each heartbeat: it is for the re-forming of a chain.
         node.registration.position = position;
@@ -285,10 +299,12 @@ impl Volume {
     pub fn leave(&mut self, by: &Speaker) -> Result<(), Refused> {
         self.speaker(by)?;
         let others_live = self.chain.seats.iter().any(|s| s.node != by.node && self.lives(s));
+        // Who leaves has ended its clients' sessions before: there are no leases to wait for.
         self.nodes.remove(&by.node);
         self.syncing.retain(|n| *n != by.node);
         if others_live && self.seat(by.node).is_some() {
             self.chain.seats.retain(|s| s.node != by.node);
+            self.kept.seats.retain(|s| s.node != by.node);
             self.chain.epoch.0 += 1;
         }
         Ok(())
@@ -337,9 +353,20 @@ impl Volume {
         let fewer = self.chain.seats.len() < self.kept.seats.len();
         let changed = self.kept != self.chain && !(fewer && planted(Bug::CoordinatorForgets));
         if changed {
+            self.note_departed();
             self.kept = self.chain.clone();
         }
         changed
+    }
+
+    /// Members that left may not know it: what they heard last may keep leases alive.
+    fn note_departed(&mut self) {
+        for seat in &self.kept.seats {
+            if self.seat(seat.node).is_none() {
+                let heard = self.nodes.get(&seat.node).map_or(self.began, |n| n.heard);
+                self.lapsed_at = self.lapsed_at.max(heard + self.patience.lapse());
+            }
+        }
     }
 
     /// The first chain: of the configured nodes as soon as as many as wanted are there.
