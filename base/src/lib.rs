@@ -14,6 +14,7 @@ pub mod errno;
 pub mod id;
 pub mod planted;
 pub mod random;
+pub mod siphash;
 pub mod wire;
 
 pub use checksum::crc32c;

@@ -468,6 +468,14 @@ pub trait FileSystem: Send + Sync {
     }
     /// Returns when `lock_event` is no longer what was seen, or after the time limit.
     fn await_lock_event(&self, _seen: u64, _limit_ms: u64) {}
+    /// What shows that this process came to the inode by a name: to be handed to another process of the
+    /// same machine together with the number, and given to [`vouch`](Self::vouch) there. 0: nothing
+    /// is needed.
+    fn proof(&self, _ino: InodeId) -> u64 {
+        0
+    }
+    /// See [`proof`](Self::proof).
+    fn vouch(&self, _ino: InodeId, _proof: u64) {}
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
     /// may go.
     fn forget(&self, _ino: InodeId) {}

@@ -22,6 +22,7 @@ pub mod locks;
 pub mod names;
 pub mod permission;
 pub mod pieces;
+pub mod proofs;
 pub mod segment;
 pub mod session;
 pub mod sync;
@@ -38,6 +39,7 @@ use storage::format::rpc::{self, InodeReply, Request};
 
 use self::inode::{Inode, Map, Names, State};
 use self::lane::{Place, Written};
+use self::proofs::Proofs;
 use self::session::Session;
 use self::sync::RwLock;
 use crate::fs::{Handle, Result};
@@ -73,6 +75,7 @@ pub struct LibFs {
     opened: AtomicU64,
     locks: locks::Locks,
     kernel: kernel::Kernel,
+    proofs: Arc<Proofs>,
 }
 
 /// Inodes remembered; above it, those that nobody uses are dropped.
@@ -111,6 +114,7 @@ impl LibFs {
             opened: AtomicU64::new(0),
             locks: locks::Locks::default(),
             kernel: kernel::Kernel::default(),
+            proofs: Arc::default(),
         };
         this.session()?;
         Ok(this)
@@ -147,7 +151,7 @@ impl LibFs {
             _ => REATTACH_TRIES,
         };
         for _ in 0..tries {
-            match Session::attach(&self.config, number) {
+            match Session::attach(&self.config, number, Arc::clone(&self.proofs)) {
                 Err(Errno::AGAIN | Errno::NOTCONN | Errno::NOENT | Errno(111 | 104 | 32)) => {}
                 other => return other,
             }
@@ -157,7 +161,7 @@ impl LibFs {
             let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
             let _ = rustix::thread::nanosleep(&pause);
         }
-        Session::attach(&self.config, number)
+        Session::attach(&self.config, number, Arc::clone(&self.proofs))
     }
 
     fn current(&self) -> Option<&'static Session> {
@@ -287,6 +291,8 @@ impl LibFs {
             state.pinned = false;
             state.may_write = false;
         }
+        self.proofs.put(reply.record.ino, reply.proof);
+        self.proofs.put(reply.record.parent, reply.parent_proof);
         state.lease = reply.granted;
         state.record = reply.record;
         state.names = Names::default();

@@ -61,8 +61,7 @@ fn client(at: SocketAddr, node: u32, epoch: u32) -> Client {
         run_dir: String::new(),
         info: String::new(),
     };
-    let fence_after = Duration::from_millis(400);
-    Client::new(ClientConfig { coordinator: at, cluster: CLUSTER, registration, fence_after })
+    Client::new(ClientConfig { coordinator: at, cluster: CLUSTER, registration })
         .expect("descriptors")
 }
 

@@ -142,7 +142,11 @@ pub struct Ofd {
     /// Grows at each use of the slot, so that the holder's descriptor of an earlier use is not taken.
     pub generation: AtomicU32,
     /// Zero.
-    pub reserved: [u32; 5],
+    pub zero: u32,
+    /// What shows the service that the inode was found by a name (`FileSystem::proof`), or 0.
+    pub proof: AtomicU64,
+    /// Zero.
+    pub reserved: [u32; 2],
 }
 
 /// Values of [`Ofd::state`].

@@ -11,6 +11,7 @@ use client::fs::{Attr, Caller, FileSystem, Handle, S_IFDIR};
 use client::libfs::{Config, LibFs};
 use client::mutex::{Guard, Mutex};
 
+use crate::format::Ofd;
 use crate::sys::{self, Stat, nr, o};
 use crate::{session, table};
 
@@ -48,6 +49,7 @@ fn connect_once() -> Result<&'static dyn FileSystem, isize> {
     let _lock = CONNECTING.lock();
     if OBJECT.load(Ordering::Acquire).is_null() {
         let object = connect(session::header()).map_err(code)?;
+        object.vouch(InodeId(CWD[0].load(Ordering::Relaxed)), CWD[1].load(Ordering::Relaxed));
         OBJECT.store(Box::into_raw(Box::new(object)), Ordering::Release);
     }
     // SAFETY: just stored, or stored by the thread that had the lock before.
@@ -89,6 +91,34 @@ impl Drop for Locked {
     fn drop(&mut self) {}
 }
 
+/// The working directory of the parent, and its proof.
+static CWD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// What shows the inode to another process of the session (see [`FileSystem::proof`]).
+pub fn proof(ino: u64) -> u64 {
+    fs().map_or(0, |fs| fs.proof(InodeId(ino)))
+}
+
+/// The inode of a description, which another process of the session may have opened.
+pub fn shown(ofd: &Ofd) -> Result<InodeId, isize> {
+    let ino = InodeId(ofd.ino.load(Ordering::Acquire));
+    let proof = ofd.proof.load(Ordering::Relaxed);
+    if proof != 0 {
+        fs()?.vouch(ino, proof);
+    }
+    Ok(ino)
+}
+
+/// Before a fork, in the parent: what the child, which cannot look into its parent's object, will
+/// want to know.
+pub fn before_fork() {
+    let cwd = table::context().cwd.load(Ordering::Acquire);
+    if connected() && cwd != 0 {
+        CWD[0].store(cwd, Ordering::Relaxed);
+        CWD[1].store(proof(cwd), Ordering::Relaxed);
+    }
+}
+
 /// In a fork's child.
 pub fn after_fork() {
     OBJECT.store(core::ptr::null_mut(), Ordering::Release);
@@ -96,12 +126,10 @@ pub fn after_fork() {
 }
 
 /// Opens an inode again in this process, for a description that came by fork or exec.
-pub fn reopen(ino: u64, flags: u32) -> Result<Handle, isize> {
+pub fn reopen(ino: InodeId, flags: u32) -> Result<Handle, isize> {
     let fs = fs()?;
     let keep = flags & (o::ACCMODE | o::DSYNC);
-    fs.open(&caller(), InodeId(ino), keep)
-        .or_else(|_| fs.open(&Caller::ROOT, InodeId(ino), keep))
-        .map_err(code)
+    fs.open(&caller(), ino, keep).or_else(|_| fs.open(&Caller::ROOT, ino, keep)).map_err(code)
 }
 
 /// Gives a handle back.

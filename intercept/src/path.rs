@@ -144,7 +144,7 @@ fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
     let Some(index) = table::index(table::entry(dirfd)) else { return Err(Stop::Kernel) };
     let ofd = table::ofd(index);
     match ofd.state.load(Ordering::Acquire) {
-        state::DIR => Ok((InodeId(ofd.ino.load(Ordering::Relaxed)), path)),
+        state::DIR => Ok((crate::fsys::shown(ofd)?, path)),
         state::FILE => Err(Stop::Error(err::NOTDIR)),
         _ => Err(Stop::Kernel),
     }

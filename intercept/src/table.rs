@@ -190,6 +190,7 @@ pub fn new_ofd(kind: u32, ino: u64, flags: u32) -> Option<usize> {
             }
             ofd.generation.fetch_add(1, Ordering::AcqRel);
             ofd.ino.store(ino, Ordering::Relaxed);
+            ofd.proof.store(crate::fsys::proof(ino), Ordering::Relaxed);
             ofd.offset.store(0, Ordering::Relaxed);
             ofd.flags.store(flags, Ordering::Relaxed);
             ofd.lock.store(0, Ordering::Relaxed);
@@ -335,7 +336,7 @@ impl InUse {
         }
         let ofd = self.ofd();
         let flags = ofd.flags.load(Ordering::Acquire);
-        let handle = crate::fsys::reopen(ofd.ino.load(Ordering::Acquire), flags)?;
+        let handle = crate::fsys::reopen(crate::fsys::shown(ofd)?, flags)?;
         Ok(self.install(handle))
     }
 

@@ -74,6 +74,9 @@ pub struct NodeConfig {
     pub low: u32,
     /// Names the boot of the machine: processes of another boot are gone.
     pub boot: u128,
+    /// A number that nobody else knows, new at each start: the key of the proofs that clients get
+    /// (`storage::format::proof`), unless the region has one already.
+    pub secret: u128,
 }
 
 /// Why the node cannot go on.
@@ -137,6 +140,8 @@ pub struct Counters {
     pub bad_requests: u64,
     pub bad_messages: u64,
     pub foreign: u64,
+    /// Requests about inodes that their client was not shown.
+    pub unshown: u64,
     pub old_epoch: u64,
     pub syncs: u64,
     pub snapshots: u64,
@@ -281,7 +286,7 @@ impl Node {
         let ring = Ring::open(Arc::clone(&media), config.ring_bytes, published)?;
         let durability = volume.superblock().durability;
         let strict = durability == Durability::Pmem;
-        let (table, found) = Table::open(Arc::clone(&media), strict, config.boot)?;
+        let (table, found) = Table::open(Arc::clone(&media), strict, config.boot, config.secret)?;
         let next_inode = volume.last_inode().0 + 1;
         // A copy: what else is drawn stays as it was.
         let run = random.clone().next_u64() | 1;

@@ -192,6 +192,7 @@ impl Driver {
             memory: config.memory,
             high: config.high,
             low: config.low,
+            secret: crate::process::secret().map_err(|e| Error::new("nicfs: random", e))?,
             boot: crate::process::boot().map_err(|e| Error::new("nicfs: boot id", e))?,
         };
         let mut node = Node::new(node_config, media, Random::new(incarnation))

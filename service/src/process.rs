@@ -28,3 +28,11 @@ pub fn boot() -> std::io::Result<u128> {
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).map_err(std::io::Error::other)
 }
+
+/// A number that nobody can guess.
+pub fn secret() -> std::io::Result<u128> {
+    let mut bytes = [0; 16];
+    let mut source = std::fs::File::open("/dev/urandom")?;
+    std::io::Read::read_exact(&mut source, &mut bytes)?;
+    Ok(u128::from_le_bytes(bytes))
+}

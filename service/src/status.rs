@@ -66,6 +66,7 @@ pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
             "bad_requests": c.bad_requests,
             "bad_messages": c.bad_messages,
             "foreign": c.foreign,
+            "unshown": c.unshown,
             "old_epoch": c.old_epoch,
             "syncs": c.syncs,
             "snapshots": c.snapshots,

@@ -18,6 +18,8 @@ pub const TICK: Nanos = 100_000_000;
 pub const FENCE_AFTER: Nanos = cluster::coordinator::fence_after(500_000_000);
 /// After the connection has ended, this soon (as `cluster::coordinator::client` does).
 pub const FENCE_DISCONNECTED: Nanos = 75_000_000;
+/// Key of the proofs that clients get.
+pub const SECRET: u128 = 77;
 /// When the volume was made.
 pub const CREATED: Nanos = 1_000_000_000;
 /// What the regions of a history are like.
@@ -187,6 +189,7 @@ impl Host {
             high: 80,
             low: 50,
             boot: self.boot,
+            secret: SECRET,
         };
         let media: Arc<MemoryRegion> = Arc::clone(&self.region);
         let mut node = Node::new(config, media, Random::new(seed))

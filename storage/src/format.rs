@@ -9,6 +9,7 @@ pub mod entry;
 pub mod item;
 pub mod lock;
 pub mod page;
+pub mod proof;
 pub mod rpc;
 pub mod superblock;
 

@@ -36,6 +36,7 @@ use crate::acl;
 use crate::format::entry::{Header, Op, Stamp};
 use crate::format::item::{self, AccountItem, Inode, ReadClass, Run, attr_key, kind};
 use crate::format::page::Key;
+use crate::format::proof::Proof;
 use crate::format::rpc::{Extent, InodeRecord, Name};
 use crate::format::superblock::{
     Durability, ROOT_AT, ROOT_BYTES, RootRecord, SUPER_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
@@ -561,7 +562,9 @@ impl Volume {
         let (mut left, kind_dir) = (limit, item::S_IFDIR);
         for (at, ino, name) in [(0, dir, &b"."[..]), (1, inode.parent, b"..")] {
             if cookie <= at {
-                if left == 0 || !each(&Name { ino, kind: kind_dir, next: at + 1, name }) {
+                if left == 0
+                    || !each(&Name { ino, kind: kind_dir, next: at + 1, proof: Proof::NONE, name })
+                {
                     return Ok(Some(false));
                 }
                 left -= 1;
@@ -578,7 +581,7 @@ impl Volume {
             left -= 1;
             match item::decode_name(value) {
                 Ok((ino, kind, name)) => {
-                    end = each(&Name { ino, kind, next: key.item, name });
+                    end = each(&Name { ino, kind, next: key.item, proof: Proof::NONE, name });
                     end
                 }
                 Err(e) => {

@@ -48,6 +48,7 @@ fn what_was_written_is_read_back_and_every_flipped_bit_is_noticed() {
             starts: random.next_u64() as u32,
             number: random.next_u64(),
             boot: u128::from(random.next_u64()) << 64 | u128::from(random.next_u64()),
+            secret: u128::from(random.next_u64()) << 64 | u128::from(random.next_u64()),
         };
         let (record, progress) = (record(&mut random), progress(&mut random));
         let mut written = [header.encode(), record.encode(), progress.encode()];

@@ -7,6 +7,7 @@ use base::{Errno, InodeId, Sequence};
 use storage::acl::is_acl;
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, mask};
+use storage::format::proof::Proof;
 use storage::format::rpc::{self, Account, AccountId, Amount, Request};
 use storage::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
@@ -497,6 +498,14 @@ impl FileSystem for LibFs {
 
     fn cancel_lock(&self, ino: InodeId, wait: u64) {
         self.do_cancel_lock(ino, wait);
+    }
+
+    fn proof(&self, ino: InodeId) -> u64 {
+        self.proofs.get(ino).0
+    }
+
+    fn vouch(&self, ino: InodeId, proof: u64) {
+        self.proofs.put(ino, Proof(proof));
     }
 
     fn lock_event(&self) -> Result<u64> {

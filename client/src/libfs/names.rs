@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use base::{Errno, InodeId, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, name_is_legal};
+use storage::format::proof::Proof;
 use storage::format::rpc::{self, InodeRecord, Request};
 use storage::limits::{LINK_MAX, NAME_MAX, TARGET_MAX};
 
@@ -81,6 +82,7 @@ impl LibFs {
     ) -> Result<Known> {
         if self.holds(session, state, LeaseMode::Read)
             && let Some(known) = state.names.get(name)
+            && self.may_ask(known)
         {
             return Ok(known);
         }
@@ -93,6 +95,7 @@ impl LibFs {
             Ok(()) => {
                 let reply = parse_inode(&body)?;
                 let (ino, kind) = (reply.record.ino, reply.record.mode & S_IFMT);
+                self.proofs.put(ino, reply.proof);
                 let inode = self.inode(ino);
                 // Without its lock the answer is dropped; whoever holds it will ask again.
                 if let Some(mut child) = inode.state.try_write()
@@ -168,7 +171,16 @@ impl LibFs {
             return Ok(None);
         }
         allowed?;
-        Ok(known)
+        Ok(known.filter(|known| self.may_ask(*known)))
+    }
+
+    /// Whether the service will answer about what a name leads to; else the name is looked up again,
+    /// which shows it.
+    fn may_ask(&self, known: Known) -> bool {
+        match known {
+            Known::Absent => true,
+            Known::Present(ino, _) => self.proofs.covers(ino),
+        }
     }
 
     fn lookup_dot(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
@@ -227,6 +239,7 @@ impl LibFs {
                         slot: r.u32()?,
                         word: storage::format::control::LeaseWord(r.u64()?),
                     };
+                    self.proofs.put(ino, Proof(r.u64()?));
                     fresh.push((ino, granted));
                 }
                 Ok(())
@@ -723,6 +736,7 @@ impl LibFs {
         }
         while r.left() > 0 {
             let name = rpc::take_name(&mut r).map_err(|_| Errno::IO)?;
+            self.proofs.put(name.ino, name.proof);
             if name.name != b"." && name.name != b".." && state.names.get(name.name).is_none() {
                 state.names.put(name.name, Known::Present(name.ino, name.kind));
             }

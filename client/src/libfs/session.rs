@@ -17,10 +17,12 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use storage::format::control;
+use storage::format::proof::Proof;
 use storage::format::rpc::{self, Request};
 use storage::limits::RPC_SLOTS;
 
 use super::lane::Lane;
+use super::proofs::Proofs;
 use super::segment::{Mapping, Segment};
 use super::sync::{self, RwLock};
 use crate::fs::Result;
@@ -80,6 +82,8 @@ pub struct Session {
     /// The last own operation on an inode that the cache has forgotten since. What the service says
     /// of an inode that is not in the cache counts only if it reflects this.
     pub evicted: AtomicU64,
+    /// What the service showed; they outlive the session.
+    proofs: Arc<Proofs>,
 }
 
 fn errno(e: rustix::io::Errno) -> Errno {
@@ -140,7 +144,7 @@ fn ask(socket: BorrowedFd<'_>, kind: u32, argument: u64, min: i32) -> Result<(u6
 
 impl Session {
     /// Connects to hostd and maps what it hands out.
-    pub fn attach(config: &Config, number: u64) -> Result<Self> {
+    pub fn attach(config: &Config, number: u64, proofs: Arc<Proofs>) -> Result<Self> {
         let socket = connect(config)?;
         let (_, fds) = ask(socket.as_fd(), rpc::HOST_ATTACH, config.lanes.into(), config.fd_min)?;
         let [log, bell] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::IO)?;
@@ -161,6 +165,7 @@ impl Session {
             previous: None,
             fresh: RwLock::new(Vec::new()),
             evicted: AtomicU64::new(0),
+            proofs,
         })
     }
 
@@ -245,7 +250,8 @@ impl Session {
     pub fn call(&self, request: &Request<'_>, after: Sequence, out: &mut Vec<u8>) -> Result<()> {
         let slot = self.take_slot()?;
         out.clear();
-        request.encode(after, out);
+        let proof = request.names().map_or(Proof::NONE, |ino| self.proofs.get(ino));
+        request.encode_shown(after, proof, out);
         self.segment.slot_write(slot, out);
         self.announce(after);
         let state = self.segment.slot_state(slot);

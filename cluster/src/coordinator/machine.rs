@@ -204,7 +204,8 @@ impl Machine {
         for volume in self.volumes.values_mut() {
             changed |= volume.settle(now);
             volume.check();
-            pushes.extend(volume.news(now).into_iter().map(|(node, view)| Action::Push(node, view)));
+            pushes
+                .extend(volume.news(now).into_iter().map(|(node, view)| Action::Push(node, view)));
         }
         let mut actions = Vec::new();
         if changed {

@@ -2,7 +2,6 @@
 
 use alloc::vec::Vec;
 
-use base::InodeId;
 use client::fs::{Attr, SetAttr, SetTime, StatFs, Time, XattrMode};
 use core::sync::atomic::Ordering;
 
@@ -68,7 +67,7 @@ fn named(dirfd: i32, at: usize, follow: bool) -> Result<Attr, Stop> {
 fn descriptor(fd: usize) -> Result<Attr, Stop> {
     let file = served(fd)?;
     if file.ofd().state.load(Ordering::Acquire) == state::DIR {
-        let ino = InodeId(file.ofd().ino.load(Ordering::Relaxed));
+        let ino = crate::fsys::shown(file.ofd())?;
         return Ok(fs()?.getattr(&caller(), ino)?);
     }
     Ok(fs()?.fgetattr(file.handle()?)?)

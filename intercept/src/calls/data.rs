@@ -273,7 +273,7 @@ fn sync(r: &Regs) -> Reply {
     let file = served(r.rdi)?;
     let fs = fs()?;
     if file.ofd().state.load(Ordering::Acquire) == state::DIR {
-        let ino = InodeId(file.ofd().ino.load(Ordering::Relaxed));
+        let ino = crate::fsys::shown(file.ofd())?;
         fs.fsync_inode(&caller(), ino)?;
     } else {
         fs.fsync(file.handle()?, r.rax != nr::FSYNC)?;
@@ -303,7 +303,7 @@ fn ftruncate(r: &Regs) -> Reply {
     }
     let handle = file.handle()?;
     let set = SetAttr { size: Some(size), handle: Some(handle), ..SetAttr::default() };
-    fs()?.setattr(&caller(), InodeId(file.ofd().ino.load(Ordering::Relaxed)), &set)?;
+    fs()?.setattr(&caller(), crate::fsys::shown(file.ofd())?, &set)?;
     Ok(0)
 }
 
@@ -347,7 +347,7 @@ fn getdents(r: &Regs) -> Reply {
     let out = mem::sink(r.rsi, (r.rdx as u32 as usize).min(1 << 20))?;
     let _lock = file.lock();
     let (mut used, mut full, mut next) = (0, false, ofd.offset.load(Ordering::Relaxed));
-    let ino = InodeId(ofd.ino.load(Ordering::Relaxed));
+    let ino = crate::fsys::shown(ofd)?;
     fs()?.readdir(&caller(), ino, next, &mut |entry| {
         // linux_dirent64: inode, cookie, record length, type, name with NUL.
         let len = (19 + entry.name.len() + 1 + 7) & !7;

@@ -188,6 +188,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
     table::hold_all();
     let mut stack = 0;
     let ret = {
+        fsys::before_fork();
         let _locks = (fsys::locked(), heap::locked());
         match r.rax {
             nr::CLONE3 => {

@@ -688,6 +688,11 @@ impl Client {
         self.pins.contains_key(&ino)
     }
 
+    /// Whether it holds a lease on the inode, or has it open.
+    pub fn has(&self, ino: InodeId) -> bool {
+        self.slots.contains_key(&ino) || self.pins.contains_key(&ino)
+    }
+
     /// Inodes that the client has open.
     pub fn pins(&self) -> Vec<InodeId> {
         self.pins.keys().copied().collect()

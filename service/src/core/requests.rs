@@ -12,6 +12,7 @@ use base::wire::Corrupt;
 use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::lock::Lock;
+use storage::format::proof::Proof;
 use storage::format::rpc::{self, AccountId, InodeReply, Request, WANT_PIN, WANT_WRITE};
 use storage::limits::RPC_SLOT_BYTES;
 use storage::permission::{R, X};
@@ -30,6 +31,7 @@ const NAMES_MAX: usize = 4096;
 
 /// Regular file.
 const S_IFREG: u32 = 0o100_000;
+const S_IFDIR: u32 = 0o040_000;
 const S_IFMT: u32 = 0o170_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +49,8 @@ pub(super) struct Pending {
     pub(super) client: ClientId,
     slot: usize,
     after: Sequence,
+    /// The inode that it names by number, and the proof that the client was shown it.
+    shown: Option<(InodeId, Proof)>,
     what: What,
     stage: Stage,
     ino: InodeId,
@@ -94,7 +98,8 @@ fn done() -> Stepped {
 impl Pending {
     /// Reads a request; the names are copied out of it.
     pub(super) fn parse(client: ClientId, slot: usize, body: &[u8]) -> Result<Self, Corrupt> {
-        let (after, request) = Request::decode(body)?;
+        let (after, proof, request) = Request::decode(body)?;
+        let shown = request.names().map(|ino| (ino, proof));
         let none = InodeId::NONE;
         let (ino, what) = match request {
             Request::Inode { ino, mode, flags } => (ino, What::Inode { mode, flags }),
@@ -118,7 +123,7 @@ impl Pending {
             Request::LockCancel { ino, wait } => (ino, What::Lock(LockAsk::Cancel { wait })),
             Request::Accounts { after } => (none, What::Accounts { after, upto: None }),
         };
-        Ok(Self { client, slot, after, what, stage: Stage::Drain, ino })
+        Ok(Self { client, slot, after, shown, what, stage: Stage::Drain, ino })
     }
 
     /// Whether this request was granted a lease on `ino` that is not written down yet.
@@ -263,7 +268,29 @@ impl Node {
         Ok(Step::Next)
     }
 
+    /// Whether the client came to the inode by a name, as far as the request needs one.
+    fn was_shown(&self, p: &Pending) -> bool {
+        let Some((ino, proof)) = p.shown else { return true };
+        let Some(client) = self.clients.get(&p.client) else { return false };
+        client.identity.uid == 0
+            || ino == InodeId::ROOT
+            || proof == Proof::new(self.table.secret(), ino)
+            || client.has(ino)
+    }
+
+    /// What shows the client later that it was shown the inode now.
+    fn proof_for(&self, client: ClientId, ino: InodeId) -> Proof {
+        match self.clients.get(&client) {
+            Some(client) if client.identity.uid != 0 => Proof::new(self.table.secret(), ino),
+            _ => Proof::NONE,
+        }
+    }
+
     fn step_ask(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+        if !self.was_shown(p) {
+            self.counters.unshown += 1;
+            return refuse(Errno::STALE);
+        }
         let (mode, flags) = match &p.what {
             What::Inode { mode, flags } => (*mode, *flags),
             What::Lookup { dir, name, mode, flags } => {
@@ -365,7 +392,23 @@ impl Node {
         }
         let target = self.volume.symlink(p.ino)?;
         let reflected = self.reflected(p, regular);
-        let reply = InodeReply { granted, reflected, record, extents, complete, target };
+        let proof = self.proof_for(p.client, p.ino);
+        let directory = record.mode & S_IFMT == S_IFDIR;
+        let parent_proof = if directory && self.may(p.client, p.ino, X)?.is_ok() {
+            self.proof_for(p.client, record.parent)
+        } else {
+            Proof::NONE
+        };
+        let reply = InodeReply {
+            granted,
+            reflected,
+            record,
+            extents,
+            complete,
+            target,
+            proof,
+            parent_proof,
+        };
         let mut body = Vec::new();
         reply.encode(&mut body);
         Ok(Step::Answer(body))
@@ -396,7 +439,9 @@ impl Node {
             if let Some(client) = self.clients.get_mut(&p.client) {
                 client.pin(ino, false)?;
             }
-            base::wire::Writer(&mut body).u64(ino.0).u32(granted.slot).u64(granted.word.0);
+            let proof = self.proof_for(p.client, ino);
+            let mut w = base::wire::Writer(&mut body);
+            w.u64(ino.0).u32(granted.slot).u64(granted.word.0).u64(proof.0);
             given += 1;
         }
         body[at..at + 4].copy_from_slice(&given.to_le_bytes());
@@ -420,7 +465,9 @@ impl Node {
                 if let Err(errno) = self.may(p.client, p.ino, R)? {
                     return refuse(errno);
                 }
-                return self.answer_names(p.ino, cookie);
+                // Who may not search a directory may know what is there, and no more.
+                let shows = self.may(p.client, p.ino, X)?.is_ok();
+                return self.answer_names(p.client, p.ino, cookie, shows);
             }
             What::Extents { from } => {
                 if !self.fresh_enough(p, StreamSeq(0), true) {
@@ -513,17 +560,24 @@ impl Node {
         Ok(Step::Answer(body))
     }
 
-    fn answer_names(&mut self, dir: InodeId, cookie: u64) -> Stepped {
+    fn answer_names(
+        &mut self,
+        client: ClientId,
+        dir: InodeId,
+        cookie: u64,
+        shows: bool,
+    ) -> Stepped {
         let mut body = Vec::new();
         rpc::reply_ok(&mut body);
         body.push(0);
         let mut full = false;
         let listed = self.volume.readdir(dir, cookie, NAMES_MAX, &mut |name| {
-            if body.len() + name.name.len() + 32 > LIST_BYTES {
+            if body.len() + name.name.len() + 40 > LIST_BYTES {
                 full = true;
                 return false;
             }
-            rpc::put_name(&mut body, name);
+            let proof = if shows { self.proof_for(client, name.ino) } else { Proof::NONE };
+            rpc::put_name(&mut body, &rpc::Name { proof, ..*name });
             true
         })?;
         match listed {

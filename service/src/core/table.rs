@@ -69,11 +69,12 @@ pub struct Found {
 
 impl Table {
     /// Opens the table, or makes an empty one, and counts the start. `strict`: what is written here
-    /// must survive a power cut. `boot` names the boot of the machine.
+    /// must survive a power cut. `boot` names the boot of the machine, `secret` is for a new table.
     pub fn open(
         media: Arc<dyn Media>,
         strict: bool,
         boot: u128,
+        secret: u128,
     ) -> Result<(Self, Vec<Found>), MediaError> {
         media.ensure(TABLE, ROWS)?;
         let mut newest: Option<Header> = None;
@@ -85,7 +86,8 @@ impl Table {
             }
         }
         let (old, known) = (newest.unwrap_or_default(), newest.is_some());
-        let header = Header { starts: old.starts + 1, number: old.number + 1, boot };
+        let secret = if known { old.secret } else { secret };
+        let header = Header { starts: old.starts + 1, number: old.number + 1, boot, secret };
         let rebooted = old.boot != boot;
         let mut table = Self { media, strict, header, used: BTreeSet::new(), rebooted };
         let found = table.read_rows()?;
@@ -97,6 +99,11 @@ impl Table {
         table.media.persist(TABLE, at, HEADER_BYTES as u64)?;
         table.media.fence()?;
         Ok((table, found))
+    }
+
+    /// Key of the proofs that this node gives and takes.
+    pub const fn secret(&self) -> u128 {
+        self.header.secret
     }
 
     fn read_rows(&mut self) -> Result<Vec<Found>, MediaError> {

@@ -286,7 +286,8 @@ fn a_new_head_takes_the_log_of_a_process_that_ended() {
     hand.append(&Op::Write { ino, offset: 0, data: b"last words", clear_setid: false });
     rig.event(1, Event::ClientGone(hand.client));
     rig.links.iter_mut().for_each(|(_, _, queue)| queue.clear());
-    let view = Event::View { epoch: Epoch(2), chain: vec![NodeId(2)], syncing: Vec::new(), lapse: 0 };
+    let view =
+        Event::View { epoch: Epoch(2), chain: vec![NodeId(2)], syncing: Vec::new(), lapse: 0 };
     rig.event(1, view);
     rig.settle();
     let volume = rig.nodes[1].volume();

@@ -175,7 +175,7 @@ fn impossible_locks_are_refused_and_counted() {
     let good = Request::Lock { ino, wait: 0, lock: record(1, Write, 5, 9) };
     let mut body = Vec::new();
     good.encode(base::Sequence(0), &mut body);
-    let at = 16 + 16;
+    let at = 24 + 16;
     let cases: [(&str, usize, &[u8]); 5] = [
         ("space", at, &[2]),
         ("kind", at + 1, &[3]),

@@ -8,6 +8,7 @@ mod hostile;
 mod locks;
 mod messages;
 mod nameless;
+mod proofs;
 mod quota;
 mod restart;
 mod rig;

@@ -278,7 +278,10 @@ fn after_a_reboot_everybody_has_ended() {
     let region = Arc::clone(&rig.regions[0]);
     let mut rig = rig;
     rig.nodes[0] = start(&region, 1, 2);
-    rig.event(0, Event::View { epoch: Epoch(2), chain: vec![NodeId(1)], syncing: Vec::new(), lapse: 0 });
+    rig.event(
+        0,
+        Event::View { epoch: Epoch(2), chain: vec![NodeId(1)], syncing: Vec::new(), lapse: 0 },
+    );
     rig.settle();
     assert_eq!(content(&rig, 0, b"file"), Some(b"behind".to_vec()));
     assert!(rig.nodes[0].status().clients.is_empty());

@@ -9,6 +9,7 @@ use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
 use service::core::{Effect, Event, Node, NodeConfig};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::Op;
+use storage::format::proof::Proof;
 use storage::format::rpc::{self, Granted, InodeReply, Request};
 use storage::format::superblock::Durability;
 use storage::limits::RPC_SLOT_BYTES;
@@ -19,6 +20,8 @@ use storage::volume::{Params, Volume};
 /// Smallest lane that a descriptor may have.
 pub const LANE: u64 = 4 * ((1 << 20) + 4096);
 pub const STREAM: u64 = 17 << 20;
+/// What the clients here know, though real ones do not: they ask as if they had been shown everything.
+pub const SECRET: u128 = 77;
 
 pub fn config(node: u32) -> NodeConfig {
     NodeConfig {
@@ -31,6 +34,7 @@ pub fn config(node: u32) -> NodeConfig {
         high: 70,
         low: 30,
         boot: 1,
+        secret: SECRET,
     }
 }
 
@@ -206,7 +210,8 @@ impl Rig {
         let descriptor = Descriptor::decode(&descriptor).expect("a descriptor");
         assert_eq!(descriptor.client, client);
         let log = Segment::Log(segment);
-        Hand { media, n, uid, client, log, descriptor, at: 0, seq: 0 }
+        let proofs = true;
+        Hand { media, n, uid, client, log, descriptor, at: 0, seq: 0, proofs }
     }
 
     /// No damage on any node.
@@ -230,6 +235,8 @@ pub struct Hand {
     pub at: u64,
     /// Sequence used last.
     pub seq: u64,
+    /// Asks with proofs, of everything.
+    pub proofs: bool,
 }
 
 impl Hand {
@@ -264,7 +271,9 @@ impl Hand {
 
     pub fn post(&self, slot: usize, request: &Request<'_>, after: u64) {
         let mut body = Vec::new();
-        request.encode(Sequence(after), &mut body);
+        let named = request.names().filter(|_| self.proofs);
+        let proof = named.map_or(Proof::NONE, |ino| Proof::new(SECRET, ino));
+        request.encode_shown(Sequence(after), proof, &mut body);
         self.post_raw(slot, &body);
     }
 
@@ -381,7 +390,9 @@ pub fn take_numbers(body: &[u8]) -> Vec<(InodeId, Granted)> {
         .map(|_| {
             let ino = InodeId(r.u64().expect("a number"));
             let slot = r.u32().expect("a slot");
-            (ino, Granted { slot, word: LeaseWord(r.u64().expect("a word")) })
+            let word = LeaseWord(r.u64().expect("a word"));
+            r.u64().expect("a proof");
+            (ino, Granted { slot, word })
         })
         .collect()
 }

@@ -1,6 +1,9 @@
 //! Requests and replies: leases, names, numbers; what the client sees is compared with the model.
 
+use storage::format::proof::Proof;
+
 use super::*;
+use crate::host::SECRET;
 
 impl World<'_> {
     pub(crate) fn ask(
@@ -13,7 +16,9 @@ impl World<'_> {
         let Some(s) = self.session(c) else { return Ok(()) };
         let (segment, after) = (s.segment, Sequence(s.next - 1));
         let mut body = Vec::new();
-        request.encode(after, &mut body);
+        // What a plan is about the client has been shown; that a stranger is refused is not tested here.
+        let proof = request.names().map_or(Proof::NONE, |ino| Proof::new(SECRET, ino));
+        request.encode_shown(after, proof, &mut body);
         let slot = c % storage::limits::RPC_SLOTS;
         let at = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
         self.media(c)
@@ -184,6 +189,7 @@ impl World<'_> {
         let count = r.u32()?;
         for _ in 0..count {
             let (ino, slot, word) = (r.u64()?, r.u32()?, LeaseWord(r.u64()?));
+            let _proof = r.u64()?;
             if let Some(s) = &mut self.actors[c].session {
                 let (mode, record) = (LeaseMode::Write, (0, 0, 0));
                 s.leases.insert(ino, Lease { slot, word, mode, seen: true, record });

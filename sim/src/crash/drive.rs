@@ -95,6 +95,7 @@ impl Machine {
             low: 50,
             // Each start is after a power cut.
             boot: epoch.into(),
+            secret: 77,
         };
         let random = Random::new(u64::from(epoch));
         let mut node = Node::new(config, region.by(Side::Node), random)
@@ -485,7 +486,7 @@ impl Session {
                 let ino = r.u64().map_err(|e| e.to_string())?;
                 self.fresh.push(ino);
                 self.held.insert(ino);
-                r.bytes(12).map_err(|e| e.to_string())?;
+                r.bytes(20).map_err(|e| e.to_string())?;
             }
         }
         self.fresh.pop().map(InodeId).ok_or_else(|| "no inode numbers".into())

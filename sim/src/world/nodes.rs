@@ -104,7 +104,7 @@ impl World<'_> {
         let mut effects = Vec::new();
         let (now, slept) = (self.now, self.hosts[n].slept);
         let host = &mut self.hosts[n];
-        let fence = host.should_fence(now);
+        let (fence, until) = (host.should_fence(now), host.serves_until());
         let (clock, local) = (host.clock, host.clock.local(now));
         let Some(node) = &mut host.node else { return Ok(()) };
         if !slept {
@@ -114,7 +114,7 @@ impl World<'_> {
             host.fenced = fence;
             node.apply(local, Event::Fenced(fence), &mut effects);
         }
-        if let Some(until) = host.serves_until().filter(|_| !fence)
+        if let Some(until) = until.filter(|_| !fence)
             && until != host.told_until
         {
             host.told_until = until;

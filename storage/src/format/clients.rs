@@ -18,7 +18,8 @@
 //!     12   4  starts of the service                    12   4  number of the log segment
 //!     16   8  number, grows with each update           16   8  client
 //!     24  16  boot of the machine                      24   4  incarnation
-//!     40  24  zero                                     28   4  lanes
+//!     40  16  secret of the proofs (`format::proof`)   28   4  lanes
+//!     56   8  zero
 //!                                                      32   8  bytes of a lane
 //! progress                                             40   8  start time of the process
 //!      0   4  magic "CBCP"                             48   4  process
@@ -131,6 +132,8 @@ pub struct Header {
     pub number: u64,
     /// Tells boots of the machine apart: a process of another boot is gone.
     pub boot: u128,
+    /// Key of the proofs that clients of this node are given.
+    pub secret: u128,
 }
 
 impl Header {
@@ -139,6 +142,7 @@ impl Header {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         let mut w = Writer(&mut bytes);
         w.bytes(b"CBCT").u32(0).u32(1).u32(self.starts).u64(self.number).u128(self.boot);
+        w.u128(self.secret);
         sealed(bytes, HEADER_BYTES)
     }
 
@@ -148,7 +152,7 @@ impl Header {
         if r.u32()? != 1 {
             return Err(r.corrupt("has an unknown version"));
         }
-        let this = Self { starts: r.u32()?, number: r.u64()?, boot: r.u128()? };
+        let this = Self { starts: r.u32()?, number: r.u64()?, boot: r.u128()?, secret: r.u128()? };
         zeroes(&mut r)?;
         Ok(this)
     }

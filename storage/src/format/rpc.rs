@@ -9,7 +9,8 @@
 //!     64     body
 //!
 //! request body: kind u8, 7 zero bytes, after u64 (the client's operations up to this sequence must
-//!               be reflected in the answer), then by kind
+//!               be reflected in the answer), proof u64 (format::proof, of the inode that the request
+//!               begins with), then by kind
 //! reply body:   errno u16 (0 is success), 6 zero bytes, then by kind:
 //!   Inode, Lookup   InodeReply
 //!   Names           end u8 (1: no more names follow), names (put_name) up to the end of the body
@@ -17,7 +18,7 @@
 //!                   offset asked, or the next)
 //!   XattrGet        the value
 //!   XattrList       the names, each ended by NUL
-//!   Inodes          count u32, then each: inode u64, slot u32, word u64. The client holds a write
+//!   Inodes          count u32, then each: inode u64, slot u32, word u64, proof u64. The client holds a write
 //!                   lease on each, and each counts as pinned by it until Unpin, Unlink or Rename
 //!                   without the OPEN flag, or the client's end
 //!   StatFs          block bytes u32, blocks u64, free u64, inodes u64, inodes free u64
@@ -50,6 +51,7 @@ use base::{Errno, InodeId, Sequence};
 
 use super::entry::Stamp;
 use super::lock::Lock;
+use super::proof::Proof;
 use super::{Corrupt, Reader, Writer};
 use crate::acl::Acl;
 use crate::format::control::{LeaseMode, LeaseWord};
@@ -233,8 +235,34 @@ const REQUEST: &str = "client request";
 const REPLY: &str = "service reply";
 
 impl<'a> Request<'a> {
-    /// Appends the body.
+    /// The inode that the request names by number, and must have been shown. Not needed for locks, and to
+    /// give something back: that is about what the client holds.
+    pub fn names(&self) -> Option<InodeId> {
+        match *self {
+            Request::Inode { ino, .. }
+            | Request::Lookup { dir: ino, .. }
+            | Request::Names { dir: ino, .. }
+            | Request::Extents { ino, .. }
+            | Request::XattrGet { ino, .. }
+            | Request::XattrList { ino }
+            | Request::Read { ino, .. } => Some(ino),
+            Request::Lock { .. }
+            | Request::LockTest { .. }
+            | Request::LockCancel { .. }
+            | Request::Unpin { .. }
+            | Request::Release { .. }
+            | Request::Inodes { .. }
+            | Request::StatFs => None,
+        }
+    }
+
+    /// Appends the body, without a proof.
     pub fn encode(&self, after: Sequence, out: &mut Vec<u8>) {
+        self.encode_shown(after, Proof::NONE, out);
+    }
+
+    /// Appends the body.
+    pub fn encode_shown(&self, after: Sequence, proof: Proof, out: &mut Vec<u8>) {
         let mut w = Writer(out);
         let kind: u8 = match self {
             Request::Inode { .. } => 1,
@@ -253,7 +281,7 @@ impl<'a> Request<'a> {
             Request::LockCancel { .. } => 14,
             Request::Accounts { .. } => 15,
         };
-        w.u8(kind).bytes(&[0; 7]).u64(after.0);
+        w.u8(kind).bytes(&[0; 7]).u64(after.0).u64(proof.0);
         match self {
             Request::Inode { ino, mode, flags } => {
                 w.u64(ino.0).u8(*mode as u8).u8(*flags);
@@ -305,11 +333,11 @@ impl<'a> Request<'a> {
     }
 
     /// Reads and checks a body.
-    pub fn decode(bytes: &'a [u8]) -> Result<(Sequence, Self), Corrupt> {
+    pub fn decode(bytes: &'a [u8]) -> Result<(Sequence, Proof, Self), Corrupt> {
         let mut r = Reader::new(REQUEST, bytes);
         let kind = r.u8()?;
         r.zeroes(7)?;
-        let after = Sequence(r.u64()?);
+        let (after, proof) = (Sequence(r.u64()?), Proof(r.u64()?));
         let mode = |r: &mut Reader<'_>| {
             LeaseMode::from_u8(r.u8()?)
                 .ok_or(Corrupt::new(REQUEST, "asks for an unknown lease mode"))
@@ -361,7 +389,7 @@ impl<'a> Request<'a> {
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;
-        Ok((after, request))
+        Ok((after, proof, request))
     }
 }
 
@@ -439,6 +467,10 @@ pub struct InodeReply {
     pub complete: bool,
     /// Target of a symbolic link.
     pub target: Vec<u8>,
+    /// Proof of the inode.
+    pub proof: Proof,
+    /// Proof of the parent of a directory that the client may search.
+    pub parent_proof: Proof,
 }
 
 /// Appends an `Extents` reply.
@@ -484,6 +516,8 @@ pub struct Name<'a> {
     pub kind: u32,
     /// Cookie after it.
     pub next: u64,
+    /// Proof of the inode, if the client may search the directory.
+    pub proof: Proof,
     /// The name.
     pub name: &'a [u8],
 }
@@ -602,11 +636,12 @@ impl Extent {
 }
 
 impl InodeReply {
-    /// Appends a success reply: slot, word, reflected, record, flags (1: complete), number of
-    /// extents, length of the target, extents, target.
+    /// Appends a success reply: slot, word, reflected, proof, proof of the parent, record, flags (1:
+    /// complete), number of extents, length of the target, extents, target.
     pub fn encode(&self, out: &mut Vec<u8>) {
         reply_ok(out);
         Writer(out).u32(self.granted.slot).u64(self.granted.word.0).u64(self.reflected.0);
+        Writer(out).u64(self.proof.0).u64(self.parent_proof.0);
         self.record.encode(out);
         let mut w = Writer(out);
         w.u8(u8::from(self.complete)).u32(self.extents.len() as u32).u16(self.target.len() as u16);
@@ -620,6 +655,7 @@ impl InodeReply {
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         let granted = Granted { slot: r.u32()?, word: LeaseWord(r.u64()?) };
         let reflected = Sequence(r.u64()?);
+        let (proof, parent_proof) = (Proof(r.u64()?), Proof(r.u64()?));
         let record = InodeRecord::decode(r)?;
         let (complete, count, target) = (r.flag()?, r.u32()? as usize, r.u16()?);
         if count > r.left() / EXTENT_BYTES {
@@ -627,21 +663,23 @@ impl InodeReply {
         }
         let extents = (0..count).map(|_| Extent::decode(r)).collect::<Result<_, _>>()?;
         let target = r.bytes(target.into())?.to_vec();
-        Ok(Self { granted, reflected, record, extents, complete, target })
+        Ok(Self { granted, reflected, record, extents, complete, target, proof, parent_proof })
     }
 }
 
 /// Appends one name of a `Names` reply (success, `end` u8, then names): inode u64, kind u32, next
-/// u64, length u8, bytes.
+/// u64, proof u64, length u8, bytes.
 pub fn put_name(out: &mut Vec<u8>, name: &Name<'_>) {
     let mut w = Writer(out);
-    w.u64(name.ino.0).u32(name.kind).u64(name.next).u8(name.name.len() as u8).bytes(name.name);
+    w.u64(name.ino.0).u32(name.kind).u64(name.next).u64(name.proof.0);
+    w.u8(name.name.len() as u8).bytes(name.name);
 }
 
 /// Reads one name.
 pub fn take_name<'a>(r: &mut Reader<'a>) -> Result<Name<'a>, Corrupt> {
-    let (ino, kind, next, len) = (InodeId(r.u64()?), r.u32()?, r.u64()?, r.u8()?);
-    Ok(Name { ino, kind, next, name: r.bytes(len.into())? })
+    let (ino, kind, next) = (InodeId(r.u64()?), r.u32()?, r.u64()?);
+    let (proof, len) = (Proof(r.u64()?), r.u8()?);
+    Ok(Name { ino, kind, next, proof, name: r.bytes(len.into())? })
 }
 
 /// Bytes of a hostd message.
