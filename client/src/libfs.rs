@@ -325,9 +325,10 @@ impl LibFs {
                 // Either a lease was lost, or the time of all of them is over: the service is being
                 // restarted, or hangs. If it ends altogether the next round attaches anew.
                 Ok(Outcome::Again) if session.segment.in_time() => {}
-                Ok(Outcome::Again) => {
-                    session.segment.wait_in_time();
-                }
+                Ok(Outcome::Again) => match session.segment.wait_in_time() {
+                    Ok(()) | Err(Errno::STALE) => {}
+                    Err(e) => return Err(e),
+                },
                 Ok(Outcome::Full(lane, before)) => match session.wait_for_space(lane, before) {
                     Ok(()) | Err(Errno::STALE) => {}
                     Err(e) => return Err(e),

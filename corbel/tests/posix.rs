@@ -523,4 +523,32 @@ for f in (os.rename, os.link):
     text(&cluster.shell(3, "mv p/q/f f").output().unwrap());
     let user = of(2, &["show", "--user", "65534"]);
     assert_eq!(user.1, (1 << 20, 3));
+    cluster.assert_nothing_refused();
+}
+
+#[test]
+fn an_ordinary_user_is_shown_what_it_may_see_and_hands_it_on() {
+    let Some(cluster) = Cluster::new("ordinary") else { return };
+    let make =
+        "mkdir -m 700 private; mkdir private/open; echo x > private/open/f; mkdir -m 777 1 2";
+    text(&cluster.run(1, make).output().unwrap());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/ordinary.sh");
+    let script = std::fs::read_to_string(script).expect("the script");
+    let expected =
+        "child read one\none\nf\nb\none\nb'data' ['f', 'g'] 4 data\n102\n2\nclosed\nclosed\n";
+    for node in [1, 2] {
+        let mut run = cluster.run(
+            node,
+            "cd $0; exec setpriv --reuid=1000 --regid=1000 \
+            --clear-groups bash -c \"$1\"",
+        );
+        run.arg(node.to_string()).arg(&script);
+        assert_eq!(text(&run.output().unwrap()), expected, "node {node}");
+    }
+    let status = cluster.corbel(&["--json", "cluster", "status"]);
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
+    for node in status["nodes"].as_array().expect("nodes") {
+        assert_eq!(node["status"]["counters"]["unshown"], 0, "{node}");
+    }
+    cluster.assert_nothing_refused();
 }

@@ -177,6 +177,13 @@ pub fn close_internal(fd: i32) {
     sys::call1(nr::CLOSE, fd as usize);
 }
 
+/// Says which inode a description is of, so that every process of the session may ask about it.
+pub fn set_inode(ofd: &Ofd, ino: u64) {
+    let proof = if ino == 0 { 0 } else { crate::fsys::proof(ino) };
+    ofd.proof.store(proof, Ordering::Relaxed);
+    ofd.ino.store(ino, Ordering::Release);
+}
+
 /// Takes a free open file description; `None` when there is none.
 pub fn new_ofd(kind: u32, ino: u64, flags: u32) -> Option<usize> {
     let start = LOWEST.load(Ordering::Relaxed) as usize;
@@ -189,8 +196,7 @@ pub fn new_ofd(kind: u32, ino: u64, flags: u32) -> Option<usize> {
                 continue;
             }
             ofd.generation.fetch_add(1, Ordering::AcqRel);
-            ofd.ino.store(ino, Ordering::Relaxed);
-            ofd.proof.store(crate::fsys::proof(ino), Ordering::Relaxed);
+            set_inode(ofd, ino);
             ofd.offset.store(0, Ordering::Relaxed);
             ofd.flags.store(flags, Ordering::Relaxed);
             ofd.lock.store(0, Ordering::Relaxed);

@@ -224,9 +224,9 @@ impl Segment {
         (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64) < until
     }
 
-    /// Waits until leases count again. `false` when the service is gone.
+    /// Waits until leases count again. STALE when the service is gone, INTR when the caller shall stop.
     #[cold]
-    pub fn wait_in_time(&self) -> bool {
+    pub fn wait_in_time(&self) -> Result<(), Errno> {
         self.wait_until(|| self.in_time())
     }
 

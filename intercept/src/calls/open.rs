@@ -130,7 +130,7 @@ fn make(q: &Request, found: &Found) -> Reply {
     let flags = handle_flags(q.flags);
     let made = fs()?.create(&who, found.parent, found.name(), mode, flags);
     let (attr, handle) = made.inspect_err(|_| table::drop_new(index))?;
-    table::ofd(index).ino.store(attr.ino.0, Ordering::Release);
+    table::set_inode(table::ofd(index), attr.ino.0);
     place(q, index, handle)
 }
 

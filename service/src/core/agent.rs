@@ -486,7 +486,7 @@ impl Node {
     fn step_recall(&mut self, recall: &mut Recall, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let (id, ino, token) = (recall.client, recall.ino, recall.token);
         let recalled = if recall.reported {
-            Message::Released { client: id, inodes: vec![ino] }
+            Message::Released { client: id, ino, token }
         } else {
             Message::Recalled { client: id, ino, token }
         };
@@ -511,7 +511,11 @@ impl Node {
                 recall.look_at = at + HOLD;
                 return Ok(false);
             }
-            client.take_back(ino);
+            let last = client.take_back(ino);
+            if recall.reported {
+                // Nothing was held: whatever the head grants meanwhile stands.
+                recall.token = last.unwrap_or(u64::MAX);
+            }
             recall.revoked = true;
             if !planted(Bug::RecallIgnoresOperation) {
                 recall.inside = client.inside();
@@ -589,24 +593,26 @@ impl Node {
         self.clients.values().for_each(|client| client.set_leases_until(until));
     }
 
-    /// Gives a lease word for `(client, ino)`, taking back an idle one when the table is full.
+    /// Gives a lease word for `(client, ino)`, taking back an idle one when the table is full. `token`
+    /// is the request's that the head granted; 0 for a fresh inode number.
     pub(super) fn write_lease(
         &mut self,
         id: ClientId,
         ino: InodeId,
         mode: LeaseMode,
+        token: u64,
         out: &mut Vec<Effect>,
     ) -> Result<Option<storage::format::rpc::Granted>, Failure> {
         let now = self.now;
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         if let Some(spare) = client.spare()
             && client.inside().is_empty()
+            && let Some(last) = client.give_up(spare)?
         {
-            client.give_up(spare)?;
-            self.to_head(Message::Released { client: id, inodes: vec![spare] }, out);
+            self.to_head(Message::Released { client: id, ino: spare, token: last }, out);
         }
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
-        Ok(client.grant(ino, mode, now)?)
+        Ok(client.grant(ino, mode, token, now)?)
     }
 
     pub(super) fn shutdown(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {

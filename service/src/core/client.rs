@@ -55,6 +55,16 @@ impl Slots {
     }
 }
 
+/// A lease that its client holds.
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    mode: LeaseMode,
+    /// When it was granted last.
+    at: Nanos,
+    /// Which request the head granted; 0: the head has it from here.
+    token: u64,
+}
+
 /// A lease taken back.
 #[derive(Clone, Copy, Debug)]
 struct Returned {
@@ -100,7 +110,7 @@ pub struct Client {
     next: u64,
     marks: VecDeque<Mark>,
     slots: BTreeMap<InodeId, u32>,
-    modes: BTreeMap<InodeId, (LeaseMode, Nanos)>,
+    modes: BTreeMap<InodeId, Lease>,
     /// Leases taken back. Until everything that was done under one is settled, a head that does not
     /// know must hold it for taken, and so must a service that starts anew.
     returned: BTreeMap<InodeId, Returned>,
@@ -265,7 +275,7 @@ impl Client {
     ) {
         for (slot, ino, mode) in leases {
             if self.slots.insert(*ino, *slot).is_none() {
-                self.modes.insert(*ino, (*mode, now));
+                self.modes.insert(*ino, Lease { mode: *mode, at: now, token: 0 });
             }
         }
         self.lease_slots = Slots::without(&leases.iter().map(|l| l.0).collect());
@@ -587,6 +597,7 @@ impl Client {
         &mut self,
         ino: InodeId,
         mode: LeaseMode,
+        token: u64,
         now: Nanos,
     ) -> Result<Option<Granted>, MediaError> {
         let known = self.slots.get(&ino).copied();
@@ -601,32 +612,36 @@ impl Client {
         let word = LeaseWord::new(self.generation, mode);
         self.set_word(control::lease_word(slot) - 8, ino.0);
         self.set_word(control::lease_word(slot), word.0);
-        self.modes.insert(ino, (mode, now));
+        self.modes.insert(ino, Lease { mode, at: now, token });
         Ok(Some(Granted { slot, word }))
     }
 
     /// Takes the word away; operations that entered before are in `busy`.
-    fn revoke(&mut self, ino: InodeId) -> Option<(u32, LeaseMode)> {
+    fn revoke(&mut self, ino: InodeId) -> Option<(u32, Lease)> {
         let slot = self.slots.remove(&ino)?;
         self.set_word(control::lease_word(slot), 0);
-        let (mode, _) = self.modes.remove(&ino)?;
-        Some((slot, mode))
+        Some((slot, self.modes.remove(&ino)?))
     }
 
-    /// Ends a lease under which nothing waits to be settled.
-    pub fn give_up(&mut self, ino: InodeId) -> Result<(), MediaError> {
-        if let Some((slot, _)) = self.revoke(ino) {
-            self.row.drop_lease(slot)?;
-            self.lease_slots.free.push(slot);
-        }
-        Ok(())
+    /// Ends a lease under which nothing waits to be settled; the token of its last grant.
+    pub fn give_up(&mut self, ino: InodeId) -> Result<Option<u64>, MediaError> {
+        let Some((slot, lease)) = self.revoke(ino) else { return Ok(None) };
+        self.row.drop_lease(slot)?;
+        self.lease_slots.free.push(slot);
+        Ok(Some(lease.token))
     }
 
-    /// Takes a lease back for the head; it counts as held until [`Client::has_returned`].
-    pub fn take_back(&mut self, ino: InodeId) {
-        if let Some((slot, mode)) = self.revoke(ino) {
-            self.returned.insert(ino, Returned { slot, mode, last: None });
-        }
+    /// Takes a lease back for the head; it counts as held until [`Client::has_returned`]. The token of
+    /// its last grant, if it was held.
+    pub fn take_back(&mut self, ino: InodeId) -> Option<u64> {
+        let (slot, lease) = self.revoke(ino)?;
+        self.returned.insert(ino, Returned { slot, mode: lease.mode, last: None });
+        Some(lease.token)
+    }
+
+    /// The head is told what is held here, and has it from that: tokens of before mean nothing.
+    pub fn forget_tokens(&mut self) {
+        self.modes.values_mut().for_each(|lease| lease.token = 0);
     }
 
     /// Everything that was done under a lease taken back has been fetched.
@@ -719,7 +734,7 @@ impl Client {
 
     /// When the lease was last granted.
     pub fn granted_at(&self, ino: InodeId) -> Option<Nanos> {
-        self.modes.get(&ino).map(|(_, at)| *at)
+        self.modes.get(&ino).map(|lease| lease.at)
     }
 
     /// Notes whether an fsync waits for what is not in the log; `true` when it does.
@@ -753,14 +768,14 @@ impl Client {
 
     /// Leases held here.
     pub fn leases(&self) -> Vec<(InodeId, LeaseMode)> {
-        self.modes.iter().map(|(i, (m, _))| (*i, *m)).collect()
+        self.modes.iter().map(|(ino, lease)| (*ino, lease.mode)).collect()
     }
 
     /// Some read lease whose slot can be taken when the table is full.
     pub fn spare(&self) -> Option<InodeId> {
         let full = self.lease_slots.is_full(LEASE_SLOTS);
-        let read = |(ino, (mode, _)): &(&InodeId, &(LeaseMode, Nanos))| {
-            *mode == LeaseMode::Read && !self.keeps(**ino)
+        let read = |(ino, lease): &(&InodeId, &Lease)| {
+            lease.mode == LeaseMode::Read && !self.keeps(**ino)
         };
         full.then(|| self.modes.iter().find(read).map(|(i, _)| *i)).flatten()
     }

@@ -148,12 +148,14 @@ impl Node {
                 Ok(())
             }
             Message::Unpin { client, inodes } => self.unpinned(client, &inodes, out),
-            Message::Released { client, inodes } => {
-                let mut actions = Vec::new();
-                for ino in inodes {
-                    self.recall_tokens.remove(&(client, ino));
-                    self.leases.released(client, ino, &mut actions);
+            Message::Released { client, ino, token } => {
+                if self.leases.token(client, ino) != Some(token) {
+                    // It crossed a grant, which stands.
+                    return Ok(());
                 }
+                let mut actions = Vec::new();
+                self.recall_tokens.remove(&(client, ino));
+                self.leases.released(client, ino, &mut actions);
                 self.act(actions, out)
             }
             _ => {

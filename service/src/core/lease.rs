@@ -20,9 +20,16 @@ pub struct Want {
     pub mode: LeaseMode,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    mode: LeaseMode,
+    /// Of the want that was granted last; 0: adopted.
+    token: u64,
+}
+
 #[derive(Debug, Default)]
 struct Entry {
-    holders: BTreeMap<ClientId, LeaseMode>,
+    holders: BTreeMap<ClientId, Holder>,
     waiting: VecDeque<Want>,
     recalling: BTreeSet<ClientId>,
 }
@@ -49,14 +56,20 @@ impl LeaseTable {
     pub fn mode(&self, client: ClientId, ino: InodeId) -> LeaseMode {
         self.entries
             .get(&ino)
-            .and_then(|e| e.holders.get(&client).copied())
-            .unwrap_or(LeaseMode::None)
+            .and_then(|e| e.holders.get(&client))
+            .map_or(LeaseMode::None, |holder| holder.mode)
+    }
+
+    /// The token of the want by which `client` got what it holds on `ino`; 0 if it was adopted.
+    pub fn token(&self, client: ClientId, ino: InodeId) -> Option<u64> {
+        Some(self.entries.get(&ino)?.holders.get(&client)?.token)
     }
 
     /// A lease that nobody can dispute: a fresh inode number, or one reported by an agent.
     pub fn adopt(&mut self, client: ClientId, ino: InodeId, mode: LeaseMode) {
         if mode > LeaseMode::None {
-            self.entries.entry(ino).or_default().holders.insert(client, mode);
+            let holders = &mut self.entries.entry(ino).or_default().holders;
+            holders.insert(client, Holder { mode, token: 0 });
             self.of.entry(client).or_default().insert(ino);
         }
     }
@@ -136,8 +149,8 @@ impl LeaseTable {
             let blockers: Vec<ClientId> = entry
                 .holders
                 .iter()
-                .filter(|(c, m)| {
-                    let writes = **m == LeaseMode::Write && !planted(Bug::ReaderBesideWriter);
+                .filter(|(c, h)| {
+                    let writes = h.mode == LeaseMode::Write && !planted(Bug::ReaderBesideWriter);
                     **c != want.client && (write || writes)
                 })
                 .map(|(c, _)| *c)
@@ -155,10 +168,11 @@ impl LeaseTable {
                 return;
             }
             entry.waiting.pop_front();
-            let held = entry.holders.entry(want.client).or_insert(LeaseMode::None);
-            *held = (*held).max(want.mode);
-            let granted = Want { mode: *held, ..want };
-            if *held > LeaseMode::None {
+            let none = Holder { mode: LeaseMode::None, token: 0 };
+            let held = entry.holders.entry(want.client).or_insert(none);
+            *held = Holder { mode: held.mode.max(want.mode), token: want.token };
+            let granted = Want { mode: held.mode, ..want };
+            if held.mode > LeaseMode::None {
                 self.of.entry(want.client).or_default().insert(ino);
             } else {
                 entry.holders.remove(&want.client);
@@ -183,7 +197,7 @@ impl LeaseTable {
     /// Panics when an invariant of the module does not hold.
     pub fn assert_invariants(&self) {
         for (ino, entry) in &self.entries {
-            let writers = entry.holders.values().filter(|m| **m == LeaseMode::Write).count();
+            let writers = entry.holders.values().filter(|h| h.mode == LeaseMode::Write).count();
             assert!(writers == 0 || entry.holders.len() == 1, "{ino}: a writer beside others");
             for client in entry.holders.keys() {
                 assert!(self.of.get(client).is_some_and(|s| s.contains(ino)), "{ino} unindexed");

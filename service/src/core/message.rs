@@ -18,7 +18,8 @@
 //! 10 Recall         head -> agent     client u64, inode u64, token u64
 //! 11 Recalled       agent -> head     client u64, inode u64, token u64
 //! 12 Unpin          agent -> head     client u64, n u32, inodes u64 x n
-//! 13 Released       agent -> head     client u64, n u32, inodes u64 x n
+//! 13 Released       agent -> head     client u64, inode u64, token u64 of the last grant (0: none since
+//!                                     ClientUp; a later grant makes this void)
 //! 14 Progress       head -> agent     client u64, settled u64, replicated u64, refusals u64,
 //!                                     refused seq u64, errno u16
 //! 15 Position       member -> head    stream seq u64 of the last chunk held
@@ -162,7 +163,8 @@ pub enum Message {
     },
     Released {
         client: ClientId,
-        inodes: Vec<InodeId>,
+        ino: InodeId,
+        token: u64,
     },
     Progress {
         client: ClientId,
@@ -317,9 +319,8 @@ impl Message {
                 put_inodes(&mut w, inodes);
                 12
             }
-            Self::Released { client, inodes } => {
-                w.u64(client.0);
-                put_inodes(&mut w, inodes);
+            Self::Released { client, ino, token } => {
+                w.u64(client.0).u64(ino.0).u64(*token);
                 13
             }
             Self::Progress { client, settled, replicated, refusals, refused, errno } => {
@@ -419,7 +420,11 @@ impl Message {
                 }
             }
             12 => Self::Unpin { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
-            13 => Self::Released { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
+            13 => Self::Released {
+                client: ClientId(r.u64()?),
+                ino: InodeId(r.u64()?),
+                token: r.u64()?,
+            },
             14 => Self::Progress {
                 client: ClientId(r.u64()?),
                 settled: Sequence(r.u64()?),

@@ -39,7 +39,7 @@ enum Stage {
     Drain,
     Lease,
     Asked(u64),
-    Granted(LeaseMode, StreamSeq),
+    Granted(LeaseMode, StreamSeq, u64),
     Numbers(InodeId, u32),
 }
 
@@ -161,7 +161,7 @@ impl Node {
             return;
         };
         at.ino = ino;
-        at.stage = Stage::Granted(mode, stream);
+        at.stage = Stage::Granted(mode, stream, token);
         if errno != 0 {
             let slot = at.slot;
             self.requests.retain(|p| !(p.client == client && p.slot == slot));
@@ -245,7 +245,7 @@ impl Node {
             Stage::Drain => self.step_drain(p, out),
             Stage::Lease => self.step_ask(p, out),
             Stage::Asked(_) => Ok(Step::Wait),
-            Stage::Granted(mode, stream) => self.step_granted(p, mode, stream, out),
+            Stage::Granted(mode, stream, token) => self.step_granted(p, mode, stream, token, out),
             Stage::Numbers(first, count) => self.answer_numbers(p, first, count, out),
         }
     }
@@ -347,6 +347,7 @@ impl Node {
         p: &mut Pending,
         mode: LeaseMode,
         stream: StreamSeq,
+        token: u64,
         out: &mut Vec<Effect>,
     ) -> Stepped {
         if self.applied < stream {
@@ -379,7 +380,7 @@ impl Node {
         let granted = if mode == LeaseMode::None {
             rpc::Granted::default()
         } else {
-            match self.write_lease(p.client, p.ino, mode, out)? {
+            match self.write_lease(p.client, p.ino, mode, token, out)? {
                 Some(granted) => granted,
                 None => return refuse(Errno::NFILE),
             }
@@ -433,7 +434,7 @@ impl Node {
         let mut given = 0u32;
         for n in 0..u64::from(count.min(4096)) {
             let ino = InodeId(first.0.saturating_add(n));
-            let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, out)? else {
+            let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, 0, out)? else {
                 break;
             };
             if let Some(client) = self.clients.get_mut(&p.client) {

@@ -320,7 +320,8 @@ impl Node {
 
     /// What the clients of this node hold, for a head that does not know. Also those that ended:
     /// what they wrote may not be settled yet, and the head takes entries only of clients it knows.
-    fn client_ups(&self) -> Vec<Message> {
+    fn client_ups(&mut self) -> Vec<Message> {
+        self.clients.values_mut().for_each(super::client::Client::forget_tokens);
         self.clients
             .values()
             .map(|c| Message::ClientUp {

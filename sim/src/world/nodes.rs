@@ -53,6 +53,10 @@ impl World<'_> {
     /// others may go on without the node, they are taken to end with it.
     pub(crate) fn stop_node(&mut self, n: usize, clients_live: bool) {
         if self.hosts[n].node.is_none() {
+            if !clients_live {
+                // They had outlived nicfs; not the machine.
+                self.end_clients_of(n);
+            }
             return;
         }
         let told = self.hosts[n].connected && !self.hosts[n].cut_off;
@@ -63,12 +67,18 @@ impl World<'_> {
             let delay = self.between(100 * US, 2 * MS);
             self.at(self.now + delay, Item::Disconnected(n, incarnation));
         }
+        if !(clients_live && self.preset.nodes == 1) {
+            self.end_clients_of(n);
+        }
+        self.update_links();
+    }
+
+    fn end_clients_of(&mut self, n: usize) {
         for c in 0..self.actors.len() {
-            if self.actors[c].node == n && !(clients_live && self.preset.nodes == 1) {
+            if self.actors[c].node == n {
                 self.end_session(c, "its node died");
             }
         }
-        self.update_links();
     }
 
     /// Gives the core an event and carries out what it wants.

@@ -252,6 +252,7 @@ impl<'a> Request<'a> {
             | Request::Unpin { .. }
             | Request::Release { .. }
             | Request::Inodes { .. }
+            | Request::Accounts { .. }
             | Request::StatFs => None,
         }
     }
