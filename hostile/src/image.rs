@@ -89,6 +89,7 @@ fn config() -> NodeConfig {
         high: 70,
         low: 30,
         boot: 1,
+        secret: 1,
     }
 }
 
@@ -159,7 +160,7 @@ fn with_logs(media: &Arc<Device>) {
     let mut node = Node::new(config(), media, Random::new(1)).expect("a sound region");
     let mut out = Vec::new();
     let chain = vec![NodeId(1)];
-    node.apply(1, Event::View { epoch: Epoch(1), chain, syncing: Vec::new() }, &mut out);
+    node.apply(1, Event::View { epoch: Epoch(1), chain, syncing: Vec::new(), lapse: 0 }, &mut out);
     let attach = Event::Attach {
         token: 1,
         pid: 1,
@@ -373,7 +374,11 @@ pub fn run(bytes: &[u8]) {
     if let Ok(mut node) = Node::new(config(), media, Random::new(1)) {
         let mut out = Vec::new();
         let chain = vec![NodeId(1)];
-        node.apply(1, Event::View { epoch: Epoch(2), chain, syncing: Vec::new() }, &mut out);
+        node.apply(
+            1,
+            Event::View { epoch: Epoch(2), chain, syncing: Vec::new(), lapse: 0 },
+            &mut out,
+        );
         for now in 2..20 {
             node.apply(now * 1_000_000, Event::Tick, &mut out);
             node.look_around(now * 1_000_000, &mut out);

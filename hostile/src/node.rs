@@ -5,12 +5,13 @@ use base::{ClientId, Epoch, InodeId};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::{Op, RawHeader};
+use storage::format::proof::Proof;
 use storage::format::rpc::Request;
 use storage::limits::{LEASE_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
 
 use crate::forge;
 use crate::input::Input;
-use crate::rig::{Hand, LANE, Rig};
+use crate::rig::{Hand, LANE, Rig, SECRET};
 
 const GOOD: u32 = 1000;
 const BAD: u32 = 2000;
@@ -169,7 +170,9 @@ impl Bad {
         };
         let mut body = Vec::new();
         let after = if input.flag() { input.odd() } else { 0 };
-        request.encode(base::Sequence(after), &mut body);
+        // As if it had been shown everything: else most requests would end there.
+        let proof = request.names().map_or(Proof::NONE, |ino| Proof::new(SECRET, ino));
+        request.encode_shown(base::Sequence(after), proof, &mut body);
         self.post(rig, slot, &body, body.len() as u64);
     }
 

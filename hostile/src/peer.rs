@@ -118,7 +118,7 @@ impl World {
             10 => Message::Recall { client, ino, token },
             11 => Message::Recalled { client, ino, token },
             12 => Message::Unpin { client, inodes: some(input) },
-            13 => Message::Released { client, inodes: some(input) },
+            13 => Message::Released { client, ino, token },
             14 => Message::Progress {
                 client,
                 settled: Sequence(token),
@@ -223,7 +223,8 @@ impl World {
         let who = input.u8();
         for n in (0..3).filter(|n| who & 1 << n == 0) {
             let (chain, syncing) = (nodes(chain), nodes(syncing));
-            self.rig.event(n, Event::View { epoch: Epoch(self.epoch), chain, syncing });
+            let lapse = u64::from(who) << 20;
+            self.rig.event(n, Event::View { epoch: Epoch(self.epoch), chain, syncing, lapse });
         }
     }
 

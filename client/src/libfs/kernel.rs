@@ -142,8 +142,10 @@ impl LibFs {
         let recalls = session.segment.recalls();
         {
             let _notes = self.kernel.notes.write();
-            session.segment.release_kept(|lease| lease == 0, empty);
+            // When the leases' time is over nobody is waited for any more: others may go on at once.
+            let lapsed = !session.segment.in_time();
+            session.segment.release_kept(|lease| lease == 0 || lapsed, empty);
         }
-        session.segment.await_recall(recalls, LOOK_MS);
+        session.segment.await_recall(recalls, session.segment.time_left_ms().clamp(1, LOOK_MS));
     }
 }

@@ -219,9 +219,14 @@ impl Segment {
     /// Whether leases count at this moment, as far as time goes.
     #[inline]
     pub fn in_time(&self) -> bool {
+        coarse_monotonic() < self.word(control::LEASES_UNTIL).load(Ordering::Acquire)
+    }
+
+    /// Milliseconds until leases count no more if nothing is heard; when they do not, a while.
+    pub fn time_left_ms(&self) -> u64 {
         let until = self.word(control::LEASES_UNTIL).load(Ordering::Acquire);
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-        (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64) < until
+        let left = until.saturating_sub(coarse_monotonic());
+        if left == 0 { u64::MAX } else { left / 1_000_000 + 1 }
     }
 
     /// Waits until leases count again. STALE when the service is gone, INTR when the caller shall stop.
@@ -388,6 +393,13 @@ impl Segment {
         in_lane + buf.len() as u64 <= self.descriptor.lane_bytes
             && self.map.read(self.descriptor.lane_offset(lane) + in_lane, buf)
     }
+}
+
+/// CLOCK_MONOTONIC of the last tick, in nanoseconds.
+#[inline]
+fn coarse_monotonic() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
 }
 
 /// Rounds of the spin before a wait; about 10 microseconds.

@@ -273,7 +273,7 @@ fn chunks() -> Vec<Vec<u8>> {
 }
 
 fn table_headers() -> Vec<Vec<u8>> {
-    vec![clients::Header { starts: 3, number: 4, boot: 5 }.encode()]
+    vec![clients::Header { starts: 3, number: 4, boot: 5, secret: 6 }.encode()]
 }
 
 fn records() -> Vec<Vec<u8>> {

@@ -4,6 +4,7 @@ use base::wire::{Corrupt, Reader};
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
 use storage::format::control::{Descriptor, LeaseMode, LeaseWord};
 use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
+use storage::format::proof::Proof;
 use storage::format::rpc::{
     self, Extent, Granted, HOST_ARENA, HOST_ATTACH, InodeRecord, InodeReply, Name, Request,
 };
@@ -21,9 +22,9 @@ pub const MEMORY: &[Format] = &[
     .version(8, 4)
     .prefix(),
     Format::new("request", requests, |b| {
-        let (after, request) = Request::decode(b).map_err(words)?;
+        let (after, proof, request) = Request::decode(b).map_err(words)?;
         let mut out = Vec::new();
-        request.encode(after, &mut out);
+        request.encode_shown(after, proof, &mut out);
         Ok(out)
     }),
     Format::new("reply with an inode", inode_replies, |b| {
@@ -169,6 +170,8 @@ fn inode_replies() -> Vec<Vec<u8>> {
         extents: vec![extent, Extent { unwritten: false, ..extent }],
         complete: true,
         target: b"target".to_vec(),
+        proof: Proof(5),
+        parent_proof: Proof(6),
     };
     let mut out = Vec::new();
     reply.encode(&mut out);
@@ -196,7 +199,8 @@ fn name_replies() -> Vec<Vec<u8>> {
     // A status that says yes, and that no more names follow.
     let mut out = vec![0, 0, 0, 0, 0, 0, 0, 0, 1];
     for name in [&b"a"[..], &[b'n'; 255]] {
-        rpc::put_name(&mut out, &Name { ino: InodeId(7), kind: 0o100_000, next: 9, name });
+        let proof = Proof(5);
+        rpc::put_name(&mut out, &Name { ino: InodeId(7), kind: 0o100_000, next: 9, proof, name });
     }
     vec![out]
 }

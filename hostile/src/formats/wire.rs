@@ -121,8 +121,8 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Numbers { client, token, first: ino, count: 3 },
         Message::Recall { client, ino, token },
         Message::Recalled { client, ino, token },
-        Message::Unpin { client, inodes: inodes.clone() },
-        Message::Released { client, inodes },
+        Message::Unpin { client, inodes },
+        Message::Released { client, ino, token },
         Message::Progress {
             client,
             settled: Sequence(1),
@@ -177,6 +177,7 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         chain: vec![node],
         syncing: vec![NodeId(4)],
         members: vec![member],
+        lapse_ms: 9,
     };
     let all = [
         Message::Register { cluster: 7, registration },

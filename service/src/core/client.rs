@@ -774,9 +774,8 @@ impl Client {
     /// Some read lease whose slot can be taken when the table is full.
     pub fn spare(&self) -> Option<InodeId> {
         let full = self.lease_slots.is_full(LEASE_SLOTS);
-        let read = |(ino, lease): &(&InodeId, &Lease)| {
-            lease.mode == LeaseMode::Read && !self.keeps(**ino)
-        };
+        let read =
+            |(ino, lease): &(&InodeId, &Lease)| lease.mode == LeaseMode::Read && !self.keeps(**ino);
         full.then(|| self.modes.iter().find(read).map(|(i, _)| *i)).flatten()
     }
 
