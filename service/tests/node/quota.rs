@@ -146,7 +146,7 @@ fn who_joins_counts_the_same() {
     for (epoch, chain, syncing) in [(2, vec![one], vec![]), (3, vec![one], vec![two])] {
         for n in 0..2 {
             let (chain, syncing) = (chain.clone(), syncing.clone());
-            rig.event(n, Event::View { epoch: Epoch(epoch), chain, syncing });
+            rig.event(n, Event::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 });
         }
         rig.settle();
     }
