@@ -277,6 +277,8 @@ pub mod falloc {
     pub const PUNCH_HOLE: u32 = 2;
     /// Make zeroes, allocated.
     pub const ZERO_RANGE: u32 = 16;
+    /// Give blocks of its own to what shares them: as allocating, where nothing is shared.
+    pub const UNSHARE_RANGE: u32 = 64;
 }
 
 /// What a front end with a cache of its own (a kernel's) offers to the file system, so that a
@@ -399,6 +401,10 @@ pub trait FileSystem: Send + Sync {
     ) -> Result<()>;
     /// Space.
     fn statfs(&self) -> Result<StatFs>;
+    /// Space for what lies at an inode: where a directory's quota counts it, no more than that leaves.
+    fn statfs_of(&self, _ino: InodeId) -> Result<StatFs> {
+        self.statfs()
+    }
     /// What users and directories take and may take: of users those that the caller may see.
     fn accounts(&self, _caller: &Caller<'_>) -> Result<Vec<Account>> {
         Err(Errno::OPNOTSUPP)

@@ -436,7 +436,14 @@ impl LibFs {
             let inodes = core::mem::take(&mut *unpins);
             // Posted under the lock: whoever opens one of them again asks after this.
             if let Some(session) = self.current() {
-                session.post(&Request::Unpin { inodes }, session.last());
+                let request = Request::Unpin { inodes };
+                if !session.post(&request, session.last())
+                    && let Request::Unpin { inodes } = request
+                {
+                    // Every slot is taken: with the next one. What nobody unpins stays for as long
+                    // as this process.
+                    unpins.extend(inodes);
+                }
             }
         }
     }

@@ -237,6 +237,21 @@ impl LibFs {
     }
 }
 
+/// What a quota leaves of a volume.
+fn within(whole: StatFs, account: &Account) -> StatFs {
+    let part = |limit: u64, used: u64, all: u64, free: u64| {
+        if limit == 0 {
+            return (all, free);
+        }
+        let free = free.min(limit.saturating_sub(used));
+        (used.saturating_add(free), free)
+    };
+    let Account { limit, used, .. } = *account;
+    let (blocks, blocks_free) = part(limit.blocks, used.blocks, whole.blocks, whole.blocks_free);
+    let (inodes, inodes_free) = part(limit.inodes, used.inodes, whole.inodes, whole.inodes_free);
+    StatFs { blocks, blocks_free, inodes, inodes_free, ..whole }
+}
+
 /// Absolute results of a `setattr`.
 #[derive(Clone, Copy, Default)]
 struct Change {
@@ -514,6 +529,28 @@ impl FileSystem for LibFs {
 
     fn await_lock_event(&self, seen: u64, limit_ms: u64) {
         self.do_await_lock_event(seen, limit_ms);
+    }
+
+    fn statfs_of(&self, ino: InodeId) -> Result<StatFs> {
+        let whole = self.statfs()?;
+        let project = self.project(&Caller::ROOT, ino)?;
+        if project == InodeId::NONE {
+            return Ok(whole);
+        }
+        // The answer begins with the one after.
+        let after = match project.0 - 1 {
+            0 => AccountId::User(u32::MAX),
+            before => AccountId::Directory(InodeId(before)),
+        };
+        let more = self.repeat(|session| {
+            let mut body = Vec::new();
+            session.call(&Request::Accounts { after: Some(after) }, session.last(), &mut body)?;
+            Ok(Outcome::Done(body))
+        })?;
+        let mut r = rpc::reply_status(&more).map_err(|_| Errno::IO)?.1;
+        let account = if r.left() > 0 { Account::decode(&mut r).ok() } else { None };
+        let ours = account.filter(|account| account.id == AccountId::Directory(project));
+        Ok(ours.map_or(whole, |account| within(whole, &account)))
     }
 
     fn accounts(&self, _: &Caller<'_>) -> Result<Vec<Account>> {

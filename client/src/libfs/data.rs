@@ -471,6 +471,8 @@ impl LibFs {
         }
         let end = offset.checked_add(len).filter(|&e| e <= FILE_SIZE_MAX).ok_or(Errno::FBIG)?;
         let keep = mode & falloc::KEEP_SIZE != 0;
+        // Nothing shares blocks here.
+        let mode = mode & !falloc::UNSHARE_RANGE;
         let zeroes = match mode & !falloc::KEEP_SIZE {
             0 => false,
             falloc::PUNCH_HOLE if keep => true,

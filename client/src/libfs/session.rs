@@ -294,8 +294,8 @@ impl Session {
     }
 
     /// Posts a request whose answer does not matter; dropped when no slot is free.
-    pub fn post(&self, request: &Request<'_>, after: Sequence) {
-        let Some(slot) = self.try_take_slot() else { return };
+    pub fn post(&self, request: &Request<'_>, after: Sequence) -> bool {
+        let Some(slot) = self.try_take_slot() else { return false };
         let mut body = Vec::new();
         request.encode(after, &mut body);
         self.segment.slot_write(slot, &body);
@@ -303,6 +303,7 @@ impl Session {
         self.segment.slot_state(slot).store(rpc::SLOT_REQUEST, Ordering::SeqCst);
         self.forgotten.fetch_or(1 << slot, Ordering::SeqCst);
         self.segment.ring(true);
+        true
     }
 
     fn take_slot(&self) -> Result<usize> {

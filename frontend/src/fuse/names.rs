@@ -340,12 +340,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     pub(super) fn statfs(
         &self,
-        _: &Call<'_>,
+        call: &Call<'_>,
         args: Args<'_>,
         _: &mut dyn ReplySink,
     ) -> Result<Answer> {
         args.end()?;
-        let stat = self.fs.statfs()?;
+        let ino = if virtual_dir::is_virtual(call.ino) { InodeId::ROOT } else { call.ino };
+        let stat = self.fs.statfs_of(ino)?;
         Ok(Answer::of(&StatfsOut {
             blocks: stat.blocks.into(),
             bfree: stat.blocks_free.into(),

@@ -39,13 +39,10 @@ pub fn attrs(r: &mut Regs) -> Reply {
         nr::FCHOWN => chown(&descriptor(a)?, b as u32, c as u32),
         nr::FCHOWNAT => chown(&at_flags(a, b, r.r8 as u32)?, c as u32, d as u32),
         nr::UTIME | nr::UTIMES | nr::FUTIMESAT | nr::UTIMENSAT => times(r),
-        nr::STATFS => {
-            named(CWD, a, true)?;
-            statfs(b)
-        }
+        nr::STATFS => statfs(named(CWD, a, true)?.ino, b),
         nr::FSTATFS => {
-            served(a)?;
-            statfs(b)
+            let file = served(a)?;
+            statfs(InodeId(file.ofd().ino.load(Ordering::Relaxed)), b)
         }
         nr::GETXATTR | nr::SETXATTR | nr::LISTXATTR | nr::REMOVEXATTR => {
             xattr(r, &named(CWD, a, true)?)
@@ -215,9 +212,9 @@ fn times(r: &Regs) -> Reply {
     Ok(0)
 }
 
-fn statfs(to: usize) -> Reply {
+fn statfs(ino: InodeId, to: usize) -> Reply {
     let StatFs { block_bytes, blocks, blocks_free, inodes, inodes_free, name_max } =
-        fs()?.statfs()?;
+        fs()?.statfs_of(ino)?;
     let dev = device();
     let block = u64::from(block_bytes);
     // struct statfs: type (FUSE_SUPER_MAGIC), bsize, blocks, bfree, bavail, files, ffree, fsid,
