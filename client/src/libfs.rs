@@ -164,7 +164,7 @@ impl LibFs {
         Session::attach(&self.config, number, Arc::clone(&self.proofs))
     }
 
-    fn current(&self) -> Option<&'static Session> {
+    pub(crate) fn current(&self) -> Option<&'static Session> {
         // SAFETY: the pointer is null or came from `Box::leak` and is never freed.
         unsafe { self.session.load(Ordering::Acquire).as_ref() }
     }

@@ -94,9 +94,11 @@ impl LibFs {
         state.open = state.open.saturating_sub(1);
         if state.open == 0 && state.pinned {
             state.pinned = false;
-            let gone = state.record.nlink == 0;
+            // Without a lease others may have removed it, and it stays until we say that we are done.
+            let known = self.current().is_some_and(|s| self.holds(s, &state, LeaseMode::Read));
+            let now = state.record.nlink == 0 || !known;
             drop(state);
-            self.unpin(open.inode.ino, gone);
+            self.unpin(open.inode.ino, now);
         }
     }
 

@@ -293,7 +293,7 @@ impl Session {
         }
     }
 
-    /// Posts a request whose answer does not matter; dropped when no slot is free.
+    /// Posts a request whose answer does not matter; says whether there was a free slot for it.
     pub fn post(&self, request: &Request<'_>, after: Sequence) -> bool {
         let Some(slot) = self.try_take_slot() else { return false };
         let mut body = Vec::new();

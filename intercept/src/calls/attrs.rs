@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use base::InodeId;
 use client::fs::{Attr, SetAttr, SetTime, StatFs, Time, XattrMode};
 use core::sync::atomic::Ordering;
 
