@@ -44,7 +44,7 @@ else
     echo "== no cargo-fuzz: the tests with hostile input instead"
     cargo build --quiet --release -p hostile --example hunt
     step "random changes of the corpus" \
-        target/release/examples/hunt "$(($(share 10) / 14 + 1))" "$(date +%s)"
+        env MALLOC_MMAP_THRESHOLD_=65536 target/release/examples/hunt "$(($(share 10) / 14 + 1))" "$(date +%s)"
     step "hostile clients and peers" cargo test --release --quiet -p service --test node -- hostile messages
     step "hostile bytes" cargo test --release --quiet -p cluster --test hostile --test messages
     step "damaged media" cargo test --release --quiet -p storage --test flips

@@ -68,6 +68,7 @@ n = 0
 while time.monotonic() < end:
     n += 1
     os.pwrite(fd, b'%08d' % n, 0)
+    os.ftruncate(fd, 8 + n)
     print('written', n, time.monotonic_ns())
     time.sleep(0.02)
 ";
@@ -83,6 +84,20 @@ while time.monotonic() < end:
     now = (os.pread(fd, 8, 0), time.monotonic_ns() - began > 50000000)
     if now != last or began % 16 == 0:
         print('read', int(now[0]), began)
+    last = now
+";
+
+/// The same by what the kernel says of the file, which it may cache.
+const LOOKER: &str = "import os, time
+os.stat('shared')
+print('ready')
+end = time.monotonic() + 9
+last = None
+while time.monotonic() < end:
+    began = time.monotonic_ns()
+    now = os.stat('shared').st_size
+    if now != last or began % 16 == 0:
+        print('read', now - 8, began)
     last = now
 ";
 
@@ -102,9 +117,20 @@ fn printed(child: &mut Child, word: &str) -> Vec<(u64, u64)> {
 /// A program on `reader`'s node reads what one on `writer`'s writes, while `trouble` happens to the
 /// reader's service.
 fn judge(name: &str, reader: u32, writer: u32, trouble: impl FnOnce(&Cluster)) {
+    judge_by(name, reader, writer, |cluster| cluster.python(reader, READER), trouble);
+}
+
+fn judge_by(
+    name: &str,
+    reader: u32,
+    writer: u32,
+    start: impl FnOnce(&Cluster) -> Child,
+    trouble: impl FnOnce(&Cluster),
+) {
     let Some(cluster) = Cluster::new(name) else { return };
     std::fs::write(cluster.0.join(format!("n{writer}/mnt/shared")), "00000000").expect("it writes");
-    let mut reads = cluster.python(reader, READER);
+    let mut reads = start(&cluster);
+    eprintln!("{name}: the reader is on node {reader}");
     let mut line = String::new();
     let mut head = BufReader::with_capacity(1, reads.stdout.take().expect("a pipe"));
     head.read_line(&mut line).expect("a line");
@@ -135,6 +161,22 @@ fn judge(name: &str, reader: u32, writer: u32, trouble: impl FnOnce(&Cluster)) {
 #[test]
 fn a_member_that_hangs() {
     judge("member-hangs", 3, 1, |cluster| {
+        cluster.signal_nicfs(3, Signal::STOP);
+        std::thread::sleep(Duration::from_millis(2500));
+        cluster.signal_nicfs(3, Signal::CONT);
+    });
+}
+
+/// The kernel's cache of attributes is no older than the leases.
+#[test]
+fn a_member_that_hangs_behind_a_mount() {
+    let start = |cluster: &Cluster| {
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", LIMIT_S, "python3", "-u", "-c", LOOKER]);
+        let mount = cluster.0.join("n3/mnt");
+        command.current_dir(mount).stdout(Stdio::piped()).spawn().expect("a program")
+    };
+    judge_by("mount", 3, 1, start, |cluster| {
         cluster.signal_nicfs(3, Signal::STOP);
         std::thread::sleep(Duration::from_millis(2500));
         cluster.signal_nicfs(3, Signal::CONT);
