@@ -60,6 +60,8 @@ pub enum Bug {
     RowNotFlushed = 25,
     /// What a client holds is noted, and its write-back never started.
     HeldNotFlushed = 26,
+    /// A chunk at the end of the ring lacks room for what ends it.
+    RingPastEnd = 27,
     /// Fsync is acknowledged before every member has the chunk.
     EarlyAck = 50,
     /// A lease is granted before the last changes of its inode are on every member.
@@ -90,8 +92,6 @@ pub enum Bug {
     EntrySkipped = 63,
     /// The stream ring takes a little more than it has room for.
     RingOverrun = 64,
-    /// A chunk at the end of the ring lacks room for what ends it.
-    RingPastEnd = 65,
     /// A joining node is not sent the content of the last file.
     SnapshotPieceLost = 66,
     /// A new head does not fetch what another member has beyond it.
@@ -140,6 +140,12 @@ pub enum Bug {
     MovedContent = 88,
     /// A snapshot goes on although a clone reads what it copies later.
     CloneWhileJoining = 89,
+    /// A full table of leases gives up the very lease that is being granted.
+    SpareGranted = 90,
+    /// A joining node takes the rest of a snapshot for all of it.
+    SnapshotHeadless = 91,
+    /// A node that may be in the chain already is sent a snapshot, and wipes itself.
+    PromisedWiped = 92,
 }
 
 impl Bug {
@@ -343,10 +349,6 @@ impl Bug {
             "suspected-at-once",
             "leases of a suspected member are void before it can know",
         ),
-    ];
-
-    /// Bugs that can be planted, but that no history run so far shows in the time given: not proven either way.
-    pub const OPEN: &'static [(Bug, &'static str, &'static str)] = &[
         (Bug::OldEpochAccepted, "old-epoch-accepted", "frames of an epoch that is over are taken"),
         (
             Bug::RingOverrun,
@@ -391,6 +393,25 @@ impl Bug {
             "what was fetched again counts as fetched when more has settled meanwhile",
         ),
         (
+            Bug::SpareGranted,
+            "spare-granted",
+            "a full table of leases gives up the very lease that is being granted",
+        ),
+        (
+            Bug::PromisedWiped,
+            "promised-wiped",
+            "a node that may be in the chain already is sent a snapshot, and wipes itself",
+        ),
+        (
+            Bug::SnapshotPieceLost,
+            "snapshot-piece-lost",
+            "a joining node is not sent the content of the last file",
+        ),
+    ];
+
+    /// Bugs that can be planted, but that no history run so far shows in the time given: not proven either way.
+    pub const OPEN: &'static [(Bug, &'static str, &'static str)] = &[
+        (
             Bug::MovedContent,
             "moved-content",
             "a snapshot reads blocks that nothing has been copied to yet",
@@ -401,9 +422,9 @@ impl Bug {
             "a snapshot goes on although a clone reads what it copies later",
         ),
         (
-            Bug::SnapshotPieceLost,
-            "snapshot-piece-lost",
-            "a joining node is not sent the content of the last file",
+            Bug::SnapshotHeadless,
+            "snapshot-headless",
+            "a joining node takes the rest of a snapshot for all of it",
         ),
     ];
 

@@ -210,6 +210,8 @@ pub struct Node {
     unacked_bytes: u64,
     paused: bool,
     followers: BTreeSet<NodeId>,
+    /// Followers that the coordinator was asked to let into the chain, and when last.
+    promised: BTreeMap<NodeId, Nanos>,
     /// What members asked of a head that was not ready; they ask but once.
     unready: VecDeque<(NodeId, Message)>,
     /// Clients of which each member's report under way has spoken.
@@ -329,6 +331,7 @@ impl Node {
             unacked_bytes: 0,
             paused: false,
             followers: BTreeSet::new(),
+            promised: BTreeMap::new(),
             unready: VecDeque::new(),
             reported: BTreeMap::new(),
             lingering: BTreeMap::new(),
@@ -497,7 +500,7 @@ impl Node {
     pub fn deadline(&self) -> Option<Nanos> {
         let recalls = self.recalls.iter().map(|r| r.look_at);
         let dozing = self.clients.values().filter_map(|c| c.dozing_since.map(|t| t + agent::DOZE));
-        let publish = self.batch_since.map(|t| t + stream::PUBLISH_AFTER);
+        let publish = self.publish_deadline();
         let lapsed = self.lingering.values().copied().min();
         let grants = (!self.held_grants.is_empty() && self.now < self.grants_from)
             .then_some(self.grants_from);
@@ -559,8 +562,8 @@ impl Node {
             Message::Position { seq } => self.position_arrived(from, seq, out),
             Message::Resume { seq } if from_head => self.resume(seq, out),
             Message::SnapshotWant => self.snapshot_wanted(from),
-            Message::Snapshot { seq, last_inode, end, raw } if from_head => {
-                self.snapshot_arrived(seq, last_inode, end, &raw, out)
+            Message::Snapshot { seq, piece, end, raw, .. } if from_head => {
+                self.snapshot_arrived(seq, piece, end, &raw, out)
             }
             Message::Granted { client, ino, token, mode, errno, stream } if from_head => {
                 self.granted(client, ino, token, mode, errno, stream);

@@ -531,6 +531,10 @@ impl World<'_> {
 
     pub(crate) fn attach(&mut self, c: usize) {
         let n = self.actors[c].node;
+        if self.hosts[n].gone {
+            self.actors[c].phase = Phase::Done;
+            return;
+        }
         if self.hosts[n].node.is_some() {
             let token = (c as u64) << 40 | (self.now & 0xff_ffff_ffff);
             let event = Event::Attach {

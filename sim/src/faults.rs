@@ -38,6 +38,9 @@ pub enum Fault {
     BitRot(usize),
     /// hostd of the node dies, with the copies under way, and returns.
     Hostd(usize),
+    /// The node is lost for good, with its region; its clients are no more. Others must go on without
+    /// it. (Only by a script.)
+    Gone(usize),
     /// A client is killed, wherever it is.
     Kill(usize),
     /// A client is stopped for a while at its next operation, inside it.
@@ -80,7 +83,7 @@ impl Fault {
             Self::Slow(_) | Self::Damage(_) | Self::Hostd(_) => random.below(1000 * ms),
             Self::Stop(_) => 20 * ms + random.below(250 * ms),
             Self::Reconnect(_) => random.below(60 * ms),
-            Self::Coordinator | Self::Kill(_) => 10 * ms + random.below(300 * ms),
+            Self::Coordinator | Self::Kill(_) | Self::Gone(_) => 10 * ms + random.below(300 * ms),
         }
     }
 
@@ -99,6 +102,7 @@ impl Fault {
             Self::Damage(_) => "damage",
             Self::BitRot(_) => "bit-rot",
             Self::Hostd(_) => "hostd",
+            Self::Gone(_) => "gone",
             Self::Kill(_) => "kill",
             Self::Stop(_) => "stop",
         }

@@ -76,6 +76,8 @@ pub struct Host {
     pub shape: Shape,
     /// Its clock.
     pub clock: Clock,
+    /// It never returns.
+    pub gone: bool,
     /// hostd lives.
     pub hostd: bool,
     /// A bit of its tree has changed; what was noted beside the region before.
@@ -153,6 +155,7 @@ impl Host {
             id,
             shape,
             clock,
+            gone: false,
             hostd: true,
             rotten: None,
             damage: false,

@@ -10,6 +10,7 @@ pub mod host;
 pub mod model;
 #[cfg(feature = "planted")]
 pub mod planted;
+pub mod scenario;
 pub mod world;
 
 pub use world::{Flavour, Outcome, Preset, run};

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use sim::scenario::{ALL, Scenario};
 use sim::{Preset, run};
 
 #[cfg(feature = "planted")]
@@ -28,8 +29,12 @@ corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-goi
   --trace        print one line an event
   --seconds T    end after T seconds
   --keep-going   go on after a violation
+corbel-sim scenario NAME [--bug VARIANT] [the options above]
+  the same with directed histories; --bug plants a variant (with --features planted)
 corbel-sim planted [--only NAME]... [--json]   (built with --features planted)
   switches each broken variant on, and says which judge finds it after how many tries";
+
+type Args = std::iter::Peekable<std::iter::Skip<std::env::Args>>;
 
 #[derive(Default)]
 struct Options {
@@ -39,12 +44,42 @@ struct Options {
     trace: bool,
     seconds: Option<u64>,
     keep_going: bool,
+    /// Directed histories instead of random ones.
+    scenario: Option<&'static Scenario>,
 }
 
-fn options() -> Result<Options, String> {
+/// Options of `corbel-sim scenario NAME`.
+fn scenario_options(args: &mut Args) -> Result<Options, String> {
+    let name = args.next().ok_or_else(|| format!("which scenario?\n{}", list()))?;
+    let scenario = Scenario::named(&name);
+    let scenario =
+        scenario.ok_or_else(|| format!("there is no scenario \"{name}\"\n{}", list()))?;
+    Ok(Options { scenario: Some(scenario), ..options(args)? })
+}
+
+fn list() -> String {
+    ALL.iter().map(|s| format!("  {}: {}\n", s.name, s.tells)).collect()
+}
+
+#[cfg(feature = "planted")]
+fn plant(name: &str) -> Result<(), String> {
+    use base::planted::{Bug, choose};
+    choose(Bug::named(name).ok_or_else(|| format!("there is no variant \"{name}\""))?);
+    Ok(())
+}
+
+#[cfg(not(feature = "planted"))]
+fn plant(_: &str) -> Result<(), String> {
+    Err("built without the feature `planted`".into())
+}
+
+fn options(args: &mut Args) -> Result<Options, String> {
     let mut o = Options { from: 1, ..Options::default() };
-    let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
+        if arg == "--bug" {
+            plant(&args.next().unwrap_or_default())?;
+            continue;
+        }
         let mut number = || {
             let text = args.next().ok_or_else(|| format!("{arg} wants a number\n{USAGE}"))?;
             text.parse::<u64>().map_err(|e| format!("{arg} {text}: {e}\n{USAGE}"))
@@ -69,7 +104,12 @@ fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("crash") {
         return sim::crash::command::main(&mut std::env::args().skip(2));
     }
-    let options = match options() {
+    let mut args = std::env::args().skip(1).peekable();
+    let options = match args.next_if_eq("scenario") {
+        Some(_) => scenario_options(&mut args),
+        None => options(&mut args),
+    };
+    let options = match options {
         Ok(options) => options,
         Err(text) => {
             eprintln!("corbel-sim: {text}");
@@ -77,16 +117,26 @@ fn main() -> ExitCode {
         }
     };
     if let Some(seed) = options.seed {
-        return one(seed, options.trace);
+        return one(&options, seed);
     }
     many(&options)
 }
 
-fn one(seed: u64, trace: bool) -> ExitCode {
+impl Options {
+    fn preset(&self, seed: u64) -> Preset {
+        self.scenario.map_or_else(|| Preset::of(seed), |s| s.preset(seed))
+    }
+
+    fn words(&self) -> String {
+        self.scenario.map_or_else(String::new, |s| format!("scenario {} ", s.name))
+    }
+}
+
+fn one(options: &Options, seed: u64) -> ExitCode {
     let mut print = |line: &str| println!("{line}");
-    let sink: Option<&mut dyn FnMut(&str)> = if trace { Some(&mut print) } else { None };
-    let first = run(seed, Preset::of(seed), sink);
-    let second = run(seed, Preset::of(seed), None);
+    let sink: Option<&mut dyn FnMut(&str)> = if options.trace { Some(&mut print) } else { None };
+    let first = run(seed, options.preset(seed), sink);
+    let second = run(seed, options.preset(seed), None);
     println!("seed {seed}: {first:?}");
     if first.hash != second.hash {
         println!("seed {seed}: NOT DETERMINISTIC");
@@ -98,13 +148,15 @@ fn one(seed: u64, trace: bool) -> ExitCode {
 fn many(options: &Options) -> ExitCode {
     let begin = Instant::now();
     let (mut violations, mut ran, mut dared, mut no_space) = (0u64, 0u64, 0, 0);
+    let mut steps = 0;
     let (mut virtual_ns, mut operations, mut observations, mut fsyncs) = (0, 0, 0, 0);
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in options.from..options.from + options.seeds.unwrap_or(100) {
         if options.seconds.is_some_and(|s| begin.elapsed().as_secs() >= s) {
             break;
         }
-        let outcome = run(seed, Preset::of(seed), None);
+        let outcome = run(seed, options.preset(seed), None);
+        steps += outcome.steps;
         ran += 1;
         virtual_ns += outcome.virtual_ns;
         operations += outcome.operations;
@@ -117,7 +169,10 @@ fn many(options: &Options) -> ExitCode {
         }
         if let Some(why) = outcome.violation {
             violations += 1;
-            println!("seed {seed}: {why}\n  replay: corbel-sim --seed {seed} --trace");
+            println!(
+                "seed {seed}: {why}\n  replay: corbel-sim {}--seed {seed} --trace",
+                options.words()
+            );
             if !options.keep_going {
                 break;
             }
@@ -127,7 +182,7 @@ fn many(options: &Options) -> ExitCode {
     println!(
         "{ran} seeds, {violations} violations; {:.2} h virtual in {seconds:.0} s ({:.2} h a minute); \
          {operations} operations, {observations} observations, {fsyncs} fsyncs, {dared} entries to refuse, \
-         {no_space} without space; faults {faults:?}",
+         {no_space} without space, {steps} steps of scripts; faults {faults:?}",
         virtual_ns as f64 / 3.6e12,
         virtual_ns as f64 / 6e10 / seconds.max(0.001)
     );

@@ -10,6 +10,7 @@ use base::planted::{Bug, choose};
 
 use crate::crash::catch::{Budget, catch};
 use crate::faults::Fault;
+use crate::scenario::Scenario;
 use crate::{Flavour, Preset, run};
 
 /// Histories of a variant begin with this seed, so that the list does not depend on what else runs.
@@ -88,7 +89,7 @@ pub fn inside(name: &str) -> Result<bool, String> {
             break;
         }
         println!("try {}", tries + 1);
-        let preset = preset(bug, seed);
+        let preset = preset(bug, name, seed);
         choose(bug);
         let Some(why) = run(seed, preset.clone(), None).violation else { continue };
         choose(Bug::None);
@@ -115,7 +116,10 @@ fn in_crash_states(bug: Bug) -> bool {
 }
 
 /// Histories that reach the broken place, often.
-fn preset(bug: Bug, seed: u64) -> Preset {
+fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
+    if let Some(scenario) = Scenario::named(name) {
+        return scenario.preset(seed);
+    }
     use Fault::{
         Coordinator, Crash, CutOff, Damage, Kill, LinkDown, OneWay, PowerCut, RegionLost, Slow,
         Stop,

@@ -22,10 +22,11 @@ use storage::format::superblock::Durability;
 use storage::media::{Media, Segment};
 use storage::volume::Volume;
 
-use crate::actor::{Actor, GUEST};
+use crate::actor::{Actor, GUEST, Kind};
 use crate::faults::Fault;
 use crate::host::{self, Clock, Host, Shape, TICK, fresh_region};
 use crate::model::{Body, Model, State};
+use crate::scenario::{Moment, Script, Stage};
 
 /// Microsecond.
 pub const US: Nanos = 1000;
@@ -62,6 +63,8 @@ pub struct Preset {
     pub ops: u32,
     /// Faults at most.
     pub faults: u32,
+    /// Smallest write, or so.
+    pub write_min: u64,
     /// Largest write.
     pub write_max: u64,
     /// Longest file.
@@ -76,6 +79,26 @@ pub struct Preset {
     pub focus: Vec<Fault>,
     /// Faults fall into this time.
     pub active: Nanos,
+    /// Bytes of the regions for data; 0: as the flavour has it.
+    pub capacity: u64,
+    /// The nodes of the clients; none: one after the other.
+    pub clients_at: Vec<usize>,
+    /// When the clients begin, if later than others.
+    pub starts: Vec<Nanos>,
+    /// All operations are of these, if there are any.
+    pub(crate) favour: Vec<Kind>,
+    /// A client pauses at most this long, until everything is healed.
+    pub pace: Nanos,
+    /// A client syncs before one in so many operations.
+    pub syncs: u64,
+    /// Who has written to a file mostly writes to it again.
+    pub insists: bool,
+    /// Clients ask for more inode numbers than they use, so that their leases fill the table.
+    pub wasteful: bool,
+    /// hostd copies nothing, and does not say so.
+    pub hostd_deaf: bool,
+    /// Faults at their moments.
+    pub script: Script,
 }
 
 impl Preset {
@@ -87,6 +110,7 @@ impl Preset {
             clients: 1 + r.below(4) as usize,
             ops: 20 + r.below(60) as u32,
             faults: r.below(7) as u32,
+            write_min: 1,
             write_max: 9000,
             file_max: 40_000,
             hostile: r.chance(1, 3),
@@ -94,6 +118,16 @@ impl Preset {
             full: r.chance(1, 12),
             disk: r.chance(1, 4),
             active: 2000 * MS,
+            capacity: 0,
+            clients_at: Vec::new(),
+            starts: Vec::new(),
+            favour: Vec::new(),
+            pace: 60 * MS,
+            syncs: 8,
+            insists: false,
+            wasteful: false,
+            hostd_deaf: false,
+            script: Script::default(),
         };
         if r.chance(2, 3) {
             preset.nodes = 3;
@@ -103,6 +137,14 @@ impl Preset {
         } else if r.chance(1, 16) {
             preset.make(Flavour::Large);
         }
+        preset
+    }
+
+    /// Three nodes, three clients, nothing special, no faults: for a script to add some.
+    pub(crate) fn plain(seed: u64) -> Self {
+        let mut preset = Self::of(seed);
+        preset.make(Flavour::Plain);
+        (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
         preset
     }
 
@@ -118,7 +160,11 @@ impl Preset {
     fn shape(&self) -> Shape {
         Shape {
             // Of the others none may run full: a refusal for want of space is a violation there.
-            capacity: if self.full { 384 << 10 } else { 24 << 20 },
+            capacity: match (self.capacity, self.full) {
+                (0, true) => 384 << 10,
+                (0, false) => 24 << 20,
+                (bytes, _) => bytes,
+            },
             mode: if self.hostile { 0o777 } else { 0o755 },
             durability: if self.disk { Durability::Disk } else { Durability::Pmem },
         }
@@ -169,6 +215,8 @@ pub struct Outcome {
     pub dared: u64,
     /// Operations for which there was no space.
     pub no_space: u64,
+    /// Steps that the script took.
+    pub steps: u64,
     /// Faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
 }
@@ -218,6 +266,8 @@ pub(crate) enum Item {
     /// A client was killed: has its node taken its log?
     Drained(Ended, u32),
     Fault(Fault),
+    /// A fault of the script, and how long it lasts.
+    Deed(Fault, Nanos),
     End(Fault),
     Heal,
 }
@@ -241,6 +291,8 @@ struct Link {
     cut: u32,
     believes: [Option<u64>; 2],
     order: [[Nanos; 2]; 2],
+    /// When each end last learnt, or will, that the link came or went.
+    told: [Nanos; 2],
 }
 
 /// See the module.
@@ -258,6 +310,7 @@ pub struct World<'a> {
     pub(crate) model: Model,
     pub(crate) outcome: Outcome,
     pub(crate) healed: bool,
+    pub(crate) stage: Stage,
     sink: Option<&'a mut dyn FnMut(&str)>,
 }
 
@@ -306,6 +359,7 @@ impl<'a> World<'a> {
             model: Model::new(root),
             outcome: Outcome::default(),
             healed: false,
+            stage: Stage::default(),
             sink,
             preset,
         };
@@ -319,11 +373,12 @@ impl<'a> World<'a> {
             world.start_node(n)?;
         }
         for c in 0..world.preset.clients {
-            let node = c % world.preset.nodes;
+            let node = world.preset.clients_at.get(c).map_or(c % world.preset.nodes, |n| *n);
             let uid = if c == 0 && world.preset.hostile { GUEST } else { 0 };
             world.actors.push(Actor::new(node, uid, world.preset.ops));
             let at = 20 * MS + world.random.below(50 * MS);
-            world.step_in(c, at);
+            let start = world.preset.starts.get(c).copied().unwrap_or(0);
+            world.step_in(c, at.max(start));
         }
         world.at(50 * MS, Item::CoordinatorTick);
         for _ in 0..world.random.below(u64::from(world.preset.faults) + 1) {
@@ -369,6 +424,7 @@ impl<'a> World<'a> {
                 return Err(format!("no end after {EVENTS_MAX} events"));
             }
             self.handle(item)?;
+            self.follow_script()?;
             if self.healed && self.now >= look_at {
                 look_at = self.now + 20 * MS;
                 if self.is_quiet() {
@@ -442,6 +498,7 @@ impl<'a> World<'a> {
             }
             Item::Drained(ended, tries) => self.look_for_drained(ended, tries)?,
             Item::Fault(fault) => self.begin_fault(fault)?,
+            Item::Deed(fault, lasts) => self.begin_fault_for(fault, Some(lasts))?,
             Item::End(fault) => self.end_fault(fault)?,
             Item::Heal => self.heal()?,
         }

@@ -26,7 +26,8 @@
 //! 16 StreamWant     any -> any        from stream seq u64: send what you hold from there on
 //! 17 Resume         head -> member    stream seq u64: cut what you hold beyond it
 //! 18 SnapshotWant   syncing -> head   -
-//! 19 Snapshot       head -> syncing   stream seq u64, last inode u64, end u8, raw log entries
+//! 19 Snapshot       head -> syncing   stream seq u64, piece u32 (counted from 0), last inode u64, end u8,
+//!                                     raw log entries
 //! 20 LockWant       agent -> head     client u64, inode u64, token u64, what u8 (1 set, 2 test,
 //!                                     3 cancel), wait u64, lock (storage::format::lock)
 //! 21 LockDone       head -> agent     client u64, token u64, errno u16, found u8, lock if found
@@ -186,6 +187,7 @@ pub enum Message {
     SnapshotWant,
     Snapshot {
         seq: StreamSeq,
+        piece: u32,
         last_inode: InodeId,
         end: bool,
         raw: Vec<u8>,
@@ -341,8 +343,8 @@ impl Message {
                 17
             }
             Self::SnapshotWant => 18,
-            Self::Snapshot { seq, last_inode, end, raw } => {
-                w.u64(seq.0).u64(last_inode.0).u8(u8::from(*end)).bytes(raw);
+            Self::Snapshot { seq, piece, last_inode, end, raw } => {
+                w.u64(seq.0).u32(*piece).u64(last_inode.0).u8(u8::from(*end)).bytes(raw);
                 19
             }
             Self::LockWant { client, ino, token, ask } => {
@@ -439,6 +441,7 @@ impl Message {
             18 => Self::SnapshotWant,
             19 => Self::Snapshot {
                 seq: StreamSeq(r.u64()?),
+                piece: r.u32()?,
                 last_inode: InodeId(r.u64()?),
                 end: r.flag()?,
                 raw: r.rest().to_vec(),

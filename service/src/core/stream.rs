@@ -13,7 +13,7 @@ use super::message::{CHUNK, CHUNK_PREFIX, Message, chunk_frame, set_chunk_prefix
 use super::{Effect, Failure, Node, entries};
 
 /// A batch of applied chunks is published after this time at the latest.
-pub(super) const PUBLISH_AFTER: Nanos = 5_000_000;
+const PUBLISH_AFTER: Nanos = 5_000_000;
 /// ... or when it holds this many bytes.
 const PUBLISH_BYTES: u64 = 2 << 20;
 /// Bytes copied in one slice of work, so that an fsync never waits for a long publish.
@@ -360,6 +360,15 @@ impl Node {
             || self.batch_bytes >= PUBLISH_BYTES
             || self.volume.wants_publish()
             || !self.ring.has_room()
+    }
+
+    /// When there is something to publish, if nothing comes before.
+    pub(super) fn publish_deadline(&self) -> Option<Nanos> {
+        match &self.job {
+            // Looking earlier would find the same: hostd copies.
+            Some(job) => job.host.map(|(_, asked)| asked + HOST_TIMEOUT),
+            None => self.batch_since.map(|t| t + PUBLISH_AFTER),
+        }
     }
 
     fn seal(&mut self, upto: StreamSeq) -> Result<(), Failure> {

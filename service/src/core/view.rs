@@ -32,6 +32,9 @@ const JOIN_AGAIN: u64 = 500_000_000;
 const JOIN_GIVE_UP: u64 = 5_000_000_000;
 /// Between two requests to let a follower into the chain.
 const PROMOTE_PAUSE: u64 = 50_000_000;
+/// After this time a head that is not fenced knows what became of such a request: a heartbeat sent later
+/// has been confirmed, on the same connection.
+const PROMOTE_KNOWN: u64 = 1_000_000_000;
 /// Bytes of synthetic entries in one snapshot message.
 const PIECE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
@@ -47,6 +50,8 @@ pub(super) struct Outgoing {
     pieces: VecDeque<Vec<u8>>,
     files: VecDeque<(InodeId, u64)>,
     at: u64,
+    /// Messages sent.
+    number: u32,
     /// All of it is on its way.
     sent: bool,
 }
@@ -56,13 +61,19 @@ impl Outgoing {
     pub(super) const fn is_sent(&self) -> bool {
         self.sent
     }
+
+    /// The number of the next message.
+    const fn next(&mut self) -> u32 {
+        self.number += 1;
+        self.number - 1
+    }
 }
 
 /// A snapshot arriving.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
-    /// Position of the snapshot of which pieces have arrived.
-    begun: Option<StreamSeq>,
+    /// The snapshot of which pieces have arrived, and the piece that is next.
+    begun: Option<(StreamSeq, u32)>,
 }
 
 impl Node {
@@ -91,6 +102,10 @@ impl Node {
             // Pieces under way are refused as of an old epoch: who joins asks anew.
             self.snapshots.clear();
             self.followers.clear();
+            self.promised.clear();
+        }
+        if matches!(self.role(), Role::Head | Role::Member) {
+            self.end_join()?;
         }
         match self.role() {
             Role::Head if was == Role::Head && self.ready => {
@@ -307,6 +322,7 @@ impl Node {
         for node in &self.followers {
             if self.acked_by(*node) >= self.all_acked {
                 self.promoted_at = self.now;
+                self.promised.insert(*node, self.now);
                 out.push(Effect::CaughtUp(*node, self.epoch));
             }
         }
@@ -428,6 +444,16 @@ impl Node {
         self.to_head(Message::SnapshotWant, out);
     }
 
+    /// It is in the chain: what it asked for since it had everything will not come.
+    fn end_join(&mut self) -> Result<(), Failure> {
+        match self.incoming.take().and_then(|i| i.begun) {
+            None => Ok(()),
+            Some((seq, _)) => {
+                Err(Failure::Diverged(seq, "it is in the chain with half a snapshot".into()))
+            }
+        }
+    }
+
     /// What a joining node asked for may have come before the head knew of it, or got lost.
     pub(super) fn join_again(&mut self, out: &mut Vec<Effect>) {
         if self.role() != Role::Syncing || self.now < self.joining_at + JOIN_AGAIN {
@@ -435,7 +461,6 @@ impl Node {
         }
         self.joining_at = self.now;
         match self.incoming {
-            // What has arrived of it stays: the same pieces say the same again.
             Some(_) => self.to_head(Message::SnapshotWant, out),
             // The head no longer keeps what is missing here, or it would be in the chain by now.
             None if self.now > self.joined_at + JOIN_GIVE_UP => self.begin_join(out),
@@ -448,8 +473,13 @@ impl Node {
         if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
             return Ok(());
         }
-        // What it held before is about to be wiped.
         self.followers.remove(&from);
+        let promised = self.promised.get(&from).is_some_and(|at| self.now < at + PROMOTE_KNOWN);
+        if (promised || self.fenced) && !planted(Bug::PromisedWiped) {
+            // It may be in the chain already, by the word of this head, and must not be wiped. It asks again.
+            return Ok(());
+        }
+        // What it held before is about to be wiped.
         self.acked.remove(&from);
         self.counters.snapshots += 1;
         // Content is read from the arenas, which hold what is published.
@@ -459,8 +489,10 @@ impl Node {
         self.dump(&mut writer, &mut files)?;
         let pieces = writer.finish();
         log::info!("node {from} joins at stream position {}", self.applied);
-        self.snapshots
-            .insert(from, Outgoing { seq: self.applied, pieces, files, at: 0, sent: false });
+        self.snapshots.insert(
+            from,
+            Outgoing { seq: self.applied, pieces, files, at: 0, number: 0, sent: false },
+        );
         Ok(())
     }
 
@@ -590,7 +622,8 @@ impl Node {
         let last_inode = self.volume.last_inode();
         let seq = going.seq;
         if let Some(raw) = going.pieces.pop_front() {
-            self.send(node, &Message::Snapshot { seq, last_inode, end: false, raw }, out);
+            let piece = going.next();
+            self.send(node, &Message::Snapshot { seq, piece, last_inode, end: false, raw }, out);
             self.snapshots.insert(node, going);
             return Ok(true);
         }
@@ -617,12 +650,13 @@ impl Node {
         }
         let end = going.files.is_empty();
         for raw in writer.finish() {
-            self.send(node, &Message::Snapshot { seq, last_inode, end: false, raw }, out);
+            let piece = going.next();
+            self.send(node, &Message::Snapshot { seq, piece, last_inode, end: false, raw }, out);
         }
         if end {
             // The entry stays, and with it the chunks after `seq`, until the node says it is done.
-            let last = Message::Snapshot { seq, last_inode, end: true, raw: Vec::new() };
-            self.send(node, &last, out);
+            let (piece, raw) = (going.next(), Vec::new());
+            self.send(node, &Message::Snapshot { seq, piece, last_inode, end: true, raw }, out);
             going.sent = true;
             if planted(Bug::CaughtUpEarly) {
                 out.push(Effect::CaughtUp(node, self.epoch));
@@ -665,18 +699,22 @@ impl Node {
     pub(super) fn snapshot_arrived(
         &mut self,
         seq: StreamSeq,
-        _last_inode: InodeId,
+        piece: u32,
         end: bool,
         raw: &[u8],
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         let Some(incoming) = &mut self.incoming else { return Ok(()) };
+        // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
+        // which its end alone would be a state with nothing in it.
+        let headless = planted(Bug::SnapshotHeadless) && incoming.begun.is_none();
+        if piece != 0 && incoming.begun != Some((seq, piece)) && !headless {
+            return Ok(());
+        }
+        incoming.begun = Some((seq, piece + 1));
         self.joining_at = self.now;
-        if incoming.begun != Some(seq) {
-            incoming.begun = Some(seq);
-            if !planted(Bug::JoinKeepsOld) {
-                self.wipe(seq)?;
-            }
+        if (piece == 0 || headless) && !planted(Bug::JoinKeepsOld) {
+            self.wipe(seq)?;
         }
         let Some((segment, base)) = self.ring.next_body(raw.len()) else {
             return Err(Failure::Diverged(seq, "a snapshot piece exceeds the stream ring".into()));

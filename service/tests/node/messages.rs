@@ -91,7 +91,13 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             Message::LockHeld { client, first: random.chance(1, 2), locks }
         }
         21 => Message::LockFree { client },
-        _ => Message::Snapshot { seq, last_inode: ino, end: token % 2 == 0, raw },
+        _ => Message::Snapshot {
+            seq,
+            piece: token as u32,
+            last_inode: ino,
+            end: token % 2 == 0,
+            raw,
+        },
     }
 }
 

@@ -89,6 +89,9 @@ impl World<'_> {
                 // Whether there was space is known only then.
                 return self.sync(c);
             }
+            if self.preset.insists && plan.kind == Kind::Write && self.random.chance(7, 8) {
+                return self.work(c, Plan { tries: 0, ..plan.clone() });
+            }
             return self.rest(c);
         }
         self.actors[c].phase = Phase::Space(plan.clone(), self.word(c, control::reclaim(0)));
@@ -301,7 +304,8 @@ impl World<'_> {
     ) -> Option<Op<'a>> {
         let ino = InodeId(target);
         let limit = self.preset.file_max;
-        let len = 1 + self.random.below(self.preset.write_max.min(limit));
+        let (least, most) = (self.preset.write_min, self.preset.write_max.min(limit));
+        let len = least + self.random.below(most - least + 1);
         let mut offset = self.random.below(limit - len + 1);
         let (end, truncated) = (offset + len, self.random.below(limit));
         let keep = self.random.chance(1, 2);

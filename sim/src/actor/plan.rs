@@ -1,11 +1,12 @@
 //! What a client does next, and what it needs for it.
 
 use super::*;
+use crate::scenario::Moment;
 
 impl World<'_> {
     pub(crate) fn choose(&mut self, c: usize) -> Result<(), String> {
         self.actors[c].since = self.now;
-        if self.actors[c].ops == 0 || self.random.chance(1, 8) {
+        if self.actors[c].ops == 0 || self.random.chance(1, self.preset.syncs) {
             return self.sync(c);
         }
         self.actors[c].ops -= 1;
@@ -17,6 +18,10 @@ impl World<'_> {
         let dir2 = dirs[self.random.below(dirs.len() as u64) as usize];
         let mut name = || vec![b'a' + self.random.below(NAMES) as u8];
         let (name, name2) = (name(), name());
+        if self.preset.wasteful && self.random.chance(1, 3) {
+            let plan = Plan { kind: Kind::List, dir, name, dir2, name2, tries: 0 };
+            return self.ask(c, plan, &Request::Inodes { count: 256 }, Ask::Numbers);
+        }
         let kind = self.draw_kind(c);
         self.work(c, Plan { kind, dir, name, dir2, name2, tries: 0 })
     }
@@ -41,6 +46,10 @@ impl World<'_> {
                 10 | 11 => Kind::Reap,
                 _ => Kind::Garbage,
             };
+        }
+        let favoured = self.preset.favour.len() as u64;
+        if favoured > 0 {
+            return self.preset.favour[self.random.below(favoured) as usize];
         }
         match self.random.below(34) {
             0..=3 => Kind::Create,
@@ -116,7 +125,7 @@ impl World<'_> {
         } else if self.healed {
             self.between(10 * US, MS)
         } else {
-            self.between(10 * US, 60 * MS)
+            self.between(10 * US, self.preset.pace)
         };
         self.step_in(c, delay);
         Ok(())
@@ -142,6 +151,7 @@ impl World<'_> {
             }
             self.outcome.fsyncs += 1;
             self.trace(|| format!("client {c} synced {seq}"));
+            self.moment(Moment::Synced(c));
         }
         if self.actors[c].ops == 0 && self.healed {
             self.actors[c].phase = Phase::Done;
@@ -289,7 +299,18 @@ impl World<'_> {
         }
     }
 
+    /// Numbers whose leases are no more cannot be used.
+    fn drop_stale_numbers(&mut self, c: usize) {
+        let Some(s) = self.session(c) else { return };
+        let mut fresh = s.fresh.clone();
+        fresh.retain(|ino| self.holds(c, *ino, LeaseMode::Write));
+        if let Some(s) = &mut self.actors[c].session {
+            s.fresh = fresh;
+        }
+    }
+
     pub(crate) fn work(&mut self, c: usize, mut plan: Plan) -> Result<(), String> {
+        self.drop_stale_numbers(c);
         let need = self.need(c, &plan);
         plan.tries += 1;
         if plan.tries > 60 {

@@ -135,6 +135,12 @@ impl World<'_> {
         verdict.is_ok()
     }
 
+    /// The nodes of the chain.
+    pub(crate) fn seats(&self) -> Vec<NodeId> {
+        let seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|v| &v.seats);
+        seats.map(|s| s.node).collect()
+    }
+
     /// What the clients of a node that is out of the chain have appended may be lost, and what they
     /// append before they know is lost.
     fn doubt_sessions(&mut self) {

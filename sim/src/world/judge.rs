@@ -8,12 +8,16 @@ impl World<'_> {
             return false;
         }
         let mut first = None;
-        for host in &self.hosts {
+        let members = self.hosts.iter().filter(|h| !h.gone);
+        for host in members.clone() {
             let Some(node) = &host.node else { return false };
             let s = node.status();
             let serves = matches!(s.role, Role::Head | Role::Member) && s.ready && !s.fenced;
             let still = s.applied == s.stream && s.published == s.stream;
-            if !serves || !still || s.chain.len() != self.hosts.len() || s.requests + s.recalls > 0
+            if !serves
+                || !still
+                || s.chain.len() != members.clone().count()
+                || s.requests + s.recalls > 0
             {
                 return false;
             }
@@ -64,7 +68,8 @@ impl World<'_> {
     pub(crate) fn judge(&mut self) -> Result<(), String> {
         self.trace(|| "JUDGE".into());
         let mut digests = Vec::new();
-        for n in 0..self.hosts.len() {
+        let members: Vec<usize> = (0..self.hosts.len()).filter(|n| !self.hosts[*n].gone).collect();
+        for &n in &members {
             let media: Arc<dyn Media> = Arc::clone(&self.hosts[n].region) as _;
             let report = storage::check::check(&*media).map_err(|e| format!("check: {e}"))?;
             if !report.is_sound() {
@@ -84,10 +89,10 @@ impl World<'_> {
             digests.push(cold);
             self.judge_content(n, &opened)?;
             if digests[0] != cold {
-                let first = &self.hosts[0].region;
+                let first = &self.hosts[members[0]].region;
                 let first = Volume::open(Arc::clone(first) as _).map_err(|e| format!("{e:?}"))?;
                 let what = first.differences(&opened);
-                return Err(format!("members 1 and {} differ: {what:?}", n + 1));
+                return Err(format!("members {} and {} differ: {what:?}", members[0] + 1, n + 1));
             }
         }
         Ok(())

@@ -8,6 +8,12 @@ impl World<'_> {
         link.believes[usize::from(at > peer)]
     }
 
+    /// The link between the two, if it is up.
+    pub(crate) fn link_number(&self, a: usize, b: usize) -> Option<u64> {
+        let link = self.links.get(&(a.min(b), a.max(b)))?;
+        link.up.then_some(link.number)
+    }
+
     pub(crate) fn send(&mut self, from: usize, to: usize, class: Class, kind: u16, body: Vec<u8>) {
         let slow = self.hosts.get(to).is_some_and(|h| h.slow);
         let delay = match (slow, self.random.below(20)) {
@@ -25,6 +31,7 @@ impl World<'_> {
         let last = &mut link.order[side][class as usize];
         *last = (*last + 1).max(now + delay);
         let (at, number) = (*last, link.number);
+        self.moment(Moment::Sent(from, to, kind));
         self.at(at, Item::Frame { from, to, link: number, kind, body });
     }
 
@@ -58,12 +65,18 @@ impl World<'_> {
             let number = link.number;
             for (side, (at, peer)) in [(a, b), (b, a)].into_iter().enumerate() {
                 let delay = self.between(10 * US, if wanted { 500 * US } else { 3 * MS });
+                // What is in flight when a link breaks may arrive, or be lost with it.
+                let lost = !wanted && self.random.chance(1, 2);
                 let Some(link) = self.links.get_mut(&(a, b)) else { continue };
                 // In the order of what happened, at each end: nothing overtakes.
                 let incoming = 1 - side;
-                let last = link.order[incoming].iter().copied().max().unwrap_or(0);
+                let last = match lost {
+                    true => link.told[side],
+                    false => link.order[incoming].iter().copied().max().unwrap_or(0),
+                };
                 let when = (self.now + delay).max(last + 1);
-                link.order[incoming] = [when; 2];
+                link.order[incoming] = link.order[incoming].map(|t| t.max(when));
+                link.told[side] = when;
                 let item = if wanted {
                     Item::PeerUp { at, peer, link: number }
                 } else {

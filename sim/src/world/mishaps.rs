@@ -4,6 +4,15 @@ use super::*;
 
 impl World<'_> {
     pub(crate) fn begin_fault(&mut self, fault: Fault) -> Result<(), String> {
+        self.begin_fault_for(fault, None)
+    }
+
+    /// Begins a fault that lasts as long as said, or as drawn.
+    pub(crate) fn begin_fault_for(
+        &mut self,
+        fault: Fault,
+        scripted: Option<Nanos>,
+    ) -> Result<(), String> {
         let spoilt = matches!(fault, Fault::Kill(_));
         if (self.healed && !spoilt)
             || (matches!(fault, Fault::RegionLost(_) | Fault::BitRot(_)) && !self.may_lose(fault))
@@ -46,7 +55,7 @@ impl World<'_> {
                 }
             }
             Fault::OneWay(a, b) => {
-                let lasts = fault.lasts(&mut self.random);
+                let lasts = scripted.unwrap_or_else(|| fault.lasts(&mut self.random));
                 if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {
                     // Everything that is sent from here on arrives after that.
                     let order = &mut link.order[usize::from(a > b)];
@@ -66,14 +75,21 @@ impl World<'_> {
                 self.hosts[n].hostd = false;
                 self.at(self.now, Item::To(n, incarnation, Event::HostDown));
             }
+            Fault::Gone(n) => {
+                self.hosts[n].gone = true;
+                self.stop_node(n, false);
+            }
             Fault::Kill(c) => self.kill_actor(c)?,
             Fault::Stop(c) => {
-                let lasts = fault.lasts(&mut self.random);
+                let lasts = scripted.unwrap_or_else(|| fault.lasts(&mut self.random));
                 self.actors[c].stop_for = Some(lasts);
             }
         }
-        let lasts = fault.lasts(&mut self.random);
-        self.at(self.now + lasts, Item::End(fault));
+        let lasts = scripted.unwrap_or_else(|| fault.lasts(&mut self.random));
+        if scripted.is_none() || !matches!(fault, Fault::OneWay(..)) {
+            // What a script holds back arrives in the end.
+            self.at(self.now + lasts, Item::End(fault));
+        }
         Ok(())
     }
 
@@ -137,7 +153,7 @@ impl World<'_> {
             }
             Fault::Damage(n) => self.hosts[n].damage = false,
             Fault::Hostd(n) => self.hostd_up(n),
-            Fault::Reconnect(_) | Fault::Kill(_) | Fault::Stop(_) => {}
+            Fault::Reconnect(_) | Fault::Gone(_) | Fault::Kill(_) | Fault::Stop(_) => {}
         }
         Ok(())
     }
@@ -145,6 +161,7 @@ impl World<'_> {
     pub(crate) fn heal(&mut self) -> Result<(), String> {
         self.trace(|| "HEAL".into());
         self.healed = true;
+        self.preset.hostd_deaf = false;
         if self.machine.is_none() {
             self.start_coordinator()?;
         }

@@ -4,7 +4,7 @@ use super::*;
 
 impl World<'_> {
     pub(crate) fn start_node(&mut self, n: usize) -> Result<(), String> {
-        if self.hosts[n].node.is_some() {
+        if self.hosts[n].node.is_some() || self.hosts[n].gone {
             return Ok(());
         }
         let seed = self.random.next_u64();
@@ -184,6 +184,7 @@ impl World<'_> {
                 Effect::Suspect(node) => {
                     let epoch = self.hosts[n].node.as_ref().map(|x| x.status().epoch);
                     self.trace(|| format!("node {} suspects {node}", n + 1));
+                    self.moment(Moment::Suspects(n, node.0 as usize - 1));
                     self.tell_coordinator(n, Up::Suspect(node, epoch.unwrap_or_default()));
                 }
                 Effect::Position(_) => {}
@@ -203,7 +204,7 @@ impl World<'_> {
         id: u64,
         items: &[storage::volume::CopyItem],
     ) -> Result<(), String> {
-        let lost = self.random.chance(1, 10);
+        let lost = self.random.chance(1, 10) || self.preset.hostd_deaf;
         if lost || !self.hosts[n].hostd {
             return Ok(());
         }

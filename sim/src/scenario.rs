@@ -1,0 +1,416 @@
+//! Directed histories: what goes wrong, and at which moment of the protocol.
+//!
+//! Faults drawn at random times seldom meet two in a row at the moment that matters. A [`Script`] waits for a state
+//! of the cluster ("member 3 is ahead of member 2", "the answer to a recall is on its way") and brings its faults
+//! about right then. Everything else of the history (the operations of the clients, delays) is drawn from the seed.
+
+use base::Nanos;
+use service::core::Role;
+
+use crate::actor::Kind;
+use crate::faults::Fault;
+use crate::world::{MS, Preset, US, World};
+
+/// Kinds of messages (`service/src/core/message.rs`) that scripts wait for.
+pub mod kind {
+    /// Appended entries, from an agent to the head.
+    pub const ENTRIES: u16 = 5;
+    /// A lease was taken back.
+    pub const RECALLED: u16 = 11;
+}
+
+/// The moment for which a step waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    /// At once.
+    Now,
+    /// Every node is in the chain and nothing is under way between them.
+    Whole,
+    /// The first node has more of the stream than the second.
+    Ahead(usize, usize),
+    /// This node sends that one messages of these two kinds, the second right after the first.
+    Sends(usize, usize, [u16; 2]),
+    /// This node sends that one a message of this kind.
+    SendsOne(usize, usize, u16),
+    /// fsync has returned to this client, and the first node has more of the stream than the second.
+    SyncedAhead(usize, usize, usize),
+    /// fsync has returned to this client.
+    Synced(usize),
+    /// One node suspects another.
+    Suspects(usize, usize),
+    /// The node is in the chain no more, as the coordinator has it.
+    Out(usize),
+    /// The node is head, and serves.
+    Heads(usize),
+    /// A link is up, as both its ends believe.
+    Linked(usize, usize),
+}
+
+/// A fault of a step: how long after its moment, which, and how long it lasts.
+pub type Deed = (Nanos, Fault, Nanos);
+
+/// One step: wait, for a moment, and do.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Not before so long after the step before.
+    pub pause: Nanos,
+    /// The moment.
+    pub when: When,
+    /// What happens then.
+    pub deeds: Vec<Deed>,
+}
+
+/// Steps, one after the other, again and again.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// See above.
+    pub steps: Vec<Step>,
+    /// How often, until the cluster is healed.
+    pub rounds: u32,
+}
+
+impl Script {
+    /// A script of so many rounds.
+    pub fn new(rounds: u32) -> Self {
+        Self { steps: Vec::new(), rounds }
+    }
+
+    /// With one step more.
+    #[must_use]
+    pub fn then(mut self, pause: Nanos, when: When, deeds: &[Deed]) -> Self {
+        self.steps.push(Step { pause, when, deeds: deeds.to_vec() });
+        self
+    }
+}
+
+/// How far a script is.
+#[derive(Debug, Default)]
+pub(crate) struct Stage {
+    step: usize,
+    round: u32,
+    /// The step may begin from here on.
+    from: Nanos,
+    /// What has happened since the script looked last.
+    pub(crate) moments: Vec<Moment>,
+}
+
+/// What a script cannot see in the state afterwards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Moment {
+    /// A message of this kind was sent.
+    Sent(usize, usize, u16),
+    /// fsync returned.
+    Synced(usize),
+    /// A suspicion was told to the coordinator.
+    Suspects(usize, usize),
+}
+
+impl World<'_> {
+    /// Notes what a script may wait for.
+    pub(crate) fn moment(&mut self, moment: Moment) {
+        if !self.preset.script.steps.is_empty() {
+            self.stage.moments.push(moment);
+        }
+    }
+
+    /// Looks whether the next step's moment has come; called after every event.
+    pub(crate) fn follow_script(&mut self) -> Result<(), String> {
+        let moments = std::mem::take(&mut self.stage.moments);
+        let script = &self.preset.script;
+        if self.healed || self.stage.round >= script.rounds || self.now < self.stage.from {
+            return Ok(());
+        }
+        let Some(step) = script.steps.get(self.stage.step) else { return Ok(()) };
+        if self.now < self.stage.from + step.pause || !self.is_moment(step.when, &moments) {
+            return Ok(());
+        }
+        let (when, deeds) = (step.when, step.deeds.clone());
+        self.trace(|| format!("SCRIPT {when:?}"));
+        self.outcome.steps += 1;
+        self.stage.from = self.now;
+        self.stage.step += 1;
+        if self.stage.step == self.preset.script.steps.len() {
+            (self.stage.step, self.stage.round) = (0, self.stage.round + 1);
+        }
+        for (after, fault, lasts) in deeds {
+            match after {
+                0 => self.begin_fault_for(fault, Some(lasts))?,
+                _ => self.at(self.now + after, crate::world::Item::Deed(fault, lasts)),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_moment(&self, when: When, moments: &[Moment]) -> bool {
+        let stream = |n: usize| self.hosts[n].node.as_ref().map(|x| x.position().0);
+        match when {
+            When::Now => true,
+            When::Whole => self.is_whole(),
+            When::Ahead(a, b) => stream(a).zip(stream(b)).is_some_and(|(a, b)| a > b),
+            When::Sends(a, b, [first, second]) => {
+                let sent = |pair: &[Moment], at: usize, kind| pair[at] == Moment::Sent(a, b, kind);
+                moments.windows(2).any(|pair| sent(pair, 0, first) && sent(pair, 1, second))
+            }
+            When::SendsOne(a, b, kind) => moments.contains(&Moment::Sent(a, b, kind)),
+            When::Synced(c) => moments.contains(&Moment::Synced(c)),
+            When::SyncedAhead(c, a, b) => {
+                moments.contains(&Moment::Synced(c)) && self.is_moment(When::Ahead(a, b), &[])
+            }
+            When::Suspects(a, b) => moments.contains(&Moment::Suspects(a, b)),
+            When::Out(n) => !self.seats().contains(&self.hosts[n].id),
+            When::Heads(n) => self.hosts[n].node.as_ref().is_some_and(|x| {
+                let status = x.status();
+                status.role == Role::Head && status.ready
+            }),
+            When::Linked(a, b) => {
+                let number = self.link_number(a, b);
+                number.is_some() && number == self.believes(a, b) && number == self.believes(b, a)
+            }
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        let mut epoch = None;
+        self.hosts.iter().all(|host| {
+            host.node.as_ref().is_some_and(|node| {
+                let s = node.status();
+                let in_chain = matches!(s.role, Role::Head | Role::Member);
+                in_chain
+                    && s.ready
+                    && !s.fenced
+                    && s.chain.len() == self.hosts.len()
+                    && *epoch.get_or_insert(s.epoch) == s.epoch
+            })
+        })
+    }
+}
+
+/// A directed history, and what it is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// What it is called: like the planted bug that it shows, if there is one.
+    pub name: &'static str,
+    /// Further planted bugs that it shows.
+    pub also: &'static [&'static str],
+    /// What happens in it.
+    pub tells: &'static str,
+    make: fn(&mut Preset),
+}
+
+impl Scenario {
+    /// The history of `seed`.
+    pub fn preset(&self, seed: u64) -> Preset {
+        let mut preset = Preset::plain(seed);
+        (self.make)(&mut preset);
+        if !preset.clients_at.is_empty() {
+            preset.clients = preset.clients_at.len();
+        }
+        preset
+    }
+
+    /// The scenario of that name.
+    pub fn named(name: &str) -> Option<&'static Scenario> {
+        ALL.iter().find(|s| s.name == name || s.also.contains(&name))
+    }
+}
+
+/// All of them.
+pub const ALL: &[Scenario] = &[
+    Scenario {
+        name: "old-epoch-accepted",
+        also: &[],
+        tells: "what the old head had sent arrives when another is head, which has not written as much",
+        make: |p| {
+            // For a while after its start the coordinator evicts nobody for silence.
+            (p.clients_at, p.ops, p.syncs) = (vec![0, 1], 1000, 1000);
+            (p.starts, p.pace) = (vec![0, 2102 * MS], 6 * MS);
+            p.script = Script::new(1).then(
+                1600 * MS,
+                When::Whole,
+                &[(0, Fault::OneWay(0, 1), 510 * MS), (0, Fault::CutOff(0), 900 * MS)],
+            );
+        },
+    },
+    Scenario {
+        name: "take-over-short",
+        also: &[],
+        tells: "the last member is sent what the second has not got, and the head dies",
+        make: |p| {
+            (p.pace, p.ops) = (10 * MS, 1000);
+            p.script = Script::new(2)
+                .then(300 * MS, When::Whole, &[(0, Fault::OneWay(0, 1), 500 * MS)])
+                .then(10 * MS, When::Ahead(0, 1), &[(0, Fault::LinkDown(0, 2), 200 * US)])
+                .then(0, When::Ahead(2, 1), &[(0, Fault::Crash(0), 700 * MS)]);
+        },
+    },
+    Scenario {
+        name: "stale-recall",
+        also: &[],
+        tells: "recalls cross the report of a member that lost its link, and it is slow",
+        make: |p| {
+            (p.clients_at, p.pace) = (vec![0, 1, 2], MS);
+            p.ops = 400;
+            p.script = Script::new(40)
+                .then(20 * MS, When::Linked(0, 1), &[(0, Fault::LinkDown(0, 1), 100 * US)])
+                .then(
+                    300 * US,
+                    When::Linked(0, 1),
+                    &[(0, Fault::OneWay(1, 0), 20 * MS), (0, Fault::Slow(1), 60 * MS)],
+                );
+        },
+    },
+    Scenario {
+        name: "join-keeps-old",
+        also: &[],
+        tells: "a member that others went on without returns with what it had",
+        make: |p| {
+            p.script =
+                Script::new(2).then(200 * MS, When::Whole, &[(0, Fault::Crash(1), 300 * MS)]);
+        },
+    },
+    Scenario {
+        name: "progress-overstated",
+        also: &[],
+        tells: "fsync waits for the last member, the client's node loses its link to the head, both die",
+        make: |p| {
+            (p.clients_at, p.pace, p.syncs) = (vec![1, 1, 0], 5 * MS, 3);
+            p.script = Script::new(1)
+                .then(300 * MS, When::Whole, &[(0, Fault::OneWay(1, 2), 550 * MS)])
+                .then(30 * MS, When::Ahead(1, 2), &[(0, Fault::LinkDown(0, 1), 100 * US)])
+                .then(
+                    0,
+                    When::Synced(0),
+                    &[(0, Fault::Crash(0), 900 * MS), (0, Fault::Crash(1), 900 * MS)],
+                );
+        },
+    },
+    Scenario {
+        name: "gap-acknowledged",
+        also: &[],
+        tells: "large chunks arrive after small ones; when fsync returns, the head dies",
+        make: |p| {
+            (p.nodes, p.clients_at, p.pace, p.syncs) = (2, vec![0, 0], 3 * MS, 3);
+            (p.write_max, p.file_max, p.ops) = (300_000, 400_000, 200);
+            p.favour = vec![Kind::Write, Kind::Chmod, Kind::Create];
+            p.script = Script::new(3)
+                .then(300 * MS, When::Whole, &[(0, Fault::Slow(1), 800 * MS)])
+                .then(10 * MS, When::SyncedAhead(0, 0, 1), &[(0, Fault::Crash(0), 500 * MS)]);
+        },
+    },
+    Scenario {
+        name: "lost-node-kept",
+        also: &[],
+        tells: "a member dies for good; what its clients held is wanted",
+        make: |p| {
+            (p.pace, p.ops) = (10 * MS, 500);
+            p.script = Script::new(1).then(300 * MS, When::Whole, &[(0, Fault::Gone(2), 1)]);
+        },
+    },
+    Scenario {
+        name: "reported-too-few",
+        also: &[],
+        tells: "the head dies while a lease comes back to it, behind the last operations under it",
+        make: |p| {
+            (p.clients_at, p.pace) = (vec![1, 2, 1, 2], 2 * MS);
+            p.script = Script::new(4)
+                .then(
+                    100 * MS,
+                    When::Sends(1, 0, [kind::ENTRIES, kind::RECALLED]),
+                    &[(0, Fault::Crash(0), 250 * MS)],
+                )
+                .then(0, When::Whole, &[]);
+        },
+    },
+    Scenario {
+        name: "rewind-ahead",
+        also: &[],
+        tells: "the link between head and member breaks when entries are on their way, and again when they are back",
+        make: |p| {
+            (p.clients_at, p.pace, p.ops) = (vec![1, 1, 1, 0], MS, 200);
+            p.script = Script::new(60)
+                .then(
+                    5 * MS,
+                    When::SendsOne(1, 0, kind::ENTRIES),
+                    &[(20 * US, Fault::LinkDown(0, 1), 10 * US)],
+                )
+                .then(100 * US, When::Linked(0, 1), &[(100 * US, Fault::LinkDown(0, 1), 10 * US)]);
+        },
+    },
+    Scenario {
+        name: "moved-content",
+        also: &[],
+        tells: "files change their mode while their content is sent to a member that joins",
+        make: |p| {
+            joins(p, &[Kind::Chmod, Kind::Chmod, Kind::Chmod]);
+        },
+    },
+    Scenario {
+        name: "clone-while-joining",
+        also: &[],
+        tells: "ranges of files are cloned and written while files are sent to a member that joins",
+        make: |p| {
+            joins(p, &[Kind::Clone, Kind::Clone, Kind::Write]);
+        },
+    },
+    Scenario {
+        name: "snapshot-piece-lost",
+        also: &[],
+        tells: "files larger than one message are sent to a member that joins",
+        make: |p| {
+            joins(p, &[Kind::Write]);
+            (p.write_min, p.write_max, p.file_max) = (100_000, 300_000, 400_000);
+            (p.ops, p.pace, p.script.rounds) = (100, 5 * MS, 3);
+        },
+    },
+    Scenario {
+        name: "ring-overrun",
+        also: &[],
+        tells: "four times what the stream ring holds is written while hostd copies nothing",
+        make: |p| {
+            p.nodes = 1;
+            (p.clients_at, p.pace, p.ops) = (vec![0; 8], 100 * US, 20);
+            (p.write_min, p.write_max, p.file_max) = (900_000, 1 << 20, 1 << 20);
+            (p.hostd_deaf, p.capacity, p.syncs) = (true, 200 << 20, 1000);
+            p.favour = vec![Kind::Write, Kind::Create];
+            p.insists = true;
+            p.active = 900 * MS;
+        },
+    },
+    Scenario {
+        name: "spare-granted",
+        also: &[],
+        tells: "clients hold as many leases as they can, and want to write what they read",
+        make: |p| {
+            (p.wasteful, p.ops, p.pace) = (true, 200, MS);
+        },
+    },
+    Scenario {
+        name: "snapshot-headless",
+        also: &["promised-wiped"],
+        tells: "a node asks to join before the head knows of it, and again when it does",
+        make: |p| {
+            p.pace = 5 * MS;
+            p.script = Script::new(1).then(
+                300 * MS,
+                When::Whole,
+                &[
+                    (0, Fault::CutOff(0), 900 * MS),
+                    (0, Fault::Crash(1), 60 * MS),
+                    (300 * MS, Fault::Coordinator, 50 * MS),
+                    (800 * MS, Fault::Slow(1), 300 * MS),
+                ],
+            );
+        },
+    },
+];
+
+/// A member that joins a slow head, again and again, while a client beside the head does as it likes.
+fn joins(p: &mut Preset, kinds: &[Kind]) {
+    (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0], MS, 4000, 100);
+    p.favour = [&[Kind::Create, Kind::Mkdir, Kind::Write][..], kinds].concat();
+    p.script = Script::new(10).then(
+        100 * MS,
+        When::Whole,
+        &[(0, Fault::RegionLost(1), 50 * MS), (40 * MS, Fault::Slow(0), 120 * MS)],
+    );
+}
