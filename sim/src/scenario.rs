@@ -406,7 +406,8 @@ pub const ALL: &[Scenario] = &[
 
 /// A member that joins a slow head, again and again, while a client beside the head does as it likes.
 fn joins(p: &mut Preset, kinds: &[Kind]) {
-    (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0], MS, 4000, 100);
+    (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0], MS, 4000, 1000);
+    p.numbers = 100;
     p.favour = [&[Kind::Create, Kind::Mkdir, Kind::Write][..], kinds].concat();
     p.script = Script::new(10).then(
         100 * MS,

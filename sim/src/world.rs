@@ -91,6 +91,8 @@ pub struct Preset {
     pub pace: Nanos,
     /// A client syncs before one in so many operations.
     pub syncs: u64,
+    /// Inode numbers that a client asks for at once.
+    pub numbers: u32,
     /// Who has written to a file mostly writes to it again.
     pub insists: bool,
     /// Clients ask for more inode numbers than they use, so that their leases fill the table.
@@ -124,6 +126,7 @@ impl Preset {
             favour: Vec::new(),
             pace: 60 * MS,
             syncs: 8,
+            numbers: 3,
             insists: false,
             wasteful: false,
             hostd_deaf: false,
