@@ -474,8 +474,8 @@ impl Node {
             return Ok(());
         }
         self.followers.remove(&from);
-        let promised = self.promised.get(&from).is_some_and(|at| self.now < at + PROMOTE_KNOWN);
-        if (promised || self.fenced) && !planted(Bug::PromisedWiped) {
+        let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
+        if self.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped) {
             // It may be in the chain already, by the word of this head, and must not be wiped. It asks again.
             return Ok(());
         }
