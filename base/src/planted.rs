@@ -140,8 +140,8 @@ pub enum Bug {
     MovedContent = 88,
     /// A snapshot goes on although a clone reads what it copies later.
     CloneWhileJoining = 89,
-    /// A full table of leases gives up the very lease that is being granted.
-    SpareGranted = 90,
+    /// A lease that is given back takes with it what was granted since.
+    ReleaseUnnamed = 90,
     /// A joining node takes the rest of a snapshot for all of it.
     SnapshotHeadless = 91,
     /// A node that may be in the chain already is sent a snapshot, and wipes itself.
@@ -393,9 +393,9 @@ impl Bug {
             "what was fetched again counts as fetched when more has settled meanwhile",
         ),
         (
-            Bug::SpareGranted,
-            "spare-granted",
-            "a full table of leases gives up the very lease that is being granted",
+            Bug::ReleaseUnnamed,
+            "release-unnamed",
+            "a lease that is given back takes with it what was granted since",
         ),
         (
             Bug::PromisedWiped,

@@ -362,7 +362,7 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
-        name: "spare-granted",
+        name: "release-unnamed",
         tells: "clients hold as many leases as they can, and want to write what they read",
         make: |p| {
             (p.wasteful, p.ops, p.pace) = (true, 200, MS);
@@ -399,6 +399,17 @@ pub const ALL: &[Scenario] = &[
                     (300 * MS, Fault::Coordinator, 50 * MS),
                 ],
             );
+        },
+    },
+    Scenario {
+        name: "suspected-then-headless",
+        tells: "the head suspects a member that hears nothing of it, and dies at once",
+        make: |p| {
+            (p.clients_at, p.pace, p.ops) = (vec![1, 2, 1, 2], 10 * MS, 1000);
+            p.script = Script::new(1)
+                .then(1600 * MS, When::Whole, &[(0, Fault::OneWay(1, 0), 700 * MS)])
+                .then(560 * MS, When::Now, &[(0, Fault::CutOff(1), 700 * MS)])
+                .then(0, When::Out(1), &[(0, Fault::Crash(0), 900 * MS)]);
         },
     },
 ];

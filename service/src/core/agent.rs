@@ -605,7 +605,7 @@ impl Node {
     ) -> Result<Option<storage::format::rpc::Granted>, Failure> {
         let now = self.now;
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
-        if let Some(spare) = client.spare(ino)
+        if let Some(spare) = client.spare()
             && client.inside().is_empty()
             && let Some(last) = client.give_up(spare)?
         {

@@ -771,14 +771,11 @@ impl Client {
         self.modes.iter().map(|(ino, lease)| (*ino, lease.mode)).collect()
     }
 
-    /// Some read lease whose slot can be taken when the table is full. Not that on the inode that is
-    /// granted: the head would take it for given back, with what it has just granted.
-    pub fn spare(&self, granted: InodeId) -> Option<InodeId> {
+    /// Some read lease whose slot can be taken when the table is full.
+    pub fn spare(&self) -> Option<InodeId> {
         let full = self.lease_slots.is_full(LEASE_SLOTS);
-        let read = |(ino, lease): &(&InodeId, &Lease)| {
-            let other = **ino != granted || planted(Bug::SpareGranted);
-            lease.mode == LeaseMode::Read && other && !self.keeps(**ino)
-        };
+        let read =
+            |(ino, lease): &(&InodeId, &Lease)| lease.mode == LeaseMode::Read && !self.keeps(**ino);
         full.then(|| self.modes.iter().find(read).map(|(i, _)| *i)).flatten()
     }
 
