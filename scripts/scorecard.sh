@@ -63,12 +63,16 @@ for view in mount run; do
         done
     done
 
-    # The fast path knows nothing of the flags of the mount.
-    remount=true
-    [ "$view" = run ] && remount=false
-    sed "s/^allow_remount = .*/allow_remount = $remount/" "$root/corbel/tests/pjdfstest/config.toml" >"$log/pjd.toml"
-    "in_$view" "$tools/pjdfstest" -c "$log/pjd.toml" -p "$at" \
+    # Cases of read-only file systems remount, which nobody may have files open for who does not close them, as
+    # others of the suite do: they run by themselves. The fast path knows nothing of a mount's flags.
+    sed "s/^allow_remount = .*/allow_remount = true/" "$root/corbel/tests/pjdfstest/config.toml" >"$log/remount.toml"
+    "in_$view" "$tools/pjdfstest" -c "$root/corbel/tests/pjdfstest/config.toml" -p "$at" \
         -s "$dir/second" >"$log/pjdfstest-$view" 2>&1
+    if [ "$view" = mount ]; then
+        sed -i '/::erofs_/d' "$log/pjdfstest-$view"
+        "in_$view" "$tools/pjdfstest" -c "$log/remount.toml" -p "$at" -s "$dir/second" erofs \
+            >>"$log/pjdfstest-$view" 2>&1
+    fi
     sed -nE 's/^([a-z_0-9:]+) +(ok|FAILED|skipped)$/\1 \2/p' "$log/pjdfstest-$view" |
         while read -r case verdict; do
             case $verdict in

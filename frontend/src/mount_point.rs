@@ -102,13 +102,28 @@ fn mount_direct(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountErro
     Ok(device)
 }
 
+/// Attempts to remount while files are being given back.
+const REMOUNT_TRIES: u32 = 50;
+/// Between two of them.
+const REMOUNT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+
 /// Changes the kernel flags of a mount that is there (`mount -o remount,ro`).
 ///
 /// # Errors
 /// When the kernel refuses: somebody else than root asks, nothing is mounted there, or files are open
 /// for writing that shall become read-only.
 pub fn remount(dir: &Path, options: &MountOptions) -> Result<(), MountError> {
-    rustix::mount::mount_remount(dir, options.flags, c"").map_err(|error| {
+    let remount = || rustix::mount::mount_remount(dir, options.flags, c"");
+    let mut result = remount();
+    // The kernel gives closed files back a moment later, and counts those that are removed until then.
+    for _ in 0..REMOUNT_TRIES {
+        if result != Err(Errno::BUSY) {
+            break;
+        }
+        std::thread::sleep(REMOUNT_PAUSE);
+        result = remount();
+    }
+    result.map_err(|error| {
         let remedy = match error {
             Errno::PERM => "; only root may do that",
             Errno::INVAL => "; nothing is mounted there",
