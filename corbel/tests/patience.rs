@@ -138,9 +138,6 @@ except OSError as e: os._exit(e.errno)";
     let mut catches = waiting(&mount, catches);
     kill(&catches, rustix::process::Signal::INT);
     assert_eq!(ends(&mut catches).code(), Some(4));
-    // What needs no node.
-    cluster.ok("cat $MOUNT/.corbel/stats > /dev/null");
-
     // A patient one gets its answer when the node is back.
     let mut patient = cluster.shell("cd $MOUNT && echo after > g && sync g && cat g");
     std::thread::sleep(Duration::from_millis(500));
