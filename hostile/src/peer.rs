@@ -150,7 +150,8 @@ impl World {
             22 => Message::LockFree { client },
             _ => {
                 let raw = self.entries(1, 0, input).0;
-                Message::Snapshot { seq, last_inode: ino, end: input.flag(), raw }
+                let piece = u32::from(input.flag());
+                Message::Snapshot { seq, piece, last_inode: ino, end: input.flag(), raw }
             }
         }
     }

@@ -135,7 +135,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::StreamWant { from: seq },
         Message::Resume { seq },
         Message::SnapshotWant,
-        Message::Snapshot { seq, last_inode: ino, end: true, raw: vec![7; 64] },
+        Message::Snapshot { seq, piece: 1, last_inode: ino, end: true, raw: vec![7; 64] },
         want(LockAsk::Set { lock, wait: 1 }),
         want(LockAsk::Test { lock }),
         want(LockAsk::Cancel { wait: 1 }),
