@@ -17,7 +17,7 @@ fn every_scenario_is_clean() {
                     "{name}, seed {seed}: {why}\nreplay: corbel-sim scenario {name} --seed {seed} --trace"
                 );
             }
-            assert!(outcome.operations > 20, "{}: {outcome:?}", scenario.name);
+            assert!(outcome.operations > 10, "{}: {outcome:?}", scenario.name);
             assert!(outcome.steps > 0 || !scripted, "{}: nothing happened", scenario.name);
         }
     }
