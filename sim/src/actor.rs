@@ -297,7 +297,9 @@ impl World<'_> {
         let Some(s) = self.session(c) else { return Ok(()) };
         let (client, n) = (s.client, self.actors[c].node);
         let (session, last) = (s.number, s.next - 1);
-        if matches!(self.actors[c].phase, Phase::Inside(..)) && self.random.chance(1, 2) {
+        // What it writes after it was expelled, and its log removed, nobody reads.
+        let there = self.media(c).size(s.segment).is_ok();
+        if matches!(self.actors[c].phase, Phase::Inside(..)) && self.random.chance(1, 2) && there {
             self.tear(c)?;
         }
         self.end_session(c, "killed");
