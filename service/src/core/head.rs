@@ -193,6 +193,7 @@ impl Node {
     ) -> Result<(), Failure> {
         self.reported.entry(client.node()).or_default().insert(client);
         let told = known.refusals;
+        let unknown = !self.known.contains_key(&client);
         let slot = self.known.entry(client).or_insert(known);
         // A refusal that is counted lower than what the client was told of would go unnoticed.
         slot.refusals = slot.refusals.max(told);
@@ -207,8 +208,11 @@ impl Node {
             if ino.0 < NUMBERS_END {
                 self.next_inode = self.next_inode.max(ino.0 + 1);
             }
-            // A write lease on a number that does not exist yet is one of its fresh numbers.
-            if *mode == LeaseMode::Write && matches!(self.volume.attr(*ino), Ok(None)) {
+            // A number that does not exist yet, leased for writing and pinned, is one of its fresh ones. What
+            // it made and removed is pinned no more: a number is used once. A head that knew the
+            // client knows better anyhow.
+            let absent = matches!(self.volume.attr(*ino), Ok(None));
+            if unknown && *mode == LeaseMode::Write && pins.contains(ino) && absent {
                 slot.fresh.insert(*ino);
             }
         }

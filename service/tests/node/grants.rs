@@ -1,9 +1,10 @@
 //! One writer at a time, and no operation refused, whatever overtakes what between head and agents.
 
 use base::random::Random;
-use base::{Errno, InodeId};
+use base::{Epoch, Errno, InodeId, NodeId};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
+use storage::format::entry::Op;
 use storage::format::rpc::{self, Granted, InodeReply, Request, WANT_WRITE};
 
 use crate::rig::{Hand, Rig, create, take_numbers};
@@ -210,5 +211,36 @@ fn makers_in_one_directory_are_never_refused() {
             }
         }
         rig.check();
+    }
+}
+
+/// A number is used once: not again after its inode is gone, although its lease is still held when a new
+/// view makes the node report what its clients hold, to the head that was or to another one.
+#[test]
+fn a_number_is_never_fresh_again() {
+    for first in [1, 2] {
+        let mut rig = Rig::new(3, 1);
+        let mut hand = rig.attach(2, 0);
+        let ino = hand.create(&mut rig, b"once", 0o100_644);
+        let spare = hand.numbers(&mut rig, 1)[0].0;
+        let gone = Op::Unlink { ino, parent: InodeId::ROOT, name: b"once", open: false };
+        hand.append_in(&mut rig, InodeId::ROOT, &gone);
+        hand.sync(&mut rig);
+        rig.settle();
+        let chain: Vec<NodeId> = (first..=3).map(NodeId).collect();
+        for n in first as usize - 1..3 {
+            let (chain, syncing) = (chain.clone(), Vec::new());
+            rig.event(n, Event::View { epoch: Epoch(2), chain, syncing, lapse: 0 });
+        }
+        rig.settle();
+        hand.append_in(&mut rig, InodeId::ROOT, &create(ino, InodeId::ROOT, b"two", 0o100_644, 0));
+        hand.sync(&mut rig);
+        assert_eq!(hand.refusals(), 1, "head {first}");
+        // One that was not used is as good as before.
+        let op = create(spare, InodeId::ROOT, b"spare", 0o100_644, 0);
+        hand.append_in(&mut rig, InodeId::ROOT, &op);
+        hand.sync(&mut rig);
+        rig.settle();
+        assert_eq!(hand.refusals(), 1, "head {first}");
     }
 }
