@@ -101,7 +101,7 @@ config! {
         /// Members of the volume's chain, the primary included. fsync waits for all of them.
         replicas: u32 = 3;
         /// Interval of the heartbeats of a node to the coordinator.
-        heartbeat: Duration = Duration::from_millis(50);
+        heartbeat: Duration = Duration::from_millis(100);
         /// Silence after which a node counts as dead. At least four heartbeats.
         failure_timeout: Duration = Duration::from_millis(500);
         /// The same after its connection has ended, which is what the death of a process looks

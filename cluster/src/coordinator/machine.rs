@@ -47,7 +47,7 @@ pub struct Patience {
 impl Default for Patience {
     fn default() -> Self {
         Self {
-            heartbeat_ms: 50,
+            heartbeat_ms: 100,
             failure_timeout_ms: 500,
             lost_connection_ms: 150,
             grace_ms: 2000,
