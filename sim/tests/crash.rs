@@ -35,3 +35,15 @@ fn a_chunk_is_published_whole_or_not_at_all() {
     let found = lab.explore(&workload, Durability::Pmem, None);
     assert!(found.is_ok(), "{}", found.unwrap_err());
 }
+
+/// The pin of a number goes before the chunk that frees its inode is durable: after a crash in between the
+/// log is judged again from its Create on, which must find the number unused.
+#[test]
+fn a_number_made_and_removed_in_the_log_is_made_again_after_a_crash() {
+    let text = "Fresh Lazy; rename A z; chmod B 448; create B/x; utime B; unlink B/x; fsync; pause; \
+        chmod B 448; fsync";
+    let workload = Workload::parse(text).unwrap();
+    let mut lab = Lab::new(Effort { nested: 1, ..Effort::default() }, false);
+    let found = lab.explore(&workload, Durability::Pmem, None);
+    assert!(found.is_ok(), "{}", found.unwrap_err());
+}

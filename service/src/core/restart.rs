@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base::ClientId;
-use storage::format::control;
+use storage::format::control::{self, LeaseMode};
 use storage::media::Segment;
 
 use super::client::Client;
@@ -75,6 +75,7 @@ impl Node {
                 }
             };
             client.gone |= self.table.rebooted;
+            self.pin_unmade(&mut client)?;
             log::info!(
                 "took up the log of client {:#x} (pid {}{}), settled {}",
                 id.0,
@@ -87,6 +88,18 @@ impl Node {
         }
         self.taken_up = !self.clients.is_empty();
         self.drop_logs(dropped)
+    }
+
+    /// A number that is leased for writing and leads to nothing is unused, as far as this node can know: its
+    /// Create may lie in the log beside an Unlink that had taken the pin away already. The head takes
+    /// pinned ones for fresh.
+    fn pin_unmade(&self, client: &mut Client) -> Result<(), Failure> {
+        for (ino, mode) in client.leases() {
+            if mode == LeaseMode::Write && self.volume.attr(ino)?.is_none() {
+                client.pin(ino, false)?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes rows, and the logs that no client has.
