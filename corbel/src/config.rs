@@ -102,7 +102,8 @@ config! {
         replicas: u32 = 3;
         /// Interval of the heartbeats of a node to the coordinator.
         heartbeat: Duration = Duration::from_millis(100);
-        /// Silence after which a node counts as dead. At least four heartbeats.
+        /// Silence after which a node counts as dead; leases last half of it. At least four
+        /// heartbeats, and at least two and 150ms.
         failure_timeout: Duration = Duration::from_millis(500);
         /// The same after its connection has ended, which is what the death of a process looks
         /// like. 100ms up to failure_timeout.
@@ -332,11 +333,14 @@ impl Config {
         if beat < Duration::from_millis(5) || beat > Duration::from_secs(60) {
             return refuse("cluster.heartbeat", "is out of range".into(), "write 5ms to 60s");
         }
-        if limit < beat * 4 || limit > Duration::from_secs(600) {
+        // Leases last half of it, less what clocks lag: a heartbeat may be late and must not end them.
+        let least = (beat * 4).max(beat * 2 + Duration::from_millis(150));
+        if limit < least || limit > Duration::from_secs(600) {
+            let least = crate::units::show_duration(least);
             return refuse(
                 "cluster.failure_timeout",
                 format!("is {}", crate::units::show_duration(limit)),
-                "write at least four times cluster.heartbeat, and at most 10min",
+                &format!("write at least {least} with this cluster.heartbeat, and at most 10min"),
             );
         }
         let lost = self.cluster.lost_connection;

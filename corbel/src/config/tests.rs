@@ -70,6 +70,12 @@ fn bounds_are_checked() {
     for one in refused {
         assert!(Config::load(None, &[one.into()]).is_err(), "{one}");
     }
+    // Leases would end between two heartbeats.
+    let short = |timeout: &str| {
+        let timeout = format!("cluster.failure_timeout={timeout}");
+        Config::load(None, &["cluster.heartbeat=10ms".into(), timeout])
+    };
+    assert!(short("169ms").is_err() && short("170ms").is_ok());
     let config = Config::load(None, &["node.capacity=64MiB".into(), "node.id = 2".into()]).unwrap();
     assert_eq!((config.node.capacity.0, config.node.id), (64 << 20, 2));
 }

@@ -211,8 +211,11 @@ impl Node {
             // A number that does not exist yet, leased for writing and pinned, is one of its fresh ones. What
             // it made and removed is pinned no more: a number is used once. A head that knew the
             // client knows better anyhow.
-            let absent = matches!(self.volume.attr(*ino), Ok(None));
-            if unknown && *mode == LeaseMode::Write && pins.contains(ino) && absent {
+            if unknown
+                && *mode == LeaseMode::Write
+                && slot.pins.contains(ino)
+                && matches!(self.volume.attr(*ino), Ok(None))
+            {
                 slot.fresh.insert(*ino);
             }
         }
