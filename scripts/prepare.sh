@@ -41,7 +41,7 @@ install_packages() {
 }
 [ -z "$missing" ] || install_packages
 
-# Suites that the tests run (corbel/tests/suites.rs), once: they stay in target/tools.
+# Suites that the tests run (corbel/tests/e2e/suites.rs), once: they stay in target/tools.
 [ "${1:-}" = tools ] || exit 0
 cd "$(dirname "$0")/.."
 for tool in fsx@0.3.2 pjdfstest@0.2.2; do

@@ -1,56 +1,42 @@
 //! What mount(8) does with a line of fstab: mount, look, remount, unmount. On the back end `null:`, which
 //! needs no cluster.
-//!
-//! Needs root and /dev/fuse (a container without them says so and passes).
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
+use super::harness::{CORBEL, Scratch, may_mount, mounted, wait_for};
 
-struct Place(PathBuf);
+struct Place(Scratch);
 
 impl Place {
     fn new() -> Option<Self> {
-        if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: no right to mount here");
+        if !may_mount() {
             return None;
         }
-        let place = Self(format!("/dev/shm/corbel-helper-{}", std::process::id()).into());
-        fs::create_dir_all(place.point()).unwrap();
+        let place = Self(Scratch::new());
+        fs::create_dir(place.point()).unwrap();
         for name in ["mount.corbel", "mount.fuse.corbel"] {
-            symlink(CORBEL, place.0.join(name)).unwrap();
+            symlink(CORBEL, place.0.path(name)).unwrap();
         }
         Some(place)
     }
 
     fn point(&self) -> PathBuf {
-        self.0.join("point")
+        self.0.path("point")
     }
 
     /// A helper as mount(8) runs it.
     fn helper(&self, name: &str, options: &str) -> Output {
-        let mut command = Command::new(self.0.join(name));
+        let mut command = Command::new(self.0.path(name));
         command.arg("null:").arg(self.point()).args(["-o", options]).output().expect("it runs")
     }
 
     /// The line of the mount table.
     fn line(&self) -> Option<String> {
-        let table = fs::read_to_string("/proc/self/mounts").unwrap();
-        let point = format!(" {} ", self.point().display());
-        table.lines().find(|line| line.contains(&point)).map(str::to_owned)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.line().is_some() {
-            let _ = Command::new("umount").arg("-l").arg(self.point()).status();
-        }
-        let _ = fs::remove_dir_all(&self.0);
+        mounted(&self.point())
     }
 }
 
@@ -95,11 +81,9 @@ fn what_mount_does_with_a_line_of_fstab() {
     assert_eq!(servers(&place.point()), 1);
     assert!(Command::new("umount").arg(place.point()).status().unwrap().success());
     assert_eq!(place.line(), None);
-    let end = Instant::now() + Duration::from_secs(5);
-    while servers(&place.point()) > 0 {
-        assert!(Instant::now() < end, "the process of the mount stays");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for("the end of the mount's process", Duration::from_secs(5), || {
+        (servers(&place.point()) == 0).then_some(())
+    });
     let nothing = place.helper("mount.fuse.corbel", "remount,ro");
     assert!(!nothing.status.success(), "nothing is mounted there");
 }

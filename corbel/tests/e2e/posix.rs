@@ -1,104 +1,19 @@
 //! A cluster of three nodes, used by unmodified programs at once through `corbel run` and through
 //! the mounts of several nodes.
-//!
-//! Needs root and /dev/fuse for the mounts (a container without them says so and passes).
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::time::Duration;
 
-const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
-/// A program that takes longer hangs.
-const LIMIT_S: &str = "40";
+use super::harness::{CORBEL, Cluster, TESTS, json, text, wait_for};
 
-/// Builds the library (alone, as it must be: see intercept/Cargo.toml).
-fn library() {
-    static BUILT: OnceLock<()> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "intercept"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "intercept builds");
-    });
-}
-
-struct Cluster(PathBuf);
-
-impl Cluster {
-    fn new(name: &str) -> Option<Self> {
-        Self::with_capacity(name, "512MiB")
-    }
-
-    fn with_capacity(name: &str, capacity: &str) -> Option<Self> {
-        if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: no right to mount here");
-            return None;
-        }
-        library();
-        let dir = PathBuf::from(format!("/dev/shm/corbel-posix-{name}-{}", std::process::id()));
-        let cluster = Self(dir);
-        let output = cluster.corbel(&["cluster", "up", "--nodes", "3", "--capacity", capacity]);
-        text(&output);
-        Some(cluster)
-    }
-
-    /// A verb of the local cluster.
-    fn corbel(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(CORBEL);
-        command.args(args).arg("--dir").arg(&self.0).output().expect("corbel starts")
-    }
-
-    fn mount(&self, node: u32) -> PathBuf {
-        self.0.join(format!("n{node}/mnt"))
-    }
-
-    /// A shell in the mount of a node, for the kernel to serve.
-    fn shell(&self, node: u32, script: &str) -> Command {
-        let mut command = Command::new("timeout");
-        command.args([LIMIT_S, "bash", "-c", script]).current_dir(self.mount(node));
-        command
-    }
-
-    /// The same under `corbel run`.
-    fn run(&self, node: u32, script: &str) -> Command {
-        let mut command = Command::new("timeout");
-        command.args([LIMIT_S, CORBEL, "run", "--mount"]).arg(self.mount(node)).arg("--socket");
-        command.arg(self.0.join(format!("n{node}/run/hostd.sock")));
-        command.args(["--", "bash", "-c", script]).current_dir(self.mount(node));
-        command
-    }
-
-    /// Nothing that a program did may have been taken back behind its back.
-    fn assert_nothing_refused(&self) {
-        for node in 1..=3 {
-            let log = fs::read_to_string(self.0.join(format!("n{node}/run/log"))).unwrap();
-            let refused: Vec<&str> = log.lines().filter(|l| l.contains("refused with")).collect();
-            assert!(refused.is_empty(), "node {node}: {refused:#?}");
-        }
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = self.corbel(&["cluster", "down"]);
-    }
-}
-
-fn text(output: &Output) -> String {
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{:?}: {said}{errors}", output.status);
-    said
-}
+const CAPACITY: &str = "512MiB";
 
 /// Several short-lived processes make names in one directory at once: the lease of the directory
 /// goes round, and each process ends right after its last operation.
 #[test]
 fn processes_that_share_a_directory_lose_nothing() {
-    let Some(cluster) = Cluster::new("names") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let script = "mkdir d; for i in $(seq 40); do (echo $i > d/$i; cp d/$i d/c$i) & \
         [ $((i % 4)) = 0 ] && wait; done; wait; cat d/c* | sort -n | tail -n 1; ls d | wc -l";
     assert_eq!(text(&cluster.run(1, script).output().unwrap()), "40\n80\n");
@@ -109,7 +24,7 @@ fn processes_that_share_a_directory_lose_nothing() {
 /// A write of 256 KiB is one log entry, longer than a batch that a follower forwards.
 #[test]
 fn long_writes_beside_a_follower_return() {
-    let Some(cluster) = Cluster::new("long") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let script = "head -c 3000000 /dev/urandom > /dev/shm/$$.r; dd if=/dev/shm/$$.r of=F bs=1M \
         conv=fsync status=none && cmp F /dev/shm/$$.r; rc=$?; rm /dev/shm/$$.r; exit $rc";
     text(&cluster.run(2, &script.replace('F', "a")).output().unwrap());
@@ -121,7 +36,7 @@ fn long_writes_beside_a_follower_return() {
 /// Appenders on all nodes, hooked and not: no line is lost or torn, and O_EXCL is a lock.
 #[test]
 fn appends_and_lock_files_hold_across_views_and_nodes() {
-    let Some(cluster) = Cluster::new("append") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let script = "for i in $(seq 60); do printf 'W %s %0*d\\n' $i $((i * 7)) 0 >> log; done
         for i in $(seq 8); do
             until (set -C; : > lock) 2>/dev/null; do sleep 0.002; done
@@ -157,7 +72,7 @@ fn appends_and_lock_files_hold_across_views_and_nodes() {
 /// and for those that inherit the descriptor, by fork, fork and exec, and posix_spawn.
 #[test]
 fn a_file_unlinked_elsewhere_lives_on_for_those_who_inherit_it() {
-    let Some(cluster) = Cluster::new("inherit") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let program = "import os, subprocess, time
 fd = os.open('f', os.O_RDWR | os.O_CREAT); os.write(fd, b'content\\n'); os.set_inheritable(fd, True)
 other = os.open('g', os.O_RDWR | os.O_CREAT); os.write(other, b'other\\n')
@@ -187,33 +102,26 @@ print(subprocess.check_output(['cat'], stdin=fd).decode(), end='')";
 /// A mount in the background says what it has to say in the log of its node.
 #[test]
 fn a_mount_in_the_background_logs_beside_the_services() {
-    let Some(cluster) = Cluster::new("log") else { return };
-    let (point, run) = (cluster.0.join("second"), cluster.0.join("n1/run"));
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
+    let point = cluster.path("second");
     fs::create_dir(&point).unwrap();
     let mut mount = Command::new(CORBEL);
-    mount.args(["--log-level", "info", "mount"]).arg(run.join("hostd.sock")).arg(&point);
+    mount.args(["--log-level", "info", "mount"]).arg(cluster.socket(1)).arg(&point);
     text(&mount.output().unwrap());
     let line = format!("mounted on {}, process ", point.display());
     // The command returns when the kernel has the mount, which may be before the line is written.
-    let mut log = String::new();
-    for _ in 0..500 {
-        log = fs::read_to_string(run.join("log")).unwrap();
-        if log.contains(&line) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    let unmounted = Command::new("umount").arg(&point).status().unwrap();
-    assert!(unmounted.success());
-    assert!(log.contains(&line), "{log}");
+    wait_for("a line in the log", Duration::from_secs(5), || {
+        cluster.log(1).contains(&line).then_some(())
+    });
+    assert!(Command::new("umount").arg(&point).status().unwrap().success());
 }
 
 /// A reader behind a mount, whose kernel caches, sees each change of the same bytes at once, however
 /// quickly they follow each other: it tells by the time of the file.
 #[test]
 fn changes_within_a_tick_are_seen_behind_the_mount() {
-    let Some(cluster) = Cluster::new("tick") else { return };
-    let (there, back) = (cluster.0.join("there"), cluster.0.join("back"));
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
+    let (there, back) = (cluster.path("there"), cluster.path("back"));
     text(&Command::new("mkfifo").args([&there, &back]).output().unwrap());
     text(&cluster.shell(1, "echo 00000000 > f").output().unwrap());
     let (there, back) = (there.display(), back.display());
@@ -239,7 +147,7 @@ print(stale)\""
 /// A volume that runs full says so, in both views, and goes on once something is removed.
 #[test]
 fn a_full_volume_is_an_error_and_not_a_loss() {
-    let Some(cluster) = Cluster::with_capacity("full", "48MiB") else { return };
+    let Some(cluster) = Cluster::new(3, "48MiB") else { return };
     let fill = "echo before > kept; \
         ! dd if=/dev/zero of=big bs=1M count=80 conv=fsync 2> said; \
         grep -q 'No space left' /dev/stdin < said || cat said; cat kept; rm big; sync; \
@@ -263,7 +171,7 @@ for i in range(80):
 /// More files than there are lease slots.
 #[test]
 fn one_process_makes_more_files_than_it_can_hold_leases() {
-    let Some(cluster) = Cluster::new("many") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let script = "mkdir d; cd d; for i in $(seq 10000); do : > $i; done; ls | wc -l";
     assert_eq!(text(&cluster.run(1, script).output().unwrap()), "10000\n");
     assert_eq!(text(&cluster.shell(2, "ls d | wc -l").output().unwrap()), "10000\n");
@@ -273,7 +181,7 @@ fn one_process_makes_more_files_than_it_can_hold_leases() {
 /// Another user reads what its permissions say, in both views.
 #[test]
 fn another_user_is_another_user() {
-    let Some(cluster) = Cluster::new("users") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let make = "echo secret > s; chmod 600 s; echo open > o; mkdir -m 1777 t; echo x > t/x; \
         echo then > p; cat p; chmod 600 p";
     text(&cluster.run(1, make).output().unwrap());
@@ -292,7 +200,7 @@ fn another_user_is_another_user() {
 /// gone with its process, and its space with it.
 #[test]
 fn a_file_made_without_a_name_gets_one_or_goes() {
-    let Some(cluster) = Cluster::new("tmpfile") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let program = "import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True); AT = -100; w = sys.argv[1]
 def link(fd, name, empty):
@@ -325,15 +233,10 @@ print(os.statvfs('.').f_bfree)";
     free(cluster.shell(2, &run("m")).output().unwrap());
     let all = "m-False\nm-False2\nm-True\nm-True2\nr-False\nr-False2\nr-True\nr-True2\n2\n";
     assert_eq!(text(&cluster.shell(3, names).output().unwrap()), all);
-    let mut after = 0;
-    for _ in 0..100 {
-        after = text(&cluster.shell(1, "stat -fc %f .").output().unwrap()).trim().parse().unwrap();
-        if after > during + 1500 {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    assert!(after > during + 1500, "{during} blocks free with the file, {after} without it");
+    wait_for("the space of the file", Duration::from_secs(10), || {
+        let free = text(&cluster.shell(1, "stat -fc %f .").output().unwrap());
+        (free.trim().parse::<u64>().unwrap() > during + 1500).then_some(())
+    });
     cluster.assert_nothing_refused();
 }
 
@@ -341,7 +244,7 @@ print(os.statvfs('.').f_bfree)";
 /// file whose last bytes are in the log only; and FICLONE where the kernel lets it through.
 #[test]
 fn copies_inside_the_volume_are_what_they_copy() {
-    let Some(cluster) = Cluster::new("copy") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let program = "import fcntl, os, struct, sys, errno
 w = sys.argv[1]; FICLONE, RANGE = 0x40049409, 0x4020940d
 data = bytearray(os.urandom(3_000_000)); data[500_000:1_500_000] = bytes(1_000_000)
@@ -410,7 +313,7 @@ fn access_lists_are_kept_and_obeyed_in_both_views() {
         eprintln!("skipped: the packages acl and rsync are not here");
         return;
     }
-    let Some(cluster) = Cluster::new("acl") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let make = "umask 077; mkdir W; cd W; echo secret > s; setfacl -m u:65534:r s; chmod o= s
         getfacl -cn s; stat -c %a s; chmod g-r s; getfacl -cn s | grep effective; chmod g+r s
         mkdir d; setfacl -m u:65534:rwx,d:u:65534:rw,d:o::r d; echo in > d/f; mkdir d/sub
@@ -473,16 +376,17 @@ fn access_lists_are_kept_and_obeyed_in_both_views() {
 /// but by copying; the sums are those of the files, also for the checker and after a restart.
 #[test]
 fn quotas_hold_in_both_views_and_add_up() {
-    let Some(cluster) = Cluster::new("quota") else { return };
-    let quota = |node: u32, args: &[&str]| {
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
+    let quota = |node: usize, args: &[&str]| {
         let mut command = Command::new(CORBEL);
         command.args(["--json", "quota", "--socket"]);
-        command.arg(cluster.0.join(format!("n{node}/run/hostd.sock"))).args(args);
+        command.arg(cluster.socket(node)).args(args);
         command.output().unwrap()
     };
-    let of = |node: u32, args: &[&str]| {
-        let said: serde_json::Value = serde_json::from_str(&text(&quota(node, args))).unwrap();
-        let account = &said["accounts"][0];
+    let of = |node: usize, args: &[&str]| {
+        let output = quota(node, args);
+        text(&output);
+        let account = &json(&output)["accounts"][0];
         let pair =
             |a: &serde_json::Value| (a["bytes"].as_u64().unwrap(), a["inodes"].as_u64().unwrap());
         (pair(&account["used"]), pair(&account["limit"]))
@@ -516,15 +420,9 @@ for f in (os.rename, os.link):
         sync Wf 2>&1 | grep -c exceeded; rm Wf'; true";
     // What is removed counts until nobody has it open any more, and a program's end is noticed soon.
     let settled = || {
-        let mut used = (0, 0);
-        for _ in 0..100 {
-            used = of(3, &["show", "--dir", "/p/q"]).0;
-            if used == (blocks + 4096, 4) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-        panic!("what is gone is counted: {used:?}");
+        wait_for("what is gone not to be counted", Duration::from_secs(10), || {
+            (of(3, &["show", "--dir", "/p/q"]).0 == (blocks + 4096, 4)).then_some(())
+        });
     };
     for node in [1, 2] {
         for (w, view) in [("r", true), ("m", false)] {
@@ -551,12 +449,11 @@ for f in (os.rename, os.link):
 
 #[test]
 fn an_ordinary_user_is_shown_what_it_may_see_and_hands_it_on() {
-    let Some(cluster) = Cluster::new("ordinary") else { return };
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
     let make =
         "mkdir -m 700 private; mkdir private/open; echo x > private/open/f; mkdir -m 777 1 2";
     text(&cluster.run(1, make).output().unwrap());
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/ordinary.sh");
-    let script = std::fs::read_to_string(script).expect("the script");
+    let script = fs::read_to_string(format!("{TESTS}/run/ordinary.sh")).expect("the script");
     let expected =
         "child read one\none\nf\nb\none\nb'data' ['f', 'g'] 4 data\n102\n2\nclosed\nclosed\n";
     for node in [1, 2] {
@@ -568,10 +465,8 @@ fn an_ordinary_user_is_shown_what_it_may_see_and_hands_it_on() {
         run.arg(node.to_string()).arg(&script);
         assert_eq!(text(&run.output().unwrap()), expected, "node {node}");
     }
-    let status = cluster.corbel(&["--json", "cluster", "status"]);
-    let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
-    for node in status["nodes"].as_array().expect("nodes") {
-        assert_eq!(node["status"]["counters"]["unshown"], 0, "{node}");
+    for node in 1..=3 {
+        assert_eq!(cluster.status(node)["counters"]["unshown"], 0, "node {node}");
     }
     cluster.assert_nothing_refused();
 }

@@ -1,35 +1,18 @@
 //! Suites of others, through the mount and under `corbel run`, on a cluster of three nodes: fsx
 //! (random operations on a file, checked against memory) and pjdfstest (one case for each promise
 //! of POSIX). `scripts/prepare.sh tools` installs them.
-//!
-//! Needs root and /dev/fuse for the mounts (a container without them says so and passes).
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::process::Command;
 
-const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
-const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
+use super::harness::{Cluster, TESTS};
+
 const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/bin");
-/// A suite that takes longer hangs.
-const LIMIT_S: &str = "120";
 /// What pjdfstest finds under `corbel run` that the kernel alone could do.
 const ONLY_THE_KERNEL: [&str; 1] = [
     "rmdir::ebusy", // mount(8), a set-id program, mounts below the prefix: not seen by the library
 ];
-
-fn library() {
-    static BUILT: OnceLock<()> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "intercept"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "intercept builds");
-    });
-}
 
 fn tool(name: &str) -> PathBuf {
     let path = Path::new(TOOLS).join(name);
@@ -37,57 +20,24 @@ fn tool(name: &str) -> PathBuf {
     path
 }
 
-struct Cluster(PathBuf);
-
-impl Cluster {
-    fn new(name: &str) -> Option<Self> {
-        if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: {name}: no right to mount here");
-            return None;
-        }
-        library();
-        // Short: pjdfstest binds sockets in it, whose paths are limited to 107 bytes.
-        let dir = PathBuf::from(format!("/dev/shm/c{name}{}", std::process::id()));
-        let cluster = Self(dir);
-        let up = cluster.corbel(&["cluster", "up", "--nodes", "3", "--capacity", "512MiB"]);
-        assert!(up.status.success(), "{up:?}");
-        Some(cluster)
-    }
-
-    fn corbel(&self, args: &[&str]) -> Output {
-        Command::new(CORBEL).args(args).arg("--dir").arg(&self.0).output().expect("corbel starts")
-    }
-
-    fn mount(&self) -> PathBuf {
-        self.0.join("n1/mnt")
-    }
-
-    /// A program in the mount of node 1: served by the kernel, or under `corbel run`.
-    fn program(&self, run: bool, program: &Path) -> Command {
-        let mut command = Command::new("timeout");
-        command.arg(LIMIT_S);
-        if run {
-            command.arg(CORBEL).args(["run", "--audit", "--mount"]).arg(self.mount());
-            command.arg("--socket").arg(self.0.join("n1/run/hostd.sock")).arg("--");
-        }
-        command.arg(program).current_dir(self.mount());
-        command
-    }
+fn cluster() -> Option<Cluster> {
+    Cluster::new(3, "512MiB")
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = self.corbel(&["cluster", "down"]);
-    }
+/// A program in the mount of node 1: served by the kernel, or under `corbel run`.
+fn program(cluster: &Cluster, run: bool, program: &Path) -> Command {
+    let mut command = if run { cluster.hooked(1, &["--audit"]) } else { cluster.native(1) };
+    command.arg(program);
+    command
 }
 
 fn fsx(cluster: &Cluster, run: bool, config: &str, seed: u32, operations: u32) {
     let name = format!("{config}-{seed}-{run}");
-    let mut command = cluster.program(run, &tool("fsx"));
-    command.arg("-f").arg(format!("{HERE}/fsx/{config}.toml"));
+    let mut command = program(cluster, run, &tool("fsx"));
+    command.arg("-f").arg(format!("{TESTS}/fsx/{config}.toml"));
     command.args(["-S", &seed.to_string(), "-N", &operations.to_string()]);
     // Beside the mount, to be looked at when it fails.
-    command.arg("-P").arg(&cluster.0).arg(&name);
+    command.arg("-P").arg(cluster.path("")).arg(&name);
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -100,7 +50,7 @@ fn fsx(cluster: &Cluster, run: bool, config: &str, seed: u32, operations: u32) {
 
 #[test]
 fn fsx_with_mapping() {
-    let Some(cluster) = Cluster::new("fa") else { return };
+    let Some(cluster) = cluster() else { return };
     for seed in 1..=3 {
         fsx(&cluster, false, "all", seed, 1500);
         fsx(&cluster, true, "all", seed, 1500);
@@ -109,7 +59,7 @@ fn fsx_with_mapping() {
 
 #[test]
 fn fsx_on_the_fast_path() {
-    let Some(cluster) = Cluster::new("fc") else { return };
+    let Some(cluster) = cluster() else { return };
     for seed in 1..=4 {
         fsx(&cluster, true, "calls", seed, 3000);
         fsx(&cluster, false, "calls", seed, 1000);
@@ -118,15 +68,15 @@ fn fsx_on_the_fast_path() {
 
 /// The cases that failed and the number of those that passed.
 fn pjdfstest(cluster: &Cluster, run: bool) -> (Vec<String>, usize) {
-    let (dir, second) = (cluster.mount().join("p"), cluster.0.join("second"));
+    let (dir, second) = (cluster.mount(1).join("p"), cluster.path("second"));
     fs::create_dir_all(&dir).unwrap();
     fs::create_dir_all(&second).unwrap();
     for open in [&dir, &second] {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(open, fs::Permissions::from_mode(0o777)).unwrap();
     }
-    let mut command = cluster.program(run, &tool("pjdfstest"));
-    command.arg("-c").arg(format!("{HERE}/pjdfstest/config.toml"));
+    let mut command = program(cluster, run, &tool("pjdfstest"));
+    command.arg("-c").arg(format!("{TESTS}/pjdfstest/config.toml"));
     command.arg("-p").arg(&dir).arg("-s").arg(&second).env("RUST_BACKTRACE", "0");
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -140,7 +90,7 @@ fn pjdfstest(cluster: &Cluster, run: bool) -> (Vec<String>, usize) {
 
 #[test]
 fn pjdfstest_through_the_mount() {
-    let Some(cluster) = Cluster::new("pm") else { return };
+    let Some(cluster) = cluster() else { return };
     let (failed, passed) = pjdfstest(&cluster, false);
     assert_eq!(failed, [""; 0]);
     assert!(passed >= 384, "{passed} passed");
@@ -148,7 +98,7 @@ fn pjdfstest_through_the_mount() {
 
 #[test]
 fn pjdfstest_on_the_fast_path() {
-    let Some(cluster) = Cluster::new("pr") else { return };
+    let Some(cluster) = cluster() else { return };
     let (failed, passed) = pjdfstest(&cluster, true);
     assert_eq!(failed, ONLY_THE_KERNEL);
     assert!(passed >= 383, "{passed} passed");

@@ -1,63 +1,22 @@
 //! Leases end by time: while the service of a node hangs or is dead its programs go on, but none of
 //! them reads what others have replaced since.
-//!
-//! Needs root and /dev/fuse for the mounts (a container without them says so and passes).
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
-/// A program that takes longer hangs.
-const LIMIT_S: &str = "60";
+use super::harness::Cluster;
 
-struct Cluster(PathBuf);
-
-impl Cluster {
-    fn new(name: &str) -> Option<Self> {
-        if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: no right to mount here");
-            return None;
-        }
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "intercept"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "intercept builds");
-        let dir = PathBuf::from(format!("/dev/shm/corbel-lapse-{name}-{}", std::process::id()));
-        let cluster = Self(dir);
-        let up = ["cluster", "up", "--nodes", "3", "--capacity", "64MiB", "--dir"];
-        let output = Command::new(CORBEL).args(up).arg(&cluster.0).output().expect("it starts");
-        assert!(output.status.success(), "{output:?}");
-        Some(cluster)
-    }
-
-    /// A Python program on a node, under the library.
-    fn python(&self, node: u32, program: &str) -> Child {
-        let at = self.0.join(format!("n{node}"));
-        let mut command = Command::new("timeout");
-        command.args([LIMIT_S, CORBEL, "run", "--mount"]).arg(at.join("mnt")).arg("--socket");
-        command.arg(at.join("run/hostd.sock")).args(["--", "python3", "-u", "-c", program]);
-        command.current_dir(at.join("mnt")).stdout(Stdio::piped()).spawn().expect("a program")
-    }
-
-    fn signal_nicfs(&self, node: u32, signal: Signal) {
-        let text = std::fs::read_to_string(self.0.join(format!("n{node}/run/nicfs.pid")));
-        let text = text.expect("nicfs runs");
-        let pid = text.split_whitespace().next().and_then(|word| word.parse().ok());
-        let pid = Pid::from_raw(pid.expect("a number")).expect("a process");
-        kill_process(pid, signal).expect("nicfs runs");
-    }
+/// A Python program.
+fn python(mut command: Command, program: &str) -> Child {
+    command.args(["python3", "-u", "-c", program]).stdout(Stdio::piped());
+    command.spawn().expect("a program")
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = Command::new(CORBEL).args(["cluster", "down", "--dir"]).arg(&self.0).output();
-    }
+fn hooked(cluster: &Cluster, node: usize, program: &str) -> Child {
+    python(cluster.hooked(node, &[]), program)
 }
 
 /// Writes numbers that grow, and says when each was written.
@@ -116,19 +75,19 @@ fn printed(child: &mut Child, word: &str) -> Vec<(u64, u64)> {
 
 /// A program on `reader`'s node reads what one on `writer`'s writes, while `trouble` happens to the
 /// reader's service.
-fn judge(name: &str, reader: u32, writer: u32, trouble: impl FnOnce(&Cluster)) {
-    judge_by(name, reader, writer, |cluster| cluster.python(reader, READER), trouble);
+fn judge(name: &str, reader: usize, writer: usize, trouble: impl FnOnce(&Cluster)) {
+    judge_by(name, reader, writer, |cluster| hooked(cluster, reader, READER), trouble);
 }
 
 fn judge_by(
     name: &str,
-    reader: u32,
-    writer: u32,
+    reader: usize,
+    writer: usize,
     start: impl FnOnce(&Cluster) -> Child,
     trouble: impl FnOnce(&Cluster),
 ) {
-    let Some(cluster) = Cluster::new(name) else { return };
-    std::fs::write(cluster.0.join(format!("n{writer}/mnt/shared")), "00000000").expect("it writes");
+    let Some(cluster) = Cluster::new(3, "64MiB") else { return };
+    std::fs::write(cluster.mount(writer).join("shared"), "00000000").expect("it writes");
     let mut reads = start(&cluster);
     eprintln!("{name}: the reader is on node {reader}");
     let mut line = String::new();
@@ -136,7 +95,7 @@ fn judge_by(
     head.read_line(&mut line).expect("a line");
     assert_eq!(line, "ready\n");
     reads.stdout = Some(head.into_inner());
-    let mut writes = cluster.python(writer, WRITER);
+    let mut writes = hooked(&cluster, writer, WRITER);
     // Pipes hold 64 KiB: both are read while they run.
     let writes = std::thread::spawn(move || printed(&mut writes, "written"));
     let reads = std::thread::spawn(move || printed(&mut reads, "read"));
@@ -170,12 +129,7 @@ fn a_member_that_hangs() {
 /// The kernel's cache of attributes is no older than the leases.
 #[test]
 fn a_member_that_hangs_behind_a_mount() {
-    let start = |cluster: &Cluster| {
-        let mut command = Command::new("timeout");
-        command.args(["-s", "KILL", LIMIT_S, "python3", "-u", "-c", LOOKER]);
-        let mount = cluster.0.join("n3/mnt");
-        command.current_dir(mount).stdout(Stdio::piped()).spawn().expect("a program")
-    };
+    let start = |cluster: &Cluster| python(cluster.native(3), LOOKER);
     judge_by("mount", 3, 1, start, |cluster| {
         cluster.signal_nicfs(3, Signal::STOP);
         std::thread::sleep(Duration::from_millis(2500));

@@ -1,58 +1,27 @@
 //! The mounts of several nodes are one file system: what has returned on one of them is seen by every
 //! call that begins later on another, whatever the kernels cache. Readers hammer while a writer writes:
 //! a reader notes how far the writer has come, looks, and must not see less.
-//!
-//! Needs root and /dev/fuse for the mounts (a container without them says so and passes).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
+use super::harness::Cluster;
+
 /// How long each kind of change is hammered.
 const HAMMER: Duration = Duration::from_millis(4000);
 
-struct Cluster(PathBuf);
-
-impl Cluster {
-    fn new(name: &str) -> Option<Self> {
-        if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: no right to mount here");
-            return None;
-        }
-        let dir = PathBuf::from(format!("/dev/shm/corbel-coherence-{name}-{}", std::process::id()));
-        let cluster = Self(dir);
-        let up = cluster.corbel(&["cluster", "up", "--nodes", "3", "--capacity", "128MiB"]);
-        assert!(up.status.success(), "{up:?}");
-        Some(cluster)
-    }
-
-    fn corbel(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(CORBEL);
-        command.args(args).arg("--dir").arg(&self.0).output().expect("corbel starts")
-    }
-
-    fn on(&self, node: usize, name: &str) -> PathBuf {
-        self.0.join(format!("n{node}/mnt")).join(name)
-    }
-
-    /// Nobody may have been expelled for being slow with its cache.
-    fn assert_nobody_expelled(&self) {
-        for node in 1..=3 {
-            let log = fs::read_to_string(self.0.join(format!("n{node}/run/log"))).unwrap();
-            assert!(!log.contains("expelled"), "node {node}: {log}");
-        }
-    }
+/// A name in the mount of a node.
+fn on(cluster: &Cluster, node: usize, name: &str) -> PathBuf {
+    cluster.mount(node).join(name)
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = self.corbel(&["cluster", "down"]);
-    }
+fn cluster() -> Option<Cluster> {
+    Cluster::new(3, "128MiB")
 }
 
 /// `write(k)` for k = 1, 2, ... on one node, while `look` runs on others: what it returns must be at least
@@ -106,12 +75,12 @@ fn number_at(file: &File) -> u64 {
 
 #[test]
 fn data_is_never_stale() {
-    let Some(cluster) = Cluster::new("data") else { return };
-    fs::write(cluster.on(1, "f"), [0; 8192]).unwrap();
-    let writer = open(&cluster.on(1, "f"));
-    let (held, here) = (open(&cluster.on(2, "f")), open(&cluster.on(1, "f")));
+    let Some(cluster) = cluster() else { return };
+    fs::write(on(&cluster, 1, "f"), [0; 8192]).unwrap();
+    let writer = open(&on(&cluster, 1, "f"));
+    let (held, here) = (open(&on(&cluster, 2, "f")), open(&on(&cluster, 1, "f")));
     let again = || {
-        let file = File::open(cluster.on(3, "f")).unwrap();
+        let file = File::open(on(&cluster, 3, "f")).unwrap();
         number_at(&file)
     };
     let counts = hammer(
@@ -125,13 +94,13 @@ fn data_is_never_stale() {
 /// A file is opened and mapped without being read: the pages that the kernel has must be right.
 #[test]
 fn what_is_mapped_after_opening_is_never_stale() {
-    let Some(cluster) = Cluster::new("map") else { return };
-    fs::write(cluster.on(1, "f"), [0; 8192]).unwrap();
-    let writer = open(&cluster.on(1, "f"));
+    let Some(cluster) = cluster() else { return };
+    fs::write(on(&cluster, 1, "f"), [0; 8192]).unwrap();
+    let writer = open(&on(&cluster, 1, "f"));
     let program = Command::new("python3")
         .args(["-c", MAPPER])
-        .arg(cluster.on(1, "f"))
-        .arg(cluster.on(2, "f"))
+        .arg(on(&cluster, 1, "f"))
+        .arg(on(&cluster, 2, "f"))
         .output()
         .unwrap();
     drop(writer);
@@ -152,9 +121,9 @@ for k in range(300):
 /// What does not change is asked for once.
 #[test]
 fn the_kernel_keeps_what_does_not_change() {
-    let Some(cluster) = Cluster::new("kept") else { return };
-    fs::write(cluster.on(1, "f"), "12345678").unwrap();
-    let (here, there) = (open(&cluster.on(1, "f")), open(&cluster.on(2, "f")));
+    let Some(cluster) = cluster() else { return };
+    fs::write(on(&cluster, 1, "f"), "12345678").unwrap();
+    let (here, there) = (open(&on(&cluster, 1, "f")), open(&on(&cluster, 2, "f")));
     let settle = |file: &File| {
         for _ in 0..2 {
             let _ = (file.metadata().unwrap(), number_at(file));
@@ -163,7 +132,7 @@ fn the_kernel_keeps_what_does_not_change() {
         let _ = (file.metadata().unwrap(), number_at(file));
     };
     let asked = |node: usize| -> u64 {
-        let stats = fs::read_to_string(cluster.on(node, ".corbel/stats")).unwrap();
+        let stats = fs::read_to_string(on(&cluster, node, ".corbel/stats")).unwrap();
         let of = |name: &str| {
             let line = stats.lines().find(|l| l.starts_with(name));
             line.map_or(0, |l| l.split(' ').nth(1).unwrap().parse::<u64>().unwrap())
@@ -190,32 +159,33 @@ const NUMBER: u64 = 0x3837_3635_3433_3231;
 
 #[test]
 fn attributes_are_never_stale() {
-    let Some(cluster) = Cluster::new("attributes") else { return };
-    fs::write(cluster.on(1, "f"), "").unwrap();
-    let writer = open(&cluster.on(1, "f"));
-    let held = open(&cluster.on(2, "f"));
-    let size = |node: usize| fs::metadata(cluster.on(node, "f")).unwrap().len();
+    let Some(cluster) = cluster() else { return };
+    fs::write(on(&cluster, 1, "f"), "").unwrap();
+    let writer = open(&on(&cluster, 1, "f"));
+    let held = open(&on(&cluster, 2, "f"));
+    let size = |node: usize| fs::metadata(on(&cluster, node, "f")).unwrap().len();
     let counts = hammer(
         |k| writer.write_all_at(b"x", k - 1).unwrap(),
         &[&|| size(2), &|| held.metadata().unwrap().len(), &|| size(3), &|| size(1)],
     );
     eprintln!("size: {counts:?}");
     // The mode counts as well; 12 bits of it do.
-    let mode = |node: usize| u64::from(fs::metadata(cluster.on(node, "f")).unwrap().mode() & 0o777);
+    let mode =
+        |node: usize| u64::from(fs::metadata(on(&cluster, node, "f")).unwrap().mode() & 0o777);
     for base in [0u64, 0o400] {
-        fs::set_permissions(cluster.on(1, "f"), fs::Permissions::from_mode(base as u32)).unwrap();
+        fs::set_permissions(on(&cluster, 1, "f"), fs::Permissions::from_mode(base as u32)).unwrap();
         for k in 1..0o200u64 {
             let permissions = fs::Permissions::from_mode((base + k) as u32);
-            fs::set_permissions(cluster.on(1 + (k % 2) as usize, "f"), permissions).unwrap();
+            fs::set_permissions(on(&cluster, 1 + (k % 2) as usize, "f"), permissions).unwrap();
             assert_eq!([mode(1), mode(2), mode(3)], [base + k; 3]);
         }
     }
-    let links = |node: usize| fs::metadata(cluster.on(node, "f")).unwrap().nlink();
+    let links = |node: usize| fs::metadata(on(&cluster, node, "f")).unwrap().nlink();
     for k in 0..60 {
         let (here, there) = (1 + k % 3, 1 + (k + 1) % 3);
-        fs::hard_link(cluster.on(here, "f"), cluster.on(here, "g")).unwrap();
+        fs::hard_link(on(&cluster, here, "f"), on(&cluster, here, "g")).unwrap();
         assert_eq!((links(here), links(there)), (2, 2), "round {k}");
-        fs::remove_file(cluster.on(there, "g")).unwrap();
+        fs::remove_file(on(&cluster, there, "g")).unwrap();
         assert_eq!((links(here), links(there)), (1, 1), "round {k}");
     }
     cluster.assert_nobody_expelled();
@@ -225,12 +195,12 @@ fn attributes_are_never_stale() {
 /// is being told of them while they change.
 #[test]
 fn new_files_are_never_stale() {
-    let Some(cluster) = Cluster::new("new") else { return };
-    fs::create_dir(cluster.on(1, "d")).unwrap();
+    let Some(cluster) = cluster() else { return };
+    fs::create_dir(on(&cluster, 1, "d")).unwrap();
     let newest = AtomicU64::new(0);
     let name = |k: u64| format!("d/f{k}");
     let write = |k: u64| {
-        let path = cluster.on(1, &name(k));
+        let path = on(&cluster, 1, &name(k));
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).unwrap();
         newest.store(k, Ordering::SeqCst);
         for byte in 0..8 {
@@ -240,7 +210,7 @@ fn new_files_are_never_stale() {
     // Complete once the writer has gone on to the next.
     let look = |node: usize| {
         let k = newest.load(Ordering::SeqCst);
-        let size = match fs::metadata(cluster.on(node, &name(k))) {
+        let size = match fs::metadata(on(&cluster, node, &name(k))) {
             Ok(found) => found.len(),
             Err(error) if k == 0 && error.kind() == ErrorKind::NotFound => 0,
             Err(error) => panic!("file {k}: {error}"),
@@ -254,30 +224,30 @@ fn new_files_are_never_stale() {
 
 #[test]
 fn names_are_never_stale() {
-    let Some(cluster) = Cluster::new("names") else { return };
-    fs::create_dir(cluster.on(1, "d")).unwrap();
+    let Some(cluster) = cluster() else { return };
+    fs::create_dir(on(&cluster, 1, "d")).unwrap();
     for k in 0..150u64 {
         let (here, there) = (1 + (k % 3) as usize, 1 + ((k + 1) % 3) as usize);
         let (a, b) = (format!("d/a{}", k % 4), format!("d/b{}", k % 4));
-        let is = |node, name: &str| cluster.on(node, name).exists();
+        let is = |node, name: &str| on(&cluster, node, name).exists();
         assert!(!is(there, &a) && !is(here, &a), "round {k}");
-        fs::write(cluster.on(here, &a), k.to_string()).unwrap();
+        fs::write(on(&cluster, here, &a), k.to_string()).unwrap();
         assert!(is(there, &a), "round {k}: made");
-        assert_eq!(fs::read_to_string(cluster.on(there, &a)).unwrap(), k.to_string());
-        fs::rename(cluster.on(there, &a), cluster.on(there, &b)).unwrap();
+        assert_eq!(fs::read_to_string(on(&cluster, there, &a)).unwrap(), k.to_string());
+        fs::rename(on(&cluster, there, &a), on(&cluster, there, &b)).unwrap();
         assert_eq!((is(here, &a), is(here, &b)), (false, true), "round {k}: renamed");
-        assert_eq!(fs::read_to_string(cluster.on(here, &b)).unwrap(), k.to_string());
-        fs::remove_file(cluster.on(here, &b)).unwrap();
+        assert_eq!(fs::read_to_string(on(&cluster, here, &b)).unwrap(), k.to_string());
+        fs::remove_file(on(&cluster, here, &b)).unwrap();
         assert_eq!((is(there, &b), is(here, &b)), (false, false), "round {k}: removed");
     }
     // One name that is replaced all the time: it is always there, and never an older one.
     let put = |k: u64| {
-        fs::write(cluster.on(1, "d/new"), k.to_le_bytes()).unwrap();
-        fs::rename(cluster.on(1, "d/new"), cluster.on(1, "d/it")).unwrap();
+        fs::write(on(&cluster, 1, "d/new"), k.to_le_bytes()).unwrap();
+        fs::rename(on(&cluster, 1, "d/new"), on(&cluster, 1, "d/it")).unwrap();
     };
     put(0);
     let get = |node: usize| loop {
-        match File::open(cluster.on(node, "d/it")) {
+        match File::open(on(&cluster, node, "d/it")) {
             Ok(file) => return number_at(&file),
             // Replaced between look-up and opening, twice in a row.
             Err(error) => assert_eq!(error.raw_os_error(), Some(116), "{error}"),

@@ -2,53 +2,34 @@
 //! crate keeps.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
+
+use super::harness::{Scratch, corbel, json};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../placement/tests/crush/golden").join(name)
 }
 
 fn crush(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_corbel"));
-    command.arg("crush").args(args).output().unwrap()
+    corbel(["crush"].iter().chain(args))
 }
 
-fn json(args: &[&str]) -> (Option<i32>, Value) {
+fn answer(args: &[&str]) -> (Option<i32>, Value) {
     let output = crush(&[&["--json"], args].concat());
-    let text = String::from_utf8(output.stdout).unwrap();
-    let line = text.lines().last().unwrap_or_default();
-    let value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {args:?} {text:?}"));
-    (output.status.code(), value)
+    (output.status.code(), json(&output))
 }
 
-/// A directory that is gone when the test ends.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("corbel-crush-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        Self(dir)
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn file(scratch: &Scratch, name: &str) -> String {
+    scratch.path(name).display().to_string()
 }
 
 #[test]
 fn a_text_becomes_a_map_and_a_text_again() {
-    let scratch = Scratch::new("text");
-    let (text, binary) = (golden("mixed.txt").display().to_string(), scratch.file("map"));
-    let (code, made) = json(&["compile", &text, "--out", &binary]);
+    let scratch = Scratch::new();
+    let (text, binary) = (golden("mixed.txt").display().to_string(), file(&scratch, "map"));
+    let (code, made) = answer(&["compile", &text, "--out", &binary]);
     assert_eq!(code, Some(0), "{made}");
     assert_eq!((&made["devices"], &made["rules"]), (&Value::from(15), &Value::from(4)));
     assert_eq!(made["bytes"], std::fs::metadata(&binary).unwrap().len());
@@ -59,7 +40,7 @@ fn a_text_becomes_a_map_and_a_text_again() {
         assert!(shown.status.success(), "{shown:?}");
         assert_eq!(String::from_utf8_lossy(&shown.stdout), wanted, "{source}");
     }
-    let file = scratch.file("again");
+    let file = file(&scratch, "again");
     let quiet = crush(&["decompile", &binary, "--out", &file]);
     assert!(quiet.status.success() && quiet.stdout.is_empty(), "{quiet:?}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), wanted);
@@ -94,7 +75,7 @@ fn mappings_are_those_that_crushtool_printed() {
 #[test]
 fn a_device_that_leaves_gives_away_what_it_had() {
     let map = golden("straw2.bin").display().to_string();
-    let (code, said) = json(&["test", &map, "--leave", "7"]);
+    let (code, said) = answer(&["test", &map, "--leave", "7"]);
     assert_eq!(code, Some(0), "{said}");
     assert_eq!((&said["inputs"], &said["bad_mappings"]), (&Value::from(1024), &Value::from(0)));
     let had = &said["devices"][7]["placements"];
@@ -105,15 +86,15 @@ fn a_device_that_leaves_gives_away_what_it_had() {
     assert!(movement["moved"].as_u64() >= had.as_u64() && had.as_u64() > Some(0), "{movement}");
 
     // The same maps: nothing moves.
-    let (_, same) = json(&["test", &map, "--against", &map]);
+    let (_, same) = answer(&["test", &map, "--against", &map]);
     assert_eq!(same["movement"]["moved"], 0, "{same}");
 }
 
 #[test]
 fn wrong_maps_and_numbers_are_refused_by_name() {
-    let scratch = Scratch::new("wrong");
+    let scratch = Scratch::new();
     let map = golden("straw2.bin").display().to_string();
-    let (cut, bad, no) = (scratch.file("cut"), scratch.file("bad.txt"), scratch.file("none"));
+    let (cut, bad, no) = (file(&scratch, "cut"), file(&scratch, "bad.txt"), file(&scratch, "none"));
     let whole = std::fs::read(&map).unwrap();
     std::fs::write(&cut, &whole[..300]).unwrap();
     std::fs::write(&bad, "device x osd.0\n").unwrap();
@@ -128,7 +109,7 @@ fn wrong_maps_and_numbers_are_refused_by_name() {
         (&["test", &map, "--engine", "abacus"], "usage", "abacus"),
     ];
     for (args, word, message) in cases {
-        let (code, said) = json(args);
+        let (code, said) = answer(args);
         assert_ne!(code, Some(0), "{args:?}");
         assert_eq!(said["error"]["code"], word, "{args:?}");
         assert!(said["error"]["message"].as_str().unwrap().contains(message), "{said}");

@@ -1,0 +1,256 @@
+//! What the tests stand on: a cluster that ends with its test, programs on its mounts and under
+//! `corbel run`, and waiting that has an end.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+pub const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
+/// Scripts, programs and configurations of the tests.
+pub const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
+/// A program that takes longer hangs, and is ended.
+const LIMIT: [&str; 4] = ["timeout", "-k", "5", "120"];
+
+/// Whether this process may mount; says so if not.
+pub fn may_mount() -> bool {
+    let may = Path::new("/dev/fuse").exists() && rustix::process::geteuid().is_root();
+    if !may {
+        eprintln!("SKIPPED: no right to mount here");
+    }
+    may
+}
+
+/// The interception library, which is built alone, as it must be: see intercept/Cargo.toml.
+pub fn library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "intercept"]);
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo runs").success(), "intercept builds");
+        Path::new(CORBEL).with_file_name("libintercept.so")
+    })
+}
+
+/// A command with a limit of time; the program and its arguments are to be added.
+pub fn limited() -> Command {
+    let mut command = Command::new(LIMIT[0]);
+    command.args(&LIMIT[1..]);
+    command
+}
+
+/// `corbel`, with a limit of time.
+pub fn corbel<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output {
+    let mut command = limited();
+    command.arg(CORBEL).args(args).env_remove("CORBEL_CONFIG");
+    command.output().expect("corbel starts")
+}
+
+/// What a program printed that succeeded.
+pub fn text(output: &Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{:?}: {said}{errors}", output.status);
+    said
+}
+
+/// The last line of standard output as JSON, of a program that may have failed.
+pub fn json(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().last().unwrap_or_default();
+    serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {text:?} {output:?}"))
+}
+
+/// Asks again and again until there is an answer, for no longer than `limit`.
+pub fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < end, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub fn signal(pid: Pid, signal: Signal) {
+    kill_process(pid, signal).expect("the process runs");
+}
+
+/// What the mount table says of a directory.
+pub fn mounted(point: &Path) -> Option<String> {
+    let table = fs::read_to_string("/proc/self/mounts").expect("/proc");
+    let point = format!(" {} ", point.display());
+    table.lines().find(|line| line.contains(&point)).map(str::to_owned)
+}
+
+/// A directory in memory that is gone when the test ends, with what is mounted in it. Its path is
+/// short: sockets in it have paths of at most 107 bytes.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = PathBuf::from(format!("/dev/shm/corbel-{}-{count}", std::process::id()));
+        fs::create_dir(&dir).expect("a new directory");
+        Self(dir)
+    }
+
+    pub fn path(&self, part: &str) -> PathBuf {
+        self.0.join(part)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let points = table.lines().filter_map(|line| line.split(' ').nth(1));
+        for point in points.filter(|point| Path::new(point).starts_with(&self.0)) {
+            let _ = Command::new("umount").args(["-l", point]).status();
+        }
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A local cluster, which ends with its test however the test ends.
+pub struct Cluster {
+    scratch: Scratch,
+    nodes: usize,
+}
+
+impl Cluster {
+    /// A cluster with a mount on each node; none where that is not allowed.
+    pub fn new(nodes: usize, capacity: &str) -> Option<Self> {
+        if !may_mount() {
+            return None;
+        }
+        library();
+        Some(Self::up(nodes, capacity, &[]))
+    }
+
+    /// One without mounts, which needs no rights.
+    pub fn unmounted(nodes: usize, capacity: &str) -> Self {
+        Self::up(nodes, capacity, &["--no-mount"])
+    }
+
+    fn up(nodes: usize, capacity: &str, more: &[&str]) -> Self {
+        let cluster = Self { scratch: Scratch::new(), nodes };
+        let count = nodes.to_string();
+        let up = ["--json", "cluster", "up", "--nodes", &count, "--capacity", capacity];
+        let said = cluster.corbel(&[&up, more].concat());
+        assert_eq!(json(&said)["replicas"], nodes.min(3), "{said:?}");
+        cluster
+    }
+
+    /// A verb of the local cluster.
+    pub fn corbel(&self, args: &[&str]) -> Output {
+        let place = [OsStr::new("--dir"), self.scratch.0.as_os_str()];
+        corbel(args.iter().map(OsStr::new).chain(place))
+    }
+
+    pub fn path(&self, part: &str) -> PathBuf {
+        self.scratch.path(part)
+    }
+
+    pub fn mount(&self, node: usize) -> PathBuf {
+        self.path(&format!("n{node}/mnt"))
+    }
+
+    pub fn socket(&self, node: usize) -> PathBuf {
+        self.path(&format!("n{node}/run/hostd.sock"))
+    }
+
+    /// What the processes of a node have logged.
+    pub fn log(&self, node: usize) -> String {
+        fs::read_to_string(self.path(&format!("n{node}/run/log"))).expect("a log")
+    }
+
+    /// What a node says of itself; null if it says nothing.
+    pub fn status(&self, node: usize) -> Value {
+        json(&self.corbel(&["--json", "cluster", "status"]))["nodes"][node - 1]["status"].take()
+    }
+
+    /// A program in the mount of a node, served by the kernel; it is to be added.
+    pub fn native(&self, node: usize) -> Command {
+        let mut command = limited();
+        command.current_dir(self.mount(node));
+        command
+    }
+
+    /// The same under `corbel run`.
+    pub fn hooked(&self, node: usize, options: &[&str]) -> Command {
+        let mut command = self.native(node);
+        command.args([CORBEL, "run"]).args(options).arg("--mount").arg(self.mount(node));
+        command.arg("--socket").arg(self.socket(node)).arg("--");
+        command
+    }
+
+    /// A script in the mount of a node.
+    pub fn shell(&self, node: usize, script: &str) -> Command {
+        let mut command = self.native(node);
+        command.args(["bash", "-c", script]);
+        command
+    }
+
+    /// The same under `corbel run`.
+    pub fn run(&self, node: usize, script: &str) -> Command {
+        let mut command = self.hooked(node, &[]);
+        command.args(["bash", "-c", script]);
+        command
+    }
+
+    /// The nicfs of a node, if it runs.
+    pub fn nicfs(&self, node: usize) -> Option<Pid> {
+        let text = fs::read_to_string(self.path(&format!("n{node}/run/nicfs.pid"))).ok()?;
+        Pid::from_raw(text.split_whitespace().next()?.parse().ok()?)
+    }
+
+    pub fn signal_nicfs(&self, node: usize, number: Signal) {
+        signal(self.nicfs(node).expect("nicfs runs"), number);
+    }
+
+    /// Kills nicfs and waits for the one that the supervisor starts instead.
+    pub fn restart_nicfs(&self, node: usize) {
+        let old = self.nicfs(node);
+        self.signal_nicfs(node, Signal::KILL);
+        wait_for("a new nicfs", Duration::from_secs(20), || {
+            self.nicfs(node).filter(|new| Some(*new) != old)
+        });
+    }
+
+    /// Nothing that a program did may have been taken back behind its back.
+    pub fn assert_nothing_refused(&self) {
+        self.assert_not_logged("refused with");
+    }
+
+    /// Nobody may have been expelled for being slow.
+    pub fn assert_nobody_expelled(&self) {
+        self.assert_not_logged("expelled");
+    }
+
+    fn assert_not_logged(&self, word: &str) {
+        for node in 1..=self.nodes {
+            let log = self.log(node);
+            let lines: Vec<&str> = log.lines().filter(|line| line.contains(word)).collect();
+            assert!(lines.is_empty(), "node {node}: {lines:#?}");
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.path("cluster.json").exists() {
+            let _ = self.corbel(&["cluster", "down"]);
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The programs as people use them: the command line, local clusters of real processes, and other
+//! people's programs on mounts and under `corbel run`.
+//!
+//! Most need root and /dev/fuse (a container without them says so and passes).
+
+mod cluster;
+mod coherence;
+mod crush;
+mod harness;
+mod helper;
+mod lapse;
+mod locks;
+mod patience;
+mod posix;
+mod restart;
+mod run;
+mod suites;
