@@ -9,7 +9,7 @@ mod wire;
 use base::crc32c;
 use base::wire::Corrupt;
 
-pub use media::MEDIA;
+pub use media::{INCARNATION, MEDIA};
 pub use memory::MEMORY;
 pub use wire::WIRE;
 

@@ -1,12 +1,44 @@
 //! Property tests of every format in the table: what is whole is read; what is cut, flipped, forged
 //! or of another version is refused with a reason, or means exactly what it says.
 
+use base::crc32c;
 use base::random::Random;
-use hostile::formats::{Format, MEDIA, MEMORY, WIRE};
+use hostile::formats::{Format, INCARNATION, MEDIA, MEMORY, WIRE};
 
 fn all() -> impl Iterator<Item = (&'static Format, Vec<u8>)> {
     let formats = MEDIA.iter().chain(MEMORY).chain(WIRE);
     formats.flat_map(|f| (f.samples)().into_iter().map(move |s| (f, s)))
+}
+
+/// Formats of several kinds, and where the byte lies that tells them apart.
+const KINDS: [(&str, usize); 5] = [
+    ("log entry", 20),
+    ("request", 0),
+    ("message between nodes", 0),
+    ("message of the coordinator", 0),
+    ("packet between nicfs and hostd", 0),
+];
+
+/// A kind that no sample has is one that the reader does not know.
+#[test]
+fn every_kind_has_a_sample() {
+    for (name, at) in KINDS {
+        let samples: Vec<_> = all().filter(|(format, _)| format.name == name).collect();
+        let (format, last) = samples.last().expect(name);
+        for kind in 0..=u8::MAX {
+            let mut bytes = last.clone();
+            bytes[at] = kind;
+            if name == "log entry" {
+                let crc = crc32c(INCARNATION, &bytes[4..]);
+                bytes[..4].copy_from_slice(&crc.to_le_bytes());
+            }
+            let read = (format.read)(&bytes);
+            let unknown =
+                read.is_err_and(|e| e.contains("unknown kind") || e.contains("operation"));
+            let sampled = samples.iter().any(|(_, sample)| sample[at] == kind);
+            assert!(unknown != sampled, "{name}, kind {kind}: sample {sampled}");
+        }
+    }
 }
 
 /// Whether a flip anywhere must be noticed: the bytes carry a checksum over all of them.

@@ -11,7 +11,9 @@ use common::*;
 use storage::check::{Severity, check};
 use storage::format::chunk::ChunkHeader;
 use storage::format::entry::{self, HEADER_BYTES, Op, RawHeader};
-use storage::format::superblock::{ROOT_AT, ROOT_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES};
+use storage::format::superblock::{
+    ROOT_AT, ROOT_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock,
+};
 use storage::media::{Media, Segment};
 use storage::memory::MemoryRegion;
 use storage::volume::{Refusal, Sealed, Volume, run_copies};
@@ -90,6 +92,27 @@ fn either_superblock_and_either_root_serves() {
         flip(&media, Segment::Super, at[1] * 8 + 200);
     }
     assert!(check(&*media).unwrap().findings.is_empty());
+}
+
+/// It is true to its checksum; nobody asks for memory for what it claims.
+#[test]
+fn a_superblock_that_claims_more_pages_than_there_are_is_refused() {
+    let (media, volume) = sample();
+    let pages = media.size(Segment::Tree).unwrap() / 4096;
+    for tree_pages in [pages + 1, 1 << 40] {
+        let forged = Superblock { tree_pages, ..volume.superblock().clone() }.encode();
+        for at in SUPERBLOCK_AT {
+            media.write(Segment::Super, at, &forged).unwrap();
+        }
+        let what = "more tree pages than the region has";
+        let Err(error) = Volume::open(media.clone()) else { panic!("{tree_pages} pages") };
+        assert!(error.to_string().contains(what), "{error}");
+        let report = check(&*media).unwrap();
+        let found = report.findings.iter().find(|f| f.problem.contains(what));
+        assert!(found.is_some_and(|f| f.severity == Severity::Damage), "{report:?}");
+    }
+    let impossible = Superblock { tree_pages: (1 << 40) + 1, ..volume.superblock().clone() };
+    assert!(Superblock::decode(&impossible.encode()).is_err());
 }
 
 #[test]

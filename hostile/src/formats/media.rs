@@ -5,8 +5,9 @@ use storage::acl::Acl;
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::format::clients::{self, HELD_BYTES, Held, PROGRESS_BYTES, Progress, Record};
 use storage::format::entry::{self, HEADER_BYTES, Op, Stamp};
-use storage::format::item::{Inode, ReadClass, Run, decode_name};
+use storage::format::item::{AccountItem, Inode, ReadClass, Run, decode_name};
 use storage::format::page::{Key, PAGE_BYTES, Page};
+use storage::format::rpc::Amount;
 use storage::format::superblock::{
     Durability, ROOT_BYTES, RootRecord, SUPERBLOCK_BYTES, Superblock,
 };
@@ -14,9 +15,10 @@ use storage::limits::LANES_MAX;
 
 use super::{Format, Sum, words};
 
-/// Number of the sample page, incarnation of the sample log.
+/// Number of the sample page.
 const NUMBER: u64 = 5;
-const INCARNATION: u32 = 7;
+/// Incarnation of the sample log, the seed of its checksums.
+pub const INCARNATION: u32 = 7;
 
 /// Every structure on media.
 pub const MEDIA: &[Format] = &[
@@ -96,6 +98,9 @@ pub const MEDIA: &[Format] = &[
     }
     .prefix(),
     Format::new("held lease", helds, held).prefix(),
+    Format::new("account", accounts, |b| {
+        AccountItem::decode(b).map(|a| a.encode().to_vec()).map_err(words)
+    }),
 ];
 
 fn superblocks() -> Vec<Vec<u8>> {
@@ -152,7 +157,14 @@ fn page(bytes: &[u8]) -> Result<Vec<u8>, String> {
 fn inodes() -> Vec<Vec<u8>> {
     let stamp = Stamp { sec: -1, nsec: 999_999_999 };
     let sample = Inode { mode: 0o100_644, nlink: 1, mtime: stamp, size: 5, ..Default::default() };
-    vec![sample.encode().to_vec()]
+    let listed = Inode { acl: true, default_acl: true, xattrs: 70, ..sample };
+    let counted = Inode { project: InodeId(5), ..sample };
+    [sample, listed, counted].map(|inode| inode.encode().to_vec()).to_vec()
+}
+
+fn accounts() -> Vec<Vec<u8>> {
+    let limit = Amount { blocks: 100, inodes: 0 };
+    vec![AccountItem { limit, used: Amount { blocks: 7, inodes: 3 } }.encode().to_vec()]
 }
 
 /// As programs and the kernel write them: version 2, then tag, permissions and id of each entry.
@@ -219,6 +231,10 @@ pub(super) fn operations() -> Vec<Op<'static>> {
         Op::RemoveXattr { ino, name: b"user.a" },
         Op::CloneRange { ino, offset: 0, len: 5, source: InodeId(9), source_offset: 3 },
         Op::Reap { ino },
+        Op::Tmpfile { ino, parent, mode: 0o100_600, uid: 1, gid: 2, linkable: true },
+        Op::SetQuota { ino, user: None, limit: Amount { blocks: 9, inodes: 8 } },
+        Op::SetQuota { ino: parent, user: Some(7), limit: Amount::default() },
+        Op::SetProject { ino, project: InodeId(5) },
     ]
 }
 

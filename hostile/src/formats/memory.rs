@@ -6,7 +6,8 @@ use storage::format::control::{Descriptor, LeaseMode, LeaseWord};
 use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::proof::Proof;
 use storage::format::rpc::{
-    self, Extent, Granted, HOST_ARENA, HOST_ATTACH, InodeRecord, InodeReply, Name, Request,
+    self, Account, AccountId, Amount, Extent, Granted, HOST_ARENA, HOST_ATTACH, InodeRecord,
+    InodeReply, Name, Request,
 };
 
 use super::{Format, Sum, words};
@@ -76,6 +77,16 @@ pub const MEMORY: &[Format] = &[
         })
     }
     .version(4, 4),
+    Format::new("reply with accounts", account_replies, |b| {
+        let mut out = b.get(..8).unwrap_or_default().to_vec();
+        after_status(b, |r| {
+            while r.left() > 0 {
+                Account::decode(r)?.encode(&mut out);
+            }
+            Ok(())
+        })?;
+        Ok(out)
+    }),
 ];
 
 fn whole<'a, T>(
@@ -146,6 +157,9 @@ fn requests() -> Vec<Vec<u8>> {
         Request::Lock { ino, wait: 1, lock },
         Request::LockTest { ino, lock },
         Request::LockCancel { ino, wait: 1 },
+        Request::Accounts { after: None },
+        Request::Accounts { after: Some(AccountId::User(7)) },
+        Request::Accounts { after: Some(AccountId::Directory(ino)) },
     ];
     all.iter()
         .map(|request| {
@@ -181,6 +195,16 @@ fn inode_replies() -> Vec<Vec<u8>> {
 fn extent_replies() -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     rpc::put_extents(&mut out, Sequence(3), false, &[Extent { len: 4096, ..Default::default() }]);
+    vec![out]
+}
+
+fn account_replies() -> Vec<Vec<u8>> {
+    let mut out = Vec::new();
+    rpc::reply_ok(&mut out);
+    let (limit, used) = (Amount { blocks: 4, inodes: 0 }, Amount { blocks: 2, inodes: 1 });
+    for id in [AccountId::User(7), AccountId::Directory(InodeId(9))] {
+        Account { id, limit, used }.encode(&mut out);
+    }
     vec![out]
 }
 

@@ -160,6 +160,7 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         run_dir: "/run".into(),
         info: "{}".into(),
     };
+    let fresh = Registration { state: DataState::Fresh, tcp: None, ..registration.clone() };
     let member = Member {
         node,
         incarnation: 5,
@@ -180,6 +181,7 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         lapse_ms: 9,
     };
     let all = [
+        Message::Register { cluster: 7, registration: fresh },
         Message::Register { cluster: 7, registration },
         Message::Welcome { heartbeat_ms: 100, failure_timeout_ms: 500 },
         Message::Refused("no".into()),

@@ -537,7 +537,13 @@ fn decode_op(
     // Fields that the operation does not use.
     let unused = match kind {
         op::PAD => inode | a | b,
-        op::LINK | op::UNLINK | op::RMDIR | op::WRITE | op::TRUNCATE | op::SETATTR => b,
+        op::LINK
+        | op::UNLINK
+        | op::RMDIR
+        | op::WRITE
+        | op::TRUNCATE
+        | op::SETATTR
+        | op::SET_PROJECT => b,
         op::SETXATTR | op::REMOVEXATTR | op::REAP => a | b,
         _ => 0,
     };
