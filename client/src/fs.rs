@@ -275,8 +275,12 @@ pub mod falloc {
     pub const KEEP_SIZE: u32 = 1;
     /// Make a hole (with KEEP_SIZE).
     pub const PUNCH_HOLE: u32 = 2;
+    /// Take whole blocks out: what follows moves down.
+    pub const COLLAPSE_RANGE: u32 = 8;
     /// Make zeroes, allocated.
     pub const ZERO_RANGE: u32 = 16;
+    /// Put a hole of whole blocks in: what follows moves up.
+    pub const INSERT_RANGE: u32 = 32;
     /// Give blocks of its own to what shares them: as allocating, where nothing is shared.
     pub const UNSHARE_RANGE: u32 = 64;
 }

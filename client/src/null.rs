@@ -493,6 +493,7 @@ impl FileSystem for NullFs {
     }
 
     fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()> {
+        // Taking out and putting in is for file systems with blocks.
         let known = falloc::KEEP_SIZE | falloc::PUNCH_HOLE | falloc::ZERO_RANGE;
         if mode & !known != 0 {
             return Err(Errno::OPNOTSUPP);

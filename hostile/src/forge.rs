@@ -27,7 +27,7 @@ fn name<'a>(input: &mut Input<'a>) -> &'a [u8] {
 
 /// Header and payload of an entry of any operation.
 pub fn operation(input: &mut Input<'_>, known: &[InodeId], uid: u32) -> (RawHeader, Vec<u8>) {
-    let (kind, bits) = (input.below(15), input.u8());
+    let (kind, bits) = (input.below(16), input.u8());
     let flag = bits & 1 != 0;
     let uid = if bits & 2 != 0 { 0 } else { uid };
     let ino = inode(input, known);
@@ -79,6 +79,10 @@ pub fn operation(input: &mut Input<'_>, known: &[InodeId], uid: u32) -> (RawHead
             source: inode(input, known),
             source_offset: input.odd(),
         },
+        14 => {
+            let (offset, len, size) = (input.odd(), input.odd(), input.odd());
+            Op::Shift { ino, offset, len, insert: flag, size }
+        }
         _ => Op::Reap { ino },
     };
     sealed(&op)

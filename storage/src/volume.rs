@@ -479,6 +479,7 @@ impl Volume {
                 self.set_quota(AccountId::User(uid), limit)
             }
             Op::SetQuota { ino, limit, .. } => self.set_quota(AccountId::Directory(ino), limit),
+            Op::Shift { .. } => self.shift(op, now),
             Op::SetProject { ino, project } => self.set_project(ino, project, now),
         }
     }

@@ -163,6 +163,7 @@ fn ops() -> Vec<Op<'static>> {
         Op::SetXattr { ino, name: b"user.a", value: b"value" },
         Op::RemoveXattr { ino, name: b"user.a" },
         Op::CloneRange { ino, offset: 0, len: 5, source: InodeId(9), source_offset: 3 },
+        Op::Shift { ino, offset: 4096, len: 8192, insert: true, size: 20480 },
         Op::Reap { ino },
     ]
 }

@@ -281,6 +281,9 @@ impl Model {
                     node.data[(offset as usize).min(len)..end.min(len)].fill(0);
                 }
             }
+            Op::Shift { ino, offset, len, insert, size } => {
+                shift(&mut self.file(ino.0)?.data, (offset, len), insert, size)?;
+            }
             Op::SetAttr { ino, mode, .. } => {
                 let node = self.nodes.get_mut(&ino.0).ok_or(Errno::NOENT)?;
                 node.mode = (node.mode & 0o170000) | mode;
@@ -352,6 +355,33 @@ struct Source {
     lists: Vec<Vec<u8>>,
 }
 
+/// Takes a range out of a file, or puts zeroes in.
+fn shift(
+    data: &mut Vec<u8>,
+    (offset, len): (u64, u64),
+    insert: bool,
+    size: u64,
+) -> Result<(), Errno> {
+    let before = if insert { size.checked_sub(len) } else { Some(size + len) };
+    let last = if insert { offset } else { offset + len };
+    let Some(before) = before.filter(|b| (offset | len).is_multiple_of(4096) && last < *b) else {
+        return Err(Errno::INVAL);
+    };
+    if data.len() as u64 == size {
+        return Ok(());
+    }
+    if data.len() as u64 != before {
+        return Err(Errno::INVAL);
+    }
+    let (from, by) = (offset as usize, len as usize);
+    if insert {
+        data.splice(from..from, std::iter::repeat_n(0, by));
+    } else {
+        data.drain(from..from + by);
+    }
+    Ok(())
+}
+
 impl Source {
     fn new(random: &mut Random) -> Self {
         let mut data = vec![0; 60_000];
@@ -414,7 +444,7 @@ impl Source {
         let (offset, len) = (random.below(40_000), 1 + random.below(20_000));
         let list = &self.lists[random.below(self.lists.len() as u64) as usize];
         let of = if random.chance(1, 2) { acl::ACCESS } else { acl::DEFAULT };
-        match random.below(26) {
+        match random.below(27) {
             0..=3 => {
                 *next += 1;
                 let fresh = if random.chance(1, 40) { any(random) } else { *next };
@@ -475,6 +505,15 @@ impl Source {
                 Op::SetQuota { ino: InodeId(d), user, limit }
             }
             24 => Op::SetProject { ino, project: InodeId(if random.chance(1, 2) { d } else { 0 }) },
+            25 => {
+                let (insert, even) = (random.chance(1, 2), random.chance(19, 20));
+                let mask = if even { 4095 } else { 0 };
+                let (offset, len) = (offset & !mask, (len & !mask).max(4096));
+                let now = model.nodes.get(&ino.0).map_or(0, |n| n.data.len() as u64);
+                let size = if insert { now + len } else { now.saturating_sub(len) };
+                let size = if random.chance(1, 20) { size + 1 } else { size };
+                Op::Shift { ino, offset, len, insert, size }
+            }
             _ => Op::Reap { ino },
         }
     }
@@ -674,7 +713,7 @@ fn replicas_agree_whatever_their_layout() {
 #[test]
 fn power_cuts_lose_nothing_that_the_stream_holds() {
     let mut total = 0;
-    for seed in 200..212 {
+    for seed in 200..214 {
         let mut random = Random::new(seed);
         let (clean, model, _) = history(seed, 200, 4 << 20);
         let mut world = World::new(4 << 20);

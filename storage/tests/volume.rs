@@ -215,7 +215,11 @@ fn odd_requests_get_precise_refusals() {
     d.apply(&create(2, 1, b"file", FILE)).unwrap();
     d.apply(&create(3, 1, b"dir", DIR)).unwrap();
     d.apply(&create(4, 1, b"fifo", 0o010644)).unwrap();
+    d.apply(&create(5, 1, b"four blocks", FILE)).unwrap();
+    d.apply(&write(5, 0, &[1; 16384])).unwrap();
     let falloc = |ino, mode, offset, len| Op::Fallocate { ino: InodeId(ino), offset, len, mode };
+    let shift =
+        |ino, insert, offset, len, size| Op::Shift { ino: InodeId(ino), offset, len, insert, size };
     let apply = |d: &mut Driver, op: &Op<'_>| {
         d.volume.apply(&header(1), op, (Segment::Stream, 0)).map(|_| ())
     };
@@ -230,7 +234,20 @@ fn odd_requests_get_precise_refusals() {
         (falloc(2, 0, 0, 65 << 20), Refusal::NoSpace),
         (falloc(2, 0, u64::MAX, 2), Refusal::TooBig),
         (falloc(2, 2, 0, 10), Refusal::Unsupported),
-        (falloc(2, 8, 0, 10), Refusal::Unsupported),
+        (falloc(2, 8, 0, 4096), Refusal::Unsupported),
+        (shift(2, false, 0, 4096, 0), Refusal::Invalid),
+        (shift(2, true, 0, 4096, 4096), Refusal::Invalid),
+        (shift(5, false, 0, 10, 16374), Refusal::Invalid),
+        (shift(5, false, 0, 0, 16384), Refusal::Invalid),
+        (shift(5, false, 8192, 8192, 8192), Refusal::Invalid),
+        (shift(5, false, 0, 4096, 8192), Refusal::Invalid),
+        (shift(5, false, 0, 4096, u64::MAX), Refusal::Invalid),
+        (shift(5, true, 10, 4096, 20480), Refusal::Invalid),
+        (shift(5, true, 0, 4095, 20479), Refusal::Invalid),
+        (shift(5, true, 16384, 4096, 20480), Refusal::Invalid),
+        (shift(5, true, 0, 4096, 24576), Refusal::Invalid),
+        (shift(5, true, 0, 1 << 44, (1 << 44) + 16384), Refusal::TooBig),
+        (shift(3, true, 0, 4096, 4096), Refusal::IsDirectory),
         (falloc(3, 0, 0, 10), Refusal::IsDirectory),
         (create(0, 1, b"zero", FILE), Refusal::Invalid),
         (create(9, 1, b"typeless", 0o644), Refusal::Invalid),

@@ -479,6 +479,8 @@ impl LibFs {
             0 => false,
             falloc::PUNCH_HOLE if keep => true,
             falloc::ZERO_RANGE => true,
+            falloc::COLLAPSE_RANGE if !keep => return self.shift(&open, false, offset, len),
+            falloc::INSERT_RANGE if !keep => return self.shift(&open, true, offset, len),
             _ => return Err(Errno::OPNOTSUPP),
         };
         let (inode, before) = (&open.inode, self.refusals());
@@ -503,6 +505,39 @@ impl LibFs {
             Ok(Outcome::Done(()))
         })?;
         // Space is accounted by the service: learn its answer (and its refusal) now.
+        self.settle_since(inode, before)
+    }
+
+    /// COLLAPSE_RANGE and INSERT_RANGE: the bytes behind move within the file.
+    fn shift(&self, open: &Open, insert: bool, offset: u64, len: u64) -> Result<()> {
+        if !(offset | len).is_multiple_of(BLOCK_BYTES) {
+            return Err(Errno::INVAL);
+        }
+        let (inode, before) = (&open.inode, self.refusals());
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            let now = state.record.size;
+            if (if insert { offset } else { offset + len }) >= now {
+                return Err(Errno::INVAL);
+            }
+            let size = if insert { now + len } else { now - len };
+            if size > FILE_SIZE_MAX {
+                return Err(Errno::FBIG);
+            }
+            let now = Self::now(&[&state.record]);
+            let op = Op::Shift { ino: inode.ino, offset, len, insert, size };
+            let place = match self.log(session, open.hint, &[&state], &op, now) {
+                Outcome::Done(place) => place,
+                Outcome::Again => return Ok(Outcome::Again),
+                Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
+            };
+            state.pieces.forget();
+            state.extents_after = place.sequence;
+            state.record.size = size;
+            self.touched(&mut state, place.sequence, now, false);
+            Ok(Outcome::Done(()))
+        })?;
         self.settle_since(inode, before)
     }
 

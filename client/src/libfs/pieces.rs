@@ -126,6 +126,12 @@ impl Pieces {
         self.known_to = 0;
     }
 
+    /// Nothing is known of any byte but from the service (the bytes have moved within the file).
+    pub fn forget(&mut self) {
+        self.log.clear();
+        self.forget_extents();
+    }
+
     /// Takes a fresh extent list, from offset `from` on, reflecting operations up to `as_of`.
     pub fn install(&mut self, from: u64, extents: &[Extent], complete: bool, as_of: Sequence) {
         if from == 0 {

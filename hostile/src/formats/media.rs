@@ -230,6 +230,7 @@ pub(super) fn operations() -> Vec<Op<'static>> {
         Op::SetXattr { ino, name: b"user.a", value: b"value" },
         Op::RemoveXattr { ino, name: b"user.a" },
         Op::CloneRange { ino, offset: 0, len: 5, source: InodeId(9), source_offset: 3 },
+        Op::Shift { ino, offset: 4096, len: 8192, insert: true, size: 20480 },
         Op::Reap { ino },
         Op::Tmpfile { ino, parent, mode: 0o100_600, uid: 1, gid: 2, linkable: true },
         Op::SetQuota { ino, user: None, limit: Amount { blocks: 9, inodes: 8 } },

@@ -404,8 +404,10 @@ impl Node {
         draft.count += 1;
         self.mark_dirty(op, draft.seq, client);
         self.note_unlinked(client, op)?;
-        if matches!(op, Op::CloneRange { .. }) && !planted(Bug::CloneWhileJoining) {
-            // Alone among the operations it reads what others write. Who joins would run it on
+        if matches!(op, Op::CloneRange { .. } | Op::Shift { .. })
+            && !planted(Bug::CloneWhileJoining)
+        {
+            // Alone among the operations they use content that is there. Who joins would do them on
             // content that may be newer: their snapshots begin anew when they ask again.
             self.snapshots.retain(|_, s| s.is_sent());
         }
@@ -486,6 +488,7 @@ impl Node {
             | Op::SetXattr { ino, .. }
             | Op::RemoveXattr { ino, .. }
             | Op::CloneRange { ino, .. }
+            | Op::Shift { ino, .. }
             | Op::Tmpfile { ino, .. }
             | Op::SetQuota { ino, .. }
             | Op::SetProject { ino, .. }

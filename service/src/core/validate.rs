@@ -67,6 +67,7 @@ fn touched(op: &Op<'_>) -> ([InodeId; 4], usize) {
         | Op::SetXattr { ino, .. }
         | Op::RemoveXattr { ino, .. }
         | Op::CloneRange { ino, .. }
+        | Op::Shift { ino, .. }
         | Op::SetQuota { ino, .. }
         | Op::SetProject { ino, .. }
         | Op::Reap { ino } => ([ino, none, none, none], 1),
@@ -171,7 +172,7 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
             }
             may_write(volume, known, ino)
         }
-        Op::Fallocate { ino, .. } => may_write(volume, known, ino),
+        Op::Fallocate { ino, .. } | Op::Shift { ino, .. } => may_write(volume, known, ino),
         Op::CloneRange { ino, source, .. } => {
             creds.may(&record(volume, source)?, storage::permission::R)?;
             may_write(volume, known, ino)

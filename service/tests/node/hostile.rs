@@ -61,7 +61,7 @@ impl Bad {
         let stamp = Stamp { sec: a as i64, nsec: b as u32 };
         let uid = if random.chance(1, 3) { 0 } else { BAD };
         let dir = if flag { 0o040_755 } else { b as u32 };
-        let operation = match random.below(14) {
+        let operation = match random.below(15) {
             0 => Op::Create { ino, parent, mode: dir, rdev: 0, uid, gid: uid, name, target: b"" },
             1 => create(self.own[0], InodeId::ROOT, name, 0o040_755, BAD),
             2 => Op::Link { ino, parent, name },
@@ -88,6 +88,7 @@ impl Bad {
             10 => Op::SetXattr { ino, name, value: &data[..data.len().min(300)] },
             11 => Op::RemoveXattr { ino, name },
             12 => Op::CloneRange { ino, offset: a, len: b, source: parent, source_offset: b },
+            13 => Op::Shift { ino, offset: a, len: b, insert: flag, size: a.wrapping_add(b) },
             _ => Op::Reap { ino },
         };
         let mut payload = Vec::new();

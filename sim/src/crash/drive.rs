@@ -643,6 +643,12 @@ impl Session {
                 let (ino, size) = (self.inode(n)?, *size);
                 self.append(&Op::Truncate { ino, size, clear_setid: false }, time)
             }
+            Act::Fallocate(n, offset, len, mode @ (8 | 32)) => {
+                let (ino, offset, len, insert) = (self.inode(n)?, *offset, *len, *mode == 32);
+                let now = self.oracle.last().size(self.id(n)?);
+                let size = if insert { now + len } else { now.saturating_sub(len) };
+                self.append(&Op::Shift { ino, offset, len, insert, size }, time)
+            }
             Act::Fallocate(n, offset, len, mode) => {
                 let (ino, offset, len, mode) = (self.inode(n)?, *offset, *len, *mode);
                 self.append(&Op::Fallocate { ino, offset, len, mode }, time)

@@ -156,6 +156,30 @@ fn take_blocks(file: &mut Node, at: u64, end: u64) {
     file.blocks.extend(at / BLOCK..end.div_ceil(BLOCK));
 }
 
+/// COLLAPSE_RANGE and INSERT_RANGE.
+fn shift(file: &mut Node, at: u64, len: u64, insert: bool, time: u64) -> Option<()> {
+    let size = file.body.len() as u64;
+    let last = if insert { at } else { at + len };
+    if !(at | len).is_multiple_of(BLOCK) || last >= size {
+        return None;
+    }
+    let (from, by) = (at as usize, len as usize);
+    let (first, by_blocks) = (at / BLOCK, len / BLOCK);
+    let moved = |b: u64| match b {
+        b if b < first => Some(b),
+        b if insert => Some(b + by_blocks),
+        b => b.checked_sub(by_blocks).filter(|b| *b >= first),
+    };
+    file.blocks = file.blocks.iter().filter_map(|b| moved(*b)).collect();
+    if insert {
+        file.body.splice(from..from, std::iter::repeat_n(0, by));
+    } else {
+        file.body.drain(from..from + by);
+    }
+    (file.mtime, file.ctime) = (time, time);
+    Some(())
+}
+
 impl Model {
     /// An empty file system, made at that time, with room for so many blocks of data.
     pub fn new(mode: u32, time: u64, blocks: usize) -> Self {
@@ -365,6 +389,9 @@ impl Model {
                 file.body.resize(*size as usize, 0);
                 file.blocks.retain(|b| *b < size.div_ceil(BLOCK));
                 (file.mtime, file.ctime) = (time, time);
+            }
+            Act::Fallocate(n, at, len, mode @ (8 | 32)) => {
+                shift(self.file(n)?, *at, *len, *mode == 32, time)?;
             }
             Act::Fallocate(n, at, len, mode) => {
                 let file = self.file(n)?;
@@ -619,6 +646,7 @@ mod tests {
         let mut act = |text| full.apply(&Act::parse(text).unwrap(), 1, 1).is_some();
         assert!(act("create f") && act("write f 4000 200") && !act("append f 4096"));
         assert!(act("fallocate f 4096 4096 3") && act("append f 1") && !act("append f 8192"));
+        assert!(!act("fallocate f 0 8192 8") && act("fallocate f 0 4096 8") && act("append f 9"));
         let o = history(&["mkdir d", "mkdir e", "mkdir d/s", "exchange d e", "rename e/s d/s"]);
         let links: Vec<_> = o.last().view().iter().map(|s| (s.path.clone(), s.nlink)).collect();
         let want = [("", 4), ("d", 3), ("d/s", 2), ("e", 2)];

@@ -219,6 +219,10 @@ const ALPHABET: &str = "
     fallocate A/x 4096 4096 3
     fallocate A/x 500 6000 16
     fallocate A/x 6000 6000 17
+    fallocate A/x 0 4096 8
+    fallocate A/x 4096 8192 8
+    fallocate A/x 0 4096 32
+    fallocate A/x 4096 8192 32
     rename A/x A/y
     rename A/x B/x
     rename A/x z

@@ -43,6 +43,7 @@
 //! 16 SetQuota       1 of a user        blocks      inodes          uid u32, 0 u32   (limits; 0: none;
 //!                                                                  of a user the inode is the root)
 //! 17 SetProject     0                  directory   0               -
+//! 18 Shift          1 insert           offset      length          size afterwards u64
 //! ```
 
 use alloc::vec::Vec;
@@ -81,6 +82,7 @@ pub mod op {
     pub const TMPFILE: u8 = 15;
     pub const SET_QUOTA: u8 = 16;
     pub const SET_PROJECT: u8 = 17;
+    pub const SHIFT: u8 = 18;
 }
 
 /// Flag of Unlink: the client itself still has the inode open.
@@ -98,6 +100,9 @@ pub const CLEAR_SETID: u16 = 1;
 pub const QUOTA_USER: u16 = 1;
 /// Flag of Tmpfile: Link may give it a name.
 pub const TMPFILE_LINKABLE: u16 = 1;
+
+/// Flag of Shift: a hole is put in; without it, the range is taken out.
+pub const SHIFT_INSERT: u16 = 1;
 
 /// Fields of a SetAttr mask.
 #[allow(missing_docs)]
@@ -240,6 +245,15 @@ pub enum Op<'a> {
     SetProject {
         ino: InodeId,
         project: InodeId,
+    },
+    /// Takes whole blocks out of a file, or puts a hole in: what follows moves. A file that has
+    /// the size afterwards already is left alone.
+    Shift {
+        ino: InodeId,
+        offset: u64,
+        len: u64,
+        insert: bool,
+        size: u64,
     },
 }
 
@@ -395,6 +409,11 @@ impl Op<'_> {
             Op::SetProject { ino, project } => {
                 (raw.op, raw.inode, raw.a) = (op::SET_PROJECT, ino.0, project.0);
             }
+            Op::Shift { ino, offset, len, insert, size } => {
+                (raw.op, raw.inode, raw.a, raw.b) = (op::SHIFT, ino.0, offset, len);
+                raw.flags = if insert { SHIFT_INSERT } else { 0 };
+                w.u64(size);
+            }
             Op::Tmpfile { ino, parent, mode, uid, gid, linkable } => {
                 (raw.op, raw.inode, raw.a) = (op::TMPFILE, ino.0, parent.0);
                 raw.b = u64::from(mode);
@@ -528,7 +547,7 @@ fn decode_op(
         return Err(r.corrupt("names inode 0"));
     }
     let known = match kind {
-        op::UNLINK | op::WRITE | op::TRUNCATE | op::TMPFILE | op::SET_QUOTA => 1,
+        op::UNLINK | op::WRITE | op::TRUNCATE | op::TMPFILE | op::SET_QUOTA | op::SHIFT => 1,
         op::RENAME => 7,
         op::FALLOCATE => u16::MAX,
         _ => 0,
@@ -636,6 +655,12 @@ fn decode_op(
             Op::SetQuota { ino, user, limit: Amount { blocks: a, inodes: b } }
         }
         op::SET_PROJECT => Op::SetProject { ino, project: InodeId(a) },
+        op::SHIFT => {
+            let size = r.u64()?;
+            range(a, b)?;
+            range(size, 0)?;
+            Op::Shift { ino, offset: a, len: b, insert: flags & SHIFT_INSERT != 0, size }
+        }
         op::TMPFILE => {
             let (uid, gid) = (r.u32()?, r.u32()?);
             let Ok(mode) = u32::try_from(b) else {

@@ -165,8 +165,13 @@ impl Volume {
         if !addresses {
             return Err(Refusal::NeedsPublish);
         }
+        self.can_store(pieces)
+    }
+
+    /// Whether the tree has pages to change that many extents.
+    fn can_store(&self, extents: u64) -> Result<(), Refusal> {
         let (free, pending) = (self.tree.free_pages(), self.tree.pending_pages());
-        let need = PAGES_PER_OP + pieces / 16;
+        let need = PAGES_PER_OP + extents / 16;
         if free >= need {
             Ok(())
         } else if free + pending >= need {
@@ -415,6 +420,57 @@ impl Volume {
         if mode & KEEP_SIZE == 0 {
             inode.size = inode.size.max(end);
         }
+        self.touch_file(ino, &mut inode, held, false, now)
+    }
+
+    /// Takes the blocks at `offset` out of a file, or puts a hole in front of them: no byte is
+    /// copied, the extents behind get other keys.
+    pub(super) fn shift(&mut self, op: &Op<'_>, now: Stamp) -> Done {
+        let Op::Shift { ino, offset, len, insert, size } = *op else {
+            return Err(Refusal::Invalid);
+        };
+        let mut inode = self.need_file(ino)?;
+        let held = inode.blocks;
+        let before = if insert { size.checked_sub(len) } else { size.checked_add(len) };
+        let whole = (offset | len).is_multiple_of(BLOCK_BYTES) && len > 0;
+        let behind = offset.checked_add(if insert { 0 } else { len });
+        let Some((before, _)) = before.zip(behind).filter(|(b, at)| whole && at < b) else {
+            return Err(Refusal::Invalid);
+        };
+        if inode.size == size {
+            return Ok(Applied { already: true, ..Applied::default() });
+        }
+        if inode.size != before {
+            return Err(Refusal::Invalid);
+        }
+        self.not_cloned(ino)?;
+        let (at, by) = (offset / BLOCK_BYTES, len / BLOCK_BYTES);
+        let rest = if insert { at } else { at + by };
+        let moved = self.runs(ino, rest, u64::MAX, usize::MAX)?;
+        // Reserved blocks may lie behind the end of the file.
+        let end = moved.last().map_or(0, |run| run.end() * BLOCK_BYTES).max(inode.size);
+        if insert && end.checked_add(len).is_none_or(|end| end > FILE_SIZE_MAX) {
+            return Err(Refusal::TooBig);
+        }
+        self.can_store(2 * moved.len() as u64)?;
+        if !insert {
+            inode.blocks -= self.unmap(ino, at, rest)?;
+        }
+        let key = |file| Key::new(ino.0, kind::EXTENT, file);
+        for run in &moved {
+            if insert && run.file < rest {
+                self.tree.put(key(run.file), &run.cut(run.file, rest).encode())?;
+            } else {
+                // `unmap` has cut off what lay before.
+                self.tree.remove(key(run.file.max(rest)))?;
+            }
+        }
+        for run in &moved {
+            let part = run.cut(rest, run.end());
+            let file = if insert { part.file + by } else { part.file - by };
+            self.tree.put(key(file), &Run { file, ..part }.encode())?;
+        }
+        inode.size = size;
         self.touch_file(ino, &mut inode, held, false, now)
     }
 
