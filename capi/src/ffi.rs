@@ -86,14 +86,13 @@ fn offset(at: off_t) -> Outcome<u64> {
     u64::try_from(at).map_err(|_| Errno::INVAL)
 }
 
-fn umasked(mode: mode_t) -> u32 {
+fn umask() -> u32 {
     // SAFETY: umask cannot fail. It is set and set back because POSIX has no way to read it.
-    let mask = unsafe {
+    unsafe {
         let mask = libc::umask(0o077);
         libc::umask(mask);
         mask
-    };
-    mode & !mask
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -158,13 +157,13 @@ on_path! {
     corbel_lchown(uid: u32, gid: u32) = |fs, path| fs.setattr(path, false, &owner(uid, gid));
     corbel_utimens(times: *const timespec) = |fs, path| fs.setattr(path, true, &set_times(times)?);
     corbel_mkdir(mode: mode_t) = |fs, path| {
-        fs.make(path, S_IFDIR | umasked(mode) & 0o7777, 0, &[])
+        fs.make(path, S_IFDIR | mode & 0o7777, umask(), 0, &[])
     };
     corbel_mknod(mode: mode_t, dev: u64) = |fs, path| {
         let kind = if mode & S_IFMT == 0 { S_IFREG } else { mode & S_IFMT };
         let (major, minor) = (libc::major(dev), libc::minor(dev));
         let rdev = minor & 0xff | major << 8 | (minor & !0xff) << 12;
-        fs.make(path, kind | umasked(mode) & 0o7777, rdev, &[])
+        fs.make(path, kind | mode & 0o7777, umask(), rdev, &[])
     };
     corbel_rmdir() = |fs, path| fs.remove(path, true);
     corbel_unlink() = |fs, path| fs.remove(path, false);
@@ -218,7 +217,7 @@ pub unsafe extern "C" fn corbel_open(
 ) -> c_int {
     // SAFETY: the module's contract.
     let parts = unsafe { volume(fs).and_then(|v| Ok((v, bytes(path)?))) };
-    let opened = parts.and_then(|(fs, path)| fs.open(path, flags, umasked(mode)));
+    let opened = parts.and_then(|(fs, path)| fs.open(path, flags, mode, umask()));
     number(opened.map(|fd| fd as u64)) as c_int
 }
 
@@ -272,7 +271,7 @@ pub unsafe extern "C" fn corbel_symlink(
     let parts = unsafe { volume(fs).and_then(|v| Ok((v, bytes(target)?, bytes(path)?))) };
     done(parts.and_then(|(fs, target, path)| match target {
         [] => Err(Errno::NOENT),
-        _ => fs.make(path, S_IFLNK | 0o777, 0, target),
+        _ => fs.make(path, S_IFLNK | 0o777, 0, 0, target),
     }))
 }
 

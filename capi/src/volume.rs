@@ -104,9 +104,20 @@ impl Volume {
         self.descriptors.get(number).ok_or(Errno::BADF)
     }
 
-    /// open(2). `mode` has the umask applied.
-    pub fn open(&self, path: &[u8], flags: i32, mode: u32) -> Result<i32> {
+    /// Who makes something, and with which mode: whether the umask counts is the file system's to
+    /// say if it has access lists.
+    fn maker(&self, mode: u32, umask: u32) -> (Caller<'_>, u32) {
         let caller = self.caller();
+        if self.fs.keeps_acls() {
+            (Caller { umask, ..caller }, mode)
+        } else {
+            (caller, mode & !umask)
+        }
+    }
+
+    /// open(2).
+    pub fn open(&self, path: &[u8], flags: i32, mode: u32, umask: u32) -> Result<i32> {
+        let (caller, mode) = self.maker(mode, umask & 0o777);
         let access = (flags & libc::O_ACCMODE) as u32;
         let mut wanted = access;
         for (theirs, ours) in
@@ -251,14 +262,14 @@ impl Volume {
         self.fs.setattr(&self.caller(), ino, set).map(|_| ())
     }
 
-    /// mkdir(2), mknod(2), symlink(2). `mode` has type bits and the umask applied.
-    pub fn make(&self, path: &[u8], mode: u32, rdev: u32, target: &[u8]) -> Result<()> {
+    /// mkdir(2), mknod(2), symlink(2). `mode` has type bits.
+    pub fn make(&self, path: &[u8], mode: u32, umask: u32, rdev: u32, target: &[u8]) -> Result<()> {
         let found = self.vacant(path)?;
         let kind = mode & S_IFMT;
         if found.must_be_dir && kind != S_IFDIR {
             return Err(Errno::NOENT);
         }
-        let caller = self.caller();
+        let (caller, mode) = self.maker(mode, umask & 0o777);
         if !matches!(kind, S_IFREG | S_IFDIR | S_IFLNK | S_IFIFO | S_IFSOCK) && caller.uid != 0 {
             return Err(Errno::PERM);
         }

@@ -28,7 +28,7 @@ const CREATE: i32 = libc::O_CREAT | libc::O_RDWR;
 #[test]
 fn offsets_append_and_descriptors() {
     let (_scratch, fs) = Scratch::new("offsets");
-    let fd = fs.open(b"/a", CREATE, 0o644).expect("created");
+    let fd = fs.open(b"/a", CREATE, 0o644, 0).expect("created");
     assert_eq!(fs.write(fd, b"hello"), Ok(5));
     assert_eq!(fs.write(fd, b" world"), Ok(6));
     assert_eq!(fs.lseek(fd, -5, libc::SEEK_END), Ok(6));
@@ -37,39 +37,43 @@ fn offsets_append_and_descriptors() {
     assert_eq!(&buf[..5], b"world");
     assert_eq!(fs.read(fd, &mut buf), Ok(0));
     assert_eq!(fs.lseek(fd, -1, libc::SEEK_SET), Err(Errno::INVAL));
-    let log = fs.open(b"a", libc::O_WRONLY | libc::O_APPEND, 0).expect("relative to the root");
+    let log = fs.open(b"a", libc::O_WRONLY | libc::O_APPEND, 0, 0).expect("relative to the root");
     assert_ne!(log, fd);
     assert_eq!(fs.write(log, b"!"), Ok(1));
     assert_eq!(fs.lseek(log, 0, libc::SEEK_CUR), Ok(12), "the offset follows an append");
     assert_eq!(fs.pread(log, &mut buf, 0), Err(Errno::BADF), "write-only");
     assert_eq!(fs.close(fd), Ok(()));
     assert_eq!(fs.close(fd), Err(Errno::BADF));
-    assert_eq!(fs.open(b"/b", CREATE, 0o600), Ok(fd), "the lowest free number");
+    assert_eq!(fs.open(b"/b", CREATE, 0o600, 0), Ok(fd), "the lowest free number");
     assert_eq!(fs.read(-1, &mut buf), Err(Errno::BADF));
+    fs.open(b"/masked", CREATE, 0o666, 0o027).expect("created");
+    fs.make(b"/dir", 0o040_777, 0o027, 0, &[]).expect("mkdir");
+    let mode = |path: &[u8]| fs.stat(path, true).expect("it is there").mode & 0o777;
+    assert_eq!((mode(b"/masked"), mode(b"/dir")), (0o640, 0o750));
 }
 
 #[test]
 fn paths_links_and_loops() {
     let (_scratch, fs) = Scratch::new("paths");
-    fs.make(b"/d", 0o040_755, 0, &[]).expect("mkdir");
-    fs.make(b"/d/e/", 0o040_755, 0, &[]).expect("mkdir with a trailing slash");
-    let fd = fs.open(b"/d/e/../f", CREATE, 0o644).expect("dot-dot");
+    fs.make(b"/d", 0o040_755, 0, 0, &[]).expect("mkdir");
+    fs.make(b"/d/e/", 0o040_755, 0, 0, &[]).expect("mkdir with a trailing slash");
+    let fd = fs.open(b"/d/e/../f", CREATE, 0o644, 0).expect("dot-dot");
     fs.close(fd).expect("open");
     assert_eq!(fs.stat(b"/d/f/", true).unwrap_err(), Errno::NOTDIR);
     assert_eq!(fs.stat(b"/d/f/x", true).unwrap_err(), Errno::NOTDIR);
     assert_eq!(fs.stat(b"", true).unwrap_err(), Errno::NOENT);
     assert_eq!(fs.stat(&[b'x'; 256], true).unwrap_err(), Errno::NAMETOOLONG);
     assert_eq!(fs.stat(&vec![b'/'; 5000], true).unwrap_err(), Errno::NAMETOOLONG);
-    fs.make(b"/up", 0o120_777, 0, b"d/../d/f").expect("symlink");
-    fs.make(b"/abs", 0o120_777, 0, b"/d/e/").expect("symlink");
-    fs.make(b"/loop", 0o120_777, 0, b"loop").expect("symlink");
+    fs.make(b"/up", 0o120_777, 0, 0, b"d/../d/f").expect("symlink");
+    fs.make(b"/abs", 0o120_777, 0, 0, b"/d/e/").expect("symlink");
+    fs.make(b"/loop", 0o120_777, 0, 0, b"loop").expect("symlink");
     let file = fs.stat(b"/d/f", true).expect("there").ino;
     assert_eq!(fs.stat(b"/up", true).expect("followed").ino, file);
     assert_eq!(fs.stat(b"/up", false).expect("not followed").kind(), 0o120_000);
     assert!(fs.stat(b"/abs", true).expect("followed from the root").is_dir());
     assert_eq!(fs.stat(b"/loop", true).unwrap_err(), Errno::LOOP);
-    assert_eq!(fs.open(b"/up", libc::O_NOFOLLOW, 0), Err(Errno::LOOP));
-    assert_eq!(fs.open(b"/up", CREATE | libc::O_EXCL, 0o644), Err(Errno::EXIST));
+    assert_eq!(fs.open(b"/up", libc::O_NOFOLLOW, 0, 0), Err(Errno::LOOP));
+    assert_eq!(fs.open(b"/up", CREATE | libc::O_EXCL, 0o644, 0), Err(Errno::EXIST));
     assert!(fs.stat(b"/../..", true).expect("the root's parent is the root").is_dir());
     assert_eq!(fs.remove(b"/d", true), Err(Errno::NOTEMPTY));
     assert_eq!(fs.remove(b"/d", false), Err(Errno::ISDIR));

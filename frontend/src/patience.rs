@@ -8,6 +8,8 @@
 //!   for the service and nothing of it is done yet;
 //! - closing a file never waits for long, since a process that exits cannot be killed any more;
 //! - with a time limit (`soft`), every request ends with EIO after it;
+//! - `umount`, which looks at the mount before it takes it away, is told EIO after a second: it then
+//!   relies on the table of mounts;
 //! - when all threads are held up, more are started, so that requests that need no node go on.
 //!
 //! A serving thread tells what it is at in a [`Flight`]. Whoever swaps its number out answers the
@@ -30,6 +32,8 @@ pub const LOOK: Duration = Duration::from_millis(100);
 const CAUGHT: Duration = Duration::from_secs(1);
 /// A close that takes longer is answered, and done later.
 const CLOSE: Duration = Duration::from_secs(1);
+/// `umount` waits for so long.
+const UMOUNT: Duration = Duration::from_secs(1);
 /// Threads in all, when those that there are wait.
 const THREADS_MAX: usize = 256;
 /// SIGKILL in a signal set of `/proc`.
@@ -137,7 +141,9 @@ impl Flight {
             0
         } else if is_being_killed(self.thread.load(Ordering::Relaxed)) {
             -i32::from(Errno::INTR.0)
-        } else if limit.is_some_and(|limit| age >= limit) {
+        } else if limit.is_some_and(|limit| age >= limit)
+            || age >= UMOUNT && is_umount(self.thread.load(Ordering::Relaxed))
+        {
             -i32::from(Errno::IO.0)
         } else {
             return None;
@@ -172,6 +178,12 @@ fn is_being_killed(thread: u32) -> bool {
         let set = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
         set.and_then(|s| u64::from_str_radix(s.trim(), 16).ok()).is_some_and(|s| s & KILL_BIT != 0)
     })
+}
+
+/// Whether a thread is umount(8).
+fn is_umount(thread: u32) -> bool {
+    thread != 0
+        && std::fs::read_to_string(format!("/proc/{thread}/comm")).is_ok_and(|n| n == "umount\n")
 }
 
 /// All threads of a mount.

@@ -10,6 +10,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::format::{Ofd, state};
+use crate::lock;
 use crate::session;
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, OffsetLock};
@@ -68,11 +69,11 @@ pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
     if sys::failed(fd) {
         return Err(fd);
     }
-    let fd = table::raise(fd as i32, true);
+    let fd = lock::raise(ino, fd as i32);
     match sys::fstat(fd) {
         Some(stat) if stat.ino == ino => Ok(fd),
         _ => {
-            table::close_internal(fd);
+            lock::keep(ino, fd);
             Err(err::STALE)
         }
     }
@@ -148,7 +149,8 @@ fn exchange(socket: i32, op: u32, index: usize, send: Option<i32>) -> Option<i32
     // MSG_CMSG_CLOEXEC. The answer also says that a PUT has arrived.
     let got = sys::call3(nr::RECVMSG, socket as usize, at, 0x4000_0000);
     let fd = control.fd;
-    (got == 16 && op == GET && fd >= 0 && message.control_len >= 20).then(|| table::raise(fd, true))
+    let ino = table::ofd(index).ino.load(Ordering::Acquire);
+    (got == 16 && op == GET && fd >= 0 && message.control_len >= 20).then(|| lock::raise(ino, fd))
 }
 
 /// The description is no longer referred to.
@@ -177,7 +179,11 @@ fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
     let fd = if ofd.state.load(Ordering::Acquire) == state::DIR {
         reopen_directory(index)?
     } else {
-        open_inode(ofd.ino.load(Ordering::Acquire), flags)?
+        let ino = ofd.ino.load(Ordering::Acquire);
+        match lock::give(ino, flags & KEPT) {
+            Some(fd) => fd,
+            None => open_inode(ino, flags)?,
+        }
     };
     let offset = ofd.offset.load(Ordering::Acquire) as usize;
     sys::call3(nr::LSEEK, fd as usize, offset, 0);
@@ -217,6 +223,8 @@ pub fn descriptor(fd: i32) -> Result<(), isize> {
 
 fn adopt(index: usize, keep: bool) -> Result<(), isize> {
     let kernel = kernel_descriptor(index, keep)?;
+    let ino = table::ofd(index).ino.load(Ordering::Acquire);
+    let locked = lock::holds(ino);
     for number in table::used() {
         let entry = table::entry(number as i32);
         if table::index(entry) != Some(index) {
@@ -225,8 +233,11 @@ fn adopt(index: usize, keep: bool) -> Result<(), isize> {
         let flags = if entry & table::CLOEXEC != 0 { o::CLOEXEC } else { 0 };
         sys::call3(nr::DUP3, kernel as usize, number, flags as usize);
         table::clear(number as i32);
+        if locked {
+            table::mark_locked(number as i32);
+        }
     }
-    table::close_internal(kernel);
+    lock::keep(ino, kernel);
     Ok(())
 }
 
@@ -247,7 +258,7 @@ pub fn before_unlink(ino: u64) {
             && ofd.state.load(Ordering::Acquire) == state::FILE
             && let Ok(fd) = kernel_descriptor(index, true)
         {
-            table::close_internal(fd);
+            lock::keep(ino, fd);
         }
     }
 }

@@ -21,6 +21,7 @@ mod fsys;
 mod heap;
 mod lock;
 mod mem;
+mod mounts;
 mod patch;
 mod path;
 mod session;

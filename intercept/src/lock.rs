@@ -2,6 +2,13 @@
 //!
 //! A POSIX lock belongs to (process, inode), so one hidden descriptor an inode serves all numbers;
 //! it is closed, and the locks with it, when the process closes any number of the inode.
+//!
+//! The kernel drops the locks at *any* close of a descriptor of the inode in this process. So where
+//! an open file description becomes the kernel's while its inode is locked, nothing is closed: it
+//! takes over the hidden descriptor's own description if that is of the same kind
+//! ([`give`]), else what is in the way stays open ([`keep`]); its numbers are marked
+//! ([`table::LOCKED`]), so that closing one of them closes these too. All this goes along through
+//! exec, and a forked child, which has no locks, drops it.
 
 use base::InodeId;
 use client::mutex::Mutex;
@@ -15,8 +22,26 @@ use crate::{demote, mem, thread};
 
 /// Inodes locked at one time by one process; beyond, the description goes to the kernel.
 const HIDDEN: usize = 64;
+/// Descriptors of one inode that are kept open besides.
+const KEPT: usize = 6;
+const F_SETFD: usize = 2;
+const F_GETFL: usize = 3;
+const F_SETFL: usize = 4;
 
-static LIST: Mutex<[(u64, i32); HIDDEN]> = Mutex::new([(0, -1); HIDDEN]);
+/// An inode that may be locked.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    ino: u64,
+    /// The hidden descriptor.
+    fd: i32,
+    /// Its description is the application's now.
+    given: bool,
+    kept: [i32; KEPT],
+}
+
+const NONE: Held = Held { ino: 0, fd: -1, given: false, kept: [-1; KEPT] };
+
+static LIST: Mutex<[Held; HIDDEN]> = Mutex::new([NONE; HIDDEN]);
 
 /// The kernel's `struct flock`.
 #[repr(C)]
@@ -35,19 +60,31 @@ fn hidden(ino: u64) -> Result<i32, Stop> {
     if table::in_vfork() {
         return Err(Stop::Error(-37)); // ENOLCK: a vfork child may do no such thing
     }
-    let mut list = LIST.lock();
-    if let Some((_, fd)) = list.iter().find(|(i, _)| *i == ino) {
-        return Ok(*fd);
+    let known = || LIST.lock().iter().find(|h| h.ino == ino).map(|h| h.fd);
+    if let Some(fd) = known() {
+        return Ok(fd);
     }
     let fd = demote::open_inode(ino, o::RDWR).or_else(|_| demote::open_inode(ino, 0))?;
-    match list.iter_mut().find(|(i, _)| *i == 0) {
-        Some(slot) => *slot = (ino, fd),
+    let mut list = LIST.lock();
+    if list.iter().any(|h| h.ino == ino) {
+        // Another thread was quicker, and may have locked.
+        drop(list);
+        keep(ino, fd);
+        return known().ok_or(Stop::Error(-37));
+    }
+    match list.iter_mut().find(|h| h.ino == 0) {
+        Some(slot) => *slot = Held { ino, fd, ..NONE },
         None => {
             table::close_internal(fd);
             return Err(Stop::Error(-37)); // ENOLCK
         }
     }
     Ok(fd)
+}
+
+/// Keeps the list as it is, for a fork.
+pub fn locked() -> impl Drop {
+    LIST.lock()
 }
 
 /// A number of the inode is being closed: the process's locks on it go.
@@ -57,10 +94,117 @@ pub fn closing(ino: u64) {
         return;
     }
     let mut list = LIST.lock();
-    if let Some(slot) = list.iter_mut().find(|(i, _)| *i == ino) {
-        table::close_internal(slot.1);
-        *slot = (0, -1);
+    if let Some(held) = list.iter_mut().find(|h| h.ino == ino) {
+        close(held);
     }
+}
+
+fn close(held: &mut Held) {
+    for fd in held.kept.into_iter().chain([held.fd]).filter(|fd| *fd >= 0) {
+        table::close_internal(fd);
+    }
+    *held = NONE;
+}
+
+/// The same for a number that the kernel has, if it is marked.
+pub fn closing_marked(fd: i32) {
+    if table::entry(fd) & !table::CLOEXEC == table::LOCKED {
+        if let Some(stat) = sys::fstat(fd) {
+            closing(stat.ino);
+        }
+        table::clear(fd);
+    }
+}
+
+/// Whether the process may have locks on an inode.
+pub fn holds(ino: u64) -> bool {
+    !table::in_vfork() && LIST.lock().iter().any(|h| h.ino == ino)
+}
+
+/// The hidden descriptor of a locked inode, for a description with these flags to become; none if
+/// it is of another kind or has been given before.
+pub fn give(ino: u64, flags: u32) -> Option<i32> {
+    if table::in_vfork() {
+        return None;
+    }
+    let mut list = LIST.lock();
+    let held = list.iter_mut().find(|h| h.ino == ino && !h.given)?;
+    let has = sys::call3(nr::FCNTL, held.fd as usize, F_GETFL, 0) as u32;
+    if (has ^ flags) & (o::ACCMODE | o::SYNC) != 0 {
+        return None;
+    }
+    let may = o::APPEND | o::NONBLOCK | o::DIRECT | o::NOATIME;
+    let ret = sys::call3(nr::FCNTL, held.fd as usize, F_SETFL, (flags & may) as usize);
+    held.given = ret == 0;
+    held.given.then_some(held.fd)
+}
+
+/// A descriptor of the inode is needed no more: it is closed, unless locks would go with it.
+pub fn keep(ino: u64, fd: i32) {
+    if !table::in_vfork() {
+        let mut list = LIST.lock();
+        if let Some(held) = list.iter_mut().find(|h| h.ino == ino) {
+            // One that finds no place stays open until the process ends.
+            let known = held.fd == fd || held.kept.contains(&fd);
+            if !known && let Some(place) = held.kept.iter_mut().find(|k| **k < 0) {
+                *place = fd;
+            }
+            return;
+        }
+    }
+    table::close_internal(fd);
+}
+
+/// [`table::raise`] for a descriptor of an inode; the one in its old place stays open where
+/// locks would go with it.
+pub fn raise(ino: u64, fd: i32) -> i32 {
+    if !holds(ino) {
+        return table::raise(fd, true);
+    }
+    table::protect(fd);
+    keep(ino, fd);
+    fd
+}
+
+/// Shows the descriptors that locks depend on, and whether they are given: they go through exec.
+pub fn through_exec(mut show: impl FnMut(i32, bool)) {
+    if table::in_vfork() {
+        return;
+    }
+    for held in LIST.lock().iter().filter(|h| h.ino != 0) {
+        for fd in held.kept.into_iter().chain([held.fd]).filter(|fd| *fd >= 0) {
+            sys::call3(nr::FCNTL, fd as usize, F_SETFD, 0);
+            show(fd, held.given || fd != held.fd);
+        }
+    }
+}
+
+/// Exec has failed: as before.
+pub fn exec_failed() {
+    through_exec(|fd, _| {
+        sys::call3(nr::FCNTL, fd as usize, F_SETFD, 1);
+    });
+}
+
+/// One of them arrives in a new image.
+pub fn inherit(fd: i32, given: bool) {
+    let Some(stat) = sys::fstat(fd) else { return };
+    sys::call3(nr::FCNTL, fd as usize, F_SETFD, 1);
+    table::protect(fd);
+    let mut list = LIST.lock();
+    if let Some(held) = list.iter_mut().find(|h| h.ino == stat.ino) {
+        held.given |= given;
+        if let Some(place) = held.kept.iter_mut().find(|k| **k < 0) {
+            *place = fd;
+        }
+    } else if let Some(slot) = list.iter_mut().find(|h| h.ino == 0) {
+        *slot = Held { ino: stat.ino, fd, given, ..NONE };
+    }
+}
+
+/// In a forked child, which has no locks.
+pub fn forked() {
+    LIST.lock().iter_mut().filter(|h| h.ino != 0).for_each(close);
 }
 
 /// F_GETLK (5), F_SETLK (6) and F_SETLKW (7). The last may sleep, so the kernel is asked on the way

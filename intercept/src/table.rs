@@ -1,7 +1,7 @@
 //! Descriptors: which numbers are ours, and the open file descriptions behind them.
 //!
 //! Invariants:
-//! - A table entry is 0 (not ours), [`INTERNAL`], or `ofd + 1` with [`CLOEXEC`].
+//! - A table entry is 0 (not ours), [`INTERNAL`], [`LOCKED`], or `ofd + 1` with [`CLOEXEC`].
 //! - A number with an entry is an open kernel descriptor too (a placeholder), with the same
 //!   close-on-exec flag.
 //! - `Ofd::refs` counts the entries of all tables of all processes; `Local::refs` those of the
@@ -21,6 +21,8 @@ use crate::thread;
 pub const FDS: usize = 65_536;
 /// Close-on-exec.
 pub const CLOEXEC: u32 = 1 << 31;
+/// A kernel descriptor of a locked inode: closing it closes more (see `lock`).
+pub const LOCKED: u32 = 0x7fff_fffe;
 /// A descriptor of the engine or of LibFS: EBADF for the application.
 pub const INTERNAL: u32 = 0x7fff_ffff;
 
@@ -126,7 +128,7 @@ pub fn entry(fd: i32) -> u32 {
 /// Index of the entry's open file description, when it is ours.
 #[inline(always)]
 pub fn index(entry: u32) -> Option<usize> {
-    if entry == 0 || entry & !CLOEXEC == INTERNAL {
+    if entry == 0 || entry & !CLOEXEC >= LOCKED {
         return None;
     }
     Some((entry & !CLOEXEC) as usize - 1).filter(|i| *i < OFDS)
@@ -142,6 +144,14 @@ pub fn ofd(index: usize) -> &'static Ofd {
 pub fn protect(fd: i32) {
     if let Some(e) = fds().get(fd as usize) {
         e.store(INTERNAL, Ordering::Release);
+        context().high.fetch_max(fd as u32 + 1, Ordering::AcqRel);
+    }
+}
+
+/// Marks a number of the application's that is the kernel's, and locked.
+pub fn mark_locked(fd: i32) {
+    if let Some(e) = fds().get(fd as usize) {
+        e.store(LOCKED, Ordering::Release);
         context().high.fetch_max(fd as u32 + 1, Ordering::AcqRel);
     }
 }

@@ -14,4 +14,5 @@ mod patience;
 mod posix;
 mod restart;
 mod run;
+mod semantics;
 mod suites;

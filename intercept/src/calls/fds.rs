@@ -51,6 +51,7 @@ fn close(fd: i32) -> Reply {
         lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
         table::clear(fd);
     }
+    lock::closing_marked(fd);
     Err(Stop::Kernel)
 }
 
@@ -81,6 +82,10 @@ fn dup3(r: &Regs) -> Reply {
     }
     if from == 0 && to == 0 || old == new {
         return Err(Stop::Kernel);
+    }
+    // What stands here is closed, if nothing goes wrong, which is not worth more.
+    if sys::fstat(old).is_some() {
+        lock::closing_marked(new);
     }
     let ret = if r.rax == nr::DUP2 {
         sys::call2(nr::DUP2, old as usize, new as usize)
@@ -131,6 +136,8 @@ fn close_range(r: &Regs) -> Reply {
                 lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
                 table::clear(fd as i32);
             }
+        } else if flags & 4 == 0 {
+            lock::closing_marked(fd as i32);
         }
     }
     if from <= last {

@@ -9,7 +9,7 @@ use crate::entry::Regs;
 use crate::fsys::{caller, fs, maker};
 use crate::path::{self, Found, Path, Stop};
 use crate::sys::{at, err, nr};
-use crate::{demote, mem, table};
+use crate::{demote, mem, mounts, table};
 
 const CWD: i32 = at::FDCWD;
 
@@ -85,6 +85,9 @@ fn remove(dirfd: i32, at: usize, dir: bool) -> Reply {
         return Err(Stop::Error(err::BUSY));
     }
     if dir {
+        if attr.is_dir() && mounts::any_below() {
+            return Err(Stop::Kernel);
+        }
         match found.name() {
             b"." => return Err(Stop::Error(err::INVAL)),
             b".." => return Err(Stop::Error(-39)),
@@ -121,6 +124,10 @@ fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Rep
         && old.ino != attr.ino
     {
         demote::before_unlink(old.ino.0);
+    }
+    let dirs = attr.is_dir() || to.attr.is_some_and(|old| old.is_dir());
+    if dirs && mounts::any_below() {
+        return Err(Stop::Kernel);
     }
     let rename = Rename {
         parent: from.parent,

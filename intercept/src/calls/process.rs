@@ -19,8 +19,9 @@ use crate::path::{self, PATH_MAX, Path, Stop};
 use crate::sys::{self, Stat, at, err, nr, o};
 use crate::table::{self, InUse, THREADS};
 use crate::thread::{self, FRAME, VFORKS};
-use crate::{demote, fsys, heap, mem, session, signal, strict};
+use crate::{demote, fsys, heap, lock, mem, session, signal, strict};
 
+const F_GETFD: usize = 1;
 const CLONE_VM: u64 = 0x100;
 const CLONE_FILES: u64 = 0x400;
 const CLONE_VFORK: u64 = 0x4000;
@@ -189,7 +190,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
     let mut stack = 0;
     let ret = {
         fsys::before_fork();
-        let _locks = (fsys::locked(), heap::locked());
+        let _locks = (lock::locked(), fsys::locked(), heap::locked());
         match r.rax {
             nr::CLONE3 => {
                 // stack and stack_size
@@ -212,6 +213,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
         session::note_thread(thread::tid());
         strict::arm();
         table::after_fork();
+        lock::forked();
         fsys::after_fork();
         if stack != 0 {
             r.rsp = stack;
@@ -301,6 +303,14 @@ fn publish(slot: &Slot) {
     let mut count = 0;
     for fd in table::used() {
         let entry = table::entry(fd as i32);
+        if entry & !table::CLOEXEC == table::LOCKED
+            && sys::call3(nr::FCNTL, fd, F_GETFD, 0) == 0
+            && count < SLOT_FDS
+        {
+            slot.fds[count][0].store(fd as u32, Ordering::Relaxed);
+            slot.fds[count][1].store(table::LOCKED, Ordering::Relaxed);
+            count += 1;
+        }
         if table::index(entry).is_none() {
             continue;
         }
@@ -312,6 +322,14 @@ fn publish(slot: &Slot) {
         slot.fds[count][1].store(entry, Ordering::Relaxed);
         count += 1;
     }
+    lock::through_exec(|fd, given| {
+        if count < SLOT_FDS {
+            let given = if given { table::CLOEXEC } else { 0 };
+            slot.fds[count][0].store(fd as u32, Ordering::Relaxed);
+            slot.fds[count][1].store(table::INTERNAL | given, Ordering::Relaxed);
+            count += 1;
+        }
+    });
     slot.count.store(count as u32, Ordering::Release);
 }
 
@@ -421,6 +439,8 @@ fn exec(r: &Regs, dirfd: i32, name: usize, argv: usize, envp: usize, flags: u32)
                 demote::descriptor(fd as i32)?;
             }
         }
+        // They stay open in the program that does not know of them.
+        lock::through_exec(|_, _| {});
         return Err(Stop::Kernel);
     };
     let record = &session::slots()[slot];
@@ -428,6 +448,7 @@ fn exec(r: &Regs, dirfd: i32, name: usize, argv: usize, envp: usize, flags: u32)
     let (env, len) = match environment(envp, slot as i32) {
         Ok(env) => env,
         Err(stop) => {
+            lock::exec_failed();
             record.pid.store(0, Ordering::Release);
             return Err(stop);
         }
@@ -445,6 +466,7 @@ fn exec(r: &Regs, dirfd: i32, name: usize, argv: usize, envp: usize, flags: u32)
     context.executed.store(false, Ordering::Release);
     context.scratch.store(core::ptr::null_mut(), Ordering::Release);
     sys::call2(nr::MUNMAP, env, len);
+    lock::exec_failed();
     record.pid.store(0, Ordering::Release);
     Ok(ret)
 }
@@ -463,6 +485,11 @@ pub fn inherit(slot: i32) {
     for pair in &record.fds[..count] {
         let fd = pair[0].load(Ordering::Relaxed) as usize;
         let entry = pair[1].load(Ordering::Relaxed);
+        match entry & !table::CLOEXEC {
+            table::INTERNAL => lock::inherit(fd as i32, entry & table::CLOEXEC != 0),
+            table::LOCKED => table::mark_locked(fd as i32),
+            _ => {}
+        }
         let Some(index) = table::index(entry) else { continue };
         if fd >= table::FDS || entry & table::CLOEXEC != 0 {
             table::drop_shared(index);

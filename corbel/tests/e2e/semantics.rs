@@ -1,0 +1,91 @@
+//! Calls whose meaning is easily missed, by programs on the mount and under `corbel run`.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::harness::{Cluster, TESTS, limited, mounted, text};
+
+fn cluster() -> Option<Cluster> {
+    Cluster::new(3, "256MiB")
+}
+
+fn script(mut command: Command, name: &str, args: &[&str]) -> String {
+    command.arg("python3").arg(format!("{TESTS}/run/{name}")).args(args);
+    text(&command.output().expect("python starts"))
+}
+
+/// FUSE has no way to ask for them, so they are there under `corbel run` alone.
+#[test]
+fn ranges_are_taken_out_of_files_and_put_in() {
+    let Some(cluster) = cluster() else { return };
+    for seed in ["1", "2", "3"] {
+        let sum = script(cluster.hooked(1, &[]), "shift.py", &[seed, seed]);
+        let elsewhere = text(&cluster.shell(3, &format!("md5sum < {seed}")).output().unwrap());
+        assert_eq!(elsewhere, format!("{}  -\n", sum.trim_end()), "seed {seed}");
+    }
+    cluster.assert_nothing_refused();
+}
+
+#[test]
+fn locks_stay_when_a_descriptor_changes_hands() {
+    let Some(cluster) = cluster() else { return };
+    let native = cluster.path("native");
+    fs::create_dir(&native).unwrap();
+    let mut command = limited();
+    command.current_dir(&native);
+    let want = script(command, "keeps.py", &[]);
+    assert!(want.starts_with("mapped-2 held held free 5 2\n"), "{want}");
+    for (view, command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
+        fs::create_dir(cluster.mount(1).join(view)).unwrap();
+        let mut command = command;
+        command.current_dir(cluster.mount(1).join(view));
+        assert_eq!(script(command, "keeps.py", &[]), want, "{view}");
+    }
+}
+
+/// What another process mounts below the prefix is not seen, but is not taken away either.
+#[test]
+fn what_something_is_mounted_on_stays() {
+    let Some(cluster) = cluster() else { return };
+    let dir = cluster.mount(1);
+    let point = dir.join("a b/point");
+    fs::create_dir_all(&point).unwrap();
+    let mut mount = limited();
+    mount.args(["mount", "-t", "tmpfs", "none"]).arg(&point);
+    assert!(mount.status().unwrap().success());
+    let program = "import os, sys
+for call in (lambda: os.rmdir('a b/point'), lambda: os.rename('a b/point', 'other'),
+             lambda: os.rename('empty', 'a b/point'), lambda: os.rmdir('empty')):
+    try: print(call())
+    except OSError as e: print(e.errno)";
+    fs::create_dir(dir.join("empty")).unwrap();
+    let mut run = cluster.hooked(1, &[]);
+    let said = text(&run.args(["python3", "-c", program]).output().unwrap());
+    let mut umount = limited();
+    assert!(umount.arg("umount").arg(&point).status().unwrap().success());
+    assert_eq!(said, "16\n16\n16\nNone\n");
+}
+
+/// A mount whose node is dead can be taken away by whoever would take away another.
+#[test]
+fn a_mount_without_a_node_can_be_unmounted() {
+    let Some(cluster) = cluster() else { return };
+    for program in [&["umount"][..], &["umount", "-l"], &["umount", "-f"], &["fusermount3", "-u"]] {
+        if program[0] != "umount" && Command::new(program[0]).arg("-V").output().is_err() {
+            eprintln!("skipped: no {}", program[0]);
+            continue;
+        }
+        let dir = cluster.mount(2);
+        assert!(mounted(&dir).is_some());
+        assert!(cluster.corbel(&["cluster", "kill", "2"]).status.success());
+        let begin = Instant::now();
+        let mut command = limited();
+        let status = command.args(program).arg(&dir).status().expect("it starts");
+        assert!(status.success(), "{program:?}: {status:?}");
+        assert!(begin.elapsed() < Duration::from_secs(15), "{program:?}");
+        assert!(mounted(&dir).is_none(), "{program:?}");
+        let started = cluster.corbel(&["cluster", "start", "2"]);
+        assert!(started.status.success(), "{started:?}");
+    }
+}
