@@ -303,8 +303,8 @@ pub trait Invalidate: Send + Sync {
 pub enum Caching {
     /// Nothing without asking: data goes when it is seen to have changed.
     Nothing,
-    /// Attributes, until told; names are asked for each time. Data goes when the attributes are told to
-    /// go and have changed then.
+    /// Attributes, until told; names for as long as [`FileSystem::name_cache_ms`] says. Data goes when the
+    /// attributes are told to go and have changed then.
     Attributes,
     /// Attributes, names and data, until told.
     All,
@@ -502,6 +502,18 @@ pub trait FileSystem: Send + Sync {
     fn may_cache_attr(&self, attr: &Attr) -> bool {
         self.may_cache(attr.ino)
     }
+    /// The same for an inode that the kernel does not know yet.
+    fn may_cache_new_attr(&self, attr: &Attr) -> bool {
+        self.may_cache_attr(attr)
+    }
+    /// For how many milliseconds a kernel may use a name, or the knowledge that there is none, without asking;
+    /// `None`: until it is told otherwise. A kernel that looks at the attributes of a directory whenever it
+    /// uses a name in it must be made to wait by [`await_names`](Self::await_names).
+    fn name_cache_ms(&self, dir: InodeId, _name: &[u8], _leads_to: Option<InodeId>) -> Option<u32> {
+        if self.may_cache(dir) { None } else { Some(0) }
+    }
+    /// Returns when no name in the directory counts any more that was told before something there changed.
+    fn await_names(&self, _dir: InodeId) {}
     /// Whether `may_cache_attr` said so of the inode, and a kernel was not told otherwise since.
     fn has_cached(&self, ino: InodeId) -> bool {
         self.may_cache(ino)

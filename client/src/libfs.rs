@@ -78,8 +78,8 @@ pub struct LibFs {
     proofs: Arc<Proofs>,
 }
 
-/// Inodes remembered; above it, those that nobody uses are dropped.
-const INODES_MAX: usize = 6000;
+/// Inodes forgotten at a time, when there are too many of them.
+const EVICT_MAX: usize = 3000;
 /// Unpins are collected up to this number, then sent without waiting for an answer.
 const UNPINS_MAX: usize = 32;
 /// Attempts of an operation that keeps losing its leases to others before it gives up with EIO;
@@ -177,10 +177,13 @@ impl LibFs {
     /// The cached inode of that number.
     pub(crate) fn inode(&self, ino: InodeId) -> Arc<Inode> {
         if let Some(found) = self.inodes.read().get(&ino.0) {
+            if !found.used.load(Ordering::Relaxed) {
+                found.used.store(true, Ordering::Relaxed);
+            }
             return Arc::clone(found);
         }
         let mut inodes = self.inodes.write();
-        if inodes.len() >= INODES_MAX {
+        if inodes.len() >= self.inodes_max() {
             self.evict(&mut inodes);
         }
         Arc::clone(inodes.entry(ino.0).or_insert_with(|| Arc::new(Inode::new(ino))))
@@ -190,23 +193,33 @@ impl LibFs {
     /// many files must not run out of lease slots.
     pub(crate) fn remember_inode(&self, inode: Arc<Inode>) {
         let mut inodes = self.inodes.write();
-        if inodes.len() >= INODES_MAX {
+        if inodes.len() >= self.inodes_max() {
             self.evict(&mut inodes);
         }
         inodes.insert(inode.ino.0, inode);
+    }
+
+    /// Inodes remembered; above it, those that nobody uses are dropped.
+    fn inodes_max(&self) -> usize {
+        self.config.inodes.min(session::INODES_MAX)
     }
 
     /// Forgets inodes that nobody uses, and gives their leases back.
     fn evict(&self, inodes: &mut Map<u64, Arc<Inode>>) {
         let Some(session) = self.current() else { return };
         let mut slots = Vec::new();
-        inodes.retain(|_, inode| {
+        let mut left = EVICT_MAX.min(inodes.len() / 2);
+        let now = kernel::now_ms();
+        let mut forget = |_: &u64, inode: &mut Arc<Inode>| {
             // The count cannot grow while we hold the table exclusively.
-            if Arc::strong_count(inode) > 1 || slots.len() > INODES_MAX / 2 {
+            if left == 0
+                || Arc::strong_count(inode) > 1
+                || inode.used.swap(false, Ordering::Relaxed)
+            {
                 return true;
             }
             let Some(state) = inode.state.try_write() else { return true };
-            if state.open > 0 || state.lost {
+            if state.open > 0 || state.lost || inode.shown.counts(now) {
                 return true;
             }
             if state.session == session.number && state.lease.word.0 != 0 {
@@ -218,8 +231,12 @@ impl LibFs {
             if state.pinned {
                 self.unpins.write().push(inode.ino);
             }
+            left -= 1;
             false
-        });
+        };
+        inodes.retain(&mut forget);
+        // All that was looked at was in use: now it is not.
+        inodes.retain(&mut forget);
         if !slots.is_empty() {
             // The service settles our operations first, so dirty state is not lost with the cache.
             session.post(&Request::Release { slots }, session.last());

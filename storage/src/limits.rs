@@ -25,8 +25,10 @@ pub const LANES_MAX: usize = 8;
 pub const LANE_BYTES_MIN: u64 = 4 * (PAYLOAD_MAX as u64 + LINE_BYTES);
 /// Largest lane (the papers' 512 MiB).
 pub const LANE_BYTES_MAX: u64 = 512 << 20;
-/// Leases that one client can hold; each costs 16 bytes of its control area.
-pub const LEASE_SLOTS: usize = 8192;
+/// Leases that one client can hold: more than the inodes that it remembers. Each costs 16 bytes of its
+/// control area and 16 of its row in the client table (where files are sparse, only once it is used), and
+/// some 200 of the service's memory while it is held.
+pub const LEASE_SLOTS: usize = 131_072;
 /// Open inodes of one client that a restarted service remembers; of those beyond, a file without a
 /// name does not survive the restart.
 pub const PIN_SLOTS: usize = 16_384;

@@ -78,7 +78,7 @@ fn what_was_written_is_read_back_and_every_flipped_bit_is_noticed() {
 fn a_lease_counts_in_its_place_and_for_its_owner_only() {
     let mut random = Random::new(2);
     for _ in 0..2000 {
-        let (incarnation, slot) = (random.next_u64() as u32, random.below(8192));
+        let (incarnation, slot) = (random.next_u64() as u32, random.below(16_384));
         let held =
             Held { ino: InodeId(1 + random.next_u64() / 2), what: 1 + random.below(2) as u32 };
         let at = if random.chance(1, 2) { LEASES } else { PINS } + slot * HELD_BYTES as u64;

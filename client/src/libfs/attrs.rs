@@ -471,7 +471,19 @@ impl FileSystem for LibFs {
     }
 
     fn may_cache_attr(&self, attr: &Attr) -> bool {
-        self.may_keep(attr)
+        self.may_keep(attr, false)
+    }
+
+    fn may_cache_new_attr(&self, attr: &Attr) -> bool {
+        self.may_keep(attr, true)
+    }
+
+    fn name_cache_ms(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> Option<u32> {
+        Some(self.may_keep_name(dir, name, leads_to))
+    }
+
+    fn await_names(&self, dir: InodeId) {
+        self.do_await_names(dir);
     }
 
     fn has_cached(&self, ino: InodeId) -> bool {

@@ -1,6 +1,7 @@
 //! What the client remembers of an inode while it holds a lease on it.
 
 use alloc::vec::Vec;
+use core::sync::atomic::AtomicBool;
 
 use base::{InodeId, Sequence};
 use hashbrown::HashMap;
@@ -63,8 +64,8 @@ pub struct Names {
     pub complete: bool,
 }
 
-/// Names remembered per directory, at most.
-const NAMES_MAX: usize = 65_536;
+/// Names remembered per directory, at most: some 25 MB.
+const NAMES_MAX: usize = 262_144;
 
 impl Names {
     /// What is known of `name`.
@@ -128,6 +129,10 @@ pub struct Inode {
     pub state: RwLock<State>,
     /// What a kernel was told of it.
     pub told: super::kernel::Told,
+    /// Until when it may use names of it.
+    pub shown: super::kernel::Shown,
+    /// Asked for since room was made last.
+    pub used: AtomicBool,
 }
 
 impl Inode {
@@ -138,7 +143,8 @@ impl Inode {
 
     /// What is known.
     pub fn with(ino: InodeId, state: State) -> Self {
-        Self { ino, state: RwLock::new(state), told: super::kernel::Told::default() }
+        let (told, shown) = Default::default();
+        Self { ino, state: RwLock::new(state), told, shown, used: AtomicBool::new(false) }
     }
 }
 

@@ -8,7 +8,16 @@
 //! whose answer is thrown away, goes on with the pages that the kernel has, which may be older than the
 //! answer. So an answer that is *news* may not be kept: it is followed by no invalidation, so the kernel takes
 //! it in and drops older pages. Attributes may be kept that were told first [`NEWS_MS`] ago, which is long
-//! after the answer was taken in; and what is being changed is not kept, which saves its recalls.
+//! after the answer was taken in; and what is being changed is not kept, which saves its recalls. An inode
+//! that the kernel does not know has no pages there: its attributes may be kept at once.
+//!
+//! Names are told for [`NAMES_MS`] only. To take one away before, the kernel locks the directory, and whoever
+//! waits for the lease of a directory holds that lock. So names are not taken away: when the
+//! lease is recalled, the directory's attributes go, as always, and who asks for them is kept waiting until
+//! names told before have ended ([`Shown`]). A kernel that checks permissions itself needs the attributes
+//! of a directory, its own copy or ours, each time *before* it uses a name in it. So names may be used
+//! exactly as long as the lease is held, nobody who takes the lease waits, and who uses names
+//! waits a moment, once: directories that changed a short while ago ([`QUIET_MS`]) get no names kept.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +25,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::InodeId;
 use storage::format::control::LeaseMode;
 
+use super::inode::{Known, State};
 use super::session::Session;
 use super::sync::RwLock;
 use super::{LibFs, Open};
@@ -35,14 +45,51 @@ pub struct Told(AtomicU64);
 /// Bits for the time: it comes round after 17 minutes, and then is news for a moment.
 const TIME_BITS: u32 = 20;
 
+/// How long a kernel may use a name of a directory under a lease, in milliseconds. Enough for the program that
+/// lists a directory and then looks at each of its files, and for the directories on everybody's way.
+const NAMES_MS: u64 = 250;
+
+/// From giving an answer to the kernel's having taken it in (it counts [`NAMES_MS`] from there), with
+/// the lag of the coarse clocks.
+const TAKEN_IN_MS: u64 = 120;
+
+/// Names of a directory are told for a while if it has not changed for so long.
+const QUIET_MS: u64 = 2000;
+
+/// Until when a kernel may use names of a directory.
+#[derive(Debug, Default)]
+pub struct Shown {
+    /// Those that it was told under whatever lease.
+    until: AtomicU64,
+    /// Those that it was told under a lease that is gone.
+    stale_until: AtomicU64,
+}
+
+impl Shown {
+    /// Whether it may use some.
+    pub fn counts(&self, now: u64) -> bool {
+        self.until.load(Ordering::SeqCst) > now
+    }
+
+    /// How long it may still use names that may be wrong.
+    fn stale_for(&self, now: u64) -> u64 {
+        self.stale_until.load(Ordering::SeqCst).saturating_sub(now)
+    }
+}
+
+/// Milliseconds of a clock that only goes forward.
+pub fn now_ms() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    (t.tv_sec as u64).wrapping_mul(1000).wrapping_add(t.tv_nsec as u64 / 1_000_000)
+}
+
 impl Told {
     /// Notes it; whether it is no news.
     fn again(&self, attr: &Attr) -> bool {
         let changed = (attr.ctime.sec as u64).wrapping_mul(1_000_000_000);
         let version =
             changed.wrapping_add(attr.ctime.nsec.into()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-        let now = (t.tv_sec as u64).wrapping_mul(1000).wrapping_add(t.tv_nsec as u64 / 1_000_000);
+        let now = now_ms();
         let mask = (1 << TIME_BITS) - 1;
         let seen = self.0.load(Ordering::Acquire);
         if (seen ^ version) & !mask != 0 {
@@ -78,14 +125,16 @@ impl LibFs {
     }
 
     /// Whether the kernel may keep these attributes until it is told. True only if they are what they
-    /// are *after* the service was made to wait for the kernel.
-    pub(crate) fn may_keep(&self, attr: &Attr) -> bool {
+    /// are *after* the service was made to wait for the kernel. `is_new`: it does not know the inode.
+    pub(crate) fn may_keep(&self, attr: &Attr, is_new: bool) -> bool {
         if !self.kernel.is_there.load(Ordering::Acquire) {
             return false;
         }
         let Some(session) = self.current() else { return false };
         let Some(inode) = self.inodes.read().get(&attr.ino.0).cloned() else { return false };
-        if !inode.told.again(attr) {
+        let is_news = !inode.told.again(attr);
+        // While names that may be wrong count, the kernel shall ask whenever it uses one.
+        if is_news && !is_new || inode.shown.stale_for(now_ms()) > 0 {
             return false;
         }
         // Somebody changes it, or waits for its lease: not worth waiting for.
@@ -93,14 +142,71 @@ impl LibFs {
         if !self.holds(session, &state, LeaseMode::Read) || state.attr() != *attr {
             return false;
         }
+        self.keep(session, &state)
+    }
+
+    /// Makes the service wait for the kernel before it gives the lease of `state` to somebody else. False
+    /// if the lease is gone already.
+    fn keep(&self, session: &Session, state: &State) -> bool {
         let Some(_notes) = self.kernel.notes.try_write() else { return false };
         let slot = state.lease.slot;
         let kept = session.segment.keep(slot);
-        let counts = session.segment.attached() && self.holds(session, &state, LeaseMode::Read);
+        let counts = session.segment.attached() && self.holds(session, state, LeaseMode::Read);
         if !counts && !kept {
             session.segment.keep_no_more(slot);
         }
         counts
+    }
+
+    /// For how many milliseconds the kernel may use this name of a directory. What it leads to must be so
+    /// *after* the service was made to wait for the kernel.
+    pub(crate) fn may_keep_name(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        leads_to: Option<InodeId>,
+    ) -> u32 {
+        if !self.kernel.is_there.load(Ordering::Acquire) {
+            return 0;
+        }
+        let Some(session) = self.current() else { return 0 };
+        let Some(dir) = self.inodes.read().get(&dir.0).cloned() else { return 0 };
+        let Some(state) = dir.state.try_read() else { return 0 };
+        let as_said = match state.names.get(name) {
+            Some(Known::Present(ino, _)) => leads_to == Some(ino),
+            Some(Known::Absent) => leads_to.is_none(),
+            None => false,
+        };
+        let quiet = Self::now(&[]).saturating_sub(state.record.ctime.nanos()) / 1_000_000;
+        if !as_said || quiet < QUIET_MS || !self.holds(session, &state, LeaseMode::Read) {
+            return 0;
+        }
+        // Before the look at the lease: who takes it back looks here afterwards.
+        dir.shown.until.fetch_max(now_ms() + NAMES_MS + TAKEN_IN_MS, Ordering::SeqCst);
+        if self.keep(session, &state) { NAMES_MS as u32 } else { 0 }
+    }
+
+    /// The kernel's attributes of a directory are about to go, since the lease under which it was
+    /// told names is gone: whoever asks for them waits until the names have ended.
+    fn end_names(&self, ino: InodeId) {
+        if let Some(inode) = self.inodes.read().get(&ino.0) {
+            let until = inode.shown.until.load(Ordering::SeqCst);
+            inode.shown.stale_until.fetch_max(until, Ordering::SeqCst);
+        }
+    }
+
+    /// Waits until no name of a directory counts that may be wrong.
+    pub(crate) fn do_await_names(&self, dir: InodeId) {
+        let Some(inode) = self.inodes.read().get(&dir.0).cloned() else { return };
+        loop {
+            let left = inode.shown.stale_for(now_ms());
+            if left == 0 || self.config.stops() {
+                return;
+            }
+            let pause =
+                rustix::time::Timespec { tv_sec: 0, tv_nsec: left.min(20) as i64 * 1_000_000 };
+            let _ = rustix::thread::nanosleep(&pause);
+        }
     }
 
     /// Whether the kernel was told attributes that it may still keep.
@@ -129,7 +235,10 @@ impl LibFs {
             let _ = rustix::thread::nanosleep(&pause);
             return;
         };
-        let empty = |ino: InodeId| cache.inode(ino, -1, 0);
+        let empty = |ino: InodeId| {
+            self.end_names(ino);
+            cache.inode(ino, -1, 0);
+        };
         let mut ended = if session.segment.attached() { session.previous } else { Some(session) };
         // Sessions are told apart by their numbers; of those before the last one seen nothing is left.
         let seen = self.kernel.session.load(Ordering::Relaxed);

@@ -19,7 +19,7 @@ use rustix::net::{
 use storage::format::control;
 use storage::format::proof::Proof;
 use storage::format::rpc::{self, Request};
-use storage::limits::RPC_SLOTS;
+use storage::limits::{LEASE_SLOTS, RPC_SLOTS};
 
 use super::lane::Lane;
 use super::proofs::Proofs;
@@ -44,13 +44,16 @@ pub struct Config {
     pub stop: Option<fn() -> bool>,
     /// Wait without end for a service that is away, instead of half a minute.
     pub patient: bool,
+    /// Inodes to remember, about; each takes some 700 bytes here, and as much of the service's memory.
+    pub inodes: usize,
 }
 
 impl Config {
     /// A client of the node whose hostd listens on `socket`.
     pub fn new(socket: &[u8]) -> Self {
         let (socket, mount) = (socket.to_vec(), Vec::new());
-        Self { socket, lanes: 0, fd_min: 3, mount, stop: None, patient: false }
+        let inodes = INODES;
+        Self { socket, lanes: 0, fd_min: 3, mount, stop: None, patient: false, inodes }
     }
 
     /// Whether the calling thread shall wait no longer.
@@ -58,6 +61,12 @@ impl Config {
         self.stop.is_some_and(|stop| stop())
     }
 }
+
+/// Inodes that a program remembers...
+pub const INODES: usize = 24_000;
+/// ... and the most that a client can: there must be lease slots for more, since those of evicted inodes
+/// are free a little later.
+pub const INODES_MAX: usize = LEASE_SLOTS / 8 * 7;
 
 /// A live attachment.
 #[derive(Debug)]

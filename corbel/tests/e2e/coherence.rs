@@ -257,3 +257,121 @@ fn names_are_never_stale() {
     eprintln!("names: {counts:?}");
     cluster.assert_nobody_expelled();
 }
+
+/// A value of `.corbel/stats`.
+fn asked(cluster: &Cluster, node: usize, name: &str) -> u64 {
+    let stats = fs::read_to_string(on(cluster, node, ".corbel/stats")).unwrap();
+    let line = stats.lines().find(|line| line.starts_with(name));
+    line.map_or(0, |line| line.split(' ').nth(1).unwrap().parse().unwrap())
+}
+
+/// Directories that were quiet for long enough that the kernels keep names of them, also of what is not there,
+/// when something changes: a name, a directory on the way, what has been missing.
+#[test]
+fn names_that_a_kernel_keeps_are_never_stale() {
+    let Some(cluster) = cluster() else { return };
+    let quiet = Duration::from_millis(2300);
+    let at = |node, name: &str| on(&cluster, node, name);
+    fs::create_dir(at(1, "d")).unwrap();
+    // Number k is told by a name that is replaced, by a directory that is, and by names that appear.
+    let put = |k: u64, by: usize| {
+        fs::create_dir(at(by, "new")).unwrap();
+        fs::write(at(by, "new/it"), k.to_le_bytes()).unwrap();
+        if k > 0 {
+            fs::rename(at(by, "d/way"), at(by, &format!("old{k}"))).unwrap();
+        }
+        fs::rename(at(by, "new"), at(by, "d/way")).unwrap();
+        fs::write(at(by, "new"), k.to_le_bytes()).unwrap();
+        fs::rename(at(by, "new"), at(by, "d/it")).unwrap();
+        fs::write(at(by, &format!("d/{k}")), "").unwrap();
+    };
+    put(0, 1);
+    let number = |path: PathBuf| loop {
+        match File::open(&path) {
+            Ok(file) => return number_at(&file),
+            // Between two renames, or replaced between look-up and opening, twice in a row.
+            Err(error) => assert!(matches!(error.raw_os_error(), Some(2 | 116)), "{error}"),
+        }
+    };
+    let (begun, done, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let looks = AtomicU64::new(0);
+    let looker = |node: usize| {
+        while !stop.load(Ordering::SeqCst) {
+            let least = done.load(Ordering::SeqCst);
+            let by_name = number(at(node, "d/it"));
+            let by_way = number(at(node, "d/way/it"));
+            let missing = at(node, &format!("d/{}", least + 1)).exists();
+            let there = at(node, &format!("d/{least}")).exists();
+            let most = begun.load(Ordering::SeqCst);
+            for seen in [by_name, by_way] {
+                assert!((least..=most).contains(&seen), "{node}: {seen} of {least}..{most}");
+            }
+            assert!(
+                there && (!missing || most > least),
+                "{node}: {there} {missing} {least} {most}"
+            );
+            looks.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    };
+    std::thread::scope(|scope| {
+        for node in [1, 2, 3] {
+            scope.spawn(move || looker(node));
+        }
+        for k in 1..=6 {
+            std::thread::sleep(quiet);
+            begun.store(k, Ordering::SeqCst);
+            put(k, 1 + (k % 3) as usize);
+            done.store(k, Ordering::SeqCst);
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    eprintln!("quiet names: {looks:?} looks");
+    // They are kept indeed.
+    std::thread::sleep(quiet);
+    let before = asked(&cluster, 2, "fuse_lookup_total");
+    for _ in 0..100 {
+        assert!(at(2, "d/way/it").exists() && !at(2, "d/none").exists());
+    }
+    let more = asked(&cluster, 2, "fuse_lookup_total") - before;
+    assert!(more < 100, "{more} look-ups for 200 paths of two and three names");
+    cluster.assert_nobody_expelled();
+}
+
+/// Listing a directory with the attributes of its files takes no request for each.
+#[test]
+fn a_listing_brings_attributes() {
+    let Some(cluster) = cluster() else { return };
+    fs::create_dir(on(&cluster, 1, "d")).unwrap();
+    for n in 0..300 {
+        fs::write(on(&cluster, 1, &format!("d/{n}")), "12345").unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(2300));
+    let list = |node: usize| {
+        let all = fs::read_dir(on(&cluster, node, "d")).unwrap();
+        let sizes: Vec<u64> = all.map(|entry| entry.unwrap().metadata().unwrap().len()).collect();
+        assert_eq!(sizes, [5; 300]);
+    };
+    // A kernel that has pages of the files takes attributes that are news to it one by one.
+    list(1);
+    std::thread::sleep(Duration::from_millis(200));
+    for node in [2, 1] {
+        let count = || {
+            asked(&cluster, node, "fuse_lookup_total") + asked(&cluster, node, "fuse_getattr_total")
+        };
+        let before = count();
+        list(node);
+        let more = count() - before;
+        assert!(more < 150, "node {node}: {more} requests for 300 files");
+    }
+    // And what it brought is not believed for longer than it is so.
+    for n in 0..300 {
+        fs::write(on(&cluster, 1 + n % 3, &format!("d/{n}")), "123").unwrap();
+    }
+    for node in [1, 2, 3] {
+        for entry in fs::read_dir(on(&cluster, node, "d")).unwrap() {
+            assert_eq!(entry.unwrap().metadata().unwrap().len(), 3);
+        }
+    }
+    cluster.assert_nobody_expelled();
+}

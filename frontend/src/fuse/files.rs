@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Caching, Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
+    Attr, Caching, Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
     O_RDONLY, O_TRUNC, Result, Whence,
 };
 use zerocopy::IntoBytes;
@@ -91,7 +91,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let (attr, handle) = self.fs.create(&caller, call.ino, name, mode, flags)?;
         let fh = self.register(handle, attr.ino);
         let out = self.open_out(fh, attr.ino, arg.flags.get());
-        Ok(Answer::pair(&self.new_entry(call.ino, &attr), &out))
+        Ok(Answer::pair(&self.new_entry(call.ino, name, &attr), &out))
     }
 
     /// The name that comes along has no meaning (Linux sends `/`).
@@ -110,7 +110,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let (attr, handle) = self.fs.tmpfile(&caller, call.ino, mode, flags)?;
         let fh = self.register(handle, attr.ino);
         let out = self.open_out(fh, attr.ino, arg.flags.get());
-        Ok(Answer::pair(&self.new_entry(call.ino, &attr), &out))
+        Ok(Answer::pair(&self.new_entry(call.ino, b"", &attr), &out))
     }
 
     pub(super) fn release(
@@ -311,7 +311,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         args.end()?;
         let size = (arg.size.get() as usize).min(IO_BYTES_MAX);
         // Two steps, since the file system may not be called back from within its own callback.
-        let mut found: Vec<(InodeId, u32, u64, Box<[u8]>)> = Vec::new();
+        let mut found: Vec<Listed> = Vec::new();
         let mut left = size;
         self.fs.readdir(&call.caller, call.ino, arg.offset.get(), &mut |entry| {
             if virtual_dir::is_its_name(call.ino, entry.name) {
@@ -322,12 +322,20 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 return false;
             };
             left = rest;
-            found.push((entry.ino, entry.kind, entry.next, entry.name.into()));
+            let DirEntry { ino, kind, next, name } = *entry;
+            found.push(Listed { ino, kind, next, name: name.into(), attr: None });
             true
         })?;
+        for listed in &mut found {
+            listed.attr = self.attr_of_listed(&call.caller, call.ino, &listed.name);
+        }
+        // From here on the kernel is about to know them, and nothing may wait.
         let mut listing = Listing { room: sink.payload(size), used: 0 };
-        for (ino, kind, next, name) in &found {
-            let plus = self.plus_entry(&call.caller, call.ino, name);
+        for Listed { ino, kind, next, name, attr } in &found {
+            let plus = match attr {
+                Some(attr) => self.entry(call.ino, name, attr),
+                None => EntryOut::default(),
+            };
             let entry = DirEntry { ino: *ino, kind: *kind, next: *next, name };
             let told = InodeId(plus.nodeid.get());
             if !listing.push(Some(&plus), &entry) {
@@ -338,17 +346,23 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::Payload(listing.used))
     }
 
-    /// Attributes of a listed name. None (node 0) for the dots and for a name that vanished: the
+    /// Attributes of a listed name. None for the dots and for a name that vanished: the
     /// kernel then takes the name and looks it up if it is asked.
-    fn plus_entry(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> EntryOut {
+    fn attr_of_listed(&self, caller: &Caller<'_>, dir: InodeId, name: &[u8]) -> Option<Attr> {
         if name == b"." || name == b".." {
-            return EntryOut::default();
+            return None;
         }
-        match self.fs.lookup(caller, parent, name) {
-            Ok(attr) => self.entry(parent, &attr),
-            Err(_) => EntryOut::default(),
-        }
+        self.fs.lookup(caller, dir, name).ok()
     }
+}
+
+/// A listed name, with the attributes of what it leads to.
+struct Listed {
+    ino: InodeId,
+    kind: u32,
+    next: u64,
+    name: Box<[u8]>,
+    attr: Option<Attr>,
 }
 
 /// Directory entries packed into a reply.

@@ -49,9 +49,14 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return Ok(Answer::of(&self.virtual_root_entry()));
         }
         match self.fs.lookup(&call.caller, call.ino, name) {
-            Ok(attr) => Ok(Answer::of(&self.entry(call.ino, &attr))),
-            Err(Errno::NOENT) if self.may_cache_names(call.ino) => {
-                Ok(Answer::of(&negative_entry()))
+            Ok(attr) => Ok(Answer::of(&self.entry(call.ino, name, &attr))),
+            Err(Errno::NOENT) => {
+                let keep = self.name_cache(call.ino, name, None);
+                if keep.is_zero() {
+                    Err(Errno::NOENT)
+                } else {
+                    Ok(Answer::of(&negative_entry(keep)))
+                }
             }
             Err(error) => Err(error),
         }
@@ -115,6 +120,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if flags & GETATTR_FH != 0 && fh != 0 {
             return self.fs.fgetattr(self.opened(fh, call.ino)?.handle);
         }
+        // Who has got this answer uses names.
+        self.fs.await_names(call.ino);
         self.fs.getattr(&call.caller, call.ino)
     }
 
@@ -201,7 +208,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return Err(Errno::EXIST);
         }
         let attr = self.fs.mknod(caller, call.ino, name, node)?;
-        Ok(Answer::of(&self.new_entry(call.ino, &attr)))
+        Ok(Answer::of(&self.new_entry(call.ino, name, &attr)))
     }
 
     pub(super) fn symlink(
@@ -335,7 +342,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return Err(Errno::EXIST);
         }
         let attr = self.fs.link(&call.caller, old, call.ino, name)?;
-        Ok(Answer::of(&self.new_entry(call.ino, &attr)))
+        Ok(Answer::of(&self.new_entry(call.ino, name, &attr)))
     }
 
     pub(super) fn statfs(

@@ -1,12 +1,14 @@
 //! Where replies go, and what they are made of.
 
+use std::time::Duration;
+
 use client::fs::{Attr, Time};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::wire::{AttrOut, EntryOut, FuseAttr, StatxOut, SxTime};
 
 /// How long the kernel may keep what the file system promised to invalidate.
-const CACHE_SECONDS: u64 = 3600;
+pub const CACHE_SECONDS: u64 = 3600;
 /// I/O size that programs are advised to use.
 const ADVISED_IO_BYTES: u32 = 4096;
 
@@ -119,20 +121,25 @@ pub fn attr_out(attr: &Attr, cached: bool) -> AttrOut {
     AttrOut { attr_valid: valid(cached).into(), attr: fuse_attr(attr), ..AttrOut::default() }
 }
 
-/// Answer to everything that looks a name up or makes one.
-pub fn entry_out(attr: &Attr, entry_cached: bool, attr_cached: bool) -> EntryOut {
+/// Answer to everything that looks a name up or makes one; the name may be kept for `entry`.
+pub fn entry_out(attr: &Attr, entry: Duration, attr_cached: bool) -> EntryOut {
     EntryOut {
         nodeid: attr.ino.0.into(),
-        entry_valid: valid(entry_cached).into(),
+        entry_valid: entry.as_secs().into(),
+        entry_valid_nsec: entry.subsec_nanos().into(),
         attr_valid: valid(attr_cached).into(),
         attr: fuse_attr(attr),
         ..EntryOut::default()
     }
 }
 
-/// "There is no such name, and you may remember that."
-pub fn negative_entry() -> EntryOut {
-    EntryOut { entry_valid: CACHE_SECONDS.into(), ..EntryOut::default() }
+/// "There is no such name, and you may remember that for so long."
+pub fn negative_entry(entry: Duration) -> EntryOut {
+    EntryOut {
+        entry_valid: entry.as_secs().into(),
+        entry_valid_nsec: entry.subsec_nanos().into(),
+        ..EntryOut::default()
+    }
 }
 
 /// Answer to STATX.

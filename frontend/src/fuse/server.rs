@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use base::{Errno, InodeId};
 use client::fs::{Attr, Caching, Caller, FileSystem, Handle, Result};
@@ -20,7 +21,7 @@ use super::callers::Callers;
 use super::groups::GroupCache;
 use super::locks::Locks;
 use super::parse::{Args, Request};
-use super::reply::{Answer, ReplySink, entry_out};
+use super::reply::{Answer, CACHE_SECONDS, ReplySink, entry_out};
 use super::virtual_dir;
 use super::wire::{EntryOut, InHeader, InitIn, InitInExt, InitOut, MAJOR, MINOR, MINOR_MIN};
 use super::wire::{OpenOut, OutHeader, init, op};
@@ -452,7 +453,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
                         | init::READDIRPLUS_AUTO
                 }
                 // What a symbolic link says never changes.
-                Caching::Attributes => init::AUTO_INVAL_DATA | init::CACHE_SYMLINKS,
+                Caching::Attributes => {
+                    init::AUTO_INVAL_DATA
+                        | init::CACHE_SYMLINKS
+                        | init::DO_READDIRPLUS
+                        | init::READDIRPLUS_AUTO
+                }
                 Caching::Nothing => init::AUTO_INVAL_DATA,
             }
     }
@@ -470,14 +476,28 @@ impl<F: FileSystem + ?Sized> Server<F> {
         self.caching.get().copied().unwrap_or(Caching::Nothing)
     }
 
-    /// Whether it may keep names in a directory, also those that do not exist.
-    pub(super) fn may_cache_names(&self, dir: InodeId) -> bool {
-        self.caching() == Caching::All && self.fs.may_cache(dir)
+    /// How long it may keep a name, also one that does not exist. A file system that cannot take names
+    /// away relies on the kernel's looking at a directory's permissions before it uses one.
+    pub(super) fn name_cache(&self, dir: InodeId, name: &[u8], to: Option<InodeId>) -> Duration {
+        match self.caching() {
+            Caching::Nothing => return Duration::ZERO,
+            Caching::Attributes if !self.options.kernel_checks => return Duration::ZERO,
+            _ => {}
+        }
+        match self.fs.name_cache_ms(dir, name, to) {
+            Some(ms) => Duration::from_millis(ms.into()),
+            None => Duration::from_secs(CACHE_SECONDS),
+        }
     }
 
     /// Whether it may keep these attributes.
     pub(super) fn may_cache_attr(&self, attr: &Attr) -> bool {
         self.caching() != Caching::Nothing && self.fs.may_cache_attr(attr)
+    }
+
+    /// The same for an inode that it does not know yet.
+    fn may_cache_new(&self, attr: &Attr) -> bool {
+        self.caching() != Caching::Nothing && self.fs.may_cache_new_attr(attr)
     }
 
     /// The same for answers that it takes in without comparing when they were asked for: SETATTR, LINK.
@@ -540,18 +560,19 @@ impl<F: FileSystem + ?Sized> Server<F> {
     }
 
     /// An answer that tells the kernel a node number, and counts that.
-    pub(super) fn entry(&self, parent: InodeId, attr: &Attr) -> EntryOut {
+    pub(super) fn entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> EntryOut {
         // In this order: whoever invalidates must know that the kernel is about to know the inode.
-        self.count_lookup(attr.ino);
-        entry_out(attr, self.may_cache_names(parent), self.may_cache_attr(attr))
+        let is_new = self.count_lookup(attr.ino) == 1;
+        let keep = if is_new { self.may_cache_new(attr) } else { self.may_cache_attr(attr) };
+        entry_out(attr, self.name_cache(parent, name, Some(attr.ino)), keep)
     }
 
     /// The same for something made, where the kernel does not compare when it asked: it may keep the
     /// attributes of what it has not known before.
-    pub(super) fn new_entry(&self, parent: InodeId, attr: &Attr) -> EntryOut {
+    pub(super) fn new_entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> EntryOut {
         let is_new = self.count_lookup(attr.ino) == 1;
-        let keep = is_new && self.may_cache_attr(attr) || self.may_cache_unversioned(attr);
-        entry_out(attr, self.may_cache_names(parent), keep)
+        let keep = is_new && self.may_cache_new(attr) || self.may_cache_unversioned(attr);
+        entry_out(attr, self.name_cache(parent, name, Some(attr.ino)), keep)
     }
 
     pub(super) fn count_lookup(&self, ino: InodeId) -> u64 {

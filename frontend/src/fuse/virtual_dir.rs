@@ -8,6 +8,7 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use base::{Errno, InodeId};
 use client::fs::{Attr, DirEntry, FileSystem, Result, S_IFDIR, S_IFREG, Time};
@@ -80,7 +81,8 @@ fn number(name: &[u8]) -> Option<u64> {
 impl<F: FileSystem + ?Sized> Server<F> {
     /// Answer to the look-up of `.corbel`.
     pub(super) fn virtual_root_entry(&self) -> EntryOut {
-        attr(TOP).map_or_else(|_| EntryOut::default(), |attr| entry_out(&attr, false, false))
+        attr(TOP)
+            .map_or_else(|_| EntryOut::default(), |attr| entry_out(&attr, Duration::ZERO, false))
     }
 
     /// Serves a request on a node of this directory.
@@ -130,7 +132,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         match call.ino {
             TOP => {
                 let (_, ino) = CHILDREN.iter().find(|(n, _)| *n == name).ok_or(Errno::NOENT)?;
-                Ok(entry_out(&attr(*ino)?, false, false))
+                Ok(entry_out(&attr(*ino)?, Duration::ZERO, false))
             }
             INODES => {
                 let ino = InodeId(number(name).ok_or(Errno::NOENT)?);
@@ -143,7 +145,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 }
                 self.count_lookup(ino);
                 // The entry is never kept: the next caller may be another one.
-                Ok(entry_out(&attr, false, self.fs.may_cache(ino)))
+                Ok(entry_out(&attr, Duration::ZERO, self.fs.may_cache(ino)))
             }
             _ => Err(Errno::NOTDIR),
         }

@@ -5,16 +5,16 @@
 //! ```text
 //! Segment::Clients
 //!       0  header, two slots of 64 bytes; number n goes to slot n % 2
-//!   65536 + 524288 i   row i:
+//!   65536 + 2621440 i  row i:
 //!            0  record, 8192 bytes: written when the client attaches, zero when the row is free
 //!         8192  progress, two slots of 128 bytes; number n goes to slot n % 2
-//!        16384  leases, 8192 x 16 bytes; entry j is slot j of the client's lease table
-//!       147456  pins, 16384 x 16 bytes
+//!        16384  leases, 131072 x 16 bytes; entry j is slot j of the client's lease table
+//!      2113536  pins, 16384 x 16 bytes
 //!
 //! header                                           record
 //!      0   4  magic "CBCT"                              0   4  magic "CBCR"
 //!      4   4  CRC32C of bytes 8..64                     4   4  CRC32C of bytes 8..96+4n
-//!      8   4  version 1                                 8   4  version 1
+//!      8   4  version 1                                 8   4  version 2 (1 had shorter rows)
 //!     12   4  starts of the service                    12   4  number of the log segment
 //!     16   8  number, grows with each update           16   8  client
 //!     24  16  boot of the machine                      24   4  incarnation
@@ -56,7 +56,7 @@ pub const HEADER_BYTES: usize = 64;
 /// First row.
 pub const ROWS: u64 = 65_536;
 /// Bytes of a row.
-pub const ROW_BYTES: u64 = 524_288;
+pub const ROW_BYTES: u64 = 2_621_440;
 /// Rows at most: more are no table.
 pub const ROWS_MAX: u64 = 4096;
 /// Bytes of the record at the front of a row.
@@ -81,7 +81,7 @@ const PROGRESS_NAME: &str = "progress in the client table";
 const HELD: &str = "lease or pin in the client table";
 
 const _: () = {
-    assert!(PINS == 147_456);
+    assert!(PINS == 2_113_536);
     assert!(PINS + (PIN_SLOTS * HELD_BYTES) as u64 <= ROW_BYTES);
     assert!(40 + LANES_MAX * 8 <= PROGRESS_BYTES);
 };
@@ -191,7 +191,7 @@ impl Record {
         let mut bytes = Vec::with_capacity(GROUPS);
         let groups = &self.groups[..self.groups.len().min(GROUPS_MAX)];
         let mut w = Writer(&mut bytes);
-        w.bytes(b"CBCR").u32(0).u32(1).u32(self.segment).u64(self.client.0);
+        w.bytes(b"CBCR").u32(0).u32(2).u32(self.segment).u64(self.client.0);
         w.u32(self.incarnation).u32(self.lanes).u64(self.lane_bytes).u64(self.start_time);
         w.u32(self.pid).u32(self.uid).u32(self.gid).u32(self.epoch.0);
         w.u32(groups.len() as u32).bytes(&[0; GROUPS - 68]);
@@ -214,7 +214,7 @@ impl Record {
             return Err(r.corrupt("claims more groups than it holds"));
         }
         let mut r = opened(RECORD, b"CBCR", bytes, GROUPS + 4 * count)?;
-        if r.u32()? != 1 {
+        if r.u32()? != 2 {
             return Err(r.corrupt("has an unknown version"));
         }
         let (segment, client, incarnation) = (r.u32()?, ClientId(r.u64()?), r.u32()?);

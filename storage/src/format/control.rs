@@ -5,15 +5,15 @@
 //! offset   written by  content
 //! 0x00000  service     descriptor (below), written once before the segment is handed out
 //! 0x01000  client      words: sync_request, last_sequence
-//! 0x01400  client      kept leases, LEASE_SLOTS bits (below, "What a kernel keeps")
 //! 0x02000  client      in-operation words, OP_SLOTS x 64 bytes
 //! 0x03000  service     words: settled, published, replicated, epoch/state, doorbell, ...
-//! 0x04000  service     lease table, LEASE_SLOTS x 16 bytes: {inode u64, word u64}
-//! 0x24000  both        request slots, RPC_SLOTS x 64 KiB (format::rpc)
-//! 0xa4000  client      lanes, each `lane_bytes` long: the log itself
+//! 0x04000  client      kept leases, LEASE_SLOTS bits (below, "What a kernel keeps")
+//! 0x08000  service     lease table, LEASE_SLOTS x 16 bytes: {inode u64, word u64}
+//! 0x208000 both        request slots, RPC_SLOTS x 64 KiB (format::rpc)
+//! 0x288000 client      lanes, each `lane_bytes` long: the log itself
 //!
 //! descriptor
-//!      0  8  magic "CORBELOG"     8  4  version 1          12  4  CRC32C of bytes 16..80
+//!      0  8  magic "CORBELOG"     8  4  version 2          12  4  CRC32C of bytes 16..80
 //!     16  8  client id           24  4  incarnation        28  4  lanes
 //!     32  8  bytes of a lane     40  8  first sequence     48  4  node     52  4  epoch
 //!     56  8  bytes of the data capacity of the volume (size of every arena mapping)
@@ -72,7 +72,7 @@ pub const SYNC_REQUEST: u64 = 0x1000;
 /// no request beyond it seriously.
 pub const LAST_SEQUENCE: u64 = 0x1040;
 /// Client bits, one a lease slot: a kernel may cache what was learnt under the lease.
-pub const KEPT: u64 = 0x1400;
+pub const KEPT: u64 = 0x4000;
 /// First in-operation word; the others follow at a distance of a line.
 pub const IN_OP: u64 = 0x2000;
 /// Service word: entries up to here were validated (applied or refused), by the head.
@@ -113,7 +113,7 @@ pub const RECALLS: u64 = 0x3200;
 /// Service words, one a line and lane: logical position up to which the lane may be overwritten.
 pub const RECLAIM: u64 = 0x3400;
 /// First slot of the lease table.
-pub const LEASES: u64 = 0x4000;
+pub const LEASES: u64 = 0x8000;
 /// First request slot.
 pub const RPC: u64 = LEASES + LEASE_SLOTS as u64 * 16;
 /// First lane.
@@ -144,10 +144,10 @@ pub const CLOCK_LAG_MS: u64 = 25;
 pub const RECALL_TIMEOUT_MS: u64 = 100;
 
 const _: () = {
-    assert!(RPC == 0x24000);
-    assert!(LANES == 0xa4000);
-    assert!(KEPT + LEASE_SLOTS as u64 / 8 <= IN_OP);
-    assert!(RECLAIM + 64 * LANES_MAX as u64 <= LEASES);
+    assert!(RPC == 0x20_8000);
+    assert!(LANES == 0x28_8000);
+    assert!(KEPT + LEASE_SLOTS as u64 / 8 <= LEASES);
+    assert!(RECLAIM + 64 * LANES_MAX as u64 <= KEPT);
 };
 
 /// A lease word: mode in the low byte, generation above it; 0 is no lease.
@@ -259,7 +259,7 @@ impl Descriptor {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(DESCRIPTOR_BYTES);
         let mut w = Writer(&mut bytes);
-        w.bytes(b"CORBELOG").u32(1).u32(0).u64(self.client.0).u32(self.incarnation);
+        w.bytes(b"CORBELOG").u32(2).u32(0).u64(self.client.0).u32(self.incarnation);
         w.u32(self.lanes).u64(self.lane_bytes).u64(self.first_sequence.0).u32(self.node.0);
         w.u32(self.epoch.0).u64(self.arena_bytes).u64(0).u64(0);
         let crc = crc32c(0, &bytes[16..]);
@@ -274,7 +274,7 @@ impl Descriptor {
         if r.bytes(8)? != b"CORBELOG" {
             return Err(r.corrupt("does not begin with its magic"));
         }
-        if r.u32()? != 1 {
+        if r.u32()? != 2 {
             return Err(r.corrupt("has an unknown version"));
         }
         if r.u32()? != crc32c(0, &whole[16..]) {
