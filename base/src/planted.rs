@@ -146,6 +146,8 @@ pub enum Bug {
     SnapshotHeadless = 91,
     /// A node that may be in the chain already is sent a snapshot, and wipes itself.
     PromisedWiped = 92,
+    /// A node that does not wait for hostd lets it copy on.
+    LateCopies = 110,
 }
 
 impl Bug {
@@ -422,6 +424,7 @@ impl Bug {
             "snapshot-headless",
             "a joining node takes the rest of a snapshot for all of it",
         ),
+        (Bug::LateCopies, "late-copies", "a node that does not wait for hostd lets it copy on"),
     ];
 
     /// The bug called `name`.

@@ -46,7 +46,7 @@ use ring::Ring;
 use table::Table;
 use validate::Known;
 
-pub use event::{Effect, Event};
+pub use event::{Copier, Effect, Event};
 
 /// Bodies above this travel in the bulk class.
 const BULK_MIN: usize = 64 * 1024;
@@ -88,6 +88,8 @@ pub enum Failure {
     Volume(Fault),
     /// The stream holds what this volume refuses: it is not the same volume any more.
     Diverged(StreamSeq, String),
+    /// hostd copies, and cannot be stopped.
+    Host(String),
 }
 
 impl std::fmt::Display for Failure {
@@ -100,6 +102,7 @@ impl std::fmt::Display for Failure {
                 "chunk {seq} of the stream does not fit this volume ({why}); remove the region's \
                  content so that the node joins anew"
             ),
+            Self::Host(why) => write!(f, "hostd does not end its copies ({why}); end it by hand"),
         }
     }
 }
@@ -133,6 +136,8 @@ pub struct Counters {
     pub copied_bytes: u64,
     pub host_copies: u64,
     pub isolated_copies: u64,
+    /// Jobs of hostd that were not waited for.
+    pub settled_copies: u64,
     pub leases_granted: u64,
     pub recalls: u64,
     pub expelled: u64,
@@ -233,7 +238,8 @@ pub struct Node {
     job: Option<stream::Job>,
     next_job: u64,
     publish_now: bool,
-    host: bool,
+    /// hostd, while it lives.
+    host: Option<Arc<dyn Copier>>,
     snapshots: BTreeMap<NodeId, view::Outgoing>,
     incoming: Option<view::Incoming>,
     /// When something was asked or heard about joining; when everything was here.
@@ -348,7 +354,7 @@ impl Node {
             job: None,
             next_job: 1,
             publish_now: false,
-            host: false,
+            host: None,
             snapshots: BTreeMap::new(),
             incoming: None,
             joining_at: 0,
@@ -421,7 +427,7 @@ impl Node {
                 out.push(Effect::Arena { token, class, bytes });
             }
             Event::CopiesDone { id, bad } => self.copies_done(id, &bad)?,
-            Event::HostUp => self.host = true,
+            Event::HostUp(host) => self.host = Some(host),
             Event::HostDown => self.host_down(),
             Event::Shutdown => self.shutdown(out)?,
         }

@@ -16,9 +16,10 @@ use storage::format::item::ReadClass;
 use storage::format::rpc;
 use storage::media::{Media, Segment};
 use storage::region::FileRegion;
-use storage::volume::run_copies;
+use storage::volume::{CopyItem, run_copies};
 
 use crate::config::{Error, HostdConfig, private_socket};
+use crate::host::hung_up;
 use crate::link::{self, Packet};
 use crate::signal::Signals;
 
@@ -370,17 +371,7 @@ impl Hostd {
                 self.reply(token, Err((errno, &text)), &[]);
             }
             Packet::Arena { token, class, bytes } => self.hand_out(token, class, bytes),
-            Packet::Copies { id, items } => {
-                let done = run_copies(&self.region, &items).and_then(|()| self.region.fence());
-                let bad = match done {
-                    Ok(()) => Vec::new(),
-                    Err(e) => {
-                        log::error!("copies: {e}");
-                        vec![0]
-                    }
-                };
-                self.tell(&Packet::CopiesDone { id, bad }, None);
-            }
+            Packet::Copies { id, items } => self.copy(id, &items),
             Packet::Detached { client } => {
                 for conn in self.conns.values_mut().filter(|c| c.client == Some(client)) {
                     conn.client = None;
@@ -390,6 +381,29 @@ impl Hostd {
             Packet::Adopt { client, pid, start } => self.adopt(client, pid, start),
             other => log::warn!("nicfs sent {other:?}, which hostd does not take"),
         }
+    }
+
+    /// Copies, unless nicfs has gone or does without: then others may write there.
+    fn copy(&mut self, id: u64, items: &[CopyItem]) {
+        let copied = self.region.copying().and_then(|copying| {
+            // In this order: nicfs shuts the link, then looks who copies (see `host`).
+            if self.nicfs.as_ref().is_none_or(hung_up) {
+                return Ok(false);
+            }
+            run_copies(&self.region, items)?;
+            self.region.fence()?;
+            drop(copying);
+            Ok(true)
+        });
+        let bad = match copied {
+            Ok(true) => Vec::new(),
+            Ok(false) => return self.nicfs_lost(),
+            Err(e) => {
+                log::error!("copies: {e}");
+                vec![0]
+            }
+        };
+        self.tell(&Packet::CopiesDone { id, bad }, None);
     }
 
     fn watch_process(&mut self, client: ClientId, pid: u32) -> bool {

@@ -24,6 +24,7 @@ use storage::volume::{Params, Volume};
 
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
 use crate::core::{Effect, Event, Node, NodeConfig};
+use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
 use crate::link::{self, Packet};
 use crate::signal::Signals;
@@ -71,6 +72,7 @@ pub fn format(config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> 
     let region = FileRegion::create(&config.region, config.durability)
         .map_err(|e| Error::new(&at("region"), e))?;
     region.lock().map_err(|e| Error::new(&at("region"), e))?;
+    end_copies(&region).map_err(|e| Error(format!("{}: hostd: {e}", at("region"))))?;
     let params = Params {
         uuid: params.uuid,
         name: params.name.clone(),
@@ -130,7 +132,7 @@ struct Driver {
     incarnation: u64,
     coordinator: Option<CoordinatorClient>,
     host_listener: OwnedFd,
-    host: Option<OwnedFd>,
+    host: Option<Arc<HostLink>>,
     admin: UnixListener,
     bells: BTreeMap<u64, (ClientId, OwnedFd)>,
     bell_of: BTreeMap<ClientId, u64>,
@@ -176,6 +178,8 @@ impl Driver {
         let region = FileRegion::open(&config.region, config.durability)
             .map_err(|e| Error::new(&region_at, e))?;
         region.lock().map_err(|e| Error::new(&region_at, e))?;
+        // What the service before this one asked for must not come over what this one publishes.
+        end_copies(&region).map_err(|e| Error(format!("{region_at}: hostd: {e}")))?;
         let media: Arc<dyn Media> = if config.fabric_delay > 0 {
             Arc::new(crate::delayed::Delayed::new(region, config.fabric_delay))
         } else {
@@ -339,6 +343,9 @@ impl Driver {
                 self.deliver(Event::Tick);
             }
             busy = self.background();
+            while self.host.as_ref().is_some_and(|host| host.has_heard()) {
+                self.host_speaks();
+            }
             if let Some(failure) = self.node.failure() {
                 return Err(Error(format!("nicfs: {failure}")));
             }
@@ -511,7 +518,6 @@ impl Driver {
         let Ok(socket) = rustix::net::accept_with(&self.host_listener, flags) else { return };
         // The newest hostd is the one that lives.
         self.host_lost();
-        link::set_buffers(socket.as_fd());
         if self.net.register(socket.as_fd(), TOKEN_HOST, Interest::READ).is_err() {
             return;
         }
@@ -521,16 +527,29 @@ impl Driver {
                 Packet::Adopt { client: client.client, pid: client.pid, start: client.start_time };
             let _ = link::send(socket.as_fd(), &packet, None);
         }
-        self.host = Some(socket);
-        // The node is not told that hostd can copy (`Event::HostUp`). When it does not wait for hostd
-        // (publishing at once, or after the time limit) it runs the copies itself and goes on, while
-        // hostd may still be running the same ones: those come late, over newer content. First there
-        // must be a way to know that hostd has stopped.
+        let region = match FileRegion::open(&self.config.region, self.config.durability) {
+            Ok(region) => region,
+            Err(e) => {
+                self.trouble = Some(format!("nicfs: region {}: {e}", self.config.region.display()));
+                return;
+            }
+        };
+        let host = Arc::new(HostLink::new(socket, region));
+        self.host = Some(Arc::clone(&host));
+        if host.may_end() {
+            self.deliver(Event::HostUp(host));
+        } else {
+            log::warn!("hostd may not be signalled by this user; copies are made without it");
+        }
     }
 
     fn host_lost(&mut self) {
-        if let Some(socket) = self.host.take() {
-            let _ = self.net.deregister(socket.as_fd());
+        if let Some(host) = self.host.take() {
+            let _ = self.net.deregister(host.socket().as_fd());
+            if let Err(why) = host.end() {
+                self.trouble = Some(format!("nicfs: hostd does not end its copies: {why}"));
+                return;
+            }
             log::warn!("hostd is gone; copies are made without it");
             self.attaching.clear();
             self.deliver(Event::HostDown);
@@ -540,7 +559,7 @@ impl Driver {
     fn host_speaks(&mut self) {
         loop {
             let Some(host) = &self.host else { return };
-            match link::receive(host) {
+            match host.receive() {
                 Ok(None) => return,
                 Ok(Some((packet, fds))) => self.host_packet(packet, fds),
                 Err(e) => {
@@ -603,7 +622,7 @@ impl Driver {
 
     fn tell_host(&mut self, packet: &Packet) -> bool {
         match &self.host {
-            Some(host) => link::send(host.as_fd(), packet, None).is_ok(),
+            Some(host) => host.send(packet),
             None => false,
         }
     }
@@ -656,8 +675,7 @@ impl Driver {
     }
 
     fn copies(&mut self, id: u64, items: Vec<storage::volume::CopyItem>) {
-        let fits = items.len() <= link::COPIES_MAX;
-        if !fits || !self.tell_host(&Packet::Copies { id, items }) {
+        if !self.host.as_ref().is_some_and(|host| host.ask(id, items)) {
             // All of them are to be done by the node itself.
             self.deliver(Event::CopiesDone { id, bad: vec![0] });
         }

@@ -11,6 +11,8 @@ use storage::format::superblock::Durability;
 use storage::memory::MemoryRegion;
 use storage::volume::{Params, Volume};
 
+use crate::hostd::Hostd;
+
 /// Heartbeat of the core.
 pub const TICK: Nanos = 100_000_000;
 /// A node fences itself after this long without the coordinator: what `fence_after` says of the
@@ -78,8 +80,10 @@ pub struct Host {
     pub clock: Clock,
     /// It never returns.
     pub gone: bool,
-    /// hostd lives.
-    pub hostd: bool,
+    /// hostd, while it lives.
+    pub hostd: Option<Arc<Hostd>>,
+    /// It does not, by a fault.
+    pub hostd_down: bool,
     /// A bit of its tree has changed; what was noted beside the region before.
     pub rotten: Option<Option<Epoch>>,
     /// Chunks come damaged.
@@ -156,7 +160,8 @@ impl Host {
             shape,
             clock,
             gone: false,
-            hostd: true,
+            hostd: None,
+            hostd_down: false,
             rotten: None,
             damage: false,
             region: fresh_region(id, shape)?,

@@ -7,6 +7,7 @@ pub mod actor;
 pub mod crash;
 pub mod faults;
 pub mod host;
+pub mod hostd;
 pub mod model;
 #[cfg(feature = "planted")]
 pub mod planted;

@@ -137,7 +137,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
     let coordinator = [Coordinator, Crash(1), Crash(2), CutOff(1)];
     match bug {
         Bug::RingOverrun | Bug::RingPastEnd => preset.make(Flavour::Large),
-        Bug::BatchLimit | Bug::BadCopiesIgnored => preset.make(Flavour::Large),
+        Bug::BatchLimit | Bug::BadCopiesIgnored | Bug::LateCopies => preset.make(Flavour::Large),
         Bug::PermissionSkipped
         | Bug::LeaseUnchecked
         | Bug::NumberUnchecked

@@ -350,7 +350,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "ring-overrun",
-        tells: "four times what the stream ring holds is written while hostd copies nothing",
+        tells: "four times what the stream ring holds is written while hostd hangs",
         make: |p| {
             p.nodes = 1;
             (p.clients_at, p.pace, p.ops) = (vec![0; 8], 100 * US, 20);

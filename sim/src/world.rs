@@ -25,6 +25,7 @@ use storage::volume::Volume;
 use crate::actor::{Actor, GUEST, Kind};
 use crate::faults::Fault;
 use crate::host::{self, Clock, Host, Shape, TICK, fresh_region};
+use crate::hostd::{Hostd, Step};
 use crate::model::{Body, Model, State};
 use crate::scenario::{Moment, Script, Stage};
 
@@ -97,7 +98,7 @@ pub struct Preset {
     pub insists: bool,
     /// Clients ask for more inode numbers than they use, so that their leases fill the table.
     pub wasteful: bool,
-    /// hostd copies nothing, and does not say so.
+    /// hostd hangs at every job.
     pub hostd_deaf: bool,
     /// Faults at their moments.
     pub script: Script,
@@ -252,6 +253,8 @@ pub(crate) enum Item {
     Run(usize),
     /// For this incarnation of a node only.
     To(usize, u64, Event),
+    /// hostd of a node copies some of a job.
+    Copies(usize, Arc<Hostd>, u64),
     Connect(usize, u64),
     ToCoordinator(usize, u64, u64, Up),
     Disconnected(usize, u64),
@@ -467,6 +470,7 @@ impl<'a> World<'a> {
                     self.deliver(n, event)?;
                 }
             }
+            Item::Copies(n, hostd, id) => self.hostd_steps(n, hostd, id)?,
             Item::Connect(n, incarnation) => self.connect(n, incarnation),
             Item::ToCoordinator(n, connection, incarnation, up) => {
                 self.coordinator_hears(n, connection, incarnation, up);

@@ -21,7 +21,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -35,6 +35,8 @@ use crate::media::{Media, MediaError, Segment};
 use crate::persist;
 
 const PAGE: u64 = 4096;
+/// The file whose lock says who copies; it holds nothing.
+const COPIES_LOCK: &str = "copies.lock";
 
 /// A region in the files of a directory.
 #[derive(Debug)]
@@ -48,6 +50,13 @@ pub struct FileRegion {
     /// Held while a fence writes back, so that a later fence cannot overtake it; holds the first
     /// failure.
     fencing: Mutex<Option<String>>,
+}
+
+/// See [`FileRegion::copying`].
+#[derive(Debug)]
+pub struct Copying {
+    /// The lock goes with it.
+    _file: OwnedFd,
 }
 
 /// A shared mapping of a whole segment file.
@@ -155,6 +164,39 @@ impl FileRegion {
             ))),
             Err(e) => Err(io("cannot lock", &self.path, e)),
         }
+    }
+
+    fn copies_lock(&self) -> Result<OwnedFd, MediaError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::openat(&self.dir, COPIES_LOCK, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| io("cannot open", &self.path.join(COPIES_LOCK), e))
+    }
+
+    /// Says, for as long as the value lives, that this process copies into the region although it
+    /// is not its service. To be had before it is asked whether the copies are still wanted.
+    pub fn copying(&self) -> Result<Copying, MediaError> {
+        let file = self.copies_lock()?;
+        // A lock of the process, unlike those of open files, tells whose it is.
+        rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive)
+            .map_err(|e| io("cannot lock", &self.path.join(COPIES_LOCK), e))?;
+        Ok(Copying { _file: file })
+    }
+
+    /// The process that holds [`FileRegion::copying`], if any other does.
+    pub fn copier(&self) -> Result<Option<i32>, MediaError> {
+        let file = self.copies_lock()?;
+        // SAFETY: flock is plain numbers, for which zeroes are valid.
+        let mut wanted: libc::flock = unsafe { std::mem::zeroed() };
+        wanted.l_type = libc::F_WRLCK as libc::c_short;
+        wanted.l_whence = libc::SEEK_SET as libc::c_short;
+        // SAFETY: the descriptor is open, and the kernel writes into `wanted` alone.
+        let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut wanted) } != 0;
+        if failed {
+            let e = std::io::Error::last_os_error();
+            let at = self.path.join(COPIES_LOCK);
+            return Err(MediaError::Io(format!("{}: cannot ask for the lock: {e}", at.display())));
+        }
+        Ok((wanted.l_type != libc::F_UNLCK as libc::c_short).then_some(wanted.l_pid))
     }
 
     /// The directory.

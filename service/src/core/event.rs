@@ -1,10 +1,22 @@
 //! What happens to a node, and what it wants done. The driver turns system calls into the former
 //! and the latter into system calls; the simulator does the same without a system.
 
+use std::sync::Arc;
+
 use base::{ClientId, Epoch, Errno, Nanos, NodeId, StreamSeq};
 use cluster::transport::Class;
 use storage::format::item::ReadClass;
 use storage::volume::CopyItem;
+
+/// Ends the copies that hostd runs, for a node that cannot wait for [`Event::CopiesDone`]: it wants to
+/// publish at once, or hostd has not answered for too long. Copies that came later would go over
+/// newer content.
+pub trait Copier: std::fmt::Debug + Send + Sync {
+    /// Returns when no copy of the job runs any more or ever will; the node hears no more of it.
+    /// `true`: all are done and written back. `false`: perhaps some are. An error says that
+    /// they cannot be ended, so that nothing they write to or read from may change any more.
+    fn settle(&self, job: u64) -> Result<bool, String>;
+}
 
 /// Something happened.
 #[derive(Clone, Debug)]
@@ -75,9 +87,10 @@ pub enum Event {
         /// Items to be done again by the node itself.
         bad: Vec<u32>,
     },
-    /// hostd is connected.
-    HostUp,
-    /// hostd is not: the node copies for itself (isolated mode).
+    /// hostd is connected, and can be made to end its copies.
+    HostUp(Arc<dyn Copier>),
+    /// hostd is not, and none of its copies runs any more: the node copies for itself (isolated
+    /// mode).
     HostDown,
     /// End in order.
     Shutdown,
@@ -124,7 +137,8 @@ pub enum Effect {
         /// Bytes of the arena's segment.
         bytes: u64,
     },
-    /// To hostd: run these copies in order, write them back.
+    /// To hostd: run these copies in order, write them back. A job that is settled before it is
+    /// carried out ([`Copier::settle`]) is void.
     Copies {
         /// Of the job.
         id: u64,

@@ -327,10 +327,7 @@ impl Node {
 
     /// Takes the working state back to the end of the last chunk that is applied whole.
     fn take_back(&mut self) -> Result<(), Failure> {
-        if let Some(job) = &self.job {
-            run_copies(&*self.media, &job.sealed.copies)?;
-            self.finish_job()?;
-        }
+        self.settle_job()?;
         let upto = std::mem::replace(&mut self.applied, self.published);
         self.volume = Volume::open(Arc::clone(&self.media))?;
         while self.applied < upto {
@@ -394,8 +391,9 @@ impl Node {
             if self.now < asked + HOST_TIMEOUT {
                 return Ok(false);
             }
-            // Isolated mode: hostd does not answer. Copies are idempotent.
-            job.host = None;
+            // Isolated mode: hostd does not answer.
+            self.settle_job()?;
+            return Ok(self.publish_due());
         }
         let mut bytes = 0;
         let first = job.next_copy;
@@ -415,7 +413,7 @@ impl Node {
     fn ask_host(&mut self, out: &mut Vec<Effect>) {
         let Some(job) = &mut self.job else { return };
         let total: u64 = job.sealed.copies.iter().map(copy_len).sum();
-        if !self.host || total < HOST_MIN {
+        if self.host.is_none() || total < HOST_MIN {
             self.counters.isolated_copies += 1;
             return;
         }
@@ -445,10 +443,40 @@ impl Node {
     }
 
     pub(super) fn host_down(&mut self) {
-        self.host = false;
+        self.host = None;
         if let Some(job) = &mut self.job {
             job.host = None;
         }
+    }
+
+    /// Ends hostd's part of the job under way, now: it must not copy beside this node, nor after
+    /// it, when what it reads and writes is something else. Says whether all its copies are done.
+    fn end_host_copies(&mut self) -> Result<bool, Failure> {
+        let Some((id, _)) = self.job.as_mut().and_then(|job| job.host.take()) else {
+            return Ok(false);
+        };
+        let Some(host) = self.host.clone().filter(|_| !planted(Bug::LateCopies)) else {
+            return Ok(false);
+        };
+        self.counters.settled_copies += 1;
+        host.settle(id).map_err(Failure::Host)
+    }
+
+    /// Publishes the job under way, if there is one, at once.
+    fn settle_job(&mut self) -> Result<(), Failure> {
+        let done = self.end_host_copies()?;
+        let Some(job) = &self.job else { return Ok(()) };
+        if !done {
+            run_copies(&*self.media, &job.sealed.copies)?;
+        }
+        self.finish_job()
+    }
+
+    /// Forgets the job under way: the volume it belongs to goes.
+    pub(super) fn drop_job(&mut self) -> Result<(), Failure> {
+        self.end_host_copies()?;
+        self.job = None;
+        Ok(())
     }
 
     fn finish_job(&mut self) -> Result<(), Failure> {
@@ -498,10 +526,7 @@ impl Node {
 
     fn publish_through(&mut self, upto: StreamSeq) -> Result<(), Failure> {
         loop {
-            if let Some(job) = &self.job {
-                run_copies(&*self.media, &job.sealed.copies)?;
-                self.finish_job()?;
-            }
+            self.settle_job()?;
             if self.published >= upto {
                 return Ok(());
             }
@@ -513,11 +538,7 @@ impl Node {
     pub(super) fn publish_working(&mut self, upto: StreamSeq) -> Result<(), Failure> {
         self.publish_through(upto)?;
         self.seal(upto)?;
-        if let Some(job) = &self.job {
-            run_copies(&*self.media, &job.sealed.copies)?;
-            self.finish_job()?;
-        }
-        Ok(())
+        self.settle_job()
     }
 
     /// Settled sequences of the clients whose operations are in the stream.

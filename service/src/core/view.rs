@@ -764,6 +764,7 @@ impl Node {
 
     /// Makes the volume empty before a snapshot comes.
     fn wipe(&mut self, seq: StreamSeq) -> Result<(), Failure> {
+        self.drop_job()?;
         let old = self.volume.superblock().clone();
         let params = Params {
             uuid: old.uuid,
@@ -791,7 +792,6 @@ impl Node {
             self.table.remove(client.into_row())?;
         }
         self.locking.drop_all();
-        self.job = None;
         self.batch.clear();
         self.settled.clear();
         self.stash.clear();

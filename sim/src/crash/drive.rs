@@ -2,12 +2,12 @@
 //! protocol and composes log entries as LibFS does. What the oracle expects grows alongside.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::random::Random;
 use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence};
 use service::core::ring::{RING_BYTES_MIN, Ring};
-use service::core::{Effect, Event as Input, Node, NodeConfig};
+use service::core::{Copier, Effect, Event as Input, Node, NodeConfig};
 use storage::format::control::{self, Descriptor, LeaseMode};
 use storage::format::entry::{HEADER_BYTES, Op, RawHeader, Stamp, mask, op};
 use storage::format::rpc::{self, Request};
@@ -35,6 +35,47 @@ const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
 const S_IFLNK: u32 = 0o120_000;
 
+/// hostd. It takes until time passes.
+#[derive(Debug)]
+struct Host {
+    region: Arc<Region>,
+    jobs: Mutex<Jobs>,
+}
+
+#[derive(Debug, Default)]
+struct Jobs {
+    /// Copies that it is asked to run.
+    asked: Vec<(u64, Vec<CopyItem>)>,
+    /// No job up to this one is run any more.
+    void: u64,
+}
+
+impl Host {
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, id: u64, items: Vec<CopyItem>) {
+        let mut jobs = self.jobs();
+        if id > jobs.void {
+            jobs.asked.push((id, items));
+        }
+    }
+}
+
+impl Copier for Host {
+    /// It is killed when it has done half of the copies.
+    fn settle(&self, job: u64) -> Result<bool, String> {
+        let mut jobs = self.jobs();
+        jobs.void = jobs.void.max(job);
+        let Some(at) = jobs.asked.iter().position(|(id, _)| *id == job) else { return Ok(false) };
+        let (_, items) = jobs.asked.remove(at);
+        let half = &items[..items.len().div_ceil(2)];
+        run_copies(&*self.region.by(Side::Host), half).map_err(|e| format!("hostd: {e}"))?;
+        Ok(false)
+    }
+}
+
 /// A node that runs on a region.
 pub struct Machine {
     region: Arc<Region>,
@@ -42,8 +83,7 @@ pub struct Machine {
     node: Node,
     now: Nanos,
     out: Vec<Effect>,
-    /// Copies that hostd is asked to run; it takes until time passes.
-    jobs: Vec<(u64, Vec<CopyItem>)>,
+    host: Arc<Host>,
     /// Messages to the other member.
     frames: Vec<(u16, Vec<u8>)>,
     /// The member after this one.
@@ -107,7 +147,7 @@ impl Machine {
             node,
             now: 1000,
             out: Vec::new(),
-            jobs: Vec::new(),
+            host: Arc::new(Host { region: Arc::clone(region), jobs: Mutex::default() }),
             frames: Vec::new(),
             peer: None,
             lags: false,
@@ -119,7 +159,8 @@ impl Machine {
     pub fn start(region: &Arc<Region>, id: NodeId, epoch: u32, host: bool) -> Result<Self, String> {
         let mut machine = Self::open(region, id, epoch)?;
         if host {
-            machine.tell(Input::HostUp)?;
+            let host = Arc::clone(&machine.host);
+            machine.tell(Input::HostUp(host))?;
         }
         let (chain, syncing) = (vec![id], Vec::new());
         machine.tell(Input::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 })?;
@@ -140,7 +181,8 @@ impl Machine {
         let (chain, syncing) = (vec![HEAD, MEMBER], Vec::new());
         let view = Input::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 };
         if host {
-            peer.tell(Input::HostUp)?;
+            let host = Arc::clone(&peer.host);
+            peer.tell(Input::HostUp(host))?;
         }
         peer.tell(view.clone())?;
         machine.peer = Some(peer);
@@ -158,7 +200,7 @@ impl Machine {
     fn carry_out(&mut self) -> Result<(), String> {
         for effect in std::mem::take(&mut self.out) {
             match effect {
-                Effect::Copies { id, items } => self.jobs.push((id, items)),
+                Effect::Copies { id, items } => self.host.ask(id, items),
                 Effect::Attached { .. } | Effect::AttachRefused { .. } => self.out.push(effect),
                 Effect::Send { kind, body, .. } => self.frames.push((kind, body)),
                 _ => {}
@@ -214,7 +256,7 @@ impl Machine {
     }
 
     fn pass(&mut self) -> Result<(), String> {
-        let jobs = std::mem::take(&mut self.jobs);
+        let jobs = std::mem::take(&mut self.host.jobs().asked);
         self.tell(Input::Tick)?;
         for (id, items) in jobs {
             let media = self.region.by(Side::Host);

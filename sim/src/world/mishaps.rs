@@ -25,11 +25,13 @@ impl World<'_> {
             Fault::Crash(n) => self.stop_node(n, true),
             Fault::PowerCut(n) => {
                 self.stop_node(n, false);
+                self.hostd_ends(n)?;
                 self.hosts[n].boot += 1;
                 self.hosts[n].region = Arc::new(self.hosts[n].region.cut(&mut self.random));
             }
             Fault::RegionLost(n) => {
                 self.stop_node(n, false);
+                self.hostd_ends(n)?;
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
                 self.hosts[n].noted = None;
             }
@@ -72,7 +74,8 @@ impl World<'_> {
             }
             Fault::Hostd(n) => {
                 let incarnation = self.hosts[n].incarnation;
-                self.hosts[n].hostd = false;
+                self.hosts[n].hostd_down = true;
+                self.hostd_ends(n)?;
                 self.at(self.now, Item::To(n, incarnation, Event::HostDown));
             }
             Fault::Gone(n) => {
@@ -102,9 +105,9 @@ impl World<'_> {
     }
 
     fn hostd_up(&mut self, n: usize) {
-        let incarnation = self.hosts[n].incarnation;
-        self.hosts[n].hostd = true;
-        self.at(self.now, Item::To(n, incarnation, Event::HostUp));
+        if std::mem::take(&mut self.hosts[n].hostd_down) {
+            self.hostd_starts(n, 0);
+        }
     }
 
     /// A bit of the tree changes: of the root page, or of any of the first ones.
@@ -170,9 +173,7 @@ impl World<'_> {
         }
         for n in 0..self.hosts.len() {
             (self.hosts[n].slow, self.hosts[n].damage) = (false, false);
-            if !self.hosts[n].hostd {
-                self.hostd_up(n);
-            }
+            self.hostd_up(n);
             if std::mem::take(&mut self.hosts[n].cut_off) {
                 self.drop_connection(n);
             }

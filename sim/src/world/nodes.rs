@@ -9,6 +9,8 @@ impl World<'_> {
         }
         let seed = self.random.next_u64();
         self.trace(|| format!("start {}", n + 1));
+        // nicfs starts when what was copied for the one before it is at its end.
+        self.hostd_ends(n)?;
         let rotten = self.hosts[n].rotten.take();
         match (self.hosts[n].start(self.now, seed), rotten) {
             (Ok(()), None) => {}
@@ -26,10 +28,9 @@ impl World<'_> {
         let incarnation = self.hosts[n].incarnation;
         let delay = self.between(100 * US, 2 * MS);
         self.at(self.now + delay, Item::Connect(n, incarnation));
-        if self.hosts[n].hostd {
+        if !self.hosts[n].hostd_down {
             let delay = self.between(0, 3 * MS);
-            let up = Item::To(n, incarnation, Event::HostUp);
-            self.at(self.now + delay, up);
+            self.hostd_starts(n, delay);
         }
         self.host_adopts(n);
         self.run_soon(n);
@@ -88,8 +89,36 @@ impl World<'_> {
         let Some(node) = &mut self.hosts[n].node else { return Ok(()) };
         node.apply(clock.local(self.now), event, &mut effects);
         self.carry_out(n, effects)?;
+        self.look_at_hostd(n);
         self.run_soon(n);
         Ok(())
+    }
+
+    /// hostd starts, and nicfs learns of it.
+    pub(crate) fn hostd_starts(&mut self, n: usize, delay: Nanos) {
+        let random = Random::new(self.random.next_u64());
+        let hostd = Arc::new(Hostd::new(Arc::clone(&self.hosts[n].region), random));
+        self.hosts[n].hostd = Some(Arc::clone(&hostd));
+        let incarnation = self.hosts[n].incarnation;
+        self.at(self.now + delay, Item::To(n, incarnation, Event::HostUp(hostd)));
+    }
+
+    /// hostd ends, in the middle of its copies.
+    pub(crate) fn hostd_ends(&mut self, n: usize) -> Result<(), String> {
+        self.hosts[n].hostd.take().map_or(Ok(()), |hostd| hostd.die())
+    }
+
+    /// A hostd that nicfs had to kill is started again.
+    fn look_at_hostd(&mut self, n: usize) {
+        if self.hosts[n].hostd.as_ref().is_some_and(|hostd| hostd.killed()) {
+            self.trace(|| format!("hostd of {} is killed", n + 1));
+            *self.outcome.faults.entry("hostd-killed").or_default() += 1;
+            self.hosts[n].hostd = None;
+            let incarnation = self.hosts[n].incarnation;
+            self.at(self.now, Item::To(n, incarnation, Event::HostDown));
+            let delay = self.between(MS, 100 * MS);
+            self.hostd_starts(n, delay);
+        }
     }
 
     pub(crate) fn run_soon(&mut self, n: usize) {
@@ -154,6 +183,7 @@ impl World<'_> {
             self.tell_coordinator(n, Up::Beat(now, position));
         }
         self.carry_out(n, effects)?;
+        self.look_at_hostd(n);
         self.check_events(n);
         if slept {
             // A timer that is due at once still takes a moment.
@@ -177,7 +207,7 @@ impl World<'_> {
                     self.at(self.now + delay, item);
                 }
                 Effect::AttachRefused { .. } | Effect::Arena { .. } | Effect::Detached(_) => {}
-                Effect::Copies { id, items } => self.host_copies(n, id, &items)?,
+                Effect::Copies { id, items } => self.host_copies(n, id, items),
                 Effect::CaughtUp(node, epoch) => {
                     self.tell_coordinator(n, Up::Joined(node, epoch));
                 }
@@ -197,28 +227,40 @@ impl World<'_> {
         Ok(())
     }
 
-    /// hostd copies, sometimes not at all.
-    pub(crate) fn host_copies(
+    /// hostd is asked for copies; sometimes it hangs for a while, or cannot do some.
+    fn host_copies(&mut self, n: usize, id: u64, items: Vec<storage::volume::CopyItem>) {
+        let incarnation = self.hosts[n].incarnation;
+        let hangs = self.preset.hostd_deaf || self.random.chance(1, 10);
+        let bad = self.random.chance(1, 5).then(|| self.random.below(items.len() as u64) as u32);
+        let Some(hostd) = self.hosts[n].hostd.clone() else { return };
+        if !hostd.ask(id, items, bad, hangs) {
+            // As the driver does when hostd does not get to know.
+            let event = Event::CopiesDone { id, bad: vec![0] };
+            return self.at(self.now, Item::To(n, incarnation, event));
+        }
+        let delay = if hangs { self.between(MS, 1500 * MS) } else { self.between(10 * US, 2 * MS) };
+        self.at(self.now + delay, Item::Copies(n, hostd, id));
+    }
+
+    /// hostd copies some more.
+    pub(crate) fn hostd_steps(
         &mut self,
         n: usize,
+        hostd: Arc<Hostd>,
         id: u64,
-        items: &[storage::volume::CopyItem],
     ) -> Result<(), String> {
-        let lost = self.random.chance(1, 10) || self.preset.hostd_deaf;
-        if lost || !self.hosts[n].hostd {
-            return Ok(());
+        match hostd.step(id)? {
+            Step::Void => {}
+            Step::More => {
+                let delay = self.between(10 * US, MS);
+                self.at(self.now + delay, Item::Copies(n, hostd, id));
+            }
+            Step::Done(bad) => {
+                let (delay, incarnation) = (self.between(10 * US, MS), self.hosts[n].incarnation);
+                let event = Event::CopiesDone { id, bad };
+                self.at(self.now + delay, Item::To(n, incarnation, event));
+            }
         }
-        let bad = if self.random.chance(1, 5) {
-            vec![self.random.below(items.len() as u64) as u32]
-        } else {
-            Vec::new()
-        };
-        let upto = bad.first().map_or(items.len(), |b| *b as usize);
-        storage::volume::run_copies(&*self.hosts[n].region, &items[..upto])
-            .map_err(|e| format!("hostd cannot copy: {e}"))?;
-        let incarnation = self.hosts[n].incarnation;
-        let delay = self.between(50 * US, 3 * MS);
-        self.at(self.now + delay, Item::To(n, incarnation, Event::CopiesDone { id, bad }));
         Ok(())
     }
 

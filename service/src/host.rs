@@ -1,0 +1,192 @@
+//! nicfs' end of the link to hostd, and how it makes sure that hostd copies no more.
+//!
+//! hostd takes the region's lock for copying, then looks whether its nicfs is still there, then copies
+//! (`hostd::Hostd::copy`). So once the link is shut and nobody has the lock, nothing is copied any
+//! more and nothing will be: what was asked for over this link is void.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::Shutdown;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::time::Timespec;
+use storage::region::FileRegion;
+use storage::volume::CopyItem;
+
+use crate::core::Copier;
+use crate::link::{self, Packet};
+
+/// A node that waits for hostd answers nobody meanwhile, so it waits no longer than its peers bear;
+/// then hostd is ended. A job is done within milliseconds unless hostd hangs or starves.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// A hostd whose link was shut has this long to end by itself what it is at.
+const GRACE: Duration = Duration::from_millis(20);
+/// A process that is killed is gone within this time, unless the kernel holds it.
+const DEATH: Duration = Duration::from_secs(5);
+
+type Heard = (Packet, Vec<OwnedFd>);
+
+/// The link.
+#[derive(Debug)]
+pub(crate) struct HostLink {
+    socket: OwnedFd,
+    region: FileRegion,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The job that hostd has not answered, and when it was asked.
+    job: Option<(u64, Instant)>,
+    /// No job up to this one shall be sent any more.
+    void: u64,
+    /// What came while a job was waited for.
+    heard: VecDeque<Heard>,
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
+}
+
+/// Whether the descriptor is ready for reading, or at its end, within that time.
+fn ready(fd: &OwnedFd, within: Duration) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&timespec(within))).is_ok_and(|n| n > 0)
+}
+
+/// Whether the other end has closed or shut the link, also if there is something left to read.
+pub(crate) fn hung_up(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&timespec(Duration::ZERO)));
+    polled.is_err() || fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
+/// Returns when nobody copies into the region, which takes force if hostd hangs. No link to a
+/// hostd may be open that has a job.
+pub(crate) fn end_copies(region: &FileRegion) -> Result<(), String> {
+    let begin = Instant::now();
+    while let Some(pid) = region.copier().map_err(|e| e.to_string())? {
+        if begin.elapsed() > GRACE {
+            kill(region, pid)?;
+        } else {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(())
+}
+
+fn kill(region: &FileRegion, pid: i32) -> Result<(), String> {
+    let Some(process) = Pid::from_raw(pid) else { return Err(format!("it is process {pid}")) };
+    let Ok(fd) = pidfd_open(process, PidfdFlags::empty()) else { return Ok(()) };
+    // Only now is it certain that the number still means the process that has the lock.
+    if region.copier().map_err(|e| e.to_string())? != Some(pid) {
+        return Ok(());
+    }
+    log::warn!("hostd (process {pid}) is stuck in its copies and is ended");
+    pidfd_send_signal(&fd, Signal::KILL).map_err(|e| format!("process {pid}: {e}"))?;
+    if ready(&fd, DEATH) { Ok(()) } else { Err(format!("process {pid} does not die")) }
+}
+
+impl HostLink {
+    pub(crate) fn new(socket: OwnedFd, region: FileRegion) -> Self {
+        link::set_buffers(socket.as_fd());
+        Self { socket, region, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The descriptor to watch.
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Whether this process may end hostd, without which it must not let it copy.
+    pub(crate) fn may_end(&self) -> bool {
+        let peer = rustix::net::sockopt::socket_peercred(&self.socket);
+        peer.is_ok_and(|peer| rustix::process::test_kill_process(peer.pid).is_ok())
+    }
+
+    /// Sends a packet.
+    pub(crate) fn send(&self, packet: &Packet) -> bool {
+        link::send(self.socket.as_fd(), packet, None).is_ok()
+    }
+
+    /// Asks for copies; `false` when hostd does not get to know.
+    pub(crate) fn ask(&self, id: u64, items: Vec<CopyItem>) -> bool {
+        let mut state = self.state();
+        if id <= state.void {
+            return false;
+        }
+        let sent = items.len() <= link::COPIES_MAX && self.send(&Packet::Copies { id, items });
+        if sent {
+            state.job = Some((id, Instant::now()));
+        }
+        sent
+    }
+
+    /// The next packet, if there is one. An error when the link has ended.
+    pub(crate) fn receive(&self) -> std::io::Result<Option<Heard>> {
+        let mut state = self.state();
+        if let Some(heard) = state.heard.pop_front() {
+            return Ok(Some(heard));
+        }
+        let received = link::receive(&self.socket)?;
+        if let Some((Packet::CopiesDone { id, .. }, _)) = &received {
+            state.job.take_if(|(job, _)| job == id);
+        }
+        Ok(received)
+    }
+
+    /// Whether packets wait that came while a job was waited for: the socket does not tell of them.
+    pub(crate) fn has_heard(&self) -> bool {
+        !self.state().heard.is_empty()
+    }
+
+    /// Ends the link; nothing that was asked for over it is copied any more.
+    pub(crate) fn end(&self) -> Result<(), String> {
+        let job = self.state().job.take();
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        if job.is_some() { end_copies(&self.region) } else { Ok(()) }
+    }
+
+    /// Hostd's answer to the job, if it comes in time.
+    fn answer(&self, job: u64, until: Instant) -> Option<Vec<u32>> {
+        loop {
+            match link::receive(&self.socket) {
+                Ok(Some((Packet::CopiesDone { id, bad }, _))) if id == job => return Some(bad),
+                Ok(Some(other)) => self.state().heard.push_back(other),
+                Ok(None) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    ready(&self.socket, left);
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+impl Copier for HostLink {
+    fn settle(&self, job: u64) -> Result<bool, String> {
+        let mut state = self.state();
+        state.void = state.void.max(job);
+        let asked = state.job.filter(|(id, _)| *id == job);
+        drop(state);
+        // Not sent, or the link has ended.
+        let Some((_, asked)) = asked else { return Ok(false) };
+        if let Some(bad) = self.answer(job, asked + PATIENCE) {
+            self.state().job = None;
+            return Ok(bad.is_empty());
+        }
+        log::warn!("hostd does not answer; its link is ended");
+        self.end()?;
+        Ok(false)
+    }
+}
