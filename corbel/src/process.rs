@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::time::Timespec;
 
 use crate::failure::{Context, Failure, Kind, Result};
 
@@ -71,16 +73,26 @@ impl Identity {
         self.is_alive().then_some(fd)
     }
 
-    /// Waits for its end.
+    /// Waits for its end, which is that of its last thread: until then its files are open and its
+    /// locks are held, also when its first thread is a zombie already.
     pub fn wait_gone(self, limit: Duration) -> bool {
-        let end = Instant::now() + limit;
-        while self.is_alive() {
-            if Instant::now() >= end {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        let Some(pid) = Pid::from_raw(self.pid) else { return true };
+        let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else { return true };
+        let start = stat_fields(self.pid).and_then(|f| f.get(19)?.parse::<u64>().ok());
+        if start != Some(self.start) {
+            return true;
         }
-        true
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left =
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left)) {
+                Ok(0) => return false,
+                Ok(_) => return true,
+                Err(_) => {}
+            }
+        }
     }
 
     /// Asks it to end; after `patience` makes it end. Returns whether it had to be made to.

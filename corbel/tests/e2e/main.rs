@@ -5,6 +5,7 @@
 
 mod cluster;
 mod coherence;
+mod copies;
 mod crush;
 mod harness;
 mod helper;
