@@ -148,6 +148,14 @@ pub enum Bug {
     PromisedWiped = 92,
     /// A node that does not wait for hostd lets it copy on.
     LateCopies = 110,
+    /// A client uses its leases although their time is over.
+    LapseIgnored = 93,
+    /// The coordinator says too short a time in which leases of a lost member may hold.
+    LapseShort = 94,
+    /// A node that joins anew keeps the clients of an earlier run.
+    JoinKeepsLogs = 95,
+    /// A node that starts forgets which leases its clients hold.
+    HeldForgotten = 96,
 }
 
 impl Bug {
@@ -425,6 +433,26 @@ impl Bug {
             "a joining node takes the rest of a snapshot for all of it",
         ),
         (Bug::LateCopies, "late-copies", "a node that does not wait for hostd lets it copy on"),
+        (
+            Bug::LapseIgnored,
+            "lapse-ignored",
+            "a client uses its leases although their time is over",
+        ),
+        (
+            Bug::LapseShort,
+            "lapse-short",
+            "the coordinator says too short a time in which leases of a lost member may hold",
+        ),
+        (
+            Bug::JoinKeepsLogs,
+            "join-keeps-logs",
+            "a node that joins anew keeps the clients of an earlier run",
+        ),
+        (
+            Bug::HeldForgotten,
+            "held-forgotten",
+            "a node that starts forgets which leases its clients hold",
+        ),
     ];
 
     /// The bug called `name`.

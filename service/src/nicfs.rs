@@ -273,6 +273,9 @@ impl Driver {
                 Ok(())
             }
             Membership::Coordinator(address) => {
+                // Before anything is heard: clients of an earlier run may hold what others have by now.
+                self.fenced = true;
+                self.deliver(Event::Fenced(true));
                 let (tcp, run_dir) = match &self.config.transport {
                     PeerTransport::Tcp => (self.net.tcp_address(), String::new()),
                     PeerTransport::Shm(dir) => (None, dir.display().to_string()),
@@ -406,10 +409,13 @@ impl Driver {
             && until != self.serves_until
         {
             self.serves_until = until;
+            // In this order: if this process is stopped between the two looks at the clock, the time that
+            // is left comes out too short, and not too long.
+            let clock = clients_clock();
             let left = until.saturating_duration_since(Instant::now());
             let left = left.saturating_sub(Duration::from_millis(CLOCK_LAG_MS));
             let left = u64::try_from(left.as_nanos()).unwrap_or(0);
-            self.deliver(Event::ServesUntil(clients_clock() + left));
+            self.deliver(Event::ServesUntil(clock + left));
         }
     }
 

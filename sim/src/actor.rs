@@ -31,7 +31,7 @@ pub const GUEST: u32 = 2000;
 /// A client that waits looks again after this long, whoever forgot to wake it.
 const LOOK_AGAIN: Nanos = 100 * MS;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lease {
     slot: u32,
     word: LeaseWord,
@@ -39,6 +39,8 @@ pub(crate) struct Lease {
     seen: bool,
     /// Mode, owner and time of change as they came with the lease.
     record: (u32, u32, u64),
+    /// What the client knows of the inode; its extended attributes it asks for each time.
+    view: Option<State>,
 }
 
 #[derive(Debug)]
@@ -59,6 +61,8 @@ pub(crate) struct Session {
     dared: BTreeSet<u64>,
     /// Its log ends in garbage: it ends soon.
     spoilt: bool,
+    /// Its node has been out of the chain since it began.
+    doubted: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -274,8 +278,9 @@ impl World<'_> {
 
     /// The client's node is out of the chain.
     pub(crate) fn doubt_session(&mut self, c: usize) {
-        if let Some(s) = &self.actors[c].session {
-            self.model.ended(s.number, s.next - 1);
+        if let Some(s) = &mut self.actors[c].session {
+            s.doubted = true;
+            self.model.headless(s.number);
         }
     }
 
@@ -360,16 +365,17 @@ impl World<'_> {
     pub(crate) fn actor_attached(
         &mut self,
         c: usize,
-        stamp: u64,
+        (stamp, incarnation): (u64, u64),
         client: ClientId,
         segment: u32,
     ) -> Result<(), String> {
         let n = self.actors[c].node;
         let wanted =
             matches!(self.actors[c].phase, Phase::Attaching(at) if at & 0xff_ffff_ffff == stamp);
-        if !wanted || self.hosts[n].node.is_none() {
+        let host = &self.hosts[n];
+        if !wanted || host.node.is_none() || host.incarnation != incarnation {
             // Nobody waits for it any more.
-            let incarnation = self.hosts[n].incarnation;
+            let incarnation = host.incarnation;
             self.at(self.now, Item::To(n, incarnation, Event::ClientGone(client)));
             return Ok(());
         }
@@ -403,7 +409,11 @@ impl World<'_> {
             created: Vec::new(),
             dared: BTreeSet::new(),
             spoilt: false,
+            doubted: false,
         });
+        if !self.is_seated(n) {
+            self.doubt_session(c);
+        }
         self.actors[c].phase = Phase::Idle;
         self.step_in(c, US);
         Ok(())
@@ -477,10 +487,11 @@ impl World<'_> {
             }
             let why = if state == control::STATE_EXPELLED { "expelled" } else { "dismissed" };
             let stopped = self.outcome.faults.contains_key("stop");
-            if self.preset.nodes == 1 && state == control::STATE_GONE && !stopped {
+            let doubted = self.session(c).is_some_and(|s| s.doubted);
+            if !doubted && state == control::STATE_GONE && !stopped {
                 // Nobody else can have served: a restarted nicfs goes on with its clients. (The
                 // log of one that was expelled may be removed before it looks again.)
-                return Err(format!("client {c} was dismissed by the only node"));
+                return Err(format!("client {c} was dismissed by a node that kept its place"));
             }
             self.end_session(c, why);
             return Ok(false);
@@ -513,6 +524,10 @@ impl World<'_> {
             self.outcome.no_space += 1;
             self.trace(|| format!("client {c} has no space for {seq}"));
             self.model.taken(number, seq, true);
+            // What the client knows contains the operation that never was.
+            if let Some(s) = &mut self.actors[c].session {
+                s.leases.values_mut().for_each(|lease| lease.seen = false);
+            }
         }
         Ok(())
     }

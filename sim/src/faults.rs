@@ -11,8 +11,13 @@ use base::random::Random;
 /// Something goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Fault {
-    /// nicfs of the node dies and is started again later; its region stays as it was.
+    /// nicfs of the node dies and is started again later; its region stays as it was, and its clients live.
     Crash(usize),
+    /// nicfs of every node dies, and each is started again at some time; all clients live.
+    CrashAll,
+    /// nicfs of the node is stopped, without noticing, and goes on later: nothing is closed, what is sent
+    /// to it waits. Its clients go on.
+    Hang(usize),
     /// Power cut: the same, and what was not fenced is torn.
     PowerCut(usize),
     /// The node loses its region and joins anew (only if another member has everything).
@@ -53,7 +58,7 @@ impl Fault {
         let node = random.below(nodes as u64) as usize;
         let other = (node + 1 + random.below(nodes.max(2) as u64 - 1) as usize) % nodes;
         let client = random.below(clients as u64) as usize;
-        match random.below(16) {
+        match random.below(20) {
             0 => Self::Crash(node),
             1 => Self::PowerCut(node),
             2 => Self::RegionLost(node),
@@ -67,6 +72,9 @@ impl Fault {
             12 => Self::Damage(node),
             13 => Self::BitRot(node),
             14 => Self::Hostd(node),
+            15 | 16 => Self::Hang(node),
+            17 => Self::CrashAll,
+            18 => Self::Crash(node),
             _ => Self::Stop(client),
         }
     }
@@ -77,9 +85,13 @@ impl Fault {
         match self {
             Self::LinkDown(..) if random.chance(1, 2) => random.below(5 * ms),
             Self::LinkDown(..) | Self::CutOff(_) | Self::OneWay(..) => random.below(1500 * ms),
-            Self::Crash(_) | Self::PowerCut(_) | Self::RegionLost(_) | Self::BitRot(_) => {
-                random.below(1200 * ms)
-            }
+            Self::CrashAll if random.chance(1, 2) => random.below(20 * ms),
+            Self::Hang(_) => random.below(1500 * ms),
+            Self::Crash(_)
+            | Self::CrashAll
+            | Self::PowerCut(_)
+            | Self::RegionLost(_)
+            | Self::BitRot(_) => random.below(1200 * ms),
             Self::Slow(_) | Self::Damage(_) | Self::Hostd(_) => random.below(1000 * ms),
             Self::Stop(_) => 20 * ms + random.below(250 * ms),
             Self::Reconnect(_) => random.below(60 * ms),
@@ -91,6 +103,8 @@ impl Fault {
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Crash(_) => "crash",
+            Self::CrashAll => "crash-all",
+            Self::Hang(_) => "hang",
             Self::PowerCut(_) => "power-cut",
             Self::RegionLost(_) => "region-lost",
             Self::LinkDown(..) => "link-down",

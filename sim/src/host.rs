@@ -6,12 +6,14 @@ use std::sync::Arc;
 use base::random::Random;
 use base::{Epoch, Nanos, NodeId};
 use service::core::ring::RING_BYTES_MIN;
-use service::core::{Node, NodeConfig};
+use service::core::{Event, Node, NodeConfig};
+use storage::format::control::CLOCK_LAG_MS;
 use storage::format::superblock::Durability;
 use storage::memory::MemoryRegion;
 use storage::volume::{Params, Volume};
 
 use crate::hostd::Hostd;
+use crate::world::Item;
 
 /// Heartbeat of the core.
 pub const TICK: Nanos = 100_000_000;
@@ -108,6 +110,12 @@ pub struct Host {
     pub slept: bool,
     /// Everything takes its time.
     pub slow: bool,
+    /// nicfs is stopped, without noticing.
+    pub hung: bool,
+    /// Its connection to the coordinator ended meanwhile.
+    pub dropped_unnoticed: bool,
+    /// What has come for it meanwhile.
+    pub(crate) held: Vec<Item>,
     /// Cannot reach the coordinator.
     pub cut_off: bool,
     /// Generation of the connection to the coordinator; frames of another one are lost.
@@ -174,6 +182,9 @@ impl Host {
             next_run: Nanos::MAX,
             slept: false,
             slow: false,
+            hung: false,
+            dropped_unnoticed: false,
+            held: Vec::new(),
             cut_off: false,
             connection: 0,
             connected: false,
@@ -203,6 +214,8 @@ impl Host {
         let mut node = Node::new(config, media, Random::new(seed))
             .map_err(|e| format!("node {} does not start: {e}", self.id))?;
         node.set_realtime_offset(seed >> 2);
+        // As the driver does before it registers.
+        node.apply(self.clock.local(now), Event::Fenced(true), &mut Vec::new());
         self.node = Some(node);
         self.incarnation += 1;
         self.has_view = false;
@@ -212,7 +225,7 @@ impl Host {
         self.connection += 1;
         self.disconnected_at = now;
         self.confirmed_at = None;
-        self.fenced = false;
+        self.fenced = true;
         self.told_until = 0;
         Ok(())
     }
@@ -220,6 +233,7 @@ impl Host {
     /// nicfs is gone, without a word.
     pub fn stop(&mut self) {
         self.node = None;
+        self.hung = false;
         self.connected = false;
         self.connection += 1;
         self.next_run = Nanos::MAX;
@@ -232,10 +246,17 @@ impl Host {
             || now.saturating_sub(confirmed) > self.clock.lasts(FENCE_AFTER)
     }
 
-    /// When that will be, by its own clock.
+    /// When that will be for its clients, by its own clock.
     pub fn serves_until(&self) -> Option<Nanos> {
         let heard = self.clock.local(self.confirmed_at?) + FENCE_AFTER;
         let broken = self.clock.local(self.disconnected_at) + FENCE_DISCONNECTED;
-        Some(if self.connected { heard } else { heard.min(broken) })
+        let until = if self.connected { heard } else { heard.min(broken) };
+        Some(until.saturating_sub(CLOCK_LAG_MS * 1_000_000))
+    }
+
+    /// What the clock that the clients judge their leases by shows: it ticks, and seldom.
+    pub fn clients_clock(&self, now: Nanos) -> Nanos {
+        let tick = CLOCK_LAG_MS * 1_000_000;
+        self.clock.local(now) / tick * tick
     }
 }

@@ -128,8 +128,8 @@ impl Model {
 
     /// Operation `seq` of `session` was appended under leases; it brought these states about.
     pub fn appended(&mut self, session: usize, seq: u64, changes: Vec<(u64, State)>) {
-        if !self.sessions[session].alive {
-            // Its node is out of the chain and does not know yet.
+        let s = &self.sessions[session];
+        if !s.alive && seq > s.hi {
             return;
         }
         for (ino, state) in changes {
@@ -171,6 +171,12 @@ impl Model {
         }
         self.vouched(session, seq);
         Ok(())
+    }
+
+    /// The session's node is out of the chain, and its client does not know yet: what is not vouched for may be
+    /// lost, but until then the client sees what it does.
+    pub fn headless(&mut self, session: usize) {
+        self.sessions[session].alive = false;
     }
 
     /// The session is over; operations up to `hi` may count.

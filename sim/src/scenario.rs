@@ -412,7 +412,67 @@ pub const ALL: &[Scenario] = &[
                 .then(0, When::Out(1), &[(0, Fault::Crash(0), 900 * MS)]);
         },
     },
+    Scenario {
+        name: "lapse-ignored",
+        tells: "nicfs of a member hangs for longer than leases hold; its clients read on",
+        make: |p| {
+            (p.clients_at, p.pace, p.ops) = (vec![1, 0, 1, 2], 5 * MS, 1000);
+            p.favour = vec![Kind::Read, Kind::List, Kind::Write, Kind::Create, Kind::Unlink];
+            (p.script, p.active) = (hangs(1), 3500 * MS);
+        },
+    },
+    Scenario {
+        name: "hung-head",
+        tells: "nicfs of the head hangs for longer than leases hold, and wakes; all its clients go on",
+        make: |p| {
+            (p.clients_at, p.pace, p.ops) = (vec![0, 1, 0, 2], 5 * MS, 1000);
+            (p.script, p.active) = (hangs(0), 3500 * MS);
+        },
+    },
+    Scenario {
+        name: "lapse-short",
+        tells: "a member is suspected, does not hear of it, and is out of the chain while its clients' leases hold",
+        make: |p| {
+            (p.clients_at, p.pace, p.ops) = (vec![1, 2, 1, 0], 5 * MS, 1000);
+            p.script = Script::new(1)
+                .then(1600 * MS, When::Whole, &[(0, Fault::OneWay(1, 0), 700 * MS)])
+                .then(560 * MS, When::Now, &[(0, Fault::CutOff(1), 700 * MS)]);
+        },
+    },
+    Scenario {
+        name: "join-keeps-logs",
+        tells: "nicfs of a member dies and returns when others have gone on; its clients live",
+        make: |p| {
+            (p.clients_at, p.pace, p.ops) = (vec![1, 0, 1, 2], 5 * MS, 1000);
+            // They do not wait for their node soon, and want the same few files.
+            p.syncs = 1000;
+            p.favour = vec![Kind::Write, Kind::Chmod, Kind::Rename, Kind::Create];
+            p.script =
+                Script::new(4).then(150 * MS, When::Whole, &[(0, Fault::Crash(1), 200 * MS)]);
+        },
+    },
+    Scenario {
+        name: "held-forgotten",
+        tells: "nicfs of every node dies while clients work, and all return",
+        make: |p| {
+            (p.clients_at, p.pace, p.ops) = (vec![1, 0, 1, 2], 5 * MS, 1000);
+            p.script = Script::new(4).then(
+                150 * MS,
+                When::Whole,
+                &[
+                    (0, Fault::Crash(0), 60 * MS),
+                    (0, Fault::Crash(1), 90 * MS),
+                    (0, Fault::Crash(2), 30 * MS),
+                ],
+            );
+        },
+    },
 ];
+
+/// A node that hangs, again and again. For a while after its start the coordinator evicts nobody for silence.
+fn hangs(node: usize) -> Script {
+    Script::new(2).then(1600 * MS, When::Whole, &[(0, Fault::Hang(node), 900 * MS)])
+}
 
 /// A member that joins a slow head, while a client beside the head does as it likes, and not for long afterwards:
 /// what the member lacks must not be written anew.

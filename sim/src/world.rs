@@ -226,7 +226,8 @@ pub struct Outcome {
 }
 
 pub(crate) enum Up {
-    Register,
+    /// And when it was sent.
+    Register(Nanos),
     Beat(Nanos, StreamSeq),
     Joined(NodeId, base::Epoch),
     Suspect(NodeId, base::Epoch),
@@ -258,7 +259,7 @@ pub(crate) enum Item {
     Connect(usize, u64),
     ToCoordinator(usize, u64, u64, Up),
     Disconnected(usize, u64),
-    Registered(usize, u64),
+    Registered(usize, u64, Nanos),
     Confirm(usize, u64, Nanos),
     View(usize, u64, View),
     CoordinatorTick,
@@ -268,6 +269,7 @@ pub(crate) enum Item {
         stamp: u64,
         client: ClientId,
         segment: u32,
+        incarnation: u64,
     },
     /// A client was killed: has its node taken its log?
     Drained(Ended, u32),
@@ -276,6 +278,24 @@ pub(crate) enum Item {
     Deed(Fault, Nanos),
     End(Fault),
     Heal,
+}
+
+impl Item {
+    /// The node whose nicfs must run for it, if one must.
+    const fn wants(&self) -> Option<usize> {
+        match self {
+            Self::Frame { to: n, .. }
+            | Self::PeerUp { at: n, .. }
+            | Self::PeerDown { at: n, .. }
+            | Self::Run(n)
+            | Self::To(n, ..)
+            | Self::Connect(n, _)
+            | Self::Registered(n, ..)
+            | Self::Confirm(n, ..)
+            | Self::View(n, ..) => Some(*n),
+            _ => None,
+        }
+    }
 }
 
 /// A session that ended while its node lived.
@@ -445,6 +465,12 @@ impl<'a> World<'a> {
     }
 
     pub(crate) fn handle(&mut self, item: Item) -> Result<(), String> {
+        if let Some(n) = item.wants()
+            && self.hosts[n].hung
+        {
+            self.hosts[n].held.push(item);
+            return Ok(());
+        }
         match item {
             Item::Frame { from, to, link, kind, mut body } => {
                 self.damage(to, kind, &mut body);
@@ -479,10 +505,10 @@ impl<'a> World<'a> {
                 let by = self.speaker(n, incarnation);
                 self.coordinate(CoEvent::Disconnected(by));
             }
-            Item::Registered(n, connection) => {
+            Item::Registered(n, connection, sent) => {
                 if self.reaches(n, connection) {
                     self.hosts[n].connected = true;
-                    self.hosts[n].confirmed_at = Some(self.now);
+                    self.hosts[n].confirmed_at = Some(sent);
                 }
             }
             Item::Confirm(n, connection, sent) => {
@@ -500,8 +526,8 @@ impl<'a> World<'a> {
                 self.at(self.now + 50 * MS, Item::CoordinatorTick);
             }
             Item::Step(actor, stamp) => self.step_actor(actor, stamp)?,
-            Item::Attached { actor, stamp, client, segment } => {
-                self.actor_attached(actor, stamp, client, segment)?;
+            Item::Attached { actor, stamp, client, segment, incarnation } => {
+                self.actor_attached(actor, (stamp, incarnation), client, segment)?;
             }
             Item::Drained(ended, tries) => self.look_for_drained(ended, tries)?,
             Item::Fault(fault) => self.begin_fault(fault)?,

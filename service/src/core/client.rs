@@ -273,7 +273,8 @@ impl Client {
         pins: &[(u32, InodeId, u32)],
         now: Nanos,
     ) {
-        for (slot, ino, mode) in leases {
+        let forgotten = planted(Bug::HeldForgotten);
+        for (slot, ino, mode) in leases.iter().filter(|_| !forgotten) {
             if self.slots.insert(*ino, *slot).is_none() {
                 self.modes.insert(*ino, Lease { mode: *mode, at: now, token: 0 });
             }

@@ -119,7 +119,8 @@ impl Node {
             Role::Syncing | Role::Outside => {
                 // Whoever is to join had lost its place: others have served since, and may have
                 // granted anew what the clients of an earlier run held.
-                let lost = self.role() == Role::Syncing && self.taken_up;
+                let lost =
+                    self.role() == Role::Syncing && self.taken_up && !planted(Bug::JoinKeepsLogs);
                 if lost || matches!(was, Role::Head | Role::Member) {
                     self.leave_chain(out)?;
                 }

@@ -81,6 +81,12 @@ impl World<'_> {
             self.leave(c, slot)?;
             return self.rest(c);
         }
+        if self.random.chance(1, 4) {
+            let target = self.target(plan.dir, &plan.name);
+            for ino in [Some(plan.dir), target].into_iter().flatten() {
+                self.look_at_kept(c, ino)?;
+            }
+        }
         let appended = self.perform(c, plan)?;
         self.leave(c, slot)?;
         if appended {
@@ -151,15 +157,21 @@ impl World<'_> {
             s.created.push(ino);
         }
         let number = s.number;
-        self.account(number, seq, work);
+        self.account(c, number, seq, work);
         Ok(true)
     }
 
     /// Tells the model of an operation that was appended.
-    fn account(&mut self, session: usize, seq: u64, mut work: Work) {
+    fn account(&mut self, c: usize, session: usize, seq: u64, mut work: Work) {
         work.changed.sort_unstable();
         work.changed.dedup();
         let Work { states, changed, .. } = work;
+        for ino in &changed {
+            let lease = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(ino));
+            if let (Some(lease), Some(state)) = (lease, states.get(ino)) {
+                lease.view = Some(State { xattrs: None, ..state.clone() });
+            }
+        }
         let changes = changed.iter().filter_map(|i| Some((*i, states.get(i)?.clone()))).collect();
         self.outcome.operations += 1;
         self.model.appended(session, seq, changes);
@@ -464,7 +476,7 @@ impl World<'_> {
         let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
         self.trace(|| format!("client {c} does {seq} {}", brief(&op)));
         if let Some(number) = self.session(c).map(|s| s.number) {
-            self.account(number, seq, work);
+            self.account(c, number, seq, work);
         }
         if let Some(seq) = self.append(c, &Op::Reap { ino }, 0)? {
             self.trace(|| format!("client {c} dares {seq} Reap {ino}"));

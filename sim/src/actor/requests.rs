@@ -123,8 +123,14 @@ impl World<'_> {
         let record = &reply.record;
         let mtime = record.mtime.sec as u64 * 1_000_000_000 + u64::from(record.mtime.nsec);
         let seen = (record.mode, record.uid, mtime);
-        let mut lease =
-            Lease { slot: granted.slot, word: granted.word, mode, seen: false, record: seen };
+        let mut lease = Lease {
+            slot: granted.slot,
+            word: granted.word,
+            mode,
+            seen: false,
+            record: seen,
+            view: None,
+        };
         self.check_leases(c, ino, mode)?;
         let state = |body| {
             let (mode, uid, mtime) = seen;
@@ -132,13 +138,15 @@ impl World<'_> {
         };
         if record.mode & S_IFMT == S_IFREG && record.nlink > 0 {
             let bytes = self.file_content(c, reply)?;
-            self.see(c, ino, &state(Body::File(bytes, record.nlink)))?;
-            lease.seen = true;
+            lease.view = Some(state(Body::File(bytes, record.nlink)));
         } else if record.mode & S_IFMT == S_IFLNK && record.nlink > 0 {
-            self.see(c, ino, &state(Body::Symlink(reply.target.to_vec())))?;
-            lease.seen = true;
+            lease.view = Some(state(Body::Symlink(reply.target.to_vec())));
         } else if record.nlink == 0 {
             self.see(c, ino, &State::gone())?;
+        }
+        if let Some(view) = &lease.view {
+            self.see(c, ino, view)?;
+            lease.seen = true;
         }
         if let Some(s) = &mut self.actors[c].session {
             s.leases.insert(ino, lease);
@@ -170,16 +178,17 @@ impl World<'_> {
         ino: u64,
         names: BTreeMap<Vec<u8>, u64>,
     ) -> Result<(), String> {
-        let Some(lease) = self.session(c).and_then(|s| s.leases.get(&ino)).copied() else {
+        let Some(lease) = self.session(c).and_then(|s| s.leases.get(&ino)).cloned() else {
             return Ok(());
         };
         if self.word(c, control::lease_word(lease.slot)) != lease.word.0 {
             return Ok(());
         }
         let (mode, uid, mtime) = lease.record;
-        self.see(c, ino, &State { mode, uid, mtime, xattrs: None, body: Body::Dir(names) })?;
+        let view = State { mode, uid, mtime, xattrs: None, body: Body::Dir(names) };
+        self.see(c, ino, &view)?;
         if let Some(lease) = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(&ino)) {
-            lease.seen = true;
+            (lease.seen, lease.view) = (true, Some(view));
         }
         Ok(())
     }
@@ -195,7 +204,7 @@ impl World<'_> {
             let _proof = r.u64()?;
             if let Some(s) = &mut self.actors[c].session {
                 let (mode, record) = (LeaseMode::Write, (0, 0, 0));
-                s.leases.insert(ino, Lease { slot, word, mode, seen: true, record });
+                s.leases.insert(ino, Lease { slot, word, mode, seen: true, record, view: None });
                 s.ever.insert(ino);
                 s.fresh.insert(0, ino);
             }
@@ -216,7 +225,8 @@ impl World<'_> {
             let Some(s) = self.session(other) else { continue };
             let Some(lease) = s.leases.get(&ino) else { continue };
             let valid = self.word(other, control::lease_word(lease.slot)) == lease.word.0
-                && self.word(other, control::STATE) == control::STATE_ATTACHED;
+                && self.word(other, control::STATE) == control::STATE_ATTACHED
+                && self.in_time(other);
             let excludes = lease.mode == LeaseMode::Write || mode == LeaseMode::Write;
             if other != c && valid && excludes {
                 return Err(format!(

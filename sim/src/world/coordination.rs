@@ -32,7 +32,7 @@ impl World<'_> {
         }
         if !host.cut_off && self.machine.is_some() {
             host.connection += 1;
-            self.tell_coordinator(n, Up::Register);
+            self.tell_coordinator(n, Up::Register(self.now));
         }
         let again = self.between(20 * MS, 60 * MS);
         self.at(self.now + again, Item::Connect(n, incarnation));
@@ -41,7 +41,7 @@ impl World<'_> {
     pub(crate) fn tell_coordinator(&mut self, n: usize, up: Up) {
         let delay = self.between(20 * US, 400 * US);
         let host = &mut self.hosts[n];
-        if host.cut_off || (!host.connected && !matches!(up, Up::Register)) {
+        if host.cut_off || (!host.connected && !matches!(up, Up::Register(_))) {
             return;
         }
         host.order[0] = (host.order[0] + 1).max(self.now + delay);
@@ -71,7 +71,7 @@ impl World<'_> {
         }
         let by = self.speaker(n, incarnation);
         match up {
-            Up::Register => {
+            Up::Register(sent) => {
                 let host = &self.hosts[n];
                 let position = host.node.as_ref().map_or(StreamSeq(0), |x| x.position());
                 let registration = Registration {
@@ -85,7 +85,7 @@ impl World<'_> {
                     info: String::new(),
                 };
                 if self.coordinate(CoEvent::Register(registration)) {
-                    self.tell_node(n, Item::Registered(n, connection));
+                    self.tell_node(n, Item::Registered(n, connection, sent));
                     if let Some(view) = self.machine.as_ref().and_then(|m| m.view(VOLUME)) {
                         self.tell_node(n, Item::View(n, connection, view));
                     }
@@ -144,14 +144,18 @@ impl World<'_> {
     /// What the clients of a node that is out of the chain have appended may be lost, and what they
     /// append before they know is lost.
     fn doubt_sessions(&mut self) {
-        let seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|v| &v.seats);
-        let seats: Vec<(NodeId, u64)> = seats.map(|s| (s.node, s.incarnation)).collect();
         for c in 0..self.actors.len() {
-            let host = &self.hosts[self.actors[c].node];
-            if !seats.contains(&(host.id, host.incarnation)) {
+            if !self.is_seated(self.actors[c].node) {
                 self.doubt_session(c);
             }
         }
+    }
+
+    /// The node's nicfs, as it runs now or ran last, is in the chain.
+    pub(crate) fn is_seated(&self, n: usize) -> bool {
+        let host = &self.hosts[n];
+        let mut seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|v| &v.seats);
+        seats.any(|s| (s.node, s.incarnation) == (host.id, host.incarnation))
     }
 
     pub(crate) fn view_arrived(&mut self, n: usize, view: &View) -> Result<(), String> {
@@ -183,6 +187,7 @@ impl World<'_> {
         if host.connected {
             host.connected = false;
             host.disconnected_at = self.now;
+            host.dropped_unnoticed = host.hung;
         }
         host.connection += 1;
         let incarnation = host.incarnation;

@@ -16,6 +16,7 @@ impl World<'_> {
         let spoilt = matches!(fault, Fault::Kill(_));
         if (self.healed && !spoilt)
             || (matches!(fault, Fault::RegionLost(_) | Fault::BitRot(_)) && !self.may_lose(fault))
+            || self.takes_last(fault)
         {
             return Ok(());
         }
@@ -23,6 +24,19 @@ impl World<'_> {
         *self.outcome.faults.entry(fault.kind()).or_default() += 1;
         match fault {
             Fault::Crash(n) => self.stop_node(n, true),
+            Fault::CrashAll => {
+                for n in 0..self.hosts.len() {
+                    self.stop_node(n, true);
+                    let back = Item::End(Fault::Crash(n));
+                    let after = fault.lasts(&mut self.random);
+                    self.at(self.now + after, back);
+                }
+            }
+            Fault::Hang(n) => {
+                if self.hosts[n].node.is_some() {
+                    self.hosts[n].hung = true;
+                }
+            }
             Fault::PowerCut(n) => {
                 self.stop_node(n, false);
                 self.hostd_ends(n)?;
@@ -104,6 +118,26 @@ impl World<'_> {
         others.any(|s| self.hosts[s.node.0 as usize - 1].noted.is_some())
     }
 
+    /// Another member has lost its region, and this would put out the one that has everything: which of the
+    /// two the coordinator then goes on with is chance.
+    fn takes_last(&self, fault: Fault) -> bool {
+        let has = |seat: &NodeId| self.hosts[seat.0 as usize - 1].noted.is_some();
+        let seats = self.seats();
+        let mut sound = seats.iter().filter(|s| has(s));
+        let (Some(last), None) = (sound.next(), sound.next()) else { return false };
+        let last = last.0 as usize - 1;
+        let out = match fault {
+            Fault::Crash(n)
+            | Fault::PowerCut(n)
+            | Fault::Hang(n)
+            | Fault::CutOff(n)
+            | Fault::Reconnect(n) => n == last,
+            Fault::CrashAll => true,
+            _ => false,
+        };
+        out && seats.len() > 1
+    }
+
     fn hostd_up(&mut self, n: usize) {
         if std::mem::take(&mut self.hosts[n].hostd_down) {
             self.hostd_starts(n, 0);
@@ -156,7 +190,12 @@ impl World<'_> {
             }
             Fault::Damage(n) => self.hosts[n].damage = false,
             Fault::Hostd(n) => self.hostd_up(n),
-            Fault::Reconnect(_) | Fault::Gone(_) | Fault::Kill(_) | Fault::Stop(_) => {}
+            Fault::Hang(n) => self.wake_node(n)?,
+            Fault::CrashAll
+            | Fault::Reconnect(_)
+            | Fault::Gone(_)
+            | Fault::Kill(_)
+            | Fault::Stop(_) => {}
         }
         Ok(())
     }
@@ -173,6 +212,7 @@ impl World<'_> {
         }
         for n in 0..self.hosts.len() {
             (self.hosts[n].slow, self.hosts[n].damage) = (false, false);
+            self.wake_node(n)?;
             self.hostd_up(n);
             if std::mem::take(&mut self.hosts[n].cut_off) {
                 self.drop_connection(n);

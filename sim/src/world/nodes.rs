@@ -50,8 +50,7 @@ impl World<'_> {
         }
     }
 
-    /// nicfs ends. In a chain of one its clients live on, and nothing of theirs is lost; where
-    /// others may go on without the node, they are taken to end with it.
+    /// nicfs ends. Its clients live on, or end with the machine.
     pub(crate) fn stop_node(&mut self, n: usize, clients_live: bool) {
         if self.hosts[n].node.is_none() {
             if !clients_live {
@@ -64,14 +63,44 @@ impl World<'_> {
         let incarnation = self.hosts[n].incarnation;
         self.hosts[n].stop();
         self.trace(|| format!("stop {}", n + 1));
+        for item in std::mem::take(&mut self.hosts[n].held) {
+            // What nobody read is lost; which links have ended is the fabric's to know.
+            if matches!(item, Item::PeerDown { .. }) {
+                self.at(self.now, item);
+            }
+        }
         if told {
             let delay = self.between(100 * US, 2 * MS);
             self.at(self.now + delay, Item::Disconnected(n, incarnation));
         }
-        if !(clients_live && self.preset.nodes == 1) {
+        if !clients_live {
             self.end_clients_of(n);
         }
         self.update_links();
+    }
+
+    /// nicfs goes on after it was stopped: all that came meanwhile is there at once. Where it was stopped is
+    /// not known: in the middle of a turn, or asleep.
+    pub(crate) fn wake_node(&mut self, n: usize) -> Result<(), String> {
+        if !std::mem::take(&mut self.hosts[n].hung) {
+            return Ok(());
+        }
+        self.trace(|| format!("wake {}", n + 1));
+        if std::mem::take(&mut self.hosts[n].dropped_unnoticed) {
+            self.hosts[n].disconnected_at = self.now;
+        }
+        self.hosts[n].next_run = Nanos::MAX;
+        if !self.hosts[n].slept && self.random.chance(1, 2) {
+            self.hosts[n].next_run = self.now;
+            self.run_node(n)?;
+        }
+        for item in std::mem::take(&mut self.hosts[n].held) {
+            if !matches!(item, Item::Run(_)) {
+                self.handle(item)?;
+            }
+        }
+        self.run_soon(n);
+        Ok(())
     }
 
     fn end_clients_of(&mut self, n: usize) {
@@ -203,7 +232,8 @@ impl World<'_> {
                 Effect::Attached { token, client, segment } => {
                     let (actor, stamp) = ((token >> 40) as usize, token & 0xff_ffff_ffff);
                     let delay = self.between(10 * US, 200 * US);
-                    let item = Item::Attached { actor, stamp, client, segment };
+                    let incarnation = self.hosts[n].incarnation;
+                    let item = Item::Attached { actor, stamp, client, segment, incarnation };
                     self.at(self.now + delay, item);
                 }
                 Effect::AttachRefused { .. } | Effect::Arena { .. } | Effect::Detached(_) => {}

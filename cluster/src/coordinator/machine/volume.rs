@@ -364,7 +364,9 @@ impl Volume {
         for seat in &self.kept.seats {
             if self.seat(seat.node).is_none() {
                 let heard = self.nodes.get(&seat.node).map_or(self.began, |n| n.heard);
-                self.lapsed_at = self.lapsed_at.max(heard + self.patience.lapse());
+                let lapse = self.patience.lapse();
+                let lapse = if planted(Bug::LapseShort) { lapse / 3 } else { lapse };
+                self.lapsed_at = self.lapsed_at.max(heard + lapse);
             }
         }
     }
