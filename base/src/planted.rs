@@ -156,6 +156,8 @@ pub enum Bug {
     JoinKeepsLogs = 95,
     /// A node that starts forgets which leases its clients hold.
     HeldForgotten = 96,
+    /// A node enters the chain when a process of it that is no more had caught up.
+    CaughtUpUnnamed = 97,
 }
 
 impl Bug {
@@ -452,6 +454,11 @@ impl Bug {
             Bug::HeldForgotten,
             "held-forgotten",
             "a node that starts forgets which leases its clients hold",
+        ),
+        (
+            Bug::CaughtUpUnnamed,
+            "caught-up-unnamed",
+            "a node enters the chain when a process of it that is no more had caught up",
         ),
     ];
 

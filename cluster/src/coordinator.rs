@@ -89,8 +89,9 @@ pub trait Coordinator {
     /// What this node has, for heartbeats and the next registration.
     fn set_progress(&mut self, position: StreamSeq, state: DataState);
 
-    /// `node` (this node, or one in `syncing` if this node is the head) has all of the stream.
-    fn caught_up(&mut self, node: NodeId, epoch: Epoch);
+    /// `node` (this node, or one in `syncing` if this node is the head) has all of the stream, as far as the
+    /// process `incarnation` of it goes.
+    fn caught_up(&mut self, node: NodeId, incarnation: u64, epoch: Epoch);
 
     /// `node` does not acknowledge; only the head is listened to.
     fn suspect(&mut self, node: NodeId, epoch: Epoch);

@@ -152,7 +152,7 @@ fn a_cluster_lives_through_it_all() {
     until(&mut clients, "syncing", |c| {
         c[1].view().is_some_and(|v| v.syncing == [NodeId(1)] && v.epoch.0 == 2)
     });
-    clients[1].caught_up(NodeId(1), base::Epoch(2));
+    clients[1].caught_up(NodeId(1), 2, base::Epoch(2));
     until(&mut clients, "the return", |c| c.iter().all(|c| chain(c) == (3, vec![2, 1])));
     assert!(clients[1].view().unwrap().is_member(NodeId(1), 2));
     assert!(!clients[1].view().unwrap().is_member(NodeId(1), 1));

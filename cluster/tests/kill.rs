@@ -80,7 +80,8 @@ fn churn(clients: &mut [Client], newest: &mut u32, until: Instant) {
                 break;
             }
             if let Some(node) = view.syncing.first() {
-                clients[node.0 as usize - 1].caught_up(*node, view.epoch);
+                let process = view.member(*node).map_or(0, |m| m.incarnation);
+                clients[node.0 as usize - 1].caught_up(*node, process, view.epoch);
                 break;
             }
         }

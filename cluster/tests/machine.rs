@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::random::Random;
 use base::{Epoch, Nanos, NodeId, StreamSeq};
 use cluster::coordinator::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
-use cluster::coordinator::store::Image;
+use cluster::coordinator::store::{Image, Seat};
 use cluster::coordinator::{DataState, Registration, View};
 
 const MS: Nanos = 1_000_000;
@@ -14,6 +14,10 @@ const INTACT: fn(u32) -> DataState = |e| DataState::Intact { epoch: Epoch(e) };
 fn spec(replicas: u16, nodes: &[u32]) -> VolumeSpec {
     let nodes = nodes.iter().map(|n| NodeId(*n)).collect();
     VolumeSpec { name: "v".to_owned(), replicas, nodes }
+}
+
+fn seat(node: u32, incarnation: u64) -> Seat {
+    Seat { node: NodeId(node), incarnation }
 }
 
 fn by(node: u32, incarnation: u64) -> Speaker {
@@ -123,11 +127,15 @@ fn a_dead_head_is_replaced_by_the_next_and_returns_at_the_tail() {
     world.register(1, 2, 0, INTACT(1));
     assert_eq!(world.chain(), (2, vec![2, 3]));
     assert_eq!(world.syncing(), [1]);
-    let stale = Event::CaughtUp(by(1, 2), NodeId(1), Epoch(1));
+    let stale = Event::CaughtUp(by(1, 2), seat(1, 2), Epoch(1));
     assert!(world.step(stale).unwrap_err().contains("epoch 1"));
-    let foreign = Event::CaughtUp(by(3, 1), NodeId(1), Epoch(2));
+    let foreign = Event::CaughtUp(by(3, 1), seat(1, 2), Epoch(2));
     assert!(world.step(foreign).unwrap_err().contains("may not speak"));
-    world.step(Event::CaughtUp(by(1, 2), NodeId(1), Epoch(2))).unwrap();
+    // Of the process that died, by a head that has not heard of its end.
+    let late = Event::CaughtUp(by(2, 1), seat(1, 1), Epoch(2));
+    assert!(world.step(late).unwrap_err().contains("has taken its place"));
+    assert_eq!(world.chain(), (2, vec![2, 3]));
+    world.step(Event::CaughtUp(by(1, 2), seat(1, 2), Epoch(2))).unwrap();
     assert_eq!(world.chain(), (3, vec![2, 3, 1]));
 }
 
@@ -466,7 +474,8 @@ impl History {
                 {
                     let node = self.nodes.get_mut(&id).unwrap();
                     (node.has, node.fresh) = (self.acked, false);
-                    self.feed(Event::CaughtUp(speaker, NodeId(id), view.epoch));
+                    let who = seat(id, self.nodes[&id].incarnation);
+                    self.feed(Event::CaughtUp(speaker, who, view.epoch));
                 }
             }
             5 if node.running => {
@@ -516,7 +525,8 @@ impl History {
                 let node = self.nodes.get_mut(&id.0).unwrap();
                 (node.has, node.fresh) = (self.acked, false);
                 let speaker = by(id.0, node.incarnation);
-                self.feed(Event::CaughtUp(speaker, id, view.epoch));
+                let who = seat(id.0, node.incarnation);
+                self.feed(Event::CaughtUp(speaker, who, view.epoch));
             }
             for id in self.nodes.keys().copied().collect::<Vec<_>>() {
                 let unknown = self.world.view().member(NodeId(id)).is_none();

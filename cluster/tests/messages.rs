@@ -71,7 +71,7 @@ fn message(random: &mut Random) -> Message {
         3 => Message::Heartbeat { number: random.next_u64(), position: StreamSeq(3) },
         4 => Message::Confirm { number: random.next_u64() },
         5 => Message::View(view(random)),
-        6 => Message::CaughtUp { node, epoch },
+        6 => Message::CaughtUp { node, epoch, incarnation: random.next_u64() },
         7 => Message::Suspect { node, epoch },
         8 => Message::Leave,
         9 => Message::Denied(text(random, 1000)),

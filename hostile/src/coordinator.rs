@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use base::{Epoch, NodeId, StreamSeq};
 use cluster::coordinator::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
-use cluster::coordinator::store::Image;
+use cluster::coordinator::store::{Image, Seat};
 use cluster::coordinator::{DataState, Registration};
 
 use crate::input::Input;
@@ -69,7 +69,8 @@ pub fn run(bytes: &[u8]) {
                 let (by, node) = (speaker(&mut input), NodeId(input.u8().into()));
                 let known = epochs.get(&by.volume).copied().unwrap_or_default();
                 let epoch = if input.flag() { known } else { Epoch(input.odd() as u32) };
-                Event::CaughtUp(by, node, epoch)
+                let incarnation = if input.flag() { by.incarnation } else { input.u8().into() };
+                Event::CaughtUp(by, Seat { node, incarnation }, epoch)
             }
             5 => {
                 let (by, node) = (speaker(&mut input), NodeId(input.u8().into()));

@@ -90,6 +90,7 @@ fn config() -> NodeConfig {
         low: 30,
         boot: 1,
         secret: 1,
+        incarnation: 1,
     }
 }
 

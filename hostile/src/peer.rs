@@ -130,7 +130,7 @@ impl World {
             15 => Message::Position { seq },
             16 => Message::StreamWant { from: seq },
             17 => Message::Resume { seq },
-            18 => Message::SnapshotWant,
+            18 => Message::SnapshotWant { incarnation: input.odd() },
             19 => {
                 let ask = match input.below(3) {
                     0 => LockAsk::Set { lock: forge::lock(input), wait: input.odd() },

@@ -77,6 +77,8 @@ pub struct NodeConfig {
     /// A number that nobody else knows, new at each start: the key of the proofs that clients get
     /// (`storage::format::proof`), unless the region has one already.
     pub secret: u128,
+    /// This process of the node, as the coordinator knows it; grows with each start.
+    pub incarnation: u64,
 }
 
 /// Why the node cannot go on.
@@ -215,6 +217,8 @@ pub struct Node {
     unacked_bytes: u64,
     paused: bool,
     followers: BTreeSet<NodeId>,
+    /// Which process of a joining node asked for what it is sent.
+    joining: BTreeMap<NodeId, u64>,
     /// Followers that the coordinator was asked to let into the chain, and when last.
     promised: BTreeMap<NodeId, Nanos>,
     /// What members asked of a head that was not ready; they ask but once.
@@ -337,6 +341,7 @@ impl Node {
             unacked_bytes: 0,
             paused: false,
             followers: BTreeSet::new(),
+            joining: BTreeMap::new(),
             promised: BTreeMap::new(),
             unready: VecDeque::new(),
             reported: BTreeMap::new(),
@@ -567,7 +572,7 @@ impl Node {
             }
             Message::Position { seq } => self.position_arrived(from, seq, out),
             Message::Resume { seq } if from_head => self.resume(seq, out),
-            Message::SnapshotWant => self.snapshot_wanted(from),
+            Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation),
             Message::Snapshot { seq, piece, end, raw, .. } if from_head => {
                 self.snapshot_arrived(seq, piece, end, &raw, out)
             }

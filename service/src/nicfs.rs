@@ -197,6 +197,7 @@ impl Driver {
             high: config.high,
             low: config.low,
             secret: crate::process::secret().map_err(|e| Error::new("nicfs: random", e))?,
+            incarnation,
             boot: crate::process::boot().map_err(|e| Error::new("nicfs: boot id", e))?,
         };
         let mut node = Node::new(node_config, media, Random::new(incarnation))
@@ -654,9 +655,9 @@ impl Driver {
                     self.drop_bell(client);
                     self.tell_host(&Packet::Detached { client });
                 }
-                Effect::CaughtUp(node, epoch) => {
+                Effect::CaughtUp(node, process, epoch) => {
                     if let Some(coordinator) = &mut self.coordinator {
-                        coordinator.caught_up(node, epoch);
+                        coordinator.caught_up(node, process, epoch);
                     }
                 }
                 Effect::Suspect(node) => {

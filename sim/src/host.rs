@@ -209,6 +209,7 @@ impl Host {
             low: 50,
             boot: self.boot,
             secret: SECRET,
+            incarnation: self.incarnation + 1,
         };
         let media: Arc<MemoryRegion> = Arc::clone(&self.region);
         let mut node = Node::new(config, media, Random::new(seed))

@@ -38,6 +38,8 @@ pub enum When {
     Synced(usize),
     /// One node suspects another.
     Suspects(usize, usize),
+    /// The head tells the coordinator that the node has everything.
+    Joined(usize),
     /// The node is in the chain no more, as the coordinator has it.
     Out(usize),
     /// The node is head, and serves.
@@ -103,6 +105,8 @@ pub(crate) enum Moment {
     Synced(usize),
     /// A suspicion was told to the coordinator.
     Suspects(usize, usize),
+    /// That a node has caught up was told to the coordinator.
+    Joined(usize),
 }
 
 impl World<'_> {
@@ -156,6 +160,7 @@ impl World<'_> {
             When::SyncedAhead(c, a, b) => {
                 moments.contains(&Moment::Synced(c)) && self.is_moment(When::Ahead(a, b), &[])
             }
+            When::Joined(n) => moments.contains(&Moment::Joined(n)),
             When::Suspects(a, b) => moments.contains(&Moment::Suspects(a, b)),
             When::Out(n) => !self.seats().contains(&self.hosts[n].id),
             When::Heads(n) => self.hosts[n].node.as_ref().is_some_and(|x| {
@@ -465,6 +470,16 @@ pub const ALL: &[Scenario] = &[
                     (0, Fault::Crash(2), 30 * MS),
                 ],
             );
+        },
+    },
+    Scenario {
+        name: "caught-up-unnamed",
+        tells: "a node that joins has everything, loses its region, and asks again at once",
+        make: |p| {
+            p.pace = 5 * MS;
+            p.script = Script::new(12)
+                .then(30 * MS, When::Whole, &[(0, Fault::RegionLost(1), 20 * MS)])
+                .then(0, When::Joined(1), &[(0, Fault::RegionLost(1), US)]);
         },
     },
 ];

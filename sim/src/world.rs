@@ -14,7 +14,7 @@ use base::{ClientId, Nanos, NodeId, StreamSeq, crc32c};
 use cluster::coordinator::machine::{
     Action, Event as CoEvent, Machine, Patience, Speaker, VolumeSpec,
 };
-use cluster::coordinator::store::Image;
+use cluster::coordinator::store::{Image, Seat};
 use cluster::coordinator::{DataState, Registration, View};
 use cluster::transport::Class;
 use service::core::{Effect, Event, Role};
@@ -229,7 +229,7 @@ pub(crate) enum Up {
     /// And when it was sent.
     Register(Nanos),
     Beat(Nanos, StreamSeq),
-    Joined(NodeId, base::Epoch),
+    Joined(Seat, base::Epoch),
     Suspect(NodeId, base::Epoch),
 }
 

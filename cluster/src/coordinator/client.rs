@@ -373,8 +373,8 @@ impl Coordinator for Client {
         self.config.registration.state = state;
     }
 
-    fn caught_up(&mut self, node: NodeId, epoch: Epoch) {
-        self.request(&Message::CaughtUp { node, epoch });
+    fn caught_up(&mut self, node: NodeId, incarnation: u64, epoch: Epoch) {
+        self.request(&Message::CaughtUp { node, epoch, incarnation });
     }
 
     fn suspect(&mut self, node: NodeId, epoch: Epoch) {

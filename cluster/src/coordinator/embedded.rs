@@ -13,7 +13,7 @@ use rustix::event::{Timespec, epoll};
 use super::link::Link;
 use super::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
 use super::message::{Message, View};
-use super::store::Store;
+use super::store::{Seat, Store};
 use crate::decode::LinkError;
 use crate::tcp;
 
@@ -316,8 +316,8 @@ impl Server {
                 }
                 Ok(())
             }
-            (Message::CaughtUp { node, epoch }, Some(by)) => {
-                self.ask(index, Event::CaughtUp(by, node, epoch))
+            (Message::CaughtUp { node, epoch, incarnation }, Some(by)) => {
+                self.ask(index, Event::CaughtUp(by, Seat { node, incarnation }, epoch))
             }
             (Message::Suspect { node, epoch }, Some(by)) => {
                 self.ask(index, Event::Suspect(by, node, epoch))

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use base::{Epoch, Nanos, NodeId, StreamSeq};
 
 use super::message::{Registration, View, valid_name};
-use super::store::Image;
+use super::store::{Image, Seat};
 use volume::Volume;
 
 /// A volume as the configuration describes it.
@@ -106,8 +106,8 @@ pub enum Event {
     Heartbeat(Speaker, StreamSeq),
     /// Its connection ended.
     Disconnected(Speaker),
-    /// `node` has all of the stream.
-    CaughtUp(Speaker, NodeId, Epoch),
+    /// This process of a node has all of the stream.
+    CaughtUp(Speaker, Seat, Epoch),
     /// `node` does not acknowledge.
     Suspect(Speaker, NodeId, Epoch),
     /// The speaker stops in order.
@@ -248,9 +248,7 @@ impl Machine {
             }
             Event::Heartbeat(by, position) => self.volume(&by.volume)?.heard(&by, position, now),
             Event::Disconnected(by) => self.volume(&by.volume)?.disconnected(&by, now),
-            Event::CaughtUp(by, node, epoch) => {
-                self.volume(&by.volume)?.caught_up(&by, node, epoch)
-            }
+            Event::CaughtUp(by, who, epoch) => self.volume(&by.volume)?.caught_up(&by, who, epoch),
             Event::Suspect(by, node, epoch) => {
                 self.volume(&by.volume)?.suspect(&by, node, epoch, now)
             }

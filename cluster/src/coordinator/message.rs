@@ -185,6 +185,8 @@ pub enum Message {
         node: NodeId,
         /// In which epoch.
         epoch: Epoch,
+        /// Which process of it: one that was started since may have nothing.
+        incarnation: u64,
     },
     /// 8
     Suspect {
@@ -413,8 +415,8 @@ impl Message {
                 view.put(w);
                 6
             }
-            Self::CaughtUp { node, epoch } => {
-                w.u32(node.0).u32(epoch.0);
+            Self::CaughtUp { node, epoch, incarnation } => {
+                w.u32(node.0).u32(epoch.0).u64(*incarnation);
                 7
             }
             Self::Suspect { node, epoch } => {
@@ -455,7 +457,11 @@ impl Message {
             4 => Self::Heartbeat { number: r.u64()?, position: StreamSeq(r.u64()?) },
             5 => Self::Confirm { number: r.u64()? },
             6 => Self::View(View::take(r)?),
-            7 => Self::CaughtUp { node: take_node(r)?, epoch: Epoch(r.u32()?) },
+            7 => Self::CaughtUp {
+                node: take_node(r)?,
+                epoch: Epoch(r.u32()?),
+                incarnation: r.u64()?,
+            },
             8 => Self::Suspect { node: take_node(r)?, epoch: Epoch(r.u32()?) },
             9 => Self::Leave,
             10 => Self::Denied(take_text(r, TEXT_MAX)?),

@@ -148,7 +148,7 @@ pub enum Effect {
     /// To hostd: forget the client.
     Detached(ClientId),
     /// To the coordinator: the joining node has everything and is sent everything.
-    CaughtUp(NodeId, Epoch),
+    CaughtUp(NodeId, u64, Epoch),
     /// To the coordinator: the member does not acknowledge.
     Suspect(NodeId),
     /// The stream position changed: tell the coordinator at the next heartbeat.

@@ -25,7 +25,7 @@
 //! 15 Position       member -> head    stream seq u64 of the last chunk held
 //! 16 StreamWant     any -> any        from stream seq u64: send what you hold from there on
 //! 17 Resume         head -> member    stream seq u64: cut what you hold beyond it
-//! 18 SnapshotWant   syncing -> head   -
+//! 18 SnapshotWant   syncing -> head   incarnation of the process u64
 //! 19 Snapshot       head -> syncing   stream seq u64, piece u32 (counted from 0), last inode u64, end u8,
 //!                                     raw log entries
 //! 20 LockWant       agent -> head     client u64, inode u64, token u64, what u8 (1 set, 2 test,
@@ -184,7 +184,9 @@ pub enum Message {
     Resume {
         seq: StreamSeq,
     },
-    SnapshotWant,
+    SnapshotWant {
+        incarnation: u64,
+    },
     Snapshot {
         seq: StreamSeq,
         piece: u32,
@@ -342,7 +344,10 @@ impl Message {
                 w.u64(seq.0);
                 17
             }
-            Self::SnapshotWant => 18,
+            Self::SnapshotWant { incarnation } => {
+                w.u64(*incarnation);
+                18
+            }
             Self::Snapshot { seq, piece, last_inode, end, raw } => {
                 w.u64(seq.0).u32(*piece).u64(last_inode.0).u8(u8::from(*end)).bytes(raw);
                 19
@@ -438,7 +443,7 @@ impl Message {
             15 => Self::Position { seq: StreamSeq(r.u64()?) },
             16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
             17 => Self::Resume { seq: StreamSeq(r.u64()?) },
-            18 => Self::SnapshotWant,
+            18 => Self::SnapshotWant { incarnation: r.u64()? },
             19 => Self::Snapshot {
                 seq: StreamSeq(r.u64()?),
                 piece: r.u32()?,

@@ -102,6 +102,7 @@ impl Node {
             // Pieces under way are refused as of an old epoch: who joins asks anew.
             self.snapshots.clear();
             self.followers.clear();
+            self.joining.clear();
             self.promised.clear();
         }
         if matches!(self.role(), Role::Head | Role::Member) {
@@ -321,10 +322,13 @@ impl Node {
             return;
         }
         for node in &self.followers {
-            if self.acked_by(*node) >= self.all_acked {
+            let process = self.joining.get(node).copied();
+            if let Some(process) = process
+                && self.acked_by(*node) >= self.all_acked
+            {
                 self.promoted_at = self.now;
                 self.promised.insert(*node, self.now);
-                out.push(Effect::CaughtUp(*node, self.epoch));
+                out.push(Effect::CaughtUp(*node, process, self.epoch));
             }
         }
     }
@@ -442,7 +446,11 @@ impl Node {
         log::info!("joining: asking the head for the volume's state");
         self.incoming = Some(Incoming::default());
         self.joining_at = self.now;
-        self.to_head(Message::SnapshotWant, out);
+        self.want_snapshot(out);
+    }
+
+    fn want_snapshot(&mut self, out: &mut Vec<Effect>) {
+        self.to_head(Message::SnapshotWant { incarnation: self.config.incarnation }, out);
     }
 
     /// It is in the chain: what it asked for since it had everything will not come.
@@ -462,7 +470,7 @@ impl Node {
         }
         self.joining_at = self.now;
         match self.incoming {
-            Some(_) => self.to_head(Message::SnapshotWant, out),
+            Some(_) => self.want_snapshot(out),
             // The head no longer keeps what is missing here, or it would be in the chain by now.
             None if self.now > self.joined_at + JOIN_GIVE_UP => self.begin_join(out),
             None => self.to_head(Message::Position { seq: self.ring.last() }, out),
@@ -470,11 +478,19 @@ impl Node {
     }
 
     /// A node wants to join: fixes the namespace of this moment.
-    pub(super) fn snapshot_wanted(&mut self, from: NodeId) -> Result<(), Failure> {
+    pub(super) fn snapshot_wanted(
+        &mut self,
+        from: NodeId,
+        incarnation: u64,
+    ) -> Result<(), Failure> {
         if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
             return Ok(());
         }
         self.followers.remove(&from);
+        if self.joining.insert(from, incarnation).is_some_and(|old| old != incarnation) {
+            // What was promised for the process before it, the coordinator refuses to this one.
+            self.promised.remove(&from);
+        }
         let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
         if self.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped) {
             // It may be in the chain already, by the word of this head, and must not be wiped. It asks again.
@@ -660,7 +676,8 @@ impl Node {
             self.send(node, &Message::Snapshot { seq, piece, last_inode, end: true, raw }, out);
             going.sent = true;
             if planted(Bug::CaughtUpEarly) {
-                out.push(Effect::CaughtUp(node, self.epoch));
+                let process = self.joining.get(&node).copied().unwrap_or(0);
+                out.push(Effect::CaughtUp(node, process, self.epoch));
             }
         }
         self.snapshots.insert(node, going);

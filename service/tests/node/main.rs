@@ -5,6 +5,7 @@ mod acl;
 mod crash;
 mod grants;
 mod hostile;
+mod joins;
 mod locks;
 mod messages;
 mod nameless;

@@ -73,7 +73,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         14 => Message::Position { seq },
         15 => Message::StreamWant { from: seq },
         16 => Message::Resume { seq },
-        17 => Message::SnapshotWant,
+        17 => Message::SnapshotWant { incarnation: random.next_u64() },
         18 => {
             let ask = match random.below(3) {
                 0 => LockAsk::Set { lock, wait: random.below(3) },

@@ -35,6 +35,7 @@ pub fn config(node: u32) -> NodeConfig {
         low: 30,
         boot: 1,
         secret: SECRET,
+        incarnation: 1,
     }
 }
 
@@ -70,6 +71,8 @@ pub struct Rig {
     attached: Vec<(u64, ClientId, u32)>,
     pub detached: Vec<ClientId>,
     pub refused: Vec<Errno>,
+    /// What heads told the coordinator: which process of which node has everything.
+    pub caught_up: Vec<(NodeId, u64, Epoch)>,
     token: u64,
 }
 
@@ -108,6 +111,7 @@ impl Rig {
             attached: Vec::new(),
             detached: Vec::new(),
             refused: Vec::new(),
+            caught_up: Vec::new(),
             token: 0,
         };
         let chain: Vec<NodeId> = (1..=rig.nodes.len() as u32).map(NodeId).collect();
@@ -134,6 +138,9 @@ impl Rig {
                 }
                 Effect::AttachRefused { errno, .. } => self.refused.push(errno),
                 Effect::Detached(client) => self.detached.push(client),
+                Effect::CaughtUp(node, process, epoch) => {
+                    self.caught_up.push((node, process, epoch))
+                }
                 _ => {}
             }
         }

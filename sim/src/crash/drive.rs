@@ -136,6 +136,7 @@ impl Machine {
             // Each start is after a power cut.
             boot: epoch.into(),
             secret: 77,
+            incarnation: 1,
         };
         let random = Random::new(u64::from(epoch));
         let mut node = Node::new(config, region.by(Side::Node), random)

@@ -96,8 +96,8 @@ impl World<'_> {
                     self.tell_node(n, Item::Confirm(n, connection, sent));
                 }
             }
-            Up::Joined(node, epoch) => {
-                self.coordinate(CoEvent::CaughtUp(by, node, epoch));
+            Up::Joined(who, epoch) => {
+                self.coordinate(CoEvent::CaughtUp(by, who, epoch));
             }
             Up::Suspect(node, epoch) => {
                 self.coordinate(CoEvent::Suspect(by, node, epoch));

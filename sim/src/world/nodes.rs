@@ -238,8 +238,9 @@ impl World<'_> {
                 }
                 Effect::AttachRefused { .. } | Effect::Arena { .. } | Effect::Detached(_) => {}
                 Effect::Copies { id, items } => self.host_copies(n, id, items),
-                Effect::CaughtUp(node, epoch) => {
-                    self.tell_coordinator(n, Up::Joined(node, epoch));
+                Effect::CaughtUp(node, incarnation, epoch) => {
+                    self.moment(Moment::Joined(node.0 as usize - 1));
+                    self.tell_coordinator(n, Up::Joined(Seat { node, incarnation }, epoch));
                 }
                 Effect::Suspect(node) => {
                     let epoch = self.hosts[n].node.as_ref().map(|x| x.status().epoch);

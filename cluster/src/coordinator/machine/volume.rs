@@ -245,7 +245,8 @@ impl Volume {
         Err(format!("speaks of epoch {epoch}, now is {}", self.chain.epoch))
     }
 
-    pub fn caught_up(&mut self, by: &Speaker, node: NodeId, epoch: Epoch) -> Result<(), Refused> {
+    pub fn caught_up(&mut self, by: &Speaker, who: Seat, epoch: Epoch) -> Result<(), Refused> {
+        let node = who.node;
         self.speaker(by)?;
         self.current(epoch)?;
         let is_head = self.chain.seats.first().is_some_and(|head| *head == by.seat());
@@ -259,6 +260,12 @@ impl Volume {
             return Err(format!("node {node} is not reachable"));
         };
         let seat = Seat { node, incarnation: entry.registration.incarnation };
+        if seat != who && !planted(Bug::CaughtUpUnnamed) {
+            return Err(format!(
+                "node {node}: incarnation {} has caught up, but {} has taken its place",
+                who.incarnation, seat.incarnation
+            ));
+        }
         self.syncing.retain(|n| *n != node);
         self.chain.seats.push(seat);
         self.chain.epoch.0 += 1;

@@ -1,0 +1,173 @@
+//! Nodes that join the chain, and a head that takes over: what is asked too early is answered in the end, and who has
+//! joined has everything. Each was found by a seed first (docs/testing.md).
+
+use base::{Epoch, InodeId, NodeId};
+use service::core::Event;
+use storage::format::control::LeaseMode;
+use storage::format::entry::Op;
+use storage::format::rpc::{self, Request, WANT_PIN};
+
+use crate::rig::Rig;
+
+const ONE: NodeId = NodeId(1);
+const TWO: NodeId = NodeId(2);
+
+fn view(rig: &mut Rig, n: usize, epoch: u32, chain: &[NodeId], syncing: &[NodeId]) {
+    let (chain, syncing) = (chain.to_vec(), syncing.to_vec());
+    rig.event(n, Event::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 });
+}
+
+/// The nodes hold the same, whatever order it came in.
+fn assert_same(rig: &Rig) {
+    let what = rig.nodes[0].volume().differences(rig.nodes[1].volume()).expect("sound volumes");
+    assert!(what.is_empty(), "{what:?}");
+    assert_eq!(rig.nodes[0].position(), rig.nodes[1].position());
+}
+
+/// Two nodes, a file, and the second one out of the chain in epoch 2.
+fn left_alone() -> Rig {
+    let mut rig = Rig::new(2, 1);
+    let mut hand = rig.attach(0, 0);
+    let file = hand.create(&mut rig, b"file", 0o100_644);
+    hand.append(&Op::Write { ino: file, offset: 0, data: &[7; 9000], clear_setid: false });
+    hand.sync(&mut rig);
+    rig.settle();
+    for n in 0..2 {
+        view(&mut rig, n, 2, &[ONE], &[]);
+    }
+    hand.create(&mut rig, b"later", 0o100_644);
+    rig.settle();
+    rig
+}
+
+/// The node that joins knows of it before the head does, whose view is late: the head takes no notice of what it
+/// asks. Seed 84.
+#[test]
+fn who_asks_for_a_snapshot_too_early_asks_again() {
+    let mut rig = left_alone();
+    view(&mut rig, 1, 2, &[ONE], &[TWO]);
+    rig.settle();
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 0, "the head has not heard of it");
+    view(&mut rig, 0, 2, &[ONE], &[TWO]);
+    for _ in 0..30 {
+        rig.pass(50_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
+    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
+    assert_same(&rig);
+    rig.check();
+}
+
+/// The head changes in the middle of a snapshot: the new one sends all of it, and what the old one had sent is
+/// no part of it. Seed 84.
+#[test]
+fn a_snapshot_begins_anew_with_a_new_head() {
+    let three = NodeId(3);
+    let mut rig = Rig::new(3, 1);
+    let mut hand = rig.attach(2, 0);
+    for (at, name) in [b"a", b"b", b"c", b"d"].into_iter().enumerate() {
+        let ino = hand.create(&mut rig, name, 0o100_644);
+        let data = vec![at as u8 + 1; 200_000];
+        hand.append(&Op::Write { ino, offset: 0, data: &data, clear_setid: false });
+        hand.sync(&mut rig);
+    }
+    rig.settle();
+    for epoch in [2, 3] {
+        let syncing: &[NodeId] = if epoch == 3 { &[TWO] } else { &[] };
+        for n in 0..3 {
+            view(&mut rig, n, epoch, &[ONE, three], syncing);
+        }
+        if epoch == 2 {
+            rig.settle();
+        }
+    }
+    // A few turns: the snapshot is under way, and its first pieces have arrived.
+    for _ in 0..3 {
+        let sent =
+            rig.links.iter().position(|(to, from, q)| (*to, *from) == (TWO, ONE) && q.len() > 1);
+        if let Some(link) = sent {
+            rig.deliver(link);
+            break;
+        }
+        for link in 0..rig.links.len() {
+            if rig.links[link].0 != TWO {
+                while rig.deliver(link) {}
+            }
+        }
+        rig.pass(1_000_000);
+    }
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1, "it was begun");
+    for n in 1..3 {
+        view(&mut rig, n, 4, &[three], &[TWO]);
+    }
+    for _ in 0..30 {
+        rig.pass(50_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(4))), "{:?}", rig.caught_up);
+    let what = rig.nodes[2].volume().differences(rig.nodes[1].volume()).expect("sound volumes");
+    assert!(what.is_empty(), "{what:?}");
+    rig.check();
+}
+
+/// A removed directory that somebody has open is an inode like others, on a node that joins as well. Seeds 113 and 436.
+#[test]
+fn a_removed_directory_that_is_open_is_on_a_node_that_joins() {
+    let mut rig = Rig::new(2, 1);
+    let (mut hand, other) = (rig.attach(0, 0), rig.attach(0, 0));
+    let dir = hand.create(&mut rig, b"dir", 0o040_755);
+    hand.sync(&mut rig);
+    let open = Request::Inode { ino: dir, mode: LeaseMode::Read, flags: WANT_PIN | rpc::WANT_READ };
+    other.call(&mut rig, &open).expect("it opens");
+    hand.lease(&mut rig, dir, LeaseMode::Write).expect("a lease");
+    let op = Op::Rmdir { ino: dir, parent: InodeId::ROOT, name: b"dir" };
+    hand.append_in(&mut rig, InodeId::ROOT, &op);
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    let links = |rig: &Rig| {
+        let of = |n: &service::core::Node| n.volume().attr(dir).unwrap().map(|r| r.nlink);
+        rig.nodes.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(links(&rig), [Some(0); 2], "removed, and open");
+    for (epoch, syncing) in [(2, &[][..]), (3, &[TWO][..])] {
+        for n in 0..2 {
+            view(&mut rig, n, epoch, &[ONE], syncing);
+        }
+        rig.settle();
+    }
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1, "it was filled anew");
+    assert_eq!(links(&rig), [Some(0); 2]);
+    assert_same(&rig);
+    rig.event(0, Event::ClientGone(other.client));
+    rig.settle();
+    assert_eq!(links(&rig), [None; 2], "closed");
+    rig.check();
+}
+
+/// A new head waits for the position of one member; meanwhile another one asks it for leases and numbers, once.
+/// Seeds 11 and 31 of the hunt for `rewind-ahead`.
+#[test]
+fn what_is_asked_of_a_head_that_takes_over_is_answered() {
+    let mut rig = Rig::new(4, 1);
+    let hand = rig.attach(2, 0);
+    rig.settle();
+    let chain = [TWO, NodeId(3), NodeId(4)];
+    view(&mut rig, 1, 2, &chain, &[]);
+    view(&mut rig, 2, 2, &chain, &[]);
+    rig.deliver_all();
+    let lease =
+        Request::Inode { ino: InodeId::ROOT, mode: LeaseMode::Write, flags: rpc::WANT_WRITE };
+    hand.post(0, &lease, 0);
+    hand.post(1, &Request::Inodes { count: 3 }, 0);
+    rig.event(2, Event::Doorbell(hand.client));
+    rig.settle();
+    assert!(hand.reply(0).is_none() && hand.reply(1).is_none(), "the head does not know enough");
+    view(&mut rig, 3, 2, &chain, &[]);
+    rig.settle();
+    assert!(hand.reply(0).is_some(), "the lease");
+    assert!(hand.reply(1).is_some(), "the numbers");
+}
