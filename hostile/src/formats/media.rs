@@ -168,7 +168,7 @@ fn accounts() -> Vec<Vec<u8>> {
 }
 
 /// As programs and the kernel write them: version 2, then tag, permissions and id of each entry.
-fn acls() -> Vec<Vec<u8>> {
+pub(super) fn acls() -> Vec<Vec<u8>> {
     let list = |entries: &[(u16, u16, u32)]| {
         let mut bytes = vec![2, 0, 0, 0];
         for (tag, bits, id) in entries {

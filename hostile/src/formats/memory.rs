@@ -1,7 +1,10 @@
 //! What a client and its node put into shared memory and into the socket between them.
 
+use std::sync::Arc;
+
 use base::wire::{Corrupt, Reader};
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
+use storage::acl::Acl;
 use storage::format::control::{Descriptor, LeaseMode, LeaseWord};
 use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::proof::Proof;
@@ -187,9 +190,23 @@ fn inode_replies() -> Vec<Vec<u8>> {
         proof: Proof(5),
         parent_proof: Proof(6),
     };
-    let mut out = Vec::new();
-    reply.encode(&mut out);
-    vec![out]
+    let list = Acl::decode(&super::media::acls()[0]).expect("a list").map(Arc::new);
+    let record = InodeRecord {
+        acl: list.clone(),
+        default_acl: list,
+        project: InodeId(5),
+        limited: true,
+        linkable: true,
+        ..reply.record.clone()
+    };
+    let listed = InodeReply { record, ..reply.clone() };
+    [reply, listed]
+        .map(|reply| {
+            let mut out = Vec::new();
+            reply.encode(&mut out);
+            out
+        })
+        .to_vec()
 }
 
 fn extent_replies() -> Vec<Vec<u8>> {

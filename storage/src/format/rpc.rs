@@ -606,7 +606,10 @@ impl InodeRecord {
                 return Ok(None);
             }
             let len = r.u16()?;
-            Ok(Acl::decode(r.bytes(len.into())?)?.map(Arc::new))
+            let value = r.bytes(len.into())?;
+            let list = Acl::decode(value)?.filter(|list| list.encode() == value);
+            let list = list.ok_or(Corrupt::new(REPLY, "has a list that nobody writes so"))?;
+            Ok(Some(Arc::new(list)))
         };
         (record.acl, record.default_acl) = (list(flags & 4 != 0)?, list(flags & 8 != 0)?);
         Ok(record)
