@@ -245,11 +245,8 @@ fn serve(role: Role, config: &Config) -> Result<()> {
 /// Serves membership until a signal comes.
 fn coordinator(config: &Config, dir: &Path) -> Result<()> {
     signals::catch();
-    // A heartbeat that is handled late looks like a node that died. Only root may; others do
-    // without.
-    if let Err(error) = rustix::process::nice(-15) {
-        log::info!("coordinator: ordinary priority ({error})");
-    }
+    // A heartbeat that is handled late looks like a node that died.
+    service::process::raise_priority(-15);
     let at = config.cluster.coordinator;
     let mut server = Server::open(&coordinator_config(config)).map_err(|error| {
         Failure::failed(

@@ -11,7 +11,7 @@ mod host;
 pub mod hostd;
 pub mod link;
 pub mod nicfs;
-mod process;
+pub mod process;
 mod signal;
 mod status;
 

@@ -152,7 +152,7 @@ struct Driver {
 /// Serves until a signal ends it.
 pub fn run(config: NicfsConfig) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|e| Error::new("nicfs: signals", e))?;
-    crate::process::raise_priority();
+    crate::process::raise_priority(-10);
     crate::process::keep_memory();
     let mut driver = Driver::new(config)?;
     driver.register(signals.as_fd(), TOKEN_SIGNAL)?;

@@ -1,11 +1,22 @@
 //! What a service asks of the system for itself.
 #![allow(unsafe_code)]
 
-/// Raises the priority of this process, where it may: others depend on its heartbeats.
-pub fn raise_priority() {
-    // SAFETY: the call takes plain numbers; failure (no permission) leaves the priority as it is.
+/// Raises the priority of this process, where it may: others depend on its heartbeats. `nice` is
+/// its nice value, below 0.
+///
+/// In a session of its own: where the kernel shares the processor out between sessions first
+/// (autogroup), the nice value counts inside of a session only, and the session has one too. It is
+/// also out of reach of Ctrl-C then; whoever started it ends it.
+pub fn raise_priority(nice: i32) {
+    // SAFETY: the calls take plain numbers; failure (no permission, already the first of its
+    // processes) leaves things as they are.
     unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, -10);
+        libc::setsid();
+        libc::setpriority(libc::PRIO_PROCESS, 0, nice);
+        if libc::getsid(0) == libc::getpid() {
+            // Absent where the kernel has no such groups.
+            let _ = std::fs::write("/proc/self/autogroup", nice.to_string());
+        }
     }
 }
 

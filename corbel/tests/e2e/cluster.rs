@@ -65,6 +65,27 @@ fn a_node_is_lost_and_returns() {
     assert_eq!(json(&fsck)["sound"], true);
 }
 
+/// Whoever waits for the processor looks dead, however full the machine is of others.
+#[test]
+fn services_come_before_what_else_runs() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root may raise priorities");
+        return;
+    }
+    let cluster = Cluster::unmounted(1, "16MiB");
+    for (file, nice) in [("n1/run/nicfs.pid", "-10"), ("coordinator/coordinator.pid", "-15")] {
+        let pid = std::fs::read_to_string(cluster.path(file)).unwrap();
+        let pid = pid.split_whitespace().next().unwrap();
+        let of = |what: &str| std::fs::read_to_string(format!("/proc/{pid}/{what}"));
+        let stat = of("stat").unwrap();
+        let words: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        assert_eq!((words[3], words[16]), (pid, nice), "session and nice value of {file}: {stat}");
+        if let Ok(group) = of("autogroup") {
+            assert!(group.trim_end().ends_with(&format!("nice {nice}")), "{file}: {group}");
+        }
+    }
+}
+
 #[test]
 fn wrong_use_gets_code_message_and_remedy() {
     let missing = std::env::temp_dir().join("corbel-no-such-file.toml").display().to_string();
