@@ -181,7 +181,12 @@ fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
     } else {
         let ino = ofd.ino.load(Ordering::Acquire);
         match lock::give(ino, flags & KEPT) {
-            Some(fd) => fd,
+            Some(fd) => {
+                // It was opened some time ago, and a mapping ends where the kernel believes that the
+                // file does.
+                let _ = sys::fstat(fd);
+                fd
+            }
             None => open_inode(ino, flags)?,
         }
     };
