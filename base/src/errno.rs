@@ -58,6 +58,7 @@ errnos! {
     LOOP = 40, "too many levels of symbolic links";
     NODATA = 61, "no such attribute";
     OVERFLOW = 75, "value too large for defined data type";
+    PROTONOSUPPORT = 93, "protocol not supported";
     OPNOTSUPP = 95, "operation not supported";
     TIMEDOUT = 110, "connection timed out";
     STALE = 116, "stale file handle";

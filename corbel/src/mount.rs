@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::Errno;
 use clap::Args;
 use client::fs::FileSystem;
 use client::libfs::{self, LibFs};
@@ -185,7 +186,11 @@ pub fn open_source(source: &str) -> Result<Arc<dyn FileSystem>> {
         ..libfs::Config::new(source.as_bytes())
     };
     let fs = LibFs::attach(config).map_err(|error| {
-        Failure::new(Kind::Unreachable, format!("node at {source}: {error}"), remedy(source))
+        let remedy = match error {
+            Errno::PROTONOSUPPORT => "mount with the corbel that the node's services are of",
+            _ => remedy(source),
+        };
+        Failure::new(Kind::Unreachable, format!("node at {source}: {error}"), remedy)
     })?;
     Ok(Arc::new(fs))
 }

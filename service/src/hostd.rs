@@ -266,6 +266,7 @@ impl Hostd {
         let Some(conn) = self.conns.get(&token) else { return };
         let mut buffer = [0u8; 256];
         let received = link::receive_bytes(conn.socket.as_fd(), &mut buffer);
+        let foreign;
         let request = match received {
             Ok((0, _)) | Err(_) => {
                 let client = conn.client;
@@ -275,7 +276,10 @@ impl Hostd {
                 }
                 return;
             }
-            Ok((n, _)) => rpc::host_request_decode(&buffer[..n]),
+            Ok((n, _)) => {
+                foreign = rpc::is_foreign_host_request(&buffer[..n]);
+                rpc::host_request_decode(&buffer[..n])
+            }
         };
         match request {
             Ok((rpc::HOST_ATTACH, lanes)) => self.attach(token, lanes as u32),
@@ -288,7 +292,12 @@ impl Hostd {
             Ok(_) => self.reply(token, Err((Errno::INVAL, "unknown request")), &[]),
             Err(e) => {
                 log::warn!("request of process {}: {e}", self.conns[&token].peer.pid);
-                self.reply(token, Err((Errno::INVAL, "malformed request")), &[]);
+                let refusal = if foreign {
+                    (Errno::PROTONOSUPPORT, "program and service are of two versions")
+                } else {
+                    (Errno::INVAL, "malformed request")
+                };
+                self.reply(token, Err(refusal), &[]);
             }
         }
     }

@@ -392,3 +392,24 @@ fn dead_clients_vanish() {
     assert_eq!(left.count(), 0);
     world.check();
 }
+
+#[test]
+fn a_program_of_another_version_is_told_so() {
+    use rustix::net::{
+        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    };
+    use storage::format::rpc;
+    let world = World::new("version");
+    drop(attach(&world.dir));
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .expect("a socket");
+    let address = SocketAddrUnix::new(world.dir.join("sock")).expect("an address");
+    rustix::net::connect(&socket, &address).expect("hostd listens");
+    let mut request = rpc::host_request(rpc::HOST_ATTACH, 0);
+    request[4] -= 1;
+    rustix::net::send(&socket, &request, SendFlags::NOSIGNAL).expect("it takes requests");
+    let mut reply = [0; rpc::HOST_MESSAGE_BYTES];
+    rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty()).expect("an answer");
+    assert_eq!(rpc::host_reply_decode(&reply), Ok(Err(Errno::PROTONOSUPPORT)));
+}

@@ -38,8 +38,10 @@
 //! beside them (SCM_RIGHTS):
 //!
 //! ```text
-//! request  0 4 magic "CBHR"   4 4 version 1   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
+//! request  0 4 magic "CBHR"   4 4 version 2   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
 //! reply    0 4 magic "CBHA"   4 4 version 1   8 2 errno  10 6 zero  16 8 value  24 40 text (UTF-8)
+//!   The version of a request is that of everything that a program and its node say to each other: control
+//!   area, log entries, requests, replies. Programs and services of different builds do not mix.
 //!   attach: argument = lanes wanted (0: the default); descriptors: log segment, doorbell eventfd
 //!   arena:  argument = arena number; descriptor: the arena, read-only; value = its size
 //! ```
@@ -693,14 +695,24 @@ pub const HOST_ATTACH: u32 = 1;
 /// hostd request: map an arena.
 pub const HOST_ARENA: u32 = 2;
 
+/// Version of all that programs and their node share.
+pub const CLIENT_VERSION: u32 = 2;
+
 /// A request to hostd.
 pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {
     let mut m = [0u8; HOST_MESSAGE_BYTES];
     m[0..4].copy_from_slice(b"CBHR");
-    m[4] = 1;
+    m[4..8].copy_from_slice(&CLIENT_VERSION.to_le_bytes());
     m[8..12].copy_from_slice(&kind.to_le_bytes());
     m[16..24].copy_from_slice(&argument.to_le_bytes());
     m
+}
+
+/// Whether it is a request to hostd by a program of another version.
+pub fn is_foreign_host_request(bytes: &[u8]) -> bool {
+    bytes.len() == HOST_MESSAGE_BYTES
+        && bytes.starts_with(b"CBHR")
+        && bytes[4..8] != CLIENT_VERSION.to_le_bytes()
 }
 
 /// Reads a request to hostd: kind and argument.
@@ -709,8 +721,8 @@ pub fn host_request_decode(bytes: &[u8]) -> Result<(u32, u64), Corrupt> {
     if bytes.len() != HOST_MESSAGE_BYTES || r.bytes(4)? != b"CBHR" {
         return Err(r.corrupt("does not begin with its magic"));
     }
-    if r.u32()? != 1 {
-        return Err(r.corrupt("has an unknown version"));
+    if r.u32()? != CLIENT_VERSION {
+        return Err(r.corrupt("is of a program that was built with another version"));
     }
     let kind = r.u32()?;
     r.zeroes(4)?;
