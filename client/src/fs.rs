@@ -484,6 +484,11 @@ pub trait FileSystem: Send + Sync {
     fn proof(&self, _ino: InodeId) -> u64 {
         0
     }
+    /// The proof of an inode in any case, also where nothing is needed: what a process shows to a
+    /// mount, and what the mount compares it with.
+    fn prove(&self, _ino: InodeId) -> Result<u64> {
+        Err(Errno::NOSYS)
+    }
     /// See [`proof`](Self::proof).
     fn vouch(&self, _ino: InodeId, _proof: u64) {}
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it

@@ -308,7 +308,7 @@ impl LibFs {
             state.pinned = false;
             state.may_write = false;
         }
-        self.proofs.put(reply.record.ino, reply.proof);
+        session.remember_proof(reply.record.ino, reply.proof);
         self.proofs.put(reply.record.parent, reply.parent_proof);
         state.lease = reply.granted;
         state.record = reply.record;

@@ -7,6 +7,7 @@
 //! (operation, index, generation, 0), native integers; PUT and the reply to GET carry SCM_RIGHTS.
 #![allow(unsafe_code)]
 
+use base::InodeId;
 use core::sync::atomic::Ordering;
 
 use crate::format::{Ofd, state};
@@ -44,9 +45,18 @@ pub fn decimal(mut n: u64, room: &mut [u8; 20]) -> &[u8] {
 /// Opens an inode through the mount, by its number; a protected, close-on-exec descriptor.
 pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
     let mut path = [0u8; crate::format::PATH_MAX + 64];
-    let mut digits = [0; 20];
-    let parts: [&[u8]; 3] = [session::mount(), b"/.corbel/inode/", decimal(ino, &mut digits)];
-    let mut len = 0;
+    let (mut digits, mut more, mut len) = ([0; 20], [0; 20], 0);
+    let fs = crate::fsys::fs()?;
+    // Who is neither root nor the owner must show that the inode was found by a name.
+    let proof = if crate::fsys::caller().uid == 0 { None } else { fs.prove(InodeId(ino)).ok() };
+    let proof = proof.map(|proof| decimal(proof, &mut more)).unwrap_or_default();
+    let parts: [&[u8]; 5] = [
+        session::mount(),
+        b"/.corbel/inode/",
+        decimal(ino, &mut digits),
+        if proof.is_empty() { b"" } else { b"." },
+        proof,
+    ];
     for part in parts {
         path[len..len + part.len()].copy_from_slice(part);
         len += part.len();
@@ -60,8 +70,7 @@ pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
         }
         // A file made a moment ago is in our log only: make the service publish it.
         if attempt == 0 {
-            let fs = crate::fsys::fs()?;
-            let _ = fs.fsync_inode(&crate::fsys::caller(), base::InodeId(ino));
+            let _ = fs.fsync_inode(&crate::fsys::caller(), InodeId(ino));
         }
         let pause = [0i64, 1_000_000];
         sys::call2(NANOSLEEP, (&raw const pause) as usize, 0);

@@ -135,7 +135,9 @@ pub fn give(ino: u64, flags: u32) -> Option<i32> {
     }
     let may = o::APPEND | o::NONBLOCK | o::DIRECT | o::NOATIME;
     let ret = sys::call3(nr::FCNTL, held.fd as usize, F_SETFL, (flags & may) as usize);
-    held.given = ret == 0;
+    // The kernel learns of the size as it is now, as an open would have told it: pages beyond an
+    // older one are a SIGBUS.
+    held.given = ret == 0 && sys::fstat(held.fd).is_some();
     held.given.then_some(held.fd)
 }
 

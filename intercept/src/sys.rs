@@ -104,6 +104,8 @@ pub mod o {
     pub const SYNC: u32 = 0o4_010_000;
     pub const PATH: u32 = 0o10_000_000;
     pub const TMPFILE: u32 = 0o20_000_000;
+    /// All that there are.
+    pub const KNOWN: u32 = 0o37_777_703;
 }
 
 /// `*at` flags and other constants.

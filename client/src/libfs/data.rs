@@ -49,7 +49,7 @@ impl LibFs {
         }
         self.open_inode(caller, &inode, want)?;
         if flags & O_TRUNC != 0 {
-            self.truncate(&inode, 0, true)?;
+            self.truncate(&inode, 0)?;
         }
         Ok(self.opened(&inode, flags))
     }
@@ -426,17 +426,14 @@ impl LibFs {
         }
     }
 
-    /// Sets the size; `lazy` leaves an empty file alone.
-    pub(crate) fn truncate(&self, inode: &Arc<Inode>, size: u64, lazy: bool) -> Result<()> {
+    /// Sets the size; the times change also when it was that before.
+    pub(crate) fn truncate(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
         if size > FILE_SIZE_MAX {
             return Err(Errno::FBIG);
         }
         self.repeat(|session| {
             let mut state = inode.state.write();
             self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
-            if lazy && state.record.size == size {
-                return Ok(Outcome::Done(()));
-            }
             let clear = self.clears_setid(&state);
             let now = Self::now(&[&state.record]);
             let op = Op::Truncate { ino: inode.ino, size, clear_setid: clear };
@@ -539,6 +536,23 @@ impl LibFs {
             Ok(Outcome::Done(()))
         })?;
         self.settle_since(inode, before)
+    }
+
+    /// The service's proof of an inode.
+    pub(crate) fn ask_proof(&self, ino: InodeId) -> Result<u64> {
+        let inode = self.inode(ino);
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            let mut body = Vec::new();
+            let mode = state.mode().max(LeaseMode::Read);
+            let last = (state.session == session.number).then_some(state.last);
+            let after = session.known_after(last);
+            session.call(&Request::Inode { ino, mode, flags: 0 }, after, &mut body)?;
+            let reply = super::parse_inode(&body)?;
+            let proof = reply.proof.0;
+            self.install(session, &mut state, reply, 0);
+            Ok(Outcome::Done(proof))
+        })
     }
 
     /// Waits until the service has judged what was done to the inode, and takes its numbers.

@@ -95,7 +95,7 @@ impl LibFs {
             Ok(()) => {
                 let reply = parse_inode(&body)?;
                 let (ino, kind) = (reply.record.ino, reply.record.mode & S_IFMT);
-                self.proofs.put(ino, reply.proof);
+                session.remember_proof(ino, reply.proof);
                 let inode = self.inode(ino);
                 // Without its lock the answer is dropped; whoever holds it will ask again.
                 if let Some(mut child) = inode.state.try_write()
@@ -286,18 +286,9 @@ impl LibFs {
             let now = Self::now(&[&state.record]);
             let (ino, granted) = self.take_fresh(session)?;
             let record = new_record(caller, &state.record, node, ino, parent, now);
-            let InodeRecord { mode, uid, gid, .. } = record;
+            let InodeRecord { mode, uid, gid, rdev, .. } = record;
             let mut child = new_state(session, granted, record, node.target);
-            let op = Op::Create {
-                ino,
-                parent,
-                mode,
-                rdev: node.rdev,
-                uid,
-                gid,
-                name,
-                target: node.target,
-            };
+            let op = Op::Create { ino, parent, mode, rdev, uid, gid, name, target: node.target };
             let place = logged!(self.log(session, parent.0, &[&state, &child], &op, now));
             child.last = place.sequence;
             child.open = u32::from(open);
@@ -789,7 +780,8 @@ fn new_record(
         nlink: if is_dir { 2 } else { 1 },
         uid: caller.uid,
         gid,
-        rdev: node.rdev,
+        // Devices alone have a number.
+        rdev: if matches!(node.mode & S_IFMT, 0o020_000 | 0o060_000) { node.rdev } else { 0 },
         size: node.target.len() as u64,
         blocks: 0,
         atime: stamp,

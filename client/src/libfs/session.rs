@@ -93,6 +93,8 @@ pub struct Session {
     pub evicted: AtomicU64,
     /// What the service showed; they outlive the session.
     proofs: Arc<Proofs>,
+    /// The service knows us as the super-user, whatever the process has become since.
+    super_user: bool,
 }
 
 fn errno(e: rustix::io::Errno) -> Errno {
@@ -154,6 +156,7 @@ fn ask(socket: BorrowedFd<'_>, kind: u32, argument: u64, min: i32) -> Result<(u6
 impl Session {
     /// Connects to hostd and maps what it hands out.
     pub fn attach(config: &Config, number: u64, proofs: Arc<Proofs>) -> Result<Self> {
+        let super_user = rustix::process::geteuid().is_root();
         let socket = connect(config)?;
         let (_, fds) = ask(socket.as_fd(), rpc::HOST_ATTACH, config.lanes.into(), config.fd_min)?;
         let [log, bell] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::IO)?;
@@ -175,7 +178,15 @@ impl Session {
             fresh: RwLock::new(Vec::new()),
             evicted: AtomicU64::new(0),
             proofs,
+            super_user,
         })
+    }
+
+    /// Remembers what came with an inode's attributes; the super-user needs none.
+    pub fn remember_proof(&self, ino: base::InodeId, proof: Proof) {
+        if !self.super_user {
+            self.proofs.put(ino, proof);
+        }
     }
 
     /// How many of this client's entries the service has refused.

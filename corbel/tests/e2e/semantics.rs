@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::harness::{Cluster, TESTS, limited, mounted, text};
+use super::harness::{CORBEL, Cluster, TESTS, limited, mounted, text};
 
 fn cluster() -> Option<Cluster> {
     Cluster::new(3, "256MiB")
@@ -65,6 +65,63 @@ for call in (lambda: os.rmdir('a b/point'), lambda: os.rename('a b/point', 'othe
     let mut umount = limited();
     assert!(umount.arg("umount").arg(&point).status().unwrap().success());
     assert_eq!(said, "16\n16\n16\nNone\n");
+}
+
+/// Odd calls, whose errors and results are the same natively and in both views.
+#[test]
+fn odd_calls_have_the_usual_answers() {
+    let Some(cluster) = cluster() else { return };
+    let native = cluster.path("native");
+    fs::create_dir(&native).unwrap();
+    let mut command = limited();
+    command.current_dir(&native);
+    let want = script(command, "odd.py", &[]);
+    for (view, mut command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
+        fs::create_dir(cluster.mount(1).join(view)).unwrap();
+        command.current_dir(cluster.mount(1).join(view));
+        assert_eq!(script(command, "odd.py", &[]), want, "{view}");
+    }
+    let seen =
+        "stat -c '%n %F' mount/* run/* | sed 's/^[^/]*.//' | sort | uniq -c | sort | head -1";
+    let seen = text(&cluster.shell(3, seen).output().unwrap());
+    assert!(seen.trim().starts_with('2'), "{seen}");
+    cluster.assert_nothing_refused();
+}
+
+/// A user who owns nothing maps, locks and executes what is open to all, and finds nothing else by
+/// its number.
+#[test]
+fn a_user_without_rights_hands_files_to_the_kernel() {
+    let Some(cluster) = cluster() else { return };
+    let make = "echo content > read; echo content > write; chmod 666 write; cp /bin/true .
+        mkdir hidden; echo secret > hidden/s; chmod 700 hidden; chmod 755 true .; stat -c %i hidden/s";
+    let hidden = text(&cluster.shell(1, make).output().unwrap());
+    let program = "import fcntl, mmap, os, subprocess
+fd = os.open('read', os.O_RDONLY)
+print(mmap.mmap(fd, 3, prot=mmap.PROT_READ)[:], fcntl.flock(fd, fcntl.LOCK_SH))
+fd = os.open('write', os.O_RDWR)
+mmap.mmap(fd, 3)[:1] = b'C'
+print(os.pread(fd, 3, 0), fcntl.lockf(fd, fcntl.LOCK_EX), fcntl.flock(fd, fcntl.LOCK_EX))
+print(subprocess.run(['./true']).returncode)";
+    let user = ["setpriv", "--reuid=1234", "--regid=1234", "--clear-groups"];
+    let mut command = limited();
+    command.args(user).args(["test", "-x", CORBEL]);
+    if !command.status().unwrap().success() {
+        eprintln!("skipped: other users cannot reach {CORBEL}");
+        return;
+    }
+    let mut command = limited();
+    command.current_dir(cluster.mount(1)).args(user).args([CORBEL, "run", "--mount"]);
+    command.arg(cluster.mount(1)).arg("--socket").arg(cluster.socket(1));
+    command.args(["--", "python3", "-c", program]).env("XDG_CACHE_HOME", cluster.path("cache"));
+    let said = text(&command.output().unwrap());
+    assert_eq!(said, "b'con' None\nb'Con' None None\n0\n");
+    for proof in ["", ".1", ".x", "."] {
+        let mut command = limited();
+        let path = format!("{}/.corbel/inode/{}{proof}", cluster.mount(1).display(), hidden.trim());
+        let output = command.args(user).arg("cat").arg(path).output().unwrap();
+        assert!(!output.status.success(), "{output:?}");
+    }
 }
 
 /// A mount whose node is dead can be taken away by whoever would take away another.

@@ -64,6 +64,14 @@ for how in (mapped, flocked, passed):
             except OSError:
                 print(" flock held")
 
+# What was written since the lock was taken is mapped.
+fd = os.open("grown", os.O_RDWR | os.O_CREAT)
+fcntl.lockf(fd, fcntl.LOCK_EX)
+for size in (4096, 40960):
+    os.pwrite(fd, b"x" * size, 0)
+kept.append(mmap.mmap(fd, 40960))
+print("grown", kept[-1][40959:], look("grown"))
+
 # Two descriptions of one file, both changing hands; and a duplicate that is closed.
 fd = taken("two")
 more = os.open("two", os.O_RDWR)

@@ -386,6 +386,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
             0 => XattrMode::Set,
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
+            // Both: it cannot be.
+            3 => {
+                self.fs.getxattr(&call.caller, call.ino, name)?;
+                XattrMode::Create
+            }
             _ => return Err(Errno::INVAL),
         };
         self.fs.setxattr(&call.caller, call.ino, name, value, mode)?;

@@ -62,7 +62,7 @@ pub struct Options {
     /// The kernel shall check permission (`default_permissions`), which it does in any case by the
     /// access lists of a file system that keeps them.
     pub kernel_checks: bool,
-    /// The rule of `.corbel/inode/NUMBER`; by default root and the owner.
+    /// The rule of `.corbel/inode/NUMBER` for those who show no proof; by default root and the owner.
     pub may_open_by_number: Box<MayOpenByNumber>,
 }
 

@@ -19,6 +19,11 @@ const CWD: i32 = at::FDCWD;
 const XATTR_NAME_MAX: usize = 255;
 const XATTR_SIZE_MAX: usize = 65_536;
 
+/// Flags that calls of the stat family know: AT_NO_AUTOMOUNT and AT_STATX_SYNC_TYPE besides.
+const STAT_FLAGS: u32 = SET_FLAGS | 0x6800;
+/// Flags that calls which change something know.
+const SET_FLAGS: u32 = at::SYMLINK_NOFOLLOW | at::EMPTY_PATH;
+
 /// See the module text.
 pub fn attrs(r: &mut Regs) -> Reply {
     let (a, b, c, d) = (r.rdi, r.rsi, r.rdx, r.r10);
@@ -26,7 +31,7 @@ pub fn attrs(r: &mut Regs) -> Reply {
         nr::STAT => stat(&named(CWD, a, true)?, b),
         nr::LSTAT => stat(&named(CWD, a, false)?, b),
         nr::FSTAT => stat(&descriptor(a)?, b),
-        nr::NEWFSTATAT => stat(&at_flags(a, b, d as u32)?, c),
+        nr::NEWFSTATAT => stat(&at_flags(a, b, d as u32, STAT_FLAGS)?, c),
         nr::STATX => statx(r),
         nr::ACCESS => access(CWD, a, b as u32, 0),
         nr::FACCESSAT => access(a as i32, b, c as u32, 0),
@@ -34,11 +39,11 @@ pub fn attrs(r: &mut Regs) -> Reply {
         nr::CHMOD => chmod(&named(CWD, a, true)?, b as u32),
         nr::FCHMOD => chmod(&descriptor(a)?, b as u32),
         nr::FCHMODAT => chmod(&named(a as i32, b, true)?, c as u32),
-        nr::FCHMODAT2 => chmod(&at_flags(a, b, d as u32)?, c as u32),
+        nr::FCHMODAT2 => chmod(&at_flags(a, b, d as u32, SET_FLAGS)?, c as u32),
         nr::CHOWN => chown(&named(CWD, a, true)?, b as u32, c as u32),
         nr::LCHOWN => chown(&named(CWD, a, false)?, b as u32, c as u32),
         nr::FCHOWN => chown(&descriptor(a)?, b as u32, c as u32),
-        nr::FCHOWNAT => chown(&at_flags(a, b, r.r8 as u32)?, c as u32, d as u32),
+        nr::FCHOWNAT => chown(&at_flags(a, b, r.r8 as u32, SET_FLAGS)?, c as u32, d as u32),
         nr::UTIME | nr::UTIMES | nr::FUTIMESAT | nr::UTIMENSAT => times(r),
         nr::STATFS => statfs(named(CWD, a, true)?.ino, b),
         nr::FSTATFS => {
@@ -46,13 +51,13 @@ pub fn attrs(r: &mut Regs) -> Reply {
             statfs(InodeId(file.ofd().ino.load(Ordering::Relaxed)), b)
         }
         nr::GETXATTR | nr::SETXATTR | nr::LISTXATTR | nr::REMOVEXATTR => {
-            xattr(r, &named(CWD, a, true)?)
+            xattr(r, || named(CWD, a, true))
         }
         nr::LGETXATTR | nr::LSETXATTR | nr::LLISTXATTR | nr::LREMOVEXATTR => {
-            xattr(r, &named(CWD, a, false)?)
+            xattr(r, || named(CWD, a, false))
         }
         nr::FGETXATTR | nr::FSETXATTR | nr::FLISTXATTR | nr::FREMOVEXATTR => {
-            xattr(r, &descriptor(a)?)
+            xattr(r, || descriptor(a))
         }
         _ => Err(Stop::Kernel),
     }
@@ -62,7 +67,8 @@ fn named(dirfd: i32, at: usize, follow: bool) -> Result<Attr, Stop> {
     path::resolve(dirfd, &Path::get(at)?, follow)?.exists()
 }
 
-fn descriptor(fd: usize) -> Result<Attr, Stop> {
+/// What is open under a number.
+pub fn descriptor(fd: usize) -> Result<Attr, Stop> {
     let file = served(fd)?;
     if file.ofd().state.load(Ordering::Acquire) == state::DIR {
         let ino = crate::fsys::shown(file.ofd())?;
@@ -71,8 +77,11 @@ fn descriptor(fd: usize) -> Result<Attr, Stop> {
     Ok(fs()?.fgetattr(file.handle()?)?)
 }
 
-/// A path with AT_EMPTY_PATH and AT_SYMLINK_NOFOLLOW.
-fn at_flags(dirfd: usize, at: usize, flags: u32) -> Result<Attr, Stop> {
+/// A path with AT_EMPTY_PATH and AT_SYMLINK_NOFOLLOW; others than `known` are refused.
+fn at_flags(dirfd: usize, at: usize, flags: u32, known: u32) -> Result<Attr, Stop> {
+    if flags & !known != 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
     if at == 0 && flags & at::EMPTY_PATH != 0 {
         return descriptor(dirfd);
     }
@@ -121,7 +130,12 @@ fn split_dev(dev: u64) -> [u32; 2] {
 }
 
 fn statx(r: &Regs) -> Reply {
-    let attr = at_flags(r.rdi, r.rsi, r.rdx as u32)?;
+    let (flags, mask) = (r.rdx as u32, r.r10 as u32);
+    // STATX__RESERVED; AT_STATX_FORCE_SYNC and AT_STATX_DONT_SYNC at once.
+    if mask & 1 << 31 != 0 || flags & 0x6000 == 0x6000 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let attr = at_flags(r.rdi, r.rsi, flags, STAT_FLAGS)?;
     let s = fsys::stat_of(&attr);
     let time = |t: Time| [t.sec as u64, u64::from(t.nsec)];
     let x = Statx {
@@ -148,7 +162,7 @@ fn access(dirfd: i32, path: usize, mask: u32, flags: u32) -> Reply {
     if mask & !7 != 0 {
         return Err(Stop::Error(err::INVAL));
     }
-    let attr = at_flags(dirfd as usize, path, flags & !at::EACCESS)?;
+    let attr = at_flags(dirfd as usize, path, flags & !at::EACCESS, SET_FLAGS)?;
     let mut who = caller();
     if flags & at::EACCESS == 0 {
         // access asks for the real identity: getuid, getgid.
@@ -186,29 +200,32 @@ fn set_time(sec: i64, nsec: i64) -> Result<Option<SetTime>, Stop> {
 
 /// utime (seconds), utimes and futimesat (microseconds), utimensat (nanoseconds).
 fn times(r: &Regs) -> Reply {
-    let (attr, at) = match r.rax {
-        nr::UTIME | nr::UTIMES => (named(CWD, r.rdi, true)?, r.rsi),
-        nr::UTIMENSAT if r.rsi == 0 => (descriptor(r.rdi)?, r.rdx),
-        nr::UTIMENSAT => (at_flags(r.rdi, r.rsi, r.r10 as u32)?, r.rdx),
-        _ => (named(r.rdi as i32, r.rsi, true)?, r.rdx),
-    };
-    let (atime, mtime) = if at == 0 {
-        (Some(SetTime::Now), Some(SetTime::Now))
-    } else if r.rax == nr::UTIME {
-        let [a, m]: [i64; 2] = mem::get(at)?;
-        (set_time(a, 0)?, set_time(m, 0)?)
-    } else {
-        let [a, an, m, mn]: [i64; 4] = mem::get(at)?;
-        if r.rax == nr::UTIMENSAT {
-            (set_time(a, an)?, set_time(m, mn)?)
-        } else {
-            let micro = |u: i64| if (0..1_000_000).contains(&u) { u * 1000 } else { -1 };
-            (set_time(a, micro(an))?, set_time(m, micro(mn))?)
+    let at = if matches!(r.rax, nr::UTIME | nr::UTIMES) { r.rsi } else { r.rdx };
+    let micro = |u: i64| if (0..1_000_000).contains(&u) { u * 1000 } else { -1 };
+    let wanted: [i64; 4] = match r.rax {
+        _ if at == 0 => [0, UTIME_NOW, 0, UTIME_NOW],
+        nr::UTIME => {
+            let [a, m]: [i64; 2] = mem::get(at)?;
+            [a, 0, m, 0]
+        }
+        nr::UTIMENSAT => mem::get(at)?,
+        _ => {
+            let [a, an, m, mn]: [i64; 4] = mem::get(at)?;
+            [a, micro(an), m, micro(mn)]
         }
     };
-    if atime.is_none() && mtime.is_none() {
+    if wanted[1] == UTIME_OMIT && wanted[3] == UTIME_OMIT {
+        // As in the kernel, the file is not even looked for.
         return Ok(0);
     }
+    let attr = match r.rax {
+        nr::UTIME | nr::UTIMES => named(CWD, r.rdi, true)?,
+        nr::UTIMENSAT if r.rsi == 0 && r.r10 as u32 != 0 => return Err(Stop::Error(err::INVAL)),
+        nr::UTIMENSAT if r.rsi == 0 => descriptor(r.rdi)?,
+        nr::UTIMENSAT => at_flags(r.rdi, r.rsi, r.r10 as u32, SET_FLAGS)?,
+        _ => named(r.rdi as i32, r.rsi, true)?,
+    };
+    let (atime, mtime) = (set_time(wanted[0], wanted[1])?, set_time(wanted[2], wanted[3])?);
     fs()?.setattr(&caller(), attr.ino, &SetAttr { atime, mtime, ..SetAttr::default() })?;
     Ok(0)
 }
@@ -241,10 +258,15 @@ fn statfs(ino: InodeId, to: usize) -> Reply {
     Ok(0)
 }
 
-fn xattr(r: &Regs, attr: &Attr) -> Reply {
+fn xattr(r: &Regs, file: impl Fn() -> Result<Attr, Stop>) -> Reply {
     let list = matches!(r.rax, nr::LISTXATTR | nr::LLISTXATTR | nr::FLISTXATTR);
     if list {
-        return give(&fs()?.listxattr(&caller(), attr.ino)?, r.rsi, r.rdx);
+        return give(&fs()?.listxattr(&caller(), file()?.ino)?, r.rsi, r.rdx);
+    }
+    let set = matches!(r.rax, nr::SETXATTR | nr::LSETXATTR | nr::FSETXATTR);
+    let flags = r.r8 as u32;
+    if set && flags & !3 != 0 {
+        return Err(Stop::Error(err::INVAL));
     }
     let mut room = [0u8; XATTR_NAME_MAX + 1];
     let len = mem::get_string(r.rsi, &mut room)?.ok_or(err::RANGE)?;
@@ -252,29 +274,31 @@ fn xattr(r: &Regs, attr: &Attr) -> Reply {
     if name.is_empty() {
         return Err(Stop::Error(err::RANGE));
     }
-    match r.rax {
-        nr::GETXATTR | nr::LGETXATTR | nr::FGETXATTR => {
-            give(&fs()?.getxattr(&caller(), attr.ino, name)?, r.rdx, r.r10)
-        }
-        nr::SETXATTR | nr::LSETXATTR | nr::FSETXATTR => {
-            if r.r10 > XATTR_SIZE_MAX {
-                return Err(Stop::Error(-7)); // E2BIG
-            }
-            let value: Vec<u8> = mem::source(r.rdx, r.r10)?.to_vec();
-            let mode = match r.r8 as u32 {
-                0 => XattrMode::Set,
-                1 => XattrMode::Create,
-                2 => XattrMode::Replace,
-                _ => return Err(Stop::Error(err::INVAL)),
-            };
-            fs()?.setxattr(&caller(), attr.ino, name, &value, mode)?;
-            Ok(0)
-        }
-        _ => {
-            fs()?.removexattr(&caller(), attr.ino, name)?;
-            Ok(0)
-        }
+    if set && r.r10 > XATTR_SIZE_MAX {
+        return Err(Stop::Error(-7)); // E2BIG
     }
+    if set {
+        let value: Vec<u8> = mem::source(r.rdx, r.r10)?.to_vec();
+        let ino = file()?.ino;
+        let mode = match flags {
+            0 => XattrMode::Set,
+            1 => XattrMode::Create,
+            2 => XattrMode::Replace,
+            _ => {
+                // Both: it cannot be.
+                fs()?.getxattr(&caller(), ino, name)?;
+                XattrMode::Create
+            }
+        };
+        fs()?.setxattr(&caller(), ino, name, &value, mode)?;
+        return Ok(0);
+    }
+    let ino = file()?.ino;
+    if matches!(r.rax, nr::GETXATTR | nr::LGETXATTR | nr::FGETXATTR) {
+        return give(&fs()?.getxattr(&caller(), ino, name)?, r.rdx, r.r10);
+    }
+    fs()?.removexattr(&caller(), ino, name)?;
+    Ok(0)
 }
 
 /// A value into a buffer; with size 0 only its length is asked.

@@ -34,6 +34,9 @@ fn plain_file(fd: usize) -> bool {
 pub fn copy(r: &mut Regs) -> Reply {
     match r.rax {
         nr::COPY_FILE_RANGE if ours(r.rdi) || ours(r.rdx) => {
+            if [r.rdi, r.rdx].iter().any(|fd| !ours(*fd) && sys::fstat(*fd as i32).is_none()) {
+                return Err(Stop::Error(err::BADF));
+            }
             if r.r9 as u32 != 0 {
                 return Err(Stop::Error(err::INVAL));
             }

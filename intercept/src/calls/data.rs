@@ -44,18 +44,18 @@ fn offset(at: usize) -> Result<u64, Stop> {
 
 /// `pread64`.
 pub fn pread(r: &mut Regs) -> Reply {
+    let at = offset(r.r10)?;
     let file = regular(r.rdi)?;
     may_read(file.ofd())?;
-    let at = offset(r.r10)?;
     let buf = mem::sink(r.rsi, r.rdx.min(COUNT_MAX))?;
     Ok(fs()?.read(file.handle()?, at, buf)? as isize)
 }
 
 /// `pwrite64`. On an O_APPEND file Linux appends.
 pub fn pwrite(r: &mut Regs) -> Reply {
+    let at = offset(r.r10)?;
     let file = regular(r.rdi)?;
     let flags = may_write(file.ofd())?;
-    let at = offset(r.r10)?;
     let data = mem::source(r.rsi, r.rdx.min(COUNT_MAX))?;
     if data.is_empty() {
         return Ok(0);
@@ -272,6 +272,13 @@ fn transfer(
 fn sync(r: &Regs) -> Reply {
     let file = served(r.rdi)?;
     let fs = fs()?;
+    if r.rax == nr::SYNC_FILE_RANGE {
+        let (at, len) = (r.rsi as i64, r.rdx as i64);
+        let wrong = at < 0 || len < 0 || at.checked_add(len).is_none();
+        if wrong || r.r10 & !7 != 0 {
+            return Err(Stop::Error(err::INVAL));
+        }
+    }
     if file.ofd().state.load(Ordering::Acquire) == state::DIR {
         let ino = crate::fsys::shown(file.ofd())?;
         fs.fsync_inode(&caller(), ino)?;
@@ -308,9 +315,9 @@ fn ftruncate(r: &Regs) -> Reply {
 }
 
 fn truncate(r: &Regs) -> Reply {
+    let size = offset(r.rsi)?;
     let path = Path::get(r.rdi)?;
     let attr = path::resolve(at::FDCWD, &path, true)?.exists()?;
-    let size = offset(r.rsi)?;
     match attr.kind() {
         S_IFREG => {}
         S_IFDIR => return Err(Stop::Error(err::ISDIR)),

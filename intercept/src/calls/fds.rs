@@ -172,6 +172,9 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
         4 => {
             let may = o::APPEND | o::NONBLOCK | o::DIRECT | o::NOATIME;
             let flags = ofd.flags.load(Ordering::Acquire);
+            if arg as u32 & !flags & o::NOATIME != 0 {
+                super::open::may_hide(o::NOATIME, &super::attrs::descriptor(r.rdi)?)?;
+            }
             ofd.flags.store(flags & !may | arg as u32 & may, Ordering::Release);
             done(0)
         }
@@ -185,6 +188,8 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
         // Owner of signals that never come; hints.
         8 | 10 | 1036 | 1038 => done(0),
         9 | 11 => done(0),
+        // The size of a pipe.
+        1031 | 1032 => Err(Stop::Error(err::BADF)),
         _ => Err(Stop::Error(err::INVAL)),
     }
 }
@@ -227,6 +232,10 @@ fn chdir(r: &Regs) -> Reply {
     // The kernel's working directory moves too: what the kernel resolves must agree.
     let to = if r.rax == nr::FCHDIR {
         match table::index(table::entry(r.rdi as i32)) {
+            // What stands for a file in the kernel is a directory.
+            Some(index) if table::ofd(index).state.load(Ordering::Acquire) == state::FILE => {
+                return Err(Stop::Error(err::NOTDIR));
+            }
             Some(index) => table::ofd(index).ino.load(Ordering::Relaxed),
             None => 0,
         }

@@ -12,14 +12,17 @@ use crate::sys::{at, err, nr};
 use crate::{demote, mem, mounts, table};
 
 const CWD: i32 = at::FDCWD;
+/// Kinds of devices.
+const CHARACTERS: u32 = 0o020_000;
+const BLOCKS: u32 = 0o060_000;
 
 /// See the module text.
 pub fn names(r: &mut Regs) -> Reply {
     match r.rax {
         nr::MKDIR => make(CWD, r.rdi, S_IFDIR | (r.rsi as u32 & 0o1777), 0),
         nr::MKDIRAT => make(r.rdi as i32, r.rsi, S_IFDIR | (r.rdx as u32 & 0o1777), 0),
-        nr::MKNOD => make(CWD, r.rdi, r.rsi as u32, r.rdx as u32),
-        nr::MKNODAT => make(r.rdi as i32, r.rsi, r.rdx as u32, r.r10 as u32),
+        nr::MKNOD => mknod(CWD, r.rdi, r.rsi as u32, r.rdx as u32),
+        nr::MKNODAT => mknod(r.rdi as i32, r.rsi, r.rdx as u32, r.r10 as u32),
         nr::RMDIR => remove(CWD, r.rdi, true),
         nr::UNLINK => remove(CWD, r.rdi, false),
         nr::UNLINKAT => match r.rdx as u32 {
@@ -44,12 +47,22 @@ fn find(dirfd: i32, at: usize, follow: bool) -> Result<Found, Stop> {
     path::resolve(dirfd, &Path::get(at)?, follow)
 }
 
+fn mknod(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
+    match mode & S_IFMT {
+        S_IFDIR => Err(Stop::Error(err::PERM)),
+        // Links have a call of their own; and there are kinds that nobody knows.
+        0 | S_IFREG | 0o010_000 | CHARACTERS | BLOCKS | 0o140_000 => make(dirfd, at, mode, rdev),
+        _ => Err(Stop::Error(err::INVAL)),
+    }
+}
+
 fn make(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
     let found = find(dirfd, at, false)?;
     if found.attr.is_some() {
         return Err(Stop::Error(err::EXIST));
     }
     let kind = match mode & S_IFMT {
+        CHARACTERS | BLOCKS if caller().uid != 0 => return Err(Stop::Error(err::PERM)),
         0 => S_IFREG,
         S_IFDIR => S_IFDIR,
         _ if found.slash => return Err(Stop::Error(err::NOENT)),
@@ -106,10 +119,10 @@ fn remove(dirfd: i32, at: usize, dir: bool) -> Reply {
 }
 
 fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply {
-    let (from, to) = (find(from_dir, from, false)?, find(to_dir, to, false)?);
     if flags & !3 != 0 || flags == 3 {
         return Err(Stop::Error(err::INVAL));
     }
+    let (from, to) = (find(from_dir, from, false)?, find(to_dir, to, false)?);
     let attr = from.exists()?;
     if from.name().is_empty() || to.name().is_empty() || from.dot || to.dot {
         return Err(Stop::Error(err::BUSY));
@@ -145,6 +158,7 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
         return Err(Stop::Error(err::INVAL));
     }
     let path = Path::get(from)?;
+    let mut is_dir = false;
     let ino = if flags & at::EMPTY_PATH != 0 && path.bytes().is_empty() {
         // The open file itself. One that the kernel has (all without a name) it also links.
         match regular(from_dir as usize) {
@@ -154,9 +168,7 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
         }
     } else {
         let attr = path::resolve(from_dir, &path, flags & at::SYMLINK_FOLLOW != 0)?.exists()?;
-        if attr.is_dir() {
-            return Err(Stop::Error(err::PERM));
-        }
+        is_dir = attr.is_dir();
         attr.ino
     };
     let to = find(to_dir, to, false)?;
@@ -166,11 +178,18 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
     if to.slash {
         return Err(Stop::Error(err::NOENT));
     }
+    if is_dir {
+        return Err(Stop::Error(err::PERM));
+    }
     fs()?.link(&caller(), ino, to.parent, to.name())?;
     Ok(0)
 }
 
 fn readlink(dirfd: i32, at: usize, buf: usize, len: usize) -> Reply {
+    let len = len as i32;
+    if len <= 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
     let path = Path::get(at)?;
     if path.bytes().is_empty() {
         // The descriptor itself (of a link opened with O_PATH): never ours.
@@ -185,8 +204,7 @@ fn readlink(dirfd: i32, at: usize, buf: usize, len: usize) -> Reply {
         false => path::resolve(dirfd, &path, false)?,
     };
     let attr = found.exists()?;
-    let len = len as i32;
-    if attr.kind() != S_IFLNK || len <= 0 {
+    if attr.kind() != S_IFLNK {
         return Err(Stop::Error(err::INVAL));
     }
     let target = fs()?.readlink(&caller(), attr.ino)?;

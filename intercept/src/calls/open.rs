@@ -30,7 +30,11 @@ fn request(r: &Regs) -> Result<Request, Stop> {
         _ => {
             // openat2: struct open_how; what resolves specially is the kernel's.
             let how: [u64; 3] = if r.r10 >= 24 { mem::get(r.rdx)? } else { [0, 0, 1] };
-            if how[2] != 0 || how[0] >> 32 != 0 {
+            let strange = r.r10 != 24
+                || how[0] & !u64::from(o::KNOWN) != 0
+                || how[1] & !0o7777 != 0
+                || how[1] != 0 && how[0] as u32 & (o::CREAT | o::TMPFILE) == 0;
+            if how[2] != 0 || strange {
                 return Err(Stop::Kernel);
             }
             (r.rdi as i32, r.rsi, how[0] as u32, how[1] as u32)
@@ -48,6 +52,10 @@ pub fn open(r: &mut Regs) -> Reply {
     }
     if flags & o::TMPFILE == o::TMPFILE {
         // As every file without a name: the kernel's descriptor keeps it over fork and exec.
+        return Err(Stop::Kernel);
+    }
+    if flags & (o::CREAT | o::DIRECTORY) == o::CREAT | o::DIRECTORY {
+        // What that means has changed: as this kernel has it.
         return Err(Stop::Kernel);
     }
     let exclusive = flags & o::CREAT != 0 && flags & o::EXCL != 0;
@@ -73,8 +81,9 @@ fn directory(q: &Request, attr: &Attr) -> Reply {
         return Err(Stop::Error(err::ISDIR));
     }
     fs()?.access(&caller(), attr.ino, 4)?;
+    may_hide(q.flags, attr)?;
     let cloexec = q.flags & o::CLOEXEC;
-    let Some(index) = table::new_ofd(state::DIR, attr.ino.0, o::DIRECTORY) else {
+    let Some(index) = table::new_ofd(state::DIR, attr.ino.0, q.flags) else {
         return Err(Stop::Kernel);
     };
     // The placeholder is the very directory, so that fchdir and openat on it work in the kernel.
@@ -111,9 +120,17 @@ fn existing(q: &Request, attr: &Attr) -> Reply {
     let Some(index) = table::new_ofd(state::FILE, attr.ino.0, q.flags & !o::CREAT) else {
         return Err(Stop::Kernel);
     };
+    may_hide(q.flags, attr).inspect_err(|_| table::drop_new(index))?;
     let flags = handle_flags(q.flags) & !o::EXCL;
     let handle = fs()?.open(&caller(), attr.ino, flags).inspect_err(|_| table::drop_new(index))?;
     place(q, index, handle)
+}
+
+/// O_NOATIME is for the owner.
+pub fn may_hide(flags: u32, attr: &Attr) -> Result<(), Stop> {
+    let who = caller();
+    let may = flags & o::NOATIME == 0 || who.uid == 0 || who.uid == attr.uid;
+    if may { Ok(()) } else { Err(Stop::Error(err::PERM)) }
 }
 
 fn make(q: &Request, found: &Found) -> Reply {
@@ -148,5 +165,5 @@ fn place(q: &Request, index: usize, handle: Handle) -> Reply {
 /// Used by fcntl: what F_GETFL shows.
 pub fn visible(flags: u32) -> u32 {
     let kept = o::ACCMODE | o::APPEND | o::NONBLOCK | o::SYNC | o::DIRECT | o::NOATIME;
-    (flags & (kept | o::DIRECTORY)) | o::LARGEFILE
+    (flags & (kept | o::DIRECTORY | o::NOFOLLOW)) | o::LARGEFILE
 }

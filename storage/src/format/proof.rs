@@ -9,7 +9,8 @@
 //! write permission are judged each time.
 //!
 //! No proof is needed for the root of the volume, for what the client holds (a lease, an open file), nor
-//! by the super-user, who gets none.
+//! by the super-user, who gets them with an inode's attributes only, to check what others show
+//! him (a mount: `.corbel/inode/NUMBER.PROOF`).
 
 use base::InodeId;
 use base::siphash::siphash24;
