@@ -9,10 +9,11 @@
 mod holder;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ pub struct RunArgs {
     /// Mount point whose files are served in the process; without it, the one mounted volume
     #[arg(long, value_name = "DIR", env = "CORBEL_MOUNT")]
     pub mount: Option<PathBuf>,
-    /// Socket of the node's hostd
+    /// Socket of the node's hostd; without it, the one behind the mount
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Back end: corbel:/SOCKET, or dir:/PATH for a directory served as it is
@@ -53,7 +54,7 @@ pub struct RunArgs {
     pub audit: bool,
     /// Program and arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
-    pub program: Vec<std::ffi::OsString>,
+    pub program: Vec<OsString>,
 }
 
 /// Ways to the files.
@@ -161,7 +162,7 @@ fn unhooked(path: &Path) -> Option<&'static str> {
     (!dynamic).then_some("is statically linked, or not linked with glibc")
 }
 
-fn preload(library: &Path) -> std::ffi::OsString {
+fn preload(library: &Path) -> OsString {
     let mut value = library.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
         value.push(":");
@@ -189,13 +190,76 @@ fn find_library() -> Result<PathBuf> {
     fs::canonicalize(&found).context(found.display())
 }
 
+/// The mounts of volumes: source and directory of each.
+fn volumes() -> Result<Vec<(Vec<u8>, PathBuf)>> {
+    let mounts = fs::read("/proc/self/mounts").context("/proc/self/mounts")?;
+    let volume = |line: &[u8]| {
+        let mut words = line.split(|byte| *byte == b' ');
+        let (source, dir, kind) = (words.next()?, words.next()?, words.next()?);
+        let dir = PathBuf::from(OsString::from_vec(unescaped(dir)));
+        (kind == b"fuse.corbel").then(|| (unescaped(source), dir))
+    };
+    Ok(mounts.split(|byte| *byte == b'\n').filter_map(volume).collect())
+}
+
+/// A field of the mount table, which has spaces and the like as `\040`.
+fn unescaped(mut field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    while let Some((&byte, rest)) = field.split_first() {
+        let digits = rest.get(..3).filter(|_| byte == b'\\').and_then(|d| str::from_utf8(d).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(meant) => {
+                out.push(meant);
+                field = &rest[3..];
+            }
+            None => {
+                out.push(byte);
+                field = rest;
+            }
+        }
+    }
+    out
+}
+
+/// The back end: the one asked for, else the one behind the mount, else that of the configuration.
+fn back_end(global: &Global, args: &RunArgs, mount: &Path) -> Result<Vec<u8>> {
+    let behind = |path: &Path| [b"corbel:", path.as_os_str().as_bytes()].concat();
+    let back_end = match (&args.backend, &args.socket) {
+        (Some(back_end), _) => back_end.clone().into_bytes(),
+        (None, Some(socket)) => behind(&std::path::absolute(socket).context(socket.display())?),
+        (None, None) => match volumes()?.into_iter().rfind(|(_, dir)| dir == mount) {
+            Some((source, _)) if source.starts_with(b"dir:/") => source,
+            Some((source, _)) if source.starts_with(b"/") => [b"corbel:", &source[..]].concat(),
+            _ => behind(&global.load()?.node.socket),
+        },
+    };
+    let Some(socket) = back_end.strip_prefix(b"corbel:").filter(|path| path.starts_with(b"/"))
+    else {
+        if back_end.starts_with(b"dir:/") {
+            return Ok(back_end);
+        }
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("back end {:?} is unknown", String::from_utf8_lossy(&back_end)),
+            "use corbel:/SOCKET or dir:/PATH",
+        ));
+    };
+    let socket = Path::new(OsStr::from_bytes(socket));
+    if !socket.exists() {
+        return Err(Failure::new(
+            Kind::Unreachable,
+            format!("no node serves at {}", socket.display()),
+            "start it (corbel serve), or say where one serves: --socket PATH",
+        ));
+    }
+    Ok(back_end)
+}
+
 /// The one mounted volume, when there is exactly one.
 fn find_mount() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
-    let of_ours = |line: &&str| line.split(' ').nth(2).is_some_and(|kind| kind == "fuse.corbel");
-    let mut found = mounts.lines().filter(of_ours).filter_map(|line| line.split(' ').nth(1));
+    let mut found = volumes()?.into_iter().map(|(_, dir)| dir);
     match (found.next(), found.next()) {
-        (Some(one), None) => Ok(PathBuf::from(one)),
+        (Some(one), None) => Ok(one),
         (None, _) => Err(Failure::new(
             Kind::Environment,
             "no volume is mounted",
@@ -266,23 +330,7 @@ impl Session {
             let what = "the prefix cannot be /";
             return Err(Failure::new(Kind::Usage, what, "name the mount point: --mount DIR"));
         }
-        let backend = match &args.backend {
-            Some(backend) => backend.clone().into_bytes(),
-            None => {
-                let socket = args.socket.clone().map_or_else(
-                    || global.load().map(|config| config.node.socket),
-                    Ok::<_, Failure>,
-                )?;
-                [b"corbel:", socket.as_os_str().as_bytes()].concat()
-            }
-        };
-        if !backend.starts_with(b"corbel:/") && !backend.starts_with(b"dir:/") {
-            return Err(Failure::new(
-                Kind::Usage,
-                format!("back end {:?} is unknown", String::from_utf8_lossy(&backend)),
-                "use corbel:/SOCKET or dir:/PATH",
-            ));
-        }
+        let backend = back_end(global, args, &mount)?;
         let library = find_library()?;
         let tables = libraries().iter().map(|l| sites::of(l)).collect::<Result<Vec<_>>>()?;
         if tables.is_empty() || tables.len() > format::TABLES {

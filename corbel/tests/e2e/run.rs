@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 use super::harness::{
-    CORBEL, Scratch, TESTS, library, limited, may_mount, mounted, signal, text, wait_for,
+    CORBEL, Cluster, Scratch, TESTS, library, limited, may_mount, mounted, signal, text, wait_for,
 };
 
 /// A scratch directory in memory with a directory mounted through the dir back end.
@@ -313,4 +313,30 @@ fn a_signal_ends_both() {
     signal(Pid::from_child(&child), Signal::TERM);
     let status = child.wait().unwrap();
     assert_eq!(status.code().or(status.signal()), Some(128 + 15));
+}
+
+/// As the README says it: the mount is all that has to be named.
+#[test]
+fn the_node_is_the_one_behind_the_mount() {
+    let Some(cluster) = Cluster::new(1, "16MiB") else { return };
+    let point = cluster.path("a point");
+    fs::create_dir(&point).unwrap();
+    let mounted = Command::new(CORBEL).arg("mount").arg(cluster.socket(1)).arg(&point).output();
+    text(&mounted.unwrap());
+    for dir in [cluster.mount(1), point.clone()] {
+        let script =
+            "cd \"$0\" && echo text > \"$0/f\" && mkdir d && ls -d \"$0\" && cat f && rmdir d";
+        let mut run = limited();
+        run.args([CORBEL, "run", "--audit", "--mount"]).arg(&dir).args(["--", "sh", "-c", script]);
+        let output = run.arg(&dir).output().unwrap();
+        assert_eq!(text(&output), format!("{}\ntext\n", dir.display()));
+        assert_eq!((reached(&output, "mkdir"), reached(&output, "write")), (0, 0), "{output:?}");
+    }
+    let nobody = cluster.path("nobody.sock");
+    let mut run = limited();
+    run.args([CORBEL, "run", "--mount"]).arg(&point).arg("--socket").arg(&nobody);
+    let refused = run.args(["--", "true"]).output().unwrap();
+    assert!(Command::new("umount").arg(&point).status().unwrap().success());
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(errors.contains("no node serves at") && errors.contains("--socket"), "{errors}");
 }
