@@ -339,6 +339,7 @@ impl LibFs {
         let mut state = open.inode.state.write();
         loop {
             let piece = &data[done..data.len().min(done + WRITE_PIECE)];
+            let mut fits = 0;
             let at = self.repeat(|session| {
                 self.ensure(session, open.inode.ino, &mut state, LeaseMode::Write, 0)?;
                 let at = match first {
@@ -346,13 +347,16 @@ impl LibFs {
                     None if append => state.record.size,
                     None => offset,
                 };
-                if at.checked_add(piece.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+                // At the largest file's end, what fits is written.
+                let room = FILE_SIZE_MAX.saturating_sub(at);
+                if at > FILE_SIZE_MAX || room == 0 && !piece.is_empty() {
                     return Err(Errno::FBIG);
                 }
+                fits = piece.len().min(usize::try_from(room).unwrap_or(usize::MAX));
                 if piece.is_empty() {
                     return Ok(Outcome::Done(at));
                 }
-                self.write_piece(session, open, &mut state, at, piece)
+                self.write_piece(session, open, &mut state, at, &piece[..fits])
             });
             let at = match at {
                 Ok(at) => at,
@@ -360,8 +364,8 @@ impl LibFs {
                 Err(e) => return Err(e),
             };
             first.get_or_insert(at);
-            done += piece.len();
-            if done >= data.len() {
+            done += fits;
+            if done >= data.len() || fits < piece.len() {
                 break;
             }
         }

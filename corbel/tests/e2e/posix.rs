@@ -178,6 +178,26 @@ fn one_process_makes_more_files_than_it_remembers() {
     cluster.assert_nothing_refused();
 }
 
+/// Files are up to 16 TiB long, in both views, and what lies at their ends is seen everywhere.
+#[test]
+fn the_ends_of_the_largest_file_are_the_same_in_both_views() {
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
+    let on = |what: &str, file: &str| format!("python3 {TESTS}/run/ends.py {what} {file}");
+    for (hooked, file) in [(false, "mounted"), (true, "hooked")] {
+        let run = |hooked: bool, node: usize, what: &str| {
+            let script = on(what, file);
+            let mut command =
+                if hooked { cluster.run(node, &script) } else { cluster.shell(node, &script) };
+            assert_eq!(text(&command.output().unwrap()), "good\n", "{script}, hooked: {hooked}");
+        };
+        run(hooked, 1, "write");
+        run(hooked, 1, "read");
+        run(!hooked, 1, "read");
+        run(hooked, 2, "read");
+        run(!hooked, 3, "read");
+    }
+}
+
 /// Another user reads what its permissions say, in both views.
 #[test]
 fn another_user_is_another_user() {
