@@ -82,6 +82,14 @@ pub(crate) enum Kind {
     Utimes,
     SetXattr,
     RemoveXattr,
+    /// An access control list, which the mode follows.
+    SetAcl,
+    /// Blocks go from the middle of a file, or come into it.
+    Shift,
+    /// A file without a name is made and written, and gets a name then.
+    Tmpfile,
+    /// Limits of a user, so large that they bar nobody.
+    Quota,
     Unlink,
     Rename,
     Exchange,
@@ -130,6 +138,7 @@ impl Kind {
                 | Self::Punch
                 | Self::Zero
                 | Self::Clone
+                | Self::Shift
         )
     }
 
@@ -140,6 +149,8 @@ impl Kind {
             Self::Create
                 | Self::Mkdir
                 | Self::Symlink
+                | Self::Tmpfile
+                | Self::Quota
                 | Self::Unlink
                 | Self::Rename
                 | Self::Exchange

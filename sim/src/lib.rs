@@ -3,6 +3,7 @@
 //! over regions in memory, with simulated clients, fabric, faults and clock. One seed gives one
 //! history. docs/testing.md is the legend.
 
+mod acl;
 pub mod actor;
 pub mod crash;
 pub mod faults;

@@ -345,6 +345,13 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "shift-while-joining",
+        tells: "blocks go from the middle of files, and come into it, while files are sent to a member that joins",
+        make: |p| {
+            joins(p, &[Kind::Shift, Kind::Shift, Kind::Write]);
+        },
+    },
+    Scenario {
         name: "snapshot-piece-lost",
         tells: "files larger than one message are sent to a member that joins",
         make: |p| {

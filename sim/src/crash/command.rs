@@ -22,6 +22,7 @@ corbel-sim crash --workload TEXT [--disk] [--trace] [--at FENCE/CHOICE [--then F
   --synced       demand only what fsync covered, not all that has returned
   --no-disk      only memory, no disk
   --thin N       of the sequences of two operations only one in N
+  --part I/N     of all workloads only one part, from 0/N to N-1/N
   --keep-going   go on after a violation
   --json         the figures as one line of JSON
   --workload     this one alone; --at and --then this crash state alone;
@@ -60,6 +61,14 @@ fn options(args: &mut dyn Iterator<Item = String>) -> Result<Options, String> {
             "--threads" => o.plan.threads = number(text()?)?.clamp(1, 256) as usize,
             "--random" => o.plan.effort.random = number(text()?)?.min(100_000) as usize,
             "--thin" => o.plan.thin = number(text()?)?,
+            "--part" => {
+                let text = text()?;
+                let pair =
+                    text.split_once('/').and_then(|(i, n)| i.parse().ok().zip(n.parse().ok()));
+                o.plan.part = pair
+                    .filter(|(i, n)| i < n)
+                    .ok_or_else(|| format!("{text}: not a part like 0/4"))?;
+            }
             "--synced" => o.plan.returned = false,
             "--no-disk" => o.plan.disk = false,
             "--keep-going" => o.plan.keep_going = true,

@@ -10,13 +10,13 @@ use service::core::ring::{RING_BYTES_MIN, Ring};
 use service::core::{Copier, Effect, Event as Input, Node, NodeConfig};
 use storage::format::control::{self, Descriptor, LeaseMode};
 use storage::format::entry::{HEADER_BYTES, Op, RawHeader, Stamp, mask, op};
-use storage::format::rpc::{self, Request};
+use storage::format::rpc::{self, AccountId, Amount, Request};
 use storage::format::superblock::Durability;
 use storage::limits::LANE_BYTES_MIN;
 use storage::media::{Media, Segment};
 use storage::volume::{CopyItem, Params, Volume, run_copies};
 
-use super::oracle::{Model, Oracle, Seen, UTIME, content};
+use super::oracle::{LIMIT, Model, Oracle, Seen, UTIME, content};
 use super::trace::{Acks, Event, Region, Side};
 use super::workload::{Act, Flag, Pace};
 
@@ -373,6 +373,11 @@ fn look(
         let value = volume.xattr(ino, &name)?.unwrap_or_default();
         xattrs.insert(name, value);
     }
+    if path.is_empty() {
+        let limit = volume.limits().find(|(id, _)| *id == AccountId::User(7));
+        let shown = limit.map(|(_, l)| (LIMIT.to_vec(), l.blocks.to_le_bytes().to_vec()));
+        xattrs.extend(shown);
+    }
     let below = if path.is_empty() { String::new() } else { format!("{path}/") };
     seen.push(Seen {
         path,
@@ -702,6 +707,16 @@ impl Session {
                 let (offset, source_offset) = (0, 0);
                 self.append(&Op::CloneRange { ino, offset, len, source, source_offset }, time)
             }
+            Act::Tmpfile(n, len) => self.tmpfile(n, made, &content(step, *len as usize), time),
+            Act::SetAcl(n, user, others) => {
+                let (ino, value) = (self.inode(n)?, crate::acl::list(7, *user, *others));
+                let name = b"system.posix_acl_access";
+                self.append(&Op::SetXattr { ino, name, value: &value }, time)
+            }
+            Act::Quota(blocks) => {
+                let (ino, limit) = (self.lease(1)?, Amount { blocks: *blocks, inodes: 0 });
+                self.append(&Op::SetQuota { ino, user: Some(7), limit }, time)
+            }
             Act::SetXattr(n, name, len) => {
                 let (ino, value) = (self.inode(n)?, content(step, *len));
                 self.append(&Op::SetXattr { ino, name: name.as_bytes(), value: &value }, time)
@@ -715,6 +730,21 @@ impl Session {
             Act::Utime(n) => self.attributes(n, mask::MTIME, 0, 0, time),
             Act::Fsync | Act::Pause => Ok(()),
         }
+    }
+
+    /// One operation for the application, three entries, of which the last one counts.
+    fn tmpfile(&mut self, path: &str, ino: InodeId, data: &[u8], time: u64) -> Result<(), String> {
+        let (parent, name) = self.place(path)?;
+        let (mode, uid, gid, linkable) = (S_IFREG | 0o644, 0, 0, true);
+        self.append(&Op::Tmpfile { ino, parent, mode, uid, gid, linkable }, time)?;
+        self.append(&Op::Write { ino, offset: 0, data, clear_setid: false }, time)?;
+        self.append(&Op::Link { ino, parent, name }, time)?;
+        if let Some((_, sequences)) = &mut self.machine.log {
+            let last = sequences.len() - 1;
+            sequences.drain(last - 2..last);
+        }
+        // Closed: the service holds it open for nobody from here on.
+        self.ask(&Request::Unpin { inodes: vec![ino] }).map(|_| ())
     }
 
     fn inode(&mut self, path: &str) -> Result<InodeId, String> {

@@ -5,11 +5,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::workload::{Act, Flag};
+use crate::acl;
 
 const DIR: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const FMT: u32 = 0o170_000;
+const ACL: &[u8] = b"system.posix_acl_access";
+/// Name under which the limit of user 7 is shown, with the attributes of the root.
+pub const LIMIT: &[u8] = b"limit of user 7";
 
 /// What is seen of one name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -330,6 +334,12 @@ impl Model {
             }
             Act::Rename(a, b, Flag::Exchange) => self.exchange(a, b, time),
             Act::Rename(a, b, flag) => self.rename(a, b, *flag, time),
+            Act::Tmpfile(n, len) => {
+                // Its directory changes when it is named.
+                self.make(n, FILE | 0o644, Vec::new(), time)?;
+                put_bytes(self.file(n)?, 0, &content(step, *len as usize));
+                Some(())
+            }
             Act::Fsync | Act::Pause => Some(()),
             other => self.change_inode(other, step, time),
         }
@@ -426,6 +436,9 @@ impl Model {
             Act::Chmod(n, mode) => {
                 let node = self.any(n).filter(|n| n.mode & FMT != LINK)?;
                 node.mode = node.mode & FMT | mode & 0o7777;
+                if let Some(list) = node.xattrs.get_mut(ACL) {
+                    acl::chmod(list, *mode);
+                }
                 node.ctime = time;
             }
             Act::Chown(n, uid) => {
@@ -441,6 +454,22 @@ impl Model {
                 let node = self.any(n).filter(|n| n.mode & FMT != LINK)?;
                 node.xattrs.insert(name.clone().into(), content(step, *len));
                 node.ctime = time;
+            }
+            Act::SetAcl(n, user, others) => {
+                let node = self.any(n).filter(|n| n.mode & FMT != LINK)?;
+                node.mode = node.mode & !0o777 | acl::mode(7, *others);
+                node.xattrs.insert(ACL.into(), acl::list(7, *user, *others));
+                node.ctime = time;
+            }
+            Act::Quota(blocks) => {
+                let root = self.nodes.get_mut(&1)?;
+                match blocks {
+                    0 => root.xattrs.remove(LIMIT)?,
+                    _ => root
+                        .xattrs
+                        .insert(LIMIT.into(), blocks.to_le_bytes().into())
+                        .unwrap_or_default(),
+                };
             }
             Act::RemoveXattr(n, name) => {
                 let node = self.any(n)?;

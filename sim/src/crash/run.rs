@@ -9,7 +9,7 @@ use storage::format::superblock::Durability;
 
 use super::lab::{Effort, Lab, Tally, Violation};
 use super::oracle::Model;
-use super::workload::{Act, Ground, Workload, alphabet, sample, variants};
+use super::workload::{Act, Ground, Workload, alphabet, more_letters, sample, variants};
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -34,6 +34,8 @@ pub struct Plan {
     pub keep_going: bool,
     /// Of the sequences of length 2 and more, only one in so many.
     pub thin: u64,
+    /// Of all workloads only one part (from 0 on) of so many.
+    pub part: (usize, usize),
 }
 
 impl Default for Plan {
@@ -49,6 +51,7 @@ impl Default for Plan {
             disk: true,
             keep_going: false,
             thin: 1,
+            part: (0, 1),
         }
     }
 }
@@ -60,6 +63,8 @@ pub struct Report {
     pub tally: Tally,
     /// What was found.
     pub violations: Vec<Violation>,
+    /// Workloads that were to be run.
+    pub planned: usize,
     /// How long it took.
     pub seconds: f64,
     /// All that was planned was done.
@@ -72,10 +77,11 @@ impl Report {
         let t = &self.tally;
         let all = t.checked + t.nested;
         format!(
-            "{} workloads, {} crash points, {} states made, {} recovered, checked and compared \
+            "{} of {} workloads, {} crash points, {} states made, {} recovered, checked and compared \
              ({} of them after a second crash during recovery), {} violations; {:.1} s, {:.0} \
              states/s{}",
             t.workloads,
+            self.planned,
             t.points,
             t.states + t.nested,
             all,
@@ -91,9 +97,10 @@ impl Report {
     pub fn json(&self) -> String {
         let t = &self.tally;
         format!(
-            "{{\"workloads\":{},\"points\":{},\"made\":{},\"checked\":{},\"nested\":{},\
+            "{{\"workloads\":{},\"planned\":{},\"points\":{},\"made\":{},\"checked\":{},\"nested\":{},\
              \"violations\":{},\"seconds\":{:.3},\"complete\":{}}}",
             t.workloads,
+            self.planned,
             t.points,
             t.states + t.nested,
             t.checked + t.nested,
@@ -145,10 +152,13 @@ fn sequences(model: &Model, letters: &[Act], length: usize) -> Vec<Vec<Act>> {
 /// Every workload of a plan, with the media it runs on.
 fn workloads(plan: &Plan, models: &Models) -> Vec<(Workload, Durability)> {
     let (letters, mut all) = (alphabet(), Vec::new());
+    let more: Vec<Act> = letters.iter().cloned().chain(more_letters()).collect();
     all.extend(directed().into_iter().map(|w| (w, Durability::Pmem)));
     let mut random = Random::new(plan.seed);
     for length in 1..=plan.length {
-        for core in sequences(models.of(Ground::Fresh), &letters, length) {
+        for core in
+            sequences(models.of(Ground::Fresh), if length == 1 { &more } else { &letters }, length)
+        {
             for workload in variants(&core) {
                 if length > 1 && plan.thin > 1 && !random.chance(1, plan.thin) {
                     continue;
@@ -170,7 +180,7 @@ fn workloads(plan: &Plan, models: &Models) -> Vec<(Workload, Durability)> {
         let mut random = Random::new(plan.seed.wrapping_mul(1_000_003).wrapping_add(i));
         let length = 3 + random.below(6) as usize;
         let workload =
-            sample(&mut random, length, &letters, |ground, acts| possible(models.of(ground), acts));
+            sample(&mut random, length, &more, |ground, acts| possible(models.of(ground), acts));
         let disk = plan.disk && random.chance(1, 8);
         all.push((workload, if disk { Durability::Disk } else { Durability::Pmem }));
     }
@@ -212,7 +222,12 @@ pub fn directed() -> Vec<Workload> {
 pub fn run(plan: &Plan) -> Result<Report, String> {
     let begin = Instant::now();
     let models = models(&mut lab(plan))?;
-    let all = workloads(plan, &models);
+    let mut all = workloads(plan, &models);
+    let ((part, parts), mut at) = (plan.part, 0);
+    all.retain(|_| {
+        at += 1;
+        at % parts.max(1) == part
+    });
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let report = Mutex::new(Report::default());
     std::thread::scope(|scope| {
@@ -244,6 +259,7 @@ pub fn run(plan: &Plan) -> Result<Report, String> {
         }
     });
     let mut report = report.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    report.planned = all.len();
     report.seconds = begin.elapsed().as_secs_f64();
     report.complete = next.load(Ordering::Relaxed) >= all.len();
     Ok(report)

@@ -35,6 +35,12 @@ pub enum Act {
     SetXattr(String, String, usize),
     RemoveXattr(String, String),
     Clone(String, String),
+    /// A file without a name is made, written and named, in three entries; then it is closed.
+    Tmpfile(String, u64),
+    /// Rights of user 7, and those of others.
+    SetAcl(String, u16, u16),
+    /// The limit of user 7, in blocks.
+    Quota(u64),
     Fsync,
     /// Nothing, for long enough that the service publishes.
     Pause,
@@ -62,6 +68,9 @@ impl std::fmt::Display for Act {
             Self::SetXattr(n, name, len) => write!(f, "setxattr {n} {name} {len}"),
             Self::RemoveXattr(n, name) => write!(f, "removexattr {n} {name}"),
             Self::Clone(a, b) => write!(f, "clone {a} {b}"),
+            Self::Tmpfile(n, len) => write!(f, "tmpfile {n} {len}"),
+            Self::SetAcl(n, user, others) => write!(f, "setacl {n} {user} {others}"),
+            Self::Quota(blocks) => write!(f, "quota {blocks}"),
             Self::Fsync => f.write_str("fsync"),
             Self::Pause => f.write_str("pause"),
         }
@@ -99,6 +108,9 @@ impl Act {
             "setxattr" => Ok(Self::SetXattr(name(1)?, name(2)?, number(3)? as usize)),
             "removexattr" => Ok(Self::RemoveXattr(name(1)?, name(2)?)),
             "clone" => Ok(Self::Clone(name(1)?, name(2)?)),
+            "tmpfile" => Ok(Self::Tmpfile(name(1)?, number(2)?)),
+            "setacl" => Ok(Self::SetAcl(name(1)?, number(2)? as u16 & 7, number(3)? as u16 & 7)),
+            "quota" => Ok(Self::Quota(number(1)?)),
             "fsync" => Ok(Self::Fsync),
             "pause" => Ok(Self::Pause),
             _ => Err(bad()),
@@ -180,8 +192,17 @@ impl Workload {
 /// Every operation that workloads are made of. Which of them are possible depends on what was done
 /// before: the oracle says so.
 pub fn alphabet() -> Vec<Act> {
+    letters(ALPHABET)
+}
+
+/// More of them: in sequences of one operation and in random ones. (Of two, all sequences are many.)
+pub fn more_letters() -> Vec<Act> {
+    letters(MORE)
+}
+
+fn letters(text: &str) -> Vec<Act> {
     let mut all = Vec::new();
-    for text in ALPHABET.lines().map(str::trim).filter(|l| !l.is_empty()) {
+    for text in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
         match Act::parse(text) {
             Ok(act) => all.push(act),
             Err(e) => unreachable!("{e}"),
@@ -260,6 +281,16 @@ const ALPHABET: &str = "
     clone A/x A/y
 ";
 
+const MORE: &str = "
+    tmpfile A/y 5000
+    tmpfile z 100
+    setacl A/x 6 4
+    setacl A/x 0 0
+    setacl B 5 1
+    quota 100000
+    quota 0
+";
+
 /// A random sequence of that many operations, fsyncs between them. `possible` says what can
 /// be done after what was chosen so far.
 pub fn sample(
@@ -328,6 +359,7 @@ mod tests {
         for pace in [Pace::Lazy, Pace::Eager, Pace::Fetching] {
             for ground in [Ground::Fresh, Ground::Wrap, Ground::Ripe, Ground::Full] {
                 let mut acts = alphabet();
+                acts.extend(more_letters());
                 acts.push(Act::Fsync);
                 for member in [false, true] {
                     let w = Workload { ground, pace, member, acts: acts.clone() };

@@ -1,0 +1,39 @@
+//! Access control lists as the judges know them (acl(5)), with code of their own: the owner, user 7, the group, a mask
+//! and the others. The group, the mask and the others have the same rights, so that who is in a group makes
+//! no difference.
+
+fn put(list: &mut Vec<u8>, tag: u16, rights: u16, id: u32) {
+    list.extend_from_slice(&tag.to_le_bytes());
+    list.extend_from_slice(&rights.to_le_bytes());
+    list.extend_from_slice(&id.to_le_bytes());
+}
+
+/// The attribute's value.
+pub fn list(owner: u16, user: u16, others: u16) -> Vec<u8> {
+    let mut value = 2u32.to_le_bytes().to_vec();
+    put(&mut value, 1, owner, u32::MAX);
+    put(&mut value, 2, user, 7);
+    for tag in [4, 16, 32] {
+        put(&mut value, tag, others, u32::MAX);
+    }
+    value
+}
+
+/// The permission bits that go with it.
+pub fn mode(owner: u16, others: u16) -> u32 {
+    let others = u32::from(others);
+    u32::from(owner) << 6 | others << 3 | others
+}
+
+/// What chmod makes of it.
+pub fn chmod(list: &mut [u8], mode: u32) {
+    for entry in list[4..].chunks_exact_mut(8) {
+        let rights = match u16::from_le_bytes([entry[0], entry[1]]) {
+            1 => mode >> 6,
+            16 => mode >> 3,
+            32 => mode,
+            _ => continue,
+        };
+        entry[2] = (rights & 7) as u8;
+    }
+}
