@@ -1,7 +1,7 @@
 #!/bin/sh
-# The long form of the checks: planted bugs, crash states of memory, histories of the cluster, random
-# input, each for a share of SECONDS (3600). The figures of each are printed; the exit code says whether
-# all was well.
+# The long form of the checks: planted bugs, crash states of memory, histories of the cluster, suites of
+# others on real clusters, random input, each for a share of SECONDS (3600). The figures of each are
+# printed; the exit code says whether all was well.
 set -u
 cd "$(dirname "$0")/.."
 seconds=${SECONDS_TOTAL:-3600}
@@ -27,10 +27,11 @@ sim=target/release/corbel-sim
 
 step "planted bugs: each must be caught" \
     timeout "$(($(share 20) + 600))" target/planted/release/corbel-sim planted
-step "crash states of memory" $sim crash --length 2 --sample 1000000 --seconds "$(share 35)"
+step "crash states of memory" $sim crash --length 2 --sample 1000000 --seconds "$(share 25)"
 # Seeds that no run has seen.
 step "histories of the cluster" \
-    $sim --seeds 100000000 --from "$(date +%s)000" --seconds "$(share 35)" --keep-going
+    $sim --seeds 100000000 --from "$(date +%s)000" --seconds "$(share 25)" --keep-going
+step "suites of others, on a mount and under corbel run" scripts/suites/soak.sh "$(share 20)"
 if cargo +nightly fuzz --version > /dev/null 2>&1; then
     targets=$(cd fuzz/fuzz_targets && ls ./*.rs | sed 's/\.rs$//; s/^\.\///')
     each=$(($(share 10) / $(echo "$targets" | wc -w) + 1))
