@@ -487,13 +487,19 @@ impl Node {
             return Ok(());
         }
         self.followers.remove(&from);
-        if self.joining.insert(from, incarnation).is_some_and(|old| old != incarnation) {
+        let before = self.joining.insert(from, incarnation);
+        let asks_again = before == Some(incarnation);
+        if before.is_some_and(|old| old != incarnation) {
             // What was promised for the process before it, the coordinator refuses to this one.
             self.promised.remove(&from);
         }
         let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
         if self.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped) {
             // It may be in the chain already, by the word of this head, and must not be wiped. It asks again.
+            return Ok(());
+        }
+        if asks_again && self.snapshots.get(&from).is_some_and(|s| s.number == 0 && !s.sent) {
+            // Making it took longer than the node waits before it asks again. It would for ever.
             return Ok(());
         }
         // What it held before is about to be wiped.

@@ -60,6 +60,31 @@ fn who_asks_for_a_snapshot_too_early_asks_again() {
     rig.check();
 }
 
+/// Making the snapshot takes the head longer than the node waits before it asks again (100,000 files, on a busy
+/// machine): what it has asked meanwhile does not begin it anew, or it would never be sent.
+#[test]
+fn a_snapshot_that_takes_long_to_make_is_made_once() {
+    let mut rig = left_alone();
+    view(&mut rig, 0, 2, &[ONE], &[TWO]);
+    view(&mut rig, 1, 2, &[ONE], &[TWO]);
+    for _ in 0..4 {
+        rig.pass(600_000_000);
+    }
+    let asks = rig.links.iter().position(|(to, from, _)| (*to, *from) == (ONE, TWO));
+    let asks = asks.expect("the node has asked");
+    assert!(rig.links[asks].2.len() > 1, "more than once");
+    while rig.deliver(asks) {}
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
+    for _ in 0..30 {
+        rig.pass(50_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
+    assert_same(&rig);
+    rig.check();
+}
+
 /// The head changes in the middle of a snapshot: the new one sends all of it, and what the old one had sent is
 /// no part of it. Seed 84.
 #[test]
