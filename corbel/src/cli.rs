@@ -186,7 +186,13 @@ pub fn parse() -> Result<Cli> {
         }
         let text = error.to_string();
         let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
-        let message = lines.next().unwrap_or("wrong command line").trim_start_matches("error: ");
+        let first = lines.next().unwrap_or("wrong command line").trim_start_matches("error: ");
+        let mut message = first.to_string();
+        // What is missing stands on lines of its own.
+        while message.ends_with(':') || message.ends_with(',') {
+            let Some(next) = lines.next() else { break };
+            message = format!("{message} {next}");
+        }
         let rest: Vec<&str> = lines.filter(|l| !l.starts_with("For more")).collect();
         let remedy = format!("{}; --help has examples", rest.join("; "));
         let mut failure = Failure::new(

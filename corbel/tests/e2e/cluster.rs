@@ -107,6 +107,9 @@ fn wrong_use_gets_code_message_and_remedy() {
             assert!(!error[key].as_str().unwrap().is_empty(), "{args:?}: {error}");
         }
     }
+    let missing = json(&corbel(["--json", "run"]));
+    let message = missing["error"]["message"].as_str().unwrap();
+    assert!(message.ends_with("not provided: <PROGRAM>..."), "{message}");
     let human = corbel(["config", "show", "--set", "node.idd=1"]);
     let said = String::from_utf8_lossy(&human.stderr);
     assert!(said.contains("node.idd") && said.contains("remedy: did you mean \"id\"?"), "{said}");
