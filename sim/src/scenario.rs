@@ -484,8 +484,10 @@ pub const ALL: &[Scenario] = &[
         tells: "a node that joins has everything, loses its region, and asks again at once",
         make: |p| {
             p.pace = 5 * MS;
+            // What a slow head says reaches the coordinator when the node is there again.
             p.script = Script::new(12)
                 .then(30 * MS, When::Whole, &[(0, Fault::RegionLost(1), 20 * MS)])
+                .then(0, When::Now, &[(0, Fault::Slow(0), 300 * MS)])
                 .then(0, When::Joined(1), &[(0, Fault::RegionLost(1), US)]);
         },
     },

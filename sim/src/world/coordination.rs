@@ -39,7 +39,8 @@ impl World<'_> {
     }
 
     pub(crate) fn tell_coordinator(&mut self, n: usize, up: Up) {
-        let delay = self.between(20 * US, 400 * US);
+        let slow = self.hosts[n].slow;
+        let delay = if slow { self.between(MS, 20 * MS) } else { self.between(20 * US, 400 * US) };
         let host = &mut self.hosts[n];
         if host.cut_off || (!host.connected && !matches!(up, Up::Register(_))) {
             return;
