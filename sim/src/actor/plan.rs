@@ -5,11 +5,19 @@ use base::planted::{Bug, planted};
 use super::*;
 use crate::scenario::Moment;
 
+/// Leases after which a wasteful client begins to work: soon there are no more.
+const NEARLY_ALL: usize = storage::limits::LEASE_SLOTS - 500;
+
 impl World<'_> {
     pub(crate) fn choose(&mut self, c: usize) -> Result<(), String> {
         self.actors[c].since = self.now;
         if self.actors[c].ops == 0 || self.random.chance(1, self.preset.syncs) {
             return self.sync(c);
+        }
+        if self.preset.wasteful && self.session(c).is_some_and(|s| s.leases.len() < NEARLY_ALL) {
+            let (name, name2) = (vec![b'a'], vec![b'a']);
+            let plan = Plan { kind: Kind::List, dir: 1, name, dir2: 1, name2, tries: 1 };
+            return self.ask(c, plan, &Request::Inodes { count: 256 }, Ask::Numbers);
         }
         self.actors[c].ops -= 1;
         if self.random.chance(1, 20) {
@@ -342,6 +350,7 @@ impl World<'_> {
         self.drop_stale_numbers(c);
         if matches!(plan.kind, Kind::Read | Kind::List)
             && plan.tries == 0
+            && !self.preset.wasteful
             && self.random.chance(1, 2)
         {
             let target = self.target(plan.dir, &plan.name).filter(|_| plan.kind == Kind::Read);

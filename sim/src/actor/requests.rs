@@ -206,7 +206,10 @@ impl World<'_> {
                 let (mode, record) = (LeaseMode::Write, (0, 0, 0));
                 s.leases.insert(ino, Lease { slot, word, mode, seen: true, record, view: None });
                 s.ever.insert(ino);
-                s.fresh.insert(0, ino);
+                // Those that it wastes it never uses.
+                if s.fresh.len() < 300 {
+                    s.fresh.insert(0, ino);
+                }
             }
         }
         Ok(())
