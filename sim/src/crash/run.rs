@@ -188,7 +188,7 @@ fn workloads(plan: &Plan, models: &Models) -> Vec<(Workload, Durability)> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 12] = [
+const DIRECTED: [&str; 13] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
@@ -209,6 +209,8 @@ const DIRECTED: [&str; 12] = [
     // What was given up has to be published before it can be used again.
     "Full Lazy; truncate z 0; create A/y; append A/y 200; write z 0 12000; write A/x 3000 9000; fsync",
     "Full Lazy Member; truncate z 0; pause; create A/y; rename A/y B/x; write z 0 60000; fsync",
+    // A chunk that is larger than what is left of the stream ring.
+    "Wrap Fetching; create z; write z 0 30000; fsync; write z 0 60000; fsync; write z 100 50000; fsync",
     // What is copied from is changed afterwards.
     "Fresh Lazy; create A/y; clone A/x A/y; write A/x 500 1000; rename A/x A/y; fsync; create A/x",
 ];
