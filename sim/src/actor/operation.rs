@@ -431,7 +431,8 @@ impl World<'_> {
     fn tmpfile(&mut self, c: usize, plan: &Plan, lawful: bool) -> Result<bool, String> {
         let (mut work, _, fresh) = self.work_of(c, plan);
         let (ino, parent, uid) = (InodeId(fresh), InodeId(plan.dir), self.actors[c].uid);
-        let mode = S_IFREG | 0o640;
+        // The group may what others may: who is in which group is not followed here.
+        let mode = S_IFREG | 0o644;
         let op = Op::Tmpfile { ino, parent, mode, uid, gid: uid, linkable: true };
         let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
         if !lawful {
