@@ -4,7 +4,6 @@
 //! A pid file says `PID START`, START being the start time in /proc/PID/stat: a number that was
 //! given to another process meanwhile has another start, so nothing is ever signalled that this
 //! program did not start. Nothing here goes by name.
-#![allow(unsafe_code)]
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -129,17 +128,12 @@ pub fn read_pid_file(path: &Path) -> Option<Identity> {
     identity.is_alive().then_some(identity)
 }
 
-/// Starts `command` in the background, in a session of its own (Ctrl-C does not reach it, and it has
-/// its own share of the processor), its output appended to `log`; returns who it is.
+/// Starts `command` in the background, its output appended to `log`; returns who it is.
 pub fn start(mut command: Command, log: &Path) -> Result<(Child, Identity)> {
     use std::os::unix::process::CommandExt;
     let file = fs::OpenOptions::new().create(true).append(true).open(log).context(log.display())?;
     let copy = file.try_clone().context(log.display())?;
-    command.stdin(Stdio::null()).stdout(file).stderr(copy);
-    // SAFETY: setsid is one system call, which is all that runs between fork and exec.
-    unsafe {
-        command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into));
-    }
+    command.stdin(Stdio::null()).stdout(file).stderr(copy).process_group(0);
     let name = PathBuf::from(command.get_program());
     let child = command.spawn().context(name.display())?;
     let identity = i32::try_from(child.id()).ok().and_then(Identity::of).ok_or_else(|| {

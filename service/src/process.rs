@@ -4,14 +4,13 @@
 /// Raises the priority of this process, where it may: others depend on its heartbeats. `nice` is
 /// its nice value, below 0.
 ///
-/// In a session of its own: where the kernel shares the processor out between sessions first
-/// (autogroup), the nice value counts inside of a session only, and the session has one too. It is
-/// also out of reach of Ctrl-C then; whoever started it ends it.
+/// Where the kernel shares the processor out between sessions first (autogroup), the nice value counts
+/// inside of a session only. A process that has a session of its own raises that of the session, too. It
+/// does not make one: services that wake each other across sessions are woken late (an fsync on three
+/// replicas of one machine took twice as long).
 pub fn raise_priority(nice: i32) {
-    // SAFETY: the calls take plain numbers; failure (no permission, already the first of its
-    // processes) leaves things as they are.
+    // SAFETY: the calls take plain numbers; failure (no permission) leaves things as they are.
     unsafe {
-        libc::setsid();
         libc::setpriority(libc::PRIO_PROCESS, 0, nice);
         if libc::getsid(0) == libc::getpid() {
             // Absent where the kernel has no such groups.
