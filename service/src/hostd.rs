@@ -266,7 +266,6 @@ impl Hostd {
         let Some(conn) = self.conns.get(&token) else { return };
         let mut buffer = [0u8; 256];
         let received = link::receive_bytes(conn.socket.as_fd(), &mut buffer);
-        let foreign;
         let request = match received {
             Ok((0, _)) | Err(_) => {
                 let client = conn.client;
@@ -276,10 +275,7 @@ impl Hostd {
                 }
                 return;
             }
-            Ok((n, _)) => {
-                foreign = rpc::is_foreign_host_request(&buffer[..n]);
-                rpc::host_request_decode(&buffer[..n])
-            }
+            Ok((n, _)) => rpc::host_request_decode(&buffer[..n]),
         };
         match request {
             Ok((rpc::HOST_ATTACH, lanes)) => self.attach(token, lanes as u32),
@@ -292,7 +288,7 @@ impl Hostd {
             Ok(_) => self.reply(token, Err((Errno::INVAL, "unknown request")), &[]),
             Err(e) => {
                 log::warn!("request of process {}: {e}", self.conns[&token].peer.pid);
-                let refusal = if foreign {
+                let refusal = if rpc::is_foreign_host_request(&buffer) {
                     (Errno::PROTONOSUPPORT, "program and service are of two versions")
                 } else {
                     (Errno::INVAL, "malformed request")

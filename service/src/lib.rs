@@ -2,7 +2,8 @@
 //!
 //! [`config`] is what they are told; [`nicfs::run`] and [`hostd::run`] block until they end.
 //! [`core`] is everything that nicfs decides, without a system call; `link` what the two processes
-//! say to each other; `host` how nicfs makes sure that hostd copies no more; `status` what a node says of itself; `delayed` a slower fabric.
+//! say to each other; `host` how nicfs makes sure that hostd copies no more; `status` what a node
+//! says of itself; `delayed` a slower fabric; `process` what a service asks of the system for itself.
 
 pub mod config;
 pub mod core;

@@ -708,11 +708,10 @@ pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {
     m
 }
 
-/// Whether it is a request to hostd by a program of another version.
+/// Whether these bytes begin a request to hostd by a program of another version.
 pub fn is_foreign_host_request(bytes: &[u8]) -> bool {
-    bytes.len() == HOST_MESSAGE_BYTES
-        && bytes.starts_with(b"CBHR")
-        && bytes[4..8] != CLIENT_VERSION.to_le_bytes()
+    let version = bytes.strip_prefix(b"CBHR").and_then(|rest| rest.first_chunk());
+    version.is_some_and(|version| u32::from_le_bytes(*version) != CLIENT_VERSION)
 }
 
 /// Reads a request to hostd: kind and argument.
