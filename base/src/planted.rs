@@ -146,6 +146,8 @@ pub enum Bug {
     SnapshotHeadless = 91,
     /// A node that may be in the chain already is sent a snapshot, and wipes itself.
     PromisedWiped = 92,
+    /// What a client made with a number that it was handed out is not written down.
+    NumberAgain = 120,
     /// A node that does not wait for hostd lets it copy on.
     LateCopies = 110,
     /// A client uses its leases although their time is over.
@@ -435,6 +437,11 @@ impl Bug {
             "a joining node takes the rest of a snapshot for all of it",
         ),
         (Bug::LateCopies, "late-copies", "a node that does not wait for hostd lets it copy on"),
+        (
+            Bug::NumberAgain,
+            "number-again",
+            "it is not written down which of the numbers handed out are used",
+        ),
         (
             Bug::LapseIgnored,
             "lapse-ignored",

@@ -377,10 +377,10 @@ impl Node {
         if planted(Bug::ReplayForgotten) {
             node.ring.restart(published)?;
         }
-        let mut ended = BTreeSet::new();
+        let mut replayed = restart::Replayed::default();
         while node.applied < node.ring.last() {
             node.apply_next()?;
-            node.note_replayed(&mut ended);
+            node.note_replayed(&mut replayed)?;
         }
         let lost = node.table.rebooted && !strict && !found.is_empty();
         if lost || planted(Bug::LogsDropped) {
@@ -388,7 +388,7 @@ impl Node {
             log::warn!("the machine was started anew: what was not fsynced is lost");
             node.drop_logs(found)?;
         } else {
-            node.take_up(found, &ended)?;
+            node.take_up(found, &replayed)?;
         }
         Ok(node)
     }

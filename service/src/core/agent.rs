@@ -223,8 +223,18 @@ impl Node {
         self.look_at(id, out)
     }
 
+    /// An operation of a client of this node is in the stream: what it made or unlinked.
+    pub(super) fn note_done(&mut self, id: ClientId, op: &Op<'_>) -> Result<(), Failure> {
+        if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = *op
+            && let Some(client) = self.clients.get_mut(&id)
+        {
+            client.note_made(ino);
+        }
+        self.note_unlinked(id, op)
+    }
+
     /// A client of this node took the last name of an inode that it does not have open.
-    pub(super) fn note_unlinked(&mut self, id: ClientId, op: &Op<'_>) -> Result<(), Failure> {
+    fn note_unlinked(&mut self, id: ClientId, op: &Op<'_>) -> Result<(), Failure> {
         let ino = match *op {
             Op::Unlink { ino, open: false, .. } | Op::Rmdir { ino, .. } => ino,
             Op::Rename { replaced, open: false, exchange: false, .. } => replaced,

@@ -114,6 +114,10 @@ pub struct Client {
     /// Leases taken back. Until everything that was done under one is settled, a head that does not
     /// know must hold it for taken, and so must a service that starts anew.
     returned: BTreeMap<InodeId, Returned>,
+    /// Numbers that it was handed out and that nothing in the stream is made with.
+    unmade: BTreeSet<InodeId>,
+    /// Numbers that something is made with, which the table does not say yet.
+    made: Vec<InodeId>,
     lease_slots: Slots,
     generation: u64,
     pins: BTreeMap<InodeId, Pin>,
@@ -208,6 +212,8 @@ impl Client {
             slots: BTreeMap::new(),
             modes: BTreeMap::new(),
             returned: BTreeMap::new(),
+            unmade: BTreeSet::new(),
+            made: Vec::new(),
             lease_slots: Slots::default(),
             // Words of an earlier run must not come again: the client may remember them.
             generation: u64::from(starts & 0xff_ffff) << 32,
@@ -232,7 +238,7 @@ impl Client {
         starts: u32,
         now: Nanos,
     ) -> Result<Self, MediaError> {
-        let Found { row, record, leases, pins } = found;
+        let Found { row, record, leases, unmade, pins } = found;
         let descriptor = Descriptor {
             client: record.client,
             incarnation: record.incarnation,
@@ -247,6 +253,7 @@ impl Client {
         let process = (record.pid, record.start_time);
         let mut this = Self::new(media, record.segment, descriptor, identity, process, row, starts);
         this.adopt_holdings(&leases, &pins, now);
+        this.unmade = unmade;
         let progress = *this.row.progress();
         this.published = progress.published;
         this.settled = settled.max(published).max(progress.published);
@@ -606,7 +613,7 @@ impl Client {
         let Some(slot) = known.or(returned).or_else(|| self.lease_slots.take(LEASE_SLOTS)) else {
             return Ok(None);
         };
-        self.row.put_lease(slot, ino, mode)?;
+        self.row.put_lease(slot, ino, mode, self.unmade.contains(&ino))?;
         self.returned.remove(&ino);
         self.slots.insert(ino, slot);
         self.generation += 1;
@@ -615,6 +622,40 @@ impl Client {
         self.set_word(control::lease_word(slot), word.0);
         self.modes.insert(ino, Lease { mode, at: now, token });
         Ok(Some(Granted { slot, word }))
+    }
+
+    /// The number is the client's to make something with, once.
+    pub fn hand_out(&mut self, ino: InodeId) {
+        self.unmade.insert(ino);
+    }
+
+    /// Numbers handed out that nothing in the stream is made with.
+    pub const fn unmade(&self) -> &BTreeSet<InodeId> {
+        &self.unmade
+    }
+
+    /// Something in the stream is made with the number.
+    pub fn note_made(&mut self, ino: InodeId) {
+        if self.unmade.remove(&ino) {
+            self.made.push(ino);
+        }
+    }
+
+    /// Writes down which numbers are made use of. To be called when their chunks are durable in the
+    /// ring (or recovery would refuse what made them), and before any of these is published (or
+    /// nothing would tell a number that is used and removed from one that was never used).
+    pub fn write_made(&mut self) -> Result<(), MediaError> {
+        if self.made.is_empty() {
+            return Ok(());
+        }
+        for ino in self.made.drain(..) {
+            let held = self.slots.get(&ino).zip(self.modes.get(&ino)).map(|(s, l)| (*s, l.mode));
+            let returned = self.returned.get(&ino).map(|r| (r.slot, r.mode));
+            if let Some((slot, mode)) = held.or(returned) {
+                self.row.note_made(slot, ino, mode)?;
+            }
+        }
+        self.row.fence()
     }
 
     /// Takes the word away; operations that entered before are in `busy`.

@@ -403,7 +403,7 @@ impl Node {
         draft.frame.extend_from_slice(bytes);
         draft.count += 1;
         self.mark_dirty(op, draft.seq, client);
-        self.note_unlinked(client, op)?;
+        self.note_done(client, op)?;
         if matches!(op, Op::CloneRange { .. } | Op::Shift { .. })
             && !planted(Bug::CloneWhileJoining)
         {

@@ -434,6 +434,9 @@ impl Node {
         let mut given = 0u32;
         for n in 0..u64::from(count.min(4096)) {
             let ino = InodeId(first.0.saturating_add(n));
+            if let Some(client) = self.clients.get_mut(&p.client) {
+                client.hand_out(ino);
+            }
             let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, 0, out)? else {
                 break;
             };

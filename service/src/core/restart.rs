@@ -13,6 +13,14 @@
 //! that made use of another client's result needed a lease on an inode of that result, which put the
 //! other operation into the stream first.) Within a log the sequence orders.
 //!
+//! # Inode numbers
+//!
+//! A number is used once. One that is leased for writing and leads to nothing may be one that its client has
+//! not used yet, or one that it made something with and removed again. The client table tells: a lease
+//! is marked when its number is handed out, and the mark goes after the chunk that makes something with it
+//! is durable in the ring and before this chunk is published. So a number that is marked was used only if a
+//! chunk that is replayed used it.
+//!
 //! # When nothing is taken up
 //!
 //! A node keeps its logs as long as it keeps its place in the chain. Whoever is told to join anew
@@ -24,32 +32,49 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use base::ClientId;
-use storage::format::control::{self, LeaseMode};
+use base::{ClientId, InodeId};
+use storage::format::control;
+use storage::format::entry::Op;
 use storage::media::Segment;
 
 use super::client::Client;
 use super::table::Found;
-use super::{Failure, Node};
+use super::{Failure, Node, entries};
+
+/// What the chunks say that were replayed.
+#[derive(Debug, Default)]
+pub(super) struct Replayed {
+    /// Clients that need nothing more.
+    ended: BTreeSet<ClientId>,
+    /// Numbers that something was made with.
+    made: BTreeSet<InodeId>,
+}
 
 impl Node {
-    /// Takes note of the chunk replayed last: how far its client is, or that it ended.
-    pub(super) fn note_replayed(&mut self, ended: &mut BTreeSet<ClientId>) {
-        let Some(header) = self.ring.get(self.applied).map(|k| k.header) else { return };
+    /// Takes note of the chunk replayed last: how far its client is, or that it ended; and what it made.
+    pub(super) fn note_replayed(&mut self, replayed: &mut Replayed) -> Result<(), Failure> {
+        let Some(kept) = self.ring.get(self.applied).copied() else { return Ok(()) };
+        let header = kept.header;
+        for entry in entries(&self.ring.body(&kept)?, header.incarnation) {
+            if let Ok((_, _, Op::Create { ino, .. } | Op::Tmpfile { ino, .. })) = entry {
+                replayed.made.insert(ino);
+            }
+        }
         if header.is_farewell() {
             self.settled.remove(&header.client);
-            ended.insert(header.client);
+            replayed.ended.insert(header.client);
         } else if header.client.0 != 0 {
             let settled = self.settled.entry(header.client).or_default();
             *settled = (*settled).max(header.last_seq);
         }
+        Ok(())
     }
 
-    /// Makes clients of the rows of an earlier run. `ended` are known to need nothing more.
+    /// Makes clients of the rows of an earlier run.
     pub(super) fn take_up(
         &mut self,
         found: Vec<Found>,
-        ended: &BTreeSet<ClientId>,
+        replayed: &Replayed,
     ) -> Result<(), Failure> {
         let mut dropped = Vec::new();
         for row in found {
@@ -57,7 +82,7 @@ impl Node {
             let log = Segment::Log(row.record.segment);
             let size = control::LANES + u64::from(row.record.lanes) * row.record.lane_bytes;
             let whole = self.media.size(log).is_ok_and(|s| s >= size);
-            if ended.contains(&id) || id.node() != self.me() || !whole {
+            if replayed.ended.contains(&id) || id.node() != self.me() || !whole {
                 dropped.push(row);
                 continue;
             }
@@ -75,7 +100,7 @@ impl Node {
                 }
             };
             client.gone |= self.table.rebooted;
-            self.pin_unmade(&mut client)?;
+            self.sort_numbers(&mut client, &replayed.made)?;
             log::info!(
                 "took up the log of client {:#x} (pid {}{}), settled {}",
                 id.0,
@@ -90,13 +115,21 @@ impl Node {
         self.drop_logs(dropped)
     }
 
-    /// A number that is leased for writing and leads to nothing is unused, as far as this node can know: its
-    /// Create may lie in the log beside an Unlink that had taken the pin away already. The head takes
-    /// pinned ones for fresh.
-    fn pin_unmade(&self, client: &mut Client) -> Result<(), Failure> {
-        for (ino, mode) in client.leases() {
-            if mode == LeaseMode::Write && self.volume.attr(ino)?.is_none() {
+    /// Tells numbers that the client may still use from those that it has used. The head takes for fresh what
+    /// is pinned, leased for writing, and leads to nothing.
+    fn sort_numbers(&self, client: &mut Client, made: &BTreeSet<InodeId>) -> Result<(), Failure> {
+        for ino in client.unmade().clone() {
+            if made.contains(&ino) || self.volume.attr(ino)?.is_some() {
+                client.note_made(ino);
+            } else {
+                // Its Create may lie in the log beside an Unlink that had taken the pin away already.
                 client.pin(ino, false)?;
+            }
+        }
+        for ino in client.pins() {
+            // The Unlink is in a chunk that was replayed before there was a client.
+            if !client.unmade().contains(&ino) && self.volume.attr(ino)?.is_none() {
+                client.unpin(ino)?;
             }
         }
         Ok(())

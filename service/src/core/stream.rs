@@ -9,6 +9,7 @@ use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::media::Segment;
 use storage::volume::{CopyItem, Refusal, Sealed, Volume, run_copies};
 
+use super::client::Client;
 use super::message::{CHUNK, CHUNK_PREFIX, Message, chunk_frame, set_chunk_prefix};
 use super::{Effect, Failure, Node, entries};
 
@@ -315,7 +316,7 @@ impl Node {
             match applied {
                 Ok(_) => {
                     self.mark_dirty(&op, seq, kept.header.client);
-                    self.note_unlinked(kept.header.client, &op)?;
+                    self.note_done(kept.header.client, &op)?;
                 }
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
                 Err(refusal) => return Err(Failure::Diverged(seq, refusal.to_string())),
@@ -481,6 +482,9 @@ impl Node {
 
     fn finish_job(&mut self) -> Result<(), Failure> {
         let Some(job) = self.job.take() else { return Ok(()) };
+        if !planted(Bug::NumberAgain) {
+            self.clients.values_mut().try_for_each(Client::write_made)?;
+        }
         let freed = self.volume.publish(job.sealed)?;
         self.counters.publishes += 1;
         self.published = job.upto;

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Sequence};
 use storage::format::clients::{
-    HEADER_BYTES, HELD_BYTES, Header, Held, LEASES, PINS, PROGRESS, PROGRESS_BYTES, Progress,
-    RECORD_BYTES, ROW_BYTES, ROWS, ROWS_MAX, Record, row_at,
+    HEADER_BYTES, HELD_BYTES, Header, Held, LEASE_UNMADE, LEASES, PINS, PROGRESS, PROGRESS_BYTES,
+    Progress, RECORD_BYTES, ROW_BYTES, ROWS, ROWS_MAX, Record, row_at,
 };
 use storage::format::control::LeaseMode;
 use storage::limits::{LANES_MAX, LEASE_SLOTS, PIN_SLOTS};
@@ -63,6 +63,8 @@ pub struct Found {
     pub record: Record,
     /// Leases by slot.
     pub leases: Vec<(u32, InodeId, LeaseMode)>,
+    /// Those of their inodes that nothing had been made with when they were written down.
+    pub unmade: BTreeSet<InodeId>,
     /// Pins by slot.
     pub pins: Vec<(u32, InodeId, u32)>,
 }
@@ -156,9 +158,11 @@ impl Table {
             free: false,
         };
         let lease = |(slot, held): (u32, Held)| Some((slot, held.ino, held.mode()?));
+        let unmade = leases.iter().filter(|(_, held)| held.what == LEASE_UNMADE);
         Ok(Found {
             row,
             record,
+            unmade: unmade.map(|(_, held)| held.ino).collect(),
             leases: leases.into_iter().filter_map(lease).collect(),
             pins: pins.into_iter().map(|(slot, held)| (slot, held.ino, held.what)).collect(),
         })
@@ -229,34 +233,47 @@ impl Table {
 }
 
 impl Row {
+    /// Durable after the next fence.
     fn put_held(&self, from: u64, slot: u32, held: Held) -> Result<(), MediaError> {
         let in_row = from + u64::from(slot) * HELD_BYTES as u64;
         let bytes = held.encode(self.progress.incarnation, in_row);
         let at = row_at(self.index) + in_row;
         self.media.write(TABLE, at, &bytes)?;
-        if self.strict {
-            if !planted(Bug::HeldNotFlushed) {
-                self.media.persist(TABLE, at, HELD_BYTES as u64)?;
-            }
-            self.media.fence()?;
+        if self.strict && !planted(Bug::HeldNotFlushed) {
+            self.media.persist(TABLE, at, HELD_BYTES as u64)?;
         }
         Ok(())
     }
 
-    /// Writes a lease down; durable when it returns.
-    pub fn put_lease(&self, slot: u32, ino: InodeId, mode: LeaseMode) -> Result<(), MediaError> {
-        let held = Held { ino, what: mode as u32 };
-        self.put_held(LEASES, slot, if mode == LeaseMode::None { Held::FREE } else { held })
+    /// Writes a lease down; durable when it returns. `unmade`: nothing was made with the number.
+    pub fn put_lease(
+        &self,
+        slot: u32,
+        ino: InodeId,
+        mode: LeaseMode,
+        unmade: bool,
+    ) -> Result<(), MediaError> {
+        let unmade = unmade && mode == LeaseMode::Write;
+        let held = Held { ino, what: if unmade { LEASE_UNMADE } else { mode as u32 } };
+        self.put_held(LEASES, slot, if mode == LeaseMode::None { Held::FREE } else { held })?;
+        self.fence()
+    }
+
+    /// Writes down that something was made with the number of a lease; durable after [`Row::fence`].
+    pub fn note_made(&self, slot: u32, ino: InodeId, mode: LeaseMode) -> Result<(), MediaError> {
+        self.put_held(LEASES, slot, Held { ino, what: mode as u32 })
     }
 
     /// Crosses a lease out.
     pub fn drop_lease(&self, slot: u32) -> Result<(), MediaError> {
-        self.put_held(LEASES, slot, Held::FREE)
+        self.put_held(LEASES, slot, Held::FREE)?;
+        self.fence()
     }
 
     /// Writes a pin down, or crosses it out (`what` 0).
     pub fn put_pin(&self, slot: u32, ino: InodeId, what: u32) -> Result<(), MediaError> {
-        self.put_held(PINS, slot, if what == 0 { Held::FREE } else { Held { ino, what } })
+        self.put_held(PINS, slot, if what == 0 { Held::FREE } else { Held { ino, what } })?;
+        self.fence()
     }
 
     /// The progress as it was written last.

@@ -351,7 +351,7 @@ impl Node {
                 settled: c.settled,
                 identity: c.identity.clone(),
                 leases: c.leases().into_iter().chain(c.returned()).collect(),
-                pins: c.pins(),
+                pins: c.pins().into_iter().chain(c.unmade().iter().copied()).collect(),
                 rights: c.rights(),
                 refusals: c.refusals,
             })

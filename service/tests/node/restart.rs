@@ -71,6 +71,41 @@ fn a_living_client_goes_on_in_its_session() {
     rig.check();
 }
 
+/// A client made something, removed it again and still holds the lease on its number: whenever the
+/// service starts anew, the number is used. What it was handed out beside it is not.
+#[test]
+fn a_number_that_was_used_is_not_fresh_after_a_restart() {
+    for (seed, published, restarts) in
+        [(30, true, 1), (31, false, 1), (32, true, 2), (33, false, 2)]
+    {
+        let mut rig = Rig::new(1, seed);
+        let mut hand = rig.attach(0, 0);
+        let numbers = hand.numbers(&mut rig, 2);
+        let (used, spare) = (numbers[0].0, numbers[1].0);
+        hand.lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease");
+        hand.append(&create(used, InodeId::ROOT, b"file", 0o100_644, 0));
+        let gone = Op::Unlink { ino: used, parent: InodeId::ROOT, name: b"file", open: false };
+        hand.append(&gone);
+        hand.sync(&mut rig);
+        if published {
+            rig.settle();
+        }
+        for n in 0..restarts {
+            rig = restarted(rig, seed + 10 * n);
+            rig.settle();
+        }
+        assert!(hand.holds(numbers[0].1) && hand.holds(numbers[1].1), "the leases stand");
+        hand.append(&create(spare, InodeId::ROOT, b"spare", 0o100_644, 0));
+        hand.append(&create(used, InodeId::ROOT, b"again", 0o100_644, 0));
+        hand.sync(&mut rig);
+        rig.settle();
+        assert_eq!(hand.refusals(), 1, "seed {seed}");
+        assert_eq!(content(&rig, 0, b"spare"), Some(Vec::new()));
+        assert_eq!(content(&rig, 0, b"again"), None, "seed {seed}");
+        rig.check();
+    }
+}
+
 /// The same, and the process ends while the service is away: all of it counts, then it vanishes.
 #[test]
 fn the_log_of_a_dead_client_is_drained_and_removed() {

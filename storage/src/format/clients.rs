@@ -14,7 +14,7 @@
 //! header                                           record
 //!      0   4  magic "CBCT"                              0   4  magic "CBCR"
 //!      4   4  CRC32C of bytes 8..64                     4   4  CRC32C of bytes 8..96+4n
-//!      8   4  version 1                                 8   4  version 2 (1 had shorter rows)
+//!      8   4  version 1                                 8   4  version 3
 //!     12   4  starts of the service                    12   4  number of the log segment
 //!     16   8  number, grows with each update           16   8  client
 //!     24  16  boot of the machine                      24   4  incarnation
@@ -32,8 +32,9 @@
 //!     40  64  logical position of each lane: what
 //!             lies before it is published          held (lease, pin)
 //!    104  24  zero                                      0   8  inode, 0 of a free entry
-//!                                                       8   4  lease: mode 1 or 2; pin: bits
-//!                                                              1 open, 2 opened for writing;
+//!                                                       8   4  lease: 1 to read, 2 to write, 3 to
+//!                                                              write what is not made yet; pin:
+//!                                                              bits 1 open, 2 opened for writing;
 //!                                                              0 of a free entry
 //!                                                      12   4  CRC32C (see `Held::encode`)
 //! ```
@@ -41,6 +42,7 @@
 //! A torn slot of header or progress fails its checksum and leaves the other one, which is the state
 //! before. A torn entry of leases or pins counts as free: it is durable before its client learns of
 //! it. Entries of an earlier owner of the row fail their checksum, which covers the incarnation.
+//! Version 1 of the record had shorter rows, version 2 no leases on what is not made yet.
 //! Entries are used from the first on, so behind 64 of them that all fail there are none.
 
 use alloc::vec::Vec;
@@ -191,7 +193,7 @@ impl Record {
         let mut bytes = Vec::with_capacity(GROUPS);
         let groups = &self.groups[..self.groups.len().min(GROUPS_MAX)];
         let mut w = Writer(&mut bytes);
-        w.bytes(b"CBCR").u32(0).u32(2).u32(self.segment).u64(self.client.0);
+        w.bytes(b"CBCR").u32(0).u32(3).u32(self.segment).u64(self.client.0);
         w.u32(self.incarnation).u32(self.lanes).u64(self.lane_bytes).u64(self.start_time);
         w.u32(self.pid).u32(self.uid).u32(self.gid).u32(self.epoch.0);
         w.u32(groups.len() as u32).bytes(&[0; GROUPS - 68]);
@@ -214,7 +216,7 @@ impl Record {
             return Err(r.corrupt("claims more groups than it holds"));
         }
         let mut r = opened(RECORD, b"CBCR", bytes, GROUPS + 4 * count)?;
-        if r.u32()? != 2 {
+        if r.u32()? != 3 {
             return Err(r.corrupt("has an unknown version"));
         }
         let (segment, client, incarnation) = (r.u32()?, ClientId(r.u64()?), r.u32()?);
@@ -304,6 +306,10 @@ pub const PIN_OPEN: u32 = 1;
 /// Pin: it was allowed to write when it opened it.
 pub const PIN_WRITE: u32 = 2;
 
+/// Lease: to write, on an inode number that was handed out and that nothing has been made with. A
+/// number is used once, so what was made with it and removed again must be told from this.
+pub const LEASE_UNMADE: u32 = 3;
+
 /// A lease or a pin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
@@ -321,7 +327,7 @@ impl Held {
     pub const fn mode(self) -> Option<LeaseMode> {
         match self.what {
             1 => Some(LeaseMode::Read),
-            2 => Some(LeaseMode::Write),
+            2 | LEASE_UNMADE => Some(LeaseMode::Write),
             _ => None,
         }
     }
@@ -353,9 +359,8 @@ impl Held {
         if crc != Self::checksum(&whole, incarnation, at) {
             return Err(r.corrupt("fails its checksum"));
         }
-        let known = if at < PINS { 1..=2 } else { 1..=3 };
         let free = Self { ino, what } == Self::FREE;
-        if !free && (ino == InodeId::NONE || !known.contains(&what)) {
+        if !free && (ino == InodeId::NONE || !(1..=3).contains(&what)) {
             return Err(r.corrupt("says what the service never writes"));
         }
         Ok(Some(Self { ino, what }))
