@@ -434,6 +434,16 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "number-again",
+        tells: "nicfs is started anew, and a client makes an inode with a number that it has used",
+        make: |p| {
+            (p.nodes, p.clients_at, p.pace, p.ops) = (1, vec![0], 2 * MS, 400);
+            p.hostile = true;
+            p.favour = vec![Kind::Create, Kind::Unlink, Kind::OldNumber];
+            p.script = Script::new(20).then(60 * MS, When::Whole, &[(0, Fault::Crash(0), 20 * MS)]);
+        },
+    },
+    Scenario {
         name: "hung-head",
         tells: "nicfs of the head hangs for longer than leases hold, and wakes; all its clients go on",
         make: |p| {
