@@ -148,6 +148,8 @@ pub enum Bug {
     PromisedWiped = 92,
     /// What a client made with a number that it was handed out is not written down.
     NumberAgain = 120,
+    /// A new head puts entries into the stream before it knows how far the stream goes.
+    UnreadyOrders = 121,
     /// A node that does not wait for hostd lets it copy on.
     LateCopies = 110,
     /// A client uses its leases although their time is over.
@@ -437,6 +439,11 @@ impl Bug {
             "a joining node takes the rest of a snapshot for all of it",
         ),
         (Bug::LateCopies, "late-copies", "a node that does not wait for hostd lets it copy on"),
+        (
+            Bug::UnreadyOrders,
+            "unready-orders",
+            "a new head puts entries into the stream before it knows how far the stream goes",
+        ),
         (
             Bug::NumberAgain,
             "number-again",

@@ -245,6 +245,18 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "unready-orders",
+        tells: "the head dies, the second asks the last for what it has not got, whose clients write on",
+        make: |p| {
+            (p.clients_at, p.pace, p.ops) = (vec![2, 2, 2, 0], MS, 1000);
+            p.favour = vec![Kind::Write, Kind::Chmod, Kind::Create];
+            p.script = Script::new(2)
+                .then(300 * MS, When::Whole, &[(0, Fault::OneWay(0, 1), 500 * MS)])
+                .then(10 * MS, When::Ahead(0, 1), &[(0, Fault::LinkDown(0, 2), 200 * US)])
+                .then(0, When::Ahead(2, 1), &[(0, Fault::Crash(0), 700 * MS)]);
+        },
+    },
+    Scenario {
         name: "stale-recall",
         tells: "recalls cross the report of a member that lost its link, and it is slow",
         make: |p| {

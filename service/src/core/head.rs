@@ -90,7 +90,10 @@ impl Node {
                 | Message::ClientGone { .. }
                 | Message::Unpin { .. }
         );
-        if ordered && !self.stalled.is_empty() {
+        let unready = !self.ready && !planted(Bug::UnreadyOrders);
+        if ordered && (unready || !self.stalled.is_empty()) {
+            // Before all members have said what they hold, the stream may go on beyond what is here:
+            // nothing may be put into it.
             self.stalled.push_back((from, message));
             return Ok(());
         }
@@ -168,7 +171,7 @@ impl Node {
 
     /// Messages put off because the ring was full.
     pub(super) fn retry_stalled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if self.stalled.is_empty() || self.paused || !self.ring.has_room() {
+        if self.stalled.is_empty() || !self.ready || self.paused || !self.ring.has_room() {
             return Ok(());
         }
         let mut waiting = std::mem::take(&mut self.stalled);

@@ -113,6 +113,8 @@ impl Node {
                 self.forget_lost_nodes(lapse, out)?;
                 self.advance_acks(out)?;
             }
+            // Who joins has changed; what members have said stands.
+            Role::Head if was == Role::Head && !new_epoch => self.take_over_step(out)?,
             Role::Head => self.begin_take_over(lapse, out)?,
             Role::Member => {
                 self.become_follower(out);
@@ -290,6 +292,7 @@ impl Node {
         let orphans = self.volume.orphans()?;
         self.reap_unpinned(orphans, out)?;
         self.ask_again();
+        self.retry_stalled(out)?;
         for (from, message) in std::mem::take(&mut self.unready) {
             self.head_message(from, message, out)?;
         }
