@@ -150,6 +150,10 @@ pub enum Bug {
     NumberAgain = 120,
     /// A new head puts entries into the stream before it knows how far the stream goes.
     UnreadyOrders = 121,
+    /// A lease that is given back is free before the entries sent before are in the stream.
+    ReleaseOvertakes = 122,
+    /// A new head does not look which of its own clients' entries are acknowledged already.
+    ProgressForgotten = 123,
     /// A node that does not wait for hostd lets it copy on.
     LateCopies = 110,
     /// A client uses its leases although their time is over.
@@ -443,6 +447,16 @@ impl Bug {
             Bug::UnreadyOrders,
             "unready-orders",
             "a new head puts entries into the stream before it knows how far the stream goes",
+        ),
+        (
+            Bug::ReleaseOvertakes,
+            "release-overtakes",
+            "a lease that is given back is free before the entries sent before are in the stream",
+        ),
+        (
+            Bug::ProgressForgotten,
+            "progress-forgotten",
+            "a new head does not look which of its own clients' entries are acknowledged already",
         ),
         (
             Bug::NumberAgain,

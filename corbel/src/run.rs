@@ -48,6 +48,10 @@ pub struct RunArgs {
     /// How to reach the files
     #[arg(long, value_enum, default_value = "patch")]
     pub mode: Mode,
+    /// What a program gets that uses io_uring: its files through the mount, or ENOSYS, which most programs
+    /// answer by falling back to calls that are served in the process
+    #[arg(long, value_enum, default_value = "mount", value_name = "WAY")]
+    pub io_uring: Ring,
     /// Afterwards, say on standard error how many processes took which path, and (as root) which
     /// requests of processes on the fast path reached the mount all the same
     #[arg(long)]
@@ -67,6 +71,15 @@ pub enum Mode {
     Strict,
     /// Through the mount, as without corbel run
     Fuse,
+}
+
+/// What io_uring means to a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Ring {
+    /// From the first ring on, the mount serves the files of the process
+    Mount,
+    /// ENOSYS, as on a kernel without it
+    Refuse,
 }
 
 /// Names of the interception library beside the binary or in a library directory.
@@ -341,7 +354,7 @@ impl Session {
             ));
         }
         let holder = holder::start()?;
-        let header = header(&mount, &backend, &library, &holder, tables.len(), args.mode)?;
+        let header = header(&mount, &backend, &library, &holder, tables.len(), args)?;
         let fd = memory(&header, &tables)?;
         Ok(Self { fd, library, mount })
     }
@@ -398,9 +411,10 @@ fn header(
     library: &Path,
     holder: &[u8],
     tables: usize,
-    mode: Mode,
+    args: &RunArgs,
 ) -> Result<Vec<u8>> {
-    let strict = usize::from(mode == Mode::Strict);
+    let strict = usize::from(args.mode == Mode::Strict);
+    let no_ring = usize::from(args.io_uring == Ring::Refuse);
     let device = fs::metadata(mount).map_or(0, |meta| meta.dev());
     let device = usize::try_from(device).unwrap_or(0);
     let (mount, library) = (mount.as_os_str().as_bytes(), library.as_os_str().as_bytes());
@@ -408,7 +422,9 @@ fn header(
     image.extend_from_slice(&format::VERSION.to_le_bytes());
     image.extend_from_slice(&[0; 4]);
     image.extend_from_slice(&(format::SESSION_BYTES as u64).to_le_bytes());
-    for n in [tables, mount.len(), backend.len(), library.len(), holder.len(), device, strict, 0] {
+    for n in
+        [tables, mount.len(), backend.len(), library.len(), holder.len(), device, strict, no_ring]
+    {
         image.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
     }
     field(&mut image, "the mount point", mount, format::PATH_MAX)?;

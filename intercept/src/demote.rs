@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use base::InodeId;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::format::{Ofd, state};
 use crate::lock;
@@ -221,6 +221,41 @@ fn kernel_descriptor(index: usize, keep: bool) -> Result<i32, isize> {
     let fd = leave(index, ofd, keep)?;
     ofd.state.store(state::KERNEL, Ordering::Release);
     session::counters().demoted.fetch_add(1, Ordering::Relaxed);
+    Ok(fd)
+}
+
+/// This process has a ring of io_uring. What it asks for there is not seen here, so its files are the
+/// kernel's. A child of fork has the ring too; a new program begins anew.
+static RING: AtomicBool = AtomicBool::new(false);
+
+/// Whether files that are opened must be the kernel's.
+pub fn has_ring() -> bool {
+    RING.load(Ordering::Acquire)
+}
+
+/// Makes a ring, as asked, and every descriptor of this process the kernel's before it can be used there.
+pub fn ring(entries: usize, params: usize) -> Result<isize, isize> {
+    // Without a mount nothing of ours could be used there. Programs answer this by falling back.
+    let mounted = open_inode(InodeId::ROOT.0, 0);
+    if session::header().no_ring != 0 || mounted.is_err() {
+        mounted.into_iter().for_each(table::close_internal);
+        return Err(err::NOSYS);
+    }
+    mounted.into_iter().for_each(table::close_internal);
+    let fd = sys::call2(nr::IO_URING_SETUP, entries, params);
+    if sys::failed(fd) {
+        return Err(fd);
+    }
+    // Files that are being opened right now see this when they have their number.
+    RING.store(true, Ordering::SeqCst);
+    for number in table::used() {
+        if table::index(table::entry(number as i32)).is_some()
+            && let Err(e) = descriptor(number as i32)
+        {
+            sys::call1(nr::CLOSE, fd as usize);
+            return Err(e);
+        }
+    }
     Ok(fd)
 }
 

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// First bytes of a session.
 pub const MAGIC: [u8; 8] = *b"CORBLRUN";
 /// Version of everything in this file.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest path in the header.
 pub const PATH_MAX: usize = 1024;
 /// Longest socket address (`sun_path`), without NUL.
@@ -50,8 +50,8 @@ pub struct Header {
     pub device: u32,
     /// 1: system calls made outside the patched libraries are caught too (strict.rs).
     pub strict: u32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// 1: `io_uring_setup` answers ENOSYS; 0: whoever calls it is served by the mount from then on (demote.rs).
+    pub no_ring: u32,
     /// The prefix: absolute, no `.`, `..` or double `/`, no `/` at the end.
     pub mount: [u8; PATH_MAX],
     /// `dir:/path` or `corbel:/socket/of/the/node`.

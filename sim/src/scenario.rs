@@ -248,12 +248,24 @@ pub const ALL: &[Scenario] = &[
         name: "unready-orders",
         tells: "the head dies, the second asks the last for what it has not got, whose clients write on",
         make: |p| {
-            (p.clients_at, p.pace, p.ops) = (vec![2, 2, 2, 0], MS, 1000);
-            p.favour = vec![Kind::Write, Kind::Chmod, Kind::Create];
-            p.script = Script::new(2)
-                .then(300 * MS, When::Whole, &[(0, Fault::OneWay(0, 1), 500 * MS)])
-                .then(10 * MS, When::Ahead(0, 1), &[(0, Fault::LinkDown(0, 2), 200 * US)])
-                .then(0, When::Ahead(2, 1), &[(0, Fault::Crash(0), 700 * MS)]);
+            p.clients_at = vec![2, 2, 2, 0];
+            behind_its_member(p);
+        },
+    },
+    Scenario {
+        name: "release-overtakes",
+        tells: "the same, and leases are on their way back",
+        make: |p| {
+            p.clients_at = vec![2, 2, 0, 1];
+            behind_its_member(p);
+        },
+    },
+    Scenario {
+        name: "progress-forgotten",
+        tells: "the second is not told that all have what its client wrote, and becomes the head",
+        make: |p| {
+            (p.clients_at, p.syncs) = (vec![1, 1, 2, 2], 3);
+            behind_its_member(p);
         },
     },
     Scenario {
@@ -518,6 +530,16 @@ pub const ALL: &[Scenario] = &[
 /// A node that hangs, again and again. For a while after its start the coordinator evicts nobody for silence.
 fn hangs(node: usize) -> Script {
     Script::new(2).then(1600 * MS, When::Whole, &[(0, Fault::Hang(node), 900 * MS)])
+}
+
+/// The head dies when the second has less than the third, which writes on.
+fn behind_its_member(p: &mut Preset) {
+    (p.pace, p.ops) = (MS, 1000);
+    p.favour = vec![Kind::Write, Kind::Chmod, Kind::Create];
+    p.script = Script::new(2)
+        .then(300 * MS, When::Whole, &[(0, Fault::OneWay(0, 1), 500 * MS)])
+        .then(10 * MS, When::Ahead(0, 1), &[(0, Fault::LinkDown(0, 2), 200 * US)])
+        .then(0, When::Ahead(2, 1), &[(0, Fault::Crash(0), 700 * MS)]);
 }
 
 /// A member that joins a slow head, while a client beside the head does as it likes, and not for long afterwards:

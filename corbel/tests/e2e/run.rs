@@ -286,6 +286,24 @@ fn killed_programs_leave_the_session_usable() {
     assert_eq!(text(&world.shell(script)), "line\nend\nshared\n");
 }
 
+/// What is asked for in a ring of io_uring is not seen in the process: its files become the mount's.
+#[test]
+fn a_program_with_a_ring_goes_on_through_the_mount() {
+    let Some(world) = World::new() else { return };
+    let Some(program) = world.compile("ring", &[]) else { return };
+    let output = text(&world.same(&[program.as_os_str()], &[]));
+    if output.contains("none:") {
+        eprintln!("skipped: this kernel has no rings: {output}");
+        return;
+    }
+    assert!(output.contains("ring write 6") && output.ends_with("at 7\n"), "{output}");
+    let mut refused = Command::new(CORBEL);
+    refused.args(["run", "--io-uring", "refuse", "--mount"]).arg(world.mount()).arg("--");
+    refused.env("CORBEL_BACKEND", format!("dir:{}", world.path("back").display()));
+    let output = refused.arg(&program).arg(world.mount()).output().unwrap();
+    assert_eq!(text(&output), "write 6\nnone: Function not implemented\n");
+}
+
 #[test]
 fn starting_costs_less_than_three_milliseconds() {
     let Some(world) = World::new() else { return };

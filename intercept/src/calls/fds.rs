@@ -37,7 +37,7 @@ pub fn other(r: &mut Regs) -> Reply {
             Err(Stop::Kernel)
         }
         nr::IO_SUBMIT => submit(r),
-        nr::IO_URING_SETUP => Err(Stop::Error(err::NOSYS)),
+        nr::IO_URING_SETUP => Ok(crate::demote::ring(r.rdi, r.rsi)?),
         _ => Err(Stop::Kernel),
     }
 }

@@ -10,7 +10,7 @@ use crate::fsys::{caller, fs, maker, template};
 use crate::path::{self, Found, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table;
-use crate::{mem, session};
+use crate::{demote, mem, session};
 
 /// What was asked.
 struct Request {
@@ -47,7 +47,7 @@ fn request(r: &Regs) -> Result<Request, Stop> {
 pub fn open(r: &mut Regs) -> Reply {
     let q = request(r)?;
     let flags = q.flags;
-    if flags & o::PATH != 0 {
+    if flags & o::PATH != 0 || demote::has_ring() {
         return Err(Stop::Kernel);
     }
     if flags & o::TMPFILE == o::TMPFILE {
@@ -104,6 +104,10 @@ fn finish(fd: isize, index: usize, cloexec: u32) -> Reply {
         return Err(Stop::Kernel);
     }
     table::set(fd as i32, index, cloexec != 0);
+    if demote::has_ring() {
+        // Made by another thread while the file was being opened here.
+        demote::descriptor(fd as i32)?;
+    }
     Ok(fd)
 }
 

@@ -89,7 +89,8 @@ impl Node {
                 | Message::Recalled { .. }
                 | Message::ClientGone { .. }
                 | Message::Unpin { .. }
-        );
+        ) || matches!(message, Message::Released { .. })
+            && !planted(Bug::ReleaseOvertakes);
         let unready = !self.ready && !planted(Bug::UnreadyOrders);
         if ordered && (unready || !self.stalled.is_empty()) {
             // Before all members have said what they hold, the stream may go on beyond what is here:
@@ -228,16 +229,19 @@ impl Node {
         self.act(actions, out)
     }
 
-    /// Says again how far a client is: the message that said it first may be lost.
+    /// Says again how far a client is: the message that said it first may be lost, also when the head
+    /// that sent it was another one and the client is of this node.
     fn tell_progress(&mut self, client: ClientId, settled: Sequence, out: &mut Vec<Effect>) {
-        if client.node() == self.me() {
-            return;
-        }
         let unacked = (self.all_acked.0 + 1..=self.ring.last().0)
             .filter_map(|seq| self.ring.get(StreamSeq(seq)))
             .any(|kept| kept.header.client == client);
         let unacked = unacked && !planted(Bug::ProgressOverstated);
         let replicated = if unacked { Sequence(0) } else { settled };
+        if client.node() == self.me() {
+            let local = self.clients.get_mut(&client).filter(|_| !planted(Bug::ProgressForgotten));
+            local.into_iter().for_each(|local| local.set_replicated(replicated));
+            return;
+        }
         let refusals = self.known.get(&client).map_or(0, |k| k.refusals);
         let refused = Sequence(0);
         let message =

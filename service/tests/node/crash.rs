@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use base::random::Random;
 use base::{Epoch, InodeId, NodeId};
-use service::core::Event;
-use storage::format::control::LeaseMode;
+use service::core::{Event, Role};
+use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
 use storage::media::{Media, MediaError, Segment};
 use storage::memory::MemoryRegion;
@@ -296,4 +296,44 @@ fn a_new_head_takes_the_log_of_a_process_that_ended() {
     assert_eq!(&data[..10], b"last words");
     assert!(rig.nodes[1].status().clients.is_empty());
     rig.check();
+}
+
+/// All members have what a client wrote, the word of it to the client's node is lost, and the head with it: its node, which
+/// is the head then, knows that all have it.
+#[test]
+fn an_fsync_ends_when_the_word_of_it_died_with_the_head() {
+    let mut rig = Rig::new(3, 43);
+    let (mut waits, mut other) = (rig.attach(1, 0), rig.attach(2, 0));
+    let ino = waits.create(&mut rig, b"file", 0o100_644);
+    waits.sync(&mut rig);
+    let second = other.create(&mut rig, b"other", 0o100_644);
+    other.sync(&mut rig);
+    rig.settle();
+    let deliver = |rig: &mut Rig| {
+        for _ in 0..100 {
+            for link in 0..rig.links.len() {
+                if (rig.links[link].0, rig.links[link].1) == (NodeId(2), NodeId(1)) {
+                    // Progress (service/src/core/message.rs).
+                    rig.links[link].2.retain(|(kind, _)| *kind != 14);
+                }
+                rig.deliver(link);
+            }
+        }
+    };
+    for (hand, ino) in [(&mut waits, ino), (&mut other, second)] {
+        hand.append(&Op::Write { ino, offset: 0, data: b"text", clear_setid: false });
+        hand.set(control::SYNC_REQUEST, hand.seq);
+        rig.event(hand.n, Event::Doorbell(hand.client));
+        deliver(&mut rig);
+    }
+    assert_eq!(other.word(control::REPLICATED), other.seq);
+    assert!(waits.word(control::REPLICATED) < waits.seq, "it was told");
+    rig.links.iter_mut().for_each(|(_, _, queue)| queue.clear());
+    for n in 1..3 {
+        let chain = vec![NodeId(2), NodeId(3)];
+        rig.event(n, Event::View { epoch: Epoch(2), chain, syncing: Vec::new(), lapse: 0 });
+    }
+    rig.settle();
+    assert_eq!(rig.nodes[1].role(), Role::Head);
+    assert_eq!(waits.word(control::REPLICATED), waits.seq, "its fsync never ends");
 }

@@ -1,0 +1,91 @@
+// io_uring by hand: a file that is open before there is a ring, one that is opened afterwards, and a
+// path that the ring itself opens. Prints what it read; "none" where the kernel has no rings.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int ring;
+static char *sq, *cq;
+static struct io_uring_sqe *sqes;
+static struct io_uring_params p;
+
+static unsigned *at(char *base, unsigned off) { return (unsigned *)(base + off); }
+
+static int setup(void) {
+  ring = syscall(SYS_io_uring_setup, 8, &p);
+  if (ring < 0) return -errno;
+  sq = mmap(0, p.sq_off.array + p.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring,
+            IORING_OFF_SQ_RING);
+  cq = mmap(0, p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe), PROT_READ | PROT_WRITE,
+            MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_CQ_RING);
+  sqes = mmap(0, p.sq_entries * sizeof *sqes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring,
+              IORING_OFF_SQES);
+  return sq == MAP_FAILED || cq == MAP_FAILED || sqes == MAP_FAILED ? -1 : 0;
+}
+
+static int go(int op, int fd, const void *addr, unsigned len, long long off, unsigned flags) {
+  unsigned tail = *at(sq, p.sq_off.tail), slot = tail & *at(sq, p.sq_off.ring_mask);
+  struct io_uring_sqe *e = &sqes[slot];
+  memset(e, 0, sizeof *e);
+  e->opcode = op, e->fd = fd, e->addr = (unsigned long)addr, e->len = len, e->off = off, e->open_flags = flags;
+  at(sq, p.sq_off.array)[slot] = slot;
+  atomic_store_explicit((_Atomic unsigned *)at(sq, p.sq_off.tail), tail + 1, memory_order_release);
+  if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, 0, 0) < 0) return -errno;
+  unsigned head = *at(cq, p.cq_off.head);
+  struct io_uring_cqe *c = (void *)(cq + p.cq_off.cqes);
+  int res = c[head & *at(cq, p.cq_off.ring_mask)].res;
+  atomic_store_explicit((_Atomic unsigned *)at(cq, p.cq_off.head), head + 1, memory_order_release);
+  return res;
+}
+
+static void show(const char *what, int fd) {
+  char buf[64] = {0};
+  struct stat st = {0};
+  int n = pread(fd, buf, 63, 0);
+  printf("%s: %d \"%s\" size %lld at %lld\n", what, n, n > 0 ? buf : "", fstat(fd, &st) ? -1LL : (long long)st.st_size,
+         (long long)lseek(fd, 0, SEEK_CUR));
+}
+
+int main(int argc, char **argv) {
+  if (chdir(argv[1])) return 1;
+  mkdir("ring", 0755);
+  int before = open("ring/before", O_RDWR | O_CREAT | O_TRUNC, 0644), copy = dup(before);
+  int dir = open("ring", O_RDONLY | O_DIRECTORY);
+  printf("write %d\n", (int)write(before, "first ", 6));
+  int no = setup();
+  if (no) return printf("none: %s\n", strerror(-no)), 0;
+  printf("ring write %d\n", go(IORING_OP_WRITE, before, "second", 6, 6, 0));
+  printf("ring append %d\n", go(IORING_OP_WRITE, copy, "!", 1, -1, 0));
+  show("before", before);
+  int after = open("ring/after", O_RDWR | O_CREAT | O_TRUNC, 0644);
+  printf("ring write %d fsync %d\n", go(IORING_OP_WRITE, after, "third", 5, 0, 0), go(IORING_OP_FSYNC, after, 0, 0, 0, 0));
+  show("after", after);
+  int opened = go(IORING_OP_OPENAT, dir, "made", 0644, 0, O_RDWR | O_CREAT);
+  printf("ring open %d write %d\n", opened >= 0, (int)write(opened, "fourth", 6));
+  show("made", opened);
+  char buf[16] = {0};
+  printf("ring read %d %s\n", go(IORING_OP_READ, after, buf, 15, 0, 0), buf);
+  fflush(stdout);
+  if (!fork()) {
+    int child = open("ring/child", O_RDWR | O_CREAT, 0600);
+    printf("child %d\n", go(IORING_OP_WRITE, child, "fifth", 5, 0, 0));
+    show("child", child);
+    fflush(stdout);
+    _exit(0);
+  }
+  wait(0);
+  printf("rename %d unlink %d\n", rename("ring/after", "ring/moved"), unlink("ring/before"));
+  show("moved", after);
+  show("gone", before);
+  return 0;
+}
