@@ -233,15 +233,25 @@ pub fn has_ring() -> bool {
     RING.load(Ordering::Acquire)
 }
 
+/// Whether the volume is mounted where the session has it.
+fn is_mounted() -> bool {
+    let mut path = [0u8; crate::format::PATH_MAX + 16];
+    let (mount, rest) = (session::mount(), b"/.corbel/inode");
+    path[..mount.len()].copy_from_slice(mount);
+    path[mount.len()..mount.len() + rest.len()].copy_from_slice(rest);
+    let fd = sys::call3(nr::OPEN, path.as_ptr() as usize, (o::PATH | o::CLOEXEC) as usize, 0);
+    if !sys::failed(fd) {
+        sys::call1(nr::CLOSE, fd as usize);
+    }
+    !sys::failed(fd)
+}
+
 /// Makes a ring, as asked, and every descriptor of this process the kernel's before it can be used there.
 pub fn ring(entries: usize, params: usize) -> Result<isize, isize> {
     // Without a mount nothing of ours could be used there. Programs answer this by falling back.
-    let mounted = open_inode(InodeId::ROOT.0, 0);
-    if session::header().no_ring != 0 || mounted.is_err() {
-        mounted.into_iter().for_each(table::close_internal);
+    if session::header().no_ring != 0 || !is_mounted() {
         return Err(err::NOSYS);
     }
-    mounted.into_iter().for_each(table::close_internal);
     let fd = sys::call2(nr::IO_URING_SETUP, entries, params);
     if sys::failed(fd) {
         return Err(fd);
