@@ -166,6 +166,8 @@ pub enum Bug {
     HeldForgotten = 96,
     /// A node enters the chain when a process of it that is no more had caught up.
     CaughtUpUnnamed = 97,
+    /// Pages of the state that a snapshot is made of are reused while it is made.
+    ViewReused = 130,
 }
 
 impl Bug {
@@ -487,6 +489,11 @@ impl Bug {
             Bug::CaughtUpUnnamed,
             "caught-up-unnamed",
             "a node enters the chain when a process of it that is no more had caught up",
+        ),
+        (
+            Bug::ViewReused,
+            "view-reused",
+            "pages of the state that a snapshot is made of are reused while it is made",
         ),
     ];
 

@@ -88,6 +88,7 @@ fn config() -> NodeConfig {
         memory: 16 << 20,
         high: 70,
         low: 30,
+        join_step: service::core::JOIN_STEP,
         boot: 1,
         secret: 1,
         incarnation: 1,

@@ -21,6 +21,7 @@ pub mod message;
 mod requests;
 mod restart;
 pub mod ring;
+mod snapshot;
 mod stream;
 pub mod table;
 pub mod validate;
@@ -53,6 +54,9 @@ const BULK_MIN: usize = 64 * 1024;
 /// Messages to this node itself handled in one go before the driver gets a turn.
 const LOCAL_MAX: usize = 10_000;
 
+/// What the service takes for [`NodeConfig::join_step`]: less than a millisecond.
+pub const JOIN_STEP: u32 = 128;
+
 /// What the core must know of its surroundings.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
@@ -72,6 +76,8 @@ pub struct NodeConfig {
     pub high: u32,
     /// Percent of `memory` below which it goes on.
     pub low: u32,
+    /// Names or inodes looked at for a joining node in one turn ([`JOIN_STEP`]).
+    pub join_step: u32,
     /// Names the boot of the machine: processes of another boot are gone.
     pub boot: u128,
     /// A number that nobody else knows, new at each start: the key of the proofs that clients get
@@ -244,7 +250,7 @@ pub struct Node {
     publish_now: bool,
     /// hostd, while it lives.
     host: Option<Arc<dyn Copier>>,
-    snapshots: BTreeMap<NodeId, view::Outgoing>,
+    snapshots: BTreeMap<NodeId, snapshot::Outgoing>,
     incoming: Option<view::Incoming>,
     /// When something was asked or heard about joining; when everything was here.
     joining_at: Nanos,
@@ -573,6 +579,10 @@ impl Node {
             Message::Position { seq } => self.position_arrived(from, seq, out),
             Message::Resume { seq } if from_head => self.resume(seq, out),
             Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation),
+            Message::SnapshotAck { seq, piece } => {
+                self.snapshot_acked(from, seq, piece);
+                Ok(())
+            }
             Message::Snapshot { seq, piece, end, raw, .. } if from_head => {
                 self.snapshot_arrived(seq, piece, end, &raw, out)
             }

@@ -23,7 +23,7 @@ use storage::region::FileRegion;
 use storage::volume::{Params, Volume};
 
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
-use crate::core::{Effect, Event, Node, NodeConfig};
+use crate::core::{Effect, Event, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
 use crate::link::{self, Packet};
@@ -196,6 +196,7 @@ impl Driver {
             memory: config.memory,
             high: config.high,
             low: config.low,
+            join_step: JOIN_STEP,
             secret: crate::process::secret().map_err(|e| Error::new("nicfs: random", e))?,
             incarnation,
             boot: crate::process::boot().map_err(|e| Error::new("nicfs: boot id", e))?,

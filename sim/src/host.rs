@@ -207,6 +207,7 @@ impl Host {
             memory: 64 << 20,
             high: 80,
             low: 50,
+            join_step: [1, 2, 5, 20, 128][(seed >> 20) as usize % 5],
             boot: self.boot,
             secret: SECRET,
             incarnation: self.incarnation + 1,

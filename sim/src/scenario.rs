@@ -362,6 +362,13 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "view-reused",
+        tells: "names come and go while names are sent to a member that joins",
+        make: |p| {
+            joins(p, &[Kind::Create, Kind::Unlink, Kind::Rename]);
+        },
+    },
+    Scenario {
         name: "clone-while-joining",
         tells: "ranges of files are cloned and written while files are sent to a member that joins",
         make: |p| {

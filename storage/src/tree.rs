@@ -5,7 +5,8 @@
 //!   root that reaches them is the one on media. A page is changed in place only if the working
 //!   transaction wrote it; else a copy with a new number takes its place.
 //! - A page that the working transaction drops, and did not itself write, becomes free when that
-//!   transaction's root is durable ([`Tree::publish`]), not before.
+//!   transaction's root is durable ([`Tree::publish`]), not before; nor before the last view
+//!   ([`Tree::view`]) of a published state that it belongs to is gone.
 //! - Which pages are in use is not on media: opening walks the tree, which also checks all of it
 //!   (4 KiB of reading a page; a gigabyte of tree takes about half a second).
 //!
@@ -102,7 +103,12 @@ pub struct Tree {
     working: u64,
     published: u64,
     /// Dropped by the working transaction, written by an earlier one.
-    freed: Vec<u64>,
+    freed: Vec<Dropped>,
+    /// Dropped by a published transaction, and part of a state that is viewed.
+    held: Vec<(Dropped, u64)>,
+    /// Published transactions that are viewed; each view has its own, so that the count says
+    /// whether it lives.
+    pins: Vec<Arc<u64>>,
     /// Freed by transactions that are not published (the working one included).
     pending: u64,
     /// Written by the working transaction; may name a page twice or one that was dropped again.
@@ -115,6 +121,20 @@ impl core::fmt::Debug for Tree {
     }
 }
 
+/// A page that is no part of the working state any more.
+#[derive(Clone, Copy, Debug)]
+struct Dropped {
+    page: u64,
+    /// The transaction that wrote it.
+    written: u64,
+}
+
+/// Keeps the pages of a view.
+#[derive(Debug)]
+pub struct Pin {
+    _transaction: Arc<u64>,
+}
+
 /// What one transaction did to the tree.
 #[derive(Debug)]
 pub struct SealedTree {
@@ -122,7 +142,7 @@ pub struct SealedTree {
     pub root: Root,
     /// Pages to write.
     pub pages: Vec<(u64, Arc<Page>)>,
-    freed: Vec<u64>,
+    freed: Vec<Dropped>,
     transaction: u64,
 }
 
@@ -164,8 +184,46 @@ impl Tree {
             working: published + 1,
             published,
             freed: Vec::new(),
+            held: Vec::new(),
+            pins: Vec::new(),
             pending: 0,
             dirty: Vec::new(),
+        }
+    }
+
+    /// The state of the published `root`, to be read from while this tree goes on: its pages stay
+    /// as long as the pin lives.
+    pub fn view(&mut self, root: Root, cache_pages: usize) -> (Self, Pin) {
+        let pin = Arc::new(self.published);
+        self.pins.push(Arc::clone(&pin));
+        let view = Self::with(self.media.clone(), 0, cache_pages, root, self.published);
+        (view, Pin { _transaction: pin })
+    }
+
+    /// Whether a page belongs to a state that is viewed.
+    fn is_viewed(&self, page: Dropped, dropped: u64) -> bool {
+        let holds = |pin: &Arc<u64>| (page.written..dropped).contains(pin.as_ref());
+        self.pins.iter().any(holds) && !planted(Bug::ViewReused)
+    }
+
+    /// Frees the pages of views that are gone.
+    fn end_views(&mut self) {
+        let before = self.pins.len();
+        self.pins.retain(|pin| Arc::strong_count(pin) > 1);
+        if self.pins.len() == before {
+            return;
+        }
+        for (page, dropped) in std::mem::take(&mut self.held) {
+            self.release(page, dropped);
+        }
+    }
+
+    /// A page that no root on media leads to is free, unless it is viewed.
+    fn release(&mut self, page: Dropped, dropped: u64) {
+        if self.is_viewed(page, dropped) {
+            self.held.push((page, dropped));
+        } else {
+            self.used.clear(page.page);
         }
     }
 
@@ -264,7 +322,7 @@ impl Tree {
             self.cache.get_mut().remove(number);
             self.used.clear(number);
         } else {
-            self.freed.push(number);
+            self.freed.push(Dropped { page: number, written: transaction });
             self.pending += 1;
         }
     }
@@ -541,9 +599,10 @@ impl Tree {
         assert_eq!(sealed.transaction, self.published + 1, "seals are published in order");
         self.published = sealed.transaction;
         self.pending -= sealed.freed.len() as u64;
-        for number in sealed.freed {
-            self.cache.get_mut().remove(number);
-            self.used.clear(number);
+        self.end_views();
+        for page in sealed.freed {
+            self.cache.get_mut().remove(page.page);
+            self.release(page, sealed.transaction);
         }
     }
 
@@ -567,9 +626,14 @@ impl Tree {
         self.pending
     }
 
+    /// Pages that become free when the views of earlier states are gone and something is published.
+    pub fn viewed_pages(&self) -> u64 {
+        self.held.len() as u64
+    }
+
     /// Pages that the working state consists of.
     pub fn pages(&self) -> u64 {
-        self.used.count - self.pending
+        self.used.count - self.pending - self.viewed_pages()
     }
 
     /// Pages written by the working transaction (those written and dropped again included).

@@ -45,7 +45,7 @@ use crate::format::superblock::{
 use crate::limits::BLOCK_BYTES;
 use crate::media::{Media, MediaError, Segment};
 pub use crate::tree::Fault;
-use crate::tree::{Root, Tree};
+use crate::tree::{Pin, Root, Tree};
 pub use digest::DIFFERENCES_MAX;
 pub use publish::{CopyItem, Sealed, run_copies};
 pub use quota::{AccountId, Amount};
@@ -67,6 +67,8 @@ const PAGES_RESERVE_SHARE: u64 = 32;
 const COPIES_SOFT_MAX: usize = 65536;
 /// Pages of the tree kept in DRAM: 64 MiB.
 pub const CACHE_PAGES: usize = 16384;
+/// The same for a view: 4 MiB.
+const VIEW_CACHE_PAGES: usize = 1024;
 
 /// Why an operation was refused. It changed nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -211,6 +213,21 @@ pub struct VolumeStat {
     pub inodes: u64,
     /// Inodes that the tree still has room for, roughly.
     pub inodes_free: u64,
+}
+
+/// The published state of one moment, for reading while the volume goes on. The contents of files
+/// and free space are none of it.
+#[derive(Debug)]
+pub struct View {
+    volume: Volume,
+    _pin: Pin,
+}
+
+impl core::ops::Deref for View {
+    type Target = Volume;
+    fn deref(&self) -> &Volume {
+        &self.volume
+    }
 }
 
 /// An open volume: owned by one thread at a time.
@@ -420,6 +437,19 @@ impl Volume {
         Ok(volume)
     }
 
+    /// The published state as it is now; costs the same whatever it holds. Tree pages that the volume
+    /// drops from now on are not reused while it lives, nor before something is published
+    /// afterwards. With something unpublished, limits may be newer than the rest.
+    pub fn view(&mut self) -> View {
+        let level = u8::try_from(self.root.level).unwrap_or(u8::MAX);
+        let root = Root { page: self.root.page, level };
+        let (tree, pin) = self.tree.view(root, VIEW_CACHE_PAGES);
+        let mut volume = Self::with(self.media.clone(), tree, self.superblock.clone(), self.root);
+        volume.inodes = self.root.inodes;
+        volume.accounts = self.accounts.limits_alone();
+        View { volume, _pin: pin }
+    }
+
     fn ensure_arena(&self, arena: u32) -> Result<(), Fault> {
         let bytes = self.superblock.capacity_blocks * BLOCK_BYTES;
         Ok(self.media.ensure(Segment::Arena(arena), bytes)?)
@@ -484,10 +514,21 @@ impl Volume {
         }
     }
 
+    /// Pages that publishing gives back, once views are gone.
+    fn pages_in_waiting(&self) -> u64 {
+        self.tree.pending_pages() + self.tree.viewed_pages()
+    }
+
+    /// Whether pages wait for the end of a view: who has published, and is told again to do so, ends
+    /// the views first.
+    pub fn views_hold_pages(&self) -> bool {
+        self.tree.viewed_pages() > 0
+    }
+
     /// Whether the tree has pages for an operation; those that give space back may use the last.
     fn room_in_tree(&self, gives_back: bool) -> Result<(), Refusal> {
         let reserve = if gives_back { 0 } else { self.superblock.tree_pages / PAGES_RESERVE_SHARE };
-        let (free, pending) = (self.tree.free_pages(), self.tree.pending_pages());
+        let (free, pending) = (self.tree.free_pages(), self.pages_in_waiting());
         if free >= PAGES_PER_OP + reserve {
             Ok(())
         } else if free + pending >= PAGES_PER_OP + reserve {
@@ -635,7 +676,7 @@ impl Volume {
 
     /// Space and inode counts.
     pub fn statfs(&self) -> VolumeStat {
-        let room = self.tree.free_pages() + self.tree.pending_pages();
+        let room = self.tree.free_pages() + self.pages_in_waiting();
         let reserve = self.superblock.tree_pages / PAGES_RESERVE_SHARE + PAGES_PER_OP;
         VolumeStat {
             blocks: self.space.capacity(),
@@ -652,6 +693,17 @@ impl Volume {
         self.tree.scan(from, to, &mut |key, _| {
             found.push(InodeId(key.item));
             true
+        })?;
+        Ok(found)
+    }
+
+    /// The first of them after `after`.
+    pub fn orphan_after(&self, after: InodeId) -> Result<Option<InodeId>, Fault> {
+        let mut found = None;
+        let from = Key::new(0, kind::ORPHAN, after.0.saturating_add(1));
+        self.tree.scan(from, Key::new(0, kind::ORPHAN, u64::MAX), &mut |key, _| {
+            found = Some(InodeId(key.item));
+            false
         })?;
         Ok(found)
     }

@@ -379,7 +379,7 @@ impl Node {
             self.refuse(client, header, op, errno, out);
             return Ok(draft);
         }
-        let mut tried = false;
+        let mut tries = 0;
         let applied = loop {
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
             // Where the order is made, and nowhere else.
@@ -388,9 +388,18 @@ impl Node {
             self.volume.enforce_quotas(false);
             match applied {
                 Ok(applied) => break applied,
-                Err(Refusal::NeedsPublish) if !tried => {
+                Err(Refusal::NeedsPublish)
+                    if tries == 0 || (tries == 1 && self.volume.views_hold_pages()) =>
+                {
+                    if tries == 1 {
+                        // Space goes before nodes that join; they ask again.
+                        log::warn!(
+                            "the tree is nearly full: snapshots for joining nodes begin anew"
+                        );
+                        self.snapshots.retain(|_, s| s.is_sent());
+                    }
+                    tries += 1;
                     // What is in the draft must be in the ring before its copies can run.
-                    tried = true;
                     let rest = draft.reserved;
                     self.close(draft, client, before, incarnation, out)?;
                     self.publish_working(self.applied)?;

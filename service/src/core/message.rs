@@ -28,6 +28,7 @@
 //! 18 SnapshotWant   syncing -> head   incarnation of the process u64
 //! 19 Snapshot       head -> syncing   stream seq u64, piece u32 (counted from 0), last inode u64, end u8,
 //!                                     raw log entries
+//! 24 SnapshotAck    syncing -> head   stream seq u64, piece u32: applied here, and all before it
 //! 20 LockWant       agent -> head     client u64, inode u64, token u64, what u8 (1 set, 2 test,
 //!                                     3 cancel), wait u64, lock (storage::format::lock)
 //! 21 LockDone       head -> agent     client u64, token u64, errno u16, found u8, lock if found
@@ -194,6 +195,10 @@ pub enum Message {
         end: bool,
         raw: Vec<u8>,
     },
+    SnapshotAck {
+        seq: StreamSeq,
+        piece: u32,
+    },
     LockWant {
         client: ClientId,
         ino: InodeId,
@@ -352,6 +357,10 @@ impl Message {
                 w.u64(seq.0).u32(*piece).u64(last_inode.0).u8(u8::from(*end)).bytes(raw);
                 19
             }
+            Self::SnapshotAck { seq, piece } => {
+                w.u64(seq.0).u32(*piece);
+                24
+            }
             Self::LockWant { client, ino, token, ask } => {
                 w.u64(client.0).u64(ino.0).u64(*token);
                 ask.encode(&mut w);
@@ -452,6 +461,7 @@ impl Message {
                 raw: r.rest().to_vec(),
             },
             20..=23 => Self::decode_lock(kind, &mut r)?,
+            24 => Self::SnapshotAck { seq: StreamSeq(r.u64()?), piece: r.u32()? },
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;

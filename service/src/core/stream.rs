@@ -330,6 +330,8 @@ impl Node {
     fn take_back(&mut self) -> Result<(), Failure> {
         self.settle_job()?;
         let upto = std::mem::replace(&mut self.applied, self.published);
+        // Their views are of a volume that nobody asks any more for their pages.
+        self.snapshots.clear();
         self.volume = Volume::open(Arc::clone(&self.media))?;
         while self.applied < upto {
             self.apply_chunk(StreamSeq(self.applied.0 + 1), true)?;

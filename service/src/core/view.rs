@@ -6,20 +6,14 @@
 //! head fetches it; what a member lacks is sent to it. Chunks are only ever made by one head an
 //! epoch and passed down the chain, so of two members one's stream is a prefix of the other's.
 //!
-//! A node that joins gets the head's namespace as synthetic entries of one moment, then the content
-//! of the files, then the stream from that moment on. Content copied later than the moment may be
-//! newer than it; the stream that follows says the same again (entries carry absolute results).
+//! A node that joins gets a snapshot (`snapshot`), then the stream from its moment on.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
-use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
-use storage::acl;
-use storage::format::entry::{Op, Stamp, mask};
-use storage::format::rpc::InodeRecord;
+use base::{ClientId, Epoch, Nanos, NodeId, StreamSeq};
 use storage::media::Segment;
-use storage::volume::{AccountId, Params, Refusal, Volume, run_copies};
+use storage::volume::{Params, Refusal, Volume, run_copies};
 
 use super::message::Message;
 use super::{Effect, Failure, Node, Role, entries};
@@ -32,42 +26,6 @@ const JOIN_AGAIN: u64 = 500_000_000;
 const JOIN_GIVE_UP: u64 = 5_000_000_000;
 /// Between two requests to let a follower into the chain.
 const PROMOTE_PAUSE: u64 = 50_000_000;
-/// After this time a head that is not fenced knows what became of such a request: a heartbeat sent later
-/// has been confirmed, on the same connection.
-const PROMOTE_KNOWN: u64 = 1_000_000_000;
-/// Bytes of synthetic entries in one snapshot message.
-const PIECE: usize = 512 * 1024;
-/// Bytes of file content in one entry.
-const CONTENT: usize = 128 * 1024;
-const S_IFMT: u32 = 0o170_000;
-const S_IFDIR: u32 = 0o040_000;
-const S_IFREG: u32 = 0o100_000;
-
-/// A snapshot on its way to a joining node.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) seq: StreamSeq,
-    pieces: VecDeque<Vec<u8>>,
-    files: VecDeque<(InodeId, u64)>,
-    at: u64,
-    /// Messages sent.
-    number: u32,
-    /// All of it is on its way.
-    sent: bool,
-}
-
-impl Outgoing {
-    /// Whether all of it is on its way: no content is read for it any more.
-    pub(super) const fn is_sent(&self) -> bool {
-        self.sent
-    }
-
-    /// The number of the next message.
-    const fn next(&mut self) -> u32 {
-        self.number += 1;
-        self.number - 1
-    }
-}
 
 /// A snapshot arriving.
 #[derive(Debug, Default)]
@@ -480,249 +438,6 @@ impl Node {
         }
     }
 
-    /// A node wants to join: fixes the namespace of this moment.
-    pub(super) fn snapshot_wanted(
-        &mut self,
-        from: NodeId,
-        incarnation: u64,
-    ) -> Result<(), Failure> {
-        if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
-            return Ok(());
-        }
-        self.followers.remove(&from);
-        let before = self.joining.insert(from, incarnation);
-        let asks_again = before == Some(incarnation);
-        if before.is_some_and(|old| old != incarnation) {
-            // What was promised for the process before it, the coordinator refuses to this one.
-            self.promised.remove(&from);
-        }
-        let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
-        if self.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped) {
-            // It may be in the chain already, by the word of this head, and must not be wiped. It asks again.
-            return Ok(());
-        }
-        if asks_again && self.snapshots.get(&from).is_some_and(|s| s.number == 0 && !s.sent) {
-            // Making it took longer than the node waits before it asks again. It would for ever.
-            return Ok(());
-        }
-        // What it held before is about to be wiped.
-        self.acked.remove(&from);
-        self.counters.snapshots += 1;
-        // Content is read from the arenas, which hold what is published.
-        self.publish_all()?;
-        let mut writer = Synthetic::default();
-        let mut files = VecDeque::new();
-        self.dump(&mut writer, &mut files)?;
-        let pieces = writer.finish();
-        log::info!("node {from} joins at stream position {}", self.applied);
-        self.snapshots.insert(
-            from,
-            Outgoing { seq: self.applied, pieces, files, at: 0, number: 0, sent: false },
-        );
-        Ok(())
-    }
-
-    /// Every name, attribute and extended attribute as entries, parents first.
-    fn dump(
-        &self,
-        out: &mut Synthetic,
-        files: &mut VecDeque<(InodeId, u64)>,
-    ) -> Result<(), Failure> {
-        let mut seen = std::collections::BTreeSet::new();
-        let mut dirs = VecDeque::from([InodeId::ROOT]);
-        let (mut late, mut counted) = (Vec::new(), Vec::new());
-        if let Some(root) = self.volume.attr(InodeId::ROOT)? {
-            counted.push((root.ino, root.project));
-            late.push(root);
-        }
-        while let Some(dir) = dirs.pop_front() {
-            let mut names = Vec::new();
-            self.volume.readdir(dir, 0, usize::MAX, &mut |n| {
-                if n.name != b"." && n.name != b".." {
-                    names.push((n.ino, n.name.to_vec()));
-                }
-                true
-            })?;
-            for (ino, name) in names {
-                if !seen.insert(ino) {
-                    out.op(&Op::Link { ino, parent: dir, name: &name });
-                    continue;
-                }
-                let Some(record) = self.volume.attr(ino)? else { continue };
-                counted.push((ino, record.project));
-                let target = self.volume.symlink(ino)?;
-                self.dump_inode(out, &record, dir, &name, &target)?;
-                if record.mode & S_IFMT == S_IFDIR {
-                    dirs.push_back(ino);
-                }
-                if record.mode & S_IFMT == S_IFREG && record.size > 0 {
-                    files.push_back((ino, record.size));
-                }
-                late.push(record);
-            }
-        }
-        // Orphans that somebody still has open live on without a name, here too: a name in the
-        // root that goes away at once.
-        for ino in self.volume.orphans()? {
-            let Some(record) = self.volume.attr(ino)? else { continue };
-            counted.push((ino, record.project));
-            if record.linkable {
-                let (mode, uid, gid, parent) = (record.mode, record.uid, record.gid, InodeId::ROOT);
-                out.time = nanos(record.btime);
-                out.op(&Op::Tmpfile { ino, parent, mode, uid, gid, linkable: true });
-                self.dump_rest(out, &record)?;
-                files.push_back((ino, record.size));
-                continue;
-            }
-            let name = format!(".corbel-orphan-{ino}").into_bytes();
-            let target = self.volume.symlink(ino)?;
-            self.dump_inode(out, &record, InodeId::ROOT, &name, &target)?;
-            if record.mode & S_IFMT == S_IFDIR {
-                out.op(&Op::Rmdir { ino, parent: InodeId::ROOT, name: &name });
-                late.push(record);
-            } else {
-                out.op(&Op::Unlink { ino, parent: InodeId::ROOT, name: &name, open: true });
-                files.push_back((ino, record.size));
-            }
-        }
-        // Whose quota counts them comes after all names: a file may have names in two trees since
-        // before one of them had a quota.
-        for (ino, project) in counted.into_iter().filter(|(_, of)| *of != InodeId::NONE) {
-            out.op(&Op::SetProject { ino, project });
-        }
-        for (account, limit) in self.volume.limits() {
-            let (ino, user) = match account {
-                AccountId::User(uid) => (InodeId::ROOT, Some(uid)),
-                AccountId::Directory(ino) => (ino, None),
-            };
-            out.op(&Op::SetQuota { ino, user, limit });
-        }
-        // Lists to be inherited come after all that would inherit them, times last: making names
-        // changes those of directories.
-        for record in late.into_iter().rev() {
-            if let Some(list) = &record.default_acl {
-                let (ino, name, value) = (record.ino, acl::DEFAULT, list.encode());
-                out.op(&Op::SetXattr { ino, name, value: &value });
-            }
-            out.times(&record);
-        }
-        Ok(())
-    }
-
-    fn dump_inode(
-        &self,
-        out: &mut Synthetic,
-        r: &InodeRecord,
-        parent: InodeId,
-        name: &[u8],
-        target: &[u8],
-    ) -> Result<(), Failure> {
-        out.time = nanos(r.btime);
-        let (ino, mode, rdev, uid, gid) = (r.ino, r.mode, r.rdev, r.uid, r.gid);
-        out.op(&Op::Create { ino, parent, mode, rdev, uid, gid, name, target });
-        self.dump_rest(out, r)
-    }
-
-    /// What an inode has besides what it was made with, content and times apart.
-    fn dump_rest(&self, out: &mut Synthetic, r: &InodeRecord) -> Result<(), Failure> {
-        let ino = r.ino;
-        if r.mode & S_IFMT == S_IFREG && r.size > 0 {
-            out.op(&Op::Truncate { ino, size: r.size, clear_setid: false });
-        }
-        for name in self.volume.xattrs(ino)? {
-            if name == acl::DEFAULT {
-                continue;
-            }
-            if let Some(value) = self.volume.xattr(ino, &name)? {
-                out.op(&Op::SetXattr { ino, name: &name, value: &value });
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends the next piece of a snapshot; `true` when there was one.
-    pub(super) fn snapshot_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
-        let going = |(n, s): (&NodeId, &Outgoing)| (!s.sent).then_some(*n);
-        let Some(node) = self.snapshots.iter().find_map(going) else { return Ok(false) };
-        let Some(mut going) = self.snapshots.remove(&node) else { return Ok(false) };
-        let last_inode = self.volume.last_inode();
-        let seq = going.seq;
-        if let Some(raw) = going.pieces.pop_front() {
-            let piece = going.next();
-            self.send(node, &Message::Snapshot { seq, piece, last_inode, end: false, raw }, out);
-            self.snapshots.insert(node, going);
-            return Ok(true);
-        }
-        let mut writer = Synthetic::default();
-        while writer.len() < PIECE {
-            let Some((ino, size)) = going.files.front().copied() else { break };
-            let record = self.volume.attr(ino)?;
-            if going.at >= size || record.is_none() {
-                // Writing the content has changed the times.
-                record.iter().for_each(|r| writer.times(r));
-                going.files.pop_front();
-                going.at = 0;
-                continue;
-            }
-            let moving = self.dirty.get(&ino).is_some_and(|(seq, _)| *seq > self.published);
-            if moving && !planted(Bug::MovedContent) {
-                // Blocks that an operation has moved hold nothing before it is published.
-                self.publish_all()?;
-            }
-            going.at = self.content(&mut writer, ino, going.at, size)?;
-        }
-        if planted(Bug::SnapshotPieceLost) && going.files.len() == 1 {
-            going.files.clear();
-        }
-        let end = going.files.is_empty();
-        for raw in writer.finish() {
-            let piece = going.next();
-            self.send(node, &Message::Snapshot { seq, piece, last_inode, end: false, raw }, out);
-        }
-        if end {
-            // The entry stays, and with it the chunks after `seq`, until the node says it is done.
-            let (piece, raw) = (going.next(), Vec::new());
-            self.send(node, &Message::Snapshot { seq, piece, last_inode, end: true, raw }, out);
-            going.sent = true;
-            if planted(Bug::CaughtUpEarly) {
-                let process = self.joining.get(&node).copied().unwrap_or(0);
-                out.push(Effect::CaughtUp(node, process, self.epoch));
-            }
-        }
-        self.snapshots.insert(node, going);
-        Ok(true)
-    }
-
-    /// Content of a file from `at` on, holes left out; returns where to go on.
-    fn content(
-        &self,
-        out: &mut Synthetic,
-        ino: InodeId,
-        at: u64,
-        size: u64,
-    ) -> Result<u64, Failure> {
-        let Some(extent) = self
-            .volume
-            .extents(ino, at, 16)?
-            .into_iter()
-            .find(|e| !e.unwritten && e.offset + e.len > at)
-        else {
-            return Ok(size);
-        };
-        let from = at.max(extent.offset);
-        let to = (extent.offset + extent.len).min(size).min(from + CONTENT as u64);
-        if from >= size {
-            return Ok(size);
-        }
-        let mut data = vec![0u8; (to - from) as usize];
-        let n = self.volume.read_file(ino, from, &mut data)?;
-        data.truncate(n);
-        if n > 0 {
-            out.op(&Op::Write { ino, offset: from, data: &data, clear_setid: false });
-        }
-        Ok(to)
-    }
-
     pub(super) fn snapshot_arrived(
         &mut self,
         seq: StreamSeq,
@@ -767,6 +482,7 @@ impl Node {
             }
         }
         self.publish_piece()?;
+        self.to_head(Message::SnapshotAck { seq, piece }, out);
         if end {
             let sealed = self.volume.seal(seq, self.epoch, &[])?;
             self.volume.publish(sealed)?;
@@ -830,51 +546,5 @@ impl Node {
         self.ring.restart(seq)?;
         (self.applied, self.published) = (StreamSeq(0), StreamSeq(0));
         Ok(())
-    }
-}
-
-fn nanos(s: Stamp) -> u64 {
-    u64::try_from(s.sec).unwrap_or(0).saturating_mul(1_000_000_000) + u64::from(s.nsec)
-}
-
-/// Entries made by the service to describe a state.
-#[derive(Default)]
-struct Synthetic {
-    done: VecDeque<Vec<u8>>,
-    raw: Vec<u8>,
-    time: u64,
-}
-
-impl Synthetic {
-    fn op(&mut self, op: &Op<'_>) {
-        let bytes = op.to_entry(Sequence(1), Epoch(0), 0, self.time, 0);
-        if self.raw.len() + bytes.len() > PIECE && !self.raw.is_empty() {
-            self.done.push_back(std::mem::take(&mut self.raw));
-        }
-        self.raw.extend(bytes);
-    }
-
-    fn times(&mut self, r: &InodeRecord) {
-        self.time = nanos(r.ctime);
-        self.op(&Op::SetAttr {
-            ino: r.ino,
-            mask: mask::ALL,
-            mode: r.mode & 0o7777,
-            uid: r.uid,
-            gid: r.gid,
-            atime: r.atime,
-            mtime: r.mtime,
-        });
-    }
-
-    fn len(&self) -> usize {
-        self.raw.len() + self.done.iter().map(Vec::len).sum::<usize>()
-    }
-
-    fn finish(mut self) -> VecDeque<Vec<u8>> {
-        if !self.raw.is_empty() {
-            self.done.push_back(self.raw);
-        }
-        self.done
     }
 }

@@ -138,6 +138,121 @@ fn a_snapshot_begins_anew_with_a_new_head() {
     rig.check();
 }
 
+/// The snapshot is made a few names a turn, and a few pieces are on their way at once: the head serves others
+/// meanwhile. What these change is on the node that joins when it is in the chain, and what it is made of
+/// is the state of its moment, though the tree has changed all over since.
+#[test]
+fn a_snapshot_is_made_in_turns_while_the_volume_changes() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let mut files = Vec::new();
+    for n in 0..3000 {
+        files.push(hand.create(&mut rig, format!("file {n:05}").as_bytes(), 0o100_644));
+    }
+    hand.sync(&mut rig);
+    rig.settle();
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    let link = |rig: &Rig, to| {
+        rig.links.iter().position(|(t, f, _)| (*t, *f) == (to, if to == ONE { TWO } else { ONE }))
+    };
+    let (asks, pieces) = (link(&rig, ONE).unwrap(), link(&rig, TWO).unwrap());
+    rig.pass(600_000_000);
+    while rig.deliver(asks) {}
+    let sent = |rig: &Rig| rig.links[pieces].2.iter().filter(|(kind, _)| *kind == 19).count();
+    for turn in 0..5 {
+        rig.pass(1_000_000);
+        assert!(sent(&rig) <= 8, "no more are on their way unacknowledged");
+        assert!(turn == 0 || sent(&rig) == 8, "and so many are");
+    }
+    // Everything changes before the rest is made: half goes, others get other names.
+    for (n, ino) in files.iter().enumerate() {
+        let name = format!("file {n:05}");
+        let op = if n % 2 == 0 {
+            Op::Unlink { ino: *ino, parent: InodeId::ROOT, name: name.as_bytes(), open: false }
+        } else {
+            continue;
+        };
+        hand.append_in(&mut rig, InodeId::ROOT, &op);
+        if n % 100 == 0 {
+            rig.pass(6_000_000);
+        }
+    }
+    assert_eq!(hand.refusals(), 0);
+    for _ in 0..200 {
+        rig.pass(10_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
+    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
+    assert_eq!(rig.nodes[0].volume().tree().viewed_pages(), 0, "nothing is kept for it any more");
+    assert_same(&rig);
+    rig.check();
+}
+
+/// A piece is lost without either end learning of it: the node asks again, and after a while it is believed.
+#[test]
+fn who_lacks_a_piece_is_sent_another_snapshot() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    for n in 0..2000 {
+        hand.create(&mut rig, format!("file {n:05}").as_bytes(), 0o100_644);
+    }
+    hand.sync(&mut rig);
+    rig.settle();
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    let pieces = rig.links.iter().position(|(t, f, _)| (*t, *f) == (TWO, ONE)).unwrap();
+    for _ in 0..20 {
+        rig.pass(100_000_000);
+        let lost = rig.links[pieces].2.iter().position(|(kind, _)| *kind == 19);
+        if let Some(at) = lost {
+            rig.links[pieces].2.remove(at);
+            break;
+        }
+        rig.deliver_all();
+    }
+    for _ in 0..60 {
+        rig.pass(100_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 2, "the first lacked a piece");
+    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
+    assert_same(&rig);
+    rig.check();
+}
+
+/// Many reserved blocks lie before the content of a file.
+#[test]
+fn content_behind_many_reserved_blocks_is_on_a_node_that_joins() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let file = hand.create(&mut rig, b"sparse", 0o100_644);
+    for n in 0..40 {
+        let (offset, len) = (n * 8192, 4096);
+        hand.append(&Op::Fallocate { ino: file, offset, len, mode: 0 });
+    }
+    hand.append(&Op::Write { ino: file, offset: 1 << 20, data: &[9; 5000], clear_setid: false });
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    for _ in 0..30 {
+        rig.pass(50_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
+    assert_same(&rig);
+    rig.check();
+}
+
 /// A removed directory that somebody has open is an inode like others, on a node that joins as well. Seeds 113 and 436.
 #[test]
 fn a_removed_directory_that_is_open_is_on_a_node_that_joins() {

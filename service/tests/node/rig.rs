@@ -33,6 +33,7 @@ pub fn config(node: u32) -> NodeConfig {
         memory: 16 << 20,
         high: 70,
         low: 30,
+        join_step: service::core::JOIN_STEP,
         boot: 1,
         secret: SECRET,
         incarnation: 1,

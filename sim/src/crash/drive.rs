@@ -133,6 +133,7 @@ impl Machine {
             memory: 64 << 20,
             high: 80,
             low: 50,
+            join_step: service::core::JOIN_STEP,
             // Each start is after a power cut.
             boot: epoch.into(),
             secret: 77,

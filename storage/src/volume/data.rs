@@ -170,7 +170,7 @@ impl Volume {
 
     /// Whether the tree has pages to change that many extents.
     fn can_store(&self, extents: u64) -> Result<(), Refusal> {
-        let (free, pending) = (self.tree.free_pages(), self.tree.pending_pages());
+        let (free, pending) = (self.tree.free_pages(), self.pages_in_waiting());
         let need = PAGES_PER_OP + extents / 16;
         if free >= need {
             Ok(())

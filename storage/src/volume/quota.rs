@@ -42,6 +42,11 @@ fn accounts(uid: u32, project: InodeId) -> impl Iterator<Item = AccountId> {
 }
 
 impl Accounts {
+    /// The limits, without what is used.
+    pub fn limits_alone(&self) -> Self {
+        Self { limits: self.limits.clone(), ..Self::default() }
+    }
+
     /// An inode found at open.
     pub fn found_inode(&mut self, inode: &Inode) {
         self.add(inode.uid, inode.project, inode.blocks, 1);

@@ -1,0 +1,450 @@
+//! What a joining node is sent by the head: the namespace of one moment, then the content of the files.
+//!
+//! The moment is a [`View`] of the published tree, whose pages stay as long as the snapshot needs them, while
+//! the volume goes on. A cursor goes over it, a few names or inodes a turn ([`NodeConfig::join_step`] and
+//! [`PIECE`]), between whatever else there is to do, so that nobody waits for a node that joins, however much
+//! the volume holds. What a turn made is a piece, a message of entries made by the service (more than one if
+//! an inode has very many extended attributes). At most
+//! [`WINDOW`] pieces are on their way: the joining node acknowledges each when it has applied it.
+//!
+//! Order: names from the root downwards, parents before children; inodes without a name; then every inode by
+//! number, with what making names would change (times, lists to be inherited, accounts) and its content.
+//! Content is read from the volume as it is when its turn has come, and may be newer than the moment. The
+//! stream that follows says the same again; operations that use content which is there (`CloneRange`, `Shift`)
+//! end the snapshot, and the node asks for another.
+//!
+//! [`NodeConfig::join_step`]: super::NodeConfig::join_step
+
+use std::collections::{BTreeSet, VecDeque};
+
+use base::planted::{Bug, planted};
+use base::{Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
+use storage::acl;
+use storage::format::entry::{Op, Stamp, mask};
+use storage::format::rpc::InodeRecord;
+use storage::volume::{AccountId, View, Volume};
+
+use super::message::Message;
+use super::{Effect, Failure, Node};
+
+/// Bytes of synthetic entries after which a turn ends.
+const PIECE: usize = 256 * 1024;
+/// Bytes of one message, unless one entry is longer.
+const MESSAGE: usize = 512 * 1024;
+/// Bytes of file content in one entry.
+const CONTENT: usize = 128 * 1024;
+/// Pieces on their way at once.
+const WINDOW: u32 = 8;
+/// A joining node that asks again, and has not acknowledged anything for so long, lacks a piece.
+const LOST: Nanos = 1_000_000_000;
+/// After this time a head that is not fenced knows what became of a request to let a node into the chain: a
+/// heartbeat sent later has been confirmed, on the same connection.
+const PROMOTE_KNOWN: Nanos = 1_000_000_000;
+const S_IFMT: u32 = 0o170_000;
+const S_IFDIR: u32 = 0o040_000;
+const S_IFREG: u32 = 0o100_000;
+
+/// A snapshot on its way to a joining node.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) seq: StreamSeq,
+    /// None: all of it is on its way.
+    dump: Option<Dump>,
+    /// Messages sent.
+    number: u32,
+    /// Messages acknowledged.
+    acked: u32,
+    /// When it was begun, or something was acknowledged last.
+    heard: Nanos,
+}
+
+impl Outgoing {
+    /// Whether all of it is on its way: no content is read for it any more.
+    pub(super) const fn is_sent(&self) -> bool {
+        self.dump.is_none()
+    }
+
+    /// Whether the next piece may be sent.
+    const fn is_open(&self) -> bool {
+        self.dump.is_some() && self.number < self.acked.saturating_add(WINDOW)
+    }
+
+    /// The number of the next message.
+    const fn next(&mut self) -> u32 {
+        self.number += 1;
+        self.number - 1
+    }
+}
+
+/// How far a snapshot is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Names of the first of `dirs`, from this cookie on.
+    Names(u64),
+    /// Inodes without a name, after this one.
+    Orphans(InodeId),
+    Quotas,
+    /// Inodes after this one.
+    Inodes(InodeId),
+    /// Content of a file, from here on.
+    Content(InodeId, u64),
+    Done,
+}
+
+/// The cursor over a view.
+#[derive(Debug)]
+struct Dump {
+    view: View,
+    stage: Stage,
+    /// Directories whose names are still to be told.
+    dirs: VecDeque<InodeId>,
+    /// Files with several names, of which one has been told.
+    linked: BTreeSet<InodeId>,
+}
+
+impl Dump {
+    fn new(view: View) -> Self {
+        let dirs = VecDeque::from([InodeId::ROOT]);
+        Self { view, stage: Stage::Names(0), dirs, linked: BTreeSet::new() }
+    }
+
+    /// Goes on, over at most `steps` names or inodes; says over how many it did.
+    fn step(&mut self, now: &Volume, steps: u32, out: &mut Synthetic) -> Result<u32, Failure> {
+        match self.stage {
+            Stage::Names(cookie) => return self.names(cookie, steps, out),
+            Stage::Orphans(after) => self.orphan(after, out)?,
+            Stage::Quotas => {
+                self.quotas(out);
+                self.stage = Stage::Inodes(InodeId::NONE);
+            }
+            Stage::Inodes(after) => match self.view.inodes_after(after, 1)?.first() {
+                Some(ino) => self.begin_inode(*ino, out)?,
+                None => self.stage = Stage::Done,
+            },
+            Stage::Content(ino, at) => {
+                let Some(record) = self.view.attr(ino)? else { return Err(vanished(ino)) };
+                let to = content(now, out, ino, at, record.size)?;
+                if to >= record.size {
+                    // Writing it has changed the times.
+                    out.times(&record);
+                    self.stage = Stage::Inodes(ino);
+                } else {
+                    self.stage = Stage::Content(ino, to);
+                }
+            }
+            Stage::Done => {}
+        }
+        Ok(1)
+    }
+
+    /// The file whose content is read next.
+    const fn reads(&self) -> Option<InodeId> {
+        match self.stage {
+            Stage::Content(ino, _) => Some(ino),
+            _ => None,
+        }
+    }
+
+    /// Names of one directory.
+    fn names(&mut self, cookie: u64, steps: u32, out: &mut Synthetic) -> Result<u32, Failure> {
+        let Some(dir) = self.dirs.front().copied() else {
+            self.stage = Stage::Orphans(InodeId::NONE);
+            self.linked.clear();
+            return Ok(1);
+        };
+        let mut names = Vec::new();
+        let end = self.view.readdir(dir, cookie, steps as usize, &mut |n| {
+            names.push((n.ino, n.name.to_vec(), n.next));
+            true
+        })?;
+        let (mut told, mut at, mut whole) = (0, cookie, true);
+        for (ino, name, next) in names {
+            if out.len() >= PIECE {
+                whole = false;
+                break;
+            }
+            (told, at) = (told + 1, next);
+            if name != b"." && name != b".." {
+                self.name(dir, ino, &name, out)?;
+            }
+        }
+        self.stage = Stage::Names(at);
+        if whole && end != Some(false) {
+            self.dirs.pop_front();
+            self.stage = Stage::Names(0);
+        }
+        Ok(told.max(1))
+    }
+
+    fn name(
+        &mut self,
+        dir: InodeId,
+        ino: InodeId,
+        name: &[u8],
+        out: &mut Synthetic,
+    ) -> Result<(), Failure> {
+        let Some(record) = self.view.attr(ino)? else { return Ok(()) };
+        let is_dir = record.mode & S_IFMT == S_IFDIR;
+        if is_dir {
+            self.dirs.push_back(ino);
+        } else if record.nlink > 1 && !self.linked.insert(ino) {
+            out.op(&Op::Link { ino, parent: dir, name });
+            return Ok(());
+        }
+        self.make(out, &record, dir, name)
+    }
+
+    /// The next inode without a name that somebody still has open. It lives on without a name on the other node as
+    /// well: a name in the root that goes away at once.
+    fn orphan(&mut self, after: InodeId, out: &mut Synthetic) -> Result<(), Failure> {
+        let Some(ino) = self.view.orphan_after(after)? else {
+            self.stage = Stage::Quotas;
+            return Ok(());
+        };
+        self.stage = Stage::Orphans(ino);
+        let Some(record) = self.view.attr(ino)? else { return Ok(()) };
+        if record.linkable {
+            let (mode, uid, gid, parent) = (record.mode, record.uid, record.gid, InodeId::ROOT);
+            out.time = nanos(record.btime);
+            out.op(&Op::Tmpfile { ino, parent, mode, uid, gid, linkable: true });
+            return self.rest(out, &record);
+        }
+        let name = format!(".corbel-orphan-{ino}").into_bytes();
+        let parent = InodeId::ROOT;
+        self.make(out, &record, parent, &name)?;
+        if record.mode & S_IFMT == S_IFDIR {
+            out.op(&Op::Rmdir { ino, parent, name: &name });
+        } else {
+            out.op(&Op::Unlink { ino, parent, name: &name, open: true });
+        }
+        Ok(())
+    }
+
+    fn quotas(&self, out: &mut Synthetic) {
+        for (account, limit) in self.view.limits() {
+            let (ino, user) = match account {
+                AccountId::User(uid) => (InodeId::ROOT, Some(uid)),
+                AccountId::Directory(ino) => (ino, None),
+            };
+            out.op(&Op::SetQuota { ino, user, limit });
+        }
+    }
+
+    /// What may come only when all names are there: whose quota counts it (a file may have names in two
+    /// trees since before one of them had a quota), the list that would be inherited, the times.
+    fn begin_inode(&mut self, ino: InodeId, out: &mut Synthetic) -> Result<(), Failure> {
+        self.stage = Stage::Inodes(ino);
+        let Some(record) = self.view.attr(ino)? else { return Ok(()) };
+        if record.project != InodeId::NONE {
+            out.op(&Op::SetProject { ino, project: record.project });
+        }
+        if let Some(list) = &record.default_acl {
+            out.op(&Op::SetXattr { ino, name: acl::DEFAULT, value: &list.encode() });
+        }
+        if record.mode & S_IFMT == S_IFREG && record.size > 0 {
+            self.stage = Stage::Content(ino, 0);
+        } else {
+            out.times(&record);
+        }
+        Ok(())
+    }
+
+    fn make(
+        &self,
+        out: &mut Synthetic,
+        r: &InodeRecord,
+        parent: InodeId,
+        name: &[u8],
+    ) -> Result<(), Failure> {
+        out.time = nanos(r.btime);
+        let target = self.view.symlink(r.ino)?;
+        let (ino, mode, rdev, uid, gid) = (r.ino, r.mode, r.rdev, r.uid, r.gid);
+        out.op(&Op::Create { ino, parent, mode, rdev, uid, gid, name, target: &target });
+        self.rest(out, r)
+    }
+
+    /// What an inode has besides what it was made with, and what comes when all names are there.
+    fn rest(&self, out: &mut Synthetic, r: &InodeRecord) -> Result<(), Failure> {
+        let ino = r.ino;
+        if r.mode & S_IFMT == S_IFREG && r.size > 0 {
+            out.op(&Op::Truncate { ino, size: r.size, clear_setid: false });
+        }
+        for name in self.view.xattrs(ino)? {
+            if name == acl::DEFAULT {
+                continue;
+            }
+            if let Some(value) = self.view.xattr(ino, &name)? {
+                out.op(&Op::SetXattr { ino, name: &name, value: &value });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn vanished(ino: InodeId) -> Failure {
+    let corrupt = base::wire::Corrupt::new("view", "has lost an inode");
+    Failure::Volume(storage::volume::Fault::Item { ino: ino.0, corrupt })
+}
+
+/// Content of a file from `at` on, holes left out; returns where to go on.
+fn content(
+    volume: &Volume,
+    out: &mut Synthetic,
+    ino: InodeId,
+    at: u64,
+    size: u64,
+) -> Result<u64, Failure> {
+    let Some(extent) =
+        volume.extents(ino, at, 16)?.into_iter().find(|e| !e.unwritten && e.offset + e.len > at)
+    else {
+        // Nothing more; or 16 that are reserved, behind which there may be more.
+        let last = volume.extents(ino, at, 16)?.last().map(|e| e.offset + e.len);
+        return Ok(last.filter(|end| *end > at).unwrap_or(size));
+    };
+    let from = at.max(extent.offset);
+    let to = (extent.offset + extent.len).min(size).min(from + CONTENT as u64);
+    if from >= size {
+        return Ok(size);
+    }
+    let mut data = vec![0u8; (to - from) as usize];
+    let n = volume.read_file(ino, from, &mut data)?;
+    data.truncate(n);
+    if n > 0 {
+        out.op(&Op::Write { ino, offset: from, data: &data, clear_setid: false });
+    }
+    Ok(to)
+}
+
+impl Node {
+    /// A node wants to join: fixes the namespace of this moment.
+    pub(super) fn snapshot_wanted(
+        &mut self,
+        from: NodeId,
+        incarnation: u64,
+    ) -> Result<(), Failure> {
+        if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
+            return Ok(());
+        }
+        self.followers.remove(&from);
+        let before = self.joining.insert(from, incarnation);
+        let asks_again = before == Some(incarnation);
+        if before.is_some_and(|old| old != incarnation) {
+            // What was promised for the process before it, the coordinator refuses to this one.
+            self.promised.remove(&from);
+        }
+        let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
+        if self.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped) {
+            // It may be in the chain already, by the word of this head, and must not be wiped. It asks again.
+            return Ok(());
+        }
+        let comes = |s: &Outgoing| s.is_open() || self.now < s.heard + LOST;
+        if asks_again && self.snapshots.get(&from).is_some_and(comes) {
+            // There was more to do before the next piece than the node waits. Beginning anew would take
+            // as long again.
+            return Ok(());
+        }
+        // What it held before is about to be wiped.
+        self.acked.remove(&from);
+        self.counters.snapshots += 1;
+        // Content is read from the arenas, which hold what is published, and must not be older.
+        self.publish_all()?;
+        log::info!("node {from} joins at stream position {}", self.applied);
+        let dump = Some(Dump::new(self.volume.view()));
+        let (seq, heard) = (self.applied, self.now);
+        self.snapshots.insert(from, Outgoing { seq, dump, number: 0, acked: 0, heard });
+        Ok(())
+    }
+
+    /// A joining node has applied a piece.
+    pub(super) fn snapshot_acked(&mut self, from: NodeId, seq: StreamSeq, piece: u32) {
+        let now = self.now;
+        if let Some(going) = self.snapshots.get_mut(&from).filter(|s| s.seq == seq) {
+            // Of a snapshot that was begun anew at the same position: no piece counts that was not sent.
+            let acked = piece.saturating_add(1).min(going.number);
+            if acked > going.acked {
+                (going.acked, going.heard) = (acked, now);
+            }
+        }
+    }
+
+    /// Makes and sends the next piece of a snapshot; `true` when there was one.
+    pub(super) fn snapshot_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        let open = |(n, s): (&NodeId, &Outgoing)| s.is_open().then_some(*n);
+        let Some(node) = self.snapshots.iter().find_map(open) else { return Ok(false) };
+        let Some(mut going) = self.snapshots.remove(&node) else { return Ok(false) };
+        let Some(mut dump) = going.dump.take() else { return Ok(false) };
+        let mut writer = Synthetic::default();
+        let mut left = self.config.join_step.max(1);
+        while left > 0 && writer.len() < PIECE && dump.stage != Stage::Done {
+            let reads = dump.reads().and_then(|ino| self.dirty.get(&ino));
+            let moving = reads.is_some_and(|(seq, _)| *seq > self.published);
+            if moving && !planted(Bug::MovedContent) {
+                // Blocks that an operation has moved hold nothing before it is published.
+                self.publish_all()?;
+            }
+            left = left.saturating_sub(dump.step(&self.volume, left, &mut writer)?);
+        }
+        if planted(Bug::SnapshotPieceLost)
+            && let Stage::Content(ino, _) = dump.stage
+            && dump.view.inodes_after(ino, 1)?.is_empty()
+        {
+            dump.stage = Stage::Done;
+        }
+        let end = dump.stage == Stage::Done;
+        let (seq, last_inode) = (going.seq, self.volume.last_inode());
+        for raw in writer.done {
+            let piece = going.next();
+            self.send(node, &Message::Snapshot { seq, piece, last_inode, end: false, raw }, out);
+        }
+        let (piece, raw) = (going.next(), writer.raw);
+        self.send(node, &Message::Snapshot { seq, piece, last_inode, end, raw }, out);
+        if !end {
+            going.dump = Some(dump);
+        } else if planted(Bug::CaughtUpEarly) {
+            let process = self.joining.get(&node).copied().unwrap_or(0);
+            out.push(Effect::CaughtUp(node, process, self.epoch));
+        }
+        // The entry stays, and with it the chunks after `seq`, until the node says it is done.
+        self.snapshots.insert(node, going);
+        Ok(true)
+    }
+}
+
+fn nanos(s: Stamp) -> u64 {
+    u64::try_from(s.sec).unwrap_or(0).saturating_mul(1_000_000_000) + u64::from(s.nsec)
+}
+
+/// Entries made by the service to describe a state.
+#[derive(Default)]
+struct Synthetic {
+    done: Vec<Vec<u8>>,
+    raw: Vec<u8>,
+    time: u64,
+}
+
+impl Synthetic {
+    fn op(&mut self, op: &Op<'_>) {
+        let bytes = op.to_entry(Sequence(1), Epoch(0), 0, self.time, 0);
+        if self.raw.len() + bytes.len() > MESSAGE && !self.raw.is_empty() {
+            self.done.push(std::mem::take(&mut self.raw));
+        }
+        self.raw.extend(bytes);
+    }
+
+    fn times(&mut self, r: &InodeRecord) {
+        self.time = nanos(r.ctime);
+        self.op(&Op::SetAttr {
+            ino: r.ino,
+            mask: mask::ALL,
+            mode: r.mode & 0o7777,
+            uid: r.uid,
+            gid: r.gid,
+            atime: r.atime,
+            mtime: r.mtime,
+        });
+    }
+
+    fn len(&self) -> usize {
+        self.raw.len() + self.done.iter().map(Vec::len).sum::<usize>()
+    }
+}
