@@ -5,6 +5,7 @@
 //! about right then. Everything else of the history (the operations of the clients, delays) is drawn from the seed.
 
 use base::Nanos;
+use base::random::Random;
 use service::core::Role;
 
 use crate::actor::Kind;
@@ -197,14 +198,14 @@ pub struct Scenario {
     pub name: &'static str,
     /// What happens in it.
     pub tells: &'static str,
-    make: fn(&mut Preset),
+    make: fn(&mut Preset, &mut Random),
 }
 
 impl Scenario {
     /// The history of `seed`.
     pub fn preset(&self, seed: u64) -> Preset {
         let mut preset = Preset::plain(seed);
-        (self.make)(&mut preset);
+        (self.make)(&mut preset, &mut Random::new(seed ^ 0x5c12));
         if !preset.clients_at.is_empty() {
             preset.clients = preset.clients_at.len();
         }
@@ -220,9 +221,14 @@ impl Scenario {
 /// All of them.
 pub const ALL: &[Scenario] = &[
     Scenario {
+        name: "drawn",
+        tells: "moments and faults that nobody has thought of: the script is drawn from the seed, too",
+        make: draw,
+    },
+    Scenario {
         name: "old-epoch-accepted",
         tells: "what the old head had sent arrives when another is head, which has not written as much",
-        make: |p| {
+        make: |p, _| {
             // For a while after its start the coordinator evicts nobody for silence.
             (p.clients_at, p.ops, p.syncs) = (vec![0, 1], 1000, 1000);
             (p.starts, p.pace) = (vec![0, 2102 * MS], 6 * MS);
@@ -236,7 +242,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "take-over-short",
         tells: "the last member is sent what the second has not got, and the head dies",
-        make: |p| {
+        make: |p, _| {
             (p.pace, p.ops) = (10 * MS, 1000);
             p.script = Script::new(2)
                 .then(300 * MS, When::Whole, &[(0, Fault::OneWay(0, 1), 500 * MS)])
@@ -247,7 +253,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "unready-orders",
         tells: "the head dies, the second asks the last for what it has not got, whose clients write on",
-        make: |p| {
+        make: |p, _| {
             p.clients_at = vec![2, 2, 2, 0];
             behind_its_member(p);
         },
@@ -255,7 +261,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "release-overtakes",
         tells: "the same, and leases are on their way back",
-        make: |p| {
+        make: |p, _| {
             p.clients_at = vec![2, 2, 0, 1];
             behind_its_member(p);
         },
@@ -263,7 +269,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "progress-forgotten",
         tells: "the second is not told that all have what its client wrote, and becomes the head",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.syncs) = (vec![1, 1, 2, 2], 3);
             behind_its_member(p);
         },
@@ -271,7 +277,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "stale-recall",
         tells: "recalls cross the report of a member that lost its link, and it is slow",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace) = (vec![0, 1, 2], MS);
             p.ops = 400;
             p.script = Script::new(40)
@@ -286,7 +292,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "join-keeps-old",
         tells: "a member that others went on without returns with what it had",
-        make: |p| {
+        make: |p, _| {
             p.script =
                 Script::new(2).then(200 * MS, When::Whole, &[(0, Fault::Crash(1), 300 * MS)]);
         },
@@ -294,7 +300,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "progress-overstated",
         tells: "fsync waits for the last member, the client's node loses its link to the head, both die",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace, p.syncs) = (vec![1, 1, 0], 5 * MS, 3);
             p.script = Script::new(1)
                 .then(300 * MS, When::Whole, &[(0, Fault::OneWay(1, 2), 550 * MS)])
@@ -309,7 +315,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "gap-acknowledged",
         tells: "large chunks arrive after small ones; when fsync returns, the head dies",
-        make: |p| {
+        make: |p, _| {
             (p.nodes, p.clients_at, p.pace, p.syncs) = (2, vec![0, 0], 3 * MS, 3);
             (p.write_max, p.file_max, p.ops) = (300_000, 400_000, 200);
             p.favour = vec![Kind::Write, Kind::Chmod, Kind::Create];
@@ -321,7 +327,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "lost-node-kept",
         tells: "a member dies for good; what its clients held is wanted",
-        make: |p| {
+        make: |p, _| {
             (p.pace, p.ops) = (10 * MS, 500);
             p.script = Script::new(1).then(300 * MS, When::Whole, &[(0, Fault::Gone(2), 1)]);
         },
@@ -329,7 +335,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "reported-too-few",
         tells: "the head dies while a lease comes back to it, behind the last operations under it",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace) = (vec![1, 2, 1, 2], 2 * MS);
             p.script = Script::new(4)
                 .then(
@@ -343,7 +349,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "rewind-ahead",
         tells: "the link between head and member breaks when entries are on their way, and again when they are back",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace, p.ops) = (vec![1, 1, 1, 0], MS, 200);
             p.script = Script::new(60)
                 .then(
@@ -357,35 +363,35 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "moved-content",
         tells: "files change their mode while their content is sent to a member that joins",
-        make: |p| {
+        make: |p, _| {
             joins(p, &[Kind::Chmod, Kind::Chmod, Kind::Chmod]);
         },
     },
     Scenario {
         name: "view-reused",
         tells: "names come and go while names are sent to a member that joins",
-        make: |p| {
+        make: |p, _| {
             joins(p, &[Kind::Create, Kind::Unlink, Kind::Rename]);
         },
     },
     Scenario {
         name: "clone-while-joining",
         tells: "ranges of files are cloned and written while files are sent to a member that joins",
-        make: |p| {
+        make: |p, _| {
             joins(p, &[Kind::Clone, Kind::Clone, Kind::Write]);
         },
     },
     Scenario {
         name: "shift-while-joining",
         tells: "blocks go from the middle of files, and come into it, while files are sent to a member that joins",
-        make: |p| {
+        make: |p, _| {
             joins(p, &[Kind::Shift, Kind::Shift, Kind::Write]);
         },
     },
     Scenario {
         name: "snapshot-piece-lost",
         tells: "files larger than one message are sent to a member that joins",
-        make: |p| {
+        make: |p, _| {
             joins(p, &[Kind::Write]);
             (p.write_min, p.write_max, p.file_max) = (100_000, 300_000, 400_000);
             (p.ops, p.pace) = (40, 5 * MS);
@@ -394,7 +400,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "ring-overrun",
         tells: "four times what the stream ring holds is written while hostd hangs",
-        make: |p| {
+        make: |p, _| {
             p.nodes = 1;
             (p.clients_at, p.pace, p.ops) = (vec![0; 8], 100 * US, 20);
             (p.write_min, p.write_max, p.file_max) = (900_000, 1 << 20, 1 << 20);
@@ -407,14 +413,14 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "release-unnamed",
         tells: "clients hold as many leases as they can, and want to write what they read",
-        make: |p| {
+        make: |p, _| {
             (p.wasteful, p.ops, p.pace) = (true, 200, MS);
         },
     },
     Scenario {
         name: "snapshot-headless",
         tells: "a node asks to join before the head knows of it, and again when it does",
-        make: |p| {
+        make: |p, _| {
             p.pace = 5 * MS;
             p.script = Script::new(1).then(
                 300 * MS,
@@ -431,7 +437,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "promised-wiped",
         tells: "the same, but it has everything by the time that it asks again",
-        make: |p| {
+        make: |p, _| {
             p.pace = 5 * MS;
             p.script = Script::new(1).then(
                 300 * MS,
@@ -447,7 +453,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "suspected-then-headless",
         tells: "the head suspects a member that hears nothing of it, and dies at once",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace, p.ops) = (vec![1, 2, 1, 2], 10 * MS, 1000);
             p.script = Script::new(1)
                 .then(1600 * MS, When::Whole, &[(0, Fault::OneWay(1, 0), 700 * MS)])
@@ -458,7 +464,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "lapse-ignored",
         tells: "nicfs of a member hangs for longer than leases hold; its clients read on",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace, p.ops) = (vec![1, 0, 1, 2], 5 * MS, 1000);
             p.favour = vec![Kind::Read, Kind::List, Kind::Write, Kind::Create, Kind::Unlink];
             (p.script, p.active) = (hangs(1), 3500 * MS);
@@ -467,7 +473,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "number-again",
         tells: "nicfs is started anew, and a client makes an inode with a number that it has used",
-        make: |p| {
+        make: |p, _| {
             (p.nodes, p.clients_at, p.pace, p.ops) = (1, vec![0], 2 * MS, 400);
             p.hostile = true;
             p.favour = vec![Kind::Create, Kind::Unlink, Kind::OldNumber];
@@ -477,7 +483,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "hung-head",
         tells: "nicfs of the head hangs for longer than leases hold, and wakes; all its clients go on",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace, p.ops) = (vec![0, 1, 0, 2], 5 * MS, 1000);
             (p.script, p.active) = (hangs(0), 3500 * MS);
         },
@@ -485,7 +491,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "lapse-short",
         tells: "a member is suspected, does not hear of it, and is out of the chain while its clients' leases hold",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace, p.ops) = (vec![1, 2, 1, 0], 5 * MS, 1000);
             p.script = Script::new(1)
                 .then(1600 * MS, When::Whole, &[(0, Fault::OneWay(1, 0), 700 * MS)])
@@ -495,7 +501,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "join-keeps-logs",
         tells: "nicfs of a member dies and returns when others have gone on; its clients live",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace, p.ops) = (vec![1, 0, 1, 2], 5 * MS, 1000);
             // They do not wait for their node soon, and want the same few files.
             p.syncs = 1000;
@@ -507,7 +513,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "held-forgotten",
         tells: "nicfs of every node dies while clients work, and all return",
-        make: |p| {
+        make: |p, _| {
             (p.clients_at, p.pace, p.ops) = (vec![1, 0, 1, 2], 5 * MS, 1000);
             p.script = Script::new(4).then(
                 150 * MS,
@@ -523,7 +529,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "caught-up-unnamed",
         tells: "a node that joins has everything, loses its region, and asks again at once",
-        make: |p| {
+        make: |p, _| {
             p.pace = 5 * MS;
             // What a slow head says reaches the coordinator when the node is there again.
             p.script = Script::new(12)
@@ -560,4 +566,69 @@ fn joins(p: &mut Preset, kinds: &[Kind]) {
         When::Whole,
         &[(0, Fault::RegionLost(1), 50 * MS), (40 * MS, Fault::Slow(0), 100 * MS)],
     );
+}
+
+/// A script of moments of the protocol, and of what may happen there.
+fn draw(p: &mut Preset, r: &mut Random) {
+    p.clients_at = (0..2 + r.below(3)).map(|_| r.below(3) as usize).collect();
+    (p.ops, p.syncs) = (300, 2 + r.below(10));
+    p.pace = [MS, 3 * MS, 10 * MS, 40 * MS][r.below(4) as usize];
+    p.favour = match r.below(4) {
+        0 => vec![Kind::Write, Kind::Chmod, Kind::Create],
+        1 => vec![Kind::Read, Kind::List, Kind::Write, Kind::Create, Kind::Unlink],
+        _ => Vec::new(),
+    };
+    let pause = [20, 100, 300, 1600][r.below(4) as usize] * MS;
+    p.script = Script::new(1 + r.below(4) as u32).then(pause, When::Whole, &deeds(p, r));
+    for _ in 0..r.below(4) {
+        let pause = [0, r.below(20 * US), r.below(2 * MS), r.below(100 * MS)][r.below(4) as usize];
+        let (when, deeds) = (moment(p, r), deeds(p, r));
+        p.script = std::mem::take(&mut p.script).then(pause, when, &deeds);
+    }
+    p.active = 3000 * MS;
+}
+
+/// One fault, or two.
+fn deeds(p: &Preset, r: &mut Random) -> Vec<Deed> {
+    (0..1 + r.below(2)).map(|_| deed(p, r)).collect()
+}
+
+fn deed(p: &Preset, r: &mut Random) -> Deed {
+    let (a, b) = two(r);
+    let fault = match r.below(8) {
+        0 => Fault::LinkDown(a, b),
+        1 => Fault::OneWay(a, b),
+        2 => Fault::Crash(a),
+        3 => Fault::Hang(a),
+        _ => Fault::draw(r, p.nodes, p.clients_at.len()),
+    };
+    let lasts = if r.chance(1, 3) { r.below(500 * US) } else { fault.lasts(r) };
+    (if r.chance(1, 2) { 0 } else { r.below(2 * MS) }, fault, 1 + lasts)
+}
+
+fn moment(p: &Preset, r: &mut Random) -> When {
+    let (a, b) = two(r);
+    let client = r.below(p.clients_at.len() as u64) as usize;
+    // All kinds of messages.
+    let mut kind = || 1 + r.below(23) as u16;
+    match (kind(), kind()) {
+        (1..=3, _) => When::Now,
+        (4, _) => When::Whole,
+        (5..=8, _) => When::Ahead(a, b),
+        (9, k) => When::Sends(a, b, [k, kind()]),
+        (10..=14, k) => When::SendsOne(a, b, k),
+        (15 | 16, _) => When::SyncedAhead(client, a, b),
+        (17, _) => When::Synced(client),
+        (18, _) => When::Suspects(a, b),
+        (19, _) => When::Joined(a),
+        (20, _) => When::Out(a),
+        (21 | 22, _) => When::Heads(a),
+        _ => When::Linked(a, b),
+    }
+}
+
+/// Two nodes of three.
+fn two(r: &mut Random) -> (usize, usize) {
+    let a = r.below(3) as usize;
+    (a, (a + 1 + r.below(2) as usize) % 3)
 }
