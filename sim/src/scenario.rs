@@ -14,6 +14,8 @@ use crate::world::{MS, Preset, US, World};
 
 /// Kinds of messages (`service/src/core/message.rs`) that scripts wait for.
 pub mod kind {
+    /// A chunk is on a member.
+    pub const CHUNK_ACK: u16 = 2;
     /// Appended entries, from an agent to the head.
     pub const ENTRIES: u16 = 5;
     /// A lease was taken back.
@@ -270,8 +272,10 @@ pub const ALL: &[Scenario] = &[
         name: "progress-forgotten",
         tells: "the second is not told that all have what its client wrote, and becomes the head",
         make: |p, _| {
-            (p.clients_at, p.syncs) = (vec![1, 1, 2, 2], 3);
+            (p.clients_at, p.syncs) = (vec![1, 1, 1, 0], 2);
             behind_its_member(p);
+            // Right behind the last acknowledgement of a chunk, before the word of it.
+            p.script.steps[0].when = When::SendsOne(2, 0, kind::CHUNK_ACK);
         },
     },
     Scenario {

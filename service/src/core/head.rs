@@ -229,6 +229,15 @@ impl Node {
         self.act(actions, out)
     }
 
+    /// What members sent during a takeover says of more that all have it than was known when the clients
+    /// were reported.
+    pub(super) fn tell_all_progress(&mut self, out: &mut Vec<Effect>) {
+        for client in self.known.keys().copied().collect::<Vec<_>>() {
+            let settled = self.settled_of(client);
+            self.tell_progress(client, settled, out);
+        }
+    }
+
     /// Says again how far a client is: the message that said it first may be lost, also when the head
     /// that sent it was another one and the client is of this node.
     fn tell_progress(&mut self, client: ClientId, settled: Sequence, out: &mut Vec<Effect>) {

@@ -245,6 +245,7 @@ impl Node {
         self.next_inode = self.next_inode.max(self.volume.last_inode().0 + TAKEOVER_SKIP);
         log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
         self.advance_acks(out)?;
+        self.tell_all_progress(out);
         // Those known here that are not in the chain left during the takeover: all grants wait.
         self.forget_lost_nodes(0, out)?;
         let orphans = self.volume.orphans()?;
