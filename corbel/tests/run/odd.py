@@ -66,3 +66,20 @@ try:
 except OSError as e:
     print(e.errno)
 print(call(MKNOD, "f2", stat.S_IFBLK | 0o600, 0x103) in ("EPERM", "EACCES"))
+
+# Locks and watches on a directory.
+d = os.open("d", os.O_RDONLY | os.O_DIRECTORY)
+
+
+def tried(*args):
+    try:
+        fcntl.fcntl(*args)
+        return "done"
+    except OSError as e:
+        return errno.errorcode[e.errno]
+
+
+lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0)
+print(tried(d, fcntl.F_NOTIFY, fcntl.DN_MULTISHOT), tried(d, fcntl.F_NOTIFY, fcntl.DN_CREATE), tried(fd, fcntl.F_NOTIFY, fcntl.DN_CREATE))
+print(tried(d, fcntl.F_SETLK, lock), tried(d, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)))
+os.close(d)

@@ -179,8 +179,9 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
             done(0)
         }
         5..=7 if ofd.state.load(Ordering::Acquire) == state::FILE => lock::fcntl(r, &file),
-        // Open-file-description locks and leases: the kernel owns the description from here on.
-        36..=38 | 1024 | 1025 => {
+        // Open-file-description locks, leases, locks and watches on a directory: the kernel owns the
+        // description from here on.
+        5..=7 | 36..=38 | 1024..=1026 => {
             drop(file);
             to_kernel(fd as usize)?;
             Err(Stop::Kernel)
