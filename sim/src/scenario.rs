@@ -10,7 +10,7 @@ use service::core::Role;
 
 use crate::actor::Kind;
 use crate::faults::Fault;
-use crate::world::{MS, Preset, US, World};
+use crate::world::{Flavour, MS, Preset, US, World};
 
 /// Kinds of messages (`service/src/core/message.rs`) that scripts wait for.
 pub mod kind {
@@ -577,6 +577,16 @@ fn draw(p: &mut Preset, r: &mut Random) {
     p.clients_at = (0..2 + r.below(3)).map(|_| r.below(3) as usize).collect();
     (p.ops, p.syncs) = (300, 2 + r.below(10));
     p.pace = [MS, 3 * MS, 10 * MS, 40 * MS][r.below(4) as usize];
+    match r.below(6) {
+        // The stream ring runs full.
+        0 | 1 => {
+            p.make(Flavour::Large);
+            (p.ops, p.capacity) = (80, 160 << 20);
+        }
+        2 => p.hostile = true,
+        3 => p.make(Flavour::Full),
+        _ => {}
+    }
     p.favour = match r.below(4) {
         0 => vec![Kind::Write, Kind::Chmod, Kind::Create],
         1 => vec![Kind::Read, Kind::List, Kind::Write, Kind::Create, Kind::Unlink],

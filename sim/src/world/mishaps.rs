@@ -110,12 +110,17 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Another member has everything, whatever becomes of the node.
+    /// Another member has everything, whatever becomes of the node: it is there, and the coordinator has no
+    /// reason to put it out.
     pub(crate) fn may_lose(&self, fault: Fault) -> bool {
         let (Fault::RegionLost(n) | Fault::BitRot(n)) = fault else { return false };
         let seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|c| &c.seats);
         let mut others = seats.filter(|s| s.node != self.hosts[n].id);
-        others.any(|s| self.hosts[s.node.0 as usize - 1].noted.is_some())
+        others.any(|s| {
+            let host = &self.hosts[s.node.0 as usize - 1];
+            let there = host.node.is_some() && host.connected && !host.hung && !host.cut_off;
+            host.noted.is_some() && there && host.incarnation == s.incarnation
+        })
     }
 
     /// Another member has lost its region, and this would put out the one that has everything: which of the
