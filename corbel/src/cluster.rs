@@ -7,11 +7,11 @@ use clap::{Args, Subcommand};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::config::Transport;
+use crate::config::{CAPACITY, Transport};
 use crate::failure::{Failure, Kind, Result};
 use crate::local::{self, Local, NODE_PROCESSES, Plan};
 use crate::output::Output;
-use crate::units::parse_bytes;
+use crate::units::{parse_bytes, show_bytes};
 
 /// Verbs of `corbel cluster`.
 #[derive(Subcommand, Debug)]
@@ -128,6 +128,17 @@ fn up(out: &Output, args: &UpArgs) -> Result<()> {
             "each replica is on a node of its own: raise --nodes",
         ));
     }
+    if !CAPACITY.contains(&args.capacity) {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("--capacity is {}", show_bytes(args.capacity)),
+            format!(
+                "a node holds from {} to {}",
+                show_bytes(*CAPACITY.start()),
+                show_bytes(*CAPACITY.end())
+            ),
+        ));
+    }
     let plan = Plan {
         replicas,
         transport: if args.transport == "shm" { Transport::Shm } else { Transport::Tcp },
@@ -147,10 +158,19 @@ fn up(out: &Output, args: &UpArgs) -> Result<()> {
     let mounts = match started {
         Ok(mounts) => mounts,
         Err(failure) => {
-            // The logs say why; they are kept, nothing is left running.
+            // Nothing is left, running or lying about, but the logs: they say why.
             local.down(true)?;
-            std::fs::remove_file(local.dir().join("cluster.json")).ok();
-            return Err(failure);
+            let logs = local.keep_logs();
+            return Err(match logs {
+                Some(dir) if failure.kind != Kind::Interrupted => {
+                    // What it says of a log is where that was.
+                    let remedy = Some(failure.remedy.as_str()).filter(|r| !r.contains("log is"));
+                    let remedy = remedy.map_or_else(String::new, |remedy| format!("{remedy}; "));
+                    let remedy = format!("{remedy}the logs are in {}", dir.display());
+                    Failure { remedy, ..failure }
+                }
+                _ => failure,
+            });
         }
     };
     let object = json!({

@@ -14,6 +14,10 @@ use std::time::Duration;
 pub use value::{Durability, Metrics, Size, Transport, Value};
 
 use crate::failure::{Failure, Kind, Result};
+use crate::units::show_bytes;
+
+/// Bytes for data that a node may have.
+pub const CAPACITY: std::ops::RangeInclusive<u64> = 16 << 20..=1 << 46;
 
 /// One key, for people.
 #[derive(Clone, Debug)]
@@ -301,18 +305,25 @@ impl Config {
             refuse(key, format!("is {value}"), &format!("write a value from {low} to {high}"))
         };
         within("cluster.replicas", self.cluster.replicas.into(), 1, 16)?;
+        let size = |key: &str, value: Size, low: u64, high: u64| {
+            if (low..=high).contains(&value.0) {
+                return Ok(());
+            }
+            let remedy = format!("write a size from {} to {}", show_bytes(low), show_bytes(high));
+            refuse(key, format!("is {}", show_bytes(value.0)), &remedy)
+        };
         within("node.id", self.node.id.into(), 1, 65_535)?;
-        within("node.capacity", self.node.capacity.0, 16 << 20, 1 << 46)?;
-        within("node.stream", self.node.stream.0, 16 << 20, 1 << 40)?;
+        size("node.capacity", self.node.capacity, *CAPACITY.start(), *CAPACITY.end())?;
+        size("node.stream", self.node.stream, 16 << 20, 1 << 40)?;
         within("log.lanes", self.log.lanes.into(), 1, storage::limits::LANES_MAX as u64)?;
         let (low, high) = (storage::limits::LANE_BYTES_MIN, storage::limits::LANE_BYTES_MAX);
-        within("log.lane_bytes", self.log.lane_bytes.0, low, high)?;
+        size("log.lane_bytes", self.log.lane_bytes, low, high)?;
         if !self.log.lane_bytes.0.is_multiple_of(4096) {
-            let what = format!("is {}", self.log.lane_bytes.0);
+            let what = format!("is {}", show_bytes(self.log.lane_bytes.0));
             return refuse("log.lane_bytes", what, "write a multiple of 4KiB");
         }
         within("limits.clients", self.limits.clients.into(), 1, 4096)?;
-        within("limits.memory", self.limits.memory.0, 32 << 20, 1 << 40)?;
+        size("limits.memory", self.limits.memory, 32 << 20, 1 << 40)?;
         within("limits.high_watermark", self.limits.high_watermark.into(), 2, 95)?;
         let below = u64::from(self.limits.high_watermark) - 1;
         within("limits.low_watermark", self.limits.low_watermark.into(), 1, below)?;

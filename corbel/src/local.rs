@@ -161,8 +161,57 @@ impl Local {
                 "end it with `corbel cluster down`, or choose another --dir",
             ));
         }
-        std::fs::create_dir_all(dir).context(dir.display())?;
         let this = Self { dir: dir.to_path_buf(), plan, tied: false };
+        let taken = this.made().into_iter().find(|path| path.exists());
+        if let Some(path) = taken {
+            return Err(Failure::failed(
+                format!("{} is in the way", path.display()),
+                "remove it if it is left from a cluster that was, or choose another --dir",
+            ));
+        }
+        this.fill().inspect_err(|_| this.clear())?;
+        Ok(this)
+    }
+
+    /// What a cluster consists of in its directory, in which there may be other things.
+    fn made(&self) -> Vec<PathBuf> {
+        let mut made: Vec<PathBuf> = self.nodes().map(|node| self.node_dir(node)).collect();
+        made.extend(["coordinator", "fabric", "cluster.json"].map(|name| self.dir.join(name)));
+        made
+    }
+
+    /// Removes what it made itself, as far as that is possible.
+    fn clear(&self) {
+        for path in self.made() {
+            let _ = if path.is_dir() {
+                std::fs::remove_dir_all(&path)
+            } else {
+                std::fs::remove_file(&path)
+            };
+        }
+        // Only if nothing else is there.
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+
+    /// Removes all that `up` made but the logs; says where these are now, if they say anything.
+    pub fn keep_logs(&self) -> Option<PathBuf> {
+        let kept = self.dir.join("logs");
+        let nodes = self.nodes().map(|n| (self.node_dir(n).join("run/log"), format!("node-{n}")));
+        let coordinator = (self.dir.join("coordinator/log"), "coordinator".to_string());
+        let mut found = false;
+        for (log, name) in nodes.chain([coordinator]) {
+            if log.metadata().is_ok_and(|about| about.len() > 0) {
+                let _ = std::fs::create_dir_all(&kept);
+                found |= std::fs::rename(&log, kept.join(name)).is_ok();
+            }
+        }
+        self.clear();
+        found.then_some(kept)
+    }
+
+    fn fill(&self) -> Result<()> {
+        let (this, dir) = (self, &self.dir);
+        std::fs::create_dir_all(dir).context(dir.display())?;
         let addresses = free_addresses(1 + 2 * this.plan.nodes as usize)?;
         for node in this.nodes() {
             let at = this.node_dir(node);
@@ -182,7 +231,7 @@ impl Local {
         for node in this.nodes() {
             this.corbel(node, &["mkfs", "--uuid", &uuid])?;
         }
-        Ok(this)
+        Ok(())
     }
 
     fn node_config(&self, node: u32, addresses: &[SocketAddr]) -> Config {
@@ -462,7 +511,17 @@ impl Local {
                 "end the programs that use it, then run `corbel cluster down` again",
             ));
         }
-        std::fs::remove_dir_all(&self.dir).context(self.dir.display())
+        for path in self.made().iter().filter(|path| path.is_dir()) {
+            std::fs::remove_dir_all(path).context(path.display())?;
+        }
+        std::fs::remove_file(self.dir.join("cluster.json")).context(self.dir.display())?;
+        // Whatever else is there was not made by `up`.
+        match std::fs::remove_dir(&self.dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::DirectoryNotEmpty => {
+                Err(Failure::io(self.dir.display(), &error))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -247,6 +247,7 @@ fn coordinator(config: &Config, dir: &Path) -> Result<()> {
     signals::catch();
     // A heartbeat that is handled late looks like a node that died.
     service::process::raise_priority(-15);
+    service::process::Thread::current().realtime(2);
     let at = config.cluster.coordinator;
     let mut server = Server::open(&coordinator_config(config)).map_err(|error| {
         Failure::failed(

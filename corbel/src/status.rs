@@ -21,10 +21,16 @@ pub struct StatusArgs {
     /// Show all that the node says, not a summary
     #[arg(long)]
     pub all: bool,
+    /// The node behind this socket of hostd, whatever the configuration says
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
 }
 
 /// Runs `corbel status`.
 pub fn run(global: &Global, args: &StatusArgs, out: &Output) -> Result<()> {
+    if let Some(socket) = &args.socket {
+        return behind(socket, args.all, out);
+    }
     let config = match &global.config {
         None if Local::open(&Local::default_dir()).is_ok() => {
             return crate::cluster::status(out, &Local::default_dir());
@@ -46,14 +52,33 @@ pub fn run(global: &Global, args: &StatusArgs, out: &Output) -> Result<()> {
             config.node.durability.promise()
         );
         println!("  socket {}", config.node.socket.display());
-        for client in &clients {
-            println!("  {:>8}  {:<6} {}", client.pid, client.path, client.command);
-        }
-        if args.all {
-            println!("{said:#}");
-        }
+        show(&clients, &said, args.all);
     });
     Ok(())
+}
+
+/// The node behind a socket: what it says, without what only its configuration knows.
+fn behind(socket: &Path, all: bool, out: &Output) -> Result<()> {
+    let dir = socket.parent().unwrap_or(Path::new("."));
+    let mut said = crate::ask::ask(&crate::ask::socket(dir, "nicfs"), Duration::from_secs(2))?;
+    let clients = paths(&said);
+    said["paths"] = json!(clients);
+    said["socket"] = json!(socket);
+    out.result(&said, || {
+        println!("node {}: {}", said["node"], line(&said));
+        println!("  socket {}", socket.display());
+        show(&clients, &said, all);
+    });
+    Ok(())
+}
+
+fn show(clients: &[User], said: &Value, all: bool) {
+    for client in clients {
+        println!("  {:>8}  {:<6} {}", client.pid, client.path, client.command);
+    }
+    if all {
+        println!("{said:#}");
+    }
 }
 
 /// One line about a node, from what it says.

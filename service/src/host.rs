@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::Shutdown;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::time::Timespec;
+use storage::format::superblock::Durability;
 use storage::region::FileRegion;
 use storage::volume::CopyItem;
 
@@ -22,6 +23,9 @@ use crate::link::{self, Packet};
 /// A node that waits for hostd answers nobody meanwhile, so it waits no longer than its peers bear;
 /// then hostd is ended. A job is done within milliseconds unless hostd hangs or starves.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// The same where a job ends with the disk. Nicfs would wait for the
+/// disk as well if it copied for itself, and a process that the disk holds does not die of a signal.
+const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// A hostd whose link was shut has this long to end by itself what it is at.
 const GRACE: Duration = Duration::from_millis(20);
 /// A process that is killed is gone within this time, unless the kernel holds it.
@@ -34,6 +38,7 @@ type Heard = (Packet, Vec<OwnedFd>);
 pub(crate) struct HostLink {
     socket: OwnedFd,
     region: FileRegion,
+    patience: Duration,
     state: Mutex<State>,
 }
 
@@ -91,9 +96,13 @@ fn kill(region: &FileRegion, pid: i32) -> Result<(), String> {
 }
 
 impl HostLink {
-    pub(crate) fn new(socket: OwnedFd, region: FileRegion) -> Self {
+    pub(crate) fn new(socket: OwnedFd, region: FileRegion, durability: Durability) -> Self {
         link::set_buffers(socket.as_fd());
-        Self { socket, region, state: Mutex::default() }
+        let patience = match durability {
+            Durability::Disk => DISK_PATIENCE,
+            _ => PATIENCE,
+        };
+        Self { socket, region, patience, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -181,7 +190,7 @@ impl Copier for HostLink {
         drop(state);
         // Not sent, or the link has ended.
         let Some((_, asked)) = asked else { return Ok(false) };
-        if let Some(bad) = self.answer(job, asked + PATIENCE) {
+        if let Some(bad) = self.answer(job, asked + self.patience) {
             self.state().job = None;
             return Ok(bad.is_empty());
         }

@@ -2,12 +2,13 @@
 //!
 //! [`config`] is what they are told; [`nicfs::run`] and [`hostd::run`] block until they end.
 //! [`core`] is everything that nicfs decides, without a system call; `link` what the two processes
-//! say to each other; `host` how nicfs makes sure that hostd copies no more; `status` what a node
+//! say to each other; `beat` the coordinator, heard on a thread of its own; `host` how nicfs makes sure that hostd copies no more; `status` what a node
 //! says of itself; `delayed` a slower fabric; `process` what a service asks of the system for itself.
 
+mod beat;
 pub mod config;
 pub mod core;
-pub mod delayed;
+mod delayed;
 mod host;
 pub mod hostd;
 pub mod link;

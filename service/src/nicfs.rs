@@ -10,18 +10,20 @@ use std::time::{Duration, Instant};
 
 use base::random::Random;
 use base::{ClientId, Clock, Epoch, NodeId, StreamSeq, clock::SystemClock};
-use cluster::coordinator::client::{Client as CoordinatorClient, ClientConfig};
-use cluster::coordinator::{CoordEvent, Coordinator, DataState, Registration, View};
+use cluster::coordinator::client::ClientConfig;
+use cluster::coordinator::{CoordEvent, DataState, Registration, View};
 use cluster::net::{Net, NetConfig};
 use cluster::transport::{
     Class, Interest, NetEvent, Peer, PeerAddress, SendError, Transport, socket_path,
 };
 use rustix::net::SocketFlags;
 use storage::format::control::CLOCK_LAG_MS;
+use storage::format::superblock::Durability;
 use storage::media::{Media, Segment};
 use storage::region::FileRegion;
 use storage::volume::{Params, Volume};
 
+use crate::beat::Beat;
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
 use crate::core::{Effect, Event, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
@@ -130,7 +132,7 @@ struct Driver {
     node: Node,
     net: Net,
     incarnation: u64,
-    coordinator: Option<CoordinatorClient>,
+    coordinator: Option<Beat>,
     host_listener: OwnedFd,
     host: Option<Arc<HostLink>>,
     admin: UnixListener,
@@ -292,15 +294,23 @@ impl Driver {
                     run_dir,
                     info: String::new(),
                 };
-                let client = CoordinatorClient::new(ClientConfig {
-                    coordinator: address,
-                    cluster: cluster::coordinator::identity(&self.config.cluster),
-                    registration,
-                })
+                // Longer than nicfs waits for hostd.
+                let patience = match self.config.durability {
+                    Durability::Disk => Duration::from_secs(3),
+                    _ => Duration::ZERO,
+                };
+                let beat = Beat::start(
+                    ClientConfig {
+                        coordinator: address,
+                        cluster: cluster::coordinator::identity(&self.config.cluster),
+                        registration,
+                    },
+                    patience,
+                )
                 .map_err(|e| Error::new("nicfs: coordinator", e))?;
-                let fd = client.as_fd();
+                let fd = beat.as_fd();
                 self.net.register(fd, TOKEN_COORDINATOR, Interest::READ).map_err(epoll_error)?;
-                self.coordinator = Some(client);
+                self.coordinator = Some(beat);
                 Ok(())
             }
         }
@@ -330,6 +340,9 @@ impl Driver {
             let wait = if slept { self.wait(next_tick) } else { Duration::ZERO };
             events.clear();
             self.net.poll(Some(wait), &mut events);
+            if let Some(coordinator) = &self.coordinator {
+                coordinator.turned();
+            }
             for event in events.drain(..) {
                 self.net_event(event)?;
             }
@@ -460,10 +473,7 @@ impl Driver {
     // --- coordinator ---
 
     fn coordinator_speaks(&mut self) -> Result<(), Error> {
-        let mut heard = Vec::new();
-        if let Some(coordinator) = &mut self.coordinator {
-            coordinator.poll(&mut heard);
-        }
+        let heard = self.coordinator.as_mut().map(Beat::hear).unwrap_or_default();
         for event in heard {
             match event {
                 CoordEvent::View(view) => self.view(&view)?,
@@ -514,7 +524,7 @@ impl Driver {
 
     fn progress(&mut self, position: StreamSeq) {
         let state = self.state;
-        if let Some(coordinator) = &mut self.coordinator {
+        if let Some(coordinator) = &self.coordinator {
             coordinator.set_progress(position, state);
         }
     }
@@ -542,7 +552,7 @@ impl Driver {
                 return;
             }
         };
-        let host = Arc::new(HostLink::new(socket, region));
+        let host = Arc::new(HostLink::new(socket, region, self.config.durability));
         self.host = Some(Arc::clone(&host));
         if host.may_end() {
             self.deliver(Event::HostUp(host));
@@ -657,14 +667,14 @@ impl Driver {
                     self.tell_host(&Packet::Detached { client });
                 }
                 Effect::CaughtUp(node, process, epoch) => {
-                    if let Some(coordinator) = &mut self.coordinator {
+                    if let Some(coordinator) = &self.coordinator {
                         coordinator.caught_up(node, process, epoch);
                     }
                 }
                 Effect::Suspect(node) => {
                     log::warn!("node {node} does not acknowledge");
                     let epoch = self.node.status().epoch;
-                    if let Some(coordinator) = &mut self.coordinator {
+                    if let Some(coordinator) = &self.coordinator {
                         coordinator.suspect(node, epoch);
                     }
                 }

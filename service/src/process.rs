@@ -19,6 +19,46 @@ pub fn raise_priority(nice: i32) {
     }
 }
 
+/// A thread of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Thread(libc::c_long);
+
+impl Thread {
+    /// The thread that calls.
+    pub fn current() -> Self {
+        // SAFETY: the call takes nothing and cannot fail.
+        Self(unsafe { libc::syscall(libc::SYS_gettid) })
+    }
+
+    /// Gives it a realtime priority (1 is the lowest), which comes before all that is not realtime. Says
+    /// whether that is allowed (root, CAP_SYS_NICE or a limit RLIMIT_RTPRIO).
+    pub fn realtime(self, priority: i32) -> bool {
+        self.schedule(libc::SCHED_RR, priority)
+    }
+
+    /// Takes it back; the nice value is as before.
+    pub fn ordinary(self) {
+        self.schedule(libc::SCHED_OTHER, 0);
+    }
+
+    /// Sets its nice value, if that is allowed.
+    pub fn nice(self, nice: i32) {
+        // SAFETY: the call takes plain numbers; failure leaves things as they are.
+        unsafe { libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, self.0, nice) };
+    }
+
+    fn schedule(self, policy: i32, priority: i32) -> bool {
+        let param = libc::sched_param { sched_priority: priority };
+        // What it starts is ordinary.
+        let policy = policy | libc::SCHED_RESET_ON_FORK;
+        // SAFETY: the call reads `param` and keeps no pointer to it. (Not through the C library: musl's
+        // function does nothing.)
+        unsafe {
+            libc::syscall(libc::SYS_sched_setscheduler, self.0, policy, &raw const param) == 0
+        }
+    }
+}
+
 /// Keeps freed memory for the next chunk. By default the allocator maps and unmaps every buffer of
 /// a chunk's size, and the kernel clears each page anew: that was more than half of all CPU time of
 /// a sequential write.

@@ -34,6 +34,9 @@ use crate::fs::{Attr, Invalidate};
 /// Between two looks at whether the session still is the one whose leases a kernel keeps.
 const LOOK_MS: u64 = 100;
 
+/// Inodes dropped in one go when the leases' time is over: about a millisecond.
+const LAPSED: usize = 512;
+
 /// From telling attributes to their being no news, in milliseconds.
 const NEWS_MS: u64 = 100;
 
@@ -244,17 +247,21 @@ impl LibFs {
         let seen = self.kernel.session.load(Ordering::Relaxed);
         while let Some(session) = ended.filter(|s: &&Session| s.number >= seen) {
             let _notes = self.kernel.notes.write();
-            session.segment.release_kept(|_| true, empty);
+            session.segment.release_kept(usize::MAX, |_| true, empty);
             ended = session.previous;
         }
         self.kernel.session.store(session.number, Ordering::Relaxed);
         let recalls = session.segment.recalls();
-        {
-            let _notes = self.kernel.notes.write();
-            // When the leases' time is over nobody is waited for any more: others may go on at once.
-            let lapsed = !session.segment.in_time();
-            session.segment.release_kept(|lease| lease == 0 || lapsed, empty);
+        let notes = self.kernel.notes.write();
+        // Who was recalled is waited for.
+        session.segment.release_kept(usize::MAX, |lease| lease == 0, empty);
+        // When the leases' time is over nobody is waited for any more: others may go on at once. With
+        // very many it takes long, so it is done in parts, between which recalls are heard. If
+        // the time goes on meanwhile, nobody can have had the leases: the rest may stay.
+        if session.segment.release_kept(LAPSED, |_| !session.segment.in_time(), empty) {
+            return;
         }
+        drop(notes);
         session.segment.await_recall(recalls, session.segment.time_left_ms().clamp(1, LOOK_MS));
     }
 }

@@ -184,8 +184,14 @@ impl Segment {
     }
 
     /// Empties the kernel's cache of what is noted and `gone`, by `empty`, and clears the notes. `gone` is
-    /// asked about a slot whose lease word is the number.
-    pub fn release_kept(&self, gone: impl Fn(u64) -> bool, mut empty: impl FnMut(base::InodeId)) {
+    /// asked about a slot whose lease word is the number. Ends after `most`; says whether it did.
+    pub fn release_kept(
+        &self,
+        most: usize,
+        gone: impl Fn(u64) -> bool,
+        mut empty: impl FnMut(base::InodeId),
+    ) -> bool {
+        let mut left = most;
         for first in (0..LEASE_SLOTS as u32).step_by(64) {
             let word = self.word(control::kept(first).0);
             let mut bits = word.load(Ordering::SeqCst);
@@ -196,9 +202,14 @@ impl Segment {
                 if gone(self.word(lease).load(Ordering::SeqCst)) {
                     empty(base::InodeId(self.word(lease - 8).load(Ordering::Acquire)));
                     word.fetch_and(!(1 << (slot % 64)), Ordering::SeqCst);
+                    left -= 1;
+                    if left == 0 {
+                        return true;
+                    }
                 }
             }
         }
+        false
     }
 
     /// How often kept leases have been taken back.

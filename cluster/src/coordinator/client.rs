@@ -70,6 +70,10 @@ pub struct Client {
     heartbeat: Duration,
     fence_after: Duration,
     next_heartbeat: Instant,
+    /// What the coordinator told of its patience.
+    failure_timeout: Option<Duration>,
+    /// No heartbeats.
+    held: bool,
     number: u64,
     sent: VecDeque<(u64, Instant)>,
     /// When the newest heartbeat (or registration) that was confirmed had been sent.
@@ -97,6 +101,8 @@ impl Client {
             view: None,
             heartbeat: Duration::from_millis(100),
             next_heartbeat: now,
+            failure_timeout: None,
+            held: false,
             number: 0,
             sent: VecDeque::new(),
             confirmed: None,
@@ -106,6 +112,18 @@ impl Client {
         };
         client.set_timer(Duration::from_nanos(1))?;
         Ok(client)
+    }
+
+    /// After how long without a heartbeat the coordinator takes a node for dead; known once it has
+    /// answered.
+    pub fn failure_timeout(&self) -> Option<Duration> {
+        self.failure_timeout
+    }
+
+    /// Sends no heartbeats while `held`: the node does not do its work, and shall not be taken
+    /// for alive.
+    pub fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 
     fn set_timer(&self, after: Duration) -> std::io::Result<()> {
@@ -237,6 +255,7 @@ impl Client {
         self.heartbeat = Duration::from_millis(u64::from(heartbeat_ms));
         let timeout = u64::from(failure_timeout_ms) * 1_000_000;
         self.fence_after = Duration::from_nanos(super::fence_after(timeout));
+        self.failure_timeout = Some(Duration::from_nanos(timeout));
         self.next_heartbeat = Instant::now() + self.heartbeat;
         self.sent.clear();
         self.confirmed = Some(since);
@@ -268,6 +287,10 @@ impl Client {
     fn beat(&mut self, now: Instant) {
         let Phase::Ready { link } = &mut self.phase else { return };
         if now < self.next_heartbeat {
+            return;
+        }
+        if self.held {
+            self.next_heartbeat = now + self.heartbeat;
             return;
         }
         if self.sent.len() >= UNCONFIRMED {
