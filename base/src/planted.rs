@@ -154,6 +154,8 @@ pub enum Bug {
     ReleaseOvertakes = 122,
     /// A new head does not look which of its own clients' entries are acknowledged already.
     ProgressForgotten = 123,
+    /// That an operation was refused is not told to its client.
+    RefusalUntold = 124,
     /// A node that does not wait for hostd lets it copy on.
     LateCopies = 110,
     /// A client uses its leases although their time is over.
@@ -459,6 +461,11 @@ impl Bug {
             Bug::ProgressForgotten,
             "progress-forgotten",
             "a new head does not look which of its own clients' entries are acknowledged already",
+        ),
+        (
+            Bug::RefusalUntold,
+            "refusal-untold",
+            "a client is not told that an operation was refused",
         ),
         (
             Bug::NumberAgain,

@@ -215,6 +215,9 @@ fn stream(media: &Device, forged: bool, input: &mut Input<'_>) {
         entries: input.odd() as u32,
         body_bytes: input.odd() as u32,
         time: 1,
+        refusals: u32::from(at % 3 == 0),
+        refused: Sequence(at),
+        errno: 28,
     };
     let (raw, payload) = forge::operation(input, &[InodeId(2), InodeId(4), InodeId(300)], 0);
     let entry = forge::seal(&RawHeader { sequence: 1, ..raw }, &payload, 7);

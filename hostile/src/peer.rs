@@ -72,6 +72,9 @@ impl World {
             entries: if input.u8() == b'n' { input.odd() as u32 } else { entries },
             body_bytes: if input.u8() == b'b' { input.odd() as u32 } else { body.len() as u32 },
             time: input.odd(),
+            refusals: u32::from(input.u8() == b'r'),
+            refused: Sequence(first),
+            errno: incarnation as u16,
         };
         [&header.encode()[..], &body].concat()
     }
@@ -95,7 +98,6 @@ impl World {
                 leases: some(input).into_iter().map(|i| (i, mode)).collect(),
                 pins: some(input),
                 rights: some(input),
-                refusals: token,
             },
             3 => Message::ClientGone { client },
             4 | 5 => {
@@ -123,9 +125,6 @@ impl World {
                 client,
                 settled: Sequence(token),
                 replicated: Sequence(input.odd()),
-                refusals: input.odd(),
-                refused: Sequence(input.odd()),
-                errno: input.odd() as u16,
             },
             15 => Message::Position { seq },
             16 => Message::StreamWant { from: seq },

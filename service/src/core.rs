@@ -606,9 +606,8 @@ impl Node {
                 self.lock_freed(client);
                 Ok(())
             }
-            Message::Progress { client, replicated, refusals, refused, errno, .. } if from_head => {
+            Message::Progress { client, replicated, .. } if from_head => {
                 if let Some(client) = self.clients.get_mut(&client) {
-                    client.refuse(refusals, refused, errno);
                     client.set_replicated(replicated);
                 }
                 Ok(())

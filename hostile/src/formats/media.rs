@@ -285,6 +285,9 @@ fn chunks() -> Vec<Vec<u8>> {
         entries: 3,
         body_bytes: 640,
         time: 9,
+        refusals: 2,
+        refused: Sequence(4),
+        errno: 28,
     };
     vec![sample.encode().to_vec()]
 }

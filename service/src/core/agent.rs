@@ -117,7 +117,6 @@ impl Node {
             leases: Vec::new(),
             pins: Vec::new(),
             rights: Vec::new(),
-            refusals: 0,
         };
         self.to_head(up, out);
         out.push(Effect::Attached { token, client: id, segment });

@@ -130,6 +130,8 @@ pub struct Client {
     pub replicated: Sequence,
     /// Refusals so far.
     pub refusals: u64,
+    /// The last operation that it was told is refused.
+    refused: Sequence,
     /// Appended entries wait for the timer since then.
     pub dozing_since: Option<Nanos>,
     /// An fsync waits for this sequence, which is not in the log, since then.
@@ -223,6 +225,7 @@ impl Client {
             published: Sequence(first - 1),
             replicated: Sequence(first - 1),
             refusals: 0,
+            refused: Sequence(0),
             dozing_since: None,
             sync_waits: None,
         }
@@ -265,6 +268,7 @@ impl Client {
         this.set_word(control::DOORBELL, control::BELL_AWAKE);
         // The client's to spoil, and nobody else's harm.
         this.refusals = this.word(control::REFUSALS).min(1 << 32);
+        this.refused = Sequence(this.word(control::REFUSED_SEQ));
         this.reopen_requests()?;
         let state = this.word(control::STATE);
         if state != control::STATE_ATTACHED && this.sealed_at.is_none() {
@@ -590,13 +594,15 @@ impl Client {
         Ok(())
     }
 
-    /// An entry was refused: say so where the client looks.
-    pub fn refuse(&mut self, refusals: u64, seq: Sequence, errno: u16) {
-        if refusals > self.refusals {
-            self.refusals = refusals;
+    /// Entries were refused, `seq` the last of them: say so where the client looks. What it was told
+    /// before, by another head or before a restart, is not told again.
+    pub fn refuse(&mut self, count: u32, seq: Sequence, errno: u16) {
+        if seq > self.refused {
+            self.refused = seq;
+            self.refusals += u64::from(count);
             self.set_word(control::REFUSED_SEQ, seq.0);
             self.set_word(control::REFUSED_ERRNO, errno.into());
-            self.set_word(control::REFUSALS, refusals);
+            self.set_word(control::REFUSALS, self.refusals);
         }
     }
 

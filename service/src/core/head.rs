@@ -45,6 +45,8 @@ struct Draft {
     source: (storage::media::Segment, u64),
     reserved: usize,
     seq: StreamSeq,
+    /// How many entries were refused, the last of them, and why.
+    refused: (u32, Sequence, u16),
 }
 
 impl Draft {
@@ -100,18 +102,9 @@ impl Node {
         }
         match message {
             Message::ChunkAck { seq } => self.acked(from, seq, out),
-            Message::ClientUp {
-                client,
-                incarnation,
-                settled,
-                identity,
-                leases,
-                pins,
-                rights,
-                refusals,
-            } => {
+            Message::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
                 let rights = rights.into_iter().collect();
-                let known = Known { identity, incarnation, rights, refusals, ..Known::default() };
+                let known = Known { identity, incarnation, rights, ..Known::default() };
                 self.client_up(client, known, settled, &leases, &pins, out)
             }
             Message::ClientGone { .. } | Message::Unpin { .. } if !self.ring.has_room() => {
@@ -196,11 +189,8 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         self.reported.entry(client.node()).or_default().insert(client);
-        let told = known.refusals;
         let unknown = !self.known.contains_key(&client);
         let slot = self.known.entry(client).or_insert(known);
-        // A refusal that is counted lower than what the client was told of would go unnoticed.
-        slot.refusals = slot.refusals.max(told);
         slot.pins.extend(pins);
         // What the agent says is what its client holds: grants, recalls and returns that were under
         // way are void.
@@ -251,10 +241,7 @@ impl Node {
             local.into_iter().for_each(|local| local.set_replicated(replicated));
             return;
         }
-        let refusals = self.known.get(&client).map_or(0, |k| k.refusals);
-        let refused = Sequence(0);
-        let message =
-            Message::Progress { client, settled, replicated, refusals, refused, errno: 0 };
+        let message = Message::Progress { client, settled, replicated };
         self.to_agent(client, message, out);
     }
 
@@ -385,7 +372,7 @@ impl Node {
             judge(&self.volume, &self.leases, client, known, op)
         };
         if let Err(errno) = judged {
-            self.refuse(client, header, op, errno, out);
+            self.refuse(&mut draft, client, header, op, errno);
             return Ok(draft);
         }
         let mut tries = 0;
@@ -420,7 +407,7 @@ impl Node {
                         Refusal::NeedsPublish => base::Errno::NOSPC,
                         other => other.errno(),
                     };
-                    self.refuse(client, header, op, errno, out);
+                    self.refuse(&mut draft, client, header, op, errno);
                     return Ok(draft);
                 }
             }
@@ -523,13 +510,14 @@ impl Node {
 
     fn refuse(
         &mut self,
+        draft: &mut Draft,
         client: ClientId,
         header: &Header,
         op: &Op<'_>,
         errno: base::Errno,
-        out: &mut Vec<Effect>,
     ) {
         self.counters.refused += 1;
+        draft.refused = (draft.refused.0 + 1, header.sequence, errno.0);
         let Some(known) = self.known.get_mut(&client) else { return };
         known.refusals += 1;
         let refusals = known.refusals;
@@ -543,19 +531,6 @@ impl Node {
                 summary(op)
             );
         }
-        if let Some(local) = self.clients.get_mut(&client) {
-            local.refuse(refusals, header.sequence, errno.0);
-            return;
-        }
-        let message = Message::Progress {
-            client,
-            settled: header.sequence,
-            replicated: Sequence(0),
-            refusals,
-            refused: header.sequence,
-            errno: errno.0,
-        };
-        self.to_agent(client, message, out);
     }
 
     fn draft(&mut self, want: usize) -> Result<Draft, Failure> {
@@ -566,7 +541,7 @@ impl Node {
             Some(source) => {
                 let mut frame = chunk_frame(CHUNK_HEADER_BYTES + want);
                 frame.resize(FRAME_HEAD, 0);
-                Ok(Draft { frame, count: 0, source, reserved, seq })
+                Ok(Draft { frame, count: 0, source, reserved, seq, refused: Default::default() })
             }
             // Members lag by a whole ring: only waiting for them, or for their end, helps; the
             // callers check `has_room` before they come here.
@@ -595,6 +570,9 @@ impl Node {
             entries: draft.count,
             body_bytes: draft.len() as u32,
             time: self.realtime(),
+            refusals: draft.refused.0,
+            refused: draft.refused.1,
+            errno: draft.refused.2,
         };
         self.issue(header, draft, out)
     }
@@ -634,6 +612,7 @@ impl Node {
             entries: draft.count,
             body_bytes: draft.len() as u32,
             time: self.realtime(),
+            ..ChunkHeader::default()
         };
         self.issue(header, draft, out)
     }
@@ -725,15 +704,7 @@ impl Node {
         if let Some(local) = self.clients.get_mut(&client) {
             local.set_replicated(seq);
         } else if self.known.contains_key(&client) {
-            let refusals = self.known[&client].refusals;
-            let message = Message::Progress {
-                client,
-                settled: seq,
-                replicated: seq,
-                refusals,
-                refused: Sequence(0),
-                errno: 0,
-            };
+            let message = Message::Progress { client, settled: seq, replicated: seq };
             self.to_agent(client, message, out);
         }
     }

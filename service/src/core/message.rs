@@ -7,8 +7,7 @@
 //!  2 ChunkAck       member -> head    stream seq u64: persistent here up to it
 //!  3 ClientUp       agent -> head     client u64, incarnation u32, settled u64, uid u32, gid u32,
 //!                                     n u32, groups u32 x n, n u32, {inode u64, mode u8} x n leases,
-//!                                     n u32, inodes u64 x n pinned, the same opened for writing,
-//!                                     refusals u64
+//!                                     n u32, inodes u64 x n pinned, the same opened for writing
 //!  4 ClientGone     agent -> head     client u64
 //!  5 Entries        agent -> head     client u64, first seq u64, last seq u64, raw log entries
 //!  6 LeaseWant      agent -> head     client u64, inode u64, token u64, mode u8, flags u8
@@ -20,8 +19,7 @@
 //! 12 Unpin          agent -> head     client u64, n u32, inodes u64 x n
 //! 13 Released       agent -> head     client u64, inode u64, token u64 of the last grant (0: none since
 //!                                     ClientUp; a later grant makes this void)
-//! 14 Progress       head -> agent     client u64, settled u64, replicated u64, refusals u64,
-//!                                     refused seq u64, errno u16
+//! 14 Progress       head -> agent     client u64, settled u64, replicated u64
 //! 15 Position       member -> head    stream seq u64 of the last chunk held
 //! 16 StreamWant     any -> any        from stream seq u64: send what you hold from there on
 //! 17 Resume         head -> member    stream seq u64: cut what you hold beyond it
@@ -111,8 +109,6 @@ pub enum Message {
         leases: Vec<(InodeId, LeaseMode)>,
         pins: Vec<InodeId>,
         rights: Vec<InodeId>,
-        /// Refusals that its client was told of; a new head counts on from here.
-        refusals: u64,
     },
     ClientGone {
         client: ClientId,
@@ -172,9 +168,6 @@ pub enum Message {
         client: ClientId,
         settled: Sequence,
         replicated: Sequence,
-        refusals: u64,
-        refused: Sequence,
-        errno: u16,
     },
     Position {
         seq: StreamSeq,
@@ -267,16 +260,7 @@ impl Message {
                 w.u64(seq.0);
                 2
             }
-            Self::ClientUp {
-                client,
-                incarnation,
-                settled,
-                identity,
-                leases,
-                pins,
-                rights,
-                refusals,
-            } => {
+            Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
                 w.u64(client.0).u32(*incarnation).u64(settled.0);
                 w.u32(identity.uid).u32(identity.gid).u32(identity.groups.len() as u32);
                 identity.groups.iter().for_each(|g| {
@@ -288,7 +272,6 @@ impl Message {
                 }
                 put_inodes(&mut w, pins);
                 put_inodes(&mut w, rights);
-                w.u64(*refusals);
                 3
             }
             Self::ClientGone { client } => {
@@ -332,9 +315,8 @@ impl Message {
                 w.u64(client.0).u64(ino.0).u64(*token);
                 13
             }
-            Self::Progress { client, settled, replicated, refusals, refused, errno } => {
-                w.u64(client.0).u64(settled.0).u64(replicated.0).u64(*refusals).u64(refused.0);
-                w.u16(*errno);
+            Self::Progress { client, settled, replicated } => {
+                w.u64(client.0).u64(settled.0).u64(replicated.0);
                 14
             }
             Self::Position { seq } => {
@@ -445,9 +427,6 @@ impl Message {
                 client: ClientId(r.u64()?),
                 settled: Sequence(r.u64()?),
                 replicated: Sequence(r.u64()?),
-                refusals: r.u64()?,
-                refused: Sequence(r.u64()?),
-                errno: r.u16()?,
             },
             15 => Self::Position { seq: StreamSeq(r.u64()?) },
             16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
@@ -514,17 +493,7 @@ impl Message {
             .collect::<Result<_, Corrupt>>()?;
         let (pins, rights) = (take_inodes(r)?, take_inodes(r)?);
         let identity = Identity { uid, gid, groups };
-        let refusals = r.u64()?;
-        Ok(Self::ClientUp {
-            client,
-            incarnation,
-            settled,
-            identity,
-            leases,
-            pins,
-            rights,
-            refusals,
-        })
+        Ok(Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights })
     }
 }
 

@@ -29,10 +29,10 @@
 //! place is given back without joining only when no other process of the chain lived on either, so
 //! nobody can have served in between. After a reboot, logs count in `pmem` mode only.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{ClientId, InodeId};
+use base::{ClientId, InodeId, Sequence};
 use storage::format::control;
 use storage::format::entry::Op;
 use storage::media::Segment;
@@ -48,6 +48,8 @@ pub(super) struct Replayed {
     ended: BTreeSet<ClientId>,
     /// Numbers that something was made with.
     made: BTreeSet<InodeId>,
+    /// Of each client how many operations were refused, the last of them, and why.
+    refused: BTreeMap<ClientId, (u32, Sequence, u16)>,
 }
 
 impl Node {
@@ -66,6 +68,11 @@ impl Node {
         } else if header.client.0 != 0 {
             let settled = self.settled.entry(header.client).or_default();
             *settled = (*settled).max(header.last_seq);
+        }
+        if header.refusals > 0 {
+            let (count, last, errno) = replayed.refused.entry(header.client).or_default();
+            *count = count.saturating_add(header.refusals);
+            (*last, *errno) = (header.refused, header.errno);
         }
         Ok(())
     }
@@ -101,6 +108,9 @@ impl Node {
             };
             client.gone |= self.table.rebooted;
             self.sort_numbers(&mut client, &replayed.made)?;
+            if let Some((count, last, errno)) = replayed.refused.get(&id) {
+                client.refuse(*count, *last, *errno);
+            }
             log::info!(
                 "took up the log of client {:#x} (pid {}{}), settled {}",
                 id.0,

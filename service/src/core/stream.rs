@@ -184,6 +184,9 @@ impl Node {
             let settled = self.settled.entry(header.client).or_default();
             *settled = (*settled).max(header.last_seq);
             if let Some(client) = self.clients.get_mut(&header.client) {
+                if header.refusals > 0 && !planted(Bug::RefusalUntold) {
+                    client.refuse(header.refusals, header.refused, header.errno);
+                }
                 client.set_settled(header.last_seq)?;
             }
         }

@@ -315,7 +315,6 @@ impl Node {
                 leases: c.leases().into_iter().chain(c.returned()).collect(),
                 pins: c.pins().into_iter().chain(c.unmade().iter().copied()).collect(),
                 rights: c.rights(),
-                refusals: c.refusals,
             })
             .chain(self.clients.keys().flat_map(|c| self.locking.report(*c)))
             .collect()

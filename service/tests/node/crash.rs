@@ -337,3 +337,46 @@ fn an_fsync_ends_when_the_word_of_it_died_with_the_head() {
     assert_eq!(rig.nodes[1].role(), Role::Head);
     assert_eq!(waits.word(control::REPLICATED), waits.seq, "its fsync never ends");
 }
+
+/// An operation is refused, and the head is gone before it can tell anybody but the members: the client is told all the same, once.
+#[test]
+fn a_refusal_is_told_when_the_head_is_gone() {
+    let mut rig = Rig::new(3, 44);
+    let mut hand = rig.attach(2, 5);
+    let ino = hand.create(&mut rig, b"file", 0o100_644);
+    hand.sync(&mut rig);
+    rig.settle();
+    // Only the super-user gives files away.
+    let own = Op::SetAttr {
+        ino,
+        mask: storage::format::entry::mask::UID,
+        mode: 0,
+        uid: 6,
+        gid: 0,
+        atime: storage::format::entry::Stamp::default(),
+        mtime: storage::format::entry::Stamp::default(),
+    };
+    hand.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+    hand.append(&own);
+    hand.set(control::SYNC_REQUEST, hand.seq);
+    rig.event(hand.n, Event::Doorbell(hand.client));
+    for _ in 0..100 {
+        for link in 0..rig.links.len() {
+            if (rig.links[link].0, rig.links[link].1) == (NodeId(3), NodeId(1)) {
+                rig.links[link].2.clear();
+            }
+            rig.deliver(link);
+        }
+    }
+    assert!(hand.word(control::REPLICATED) < hand.seq, "it was told by the head");
+    rig.links.iter_mut().for_each(|(_, _, queue)| queue.clear());
+    for n in 1..3 {
+        let chain = vec![NodeId(2), NodeId(3)];
+        rig.event(n, Event::View { epoch: Epoch(2), chain, syncing: Vec::new(), lapse: 0 });
+    }
+    rig.settle();
+    let errno = u64::from(base::Errno::PERM.0);
+    assert_eq!(hand.word(control::REPLICATED), hand.seq);
+    assert_eq!((hand.refusals(), hand.word(control::REFUSED_ERRNO)), (1, errno));
+    assert_eq!(hand.word(control::REFUSED_SEQ), hand.seq);
+}

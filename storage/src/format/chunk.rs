@@ -4,7 +4,7 @@
 //! ```text
 //! offset  size  field
 //!      0     4  magic        "CBCK"
-//!      4     2  version      1
+//!      4     2  version      2 (1 said nothing of refusals)
 //!      6     2  flags        zero
 //!      8     4  checksum     CRC32C of bytes 12..80 (the entries carry their own)
 //!     12     4  epoch        epoch of the chain that accepted the chunk
@@ -14,9 +14,11 @@
 //!     40     4  incarnation  of the client's log: seed of the entries' checksums
 //!     44     4  entries      how many follow
 //!     48     4  body bytes   all entries, each rounded up to whole lines
-//!     52     4  reserved     zero
+//!     52     4  refusals     operations of the client that were refused, of those that this chunk settles
 //!     56     8  time         realtime nanoseconds at the head
-//!     64    16  reserved     zero
+//!     64     8  refused      sequence of the last of these; 0: none
+//!     72     2  errno        why it was refused
+//!     74     6  reserved     zero
 //!     80        entries (format::entry)
 //! ```
 
@@ -30,7 +32,7 @@ use crate::limits::CHUNK_BYTES_MAX;
 /// Bytes of the header.
 pub const CHUNK_HEADER_BYTES: usize = 80;
 const MAGIC: u32 = u32::from_le_bytes(*b"CBCK");
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const NAME: &str = "stream chunk";
 
 /// Header of a chunk.
@@ -52,6 +54,13 @@ pub struct ChunkHeader {
     pub body_bytes: u32,
     /// Realtime nanoseconds at the head.
     pub time: u64,
+    /// Operations that were refused, of those settled by this chunk: whoever has the chunk knows, also
+    /// if the head that refused them is gone.
+    pub refusals: u32,
+    /// The last of them; 0: none.
+    pub refused: Sequence,
+    /// Why it was refused.
+    pub errno: u16,
 }
 
 impl ChunkHeader {
@@ -66,7 +75,8 @@ impl ChunkHeader {
         let mut w = Writer(&mut bytes);
         w.u32(MAGIC).u16(VERSION).u16(0).u32(0).u32(self.epoch.0).u64(self.stream_seq.0);
         w.u64(self.client.0).u64(self.last_seq.0).u32(self.incarnation).u32(self.entries);
-        w.u32(self.body_bytes).u32(0).u64(self.time).u64(0).u64(0);
+        w.u32(self.body_bytes).u32(self.refusals).u64(self.time).u64(self.refused.0);
+        w.u16(self.errno).u16(0).u32(0);
         let mut fixed = [0u8; CHUNK_HEADER_BYTES];
         fixed.copy_from_slice(&bytes);
         let crc = crc32c(0, &fixed[12..]);
@@ -96,15 +106,14 @@ impl ChunkHeader {
             incarnation: r.u32()?,
             entries: r.u32()?,
             body_bytes: r.u32()?,
-            time: {
-                let zero = r.u32()?;
-                let time = r.u64()?;
-                if zero != 0 || flags != 0 || r.u64()? != 0 || r.u64()? != 0 {
-                    return Err(r.corrupt("has bytes set that must be zero"));
-                }
-                time
-            },
+            refusals: r.u32()?,
+            time: r.u64()?,
+            refused: Sequence(r.u64()?),
+            errno: r.u16()?,
         };
+        if flags != 0 || r.u16()? != 0 || r.u32()? != 0 {
+            return Err(r.corrupt("has bytes set that must be zero"));
+        }
         if header.body_bytes as usize > CHUNK_BYTES_MAX
             || u64::from(header.entries) * 64 > u64::from(header.body_bytes)
         {
