@@ -144,7 +144,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::FutureEpochAccepted
         | Bug::ReapAllowed
         | Bug::CycleAllowed
-        | Bug::NotEmptyRemoved => preset.make(Flavour::Hostile),
+        | Bug::NotEmptyRemoved
+        | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::SnapshotPieceLost => {}
         _ => preset.make(Flavour::Plain),
     }
