@@ -1,54 +1,89 @@
 #!/bin/sh
 # The long form of the checks: planted bugs, crash states of memory, histories of the cluster, suites of
-# others on real clusters, random input, each for a share of SECONDS (3600). The figures of each are
-# printed; the exit code says whether all was well.
+# others on real clusters, random input, each for a share of SECONDS (3600). The last lines are one for each
+# part: what it ran, its figures, and whether it found something; the exit code says whether any did.
+# A finding prints what replays it (a seed, a workload, an input), which holds for the commit named first.
 set -u
 cd "$(dirname "$0")/.."
 seconds=${SECONDS_TOTAL:-3600}
 case $seconds in
 '' | *[!0-9]*) echo "soak: SECONDS=$seconds is not a number" >&2; exit 2 ;;
 esac
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 failed=0
 
 share() {
     echo $((seconds * $1 / 100))
 }
 
-step() {
-    echo "== $1"
-    shift
-    "$@" || { failed=$((failed + 1)); echo "== failed: $*" >&2; }
+# part NAME LINES COMMAND...: runs it; its last LINES lines are its figures.
+part() {
+    name=$1 lines=$2
+    shift 2
+    echo "== $name"
+    { "$@" 2>&1 && echo ok >"$work/verdict" || echo FAILED >"$work/verdict"; } | tee "$work/said"
+    verdict=$(cat "$work/verdict")
+    [ "$verdict" = ok ] || { failed=$((failed + 1)); echo "== failed: $*"; }
+    { echo "$name: $verdict"; tail -n "$lines" "$work/said" | sed 's/^/    /'; } >>"$work/summary"
 }
 
+# Each target for as long; the inputs that were run, and those that showed something.
+fuzz() {
+    cargo +nightly fuzz build 2>"$work/build" || { cat "$work/build"; return 1; }
+    inputs=0 bad=0 rates=""
+    for target in $(cd fuzz/fuzz_targets && ls ./*.rs | sed 's/\.rs$//; s/^\.\///'); do
+        # What is new goes into a folder that is not kept; fuzz/corpus is only read.
+        mkdir -p "fuzz/corpus-local/$target"
+        cargo +nightly fuzz run "$target" "fuzz/corpus-local/$target" "fuzz/corpus/$target" -- \
+            -max_total_time="$1" -print_final_stats=1 >"$work/fuzz" 2>&1 || {
+            bad=$((bad + 1))
+            echo "FOUND by $target:"
+            tail -30 "$work/fuzz"
+        }
+        ran=$(sed -n 's/^stat::number_of_executed_units: *//p' "$work/fuzz" | tail -1)
+        rate=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$work/fuzz" | tail -1)
+        inputs=$((inputs + ${ran:-0}))
+        rates="$rates $target ${ran:-0} (${rate:-0}/s)"
+    done
+    echo "$inputs inputs, $bad targets found something;$rates"
+    [ "$bad" = 0 ]
+}
+
+# Without cargo-fuzz: changes of the corpus without guidance, and the tests with hostile input.
+hostile() {
+    cargo build --quiet --release -p hostile --example hunt || return 1
+    wrong=0
+    MALLOC_MMAP_THRESHOLD_=65536 target/release/examples/hunt "$1" "$(date +%s)" || wrong=1
+    cargo test --release --quiet -p service --test node -- hostile messages || wrong=1
+    cargo test --release --quiet -p cluster --test hostile --test messages || wrong=1
+    cargo test --release --quiet -p storage --test flips || wrong=1
+    return $wrong
+}
+
+changed=$(git status --porcelain 2>/dev/null | wc -l)
+echo "soak: commit $(git rev-parse HEAD 2>/dev/null || echo unknown), $changed files changed, $seconds s"
 cargo build --quiet --release -p sim || exit 1
 # In a folder of its own: the feature must not get into anything else that is built.
 cargo build --quiet --release -p sim --features planted --target-dir target/planted || exit 1
 sim=target/release/corbel-sim
+now=$(date +%s)
 
-step "planted bugs: each must be caught" \
+part "planted bugs: each must be caught" 1 \
     timeout "$(($(share 20) + 600))" target/planted/release/corbel-sim planted
-step "crash states of memory" $sim crash --length 2 --sample 1000000 --seconds "$(share 25)"
-# Seeds that no run has seen.
-step "histories of the cluster" \
-    $sim --seeds 100000000 --from "$(date +%s)000" --seconds "$(share 25)" --keep-going
-step "suites of others, on a mount and under corbel run" scripts/suites/soak.sh "$(share 20)"
-if cargo +nightly fuzz --version > /dev/null 2>&1; then
-    targets=$(cd fuzz/fuzz_targets && ls ./*.rs | sed 's/\.rs$//; s/^\.\///')
-    each=$(($(share 10) / $(echo "$targets" | wc -w) + 1))
-    for target in $targets; do
-        # What is new goes into a folder that is not kept; fuzz/corpus is only read.
-        mkdir -p "fuzz/corpus-local/$target"
-        step "fuzz $target" cargo +nightly fuzz run "$target" "fuzz/corpus-local/$target" \
-            "fuzz/corpus/$target" -- -max_total_time="$each"
-    done
+# Random sequences and seeds that no run has seen.
+part "crash states of memory" 1 \
+    $sim crash --length 2 --sample 1000000 --seed "$now" --seconds "$(share 25)"
+part "histories of the cluster" 3 \
+    $sim --seeds 100000000 --from "${now}000" --seconds "$(share 25)" --keep-going
+part "suites of others, on a mount and under corbel run" 1 scripts/suites/soak.sh "$(share 20)"
+if cargo +nightly fuzz --version >/dev/null 2>&1; then
+    targets=$(find fuzz/fuzz_targets -name '*.rs' | wc -l)
+    part "random input, guided by coverage" 1 fuzz "$(($(share 10) / targets + 1))"
 else
-    echo "== no cargo-fuzz: the tests with hostile input instead"
-    cargo build --quiet --release -p hostile --example hunt
-    step "random changes of the corpus" \
-        env MALLOC_MMAP_THRESHOLD_=65536 target/release/examples/hunt "$(($(share 10) / 14 + 1))" "$(date +%s)"
-    step "hostile clients and peers" cargo test --release --quiet -p service --test node -- hostile messages
-    step "hostile bytes" cargo test --release --quiet -p cluster --test hostile --test messages
-    step "damaged media" cargo test --release --quiet -p storage --test flips
+    part "random input (no cargo-fuzz here)" 1 hostile "$(($(share 10) / 14 + 1))"
 fi
+echo "== commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+cat "$work/summary"
 echo "soak: $failed parts failed"
 [ "$failed" = 0 ]

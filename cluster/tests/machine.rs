@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use base::random::Random;
 use base::{Epoch, Nanos, NodeId, StreamSeq};
 use cluster::coordinator::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
+use cluster::coordinator::message::Choice;
 use cluster::coordinator::store::{Image, Seat};
 use cluster::coordinator::{DataState, Registration, View};
 
@@ -114,6 +115,71 @@ fn three() -> World {
     world.pass(2000, &[(1, 1), (2, 1), (3, 1)]);
     assert_eq!(world.chain(), (1, vec![1, 2, 3]));
     world
+}
+
+#[test]
+fn a_person_goes_on_with_an_older_copy_when_the_chain_has_lost_its_own() {
+    let mut world = three();
+    let choose = |world: &mut World, node, incarnation, epoch, position| {
+        let choice = Choice {
+            node: NodeId(node),
+            incarnation,
+            epoch: Epoch(epoch),
+            position: StreamSeq(position),
+        };
+        world.step(Event::Choose("v".to_owned(), choice))
+    };
+    // 2 and 3 are put out; 1 goes on alone, and loses its region.
+    world.step(Event::Disconnected(by(2, 1))).unwrap();
+    world.step(Event::Disconnected(by(3, 1))).unwrap();
+    world.pass(1000, &[(1, 1)]);
+    let (epoch, chain) = world.chain();
+    assert_eq!(chain, [1]);
+    world.register(2, 2, 70, INTACT(1));
+    assert!(choose(&mut world, 2, 2, 1, 0).unwrap_err().contains("node 1"), "1 serves");
+    world.step(Event::Disconnected(by(1, 1))).unwrap();
+    world.pass(1000, &[(2, 2)]);
+    world.register(1, 2, 0, DataState::Fresh);
+    world.pass(5000, &[(1, 2), (2, 2)]);
+    assert_eq!(world.chain(), (epoch, vec![1]), "nobody goes on by chance");
+    world.register(3, 2, 60, DataState::Fresh);
+
+    let copies = world.machine.copies("v").unwrap();
+    assert!(!copies.lives);
+    let may: Vec<bool> = copies.copies.iter().map(|c| c.may_be_chosen).collect();
+    assert_eq!(may, [false, true, false], "{copies:?}");
+    assert!(choose(&mut world, 1, 2, 1, 0).unwrap_err().contains("no copy"));
+    assert!(choose(&mut world, 9, 2, 1, 0).unwrap_err().contains("not registered"));
+    assert!(choose(&mut world, 2, 2, 1, 71).unwrap_err().contains("look again"));
+    choose(&mut world, 2, 2, 1, 0).unwrap();
+    assert_eq!(world.chain(), (epoch + 1, vec![2]));
+    assert!(world.view().is_member(NodeId(2), 2));
+    world.pass(100, &[(1, 2), (2, 2), (3, 2)]);
+    assert_eq!(world.syncing(), [1, 3], "the others are filled from it");
+    assert_eq!(world.image.as_ref().unwrap().volumes["v"].seats, [seat(2, 2)]);
+}
+
+#[test]
+fn a_process_that_was_put_out_is_no_choice_before_it_has_restarted() {
+    let mut world = three();
+    let choose = |world: &mut World, incarnation| {
+        let (node, epoch, position) = (NodeId(2), Epoch(1), StreamSeq(0));
+        let choice = Choice { node, incarnation, epoch, position };
+        world.step(Event::Choose("v".to_owned(), choice))
+    };
+    for node in [2, 3] {
+        let epoch = world.view().epoch;
+        world.step(Event::Suspect(by(1, 1), NodeId(node), epoch)).unwrap();
+    }
+    world.step(Event::Disconnected(by(1, 1))).unwrap();
+    // The same process says what it had.
+    world.register(2, 1, 0, INTACT(1));
+    world.pass(1000, &[(2, 1), (3, 1)]);
+    world.register(1, 2, 0, DataState::Fresh);
+    assert!(choose(&mut world, 1).unwrap_err().contains("restart"));
+    world.register(2, 2, 0, INTACT(1));
+    choose(&mut world, 2).unwrap();
+    assert_eq!(world.chain().1, [2]);
 }
 
 #[test]

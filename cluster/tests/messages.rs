@@ -2,7 +2,7 @@
 
 use base::random::Random;
 use base::{Epoch, NodeId, StreamSeq};
-use cluster::coordinator::message::Message;
+use cluster::coordinator::message::{Choice, Copies, Copy, Message};
 use cluster::coordinator::store::{Chain, Image, Seat};
 use cluster::coordinator::{DataState, Member, Registration, View};
 use cluster::decode::{Decoder, LinkError, Pool, Source};
@@ -50,7 +50,7 @@ fn view(random: &mut Random) -> View {
 fn message(random: &mut Random) -> Message {
     let node = NodeId(1 + random.below(99) as u32);
     let epoch = Epoch(random.next_u64() as u32);
-    match random.below(13) {
+    match random.below(16) {
         0 => {
             let m = member(random, node.0);
             let state = [DataState::Fresh, DataState::Intact { epoch }];
@@ -77,6 +77,29 @@ fn message(random: &mut Random) -> Message {
         9 => Message::Denied(text(random, 1000)),
         10 => Message::Ask { cluster: 7 },
         11 => Message::Force { cluster: 8, volume: "x".to_owned() },
+        12 => Message::Survey { cluster: 8, volume: "x".to_owned() },
+        13 => {
+            let copy = Copy {
+                node,
+                incarnation: random.next_u64(),
+                reachable: random.chance(1, 2),
+                seated: random.chance(1, 2),
+                may_be_chosen: random.chance(1, 2),
+                state: if random.chance(1, 2) {
+                    DataState::Fresh
+                } else {
+                    DataState::Intact { epoch }
+                },
+                position: StreamSeq(3),
+                info: text(random, 1000),
+            };
+            Message::Copies(Copies { epoch, lives: random.chance(1, 2), copies: vec![copy] })
+        }
+        14 => {
+            let (incarnation, position) = (random.next_u64(), StreamSeq(random.next_u64()));
+            let choice = Choice { node, incarnation, epoch, position };
+            Message::Choose { cluster: 8, volume: "x".to_owned(), choice }
+        }
         _ => Message::Done,
     }
 }

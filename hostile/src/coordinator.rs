@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use base::{Epoch, NodeId, StreamSeq};
 use cluster::coordinator::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
+use cluster::coordinator::message::Choice;
 use cluster::coordinator::store::{Image, Seat};
 use cluster::coordinator::{DataState, Registration};
 
@@ -79,7 +80,21 @@ pub fn run(bytes: &[u8]) {
                 Event::Suspect(by, node, epoch)
             }
             6 => Event::Leave(speaker(&mut input)),
-            7 => Event::Force(VOLUMES[input.below(3)].into()),
+            7 => {
+                let volume = VOLUMES[input.below(3)];
+                let shown = machine.copies(volume).unwrap_or_default();
+                let copy = shown.copies.into_iter().find(|copy| copy.may_be_chosen);
+                match copy.filter(|_| input.flag()) {
+                    Some(copy) => {
+                        let DataState::Intact { epoch } = copy.state else { continue };
+                        let (node, incarnation) = (copy.node, copy.incarnation);
+                        let position = copy.position;
+                        let choice = Choice { node, incarnation, epoch, position };
+                        Event::Choose(volume.into(), choice)
+                    }
+                    None => Event::Force(volume.into()),
+                }
+            }
             8 => {
                 machine = start(kept.clone(), now);
                 continue;

@@ -60,5 +60,5 @@ chmod 755 "$dir" "$dir/n1" "$kept"
 in_mount "$root/scripts/suites/pgbench.sh" "$mnt/mount" "$kept" >"$kept/log" 2>&1
 case $? in 0 | 3) ;; *) fail "pgbench" ;; esac
 cd "$root" || exit 1
-echo "$runs runs of fsx with 10000 operations each, $failed failures"
+echo "$((runs * 10000)) operations of fsx in $runs runs (last seed $seed); LevelDB, a build, pgbench: $failed failures"
 [ $failed = 0 ]

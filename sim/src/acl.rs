@@ -25,6 +25,22 @@ pub fn mode(owner: u16, others: u16) -> u32 {
     u32::from(owner) << 6 | others << 3 | others
 }
 
+/// What something new that is made with `mode` makes of its directory's default list; and its permission bits.
+pub fn narrow(list: &mut [u8], mode: u32) -> u32 {
+    let mut bits = 0;
+    for entry in list[4..].chunks_exact_mut(8) {
+        let shift = match u16::from_le_bytes([entry[0], entry[1]]) {
+            1 => 6,
+            16 => 3,
+            32 => 0,
+            _ => continue,
+        };
+        entry[2] &= (mode >> shift & 7) as u8;
+        bits |= u32::from(entry[2]) << shift;
+    }
+    bits
+}
+
 /// What chmod makes of it.
 pub fn chmod(list: &mut [u8], mode: u32) {
     for entry in list[4..].chunks_exact_mut(8) {

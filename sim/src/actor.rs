@@ -5,6 +5,7 @@
 
 mod operation;
 mod plan;
+pub(crate) mod quota;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,8 +38,8 @@ pub(crate) struct Lease {
     word: LeaseWord,
     mode: LeaseMode,
     seen: bool,
-    /// Mode, owner and time of change as they came with the lease.
-    record: (u32, u32, u64),
+    /// Mode, owner, quota and time of change as they came with the lease.
+    record: (u32, u32, u64, u64),
     /// What the client knows of the inode; its extended attributes it asks for each time.
     view: Option<State>,
 }
@@ -59,6 +60,8 @@ pub(crate) struct Session {
     created: Vec<u64>,
     /// Entries that must be refused.
     dared: BTreeSet<u64>,
+    /// Its newest operation, if limits may bar it.
+    pending: Option<quota::Pending>,
     /// Its log ends in garbage: it ends soon.
     spoilt: bool,
     /// Its node has been out of the chain since it began.
@@ -88,8 +91,12 @@ pub(crate) enum Kind {
     Shift,
     /// A file without a name is made and written, and gets a name then.
     Tmpfile,
-    /// Limits of a user, so large that they bar nobody.
+    /// What a directory's new inodes inherit, or no longer.
+    SetDefault,
+    /// Limits of a user or a directory; in most histories so large that they bar nobody.
     Quota,
+    /// Another directory's quota counts an inode from now on, or none.
+    Project,
     Unlink,
     Rename,
     Exchange,
@@ -114,6 +121,38 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// For figures.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Mkdir => "mkdir",
+            Self::Symlink => "symlink",
+            Self::Write => "write",
+            Self::Append => "append",
+            Self::Truncate => "truncate",
+            Self::Fallocate => "allocate",
+            Self::Punch => "punch",
+            Self::Zero => "zero",
+            Self::Clone => "clone",
+            Self::Chmod => "chmod",
+            Self::Chown => "chown",
+            Self::Utimes => "utimes",
+            Self::SetXattr => "setxattr",
+            Self::RemoveXattr => "removexattr",
+            Self::SetAcl => "acl",
+            Self::SetDefault => "default-acl",
+            Self::Shift => "shift",
+            Self::Tmpfile => "tmpfile",
+            Self::Quota => "quota",
+            Self::Project => "project",
+            Self::Unlink => "unlink",
+            Self::Rename => "rename",
+            Self::Exchange => "exchange",
+            Self::Link => "link",
+            _ => "other",
+        }
+    }
+
     const fn is_evil(self) -> bool {
         matches!(
             self,
@@ -178,6 +217,7 @@ pub(crate) enum Ask {
     Inode(u64),
     Names(u64),
     Numbers,
+    Unpin,
     Release,
 }
 
@@ -300,6 +340,7 @@ impl World<'_> {
         if let Some(s) = self.actors[c].session.take() {
             self.trace(|| format!("client {c} {:#x} ends: {why}", s.client.0));
             self.model.ended(s.number, s.next - 1);
+            self.unpin(s.number);
         }
         let done = self.actors[c].ops == 0;
         self.actors[c].phase =
@@ -320,7 +361,7 @@ impl World<'_> {
         }
         self.end_session(c, "killed");
         let incarnation = self.hosts[n].incarnation;
-        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| !self.preset.full) {
+        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| !self.preset.doubts()) {
             let epoch = node.status().epoch;
             let ended = Ended { session, last, client, node: n, incarnation, epoch };
             self.at(self.now + 20 * MS, Item::Drained(ended, 0));
@@ -403,7 +444,7 @@ impl World<'_> {
         }
         self.trace(|| format!("client {c} attached as {:#x}", client.0));
         let number = self.model.begin();
-        if self.preset.full {
+        if self.preset.doubts() {
             self.model.doubt(number);
         }
         self.actors[c].session = Some(Session {
@@ -419,6 +460,7 @@ impl World<'_> {
             ever: BTreeSet::new(),
             created: Vec::new(),
             dared: BTreeSet::new(),
+            pending: None,
             spoilt: false,
             doubted: false,
         });
@@ -514,8 +556,10 @@ impl World<'_> {
             if seq == 0 && self.session(c).is_some_and(|s| !s.dared.is_empty()) {
                 return Ok(true);
             }
-            if self.preset.full && errno == u64::from(base::Errno::NOSPC.0) {
-                self.refused_full(c, seq)?;
+            let full = self.preset.full && errno == u64::from(base::Errno::NOSPC.0);
+            let limited = self.preset.quota && errno == u64::from(base::Errno::DQUOT.0);
+            if full || limited {
+                self.refused_for_now(c, seq, limited)?;
                 return Ok(true);
             }
             let client = self.session(c).map_or(0, |s| s.client.0);
@@ -524,17 +568,24 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// There was no space: the operation never was.
-    fn refused_full(&mut self, c: usize, seq: u64) -> Result<(), String> {
+    /// There was no space, or a limit: the operation never was.
+    fn refused_for_now(&mut self, c: usize, seq: u64, limited: bool) -> Result<(), String> {
         let Some(s) = &mut self.actors[c].session else { return Ok(()) };
         let (number, last) = (s.number, s.next - 1);
         if s.dared.insert(seq) {
             if seq != last {
                 return Err(format!("client {c}: {seq} refused long after it was synced"));
             }
-            self.outcome.no_space += 1;
-            self.trace(|| format!("client {c} has no space for {seq}"));
+            if limited {
+                self.outcome.over_quota += 1;
+                self.trace(|| format!("client {c} has no quota for {seq}"));
+                self.judge_limits(c, seq, true)?;
+            } else {
+                self.outcome.no_space += 1;
+                self.trace(|| format!("client {c} has no space for {seq}"));
+            }
             self.model.taken(number, seq, true);
+            self.weigh_pending();
             // What the client knows contains the operation that never was.
             if let Some(s) = &mut self.actors[c].session {
                 s.leases.values_mut().for_each(|lease| lease.seen = false);

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use sim::scenario::{ALL, Scenario};
-use sim::{Preset, run};
+use sim::{Flavour, Outcome, Preset, run};
 
 #[cfg(feature = "planted")]
 #[path = "main/planted.rs"]
@@ -29,6 +29,7 @@ corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-goi
   --trace        print one line an event
   --seconds T    end after T seconds
   --keep-going   go on after a violation
+  --flavour F    only histories of that kind: plain, large, hostile, full, quota
 corbel-sim scenario NAME [--bug VARIANT] [the options above]
   the same with directed histories; --bug plants a variant (with --features planted)
 corbel-sim planted [--only NAME]... [--json]   (built with --features planted)
@@ -44,6 +45,7 @@ struct Options {
     trace: bool,
     seconds: Option<u64>,
     keep_going: bool,
+    flavour: Option<Flavour>,
     /// Directed histories instead of random ones.
     scenario: Option<&'static Scenario>,
 }
@@ -78,6 +80,17 @@ fn options(args: &mut Args) -> Result<Options, String> {
     while let Some(arg) = args.next() {
         if arg == "--bug" {
             plant(&args.next().unwrap_or_default())?;
+            continue;
+        }
+        if arg == "--flavour" {
+            o.flavour = Some(match args.next().unwrap_or_default().as_str() {
+                "plain" => Flavour::Plain,
+                "large" => Flavour::Large,
+                "hostile" => Flavour::Hostile,
+                "full" => Flavour::Full,
+                "quota" => Flavour::Quota,
+                other => return Err(format!("--flavour {other}: there is no such\n{USAGE}")),
+            });
             continue;
         }
         let mut number = || {
@@ -124,11 +137,18 @@ fn main() -> ExitCode {
 
 impl Options {
     fn preset(&self, seed: u64) -> Preset {
-        self.scenario.map_or_else(|| Preset::of(seed), |s| s.preset(seed))
+        let mut preset = self.scenario.map_or_else(|| Preset::of(seed), |s| s.preset(seed));
+        if let Some(flavour) = self.flavour {
+            preset.make(flavour);
+        }
+        preset
     }
 
     fn words(&self) -> String {
-        self.scenario.map_or_else(String::new, |s| format!("scenario {} ", s.name))
+        let scenario = self.scenario.map(|s| format!("scenario {} ", s.name));
+        let flavour =
+            self.flavour.map(|f| format!("--flavour {} ", format!("{f:?}").to_lowercase()));
+        [scenario, flavour].into_iter().flatten().collect()
     }
 }
 
@@ -147,26 +167,14 @@ fn one(options: &Options, seed: u64) -> ExitCode {
 
 fn many(options: &Options) -> ExitCode {
     let begin = Instant::now();
-    let (mut violations, mut ran, mut dared, mut no_space) = (0u64, 0u64, 0, 0);
-    let mut steps = 0;
-    let (mut virtual_ns, mut operations, mut observations, mut fsyncs) = (0, 0, 0, 0);
-    let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
+    let (mut violations, mut ran, mut total) = (0u64, 0u64, Outcome::default());
     for seed in options.from..options.from + options.seeds.unwrap_or(100) {
         if options.seconds.is_some_and(|s| begin.elapsed().as_secs() >= s) {
             break;
         }
         let outcome = run(seed, options.preset(seed), None);
-        steps += outcome.steps;
         ran += 1;
-        virtual_ns += outcome.virtual_ns;
-        operations += outcome.operations;
-        observations += outcome.observations;
-        fsyncs += outcome.fsyncs;
-        dared += outcome.dared;
-        no_space += outcome.no_space;
-        for (kind, n) in outcome.faults {
-            *faults.entry(kind).or_default() += n;
-        }
+        total.add(&outcome);
         if let Some(why) = outcome.violation {
             violations += 1;
             println!(
@@ -178,13 +186,28 @@ fn many(options: &Options) -> ExitCode {
             }
         }
     }
-    let seconds = begin.elapsed().as_secs_f64();
+    let (seconds, hours) = (begin.elapsed().as_secs_f64(), total.virtual_ns as f64 / 3.6e12);
     println!(
-        "{ran} seeds, {violations} violations; {:.2} h virtual in {seconds:.0} s ({:.2} h a minute); \
-         {operations} operations, {observations} observations, {fsyncs} fsyncs, {dared} entries to refuse, \
-         {no_space} without space, {steps} steps of scripts; faults {faults:?}",
-        virtual_ns as f64 / 3.6e12,
-        virtual_ns as f64 / 6e10 / seconds.max(0.001)
+        "{ran} seeds, {violations} violations; {hours:.2} h virtual in {seconds:.0} s ({:.2} h a minute)",
+        60.0 * hours / seconds.max(0.001)
     );
+    println!(
+        "{} operations ({}), {} observations, {} fsyncs; {} entries to refuse, {} operations without space, \
+         {} over a quota; {} steps of scripts",
+        total.operations,
+        listed(&total.kinds),
+        total.observations,
+        total.fsyncs,
+        total.dared,
+        total.no_space,
+        total.over_quota,
+        total.steps
+    );
+    println!("{} faults ({})", total.faults.values().sum::<u64>(), listed(&total.faults));
     if violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn listed(counts: &BTreeMap<&'static str, u64>) -> String {
+    let all: Vec<String> = counts.iter().map(|(what, n)| format!("{what} {n}")).collect();
+    all.join(", ")
 }

@@ -32,6 +32,8 @@ pub struct State {
     pub mode: u32,
     /// Owner.
     pub uid: u32,
+    /// The directory whose quota counts it, if one does.
+    pub project: u64,
     /// When content or names changed last, in nanoseconds.
     pub mtime: u64,
     /// Extended attributes; None: the reader did not look.
@@ -43,18 +45,18 @@ pub struct State {
 impl State {
     /// An inode that is no more.
     pub const fn gone() -> Self {
-        Self { mode: 0, uid: 0, mtime: 0, xattrs: None, body: Body::Gone }
+        Self { mode: 0, uid: 0, project: 0, mtime: 0, xattrs: None, body: Body::Gone }
     }
 
     /// Something new.
     pub fn new(mode: u32, uid: u32, mtime: u64, body: Body) -> Self {
-        Self { mode, uid, mtime, xattrs: Some(Xattrs::new()), body }
+        Self { mode, uid, project: 0, mtime, xattrs: Some(Xattrs::new()), body }
     }
 
     /// Whether a reader of this could have seen that.
     fn shows(&self, seen: &Self) -> bool {
-        (self.mode, self.uid, self.mtime, &self.body)
-            == (seen.mode, seen.uid, seen.mtime, &seen.body)
+        (self.mode, self.uid, self.project, self.mtime, &self.body)
+            == (seen.mode, seen.uid, seen.project, seen.mtime, &seen.body)
             && (self.xattrs.is_none() || seen.xattrs.is_none() || self.xattrs == seen.xattrs)
     }
 
@@ -65,7 +67,8 @@ impl State {
                 all.keys().map(|n| String::from_utf8_lossy(n)).collect::<Vec<_>>().join(",")
             }
         };
-        format!("{:o} uid {} mtime {} xattrs [{xattrs}]", self.mode, self.uid, self.mtime)
+        let Self { mode, uid, project, mtime, .. } = self;
+        format!("{mode:o} uid {uid} project {project} mtime {mtime} xattrs [{xattrs}]")
     }
 
     /// In few words.
@@ -188,6 +191,52 @@ impl Model {
     /// The newest version; right whenever no fault left doubt.
     pub fn current(&self, ino: u64) -> Option<&State> {
         self.inodes.get(&ino).and_then(|v| v.last()).map(|v| &v.state)
+    }
+
+    /// What an inode may be now, one operation left out that may not have been; `None`: not made.
+    fn possible(
+        &self,
+        ino: u64,
+        without: Option<(usize, u64)>,
+    ) -> impl Iterator<Item = Option<&State>> {
+        let versions = self.inodes.get(&ino).map_or(&[][..], Vec::as_slice);
+        let counts = |v: &Version| v.by.is_none_or(|(s, seq)| seq <= self.sessions[s].hi);
+        let certain = |v: &Version| {
+            counts(v)
+                && v.by.is_none_or(|(s, seq)| {
+                    let s = &self.sessions[s];
+                    (s.alive && !s.doubtful) || seq <= s.lo
+                })
+        };
+        let from = versions.iter().rposition(certain);
+        let unborn = from.is_none().then_some(None);
+        let later = versions[from.unwrap_or(0)..].iter();
+        let later = later.filter(move |v| counts(v) && (v.by.is_none() || v.by != without));
+        unborn.into_iter().chain(later.map(|v| Some(&v.state)))
+    }
+
+    /// How many inodes there are of a kind, at least and at most, one operation left out.
+    pub fn count(
+        &self,
+        without: Option<(usize, u64)>,
+        counts: impl Fn(&State) -> bool,
+    ) -> (u64, u64) {
+        let (mut least, mut most) = (0, 0);
+        for ino in self.inodes.keys() {
+            let (mut all, mut any) = (true, false);
+            for state in self.possible(*ino, without) {
+                let one = state.is_some_and(&counts);
+                (all, any) = (all && one, any || one);
+            }
+            (least, most) = (least + u64::from(all && any), most + u64::from(any));
+        }
+        (least, most)
+    }
+
+    /// Everything that an inode may be now.
+    pub fn candidates(&self, ino: u64) -> Vec<State> {
+        let gone = State::gone();
+        self.possible(ino, None).map(|s| s.unwrap_or(&gone).clone()).collect()
     }
 
     /// Inodes that ever were.

@@ -220,6 +220,17 @@ impl Scenario {
     }
 }
 
+/// A node asks to join before the head knows of it, and again when it does.
+fn asks_twice(preset: &mut Preset, more: &[(Nanos, Fault, Nanos)]) {
+    let deeds = [
+        (0, Fault::CutOff(0), 900 * MS),
+        (0, Fault::Crash(1), 60 * MS),
+        (300 * MS, Fault::Coordinator, 50 * MS),
+    ];
+    preset.pace = 5 * MS;
+    preset.script = Script::new(1).then(300 * MS, When::Whole, &[&deeds[..], more].concat());
+}
+
 /// All of them.
 pub const ALL: &[Scenario] = &[
     Scenario {
@@ -424,35 +435,12 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "snapshot-headless",
         tells: "a node asks to join before the head knows of it, and again when it does",
-        make: |p, _| {
-            p.pace = 5 * MS;
-            p.script = Script::new(1).then(
-                300 * MS,
-                When::Whole,
-                &[
-                    (0, Fault::CutOff(0), 900 * MS),
-                    (0, Fault::Crash(1), 60 * MS),
-                    (300 * MS, Fault::Coordinator, 50 * MS),
-                    (800 * MS, Fault::Slow(1), 300 * MS),
-                ],
-            );
-        },
+        make: |p, _| asks_twice(p, &[(800 * MS, Fault::Slow(1), 300 * MS)]),
     },
     Scenario {
         name: "promised-wiped",
         tells: "the same, but it has everything by the time that it asks again",
-        make: |p, _| {
-            p.pace = 5 * MS;
-            p.script = Script::new(1).then(
-                300 * MS,
-                When::Whole,
-                &[
-                    (0, Fault::CutOff(0), 900 * MS),
-                    (0, Fault::Crash(1), 60 * MS),
-                    (300 * MS, Fault::Coordinator, 50 * MS),
-                ],
-            );
-        },
+        make: |p, _| asks_twice(p, &[]),
     },
     Scenario {
         name: "suspected-then-headless",

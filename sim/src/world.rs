@@ -51,6 +51,8 @@ pub enum Flavour {
     Hostile,
     /// On a volume that runs full.
     Full,
+    /// With limits of users and directories that bar.
+    Quota,
 }
 
 /// What a history consists of.
@@ -74,6 +76,8 @@ pub struct Preset {
     pub hostile: bool,
     /// The volume is small, so that it runs full.
     pub full: bool,
+    /// Limits of users and directories are so low that they bar.
+    pub quota: bool,
     /// The volume promises what a disk can.
     pub disk: bool,
     /// Faults are drawn from these, if there are any.
@@ -119,6 +123,7 @@ impl Preset {
             hostile: r.chance(1, 3),
             focus: Vec::new(),
             full: r.chance(1, 12),
+            quota: false,
             disk: r.chance(1, 4),
             active: 2000 * MS,
             capacity: 0,
@@ -140,6 +145,8 @@ impl Preset {
             preset.make(Flavour::Full);
         } else if r.chance(1, 16) {
             preset.make(Flavour::Large);
+        } else if r.chance(1, 10) {
+            preset.make(Flavour::Quota);
         }
         preset
     }
@@ -161,6 +168,11 @@ impl Preset {
         self.focus = faults;
     }
 
+    /// Operations may be refused for a while, so that each is synced before the next.
+    pub(crate) const fn doubts(&self) -> bool {
+        self.full || self.quota
+    }
+
     fn shape(&self) -> Shape {
         Shape {
             // Of the others none may run full: a refusal for want of space is a violation there.
@@ -169,7 +181,7 @@ impl Preset {
                 (0, false) => 24 << 20,
                 (bytes, _) => bytes,
             },
-            mode: if self.hostile { 0o777 } else { 0o755 },
+            mode: if self.hostile || self.quota { 0o777 } else { 0o755 },
             durability: if self.disk { Durability::Disk } else { Durability::Pmem },
         }
     }
@@ -178,21 +190,25 @@ impl Preset {
     pub fn make(&mut self, flavour: Flavour) {
         match flavour {
             Flavour::Plain => {
-                (self.full, self.hostile) = (false, false);
+                (self.full, self.hostile, self.quota) = (false, false, false);
                 (self.write_max, self.file_max) = (9000, 40_000);
             }
             Flavour::Hostile => {
-                (self.full, self.hostile) = (false, true);
+                (self.full, self.hostile, self.quota) = (false, true, false);
                 self.clients = self.clients.max(2);
             }
             Flavour::Large => {
-                (self.full, self.hostile) = (false, false);
+                (self.full, self.hostile, self.quota) = (false, false, false);
                 self.clients = 4;
                 (self.write_max, self.file_max) = (1 << 20, 1 << 20);
             }
             Flavour::Full => {
                 self.full = true;
                 (self.write_max, self.file_max) = (60_000, 200_000);
+            }
+            Flavour::Quota => {
+                (self.full, self.hostile, self.quota) = (false, false, true);
+                self.clients = self.clients.max(2);
             }
         }
     }
@@ -219,10 +235,35 @@ pub struct Outcome {
     pub dared: u64,
     /// Operations for which there was no space.
     pub no_space: u64,
+    /// Operations that a limit barred.
+    pub over_quota: u64,
+    /// Operations by kind.
+    pub kinds: BTreeMap<&'static str, u64>,
     /// Steps that the script took.
     pub steps: u64,
     /// Faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
+}
+
+impl Outcome {
+    /// The sum of several: all numbers, without checksum and violation.
+    pub fn add(&mut self, other: &Self) {
+        self.events += other.events;
+        self.virtual_ns += other.virtual_ns;
+        self.operations += other.operations;
+        self.observations += other.observations;
+        self.fsyncs += other.fsyncs;
+        self.dared += other.dared;
+        self.no_space += other.no_space;
+        self.over_quota += other.over_quota;
+        self.steps += other.steps;
+        for (kind, n) in &other.faults {
+            *self.faults.entry(kind).or_default() += n;
+        }
+        for (kind, n) in &other.kinds {
+            *self.kinds.entry(kind).or_default() += n;
+        }
+    }
 }
 
 pub(crate) enum Up {
@@ -334,6 +375,8 @@ pub struct World<'a> {
     image: Option<Image>,
     pub(crate) actors: Vec<Actor>,
     pub(crate) model: Model,
+    /// Files that clients have open.
+    pub(crate) pins: BTreeMap<u64, crate::actor::quota::Pin>,
     pub(crate) outcome: Outcome,
     pub(crate) healed: bool,
     pub(crate) stage: Stage,
@@ -383,6 +426,7 @@ impl<'a> World<'a> {
             image: None,
             actors: Vec::new(),
             model: Model::new(root),
+            pins: BTreeMap::new(),
             outcome: Outcome::default(),
             healed: false,
             stage: Stage::default(),
@@ -400,7 +444,8 @@ impl<'a> World<'a> {
         }
         for c in 0..world.preset.clients {
             let node = world.preset.clients_at.get(c).map_or(c % world.preset.nodes, |n| *n);
-            let uid = if c == 0 && world.preset.hostile { GUEST } else { 0 };
+            let uid =
+                if c == 0 && (world.preset.hostile || world.preset.quota) { GUEST } else { 0 };
             world.actors.push(Actor::new(node, uid, world.preset.ops));
             let at = 20 * MS + world.random.below(50 * MS);
             let start = world.preset.starts.get(c).copied().unwrap_or(0);

@@ -17,7 +17,7 @@ use rustix::time::{
 };
 
 use super::link::{Link, describe};
-use super::message::{DataState, MESSAGE_MAX, Message, Registration, View};
+use super::message::{Choice, Copies, DataState, MESSAGE_MAX, Message, Registration, View};
 use super::{CoordEvent, Coordinator};
 use crate::decode::LinkError;
 use crate::tcp;
@@ -415,7 +415,7 @@ fn converse(
     coordinator: SocketAddr,
     request: &Message,
     timeout: Duration,
-) -> std::io::Result<Vec<View>> {
+) -> std::io::Result<(Vec<View>, Copies)> {
     let explain = |e: std::io::Error| {
         let text = format!("coordinator at {coordinator}: {e}; is it running?");
         std::io::Error::new(e.kind(), text)
@@ -437,7 +437,8 @@ fn converse(
         head.check(&body).map_err(|e| other(e.to_string()))?;
         match Message::decode(head.kind, &body).map_err(|e| other(e.to_string()))? {
             Message::View(view) if views.len() < 64 => views.push(view),
-            Message::Done => return Ok(views),
+            Message::Done => return Ok((views, Copies::default())),
+            Message::Copies(copies) => return Ok((views, copies)),
             Message::Refused(why) => return Err(other(why)),
             _ => return Err(other("an answer that does not fit the request".to_owned())),
         }
@@ -450,7 +451,31 @@ pub fn ask(
     cluster: u128,
     timeout: Duration,
 ) -> std::io::Result<Vec<View>> {
-    converse(coordinator, &Message::Ask { cluster }, timeout)
+    converse(coordinator, &Message::Ask { cluster }, timeout).map(|(views, _)| views)
+}
+
+/// What every node has of `volume`.
+pub fn survey(
+    coordinator: SocketAddr,
+    cluster: u128,
+    volume: &str,
+    timeout: Duration,
+) -> std::io::Result<Copies> {
+    let volume = volume.to_owned();
+    let answer = converse(coordinator, &Message::Survey { cluster, volume }, timeout);
+    answer.map(|(_, copies)| copies)
+}
+
+/// Goes on with one copy of `volume` alone.
+pub fn choose(
+    coordinator: SocketAddr,
+    cluster: u128,
+    volume: &str,
+    choice: Choice,
+    timeout: Duration,
+) -> std::io::Result<()> {
+    let volume = volume.to_owned();
+    converse(coordinator, &Message::Choose { cluster, volume, choice }, timeout).map(|_| ())
 }
 
 /// Forms the chain of `volume` from the nodes that are there, without waiting for the others.

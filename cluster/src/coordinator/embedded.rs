@@ -305,7 +305,27 @@ impl Server {
                 }
                 Ok(())
             }
-            (Message::Ask { .. } | Message::Force { .. }, None) => {
+            (Message::Survey { cluster, volume }, None) if cluster == self.cluster => {
+                match self.machine.copies(&volume) {
+                    Some(copies) => self.say(index, &Message::Copies(copies)),
+                    None => self.refuse(index, "there is no such volume"),
+                }
+                Ok(())
+            }
+            (Message::Choose { cluster, volume, choice }, None) if cluster == self.cluster => {
+                match self.step(Event::Choose(volume, choice))? {
+                    Ok(()) => self.say(index, &Message::Done),
+                    Err(why) => self.refuse(index, &why),
+                }
+                Ok(())
+            }
+            (
+                Message::Ask { .. }
+                | Message::Force { .. }
+                | Message::Survey { .. }
+                | Message::Choose { .. },
+                None,
+            ) => {
                 self.refuse(index, "this coordinator serves another cluster; check the config");
                 Ok(())
             }

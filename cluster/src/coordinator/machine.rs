@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use base::{Epoch, Nanos, NodeId, StreamSeq};
 
-use super::message::{Registration, View, valid_name};
+use super::message::{Choice, Copies, Registration, View, valid_name};
 use super::store::{Image, Seat};
 use volume::Volume;
 
@@ -114,6 +114,8 @@ pub enum Event {
     Leave(Speaker),
     /// A person decides to form the chain without those that are missing.
     Force(String),
+    /// A person goes on with one copy of a volume, when the chain has lost all that it had.
+    Choose(String, Choice),
     /// Time passes; to come at least every half failure timeout.
     Tick,
 }
@@ -194,6 +196,11 @@ impl Machine {
         self.volumes.get(volume).map(|volume| volume.view(self.last))
     }
 
+    /// What every node has of a volume.
+    pub fn copies(&self, volume: &str) -> Option<Copies> {
+        self.volumes.get(volume).map(Volume::copies)
+    }
+
     /// See the module. A refusal comes with the actions that time alone brought about.
     pub fn step(&mut self, event: Event, now: Nanos) -> (Result<(), Refused>, Vec<Action>) {
         let now = now.max(self.last);
@@ -254,6 +261,7 @@ impl Machine {
             }
             Event::Leave(by) => self.volume(&by.volume)?.leave(&by),
             Event::Force(name) => self.volume(&name)?.force(),
+            Event::Choose(name, choice) => self.volume(&name)?.choose(choice),
             Event::Tick => Ok(()),
         }
     }

@@ -20,7 +20,13 @@
 //!   10  denied      coord   string why
 //!   11  ask         anyone  u128 cluster: all views, please
 //!   12  force       anyone  u128 cluster, string volume: form the chain from those that are there
-//!   13  done        coord   - (after the views of an ask, or a force)
+//!   13  done        coord   - (after the views of an ask, a force, a choice)
+//!   14  survey      anyone  u128 cluster, string volume: what every node has, please
+//!   15  copies      coord   u32 epoch, u8 whether the chain lives, list of copies: u32 node, u64 incarnation,
+//!                           u8 flags (1 reachable, 2 in the chain, 4 may be chosen), u8 state, u32 epoch
+//!                           (as in register), u64 stream position, string info
+//!   16  choose      anyone  u128 cluster, string volume, u32 node, u64 incarnation, u32 epoch,
+//!                           u64 stream position: go on with this copy alone, as it was shown
 //! ```
 
 use std::net::SocketAddr;
@@ -53,6 +59,51 @@ pub enum DataState {
         /// The last epoch that the node knew.
         epoch: Epoch,
     },
+}
+
+/// What a registered node has of the volume, for a person who has to choose.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Copy {
+    /// Which node.
+    pub node: NodeId,
+    /// Of its service.
+    pub incarnation: u64,
+    /// Heartbeats come.
+    pub reachable: bool,
+    /// The coordinator counts it (this process or one before it) in the chain.
+    pub seated: bool,
+    /// It could be gone on with.
+    pub may_be_chosen: bool,
+    /// What it has.
+    pub state: DataState,
+    /// End of its stream.
+    pub position: StreamSeq,
+    /// What it says of itself: when its copy was written last, in nanoseconds since 1970.
+    pub info: String,
+}
+
+/// All copies of a volume.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Copies {
+    /// The volume's epoch.
+    pub epoch: Epoch,
+    /// A process of the chain lives: there is nothing to choose.
+    pub lives: bool,
+    /// Of every node that is registered.
+    pub copies: Vec<Copy>,
+}
+
+/// A copy that a person has chosen, as it was shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Choice {
+    /// Which node.
+    pub node: NodeId,
+    /// Its process.
+    pub incarnation: u64,
+    /// Epoch of its copy.
+    pub epoch: Epoch,
+    /// End of its stream.
+    pub position: StreamSeq,
 }
 
 /// What a node says of itself.
@@ -213,6 +264,24 @@ pub enum Message {
     },
     /// 13
     Done,
+    /// 14
+    Survey {
+        /// Identity of the cluster.
+        cluster: u128,
+        /// Which volume.
+        volume: String,
+    },
+    /// 15
+    Copies(Copies),
+    /// 16
+    Choose {
+        /// Identity of the cluster.
+        cluster: u128,
+        /// Which volume.
+        volume: String,
+        /// Which copy.
+        choice: Choice,
+    },
 }
 
 fn put_text(w: &mut Writer<'_>, text: &str, max: usize) {
@@ -296,10 +365,7 @@ impl Registration {
     fn put(&self, w: &mut Writer<'_>) {
         put_text(w, &self.volume, NAME_MAX);
         w.u32(self.node.0).u64(self.incarnation).u64(self.position.0);
-        match self.state {
-            DataState::Fresh => w.u8(0).u32(0),
-            DataState::Intact { epoch } => w.u8(1).u32(epoch.0),
-        };
+        put_state(w, self.state);
         put_address(w, self.tcp);
         put_text(w, &self.run_dir, PATH_MAX);
         put_text(w, &self.info, INFO_MAX);
@@ -309,14 +375,70 @@ impl Registration {
         let volume = take_name(r)?;
         let (node, incarnation) = (take_node(r)?, r.u64()?);
         let position = StreamSeq(r.u64()?);
-        let state = match (r.u8()?, r.u32()?) {
-            (0, 0) => DataState::Fresh,
-            (1, epoch) => DataState::Intact { epoch: Epoch(epoch) },
-            _ => return Err(r.corrupt("has an unknown data state")),
-        };
+        let state = take_state(r)?;
         let tcp = take_address(r)?;
         let (run_dir, info) = (take_text(r, PATH_MAX)?, take_text(r, INFO_MAX)?);
         Ok(Self { volume, node, incarnation, position, state, tcp, run_dir, info })
+    }
+}
+
+fn put_state(w: &mut Writer<'_>, state: DataState) {
+    match state {
+        DataState::Fresh => w.u8(0).u32(0),
+        DataState::Intact { epoch } => w.u8(1).u32(epoch.0),
+    };
+}
+
+fn take_state(r: &mut Reader<'_>) -> Result<DataState, Corrupt> {
+    match (r.u8()?, r.u32()?) {
+        (0, 0) => Ok(DataState::Fresh),
+        (1, epoch) => Ok(DataState::Intact { epoch: Epoch(epoch) }),
+        _ => Err(r.corrupt("has an unknown data state")),
+    }
+}
+
+impl Copies {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u32(self.epoch.0).u8(u8::from(self.lives)).u16(self.copies.len() as u16);
+        for copy in &self.copies {
+            let flags = u8::from(copy.reachable)
+                | u8::from(copy.seated) << 1
+                | u8::from(copy.may_be_chosen) << 2;
+            w.u32(copy.node.0).u64(copy.incarnation).u8(flags);
+            put_state(w, copy.state);
+            w.u64(copy.position.0);
+            put_text(w, &copy.info, INFO_MAX);
+        }
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let epoch = Epoch(r.u32()?);
+        let lives = match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(r.corrupt("has a flag that is neither 0 nor 1")),
+        };
+        let mut copies = Vec::new();
+        for _ in 0..take_count(r)? {
+            let (node, incarnation, flags) = (take_node(r)?, r.u64()?, r.u8()?);
+            if flags > 7 {
+                return Err(r.corrupt("has an unknown flag"));
+            }
+            let (reachable, seated) = (flags & 1 != 0, flags & 2 != 0);
+            let (may_be_chosen, state) = (flags & 4 != 0, take_state(r)?);
+            let (position, info) = (StreamSeq(r.u64()?), take_text(r, INFO_MAX)?);
+            copies.push(Copy {
+                node,
+                incarnation,
+                reachable,
+                seated,
+                may_be_chosen,
+                state,
+                position,
+                info,
+            });
+        }
+        Ok(Self { epoch, lives, copies })
     }
 }
 
@@ -438,6 +560,22 @@ impl Message {
                 12
             }
             Self::Done => 13,
+            Self::Survey { cluster, volume } => {
+                w.u128(*cluster);
+                put_text(w, volume, NAME_MAX);
+                14
+            }
+            Self::Copies(copies) => {
+                copies.put(w);
+                15
+            }
+            Self::Choose { cluster, volume, choice } => {
+                w.u128(*cluster);
+                put_text(w, volume, NAME_MAX);
+                w.u32(choice.node.0).u64(choice.incarnation);
+                w.u32(choice.epoch.0).u64(choice.position.0);
+                16
+            }
         };
         (kind, body)
     }
@@ -468,6 +606,15 @@ impl Message {
             11 => Self::Ask { cluster: r.u128()? },
             12 => Self::Force { cluster: r.u128()?, volume: take_name(r)? },
             13 => Self::Done,
+            14 => Self::Survey { cluster: r.u128()?, volume: take_name(r)? },
+            15 => Self::Copies(Copies::take(r)?),
+            16 => {
+                let (cluster, volume) = (r.u128()?, take_name(r)?);
+                let (node, incarnation) = (take_node(r)?, r.u64()?);
+                let (epoch, position) = (Epoch(r.u32()?), StreamSeq(r.u64()?));
+                let choice = Choice { node, incarnation, epoch, position };
+                Self::Choose { cluster, volume, choice }
+            }
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;

@@ -2,6 +2,7 @@
 
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
 use cluster::Class;
+use cluster::coordinator::message::{Choice, Copies, Copy};
 use cluster::coordinator::store::{Chain, Image, Seat};
 use cluster::coordinator::{DataState, Member, Registration, View, message};
 use cluster::limits::BODY_MAX;
@@ -173,6 +174,18 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         members: vec![member],
         lapse_ms: 9,
     };
+    let copy = Copy {
+        node,
+        incarnation: 5,
+        reachable: true,
+        seated: false,
+        may_be_chosen: true,
+        state: DataState::Intact { epoch },
+        position,
+        info: "7".into(),
+    };
+    let none = Copy { state: DataState::Fresh, seated: true, ..copy.clone() };
+    let copies = Copies { epoch, lives: false, copies: vec![copy, none] };
     let all = [
         Message::Register { cluster: 7, registration: fresh },
         Message::Register { cluster: 7, registration },
@@ -188,6 +201,13 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         Message::Ask { cluster: 7 },
         Message::Force { cluster: 8, volume: "x".into() },
         Message::Done,
+        Message::Survey { cluster: 8, volume: "x".into() },
+        Message::Copies(copies),
+        Message::Choose {
+            cluster: 8,
+            volume: "x".into(),
+            choice: Choice { node, incarnation: 5, epoch, position },
+        },
     ];
     all.iter().map(|m| joined(m.encode())).collect()
 }

@@ -1,6 +1,5 @@
 //! Operations: the entry, what it brings about, the append.
 
-use storage::format::rpc::Amount;
 use storage::limits::FILE_SIZE_MAX;
 
 use super::*;
@@ -12,16 +11,17 @@ const KEEP_SIZE: u16 = 1;
 const PUNCH_HOLE: u16 = 2;
 const ZERO_RANGE: u16 = 16;
 const BLOCK: u64 = 4096;
-/// The attribute that is an access control list.
+/// The attributes that are access control lists.
 const ACL: &[u8] = b"system.posix_acl_access";
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// Realtime of the simulated clients.
 const REALTIME: Nanos = 1_700_000_000_000_000_000;
 
 /// An operation that a plan came to: what it touches, and how that looks afterwards.
-struct Work {
-    states: BTreeMap<u64, State>,
-    changed: Vec<u64>,
+pub(super) struct Work {
+    pub(super) states: BTreeMap<u64, State>,
+    pub(super) changed: Vec<u64>,
     time: u64,
 }
 
@@ -56,8 +56,34 @@ impl Work {
         self.changed.push(ino);
     }
 
+    /// Something new in a directory, which gets what it inherits.
+    fn make(&mut self, dir: u64, name: &[u8], (ino, mut state): (u64, State)) {
+        if let Some(parent) = self.states.get(&dir) {
+            state.project = parent.project;
+            if !matches!(state.body, Body::Symlink(_)) {
+                let list = parent.xattrs.as_ref().and_then(|all| all.get(DEFAULT_ACL));
+                list.into_iter().for_each(|list| inherit(&mut state, list));
+            }
+        }
+        self.states.insert(ino, state);
+        self.put_name(dir, name, Some(ino));
+        self.changed.push(ino);
+    }
+
     fn is_dir(&self, ino: u64) -> bool {
         matches!(self.states.get(&ino).map(|s| &s.body), Some(Body::Dir(_)))
+    }
+}
+
+/// What is made gets of a directory's default list.
+fn inherit(state: &mut State, list: &[u8]) {
+    let mut own = list.to_vec();
+    let mode = acl::narrow(&mut own, state.mode);
+    state.mode = state.mode & !0o777 | mode;
+    let Some(all) = &mut state.xattrs else { return };
+    all.insert(ACL.to_vec(), own);
+    if matches!(state.body, Body::Dir(_)) {
+        all.insert(DEFAULT_ACL.to_vec(), list.to_vec());
     }
 }
 
@@ -97,7 +123,7 @@ impl World<'_> {
         self.leave(c, slot)?;
         if appended {
             self.ring(c, false)?;
-            if self.preset.full {
+            if self.preset.doubts() {
                 // Whether there was space is known only then.
                 return self.sync(c);
             }
@@ -146,15 +172,12 @@ impl World<'_> {
             Kind::Unlink | Kind::Link | Kind::Rename | Kind::Exchange => {
                 self.rename_or_link(plan, &mut work, target)
             }
-            Kind::Quota => {
-                let user = Some([5, 7, GUEST][self.random.below(3) as usize]);
-                let limit = self.random.below(2) << 40;
-                let limit = Amount { blocks: limit, inodes: limit };
-                Some(Op::SetQuota { ino: InodeId(plan.dir), user, limit })
-            }
+            Kind::Quota => Some(self.set_quota(plan, &mut work)),
+            Kind::Project => self.set_project(plan, &mut work, target),
             Kind::SetXattr
             | Kind::RemoveXattr
             | Kind::SetAcl
+            | Kind::SetDefault
             | Kind::Chmod
             | Kind::Chown
             | Kind::Utimes => self.change_attributes(plan, &mut work, target, &mut data),
@@ -173,8 +196,14 @@ impl World<'_> {
             && let Some(ino) = s.fresh.pop()
         {
             s.created.push(ino);
+            let number = s.number;
+            self.pin(number, ino);
         }
-        let number = s.number;
+        let Some(number) = self.session(c).map(|s| s.number) else { return Ok(true) };
+        *self.outcome.kinds.entry(plan.kind.name()).or_default() += 1;
+        if self.preset.quota {
+            self.note_pending(c, seq, &op, plan.kind, &work);
+        }
         self.account(c, number, seq, work);
         Ok(true)
     }
@@ -186,13 +215,16 @@ impl World<'_> {
         let Work { states, changed, .. } = work;
         for ino in &changed {
             let lease = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(ino));
-            if let (Some(lease), Some(state)) = (lease, states.get(ino)) {
+            let Some(state) = states.get(ino) else { continue };
+            if let Some(lease) = lease {
                 lease.view = Some(State { xattrs: None, ..state.clone() });
             }
+            self.note_gone(session, *ino, state);
         }
         let changes = changed.iter().filter_map(|i| Some((*i, states.get(i)?.clone()))).collect();
         self.outcome.operations += 1;
         self.model.appended(session, seq, changes);
+        self.weigh_pending();
     }
 
     fn create<'a>(
@@ -211,11 +243,11 @@ impl World<'_> {
             target = &plan.name2;
             (S_IFLNK | 0o777, Body::Symlink(target.to_vec()))
         } else {
-            (S_IFREG | 0o644, Body::File(Vec::new(), 1))
+            // The group may what others may: who is in which group is not followed here.
+            let bits = [0o644, 0o644, 0o666, 0o600][self.random.below(4) as usize];
+            (S_IFREG | bits, Body::File(Vec::new(), 1))
         };
-        work.states.insert(fresh, State::new(mode, uid, work.time, body));
-        work.put_name(plan.dir, &plan.name, Some(fresh));
-        work.changed.push(fresh);
+        work.make(plan.dir, &plan.name, (fresh, State::new(mode, uid, work.time, body)));
         let (ino, parent, name) = (InodeId(fresh), InodeId(plan.dir), &plan.name[..]);
         Some(Op::Create { ino, parent, mode, rdev: 0, uid, gid: uid, name, target })
     }
@@ -326,13 +358,26 @@ impl World<'_> {
                 state.xattrs.as_mut()?.insert(ACL.to_vec(), data.clone());
                 Some(Op::SetXattr { ino, name: ACL, value: data })
             }
+            Kind::SetDefault => {
+                let others = [5, 7][self.random.below(2) as usize];
+                let all = state.xattrs.as_mut()?;
+                if all.remove(DEFAULT_ACL).is_some() && data[0].is_multiple_of(4) {
+                    return Some(Op::RemoveXattr { ino, name: DEFAULT_ACL });
+                }
+                *data = acl::list(7, u16::from(data[0] & 7), others);
+                all.insert(DEFAULT_ACL.to_vec(), data.clone());
+                Some(Op::SetXattr { ino, name: DEFAULT_ACL, value: data })
+            }
             Kind::SetXattr => {
                 let all = state.xattrs.as_mut()?;
                 all.insert(name.to_vec(), data.clone());
                 Some(Op::SetXattr { ino, name, value: data })
             }
             _ => {
-                state.xattrs.as_mut()?.remove(name)?;
+                let all = state.xattrs.as_mut()?;
+                let name =
+                    [name, b"user.a", b"user.b"].into_iter().find(|n| all.contains_key(*n))?;
+                all.remove(name);
                 Some(Op::RemoveXattr { ino, name })
             }
         }
@@ -388,10 +433,11 @@ impl World<'_> {
                 Some(Op::Fallocate { ino, offset, len, mode })
             }
             Kind::Shift => {
-                let (at, by) = (offset / BLOCK * BLOCK, BLOCK * (1 + truncated % 2));
-                let (size, from) = (bytes.len() as u64, at as usize);
-                let fits = if keep { at < size && size + by <= limit } else { at + by < size };
-                if !fits {
+                let size = bytes.len() as u64;
+                let (at, by) = (offset % size.max(1) / BLOCK * BLOCK, BLOCK * (1 + truncated % 2));
+                let (grows, shrinks) = (at < size && size + by <= limit, at + by < size);
+                let (keep, from) = (if keep { grows } else { grows && !shrinks }, at as usize);
+                if !grows && !shrinks {
                     return None;
                 }
                 if keep {
@@ -431,7 +477,6 @@ impl World<'_> {
     fn tmpfile(&mut self, c: usize, plan: &Plan, lawful: bool) -> Result<bool, String> {
         let (mut work, _, fresh) = self.work_of(c, plan);
         let (ino, parent, uid) = (InodeId(fresh), InodeId(plan.dir), self.actors[c].uid);
-        // The group may what others may: who is in which group is not followed here.
         let mode = S_IFREG | 0o644;
         let op = Op::Tmpfile { ino, parent, mode, uid, gid: uid, linkable: true };
         let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
@@ -445,18 +490,19 @@ impl World<'_> {
         s.fresh.pop();
         s.created.push(fresh);
         let number = s.number;
+        self.pin(number, fresh);
         let mut data = vec![0; 1 + self.random.below(9000) as usize];
         self.random.fill(&mut data);
         let write = Op::Write { ino, offset: 0, data: &data, clear_setid: false };
+        *self.outcome.kinds.entry(plan.kind.name()).or_default() += 1;
         // What the log has no room for is not done: the file stays without a name, and is seen by nobody.
         let Some(seq) = self.append(c, &write, 0)? else { return Ok(true) };
         self.trace(|| format!("client {c} does {seq} {}", brief(&write)));
         let link = Op::Link { ino, parent, name: &plan.name };
         let Some(seq) = self.append(c, &link, 0)? else { return Ok(true) };
         self.trace(|| format!("client {c} does {seq} {}", brief(&link)));
-        work.states.insert(fresh, State::new(mode, uid, work.time, Body::File(data, 1)));
-        work.put_name(plan.dir, &plan.name, Some(fresh));
-        work.changed.push(fresh);
+        let state = State::new(mode, uid, work.time, Body::File(data, 1));
+        work.make(plan.dir, &plan.name, (fresh, state));
         self.account(c, number, seq, work);
         Ok(true)
     }

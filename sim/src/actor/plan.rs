@@ -8,6 +8,11 @@ use crate::scenario::Moment;
 /// Leases after which a wasteful client begins to work: soon there are no more.
 const NEARLY_ALL: usize = storage::limits::LEASE_SLOTS - 500;
 
+/// The plan of who has none.
+fn nothing() -> Plan {
+    Plan { kind: Kind::List, dir: 1, name: Vec::new(), dir2: 1, name2: Vec::new(), tries: 0 }
+}
+
 impl World<'_> {
     pub(crate) fn choose(&mut self, c: usize) -> Result<(), String> {
         self.actors[c].since = self.now;
@@ -22,6 +27,12 @@ impl World<'_> {
         self.actors[c].ops -= 1;
         if self.random.chance(1, 20) {
             return self.give_lease_back(c);
+        }
+        if self.random.chance(1, 12) {
+            let inodes = self.pinned(c);
+            if !inodes.is_empty() {
+                return self.ask(c, nothing(), &Request::Unpin { inodes }, Ask::Unpin);
+            }
         }
         let dirs = self.model.dirs();
         let dir = dirs[self.random.below(dirs.len() as u64) as usize];
@@ -46,7 +57,7 @@ impl World<'_> {
     }
 
     fn draw_kind(&mut self, c: usize) -> Kind {
-        if self.actors[c].uid == GUEST && self.random.chance(1, 4) {
+        if self.preset.hostile && self.actors[c].uid == GUEST && self.random.chance(1, 4) {
             return match self.random.below(13) {
                 0 | 1 => Kind::Cycle,
                 2 | 3 => Kind::NotEmpty,
@@ -61,7 +72,11 @@ impl World<'_> {
         if favoured > 0 {
             return self.preset.favour[self.random.below(favoured) as usize];
         }
-        match self.random.below(40) {
+        if self.preset.quota && self.random.chance(1, 5) {
+            return [Kind::Quota, Kind::Quota, Kind::Project, Kind::Chown, Kind::Create]
+                [self.random.below(5) as usize];
+        }
+        match self.random.below(46) {
             0..=3 => Kind::Create,
             4 | 5 => Kind::Mkdir,
             6 => Kind::Symlink,
@@ -71,12 +86,12 @@ impl World<'_> {
             14 => Kind::Fallocate,
             15 => Kind::Punch,
             16 => Kind::Zero,
-            17 => Kind::Clone,
+            17 | 43 | 44 => Kind::Clone,
             18 => Kind::Chmod,
             19 => Kind::Chown,
             20 => Kind::Utimes,
             21 => Kind::SetXattr,
-            22 => Kind::RemoveXattr,
+            22 | 45 => Kind::RemoveXattr,
             23..=25 => Kind::Unlink,
             26 | 27 => Kind::Rename,
             28 => Kind::Exchange,
@@ -86,6 +101,8 @@ impl World<'_> {
             35 | 36 => Kind::Shift,
             37 => Kind::SetAcl,
             38 => Kind::Quota,
+            39 | 40 => Kind::SetDefault,
+            41 => Kind::Project,
             _ => Kind::List,
         }
     }
@@ -114,8 +131,8 @@ impl World<'_> {
                 let moves = |ino| plan.dir == plan.dir2 || !self.is_dir(ino) || owns(ino);
                 dirs && moves(target) && (plan.kind == Kind::Rename || moves(other))
             }
-            Kind::Chmod | Kind::SetAcl => owns(target),
-            Kind::Chown | Kind::Quota => false,
+            Kind::Chmod | Kind::SetAcl | Kind::SetDefault => owns(target),
+            Kind::Chown | Kind::Quota | Kind::Project => false,
             Kind::Clone => may(target, 2) && may(other, 4),
             _ => may(target, 2),
         }
@@ -124,15 +141,7 @@ impl World<'_> {
     pub(crate) fn give_lease_back(&mut self, c: usize) -> Result<(), String> {
         let Some(s) = &mut self.actors[c].session else { return Ok(()) };
         let Some((_, lease)) = s.leases.pop_last() else { return self.rest(c) };
-        let plan = Plan {
-            kind: Kind::List,
-            dir: 1,
-            name: Vec::new(),
-            dir2: 1,
-            name2: Vec::new(),
-            tries: 0,
-        };
-        self.ask(c, plan, &Request::Release { slots: vec![lease.slot] }, Ask::Release)
+        self.ask(c, nothing(), &Request::Release { slots: vec![lease.slot] }, Ask::Release)
     }
 
     pub(crate) fn rest(&mut self, c: usize) -> Result<(), String> {
@@ -163,8 +172,10 @@ impl World<'_> {
         if let Some(s) = self.session(c) {
             let number = s.number;
             self.model.vouched(number, seq);
-            if self.preset.full {
+            if self.preset.doubts() {
+                self.judge_limits(c, seq, false)?;
                 self.model.taken(number, seq, false);
+                self.weigh_pending();
             }
             self.outcome.fsyncs += 1;
             self.trace(|| format!("client {c} synced {seq}"));
@@ -247,10 +258,14 @@ impl World<'_> {
         let target = self.target(plan.dir, &plan.name);
         match (plan.kind, target) {
             (Kind::List, _) => Need::Nothing,
-            (Kind::Quota, _) if plan.dir == 1 => Need::Nothing,
-            (Kind::Quota, _) => Need::GiveUp,
+            (Kind::Quota, _) if quota::of_user(plan) && plan.dir != 1 => Need::GiveUp,
+            (Kind::Quota, _) => Need::Nothing,
             // Of several entries only the last may be one that has no space.
-            (Kind::Tmpfile, _) if self.preset.full => Need::GiveUp,
+            (Kind::Tmpfile, _) if self.preset.doubts() => Need::GiveUp,
+            // What is made in a directory depends on its attributes.
+            (Kind::Create | Kind::Mkdir | Kind::Tmpfile, _) if !self.has_xattrs(plan.dir) => {
+                Need::GiveUp
+            }
             (Kind::OldNumber, None) => Need::Nothing,
             (Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Tmpfile, None) => {
                 let fresh = self.session(c).and_then(|s| s.fresh.last().copied());
@@ -277,6 +292,7 @@ impl World<'_> {
             (Kind::SetXattr | Kind::RemoveXattr | Kind::SetAcl, Some(t)) if !self.has_xattrs(t) => {
                 Need::GiveUp
             }
+            (Kind::SetDefault, Some(t)) if !self.is_dir(t) || !self.has_xattrs(t) => Need::GiveUp,
             (Kind::Chmod, Some(t)) if self.is_symlink(t) => Need::GiveUp,
             (Kind::Rename | Kind::Link | Kind::Exchange | Kind::Clone, Some(t)) => {
                 self.need_second(c, plan, t)
@@ -312,6 +328,9 @@ impl World<'_> {
             return Need::Lease(plan.dir2, second);
         }
         if !matches!(self.model.current(plan.dir2).map(|s| &s.body), Some(Body::Dir(_))) {
+            return Need::GiveUp;
+        }
+        if !self.may_cross(plan, target) {
             return Need::GiveUp;
         }
         match self.target(plan.dir2, &plan.name2) {

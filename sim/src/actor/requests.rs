@@ -88,6 +88,11 @@ impl World<'_> {
                 None
             }
             (Ask::Release, Ok(())) => return self.rest(c),
+            (Ask::Unpin, Ok(())) => {
+                let number = self.session(c).map(|s| s.number);
+                number.into_iter().for_each(|number| self.unpin(number));
+                return self.rest(c);
+            }
             (Ask::Names(_), Err(base::Errno::NOTDIR | base::Errno::NOENT)) => None,
             (Ask::Inode(_), Err(base::Errno::NFILE)) if self.preset.wasteful => {
                 return self.rest(c);
@@ -122,7 +127,7 @@ impl World<'_> {
         let mode = granted.word.mode();
         let record = &reply.record;
         let mtime = record.mtime.sec as u64 * 1_000_000_000 + u64::from(record.mtime.nsec);
-        let seen = (record.mode, record.uid, mtime);
+        let seen = (record.mode, record.uid, record.project.0, mtime);
         let mut lease = Lease {
             slot: granted.slot,
             word: granted.word,
@@ -133,8 +138,8 @@ impl World<'_> {
         };
         self.check_leases(c, ino, mode)?;
         let state = |body| {
-            let (mode, uid, mtime) = seen;
-            State { mode, uid, mtime, xattrs: None, body }
+            let (mode, uid, project, mtime) = seen;
+            State { mode, uid, project, mtime, xattrs: None, body }
         };
         if record.mode & S_IFMT == S_IFREG && record.nlink > 0 {
             let bytes = self.file_content(c, reply)?;
@@ -184,8 +189,8 @@ impl World<'_> {
         if self.word(c, control::lease_word(lease.slot)) != lease.word.0 {
             return Ok(());
         }
-        let (mode, uid, mtime) = lease.record;
-        let view = State { mode, uid, mtime, xattrs: None, body: Body::Dir(names) };
+        let (mode, uid, project, mtime) = lease.record;
+        let view = State { mode, uid, project, mtime, xattrs: None, body: Body::Dir(names) };
         self.see(c, ino, &view)?;
         if let Some(lease) = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(&ino)) {
             (lease.seen, lease.view) = (true, Some(view));
@@ -203,7 +208,7 @@ impl World<'_> {
             let (ino, slot, word) = (r.u64()?, r.u32()?, LeaseWord(r.u64()?));
             let _proof = r.u64()?;
             if let Some(s) = &mut self.actors[c].session {
-                let (mode, record) = (LeaseMode::Write, (0, 0, 0));
+                let (mode, record) = (LeaseMode::Write, (0, 0, 0, 0));
                 s.leases.insert(ino, Lease { slot, word, mode, seen: true, record, view: None });
                 s.ever.insert(ino);
                 // Those that it wastes it never uses.

@@ -149,8 +149,8 @@ fn sequences(model: &Model, letters: &[Act], length: usize) -> Vec<Vec<Act>> {
     all
 }
 
-/// Every workload of a plan, with the media it runs on.
-fn workloads(plan: &Plan, models: &Models) -> Vec<(Workload, Durability)> {
+/// The directed workloads of a plan and all its sequences, with the media they run on.
+fn sequences_of(plan: &Plan, models: &Models) -> Vec<(Workload, Durability)> {
     let (letters, mut all) = (alphabet(), Vec::new());
     let more: Vec<Act> = letters.iter().cloned().chain(more_letters()).collect();
     all.extend(directed().into_iter().map(|w| (w, Durability::Pmem)));
@@ -176,15 +176,54 @@ fn workloads(plan: &Plan, models: &Models) -> Vec<(Workload, Durability)> {
             }
         }
     }
-    for i in 0..plan.sample {
-        let mut random = Random::new(plan.seed.wrapping_mul(1_000_003).wrapping_add(i));
-        let length = 3 + random.below(6) as usize;
-        let workload =
-            sample(&mut random, length, &more, |ground, acts| possible(models.of(ground), acts));
-        let disk = plan.disk && random.chance(1, 8);
-        all.push((workload, if disk { Durability::Disk } else { Durability::Pmem }));
-    }
     all
+}
+
+/// What a plan consists of. Random sequences are made when they are run, since there may be millions; they take
+/// turns with the others, so that a run that ends early has had some of both.
+struct Workloads<'a> {
+    plan: &'a Plan,
+    models: Models,
+    letters: Vec<Act>,
+    fixed: Vec<(Workload, Durability)>,
+}
+
+impl<'a> Workloads<'a> {
+    fn new(plan: &'a Plan, models: Models) -> Self {
+        let letters = alphabet().into_iter().chain(more_letters()).collect();
+        let fixed = sequences_of(plan, &models);
+        Self { plan, models, letters, fixed }
+    }
+
+    /// Those of the plan's part.
+    fn len(&self) -> usize {
+        let all = self.fixed.len() + self.plan.sample as usize;
+        let (part, parts) = (self.plan.part.0, self.plan.part.1.max(1));
+        all / parts + usize::from(part < all % parts)
+    }
+
+    fn at(&self, n: usize) -> (Workload, Durability) {
+        let n = n * self.plan.part.1.max(1) + self.plan.part.0;
+        let (fixed, samples) = (self.fixed.len(), self.plan.sample as usize);
+        let turns = 2 * fixed.min(samples);
+        match n {
+            _ if n < turns && n.is_multiple_of(2) => self.fixed[n / 2].clone(),
+            _ if n < turns => self.sample(n / 2),
+            _ if fixed > samples => self.fixed[n - samples].clone(),
+            _ => self.sample(n - fixed),
+        }
+    }
+
+    fn sample(&self, i: usize) -> (Workload, Durability) {
+        let seed = self.plan.seed.wrapping_mul(1_000_003).wrapping_add(i as u64);
+        let mut random = Random::new(seed);
+        let length = 3 + random.below(6) as usize;
+        let workload = sample(&mut random, length, &self.letters, |ground, acts| {
+            possible(self.models.of(ground), acts)
+        });
+        let disk = self.plan.disk && random.chance(1, 8);
+        (workload, if disk { Durability::Disk } else { Durability::Pmem })
+    }
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
@@ -223,13 +262,7 @@ pub fn directed() -> Vec<Workload> {
 /// Runs a plan.
 pub fn run(plan: &Plan) -> Result<Report, String> {
     let begin = Instant::now();
-    let models = models(&mut lab(plan))?;
-    let mut all = workloads(plan, &models);
-    let ((part, parts), mut at) = (plan.part, 0);
-    all.retain(|_| {
-        at += 1;
-        at % parts.max(1) == part
-    });
+    let all = Workloads::new(plan, models(&mut lab(plan))?);
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let report = Mutex::new(Report::default());
     std::thread::scope(|scope| {
@@ -238,12 +271,12 @@ pub fn run(plan: &Plan) -> Result<Report, String> {
                 let mut lab = lab(plan);
                 let mut found = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    let Some((workload, durability)) =
-                        all.get(next.fetch_add(1, Ordering::Relaxed))
-                    else {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    if at >= all.len() {
                         break;
-                    };
-                    if let Err(violation) = lab.explore(workload, *durability, None) {
+                    }
+                    let (workload, durability) = all.at(at);
+                    if let Err(violation) = lab.explore(&workload, durability, None) {
                         found.push(*violation);
                         if !plan.keep_going {
                             stop.store(true, Ordering::Relaxed);
@@ -274,6 +307,28 @@ fn lab(plan: &Plan) -> Lab {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_and_turns_leave_nothing_out() {
+        for (sample, parts) in [(0, 1), (7, 1), (7, 3), (5000, 1), (5000, 4)] {
+            let mut seen = Vec::new();
+            for part in 0..parts {
+                let plan = Plan { length: 1, sample, part: (part, parts), ..Plan::default() };
+                let models = models(&mut Lab::new(Effort::default(), false)).unwrap();
+                let all = Workloads::new(&plan, models);
+                seen.extend((0..all.len()).map(|n| format!("{:?}", all.at(n))));
+            }
+            let plan = Plan { length: 1, sample, ..Plan::default() };
+            let models = models(&mut Lab::new(Effort::default(), false)).unwrap();
+            let all = Workloads::new(&plan, models);
+            let fixed = all.fixed.iter().map(|w| format!("{w:?}"));
+            let samples = (0..sample as usize).map(|i| format!("{:?}", all.sample(i)));
+            let mut whole: Vec<String> = fixed.chain(samples).collect();
+            seen.sort();
+            whole.sort();
+            assert_eq!(seen, whole, "{sample} samples in {parts} parts");
+        }
+    }
 
     #[test]
     fn the_directed_workloads_are_possible() {

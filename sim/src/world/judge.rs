@@ -1,6 +1,7 @@
 //! The judging at the end.
 
 use super::*;
+use crate::actor::quota;
 
 impl World<'_> {
     pub(crate) fn is_quiet(&self) -> bool {
@@ -100,13 +101,14 @@ impl World<'_> {
 
     pub(crate) fn judge_content(&mut self, n: usize, volume: &Volume) -> Result<(), String> {
         for ino in self.model.inodes() {
-            let seen = state_of(volume, ino)?;
             self.outcome.observations += 1;
-            self.model
-                .observe(None, ino, &seen)
-                .map_err(|e| format!("in the end, node {}: {e}", n + 1))?;
+            let judged = match quota::account_of(ino) {
+                Some(account) => self.judge_limit(volume, ino, account),
+                None => self.model.observe(None, ino, &state_of(volume, ino)?),
+            };
+            judged.map_err(|e| format!("in the end, node {}: {e}", n + 1))?;
         }
-        Ok(())
+        self.judge_use(volume).map_err(|e| format!("in the end, node {}: {e}", n + 1))
     }
 }
 
@@ -142,5 +144,6 @@ fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
         xattrs.insert(name, value);
     }
     let mtime = record.mtime.sec as u64 * 1_000_000_000 + u64::from(record.mtime.nsec);
-    Ok(State { mode: record.mode, uid: record.uid, mtime, xattrs: Some(xattrs), body })
+    let (mode, uid, project) = (record.mode, record.uid, record.project.0);
+    Ok(State { mode, uid, project, mtime, xattrs: Some(xattrs), body })
 }

@@ -6,7 +6,9 @@ use base::planted::{Bug, planted};
 use base::{Epoch, Nanos, NodeId, StreamSeq};
 
 use super::{Patience, Refused, Speaker, VolumeSpec, millis};
-use crate::coordinator::message::{DataState, Member, NODES_MAX, Registration, View};
+use crate::coordinator::message::{
+    Choice, Copies, Copy, DataState, Member, NODES_MAX, Registration, View,
+};
 use crate::coordinator::store::{Chain, Seat};
 
 /// A node that has registered.
@@ -21,6 +23,8 @@ struct Node {
     hold_until: Nanos,
     /// When it was last heard: what it was told then may keep its clients' leases alive for a while.
     heard: Nanos,
+    /// The volume's epoch when this process came: it has seen no chain before that.
+    came: Epoch,
 }
 
 /// See the module.
@@ -138,6 +142,7 @@ impl Volume {
         }
         let hold_until = self.nodes.get(&node).map_or(0, |n| n.hold_until);
         let others_live = self.chain.seats.iter().any(|s| self.lives(s));
+        let came = self.nodes.get(&node).filter(|_| same).map_or(self.chain.epoch, |n| n.came);
         let entry = Node {
             registration: new,
             deadline: now + timeout,
@@ -145,6 +150,7 @@ impl Volume {
             reachable: true,
             hold_until,
             heard: now,
+            came,
         };
         self.nodes.insert(node, entry);
         self.woke(node, others_live, now);
@@ -336,6 +342,70 @@ impl Volume {
             ));
         }
         self.forced = true;
+        Ok(())
+    }
+
+    /// What every registered node has, for a person who has to choose.
+    pub fn copies(&self) -> Copies {
+        let copy = |(id, node): (&NodeId, &Node)| Copy {
+            node: *id,
+            incarnation: node.registration.incarnation,
+            reachable: node.reachable && node.connected,
+            seated: self.seat(*id).is_some(),
+            may_be_chosen: self.is_stuck().is_ok() && self.may_be_chosen(*id, node).is_ok(),
+            state: node.registration.state,
+            position: node.registration.position,
+            info: node.registration.info.clone(),
+        };
+        let lives = self.chain.seats.iter().any(|s| self.lives(s));
+        Copies { epoch: self.chain.epoch, lives, copies: self.nodes.iter().map(copy).collect() }
+    }
+
+    /// Whether the volume waits for a person.
+    fn is_stuck(&self) -> Result<(), Refused> {
+        if self.chain.epoch.0 == 0 {
+            return Err("no chain has been formed yet; there is nothing to choose".to_owned());
+        }
+        if let Some(seat) = self.chain.seats.iter().find(|s| self.may_live(s)) {
+            return Err(format!("node {} is in the chain and serves, or may", seat.node));
+        }
+        match self.candidates().first() {
+            Some(seat) => Err(format!(
+                "node {} was in the chain and is back with its data; it goes on by itself in a moment",
+                seat.node
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn may_be_chosen(&self, id: NodeId, node: &Node) -> Result<Epoch, Refused> {
+        if !node.reachable || !node.connected {
+            return Err(format!("node {id} does not answer; start its services"));
+        }
+        let DataState::Intact { epoch } = node.registration.state else {
+            return Err(format!("node {id} has no copy: its region is empty, or was being filled"));
+        };
+        if node.came != self.chain.epoch {
+            // Its process has been put out of the chain and has ended its clients' sessions.
+            return Err(format!("node {id} was running when it was put out; restart its services"));
+        }
+        Ok(epoch)
+    }
+
+    /// A person goes on with one copy alone, whatever the others had.
+    pub fn choose(&mut self, choice: Choice) -> Result<(), Refused> {
+        self.is_stuck()?;
+        let id = choice.node;
+        let node = self.nodes.get(&id).ok_or_else(|| format!("node {id} has not registered"))?;
+        let epoch = self.may_be_chosen(id, node)?;
+        let (incarnation, position) = (node.registration.incarnation, node.registration.position);
+        if (incarnation, epoch, position) != (choice.incarnation, choice.epoch, choice.position) {
+            return Err(format!("node {id} has changed since its copy was shown; look again"));
+        }
+        self.chain.seats = vec![Seat { node: id, incarnation }];
+        self.chain.epoch.0 += 1;
+        self.reform_at = None;
+        self.syncing.clear();
         Ok(())
     }
 

@@ -1,0 +1,312 @@
+//! Quotas: limits of users and directories, and who may be barred by them.
+//!
+//! The model keeps limits as if each account were an inode, under numbers that no inode has. An operation
+//! that a limit may bar waits for its answer; meanwhile others may change what is counted. It may be refused
+//! if at some moment since it was appended the limit may have barred it, and taken if at some moment it may
+//! not have. Inodes are counted exactly; of blocks it is only known which operations may need some.
+
+use storage::format::rpc::{AccountId, Amount};
+use storage::volume::Volume;
+
+use super::operation::Work;
+use super::*;
+
+const USER: u64 = 1 << 60;
+const DIRECTORY: u64 = 1 << 61;
+/// Who has closed a file, or ended, keeps it alive no longer than this.
+const PIN_LINGERS: Nanos = 500 * MS;
+
+/// Stands for the limits of a user.
+const fn of_user_number(uid: u32) -> u64 {
+    USER | uid as u64
+}
+
+/// Stands for the limits of a directory.
+pub(crate) const fn of_directory(ino: u64) -> u64 {
+    DIRECTORY | ino
+}
+
+/// Whose limits that number stands for, if it does.
+pub(crate) const fn account_of(number: u64) -> Option<AccountId> {
+    if number & USER != 0 {
+        Some(AccountId::User(number as u32))
+    } else if number & DIRECTORY != 0 {
+        Some(AccountId::Directory(InodeId(number & !DIRECTORY)))
+    } else {
+        None
+    }
+}
+
+/// Whether the plan is about a user's limits, or else its directory's.
+pub(crate) fn of_user(plan: &Plan) -> bool {
+    plan.name[0].is_multiple_of(2)
+}
+
+fn counts(number: u64, state: &State) -> bool {
+    let is_inode = !matches!(state.body, Body::Gone) && state.mode != 0;
+    match account_of(number) {
+        Some(AccountId::User(uid)) => is_inode && state.uid == uid,
+        Some(AccountId::Directory(ino)) => is_inode && state.project == ino.0,
+        None => false,
+    }
+}
+
+/// Limits as the model keeps them. (Mode 0: no inode.)
+fn state(limit: Amount) -> State {
+    if limit == Amount::default() {
+        return State::gone();
+    }
+    State::new(0, 0, 0, Body::Symlink(format!("{} {}", limit.blocks, limit.inodes).into_bytes()))
+}
+
+fn limit(state: &State) -> Amount {
+    let Body::Symlink(text) = &state.body else { return Amount::default() };
+    let text = String::from_utf8_lossy(text);
+    let mut numbers = text.split(' ').map(|n| n.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    Amount { blocks: next(), inodes: next() }
+}
+
+/// A file that its maker has open.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    session: usize,
+    /// It was closed, and is kept alive no longer than until then.
+    until: Option<Nanos>,
+    /// How it was counted when somebody else removed its last name.
+    was: Option<State>,
+}
+
+/// An operation that limits may bar.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    seq: u64,
+    /// Accounts, and how many inodes more each would have.
+    adds: Vec<(u64, u64)>,
+    blocks: bool,
+    may_be_barred: bool,
+    may_pass: bool,
+}
+
+impl World<'_> {
+    /// The entry that sets limits.
+    pub(super) fn set_quota<'a>(&mut self, plan: &Plan, work: &mut Work) -> Op<'a> {
+        let user = of_user(plan).then(|| [5, GUEST, GUEST][self.random.below(3) as usize]);
+        let number = user.map_or(of_directory(plan.dir), of_user_number);
+        let limit = if !self.preset.quota {
+            let limit = self.random.below(2) << 40;
+            Amount { blocks: limit, inodes: limit }
+        } else if self.random.chance(1, 5) {
+            Amount::default()
+        } else {
+            let (_, used) = self.count(number, None);
+            let blocks = if self.random.chance(1, 4) { 1 + self.random.below(40) } else { 0 };
+            Amount { blocks, inodes: (used + self.random.below(4)).max(1) }
+        };
+        work.states.insert(number, state(limit));
+        work.changed.push(number);
+        Op::SetQuota { ino: InodeId(plan.dir), user, limit }
+    }
+
+    /// The entry that puts an inode under another quota.
+    pub(super) fn set_project<'a>(
+        &mut self,
+        plan: &Plan,
+        work: &mut Work,
+        target: u64,
+    ) -> Option<Op<'a>> {
+        let choice = [target, plan.dir, 0][self.random.below(3) as usize];
+        let is_dir = |ino| self.model.current(ino).is_some_and(|s| matches!(s.body, Body::Dir(_)));
+        let project = if is_dir(choice) { choice } else { 0 };
+        let state = work.states.get_mut(&target)?;
+        state.project = project;
+        work.changed.push(target);
+        Some(Op::SetProject { ino: InodeId(target), project: InodeId(project) })
+    }
+
+    /// Whether what is linked or moved stays under its quota; only a directory that has one takes it along.
+    pub(super) fn may_cross(&self, plan: &Plan, target: u64) -> bool {
+        let project = |ino| self.model.current(ino).map(|s| s.project);
+        let own = |ino| project(ino) == Some(ino);
+        let other = self.target(plan.dir2, &plan.name2);
+        match plan.kind {
+            Kind::Clone => true,
+            Kind::Link => project(target) == project(plan.dir2),
+            _ if plan.dir == plan.dir2 || project(plan.dir) == project(plan.dir2) => true,
+            Kind::Exchange => own(target) && other.is_some_and(own),
+            _ => own(target),
+        }
+    }
+
+    /// How many inodes an account counts, at least and at most, one operation left out.
+    fn count(&self, number: u64, without: Option<(usize, u64)>) -> (u64, u64) {
+        let (least, most) = self.model.count(without, |s| counts(number, s));
+        let lingers = self.pins.values().filter(|pin| {
+            self.holds_open(pin) && pin.was.as_ref().is_some_and(|was| counts(number, was))
+        });
+        (least, most + lingers.count() as u64)
+    }
+
+    /// What the limits of an account may be. Those of a directory go with it, when nobody has it open.
+    fn limits(&self, number: u64) -> Vec<Amount> {
+        let mut limits: Vec<Amount> = self.model.candidates(number).iter().map(limit).collect();
+        if let Some(AccountId::Directory(dir)) = account_of(number)
+            && self.model.candidates(dir.0).iter().any(|s| s.body == Body::Gone)
+        {
+            limits.push(Amount::default());
+        }
+        limits
+    }
+
+    /// What a session has made it has open.
+    pub(super) fn pin(&mut self, session: usize, ino: u64) {
+        self.pins.insert(ino, Pin { session, until: None, was: None });
+    }
+
+    /// Inodes that the client has open, because it made them.
+    pub(super) fn pinned(&self, c: usize) -> Vec<InodeId> {
+        let Some(number) = self.session(c).map(|s| s.number) else { return Vec::new() };
+        let own = self.pins.iter().filter(|(_, p)| p.session == number && p.until.is_none());
+        own.map(|(ino, _)| InodeId(*ino)).collect()
+    }
+
+    /// The session has closed what it had open, or ended: soon nothing keeps that alive.
+    pub(super) fn unpin(&mut self, session: usize) {
+        let until = Some(self.now + PIN_LINGERS);
+        for pin in self.pins.values_mut().filter(|p| p.session == session) {
+            pin.until = pin.until.or(until);
+        }
+    }
+
+    /// An inode changes: what has lost its last name may be kept by who has it open.
+    pub(super) fn note_gone(&mut self, session: usize, ino: u64, state: &State) {
+        if state.body != Body::Gone {
+            return;
+        }
+        if self.pins.get(&ino).is_some_and(|p| p.session == session) {
+            // Who removes a file says whether it has it open: these do not.
+            self.pins.remove(&ino);
+        } else if let Some(pin) = self.pins.get_mut(&ino) {
+            pin.was = self.model.current(ino).cloned();
+        }
+    }
+
+    /// Notes which limits may bar the operation that was just appended, and is not yet in the model.
+    pub(super) fn note_pending(
+        &mut self,
+        c: usize,
+        seq: u64,
+        op: &Op<'_>,
+        kind: Kind,
+        work: &Work,
+    ) {
+        let of = |ino: u64| {
+            let state = work.states.get(&ino);
+            let numbers = state.map(|s| [of_user_number(s.uid), of_directory(s.project)]);
+            numbers.into_iter().flatten().filter(|number| *number != DIRECTORY)
+        };
+        let adds = match *op {
+            Op::Create { ino, .. } => of(ino.0).map(|a| (a, 1)).collect(),
+            Op::SetAttr { ino, mask, uid, .. } if mask & mask::UID != 0 => {
+                let same = self.model.current(ino.0).is_some_and(|s| s.uid == uid);
+                if same { Vec::new() } else { vec![(of_user_number(uid), 1)] }
+            }
+            Op::Write { ino, .. }
+            | Op::Truncate { ino, .. }
+            | Op::Fallocate { ino, .. }
+            | Op::CloneRange { ino, .. }
+            | Op::Shift { ino, .. } => of(ino.0).map(|a| (a, 0)).collect(),
+            _ => Vec::new(),
+        };
+        let blocks = kind.content() || kind == Kind::Chown;
+        if let Some(s) = &mut self.actors[c].session {
+            let (may_be_barred, may_pass) = (false, false);
+            s.pending = Some(Pending { seq, adds, blocks, may_be_barred, may_pass });
+        }
+    }
+
+    /// Looks again whether limits may bar, or not, what waits for its answer.
+    pub(crate) fn weigh_pending(&mut self) {
+        if !self.preset.quota {
+            return;
+        }
+        for c in 0..self.actors.len() {
+            let Some(s) = self.session(c) else { continue };
+            let Some(pending) = &s.pending else { continue };
+            let without = Some((s.number, pending.seq));
+            let (mut barred, mut passes) = (false, true);
+            for &(number, more) in &pending.adds {
+                let (least, most) = self.count(number, without);
+                let limits = self.limits(number);
+                let bars = |limit: u64, used| limit != 0 && more != 0 && used + more > limit;
+                barred |= limits
+                    .iter()
+                    .any(|l| bars(l.inodes, most) || (pending.blocks && l.blocks != 0));
+                passes &= limits.iter().any(|l| !bars(l.inodes, least));
+            }
+            if let Some(pending) = self.actors[c].session.as_mut().and_then(|s| s.pending.as_mut())
+            {
+                pending.may_be_barred |= barred;
+                pending.may_pass |= passes;
+            }
+        }
+    }
+
+    /// The answer: an operation was refused for a limit, or taken.
+    pub(super) fn judge_limits(&mut self, c: usize, seq: u64, refused: bool) -> Result<(), String> {
+        let Some(s) = &mut self.actors[c].session else { return Ok(()) };
+        let pending = s.pending.take_if(|p| p.seq <= seq);
+        match pending {
+            Some(p) if refused && !p.may_be_barred => {
+                Err(format!("client {c}: {seq} refused with no limit that bars it: {p:?}"))
+            }
+            Some(p) if !refused && !p.may_pass => {
+                Err(format!("client {c}: {seq} taken over a limit: {p:?}"))
+            }
+            None if refused => Err(format!("client {c}: {seq} refused with no limit of it")),
+            _ => Ok(()),
+        }
+    }
+
+    /// In the end: the limits of an account.
+    pub(crate) fn judge_limit(
+        &mut self,
+        volume: &Volume,
+        number: u64,
+        account: AccountId,
+    ) -> Result<(), String> {
+        let shown = state(volume.account(account).limit);
+        if let AccountId::Directory(dir) = account
+            && self.model.current(dir.0).is_none_or(|s| s.body == Body::Gone)
+        {
+            let open = self.pins.get(&dir.0).is_some_and(|pin| self.holds_open(pin));
+            let left = shown.body != Body::Gone && !open;
+            return if left { Err(format!("{account:?}: has limits and is gone")) } else { Ok(()) };
+        }
+        self.model.observe(None, number, &shown)
+    }
+
+    fn holds_open(&self, pin: &Pin) -> bool {
+        pin.until.is_none_or(|until| self.now < until)
+    }
+
+    /// In the end: what accounts use is what the model counts.
+    pub(crate) fn judge_use(&self, volume: &Volume) -> Result<(), String> {
+        if !self.preset.quota {
+            return Ok(());
+        }
+        for number in self.model.inodes() {
+            let Some(account) = account_of(number) else { continue };
+            let used = volume.account(account).used.inodes;
+            let (least, most) = self.count(number, None);
+            if (least..=most).contains(&used) {
+                continue;
+            }
+            let orphans: Vec<_> = volume.orphans().map_err(|e| format!("{e:?}"))?;
+            return Err(format!(
+                "{account:?} uses {used} inodes, not {least} to {most}; without a name are {orphans:?}"
+            ));
+        }
+        Ok(())
+    }
+}
