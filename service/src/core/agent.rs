@@ -374,7 +374,7 @@ impl Node {
     }
 
     /// Room for a batch, made by publishing if that helps.
-    fn room_for_batch(&mut self) -> Result<bool, Failure> {
+    pub(super) fn room_for_batch(&mut self) -> Result<bool, Failure> {
         if !self.ring.has_room() {
             self.publish_all()?;
             self.give_up()?;
