@@ -156,6 +156,8 @@ pub enum Bug {
     ProgressForgotten = 123,
     /// That an operation was refused is not told to its client.
     RefusalUntold = 124,
+    /// A head whose ring is full waits for a publication to release chunks.
+    RoomUnsought = 125,
     /// A node that does not wait for hostd lets it copy on.
     LateCopies = 110,
     /// A client uses its leases although their time is over.
@@ -466,6 +468,11 @@ impl Bug {
             Bug::RefusalUntold,
             "refusal-untold",
             "a client is not told that an operation was refused",
+        ),
+        (
+            Bug::RoomUnsought,
+            "room-unsought",
+            "a head whose ring is full waits for a publication to release chunks",
         ),
         (
             Bug::NumberAgain,

@@ -290,6 +290,17 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "room-unsought",
+        tells: "the ring runs full by what members write while a node joins",
+        make: |p, _| {
+            p.make(Flavour::Large);
+            (p.clients_at, p.pace, p.ops) = (vec![1, 1, 1], MS, 200);
+            (p.capacity, p.active) = (160 << 20, 3000 * MS);
+            p.favour = vec![Kind::Write, Kind::Chmod, Kind::Create];
+            p.script = Script::new(4).then(200 * MS, When::Whole, &[(0, Fault::Crash(2), 30 * MS)]);
+        },
+    },
+    Scenario {
         name: "stale-recall",
         tells: "recalls cross the report of a member that lost its link, and it is slow",
         make: |p, _| {

@@ -166,7 +166,11 @@ impl Node {
     /// Messages put off because the ring was full.
     pub(super) fn retry_stalled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         // What held chunks back may be gone without a word (a snapshot for a node that is in the chain now).
-        if self.stalled.is_empty() || !self.ready || self.paused || !self.room_for_batch()? {
+        if self.stalled.is_empty() || !self.ready || self.paused {
+            return Ok(());
+        }
+        let sought = planted(Bug::RoomUnsought) || self.room_for_batch()?;
+        if !sought || !self.ring.has_room() {
             return Ok(());
         }
         let mut waiting = std::mem::take(&mut self.stalled);
