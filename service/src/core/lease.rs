@@ -49,6 +49,9 @@ pub struct LeaseTable {
     entries: BTreeMap<InodeId, Entry>,
     /// What each client holds, for its end.
     of: BTreeMap<ClientId, BTreeSet<InodeId>>,
+    /// What each client waits for, for its end: short-lived processes come and go, and a mount beside them
+    /// holds a hundred thousand leases that need not be looked at.
+    wanted: BTreeMap<ClientId, BTreeSet<InodeId>>,
 }
 
 impl LeaseTable {
@@ -77,7 +80,22 @@ impl LeaseTable {
     /// A client asks.
     pub fn want(&mut self, ino: InodeId, want: Want, out: &mut Vec<Action>) {
         self.entries.entry(ino).or_default().waiting.push_back(want);
+        self.wanted.entry(want.client).or_default().insert(ino);
         self.advance(ino, out);
+    }
+
+    /// Strikes out everything that `client` holds and waits for; where that was.
+    fn strike(&mut self, client: ClientId) -> BTreeSet<InodeId> {
+        let mut touched = self.of.remove(&client).unwrap_or_default();
+        touched.extend(self.wanted.remove(&client).unwrap_or_default());
+        for ino in &touched {
+            if let Some(entry) = self.entries.get_mut(ino) {
+                entry.waiting.retain(|w| w.client != client);
+                entry.holders.remove(&client);
+                entry.recalling.remove(&client);
+            }
+        }
+        touched
     }
 
     /// A recalled or returned lease is gone.
@@ -99,20 +117,7 @@ impl LeaseTable {
         held: &[(InodeId, LeaseMode)],
         out: &mut Vec<Action>,
     ) {
-        let mut touched = self.of.remove(&client).unwrap_or_default();
-        for (ino, entry) in &mut self.entries {
-            let waited = entry.waiting.len();
-            entry.waiting.retain(|w| w.client != client);
-            if entry.waiting.len() != waited || entry.recalling.remove(&client) {
-                touched.insert(*ino);
-            }
-        }
-        for ino in &touched {
-            if let Some(entry) = self.entries.get_mut(ino) {
-                entry.holders.remove(&client);
-                entry.recalling.remove(&client);
-            }
-        }
+        let mut touched = self.strike(client);
         for (ino, mode) in held {
             self.adopt(client, *ino, *mode);
             touched.insert(*ino);
@@ -124,19 +129,7 @@ impl LeaseTable {
 
     /// A client ended: everything it held or waited for is void.
     pub fn gone(&mut self, client: ClientId, out: &mut Vec<Action>) {
-        let mut touched: BTreeSet<InodeId> = self.of.remove(&client).unwrap_or_default();
-        for (ino, entry) in &mut self.entries {
-            let before = entry.waiting.len();
-            entry.waiting.retain(|w| w.client != client);
-            if entry.waiting.len() != before {
-                touched.insert(*ino);
-            }
-        }
-        for ino in touched {
-            if let Some(entry) = self.entries.get_mut(&ino) {
-                entry.holders.remove(&client);
-                entry.recalling.remove(&client);
-            }
+        for ino in self.strike(client) {
             self.advance(ino, out);
         }
     }
@@ -168,6 +161,14 @@ impl LeaseTable {
                 return;
             }
             entry.waiting.pop_front();
+            if !entry.waiting.iter().any(|w| w.client == want.client)
+                && let Some(inodes) = self.wanted.get_mut(&want.client)
+            {
+                inodes.remove(&ino);
+                if inodes.is_empty() {
+                    self.wanted.remove(&want.client);
+                }
+            }
             let none = Holder { mode: LeaseMode::None, token: 0 };
             let held = entry.holders.entry(want.client).or_insert(none);
             *held = Holder { mode: held.mode.max(want.mode), token: want.token };
@@ -202,6 +203,10 @@ impl LeaseTable {
             for client in entry.holders.keys() {
                 assert!(self.of.get(client).is_some_and(|s| s.contains(ino)), "{ino} unindexed");
             }
+            for want in &entry.waiting {
+                let known = self.wanted.get(&want.client).is_some_and(|s| s.contains(ino));
+                assert!(known, "{ino}: a wait that its client's end would not find");
+            }
             assert!(
                 entry.waiting.is_empty() || !entry.recalling.is_empty(),
                 "{ino}: somebody waits for nothing"
@@ -214,6 +219,18 @@ impl LeaseTable {
 mod tests {
     use super::*;
     use base::random::Random;
+
+    impl LeaseTable {
+        fn waits(&self, client: ClientId) -> Vec<u64> {
+            let all = self.entries.values().flat_map(|e| &e.waiting);
+            all.filter(|w| w.client == client).map(|w| w.token).collect()
+        }
+
+        fn held(&self, client: ClientId) -> Vec<(InodeId, LeaseMode)> {
+            let of = |(i, e): (&InodeId, &Entry)| Some((*i, e.holders.get(&client)?.mode));
+            self.entries.iter().filter_map(of).collect()
+        }
+    }
 
     #[test]
     fn random_histories_keep_the_invariants_and_serve_everybody() {
@@ -232,7 +249,20 @@ mod tests {
             };
             for _ in 0..200 {
                 let mut out = Vec::new();
-                if random.chance(1, 2) && !recalls.is_empty() {
+                if random.chance(1, 40) {
+                    // A client ends, or its agent says anew what it holds: what it waited for counts no more.
+                    let client = ClientId(1 + random.below(4));
+                    let waited: Vec<u64> = table.waits(client);
+                    if random.chance(1, 2) {
+                        table.gone(client, &mut out);
+                    } else {
+                        let held = table.held(client);
+                        table.replace(client, &held, &mut out);
+                    }
+                    asked -= waited.len() as u64;
+                    recalls.retain(|(c, _)| *c != client);
+                    assert!(table.waits(client).is_empty(), "seed {seed}: it waits no more");
+                } else if random.chance(1, 2) && !recalls.is_empty() {
                     let at = random.below(recalls.len() as u64) as usize;
                     let (client, ino) = recalls.swap_remove(at);
                     table.released(client, ino, &mut out);
