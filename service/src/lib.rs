@@ -14,6 +14,7 @@ pub mod hostd;
 pub mod link;
 pub mod nicfs;
 pub mod process;
+pub mod serving;
 mod signal;
 mod status;
 

@@ -17,7 +17,6 @@ use cluster::transport::{
     Class, Interest, NetEvent, Peer, PeerAddress, SendError, Transport, socket_path,
 };
 use rustix::net::SocketFlags;
-use storage::format::control::CLOCK_LAG_MS;
 use storage::format::superblock::Durability;
 use storage::media::{Media, Segment};
 use storage::region::FileRegion;
@@ -29,6 +28,7 @@ use crate::core::{Effect, Event, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
 use crate::link::{self, Packet};
+use crate::serving::{Clocks, Serving};
 use crate::signal::Signals;
 use crate::status;
 
@@ -132,7 +132,9 @@ struct Driver {
     node: Node,
     net: Net,
     incarnation: u64,
+    /// The coordinator, and what the core was told of its word.
     coordinator: Option<Beat>,
+    serving: Option<Serving>,
     host_listener: OwnedFd,
     host: Option<Arc<HostLink>>,
     admin: UnixListener,
@@ -144,8 +146,8 @@ struct Driver {
     look_at_mute: Instant,
     attaching: BTreeMap<u64, OwnedFd>,
     waiting: BTreeMap<(NodeId, Class), Backlog>,
-    fenced: bool,
-    serves_until: Instant,
+    /// When this process began.
+    began: Instant,
     state: DataState,
     ended: bool,
     trouble: Option<String>,
@@ -167,6 +169,23 @@ pub fn run(config: NicfsConfig) -> Result<(), Error> {
 fn clients_clock() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Confirmations are counted from the start of this process.
+struct Began(Instant);
+
+impl Clocks for Began {
+    fn clients(&mut self) -> u64 {
+        clients_clock()
+    }
+
+    fn left(&mut self, until: u64) -> u64 {
+        until.saturating_sub(nanos(self.0.elapsed()))
+    }
 }
 
 /// A new number at each start: nanoseconds since 1970.
@@ -224,6 +243,7 @@ impl Driver {
             net,
             incarnation,
             coordinator: None,
+            serving: None,
             host_listener,
             host: None,
             admin,
@@ -234,8 +254,7 @@ impl Driver {
             look_at_mute: Instant::now(),
             attaching: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            fenced: false,
-            serves_until: Instant::now(),
+            began: Instant::now(),
             state,
             ended: false,
             trouble: None,
@@ -277,9 +296,7 @@ impl Driver {
                 Ok(())
             }
             Membership::Coordinator(address) => {
-                // Before anything is heard: clients of an earlier run may hold what others have by now.
-                self.fenced = true;
-                self.deliver(Event::Fenced(true));
+                self.serving = Some(Serving::begin(|event| self.deliver(event)));
                 let (tcp, run_dir) = match &self.config.transport {
                     PeerTransport::Tcp => (self.net.tcp_address(), String::new()),
                     PeerTransport::Shm(dir) => (None, dir.display().to_string()),
@@ -292,7 +309,8 @@ impl Driver {
                     state: self.state,
                     tcp,
                     run_dir,
-                    info: String::new(),
+                    // When this copy was written last, for a person who has to choose between copies.
+                    info: self.node.volume().root().time.to_string(),
                 };
                 // Longer than nicfs waits for hostd.
                 let patience = match self.config.durability {
@@ -415,23 +433,10 @@ impl Driver {
     fn check_fence(&mut self) {
         let Some(coordinator) = &self.coordinator else { return };
         let until = coordinator.serves_until();
-        let fenced = until.is_none();
-        if fenced != self.fenced {
-            self.fenced = fenced;
-            self.deliver(Event::Fenced(fenced));
-        }
-        if let Some(until) = until
-            && until != self.serves_until
-        {
-            self.serves_until = until;
-            // In this order: if this process is stopped between the two looks at the clock, the time that
-            // is left comes out too short, and not too long.
-            let clock = clients_clock();
-            let left = until.saturating_duration_since(Instant::now());
-            let left = left.saturating_sub(Duration::from_millis(CLOCK_LAG_MS));
-            let left = u64::try_from(left.as_nanos()).unwrap_or(0);
-            self.deliver(Event::ServesUntil(clock + left));
-        }
+        let Some(mut serving) = self.serving.take() else { return };
+        let until = until.map(|until| nanos(until.saturating_duration_since(self.began)));
+        serving.look(until, &mut Began(self.began), |event| self.deliver(event));
+        self.serving = Some(serving);
     }
 
     fn net_event(&mut self, event: NetEvent) -> Result<(), Error> {

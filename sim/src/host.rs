@@ -6,7 +6,8 @@ use std::sync::Arc;
 use base::random::Random;
 use base::{Epoch, Nanos, NodeId};
 use service::core::ring::RING_BYTES_MIN;
-use service::core::{Event, Node, NodeConfig};
+use service::core::{Node, NodeConfig};
+use service::serving::Serving;
 use storage::format::control::CLOCK_LAG_MS;
 use storage::format::superblock::Durability;
 use storage::memory::MemoryRegion;
@@ -126,10 +127,8 @@ pub struct Host {
     pub disconnected_at: Nanos,
     /// When the last confirmed heartbeat was sent.
     pub confirmed_at: Option<Nanos>,
-    /// As the core was told.
-    pub fenced: bool,
-    /// Until when it was told that its clients' leases hold, by its own clock.
-    pub told_until: Nanos,
+    /// What the core was told of the coordinator's word.
+    pub serving: Option<Serving>,
     /// Last in time on the connection, to and from the coordinator.
     pub order: [Nanos; 2],
 }
@@ -190,8 +189,7 @@ impl Host {
             connected: false,
             disconnected_at: 0,
             confirmed_at: None,
-            fenced: false,
-            told_until: 0,
+            serving: None,
             order: [0; 2],
         })
     }
@@ -216,8 +214,9 @@ impl Host {
         let mut node = Node::new(config, media, Random::new(seed))
             .map_err(|e| format!("node {} does not start: {e}", self.id))?;
         node.set_realtime_offset(seed >> 2);
-        // As the driver does before it registers.
-        node.apply(self.clock.local(now), Event::Fenced(true), &mut Vec::new());
+        let now_there = self.clock.local(now);
+        let tell = |event| node.apply(now_there, event, &mut Vec::new());
+        self.serving = Some(Serving::begin(tell));
         self.node = Some(node);
         self.incarnation += 1;
         self.has_view = false;
@@ -227,8 +226,6 @@ impl Host {
         self.connection += 1;
         self.disconnected_at = now;
         self.confirmed_at = None;
-        self.fenced = true;
-        self.told_until = 0;
         Ok(())
     }
 
@@ -252,8 +249,7 @@ impl Host {
     pub fn serves_until(&self) -> Option<Nanos> {
         let heard = self.clock.local(self.confirmed_at?) + FENCE_AFTER;
         let broken = self.clock.local(self.disconnected_at) + FENCE_DISCONNECTED;
-        let until = if self.connected { heard } else { heard.min(broken) };
-        Some(until.saturating_sub(CLOCK_LAG_MS * 1_000_000))
+        Some(if self.connected { heard } else { heard.min(broken) })
     }
 
     /// What the clock that the clients judge their leases by shows: it ticks, and seldom.

@@ -1,6 +1,21 @@
 //! Nodes: their start and end, the turns of the driver's loop, what the core wants done.
 
+use service::serving::Clocks;
+
 use super::*;
+
+/// Both clocks of the driver, at a moment.
+struct Local(Nanos);
+
+impl Clocks for Local {
+    fn clients(&mut self) -> Nanos {
+        self.0
+    }
+
+    fn left(&mut self, until: Nanos) -> Nanos {
+        until.saturating_sub(self.0)
+    }
+}
 
 impl World<'_> {
     pub(crate) fn start_node(&mut self, n: usize) -> Result<(), String> {
@@ -178,15 +193,9 @@ impl World<'_> {
         if !slept {
             node.look_around(local, &mut effects);
         }
-        if fence != host.fenced {
-            host.fenced = fence;
-            node.apply(local, Event::Fenced(fence), &mut effects);
-        }
-        if let Some(until) = until.filter(|_| !fence)
-            && until != host.told_until
-        {
-            host.told_until = until;
-            node.apply(local, Event::ServesUntil(until), &mut effects);
+        if let Some(serving) = &mut host.serving {
+            let tell = |event| node.apply(local, event, &mut effects);
+            serving.look(until.filter(|_| !fence), &mut Local(local), tell);
         }
         let beat = now >= host.next_tick;
         if beat || node.deadline().is_some_and(|d| d <= local) {
