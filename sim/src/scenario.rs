@@ -301,6 +301,17 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "grant-before-replicated",
+        tells: "what one client of the head writes another reads, members get none of it, the head dies",
+        make: |p, _| {
+            (p.clients_at, p.pace, p.ops) = (vec![0, 0, 1, 2], MS, 400);
+            p.favour = vec![Kind::Read, Kind::List, Kind::Write, Kind::Chmod, Kind::Create];
+            p.script = Script::new(2)
+                .then(200 * MS, When::Whole, &[(0, Fault::OneWay(0, 1), 900 * MS)])
+                .then(40 * MS, When::Ahead(0, 1), &[(0, Fault::Crash(0), 900 * MS)]);
+        },
+    },
+    Scenario {
         name: "stale-recall",
         tells: "recalls cross the report of a member that lost its link, and it is slow",
         make: |p, _| {
