@@ -77,6 +77,8 @@ pub enum Verb {
     Demo(crate::demo::DemoArgs),
     /// Show and set how much users and directories may take
     Quota(crate::quota::QuotaArgs),
+    /// Show what copy of the volume each node has; go on with one, if the chain has lost its own
+    Recover(crate::recover::RecoverArgs),
     /// A local cluster for trying things
     #[command(subcommand)]
     Cluster(crate::cluster::ClusterVerb),

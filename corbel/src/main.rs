@@ -14,6 +14,7 @@ mod mount;
 mod output;
 mod process;
 mod quota;
+mod recover;
 mod run;
 mod serve;
 mod signals;
@@ -35,6 +36,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Serve(args) => serve::run(global, &args)?,
         Verb::Status(args) => status::run(global, &args, out)?,
         Verb::Quota(args) => quota::run(global, &args, out)?,
+        Verb::Recover(args) => recover::run(global, &args, out)?,
         Verb::Cluster(verb) => cluster::run(out, &verb)?,
         Verb::Fsck(args) => return fsck::run(global, &args, out),
         Verb::Demo(args) => demo::run(&args, out)?,

@@ -122,20 +122,32 @@ fn clear(config: &Config, force: bool) -> Result<()> {
             "end `corbel serve` of this node first",
         ));
     }
-    // Only what a region consists of is removed; a directory given by mistake keeps the rest.
+    // Only what a region consists of is removed; a directory given by mistake keeps all.
+    let mut parts = Vec::new();
     for entry in std::fs::read_dir(region).context(region.display())? {
         let entry = entry.context(region.display())?;
         let name = entry.file_name();
-        let ours = name.to_str().is_some_and(|n| storage::region::segment_of(n).is_some());
-        if !ours {
+        if !name.to_str().is_some_and(is_part) {
             return Err(Failure::failed(
                 format!("{}: {} is no part of a region", region.display(), name.display()),
                 "this may be the wrong directory; remove that file yourself if it is not",
             ));
         }
-        std::fs::remove_file(entry.path()).context(entry.path().display())?;
+        parts.push(entry.path());
+    }
+    // The noted epoch goes first: with it, an empty volume would pass for a copy of what was there.
+    parts.sort_by_key(|path| !path.ends_with(service::nicfs::EPOCH_FILES[0]));
+    for part in parts {
+        std::fs::remove_file(&part).context(part.display())?;
     }
     Ok(())
+}
+
+/// Whether a region's directory has a file of that name: its segments, and what its services keep beside them.
+fn is_part(name: &str) -> bool {
+    storage::region::segment_of(name).is_some()
+        || name == storage::region::COPIES_LOCK
+        || service::nicfs::EPOCH_FILES.contains(&name)
 }
 
 #[cfg(test)]

@@ -92,8 +92,11 @@ pub fn format(config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> 
     forget_epoch(&config.region)
 }
 
+/// What nicfs keeps in a region's directory beside the region: the last epoch that it served in, and what becomes it.
+pub const EPOCH_FILES: [&str; 2] = ["epoch", "epoch.new"];
+
 fn epoch_file(region: &Path) -> std::path::PathBuf {
-    region.join("epoch")
+    region.join(EPOCH_FILES[0])
 }
 
 fn forget_epoch(region: &Path) -> Result<(), Error> {
@@ -309,7 +312,7 @@ impl Driver {
                     state: self.state,
                     tcp,
                     run_dir,
-                    // When this copy was written last, for a person who has to choose between copies.
+                    // When this copy was published last, for a person who has to choose between copies.
                     info: self.node.volume().root().time.to_string(),
                 };
                 // Longer than nicfs waits for hostd.

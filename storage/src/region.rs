@@ -36,7 +36,7 @@ use crate::persist;
 
 const PAGE: u64 = 4096;
 /// The file whose lock says who copies; it holds nothing.
-const COPIES_LOCK: &str = "copies.lock";
+pub const COPIES_LOCK: &str = "copies.lock";
 
 /// A region in the files of a directory.
 #[derive(Debug)]

@@ -118,7 +118,9 @@ fn man_pages_and_completion_know_every_verb() {
     text(&man);
     let bash = corbel(["completion", "bash"]);
     let script = String::from_utf8_lossy(&bash.stdout);
-    for verb in ["mkfs", "serve", "mount", "run", "status", "fsck", "bench", "cluster", "config"] {
+    for verb in
+        ["mkfs", "serve", "mount", "run", "status", "fsck", "bench", "cluster", "config", "recover"]
+    {
         assert!(scratch.path(&format!("man/corbel-{verb}.1")).exists(), "man page of {verb}");
         assert!(script.contains(verb), "completion of {verb}");
     }

@@ -13,6 +13,7 @@ mod lapse;
 mod locks;
 mod patience;
 mod posix;
+mod recover;
 mod restart;
 mod run;
 mod semantics;
