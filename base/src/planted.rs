@@ -58,6 +58,12 @@ pub enum Bug {
     LogsDropped = 24,
     /// A client is written into the table, and the write-back never started.
     RowNotFlushed = 25,
+    /// A block that several files share is free as soon as one of them gives it up.
+    SharedFreed = 30,
+    /// A block that several files share is overwritten in place.
+    SharedInPlace = 31,
+    /// A block that an unpublished operation reads is overwritten before that is published.
+    ReadOverwritten = 32,
     /// What a client holds is noted, and its write-back never started.
     HeldNotFlushed = 26,
     /// A chunk at the end of the ring lacks room for what ends it.
@@ -271,6 +277,21 @@ impl Bug {
             Bug::RowNotFlushed,
             "row-not-flushed",
             "a client is written into the table, and the write-back never started",
+        ),
+        (
+            Bug::SharedFreed,
+            "shared-freed",
+            "a block that several files share is free as soon as one of them gives it up",
+        ),
+        (
+            Bug::SharedInPlace,
+            "shared-in-place",
+            "a block that several files share is overwritten in place",
+        ),
+        (
+            Bug::ReadOverwritten,
+            "read-overwritten",
+            "a block that an unpublished operation reads is overwritten before that is published",
         ),
         (
             Bug::HeldNotFlushed,

@@ -323,6 +323,9 @@ impl LibFs {
         if state.extents_after > reply.reflected {
             state.pieces.forget_extents();
         }
+        if state.pieces.will_move() {
+            state.moved(state.last);
+        }
         state.pinned |= flags & rpc::WANT_PIN != 0;
         state.may_write |= flags & rpc::WANT_WRITE != 0;
     }

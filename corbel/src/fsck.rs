@@ -95,7 +95,7 @@ pub fn run(global: &Global, args: &FsckArgs, out: &Output) -> Result<u8> {
         "stream_seq": report.root.as_ref().map(|root| root.stream_seq.0),
         "counts": {"pages": counts.pages, "inodes": counts.inodes, "files": counts.files,
             "directories": counts.directories, "names": counts.names, "extents": counts.extents,
-            "blocks": counts.blocks, "orphans": counts.orphans},
+            "blocks": counts.blocks, "shared_blocks": counts.shared, "orphans": counts.orphans},
     });
     out.result(&object, || {
         let verdict = if report.is_sound() { "sound" } else { "DAMAGED" };

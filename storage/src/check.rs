@@ -2,7 +2,7 @@
 //!
 //! It trusts nothing: it walks the pages itself, goes on past what is damaged, and compares every
 //! statement on media that can be made twice: link counts with names, parents with names, block
-//! counts with extents, modes with arenas, orphans with link counts, the root record with the sum.
+//! counts with extents, owners of blocks with their counts, modes with arenas, orphans with link counts, the root record with the sum.
 
 mod items;
 
@@ -10,13 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use base::InodeId;
 
-use crate::format::item::{Inode, ReadClass, Run};
+use crate::format::item::{Inode, ReadClass, Run, Shared};
 use crate::format::page::{Key, LEVEL_MAX};
 use crate::format::rpc::{AccountId, Amount};
 use crate::format::superblock::{ROOT_AT, ROOT_BYTES, RootRecord, Superblock, newest_root};
 use crate::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
 use crate::media::{Media, MediaError, Segment};
 use crate::tree::read_page;
+use crate::volume::append_shared as append;
 use crate::volume::{ARENA_SERVICE, read_roots, read_superblocks};
 use items::Items;
 
@@ -63,6 +64,7 @@ pub struct Counts {
     pub names: u64,
     pub extents: u64,
     pub blocks: u64,
+    pub shared: u64,
     pub orphans: u64,
     pub clients: u64,
     pub arenas: u64,
@@ -226,7 +228,8 @@ fn judge(items: &Items, superblock: &Superblock, report: &mut Report) {
     items.judge_names(report);
     judge_inodes(items, report);
     judge_directories(items, report);
-    judge_extents(items, superblock, report);
+    report.counts.blocks = judge_extents(items, superblock, report);
+    report.counts.shared = items.shared.iter().map(|s| s.len).sum();
     for &ino in &items.orphans {
         match items.inodes.get(&ino) {
             None => report.damage(format!("orphan {ino}"), "is no inode"),
@@ -378,21 +381,57 @@ fn judge_directories(items: &Items, report: &mut Report) {
     }
 }
 
-/// No block twice, every block inside its arena, every arena readable by whom the mode says.
-fn judge_extents(items: &Items, superblock: &Superblock, report: &mut Report) {
-    let mut sorted: Vec<(u32, u64, u64, u64)> = Vec::with_capacity(items.runs.len());
+/// Every block inside its arena, every arena readable by whom the mode says, every block counted as
+/// often as it is mapped. Returns how many blocks are mapped.
+fn judge_extents(items: &Items, superblock: &Superblock, report: &mut Report) -> u64 {
+    // Where a run begins and ends, in the order of the blocks.
+    let mut edges: Vec<(u32, u64, bool)> = Vec::with_capacity(2 * items.runs.len());
     for (ino, run) in &items.runs {
         let place = || format!("inode {ino}, block {}", run.file);
         judge_run(*ino, run, items, superblock, &place, report);
-        sorted.push((run.arena, run.block, run.len, *ino));
+        edges.push((run.arena, run.block, true));
+        edges.push((run.arena, run.block + run.len, false));
     }
-    sorted.sort_unstable();
-    for pair in sorted.windows(2) {
-        let ((arena, block, len, ino), (next_arena, next, _, other)) = (pair[0], pair[1]);
-        if arena == next_arena && block + len > next {
-            let problem = format!("shares block {next} of arena {arena} with inode {other}");
-            report.damage(format!("inode {ino}"), problem);
+    edges.sort_unstable();
+    let (mut owners, mut blocks, mut mapped) = (0, 0, Vec::new());
+    for (i, &(arena, at, begins)) in edges.iter().enumerate() {
+        owners = if begins { owners + 1 } else { owners - 1 };
+        let Some(&(_, next, _)) = edges.get(i + 1).filter(|_| owners > 0) else { continue };
+        blocks += next - at;
+        if owners > 1 && next > at {
+            append(&mut mapped, Shared { arena, block: at, len: next - at, owners });
         }
+    }
+    let mut counted = Vec::new();
+    for shared in &items.shared {
+        append(&mut counted, *shared);
+    }
+    compare_shared(&mapped, &counted, report);
+    for (ino, run) in items.runs.iter().filter(|(_, run)| run.unwritten) {
+        let at = mapped.partition_point(|s| (s.arena, s.end()) <= (run.arena, run.block));
+        let shared = mapped.get(at).filter(|s| s.arena == run.arena);
+        if shared.is_some_and(|s| s.block < run.block + run.len) {
+            report.damage(format!("inode {ino}, block {}", run.file), "is unwritten and shared");
+        }
+    }
+    blocks
+}
+
+/// Shared runs as extents give them, and as their items count them.
+fn compare_shared(mapped: &[Shared], counted: &[Shared], report: &mut Report) {
+    for s in counted.windows(2).filter(|s| s[0].arena == s[1].arena && s[0].end() > s[1].block) {
+        let place = format!("arena {}, block {}", s[1].arena, s[1].block);
+        report.damage(place, "has two counts of its owners");
+    }
+    let damage = |s: &Shared, report: &mut Report, says: &str| {
+        let place = format!("arena {}, blocks {} to {}", s.arena, s.block, s.end());
+        report.damage(place, format!("{says} {} owners", s.owners));
+    };
+    for s in mapped.iter().filter(|s| counted.binary_search(s).is_err()) {
+        damage(s, report, "are mapped by, and not counted for,");
+    }
+    for s in counted.iter().filter(|s| mapped.binary_search(s).is_err()) {
+        damage(s, report, "are counted for, and not mapped by,");
     }
 }
 
@@ -421,7 +460,6 @@ fn judge_run(
 fn compare_root(root: &RootRecord, items: &Items, report: &mut Report) {
     report.counts.inodes = items.inodes.len() as u64;
     report.counts.extents = items.runs.len() as u64;
-    report.counts.blocks = items.blocks.values().sum();
     report.counts.orphans = items.orphans.len() as u64;
     report.counts.arenas = items.arenas.len() as u64;
     report.counts.names = items.entries.values().sum();

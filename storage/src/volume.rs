@@ -10,9 +10,11 @@
 //! - A refusal changes nothing. A [`Fault`] on the way condemns the working state (only): every
 //!   later call reports it, and the volume must be opened anew.
 //! - Bytes of a file's blocks beyond its size are zeroes, so that growing it needs no writing.
-//! - Data is overwritten in place. That is safe under replay because entries carry the bytes
-//!   themselves; CloneRange alone reads what others write, so writing to its source is put off
-//!   (`Refusal::NeedsPublish`) until the clone is published.
+//! - Data is overwritten in place, unless others share the block (`share`): then the writer gets
+//!   one of its own. Overwriting is safe under replay because entries carry the bytes themselves;
+//!   blocks that an unpublished operation reads (for a clone that cannot share, or for the rest of
+//!   a block that is shared no more) are not overwritten before it is published
+//!   (`Refusal::NeedsPublish`).
 //! - Blocks and pages given up by a transaction are reused only after it is published.
 //!
 //! Reads show the working state. File *contents* ([`Volume::read_file`]) lag: they are what the
@@ -24,6 +26,7 @@ mod digest;
 mod names;
 mod publish;
 mod quota;
+mod share;
 mod space;
 
 use std::cell::Cell;
@@ -34,7 +37,7 @@ use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
 
 use crate::acl;
 use crate::format::entry::{Header, Op, Stamp};
-use crate::format::item::{self, AccountItem, Inode, ReadClass, Run, attr_key, kind};
+use crate::format::item::{self, AccountItem, Inode, ReadClass, Run, Shared, attr_key, kind};
 use crate::format::page::Key;
 use crate::format::proof::Proof;
 use crate::format::rpc::{Extent, InodeRecord, Name};
@@ -49,6 +52,7 @@ use crate::tree::{Pin, Root, Tree};
 pub use digest::DIFFERENCES_MAX;
 pub use publish::{CopyItem, Sealed, run_copies};
 pub use quota::{AccountId, Amount};
+pub(crate) use share::append as append_shared;
 pub use space::Blocks;
 use space::Space;
 
@@ -242,8 +246,7 @@ pub struct Volume {
     inodes: u64,
     last_inode: u64,
     time: u64,
-    /// Sources of clones that are not published, with their transaction.
-    cloned: Vec<(u64, InodeId)>,
+    shares: share::Shares,
     condemned: Cell<bool>,
     accounts: quota::Accounts,
 }
@@ -364,7 +367,7 @@ impl Volume {
             inodes: 0,
             last_inode: root.last_inode,
             time: root.time,
-            cloned: Vec::new(),
+            shares: share::Shares::default(),
             condemned: Cell::new(false),
             accounts: quota::Accounts::default(),
         }
@@ -386,7 +389,7 @@ impl Volume {
             return Err(corrupt(InodeId::NONE)(first.err().unwrap_or(none)));
         };
         let mut space = Space::new(superblock.capacity_blocks);
-        let mut runs = Vec::new();
+        let (mut found, mut bad) = (share::Found::default(), None);
         let (mut inodes, mut accounts) = (0, quota::Accounts::default());
         let level = u8::try_from(root.level).unwrap_or(u8::MAX);
         let tree = Tree::open(
@@ -415,9 +418,15 @@ impl Volume {
                     }
                     kind::EXTENT => {
                         let run = Run::decode(key.item, value).map_err(corrupt(ino))?;
-                        // Arenas come first: their keys have inode 0.
-                        if let Err(what) = space.take(&run) {
-                            runs.push((ino, what));
+                        // Arenas and what is shared come first: their keys have inode 0.
+                        if let Err(what) = found.run(&run, &mut space) {
+                            bad.get_or_insert((ino, what));
+                        }
+                    }
+                    kind::SHARED if key.ino == 0 => {
+                        let shared = Shared::decode(key.item, value).map_err(corrupt(ino))?;
+                        if let Err(what) = found.shared(shared, &mut space) {
+                            bad.get_or_insert((ino, what));
                         }
                     }
                     _ => {}
@@ -425,11 +434,13 @@ impl Volume {
                 Ok(())
             },
         )?;
-        if let Some(&(ino, what)) = runs.first() {
+        if let Some((ino, what)) = bad {
             return Err(corrupt(ino)(Corrupt::new("extent", what)));
         }
+        let shares = found.end().map_err(corrupt(InodeId::NONE))?;
         let mut volume = Self::with(media, tree, superblock, root);
         (volume.space, volume.inodes, volume.accounts) = (space, inodes, accounts);
+        volume.shares = shares;
         let arenas: Vec<u32> = volume.space.arenas().map(|(n, _)| n).collect();
         for arena in arenas {
             volume.ensure_arena(arena)?;
@@ -635,22 +646,32 @@ impl Volume {
         failed.map_or(Ok(Some(end)), |e| Err(corrupt(dir)(e)))
     }
 
-    /// Up to `max` extents of a file that end after `from_offset`, in order.
+    /// Up to `max` extents of a file that end after `from_offset`, in order. One of which a part
+    /// is shared counts as several.
     pub fn extents(
         &self,
         ino: InodeId,
         from_offset: u64,
         max: usize,
     ) -> Result<Vec<Extent>, Fault> {
-        let runs = self.runs(ino, from_offset / BLOCK_BYTES, u64::MAX, max)?;
-        let extent = |run: &Run| Extent {
-            offset: run.file * BLOCK_BYTES,
-            len: run.len * BLOCK_BYTES,
-            arena: run.arena,
-            unwritten: run.unwritten,
-            arena_offset: run.block * BLOCK_BYTES,
-        };
-        Ok(runs.iter().map(extent).collect())
+        let from = from_offset / BLOCK_BYTES;
+        let mut extents = Vec::new();
+        for run in self.runs(ino, from, u64::MAX, max)? {
+            for (part, shared) in self.parts(&run, from.max(run.file), run.end())? {
+                if extents.len() == max {
+                    return Ok(extents);
+                }
+                extents.push(Extent {
+                    offset: part.file * BLOCK_BYTES,
+                    len: part.len * BLOCK_BYTES,
+                    arena: part.arena,
+                    unwritten: part.unwritten,
+                    shared,
+                    arena_offset: part.block * BLOCK_BYTES,
+                });
+            }
+        }
+        Ok(extents)
     }
 
     /// Target of a symbolic link; empty for anything else.
@@ -748,11 +769,12 @@ impl Volume {
             || self.space.pending() * 8 > self.space.capacity()
             || self.tree.dirty_pages() > CACHE_PAGES / 2
             || self.copies.len() > COPIES_SOFT_MAX
+            || self.shares.many_read()
     }
 
-    /// Whether there are clones that are not published: writing to their sources has to wait.
-    pub fn has_clones(&self) -> bool {
-        !self.cloned.is_empty()
+    /// Whether unpublished operations read blocks: overwriting these has to wait.
+    pub fn has_read(&self) -> bool {
+        self.shares.any_read()
     }
 
     /// The tree, for the checker and for measurements.

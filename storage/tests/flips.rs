@@ -254,7 +254,7 @@ fn forged_entries_do_no_harm() {
 
 #[test]
 fn the_checker_reports_what_contradicts_itself() {
-    use storage::format::item::{Inode, Run, attr_key, kind};
+    use storage::format::item::{Inode, Run, Shared, attr_key, kind};
     use storage::format::page::Key;
     use storage::tree::{Root, Tree};
     let (media, volume) = sample();
@@ -289,7 +289,11 @@ fn the_checker_reports_what_contradicts_itself() {
     let run = |arena, block| Run { file: 900, arena, block, len: 1, unwritten: false }.encode();
     let extent = |ino| Key::new(ino, kind::EXTENT, 900);
     type Tamper<'a> = (&'a str, &'a dyn Fn(&mut Tree));
-    let cases: [Tamper<'_>; 14] = [
+    let share = |t: &mut Tree, block, len, owners| {
+        let shared = Shared { arena: 0, block, len, owners };
+        t.put(Shared::key(0, block), &shared.encode()).unwrap();
+    };
+    let cases: [Tamper<'_>; 18] = [
         ("link count", &|t| change(t, 4, &|i| i.nlink = 2)),
         ("blocks", &|t| change(t, 4, &|i| i.blocks += 1)),
         ("may be read by", &|t| change(t, 4, &|i| i.mode = 0o100600)),
@@ -301,7 +305,19 @@ fn the_checker_reports_what_contradicts_itself() {
         ("is its parent", &|t| change(t, 5, &|i| i.parent = InodeId(10))),
         ("another type", &|t| change(t, 4, &|i| i.mode = 0o010644)),
         ("no attributes", &|t| drop(t.remove(attr_key(InodeId(4))))),
-        ("shares block 0", &|t| t.put(extent(4), &run(0, 0)).unwrap()),
+        ("are mapped by, and not counted for, 2 owners", &|t| {
+            t.put(extent(4), &run(0, 0)).unwrap()
+        }),
+        ("are counted for, and not mapped by, 2 owners", &|t| share(t, 0, 1, 2)),
+        ("are mapped by, and not counted for, 2 owners", &|t| {
+            t.put(extent(4), &run(0, 0)).unwrap();
+            share(t, 0, 1, 3);
+        }),
+        ("blocks 1 to 2: are counted for, and not mapped by, 2 owners", &|t| {
+            t.put(extent(4), &run(0, 0)).unwrap();
+            share(t, 1, 1, 2);
+        }),
+        ("have one owner", &|t| share(t, 0, 1, 1)),
         ("beyond its arena", &|t| t.put(extent(4), &run(0, CAPACITY / 4096)).unwrap()),
         ("which is none", &|t| t.put(extent(4), &run(77, 0)).unwrap()),
         ("is no inode", &|t| t.put(Key::new(0, kind::ORPHAN, 5000), &[]).unwrap()),

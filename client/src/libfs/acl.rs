@@ -10,7 +10,6 @@ use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::InodeRecord;
 
-use super::inode::State;
 use super::names::logged;
 use super::permission::owns;
 use super::{LibFs, Outcome};
@@ -81,16 +80,11 @@ impl LibFs {
             apply(&mut state.record, is_access, new.clone());
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
-            moved(state);
+            // Who may read decides in which arena the blocks lie: they may move.
+            state.moved(place.sequence);
             Ok(Outcome::Done(()))
         })
     }
-}
-
-/// Who may read decides in which arena the blocks lie: they may move.
-fn moved(state: &mut State) {
-    state.pieces.forget_extents();
-    state.extents_after = state.last;
 }
 
 /// What the service makes of the operation.

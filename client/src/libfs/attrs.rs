@@ -86,8 +86,7 @@ impl LibFs {
             state.last = place.sequence;
             if change.mask & (mask::MODE | mask::UID | mask::GID) != 0 {
                 // Who may read decides in which arena the blocks lie: they may move.
-                state.pieces.forget_extents();
-                state.extents_after = place.sequence;
+                state.moved(place.sequence);
             }
             Ok(Outcome::Done(()))
         })

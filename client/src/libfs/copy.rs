@@ -15,7 +15,7 @@ use crate::fs::{CopyRange, O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY, Result};
 
 /// Shorter copies are sooner done through the log than waited for.
 const COPY_MIN: u64 = 256 << 10;
-/// Bytes of one operation: all members do it in one go.
+/// Bytes of one operation: all members do it in one go, and may have to copy them.
 const COPY_PIECE: u64 = 32 << 20;
 /// Bytes of one call that may end early.
 const COPY_CALL: u64 = 256 << 20;
@@ -94,14 +94,15 @@ impl LibFs {
         let mut locked = Locked::new(&[from, to]);
         self.ensure(session, to.ino, locked.get(to.ino), LeaseMode::Write, 0)?;
         if from.ino != to.ino {
-            self.ensure(session, from.ino, locked.get(from.ino), LeaseMode::Read, 0)?;
+            // The source may come to share its blocks: who knows of them has to ask anew.
+            self.ensure(session, from.ino, locked.get(from.ino), LeaseMode::Write, 0)?;
         }
         let source = locked.get(from.ino);
         if !certainly_readable(source) || self.clears_setid(locked.get(to.ino)) {
             return Err(Errno::OPNOTSUPP);
         }
         let source = locked.get(from.ino);
-        if !self.holds(session, source, LeaseMode::Read) {
+        if !self.holds(session, source, LeaseMode::Write) {
             return Ok(Outcome::Again);
         }
         if piece.from_offset + piece.len > source.record.size {
@@ -111,10 +112,11 @@ impl LibFs {
         let CopyRange { from_offset: source_offset, to_offset: offset, len, .. } = *piece;
         let op = Op::CloneRange { ino: to.ino, offset, len, source: from.ino, source_offset };
         let place = logged!(self.log(session, to.ino.0, &[locked.get(to.ino)], &op, now));
+        let state = locked.get(from.ino);
+        state.moved(place.sequence);
         let state = locked.get(to.ino);
         state.pieces.zero(offset, offset + len);
-        state.pieces.forget_extents();
-        state.extents_after = place.sequence;
+        state.moved(place.sequence);
         state.record.size = state.record.size.max(offset + len);
         self.touched(state, place.sequence, now, false);
         Ok(Outcome::Done(()))

@@ -237,15 +237,24 @@ impl LibFs {
         from: u64,
     ) -> Result<()> {
         let published = session.segment.word(control::PUBLISHED).load(Ordering::Acquire);
-        let after = state.extents_after.max(state.last.min(Sequence(published)));
-        let mut body = Vec::new();
-        session.call(&Request::Extents { ino, from }, after, &mut body)?;
-        let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;
-        let (reflected, complete, extents) = rpc::take_extents(&mut r).map_err(|_| Errno::IO)?;
-        if reflected < state.extents_after {
-            return Err(Errno::IO);
+        let mut after = state.extents_after.max(state.last.min(Sequence(published)));
+        // Once more if something written will give the file other blocks.
+        for _ in 0..2 {
+            let mut body = Vec::new();
+            session.call(&Request::Extents { ino, from }, after, &mut body)?;
+            let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;
+            let (reflected, complete, extents) =
+                rpc::take_extents(&mut r).map_err(|_| Errno::IO)?;
+            if reflected < state.extents_after {
+                return Err(Errno::IO);
+            }
+            state.pieces.install(from, &extents, complete, reflected);
+            if !state.pieces.will_move() {
+                break;
+            }
+            state.moved(state.last);
+            after = state.last;
         }
-        state.pieces.install(from, &extents, complete, reflected);
         Ok(())
     }
 
@@ -407,6 +416,9 @@ impl LibFs {
             state.record.blocks += blocks * (BLOCK_BYTES / 512);
         }
         state.record.size = state.record.size.max(at + len);
+        if state.pieces.moves(at, at + len) {
+            state.moved(place.sequence);
+        }
         self.touched(state, place.sequence, now, clear);
         written.persist();
         session.segment.ring(false);
@@ -447,8 +459,12 @@ impl LibFs {
                 Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
             };
             if size < state.record.size {
+                let moves = state.pieces.moves(size, size.next_multiple_of(BLOCK_BYTES));
                 state.pieces.zero(size, u64::MAX);
                 state.extents_after = place.sequence;
+                if moves {
+                    state.moved(place.sequence);
+                }
                 let most = size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
                 state.record.blocks = state.record.blocks.min(most);
             }
@@ -474,10 +490,9 @@ impl LibFs {
         }
         let end = offset.checked_add(len).filter(|&e| e <= FILE_SIZE_MAX).ok_or(Errno::FBIG)?;
         let keep = mode & falloc::KEEP_SIZE != 0;
-        // Nothing shares blocks here.
-        let mode = mode & !falloc::UNSHARE_RANGE;
+        let unshare = mode & falloc::UNSHARE_RANGE != 0;
         let zeroes = match mode & !falloc::KEEP_SIZE {
-            0 => false,
+            0 | falloc::UNSHARE_RANGE => false,
             falloc::PUNCH_HOLE if keep => true,
             falloc::ZERO_RANGE => true,
             falloc::COLLAPSE_RANGE if !keep => return self.shift(&open, false, offset, len),
@@ -495,9 +510,13 @@ impl LibFs {
                 Outcome::Again => return Ok(Outcome::Again),
                 Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
             };
+            let moves = unshare || zeroes && state.pieces.moves(offset, end);
             if zeroes {
                 state.pieces.zero(offset, end);
                 state.extents_after = place.sequence;
+            }
+            if moves {
+                state.moved(place.sequence);
             }
             if !keep {
                 state.record.size = state.record.size.max(end);

@@ -149,6 +149,12 @@ impl Inode {
 }
 
 impl State {
+    /// The operation gives the file other blocks than the extents say.
+    pub fn moved(&mut self, sequence: Sequence) {
+        self.pieces.forget_extents();
+        self.extents_after = self.extents_after.max(sequence);
+    }
+
     /// The mode of the lease held last (whether it still holds is the segment's to say).
     pub fn mode(&self) -> LeaseMode {
         self.lease.word.mode()

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use base::Sequence;
 use storage::format::rpc::Extent;
+use storage::limits::BLOCK_BYTES;
 
 use super::lane::Place;
 
@@ -54,6 +55,8 @@ pub struct Pieces {
     extents: Vec<Extent>,
     /// The extent list is known for offsets below this.
     known_to: u64,
+    /// Some of them are of blocks that others share.
+    shared: bool,
     /// The extents reflect the own operations up to here.
     pub as_of: Sequence,
 }
@@ -124,6 +127,27 @@ impl Pieces {
     pub fn forget_extents(&mut self) {
         self.extents.clear();
         self.known_to = 0;
+        self.shared = false;
+    }
+
+    /// Whether changing bytes `from..to` makes the public extents wrong: the service changes no block
+    /// that others share, but gives the file another, in which the bytes beside these lie as well.
+    pub fn moves(&self, from: u64, to: u64) -> bool {
+        let shared = |at: u64| {
+            let block = at / BLOCK_BYTES * BLOCK_BYTES;
+            let i = self.extents.partition_point(|e| e.offset + e.len <= block);
+            self.extents.get(i).is_some_and(|e| e.shared && e.offset < block + BLOCK_BYTES)
+        };
+        self.shared
+            && from < to
+            && (!from.is_multiple_of(BLOCK_BYTES) && shared(from)
+                || !to.is_multiple_of(BLOCK_BYTES) && shared(to))
+    }
+
+    /// Whether something written that the extents do not reflect makes them wrong.
+    pub fn will_move(&self) -> bool {
+        let newer = |(_, p): &(&u64, &Piece)| p.place.sequence > self.as_of;
+        self.shared && self.log.iter().filter(newer).any(|(at, p)| self.moves(*at, at + p.len))
     }
 
     /// Nothing is known of any byte but from the service (the bytes have moved within the file).
@@ -138,10 +162,16 @@ impl Pieces {
             self.extents.clear();
             self.as_of = as_of;
         } else {
-            self.extents.retain(|e| e.offset + e.len <= from);
+            // The first may begin before `from`, in the middle of one that is known.
+            let first = extents.first().map_or(from, |e| e.offset.min(from));
+            self.extents.retain(|e| e.offset < first);
+            if let Some(last) = self.extents.last_mut() {
+                last.len = last.len.min(first - last.offset);
+            }
             self.as_of = self.as_of.min(as_of);
         }
         self.extents.extend(extents.iter().filter(|e| e.len > 0));
+        self.shared = self.extents.iter().any(|e| e.shared);
         self.known_to = match (complete, self.extents.last()) {
             (true, _) => u64::MAX,
             (false, Some(last)) => last.offset + last.len,
@@ -280,6 +310,7 @@ mod tests {
                                 len: 1,
                                 arena: 1,
                                 unwritten: false,
+                                shared: false,
                                 arena_offset: 10_000 + i,
                             })
                             .collect();
@@ -308,12 +339,54 @@ mod tests {
     #[test]
     fn unknown_beyond_a_cut_list_and_for_overwritten_log() {
         let mut pieces = Pieces::default();
-        let e = Extent { offset: 0, len: 10, arena: 1, unwritten: false, arena_offset: 0 };
+        let e = Extent {
+            offset: 0,
+            len: 10,
+            arena: 1,
+            unwritten: false,
+            shared: false,
+            arena_offset: 0,
+        };
         pieces.install(0, &[e], false, Sequence(1));
         assert_eq!(pieces.find(10, 5, |_| true), Source::Unknown);
         let place = Place { lane: 0, position: 64, sequence: Sequence(2) };
         pieces.wrote(2, 4, place);
         assert_eq!(pieces.find(3, 1, |_| false), Source::Unknown);
         assert!(matches!(pieces.find(0, 10, |_| false), Source::Arena { len: 2, .. }));
+    }
+
+    #[test]
+    fn what_is_beside_a_change_of_a_shared_block_is_asked_for_anew() {
+        let mut pieces = Pieces::default();
+        let e = |offset, len, shared| Extent {
+            offset,
+            len,
+            shared,
+            arena_offset: 1 << 20 | offset,
+            ..Extent::default()
+        };
+        let all = [e(0, 8192, false), e(8192, 8192, true), e(16384, 4096, false)];
+        pieces.install(0, &all, true, Sequence(1));
+        for (from, to, moves) in [
+            (0, 100, false),
+            (8000, 8192, false),
+            (8000, 8193, true),
+            (8192, 12288, false),
+            (8192, 12289, true),
+            (16383, 20480, true),
+            (16384, 16390, false),
+            (30000, 30001, false),
+        ] {
+            assert_eq!(pieces.moves(from, to), moves, "{from} to {to}");
+        }
+        let place = Place { lane: 0, position: 64, sequence: Sequence(5) };
+        pieces.wrote(8200, 10, place);
+        assert!(pieces.will_move());
+        pieces.install(0, &all, true, Sequence(5));
+        assert!(!pieces.will_move());
+        // Half of a list, from the middle of a known extent on.
+        pieces.install(12288, &[e(12288, 4096, false)], false, Sequence(5));
+        assert!(pieces.moves(8000, 8193) && !pieces.moves(12289, 12300));
+        assert!(matches!(pieces.find(8192, 8192, |_| true), Source::Arena { len: 4096, .. }));
     }
 }

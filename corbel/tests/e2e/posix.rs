@@ -324,6 +324,62 @@ print('same')";
     cluster.assert_nothing_refused();
 }
 
+/// A clone takes no space and is made at once; who writes to one of the files gets blocks of its own,
+/// also a process that knew the blocks before they were shared; and they are free in the end.
+#[test]
+fn clones_share_blocks() {
+    let Some(cluster) = Cluster::new(2, CAPACITY) else { return };
+    let program = "import fcntl, os, sys
+FICLONE = 0x40049409; size = 24 << 20
+def free(): return os.statvfs('.').f_bfree
+def make(name): return os.open(name, os.O_RDWR | os.O_CREAT)
+def clone(a, b): fd = make(b); fcntl.ioctl(fd, FICLONE, a); return fd
+whole = free(); data = bytearray(os.urandom(size)); a = make('a')
+for at in range(0, size, 1 << 20): os.pwrite(a, data[at:at + (1 << 20)], at)
+os.fsync(a); assert os.pread(a, size, 0) == data
+left = free(); b = clone(a, 'b'); assert free() == left, 'a clone takes space'
+assert os.fstat(b).st_blocks == os.fstat(a).st_blocks == size // 512
+c = clone(b, 'c'); assert free() == left
+old = bytes(data)
+os.pwrite(a, b'few', 5000); data[5000:5003] = b'few'
+assert os.pread(a, 20000, 0) == data[:20000]; os.fsync(a)
+assert left - free() == 1 and os.pread(a, size, 0) == data
+assert os.pread(b, size, 0) == old and os.pread(c, size, 0) == old
+os.ftruncate(b, 10000); os.ftruncate(b, 20000)
+assert os.pread(b, 20000, 0) == old[:10000] + bytes(10000)
+assert os.pread(c, size, 0) == old and os.pread(a, size, 0) == data
+os.unlink('b'); os.close(b)
+# Another process clones a file whose blocks are known here, takes it away, and uses what is free.
+def child(step):
+    if os.fork() == 0:
+        step(); os._exit(0)
+    assert os.wait()[1] == 0
+def share(): os.close(clone(os.open('a', os.O_RDONLY), 'd'))
+def reuse():
+    os.unlink('d'); os.unlink('c'); fd = make('e')
+    for at in range(0, size // 2, 1 << 20): os.pwrite(fd, b'x' * (1 << 20), at)
+    os.fsync(fd)
+child(share)
+for at in range(9000, size, 1 << 20): os.pwrite(a, b'own', at); data[at:at + 3] = b'own'
+os.fsync(a); os.close(c); child(reuse)
+assert os.pread(a, size, 0) == data, 'read what is another file now'
+os.fsync(a); print('same')";
+    let script = format!("exec python3 -c \"{program}\"");
+    assert_eq!(text(&cluster.run(1, &script).output().unwrap()), "same\n");
+    let sums = "md5sum a e | md5sum";
+    let want = text(&cluster.run(1, sums).output().unwrap());
+    assert_eq!(text(&cluster.shell(2, sums).output().unwrap()), want);
+    let script = "cp --reflink=always a f && rm a && cmp f f && md5sum < f";
+    let got = text(&cluster.run(2, script).output().unwrap());
+    assert_eq!(text(&cluster.shell(1, "md5sum < f").output().unwrap()), got);
+    cluster.assert_nothing_refused();
+    assert!(cluster.corbel(&["cluster", "down", "--keep"]).status.success());
+    let region = |node: usize| cluster.path(&format!("n{node}/region")).display().to_string();
+    let (first, second) = (region(1), region(2));
+    let fsck = super::harness::corbel(["--json", "fsck", "--region", &first, "--compare", &second]);
+    assert_eq!(json(&fsck)["sound"], true, "{fsck:?}");
+}
+
 /// Access control lists, set in one view and obeyed in the other: named users and groups, the mask
 /// and chmod, what is inherited, and the programs that keep lists when they copy.
 #[test]

@@ -5,7 +5,7 @@ use storage::acl::Acl;
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::format::clients::{self, HELD_BYTES, Held, PROGRESS_BYTES, Progress, Record};
 use storage::format::entry::{self, HEADER_BYTES, Op, Stamp};
-use storage::format::item::{AccountItem, Inode, ReadClass, Run, decode_name};
+use storage::format::item::{AccountItem, Inode, ReadClass, Run, Shared, decode_name};
 use storage::format::page::{Key, PAGE_BYTES, Page};
 use storage::format::rpc::Amount;
 use storage::format::superblock::{
@@ -58,6 +58,9 @@ pub const MEDIA: &[Format] = &[
     }
     .version(0, 4),
     Format::new("extent", runs, |b| Run::decode(9, b).map(|r| r.encode().to_vec()).map_err(words)),
+    Format::new("shared blocks", shared, |b| {
+        Shared::decode(9, b).map(|s| s.encode().to_vec()).map_err(words)
+    }),
     Format::new("arena", classes, |b| {
         ReadClass::decode(b).map(|c| c.encode().to_vec()).map_err(words)
     }),
@@ -143,7 +146,7 @@ fn page(bytes: &[u8]) -> Result<Vec<u8>, String> {
         assert_eq!(copy.search(copy.key(i)), Ok(i));
         let (key, value) = (copy.key(i), copy.value(i));
         let _ = (Inode::decode(value), Run::decode(key.item, value));
-        let _ = (ReadClass::decode(value), decode_name(value));
+        let _ = (ReadClass::decode(value), decode_name(value), Shared::decode(key.item, value));
     }
     while copy.count() > 0 && copy.level() == 0 {
         copy.remove_at(copy.count() / 2);
@@ -186,6 +189,11 @@ pub(super) fn acls() -> Vec<Vec<u8>> {
 fn runs() -> Vec<Vec<u8>> {
     let run = |unwritten| Run { file: 9, arena: 1, block: 7, len: 3, unwritten };
     vec![run(false).encode().to_vec(), run(true).encode().to_vec()]
+}
+
+fn shared() -> Vec<Vec<u8>> {
+    let shared = |len, owners| Shared { arena: 0, block: 9, len, owners }.encode().to_vec();
+    vec![shared(1, 2), shared(700, 9)]
 }
 
 fn classes() -> Vec<Vec<u8>> {

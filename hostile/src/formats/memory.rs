@@ -174,7 +174,14 @@ fn requests() -> Vec<Vec<u8>> {
 }
 
 fn inode_replies() -> Vec<Vec<u8>> {
-    let extent = Extent { offset: 0, len: 4096, arena: 1, unwritten: true, arena_offset: 8192 };
+    let extent = Extent {
+        offset: 0,
+        len: 4096,
+        arena: 1,
+        unwritten: true,
+        shared: true,
+        arena_offset: 8192,
+    };
     let reply = InodeReply {
         granted: Granted { slot: 3, word: LeaseWord::new(4, LeaseMode::Read) },
         reflected: Sequence(9),

@@ -495,6 +495,11 @@ impl Node {
                 mark(ino);
                 mark(parent);
             }
+            // Its blocks are shared from now on, which who asks for it has to learn.
+            Op::CloneRange { ino, source, .. } => {
+                mark(ino);
+                mark(source);
+            }
             Op::Rename { ino, parent, new_parent, replaced, .. } => {
                 [ino, parent, new_parent, replaced].into_iter().for_each(mark);
             }
@@ -504,7 +509,6 @@ impl Node {
             | Op::SetAttr { ino, .. }
             | Op::SetXattr { ino, .. }
             | Op::RemoveXattr { ino, .. }
-            | Op::CloneRange { ino, .. }
             | Op::Shift { ino, .. }
             | Op::Tmpfile { ino, .. }
             | Op::SetQuota { ino, .. }

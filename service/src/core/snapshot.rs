@@ -9,19 +9,21 @@
 //!
 //! Order: names from the root downwards, parents before children; inodes without a name; then every inode by
 //! number, with what making names would change (times, lists to be inherited, accounts) and its content.
-//! Content is read from the volume as it is when its turn has come, and may be newer than the moment. The
+//! Content is read from the volume as it is when its turn has come, and may be newer than the moment. Blocks that files share
+//! are sent once, and as clones after that. The
 //! stream that follows says the same again; operations that use content which is there (`CloneRange`, `Shift`)
 //! end the snapshot, and the node asks for another.
 //!
 //! [`NodeConfig::join_step`]: super::NodeConfig::join_step
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::planted::{Bug, planted};
 use base::{Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
 use storage::acl;
 use storage::format::entry::{Op, Stamp, mask};
-use storage::format::rpc::InodeRecord;
+use storage::format::rpc::{Extent, InodeRecord};
+use storage::limits::BLOCK_BYTES;
 use storage::volume::{AccountId, View, Volume};
 
 use super::message::Message;
@@ -100,12 +102,54 @@ struct Dump {
     dirs: VecDeque<InodeId>,
     /// Files with several names, of which one has been told.
     linked: BTreeSet<InodeId>,
+    shared: SharedSent,
+}
+
+/// Blocks that files share and that were sent as bytes of one of them: the others are sent as clones
+/// of it, so that they take no more space there than here.
+#[derive(Debug, Default)]
+struct SharedSent {
+    /// By arena and offset in it.
+    runs: BTreeMap<(u32, u64), SentRun>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SentRun {
+    /// Bytes of whole blocks.
+    len: u64,
+    ino: InodeId,
+    /// Of the file that was sent, and where what was sent of it ends.
+    offset: u64,
+    end: u64,
+}
+
+impl SharedSent {
+    /// What lies at that place in an arena, from there on; or for how long nothing lies there.
+    fn find(&self, arena: u32, at: u64) -> Result<SentRun, u64> {
+        if let Some((&(of, begin), run)) = self.runs.range(..=(arena, at)).next_back()
+            && of == arena
+            && at < begin + run.len
+        {
+            let skip = at - begin;
+            return Ok(SentRun { len: run.len - skip, offset: run.offset + skip, ..*run });
+        }
+        let next = self.runs.range((arena, at)..).next();
+        Err(next.filter(|((of, _), _)| *of == arena).map_or(u64::MAX, |((_, next), _)| next - at))
+    }
+
+    /// Bytes `from..to` of a file were sent, which lie in `extent`.
+    fn add(&mut self, ino: InodeId, extent: &Extent, from: u64, to: u64) {
+        let len = (to - from).next_multiple_of(BLOCK_BYTES);
+        let at = extent.arena_offset + (from - extent.offset);
+        self.runs.insert((extent.arena, at), SentRun { len, ino, offset: from, end: to });
+    }
 }
 
 impl Dump {
     fn new(view: View) -> Self {
         let dirs = VecDeque::from([InodeId::ROOT]);
-        Self { view, stage: Stage::Names(0), dirs, linked: BTreeSet::new() }
+        let (stage, linked, shared) = (Stage::Names(0), BTreeSet::new(), SharedSent::default());
+        Self { view, stage, dirs, linked, shared }
     }
 
     /// Goes on, over at most `steps` names or inodes; says over how many it did.
@@ -123,7 +167,7 @@ impl Dump {
             },
             Stage::Content(ino, at) => {
                 let Some(record) = self.view.attr(ino)? else { return Err(vanished(ino)) };
-                let to = content(now, out, ino, at, record.size)?;
+                let to = content(now, out, &mut self.shared, ino, at, record.size)?;
                 if to >= record.size {
                     // Writing it has changed the times.
                     out.times(&record);
@@ -290,6 +334,7 @@ fn vanished(ino: InodeId) -> Failure {
 fn content(
     volume: &Volume,
     out: &mut Synthetic,
+    sent: &mut SharedSent,
     ino: InodeId,
     at: u64,
     size: u64,
@@ -302,9 +347,26 @@ fn content(
         return Ok(last.filter(|end| *end > at).unwrap_or(size));
     };
     let from = at.max(extent.offset);
-    let to = (extent.offset + extent.len).min(size).min(from + CONTENT as u64);
+    let mut to = (extent.offset + extent.len).min(size);
     if from >= size {
         return Ok(size);
+    }
+    if extent.shared {
+        match sent.find(extent.arena, extent.arena_offset + (from - extent.offset)) {
+            Ok(run) => {
+                let to = to.min(from + run.len);
+                // Where the other file ends the rest of the block is zeroes, also here.
+                let len = (to - from).min(run.end.saturating_sub(run.offset));
+                let (source, source_offset) = (run.ino, run.offset);
+                out.op(&Op::CloneRange { ino, offset: from, len, source, source_offset });
+                return Ok(to);
+            }
+            Err(free) => to = to.min(from.saturating_add(free)),
+        }
+    }
+    to = to.min(from + CONTENT as u64);
+    if extent.shared {
+        sent.add(ino, &extent, from, to);
     }
     let mut data = vec![0u8; (to - from) as usize];
     let n = volume.read_file(ino, from, &mut data)?;

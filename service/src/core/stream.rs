@@ -272,9 +272,9 @@ impl Node {
     /// while it validates).
     pub(super) fn apply_next(&mut self) -> Result<(), Failure> {
         let seq = StreamSeq(self.applied.0 + 1);
-        let clones = self.volume.has_clones() && !planted(Bug::ChunkPartlyPublished);
-        if clones && self.published < self.applied {
-            // Whatever writes to the source of a clone has to wait for its publication.
+        let read = self.volume.has_read() && !planted(Bug::ChunkPartlyPublished);
+        if read && self.published < self.applied {
+            // Whatever overwrites the blocks has to wait for the publication of what reads them.
             self.publish_all()?;
         }
         if self.apply_chunk(seq, false)? {

@@ -452,7 +452,12 @@ impl World<'_> {
                 if source.is_empty() {
                     return None;
                 }
-                let from = truncated % source.len() as u64;
+                let mut from = truncated % source.len() as u64;
+                let mut len = len;
+                if keep {
+                    // Whole blocks, which can be shared, up to the end.
+                    (from, offset, len) = (from / BLOCK * BLOCK, offset / BLOCK * BLOCK, limit);
+                }
                 let len = len.min(source.len() as u64 - from).min(limit - offset);
                 grow(bytes, offset + len);
                 let piece = &source[from as usize..(from + len) as usize];

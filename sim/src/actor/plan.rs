@@ -338,7 +338,7 @@ impl World<'_> {
             None => Need::Nothing,
             Some(_) if plan.kind == Kind::Link => Need::GiveUp,
             Some(r) if r == target => Need::GiveUp,
-            Some(r) if !self.holds(c, r, second) => Need::Lease(r, second),
+            Some(r) if !self.holds(c, r, w) => Need::Lease(r, w),
             Some(r) if plan.kind == Kind::Clone && !self.is_file(r) => Need::GiveUp,
             Some(r) if plan.kind == Kind::Clone || (plan.kind == Kind::Exchange && !across) => {
                 let _ = r;

@@ -227,7 +227,7 @@ impl<'a> Workloads<'a> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 13] = [
+const DIRECTED: [&str; 21] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
@@ -242,6 +242,8 @@ const DIRECTED: [&str; 13] = [
     "Fresh Fetching; create A/y; chmod A/x 384; append A/y 5000; chmod A/x 420; append A/y 9000",
     // A member that lags must publish in the middle of a chunk.
     "Fresh Lazy Member; create A/y; clone A/x A/y; pause; create z; rename z B/x; write A/x 5 10; fsync",
+    "Fresh Lazy Member; create A/y; chmod A/y 384; clone A/x A/y; pause; create z; rename z B/x; \
+     write A/x 5 10; fsync",
     // The tree splits and merges.
     "Fresh Eager; setxattr A/x user.a 3000; setxattr A/x user.b 3000; setxattr B user.c 3000; \
      removexattr A/x user.a; removexattr A/x user.b; setxattr B user.d 3000; unlink A/x",
@@ -252,6 +254,20 @@ const DIRECTED: [&str; 13] = [
     "Wrap Fetching; create z; write z 0 30000; fsync; write z 0 60000; fsync; write z 100 50000; fsync",
     // What is copied from is changed afterwards.
     "Fresh Lazy; create A/y; clone A/x A/y; write A/x 500 1000; rename A/x A/y; fsync; create A/x",
+    "Fresh Lazy; create A/y; chmod A/y 384; clone A/x A/y; write A/x 500 1000; rename A/x A/y; fsync; \
+     create A/x",
+    // Files that share blocks are written and cut, each and in turn; one of them goes, and what it
+    // alone had is used again.
+    "Fresh Lazy; create A/y; clone A/x A/y; pause; write A/x 500 1000; write A/y 400 10; fsync; pause; \
+     write A/y 3000 9000; truncate A/x 100",
+    "Fresh Lazy Member; create A/y; clone A/x A/y; pause; write A/y 0 5000; write A/x 3000 9000; fsync",
+    "Fresh Eager; create A/y; clone A/x A/y; unlink A/x; create z; write z 0 12000; append A/y 3000; fsync",
+    "Fresh Fetching; create A/y; clone A/x A/y; truncate A/y 100; unlink A/y; create z; write z 0 12000; \
+     write A/x 0 100; fsync",
+    "Fresh Lazy; create A/y; clone A/x A/y; create z; clone A/y z; pause; fallocate A/x 1000 5000 3; \
+     unlink A/y; pause; append z 1; chmod A/x 384; fsync; unlink z",
+    // One of two that share a block changes a part of it, so the rest is copied; then the other does.
+    "Fresh Lazy; create A/y; clone A/x A/y; pause; write A/x 500 10; write A/y 0 5000; fsync; pause",
 ];
 
 /// See [`DIRECTED`].

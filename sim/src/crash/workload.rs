@@ -289,6 +289,9 @@ const MORE: &str = "
     setacl B 5 1
     quota 100000
     quota 0
+    clone A/y A/x
+    clone A/x z
+    clone z A/y
 ";
 
 /// A random sequence of that many operations, fsyncs between them. `possible` says what can

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use super::{Report, Sums};
 use crate::acl::{self, Acl};
-use crate::format::item::{AccountItem, Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT};
+use crate::format::item::{
+    AccountItem, Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT, Shared,
+};
 use crate::format::item::{decode_name, kind, name_hash, orphan_value};
 use crate::format::page::Key;
 use crate::format::rpc::{AccountId, Amount};
@@ -23,6 +25,8 @@ pub(super) struct Items {
     /// Directory that holds the name of each directory.
     pub home: Sums<u64>,
     pub runs: Vec<(u64, Run)>,
+    /// Shared runs, as they are counted.
+    pub shared: Vec<Shared>,
     pub blocks: Sums<u64>,
     pub targets: Sums<u64>,
     pub xattrs: Sums<u32>,
@@ -54,6 +58,7 @@ impl Items {
             subdirs: Sums::new(),
             home: Sums::new(),
             runs: Vec::new(),
+            shared: Vec::new(),
             blocks: Sums::new(),
             targets: Sums::new(),
             xattrs: Sums::new(),
@@ -103,6 +108,10 @@ impl Items {
                     (None, _) => report.damage(place(), "is nobody's account"),
                 }
             }
+            (true, kind::SHARED) => match Shared::decode(key.item, value) {
+                Ok(shared) => self.shared.push(shared),
+                Err(e) => report.damage(place(), e.to_string()),
+            },
             (true, kind::CLIENT) if value.len() == 8 => report.counts.clients += 1,
             (true, kind::ARENA) => match (u32::try_from(key.item), ReadClass::decode(value)) {
                 (Ok(number), Ok(class)) => {

@@ -16,6 +16,8 @@
 //!                                                   3 owner, 4 service only), 3 zero, uid, gid u32
 //! 0     19 user        uid                          limit in blocks, in inodes, blocks used, inodes
 //! 0     20 directory   inode                        used: u64 each; only where there is a limit
+//! 0     21 shared      arena << 40 | block          blocks u64, owners u64: so many places in files
+//!                                                   (at least 2) map each of these blocks
 //! ```
 //!
 //! The hash of a name is SipHash-1-3 keyed with the volume's uuid, cut to 55 bits (names) or 47
@@ -52,6 +54,7 @@ pub mod kind {
     pub const ARENA: u8 = 18;
     pub const USER_ACCOUNT: u8 = 19;
     pub const DIRECTORY_ACCOUNT: u8 = 20;
+    pub const SHARED: u8 = 21;
 }
 
 /// Bytes of a value piece of targets and xattrs.
@@ -407,6 +410,57 @@ impl ReadClass {
             (4, 0, 0) => Ok(Self::Service),
             _ => Err(r.corrupt("has an unknown class")),
         }
+    }
+}
+
+/// A run of blocks that several places in files map.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Shared {
+    /// Arena.
+    pub arena: u32,
+    /// First block in the arena.
+    pub block: u64,
+    /// Number of blocks.
+    pub len: u64,
+    /// Places that map each of them: at least 2.
+    pub owners: u64,
+}
+
+/// Bits of a block's number in the key of a shared run.
+const BLOCK_BITS: u32 = 40;
+
+impl Shared {
+    /// The key under which a run that begins at `block` lies.
+    pub const fn key(arena: u32, block: u64) -> Key {
+        Key::new(0, kind::SHARED, ((arena as u64) << BLOCK_BITS) | block)
+    }
+
+    /// The block after the run.
+    pub const fn end(&self) -> u64 {
+        self.block + self.len
+    }
+
+    /// The bytes of the item.
+    pub fn encode(&self) -> [u8; 16] {
+        let mut b = [0; 16];
+        b[..8].copy_from_slice(&self.len.to_le_bytes());
+        b[8..].copy_from_slice(&self.owners.to_le_bytes());
+        b
+    }
+
+    /// Reads and checks the item.
+    pub fn decode(item: u64, value: &[u8]) -> Result<Self, Corrupt> {
+        let mut r = Reader::new("shared blocks", value);
+        let (len, owners) = (r.u64()?, r.u64()?);
+        r.end()?;
+        let block = item & ((1 << BLOCK_BITS) - 1);
+        let Ok(arena) = u32::try_from(item >> BLOCK_BITS) else {
+            return Err(r.corrupt("have an impossible arena number"));
+        };
+        if len == 0 || len > (1 << BLOCK_BITS) - block || owners < 2 {
+            return Err(r.corrupt("are none, reach beyond every arena, or have one owner"));
+        }
+        Ok(Self { arena, block, len, owners })
     }
 }
 

@@ -451,6 +451,8 @@ pub struct Extent {
     pub arena: u32,
     /// Allocated but never written: reads as zeroes.
     pub unwritten: bool,
+    /// Others share the blocks: who writes there is given blocks of its own.
+    pub shared: bool,
     /// Offset in the arena, in bytes.
     pub arena_offset: u64,
 }
@@ -622,22 +624,21 @@ impl InodeRecord {
 pub const EXTENT_BYTES: usize = 32;
 
 impl Extent {
-    /// Appends the extent: offset, length, arena, flags (1: unwritten), offset in the arena.
+    /// Appends the extent: offset, length, arena, flags (1: unwritten, 2: shared), offset in the arena.
     pub fn encode(&self, out: &mut Vec<u8>) {
+        let flags = u32::from(self.unwritten) | u32::from(self.shared) << 1;
         let mut w = Writer(out);
-        w.u64(self.offset).u64(self.len).u32(self.arena).u32(u32::from(self.unwritten));
-        w.u64(self.arena_offset);
+        w.u64(self.offset).u64(self.len).u32(self.arena).u32(flags).u64(self.arena_offset);
     }
 
     /// Reads one.
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
-        Ok(Self {
-            offset: r.u64()?,
-            len: r.u64()?,
-            arena: r.u32()?,
-            unwritten: r.flag().and_then(|flag| r.zeroes(3).map(|()| flag))?,
-            arena_offset: r.u64()?,
-        })
+        let (offset, len, arena, flags) = (r.u64()?, r.u64()?, r.u32()?, r.u32()?);
+        if flags > 3 {
+            return Err(r.corrupt("has an extent with unknown flags"));
+        }
+        let (unwritten, shared) = (flags & 1 != 0, flags & 2 != 0);
+        Ok(Self { offset, len, arena, unwritten, shared, arena_offset: r.u64()? })
     }
 }
 
@@ -696,7 +697,7 @@ pub const HOST_ATTACH: u32 = 1;
 pub const HOST_ARENA: u32 = 2;
 
 /// Version of all that programs and their node share.
-pub const CLIENT_VERSION: u32 = 2;
+pub const CLIENT_VERSION: u32 = 3;
 
 /// A request to hostd.
 pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {

@@ -7,7 +7,7 @@
 //! ```text
 //! superblock, 256 bytes                          root record, 128 bytes
 //!      0   8  magic "CORBELSB"                        0   4  magic "CBRR"
-//!      8   4  version 1                               4   4  CRC32C of bytes 8..128
+//!      8   4  version 2                               4   4  CRC32C of bytes 8..128
 //!     12   4  CRC32C of bytes 16..256                 8   4  version 1
 //!     16  16  uuid of the volume                     12   4  level of the root page
 //!     32   8  created, realtime nanoseconds          16   8  transaction, grows by 1
@@ -56,6 +56,12 @@ pub const VOLUME_NAME_MAX: usize = 64;
 
 const SUPER: &str = "superblock";
 const ROOT: &str = "root record";
+
+/// Of the region as a whole. 2: files may share blocks.
+const VERSION: u32 = 2;
+/// What is said of a region of version 1.
+const OLDER: &str = "is of version 1, made before files could share blocks: copy its files with the \
+                     corbel that made it, or let this node join anew after mkfs";
 
 /// What a region promises about persisted bytes (DESIGN section 4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,7 +134,7 @@ impl Superblock {
         let mut bytes = Vec::with_capacity(SUPERBLOCK_BYTES);
         let name = &self.name.as_bytes()[..self.name.len().min(VOLUME_NAME_MAX)];
         let mut w = Writer(&mut bytes);
-        w.bytes(b"CORBELSB").u32(1).u32(0).bytes(&self.uuid).u64(self.created);
+        w.bytes(b"CORBELSB").u32(VERSION).u32(0).bytes(&self.uuid).u64(self.created);
         w.u64(self.capacity_blocks).u32(self.node.0).u8(self.durability as u8);
         w.u8(name.len() as u8).u16(0).bytes(name).bytes(&[0; VOLUME_NAME_MAX][name.len()..]);
         w.u64(self.tree_pages).u64(self.stream_bytes);
@@ -145,8 +151,10 @@ impl Superblock {
         if r.bytes(8)? != b"CORBELSB" {
             return Err(r.corrupt("does not begin with its magic"));
         }
-        if r.u32()? != 1 {
-            return Err(r.corrupt("has an unknown version"));
+        match r.u32()? {
+            VERSION => {}
+            1 => return Err(r.corrupt(OLDER)),
+            _ => return Err(r.corrupt("has an unknown version")),
         }
         if r.u32()? != crc32c(0, &whole[16..]) {
             return Err(r.corrupt("fails its checksum"));

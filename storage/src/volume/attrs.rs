@@ -53,7 +53,7 @@ impl Volume {
         }
         inode.ctime = now;
         self.may_give(&was, inode.uid)?;
-        self.may_reclass(&inode, before)?;
+        self.may_reclass(ino, &inode, before)?;
         if mask & mask::MODE != 0
             && inode.acl
             && let Some(acl) = self.acl(ino, acl::ACCESS)?
@@ -72,16 +72,19 @@ impl Volume {
     }
 
     /// Whether the blocks of an inode can move to the arena of the class that it has now.
-    fn may_reclass(&self, inode: &Inode, before: ReadClass) -> Result<(), Refusal> {
+    fn may_reclass(&self, ino: InodeId, inode: &Inode, before: ReadClass) -> Result<(), Refusal> {
         if before != inode.class() && inode.blocks > 0 {
-            self.can_allocate(inode.class(), inode.blocks, inode.blocks)?;
+            // What others share stays where it is.
+            let shared = self.shared_blocks(ino)?;
+            self.can_allocate(inode.class(), inode.blocks, inode.blocks - shared)?;
+            self.can_release(ino, 0, u64::MAX)?;
         }
         Ok(())
     }
 
     fn reclass(&mut self, ino: InodeId, inode: &Inode, before: ReadClass) -> Result<(), Fault> {
         if before != inode.class() && inode.blocks > 0 {
-            self.move_blocks(ino, inode.class())?;
+            self.move_blocks(ino, inode)?;
         }
         Ok(())
     }
@@ -115,7 +118,7 @@ impl Volume {
                 inode.mode = inode.mode & !0o777 | list.mode();
             }
         }
-        self.may_reclass(&inode, before)?;
+        self.may_reclass(ino, &inode, before)?;
         match kept {
             Some(list) => self.put_xattr(ino, &mut inode, name, &list.encode())?,
             None if had => self.drop_xattr(ino, &mut inode, name)?,

@@ -2,6 +2,7 @@
 
 use base::InodeId;
 
+use super::share::Need;
 use super::{ARENA_SERVICE, ARENAS_MAX, Applied, Blocks, CopyItem, Done, Fault, Refusal, Volume};
 use super::{PAGES_PER_OP, corrupt};
 use crate::format::entry::{Op, Stamp};
@@ -17,6 +18,9 @@ const PUNCH_HOLE: u16 = 2;
 /// fallocate: make zeroes.
 const ZERO_RANGE: u16 = 16;
 
+/// fallocate: blocks that nobody shares.
+const UNSHARE_RANGE: u16 = 64;
+
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o0010;
@@ -29,13 +33,34 @@ struct Piece {
     to: (Segment, u64),
 }
 
-fn place(run: &Run, offset: u64) -> (Segment, u64) {
+pub(super) fn place(run: &Run, offset: u64) -> (Segment, u64) {
     let at = run.block * BLOCK_BYTES + (offset - run.file * BLOCK_BYTES);
     (Segment::Arena(run.arena), at)
 }
 
+/// Bytes of one file that go to another.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Source.
+    ino: InodeId,
+    /// Where they lie in it.
+    at: u64,
+    /// Where they go to.
+    to: u64,
+    len: u64,
+}
+
+impl Part {
+    /// What of it goes to bytes `from..end` of the target.
+    fn cut(&self, from: u64, end: u64) -> Option<Part> {
+        let (from, end) = (from.max(self.to), end.min(self.to + self.len));
+        let at = || self.at + (from - self.to);
+        (from < end).then(|| Part { at: at(), to: from, len: end - from, ..*self })
+    }
+}
+
 /// Appends a run, joined with the one before where possible.
-fn push(list: &mut Vec<Run>, run: Run) {
+pub(super) fn push(list: &mut Vec<Run>, run: Run) {
     match list.last_mut() {
         Some(last) if last.joins(&run) => last.len += run.len,
         _ => list.push(run),
@@ -89,7 +114,12 @@ impl Volume {
     }
 
     /// Stores `new` in the place of `old` (both sorted, covering the same part of the file).
-    fn replace_runs(&mut self, ino: InodeId, old: &[Run], new: &[Run]) -> Result<(), Fault> {
+    pub(super) fn replace_runs(
+        &mut self,
+        ino: InodeId,
+        old: &[Run],
+        new: &[Run],
+    ) -> Result<(), Fault> {
         for run in old {
             if new.binary_search_by_key(&run.file, |r| r.file).is_err() {
                 self.tree.remove(Key::new(ino.0, kind::EXTENT, run.file))?;
@@ -113,15 +143,6 @@ impl Volume {
         } else {
             Err(Refusal::Invalid)
         }
-    }
-
-    /// Content of a clone's source must not change before the clone is published (the module
-    /// text of `volume` says why).
-    fn not_cloned(&self, ino: InodeId) -> Result<(), Refusal> {
-        if self.cloned.iter().any(|(_, source)| *source == ino) {
-            return Err(Refusal::NeedsPublish);
-        }
-        Ok(())
     }
 
     /// The arena for a class, if it exists.
@@ -165,13 +186,13 @@ impl Volume {
         if !addresses {
             return Err(Refusal::NeedsPublish);
         }
-        self.can_store(pieces)
+        self.can_store(pieces, 0)
     }
 
-    /// Whether the tree has pages to change that many extents.
-    fn can_store(&self, extents: u64) -> Result<(), Refusal> {
+    /// Whether the tree has pages to change that many extents, and counts of so many shared runs.
+    pub(super) fn can_store(&self, extents: u64, shared: u64) -> Result<(), Refusal> {
         let (free, pending) = (self.tree.free_pages(), self.pages_in_waiting());
-        let need = PAGES_PER_OP + extents / 16;
+        let need = PAGES_PER_OP + extents / 16 + self.share_pages(shared);
         if free >= need {
             Ok(())
         } else if free + pending >= need {
@@ -181,22 +202,10 @@ impl Volume {
         }
     }
 
-    /// Blocks of `from..to` that no run holds.
-    fn missing(&self, ino: InodeId, from: u64, to: u64) -> Result<u64, Fault> {
-        let held: u64 =
-            self.runs(ino, from, to, usize::MAX)?.iter().map(|run| run.cut(from, to).len).sum();
-        Ok(to - from - held)
-    }
-
-    /// Checks that bytes `offset..end` of a file can be given blocks.
-    fn can_map(&self, ino: InodeId, inode: &Inode, offset: u64, end: u64) -> Result<(), Refusal> {
-        let (from, to) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-        let missing = self.missing(ino, from, to)?;
-        if missing == 0 {
-            return Ok(());
-        }
-        self.may_take(inode, missing, 0)?;
-        self.can_allocate(inode.class(), missing, 0)
+    /// Whether the tree has pages to give up blocks `from..to` of a file.
+    pub(super) fn can_release(&self, ino: InodeId, from: u64, to: u64) -> Result<(), Refusal> {
+        let counts = self.counts(&self.runs(ino, from, to, usize::MAX)?, from, to)?;
+        if counts == 0 { Ok(()) } else { self.can_store(0, counts) }
     }
 
     /// Allocates blocks `from..to` of a file and appends them to `list`.
@@ -223,7 +232,8 @@ impl Volume {
     }
 
     /// Gives bytes `offset..end` of a file written blocks, zeroing what new blocks hold around
-    /// them, and says where the bytes lie. The caller has checked `can_map`.
+    /// them, and says where the bytes lie. The caller has checked `need_for` and `can_take`, and
+    /// nobody shares blocks there (any more).
     fn map(
         &mut self,
         ino: InodeId,
@@ -290,7 +300,7 @@ impl Volume {
         let mut freed = 0;
         for run in &old {
             let gone = run.cut(from, to);
-            self.space.free(Blocks { arena: gone.arena, block: gone.block, len: gone.len });
+            self.release(&gone)?;
             freed += gone.len;
             let key = Key::new(ino.0, kind::EXTENT, run.file);
             if run.file < from {
@@ -306,9 +316,14 @@ impl Volume {
         Ok(freed)
     }
 
-    /// Zeroes bytes `offset..end` where written blocks hold them.
-    fn zero(&mut self, ino: InodeId, offset: u64, end: u64) -> Result<(), Fault> {
+    /// Zeroes bytes `offset..end` where written blocks hold them. The caller has checked `need_for`
+    /// and `can_take`.
+    fn zero(&mut self, ino: InodeId, inode: &Inode, offset: u64, end: u64) -> Result<(), Fault> {
+        if offset >= end {
+            return Ok(());
+        }
         let (from, to) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        self.unshare(ino, inode, (from, to), (offset, end))?;
         let mut runs = self.runs(ino, from, to, usize::MAX)?;
         runs.retain(|run| !run.unwritten);
         for piece in pieces(&runs, offset, end) {
@@ -354,8 +369,9 @@ impl Volume {
         if len == 0 {
             return Ok(Applied::default());
         }
-        self.not_cloned(ino)?;
-        self.can_map(ino, &inode, offset, end)?;
+        self.can_take(&inode, self.need_for(ino, offset, end)?)?;
+        let blocks = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        self.unshare(ino, &inode, blocks, (offset, end))?;
         for piece in self.map(ino, &mut inode, offset, end)? {
             let from = (source.0, source.1 + (piece.offset - offset));
             self.copies.push(CopyItem::Copy { from, to: piece.to, len: piece.len });
@@ -370,11 +386,14 @@ impl Volume {
         if size > FILE_SIZE_MAX {
             return Err(Refusal::TooBig);
         }
-        self.not_cloned(ino)?;
-        inode.blocks -= self.unmap(ino, size.div_ceil(BLOCK_BYTES), u64::MAX)?;
-        if size < inode.size && !size.is_multiple_of(BLOCK_BYTES) {
-            self.zero(ino, size, size.next_multiple_of(BLOCK_BYTES))?;
-        }
+        let first = size.div_ceil(BLOCK_BYTES);
+        // What was behind the end of the last block's bytes becomes zeroes.
+        let tail = if size < inode.size { first * BLOCK_BYTES } else { size };
+        let need = Need { missing: 0, ..self.need_for(ino, size, tail)? };
+        self.can_take(&inode, need)?;
+        self.can_release(ino, first, u64::MAX)?;
+        inode.blocks -= self.unmap(ino, first, u64::MAX)?;
+        self.zero(ino, &inode, size, tail)?;
         inode.size = size;
         self.touch_file(ino, &mut inode, held, setid, now)
     }
@@ -394,33 +413,53 @@ impl Volume {
         if len == 0 {
             return Err(Refusal::Invalid);
         }
-        self.not_cloned(ino)?;
-        let (zero, punch) = (mode & ZERO_RANGE != 0, mode & PUNCH_HOLE != 0);
+        let (zero, unshare) = (mode & ZERO_RANGE != 0, mode & UNSHARE_RANGE != 0);
         match mode & !KEEP_SIZE {
-            0 | ZERO_RANGE => {}
-            PUNCH_HOLE if mode & KEEP_SIZE != 0 => {}
+            0 | ZERO_RANGE | UNSHARE_RANGE => {}
+            PUNCH_HOLE if mode & KEEP_SIZE != 0 => {
+                self.punch(ino, &mut inode, offset, end)?;
+                return self.touch_file(ino, &mut inode, held, false, now);
+            }
             _ => return Err(Refusal::Unsupported),
         }
-        if punch {
-            self.zero(ino, offset, end.min(offset.next_multiple_of(BLOCK_BYTES)))?;
-            let (from, to) = (offset.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
-            if from < to {
-                inode.blocks -= self.unmap(ino, from, to)?;
-            }
-            if offset / BLOCK_BYTES <= to && end > to * BLOCK_BYTES {
-                self.zero(ino, offset.max(to * BLOCK_BYTES), end)?;
-            }
-            return self.touch_file(ino, &mut inode, held, false, now);
+        let mut need = self.need_for(ino, offset, end)?;
+        if !zero && !unshare {
+            need.shared = 0;
         }
-        self.can_map(ino, &inode, offset, end)?;
+        self.can_take(&inode, need)?;
         self.reserve(ino, &mut inode, offset, end)?;
         if zero {
-            self.zero(ino, offset, end)?;
+            self.zero(ino, &inode, offset, end)?;
+        } else if unshare {
+            let blocks = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            self.unshare(ino, &inode, blocks, (u64::MAX, u64::MAX))?;
         }
         if mode & KEEP_SIZE == 0 {
             inode.size = inode.size.max(end);
         }
         self.touch_file(ino, &mut inode, held, false, now)
+    }
+
+    /// Makes a hole of bytes `offset..end`: of whole blocks by giving them up.
+    fn punch(
+        &mut self,
+        ino: InodeId,
+        inode: &mut Inode,
+        offset: u64,
+        end: u64,
+    ) -> Result<(), Refusal> {
+        let (from, to) = (offset.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
+        let head = (offset, end.min(from * BLOCK_BYTES));
+        let tail = (head.1.max(to * BLOCK_BYTES), end);
+        let mut need = self.need_for(ino, head.0, head.1)?;
+        need += self.need_for(ino, tail.0, tail.1)?;
+        self.can_take(inode, Need { missing: 0, ..need })?;
+        self.can_release(ino, from, to)?;
+        if from < to {
+            inode.blocks -= self.unmap(ino, from, to)?;
+        }
+        self.zero(ino, inode, head.0, head.1)?;
+        Ok(self.zero(ino, inode, tail.0, tail.1)?)
     }
 
     /// Takes the blocks at `offset` out of a file, or puts a hole in front of them: no byte is
@@ -443,7 +482,6 @@ impl Volume {
         if inode.size != before {
             return Err(Refusal::Invalid);
         }
-        self.not_cloned(ino)?;
         let (at, by) = (offset / BLOCK_BYTES, len / BLOCK_BYTES);
         let rest = if insert { at } else { at + by };
         let moved = self.runs(ino, rest, u64::MAX, usize::MAX)?;
@@ -452,8 +490,9 @@ impl Volume {
         if insert && end.checked_add(len).is_none_or(|end| end > FILE_SIZE_MAX) {
             return Err(Refusal::TooBig);
         }
-        self.can_store(2 * moved.len() as u64)?;
+        self.can_store(2 * moved.len() as u64, 0)?;
         if !insert {
+            self.can_release(ino, at, rest)?;
             inode.blocks -= self.unmap(ino, at, rest)?;
         }
         let key = |file| Key::new(ino.0, kind::EXTENT, file);
@@ -513,49 +552,118 @@ impl Volume {
         if len == 0 || source_end > from.size || overlap {
             return Err(Refusal::Invalid);
         }
-        self.not_cloned(ino)?;
-        let (a, b) = (source_offset / BLOCK_BYTES, source_end.div_ceil(BLOCK_BYTES));
-        let mut runs = self.runs(source, a, b, usize::MAX)?;
+        // Blocks that hold only bytes of the range, or at the end of the source zeroes besides, where
+        // the target has nothing else.
+        let beyond = self.runs(ino, end / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES), 1)?;
+        let empty = end >= inode.size || beyond.iter().all(|run| run.unwritten);
+        let tail = source_end == from.size && empty;
+        let last = if tail { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
+        let blocks = (offset.div_ceil(BLOCK_BYTES), last);
+        let whole = Part { ino: source, at: source_offset, to: offset, len };
+        match self.sharing(&inode, &whole, blocks)? {
+            Some(runs) => self.clone_sharing(ino, &mut inode, &whole, blocks, &runs)?,
+            None => {
+                self.can_take(&inode, self.need_for(ino, offset, end)?)?;
+                self.copy_part(ino, &mut inode, &whole)?;
+            }
+        }
+        inode.size = inode.size.max(end);
+        self.touch_file(ino, &mut inode, held, false, now)
+    }
+
+    /// The runs that blocks `first..last` of the target of a clone can share, as runs of the target.
+    /// None: they cannot. They begin elsewhere in a block, or those who may read the files differ.
+    fn sharing(
+        &self,
+        inode: &Inode,
+        part: &Part,
+        (first, last): (u64, u64),
+    ) -> Result<Option<Vec<Run>>, Fault> {
+        if first >= last || !(part.at ^ part.to).is_multiple_of(BLOCK_BYTES) {
+            return Ok(None);
+        }
+        // The same distance in bytes and in blocks.
+        let from = |block: u64| (block * BLOCK_BYTES + part.at - part.to) / BLOCK_BYTES;
+        let (a, b) = (from(first), from(last));
+        let mut runs = self.runs(part.ino, a, b, usize::MAX)?;
         runs.retain(|run| !run.unwritten);
-        self.can_map(ino, &inode, offset, end)?;
-        // Holes of the source become zeroes, data becomes copies.
-        self.zero(ino, offset, end)?;
-        for piece in pieces(&runs, source_offset, source_end) {
-            let to = piece.offset - source_offset + offset;
-            for target in self.map(ino, &mut inode, to, to + piece.len)? {
+        let arena = self.arena_for(inode.class());
+        if runs.iter().any(|run| Some(run.arena) != arena) {
+            return Ok(None);
+        }
+        for run in &mut runs {
+            *run = run.cut(a, b);
+            run.file = run.file - a + first;
+        }
+        Ok(Some(runs))
+    }
+
+    /// Clones by sharing blocks `first..last` of the target, which become `runs`, and copies the
+    /// bytes around them.
+    fn clone_sharing(
+        &mut self,
+        ino: InodeId,
+        inode: &mut Inode,
+        part: &Part,
+        (first, last): (u64, u64),
+        runs: &[Run],
+    ) -> Result<(), Refusal> {
+        let around = [part.cut(0, first * BLOCK_BYTES), part.cut(last * BLOCK_BYTES, u64::MAX)];
+        let mut need = Need::default();
+        for edge in around.iter().flatten() {
+            need += self.need_for(ino, edge.to, edge.to + edge.len)?;
+        }
+        let old = self.runs(ino, first, last, usize::MAX)?;
+        let held: u64 = old.iter().map(|run| run.cut(first, last).len).sum();
+        let more = runs.iter().map(|run| run.len).sum::<u64>().saturating_sub(held);
+        self.may_take(inode, need.missing + more, 0)?;
+        self.can_take(inode, need)?;
+        let extents = (runs.len() + old.len()) as u64;
+        let counts = self.counts(runs, first, last)? + self.counts(&old, first, last)?;
+        self.can_store(extents, runs.len() as u64 + counts)?;
+        inode.blocks -= self.unmap(ino, first, last)?;
+        for run in runs {
+            self.share(Blocks { arena: run.arena, block: run.block, len: run.len })?;
+            self.tree.put(Key::new(ino.0, kind::EXTENT, run.file), &run.encode())?;
+            inode.blocks += run.len;
+        }
+        for edge in around.iter().flatten() {
+            self.copy_part(ino, inode, edge)?;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from one file to another: holes of the source become zeroes. The caller has
+    /// checked `need_for` and `can_take`.
+    fn copy_part(&mut self, ino: InodeId, inode: &mut Inode, part: &Part) -> Result<(), Fault> {
+        let source_end = part.at + part.len;
+        let (a, b) = (part.at / BLOCK_BYTES, source_end.div_ceil(BLOCK_BYTES));
+        let mut runs = self.runs(part.ino, a, b, usize::MAX)?;
+        runs.retain(|run| !run.unwritten);
+        for run in &runs {
+            self.note_read(&run.cut(a, b));
+        }
+        self.zero(ino, inode, part.to, part.to + part.len)?;
+        for piece in pieces(&runs, part.at, source_end) {
+            let to = piece.offset - part.at + part.to;
+            for target in self.map(ino, inode, to, to + piece.len)? {
                 let from = (piece.to.0, piece.to.1 + (target.offset - to));
                 self.copies.push(CopyItem::Copy { from, to: target.to, len: target.len });
             }
         }
-        inode.size = inode.size.max(end);
-        self.cloned.push((self.tree.working(), source));
-        self.touch_file(ino, &mut inode, held, false, now)
+        Ok(())
     }
 
-    /// Moves the blocks of a file to the arena of another class. The caller has checked that it
-    /// can be done.
-    pub(super) fn move_blocks(&mut self, ino: InodeId, class: ReadClass) -> Result<(), Fault> {
-        let arena = self.make_arena(class)?;
+    /// Moves the blocks of a file to the arena of the class that it has now. The caller has checked
+    /// that it can be done.
+    pub(super) fn move_blocks(&mut self, ino: InodeId, inode: &Inode) -> Result<(), Fault> {
         let old = self.runs(ino, 0, u64::MAX, usize::MAX)?;
         let mut new = Vec::with_capacity(old.len());
         for run in &old {
-            let mut at = run.file;
-            while at < run.end() {
-                let goal = new.last().map(|r: &Run| r.block + r.len);
-                let got = self.space.allocate(arena, run.end() - at, goal).ok_or(Fault::Full)?;
-                let part = run.cut(at, at + got.len);
-                let moved = Run { arena, block: got.block, ..part };
-                if !run.unwritten {
-                    self.copies.push(CopyItem::Copy {
-                        from: place(&part, at * BLOCK_BYTES),
-                        to: place(&moved, at * BLOCK_BYTES),
-                        len: got.len * BLOCK_BYTES,
-                    });
-                }
-                push(&mut new, moved);
-                at += got.len;
+            for (part, shared) in self.parts(run, run.file, run.end())? {
+                self.move_run(&part, shared, inode, &mut new, (u64::MAX, u64::MAX))?;
+                self.release(&part)?;
             }
-            self.space.free(Blocks { arena: run.arena, block: run.block, len: run.len });
         }
         self.replace_runs(ino, &old, &new)
     }

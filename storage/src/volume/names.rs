@@ -461,6 +461,7 @@ impl Volume {
         if inode.nlink > 0 || ino == InodeId::ROOT {
             return Err(Refusal::Invalid);
         }
+        self.can_release(ino, 0, u64::MAX)?;
         self.unmap(ino, 0, u64::MAX)?;
         self.account_inode(&inode, false);
         if inode.is_dir() {

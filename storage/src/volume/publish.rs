@@ -157,7 +157,7 @@ impl Volume {
         self.root = sealed.root;
         self.tree.publish(sealed.tree);
         self.space.publish(&sealed.freed);
-        self.cloned.retain(|(transaction, _)| *transaction > next);
+        self.shares.published(next);
         Ok(sealed.freed)
     }
 

@@ -1,7 +1,7 @@
 //! Free space of the arenas. Nothing of it is on media: it is what the extents leave over.
 //!
-//! What is always true: a block is in `free` of its arena, or in an extent of the working state,
-//! or was freed by a transaction that is not published yet (`pending`). Each arena has addresses
+//! What is always true: a block is in `free` of its arena, or in extents of the working state (and
+//! counts once in `live`, however many share it), or was freed by a transaction that is not published yet (`pending`). Each arena has addresses
 //! for the whole capacity, and `live` blocks over all arenas never exceed the capacity; so an
 //! arena runs out of addresses only because of blocks that publishing will give back.
 
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use base::planted::{Bug, planted};
 
-use crate::format::item::{ReadClass, Run};
+use crate::format::item::ReadClass;
 
 /// Runs looked at before the longest one seen is taken: bounds the cost of fragmentation.
 const PROBES: usize = 64;
@@ -67,18 +67,18 @@ impl Space {
         true
     }
 
-    /// Takes the blocks of an extent found at open; says what is wrong if they are not free.
-    pub fn take(&mut self, run: &Run) -> Result<(), &'static str> {
-        let Some(arena) = self.arenas.get_mut(&run.arena) else {
+    /// Takes blocks found in use at open; says what is wrong if they are not free.
+    pub fn take(&mut self, blocks: Blocks) -> Result<(), &'static str> {
+        let Some(arena) = self.arenas.get_mut(&blocks.arena) else {
             return Err("lies in an arena that does not exist");
         };
-        if run.block + run.len > self.capacity {
+        if blocks.block + blocks.len > self.capacity {
             return Err("reaches beyond its arena");
         }
-        if !arena.carve(run.block, run.len) {
+        if !arena.carve(blocks.block, blocks.len) {
             return Err("shares blocks with another extent");
         }
-        self.live += run.len;
+        self.live += blocks.len;
         if self.live > self.capacity { Err("exceeds the capacity") } else { Ok(()) }
     }
 
