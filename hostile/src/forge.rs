@@ -78,6 +78,7 @@ pub fn operation(input: &mut Input<'_>, known: &[InodeId], uid: u32) -> (RawHead
             len: input.odd(),
             source: inode(input, known),
             source_offset: input.odd(),
+            zeroes: false,
         },
         14 => {
             let (offset, len, size) = (input.odd(), input.odd(), input.odd());

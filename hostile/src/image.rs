@@ -140,8 +140,14 @@ fn sample(size: u8) -> Arc<Device> {
         feed(&mut volume, ino.0, &write);
     }
     let source = InodeId(2);
-    let clone =
-        Op::CloneRange { ino: InodeId(3), offset: 0, len: 8192, source, source_offset: 4096 };
+    let clone = Op::CloneRange {
+        ino: InodeId(3),
+        offset: 0,
+        len: 8192,
+        source,
+        source_offset: 4096,
+        zeroes: false,
+    };
     feed(&mut volume, 300, &clone);
     feed(
         &mut volume,

@@ -162,7 +162,14 @@ fn ops() -> Vec<Op<'static>> {
         Op::SetAttr { ino, mask: 31, mode: 0o600, uid: 1, gid: 2, atime: zero, mtime: zero },
         Op::SetXattr { ino, name: b"user.a", value: b"value" },
         Op::RemoveXattr { ino, name: b"user.a" },
-        Op::CloneRange { ino, offset: 0, len: 5, source: InodeId(9), source_offset: 3 },
+        Op::CloneRange {
+            ino,
+            offset: 0,
+            len: 5,
+            source: InodeId(9),
+            source_offset: 3,
+            zeroes: true,
+        },
         Op::Shift { ino, offset: 4096, len: 8192, insert: true, size: 20480 },
         Op::Reap { ino },
     ]

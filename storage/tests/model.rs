@@ -306,7 +306,7 @@ impl Model {
                 }
                 node.xattrs.remove(name).ok_or(Errno::NODATA)?;
             }
-            Op::CloneRange { ino, offset, len, source, source_offset } => {
+            Op::CloneRange { ino, offset, len, source, source_offset, .. } => {
                 self.file(ino.0)?;
                 let (from, to) = (source_offset as usize, (source_offset + len) as usize);
                 let data = self.file(source.0)?.data.get(from..to).ok_or(Errno::INVAL)?.to_vec();
@@ -500,7 +500,7 @@ impl Source {
                 };
                 let rest = size.saturating_sub(source_offset).max(1);
                 let len = if random.chance(2, 3) { rest } else { len.min(rest) };
-                Op::CloneRange { ino, offset, len, source, source_offset }
+                Op::CloneRange { ino, offset, len, source, source_offset, zeroes: false }
             }
             19 => {
                 *next += 1;
@@ -773,7 +773,8 @@ fn a_clone_is_not_disturbed_by_writes_to_its_source() {
     for mode in [FILE, 0o100600] {
         let mut world = World::new(4 << 20);
         let (ino, source) = (InodeId(3), InodeId(2));
-        let clone = Op::CloneRange { ino, offset: 0, len: 3000, source, source_offset: 0 };
+        let clone =
+            Op::CloneRange { ino, offset: 0, len: 3000, source, source_offset: 0, zeroes: false };
         let (old, new) = ([1; 3000], [2; 3000]);
         let ops = [
             create(2, 1, b"a", FILE),

@@ -16,7 +16,14 @@ const BLOCK: u64 = 4096;
 const CAPACITY: u64 = 4 << 20;
 
 fn clone(from: u64, source_offset: u64, to: u64, offset: u64, len: u64) -> Op<'static> {
-    Op::CloneRange { ino: InodeId(to), offset, len, source: InodeId(from), source_offset }
+    Op::CloneRange {
+        ino: InodeId(to),
+        offset,
+        len,
+        source: InodeId(from),
+        source_offset,
+        zeroes: false,
+    }
 }
 
 fn free(d: &Driver) -> u64 {
@@ -171,10 +178,13 @@ fn without_room_for_a_block_of_its_own_a_write_is_refused_and_nothing_changes() 
     assert_eq!((d.read(3), d.read(2)[0]), (data, b'x'));
 }
 
-/// Of each block of each file which one it is; None is a hole.
+/// Of each block which one it is (None is a hole), the bytes, the mode.
+type File = (Vec<Option<u64>>, Vec<u8>, u32);
+
+/// Files by inode.
 #[derive(Default)]
 struct Model {
-    files: BTreeMap<u64, (Vec<Option<u64>>, Vec<u8>, u32)>,
+    files: BTreeMap<u64, File>,
     next: u64,
 }
 
@@ -209,7 +219,10 @@ impl Model {
     }
 
     fn truncate(&mut self, ino: u64, size: usize) {
-        if size % 4096 > 0 && size < self.files[&ino].1.len() && self.maps(ino, size / 4096) {
+        if !size.is_multiple_of(4096)
+            && size < self.files[&ino].1.len()
+            && self.maps(ino, size / 4096)
+        {
             self.own(ino, size, size + 1);
         }
         let file = self.files.get_mut(&ino).unwrap();

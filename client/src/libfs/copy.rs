@@ -110,7 +110,14 @@ impl LibFs {
         }
         let now = Self::now(&[&locked.get(to.ino).record]);
         let CopyRange { from_offset: source_offset, to_offset: offset, len, .. } = *piece;
-        let op = Op::CloneRange { ino: to.ino, offset, len, source: from.ino, source_offset };
+        let op = Op::CloneRange {
+            ino: to.ino,
+            offset,
+            len,
+            source: from.ino,
+            source_offset,
+            zeroes: false,
+        };
         let place = logged!(self.log(session, to.ino.0, &[locked.get(to.ino)], &op, now));
         let state = locked.get(from.ino);
         state.moved(place.sequence);

@@ -355,10 +355,11 @@ fn content(
         match sent.find(extent.arena, extent.arena_offset + (from - extent.offset)) {
             Ok(run) => {
                 let to = to.min(from + run.len);
-                // Where the other file ends the rest of the block is zeroes, also here.
+                // Where one of the files ends the rest of the block is zeroes, also in the other.
                 let len = (to - from).min(run.end.saturating_sub(run.offset));
                 let (source, source_offset) = (run.ino, run.offset);
-                out.op(&Op::CloneRange { ino, offset: from, len, source, source_offset });
+                let zeroes = true;
+                out.op(&Op::CloneRange { ino, offset: from, len, source, source_offset, zeroes });
                 return Ok(to);
             }
             Err(free) => to = to.min(from.saturating_add(free)),

@@ -93,6 +93,10 @@ pub fn judge(
         // Only the service frees inodes.
         return Err(Errno::PERM);
     }
+    if matches!(op, Op::CloneRange { zeroes: true, .. }) {
+        // Only the service knows what lies beyond.
+        return Err(Errno::PERM);
+    }
     if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
         && !known.fresh.contains(ino)
         && !planted(Bug::NumberUnchecked)

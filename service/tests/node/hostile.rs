@@ -87,7 +87,14 @@ impl Bad {
             }
             10 => Op::SetXattr { ino, name, value: &data[..data.len().min(300)] },
             11 => Op::RemoveXattr { ino, name },
-            12 => Op::CloneRange { ino, offset: a, len: b, source: parent, source_offset: b },
+            12 => Op::CloneRange {
+                ino,
+                offset: a,
+                len: b,
+                source: parent,
+                source_offset: b,
+                zeroes: flag,
+            },
             13 => Op::Shift { ino, offset: a, len: b, insert: flag, size: a.wrapping_add(b) },
             _ => Op::Reap { ino },
         };

@@ -253,6 +253,37 @@ fn content_behind_many_reserved_blocks_is_on_a_node_that_joins() {
     rig.check();
 }
 
+/// Files that share blocks take as many on a node that joins: otherwise it would have no room for what the
+/// head accepts. The one that is sent first has become longer than the other.
+#[test]
+fn what_files_share_they_share_on_a_node_that_joins() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let ino = hand.create(&mut rig, b"longer", 0o100_644);
+    let source = hand.create(&mut rig, b"source", 0o100_644);
+    assert!(ino < source);
+    hand.append(&Op::Write { ino: source, offset: 0, data: &[5; 10_000], clear_setid: false });
+    let (offset, source_offset) = (0, 0);
+    hand.append(&Op::CloneRange { ino, offset, len: 10_000, source, source_offset, zeroes: false });
+    hand.append(&Op::Truncate { ino, size: 30_000, clear_setid: false });
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    rig.settle();
+    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
+    assert_same(&rig);
+    let free: Vec<u64> = rig.nodes.iter().map(|n| n.volume().statfs().blocks_free).collect();
+    assert_eq!(free[0], free[1]);
+    // What only the service can know, a client is not believed.
+    hand.append(&Op::CloneRange { ino, offset, len: 10, source, source_offset, zeroes: true });
+    hand.sync(&mut rig);
+    assert_eq!(hand.refusals(), 1);
+    rig.check();
+}
+
 /// A removed directory that somebody has open is an inode like others, on a node that joins as well. Seeds 113 and 436.
 #[test]
 fn a_removed_directory_that_is_open_is_on_a_node_that_joins() {

@@ -463,7 +463,14 @@ impl World<'_> {
                 let piece = &source[from as usize..(from + len) as usize];
                 bytes[offset as usize..(offset + len) as usize].copy_from_slice(piece);
                 let source = InodeId(other);
-                Some(Op::CloneRange { ino, offset, len, source, source_offset: from })
+                Some(Op::CloneRange {
+                    ino,
+                    offset,
+                    len,
+                    source,
+                    source_offset: from,
+                    zeroes: false,
+                })
             }
             _ => {
                 if plan.kind == Kind::Append && bytes.len() as u64 + len <= limit {

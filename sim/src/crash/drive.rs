@@ -706,7 +706,10 @@ impl Session {
                 let (source, ino) = (self.inode(a)?, self.inode(b)?);
                 let len = self.oracle.last().size(self.id(a)?);
                 let (offset, source_offset) = (0, 0);
-                self.append(&Op::CloneRange { ino, offset, len, source, source_offset }, time)
+                self.append(
+                    &Op::CloneRange { ino, offset, len, source, source_offset, zeroes: false },
+                    time,
+                )
             }
             Act::Tmpfile(n, len) => self.tmpfile(n, made, &content(step, *len as usize), time),
             Act::SetAcl(n, user, others) => {

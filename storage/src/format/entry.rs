@@ -37,7 +37,8 @@
 //!                                                                  atime, mtime (i64 s, u32 ns, u32 0)
 //! 11 SetXattr       0                  0           0               name u16, name, value
 //! 12 RemoveXattr    0                  0           0               name
-//! 13 CloneRange     0                  offset      length          source inode u64, offset u64
+//! 13 CloneRange     1 zeroes follow    offset      length          source inode u64, offset u64
+//!                                                                  (the flag: by the service only)
 //! 14 Reap           0                  0           0               -   (written by the service only)
 //! 15 Tmpfile        1 may get a name   parent      mode            uid u32, gid u32
 //! 16 SetQuota       1 of a user        blocks      inodes          uid u32, 0 u32   (limits; 0: none;
@@ -103,6 +104,8 @@ pub const TMPFILE_LINKABLE: u16 = 1;
 
 /// Flag of Shift: a hole is put in; without it, the range is taken out.
 pub const SHIFT_INSERT: u16 = 1;
+/// Flag of CloneRange.
+pub const CLONE_ZEROES: u16 = 1;
 
 /// Fields of a SetAttr mask.
 #[allow(missing_docs)]
@@ -222,6 +225,9 @@ pub enum Op<'a> {
         len: u64,
         source: InodeId,
         source_offset: u64,
+        /// In the last block of the source zeroes follow, also if the file goes on: the service says
+        /// so where it knows it, and the block can be shared.
+        zeroes: bool,
     },
     Reap {
         ino: InodeId,
@@ -395,8 +401,9 @@ impl Op<'_> {
                 (raw.op, raw.inode) = (op::REMOVEXATTR, ino.0);
                 w.bytes(name);
             }
-            Op::CloneRange { ino, offset, len, source, source_offset } => {
+            Op::CloneRange { ino, offset, len, source, source_offset, zeroes } => {
                 (raw.op, raw.inode, raw.a, raw.b) = (op::CLONE_RANGE, ino.0, offset, len);
+                raw.flags = if zeroes { CLONE_ZEROES } else { 0 };
                 w.u64(source.0).u64(source_offset);
             }
             Op::Reap { ino } => (raw.op, raw.inode) = (op::REAP, ino.0),
@@ -547,7 +554,8 @@ fn decode_op(
         return Err(r.corrupt("names inode 0"));
     }
     let known = match kind {
-        op::UNLINK | op::WRITE | op::TRUNCATE | op::TMPFILE | op::SET_QUOTA | op::SHIFT => 1,
+        op::UNLINK | op::WRITE | op::TRUNCATE | op::TMPFILE | op::SET_QUOTA => 1,
+        op::CLONE_RANGE | op::SHIFT => 1,
         op::RENAME => 7,
         op::FALLOCATE => u16::MAX,
         _ => 0,
@@ -643,7 +651,8 @@ fn decode_op(
             let (source, source_offset) = (InodeId(r.u64()?), r.u64()?);
             range(a, b)?;
             range(source_offset, b)?;
-            Op::CloneRange { ino, offset: a, len: b, source, source_offset }
+            let zeroes = flags & CLONE_ZEROES != 0;
+            Op::CloneRange { ino, offset: a, len: b, source, source_offset, zeroes }
         }
         op::REAP => Op::Reap { ino },
         op::SET_QUOTA => {

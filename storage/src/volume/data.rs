@@ -537,7 +537,7 @@ impl Volume {
     }
 
     pub(super) fn clone_range(&mut self, op: &Op<'_>, now: Stamp) -> Done {
-        let Op::CloneRange { ino, offset, len, source, source_offset } = *op else {
+        let Op::CloneRange { ino, offset, len, source, source_offset, zeroes } = *op else {
             return Err(Refusal::Invalid);
         };
         let mut inode = self.need_file(ino)?;
@@ -552,11 +552,11 @@ impl Volume {
         if len == 0 || source_end > from.size || overlap {
             return Err(Refusal::Invalid);
         }
-        // Blocks that hold only bytes of the range, or at the end of the source zeroes besides, where
-        // the target has nothing else.
+        // Blocks that hold only bytes of the range, or at the end of it zeroes besides, where the target
+        // has nothing else.
         let beyond = self.runs(ino, end / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES), 1)?;
         let empty = end >= inode.size || beyond.iter().all(|run| run.unwritten);
-        let tail = source_end == from.size && empty;
+        let tail = (source_end == from.size || zeroes) && empty;
         let last = if tail { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
         let blocks = (offset.div_ceil(BLOCK_BYTES), last);
         let whole = Part { ino: source, at: source_offset, to: offset, len };
