@@ -409,6 +409,7 @@ pub const ALL: &[Scenario] = &[
         tells: "names come and go while names are sent to a member that joins",
         make: |p, _| {
             joins(p, &[Kind::Create, Kind::Unlink, Kind::Rename]);
+            (p.ops, p.active, p.script.rounds) = (1500, 1500 * MS, 6);
         },
     },
     Scenario {
