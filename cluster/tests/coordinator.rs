@@ -99,11 +99,15 @@ fn client(server: &Running, node: u32, incarnation: u64) -> Client {
     .unwrap()
 }
 
-/// Polls when the clients' descriptors say so, until `done`.
-fn until(clients: &mut [Client], what: &str, mut done: impl FnMut(&[Client]) -> bool) {
+/// Polls when the clients' descriptors say so, until `done`. The longest time in which this thread, which
+/// never waits for longer than a millisecond or two, had no processor.
+fn until(clients: &mut [Client], what: &str, mut done: impl FnMut(&[Client]) -> bool) -> Duration {
     let start = Instant::now();
+    let (mut last, mut starved) = (start, Duration::ZERO);
     let mut events = Vec::new();
     while !done(clients) {
+        starved = starved.max(last.elapsed());
+        last = Instant::now();
         assert!(start.elapsed() < PATIENCE, "{what} did not happen: {events:?}");
         for client in clients.iter_mut() {
             let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -116,6 +120,7 @@ fn until(clients: &mut [Client], what: &str, mut done: impl FnMut(&[Client]) -> 
             }
         }
     }
+    starved.max(last.elapsed())
 }
 
 fn chain(client: &Client) -> (u32, Vec<u32>) {
@@ -144,8 +149,10 @@ fn a_cluster_lives_through_it_all() {
     // The head dies: the end of its connection is noticed well before the failure timeout.
     let died = Instant::now();
     drop(clients.remove(0));
-    until(&mut clients, "eviction", |c| chain(&c[0]) == (2, vec![2]));
-    assert!(died.elapsed() < Duration::from_millis(1900), "{:?}", died.elapsed());
+    let starved = until(&mut clients, "eviction", |c| chain(&c[0]) == (2, vec![2]));
+    // On a machine that runs nothing in time nothing can be said of it.
+    let busy = starved > Duration::from_millis(50);
+    assert!(busy || died.elapsed() < Duration::from_millis(1900), "{:?}", died.elapsed());
 
     // It returns, catches up, and is the tail.
     clients.push(client(&server, 1, 2));
