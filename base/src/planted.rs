@@ -164,6 +164,8 @@ pub enum Bug {
     RefusalUntold = 124,
     /// A head whose ring is full waits for a publication to release chunks.
     RoomUnsought = 125,
+    /// Half a root record stays where it is when a node starts.
+    HalfRootKept = 33,
     /// A node that does not wait for hostd lets it copy on.
     LateCopies = 110,
     /// A client uses its leases although their time is over.
@@ -494,6 +496,11 @@ impl Bug {
             Bug::RoomUnsought,
             "room-unsought",
             "a head whose ring is full waits for a publication to release chunks",
+        ),
+        (
+            Bug::HalfRootKept,
+            "half-root-kept",
+            "half a root record stays where it is when a node starts",
         ),
         (
             Bug::NumberAgain,

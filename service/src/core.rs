@@ -300,6 +300,7 @@ impl Node {
     /// Opens the node's region and replays what its stream ring holds beyond the published state.
     pub fn new(config: NodeConfig, media: Arc<dyn Media>, random: Random) -> Result<Self, Failure> {
         let volume = Volume::open(Arc::clone(&media))?;
+        storage::volume::drop_half_roots(&*media, &volume.superblock().uuid)?;
         let published = volume.root().stream_seq;
         let ring = Ring::open(Arc::clone(&media), config.ring_bytes, published)?;
         let durability = volume.superblock().durability;

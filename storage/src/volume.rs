@@ -32,6 +32,7 @@ mod space;
 use std::cell::Cell;
 use std::sync::Arc;
 
+use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
 
@@ -287,6 +288,22 @@ pub fn read_roots(
         })
     };
     Ok([read(0)?, read(1)?])
+}
+
+/// Empties a slot that holds half a root record, before anything else is written. Its transaction never was;
+/// the next one has the same slot, and often parts of the same bytes: torn by a second crash, a write of it
+/// could complete the record that never was, whose pages are in use for something else by then.
+pub fn drop_half_roots(media: &dyn Media, uuid: &[u8; 16]) -> Result<(), MediaError> {
+    for (slot, root) in read_roots(media, uuid)?.into_iter().enumerate() {
+        let mut bytes = [0; ROOT_BYTES];
+        media.read(Segment::Super, ROOT_AT[slot], &mut bytes)?;
+        if root.is_err() && bytes != [0; ROOT_BYTES] && !planted(Bug::HalfRootKept) {
+            media.write(Segment::Super, ROOT_AT[slot], &[0; ROOT_BYTES])?;
+            media.persist(Segment::Super, ROOT_AT[slot], ROOT_BYTES as u64)?;
+            media.fence()?;
+        }
+    }
+    Ok(())
 }
 
 impl Volume {

@@ -250,6 +250,9 @@ const DIRECTED: [&str; 21] = [
     // What was given up has to be published before it can be used again.
     "Full Lazy; truncate z 0; create A/y; append A/y 200; write z 0 12000; write A/x 3000 9000; fsync",
     "Full Lazy Member; truncate z 0; pause; create A/y; rename A/y B/x; write z 0 60000; fsync",
+    // Half a root record is left by one crash, half of the next one written over it by another.
+    "Full Fetching; setxattr A/x user.big 3000; fsync; write A/x 4096 4096; chmod A/x 420; fsync; \
+     rename A B; fsync; quota 100000; pause; setacl B 5 1; fsync; pause",
     // A chunk that is larger than what is left of the stream ring.
     "Wrap Fetching; create z; write z 0 30000; fsync; write z 0 60000; fsync; write z 100 50000; fsync",
     // What is copied from is changed afterwards.
