@@ -227,7 +227,7 @@ impl<'a> Workloads<'a> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 21] = [
+const DIRECTED: [&str; 22] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
