@@ -39,8 +39,9 @@ use crate::transport::Class;
 
 /// Bytes before the body.
 pub const FRAME_HEAD: usize = 24;
-/// Version of the hello; a peer with another one is refused.
-pub const PROTOCOL: u16 = 1;
+/// Version of the hello and of all that follows, the messages of the service included; a peer with
+/// another one is refused. 2: chunks say what they refuse, snapshots are acknowledged.
+pub const PROTOCOL: u16 = 2;
 /// First kind that belongs to the transport.
 pub const KIND_RESERVED: u16 = 0xff00;
 pub(crate) const KIND_HELLO: u16 = 0xff01;

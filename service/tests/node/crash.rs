@@ -298,8 +298,34 @@ fn a_new_head_takes_the_log_of_a_process_that_ended() {
     rig.check();
 }
 
-/// All members have what a client wrote, the word of it to the client's node is lost, and the head with it: its node, which
-/// is the head then, knows that all have it.
+/// Kind of the message (service/src/core/message.rs).
+const PROGRESS: u16 = 14;
+
+/// Delivers all messages but those from the head to that node which are `lost`.
+fn deliver_but(rig: &mut Rig, to: NodeId, lost: impl Fn(u16) -> bool) {
+    for _ in 0..100 {
+        for link in 0..rig.links.len() {
+            if (rig.links[link].0, rig.links[link].1) == (to, NodeId(1)) {
+                rig.links[link].2.retain(|(kind, _)| !lost(*kind));
+            }
+            rig.deliver(link);
+        }
+    }
+}
+
+/// Node 1 of three is lost, with what was on its way.
+fn go_on_without_the_head(rig: &mut Rig) {
+    rig.links.iter_mut().for_each(|(_, _, queue)| queue.clear());
+    for n in 1..3 {
+        let chain = vec![NodeId(2), NodeId(3)];
+        rig.event(n, Event::View { epoch: Epoch(2), chain, syncing: Vec::new(), lapse: 0 });
+    }
+    rig.settle();
+    assert_eq!(rig.nodes[1].role(), Role::Head);
+}
+
+/// All members have what a client wrote, the word of it to the client's node is lost, and the head with
+/// it: its node, which is the head then, knows that all have it.
 #[test]
 fn an_fsync_ends_when_the_word_of_it_died_with_the_head() {
     let mut rig = Rig::new(3, 43);
@@ -309,36 +335,20 @@ fn an_fsync_ends_when_the_word_of_it_died_with_the_head() {
     let second = other.create(&mut rig, b"other", 0o100_644);
     other.sync(&mut rig);
     rig.settle();
-    let deliver = |rig: &mut Rig| {
-        for _ in 0..100 {
-            for link in 0..rig.links.len() {
-                if (rig.links[link].0, rig.links[link].1) == (NodeId(2), NodeId(1)) {
-                    // Progress (service/src/core/message.rs).
-                    rig.links[link].2.retain(|(kind, _)| *kind != 14);
-                }
-                rig.deliver(link);
-            }
-        }
-    };
     for (hand, ino) in [(&mut waits, ino), (&mut other, second)] {
         hand.append(&Op::Write { ino, offset: 0, data: b"text", clear_setid: false });
         hand.set(control::SYNC_REQUEST, hand.seq);
         rig.event(hand.n, Event::Doorbell(hand.client));
-        deliver(&mut rig);
+        deliver_but(&mut rig, NodeId(2), |kind| kind == PROGRESS);
     }
     assert_eq!(other.word(control::REPLICATED), other.seq);
     assert!(waits.word(control::REPLICATED) < waits.seq, "it was told");
-    rig.links.iter_mut().for_each(|(_, _, queue)| queue.clear());
-    for n in 1..3 {
-        let chain = vec![NodeId(2), NodeId(3)];
-        rig.event(n, Event::View { epoch: Epoch(2), chain, syncing: Vec::new(), lapse: 0 });
-    }
-    rig.settle();
-    assert_eq!(rig.nodes[1].role(), Role::Head);
+    go_on_without_the_head(&mut rig);
     assert_eq!(waits.word(control::REPLICATED), waits.seq, "its fsync never ends");
 }
 
-/// An operation is refused, and the head is gone before it can tell anybody but the members: the client is told all the same, once.
+/// An operation is refused, and the head is gone before it can tell the client's node anything but the chunk: the
+/// client is told all the same, once.
 #[test]
 fn a_refusal_is_told_when_the_head_is_gone() {
     let mut rig = Rig::new(3, 44);
@@ -360,21 +370,9 @@ fn a_refusal_is_told_when_the_head_is_gone() {
     hand.append(&own);
     hand.set(control::SYNC_REQUEST, hand.seq);
     rig.event(hand.n, Event::Doorbell(hand.client));
-    for _ in 0..100 {
-        for link in 0..rig.links.len() {
-            if (rig.links[link].0, rig.links[link].1) == (NodeId(3), NodeId(1)) {
-                rig.links[link].2.clear();
-            }
-            rig.deliver(link);
-        }
-    }
+    deliver_but(&mut rig, NodeId(3), |_| true);
     assert!(hand.word(control::REPLICATED) < hand.seq, "it was told by the head");
-    rig.links.iter_mut().for_each(|(_, _, queue)| queue.clear());
-    for n in 1..3 {
-        let chain = vec![NodeId(2), NodeId(3)];
-        rig.event(n, Event::View { epoch: Epoch(2), chain, syncing: Vec::new(), lapse: 0 });
-    }
-    rig.settle();
+    go_on_without_the_head(&mut rig);
     let errno = u64::from(base::Errno::PERM.0);
     assert_eq!(hand.word(control::REPLICATED), hand.seq);
     assert_eq!((hand.refusals(), hand.word(control::REFUSED_ERRNO)), (1, errno));

@@ -17,6 +17,18 @@ fn view(rig: &mut Rig, n: usize, epoch: u32, chain: &[NodeId], syncing: &[NodeId
     rig.event(n, Event::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 });
 }
 
+/// Node 2, which joins in epoch 2, gets everything.
+fn comes_in(rig: &mut Rig) {
+    for _ in 0..30 {
+        rig.pass(50_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
+    assert_same(rig);
+    rig.check();
+}
+
 /// The nodes hold the same, whatever order it came in.
 fn assert_same(rig: &Rig) {
     let what = rig.nodes[0].volume().differences(rig.nodes[1].volume()).expect("sound volumes");
@@ -75,14 +87,7 @@ fn a_snapshot_that_takes_long_to_make_is_made_once() {
     assert!(rig.links[asks].2.len() > 1, "more than once");
     while rig.deliver(asks) {}
     assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
-    for _ in 0..30 {
-        rig.pass(50_000_000);
-        rig.deliver_all();
-    }
-    rig.settle();
-    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
-    assert_same(&rig);
-    rig.check();
+    comes_in(&mut rig);
 }
 
 /// The head changes in the middle of a snapshot: the new one sends all of it, and what the old one had sent is
@@ -243,14 +248,7 @@ fn content_behind_many_reserved_blocks_is_on_a_node_that_joins() {
     for n in [0, 1] {
         view(&mut rig, n, 2, &[ONE], &[TWO]);
     }
-    for _ in 0..30 {
-        rig.pass(50_000_000);
-        rig.deliver_all();
-    }
-    rig.settle();
-    assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
-    assert_same(&rig);
-    rig.check();
+    comes_in(&mut rig);
 }
 
 /// Files that share blocks take as many on a node that joins: otherwise it would have no room for what the
