@@ -207,6 +207,9 @@ fn down(out: &Output, place: &Place, keep: bool) -> Result<()> {
     Ok(())
 }
 
+/// A process that is killed is gone by then, unless the machine is in trouble.
+const KILLED_WITHIN: Duration = Duration::from_secs(10);
+
 fn kill(out: &Output, node: u32, signal: &str, place: &Place) -> Result<()> {
     let local = Local::open(&place.path()?)?;
     check_node(&local, node)?;
@@ -217,6 +220,13 @@ fn kill(out: &Output, node: u32, signal: &str, place: &Place) -> Result<()> {
         _ => Signal::KILL,
     };
     let reached = local.signal_node(node, number);
+    if number == Signal::KILL {
+        // Until the last thread is gone the region is in use.
+        for process in &reached {
+            process.wait_gone(KILLED_WITHIN);
+        }
+    }
+    let reached = reached.len();
     if reached == 0 {
         return Err(Failure::new(
             Kind::Unreachable,

@@ -421,7 +421,7 @@ impl Local {
     }
 
     /// Sends a signal to the services of a node; how many got it.
-    pub fn signal_node(&self, node: u32, signal: Signal) -> usize {
+    pub fn signal_node(&self, node: u32, signal: Signal) -> Vec<Identity> {
         if signal == Signal::KILL
             && let Some(supervisor) = self.process(node, "serve")
         {
@@ -429,7 +429,7 @@ impl Local {
             supervisor.signal(Signal::STOP);
         }
         let running = NODE_PROCESSES.iter().filter_map(|name| self.process(node, name));
-        running.filter(|process| process.signal(signal)).count()
+        running.filter(|process| process.signal(signal)).collect()
     }
 
     /// Mounts the volume on a node and waits until it is there.

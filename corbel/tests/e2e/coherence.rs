@@ -28,16 +28,38 @@ fn cluster() -> Option<Cluster> {
 /// the last k whose write had returned before it began, and no more than the first that had not begun
 /// after it returned. Returns how often was written, and looked.
 fn hammer(write: impl Fn(u64) + Sync, lookers: &[&(dyn Fn() -> u64 + Sync)]) -> (u64, u64) {
+    let counts = hammer_for(HAMMER, write, lookers);
+    assert!(counts.0 > 20 && counts.1 > 20, "hardly anything happened: {counts:?}");
+    counts
+}
+
+fn hammer_for(
+    time: Duration,
+    write: impl Fn(u64) + Sync,
+    lookers: &[&(dyn Fn() -> u64 + Sync)],
+) -> (u64, u64) {
     let (begun, done, looks) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for look in lookers {
-            scope.spawn(|| {
+        for (number, look) in lookers.iter().enumerate() {
+            let (begun, done, looks, stop) = (&begun, &done, &looks, &stop);
+            scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
+                    let begin = Instant::now();
                     let least = done.load(Ordering::SeqCst);
                     let seen = look();
                     let most = begun.load(Ordering::SeqCst);
-                    assert!(seen >= least, "saw {seen}, but {least} had returned before");
+                    assert!(
+                        seen >= least,
+                        "looker {number} saw {seen}, but {least} had returned before (look \
+                         {looks:?}, which took {:?}; after it {}, and after a while {})",
+                        begin.elapsed(),
+                        look(),
+                        {
+                            std::thread::sleep(Duration::from_millis(500));
+                            look()
+                        },
+                    );
                     assert!(seen <= most, "saw {seen}, but only {most} had begun");
                     looks.fetch_add(1, Ordering::Relaxed);
                     // The writer shall come to its turn.
@@ -45,7 +67,7 @@ fn hammer(write: impl Fn(u64) + Sync, lookers: &[&(dyn Fn() -> u64 + Sync)]) -> 
                 }
             });
         }
-        let end = Instant::now() + HAMMER;
+        let end = Instant::now() + time;
         let mut k = 0;
         while Instant::now() < end {
             k += 1;
@@ -58,9 +80,7 @@ fn hammer(write: impl Fn(u64) + Sync, lookers: &[&(dyn Fn() -> u64 + Sync)]) -> 
         }
         stop.store(true, Ordering::SeqCst);
     });
-    let counts = (done.into_inner(), looks.into_inner());
-    assert!(counts.0 > 20 && counts.1 > 20, "hardly anything happened: {counts:?}");
-    counts
+    (done.into_inner(), looks.into_inner())
 }
 
 fn open(path: &Path) -> File {
@@ -156,6 +176,25 @@ fn the_kernel_keeps_what_does_not_change() {
 
 /// `12345678`.
 const NUMBER: u64 = 0x3837_3635_3433_3231;
+
+#[test]
+fn attributes_of_new_files_are_never_stale() {
+    let Some(cluster) = cluster() else { return };
+    for number in 0..60 {
+        let name = format!("f{number}");
+        let name = name.as_str();
+        let size = |node: usize| fs::metadata(on(&cluster, node, name)).unwrap().len();
+        fs::write(on(&cluster, 1, name), "").unwrap();
+        let writer = open(&on(&cluster, 1, name));
+        let held = open(&on(&cluster, 2, name));
+        hammer_for(
+            Duration::from_millis(30),
+            |k| writer.write_all_at(b"x", k - 1).unwrap(),
+            &[&|| size(2), &|| held.metadata().unwrap().len(), &|| size(3), &|| size(1)],
+        );
+    }
+    cluster.assert_nobody_expelled();
+}
 
 #[test]
 fn attributes_are_never_stale() {

@@ -15,6 +15,8 @@ use serde_json::Value;
 pub const CORBEL: &str = env!("CARGO_BIN_EXE_corbel");
 /// Scripts, programs and configurations of the tests.
 pub const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
+/// Of each log, when a test fails.
+const LAST_LINES: usize = 25;
 /// A program that takes longer hangs, and is ended.
 const LIMIT: [&str; 4] = ["timeout", "-k", "5", "120"];
 
@@ -228,6 +230,20 @@ impl Cluster {
         });
     }
 
+    /// The ends of all logs: a failure may never come again.
+    fn show_logs(&self) {
+        for node in 1..=self.nodes {
+            for name in ["log", "mount.log"] {
+                let log = self.path(&format!("n{node}/run/{name}"));
+                let text = fs::read_to_string(&log).unwrap_or_default();
+                let lines: Vec<&str> = text.lines().collect();
+                for line in &lines[lines.len().saturating_sub(LAST_LINES)..] {
+                    eprintln!("node {node} {name}: {line}");
+                }
+            }
+        }
+    }
+
     /// Nothing that a program did may have been taken back behind its back.
     pub fn assert_nothing_refused(&self) {
         self.assert_not_logged("refused with");
@@ -249,6 +265,9 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.show_logs();
+        }
         if self.path("cluster.json").exists() {
             let _ = self.corbel(&["cluster", "down"]);
         }
