@@ -135,6 +135,9 @@ fn clear(config: &Config, force: bool) -> Result<()> {
         }
         parts.push(entry.path());
     }
+    let _ours = service::nicfs::abandon(&crate::serve::nicfs_config(config)).map_err(|error| {
+        Failure::failed(error.to_string(), "end `corbel serve` of this node first")
+    })?;
     // The noted epoch goes first: with it, an empty volume would pass for a copy of what was there.
     parts.sort_by_key(|path| !path.ends_with(service::nicfs::EPOCH_FILES[0]));
     for part in parts {

@@ -17,6 +17,7 @@ use cluster::transport::{
     Class, Interest, NetEvent, Peer, PeerAddress, SendError, Transport, socket_path,
 };
 use rustix::net::SocketFlags;
+use storage::format::control;
 use storage::format::superblock::Durability;
 use storage::media::{Media, Segment};
 use storage::region::FileRegion;
@@ -90,6 +91,23 @@ pub fn format(config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> 
     Volume::format(Arc::new(region), &params).map_err(|e| Error::new(&at("volume in"), e))?;
     // A region that was in use before starts afresh for the coordinator, too.
     forget_epoch(&config.region)
+}
+
+/// Takes a region that is about to be removed, which fails while its service runs, and tells programs that
+/// still have their logs in it that nothing of them counts any more: they look for the service anew. The
+/// region is this caller's as long as the value lives.
+pub fn abandon(config: &NicfsConfig) -> Result<FileRegion, Error> {
+    let error = |e| Error::new(&format!("region {}", config.region.display()), e);
+    let region = FileRegion::open(&config.region, config.durability).map_err(error)?;
+    region.lock().map_err(error)?;
+    for segment in region.segments().map_err(error)? {
+        if matches!(segment, Segment::Log(_)) {
+            // Half of a log has no client.
+            let _ = region.store64(segment, control::SEALED_AT, 0);
+            let _ = region.store64(segment, control::STATE, control::STATE_EXPELLED);
+        }
+    }
+    Ok(region)
 }
 
 /// What nicfs keeps in a region's directory beside the region: the last epoch that it served in, and what becomes it.
