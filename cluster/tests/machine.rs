@@ -560,13 +560,32 @@ impl History {
     }
 
     fn beat(&mut self) {
-        self.world.now += (20 + self.random.below(80)) * MS;
+        let end = self.world.now + (20 + self.random.below(80)) * MS;
+        if self.random.chance(1, 8) {
+            self.rest(end);
+        }
+        self.world.now = end;
         for (id, node) in self.nodes.clone() {
             if node.running && !node.mute {
                 self.feed(Event::Heartbeat(by(id, node.incarnation), StreamSeq(node.has)));
             }
         }
         self.feed(Event::Tick);
+    }
+
+    /// Before the machine wants to look at the clock, time alone makes nothing due.
+    fn rest(&mut self, end: u64) {
+        let about = |world: &World| {
+            let view = world.view();
+            (view.epoch, view.chain, view.syncing)
+        };
+        let until = self.world.now + self.world.machine.rest(self.world.now);
+        while self.world.now + 3 * MS < end.min(until) {
+            self.world.now += 3 * MS;
+            let before = about(&self.world);
+            self.world.step(Event::Tick).unwrap();
+            assert_eq!(about(&self.world), before, "seed {}: {until}", self.seed);
+        }
     }
 
     /// All come back, with what they have: then the chain must become whole.

@@ -53,6 +53,10 @@ struct Shared {
     start: Instant,
     /// Microseconds from `start` to the last turn of the core.
     turned: AtomicU64,
+    /// The same of the ring that it has not answered; 0: none.
+    rung: AtomicU64,
+    /// Microseconds that it took to answer the last one.
+    answered: AtomicU64,
     position: AtomicU64,
     /// Epoch of the data plus one; 0: fresh.
     state: AtomicU64,
@@ -97,6 +101,8 @@ impl Beat {
         let shared = Arc::new(Shared {
             start: Instant::now(),
             turned: AtomicU64::new(0),
+            rung: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
             position: AtomicU64::new(config.registration.position.0),
             state: AtomicU64::new(coded(config.registration.state)),
             ended: AtomicBool::new(false),
@@ -115,6 +121,7 @@ impl Beat {
             patience,
             rung: None,
             lent: None,
+            watchful: true,
         };
         let thread = std::thread::Builder::new().name("beat".into()).spawn(|| thread.run())?;
         Ok(Self { shared, orders, heard, until: None, thread: Some(thread) })
@@ -129,6 +136,11 @@ impl Beat {
     pub fn turned(&self) {
         let now = self.shared.start.elapsed().as_micros() as u64;
         self.shared.turned.store(now, Ordering::Relaxed);
+        let rung = self.shared.rung.load(Ordering::Relaxed);
+        if rung != 0 {
+            self.shared.answered.store(now.saturating_sub(rung), Ordering::Relaxed);
+            self.shared.rung.store(0, Ordering::Relaxed);
+        }
     }
 
     /// What was heard since the last call. It is to be handled before [`Beat::serves_until`] is asked: a view
@@ -209,6 +221,8 @@ struct Beater {
     rung: Option<Instant>,
     /// Since when the core is helped.
     lent: Option<Instant>,
+    /// The core was slow when it was rung for last: it is looked after at once.
+    watchful: bool,
 }
 
 impl Beater {
@@ -226,10 +240,9 @@ impl Beater {
     }
 
     fn wait(&self) {
-        let wait = match (self.lent, self.rung) {
-            (None, None) => WAIT,
-            _ => STARVED / 4,
-        };
+        // Else the next heartbeat is soon enough to see: an idle machine sleeps.
+        let looks = self.lent.is_some() || self.rung.is_some() && self.watchful;
+        let wait = if looks { STARVED / 4 } else { WAIT };
         let timeout = Timespec::try_from(wait).ok();
         let mut fds = [
             PollFd::from_borrowed_fd(self.client.as_fd(), PollFlags::IN),
@@ -270,6 +283,8 @@ impl Beater {
             let _ = self.tells.send(Heard::Until(until));
         }
         if news {
+            let now = self.shared.start.elapsed().as_micros() as u64;
+            let _ = self.shared.rung.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
             ring(&self.shared.bell);
             self.rung.get_or_insert_with(Instant::now);
         }
@@ -279,11 +294,14 @@ impl Beater {
     fn help(&mut self) {
         let Some(rung) = self.rung else { return };
         if self.shared.since_turn() < rung.elapsed() {
+            let took = Duration::from_micros(self.shared.answered.load(Ordering::Relaxed));
+            self.watchful = took >= STARVED / 4;
             (self.rung, self.lent) = (None, self.end_help());
             return;
         }
         match self.lent {
             None if rung.elapsed() >= STARVED => {
+                self.watchful = true;
                 if self.core.realtime(CORE_PRIORITY) {
                     self.lent = Some(Instant::now());
                 } else {

@@ -41,6 +41,10 @@ const TOKEN_COORDINATOR: u64 = 5;
 const TOKEN_BELLS: u64 = 1 << 32;
 /// Heartbeat of the core.
 const TICK: Duration = Duration::from_millis(100);
+/// So much later it may come, and so much earlier if the core is awake: mostly it is woken by what the coordinator
+/// says, and an idle core shall not wake up twice.
+const TICK_LATE: Duration = Duration::from_millis(20);
+const TICK_EARLY: Duration = Duration::from_millis(40);
 /// A node fences itself after this long without the coordinator.
 /// Clients without a bell are looked at this often.
 const MUTE_LOOK: Duration = Duration::from_millis(2);
@@ -393,8 +397,9 @@ impl Driver {
             self.check_fence();
             self.look_at_mute();
             let due = self.node.deadline().is_some_and(|d| d <= self.now());
-            if due || Instant::now() >= next_tick {
-                if Instant::now() >= next_tick {
+            let ticks = Instant::now() + TICK_EARLY >= next_tick;
+            if due || ticks {
+                if ticks {
                     next_tick = Instant::now() + TICK;
                 }
                 self.deliver(Event::Tick);
@@ -415,7 +420,7 @@ impl Driver {
     }
 
     fn wait(&self, next_tick: Instant) -> Duration {
-        let mut tick = next_tick.saturating_duration_since(Instant::now());
+        let mut tick = (next_tick + TICK_LATE).saturating_duration_since(Instant::now());
         if !self.mute.is_empty() {
             tick = tick.min(MUTE_LOOK);
         }

@@ -66,6 +66,10 @@ pub struct Client {
     epoll: OwnedFd,
     timer: OwnedFd,
     phase: Phase,
+    /// When the timer goes off.
+    armed: Option<Instant>,
+    /// The socket is watched for room.
+    wants_room: bool,
     view: Option<View>,
     heartbeat: Duration,
     fence_after: Duration,
@@ -98,6 +102,8 @@ impl Client {
             epoll,
             timer,
             phase: Phase::Down { retry_at: now },
+            armed: None,
+            wants_room: false,
             view: None,
             heartbeat: Duration::from_millis(100),
             next_heartbeat: now,
@@ -158,18 +164,26 @@ impl Client {
             Ok(fd)
         });
         match opened {
-            Ok(fd) => self.phase = Phase::Connecting { link: Link::new(fd), since: now },
+            Ok(fd) => {
+                self.wants_room = true;
+                self.phase = Phase::Connecting { link: Link::new(fd), since: now };
+            }
             Err(errno) => self.down(&errno.to_string(), RETRY),
         }
     }
 
     /// Watches for room exactly while something is queued.
-    fn watch(&self, link: &Link) -> Result<(), LinkError> {
+    fn watch(epoll: &OwnedFd, wants_room: &mut bool, link: &Link) -> Result<(), LinkError> {
+        if *wants_room == link.has_queue() {
+            return Ok(());
+        }
         let mut flags = epoll::EventFlags::IN;
         flags.set(epoll::EventFlags::OUT, link.has_queue());
         let data = epoll::EventData::new_u64(TOKEN_SOCKET);
-        epoll::modify(&self.epoll, link.as_fd(), data, flags)
-            .map_err(|e| LinkError::Io(e.to_string()))
+        epoll::modify(epoll, link.as_fd(), data, flags)
+            .map_err(|e| LinkError::Io(e.to_string()))?;
+        *wants_room = link.has_queue();
+        Ok(())
     }
 
     fn register(&mut self, mut link: Link, now: Instant) {
@@ -180,7 +194,8 @@ impl Client {
             }),
             Ok(Err(errno)) | Err(errno) => Err(LinkError::Io(errno.to_string())),
         };
-        match outcome.and_then(|()| self.watch(&link)) {
+        let (epoll, wants_room) = (&self.epoll, &mut self.wants_room);
+        match outcome.and_then(|()| Self::watch(epoll, wants_room, &link)) {
             Ok(()) => self.phase = Phase::Registering { link, since: now },
             Err(error) => self.down(&describe(&error), RETRY),
         }
@@ -204,7 +219,7 @@ impl Client {
             Some(error) => self.down(&describe(&error), RETRY),
             None => {
                 if let Phase::Registering { link, .. } | Phase::Ready { link } = &self.phase
-                    && let Err(error) = self.watch(link)
+                    && let Err(error) = Self::watch(&self.epoll, &mut self.wants_room, link)
                 {
                     self.down(&describe(&error), RETRY);
                 }
@@ -318,14 +333,13 @@ impl Client {
         }
     }
 
-    fn deadline(&self, now: Instant) -> Duration {
-        let at = match &self.phase {
+    fn deadline(&self, now: Instant) -> Instant {
+        match &self.phase {
             Phase::Down { retry_at } => *retry_at,
             Phase::Connecting { since, .. } | Phase::Registering { since, .. } => *since + PATIENCE,
             Phase::Ready { .. } => self.next_heartbeat,
             Phase::Left => now + Duration::from_secs(3600),
-        };
-        at.saturating_duration_since(now)
+        }
     }
 
     /// Whether the socket is writable now: a connection under way has been decided.
@@ -349,7 +363,10 @@ impl Coordinator for Client {
     }
 
     fn poll(&mut self, out: &mut Vec<CoordEvent>) {
-        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]); // AGAIN if it did not go off.
+        // AGAIN if it did not go off.
+        if rustix::io::read(&self.timer, &mut [0u8; 8]).is_ok() {
+            self.armed = None;
+        }
         let now = Instant::now();
         if let Phase::Down { retry_at } = self.phase
             && retry_at <= now
@@ -369,8 +386,13 @@ impl Coordinator for Client {
         }
         self.receive();
         self.beat(now);
-        let armed = self.set_timer(self.deadline(Instant::now()));
-        debug_assert!(armed.is_ok(), "a timer can be set");
+        let now = Instant::now();
+        let deadline = self.deadline(now);
+        if self.armed != Some(deadline) {
+            let armed = self.set_timer(deadline.saturating_duration_since(now));
+            debug_assert!(armed.is_ok(), "a timer can be set");
+            self.armed = Some(deadline);
+        }
         out.append(&mut self.out);
     }
 

@@ -138,7 +138,7 @@ impl Server {
 
     /// Waits, for `most` or until the next look at the clock is due, and serves what has come.
     pub fn turn(&mut self, most: Duration) -> std::io::Result<()> {
-        let tick = Duration::from_millis(u64::from(self.machine.patience().heartbeat_ms) / 2);
+        let tick = Duration::from_nanos(self.machine.rest(self.now()));
         let idle = self.conns.iter().all(Option::is_none);
         let wait = if idle { most } else { most.min(tick) };
         let timeout = Timespec::try_from(wait).ok();

@@ -223,6 +223,19 @@ impl Machine {
         (verdict, actions)
     }
 
+    /// For how long nothing becomes due by itself, if nobody says anything: the clock is to be looked at
+    /// then. Never so long that it would be taken for a pause of the coordinator itself.
+    pub fn rest(&self, now: Nanos) -> Nanos {
+        let beat = millis(self.patience.heartbeat_ms);
+        // A little more than what comes regularly in any case, so that this look mostly is none.
+        let calm = (beat + beat / 3).min(millis(self.patience.failure_timeout_ms) / 3);
+        let due = self.volumes.values().map(|volume| volume.due(self.last));
+        match due.min() {
+            None => calm,
+            Some(due) => due.saturating_sub(now).clamp(1_000_000, calm),
+        }
+    }
+
     /// If the coordinator itself was stopped for a while, heartbeats wait unread and nobody else
     /// is to blame.
     fn forgive_own_pause(&mut self, now: Nanos) {

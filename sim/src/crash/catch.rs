@@ -1,10 +1,12 @@
 //! Planted bugs: whether the crash states show them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base::planted::{Bug, choose};
 use base::random::Random;
 use storage::format::superblock::Durability;
+
+use crate::planted::worked;
 
 use super::lab::{Effort, Lab, Violation};
 use super::run::{Models, directed, models, possible};
@@ -15,7 +17,7 @@ use super::workload::{alphabet, sample};
 pub struct Budget {
     /// Workloads at most.
     pub workloads: u64,
-    /// Time at most.
+    /// Processor time at most.
     pub time: Duration,
 }
 
@@ -46,7 +48,7 @@ impl std::fmt::Display for Found {
 /// For a quarter of the time, what lies in the region at the beginning was made by a node without the
 /// bug; then by one with it, for bugs that need to have been there for a while.
 pub fn catch(bug: Bug, budget: Budget) -> Option<Found> {
-    let begin = Instant::now();
+    let begin = worked();
     let half = Budget { workloads: budget.workloads / 2, time: budget.time / 4 };
     choose(Bug::None);
     let found = grounds().and_then(|(mut lab, models)| {
@@ -56,7 +58,7 @@ pub fn catch(bug: Bug, budget: Budget) -> Option<Found> {
     let found = found.or_else(|| {
         choose(bug);
         let (mut lab, models) = grounds()?;
-        let time = budget.time.saturating_sub(begin.elapsed());
+        let time = budget.time.saturating_sub(worked() - begin);
         hunt(&mut lab, &models, Budget { time, ..half })
     });
     choose(Bug::None);
@@ -71,10 +73,10 @@ fn grounds() -> Option<(Lab, Models)> {
 }
 
 fn hunt(lab: &mut Lab, models: &Models, budget: Budget) -> Option<Found> {
-    let (begin, letters) = (Instant::now(), alphabet());
+    let (begin, letters) = (worked(), alphabet());
     let mut ready = directed().into_iter();
     for i in 0..budget.workloads {
-        if begin.elapsed() > budget.time {
+        if worked() - begin > budget.time {
             break;
         }
         let mut random = Random::new(0xb06 + i);

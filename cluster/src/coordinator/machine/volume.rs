@@ -409,6 +409,16 @@ impl Volume {
         Ok(())
     }
 
+    /// When time alone may make a rule due that was not so at `now`. While the chain is not whole, soon.
+    pub fn due(&self, now: Nanos) -> Nanos {
+        let whole = self.chain.seats.iter().all(|seat| self.lives(seat));
+        let soon = now + millis(self.patience.heartbeat_ms) / 2;
+        let silent = self.nodes.values().filter(|node| node.reachable).map(|node| node.deadline);
+        let held = self.nodes.values().map(|node| node.hold_until);
+        let waits = held.chain([self.quiet_until]).chain(self.reform_at).filter(|at| *at > now);
+        silent.chain(waits).chain((!whole).then_some(soon)).min().unwrap_or(Nanos::MAX)
+    }
+
     /// Applies all rules that time and registrations may have made due. True if the chain changed
     /// since the last call (by whatever).
     pub fn settle(&mut self, now: Nanos) -> bool {
