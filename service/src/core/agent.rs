@@ -210,6 +210,7 @@ impl Node {
             self.media.remove(segment)?;
         }
         self.active.remove(&id);
+        self.requests.retain(|r| r.client != id);
         Ok(())
     }
 
@@ -250,11 +251,12 @@ impl Node {
 
     /// Looks at everything that a client may want.
     fn look_at(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        self.collect_requests(id);
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        if client.gone || client.expelled {
+        if self.clients.get(&id).is_some_and(|client| client.gone || client.expelled) {
+            // What lies in its slots is asked by nobody.
             return self.drain_gone(id, out);
         }
+        self.collect_requests(id);
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         if client.sync_request() > client.replicated {
             self.counters.syncs += 1;
             if planted(Bug::AckUnfetched) {

@@ -35,6 +35,25 @@ fn restarted(rig: Rig, seed: u64) -> Rig {
     Rig::on(regions, seed)
 }
 
+/// A process asks and ends, and its bell is heard after its end: nobody waits for the answer for ever.
+/// Seed 1795291928306.
+#[test]
+fn what_a_dead_client_asked_is_forgotten() {
+    let mut rig = Rig::new(1, 1);
+    let mut hand = rig.attach(0, 7);
+    let ino = hand.numbers(&mut rig, 1)[0].0;
+    hand.lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease");
+    hand.append(&create(ino, InodeId::ROOT, b"last", 0o100_644, 7));
+    hand.post(0, &Request::Inode { ino, mode: LeaseMode::Write, flags: 0 }, 0);
+    rig.event(0, Event::ClientGone(hand.client));
+    assert_eq!(rig.nodes[0].status().clients.len(), 1, "its last entry is not published yet");
+    rig.event(0, Event::Doorbell(hand.client));
+    rig.settle();
+    let status = rig.nodes[0].status();
+    assert_eq!((status.requests, status.clients.len()), (0, 0));
+    assert!(content(&rig, 0, b"last").is_some(), "what it did counts");
+}
+
 /// Entries that nobody asked to be fetched, of a client that lives: they are there afterwards, the
 /// session goes on with its leases, and nothing is refused.
 #[test]
