@@ -20,6 +20,7 @@ mod serve;
 mod signals;
 mod status;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use corbel_input::{config, failure, units};
@@ -50,7 +51,29 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
     Ok(0)
 }
 
+/// Output that nobody takes is no fault of ours, but `println!` panics. Who reads us may have heard enough
+/// (`corbel status | head`): that ends us as SIGPIPE would. What a full disk refuses is said.
+fn end_where_output_ends() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let said = info.payload().downcast_ref::<String>().map_or("", String::as_str);
+        // As std words it.
+        match said.strip_prefix("failed printing to std") {
+            None => report(info),
+            Some(what) if what.contains("Broken pipe") => std::process::exit(128 + 13),
+            Some(what) => {
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "corbel: std{what}\n  remedy: give the output a place that takes it"
+                );
+                std::process::exit(1);
+            }
+        }
+    }));
+}
+
 fn main() -> ExitCode {
+    end_where_output_ends();
     let json = std::env::args().take_while(|arg| arg != "--").any(|arg| arg == "--json");
     let out = Output { json };
     let result = cli::parse().and_then(|cli| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::harness::{Cluster, Scratch, corbel, json, text, wait_for};
+use super::harness::{CORBEL, Cluster, Scratch, corbel, json, limited, text, wait_for};
 
 /// Waits until `done` says yes about what a node says of itself.
 fn wait(cluster: &Cluster, node: usize, done: impl Fn(&Value) -> bool) -> Value {
@@ -79,6 +79,26 @@ fn services_come_before_what_else_runs() {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         let words: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         assert_eq!(words[16], nice, "nice value of {file}: {stat}");
+    }
+}
+
+/// `corbel status | head`: whoever reads may have heard enough. And a full disk is said to be one.
+#[test]
+fn output_that_nobody_takes_is_no_panic() {
+    for verb in [&["completion", "bash"][..], &["man"], &["config", "show"]] {
+        let ended = |out: std::process::Stdio| {
+            let mut command = limited();
+            command.arg(CORBEL).args(verb).stdout(out).stderr(std::process::Stdio::piped());
+            let output = command.spawn().and_then(|child| child.wait_with_output());
+            let output = output.expect("corbel starts");
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let (read, write) = std::io::pipe().expect("a pipe");
+        drop(read);
+        assert_eq!(ended(write.into()), (Some(141), String::new()), "{verb:?}");
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("it is there");
+        let (code, said) = ended(full.into());
+        assert!(code == Some(1) && said.contains("No space") && said.contains("remedy"), "{said}");
     }
 }
 
