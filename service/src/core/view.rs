@@ -175,6 +175,8 @@ impl Node {
         self.next_inode = self.volume.last_inode().0 + TAKEOVER_SKIP;
         self.rewind_clients();
         self.renew_recalls();
+        // What the old head granted and is not written down is in no report: it is no more.
+        self.ask_again();
         for message in self.client_ups() {
             self.local.push_back(message);
         }

@@ -244,3 +244,40 @@ fn a_number_is_never_fresh_again() {
         assert_eq!(hand.refusals(), 1, "head {first}");
     }
 }
+
+/// A member's client was granted a lease that is not written down yet, for the file is not published, when the head
+/// is gone and the member takes its place. As a head it does not know of that grant: the client is answered
+/// when it is granted anew, and what it does then counts. Drawn script 253.
+#[test]
+fn a_grant_of_a_head_that_is_gone_does_not_count() {
+    let (two, three) = (NodeId(2), NodeId(3));
+    let mut rig = Rig::new(3, 45);
+    let (mut first, mut second) = (rig.attach(1, 0), rig.attach(1, 0));
+    let ino = first.create(&mut rig, b"file", 0o100_644);
+    first.sync(&mut rig);
+    rig.settle();
+    first.append(&Op::Write { ino, offset: 0, data: &[1; 100_000], clear_setid: false });
+    second.post(0, &Request::Inode { ino, mode: LeaseMode::Write, flags: WANT_WRITE }, 0);
+    rig.event(1, Event::Doorbell(second.client));
+    // Nothing is published meanwhile.
+    for _ in 0..20 {
+        rig.deliver_all();
+        rig.now += 100_000;
+        rig.event(1, Event::Tick);
+    }
+    rig.links.iter_mut().for_each(|(.., queue)| queue.clear());
+    let view =
+        || Event::View { epoch: Epoch(2), chain: vec![two, three], syncing: vec![], lapse: 0 };
+    rig.event(1, view());
+    for _ in 0..20 {
+        rig.pass(1_000_000);
+        assert_eq!(granted(&second, 0), None, "it is not ready to grant anything");
+    }
+    rig.event(2, view());
+    rig.settle();
+    let lease = granted(&second, 0).expect("an answer");
+    assert!(second.holds(lease));
+    second.append(&Op::Write { ino, offset: 0, data: b"second", clear_setid: false });
+    second.sync(&mut rig);
+    assert_eq!((first.refusals(), second.refusals()), (0, 0));
+}
