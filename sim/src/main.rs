@@ -111,6 +111,10 @@ fn options(args: &mut Args) -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().any(|arg| matches!(arg.as_str(), "--help" | "-h")) {
+        println!("{USAGE}\n{}", sim::crash::command::USAGE);
+        return ExitCode::SUCCESS;
+    }
     if std::env::args().nth(1).as_deref() == Some("planted") {
         return planted::main(std::env::args().skip(2));
     }

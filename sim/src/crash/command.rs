@@ -9,7 +9,8 @@ use super::run::{Plan, run};
 use super::states::Pick;
 use super::workload::Workload;
 
-const USAGE: &str = "\
+/// What it takes.
+pub const USAGE: &str = "\
 corbel-sim crash [--length N] [--sample N] [--seed S] [--seconds T] [--threads N] [--json]
                  [--random N] [--synced] [--no-disk] [--thin N] [--keep-going]
 corbel-sim crash --workload TEXT [--disk] [--trace] [--at FENCE/CHOICE [--then FENCE/CHOICE]]
