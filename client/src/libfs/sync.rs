@@ -11,7 +11,7 @@ use rustix::thread::futex;
 const SPINS: u32 = 60;
 
 /// Sleepers to wake; the kernel takes the count as signed, and a negative one as 1.
-const EVERYBODY: u32 = i32::MAX as u32;
+pub(crate) const EVERYBODY: u32 = i32::MAX as u32;
 
 pub(crate) fn wait(word: &AtomicU32, seen: u32) {
     // Any outcome (woken, value changed, signal) means: look again.
@@ -46,6 +46,21 @@ const WRITER: u32 = 1 << 31;
 const WAITING: u32 = 1 << 30;
 const READERS: u32 = WAITING - 1;
 
+/// The word when one more reader is in, if one may come in.
+const fn for_reader(state: u32) -> Option<u32> {
+    if state & (WRITER | WAITING) == 0 { Some(state + 1) } else { None }
+}
+
+/// The word when a writer is in, if one may come in. WAITING stays: others may still sleep, and the unlock
+/// must wake them.
+const fn for_writer(state: u32) -> Option<u32> {
+    if is_held(state) { None } else { Some(state | WRITER) }
+}
+
+const fn is_held(state: u32) -> bool {
+    state & (WRITER | READERS) != 0
+}
+
 impl<T> RwLock<T> {
     /// A free lock.
     pub const fn new(value: T) -> Self {
@@ -57,13 +72,11 @@ impl<T> RwLock<T> {
         let mut spins = 0;
         loop {
             let state = self.state.load(Ordering::Relaxed);
-            if state & (WRITER | WAITING) == 0 {
-                if self.swap(state, state + 1) {
-                    return ReadGuard { lock: self };
-                }
-                continue;
+            match for_reader(state) {
+                Some(to) if self.swap(state, to) => return ReadGuard { lock: self },
+                Some(_) => {}
+                None => self.block(state, &mut spins),
             }
-            self.block(state, &mut spins);
         }
     }
 
@@ -72,33 +85,28 @@ impl<T> RwLock<T> {
         let mut spins = 0;
         loop {
             let state = self.state.load(Ordering::Relaxed);
-            if state & (WRITER | READERS) == 0 {
-                // Keep WAITING: others may still sleep, and the unlock must wake them.
-                if self.swap(state, state | WRITER) {
-                    return WriteGuard { lock: self };
-                }
-                continue;
+            match for_writer(state) {
+                Some(to) if self.swap(state, to) => return WriteGuard { lock: self },
+                Some(_) => {}
+                None => self.block(state, &mut spins),
             }
-            self.block(state, &mut spins);
         }
     }
 
     /// Shared access, if it can be had now.
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
-        let mut state = self.state.load(Ordering::Relaxed);
-        while state & (WRITER | WAITING) == 0 {
-            if self.swap(state, state + 1) {
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if self.swap(state, for_reader(state)?) {
                 return Some(ReadGuard { lock: self });
             }
-            state = self.state.load(Ordering::Relaxed);
         }
-        None
     }
 
     /// Exclusive access, if it is free now.
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
         let state = self.state.load(Ordering::Relaxed);
-        let is_ours = state & (WRITER | READERS) == 0 && self.swap(state, state | WRITER);
+        let is_ours = for_writer(state).is_some_and(|to| self.swap(state, to));
         // Not `then_some`: a guard that is made and dropped gives back what somebody else holds.
         is_ours.then(|| WriteGuard { lock: self })
     }
@@ -115,7 +123,7 @@ impl<T> RwLock<T> {
             return;
         }
         // Only readers that came with nobody waiting hold it, or a writer does.
-        if state & (WRITER | READERS) == 0 {
+        if !is_held(state) {
             // Free but flagged: a reader arrives here; clear the flag and wake everybody.
             if self.swap(state, 0) {
                 wake(&self.state, EVERYBODY);
@@ -187,6 +195,9 @@ impl<T> DerefMut for WriteGuard<'_, T> {
 }
 
 #[cfg(all(test, feature = "std"))]
+mod model;
+
+#[cfg(all(test, feature = "std"))]
 mod tests {
     use super::*;
     use std::sync::Arc;
@@ -223,7 +234,7 @@ mod tests {
                             0 => write(lock.write()),
                             1 => lock.try_write().into_iter().for_each(write),
                             2 => {
-                                for pair in lock.try_read() {
+                                if let Some(pair) = lock.try_read() {
                                     assert_eq!(pair.0, pair.1);
                                 }
                             }
