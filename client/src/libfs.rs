@@ -82,6 +82,8 @@ pub struct LibFs {
 const EVICT_MAX: usize = 3000;
 /// Unpins are collected up to this number, then sent without waiting for an answer.
 const UNPINS_MAX: usize = 32;
+/// Unpins, and leases given back, in one request: what fits a slot, twice.
+pub(crate) const POSTED_MAX: usize = 4000;
 /// Attempts of an operation that keeps losing its leases to others before it gives up with EIO;
 /// each attempt waits for a grant, so this is minutes.
 const ATTEMPTS: u32 = 10_000;
@@ -237,10 +239,9 @@ impl LibFs {
         inodes.retain(&mut forget);
         // All that was looked at was in use: now it is not.
         inodes.retain(&mut forget);
-        if !slots.is_empty() {
-            // The service settles our operations first, so dirty state is not lost with the cache.
-            session.post(&Request::Release { slots }, session.last());
-        }
+        // The service settles our operations first, so dirty state is not lost with the cache.
+        session.release(slots);
+        self.send_unpins(&mut self.unpins.write(), UNPINS_MAX);
     }
 
     /// Whether the cached state counts, with at least `mode`.
@@ -278,6 +279,10 @@ impl LibFs {
         let mode = mode.max(if self.holds(session, state, mode) { state.mode() } else { mode });
         let last = (state.session == session.number).then_some(state.last);
         let after = session.known_after(last);
+        if state.session > session.number {
+            // Another thread has attached anew.
+            return Err(Errno::STALE);
+        }
         if flags & rpc::WANT_PIN != 0 {
             // An earlier close that the service was not told of yet must not take this pin away.
             self.unpins.write().retain(|i| *i != ino);
@@ -452,18 +457,23 @@ impl LibFs {
     pub(crate) fn unpin(&self, ino: InodeId, now: bool) {
         let mut unpins = self.unpins.write();
         unpins.push(ino);
-        if now || unpins.len() >= UNPINS_MAX {
-            let inodes = core::mem::take(&mut *unpins);
-            // Posted under the lock: whoever opens one of them again asks after this.
-            if let Some(session) = self.current() {
-                let request = Request::Unpin { inodes };
-                if !session.post(&request, session.last())
-                    && let Request::Unpin { inodes } = request
-                {
-                    // Every slot is taken: with the next one. What nobody unpins stays for as long
-                    // as this process.
-                    unpins.extend(inodes);
-                }
+        self.send_unpins(&mut unpins, if now { 1 } else { UNPINS_MAX });
+    }
+
+    /// Tells the service, if there are `least`. Posted under the lock of the list: whoever opens one of
+    /// them again asks after this.
+    fn send_unpins(&self, unpins: &mut Vec<InodeId>, least: usize) {
+        let Some(session) = self.current() else { return };
+        while unpins.len() >= least.max(1) {
+            let inodes = unpins.split_off(unpins.len().saturating_sub(POSTED_MAX));
+            let request = Request::Unpin { inodes };
+            if !session.post(&request, session.last())
+                && let Request::Unpin { inodes } = request
+            {
+                // Every slot is taken: with the next one. What nobody unpins stays for as long as
+                // this process.
+                unpins.extend(inodes);
+                return;
             }
         }
     }

@@ -15,6 +15,9 @@ use service::nicfs::FormatParams;
 use service::{HostdConfig, Membership, NicfsConfig, PeerTransport};
 use storage::format::superblock::Durability;
 
+#[path = "one_node/threads.rs"]
+mod threads;
+
 const ROLE: &str = "CORBEL_TEST_ROLE";
 const DIR: &str = "CORBEL_TEST_DIR";
 
@@ -148,6 +151,16 @@ impl World {
         let stream = std::os::unix::net::UnixStream::connect(self.dir.join("status"));
         stream.expect("nicfs answers").read_to_string(&mut text).expect("nicfs answers");
         text.matches("\"pid\"").count()
+    }
+
+    /// Before an abort, which ends nothing else.
+    fn end_by_force(&self) {
+        for service in [&self.nicfs, &self.hostd] {
+            if let Some(pid) = rustix::process::Pid::from_raw(service.0.id() as i32) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
     }
 
     /// Ends both services and looks for damage.

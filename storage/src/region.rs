@@ -433,7 +433,8 @@ impl Media for FileRegion {
     }
 
     fn load64(&self, segment: Segment, offset: u64) -> Result<u64, MediaError> {
-        Ok(self.word(segment, offset)?.atomic(offset).load(Ordering::Acquire))
+        // In one order with `store64`: the service stores a word, then looks what the client did before.
+        Ok(self.word(segment, offset)?.atomic(offset).load(Ordering::SeqCst))
     }
 
     fn store64(&self, segment: Segment, offset: u64, value: u64) -> Result<(), MediaError> {

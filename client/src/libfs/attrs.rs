@@ -376,22 +376,28 @@ impl FileSystem for LibFs {
         flags: u32,
     ) -> Result<(Attr, Handle)> {
         let node = NewNode { mode: S_IFREG | mode & 0o7777, rdev: 0, target: &[] };
-        loop {
+        for _ in 0..super::ATTEMPTS {
             match self.make(caller, parent, name, &node, true) {
                 Ok((attr, inode)) => return Ok((attr, self.open_handle(inode, flags))),
                 Err(Errno::EXIST) if flags & O_EXCL == 0 => {}
                 Err(e) => return Err(e),
             }
             match self.lookup(caller, parent, name) {
-                Ok(attr) => {
-                    let handle = self.do_open(caller, attr.ino, flags)?;
-                    return Ok((self.fgetattr(handle)?, handle));
-                }
+                Ok(attr) => match self.do_open(caller, attr.ino, flags) {
+                    Ok(handle) => {
+                        let attr = self.fgetattr(handle).inspect_err(|_| self.release(handle))?;
+                        return Ok((attr, handle));
+                    }
+                    // Replaced meanwhile.
+                    Err(Errno::NOENT | Errno::STALE) => {}
+                    Err(e) => return Err(e),
+                },
                 // Removed meanwhile: make it after all.
                 Err(Errno::NOENT) => {}
                 Err(e) => return Err(e),
             }
         }
+        Err(Errno::IO)
     }
 
     fn tmpfile(

@@ -118,7 +118,8 @@ impl LibFs {
             source_offset,
             zeroes: false,
         };
-        let place = logged!(self.log(session, to.ino.0, &[locked.get(to.ino)], &op, now));
+        // Of both: whoever had the source's meanwhile would not know that its blocks are shared.
+        let place = logged!(self.log(session, to.ino.0, &locked.states(), &op, now));
         let state = locked.get(from.ino);
         state.moved(place.sequence);
         let state = locked.get(to.ino);

@@ -48,13 +48,17 @@ impl LibFs {
             want |= W;
         }
         self.open_inode(caller, &inode, want)?;
-        if flags & O_TRUNC != 0 {
-            self.truncate(&inode, 0)?;
+        if flags & O_TRUNC != 0
+            && let Err(e) = self.truncate(&inode, 0)
+        {
+            self.close_inode(&inode);
+            return Err(e);
         }
-        Ok(self.opened(&inode, flags))
+        Ok(self.open_handle(inode, flags))
     }
 
-    /// Checks permission, pins, and counts the inode as open.
+    /// Checks permission, pins, and counts the inode as open: in one go, or another thread's close or
+    /// unlink in between would take the pin away.
     fn open_inode(&self, caller: &Caller<'_>, inode: &Arc<Inode>, want: u32) -> Result<()> {
         self.repeat(|session| {
             let mut state = inode.state.write();
@@ -73,6 +77,7 @@ impl LibFs {
             // have come to us by fork, exec or a message. Once the service has noted our pin it
             // stays; if it has gone before, the service says so.
             self.ensure(session, inode.ino, &mut state, LeaseMode::Read, flags)?;
+            state.open += 1;
             Ok(Outcome::Done(()))
         })
     }
@@ -83,22 +88,23 @@ impl LibFs {
         euid == 0 || euid == state.record.uid
     }
 
-    pub(crate) fn opened(&self, inode: &Arc<Inode>, flags: u32) -> Handle {
-        inode.state.write().open += 1;
-        self.open_handle(Arc::clone(inode), flags)
+    pub(crate) fn do_release(&self, handle: Handle) {
+        if let Some(open) = self.close_handle(handle) {
+            self.close_inode(&open.inode);
+        }
     }
 
-    pub(crate) fn do_release(&self, handle: Handle) {
-        let Some(open) = self.close_handle(handle) else { return };
-        let mut state = open.inode.state.write();
+    /// One less has it open.
+    pub(crate) fn close_inode(&self, inode: &Inode) {
+        let mut state = inode.state.write();
         state.open = state.open.saturating_sub(1);
         if state.open == 0 && state.pinned {
             state.pinned = false;
             // Without a lease others may have removed it, and it stays until we say that we are done.
             let known = self.current().is_some_and(|s| self.holds(s, &state, LeaseMode::Read));
             let now = state.record.nlink == 0 || !known;
-            drop(state);
-            self.unpin(open.inode.ino, now);
+            // Under the lock: who opens it again pins it again, after this.
+            self.unpin(inode.ino, now);
         }
     }
 
@@ -652,10 +658,13 @@ impl LibFs {
 
     /// Waits until the inode's own operations are persistent everywhere.
     pub(crate) fn sync_inode(&self, inode: &Inode) -> Result<()> {
-        let session = self.session()?;
-        let (last, number, lost) = {
+        let (session, (last, number, lost)) = loop {
+            let session = self.session()?;
             let state = inode.state.read();
-            (state.last, state.session, state.lost)
+            // Else another thread has attached anew between the two looks.
+            if state.session <= session.number {
+                break (session, (state.last, state.session, state.lost));
+            }
         };
         let ended = number != session.number && last.0 > 0;
         if ended && !lost && !session.lost_with(number, last) {

@@ -84,6 +84,7 @@ impl Lane {
             }
             // Readers check the frontier after copying: it must move before bytes are overwritten.
             self.frontier.store(frontier, Ordering::SeqCst);
+            core::sync::atomic::fence(Ordering::Release);
         }
         Ok(Room { head, lane: self, index })
     }

@@ -165,6 +165,8 @@ impl LibFs {
                 Ok(()) => {}
                 // This session ended as well: all of it is asked for in the next.
                 Err(Errno::STALE) if !session.segment.attached() => return Ok(()),
+                // Whoever was to wait no longer has lost nobody's locks.
+                Err(Errno::INTR) => return Err(Errno::INTR),
                 Err(_) => granted.note(ino, Lock { kind: LockKind::None, ..lock }),
             }
         }

@@ -59,9 +59,17 @@ impl<'a> Locked<'a> {
         &mut self.guards[at].1
     }
 
-    fn states(&self) -> Vec<&State> {
+    pub(crate) fn states(&self) -> Vec<&State> {
         self.guards.iter().map(|(_, g)| &**g).collect()
     }
+}
+
+/// Whether a directory lies below another.
+enum Below {
+    No,
+    Yes,
+    /// Another thread has this one on the way locked.
+    Busy(Arc<Inode>),
 }
 
 fn check_name(name: &[u8]) -> Result<()> {
@@ -99,6 +107,7 @@ impl LibFs {
                 let inode = self.inode(ino);
                 // Without its lock the answer is dropped; whoever holds it will ask again.
                 if let Some(mut child) = inode.state.try_write()
+                    && child.session <= session.number
                     && session.known_after((child.session == session.number).then_some(child.last))
                         <= after
                 {
@@ -301,7 +310,8 @@ impl LibFs {
         })?;
         if limited {
             // Where a quota may bar it, the service's word is waited for.
-            self.settle_since(&dir, before).inspect_err(|_| made.1.state.write().open = 0)?;
+            let settled = self.settle_since(&dir, before);
+            settled.inspect_err(|_| made.1.state.write().open -= u32::from(open))?;
         }
         Ok(made)
     }
@@ -365,7 +375,10 @@ impl LibFs {
             let victim = self.inode(ino);
             let mut locked = Locked::new(&[&dir, &victim]);
             self.ensure(session, parent, locked.get(parent), LeaseMode::Write, 0)?;
-            self.ensure(session, ino, locked.get(ino), LeaseMode::Write, 0)?;
+            let ensured = self.ensure(session, ino, locked.get(ino), LeaseMode::Write, 0);
+            if let Some(again) = looked_up_again(ensured)? {
+                return Ok(again);
+            }
             if self.find(session, parent, locked.get(parent), name)? != Known::Present(ino, kind) {
                 return Ok(Outcome::Again);
             }
@@ -514,8 +527,15 @@ impl LibFs {
             all.push(&root);
         }
         let mut locked = Locked::new(&all);
+        for dir in [old, new] {
+            self.ensure(session, dir.ino, locked.get(dir.ino), LeaseMode::Write, 0)?;
+        }
         for inode in &all {
-            self.ensure(session, inode.ino, locked.get(inode.ino), LeaseMode::Write, 0)?;
+            let ensured =
+                self.ensure(session, inode.ino, locked.get(inode.ino), LeaseMode::Write, 0);
+            if let Some(again) = looked_up_again(ensured)? {
+                return Ok(again);
+            }
         }
         let there = self.find(session, old.ino, locked.get(old.ino), rename.name)?;
         let target = self.find(session, new.ino, locked.get(new.ino), rename.new_name)?;
@@ -542,14 +562,23 @@ impl LibFs {
         }
         if moves_dir {
             let skip: Vec<InodeId> = all.iter().map(|i| i.ino).collect();
-            if kind == S_IFDIR && self.is_below(session, &locked, &skip, new.ino, ino)? {
-                return Err(Errno::INVAL); // also when the target is not empty
+            let mut below = match kind {
+                // Also when the target is not empty.
+                S_IFDIR => self.is_below(session, &locked, &skip, new.ino, ino)?,
+                _ => Below::No,
+            };
+            if let (Below::No, true, Some((other, S_IFDIR))) = (&below, exchange, replaced) {
+                below = self.is_below(session, &locked, &skip, old.ino, other)?;
             }
-            if let Some((other, S_IFDIR)) = replaced
-                && exchange
-                && self.is_below(session, &locked, &skip, old.ino, other)?
-            {
-                return Err(Errno::INVAL);
+            match below {
+                Below::No => {}
+                Below::Yes => return Err(Errno::INVAL),
+                Below::Busy(inode) => {
+                    // Its holder may wait for what is locked here.
+                    drop(locked);
+                    drop(inode.state.write());
+                    return Ok(Outcome::Again);
+                }
             }
         }
         let own = |r: &InodeRecord| r.project == r.ino;
@@ -631,21 +660,24 @@ impl LibFs {
         held: &[InodeId],
         dir: InodeId,
         top: InodeId,
-    ) -> Result<bool> {
+    ) -> Result<Below> {
         let mut at = dir;
         // Deeper than any path that a program can name.
         for _ in 0..65_536 {
             if at == top {
-                return Ok(true);
+                return Ok(Below::Yes);
             }
             if at == InodeId::ROOT || at == InodeId::NONE {
-                return Ok(false);
+                return Ok(Below::No);
             }
             at = if held.contains(&at) {
                 locked.guards[locked.position(at)].1.record.parent
             } else {
                 let inode = self.inode(at);
-                let mut state = inode.state.write();
+                // Upwards is against the order of locks: there is no waiting.
+                let Some(mut state) = inode.state.try_write() else {
+                    return Ok(Below::Busy(inode));
+                };
                 self.ensure(session, at, &mut state, LeaseMode::Read, 0)?;
                 state.record.parent
             };
@@ -741,6 +773,16 @@ impl LibFs {
             }
         }
         Ok(end)
+    }
+}
+
+/// What a name led to a moment ago may be gone: others may have given the name to something else. The name
+/// says what is so now.
+fn looked_up_again<T>(ensured: Result<()>) -> Result<Option<Outcome<T>>> {
+    match ensured {
+        Ok(()) => Ok(None),
+        Err(Errno::NOENT | Errno::STALE) => Ok(Some(Outcome::Again)),
+        Err(e) => Err(e),
     }
 }
 

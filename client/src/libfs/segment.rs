@@ -154,12 +154,14 @@ impl Segment {
         word.store(word.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// Whether a lease still holds. Meaningful inside an operation.
+    /// Whether a lease still holds. Meaningful inside an operation. (Entering it and this look must not
+    /// change places, nor the service's store here and its look at who is inside: all four are in one
+    /// order.)
     #[inline]
     pub fn lease_holds(&self, slot: u32, word: LeaseWord) -> bool {
         word.0 != 0
             && (slot as usize) < LEASE_SLOTS
-            && self.word(control::lease_word(slot)).load(Ordering::Acquire) == word.0
+            && self.word(control::lease_word(slot)).load(Ordering::SeqCst) == word.0
     }
 
     /// Notes that a kernel may cache what is learnt under the lease in `slot`. It counts only if the
@@ -249,7 +251,7 @@ impl Segment {
     /// Whether the service still counts what is appended.
     #[inline]
     pub fn attached(&self) -> bool {
-        self.word(control::STATE).load(Ordering::Acquire) == control::STATE_ATTACHED
+        self.word(control::STATE).load(Ordering::SeqCst) == control::STATE_ATTACHED
     }
 
     /// The last sequence that counts of an expelled client; waits until the service has read the

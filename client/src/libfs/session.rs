@@ -91,6 +91,8 @@ pub struct Session {
     /// The last own operation on an inode that the cache has forgotten since. What the service says
     /// of an inode that is not in the cache counts only if it reflects this.
     pub evicted: AtomicU64,
+    /// Slots of leases that are to be given back.
+    released: RwLock<Vec<u32>>,
     /// What the service showed; they outlive the session.
     proofs: Arc<Proofs>,
     /// The service knows us as the super-user, whatever the process has become since.
@@ -177,6 +179,7 @@ impl Session {
             previous: None,
             fresh: RwLock::new(Vec::new()),
             evicted: AtomicU64::new(0),
+            released: RwLock::new(Vec::new()),
             proofs,
             super_user,
         })
@@ -326,6 +329,23 @@ impl Session {
         true
     }
 
+    /// Gives leases back; those that find no free slot with the next ones.
+    pub fn release(&self, slots: Vec<u32>) {
+        let mut all = self.released.write();
+        all.extend(slots);
+        while !all.is_empty() {
+            let from = all.len().saturating_sub(super::POSTED_MAX);
+            let slots = all.split_off(from);
+            let request = Request::Release { slots };
+            if !self.post(&request, self.last())
+                && let Request::Release { slots } = request
+            {
+                all.extend(slots);
+                return;
+            }
+        }
+    }
+
     fn take_slot(&self) -> Result<usize> {
         let mut yields = 0;
         loop {
@@ -375,17 +395,26 @@ impl Session {
             pending &= !(1 << slot);
             let state = self.segment.slot_state(slot as usize);
             // One that a restarted service did not get to is dropped, as its answer would have been.
-            let done = matches!(state.load(Ordering::Acquire), rpc::SLOT_REPLY | rpc::SLOT_AGAIN);
-            if done && self.forgotten.fetch_and(!(1 << slot), Ordering::SeqCst) & (1 << slot) != 0 {
+            let done =
+                || matches!(state.load(Ordering::Acquire), rpc::SLOT_REPLY | rpc::SLOT_AGAIN);
+            if !done() || self.forgotten.fetch_and(!(1 << slot), Ordering::SeqCst) & 1 << slot == 0
+            {
+                continue;
+            }
+            // Ours now; but what was done was perhaps the request before, which others collected.
+            if done() {
                 state.store(rpc::SLOT_FREE, Ordering::Release);
                 self.give_slot(slot as usize);
+            } else {
+                self.forgotten.fetch_or(1 << slot, Ordering::SeqCst);
             }
         }
     }
 
     fn give_slot(&self, slot: usize) {
         if self.free_slots.fetch_or(1 << slot, Ordering::SeqCst) == 0 {
-            sync::wake(&self.free_slots, 1);
+            // All: the next ones given back wake nobody.
+            sync::wake(&self.free_slots, sync::EVERYBODY);
         }
     }
 
