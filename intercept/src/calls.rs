@@ -296,6 +296,7 @@ pub fn regular(fd: usize) -> Result<InUse, Stop> {
 #[cold]
 fn not_ours(fd: i32) -> Stop {
     if table::entry(fd) & !table::CLOEXEC == table::INTERNAL {
+        table::park_at_exit();
         Stop::Error(err::BADF)
     } else {
         Stop::Kernel

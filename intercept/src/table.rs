@@ -5,12 +5,15 @@
 //! - A number with an entry is an open kernel descriptor too (a placeholder), with the same
 //!   close-on-exec flag.
 //! - `Ofd::refs` counts the entries of all tables of all processes; `Local::refs` those of the
-//!   tables in this address space. The handle is released when the latter becomes 0.
+//!   tables in this address space. When the latter becomes 0 the handle is released, and the reference
+//!   of the last entry given back, by the last thread that is at an operation: until then the
+//!   description is nobody else's.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use client::fs::Handle;
+use client::mutex::Mutex;
 
 use crate::format::{OFDS, Ofd, state};
 use crate::session;
@@ -52,7 +55,8 @@ pub struct Context {
 #[derive(Debug)]
 pub struct Local {
     refs: AtomicU32,
-    /// Operations under way; [`CLOSED`] when `refs` became 0 meanwhile.
+    /// Operations under way; [`CLOSED`] when `refs` became 0 meanwhile. Also counts, for a moment,
+    /// threads that looked at a number just before it was closed: never set to 0 but by [`retire`].
     users: AtomicU32,
     /// Handle plus 1; 0 is none.
     handle: AtomicU64,
@@ -83,6 +87,11 @@ static MAIN: Main = Main(core::cell::UnsafeCell::new(Context {
 
 /// Where to begin looking for a free description.
 static LOWEST: AtomicU32 = AtomicU32::new(0);
+
+/// The process is ending.
+static EXITING: AtomicBool = AtomicBool::new(false);
+/// Looks, 0.1 ms apart, at operations of other threads that are under way then.
+const EXIT_LOOKS: u32 = 50;
 
 /// More than one thread exists, or did.
 pub static THREADS: AtomicBool = AtomicBool::new(false);
@@ -213,7 +222,6 @@ pub fn new_ofd(kind: u32, ino: u64, flags: u32) -> Option<usize> {
             ofd.state.store(kind, Ordering::Release);
             let local = &LOCALS[index];
             local.handle.store(0, Ordering::Relaxed);
-            local.users.store(0, Ordering::Relaxed);
             local.refs.store(1, Ordering::Release);
             LOWEST.store(index as u32 + 1, Ordering::Relaxed);
             let high = &session::counters().ofds_high;
@@ -249,7 +257,33 @@ pub fn clear(fd: i32) {
 
 fn drop_entry(entry: u32) {
     let Some(index) = index(entry) else { return };
-    drop_local(index);
+    let local = &LOCALS[index];
+    if local.refs.fetch_sub(1, Ordering::AcqRel) > 1 {
+        return drop_shared(index);
+    }
+    match local.users.fetch_or(CLOSED, Ordering::AcqRel) {
+        0 => retire(index),
+        // Closed before, and dup'ed by one who is still at it: that reference waits already.
+        users if users & CLOSED != 0 => drop_shared(index),
+        _ => {}
+    }
+}
+
+/// The last entry is closed and nobody at an operation.
+#[cold]
+fn retire(index: usize) {
+    let local = &LOCALS[index];
+    // Somebody may have come (and will go through here), or have been quicker: one exchange succeeds.
+    let last = local.users.compare_exchange(CLOSED, 0, Ordering::AcqRel, Ordering::Relaxed);
+    if last.is_err() {
+        return;
+    }
+    // Its last user may have dup'ed it.
+    if local.refs.load(Ordering::Acquire) == 0
+        && let Some(handle) = local.handle.swap(0, Ordering::AcqRel).checked_sub(1)
+    {
+        crate::fsys::release(Handle(handle));
+    }
     drop_shared(index);
 }
 
@@ -261,16 +295,6 @@ pub fn drop_new(index: usize) {
 /// The first handle of a description that this process has just made.
 pub fn install_new(index: usize, handle: Handle) {
     LOCALS[index].handle.store(handle.0 + 1, Ordering::Release);
-}
-
-fn drop_local(index: usize) {
-    let local = &LOCALS[index];
-    if local.refs.fetch_sub(1, Ordering::AcqRel) == 1
-        && local.users.fetch_or(CLOSED, Ordering::AcqRel) == 0
-        && let Some(handle) = take_handle(local)
-    {
-        crate::fsys::release(handle);
-    }
 }
 
 /// Enters a description that came through exec: its shared reference is in the record.
@@ -296,14 +320,6 @@ pub fn drop_shared(index: usize) {
         ofd.ino.store(0, Ordering::Release);
         ofd.state.store(state::FREE, Ordering::Release);
         LOWEST.fetch_min(index as u32, Ordering::Relaxed);
-    }
-}
-
-fn take_handle(local: &Local) -> Option<Handle> {
-    local.users.store(0, Ordering::Release);
-    match local.handle.swap(0, Ordering::AcqRel) {
-        0 => None,
-        h => Some(Handle(h - 1)),
     }
 }
 
@@ -380,11 +396,8 @@ impl Drop for InUse {
         if !self.counted {
             return;
         }
-        let local = &LOCALS[self.index];
-        if local.users.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1
-            && let Some(handle) = take_handle(local)
-        {
-            crate::fsys::release(handle);
+        if LOCALS[self.index].users.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1 {
+            retire(self.index);
         }
     }
 }
@@ -445,31 +458,106 @@ impl Drop for OffsetLock {
     }
 }
 
-/// Takes references for every entry of the calling context's table: before fork and vfork.
-pub fn hold_all() {
+/// One fork at a time.
+static FORKING: Mutex<()> = Mutex::new(());
+/// What is counted for the child of a fork under way, by number: description plus 1.
+static HELD: [AtomicU32; FDS] = [const { AtomicU32::new(0) }; FDS];
+
+/// Takes references for the entries of the calling context's table: before a fork. Other threads go on
+/// opening and closing meanwhile: what they change until the child has its copy, it is told by
+/// [`after_fork`].
+pub fn hold_all() -> impl Drop {
+    let forking = FORKING.lock();
     for fd in used() {
-        if let Some(index) = index(entry(fd as i32)) {
-            ofd(index).refs.fetch_add(1, Ordering::AcqRel);
+        let held = InUse::of(fd as i32).map_or(0, |file| {
+            file.ofd().refs.fetch_add(1, Ordering::AcqRel);
+            file.index as u32 + 1
+        });
+        if HELD[fd].load(Ordering::Relaxed) != held {
+            HELD[fd].store(held, Ordering::Relaxed);
+        }
+    }
+    forking
+}
+
+fn take_held(fd: usize) -> Option<usize> {
+    let held = &HELD[fd];
+    match held.load(Ordering::Relaxed) {
+        0 => None,
+        h => {
+            held.store(0, Ordering::Relaxed);
+            Some(h as usize - 1)
         }
     }
 }
 
-/// Gives back every entry: at exit, or when a fork has failed.
+/// A fork has failed.
+pub fn drop_held() {
+    used().filter_map(take_held).for_each(drop_shared);
+}
+
+/// The process ends: every entry is given back. Other threads run on for a moment; they find nothing that
+/// they could give back again.
 pub fn drop_all_shared() {
+    // Nobody forks any more: the child would be without its files.
+    core::mem::forget(FORKING.lock());
+    EXITING.store(true, Ordering::SeqCst);
+    let mut patience = EXIT_LOOKS;
     for fd in used() {
-        if let Some(index) = index(entry(fd as i32)) {
+        let Some(index) = index(fds()[fd].swap(INTERNAL, Ordering::SeqCst)) else { continue };
+        while THREADS.load(Ordering::Relaxed)
+            && LOCALS[index].users.load(Ordering::SeqCst) & !CLOSED != 0
+            && patience > 0
+        {
+            patience -= 1;
+            let pause = [0i64, 100_000];
+            sys::call2(nr::NANOSLEEP, (&raw const pause) as usize, 0);
+        }
+        // One that somebody is still at stays counted, rather than become another's under his hands.
+        if LOCALS[index].users.load(Ordering::SeqCst) & !CLOSED == 0 {
             drop_shared(index);
         }
+    }
+}
+
+/// Waits for the end of a process that is ending: its other threads would find its files closed.
+#[cold]
+pub fn park_at_exit() {
+    while EXITING.load(Ordering::SeqCst) {
+        let pause = [1i64, 0];
+        sys::call2(nr::NANOSLEEP, (&raw const pause) as usize, 0);
     }
 }
 
 /// In a fork's child: the handles were the parent's, and no other thread is left.
 pub fn after_fork() {
     THREADS.store(false, Ordering::Relaxed);
+    let made = (session::counters().ofds_high.load(Ordering::Acquire) as usize).min(OFDS);
+    for local in &LOCALS[..made] {
+        for word in [&local.refs, &local.users] {
+            // A store makes a page ours.
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+        if local.handle.load(Ordering::Relaxed) != 0 {
+            local.handle.store(0, Ordering::Relaxed);
+        }
+    }
     for fd in used() {
-        if let Some(index) = index(entry(fd as i32)) {
-            LOCALS[index].handle.store(0, Ordering::Relaxed);
-            LOCALS[index].users.store(0, Ordering::Relaxed);
+        let (held, is) = (take_held(fd), index(entry(fd as i32)));
+        if let Some(index) = is.filter(|is| held == Some(*is)) {
+            LOCALS[index].refs.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        if let Some(held) = held {
+            // Another thread had closed it when the child got its copy.
+            drop_shared(held);
+        }
+        if is.is_some() {
+            // Another thread had just opened it: it is not counted for us, and nobody here knows of it.
+            fds()[fd].store(0, Ordering::Release);
+            sys::call1(nr::CLOSE, fd);
         }
     }
 }
@@ -482,12 +570,17 @@ pub fn push_context() -> Option<()> {
     let new = (base + len) as *mut Context;
     let copy = base as *mut AtomicU32;
     for fd in used() {
+        let file = InUse::of(fd as i32);
         let entry = entry(fd as i32);
+        if index(entry) != file.as_ref().map(|file| file.index) {
+            // Another thread is opening or closing it.
+            continue;
+        }
         if entry != 0 {
             // SAFETY: `fd` < FDS, within the fresh mapping.
             unsafe { (*copy.add(fd)).store(entry, Ordering::Relaxed) };
-            if let Some(index) = index(entry) {
-                hold(index);
+            if let Some(file) = file {
+                hold(file.index);
             }
         }
     }
@@ -521,10 +614,10 @@ pub fn pop_context() {
     for fd in used() {
         let Some(index) = index(entry(fd as i32)) else { continue };
         if executed {
-            drop_local(index);
-        } else {
-            clear(fd as i32);
+            // The one that `clear` gives back.
+            ofd(index).refs.fetch_add(1, Ordering::AcqRel);
         }
+        clear(fd as i32);
     }
     let scratch = child.scratch.load(Ordering::Acquire);
     if !scratch.is_null() {

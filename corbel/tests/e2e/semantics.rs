@@ -44,6 +44,13 @@ fn locks_stay_when_a_descriptor_changes_hands() {
     }
 }
 
+/// Threads open, close, dup, fork and exit at the same time.
+#[test]
+fn descriptors_of_threads_that_fork_stay_apart() {
+    let Some(cluster) = cluster() else { return };
+    assert_eq!(script(cluster.hooked(1, &[]), "beside.py", &[".", "2"]), "right\n");
+}
+
 /// What another process mounts below the prefix is not seen, but is not taken away either.
 #[test]
 fn what_something_is_mounted_on_stays() {

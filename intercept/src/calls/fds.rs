@@ -8,6 +8,7 @@ use crate::format::state;
 use crate::fsys::{BLOCK, fs};
 use crate::path::{self, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
+use crate::table::InUse;
 use crate::{lock, mem, session, table};
 
 /// Largest private mapping that is filled by reading; larger ones are the kernel's.
@@ -55,22 +56,21 @@ fn close(fd: i32) -> Reply {
     Err(Stop::Kernel)
 }
 
-fn copy_entry(entry: u32, new: isize, cloexec: bool) -> Reply {
-    if sys::failed(new) {
-        return Ok(new);
-    }
-    if let Some(index) = table::index(entry)
+/// `file` is in use until it is held once more: another thread may be closing its number.
+fn copy_entry(file: Option<&InUse>, new: isize, cloexec: bool) -> Reply {
+    if let Some(file) = file
+        && !sys::failed(new)
         && (new as usize) < table::FDS
     {
-        table::hold(index);
-        table::set(new as i32, index, cloexec);
+        table::hold(file.index);
+        table::set(new as i32, file.index, cloexec);
     }
     Ok(new)
 }
 
 fn dup(fd: i32) -> Reply {
-    served(fd as usize)?;
-    copy_entry(table::entry(fd), sys::call1(nr::DUP, fd as u32 as usize), false)
+    let file = served(fd as usize)?;
+    copy_entry(Some(&file), sys::call1(nr::DUP, fd as u32 as usize), false)
 }
 
 fn dup3(r: &Regs) -> Reply {
@@ -83,6 +83,7 @@ fn dup3(r: &Regs) -> Reply {
     if from == 0 && to == 0 || old == new {
         return Err(Stop::Kernel);
     }
+    let file = InUse::of(old);
     // What stands here is closed, if nothing goes wrong, which is not worth more.
     if sys::fstat(old).is_some() {
         lock::closing_marked(new);
@@ -98,11 +99,11 @@ fn dup3(r: &Regs) -> Reply {
     if let Some(index) = table::index(to) {
         lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
     }
-    if table::index(from).is_none() {
+    if file.is_none() {
         table::clear(new);
         return Ok(ret);
     }
-    copy_entry(from, ret, flags & o::CLOEXEC != 0)
+    copy_entry(file.as_ref(), ret, flags & o::CLOEXEC != 0)
 }
 
 fn close_range(r: &Regs) -> Reply {
@@ -154,9 +155,8 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
     let done = |ret: isize| Ok(Some(ret));
     match command {
         0 | 1030 => {
-            let entry = table::entry(fd);
             let new = sys::call3(nr::FCNTL, fd as u32 as usize, command as usize, arg);
-            copy_entry(entry, new, command == 1030).map(Some)
+            copy_entry(Some(&file), new, command == 1030).map(Some)
         }
         1 => done(isize::from(table::entry(fd) & table::CLOEXEC != 0)),
         2 => {

@@ -186,7 +186,7 @@ fn save_nameless() {
 
 fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
     save_nameless();
-    table::hold_all();
+    let held = table::hold_all();
     let mut stack = 0;
     let ret = {
         fsys::before_fork();
@@ -219,8 +219,9 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
             r.rsp = stack;
         }
     } else if sys::failed(ret) {
-        table::drop_all_shared();
+        table::drop_held();
     }
+    drop(held);
     r.rax = ret as usize;
     DONE
 }
