@@ -290,6 +290,7 @@ impl Node {
 
     fn collect_requests(&mut self, id: ClientId) {
         let Some(client) = self.clients.get(&id) else { return };
+        let before = self.requests.len();
         for slot in 0..RPC_SLOTS {
             if let Some(body) = client.take_request(slot) {
                 self.counters.requests += 1;
@@ -308,6 +309,8 @@ impl Node {
                 }
             }
         }
+        // The slots do not say which of them came first; who pins again what it unpinned is later.
+        self.requests[before..].sort_by_key(|pending| !pending.goes_first());
     }
 
     /// Goes on with the logs of ended clients for which the head had no room before.

@@ -138,6 +138,22 @@ impl Pending {
             && matches!(self.stage, Stage::Asked(_) | Stage::Granted(..))
     }
 
+    /// Whether it says that its client has `ino` open no more.
+    fn unpins(&self, client: ClientId, ino: InodeId) -> bool {
+        let What::Unpin(inodes) = &self.what else { return false };
+        self.client == client && inodes.contains(&ino)
+    }
+
+    /// Whether it is to be looked at before others that came with it.
+    pub(super) const fn goes_first(&self) -> bool {
+        matches!(self.what, What::Unpin(_))
+    }
+
+    /// Whether it asks for a pin.
+    const fn pins(&self) -> bool {
+        matches!(self.what, What::Inode { flags, .. } | What::Lookup { flags, .. } if flags & WANT_PIN != 0)
+    }
+
     /// The head changed or was out of reach: whatever was asked of it is asked again.
     pub(super) fn ask_again(&mut self) {
         if !matches!(self.stage, Stage::Drain) {
@@ -215,6 +231,13 @@ impl Node {
         let mut all = std::mem::take(&mut self.requests);
         let mut kept = Vec::with_capacity(all.len());
         for mut pending in all.drain(..) {
+            let (client, ino) = (pending.client, pending.ino);
+            if pending.pins() && kept.iter().any(|before: &Pending| before.unpins(client, ino)) {
+                // Opened again: the close before waits for its client's operations, and would take this
+                // pin away if it came later.
+                kept.push(pending);
+                continue;
+            }
             loop {
                 match self.step(&mut pending, out)? {
                     Step::Next => {}

@@ -2,9 +2,9 @@
 
 use base::InodeId;
 use service::core::Event;
-use storage::format::control::LeaseMode;
+use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
-use storage::format::rpc::Request;
+use storage::format::rpc::{Request, WANT_PIN};
 
 use crate::rig::{Hand, Rig};
 
@@ -79,5 +79,38 @@ fn others_cannot_name_it_nor_can_anybody_if_it_says_so() {
     }
     assert_eq!(there(&rig, ino), [Some(0)]);
     rig.settle();
+    rig.check();
+}
+
+/// Closed and opened again: the close waits for an operation of another thread, the open does not.
+#[test]
+fn a_pin_that_was_asked_for_after_an_unpin_stays() {
+    let mut rig = Rig::new(2, 1);
+    let mut hand = rig.attach(1, 1000);
+    let ino = hand.create(&mut rig, b"file", 0o100_644);
+    let other = hand.create(&mut rig, b"other", 0o100_644);
+    hand.sync(&mut rig);
+    rig.settle();
+    let after = hand.seq + 1;
+    hand.set(control::LAST_SEQUENCE, after);
+    hand.post(5, &Request::Unpin { inodes: vec![ino] }, after);
+    hand.post(2, &Request::Inode { ino, mode: LeaseMode::Read, flags: WANT_PIN }, 0);
+    rig.event(1, Event::Doorbell(hand.client));
+    rig.settle();
+    hand.append(&Op::Write { ino: other, offset: 0, data: b"late", clear_setid: true });
+    hand.sync(&mut rig);
+    rig.settle();
+    assert!(hand.reply(5).is_some() && hand.reply(2).is_some());
+    let mut second = rig.attach(0, 1000);
+    second.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+    let (parent, name, open) = (InodeId::ROOT, &b"file"[..], false);
+    second.append_in(&mut rig, parent, &Op::Unlink { ino, parent, name, open });
+    second.sync(&mut rig);
+    rig.settle();
+    assert_eq!(second.refusals(), 0);
+    assert_eq!(there(&rig, ino), [Some(0); 2], "the first client has it open");
+    hand.call(&mut rig, &Request::Unpin { inodes: vec![ino] }).unwrap();
+    rig.settle();
+    assert_eq!(there(&rig, ino), [None; 2]);
     rig.check();
 }
