@@ -145,12 +145,17 @@ impl World {
         attach(&self.dir)
     }
 
-    /// Clients that nicfs knows.
-    fn clients(&self) -> usize {
+    /// What nicfs says of itself.
+    fn status(&self) -> String {
         let mut text = String::new();
         let stream = std::os::unix::net::UnixStream::connect(self.dir.join("status"));
         stream.expect("nicfs answers").read_to_string(&mut text).expect("nicfs answers");
-        text.matches("\"pid\"").count()
+        text
+    }
+
+    /// Clients that nicfs knows.
+    fn clients(&self) -> usize {
+        self.status().matches("\"pid\"").count()
     }
 
     /// Before an abort, which ends nothing else.
