@@ -200,9 +200,9 @@ impl Pool {
         let ended = self.ended.clone();
         let channel = clone_device(&self.device).map_or_else(|_| self.device.clone(), Arc::new);
         let mut worker = Worker::new(channel);
-        flights.add(worker.sink.flight.clone());
+        let flight = worker.sink.flight.clone();
         self.running.fetch_add(1, Ordering::AcqRel);
-        spawn("fuse", move || {
+        let spawned = spawn("fuse", move || {
             worker.run(&server);
             if running.fetch_sub(1, Ordering::AcqRel) == 1 {
                 deferred.close();
@@ -211,7 +211,13 @@ impl Pool {
                 // Nothing to do about a failure: whoever waits also joins the threads.
                 let _ = rustix::io::write(&*ended, &1u64.to_le_bytes());
             }
-        })
+        });
+        match &spawned {
+            // One that never runs would seem to be idle, and the last one is waited for.
+            Ok(_) => self.flights.add(flight),
+            Err(_) => _ = self.running.fetch_sub(1, Ordering::AcqRel),
+        }
+        spawned
     }
 }
 

@@ -7,7 +7,7 @@ use client::fs::{
     Attr, Caching, Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
     O_RDONLY, O_TRUNC, Result, Whence,
 };
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::parse::Args;
 use super::reply::{Answer, ReplySink};
@@ -354,6 +354,18 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
         self.fs.lookup(caller, dir, name).ok()
     }
+}
+
+/// The inodes that a reply to READDIRPLUS tells the kernel of.
+pub(super) fn told_by(reply: &[u8]) -> impl Iterator<Item = InodeId> {
+    let mut rest = reply;
+    std::iter::from_fn(move || {
+        let (entry, after) = EntryOut::read_from_prefix(rest).ok()?;
+        let (dirent, _) = Dirent::read_from_prefix(after).ok()?;
+        rest = after.get(padded(dirent.namelen.get() as usize)..)?;
+        Some(InodeId(entry.nodeid.get()))
+    })
+    .filter(|ino| *ino != InodeId::NONE)
 }
 
 /// A listed name, with the attributes of what it leads to.

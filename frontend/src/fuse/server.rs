@@ -18,6 +18,7 @@ use client::fs::{Attr, Caching, Caller, FileSystem, Handle, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::callers::Callers;
+use super::files::told_by;
 use super::groups::GroupCache;
 use super::locks::Locks;
 use super::parse::{Args, Request};
@@ -293,19 +294,24 @@ impl<F: FileSystem + ?Sized> Server<F> {
         // These two have no reply, not even an error.
         let silent = matches!(header.opcode.get(), op::FORGET | op::BATCH_FORGET);
         if !silent && !self.reply(header, &answer, sink) {
-            self.take_back(header, &answer);
+            self.take_back(header, &answer, sink);
         }
     }
 
     /// Nobody has got this answer: what it gave out is given back.
-    fn take_back(&self, header: &InHeader, answer: &Result<Answer>) {
+    fn take_back(&self, header: &InHeader, answer: &Result<Answer>, sink: &mut dyn ReplySink) {
+        if let Ok(Answer::Payload(len)) = answer
+            && header.opcode.get() == op::READDIRPLUS
+        {
+            told_by(sink.payload(*len)).for_each(|ino| self.uncount_lookup(ino, 1));
+        }
         let Ok(Answer::Fixed { bytes, len }) = answer else { return };
         let given = &bytes[..*len];
         let entry = EntryOut::read_from_prefix(given).ok().map(|(entry, _)| entry);
         let opened = |at: usize| OpenOut::read_from_prefix(given.get(at..)?).ok().map(|(o, _)| o);
         let (entry, open, ino) = match header.opcode.get() {
             op::OPEN => (None, opened(0), InodeId(header.nodeid.get())),
-            op::CREATE => {
+            op::CREATE | op::TMPFILE => {
                 let ino = entry.as_ref().map_or(0, |entry| entry.nodeid.get());
                 (entry, opened(size_of::<EntryOut>()), InodeId(ino))
             }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use base::InodeId;
 use base::random::Random;
 use client::null::NullFs;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -544,5 +545,22 @@ fn what_nobody_got_is_given_back() {
         };
         let read = ReadIn { fh: opened.fh, size: 1.into(), ..ReadIn::default() };
         assert_eq!(world.call(op::READ, node, &[read.as_bytes()]).0, -9, "opcode {opcode}");
+    }
+}
+
+/// Else whoever takes the kernel's attributes of it away would wait for the kernel to know it.
+#[test]
+fn a_listing_that_nobody_got_tells_of_nothing() {
+    let world = World::new();
+    let (ino, _) = world.file(b"f");
+    let forget = ForgetIn { nlookup: 1.into() };
+    assert!(world.raw(&request(op::FORGET, ino, &[forget.as_bytes()])).is_empty());
+    assert!(!world.server.is_told(InodeId(ino)));
+    for taken in [true, false] {
+        let read = ReadIn { size: 4096.into(), ..ReadIn::default() };
+        let mut sink = Sink { taken, ..Sink::default() };
+        world.server.handle(&request(op::READDIRPLUS, ROOT, &[read.as_bytes()]), &mut sink);
+        assert_eq!(checked(&sink.replies[0]).0, 0);
+        assert_eq!(world.server.is_told(InodeId(ino)), !taken);
     }
 }
