@@ -6,11 +6,13 @@
  *   mount readdir DIR COUNT     list them
  *   mount reopen DIR COUNT      COUNT times open, read 4 KiB, close one of 64 files (cached)
  *   mount unlink DIR COUNT      remove what `create` made
- *   mount fill DIR MIB          sequential writes of 1 MiB and one fsync; makes what the next five use
+ *   mount fill DIR MIB          sequential writes of 1 MiB and one fsync; makes what the next seven use
+ *   mount rewrite DIR MIB       the same over what `fill` has made
  *   mount scan DIR MIB          sequential reads of 1 MiB, caches dropped before
  *   mount read DIR COUNT T      COUNT random reads of 4 KiB by T threads, cached
  *   mount dread DIR COUNT T     the same with O_DIRECT
  *   mount write DIR COUNT T     COUNT random writes of 4 KiB by T threads
+ *   mount dwrite DIR COUNT T    the same with O_DIRECT
  *   mount mixed DIR COUNT T     alternately read and write
  *   mount files DIR COUNT       COUNT times make a file, write 4 KiB, fsync, close, rename
  *   mount append DIR COUNT      COUNT times append 4 KiB, fdatasync
@@ -35,7 +37,7 @@ enum { BLOCK = 4096, MIB = 1 << 20, SMALL = 64, THREADS_MAX = 64 };
 static const char *dir;
 static long count, threads = 1;
 static off_t file_blocks;
-static int mode; /* 0 read, 1 write, 2 mixed */
+static int mode, past_cache; /* 0 read, 1 write, 2 mixed */
 
 static void die(const char *what) {
     fprintf(stderr, "mount: %s: %s\n", what, strerror(errno));
@@ -113,9 +115,9 @@ static double reopen(void) {
     return now() - start;
 }
 
-static void sequential(int scan) {
+static void sequential(int scan, int how) {
     char at[512], *data = block(MIB);
-    int fd = open(path(at, "large", 0), scan ? O_RDONLY : O_CREAT | O_WRONLY | O_TRUNC, 0644);
+    int fd = open(path(at, "large", 0), scan ? O_RDONLY : O_CREAT | O_WRONLY | how, 0644);
     check(fd < 0, at);
     for (long i = 0; i < count; i++)
         check((scan ? read(fd, data, MIB) : write(fd, data, MIB)) != MIB, at);
@@ -131,8 +133,8 @@ static void drop(void) {
 static void *worker(void *argument) {
     uint64_t random = 88172645463325252u + (uint64_t)(intptr_t)argument * 7919;
     char at[512], *data = block(BLOCK);
-    int direct = mode == 3 ? O_DIRECT : 0;
-    int fd = open(path(at, "large", 0), (mode == 0 || mode == 3 ? O_RDONLY : O_RDWR) | direct);
+    int direct = past_cache ? O_DIRECT : 0;
+    int fd = open(path(at, "large", 0), (mode ? O_RDWR : O_RDONLY) | direct);
     check(fd < 0, at);
     for (long i = 0; i < count / threads; i++) {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
@@ -198,11 +200,13 @@ int main(int argc, char **argv) {
     if (!strcmp(load, "create") || !strcmp(load, "stat") || !strcmp(load, "unlink")) names(load);
     else if (!strcmp(load, "list") || !strcmp(load, "readdir")) list(*load == 'l');
     else if (!strcmp(load, "reopen")) seconds = reopen();
-    else if (!strcmp(load, "fill") || !strcmp(load, "scan")) sequential(*load == 's');
+    else if (!strcmp(load, "fill") || !strcmp(load, "scan")) sequential(*load == 's', O_TRUNC);
+    else if (!strcmp(load, "rewrite")) sequential(0, 0);
     else if (!strcmp(load, "read")) mode = 0, seconds = random_access();
     else if (!strcmp(load, "write")) mode = 1, seconds = random_access();
     else if (!strcmp(load, "mixed")) mode = 2, seconds = random_access();
-    else if (!strcmp(load, "dread")) mode = 3, seconds = random_access();
+    else if (!strcmp(load, "dread")) past_cache = 1, seconds = random_access();
+    else if (!strcmp(load, "dwrite")) past_cache = mode = 1, seconds = random_access();
     else if (!strcmp(load, "files") || !strcmp(load, "append")) durable(*load == 'f');
     else if (!strcmp(load, "clean")) clean();
     else return 2;

@@ -15,8 +15,9 @@ use super::server::{Call, IO_BYTES_MAX, Server};
 use super::virtual_dir;
 use super::wire::{
     CopyFileRangeIn, CreateIn, Dirent, EntryOut, FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE,
-    FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut,
-    ReadIn, ReleaseIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+    FOPEN_PARALLEL_DIRECT_WRITES, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, LseekOut,
+    OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_CACHE, WRITE_KILL_SUIDGID,
+    WriteIn, WriteOut,
 };
 
 /// `O_APPEND` is left out on purpose: whether a write appends is asked of each write, since one
@@ -48,6 +49,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if asked & O_APPEND != 0 && asked & O_ACCMODE != O_RDONLY {
             flags |= FOPEN_DIRECT_IO;
         }
+        if self.goes_direct(asked) {
+            flags |= FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
+        }
         OpenOut { fh: fh.into(), open_flags: flags.into(), backing_id: 0.into() }
     }
 
@@ -69,7 +73,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 return Err(error);
             }
         }
-        let fh = self.register(handle, call.ino);
+        let fh = self.register(handle, call.ino, arg.flags.get());
         Ok(Answer::of(&self.open_out(fh, call.ino, arg.flags.get())))
     }
 
@@ -89,7 +93,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let mode = arg.mode.get() & 0o7777;
         let caller = Caller { umask: arg.umask.get() & 0o777, ..call.caller };
         let (attr, handle) = self.fs.create(&caller, call.ino, name, mode, flags)?;
-        let fh = self.register(handle, attr.ino);
+        let fh = self.register(handle, attr.ino, arg.flags.get());
         let out = self.open_out(fh, attr.ino, arg.flags.get());
         Ok(Answer::pair(&self.new_entry(call.ino, name, &attr), &out))
     }
@@ -108,7 +112,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let mode = arg.mode.get() & 0o7777;
         let caller = Caller { umask: arg.umask.get() & 0o777, ..call.caller };
         let (attr, handle) = self.fs.tmpfile(&caller, call.ino, mode, flags)?;
-        let fh = self.register(handle, attr.ino);
+        let fh = self.register(handle, attr.ino, arg.flags.get());
         let out = self.open_out(fh, attr.ino, arg.flags.get());
         Ok(Answer::pair(&self.new_entry(call.ino, b"", &attr), &out))
     }
@@ -158,6 +162,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let append = arg.flags.get() & O_APPEND != 0 && flags & WRITE_CACHE == 0;
         let written = self.fs.write(opened.handle, at, data, append)?;
         self.counters.bytes_written.fetch_add(written.len as u64, Ordering::Relaxed);
+        if opened.direct
+            && flags & WRITE_CACHE == 0
+            && written.len > 0
+            && let Some(drop_pages) = self.drop_pages.get()
+        {
+            drop_pages(call.ino, written.offset, written.len);
+        }
         if append && written.offset != at {
             // Somebody else has made the file longer than the kernel knew: its cached pages hold
             // our data in the wrong place. The file is right; what it caches must go.

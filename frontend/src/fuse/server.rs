@@ -34,8 +34,14 @@ pub const REQUEST_BYTES_MAX: usize = IO_BYTES_MAX + 4096;
 /// From this minor version on (Linux 5.10) the kernel drops attributes that were asked for before an
 /// invalidation.
 const MINOR_VERSIONED: u32 = 32;
+/// From this one on (Linux 6.9) direct writes are let in at once only where nobody maps the file or has it
+/// open through the cache.
+const MINOR_DIRECT: u32 = 40;
 /// Requests that the kernel may have in flight for read-ahead and asynchronous I/O.
 const BACKGROUND_MAX: u16 = 64;
+
+/// `O_DIRECT`, whose number depends on the architecture; a guest's is that of its host.
+pub(super) const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
 
 /// Asked whether a caller may open an inode by its bare number, past the permissions of the
 /// directories that lead to it.
@@ -45,6 +51,9 @@ pub type MoreStats = dyn Fn() -> String + Send + Sync;
 
 /// Told that the kernel holds appended data in the wrong place.
 pub type OnMisplaced = dyn Fn(InodeId) + Send + Sync;
+
+/// Drops the pages that the kernel has of so many bytes from there on, and waits until they are gone.
+pub type DropPages = dyn Fn(InodeId, u64, usize) + Send + Sync;
 
 /// Told that the process of a request has got a signal.
 pub type OnInterrupt = dyn Fn(u64) + Send + Sync;
@@ -122,6 +131,8 @@ impl Default for Counters {
 pub(super) struct Opened {
     pub handle: Handle,
     pub ino: InodeId,
+    /// Opened with `O_DIRECT`: see [`Server::goes_direct`].
+    pub direct: bool,
 }
 
 /// One request on its way through a handler.
@@ -167,6 +178,8 @@ pub struct Server<F: FileSystem + ?Sized> {
     ready: AtomicBool,
     /// What the kernel may cache: what the file system promises, if the kernel is new enough.
     caching: OnceLock<Caching>,
+    /// The kernel takes several direct writes to a file at once.
+    direct_writes: AtomicBool,
     groups: GroupCache,
     pub(super) callers: Callers,
     opened: RwLock<HashMap<u64, Opened>>,
@@ -175,6 +188,7 @@ pub struct Server<F: FileSystem + ?Sized> {
     /// How often the kernel was told each node number and has not forgotten it.
     lookups: Mutex<HashMap<u64, u64>>,
     pub(super) misplaced: OnceLock<Box<OnMisplaced>>,
+    pub(super) drop_pages: OnceLock<Box<DropPages>>,
     pub(super) interrupts: OnceLock<Box<OnInterrupt>>,
 }
 
@@ -193,6 +207,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             counters: Counters::default(),
             ready: AtomicBool::new(false),
             caching: OnceLock::new(),
+            direct_writes: AtomicBool::new(false),
             groups: GroupCache::default(),
             callers: Callers::default(),
             opened: RwLock::default(),
@@ -200,6 +215,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             locks: Locks::default(),
             lookups: Mutex::default(),
             misplaced: OnceLock::new(),
+            drop_pages: OnceLock::new(),
             interrupts: OnceLock::new(),
         }
     }
@@ -208,6 +224,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// request is served, so it must only note that down. A second call is ignored.
     pub fn on_misplaced(&self, misplaced: Box<OnMisplaced>) {
         let _ = self.misplaced.set(misplaced);
+    }
+
+    /// Gives the server the way to drop pages at once, without which direct writes are not parallel. A
+    /// second call is ignored.
+    pub fn on_direct_write(&self, drop_pages: Box<DropPages>) {
+        let _ = self.drop_pages.set(drop_pages);
     }
 
     /// Tells the transport of requests, by their numbers, whose process has got a signal. A second
@@ -406,6 +428,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
             offered |= u64::from(more.flags2.get()) << 32;
         }
         let flags = offered & self.wanted_flags();
+        let direct = flags & init::DIRECT_IO_ALLOW_MMAP != 0 && minor >= MINOR_DIRECT;
+        self.direct_writes.store(direct, Ordering::Release);
         let (low, high) = (flags & 0xffff_ffff, flags >> 32);
         let out = InitOut {
             minor: minor.min(MINOR).into(),
@@ -477,6 +501,15 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
+    /// Whether a file opened with these flags goes past the cache for good, so that the kernel takes several
+    /// writes to it at once. It drops the pages that a write makes old before the write; not all kernels do so
+    /// again after it, so the server does, for the sake of those who map the file.
+    pub(super) fn goes_direct(&self, flags: u32) -> bool {
+        flags & O_DIRECT != 0
+            && self.direct_writes.load(Ordering::Acquire)
+            && self.drop_pages.get().is_some()
+    }
+
     /// What the kernel may cache.
     pub(super) fn caching(&self) -> Caching {
         self.caching.get().copied().unwrap_or(Caching::Nothing)
@@ -543,10 +576,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
     }
 
     /// Registers an open file under a number of ours.
-    pub(super) fn register(&self, handle: Handle, ino: InodeId) -> u64 {
+    pub(super) fn register(&self, handle: Handle, ino: InodeId, flags: u32) -> u64 {
         let fh = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
+        let direct = self.goes_direct(flags);
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-        opened.insert(fh, Opened { handle, ino });
+        opened.insert(fh, Opened { handle, ino, direct });
         fh
     }
 

@@ -1,7 +1,7 @@
 //! Requests as bytes, right ones and wrong ones, against the `null` back end, which counts what
 //! changed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use base::InodeId;
 use base::random::Random;
@@ -199,6 +199,60 @@ fn append_ignores_the_offset_but_not_for_mapped_pages() {
     assert_eq!(size(), 8);
     write(client::fs::O_APPEND, WRITE_CACHE);
     assert_eq!(size(), 8, "a page of a shared mapping goes where it was mapped from");
+}
+
+#[test]
+fn direct_writes_are_parallel_where_pages_can_be_dropped() {
+    let opened = |world: &World, name: &[u8], flags: u32| -> (u64, OpenOut) {
+        let (ino, _) = world.file(name);
+        let arg = OpenIn { flags: flags.into(), ..OpenIn::default() };
+        (ino, world.out(op::OPEN, ino, &[arg.as_bytes()]))
+    };
+    let direct = 2 | super::server::O_DIRECT;
+    let parallel = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
+    let of_minor = |minor: u32| {
+        let world = World::fresh();
+        let more = InitInExt { flags2: u32::MAX.into(), ..InitInExt::default() };
+        let _: InitOut = world.out(op::INIT, 0, &[&init_in(7, minor), more.as_bytes()]);
+        world
+    };
+    let world = of_minor(45);
+    assert_eq!(
+        opened(&world, b"early", direct).1.open_flags.get() & parallel,
+        0,
+        "nobody drops pages"
+    );
+    let old = of_minor(39);
+    old.server.on_direct_write(Box::new(|_, _, _| {}));
+    assert_eq!(opened(&old, b"f", direct).1.open_flags.get() & parallel, 0);
+
+    let dropped = Arc::new(Mutex::new(Vec::new()));
+    let note = dropped.clone();
+    world.server.on_direct_write(Box::new(move |ino, at, len| {
+        note.lock().unwrap().push((ino.0, at, len));
+    }));
+    let (plain, through) = opened(&world, b"f", 2);
+    assert_eq!(through.open_flags.get() & parallel, 0);
+    let (ino, past) = opened(&world, b"g", direct);
+    assert_eq!(past.open_flags.get() & parallel, parallel);
+    let write = |ino: u64, fh: u64, write_flags: u32, data: &[u8]| {
+        let size = u32::try_from(data.len()).unwrap();
+        let arg = WriteIn {
+            fh: fh.into(),
+            offset: 4096.into(),
+            size: size.into(),
+            write_flags: write_flags.into(),
+            ..WriteIn::default()
+        };
+        let _: WriteOut = world.out(op::WRITE, ino, &[arg.as_bytes(), data]);
+    };
+    write(plain, through.fh.get(), 0, b"data");
+    write(ino, past.fh.get(), WRITE_CACHE, b"data");
+    write(ino, past.fh.get(), 0, b"");
+    assert!(dropped.lock().unwrap().is_empty(), "the cache is right, or nothing was written");
+    // Its own flags may have changed since; the kernel goes by those of the open.
+    write(ino, past.fh.get(), 0, b"data");
+    assert_eq!(*dropped.lock().unwrap(), [(ino, 4096, 4)]);
 }
 
 #[test]

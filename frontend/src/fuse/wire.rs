@@ -111,6 +111,7 @@ pub mod fattr {
 
 pub const FOPEN_DIRECT_IO: u32 = 1;
 pub const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+pub const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 pub const GETATTR_FH: u32 = 1;
 pub const WRITE_CACHE: u32 = 1;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;

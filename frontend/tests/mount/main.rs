@@ -231,6 +231,30 @@ assert os.write(fd, b\"end\") == 3
 assert os.pread(fd, 9, 53000) == b\"cend\"'");
 }
 
+/// The kernel drops pages before a direct write; another process maps them in again meanwhile.
+#[test]
+fn a_mapping_sees_direct_writes() {
+    let Some(mount) = Mounted::new("direct") else { return };
+    mount.sh("timeout 60 python3 -c 'import mmap, os, signal
+fd = os.open(\"f\", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+block = mmap.mmap(-1, 8192)
+assert os.pwritev(fd, [block], 0) == 8192
+shared = mmap.mmap(fd, 8192)
+parent = os.getpid()
+child = os.fork()
+if child == 0:
+    while os.getppid() == parent: shared[0]; shared[4096]
+    os._exit(0)
+for n in range(3000):
+    block[0:4] = block[4096:4100] = n.to_bytes(4)
+    assert os.pwritev(fd, [block], 0) == 8192
+    assert int.from_bytes(shared[0:4]) == int.from_bytes(shared[4096:4100]) == n
+shared[8:12] = b\"mine\"; shared.flush()
+assert os.preadv(fd, [block], 0) == 8192 and block[8:12] == b\"mine\"
+os.kill(child, signal.SIGKILL); os.wait()
+'");
+}
+
 #[test]
 fn changes_beside_the_mount_are_seen() {
     let Some(mount) = Mounted::new("beside") else { return };
