@@ -452,7 +452,8 @@ impl Node {
             if let Some(message) = self.local.pop_front() {
                 let me = self.config.node;
                 self.message(me, message, out)?;
-            } else if !self.step_recalls(out)? && !self.step_requests(out)? {
+            } else if !self.step_recalls(out)? && !self.step_requests(out)? && self.local.is_empty()
+            {
                 return Ok(());
             }
         }
@@ -481,7 +482,9 @@ impl Node {
         }
         let worked = self.work_slice(out).and_then(|more| {
             self.settle_down(out)?;
-            Ok(more)
+            // A request that was granted its lease just now may wait for a publication: who slept first
+            // would answer it at the next timer.
+            Ok(more || self.publishes_at_once())
         });
         worked.unwrap_or_else(|failure| {
             self.fail(failure);

@@ -365,6 +365,11 @@ impl Node {
             || !self.ring.has_room()
     }
 
+    /// Whether the next slice begins to publish.
+    pub(super) fn publishes_at_once(&self) -> bool {
+        self.job.is_none() && self.publish_due()
+    }
+
     /// When there is something to publish, if nothing comes before.
     pub(super) fn publish_deadline(&self) -> Option<Nanos> {
         match &self.job {

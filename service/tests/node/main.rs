@@ -13,3 +13,4 @@ mod proofs;
 mod quota;
 mod restart;
 mod rig;
+mod waits;

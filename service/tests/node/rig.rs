@@ -172,6 +172,18 @@ impl Rig {
         }
     }
 
+    /// What the driver does before it sleeps: no time passes.
+    pub fn work(&mut self, n: usize) {
+        for _ in 0..64 {
+            let mut out = Vec::new();
+            let more = self.nodes[n].work(self.now, &mut out);
+            self.effects(n, out);
+            if !more {
+                return;
+            }
+        }
+    }
+
     /// One message of one link arrives; `false` when the link has none.
     pub fn deliver(&mut self, link: usize) -> bool {
         let (to, from, queue) = &mut self.links[link];
