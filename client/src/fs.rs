@@ -314,6 +314,11 @@ pub enum Caching {
 pub trait FileSystem: Send + Sync {
     /// Attributes of `name` in directory `parent` (search permission needed). `.` and `..` work.
     fn lookup(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr>;
+    /// The same for who is about to remove or replace what the name leads to: what that takes can be asked
+    /// for at the same time.
+    fn lookup_to_remove(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.lookup(caller, parent, name)
+    }
     /// Attributes of an inode.
     fn getattr(&self, caller: &Caller<'_>, ino: InodeId) -> Result<Attr>;
     /// Changes attributes; returns the new ones.

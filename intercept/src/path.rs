@@ -185,16 +185,25 @@ fn is_dir(attr: &Attr) -> bool {
 
 /// Resolves `path`; the last component is followed when `follow`.
 pub fn resolve(dirfd: i32, path: &Path, follow: bool) -> Result<Found, Stop> {
+    resolve_with(dirfd, path, follow, false)
+}
+
+/// The same for a call that removes or replaces what the path leads to, which is not followed.
+pub fn resolve_to_remove(dirfd: i32, path: &Path) -> Result<Found, Stop> {
+    resolve_with(dirfd, path, false, true)
+}
+
+fn resolve_with(dirfd: i32, path: &Path, follow: bool, remove: bool) -> Result<Found, Stop> {
     if path.bytes().is_empty() {
         return Err(Stop::Error(err::NOENT));
     }
     let (dir, rest) = start(dirfd, path.bytes())?;
-    walk(dir, rest, follow)
+    walk(dir, rest, follow, remove)
 }
 
 /// Inode of an absolute path of the kernel's making, when it is ours.
 pub fn inode_of(path: &[u8]) -> Option<u64> {
-    let found = walk(InodeId::ROOT, behind_prefix(path)?, true).ok()?;
+    let found = walk(InodeId::ROOT, behind_prefix(path)?, true, false).ok()?;
     Some(found.attr?.ino.0)
 }
 
@@ -202,7 +211,7 @@ fn root_of(fs: &dyn FileSystem, who: &Caller<'_>, dir: InodeId) -> Result<Attr, 
     Ok(fs.getattr(who, dir)?)
 }
 
-fn walk(dir: InodeId, rest: &[u8], follow: bool) -> Result<Found, Stop> {
+fn walk(dir: InodeId, rest: &[u8], follow: bool, remove: bool) -> Result<Found, Stop> {
     let fs = fs()?;
     let who = caller();
     let mut dir = dir;
@@ -244,7 +253,12 @@ fn walk(dir: InodeId, rest: &[u8], follow: bool) -> Result<Found, Stop> {
             // The mount's own directory: statistics, files by number.
             return Err(Stop::Kernel);
         }
-        let attr = match fs.lookup(&who, dir, name) {
+        let looked_up = if last && remove {
+            fs.lookup_to_remove(&who, dir, name)
+        } else {
+            fs.lookup(&who, dir, name)
+        };
+        let attr = match looked_up {
             Ok(attr) => Some(attr),
             Err(base::Errno::NOENT) if last => None,
             Err(e) => return Err(e.into()),

@@ -316,7 +316,11 @@ fn xattr_rules(caller: &Caller<'_>, state: &State, name: &[u8], what: u32) -> Re
 
 impl FileSystem for LibFs {
     fn lookup(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
-        self.do_lookup(caller, parent, name)
+        self.do_lookup(caller, parent, name, LeaseMode::Read)
+    }
+
+    fn lookup_to_remove(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.do_lookup(caller, parent, name, LeaseMode::Write)
     }
 
     fn getattr(&self, _: &Caller<'_>, ino: InodeId) -> Result<Attr> {

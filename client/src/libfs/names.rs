@@ -88,6 +88,18 @@ impl LibFs {
         state: &mut State,
         name: &[u8],
     ) -> Result<Known> {
+        self.find_for(session, dir, state, name, LeaseMode::Read)
+    }
+
+    /// The same; if the service is asked, it also gives a lease of that mode on what the name leads to.
+    fn find_for(
+        &self,
+        session: &Session,
+        dir: InodeId,
+        state: &mut State,
+        name: &[u8],
+        mode: LeaseMode,
+    ) -> Result<Known> {
         if self.holds(session, state, LeaseMode::Read)
             && let Some(known) = state.names.get(name)
             && self.may_ask(known)
@@ -96,7 +108,7 @@ impl LibFs {
         }
         let before = (state.lease, self.holds(session, state, LeaseMode::Read));
         let mut body = Vec::new();
-        let request = Request::Lookup { dir, name, mode: LeaseMode::Read, flags: 0 };
+        let request = Request::Lookup { dir, name, mode, flags: 0 };
         let last = (state.session == session.number).then_some(state.last);
         let after = session.known_after(last);
         let known = match session.call(&request, after, &mut body) {
@@ -130,6 +142,7 @@ impl LibFs {
         caller: &Caller<'_>,
         parent: InodeId,
         name: &[u8],
+        mode: LeaseMode,
     ) -> Result<Attr> {
         if name == b"." || name == b".." {
             return self.lookup_dot(caller, parent, name);
@@ -148,12 +161,12 @@ impl LibFs {
                     let mut state = dir.state.write();
                     self.ensure(session, parent, &mut state, LeaseMode::Read, 0)?;
                     search(caller, &state.record)?;
-                    self.find(session, parent, &mut state, name).map(Outcome::Done)
+                    self.find_for(session, parent, &mut state, name, mode).map(Outcome::Done)
                 })?,
             };
             match known {
                 Known::Absent => return Err(Errno::NOENT),
-                Known::Present(ino, _) => match self.attr_of(ino) {
+                Known::Present(ino, _) => match self.attr_under(ino, mode) {
                     // Removed between the two steps: look the name up again.
                     Err(Errno::NOENT | Errno::STALE) => {}
                     other => return other,
@@ -202,6 +215,19 @@ impl LibFs {
         })?;
         let ino = if name == b"." || up == InodeId::NONE { parent } else { up };
         self.attr_of(ino)
+    }
+
+    /// Current attributes, under a lease of that mode.
+    fn attr_under(&self, ino: InodeId, mode: LeaseMode) -> Result<Attr> {
+        if mode == LeaseMode::Read {
+            return self.attr_of(ino);
+        }
+        let inode = self.inode(ino);
+        self.repeat(|session| {
+            let mut state = inode.state.write();
+            self.ensure(session, ino, &mut state, mode, 0)?;
+            Ok(Outcome::Done(state.attr()))
+        })
     }
 
     /// Current attributes.

@@ -92,7 +92,7 @@ fn symlink(target: usize, dirfd: i32, at: usize) -> Reply {
 }
 
 fn remove(dirfd: i32, at: usize, dir: bool) -> Reply {
-    let found = find(dirfd, at, false)?;
+    let found = path::resolve_to_remove(dirfd, &Path::get(at)?)?;
     let attr = found.exists()?;
     if found.name().is_empty() {
         return Err(Stop::Error(err::BUSY));
