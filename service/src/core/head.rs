@@ -731,15 +731,26 @@ impl Node {
             // The agent asks again once the chain is whole.
             return Ok(());
         }
-        if let Err(errno) = self.open_check(client, ino, flags)? {
-            let stream = StreamSeq(0);
-            let message = Message::Granted { client, ino, token, mode, errno: errno.0, stream };
-            self.to_agent(client, message, out);
+        // Whether the inode is there, and for whom, may lie in a log that is not fetched yet: it is judged
+        // when nobody else writes.
+        let judge = self.leases.is_written_beside(client, ino).then_some(flags);
+        let want = Want { client, token, mode, judge };
+        if judge.is_none()
+            && let Err(errno) = self.open_check(client, ino, flags)?
+        {
+            self.deny(ino, want, errno, out);
             return Ok(());
         }
         let mut actions = Vec::new();
-        self.leases.want(ino, Want { client, token, mode }, &mut actions);
+        self.leases.want(ino, want, &mut actions);
         self.act(actions, out)
+    }
+
+    fn deny(&mut self, ino: InodeId, want: Want, errno: base::Errno, out: &mut Vec<Effect>) {
+        let Want { client, token, mode, .. } = want;
+        let stream = StreamSeq(0);
+        let message = Message::Granted { client, ino, token, mode, errno: errno.0, stream };
+        self.to_agent(client, message, out);
     }
 
     /// Existence and permission of an inode that a client asks for; notes pins and rights.
@@ -788,6 +799,16 @@ impl Node {
                     }
                 }
                 Action::Grant(ino, want) => {
+                    if let Some(flags) = want.judge
+                        && let Err(errno) = self.open_check(want.client, ino, flags)?
+                    {
+                        self.deny(ino, want, errno, out);
+                        // The table says that it has the lease; it may have had a lesser one before.
+                        if self.leases.take_back(want.client, ino) {
+                            self.recall(want.client, ino, out);
+                        }
+                        continue;
+                    }
                     let until = match self.dirty.get(&ino) {
                         Some((seq, by))
                             if *by != want.client && !planted(Bug::GrantBeforeReplicated) =>
@@ -818,7 +839,7 @@ impl Node {
             // Another node may lag behind by everything; this one knows exactly.
             let local = want.client.node() == self.me();
             let stream = if local { until } else { self.applied };
-            let Want { client, token, mode } = want;
+            let Want { client, token, mode, .. } = want;
             let granted = Message::Granted { client, ino, token, mode, errno: 0, stream };
             self.to_agent(client, granted, out);
             if recall {

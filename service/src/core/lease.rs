@@ -18,6 +18,8 @@ pub struct Want {
     pub token: u64,
     /// What.
     pub mode: LeaseMode,
+    /// What is asked for beside the lease, if it is to be judged when the lease is granted.
+    pub judge: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +68,19 @@ impl LeaseTable {
     /// The token of the want by which `client` got what it holds on `ino`; 0 if it was adopted.
     pub fn token(&self, client: ClientId, ino: InodeId) -> Option<u64> {
         Some(self.entries.get(&ino)?.holders.get(&client)?.token)
+    }
+
+    /// Whether somebody else may write, and may have done what is not known yet.
+    pub fn is_written_beside(&self, client: ClientId, ino: InodeId) -> bool {
+        let writes = |(c, h): (&ClientId, &Holder)| *c != client && h.mode == LeaseMode::Write;
+        self.entries.get(&ino).is_some_and(|e| e.holders.iter().any(writes))
+    }
+
+    /// What `client` holds on `ino` shall come back; `false` if it holds nothing, or is asked already.
+    pub fn take_back(&mut self, client: ClientId, ino: InodeId) -> bool {
+        self.entries
+            .get_mut(&ino)
+            .is_some_and(|e| e.holders.contains_key(&client) && e.recalling.insert(client))
     }
 
     /// A lease that nobody can dispute: a fresh inode number, or one reported by an agent.
@@ -271,6 +286,7 @@ mod tests {
                         client: ClientId(1 + random.below(4)),
                         token: asked,
                         mode: if random.chance(1, 2) { LeaseMode::Read } else { LeaseMode::Write },
+                        judge: None,
                     };
                     asked += 1;
                     table.want(InodeId(1 + random.below(3)), want, &mut out);

@@ -4,8 +4,8 @@ use base::random::Random;
 use base::{Epoch, Errno, InodeId, NodeId};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
-use storage::format::entry::Op;
-use storage::format::rpc::{self, Granted, InodeReply, Request, WANT_WRITE};
+use storage::format::entry::{self, Op};
+use storage::format::rpc::{self, Granted, InodeReply, Request, WANT_PIN, WANT_WRITE};
 
 use crate::rig::{Hand, Rig, create, take_numbers};
 
@@ -280,4 +280,38 @@ fn a_grant_of_a_head_that_is_gone_does_not_count() {
     second.append(&Op::Write { ino, offset: 0, data: b"second", clear_setid: false });
     second.sync(&mut rig);
     assert_eq!((first.refusals(), second.refusals()), (0, 0));
+}
+
+/// A process makes a file, changes its mode, and hands it on (by fork, say) before anything of that is fetched
+/// from its log: another that asks for the file is judged by what was done, not by what the head knows yet.
+#[test]
+fn what_is_asked_for_is_judged_after_the_log_of_who_wrote() {
+    let mut rig = Rig::new(2, 46);
+    let mut maker = rig.attach(1, 5);
+    let others: Vec<Hand> = (0..2).map(|n| rig.attach(n, 6)).collect();
+    let root = maker.lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease").granted;
+    assert!(maker.holds(root));
+    let numbers: Vec<InodeId> = maker.numbers(&mut rig, 4).iter().map(|(ino, _)| *ino).collect();
+    let chmod = |ino, mode| Op::SetAttr {
+        ino,
+        mask: entry::mask::MODE,
+        mode,
+        uid: 0,
+        gid: 0,
+        atime: entry::Stamp::default(),
+        mtime: entry::Stamp::default(),
+    };
+    for (n, ino) in numbers.into_iter().enumerate() {
+        let (closed, name) = (n % 2 == 1, [b'a' + n as u8]);
+        let (before, after) = if closed { (0o666, 0o600) } else { (0o600, 0o666) };
+        maker.append(&create(ino, InodeId::ROOT, &name, 0o100_000 | before, 5));
+        maker.append(&chmod(ino, after));
+        let ask = Request::Inode { ino, mode: LeaseMode::Read, flags: WANT_PIN | WANT_WRITE };
+        let answer = others[n / 2].call(&mut rig, &ask).map(drop);
+        let expected = if closed { Err(Errno::ACCES) } else { Ok(()) };
+        assert_eq!(answer, expected, "file {n}");
+        rig.settle();
+    }
+    assert_eq!(maker.refusals(), 0);
+    rig.check();
 }
