@@ -237,6 +237,7 @@ impl Net {
             return;
         }
         let before = self.events.len();
+        conn.hear();
         let drained = conn.flush(&self.epoll);
         let taken = drained.clone().and_then(|_| conn.receive(&mut self.pool, &mut self.events));
         for event in &self.events[before..] {
