@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use serde_json::Value;
+
 use super::harness::{Cluster, json, wait_for};
 
 /// Writes the same places again and again, in pieces that are hostd's to copy, and copies them inside the
@@ -46,12 +48,13 @@ fn judge(trouble: impl FnOnce(&Cluster, &mut Child)) {
     assert!(writer.wait().expect("a child").success());
     assert!(host_copies(&cluster, 1) > 0, "hostd copied nothing");
     cluster.assert_nothing_refused();
-    wait_for("everything to be published", Duration::from_secs(10), || {
-        let published = |node| {
-            let status = cluster.status(node);
-            status["published"].is_u64() && status["published"] == status["stream_seq"]
-        };
-        (published(1) && published(2)).then_some(())
+    // A node that was away for long is brought up to date before it is in the chain again.
+    wait_for("everything to be published by both", Duration::from_secs(40), || {
+        let (first, second) = (cluster.status(1), cluster.status(2));
+        let whole = first["chain"].as_array().is_some_and(|chain| chain.len() == 2);
+        let end = &first["stream_seq"];
+        let published = |status: &Value| status["published"] == *end && end.is_u64();
+        (whole && published(&first) && published(&second)).then_some(())
     });
     assert!(cluster.corbel(&["cluster", "down", "--keep"]).status.success());
     let region = |node: usize| cluster.path(&format!("n{node}/region")).display().to_string();
