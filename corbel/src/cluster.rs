@@ -38,7 +38,7 @@ pub enum ClusterVerb {
         #[command(flatten)]
         place: Place,
     },
-    /// Send a signal to the services of one node (KILL by default)
+    /// Send a signal to the services of one node (KILL by default, and wait until they are gone)
     #[command(
         after_help = "Examples:\n  corbel cluster kill 1                 the node is gone\n  \
         corbel cluster kill 3 --signal STOP   it hangs\n  \
@@ -220,11 +220,13 @@ fn kill(out: &Output, node: u32, signal: &str, place: &Place) -> Result<()> {
         _ => Signal::KILL,
     };
     let reached = local.signal_node(node, number);
-    if number == Signal::KILL {
-        // Until the last thread is gone the region is in use.
-        for process in &reached {
-            process.wait_gone(KILLED_WITHIN);
-        }
+    // Until the last thread is gone the region is in use.
+    if number == Signal::KILL && !reached.iter().all(|process| process.wait_gone(KILLED_WITHIN)) {
+        return Err(Failure::new(
+            Kind::Timeout,
+            format!("node {node} was killed, and is not gone after {KILLED_WITHIN:?}"),
+            "it waits in the kernel, perhaps for memory or a disk; look at `ps -o stat,wchan`",
+        ));
     }
     let reached = reached.len();
     if reached == 0 {

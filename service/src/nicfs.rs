@@ -45,7 +45,6 @@ const TICK: Duration = Duration::from_millis(100);
 /// says, and an idle core shall not wake up twice.
 const TICK_LATE: Duration = Duration::from_millis(20);
 const TICK_EARLY: Duration = Duration::from_millis(40);
-/// A node fences itself after this long without the coordinator.
 /// Clients without a bell are looked at this often.
 const MUTE_LOOK: Duration = Duration::from_millis(2);
 /// Slices of background work between two looks at the events.
