@@ -289,6 +289,8 @@ fn find_mount() -> Result<PathBuf> {
 /// What the processes of one run share.
 struct Session {
     fd: OwnedFd,
+    /// Patched text, for every process.
+    _overlay: Option<OwnedFd>,
     library: PathBuf,
     mount: PathBuf,
 }
@@ -345,7 +347,8 @@ impl Session {
         }
         let backend = back_end(global, args, &mount)?;
         let library = find_library()?;
-        let tables = libraries().iter().map(|l| sites::of(l)).collect::<Result<Vec<_>>>()?;
+        let libraries = libraries();
+        let tables = libraries.iter().map(|l| sites::of(l)).collect::<Result<Vec<_>>>()?;
         if tables.is_empty() || tables.len() > format::TABLES {
             return Err(Failure::new(
                 Kind::Environment,
@@ -354,9 +357,17 @@ impl Session {
             ));
         }
         let holder = holder::start()?;
-        let header = header(&mount, &backend, &library, &holder, tables.len(), args)?;
+        let tables: Vec<_> = tables
+            .into_iter()
+            .zip(&libraries)
+            .map(|(sites, path)| (sites::overlay(path, &sites), sites))
+            .collect();
+        // Without one each process writes its jumps itself.
+        let overlay = overlay(&tables).ok();
+        let texts = (tables.len(), overlay.as_ref());
+        let header = header(&mount, &backend, &library, &holder, texts, args)?;
         let fd = memory(&header, &tables)?;
-        Ok(Self { fd, library, mount })
+        Ok(Self { fd, _overlay: overlay, library, mount })
     }
 
     fn counters(&self) -> Result<[u32; 8]> {
@@ -410,7 +421,7 @@ fn header(
     backend: &[u8],
     library: &Path,
     holder: &[u8],
-    tables: usize,
+    (tables, overlay): (usize, Option<&OwnedFd>),
     args: &RunArgs,
 ) -> Result<Vec<u8>> {
     let strict = usize::from(args.mode == Mode::Strict);
@@ -422,10 +433,15 @@ fn header(
     image.extend_from_slice(&format::VERSION.to_le_bytes());
     image.extend_from_slice(&[0; 4]);
     image.extend_from_slice(&(format::SESSION_BYTES as u64).to_le_bytes());
-    for n in
-        [tables, mount.len(), backend.len(), library.len(), holder.len(), device, strict, no_ring]
-    {
+    let lengths = [tables, mount.len(), backend.len(), library.len(), holder.len()];
+    let number = overlay.map_or(0, |fd| fd.as_raw_fd().unsigned_abs() as usize);
+    for n in lengths.into_iter().chain([device, strict, no_ring, number, 0]) {
         image.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
+    }
+    let stat = overlay.map(rustix::fs::fstat).transpose();
+    let stat = stat.map_err(std::io::Error::from).context("the patched text")?;
+    for n in stat.map_or([0; 2], |stat| [stat.st_ino, stat.st_dev]) {
+        image.extend_from_slice(&n.to_le_bytes());
     }
     field(&mut image, "the mount point", mount, format::PATH_MAX)?;
     field(&mut image, "the back end", backend, format::PATH_MAX)?;
@@ -437,13 +453,17 @@ fn header(
     Ok(image)
 }
 
-fn table(sites: &sites::Sites) -> Vec<u8> {
+/// [`format::Table`]; `at`: where in the overlay the stubs and the text are, and how long.
+fn table(sites: &sites::Sites, at: [usize; 4]) -> Vec<u8> {
     let mut image = Vec::with_capacity(format::TABLE_BYTES);
     for n in [sites.build_id.len(), sites.sites.len()] {
         image.extend_from_slice(&u32::try_from(n).unwrap_or(0).to_le_bytes());
     }
     image.extend_from_slice(&sites.build_id);
     image.resize(8 + format::BUILD_ID_MAX, 0);
+    for n in at {
+        image.extend_from_slice(&u32::try_from(n).unwrap_or(0).to_le_bytes());
+    }
     for site in &sites.sites {
         image.extend_from_slice(&site.at.to_le_bytes());
         image.extend_from_slice(&[site.len, site.syscall, 0, 0]);
@@ -451,8 +471,31 @@ fn table(sites: &sites::Sites) -> Vec<u8> {
     image
 }
 
-/// Makes the memfd and moves it to a high number, open across exec.
-fn memory(header: &[u8], tables: &[sites::Sites]) -> Result<OwnedFd> {
+/// A library's sites, and its patched text if it could be made.
+type Patched = (Option<sites::Overlay>, sites::Sites);
+
+/// The text of all libraries, in a memfd that nobody can change any more.
+fn overlay(tables: &[Patched]) -> Result<OwnedFd> {
+    let what = "making the patched text";
+    let parts = || tables.iter().filter_map(|(overlay, _)| overlay.as_ref());
+    let image: Vec<u8> =
+        parts().flat_map(|o| [&o.stubs[..], &o.text[..]]).flatten().copied().collect();
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("corbel-text", flags)
+        .map_err(std::io::Error::from)
+        .context(what)?;
+    let file = fs::File::from(fd);
+    file.write_all_at(&image, 0).context(what)?;
+    let seals = rustix::fs::SealFlags::SHRINK
+        | rustix::fs::SealFlags::GROW
+        | rustix::fs::SealFlags::WRITE
+        | rustix::fs::SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(std::io::Error::from).context(what)?;
+    inherited(&file)
+}
+
+/// Makes the memfd of the session.
+fn memory(header: &[u8], tables: &[Patched]) -> Result<OwnedFd> {
     let what = "making the session memory";
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let fd = rustix::fs::memfd_create("corbel-run", flags)
@@ -461,15 +504,26 @@ fn memory(header: &[u8], tables: &[sites::Sites]) -> Result<OwnedFd> {
     let file = fs::File::from(fd);
     file.set_len(format::SESSION_BYTES as u64).context(what)?;
     file.write_all_at(header, 0).context(what)?;
-    for (i, sites) in tables.iter().enumerate() {
+    let mut from = 0;
+    for (i, (overlay, sites)) in tables.iter().enumerate() {
+        let [stubs, text] =
+            overlay.as_ref().map_or([0; 2], |overlay| [overlay.stubs.len(), overlay.text.len()]);
         let at = format::TABLES_AT + i * format::TABLE_BYTES;
-        file.write_all_at(&table(sites), at as u64).context(what)?;
+        let table = table(sites, [from, stubs, from + stubs, text]);
+        file.write_all_at(&table, at as u64).context(what)?;
+        from += stubs + text;
     }
+    inherited(&file)
+}
+
+/// Moves a descriptor to a high number, open across exec.
+fn inherited(file: &fs::File) -> Result<OwnedFd> {
+    let what = "a descriptor for the session";
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let limit = limit.unwrap_or(65_536).clamp(64, 65_536);
     let high = i32::try_from(limit - limit / 8).unwrap_or(896);
     let fd =
-        rustix::io::fcntl_dupfd_cloexec(&file, high).map_err(std::io::Error::from).context(what)?;
+        rustix::io::fcntl_dupfd_cloexec(file, high).map_err(std::io::Error::from).context(what)?;
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())
         .map_err(std::io::Error::from)
         .context(what)?;

@@ -178,6 +178,7 @@ pub extern "C" fn dispatch(r: &mut Regs) -> usize {
         nr::PREAD64 => data::pread(r),
         nr::PWRITE64 => data::pwrite(r),
         nr::CLONE | nr::CLONE3 | nr::FORK | nr::VFORK => return process::clone(r),
+        nr::EXIT_GROUP => process::exit(),
         nr::FCNTL => match fds::fcntl(r) {
             Ok(Some(ret)) => Ok(ret),
             Ok(None) => return RAW_REPLACED,
@@ -250,7 +251,6 @@ fn other(r: &mut Regs) -> Reply {
         | nr::READLINKAT => names::names(r),
         nr::EXECVE
         | nr::EXECVEAT
-        | nr::EXIT_GROUP
         | nr::UMASK
         | nr::RT_SIGACTION
         | nr::RT_SIGPROCMASK

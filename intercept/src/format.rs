@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// First bytes of a session.
 pub const MAGIC: [u8; 8] = *b"CORBLRUN";
 /// Version of everything in this file.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Longest path in the header.
 pub const PATH_MAX: usize = 1024;
 /// Longest socket address (`sun_path`), without NUL.
@@ -52,6 +52,12 @@ pub struct Header {
     pub strict: u32,
     /// 1: `io_uring_setup` answers ENOSYS; 0: whoever calls it is served by the mount from then on (demote.rs).
     pub no_ring: u32,
+    /// Descriptor of the patched text ([`Table::text_at`]), a sealed memfd that goes along as this one does.
+    pub overlay: i32,
+    /// Must be zero.
+    pub zero: u32,
+    /// Inode number and device of that memfd: the number may mean another file by now.
+    pub overlay_id: [u64; 2],
     /// The prefix: absolute, no `.`, `..` or double `/`, no `/` at the end.
     pub mount: [u8; PATH_MAX],
     /// `dir:/path` or `corbel:/socket/of/the/node`.
@@ -119,8 +125,56 @@ pub struct Table {
     pub count: u32,
     /// The library's NT_GNU_BUILD_ID.
     pub build_id: [u8; BUILD_ID_MAX],
+    /// Where in the overlay the stubs are that lie [`STUBS_BELOW`] below the library, behind a page for
+    /// their pointer; 0 bytes: there is no overlay, and each process writes jumps and stubs itself.
+    pub stubs_at: u32,
+    /// Bytes of them, in whole pages.
+    pub stubs_bytes: u32,
+    /// Where in the overlay the library's text is, with the jumps in it.
+    pub text_at: u32,
+    /// Bytes of it, in whole pages.
+    pub text_bytes: u32,
     /// By address.
     pub sites: [Site; SITES],
+}
+
+/// Room of one stub.
+pub const STUB: usize = 64;
+/// How far below a library the overlay's stubs lie.
+pub const STUBS_BELOW: usize = 16 << 20;
+/// Page.
+pub const PAGE: usize = 4096;
+
+/// Pages that hold all windows of a library, counted from its load address.
+pub fn text_range(sites: &[Site]) -> Option<(usize, usize)> {
+    let (first, last) = (sites.first()?, sites.last()?);
+    let end = last.at as usize + last.len as usize;
+    Some((first.at as usize & !(PAGE - 1), end.next_multiple_of(PAGE)))
+}
+
+/// `jmp` from an address to another.
+pub fn jump(from: i64, to: i64) -> [u8; 5] {
+    let [a, b, c, d] = ((to - (from + 5)) as i32).to_le_bytes();
+    [0xe9, a, b, c, d]
+}
+
+/// A stub: `BEFORE; lea rcx, [1f]; jmp *entry; 1: syscall; AFTER; jmp back`, where BEFORE and AFTER are the
+/// window's other instructions. `at`: the addresses of stub, pointer to the engine, and window.
+pub fn stub(window: &[u8], split: usize, at: [i64; 3]) -> ([u8; STUB], usize) {
+    let (mut code, mut len) = ([0xcc; STUB], 0);
+    let mut put = |bytes: &[u8]| {
+        code[len..len + bytes.len()].copy_from_slice(bytes);
+        len += bytes.len();
+        at[0] + len as i64
+    };
+    put(&window[..split]);
+    put(&[0x48, 0x8d, 0x0d, 6, 0, 0, 0]);
+    let here = put(&[0xff, 0x25]);
+    put(&((at[1] - (here + 4)) as i32).to_le_bytes());
+    put(&[0x0f, 0x05]);
+    let here = put(&window[split + 2..]);
+    put(&jump(here, at[2] + window.len() as i64));
+    (code, len)
 }
 
 /// An open file description: what POSIX shares between dup'ed and inherited descriptors.

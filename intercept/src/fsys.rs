@@ -61,9 +61,7 @@ fn connect(header: &crate::format::Header) -> Result<Object, Errno> {
     let backend = &header.backend[..header.backend_len as usize];
     // The object keeps descriptors of its own, from `min` on: the range is closed to the program.
     let min = table::internal_min();
-    for fd in min..(min + min / 7).min(table::FDS as i32) {
-        table::protect(fd);
-    }
+    table::protect_all(min..(min + min / 7).min(table::FDS as i32));
     if let Some(path) = backend.strip_prefix(b"dir:") {
         let options = client::dir::Options { fd_min: min, nodes_max: 256, impersonate: false };
         return Ok(Box::new(DirFs::open(path, options)?));

@@ -89,6 +89,9 @@ extern "C" fn init(_argc: usize, _argv: *const usize, envp: *const *const u8) {
     }
     thread::corbel_thread_new();
     table::protect(fd);
+    if session::header().overlay > 0 {
+        table::protect(session::header().overlay);
+    }
     let strict = session::header().strict != 0;
     if patch::patch_all(auxv) == 0 && !strict {
         session::counters().unpatched.fetch_add(1, Ordering::Relaxed);

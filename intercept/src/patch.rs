@@ -1,16 +1,14 @@
 //! Writes the jumps: each system call site of libc and the loader goes to a stub of its own.
 //!
-//! A stub is `BEFORE; lea rcx, [1f]; jmp *entry; 1: syscall; AFTER; jmp back`, where BEFORE and
-//! AFTER are the window's other instructions. The tables (format.rs) were made offline, by
+//! [`format::stub`] says what a stub is. Mostly `corbel run` has written jumps and stubs already, and they are
+//! mapped ([`lay_over`]); else they are written here. The tables (format.rs) were made offline, by
 //! build-id; a library with another build-id is left alone and the mount serves the program.
 #![allow(unsafe_code)]
 
-use crate::format::{SITES, Site, Table, WINDOW_MAX, WINDOW_MIN};
+use crate::format::{self, PAGE, SITES, STUB, STUBS_BELOW, Site, Table, WINDOW_MAX, WINDOW_MIN};
 use crate::sys::{self, nr};
 use crate::{entry, session};
 
-/// Room of one stub.
-const STUB: usize = 64;
 /// How far from a library its stubs may be (rel32, with room to spare).
 const REACH: usize = 1 << 30;
 
@@ -101,39 +99,62 @@ fn near(base: usize, len: usize) -> Option<usize> {
     None
 }
 
-/// Writer of machine code into our own mapping.
-struct Code {
-    at: usize,
-}
-
-impl Code {
-    fn bytes(&mut self, bytes: &[u8]) {
-        // SAFETY: `at` stays within the stub area, writable until it is sealed.
-        unsafe {
-            core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at as *mut u8, bytes.len());
-        }
-        self.at += bytes.len();
-    }
-
-    fn relative(&mut self, to: usize) {
-        let offset = (to as i64 - (self.at as i64 + 4)) as i32;
-        self.bytes(&offset.to_le_bytes());
-    }
+/// Writes machine code into our own mapping.
+fn write(at: usize, bytes: &[u8]) {
+    // SAFETY: within the stub area or the windows of a library, which are writable until they are sealed.
+    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
 }
 
 fn write_stub(stub: usize, entry_slot: usize, window: usize, site: &Site) {
     let (len, split) = (site.len as usize, site.syscall as usize);
     // SAFETY: the window lies in the library's mapped text (the table's build-id is the library's).
     let text = unsafe { core::slice::from_raw_parts(window as *const u8, len) };
-    let mut code = Code { at: stub };
-    code.bytes(&text[..split]);
-    code.bytes(&[0x48, 0x8d, 0x0d, 6, 0, 0, 0]);
-    code.bytes(&[0xff, 0x25]);
-    code.relative(entry_slot);
-    code.bytes(&[0x0f, 0x05]);
-    code.bytes(&text[split + 2..]);
-    code.bytes(&[0xe9]);
-    code.relative(window + len);
+    let at = [stub as i64, entry_slot as i64, window as i64];
+    let (code, len) = format::stub(text, split, at);
+    write(stub, &code[..len]);
+}
+
+/// Maps the text that `corbel run` has patched over the library's: a few calls, where writing the jumps
+/// makes a copy of each page that has one. False if something lies where the stubs must.
+fn lay_over(base: usize, table: &Table) -> bool {
+    let header = session::header();
+    let fd = header.overlay;
+    let Some((low, high)) = format::text_range(&table.sites[..(table.count as usize).min(SITES)])
+    else {
+        return false;
+    };
+    let (stubs, text) = (table.stubs_bytes as usize, table.text_bytes as usize);
+    if stubs == 0 || text != high - low || base < STUBS_BELOW {
+        return false;
+    }
+    if !sys::fstat(fd).is_some_and(|stat| [stat.ino, stat.dev] == header.overlay_id) {
+        return false;
+    }
+    let area = base - STUBS_BELOW;
+    // MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+    let pointer = sys::call6(nr::MMAP, area, PAGE, sys::PROT_RW, 0x10_0022, usize::MAX, 0);
+    if pointer as usize != area {
+        if !sys::failed(pointer) {
+            sys::call2(nr::MUNMAP, pointer as usize, PAGE);
+        }
+        return false;
+    }
+    write(area, &(entry::corbel_entry as *const () as usize).to_le_bytes());
+    sys::call3(nr::MPROTECT, area, PAGE, 1);
+    let map = |at: usize, len: usize, flags: usize, from: u32| {
+        // PROT_READ | PROT_EXEC
+        sys::call6(nr::MMAP, at, len, 5, flags, fd as usize, from as usize) as usize == at
+    };
+    // MAP_PRIVATE with MAP_FIXED_NOREPLACE, and with MAP_FIXED.
+    if !map(area + PAGE, stubs, 0x10_0002, table.stubs_at) {
+        sys::call2(nr::MUNMAP, area, PAGE);
+        return false;
+    }
+    if !map(base + low, text, 0x12, table.text_at) {
+        sys::call2(nr::MUNMAP, area, PAGE + stubs);
+        return false;
+    }
+    true
 }
 
 fn valid(base: usize, site: &Site) -> bool {
@@ -147,16 +168,18 @@ fn valid(base: usize, site: &Site) -> bool {
 /// Patches one library; false when there is no memory near it.
 fn patch(base: usize, table: &Table) -> bool {
     let sites = &table.sites[..(table.count as usize).min(SITES)];
-    let (Some(first), Some(last)) = (sites.first(), sites.last()) else { return false };
+    if lay_over(base, table) {
+        return true;
+    }
+    let Some((low, high)) = format::text_range(sites) else { return false };
     if !sites.iter().all(|s| valid(base, s)) {
         return false;
     }
     let area_len = (sites.len() * STUB + 64 + 4095) & !4095;
     let Some(area) = near(base, area_len) else { return false };
     // The first words of the area: where the stubs jump through.
-    Code { at: area }.bytes(&(entry::corbel_entry as *const () as usize).to_le_bytes());
-    let low = (base + first.at as usize) & !4095;
-    let high = (base + last.at as usize + last.len as usize + 4095) & !4095;
+    write(area, &(entry::corbel_entry as *const () as usize).to_le_bytes());
+    let (low, high) = (base + low, base + high);
     // Readable, writable and executable for the moment: another thread may be running there.
     if sys::call3(nr::MPROTECT, low, high - low, 7) != 0 {
         sys::call2(nr::MUNMAP, area, area_len);
@@ -170,13 +193,10 @@ fn patch(base: usize, table: &Table) -> bool {
     sys::call3(nr::MPROTECT, area, area_len, 5);
     for (i, site) in sites.iter().enumerate() {
         let window = base + site.at as usize;
-        let mut code = Code { at: window };
-        code.bytes(&[0xe9]);
-        code.relative(area + 64 + i * STUB);
+        write(window, &format::jump(window as i64, (area + 64 + i * STUB) as i64));
         // What is left of the window is never reached; int3 says so.
-        for _ in 5..site.len {
-            code.bytes(&[0xcc]);
-        }
+        let left = usize::from(site.len) - 5;
+        write(window + 5, &[0xcc; WINDOW_MAX as usize][..left]);
     }
     sys::call3(nr::MPROTECT, low, high - low, 5);
     true

@@ -35,7 +35,7 @@ pub const INTERNAL: u32 = 0x7fff_ffff;
 pub struct Context {
     /// Table of [`FDS`] entries.
     pub fds: *mut AtomicU32,
-    /// One more than the highest number that was ever set.
+    /// One more than the highest number that was ever set, but for the engine's own.
     pub high: AtomicU32,
     /// Inode of the working directory when it is ours, else 0.
     pub cwd: AtomicU64,
@@ -85,6 +85,9 @@ static MAIN: Main = Main(core::cell::UnsafeCell::new(Context {
     scratch_len: AtomicU64::new(0),
 }));
 
+/// The engine's own numbers: where they begin, and one more than the highest.
+static OWN: [AtomicU32; 2] = [AtomicU32::new(u32::MAX), AtomicU32::new(0)];
+
 /// Where to begin looking for a free description.
 static LOWEST: AtomicU32 = AtomicU32::new(0);
 
@@ -123,9 +126,16 @@ pub fn fds() -> &'static [AtomicU32] {
     table(context())
 }
 
-/// Numbers that may have entries.
+/// Numbers that may have entries other than [`INTERNAL`].
 pub fn used() -> core::ops::Range<usize> {
     0..(context().high.load(Ordering::Acquire) as usize).min(FDS)
+}
+
+/// Numbers above those of [`used`] that may be the engine's own. There are thousands, so they are looked at
+/// only where it matters.
+pub fn own() -> core::ops::Range<usize> {
+    let [low, high] = [0, 1].map(|i| OWN[i].load(Ordering::Acquire) as usize);
+    low.max(used().end)..high.min(FDS)
 }
 
 /// Entry of a number; 0 when out of range.
@@ -151,9 +161,19 @@ pub fn ofd(index: usize) -> &'static Ofd {
 
 /// Marks a number as the engine's own.
 pub fn protect(fd: i32) {
-    if let Some(e) = fds().get(fd as usize) {
+    protect_all(fd..fd + 1);
+}
+
+/// Marks numbers as the engine's own.
+pub fn protect_all(range: core::ops::Range<i32>) {
+    let (Ok(from), Ok(to)) = (usize::try_from(range.start), usize::try_from(range.end)) else {
+        return;
+    };
+    let Some(entries) = fds().get(from..to.min(FDS)) else { return };
+    OWN[0].fetch_min(from as u32, Ordering::AcqRel);
+    OWN[1].fetch_max(to as u32, Ordering::AcqRel);
+    for e in entries {
         e.store(INTERNAL, Ordering::Release);
-        context().high.fetch_max(fd as u32 + 1, Ordering::AcqRel);
     }
 }
 
@@ -569,7 +589,7 @@ pub fn push_context() -> Option<()> {
     let base = sys::map_anon(len + 4096)?;
     let new = (base + len) as *mut Context;
     let copy = base as *mut AtomicU32;
-    for fd in used() {
+    for fd in used().chain(own()) {
         let file = InUse::of(fd as i32);
         let entry = entry(fd as i32);
         if index(entry) != file.as_ref().map(|file| file.index) {

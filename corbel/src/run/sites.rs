@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::failure::{Context as _, Failure, Kind, Result};
-use crate::format::{BUILD_ID_MAX, SITES, Site, WINDOW_MAX, WINDOW_MIN};
+use crate::format::{self, BUILD_ID_MAX, SITES, Site, WINDOW_MAX, WINDOW_MIN};
 
 const MAGIC: &[u8; 8] = b"CORBSITE";
 const VERSION: u32 = 1;
@@ -119,6 +119,22 @@ impl Elf {
         })
     }
 
+    /// Pages of the executable segment as they are mapped, from one address to another.
+    fn pages(&self, low: usize, high: usize) -> Option<Vec<u8>> {
+        let page = format::PAGE as u64;
+        let holds = |&&(kind, flags, _, base, size): &&(u32, u32, u64, u64, u64)| {
+            let end = base.saturating_add(size).checked_next_multiple_of(page).unwrap_or(0);
+            kind == 1 && flags & 1 != 0 && base / page * page <= low as u64 && high as u64 <= end
+        };
+        let &(_, _, offset, base, _) = self.segments.iter().find(holds)?;
+        let from = usize::try_from(offset.checked_add(low as u64)?.checked_sub(base)?).ok()?;
+        let file = self.bytes.get(from..)?;
+        let mut pages = vec![0; high.checked_sub(low)?];
+        let len = file.len().min(pages.len());
+        pages[..len].copy_from_slice(&file[..len]);
+        Some(pages)
+    }
+
     /// Executable sections: address and bytes.
     fn code(&self) -> impl Iterator<Item = (u64, &[u8])> {
         // SHT_PROGBITS with SHF_EXECINSTR
@@ -159,6 +175,42 @@ impl Elf {
         let tables = tables.filter_map(|s| self.part(s.3, s.4));
         tables.flat_map(|t| t.chunks_exact(24).filter_map(|s| number::<8>(s, 8))).collect()
     }
+}
+
+/// A library's text with the jumps in it, and the stubs.
+#[derive(Debug)]
+pub struct Overlay {
+    /// The stubs, from a page behind the one with their pointer.
+    pub stubs: Vec<u8>,
+    /// The pages of [`format::text_range`].
+    pub text: Vec<u8>,
+}
+
+/// The same for every process, wherever the library lies, since all of it is relative.
+pub fn overlay(path: &Path, sites: &Sites) -> Option<Overlay> {
+    let elf = Elf::read(path).ok()?;
+    let (low, high) = format::text_range(&sites.sites)?;
+    let mut text =
+        elf.pages(low, high).filter(|_| elf.build_id().as_ref() == Some(&sites.build_id))?;
+    let mut stubs = Vec::new();
+    let pointer = -(format::STUBS_BELOW as i64);
+    for (i, site) in sites.sites.iter().enumerate() {
+        let (at, len, split) = (site.at as usize, site.len as usize, site.syscall as usize);
+        let window = text.get_mut(at - low..)?.get_mut(..len)?;
+        if len < WINDOW_MIN.into()
+            || len > WINDOW_MAX.into()
+            || window.get(split..split + 2)? != [0x0f, 5]
+        {
+            return None;
+        }
+        let place = pointer + (format::PAGE + i * format::STUB) as i64;
+        stubs.extend_from_slice(&format::stub(window, split, [place, pointer, at as i64]).0);
+        // What is left of the window is never reached; int3 says so.
+        window.fill(0xcc);
+        window[..5].copy_from_slice(&format::jump(at as i64, place));
+    }
+    stubs.resize(stubs.len().next_multiple_of(format::PAGE), 0xcc);
+    Some(Overlay { stubs, text })
 }
 
 /// Addresses into the middle of which no window may reach.
@@ -402,6 +454,31 @@ mod tests {
 
     fn libc() -> PathBuf {
         libraries().into_iter().find(|p| p.ends_with("libc.so.6")).expect("glibc")
+    }
+
+    #[test]
+    fn an_overlay_differs_from_the_library_in_its_windows_only() {
+        let sites = of(&libc()).unwrap();
+        let overlay = overlay(&libc(), &sites).unwrap();
+        let elf = Elf::read(&libc()).unwrap();
+        let (low, high) = format::text_range(&sites.sites).unwrap();
+        let mut before = elf.pages(low, high).unwrap();
+        assert_eq!(before[..], elf.at_address(low as u64).unwrap()[..high - low]);
+        for (i, site) in sites.sites.iter().enumerate() {
+            let at = site.at as usize - low;
+            let window = at..at + site.len as usize;
+            // The jump leads to the stub, and the stub's last one behind the window.
+            let jump = i32::from_le_bytes(overlay.text[at + 1..at + 5].try_into().unwrap());
+            let stub = site.at as i64 + 5 + i64::from(jump) + format::STUBS_BELOW as i64;
+            assert_eq!(stub as usize, format::PAGE + i * format::STUB);
+            let len = 7 + 6 + site.len as usize + 5;
+            let back = i * format::STUB + len;
+            let jump = i32::from_le_bytes(overlay.stubs[back - 4..back].try_into().unwrap());
+            let end = stub - format::STUBS_BELOW as i64 + len as i64 + i64::from(jump);
+            assert_eq!(end, (site.at as usize + site.len as usize) as i64);
+            before[window.clone()].copy_from_slice(&overlay.text[window]);
+        }
+        assert!(before == overlay.text);
     }
 
     #[test]

@@ -176,6 +176,22 @@ fn every_call_answers_as_the_kernel_does() {
     world.same(&[program.as_os_str()], &[]);
 }
 
+/// The text is patched once for all processes; one that does not find it patches its own.
+#[test]
+fn the_patched_text_is_shared() {
+    let Some(world) = World::new() else { return };
+    let Some(swap) = world.compile("swap", &["-static"]) else { return };
+    let script = "echo one > file; cat file; echo shared $(grep -c 'r-xp.*corbel-text' /proc/$$/maps)";
+    let output = world.shell(script);
+    // libc's and the loader's, and the stubs of both.
+    assert_eq!(text(&output), "one\nshared 4\n", "{output:?}");
+    let mut command = world.run();
+    command.arg(swap).args(["/bin/bash", "-c", script]).current_dir(world.mount());
+    let output = command.output().unwrap();
+    assert_eq!(text(&output), "one\nshared 0\n", "{output:?}");
+    assert!(audit(&output, "fast") >= 2 && audit(&output, "unpatched") == 0, "{output:?}");
+}
+
 /// System calls that libc does not make: caught by the net of the strict mode, and only by it.
 #[test]
 fn the_strict_mode_catches_calls_made_elsewhere() {

@@ -122,8 +122,9 @@ fn close_range(r: &Regs) -> Reply {
         sys::call3(nr::CLOSE_RANGE, from as usize, to as usize, (flags & 4) as usize);
     };
     let mut from = first;
-    let end = (table::used().end as u32).min(last.saturating_add(1));
-    for fd in first.min(end)..end {
+    let inside = |fd: &usize| (first as usize..=last as usize).contains(fd);
+    for fd in table::used().chain(table::own()).filter(inside) {
+        let fd = fd as u32;
         let entry = table::entry(fd as i32);
         if entry & !table::CLOEXEC == table::INTERNAL {
             if from < fd {

@@ -34,13 +34,6 @@ pub fn other(r: &mut Regs) -> Reply {
         AFTER_VFORK => after_vfork(r),
         nr::EXECVE => exec(r, at::FDCWD, r.rdi, r.rsi, r.rdx, 0),
         nr::EXECVEAT => exec(r, r.rdi as i32, r.rsi, r.rdx, r.r10, r.r8 as u32),
-        nr::EXIT_GROUP => {
-            // A vfork child's references are its parent's to give back.
-            if !table::in_vfork() {
-                table::drop_all_shared();
-            }
-            Err(Stop::Kernel)
-        }
         nr::UMASK => {
             let ret = sys::call1(nr::UMASK, r.rdi);
             table::context().umask.store(r.rdi as u32 & 0o777, Ordering::Release);
@@ -75,6 +68,15 @@ pub fn other(r: &mut Regs) -> Reply {
             Ok(ret)
         }
     }
+}
+
+/// `exit_group`. By itself, since every process comes here and the frame of the others takes two pages.
+pub fn exit() -> Reply {
+    // A vfork child's references are its parent's to give back.
+    if !table::in_vfork() {
+        table::drop_all_shared();
+    }
+    Err(Stop::Kernel)
 }
 
 /// The mask for new files.
