@@ -477,9 +477,8 @@ type Patched = (Option<sites::Overlay>, sites::Sites);
 /// The text of all libraries, in a memfd that nobody can change any more.
 fn overlay(tables: &[Patched]) -> Result<OwnedFd> {
     let what = "making the patched text";
-    let parts = || tables.iter().filter_map(|(overlay, _)| overlay.as_ref());
-    let image: Vec<u8> =
-        parts().flat_map(|o| [&o.stubs[..], &o.text[..]]).flatten().copied().collect();
+    let parts = tables.iter().filter_map(|(overlay, _)| overlay.as_ref());
+    let image = parts.flat_map(|o| [&o.stubs[..], &o.text[..]]).collect::<Vec<_>>().concat();
     let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("corbel-text", flags)
         .map_err(std::io::Error::from)

@@ -181,7 +181,8 @@ fn every_call_answers_as_the_kernel_does() {
 fn the_patched_text_is_shared() {
     let Some(world) = World::new() else { return };
     let Some(swap) = world.compile("swap", &["-static"]) else { return };
-    let script = "echo one > file; cat file; echo shared $(grep -c 'r-xp.*corbel-text' /proc/$$/maps)";
+    let script =
+        "echo one > file; cat file; echo shared $(grep -c 'r-xp.*corbel-text' /proc/$$/maps)";
     let output = world.shell(script);
     // libc's and the loader's, and the stubs of both.
     assert_eq!(text(&output), "one\nshared 4\n", "{output:?}");
