@@ -18,8 +18,10 @@ const SOURCE: &str = include_str!("../../../bench/mount.c");
 const UNITS: u32 = 100;
 /// How often (full, quick): whatever else the machine does takes its share of a single build.
 const BUILDS: (usize, usize) = (5, 1);
+/// Parts of a load that can be cut into parts, for the same reason: they run in turns, and the one in the middle counts.
+const PARTS: u32 = 5;
 
-/// A load: its name, how often (full, quick), threads, whether `corbel run` is measured as well.
+/// A load: its name, how often (full, quick), threads, whether `corbel run` is measured as well; in how many parts.
 struct Load {
     name: &'static str,
     load: &'static str,
@@ -27,6 +29,7 @@ struct Load {
     quick: u32,
     threads: u32,
     run: bool,
+    parts: u32,
 }
 
 const fn load(
@@ -36,7 +39,18 @@ const fn load(
     threads: u32,
     run: bool,
 ) -> Load {
-    Load { name, load, full: counts.0, quick: counts.1, threads, run }
+    Load { name, load, full: counts.0, quick: counts.1, threads, run, parts: 1 }
+}
+
+/// A load that finds the same again when it begins anew.
+const fn steady(
+    name: &'static str,
+    load: &'static str,
+    counts: (u32, u32),
+    threads: u32,
+    run: bool,
+) -> Load {
+    Load { parts: PARTS, ..self::load(name, load, counts, threads, run) }
 }
 
 /// In this order: some use what others made.
@@ -47,21 +61,21 @@ const LOADS: &[Load] = &[
     load("readdir", "readdir", (100_000, 3000), 1, true),
     load("list", "list", (100_000, 3000), 1, true),
     load("unlink", "unlink", (100_000, 3000), 1, true),
-    load("reopen", "reopen", (50_000, 5000), 1, true),
+    steady("reopen", "reopen", (50_000, 5000), 1, true),
     load("seq_write_mib", "fill", (512, 64), 1, true),
-    load("seq_rewrite_mib", "rewrite", (512, 64), 1, true),
-    load("seq_read_mib", "scan", (512, 64), 1, true),
-    load("read_qd1", "read", (200_000, 20_000), 1, true),
-    load("read_qd32", "read", (200_000, 20_000), 32, true),
-    load("direct_read_qd1", "dread", (50_000, 5000), 1, false),
-    load("direct_read_qd32", "dread", (50_000, 5000), 32, false),
-    load("write_qd1", "write", (50_000, 5000), 1, true),
-    load("write_qd32", "write", (50_000, 5000), 32, true),
-    load("direct_write_qd1", "dwrite", (20_000, 2000), 1, false),
-    load("direct_write_qd32", "dwrite", (20_000, 2000), 32, false),
-    load("mixed_qd1", "mixed", (20_000, 2000), 1, true),
-    load("fsync_files", "files", (2000, 200), 1, true),
-    load("fsync_append", "append", (2000, 200), 1, true),
+    steady("seq_rewrite_mib", "rewrite", (512, 64), 1, true),
+    steady("seq_read_mib", "scan", (512, 64), 1, true),
+    steady("read_qd1", "read", (200_000, 20_000), 1, true),
+    steady("read_qd32", "read", (200_000, 20_000), 32, true),
+    steady("direct_read_qd1", "dread", (50_000, 5000), 1, false),
+    steady("direct_read_qd32", "dread", (50_000, 5000), 32, false),
+    steady("write_qd1", "write", (50_000, 5000), 1, true),
+    steady("write_qd32", "write", (50_000, 5000), 32, true),
+    steady("direct_write_qd1", "dwrite", (20_000, 2000), 1, false),
+    steady("direct_write_qd32", "dwrite", (20_000, 2000), 32, false),
+    steady("mixed_qd1", "mixed", (20_000, 2000), 1, true),
+    steady("fsync_files", "files", (2000, 200), 1, true),
+    steady("fsync_append", "append", (2000, 200), 1, true),
 ];
 
 /// A directory under test: on the disk, passed through, on the mount, under `corbel run`.
@@ -130,15 +144,36 @@ pub fn mount(bench: &Bench<'_>) -> Result<Measured> {
     ];
     let mut measured = Measured::new();
     for load in LOADS {
-        let times: Vec<Option<f64>> = places
-            .iter()
-            .map(|place| one(bench, &world, &program, load, place))
-            .collect::<Result<_>>()?;
+        let times = in_turns(load.parts as usize, &places, |place, _| {
+            one(bench, &world, &program, load, place)
+        })?;
         add(&mut measured, load.name, "us", &times);
         bench.out.step(format!("  {}: {times:.1?} µs (disk, passed, mount, run)", load.name));
     }
-    add(&mut measured, "build", "s", &builds(bench, &world, &places)?);
+    let rounds = if bench.quick { BUILDS.1 } else { BUILDS.0 };
+    let times = in_turns(rounds, &places, |place, round| build(&world, place, round).map(Some))?;
+    add(&mut measured, "build", "s", &times);
     Ok(measured)
+}
+
+/// What is measured at each place, each time beginning with the next one; the middle of it.
+fn in_turns(
+    rounds: usize,
+    places: &[Place],
+    mut measure: impl FnMut(&Place, usize) -> Result<Option<f64>>,
+) -> Result<Vec<Option<f64>>> {
+    let mut times = vec![Vec::new(); places.len()];
+    for round in 0..rounds {
+        for at in 0..places.len() {
+            let at = (at + round) % places.len();
+            times[at].extend(measure(&places[at], round)?);
+        }
+    }
+    let middle = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied()
+    };
+    Ok(times.iter_mut().map(middle).collect())
 }
 
 /// Microseconds of one operation.
@@ -153,7 +188,7 @@ fn one(
         return Ok(None);
     }
     std::fs::create_dir_all(&place.dir).context(place.dir.display())?;
-    let count = if bench.quick { load.quick } else { load.full };
+    let count = if bench.quick { load.quick } else { load.full } / load.parts;
     let mut command = command(world, place, program)?;
     command.arg(load.load).arg(&place.dir).arg(count.to_string()).arg(load.threads.to_string());
     let got = figures(command)?;
@@ -169,23 +204,7 @@ fn command(world: &World, place: &Place, program: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Seconds to unpack and build a package of C, in the middle of several times, in turns.
-fn builds(bench: &Bench<'_>, world: &World, places: &[Place]) -> Result<Vec<Option<f64>>> {
-    let rounds = if bench.quick { BUILDS.1 } else { BUILDS.0 };
-    let mut times = vec![Vec::new(); places.len()];
-    for round in 0..rounds {
-        for at in 0..places.len() {
-            let at = (at + round) % places.len();
-            times[at].push(build(world, &places[at], round)?);
-        }
-    }
-    let middle = |times: &mut Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        Some(times[times.len() / 2])
-    };
-    Ok(times.iter_mut().map(middle).collect())
-}
-
+/// Seconds to unpack and build a package of C.
 fn build(world: &World, place: &Place, round: usize) -> Result<f64> {
     let dir = place.dir.join(format!("package{round}"));
     std::fs::create_dir_all(&dir).context(dir.display())?;
@@ -243,6 +262,19 @@ fn add(measured: &mut Measured, name: &str, unit: &str, times: &[Option<f64>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_middle_of_what_was_measured_in_turns_counts() {
+        let place = |run| Place { dir: PathBuf::new(), under_run: run };
+        let (mut order, mut next) = (Vec::new(), [9.0, 5.0, 1.0].into_iter());
+        let times = in_turns(3, &[place(false), place(true)], |place, round| {
+            order.push((place.under_run, round));
+            Ok((!place.under_run).then(|| next.next().unwrap()))
+        });
+        assert_eq!(times.unwrap(), [Some(5.0), None]);
+        let begun: Vec<bool> = order.chunks(2).map(|turn| turn[0].0).collect();
+        assert_eq!((begun, order.len()), (vec![false, true, false], 6));
+    }
 
     #[test]
     fn ratios_are_of_the_mount() {
