@@ -19,17 +19,22 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
+use crate::dev_uring::{self, Rings};
 use crate::fuse::wire::InHeader;
 use crate::fuse::{IO_BYTES_MAX, LaterReply, Options, REQUEST_BYTES_MAX, ReplySink, Server};
 use crate::mount_options::MountOptions;
 use crate::mount_point::{self, MountError};
 use crate::notify::{Deferred, KernelCache, Notifier};
-use crate::patience::{Flight, Flights};
+use crate::patience::{DEVICE, Flight, Flights, Group};
 
 /// `_IOR(229, 0, u32)`: makes a newly opened device one more channel of an existing connection.
 const FUSE_DEV_IOC_CLONE: rustix::ioctl::Opcode = 0x8004_e500;
 /// Requests that may come before INIT is agreed upon: one INIT for each side's version.
 const INIT_TRIES: u32 = 4;
+
+/// Threads that read the device where requests come over io_uring: all that comes there then is FORGET and
+/// INTERRUPT.
+const READERS_BESIDE_RINGS: usize = 1;
 
 /// The file system that a session serves.
 pub type SharedFs = Arc<dyn FileSystem>;
@@ -61,7 +66,9 @@ impl Session {
         mount_point::clear_dead(dir)?;
         let dir = dir.canonicalize().map_err(|e| MountError::point(dir, &e))?;
         let device = Arc::new(mount_point::mount(&dir, mount_options)?);
+        let queues = mount_options.io_uring.then(dev_uring::queues).flatten();
         let options = Options {
+            io_uring: queues.is_some(),
             shared_locks: !mount_options.local_locks,
             kernel_checks: mount_options.default_permissions,
             ..options
@@ -82,7 +89,10 @@ impl Session {
                 rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(MountError::from)?,
             ),
         };
-        session.start(&device, mount_options)?;
+        if let Err(error) = session.start(&device, mount_options, queues) {
+            let _ = session.unmount();
+            return Err(error);
+        }
         fs.attach(Arc::new(KernelCache::new(session.notifier.clone(), &session.server)));
         if fs.caching() == Caching::Attributes {
             let flights = session.flights.clone();
@@ -97,7 +107,12 @@ impl Session {
         Ok(session)
     }
 
-    fn start(&mut self, device: &Arc<OwnedFd>, options: &MountOptions) -> Result<(), MountError> {
+    fn start(
+        &mut self,
+        device: &Arc<OwnedFd>,
+        options: &MountOptions,
+        queues: Option<u16>,
+    ) -> Result<(), MountError> {
         let deferred = self.deferred.clone();
         self.server.on_misplaced(Box::new(move |ino| deferred.push(ino)));
         let notifier = self.notifier.clone();
@@ -115,23 +130,38 @@ impl Session {
             let server = self.server.clone();
             self.threads.push(spawn("fuse-locks", move || server.run_locks())?);
         }
-        let pool = Pool {
-            device: device.clone(),
+        let crew = Arc::new(Crew {
             server: self.server.clone(),
             deferred: self.deferred.clone(),
             flights: self.flights.clone(),
             ended: self.ended.clone(),
-            running: Arc::default(),
-        };
-        for _ in 0..options.threads.max(1) {
+            running: AtomicUsize::new(0),
+        });
+        let pool = Pool { device: device.clone(), crew: crew.clone() };
+        for _ in 0..READERS_BESIDE_RINGS {
             self.threads.push(pool.add()?);
+        }
+        let queues = queues.filter(|_| self.server.is_over_io_uring()).unwrap_or(0);
+        let rings = Rings::new(crew, device.clone(), queues);
+        if queues == 0 || !rings.start(options.threads)? {
+            self.server.not_over_io_uring();
+            for _ in READERS_BESIDE_RINGS..options.threads {
+                self.threads.push(pool.add()?);
+            }
         }
         let limit = options.limit();
         let flights = self.flights.clone();
+        let over_rings = self.server.is_over_io_uring();
+        let groups: Vec<Group> =
+            (0..queues).filter(|_| over_rings).chain(std::iter::once(DEVICE)).collect();
         // Its threads end with the others; who waits for the end looks at `ended` first.
         self.threads.push(spawn("fuse-watch", move || {
-            flights.watch(limit, || {
-                if let Err(error) = pool.add() {
+            flights.watch(limit, &groups, |group| {
+                let added = match group {
+                    DEVICE => pool.add().map(drop),
+                    queue => rings.more(queue, None),
+                };
+                if let Err(error) = added {
                     log::warn!("all threads of the mount wait, and {error}");
                 }
             });
@@ -190,41 +220,73 @@ impl Session {
     }
 }
 
-/// What a serving thread needs, to start more of them.
+/// All serving threads of a mount, and what they share.
+pub(crate) struct Crew {
+    pub server: Arc<Server<dyn FileSystem>>,
+    pub flights: Arc<Flights>,
+    deferred: Arc<Deferred>,
+    ended: Arc<OwnedFd>,
+    /// Threads that serve; the mount is over when there are none.
+    running: AtomicUsize,
+}
+
+impl std::fmt::Debug for Crew {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Crew").field("running", &self.running).finish_non_exhaustive()
+    }
+}
+
+impl Crew {
+    /// One more serves.
+    pub fn enter(&self) {
+        self.running.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One less.
+    pub fn leave(&self) {
+        if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.deferred.close();
+            self.server.close_locks();
+            self.flights.close();
+            // Nothing to do about a failure: whoever waits also joins the threads.
+            let _ = rustix::io::write(&*self.ended, &1u64.to_le_bytes());
+        }
+    }
+
+    /// Starts a thread that serves as long as `body` runs.
+    pub fn spawn(
+        self: &Arc<Self>,
+        name: &str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<JoinHandle<()>, MountError> {
+        let crew = self.clone();
+        self.enter();
+        let spawned = spawn(name, move || {
+            body();
+            crew.leave();
+        });
+        if spawned.is_err() {
+            self.running.fetch_sub(1, Ordering::AcqRel); // it never served
+        }
+        spawned
+    }
+}
+
+/// The threads that read the device.
 struct Pool {
     device: Arc<OwnedFd>,
-    server: Arc<Server<dyn FileSystem>>,
-    deferred: Arc<Deferred>,
-    flights: Arc<Flights>,
-    ended: Arc<OwnedFd>,
-    running: Arc<AtomicUsize>,
+    crew: Arc<Crew>,
 }
 
 impl Pool {
     fn add(&self) -> Result<JoinHandle<()>, MountError> {
-        let (server, running) = (self.server.clone(), self.running.clone());
-        let (deferred, flights) = (self.deferred.clone(), self.flights.clone());
-        let ended = self.ended.clone();
         let channel = clone_device(&self.device).map_or_else(|_| self.device.clone(), Arc::new);
         let mut worker = Worker::new(channel);
-        let flight = worker.sink.flight.clone();
-        self.running.fetch_add(1, Ordering::AcqRel);
-        let spawned = spawn("fuse", move || {
-            worker.run(&server);
-            if running.fetch_sub(1, Ordering::AcqRel) == 1 {
-                deferred.close();
-                server.close_locks();
-                flights.close();
-                // Nothing to do about a failure: whoever waits also joins the threads.
-                let _ = rustix::io::write(&*ended, &1u64.to_le_bytes());
-            }
-        });
-        match &spawned {
-            // One that never runs would seem to be idle, and the last one is waited for.
-            Ok(_) => self.flights.add(flight),
-            Err(_) => _ = self.running.fetch_sub(1, Ordering::AcqRel),
-        }
-        spawned
+        let (flight, server) = (worker.sink.flight.clone(), self.crew.server.clone());
+        // One that never runs would seem to be idle.
+        let spawned = self.crew.spawn("fuse", move || worker.run(&server))?;
+        self.crew.flights.add(flight);
+        Ok(spawned)
     }
 }
 
@@ -321,7 +383,8 @@ impl LaterReply for LaterOnDevice {
 
 impl Worker {
     fn new(channel: Arc<OwnedFd>) -> Self {
-        let (payload, flight) = (vec![0; IO_BYTES_MAX], Flight::new(channel.clone()));
+        let (payload, flight) =
+            (vec![0; IO_BYTES_MAX], Flight::new(Box::new(channel.clone()), DEVICE));
         let sink = DeviceSink { channel, payload, flight };
         Self { request: vec![0; REQUEST_BYTES_MAX], sink }
     }

@@ -22,6 +22,8 @@ pub struct MountOptions {
     pub default_permissions: bool,
     /// Serving threads.
     pub threads: usize,
+    /// Serve requests over io_uring if the kernel offers that.
+    pub io_uring: bool,
     /// `fcntl` and `flock` locks hold among the processes of this mount only.
     pub local_locks: bool,
     /// Requests that wait for the node longer than `timeo` end with EIO; else they wait without end.
@@ -41,6 +43,7 @@ impl Default for MountOptions {
             allow_other: rustix::process::geteuid().is_root(),
             default_permissions: true,
             threads: THREADS,
+            io_uring: true,
             local_locks: false,
             soft: false,
             remount: false,
@@ -78,8 +81,8 @@ const FOR_OTHERS: [&str; 11] = [
 ];
 
 /// Options of our own, for the error text.
-const OWN: &str = "allow_other, default_permissions, no_default_permissions, local_locks, threads=N, hard, soft, \
-     timeo=SECONDS, remount";
+const OWN: &str = "allow_other, default_permissions, no_default_permissions, local_locks, threads=N, io_uring, \
+     no_io_uring, hard, soft, timeo=SECONDS, remount";
 
 impl MountOptions {
     /// Takes in one comma-separated list.
@@ -110,6 +113,8 @@ impl MountOptions {
             None if option == "default_permissions" => self.default_permissions = true,
             None if option == "no_default_permissions" => self.default_permissions = false,
             None if option == "local_locks" => self.local_locks = true,
+            None if option == "io_uring" => self.io_uring = true,
+            None if option == "no_io_uring" => self.io_uring = false,
             None if option == "remount" => self.remount = true,
             None if option == "hard" => self.soft = false,
             None if option == "soft" => self.soft = true,
@@ -162,6 +167,9 @@ mod tests {
         assert!(!options.local_locks);
         options.apply("local_locks").unwrap();
         assert!(options.local_locks);
+        assert!(options.io_uring);
+        options.apply("no_io_uring").unwrap();
+        assert!(!options.io_uring);
         options.apply("timeo=7").unwrap();
         assert_eq!(options.limit(), None);
         options.apply("soft").unwrap();

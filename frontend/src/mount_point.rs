@@ -56,7 +56,8 @@ fn is_root() -> bool {
 pub(crate) fn clear_dead(dir: &Path) -> Result<(), MountError> {
     for _ in 0..DEAD_MAX {
         match rustix::fs::stat(dir) {
-            Err(Errno::NOTCONN | Errno::CONNABORTED) => {
+            // With io_uring it is ECANCELED for a moment, until the kernel has cleared the rings.
+            Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => {
                 log::warn!("{}: taking away the mount of a server that died", dir.display());
                 detach(dir)?;
             }

@@ -34,8 +34,10 @@ const CAUGHT: Duration = Duration::from_secs(1);
 const CLOSE: Duration = Duration::from_secs(1);
 /// `umount` waits for so long.
 const UMOUNT: Duration = Duration::from_secs(1);
-/// Threads in all, when those that there are wait.
-const THREADS_MAX: usize = 256;
+/// Threads that read the device, when those that there are wait.
+const READERS_MAX: usize = 256;
+/// Threads in all. With io_uring each lock that is waited for takes one (at most 1000).
+const THREADS_MAX: usize = 2048;
 /// SIGKILL in a signal set of `/proc`.
 const KILL_BIT: u64 = 1 << 8;
 
@@ -48,11 +50,33 @@ pub fn stop() -> bool {
     FLIGHT.with_borrow(|flight| flight.as_ref().is_some_and(|flight| flight.shall_stop()))
 }
 
+/// Threads that may be given the same requests: those of a queue, by its number, or of the device.
+pub type Group = u16;
+/// The group of the threads that read `/dev/fuse`.
+pub const DEVICE: Group = Group::MAX;
+
+/// How a request is answered by another thread than its own.
+pub trait Way: std::fmt::Debug + Send + Sync {
+    /// Answers with `error`, at once or soon, if [`Flight::give_up`] says that it is for us to do.
+    fn answer(&self, flight: &Arc<Flight>, unique: u64, error: i32);
+}
+
+/// By a channel of `/dev/fuse`: the one that the request came from.
+impl Way for Arc<OwnedFd> {
+    fn answer(&self, flight: &Arc<Flight>, unique: u64, error: i32) {
+        if !flight.give_up(unique, error) {
+            return;
+        }
+        // The only failure is that the kernel has it no more.
+        let _ = rustix::io::write(&**self, OutHeader::alone(unique, error).as_bytes());
+    }
+}
+
 /// What a serving thread is at.
 #[derive(Debug)]
 pub struct Flight {
-    /// Replies go where the request came from.
-    channel: Arc<OwnedFd>,
+    way: Box<dyn Way>,
+    group: Group,
     begun: Instant,
     /// Number of the request that is not answered yet, or 0.
     open: AtomicU64,
@@ -66,19 +90,30 @@ pub struct Flight {
     interrupted: AtomicU64,
     /// Number of a request that was answered for its thread, which shall give up.
     given_up: AtomicU64,
+    /// The thread waits for the reply to a request that was put off, and serves no other meanwhile.
+    parked: AtomicBool,
 }
 
 impl Flight {
-    /// For a thread that serves `channel`.
-    pub fn new(channel: Arc<OwnedFd>) -> Arc<Self> {
+    /// For a thread of that group.
+    pub fn new(way: Box<dyn Way>, group: Group) -> Arc<Self> {
         let number = || AtomicU64::new(0);
         let (open, current, since) = (number(), number(), number());
         let (interrupted, given_up) = (number(), number());
         let (thread, opcode) = (AtomicU32::new(0), AtomicU32::new(0));
-        let begun = Instant::now();
-        let all =
-            Self { channel, begun, open, current, since, thread, opcode, interrupted, given_up };
-        Arc::new(all)
+        Arc::new(Self {
+            way,
+            group,
+            begun: Instant::now(),
+            open,
+            current,
+            since,
+            thread,
+            opcode,
+            interrupted,
+            given_up,
+            parked: AtomicBool::new(false),
+        })
     }
 
     /// Makes this the calling thread's.
@@ -101,6 +136,21 @@ impl Flight {
         self.open.compare_exchange(unique, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// As [`take`](Self::take), for somebody who answers for the thread; that stops waiting if it is to be
+    /// told an error.
+    pub fn give_up(&self, unique: u64, error: i32) -> bool {
+        let is_ours = self.take(unique);
+        if is_ours && error != 0 {
+            self.given_up.store(unique, Ordering::Release);
+        }
+        is_ours
+    }
+
+    /// The thread waits for a reply that comes from elsewhere, or has got it.
+    pub fn park(&self, parked: bool) {
+        self.parked.store(parked, Ordering::Release);
+    }
+
     /// Its handler has returned; if it sent no reply, there is none, or one later.
     pub fn end(&self) {
         self.open.store(0, Ordering::Release);
@@ -108,7 +158,11 @@ impl Flight {
     }
 
     fn is_at_work(&self) -> bool {
-        self.current.load(Ordering::Acquire) != 0
+        self.current.load(Ordering::Acquire) != 0 || self.parked.load(Ordering::Acquire)
+    }
+
+    fn is_held_up(&self) -> bool {
+        self.is_at_work() && (self.parked.load(Ordering::Acquire) || self.age() >= LOOK)
     }
 
     fn age(&self) -> Duration {
@@ -150,20 +204,6 @@ impl Flight {
         };
         Some((unique, answer))
     }
-
-    /// Answers for the thread.
-    fn answer(&self, unique: u64, error: i32) {
-        if !self.take(unique) {
-            return;
-        }
-        if error != 0 {
-            self.given_up.store(unique, Ordering::Release);
-        }
-        let len = u32::try_from(size_of::<OutHeader>()).unwrap_or(0);
-        let head = OutHeader { len: len.into(), error: error.into(), unique: unique.into() };
-        // The only failure is that the kernel has it no more.
-        let _ = rustix::io::write(&*self.channel, head.as_bytes());
-    }
 }
 
 /// Whether a thread is to die by a signal.
@@ -203,6 +243,22 @@ impl Flights {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).push(flight);
     }
 
+    /// Takes away that of a thread that ends while others go on.
+    pub fn remove(&self, flight: &Arc<Flight>) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| !Arc::ptr_eq(other, flight));
+    }
+
+    /// How many threads of a group could take a request now.
+    pub fn idle(&self, group: Group) -> usize {
+        self.list().iter().filter(|f| f.group == group && !f.is_at_work()).count()
+    }
+
+    /// Whether one more thread may be started.
+    pub fn has_room(&self) -> bool {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).len() < THREADS_MAX
+    }
+
     /// The kernel says that the process of a request has got a signal.
     pub fn interrupted(&self, unique: u64) {
         let all = self.list();
@@ -221,19 +277,26 @@ impl Flights {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Looks after the requests until closed: the body of a thread. `more` starts one more thread.
-    pub fn watch(&self, limit: Option<Duration>, more: impl Fn()) {
+    /// Looks after the requests until closed: the body of a thread. `more` starts one more thread of
+    /// a group.
+    pub fn watch(&self, limit: Option<Duration>, groups: &[Group], more: impl Fn(Group)) {
         while !self.closed.load(Ordering::Acquire) {
             std::thread::sleep(LOOK);
             let all = self.list();
             for flight in &all {
                 if let Some((unique, error)) = flight.verdict(limit) {
-                    flight.answer(unique, error);
+                    flight.way.answer(flight, unique, error);
                 }
             }
-            let held_up = |f: &Arc<Flight>| f.is_at_work() && f.age() >= LOOK;
-            if all.len() < THREADS_MAX && all.iter().all(held_up) {
-                more();
+            for group in groups {
+                let most = if *group == DEVICE { READERS_MAX } else { THREADS_MAX };
+                let of_group = || all.iter().filter(|f| f.group == *group);
+                if all.len() < THREADS_MAX
+                    && of_group().count() < most
+                    && of_group().all(|f| f.is_held_up())
+                {
+                    more(*group);
+                }
             }
         }
     }

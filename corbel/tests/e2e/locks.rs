@@ -23,6 +23,34 @@ fn locks_hold_between_nodes_and_end_with_their_holders() {
     }
 }
 
+/// Over io_uring each of them takes a thread of the mount, and an entry of a queue.
+#[test]
+fn whoever_waits_for_a_lock_holds_nobody_up() {
+    let Some(cluster) = Cluster::new(1, "64MiB") else { return };
+    let mut command = limited();
+    command.args(["python3", "-c"]).arg(
+        "import fcntl, os, sys, time
+file = sys.argv[1] + '/lock'
+def locked(): f = open(file, 'w'); fcntl.flock(f, fcntl.LOCK_EX); return f
+held, waiters = locked(), []
+for n in range(100):
+    pid = os.fork()
+    if pid == 0: locked(); os._exit(0)
+    waiters.append(pid)
+time.sleep(1)
+begun = time.monotonic()
+for name in range(100): open(f'{sys.argv[1]}/{name}', 'w').write('x')
+assert len(os.listdir(sys.argv[1])) == 101
+for pid in waiters[:50]: os.kill(pid, 9); assert os.waitpid(pid, 0)[1] == 9
+fcntl.flock(held, fcntl.LOCK_UN)
+for pid in waiters[50:]: assert os.waitpid(pid, 0)[1] == 0
+assert time.monotonic() - begun < 20
+print('fine')",
+    );
+    command.arg(cluster.mount(1));
+    assert_eq!(text(&command.output().expect("python starts")), "fine\n");
+}
+
 #[test]
 fn locks_survive_the_head() {
     let Some(cluster) = cluster() else { return };

@@ -72,6 +72,8 @@ pub struct Options {
     /// The kernel shall check permission (`default_permissions`), which it does in any case by the
     /// access lists of a file system that keeps them.
     pub kernel_checks: bool,
+    /// The transport can serve requests over io_uring, if the kernel offers that.
+    pub io_uring: bool,
     /// The rule of `.corbel/inode/NUMBER` for those who show no proof; by default root and the owner.
     pub may_open_by_number: Box<MayOpenByNumber>,
 }
@@ -84,6 +86,7 @@ impl Default for Options {
             more_stats: None,
             shared_locks: false,
             kernel_checks: true,
+            io_uring: false,
             may_open_by_number: Box::new(|caller, attr| caller.uid == 0 || caller.uid == attr.uid),
         }
     }
@@ -180,6 +183,8 @@ pub struct Server<F: FileSystem + ?Sized> {
     caching: OnceLock<Caching>,
     /// The kernel takes several direct writes to a file at once.
     direct_writes: AtomicBool,
+    /// The kernel waits for the entries of its queues.
+    io_uring: AtomicBool,
     groups: GroupCache,
     pub(super) callers: Callers,
     opened: RwLock<HashMap<u64, Opened>>,
@@ -208,6 +213,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             ready: AtomicBool::new(false),
             caching: OnceLock::new(),
             direct_writes: AtomicBool::new(false),
+            io_uring: AtomicBool::new(false),
             groups: GroupCache::default(),
             callers: Callers::default(),
             opened: RwLock::default(),
@@ -236,6 +242,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// call is ignored.
     pub fn on_interrupt(&self, interrupt: Box<OnInterrupt>) {
         let _ = self.interrupts.set(interrupt);
+    }
+
+    /// Whether the requests after INIT go over io_uring.
+    pub fn is_over_io_uring(&self) -> bool {
+        self.io_uring.load(Ordering::Acquire)
+    }
+
+    /// They do not, after all.
+    pub fn not_over_io_uring(&self) {
+        self.io_uring.store(false, Ordering::Release);
     }
 
     /// Whether INIT was agreed upon.
@@ -430,6 +446,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let flags = offered & self.wanted_flags();
         let direct = flags & init::DIRECT_IO_ALLOW_MMAP != 0 && minor >= MINOR_DIRECT;
         self.direct_writes.store(direct, Ordering::Release);
+        self.io_uring.store(flags & init::OVER_IO_URING != 0, Ordering::Release);
         let (low, high) = (flags & 0xffff_ffff, flags >> 32);
         let out = InitOut {
             minor: minor.min(MINOR).into(),
@@ -472,7 +489,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         } else {
             0
         };
+        let rings = if self.options.io_uring { init::OVER_IO_URING } else { 0 };
         always
+            | rings
             | locks
             | acls
             | match self.caching() {
@@ -548,6 +567,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
     pub fn is_told(&self, ino: InodeId) -> bool {
         let lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
         lookups.contains_key(&ino.0)
+    }
+
+    /// Some of the numbers that it was told and may know.
+    pub fn some_told(&self, count: usize) -> Vec<InodeId> {
+        let lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
+        lookups.keys().take(count).map(|ino| InodeId(*ino)).collect()
     }
 
     fn destroy(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {

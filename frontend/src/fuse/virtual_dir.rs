@@ -167,7 +167,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
     fn virtual_read(&self, ino: InodeId, arg: &ReadIn, sink: &mut dyn ReplySink) -> Result<Answer> {
         let text = match ino {
             STATS => self.stats_text(),
-            CONFIG => self.options.config_text.clone(),
+            CONFIG => {
+                let transport = if self.is_over_io_uring() { "io_uring" } else { "device" };
+                format!("{}transport {transport}\n", self.options.config_text)
+            }
             CALLS => self.callers.text(Self::op_name),
             _ => return Err(Errno::ISDIR),
         };

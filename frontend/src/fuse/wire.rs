@@ -60,6 +60,7 @@ pub mod op {
     pub const RENAME2: u32 = 45;
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
+    pub const NOTIFY_REPLY: u32 = 41;
     pub const SYNCFS: u32 = 50;
     pub const TMPFILE: u32 = 51;
     pub const STATX: u32 = 52;
@@ -90,6 +91,7 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// Bits of [`SetattrIn::valid`].
@@ -128,6 +130,7 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
     pub const STORE: i32 = 4;
+    pub const RETRIEVE: i32 = 5;
 }
 
 /// Declares wire structures with their sizes held by the compiler.
@@ -329,6 +332,17 @@ wire! {
     NotifyInvalInode = 24 { ino: U64, off: I64, len: I64, }
     NotifyInvalEntry = 16 { parent: U64, namelen: U32, flags: U32, }
     NotifyStore = 24 { nodeid: U64, offset: U64, size: U32, padding: U32, }
+    NotifyRetrieve = 32 { notify_unique: U64, nodeid: U64, offset: U64, size: U32, padding: U32, }
+    /// What the kernel says of a request on a ring, beside its header and its first argument.
+    RingEntry = 32 { flags: U64, commit_id: U64, payload_size: U32, padding: U32, reserved: U64, }
+}
+
+impl OutHeader {
+    /// A whole reply without data.
+    pub fn alone(unique: u64, error: i32) -> Self {
+        let len = u32::try_from(size_of::<Self>()).unwrap_or(0);
+        Self { len: len.into(), error: error.into(), unique: unique.into() }
+    }
 }
 
 /// Statx mask of everything in [`StatxOut`]: basic fields and birth time.
