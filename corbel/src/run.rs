@@ -158,7 +158,8 @@ fn program_path(name: &std::ffi::OsStr) -> Option<PathBuf> {
 
 /// Why the dynamic loader would not load the library into a program.
 fn unhooked(path: &Path) -> Option<&'static str> {
-    let meta = fs::metadata(path).ok()?;
+    // Of anything else exec says what is wrong; to open a pipe would wait for its other end.
+    let meta = fs::metadata(path).ok().filter(|meta| meta.is_file())?;
     if meta.mode() & 0o4000 != 0 || meta.mode() & 0o2010 == 0o2010 {
         return Some("is a set-id program");
     }

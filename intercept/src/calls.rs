@@ -171,27 +171,31 @@ const fn classes() -> [AtomicU8; CALLS] {
 
 /// Called by the entry code with the application's registers; says how to leave.
 pub extern "C" fn dispatch(r: &mut Regs) -> usize {
-    let reply = match r.rax {
-        // The four that matter most, first.
-        nr::READ => data::read(r),
-        nr::WRITE => data::write(r),
-        nr::PREAD64 => data::pread(r),
-        nr::PWRITE64 => data::pwrite(r),
-        nr::CLONE | nr::CLONE3 | nr::FORK | nr::VFORK => return process::clone(r),
-        nr::EXIT_GROUP => process::exit(),
-        nr::FCNTL => match fds::fcntl(r) {
-            Ok(Some(ret)) => Ok(ret),
-            Ok(None) => return RAW_REPLACED,
-            Err(stop) => Err(stop),
-        },
-        _ => other(r),
-    };
-    match reply {
-        Ok(ret) | Err(Stop::Error(ret)) => {
-            r.rax = ret as usize;
-            DONE
+    loop {
+        let reply = match r.rax {
+            // The four that matter most, first.
+            nr::READ => data::read(r),
+            nr::WRITE => data::write(r),
+            nr::PREAD64 => data::pread(r),
+            nr::PWRITE64 => data::pwrite(r),
+            nr::CLONE | nr::CLONE3 | nr::FORK | nr::VFORK => return process::clone(r),
+            nr::EXIT_GROUP => process::exit(),
+            nr::FCNTL => match fds::fcntl(r) {
+                Ok(Some(ret)) => Ok(ret),
+                Ok(None) => return RAW_REPLACED,
+                Err(stop) => Err(stop),
+            },
+            _ => other(r),
+        };
+        match reply {
+            Ok(ret) | Err(Stop::Error(ret)) => {
+                r.rax = ret as usize;
+                return DONE;
+            }
+            Err(Stop::Kernel) => return RAW,
+            // Once, since the kernel has it then.
+            Err(Stop::Again) => {}
         }
-        Err(Stop::Kernel) => RAW,
     }
 }
 

@@ -313,11 +313,17 @@ pub fn before_exec(ino: u64) {
 pub fn before_unlink(ino: u64) {
     let high = session::counters().ofds_high.load(Ordering::Acquire) as usize;
     for (index, ofd) in session::ofds()[..high.min(crate::format::OFDS)].iter().enumerate() {
+        // With a reference, so that meanwhile it does not become another file's.
+        if ofd.ino.load(Ordering::Acquire) != ino || !table::hold_shared(index) {
+            continue;
+        }
+        let served = matches!(ofd.state.load(Ordering::Acquire), state::FILE | state::LEAVING);
         if ofd.ino.load(Ordering::Acquire) == ino
-            && ofd.state.load(Ordering::Acquire) == state::FILE
+            && served
             && let Ok(fd) = kernel_descriptor(index, true)
         {
             lock::keep(ino, fd);
         }
+        table::drop_shared(index);
     }
 }

@@ -215,6 +215,8 @@ pub mod state {
     pub const LEAVING: u32 = 3;
     /// The kernel's; the holder has a descriptor of it.
     pub const KERNEL: u32 = 4;
+    /// Being filled in by who will have the first reference.
+    pub const TAKEN: u32 = 5;
 }
 
 /// Descriptors that one slot carries.

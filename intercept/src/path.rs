@@ -39,6 +39,8 @@ pub enum Stop {
     Kernel,
     /// The call fails.
     Error(isize),
+    /// The description left for the kernel while the call waited for its offset: it is looked at once more.
+    Again,
 }
 
 impl From<mem::Fault> for Stop {

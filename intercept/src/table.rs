@@ -227,22 +227,21 @@ pub fn set_inode(ofd: &Ofd, ino: u64) {
 pub fn new_ofd(kind: u32, ino: u64, flags: u32) -> Option<usize> {
     let start = LOWEST.load(Ordering::Relaxed) as usize;
     for (index, ofd) in session::ofds().iter().enumerate().skip(start) {
-        if ofd.state.load(Ordering::Relaxed) == state::FREE
-            && ofd.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let (free, taken) = (state::FREE, state::TAKEN);
+        if ofd.state.load(Ordering::Relaxed) == free
+            && ofd.state.compare_exchange(free, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
-            if ofd.state.load(Ordering::Acquire) != state::FREE {
-                ofd.refs.store(0, Ordering::Release);
-                continue;
-            }
             ofd.generation.fetch_add(1, Ordering::AcqRel);
             set_inode(ofd, ino);
             ofd.offset.store(0, Ordering::Relaxed);
             ofd.flags.store(flags, Ordering::Relaxed);
             ofd.lock.store(0, Ordering::Relaxed);
-            ofd.state.store(kind, Ordering::Release);
             let local = &LOCALS[index];
             local.handle.store(0, Ordering::Relaxed);
             local.refs.store(1, Ordering::Release);
+            ofd.refs.store(1, Ordering::Release);
+            // What is looked at later than this must not be looked at before (see `open::place`).
+            ofd.state.swap(kind, Ordering::SeqCst);
             LOWEST.store(index as u32 + 1, Ordering::Relaxed);
             let high = &session::counters().ofds_high;
             high.fetch_max(index as u32 + 1, Ordering::AcqRel);
@@ -266,6 +265,12 @@ pub fn set(fd: i32, index: usize, cloexec: bool) {
 pub fn hold(index: usize) {
     ofd(index).refs.fetch_add(1, Ordering::AcqRel);
     LOCALS[index].refs.fetch_add(1, Ordering::AcqRel);
+}
+
+/// Takes a reference of nobody's to a description that somebody has; false if nobody has.
+pub fn hold_shared(index: usize) -> bool {
+    let refs = &ofd(index).refs;
+    refs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n > 0).then_some(n + 1)).is_ok()
 }
 
 /// Removes a number's entry and gives its reference back. The kernel's descriptor is not touched.

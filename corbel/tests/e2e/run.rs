@@ -193,6 +193,26 @@ fn the_patched_text_is_shared() {
     assert!(audit(&output, "fast") >= 2 && audit(&output, "unpatched") == 0, "{output:?}");
 }
 
+/// A call that waits for a file's offset while the file becomes the kernel's.
+#[test]
+fn threads_write_to_files_whose_last_names_go() {
+    let Some(world) = World::new() else { return };
+    let Some(program) = world.compile("unlinked", &["-pthread"]) else { return };
+    let mut command = world.run();
+    let output = command.arg(program).arg(world.mount()).output().unwrap();
+    assert_eq!(text(&output), "done\n");
+    assert!(audit(&output, "demoted") > 0, "{output:?}");
+}
+
+#[test]
+fn a_program_that_is_a_pipe_is_refused_at_once() {
+    let Some(world) = World::new() else { return };
+    let pipe = world.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let output = world.run().arg(pipe).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Permission denied"), "{output:?}");
+}
+
 /// System calls that libc does not make: caught by the net of the strict mode, and only by it.
 #[test]
 fn the_strict_mode_catches_calls_made_elsewhere() {

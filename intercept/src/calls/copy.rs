@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use client::fs::{CopyRange, S_IFREG};
 use core::sync::atomic::Ordering;
 
+use super::data::still;
 use super::{Reply, regular, to_kernel};
 use crate::entry::Regs;
 use crate::fsys::fs;
@@ -139,7 +140,7 @@ fn take(fd: usize, at: Option<u64>, buf: &mut [u8]) -> Reply {
         return Ok(fs()?.read(file.handle()?, at, buf)? as isize);
     }
     let _lock = file.lock();
-    let offset = &file.ofd().offset;
+    let offset = &still(&file)?.offset;
     let from = offset.load(Ordering::Relaxed);
     let got = fs()?.read(file.handle()?, from, buf)?;
     offset.store(from + got as u64, Ordering::Relaxed);
@@ -164,7 +165,7 @@ fn give(fd: usize, at: Option<u64>, data: &[u8]) -> Reply {
         return Ok(fs()?.write(file.handle()?, at, data, false)?.len as isize);
     }
     let _lock = file.lock();
-    let offset = &file.ofd().offset;
+    let offset = &still(&file)?.offset;
     let to = offset.load(Ordering::Relaxed);
     let done = fs()?.write(file.handle()?, to, data, flags & o::APPEND != 0)?;
     offset.store(done.offset + done.len as u64, Ordering::Relaxed);

@@ -98,12 +98,12 @@ pub fn write(r: &mut Regs) -> Reply {
 
 /// Under the offset's lock: the description may have left for the kernel while we waited.
 #[inline(always)]
-fn still(file: &InUse) -> Result<&'static Ofd, Stop> {
+pub(super) fn still(file: &InUse) -> Result<&'static Ofd, Stop> {
     let ofd = file.ofd();
     match ofd.state.load(Ordering::Acquire) {
         state::FILE | state::DIR => Ok(ofd),
-        // The next look at the number takes it over: the caller's call is made again.
-        _ => Err(Stop::Error(err::INTR)),
+        // The next look at the number takes it over.
+        _ => Err(Stop::Again),
     }
 }
 
@@ -205,9 +205,10 @@ fn vector2(r: &Regs) -> Reply {
         may_write(file.ofd())?;
         let list = vectors(r.rsi, r.rdx as u32 as usize)?;
         let _lock = file.lock();
+        let ofd = still(&file)?;
         let (done, end) = transfer(&file, &list, true, 0, true)?;
         if at.is_none() {
-            file.ofd().offset.store(end, Ordering::Relaxed);
+            ofd.offset.store(end, Ordering::Relaxed);
         }
         done
     } else {
@@ -353,6 +354,7 @@ fn getdents(r: &Regs) -> Reply {
     }
     let out = mem::sink(r.rsi, (r.rdx as u32 as usize).min(1 << 20))?;
     let _lock = file.lock();
+    let ofd = still(&file)?;
     let (mut used, mut full, mut next) = (0, false, ofd.offset.load(Ordering::Relaxed));
     let ino = crate::fsys::shown(ofd)?;
     fs()?.readdir(&caller(), ino, next, &mut |entry| {

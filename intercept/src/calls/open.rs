@@ -1,5 +1,6 @@
 //! open, openat, openat2, creat.
 
+use base::Errno;
 use client::fs::{Attr, Handle, S_IFDIR, S_IFLNK, S_IFREG};
 use core::sync::atomic::Ordering;
 
@@ -11,6 +12,9 @@ use crate::path::{self, Found, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table;
 use crate::{demote, mem, session};
+
+/// Times that a path is resolved again because what it led to was removed meanwhile.
+const TRIES: u32 = 16;
 
 /// What was asked.
 struct Request {
@@ -58,20 +62,32 @@ pub fn open(r: &mut Regs) -> Reply {
         // What that means has changed: as this kernel has it.
         return Err(Stop::Kernel);
     }
+    for _ in 0..TRIES {
+        match named(&q) {
+            Err(Stop::Error(err::STALE)) => {}
+            done => return done,
+        }
+    }
+    Err(Stop::Error(err::NOENT))
+}
+
+/// Opens what the path leads to now; ESTALE if it went meanwhile.
+fn named(q: &Request) -> Reply {
+    let flags = q.flags;
     let exclusive = flags & o::CREAT != 0 && flags & o::EXCL != 0;
     let found = path::resolve(q.dirfd, &q.path, flags & o::NOFOLLOW == 0 && !exclusive)?;
     if flags & o::ACCMODE == 3 {
         return Err(Stop::Kernel);
     }
-    let Some(attr) = found.attr else { return make(&q, &found) };
+    let Some(attr) = found.attr else { return make(q, &found) };
     if exclusive {
         return Err(Stop::Error(err::EXIST));
     }
     match attr.kind() {
         S_IFLNK => Err(Stop::Error(err::LOOP)),
-        S_IFDIR => directory(&q, &attr),
+        S_IFDIR => directory(q, &attr),
         _ if flags & o::DIRECTORY != 0 => Err(Stop::Error(err::NOTDIR)),
-        S_IFREG => existing(&q, &attr),
+        S_IFREG => existing(q, &attr),
         _ => Err(Stop::Kernel),
     }
 }
@@ -126,8 +142,12 @@ fn existing(q: &Request, attr: &Attr) -> Reply {
     };
     may_hide(q.flags, attr).inspect_err(|_| table::drop_new(index))?;
     let flags = handle_flags(q.flags) & !o::EXCL;
-    let handle = fs()?.open(&caller(), attr.ino, flags).inspect_err(|_| table::drop_new(index))?;
-    place(q, index, handle)
+    let opened = fs()?.open(&caller(), attr.ino, flags).map_err(|e| match e {
+        // Its last name is gone.
+        Errno::NOENT => Errno::STALE,
+        e => e,
+    });
+    place(q, index, opened.inspect_err(|_| table::drop_new(index))?)
 }
 
 /// O_NOATIME is for the owner.
@@ -144,10 +164,10 @@ fn make(q: &Request, found: &Found) -> Reply {
     if found.slash || q.flags & o::DIRECTORY != 0 {
         return Err(Stop::Error(if found.slash { err::ISDIR } else { err::INVAL }));
     }
+    let (who, mode) = maker(q.mode)?;
     let Some(index) = table::new_ofd(state::FILE, 0, q.flags & !o::CREAT) else {
         return Err(Stop::Kernel);
     };
-    let (who, mode) = maker(q.mode)?;
     let flags = handle_flags(q.flags);
     let made = fs()?.create(&who, found.parent, found.name(), mode, flags);
     let (attr, handle) = made.inspect_err(|_| table::drop_new(index))?;
@@ -159,6 +179,12 @@ fn place(q: &Request, index: usize, handle: Handle) -> Reply {
     let cloexec = q.flags & o::CLOEXEC;
     let command = if cloexec != 0 { sys::F_DUPFD_CLOEXEC } else { 0 };
     table::install_new(index, handle);
+    // Somebody may have given the inode to the kernel before the description could be seen.
+    let ofd = table::ofd(index);
+    if session::kernel_owned(ofd.ino.load(Ordering::Relaxed)) {
+        let (file, leaving) = (state::FILE, state::LEAVING);
+        let _ = ofd.state.compare_exchange(file, leaving, Ordering::AcqRel, Ordering::Relaxed);
+    }
     let placeholder = match template() {
         Ok(template) => sys::call3(nr::FCNTL, template as usize, command, 0),
         Err(e) => e,
