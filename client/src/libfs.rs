@@ -317,6 +317,8 @@ impl LibFs {
         self.proofs.put(reply.record.parent, reply.parent_proof);
         state.lease = reply.granted;
         state.record = reply.record;
+        state.blocks_guessed = false;
+        state.no_capability = false;
         state.names = Names::default();
         state.target = reply.target;
         // The answer reflects all that this client did to the inode, published: nothing of the own

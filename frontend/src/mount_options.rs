@@ -39,7 +39,8 @@ pub struct MountOptions {
 impl Default for MountOptions {
     fn default() -> Self {
         Self {
-            flags: MountFlags::empty(),
+            // Reading marks no time of access here, and the mount table shall say so.
+            flags: MountFlags::NOATIME,
             allow_other: rustix::process::geteuid().is_root(),
             default_permissions: true,
             threads: THREADS,

@@ -51,3 +51,6 @@ const _: () = {
     assert!(PAYLOAD_MAX + 64 <= CHUNK_BYTES_MAX);
     assert!(XATTR_VALUE_MAX + XATTR_NAME_MAX + 64 <= RPC_SLOT_BYTES);
 };
+
+/// The extended attribute with a file's capabilities, which end when it is changed.
+pub const CAPABILITY: &[u8] = b"security.capability";

@@ -79,6 +79,9 @@ impl LibFs {
             self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
             let now = Self::now(&[&state.record]);
             let change = self.judge(caller, &state, set, now)?;
+            if change.mask & mask::UID != 0 {
+                logged!(self.end_capability(session, inode.ino, &mut state)?);
+            }
             let place =
                 logged!(self.log(session, inode.ino.0, &[&state], &change.op(inode.ino), now));
             change.apply(&mut state.record);
@@ -135,8 +138,10 @@ impl LibFs {
             change.mask |= mask::UID | mask::GID;
             (change.uid, change.gid) = (uid, gid);
             let is_file = r.mode & crate::fs::S_IFMT == S_IFREG;
-            if is_file && set.mode.is_none() && (caller.uid != 0 || change.mode & 0o111 != 0) {
-                let group = if change.mode & 0o10 != 0 { 0o2000 } else { 0 };
+            if is_file && set.mode.is_none() {
+                // As Linux has it: the super-user's too.
+                let member = caller.uid == 0 || caller.in_group(r.gid);
+                let group = if change.mode & 0o10 != 0 || !member { 0o2000 } else { 0 };
                 let cleared = change.mode & !(0o4000 | group);
                 if cleared != change.mode {
                     change.mask |= mask::MODE;
@@ -180,7 +185,7 @@ impl LibFs {
         })
     }
 
-    fn xattr_value(
+    pub(super) fn xattr_value(
         &self,
         session: &super::Session,
         ino: InodeId,
@@ -229,6 +234,7 @@ impl LibFs {
             let now = Self::now(&[&state.record]);
             let place = logged!(self.log(session, ino.0, &[state], &op, now));
             state.record.xattrs |= value.is_some();
+            state.no_capability = false;
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
             Ok(Outcome::Done(()))
@@ -551,7 +557,7 @@ impl FileSystem for LibFs {
     }
 
     fn vouch(&self, ino: InodeId, proof: u64) {
-        self.proofs.put(ino, Proof(proof));
+        self.proofs.vouch(ino, Proof(proof));
     }
 
     fn lock_event(&self) -> Result<u64> {

@@ -108,6 +108,7 @@ impl LibFs {
         if piece.from_offset + piece.len > source.record.size {
             return Err(Errno::INVAL);
         }
+        logged!(self.end_privileges(session, to.ino, locked.get(to.ino), false)?);
         let now = Self::now(&[&locked.get(to.ino).record]);
         let CopyRange { from_offset: source_offset, to_offset: offset, len, .. } = *piece;
         let op = Op::CloneRange {

@@ -5,12 +5,14 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use base::{Errno, InodeId, Sequence};
+use rustix::process::{getegid, geteuid, getgroups};
 use storage::format::control::{self, LeaseMode};
-use storage::format::entry::{self, Op, RawHeader, Stamp, op};
+use storage::format::entry::{self, Op, RawHeader, Stamp, mask, op};
 use storage::format::rpc::{self, Request};
 use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
 
 use super::inode::{Inode, State};
+use super::names::logged;
 use super::permission::{R, W, may};
 use super::pieces::Source;
 use super::session::Session;
@@ -398,6 +400,7 @@ impl LibFs {
         if state.pieces.log_pieces() > LOG_PIECES_MAX {
             self.fetch_extents(session, open.inode.ino, state, 0)?;
         }
+        logged!(self.end_privileges(session, open.inode.ino, state, true)?);
         let clear = self.clears_setid(state);
         let now = Self::now(&[&state.record]);
         let raw = RawHeader {
@@ -417,8 +420,12 @@ impl LibFs {
         let place = written.place;
         if !state.pieces.wrote(at, len, place) || at + len > state.record.size {
             let first = at / BLOCK_BYTES;
-            let begin = state.record.size.div_ceil(BLOCK_BYTES).max(first).min(at + len);
+            let begin = state.record.size.div_ceil(BLOCK_BYTES).max(first);
             let blocks = (at + len).div_ceil(BLOCK_BYTES).saturating_sub(begin);
+            // What goes on in the last block adds none, if that block is there.
+            let goes_on = || at > 0 && at == state.record.size && state.pieces.has(at - 1);
+            let guessed = first < begin && !goes_on() || !Self::is_within(state);
+            state.blocks_guessed |= guessed;
             state.record.blocks += blocks * (BLOCK_BYTES / 512);
         }
         state.record.size = state.record.size.max(at + len);
@@ -431,10 +438,86 @@ impl LibFs {
         Ok(Outcome::Done(at))
     }
 
+    /// Whether the file can have no blocks behind its end, by their number.
+    fn is_within(state: &State) -> bool {
+        let most = state.record.size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
+        state.record.blocks <= most
+    }
+
+    /// Before content changes: set-id bits and capabilities end, as far as the writer may not keep them.
+    /// `clears`: the operation itself clears what [`clears_setid`](Self::clears_setid) says.
+    #[inline]
+    pub(crate) fn end_privileges(
+        &self,
+        session: &Session,
+        ino: InodeId,
+        state: &mut State,
+        clears: bool,
+    ) -> Result<Outcome<()>> {
+        if state.record.mode & 0o6000 == 0 && (!state.record.xattrs || state.no_capability) {
+            return Ok(Outcome::Done(()));
+        }
+        self.end_some_privileges(session, ino, state, clears)
+    }
+
+    #[cold]
+    fn end_some_privileges(
+        &self,
+        session: &Session,
+        ino: InodeId,
+        state: &mut State,
+        clears: bool,
+    ) -> Result<Outcome<()>> {
+        logged!(self.end_capability(session, ino, state)?);
+        let mode = state.record.mode & 0o7777;
+        let mut ends = 0;
+        if !geteuid().is_root() {
+            // Set-group-ID without execution for the group stays with its members.
+            let group = mode & 0o2000 != 0 && (mode & 0o10 != 0 || !is_member(state.record.gid));
+            ends = mode & 0o4000 | if group { 0o2000 } else { 0 };
+        }
+        if clears && self.clears_setid(state) {
+            ends &= !(0o4000 | if mode & 0o10 != 0 { 0o2000 } else { 0 });
+        }
+        if ends == 0 {
+            return Ok(Outcome::Done(()));
+        }
+        let now = Self::now(&[&state.record]);
+        let (mask, mode, none) = (mask::MODE, mode & !ends, Stamp::default());
+        let op = Op::SetAttr { ino, mask, mode, uid: 0, gid: 0, atime: none, mtime: none };
+        state.last = logged!(self.log(session, ino.0, &[state], &op, now)).sequence;
+        state.record.mode &= !ends;
+        Ok(Outcome::Done(()))
+    }
+
+    /// The file's capabilities end, whoever changes it.
+    pub(crate) fn end_capability(
+        &self,
+        session: &Session,
+        ino: InodeId,
+        state: &mut State,
+    ) -> Result<Outcome<()>> {
+        if !state.record.xattrs || state.no_capability {
+            return Ok(Outcome::Done(()));
+        }
+        let name = storage::limits::CAPABILITY;
+        match self.xattr_value(session, ino, state.last, name) {
+            Ok(_) => {
+                let now = Self::now(&[&state.record]);
+                let op = Op::RemoveXattr { ino, name };
+                state.last = logged!(self.log(session, ino.0, &[state], &op, now)).sequence;
+            }
+            Err(Errno::NODATA) => {}
+            Err(e) => return Err(e),
+        }
+        state.no_capability = true;
+        Ok(Outcome::Done(()))
+    }
+
     pub(crate) fn clears_setid(&self, state: &State) -> bool {
         let mode = state.record.mode;
         let setid = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
-        setid && !rustix::process::geteuid().is_root()
+        setid && !geteuid().is_root()
     }
 
     /// Content changed by an own operation.
@@ -456,6 +539,7 @@ impl LibFs {
         self.repeat(|session| {
             let mut state = inode.state.write();
             self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            logged!(self.end_privileges(session, inode.ino, &mut state, true)?);
             let clear = self.clears_setid(&state);
             let now = Self::now(&[&state.record]);
             let op = Op::Truncate { ino: inode.ino, size, clear_setid: clear };
@@ -464,6 +548,10 @@ impl LibFs {
                 Outcome::Again => return Ok(Outcome::Again),
                 Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
             };
+            // Exact where every block was there; and what was reserved behind the end is gone.
+            let most = |size: u64| size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
+            state.blocks_guessed |= state.record.blocks != most(state.record.size)
+                && (size < state.record.size || !Self::is_within(&state));
             if size < state.record.size {
                 let moves = state.pieces.moves(size, size.next_multiple_of(BLOCK_BYTES));
                 state.pieces.zero(size, u64::MAX);
@@ -471,8 +559,10 @@ impl LibFs {
                 if moves {
                     state.moved(place.sequence);
                 }
-                let most = size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
-                state.record.blocks = state.record.blocks.min(most);
+                state.record.blocks = state.record.blocks.min(most(size));
+            }
+            if size == 0 {
+                (state.record.blocks, state.blocks_guessed) = (0, false);
             }
             state.record.size = size;
             self.touched(&mut state, place.sequence, now, clear);
@@ -509,6 +599,7 @@ impl LibFs {
         self.repeat(|session| {
             let mut state = inode.state.write();
             self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            logged!(self.end_privileges(session, inode.ino, &mut state, false)?);
             let now = Self::now(&[&state.record]);
             let op = Op::Fallocate { ino: inode.ino, offset, len, mode: mode as u16 };
             let place = match self.log(session, open.hint, &[&state], &op, now) {
@@ -551,6 +642,7 @@ impl LibFs {
             if size > FILE_SIZE_MAX {
                 return Err(Errno::FBIG);
             }
+            logged!(self.end_privileges(session, inode.ino, &mut state, false)?);
             let now = Self::now(&[&state.record]);
             let op = Op::Shift { ino: inode.ino, offset, len, insert, size };
             let place = match self.log(session, open.hint, &[&state], &op, now) {
@@ -594,6 +686,17 @@ impl LibFs {
         self.current().map(|session| (session.number, session.refusals()))
     }
 
+    /// Takes the service's numbers, of after all that was done here.
+    pub(crate) fn renew(&self, session: &Session, ino: InodeId, state: &mut State) -> Result<()> {
+        let mut body = Vec::new();
+        let mode = state.mode().max(LeaseMode::Read);
+        let last = (state.session == session.number).then_some(state.last);
+        let after = session.known_after(last);
+        session.call(&Request::Inode { ino, mode, flags: 0 }, after, &mut body)?;
+        self.install(session, state, super::parse_inode(&body)?, 0);
+        Ok(())
+    }
+
     /// The same, where what counts are refusals since an earlier look at their number: the service
     /// may have been quick.
     pub(crate) fn settle_since(
@@ -605,14 +708,7 @@ impl LibFs {
             let mut state = inode.state.write();
             let before = before.filter(|(number, _)| *number == session.number);
             let refusals = before.map_or_else(|| session.refusals(), |(_, count)| count);
-            let mut body = Vec::new();
-            let mode = state.mode().max(LeaseMode::Read);
-            let request = Request::Inode { ino: inode.ino, mode, flags: 0 };
-            let last = (state.session == session.number).then_some(state.last);
-            let after = session.known_after(last);
-            session.call(&request, after, &mut body)?;
-            let reply = super::parse_inode(&body)?;
-            self.install(session, &mut state, reply, 0);
+            self.renew(session, inode.ino, &mut state)?;
             if session.refusals() != refusals {
                 return Err(session.refusal());
             }
@@ -688,4 +784,10 @@ impl LibFs {
             other => other,
         }
     }
+}
+
+/// Whether this process is in the group.
+fn is_member(gid: u32) -> bool {
+    getegid().as_raw() == gid
+        || getgroups().is_ok_and(|all| all.iter().any(|group| group.as_raw() == gid))
 }

@@ -116,6 +116,11 @@ pub struct State {
     pub may_write: bool,
     /// Handles open here.
     pub open: u32,
+    /// `record.blocks` is a guess: something was written into a hole, or a file with holes was cut.
+    /// Whoever wants to know asks the service.
+    pub blocks_guessed: bool,
+    /// The file is known to have no capabilities.
+    pub no_capability: bool,
     /// Acknowledged operations were lost with an expelled session; the next fsync says so.
     pub lost: bool,
 }

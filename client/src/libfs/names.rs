@@ -240,7 +240,7 @@ impl LibFs {
         self.repeat(|session| {
             {
                 let state = inode.state.read();
-                if self.held(session, &state, LeaseMode::Read) {
+                if self.held(session, &state, LeaseMode::Read) && !state.blocks_guessed {
                     let attr = state.attr();
                     core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
                     if self.holds(session, &state, LeaseMode::Read) {
@@ -249,6 +249,9 @@ impl LibFs {
                 }
             }
             let mut state = inode.state.write();
+            if state.blocks_guessed && self.holds(session, &state, LeaseMode::Read) {
+                self.renew(session, inode.ino, &mut state)?;
+            }
             self.ensure(session, inode.ino, &mut state, LeaseMode::Read, 0)?;
             // The answer itself is the truth of this moment, even if the lease is gone again.
             Ok(Outcome::Done(state.attr()))

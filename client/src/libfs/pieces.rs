@@ -72,8 +72,8 @@ impl Pieces {
         self.log.len()
     }
 
-    /// Notes that `len` bytes at `offset` now lie at `place`. Says whether any of them had a place
-    /// before (in the log or an extent), for space accounting.
+    /// Notes that `len` bytes at `offset` now lie at `place`. Says whether all of them are known to have
+    /// had a place before (in the log or an extent), for space accounting.
     pub fn wrote(&mut self, offset: u64, len: u64, place: Place) -> bool {
         if len == 0 {
             return true;
@@ -85,13 +85,22 @@ impl Pieces {
             piece.place = place;
             return true;
         }
-        let had_place = !matches!(self.find(offset, len, |_| true), Source::Hole(n) if n >= len);
+        let had_place = match self.find(offset, len, |_| true) {
+            Source::Log(piece) => piece.len >= len,
+            Source::Arena { len: n, .. } => n >= len,
+            Source::Hole(_) | Source::Unknown => false,
+        };
         let behind = |(start, p): (&u64, &Piece)| start + p.len <= offset;
         if !self.log.last_key_value().is_none_or(behind) {
             self.cut_log(offset, offset.saturating_add(len));
         }
         self.log.insert(offset, Piece { len, place });
         had_place
+    }
+
+    /// Whether the byte at `offset` is known to have a place.
+    pub fn has(&self, offset: u64) -> bool {
+        matches!(self.find(offset, 1, |_| true), Source::Log(_) | Source::Arena { .. })
     }
 
     /// The bytes from `from` to `to` become zeroes (punch, or truncate with `to` = MAX).

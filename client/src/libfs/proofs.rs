@@ -17,16 +17,26 @@ const PROOFS_MAX: usize = 1 << 20;
 pub struct Proofs {
     /// The service gives proofs to this process.
     given: AtomicBool,
+    /// Some are known.
+    some: AtomicBool,
     known: RwLock<Map<u64, u64>>,
 }
 
 impl Proofs {
-    /// Remembers, if there is something to remember.
+    /// Remembers what the service gave, if there is something to remember.
     pub fn put(&self, ino: InodeId, proof: Proof) {
+        if proof != Proof::NONE {
+            self.given.store(true, Ordering::Relaxed);
+            self.vouch(ino, proof);
+        }
+    }
+
+    /// Remembers what another process was given. This one may be the super-user's, who gets none.
+    pub fn vouch(&self, ino: InodeId, proof: Proof) {
         if proof == Proof::NONE || self.known.read().get(&ino.0) == Some(&proof.0) {
             return;
         }
-        self.given.store(true, Ordering::Relaxed);
+        self.some.store(true, Ordering::Relaxed);
         let mut known = self.known.write();
         if known.len() >= PROOFS_MAX {
             // Any eighth will do: what is open or leased needs none.
@@ -41,7 +51,7 @@ impl Proofs {
 
     /// The proof of an inode.
     pub fn get(&self, ino: InodeId) -> Proof {
-        if !self.given.load(Ordering::Relaxed) {
+        if !self.some.load(Ordering::Relaxed) {
             return Proof::NONE;
         }
         self.known.read().get(&ino.0).map_or(Proof::NONE, |proof| Proof(*proof))
@@ -56,6 +66,16 @@ impl Proofs {
 #[cfg(all(test, feature = "std"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_is_vouched_for_does_not_mean_that_others_are_needed() {
+        let proofs = Proofs::default();
+        proofs.vouch(InodeId(7), Proof(70));
+        assert_eq!(proofs.get(InodeId(7)), Proof(70));
+        assert!(proofs.covers(InodeId(8)), "the super-user needs none");
+        proofs.put(InodeId(9), Proof(90));
+        assert!(!proofs.covers(InodeId(8)) && proofs.covers(InodeId(7)));
+    }
 
     #[test]
     fn without_proofs_everything_may_be_asked_and_with_some_only_what_they_cover() {

@@ -33,6 +33,9 @@ fn offset(value: u64) -> Result<u64> {
     if i64::try_from(value).is_ok() { Ok(value) } else { Err(Errno::INVAL) }
 }
 
+/// R_OK.
+const MAY_READ: u32 = 4;
+
 fn padded(name_len: usize) -> usize {
     (size_of::<Dirent>() + name_len).next_multiple_of(DIRENT_ALIGN)
 }
@@ -67,7 +70,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let handle = self.fs.open(&call.caller, call.ino, flags)?;
         if flags & O_TRUNC != 0 && arg.open_flags.get() & OPEN_KILL_SUIDGID != 0 {
             let cleared =
-                self.fs.fgetattr(handle).and_then(|attr| self.clear_set_id(call.ino, attr));
+                self.fs.fgetattr(handle).and_then(|attr| self.clear_set_id(call, call.ino, attr));
             if let Err(error) = cleared {
                 self.fs.release(handle);
                 return Err(error);
@@ -176,7 +179,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
         if flags & WRITE_KILL_SUIDGID != 0 {
             let attr = self.fs.fgetattr(opened.handle)?;
-            if self.clear_set_id(call.ino, attr)?.mode != attr.mode {
+            if self.clear_set_id(call, call.ino, attr)?.mode != attr.mode {
                 self.forget_attributes(call.ino);
             }
         }
@@ -219,6 +222,18 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::Empty)
     }
 
+    /// Set-id bits end when content changes; for these calls the kernel does not say that we shall see to it.
+    fn end_set_id(&self, call: &Call<'_>, ino: InodeId, handle: client::fs::Handle) -> Result<()> {
+        if call.caller.uid == 0 {
+            return Ok(());
+        }
+        let attr = self.fs.fgetattr(handle)?;
+        if attr.mode & 0o6000 != 0 && self.clear_set_id(call, ino, attr)?.mode != attr.mode {
+            self.forget_attributes(ino);
+        }
+        Ok(())
+    }
+
     pub(super) fn fallocate(
         &self,
         call: &Call<'_>,
@@ -234,6 +249,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return Err(Errno::INVAL);
         }
         offset(end).map_err(|_| Errno::FBIG)?;
+        self.end_set_id(call, call.ino, opened.handle)?;
         self.fs.fallocate(opened.handle, arg.mode.get(), at, len)?;
         Ok(Answer::Empty)
     }
@@ -258,6 +274,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         for at in [from_offset, to_offset] {
             at.checked_add(len).filter(|end| offset(*end).is_ok()).ok_or(Errno::FBIG)?;
         }
+        self.end_set_id(call, InodeId(arg.nodeid_out.get()), to.handle)?;
         let copy = CopyRange { from: from.handle, from_offset, to: to.handle, to_offset, len };
         let size = u32::try_from(self.fs.copy_range(&copy)?).map_err(|_| Errno::IO)?;
         self.counters.bytes_copied.fetch_add(u64::from(size), Ordering::Relaxed);
@@ -285,14 +302,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// Directories need no handle. Not answered with ENOSYS: the kernel would then cache
     /// listings by modification time, whose clock may be too coarse to tell.
+    /// Who has opened one may read it, also after giving up rights.
     pub(super) fn opendir(
         &self,
-        _: &Call<'_>,
+        call: &Call<'_>,
         mut args: Args<'_>,
         _: &mut dyn ReplySink,
     ) -> Result<Answer> {
         let _: &OpenIn = args.take()?;
         args.end()?;
+        self.fs.access(&call.caller, call.ino, MAY_READ)?;
         Ok(Answer::of(&OpenOut::default()))
     }
 
@@ -306,7 +325,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         args.end()?;
         let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
         let mut listing = Listing { room, used: 0 };
-        self.fs.readdir(&call.caller, call.ino, arg.offset.get(), &mut |entry| {
+        self.fs.readdir(&Caller::ROOT, call.ino, arg.offset.get(), &mut |entry| {
             virtual_dir::is_its_name(call.ino, entry.name) || listing.push(None, entry)
         })?;
         Ok(Answer::Payload(listing.used))
@@ -324,7 +343,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         // Two steps, since the file system may not be called back from within its own callback.
         let mut found: Vec<Listed> = Vec::new();
         let mut left = size;
-        self.fs.readdir(&call.caller, call.ino, arg.offset.get(), &mut |entry| {
+        self.fs.readdir(&Caller::ROOT, call.ino, arg.offset.get(), &mut |entry| {
             if virtual_dir::is_its_name(call.ino, entry.name) {
                 return true;
             }

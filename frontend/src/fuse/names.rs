@@ -16,6 +16,8 @@ use super::wire::{
     MkdirIn, MknodIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatfsOut, StatxIn, fattr,
 };
 
+/// The extended attribute with a file's capabilities.
+const CAPABILITY: &[u8] = b"security.capability";
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
@@ -162,8 +164,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
             set.handle = Some(self.opened(arg.fh.get(), call.ino)?.handle);
         }
         let mut attr = self.fs.setattr(&call.caller, call.ino, &set)?;
+        if valid & fattr::FIELDS == 0 && [0, attr.uid].contains(&call.caller.uid) {
+            // chown to the same owner, which ends set-id bits; of that the kernel tells only this.
+            attr = self.clear_set_id(call, call.ino, attr)?;
+        }
         if valid & fattr::KILL_SUIDGID != 0 && set.size.is_some() {
-            attr = self.clear_set_id(call.ino, attr)?;
+            attr = self.clear_set_id(call, call.ino, attr)?;
         }
         Ok(Answer::of(&attr_out(&attr, self.may_cache_unversioned(&attr))))
     }
@@ -172,12 +178,15 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// CAP_FSETID. Most file systems behind the trait have done so themselves.
     pub(super) fn clear_set_id(
         &self,
+        call: &Call<'_>,
         ino: InodeId,
         attr: client::fs::Attr,
     ) -> Result<client::fs::Attr> {
         let mut drop = attr.mode & S_ISUID;
-        if attr.mode & S_IXGRP != 0 {
-            drop |= attr.mode & S_ISGID;
+        // Without execution for the group it stays with its members.
+        let member = || call.caller.uid == 0 || self.in_group(call, attr.gid);
+        if attr.mode & S_ISGID != 0 && (attr.mode & S_IXGRP != 0 || !member()) {
+            drop |= S_ISGID;
         }
         if drop == 0 || attr.is_dir() {
             return Ok(attr);
@@ -438,7 +447,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let name = args.xattr_name()?;
         args.end()?;
         self.check_xattr(name)?;
-        self.fs.removexattr(&call.caller, call.ino, name)?;
+        // Whether the caller may end a file's capabilities the kernel has judged; it ends them itself, in the
+        // caller's name, when the file is written to.
+        let ends = name == CAPABILITY;
+        let caller = if ends { &Caller::ROOT } else { &call.caller };
+        self.fs.removexattr(caller, call.ino, name)?;
         self.note_acl(call.ino, name);
         Ok(Answer::Empty)
     }

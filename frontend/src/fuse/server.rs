@@ -287,7 +287,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             op::REMOVEXATTR => ("removexattr", Permission, Self::removexattr),
             op::FLUSH => ("flush", Nothing, Self::flush),
             op::INIT => ("init", Nothing, Self::init),
-            op::OPENDIR => ("opendir", Nothing, Self::opendir),
+            op::OPENDIR => ("opendir", Permission, Self::opendir),
             op::READDIR => ("readdir", Permission, Self::readdir),
             op::RELEASEDIR => ("releasedir", Nothing, Self::nothing_to_do),
             op::FSYNCDIR => ("fsyncdir", Nothing, Self::fsyncdir),
@@ -309,6 +309,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
             _ => return None,
         };
         Some(row)
+    }
+
+    /// Whether the caller is in a group, also for operations that ask for no permission.
+    pub(super) fn in_group(&self, call: &Call<'_>, gid: u32) -> bool {
+        let Caller { uid, gid: own, pid, .. } = call.caller;
+        let more = || self.options.groups_from_proc && self.groups.of(pid, uid, own).contains(&gid);
+        call.caller.in_group(gid) || more()
     }
 
     /// Name of an operation, for statistics.

@@ -109,6 +109,8 @@ pub mod fattr {
     pub const CTIME: u32 = 1 << 10;
     pub const KILL_SUIDGID: u32 = 1 << 11;
     pub const ALL: u32 = (1 << 12) - 1;
+    /// What a file has, and not how to set it.
+    pub const FIELDS: u32 = MODE | UID | GID | SIZE | ATIME | MTIME | ATIME_NOW | MTIME_NOW;
 }
 
 pub const FOPEN_DIRECT_IO: u32 = 1;

@@ -181,6 +181,9 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
             let r = record(volume, ino)?;
             if name.starts_with(b"user.") {
                 may_write(volume, known, ino)
+            } else if name == storage::limits::CAPABILITY && matches!(op, Op::RemoveXattr { .. }) {
+                // They end when the file is changed, whoever does.
+                if creds.owns(&r) { Ok(()) } else { may_write(volume, known, ino) }
             } else if storage::acl::is_acl(name) && creds.owns(&r) {
                 // As with chmod: who is not in the group cannot keep set-group-ID.
                 let keeps = r.mode & 0o2000 != 0 && name == storage::acl::ACCESS;
@@ -191,6 +194,11 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
         }
         Op::SetAttr { ino, mask: fields, mode, uid, gid, .. } => {
             let r = record(volume, ino)?;
+            let ended = r.mode & 0o7777 & !mode;
+            if fields == mask::MODE && mode & !r.mode == 0 && ended & !0o6000 == 0 {
+                // Who changes the content ends set-user-ID and set-group-ID.
+                return if creds.owns(&r) { Ok(()) } else { may_write(volume, known, ino) };
+            }
             set_attr(&creds, &r, fields, mode, uid, gid)
         }
     }
