@@ -7,6 +7,7 @@ mod attrs;
 mod copy;
 mod data;
 mod fds;
+pub mod limit;
 mod names;
 mod open;
 mod poll;
@@ -63,7 +64,7 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 88] = [
+const ALWAYS: [usize; 92] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -151,6 +152,10 @@ const ALWAYS: [usize; 88] = [
     nr::SETRESGID,
     nr::SETGROUPS,
     nr::SYNC,
+    nr::SETRLIMIT,
+    nr::PRLIMIT64,
+    nr::NAME_TO_HANDLE_AT,
+    nr::OPEN_BY_HANDLE_AT,
     AFTER_VFORK,
 ];
 
@@ -234,8 +239,11 @@ fn other(r: &mut Regs) -> Reply {
         | nr::SENDMMSG
         | nr::IO_SUBMIT
         | nr::IO_URING_SETUP
+        | nr::NAME_TO_HANDLE_AT
+        | nr::OPEN_BY_HANDLE_AT
         | nr::MMAP => fds::other(r),
         nr::SENDFILE | nr::COPY_FILE_RANGE | nr::SPLICE | nr::TEE | nr::VMSPLICE => copy::copy(r),
+        nr::SETRLIMIT | nr::PRLIMIT64 => limit::set(r),
         nr::POLL | nr::PPOLL | nr::SELECT | nr::PSELECT6 | nr::EPOLL_CTL => poll::poll(r),
         nr::MKDIR
         | nr::MKDIRAT
@@ -295,6 +303,15 @@ pub fn regular(fd: usize) -> Result<InUse, Stop> {
         state::DIR => Err(Stop::Error(err::ISDIR)),
         _ => Err(gone(fd, file)),
     }
+}
+
+/// The same for a call that writes: a directory is never open for that.
+#[inline(always)]
+pub fn writable(fd: usize) -> Result<InUse, Stop> {
+    regular(fd).map_err(|stop| match stop {
+        Stop::Error(err::ISDIR) => Stop::Error(err::BADF),
+        stop => stop,
+    })
 }
 
 #[cold]

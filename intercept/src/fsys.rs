@@ -111,10 +111,14 @@ pub fn shown(ofd: &Ofd) -> Result<InodeId, isize> {
 /// want to know.
 pub fn before_fork() {
     let cwd = table::context().cwd.load(Ordering::Acquire);
-    if connected() && cwd != 0 {
-        CWD[0].store(cwd, Ordering::Relaxed);
-        CWD[1].store(proof(cwd), Ordering::Relaxed);
+    let known = cwd == 0 || cwd == u64::MAX || cwd == CWD[0].load(Ordering::Relaxed);
+    if !connected() || known {
+        return;
     }
+    // The super-user, who needs no proof, asks for one: the child may be somebody else.
+    let shown = fs().ok().and_then(|fs| fs.prove(InodeId(cwd)).ok());
+    CWD[1].store(shown.unwrap_or(0), Ordering::Relaxed);
+    CWD[0].store(cwd, Ordering::Relaxed);
 }
 
 /// In a fork's child.

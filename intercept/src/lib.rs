@@ -24,6 +24,7 @@ mod mem;
 mod mounts;
 mod patch;
 mod path;
+mod protect;
 mod session;
 mod signal;
 mod strict;
@@ -98,6 +99,7 @@ extern "C" fn init(_argc: usize, _argv: *const usize, envp: *const *const u8) {
         return;
     }
     signal::init();
+    calls::limit::learn();
     if strict {
         strict::begin();
     }

@@ -273,6 +273,7 @@ fn walk(dir: InodeId, rest: &[u8], follow: bool, remove: bool) -> Result<Found, 
             if links > LINKS_MAX {
                 return Err(Stop::Error(err::LOOP));
             }
+            crate::protect::follow(dir, &link)?;
             let mut target = fs.readlink(&who, link.ino)?;
             if target.is_empty() {
                 return Err(Stop::Error(err::NOENT));

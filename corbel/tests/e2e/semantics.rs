@@ -95,6 +95,36 @@ fn odd_calls_have_the_usual_answers() {
     cluster.assert_nothing_refused();
 }
 
+/// The same of a script's every line, natively and in both views.
+fn same_everywhere(name: &str) {
+    let Some(cluster) = cluster() else { return };
+    let native = cluster.path("native");
+    fs::create_dir(&native).unwrap();
+    let mut command = limited();
+    command.current_dir(&native);
+    let want = script(command, name, &[]);
+    assert!(want.lines().count() > 20, "{want}");
+    for (view, mut command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
+        fs::create_dir(cluster.mount(1).join(view)).unwrap();
+        command.current_dir(cluster.mount(1).join(view));
+        let said = script(command, name, &[]);
+        for (line, want) in said.lines().zip(want.lines()) {
+            assert_eq!(line, want, "{view}");
+        }
+        assert_eq!(said.lines().count(), want.lines().count(), "{view}");
+    }
+}
+
+#[test]
+fn rights_end_as_on_other_file_systems() {
+    same_everywhere("rights.py");
+}
+
+#[test]
+fn bounds_are_as_on_other_file_systems() {
+    same_everywhere("bounds.py");
+}
+
 /// A user who owns nothing maps, locks and executes what is open to all, and finds nothing else by
 /// its number.
 #[test]

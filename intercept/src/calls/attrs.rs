@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use base::InodeId;
-use client::fs::{Attr, SetAttr, SetTime, StatFs, Time, XattrMode};
+use client::fs::{Attr, S_IFLNK, SetAttr, SetTime, StatFs, Time, XattrMode};
 use core::sync::atomic::Ordering;
 
 use super::{Reply, served};
@@ -39,7 +39,14 @@ pub fn attrs(r: &mut Regs) -> Reply {
         nr::CHMOD => chmod(&named(CWD, a, true)?, b as u32),
         nr::FCHMOD => chmod(&descriptor(a)?, b as u32),
         nr::FCHMODAT => chmod(&named(a as i32, b, true)?, c as u32),
-        nr::FCHMODAT2 => chmod(&at_flags(a, b, d as u32, SET_FLAGS)?, c as u32),
+        nr::FCHMODAT2 => {
+            let attr = at_flags(a, b, d as u32, SET_FLAGS)?;
+            if attr.kind() == S_IFLNK {
+                // A link's own mode does not change.
+                return Err(Stop::Error(err::OPNOTSUPP));
+            }
+            chmod(&attr, c as u32)
+        }
         nr::CHOWN => chown(&named(CWD, a, true)?, b as u32, c as u32),
         nr::LCHOWN => chown(&named(CWD, a, false)?, b as u32, c as u32),
         nr::FCHOWN => chown(&descriptor(a)?, b as u32, c as u32),
@@ -180,6 +187,9 @@ fn chmod(attr: &Attr, mode: u32) -> Reply {
 }
 
 fn chown(attr: &Attr, uid: u32, gid: u32) -> Reply {
+    // To the same owner is a change too: it ends set-id bits.
+    let same = uid == u32::MAX && gid == u32::MAX && attr.mode & 0o6000 != 0;
+    let uid = if same && [0, attr.uid].contains(&caller().uid) { attr.uid } else { uid };
     let known = |id: u32| (id != u32::MAX).then_some(id);
     let set = SetAttr { uid: known(uid), gid: known(gid), ..SetAttr::default() };
     fs()?.setattr(&caller(), attr.ino, &set)?;
@@ -226,6 +236,10 @@ fn times(r: &Regs) -> Reply {
         _ => named(r.rdi as i32, r.rsi, true)?,
     };
     let (atime, mtime) = (set_time(wanted[0], wanted[1])?, set_time(wanted[2], wanted[3])?);
+    if atime.is_some() != mtime.is_some() && ![0, attr.uid].contains(&caller().uid) {
+        // Who may write sets both to now; one of them only the owner sets.
+        return Err(Stop::Error(err::PERM));
+    }
     fs()?.setattr(&caller(), attr.ino, &SetAttr { atime, mtime, ..SetAttr::default() })?;
     Ok(0)
 }

@@ -8,7 +8,7 @@ use client::fs::{CopyRange, S_IFREG};
 use core::sync::atomic::Ordering;
 
 use super::data::still;
-use super::{Reply, regular, to_kernel};
+use super::{Reply, limit, regular, to_kernel};
 use crate::entry::Regs;
 use crate::fsys::fs;
 use crate::mem;
@@ -44,13 +44,17 @@ pub fn copy(r: &mut Regs) -> Reply {
             if !plain_file(r.rdi) || !plain_file(r.rdx) {
                 return Err(Stop::Error(err::INVAL));
             }
-            match copied(r.rdi, r.rsi, r.rdx, r.r10, r.r8)? {
+            let len = may_copy(r)?;
+            match copied(r.rdi, r.rsi, r.rdx, r.r10, len)? {
                 Some(done) => Ok(done),
-                None => run(r.rdi, r.rsi, r.rdx, r.r10, r.r8),
+                None => run(r.rdi, r.rsi, r.rdx, r.r10, len),
             }
         }
         nr::SENDFILE if ours(r.rdi) || ours(r.rsi) => {
             if plain_file(r.rdi) && plain_file(r.rsi) {
+                if appends(r.rdi) {
+                    return Err(Stop::Error(err::INVAL));
+                }
                 return run(r.rsi, r.rdx, r.rdi, 0, r.r10);
             }
             to_kernel(r.rdi)?;
@@ -66,6 +70,45 @@ pub fn copy(r: &mut Regs) -> Reply {
     }
 }
 
+fn appends(fd: usize) -> bool {
+    InUse::of(fd as i32)
+        .is_some_and(|file| file.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0)
+}
+
+/// The rules of `copy_file_range` that hold however it is done: no offset too large, and no range of
+/// a file to another that it overlaps. How much may be copied.
+fn may_copy(r: &Regs) -> Result<usize, Stop> {
+    let mode = |fd: usize| {
+        InUse::of(fd as i32).map_or(o::RDWR, |file| file.ofd().flags.load(Ordering::Relaxed))
+    };
+    if mode(r.rdi) & o::ACCMODE == o::WRONLY || mode(r.rdx) & o::ACCMODE == 0 || appends(r.rdx) {
+        return Err(Stop::Error(err::BADF));
+    }
+    let mut ends = [(0, 0); 2];
+    for (end, (fd, at)) in ends.iter_mut().zip([(r.rdi, r.rsi), (r.rdx, r.r10)]) {
+        let Some(file) = InUse::of(fd as i32) else { return Ok(r.r8) };
+        let ofd = file.ofd();
+        let own = ofd.offset.load(Ordering::Relaxed);
+        let at = if at == 0 { own } else { mem::get::<u64>(at)? };
+        // Past the largest offset, or around it.
+        if i64::try_from(at).is_err() || at.checked_add(r.r8 as u64).is_none() {
+            return Err(Stop::Error(err::OVERFLOW));
+        }
+        *end = (ofd.ino.load(Ordering::Acquire), at);
+    }
+    let [(from, from_at), (to, to_at)] = ends;
+    if from != to {
+        return Ok(r.r8);
+    }
+    let file = regular(r.rdi)?;
+    let left = fs()?.fgetattr(file.handle()?)?.size.saturating_sub(from_at);
+    let len = r.r8.min(usize::try_from(left).unwrap_or(usize::MAX));
+    if from_at.abs_diff(to_at) < len as u64 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    Ok(len)
+}
+
 /// Lets the service copy; none if it is to be done by hand.
 fn copied(
     from: usize,
@@ -78,14 +121,15 @@ fn copied(
         return Ok(None);
     }
     let (source, target) = (regular(from)?, regular(to)?);
-    if target.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0 {
-        return Err(Stop::Error(err::BADF));
-    }
     // Like the kernel, without a lock on the files' own offsets.
     let offset = |file: &InUse, at: usize| -> Result<u64, Stop> {
         if at == 0 { Ok(file.ofd().offset.load(Ordering::Relaxed)) } else { Ok(mem::get(at)?) }
     };
     let (from_offset, to_offset) = (offset(&source, in_at)?, offset(&target, out_at)?);
+    if limit::is_set() {
+        // What may not be copied whole is cut piece by piece.
+        return Ok(None);
+    }
     let (from, to) = (source.handle()?, target.handle()?);
     let copy = CopyRange { from, from_offset, to, to_offset, len: len as u64 };
     let done = match fs()?.copy_range(&copy) {
@@ -162,11 +206,13 @@ fn give(fd: usize, at: Option<u64>, data: &[u8]) -> Reply {
         return Err(Stop::Error(err::BADF));
     }
     if let Some(at) = at {
+        let data = limit::cut(&file, at, false, data)?;
         return Ok(fs()?.write(file.handle()?, at, data, false)?.len as isize);
     }
     let _lock = file.lock();
     let offset = &still(&file)?.offset;
     let to = offset.load(Ordering::Relaxed);
+    let data = limit::cut(&file, to, flags & o::APPEND != 0, data)?;
     let done = fs()?.write(file.handle()?, to, data, flags & o::APPEND != 0)?;
     offset.store(done.offset + done.len as u64, Ordering::Relaxed);
     Ok(done.len as isize)

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use base::InodeId;
 use client::fs::{S_IFDIR, S_IFREG, SetAttr, Whence};
 
-use super::{Reply, regular, served};
+use super::{Reply, limit, regular, served, writable};
 use crate::entry::Regs;
 use crate::format::{Ofd, state};
 use crate::fsys::{caller, fs};
@@ -38,13 +38,21 @@ fn may_write(ofd: &Ofd) -> Result<u32, Stop> {
 /// A file offset from the application.
 #[inline(always)]
 fn offset(at: usize) -> Result<u64, Stop> {
-    let at = at as u64;
-    if at > OFFSET_MAX { Err(Stop::Error(err::INVAL)) } else { Ok(at) }
+    range(at, 0)
+}
+
+/// The same, of a range that must end where offsets do.
+#[inline(always)]
+fn range(at: usize, len: usize) -> Result<u64, Stop> {
+    match at.checked_add(len) {
+        Some(end) if end as u64 <= OFFSET_MAX => Ok(at as u64),
+        _ => Err(Stop::Error(err::INVAL)),
+    }
 }
 
 /// `pread64`.
 pub fn pread(r: &mut Regs) -> Reply {
-    let at = offset(r.r10)?;
+    let at = range(r.r10, r.rdx)?;
     let file = regular(r.rdi)?;
     may_read(file.ofd())?;
     let buf = mem::sink(r.rsi, r.rdx.min(COUNT_MAX))?;
@@ -53,13 +61,14 @@ pub fn pread(r: &mut Regs) -> Reply {
 
 /// `pwrite64`. On an O_APPEND file Linux appends.
 pub fn pwrite(r: &mut Regs) -> Reply {
-    let at = offset(r.r10)?;
-    let file = regular(r.rdi)?;
+    let at = range(r.r10, r.rdx)?;
+    let file = writable(r.rdi)?;
     let flags = may_write(file.ofd())?;
     let data = mem::source(r.rsi, r.rdx.min(COUNT_MAX))?;
     if data.is_empty() {
         return Ok(0);
     }
+    let data = limit::cut(&file, at, flags & o::APPEND != 0, data)?;
     Ok(fs()?.write(file.handle()?, at, data, flags & o::APPEND != 0)?.len as isize)
 }
 
@@ -80,7 +89,7 @@ pub fn read(r: &mut Regs) -> Reply {
 
 /// `write`.
 pub fn write(r: &mut Regs) -> Reply {
-    let file = regular(r.rdi)?;
+    let file = writable(r.rdi)?;
     let flags = may_write(file.ofd())?;
     let data = mem::source(r.rsi, r.rdx.min(COUNT_MAX))?;
     if data.is_empty() {
@@ -90,6 +99,7 @@ pub fn write(r: &mut Regs) -> Reply {
     let lock = file.lock();
     let ofd = still(&file)?;
     let at = ofd.offset.load(Ordering::Relaxed);
+    let data = limit::cut(&file, at, flags & o::APPEND != 0, data)?;
     let done = fs()?.write(handle, at, data, flags & o::APPEND != 0)?;
     ofd.offset.store(done.offset + done.len as u64, Ordering::Relaxed);
     drop(lock);
@@ -111,10 +121,10 @@ pub(super) fn still(file: &InUse) -> Result<&'static Ofd, Stop> {
 pub fn other(r: &mut Regs) -> Reply {
     match r.rax {
         nr::LSEEK => lseek(r),
-        nr::READV => vector(r, false, None),
-        nr::WRITEV => vector(r, true, None),
-        nr::PREADV => vector(r, false, Some(offset(r.r10)?)),
-        nr::PWRITEV => vector(r, true, Some(offset(r.r10)?)),
+        nr::READV => vector(r, false, None, false),
+        nr::WRITEV => vector(r, true, None, false),
+        nr::PREADV => vector(r, false, Some(offset(r.r10)?), false),
+        nr::PWRITEV => vector(r, true, Some(offset(r.r10)?), false),
         nr::PREADV2 | nr::PWRITEV2 => vector2(r),
         nr::FSYNC | nr::FDATASYNC | nr::SYNC_FILE_RANGE => sync(r),
         nr::SYNCFS | nr::SYNC => sync_all(r),
@@ -124,7 +134,9 @@ pub fn other(r: &mut Regs) -> Reply {
         nr::GETDENTS64 => getdents(r),
         nr::FADVISE64 | nr::READAHEAD => {
             served(r.rdi)?;
-            Ok(0)
+            // Advice from POSIX_FADV_NORMAL to POSIX_FADV_NOREUSE.
+            let wrong = r.rax == nr::FADVISE64 && (r.r10 as i32 as u32 > 5 || (r.rdx as isize) < 0);
+            if wrong { Err(Stop::Error(err::INVAL)) } else { Ok(0) }
         }
         _ => Err(Stop::Kernel),
     }
@@ -172,11 +184,12 @@ fn vectors(at: usize, count: usize) -> Result<Vec<[usize; 2]>, Stop> {
     Ok(list)
 }
 
-fn vector(r: &Regs, write: bool, at: Option<u64>) -> Reply {
-    let file = regular(r.rdi)?;
+/// `stays`: what is written does not go to the end of a file opened for appending.
+fn vector(r: &Regs, write: bool, at: Option<u64>, stays: bool) -> Reply {
+    let file = if write { writable(r.rdi)? } else { regular(r.rdi)? };
     let flags = if write { may_write(file.ofd())? } else { may_read(file.ofd())? };
     let list = vectors(r.rsi, r.rdx as u32 as usize)?;
-    let append = flags & o::APPEND != 0;
+    let append = flags & o::APPEND != 0 && !stays;
     if let Some(at) = at {
         return Ok(transfer(&file, &list, write, at, append)?.0);
     }
@@ -187,17 +200,21 @@ fn vector(r: &Regs, write: bool, at: Option<u64>) -> Reply {
     Ok(done)
 }
 
-/// `preadv2`, `pwritev2`: offset -1 is the file's; RWF_APPEND appends, RWF_DSYNC and RWF_SYNC sync.
+/// `preadv2`, `pwritev2`: offset -1 is the file's; RWF_APPEND appends, RWF_NOAPPEND does not, RWF_DSYNC and RWF_SYNC sync.
 fn vector2(r: &Regs) -> Reply {
     const HIPRI: u32 = 1;
     const DSYNC: u32 = 2;
     const SYNC: u32 = 4;
     const NOWAIT: u32 = 8;
     const APPEND: u32 = 16;
+    const NOAPPEND: u32 = 32;
     let write = r.rax == nr::PWRITEV2;
     let flags = r.r9 as u32;
-    if flags & !(HIPRI | DSYNC | SYNC | NOWAIT | APPEND) != 0 {
+    if flags & !(HIPRI | DSYNC | SYNC | NOWAIT | APPEND | NOAPPEND) != 0 {
         return Err(Stop::Error(err::OPNOTSUPP));
+    }
+    if flags & APPEND != 0 && flags & NOAPPEND != 0 {
+        return Err(Stop::Error(err::INVAL));
     }
     let at = if r.r10 == usize::MAX { None } else { Some(offset(r.r10)?) };
     let ret = if flags & APPEND != 0 && write {
@@ -212,7 +229,7 @@ fn vector2(r: &Regs) -> Reply {
         }
         done
     } else {
-        vector(r, write, at)?
+        vector(r, write, at, flags & NOAPPEND != 0)?
     };
     if write && flags & (DSYNC | SYNC) != 0 {
         fs()?.fsync(regular(r.rdi)?.handle()?, flags & SYNC == 0)?;
@@ -234,18 +251,25 @@ fn transfer(
         // One write, so that no other writer comes between the parts.
         let mut all = Vec::with_capacity(total);
         for [base, len] in list {
-            all.extend_from_slice(mem::source(*base, *len)?);
+            match mem::source(*base, *len) {
+                Ok(data) => all.extend_from_slice(data),
+                // What comes before memory that is not there is written.
+                Err(_) if !all.is_empty() => break,
+                Err(e) => return Err(e.into()),
+            }
         }
         if all.is_empty() {
             return Ok((0, at));
         }
-        let done = fs.write(handle, at, &all, append)?;
+        let all = limit::cut(file, at, append, &all)?;
+        let done = fs.write(handle, at, all, append)?;
         return Ok((done.len as isize, done.offset + done.len as u64));
     }
     let (mut at, mut sum, mut append) = (at, 0, append);
     for [base, len] in list.iter().filter(|v| v[1] > 0) {
         let step = if write {
             mem::source(*base, *len).map_err(Stop::from).and_then(|data| {
+                let data = limit::cut(file, at, append, data)?;
                 let done = fs.write(handle, at, data, append)?;
                 at = done.offset;
                 append = false;
@@ -310,6 +334,7 @@ fn ftruncate(r: &Regs) -> Reply {
         return Err(Stop::Error(err::INVAL));
     }
     let handle = file.handle()?;
+    limit::may_become(size, || Ok(fs()?.fgetattr(handle)?.size))?;
     let set = SetAttr { size: Some(size), handle: Some(handle), ..SetAttr::default() };
     fs()?.setattr(&caller(), crate::fsys::shown(file.ofd())?, &set)?;
     Ok(0)
@@ -324,6 +349,7 @@ fn truncate(r: &Regs) -> Reply {
         S_IFDIR => return Err(Stop::Error(err::ISDIR)),
         _ => return Err(Stop::Error(err::INVAL)),
     }
+    limit::may_become(size, || Ok(attr.size))?;
     if crate::session::kernel_owned(attr.ino.0) {
         // Mapped or being executed: the kernel must cut its pages off, or refuse.
         return Err(Stop::Kernel);
@@ -333,7 +359,8 @@ fn truncate(r: &Regs) -> Reply {
 }
 
 fn fallocate(r: &Regs) -> Reply {
-    let file = regular(r.rdi)?;
+    const KEEP_SIZE: u32 = 1;
+    let file = writable(r.rdi)?;
     may_write(file.ofd())?;
     let (mode, at, len) = (r.rsi as u32, r.rdx as i64, r.r10 as i64);
     if at < 0 || len <= 0 {
@@ -341,6 +368,9 @@ fn fallocate(r: &Regs) -> Reply {
     }
     if at.checked_add(len).is_none() {
         return Err(Stop::Error(err::FBIG));
+    }
+    if mode & KEEP_SIZE == 0 {
+        limit::may_become((at + len) as u64, || Ok(fs()?.fgetattr(file.handle()?)?.size))?;
     }
     fs()?.fallocate(file.handle()?, mode, at as u64, len as u64)?;
     Ok(0)

@@ -38,9 +38,20 @@ pub fn other(r: &mut Regs) -> Reply {
             Err(Stop::Kernel)
         }
         nr::IO_SUBMIT => submit(r),
+        nr::NAME_TO_HANDLE_AT | nr::OPEN_BY_HANDLE_AT => handle(r),
         nr::IO_URING_SETUP => Ok(crate::demote::ring(r.rdi, r.rsi)?),
         _ => Err(Stop::Kernel),
     }
+}
+
+/// Handles of files are the kernel's; so is what stands for the mount, or is named itself.
+fn handle(r: &Regs) -> Reply {
+    const EMPTY_PATH: u32 = at::EMPTY_PATH;
+    let named = r.rax == nr::NAME_TO_HANDLE_AT;
+    if !named || r.r8 as u32 & EMPTY_PATH != 0 && Path::get(r.rsi)?.bytes().is_empty() {
+        to_kernel(r.rdi)?;
+    }
+    Err(Stop::Kernel)
 }
 
 fn close(fd: i32) -> Reply {
@@ -183,6 +194,10 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
         // Open-file-description locks, leases, locks and watches on a directory: the kernel owns the
         // description from here on.
         5..=7 | 36..=38 | 1024..=1026 => {
+            if command == 1024 {
+                // F_SETLEASE: whoever opens the file has to ask the kernel from here on.
+                session::give_to_kernel(ofd.ino.load(Ordering::Acquire));
+            }
             drop(file);
             to_kernel(fd as usize)?;
             Err(Stop::Kernel)

@@ -8,13 +8,14 @@ use super::{Reply, regular};
 use crate::entry::Regs;
 use crate::fsys::{caller, fs, maker};
 use crate::path::{self, Found, Path, Stop};
-use crate::sys::{at, err, nr};
-use crate::{demote, mem, mounts, table};
+use crate::sys::{self, Stat, at, err, nr};
+use crate::{demote, mem, mounts, protect, table};
 
 const CWD: i32 = at::FDCWD;
 /// Kinds of devices.
 const CHARACTERS: u32 = 0o020_000;
 const BLOCKS: u32 = 0o060_000;
+const RENAME_EXCHANGE: u32 = 2;
 
 /// See the module text.
 pub fn names(r: &mut Regs) -> Reply {
@@ -63,9 +64,9 @@ fn make(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
     }
     let kind = match mode & S_IFMT {
         CHARACTERS | BLOCKS if caller().uid != 0 => return Err(Stop::Error(err::PERM)),
-        0 => S_IFREG,
         S_IFDIR => S_IFDIR,
         _ if found.slash => return Err(Stop::Error(err::NOENT)),
+        0 => S_IFREG,
         kind => kind,
     };
     let (who, mode) = maker(mode)?;
@@ -106,6 +107,9 @@ fn remove(dirfd: i32, at: usize, dir: bool) -> Reply {
             b".." => return Err(Stop::Error(-39)),
             name => fs()?.rmdir(&caller(), found.parent, name)?,
         }
+        if attr.ino.0 == super::process::cwd() {
+            tell_kernel_of_cwd();
+        }
         return Ok(0);
     }
     if attr.is_dir() || found.dot {
@@ -122,6 +126,7 @@ fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Rep
     if flags & !3 != 0 || flags == 3 {
         return Err(Stop::Error(err::INVAL));
     }
+    let (old_at, new_at) = (from, to);
     let (from, to) = (find(from_dir, from, false)?, find(to_dir, to, false)?);
     let attr = from.exists()?;
     if from.name().is_empty() || to.name().is_empty() || from.dot || to.dot {
@@ -150,7 +155,31 @@ fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Rep
         flags,
     };
     fs()?.rename(&caller(), &rename)?;
+    if dirs {
+        tell_kernel(to_dir, new_at);
+        if flags & RENAME_EXCHANGE != 0 {
+            tell_kernel(from_dir, old_at);
+        }
+    }
     Ok(0)
+}
+
+/// The same of the working directory, by its whole path: from one that is gone the kernel goes nowhere.
+#[cold]
+#[inline(never)]
+fn tell_kernel_of_cwd() {
+    let mut path = [0u8; path::PATH_MAX];
+    let room = path.as_mut_ptr() as usize;
+    if !sys::failed(sys::call2(nr::GETCWD, room, path.len())) {
+        tell_kernel(CWD, room);
+    }
+}
+
+/// Lets the kernel look a directory's name up: `getcwd` says what it last knew.
+fn tell_kernel(dirfd: i32, at: usize) {
+    let mut stat = Stat::default();
+    let to = (&raw mut stat) as usize;
+    sys::call4(nr::NEWFSTATAT, dirfd as usize, at, to, at::SYMLINK_NOFOLLOW as usize);
 }
 
 fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply {
@@ -158,7 +187,7 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
         return Err(Stop::Error(err::INVAL));
     }
     let path = Path::get(from)?;
-    let mut is_dir = false;
+    let (mut is_dir, mut found) = (false, None);
     let ino = if flags & at::EMPTY_PATH != 0 && path.bytes().is_empty() {
         // The open file itself. One that the kernel has (all without a name) it also links.
         match regular(from_dir as usize) {
@@ -168,7 +197,7 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
         }
     } else {
         let attr = path::resolve(from_dir, &path, flags & at::SYMLINK_FOLLOW != 0)?.exists()?;
-        is_dir = attr.is_dir();
+        (is_dir, found) = (attr.is_dir(), Some(attr));
         attr.ino
     };
     let to = find(to_dir, to, false)?;
@@ -177,6 +206,9 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
     }
     if to.slash {
         return Err(Stop::Error(err::NOENT));
+    }
+    if let Some(attr) = found {
+        protect::link(&attr)?;
     }
     if is_dir {
         return Err(Stop::Error(err::PERM));

@@ -11,7 +11,7 @@ use crate::fsys::{caller, fs, maker, template};
 use crate::path::{self, Found, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table;
-use crate::{demote, mem, session};
+use crate::{demote, mem, protect, session};
 
 /// Times that a path is resolved again because what it led to was removed meanwhile.
 const TRIES: u32 = 16;
@@ -84,10 +84,16 @@ fn named(q: &Request) -> Reply {
         return Err(Stop::Error(err::EXIST));
     }
     match attr.kind() {
+        S_IFLNK if flags & o::DIRECTORY != 0 => Err(Stop::Error(err::NOTDIR)),
         S_IFLNK => Err(Stop::Error(err::LOOP)),
         S_IFDIR => directory(q, &attr),
         _ if flags & o::DIRECTORY != 0 => Err(Stop::Error(err::NOTDIR)),
-        S_IFREG => existing(q, &attr),
+        S_IFREG => {
+            if flags & o::CREAT != 0 {
+                protect::create(found.parent, &attr)?;
+            }
+            existing(q, &attr)
+        }
         _ => Err(Stop::Kernel),
     }
 }

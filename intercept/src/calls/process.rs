@@ -63,6 +63,7 @@ pub fn other(r: &mut Regs) -> Reply {
         }
         _ => {
             // set*id and setgroups.
+            keep_rights();
             let ret = sys::call3(r.rax, r.rdi, r.rsi, r.rdx);
             fsys::forget_identity();
             Ok(ret)
@@ -77,6 +78,23 @@ pub fn exit() -> Reply {
         table::drop_all_shared();
     }
     Err(Stop::Kernel)
+}
+
+/// Before the super-user gives up rights: what is open stays open, also in a child or program that could
+/// not open it again, and the working directory stays where it is.
+fn keep_rights() {
+    if fsys::caller().uid != 0 {
+        return;
+    }
+    for number in table::used() {
+        if table::index(table::entry(number as i32)).is_some() {
+            let _ = demote::descriptor(number as i32);
+        }
+    }
+    if !table::in_vfork() && table::context().cwd.load(Ordering::Acquire) != 0 && cwd() != 0 {
+        // The session of a child of fork begins at its first use: now, with the rights that are left.
+        let _ = fsys::fs();
+    }
 }
 
 /// The mask for new files.
