@@ -93,7 +93,7 @@ impl Fault {
             | Self::RegionLost(_)
             | Self::BitRot(_) => random.below(1200 * ms),
             Self::Slow(_) | Self::Damage(_) | Self::Hostd(_) => random.below(1000 * ms),
-            Self::Stop(_) => 20 * ms + random.below(250 * ms),
+            Self::Stop(_) => 20 * ms + random.below(1800 * ms),
             Self::Reconnect(_) => random.below(60 * ms),
             Self::Coordinator | Self::Kill(_) | Self::Gone(_) => 10 * ms + random.below(300 * ms),
         }

@@ -99,7 +99,7 @@ fn a_kept_lease_is_given_back_when_the_client_says_so() {
         if says_so {
             one.set(word, 0);
         }
-        for _ in 0..150 {
+        for _ in 0..1100 {
             rig.pass(1_000_000);
             rig.event(0, Event::Tick);
         }

@@ -319,7 +319,7 @@ impl Hand {
     /// Asks and waits.
     pub fn call(&self, rig: &mut Rig, request: &Request<'_>) -> Result<Vec<u8>, Errno> {
         self.post(0, request, self.seq);
-        for _ in 0..4000 {
+        for _ in 0..20_000 {
             rig.event(self.n, Event::Doorbell(self.client));
             rig.deliver_all();
             if let Some(body) = self.reply(0) {

@@ -140,8 +140,10 @@ pub const SEAL_PENDING: u64 = u64::MAX;
 /// of the kernel's coarse clock.
 pub const CLOCK_LAG_MS: u64 = 25;
 
-/// How long a recall waits for an operation under way, in milliseconds.
-pub const RECALL_TIMEOUT_MS: u64 = 100;
+/// How long a recall waits for an operation under way, in milliseconds. An operation takes microseconds; but
+/// on a busy machine a process may get no processor for some tenths of a second, and it loses what it
+/// was doing when it is expelled.
+pub const RECALL_TIMEOUT_MS: u64 = 1000;
 
 const _: () = {
     assert!(RPC == 0x20_8000);
