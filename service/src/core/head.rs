@@ -748,7 +748,8 @@ impl Node {
 
     fn deny(&mut self, ino: InodeId, want: Want, errno: base::Errno, out: &mut Vec<Effect>) {
         let Want { client, token, mode, .. } = want;
-        let stream = StreamSeq(0);
+        // What it is judged by.
+        let stream = self.applied;
         let message = Message::Granted { client, ino, token, mode, errno: errno.0, stream };
         self.to_agent(client, message, out);
     }

@@ -39,6 +39,8 @@ enum Stage {
     Drain,
     Lease,
     Asked(u64),
+    /// The inode that a name led to is gone: to be looked up again when this node knows it, too.
+    Gone(StreamSeq),
     Granted(LeaseMode, StreamSeq, u64),
     Numbers(InodeId, u32),
 }
@@ -176,6 +178,11 @@ impl Node {
         let Some(at) = self.requests.iter_mut().find(waiting) else {
             return;
         };
+        if errno == Errno::NOENT.0 && matches!(at.what, What::Lookup { .. }) {
+            // The name may lead to another one now.
+            at.stage = Stage::Gone(stream);
+            return;
+        }
         at.ino = ino;
         at.stage = Stage::Granted(mode, stream, token);
         if errno != 0 {
@@ -268,6 +275,11 @@ impl Node {
             Stage::Drain => self.step_drain(p, out),
             Stage::Lease => self.step_ask(p, out),
             Stage::Asked(_) => Ok(Step::Wait),
+            Stage::Gone(stream) if self.applied < stream => Ok(Step::Wait),
+            Stage::Gone(_) => {
+                p.stage = Stage::Lease;
+                Ok(Step::Next)
+            }
             Stage::Granted(mode, stream, token) => self.step_granted(p, mode, stream, token, out),
             Stage::Numbers(first, count) => self.answer_numbers(p, first, count, out),
         }

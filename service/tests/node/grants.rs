@@ -74,6 +74,54 @@ fn a_recall_does_not_overtake_a_held_grant() {
     rig.check();
 }
 
+/// Another file takes a name over; the head knows, and the member where it is looked up does not yet.
+#[test]
+fn a_name_that_leads_to_another_file_now_is_found() {
+    let mut rig = Rig::new(2, 6);
+    let (mut one, two) = (rig.attach(0, 0), rig.attach(1, 0));
+    let old = one.create(&mut rig, b"name", 0o100_644);
+    let new = one.create(&mut rig, b"new", 0o100_644);
+    one.sync(&mut rig);
+    rig.settle();
+    let op = Op::Rename {
+        ino: new,
+        parent: InodeId::ROOT,
+        name: b"new",
+        new_parent: InodeId::ROOT,
+        new_name: b"name",
+        replaced: old,
+        noreplace: false,
+        exchange: false,
+        open: false,
+    };
+    for ino in [old, new] {
+        one.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+    }
+    one.append_in(&mut rig, InodeId::ROOT, &op);
+    one.set(control::SYNC_REQUEST, one.seq);
+    rig.event(0, Event::Doorbell(one.client));
+    // Nothing arrives at the member.
+    rig.pass(1_000_000);
+    let name = |n: &service::core::Node| {
+        n.volume().lookup(InodeId::ROOT, b"name").expect("a sound volume").map(|(ino, _)| ino)
+    };
+    assert_eq!((name(&rig.nodes[0]), name(&rig.nodes[1])), (Some(new), Some(old)));
+    let request =
+        Request::Lookup { dir: InodeId::ROOT, name: b"name", mode: LeaseMode::Read, flags: 0 };
+    two.post(0, &request, 0);
+    rig.event(1, Event::Doorbell(two.client));
+    // What the member asks arrives, what the head tells it does not.
+    let to_head = rig.links.iter().position(|(to, ..)| *to == NodeId(1)).expect("a link");
+    while rig.deliver(to_head) {}
+    assert_eq!(name(&rig.nodes[1]), Some(old));
+    rig.settle();
+    let body = two.reply(0).expect("an answer");
+    let (status, mut rest) = rpc::reply_status(&body).expect("a status");
+    assert_eq!(status, Ok(()), "the name is there at every moment");
+    assert_eq!(InodeReply::decode(&mut rest).expect("a reply").record.ino, new);
+    rig.check();
+}
+
 /// A mount lets its kernel cache what it learnt under a lease: nobody else gets the inode before it says that
 /// the cache is empty; if it does not say so, it is expelled.
 #[test]
