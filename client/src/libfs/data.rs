@@ -596,7 +596,7 @@ impl LibFs {
             _ => return Err(Errno::OPNOTSUPP),
         };
         let (inode, before) = (&open.inode, self.refusals());
-        self.repeat(|session| {
+        let last = self.repeat(|session| {
             let mut state = inode.state.write();
             self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
             logged!(self.end_privileges(session, inode.ino, &mut state, false)?);
@@ -619,10 +619,15 @@ impl LibFs {
                 state.record.size = state.record.size.max(end);
             }
             self.touched(&mut state, place.sequence, now, false);
-            Ok(Outcome::Done(()))
+            Ok(Outcome::Done(place.sequence))
         })?;
         // Space is accounted by the service: learn its answer (and its refusal) now.
-        self.settle_since(inode, before)
+        self.settle_since(inode, before)?;
+        if before.is_some_and(|(_, count)| count == open.refusals.load(Ordering::Relaxed)) {
+            // All that was done to the file is judged: what is refused from here on is not that.
+            open.clean.store(last.0, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// COLLAPSE_RANGE and INSERT_RANGE: the bytes behind move within the file.

@@ -8,10 +8,11 @@ use hashbrown::HashMap;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Stamp;
 use storage::format::rpc::{Granted, InodeRecord};
+use storage::limits::BLOCK_BYTES;
 
 use super::pieces::Pieces;
 use super::sync::RwLock;
-use crate::fs::{Attr, Time};
+use crate::fs::{Attr, S_IFDIR, S_IFMT, Time};
 
 /// Hash of names and numbers: FNV-1a; no secret is needed because each map belongs to one process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -180,7 +181,8 @@ pub fn attr(r: &InodeRecord) -> Attr {
         uid: r.uid,
         gid: r.gid,
         rdev: r.rdev,
-        size: r.size,
+        // A directory has no bytes, but programs know none of that size.
+        size: if r.mode & S_IFMT == S_IFDIR { r.size.max(BLOCK_BYTES) } else { r.size },
         blocks: r.blocks,
         atime: time(r.atime),
         mtime: time(r.mtime),

@@ -125,6 +125,29 @@ fn bounds_are_as_on_other_file_systems() {
     same_everywhere("bounds.py");
 }
 
+/// On a volume that runs full, also while the file stays open.
+#[test]
+fn what_is_reserved_can_be_written() {
+    let Some(cluster) = Cluster::new(3, "32MiB") else { return };
+    let program = "import os, sys
+fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+os.posix_fallocate(fd, 0, 1 << 20)
+other = os.open(sys.argv[1] + '-other', os.O_CREAT | os.O_RDWR)
+full = []
+for call in (lambda: os.write(other, bytes(1 << 16)), lambda: os.fsync(other)):
+    for _ in range(1024):
+        try: call()
+        except OSError as e:
+            full.append(e.errno)
+            break
+print(set(full), os.pwrite(fd, b'x' * (1 << 20), 0), os.fsync(fd), os.close(fd))
+os.unlink(sys.argv[1] + '-other')";
+    for (view, mut command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
+        let output = command.current_dir(cluster.mount(1)).args(["python3", "-c", program, view]);
+        assert_eq!(text(&output.output().unwrap()), "{28} 1048576 None None\n", "{view}");
+    }
+}
+
 /// A user who owns nothing maps, locks and executes what is open to all, and finds nothing else by
 /// its number.
 #[test]

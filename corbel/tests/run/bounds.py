@@ -103,6 +103,9 @@ for content in (b"", b"x" * 4096):
     os.ftruncate(fd, len(content))
     print("reserved", before, os.fstat(fd).st_blocks)
 
+# A directory is not empty by its size.
+print(os.stat(".").st_size > 0, os.fstat(here).st_size > 0)
+
 # A lease is broken by whoever opens the file.
 asked = []
 signal.signal(signal.SIGIO, lambda *_: asked.append(1))
