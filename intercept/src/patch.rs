@@ -127,7 +127,7 @@ fn lay_over(base: usize, table: &Table) -> bool {
     if stubs == 0 || text != high - low || base < STUBS_BELOW {
         return false;
     }
-    if !sys::fstat(fd).is_some_and(|stat| [stat.ino, stat.dev] == header.overlay_id) {
+    if sys::fstat(fd).is_none_or(|stat| [stat.ino, stat.dev] != header.overlay_id) {
         return false;
     }
     let area = base - STUBS_BELOW;
