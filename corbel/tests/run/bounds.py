@@ -77,8 +77,10 @@ buffer = ctypes.create_string_buffer(b"v" * 100, 100)
 vector = struct.pack("QQQQ", ctypes.addressof(buffer), 100, 0, 100)
 print(call(WRITEV, make("v"), ctypes.c_char_p(vector), 2), os.stat("v").st_size)
 
-# Directories are never open for writing; names that end in a slash are of directories.
 here = os.open(".", os.O_RDONLY)
+print(copy(fd, 0, here, 0, 1), copy(here, 0, fd, 0, 1), copy(fd, 0, os.open("g", os.O_RDONLY), 0, 1))
+
+# Directories are never open for writing; names that end in a slash are of directories.
 print(attempt(os.write, here, b"x"), call(FALLOCATE, here, 0, 0, 10), attempt(os.mknod, "no/"))
 os.symlink("f", "link")
 print(attempt(os.open, "link", os.O_DIRECTORY | os.O_NOFOLLOW), call(FCHMODAT2, -100, "link", 0o600, 0x100))

@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering;
 use super::data::still;
 use super::{Reply, limit, regular, to_kernel};
 use crate::entry::Regs;
+use crate::format::state;
 use crate::fsys::fs;
 use crate::mem;
 use crate::path::Stop;
@@ -78,8 +79,12 @@ fn appends(fd: usize) -> bool {
 /// The rules of `copy_file_range` that hold however it is done: no offset too large, and no range of
 /// a file to another that it overlaps. How much may be copied.
 fn may_copy(r: &Regs) -> Result<usize, Stop> {
-    let mode = |fd: usize| {
-        InUse::of(fd as i32).map_or(o::RDWR, |file| file.ofd().flags.load(Ordering::Relaxed))
+    // A directory has an error of its own.
+    let mode = |fd: usize| match InUse::of(fd as i32) {
+        Some(file) if file.ofd().state.load(Ordering::Acquire) != state::DIR => {
+            file.ofd().flags.load(Ordering::Relaxed)
+        }
+        _ => o::RDWR,
     };
     if mode(r.rdi) & o::ACCMODE == o::WRONLY || mode(r.rdx) & o::ACCMODE == 0 || appends(r.rdx) {
         return Err(Stop::Error(err::BADF));
