@@ -64,7 +64,7 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 92] = [
+const ALWAYS: [usize; 93] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -151,12 +151,57 @@ const ALWAYS: [usize; 92] = [
     nr::SETRESUID,
     nr::SETRESGID,
     nr::SETGROUPS,
+    nr::SETFSUID,
+    nr::SETFSGID,
+    nr::CAPSET,
     nr::SYNC,
     nr::SETRLIMIT,
     nr::PRLIMIT64,
+    AFTER_VFORK,
+];
+
+/// Calls that no file of ours serves, on a descriptor in the first argument: rare, and the kernel
+/// has the right answer once it has the file. Sockets, timers, signals, epoll, inotify, namespaces;
+/// handles of files, and the newest calls that take a directory or, with an empty path, a file.
+const GIVEN: [usize; 38] = [
+    nr::CONNECT,
+    43, // accept
+    44, // sendto
+    45, // recvfrom
+    nr::RECVMSG,
+    48,  // shutdown
+    49,  // bind
+    50,  // listen
+    51,  // getsockname
+    52,  // getpeername
+    54,  // setsockopt
+    55,  // getsockopt
+    232, // epoll_wait
+    245, // mq_getsetattr
+    254, // inotify_add_watch
+    255, // inotify_rm_watch
+    281, // epoll_pwait
+    282, // signalfd
+    286, // timerfd_settime
+    287, // timerfd_gettime
+    288, // accept4
+    289, // signalfd4
+    299, // recvmmsg
     nr::NAME_TO_HANDLE_AT,
     nr::OPEN_BY_HANDLE_AT,
-    AFTER_VFORK,
+    308, // setns
+    313, // finit_module
+    428, // open_tree
+    432, // fsmount
+    433, // fspick
+    441, // epoll_pwait2
+    442, // mount_setattr
+    443, // quotactl_fd
+    451, // cachestat
+    463, // setxattrat
+    464, // getxattrat
+    465, // listxattrat
+    466, // removexattrat
 ];
 
 const fn classes() -> [AtomicU8; CALLS] {
@@ -164,6 +209,11 @@ const fn classes() -> [AtomicU8; CALLS] {
     let mut i = 0;
     while i < BY_DESCRIPTOR.len() {
         class[BY_DESCRIPTOR[i]] = AtomicU8::new(1);
+        i += 1;
+    }
+    i = 0;
+    while i < GIVEN.len() {
+        class[GIVEN[i]] = AtomicU8::new(1);
         i += 1;
     }
     i = 0;
@@ -239,8 +289,6 @@ fn other(r: &mut Regs) -> Reply {
         | nr::SENDMMSG
         | nr::IO_SUBMIT
         | nr::IO_URING_SETUP
-        | nr::NAME_TO_HANDLE_AT
-        | nr::OPEN_BY_HANDLE_AT
         | nr::MMAP => fds::other(r),
         nr::SENDFILE | nr::COPY_FILE_RANGE | nr::SPLICE | nr::TEE | nr::VMSPLICE => copy::copy(r),
         nr::SETRLIMIT | nr::PRLIMIT64 => limit::set(r),
@@ -276,7 +324,14 @@ fn other(r: &mut Regs) -> Reply {
         | nr::SETRESUID
         | nr::SETRESGID
         | nr::SETGROUPS
+        | nr::SETFSUID
+        | nr::SETFSGID
+        | nr::CAPSET
         | AFTER_VFORK => process::other(r),
+        call if GIVEN.contains(&call) => {
+            to_kernel(r.rdi)?;
+            Err(Stop::Kernel)
+        }
         _ => attrs::attrs(r),
     }
 }
@@ -303,15 +358,6 @@ pub fn regular(fd: usize) -> Result<InUse, Stop> {
         state::DIR => Err(Stop::Error(err::ISDIR)),
         _ => Err(gone(fd, file)),
     }
-}
-
-/// The same for a call that writes: a directory is never open for that.
-#[inline(always)]
-pub fn writable(fd: usize) -> Result<InUse, Stop> {
-    regular(fd).map_err(|stop| match stop {
-        Stop::Error(err::ISDIR) => Stop::Error(err::BADF),
-        stop => stop,
-    })
 }
 
 #[cold]

@@ -301,7 +301,7 @@ fn adopt(index: usize, keep: bool) -> Result<(), isize> {
 }
 
 /// Before a file is executed: only the kernel knows who writes what is being executed, and the
-/// other way round (ETXTBSY), so both go there.
+/// other way round (ETXTBSY), so both go there. Before a lease is asked for likewise.
 pub fn before_exec(ino: u64) {
     before_unlink(ino);
     session::give_to_kernel(ino);

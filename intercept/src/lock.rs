@@ -209,6 +209,19 @@ pub fn forked() {
     LIST.lock().iter_mut().filter(|h| h.ino != 0).for_each(close);
 }
 
+/// What a lock must be in itself, before it is asked who may have it.
+fn check(lock: &Flock) -> Result<(), Stop> {
+    let too_long = lock.len > 0 && lock.start.checked_add(lock.len - 1).is_none();
+    if lock.start >= 0 && too_long {
+        return Err(Stop::Error(err::OVERFLOW));
+    }
+    let before_all = lock.start < 0 || lock.len < 0 && lock.start + lock.len < 0;
+    if before_all || !(0..=2).contains(&lock.kind) {
+        return Err(Stop::Error(err::INVAL));
+    }
+    Ok(())
+}
+
 /// F_GETLK (5), F_SETLK (6) and F_SETLKW (7). The last may sleep, so the kernel is asked on the way
 /// out, where signals are delivered: the reply is then [`crate::entry::RAW_REPLACED`].
 pub fn fcntl(r: &mut Regs, file: &InUse) -> Result<Option<isize>, Stop> {
@@ -216,10 +229,6 @@ pub fn fcntl(r: &mut Regs, file: &InUse) -> Result<Option<isize>, Stop> {
     let mut lock: Flock = mem::get(r.rdx)?;
     let ofd = file.ofd();
     let mode = ofd.flags.load(Ordering::Acquire) & o::ACCMODE;
-    let (wants_read, wants_write) = (lock.kind == 0, lock.kind == 1);
-    if command != 5 && ((wants_read && mode == o::WRONLY) || (wants_write && mode == 0)) {
-        return Err(Stop::Error(err::BADF));
-    }
     let base = match lock.whence {
         0 => 0,
         1 => ofd.offset.load(Ordering::Acquire) as i64,
@@ -228,6 +237,11 @@ pub fn fcntl(r: &mut Regs, file: &InUse) -> Result<Option<isize>, Stop> {
     };
     lock.start = base.checked_add(lock.start).ok_or(err::OVERFLOW)?;
     lock.whence = 0;
+    check(&lock)?;
+    let (wants_read, wants_write) = (lock.kind == 0, lock.kind == 1);
+    if command != 5 && ((wants_read && mode == o::WRONLY) || (wants_write && mode == 0)) {
+        return Err(Stop::Error(err::BADF));
+    }
     let ino = InodeId(ofd.ino.load(Ordering::Acquire)).0;
     let fd = hidden(ino)?;
     if command == 5 {

@@ -147,7 +147,8 @@ const USER_END: usize = 0x7fff_ffff_f000;
 #[derive(Clone, Copy, Debug)]
 pub struct Fault;
 
-fn in_range(at: usize, len: usize) -> Result<(), Fault> {
+/// Whether an application could have memory there at all.
+pub fn in_range(at: usize, len: usize) -> Result<(), Fault> {
     match at.checked_add(len) {
         Some(end) if end <= USER_END => Ok(()),
         _ => Err(Fault),
@@ -198,11 +199,18 @@ pub fn get_string(at: usize, room: &mut [u8]) -> Result<Option<usize>, Fault> {
     }
 }
 
-/// The application's buffer for reading from, once each page has been seen to be readable.
+/// The application's buffer for reading from, once each page has been seen to be readable. Where
+/// only its beginning is, [`source_some`] takes that.
 ///
 /// Another thread that unmaps it meanwhile makes the process die of SIGSEGV instead of the call
 /// failing with EFAULT: the one difference to the kernel.
 pub fn source<'a>(at: usize, len: usize) -> Result<&'a [u8], Fault> {
+    let bytes = source_some(at, len)?;
+    if bytes.len() == len { Ok(bytes) } else { Err(Fault) }
+}
+
+/// What of the buffer lies before the first bad page: a call that gets so far has succeeded in part.
+pub fn source_some<'a>(at: usize, mut len: usize) -> Result<&'a [u8], Fault> {
     in_range(at, len)?;
     if len == 0 {
         return Ok(&[]);
@@ -211,7 +219,10 @@ pub fn source<'a>(at: usize, len: usize) -> Result<&'a [u8], Fault> {
     while page < at + len {
         // SAFETY: a fault is caught.
         if unsafe { corbel_user_probe_read(page as *const u8) } != 0 {
-            return Err(Fault);
+            if page == at {
+                return Err(Fault);
+            }
+            len = page - at;
         }
         page = (page & !(PAGE - 1)) + PAGE;
     }
@@ -219,8 +230,8 @@ pub fn source<'a>(at: usize, len: usize) -> Result<&'a [u8], Fault> {
     Ok(unsafe { core::slice::from_raw_parts(at as *const u8, len) })
 }
 
-/// The same for a buffer to be filled.
-pub fn sink<'a>(at: usize, len: usize) -> Result<&'a mut [u8], Fault> {
+/// The same for a buffer to be filled: what lies before the first bad page.
+pub fn sink<'a>(at: usize, mut len: usize) -> Result<&'a mut [u8], Fault> {
     in_range(at, len)?;
     if len == 0 {
         return Ok(&mut []);
@@ -229,7 +240,10 @@ pub fn sink<'a>(at: usize, len: usize) -> Result<&'a mut [u8], Fault> {
     while page < at + len {
         // SAFETY: a fault is caught; the byte keeps its value.
         if unsafe { corbel_user_probe_write(page as *mut u8) } != 0 {
-            return Err(Fault);
+            if page == at {
+                return Err(Fault);
+            }
+            len = page - at;
         }
         page = (page & !(PAGE - 1)) + PAGE;
     }

@@ -24,10 +24,10 @@ const NAME_MAX: usize = 255;
 /// Symbolic links followed before ELOOP.
 const LINKS_MAX: u32 = 40;
 
-/// After chroot: paths mean something else.
+/// After chroot, when paths mean something else, and for a super-user without all powers.
 static DISABLED: AtomicBool = AtomicBool::new(false);
 
-/// From now on every absolute path is the kernel's.
+/// From now on every path is the kernel's.
 pub fn disable() {
     DISABLED.store(true, Ordering::Relaxed);
 }
@@ -122,7 +122,7 @@ pub fn proc_descriptor(path: &[u8]) -> bool {
 fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
     // A vfork child shares our memory but not our descriptors: what the file system object opened
     // there would be missing here. Exec is near; until then the mount serves its paths.
-    let ours = !table::in_vfork();
+    let ours = !table::in_vfork() && !DISABLED.load(Ordering::Relaxed);
     if path.first() == Some(&b'/') {
         if ours && let Some(rest) = behind_prefix(path) {
             return Ok((InodeId::ROOT, rest));
@@ -134,7 +134,7 @@ fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
         }
         return Err(Stop::Kernel);
     }
-    if !ours {
+    if !ours && (dirfd == at::FDCWD || table::in_vfork()) {
         return Err(Stop::Kernel);
     }
     if dirfd == at::FDCWD {
@@ -146,10 +146,24 @@ fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
     let Some(index) = table::index(table::entry(dirfd)) else { return Err(Stop::Kernel) };
     let ofd = table::ofd(index);
     match ofd.state.load(Ordering::Acquire) {
-        state::DIR => Ok((crate::fsys::shown(ofd)?, path)),
+        state::DIR if ours => Ok((crate::fsys::shown(ofd)?, path)),
         state::FILE => Err(Stop::Error(err::NOTDIR)),
-        _ => Err(Stop::Kernel),
+        _ => {
+            to_kernel(dirfd)?;
+            Err(Stop::Kernel)
+        }
     }
+}
+
+/// Before the kernel resolves a path: what stands for a file of ours in it is a directory, and must
+/// not be taken for one.
+pub fn to_kernel(dirfd: i32) -> Result<(), Stop> {
+    if let Some(index) = table::index(table::entry(dirfd))
+        && table::ofd(index).state.load(Ordering::Acquire) != state::DIR
+    {
+        crate::demote::descriptor(dirfd)?;
+    }
+    Ok(())
 }
 
 /// A resolved path.
@@ -185,27 +199,40 @@ fn is_dir(attr: &Attr) -> bool {
     attr.kind() == S_IFDIR
 }
 
+/// What the walk does with the last component. A slash behind it makes the first two follow it,
+/// and ask for a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Last {
+    /// A symbolic link is followed.
+    Follow,
+    /// It is not.
+    Keep,
+    /// The name itself is meant, to be made: never followed, and the caller judges the slash.
+    Name,
+    /// The same, to be removed or replaced.
+    Remove,
+    /// Followed, or made if it is not there (O_CREAT): EISDIR if a slash stands behind it.
+    Create,
+}
+
 /// Resolves `path`; the last component is followed when `follow`.
 pub fn resolve(dirfd: i32, path: &Path, follow: bool) -> Result<Found, Stop> {
-    resolve_with(dirfd, path, follow, false)
+    let last = if follow { Last::Follow } else { Last::Keep };
+    resolve_as(&caller(), dirfd, path, last)
 }
 
-/// The same for a call that removes or replaces what the path leads to, which is not followed.
-pub fn resolve_to_remove(dirfd: i32, path: &Path) -> Result<Found, Stop> {
-    resolve_with(dirfd, path, false, true)
-}
-
-fn resolve_with(dirfd: i32, path: &Path, follow: bool, remove: bool) -> Result<Found, Stop> {
+/// The same with all that may be chosen.
+pub fn resolve_as(who: &Caller<'_>, dirfd: i32, path: &Path, last: Last) -> Result<Found, Stop> {
     if path.bytes().is_empty() {
         return Err(Stop::Error(err::NOENT));
     }
     let (dir, rest) = start(dirfd, path.bytes())?;
-    walk(dir, rest, follow, remove)
+    walk(who, dir, rest, last)
 }
 
 /// Inode of an absolute path of the kernel's making, when it is ours.
 pub fn inode_of(path: &[u8]) -> Option<u64> {
-    let found = walk(InodeId::ROOT, behind_prefix(path)?, true, false).ok()?;
+    let found = walk(&caller(), InodeId::ROOT, behind_prefix(path)?, Last::Follow).ok()?;
     Some(found.attr?.ino.0)
 }
 
@@ -213,9 +240,9 @@ fn root_of(fs: &dyn FileSystem, who: &Caller<'_>, dir: InodeId) -> Result<Attr, 
     Ok(fs.getattr(who, dir)?)
 }
 
-fn walk(dir: InodeId, rest: &[u8], follow: bool, remove: bool) -> Result<Found, Stop> {
+fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found, Stop> {
     let fs = fs()?;
-    let who = caller();
+    let literal = matches!(mode, Last::Name | Last::Remove);
     let mut dir = dir;
     let mut links = 0;
     // The path that a symbolic link was replaced in; from there on `from` counts in it.
@@ -237,7 +264,7 @@ fn walk(dir: InodeId, rest: &[u8], follow: bool, remove: bool) -> Result<Found, 
         if rest.is_empty() {
             // Nothing but the directory itself.
             found.parent = dir;
-            found.attr = Some(root_of(fs, &who, dir)?);
+            found.attr = Some(root_of(fs, who, dir)?);
             found.dot = true;
             found.slash = true;
             return Ok(found);
@@ -255,10 +282,14 @@ fn walk(dir: InodeId, rest: &[u8], follow: bool, remove: bool) -> Result<Found, 
             // The mount's own directory: statistics, files by number.
             return Err(Stop::Kernel);
         }
-        let looked_up = if last && remove {
-            fs.lookup_to_remove(&who, dir, name)
+        let dot = name == b"." || name == b"..";
+        if last && mode == Last::Create && !tail.is_empty() && !dot {
+            return Err(Stop::Error(err::ISDIR));
+        }
+        let looked_up = if last && mode == Last::Remove {
+            fs.lookup_to_remove(who, dir, name)
         } else {
-            fs.lookup(&who, dir, name)
+            fs.lookup(who, dir, name)
         };
         let attr = match looked_up {
             Ok(attr) => Some(attr),
@@ -267,14 +298,16 @@ fn walk(dir: InodeId, rest: &[u8], follow: bool, remove: bool) -> Result<Found, 
         };
         if let Some(link) = attr
             && link.kind() == S_IFLNK
-            && (!last || follow || !tail.is_empty())
+            && !(last && (literal || mode == Last::Keep && tail.is_empty()))
         {
             links += 1;
             if links > LINKS_MAX {
                 return Err(Stop::Error(err::LOOP));
             }
-            crate::protect::follow(dir, &link)?;
-            let mut target = fs.readlink(&who, link.ino)?;
+            if last {
+                crate::protect::follow(dir, &link)?;
+            }
+            let mut target = fs.readlink(who, link.ino)?;
             if target.is_empty() {
                 return Err(Stop::Error(err::NOENT));
             }
@@ -297,8 +330,8 @@ fn walk(dir: InodeId, rest: &[u8], follow: bool, remove: bool) -> Result<Found, 
             found.name_len = name.len();
             found.attr = attr;
             found.slash = !tail.is_empty();
-            found.dot = name == b"." || name == b"..";
-            if found.slash && attr.is_some_and(|a| !is_dir(&a)) {
+            found.dot = dot;
+            if found.slash && !literal && attr.is_some_and(|a| !is_dir(&a)) {
                 return Err(Stop::Error(err::NOTDIR));
             }
             return Ok(found);

@@ -294,9 +294,10 @@ impl Change {
 /// Which names of extended attributes exist, and who may touch them (xattr(7)).
 fn xattr_rules(caller: &Caller<'_>, state: &State, name: &[u8], what: u32) -> Result<()> {
     let r = &state.record;
-    if [&b"user."[..], b"trusted.", b"security."].contains(&name) {
-        return Err(Errno::INVAL);
-    }
+    let named = |may: Result<()>| match name {
+        b"user." | b"trusted." | b"security." => may.and(Err(Errno::INVAL)),
+        _ => may,
+    };
     if name.starts_with(b"user.") {
         let kind = r.mode & crate::fs::S_IFMT;
         if kind != S_IFREG && kind != S_IFDIR {
@@ -305,19 +306,20 @@ fn xattr_rules(caller: &Caller<'_>, state: &State, name: &[u8], what: u32) -> Re
         if what == W && kind == S_IFDIR && r.mode & 0o1000 != 0 && !owns(caller, r) {
             return Err(Errno::PERM);
         }
-        return may(caller, r, what);
+        return named(may(caller, r, what));
     }
     if name.starts_with(b"trusted.") {
-        return match (caller.uid, what) {
+        return named(match (caller.uid, what) {
             (0, _) => Ok(()),
             (_, W) => Err(Errno::PERM),
             _ => Err(Errno::NODATA),
-        };
+        });
     }
     if name.starts_with(b"security.") {
-        return if what != W || caller.uid == 0 { Ok(()) } else { Err(Errno::PERM) };
+        let granted = what != W || caller.uid == 0;
+        return named(if granted { Ok(()) } else { Err(Errno::PERM) });
     }
-    Err(Errno::OPNOTSUPP)
+    may(caller, r, what).and(Err(Errno::OPNOTSUPP))
 }
 
 impl FileSystem for LibFs {

@@ -396,11 +396,6 @@ impl LibFs {
         let dir = self.inode(parent);
         self.repeat(|session| {
             let (ino, kind) = self.resolve(session, caller, &dir, name)?;
-            match (is_rmdir, kind == S_IFDIR) {
-                (true, false) => return Err(Errno::NOTDIR),
-                (false, true) => return Err(Errno::ISDIR),
-                _ => {}
-            }
             let victim = self.inode(ino);
             let mut locked = Locked::new(&[&dir, &victim]);
             self.ensure(session, parent, locked.get(parent), LeaseMode::Write, 0)?;
@@ -413,6 +408,11 @@ impl LibFs {
             }
             let record = locked.get(ino).record.clone();
             may_remove(caller, &locked.get(parent).record, &record)?;
+            match (is_rmdir, kind == S_IFDIR) {
+                (true, false) => return Err(Errno::NOTDIR),
+                (false, true) => return Err(Errno::ISDIR),
+                _ => {}
+            }
             if is_rmdir && record.entries > 0 {
                 return Err(Errno::NOTEMPTY);
             }
@@ -471,6 +471,9 @@ impl LibFs {
                 return Err(Errno::EXIST);
             }
             may(caller, &locked.get(parent).record, W | X)?;
+            if locked.get(parent).record.nlink == 0 {
+                return Err(Errno::NOENT);
+            }
             let record = locked.get(ino).record.clone();
             if record.mode & S_IFMT == S_IFDIR {
                 return Err(Errno::PERM);
@@ -575,8 +578,9 @@ impl LibFs {
         let record = locked.get(ino).record.clone();
         may_remove(caller, &locked.get(old.ino).record, &record)?;
         may(caller, &locked.get(new.ino).record, W | X)?;
-        if moves_dir && kind == S_IFDIR {
-            may(caller, &record, W)?;
+        if locked.get(new.ino).record.nlink == 0 {
+            // The directory is gone itself.
+            return Err(Errno::NOENT);
         }
         if let Some((other, other_kind)) = replaced {
             let victim = locked.get(other).record.clone();
@@ -588,6 +592,10 @@ impl LibFs {
                     _ => {}
                 }
             }
+        }
+        if moves_dir && kind == S_IFDIR {
+            // Its `..` changes.
+            may(caller, &record, W)?;
         }
         if moves_dir {
             let skip: Vec<InodeId> = all.iter().map(|i| i.ino).collect();

@@ -1,6 +1,7 @@
 //! Calls whose meaning is easily missed, by programs on the mount and under `corbel run`.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -146,6 +147,30 @@ os.unlink(sys.argv[1] + '-other')";
         let output = command.current_dir(cluster.mount(1)).args(["python3", "-c", program, view]);
         assert_eq!(text(&output.output().unwrap()), "{28} 1048576 None None\n", "{view}");
     }
+}
+
+/// Which error comes first, and that bad memory is EFAULT or the end of what is done.
+#[test]
+fn wrong_calls_fail_as_elsewhere() {
+    let Some(cluster) = cluster() else { return };
+    let native = cluster.path("native");
+    fs::create_dir(&native).unwrap();
+    let in_dir = |mut command: Command, dir: &Path, view: &str| {
+        command.current_dir(dir).env("VIEW", view);
+        script(command, "edges.py", &[])
+    };
+    for (view, command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
+        let dir = cluster.mount(1).join(view);
+        fs::create_dir(&dir).unwrap();
+        let want = in_dir(limited(), &native, view);
+        let said = in_dir(command, &dir, view);
+        for (want, said) in want.lines().zip(said.lines()) {
+            assert_eq!(said, want, "{view}");
+        }
+        assert_eq!(said.lines().count(), want.lines().count(), "{view}");
+        assert!(want.lines().count() > 2000, "{want}");
+    }
+    cluster.assert_nothing_refused();
 }
 
 /// A user who owns nothing maps, locks and executes what is open to all, and finds nothing else by

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use base::InodeId;
-use client::fs::{Attr, S_IFLNK, SetAttr, SetTime, StatFs, Time, XattrMode};
+use client::fs::{Attr, Caller, S_IFLNK, SetAttr, SetTime, StatFs, Time, XattrMode};
 use core::sync::atomic::Ordering;
 
 use super::{Reply, served};
@@ -11,7 +11,7 @@ use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::{self, BLOCK, caller, device, fs};
 use crate::mem;
-use crate::path::{self, Path, Stop};
+use crate::path::{self, Last, Path, Stop};
 use crate::sys::{self, at, err, nr};
 
 const CWD: i32 = at::FDCWD;
@@ -39,14 +39,7 @@ pub fn attrs(r: &mut Regs) -> Reply {
         nr::CHMOD => chmod(&named(CWD, a, true)?, b as u32),
         nr::FCHMOD => chmod(&descriptor(a)?, b as u32),
         nr::FCHMODAT => chmod(&named(a as i32, b, true)?, c as u32),
-        nr::FCHMODAT2 => {
-            let attr = at_flags(a, b, d as u32, SET_FLAGS)?;
-            if attr.kind() == S_IFLNK {
-                // A link's own mode does not change.
-                return Err(Stop::Error(err::OPNOTSUPP));
-            }
-            chmod(&attr, c as u32)
-        }
+        nr::FCHMODAT2 => chmod(&at_flags(a, b, d as u32, SET_FLAGS)?, c as u32),
         nr::CHOWN => chown(&named(CWD, a, true)?, b as u32, c as u32),
         nr::LCHOWN => chown(&named(CWD, a, false)?, b as u32, c as u32),
         nr::FCHOWN => chown(&descriptor(a)?, b as u32, c as u32),
@@ -86,10 +79,20 @@ pub fn descriptor(fd: usize) -> Result<Attr, Stop> {
 
 /// A path with AT_EMPTY_PATH and AT_SYMLINK_NOFOLLOW; others than `known` are refused.
 fn at_flags(dirfd: usize, at: usize, flags: u32, known: u32) -> Result<Attr, Stop> {
+    at_flags_as(&caller(), dirfd, at, flags, known)
+}
+
+fn at_flags_as(
+    who: &Caller<'_>,
+    dirfd: usize,
+    at: usize,
+    flags: u32,
+    known: u32,
+) -> Result<Attr, Stop> {
     if flags & !known != 0 {
         return Err(Stop::Error(err::INVAL));
     }
-    if at == 0 && flags & at::EMPTY_PATH != 0 {
+    if at == 0 && flags & at::EMPTY_PATH != 0 && known == STAT_FLAGS {
         return descriptor(dirfd);
     }
     let path = Path::get(at)?;
@@ -99,7 +102,8 @@ fn at_flags(dirfd: usize, at: usize, flags: u32, known: u32) -> Result<Attr, Sto
         }
         return descriptor(dirfd);
     }
-    path::resolve(dirfd as i32, &path, flags & at::SYMLINK_NOFOLLOW == 0)?.exists()
+    let last = if flags & at::SYMLINK_NOFOLLOW == 0 { Last::Follow } else { Last::Keep };
+    path::resolve_as(who, dirfd as i32, &path, last)?.exists()
 }
 
 fn stat(attr: &Attr, to: usize) -> Reply {
@@ -169,28 +173,35 @@ fn access(dirfd: i32, path: usize, mask: u32, flags: u32) -> Reply {
     if mask & !7 != 0 {
         return Err(Stop::Error(err::INVAL));
     }
-    let attr = at_flags(dirfd as usize, path, flags & !at::EACCESS, SET_FLAGS)?;
     let mut who = caller();
     if flags & at::EACCESS == 0 {
         // access asks for the real identity: getuid, getgid.
         who.uid = sys::call0(102) as u32;
         who.gid = sys::call0(104) as u32;
     }
+    let attr = at_flags_as(&who, dirfd as usize, path, flags & !at::EACCESS, SET_FLAGS)?;
     fs()?.access(&who, attr.ino, mask)?;
     Ok(0)
 }
 
 fn chmod(attr: &Attr, mode: u32) -> Reply {
+    if attr.kind() == S_IFLNK {
+        return Err(Stop::Error(err::OPNOTSUPP));
+    }
     let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
     fs()?.setattr(&caller(), attr.ino, &set)?;
     Ok(0)
 }
 
 fn chown(attr: &Attr, uid: u32, gid: u32) -> Reply {
-    // To the same owner is a change too: it ends set-id bits.
-    let same = uid == u32::MAX && gid == u32::MAX && attr.mode & 0o6000 != 0;
-    let uid = if same && [0, attr.uid].contains(&caller().uid) { attr.uid } else { uid };
     let known = |id: u32| (id != u32::MAX).then_some(id);
+    // To the same owner is a change too: it ends set-id bits.
+    let same = uid == u32::MAX && gid == u32::MAX && !attr.is_dir() && attr.mode & 0o6000 != 0;
+    let owns = [0, attr.uid].contains(&caller().uid);
+    if same && !owns && (attr.mode & 0o4000 != 0 || attr.mode & 0o2010 == 0o2010) {
+        return Err(Stop::Error(err::PERM));
+    }
+    let uid = if same && owns { attr.uid } else { uid };
     let set = SetAttr { uid: known(uid), gid: known(gid), ..SetAttr::default() };
     fs()?.setattr(&caller(), attr.ino, &set)?;
     Ok(0)
@@ -224,6 +235,9 @@ fn times(r: &Regs) -> Reply {
             [a, micro(an), m, micro(mn)]
         }
     };
+    if r.rax != nr::UTIMENSAT && (wanted[1] < 0 || wanted[3] < 0) {
+        return Err(Stop::Error(err::INVAL));
+    }
     if wanted[1] == UTIME_OMIT && wanted[3] == UTIME_OMIT {
         // As in the kernel, the file is not even looked for.
         return Ok(0);
@@ -233,11 +247,13 @@ fn times(r: &Regs) -> Reply {
         nr::UTIMENSAT if r.rsi == 0 && r.r10 as u32 != 0 => return Err(Stop::Error(err::INVAL)),
         nr::UTIMENSAT if r.rsi == 0 => descriptor(r.rdi)?,
         nr::UTIMENSAT => at_flags(r.rdi, r.rsi, r.r10 as u32, SET_FLAGS)?,
+        _ if r.rsi == 0 => descriptor(r.rdi)?,
         _ => named(r.rdi as i32, r.rsi, true)?,
     };
     let (atime, mtime) = (set_time(wanted[0], wanted[1])?, set_time(wanted[2], wanted[3])?);
-    if atime.is_some() != mtime.is_some() && ![0, attr.uid].contains(&caller().uid) {
-        // Who may write sets both to now; one of them only the owner sets.
+    let who = caller();
+    if atime.is_none() != mtime.is_none() && who.uid != 0 && who.uid != attr.uid {
+        // Who may write may set both to now, and nothing else.
         return Err(Stop::Error(err::PERM));
     }
     fs()?.setattr(&caller(), attr.ino, &SetAttr { atime, mtime, ..SetAttr::default() })?;
@@ -287,6 +303,13 @@ fn xattr(r: &Regs, file: impl Fn() -> Result<Attr, Stop>) -> Reply {
     let name = &room[..len];
     if name.is_empty() {
         return Err(Stop::Error(err::RANGE));
+    }
+    if set && name == b"security.capability" {
+        // The kernel knows what such a value may be.
+        if r.rax == nr::FSETXATTR {
+            super::to_kernel(r.rdi)?;
+        }
+        return Err(Stop::Kernel);
     }
     if set && r.r10 > XATTR_SIZE_MAX {
         return Err(Stop::Error(-7)); // E2BIG

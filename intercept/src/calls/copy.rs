@@ -4,11 +4,11 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
-use client::fs::{CopyRange, S_IFREG};
+use client::fs::{CopyRange, S_IFDIR, S_IFMT, S_IFREG};
 use core::sync::atomic::Ordering;
 
 use super::data::still;
-use super::{Reply, limit, regular, to_kernel};
+use super::{Reply, limit, regular, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::fs;
@@ -17,6 +17,7 @@ use crate::path::Stop;
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, InUse};
 
+const F_GETFL: usize = 3;
 /// EXDEV
 const XDEV: isize = -18;
 /// Copied at a time.
@@ -29,23 +30,104 @@ fn ours(fd: usize) -> bool {
 }
 
 fn plain_file(fd: usize) -> bool {
-    ours(fd) || sys::fstat(fd as i32).is_some_and(|s| s.mode & 0o170_000 == S_IFREG)
+    match table::index(table::entry(fd as i32)) {
+        Some(index) => table::ofd(index).state.load(Ordering::Acquire) != state::DIR,
+        None => sys::fstat(fd as i32).is_some_and(|s| s.mode & S_IFMT == S_IFREG),
+    }
+}
+
+/// What F_GETFL shows; EBADF where nothing can be read or written at all.
+fn flags_of(fd: usize) -> Result<u32, Stop> {
+    if ours(fd) {
+        match served(fd) {
+            Ok(file) => return Ok(file.ofd().flags.load(Ordering::Acquire)),
+            Err(Stop::Kernel) => {}
+            Err(stop) => return Err(stop),
+        }
+    }
+    let flags = sys::call3(nr::FCNTL, fd, F_GETFL, 0);
+    if sys::failed(flags) || flags as u32 & o::PATH != 0 {
+        return Err(Stop::Error(err::BADF));
+    }
+    Ok(flags as u32)
+}
+
+/// By flags; open for neither (3), as for ioctl only, is possible too.
+fn readable(flags: u32) -> bool {
+    matches!(flags & o::ACCMODE, 0 | o::RDWR)
+}
+
+fn writable(flags: u32) -> bool {
+    matches!(flags & o::ACCMODE, o::WRONLY | o::RDWR)
+}
+
+/// The offset at an address, if one was given.
+fn offset(at: usize) -> Result<Option<i64>, Stop> {
+    if at == 0 { Ok(None) } else { Ok(Some(mem::get(at)?)) }
+}
+
+/// What the kernel looks at before it copies a range, in its order; how much may be copied.
+fn may_copy(r: &Regs) -> Result<usize, Stop> {
+    let (from, to) = (flags_of(r.rdi)?, flags_of(r.rdx)?);
+    let (in_at, out_at) = (offset(r.rsi)?, offset(r.r10)?);
+    if r.r9 as u32 != 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    for fd in [r.rdi, r.rdx] {
+        let kind = match table::index(table::entry(fd as i32)) {
+            Some(index) if table::ofd(index).state.load(Ordering::Acquire) == state::DIR => S_IFDIR,
+            Some(_) => S_IFREG,
+            None => sys::fstat(fd as i32).map_or(0, |s| s.mode & S_IFMT),
+        };
+        match kind {
+            S_IFREG => {}
+            S_IFDIR => return Err(Stop::Error(err::ISDIR)),
+            _ => return Err(Stop::Error(err::INVAL)),
+        }
+    }
+    if !readable(from) || !writable(to) || to & o::APPEND != 0 {
+        return Err(Stop::Error(err::BADF));
+    }
+    for at in [in_at, out_at].into_iter().flatten() {
+        if (at as u64).checked_add(r.r8 as u64).is_none() {
+            return Err(Stop::Error(err::OVERFLOW));
+        }
+        if at < 0 {
+            return Err(Stop::Error(err::INVAL));
+        }
+    }
+    overlap(r, in_at, out_at)
+}
+
+/// Within one file the ranges may not overlap, and what is copied ends where the file did.
+fn overlap(r: &Regs, in_at: Option<i64>, out_at: Option<i64>) -> Result<usize, Stop> {
+    if !ours(r.rdi) || !ours(r.rdx) {
+        return Ok(r.r8);
+    }
+    let (from, to) = (regular(r.rdi)?, regular(r.rdx)?);
+    if from.ofd().ino.load(Ordering::Acquire) != to.ofd().ino.load(Ordering::Acquire) {
+        return Ok(r.r8);
+    }
+    let place = |file: &InUse, at: Option<i64>| {
+        at.map_or_else(|| file.ofd().offset.load(Ordering::Relaxed), |at| at as u64)
+    };
+    let (source, target) = (place(&from, in_at), place(&to, out_at));
+    let size = fs()?.fgetattr(from.handle()?)?.size;
+    let len = (r.r8 as u64).min(size.saturating_sub(source));
+    if target < source.saturating_add(len) && source < target.saturating_add(len) {
+        return Err(Stop::Error(err::INVAL));
+    }
+    Ok(len as usize)
 }
 
 /// See the module text.
 pub fn copy(r: &mut Regs) -> Reply {
     match r.rax {
         nr::COPY_FILE_RANGE if ours(r.rdi) || ours(r.rdx) => {
-            if [r.rdi, r.rdx].iter().any(|fd| !ours(*fd) && sys::fstat(*fd as i32).is_none()) {
-                return Err(Stop::Error(err::BADF));
-            }
-            if r.r9 as u32 != 0 {
-                return Err(Stop::Error(err::INVAL));
-            }
-            if !plain_file(r.rdi) || !plain_file(r.rdx) {
-                return Err(Stop::Error(err::INVAL));
-            }
             let len = may_copy(r)?;
+            if !ours(r.rdi) && !ours(r.rdx) {
+                return Err(Stop::Kernel);
+            }
             match copied(r.rdi, r.rsi, r.rdx, r.r10, len)? {
                 Some(done) => Ok(done),
                 None => run(r.rdi, r.rsi, r.rdx, r.r10, len),
@@ -53,7 +135,23 @@ pub fn copy(r: &mut Regs) -> Reply {
         }
         nr::SENDFILE if ours(r.rdi) || ours(r.rsi) => {
             if plain_file(r.rdi) && plain_file(r.rsi) {
-                if appends(r.rdi) {
+                let at = offset(r.rdx)?;
+                let (from, to) = (flags_of(r.rsi)?, flags_of(r.rdi)?);
+                if !ours(r.rdi) && !ours(r.rsi) {
+                    // Both have just become the kernel's.
+                    return Err(Stop::Kernel);
+                }
+                if !readable(from) {
+                    return Err(Stop::Error(err::BADF));
+                }
+                let len = r.r10.min(ONCE) as i64;
+                if at.is_some_and(|at| at < 0 || at > i64::MAX - len) {
+                    return Err(Stop::Error(err::INVAL));
+                }
+                if !writable(to) {
+                    return Err(Stop::Error(err::BADF));
+                }
+                if to & o::APPEND != 0 {
                     return Err(Stop::Error(err::INVAL));
                 }
                 return run(r.rsi, r.rdx, r.rdi, 0, r.r10);
@@ -67,51 +165,17 @@ pub fn copy(r: &mut Regs) -> Reply {
             to_kernel(r.rdx)?;
             Err(Stop::Kernel)
         }
+        nr::TEE => {
+            to_kernel(r.rdi)?;
+            to_kernel(r.rsi)?;
+            Err(Stop::Kernel)
+        }
+        nr::VMSPLICE => {
+            to_kernel(r.rdi)?;
+            Err(Stop::Kernel)
+        }
         _ => Err(Stop::Kernel),
     }
-}
-
-fn appends(fd: usize) -> bool {
-    InUse::of(fd as i32)
-        .is_some_and(|file| file.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0)
-}
-
-/// The rules of `copy_file_range` that hold however it is done: no offset too large, and no range of
-/// a file to another that it overlaps. How much may be copied.
-fn may_copy(r: &Regs) -> Result<usize, Stop> {
-    // A directory has an error of its own.
-    let mode = |fd: usize| match InUse::of(fd as i32) {
-        Some(file) if file.ofd().state.load(Ordering::Acquire) != state::DIR => {
-            file.ofd().flags.load(Ordering::Relaxed)
-        }
-        _ => o::RDWR,
-    };
-    if mode(r.rdi) & o::ACCMODE == o::WRONLY || mode(r.rdx) & o::ACCMODE == 0 || appends(r.rdx) {
-        return Err(Stop::Error(err::BADF));
-    }
-    let mut ends = [(0, 0); 2];
-    for (end, (fd, at)) in ends.iter_mut().zip([(r.rdi, r.rsi), (r.rdx, r.r10)]) {
-        let Some(file) = InUse::of(fd as i32) else { return Ok(r.r8) };
-        let ofd = file.ofd();
-        let own = ofd.offset.load(Ordering::Relaxed);
-        let at = if at == 0 { own } else { mem::get::<u64>(at)? };
-        // Past the largest offset, or around it.
-        if i64::try_from(at).is_err() || at.checked_add(r.r8 as u64).is_none() {
-            return Err(Stop::Error(err::OVERFLOW));
-        }
-        *end = (ofd.ino.load(Ordering::Acquire), at);
-    }
-    let [(from, from_at), (to, to_at)] = ends;
-    if from != to {
-        return Ok(r.r8);
-    }
-    let file = regular(r.rdi)?;
-    let left = fs()?.fgetattr(file.handle()?)?.size.saturating_sub(from_at);
-    let len = r.r8.min(usize::try_from(left).unwrap_or(usize::MAX));
-    if from_at.abs_diff(to_at) < len as u64 {
-        return Err(Stop::Error(err::INVAL));
-    }
-    Ok(len)
 }
 
 /// Lets the service copy; none if it is to be done by hand.
@@ -122,19 +186,18 @@ fn copied(
     out_at: usize,
     len: usize,
 ) -> Result<Option<isize>, Stop> {
-    if !ours(from) || !ours(to) {
+    if !ours(from) || !ours(to) || limit::is_set() {
         return Ok(None);
     }
     let (source, target) = (regular(from)?, regular(to)?);
+    if target.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0 {
+        return Err(Stop::Error(err::BADF));
+    }
     // Like the kernel, without a lock on the files' own offsets.
     let offset = |file: &InUse, at: usize| -> Result<u64, Stop> {
         if at == 0 { Ok(file.ofd().offset.load(Ordering::Relaxed)) } else { Ok(mem::get(at)?) }
     };
     let (from_offset, to_offset) = (offset(&source, in_at)?, offset(&target, out_at)?);
-    if limit::is_set() {
-        // What may not be copied whole is cut piece by piece.
-        return Ok(None);
-    }
     let (from, to) = (source.handle()?, target.handle()?);
     let copy = CopyRange { from, from_offset, to, to_offset, len: len as u64 };
     let done = match fs()?.copy_range(&copy) {

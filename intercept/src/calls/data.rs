@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use base::InodeId;
 use client::fs::{S_IFDIR, S_IFREG, SetAttr, Whence};
 
-use super::{Reply, limit, regular, served, writable};
+use super::{Reply, limit, regular, served};
 use crate::entry::Regs;
 use crate::format::{Ofd, state};
 use crate::fsys::{caller, fs};
@@ -35,36 +35,78 @@ fn may_write(ofd: &Ofd) -> Result<u32, Stop> {
     if flags & o::ACCMODE == 0 { Err(Stop::Error(err::BADF)) } else { Ok(flags) }
 }
 
-/// A file offset from the application.
+/// A file offset from the application, from where `len` bytes do not reach beyond all offsets.
 #[inline(always)]
-fn offset(at: usize) -> Result<u64, Stop> {
-    range(at, 0)
+fn offset(at: usize, len: usize) -> Result<u64, Stop> {
+    let at = at as u64;
+    if at > OFFSET_MAX || len as u64 > OFFSET_MAX - at {
+        Err(Stop::Error(err::INVAL))
+    } else {
+        Ok(at)
+    }
 }
 
-/// The same, of a range that must end where offsets do.
+/// How much to read or write: the whole of what was asked must be the application's own.
 #[inline(always)]
-fn range(at: usize, len: usize) -> Result<u64, Stop> {
-    match at.checked_add(len) {
-        Some(end) if end as u64 <= OFFSET_MAX => Ok(at as u64),
-        _ => Err(Stop::Error(err::INVAL)),
+fn count(r: &Regs) -> Result<usize, Stop> {
+    mem::in_range(r.rsi, r.rdx)?;
+    Ok(r.rdx.min(COUNT_MAX))
+}
+
+/// A regular file to be written.
+#[inline(always)]
+fn writable(fd: usize) -> Result<(InUse, u32), Stop> {
+    // A directory can only be open for reading.
+    let file = regular(fd).map_err(not_writable)?;
+    let flags = may_write(file.ofd())?;
+    Ok((file, flags))
+}
+
+fn not_writable(stop: Stop) -> Stop {
+    if stop == Stop::Error(err::ISDIR) { Stop::Error(err::BADF) } else { stop }
+}
+
+/// Of a directory, after what is wrong with the call itself.
+#[cold]
+fn not_readable(stop: Stop, r: &Regs, at: usize) -> Stop {
+    if stop != Stop::Error(err::ISDIR) {
+        return stop;
+    }
+    count(r).and_then(|len| offset(at, len)).err().unwrap_or(stop)
+}
+
+/// For a buffer that cannot be filled: that does not matter at the end of the file.
+#[cold]
+fn at_end<'a>(file: &InUse, at: u64, buf: usize, len: usize) -> Result<&'a mut [u8], Stop> {
+    mem::in_range(buf, len)?;
+    match fs()?.read(file.handle()?, at, &mut [0])? {
+        0 => Ok(&mut []),
+        _ => Err(Stop::Error(err::FAULT)),
     }
 }
 
 /// `pread64`.
 pub fn pread(r: &mut Regs) -> Reply {
-    let at = range(r.r10, r.rdx)?;
-    let file = regular(r.rdi)?;
+    if (r.r10 as isize) < 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let file = regular(r.rdi).map_err(|stop| not_readable(stop, r, r.r10))?;
     may_read(file.ofd())?;
-    let buf = mem::sink(r.rsi, r.rdx.min(COUNT_MAX))?;
+    let len = count(r)?;
+    let at = offset(r.r10, len)?;
+    let buf = mem::sink(r.rsi, len).or_else(|_| at_end(&file, at, r.rsi, len))?;
     Ok(fs()?.read(file.handle()?, at, buf)? as isize)
 }
 
 /// `pwrite64`. On an O_APPEND file Linux appends.
 pub fn pwrite(r: &mut Regs) -> Reply {
-    let at = range(r.r10, r.rdx)?;
-    let file = writable(r.rdi)?;
-    let flags = may_write(file.ofd())?;
-    let data = mem::source(r.rsi, r.rdx.min(COUNT_MAX))?;
+    if (r.r10 as isize) < 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let (file, flags) = writable(r.rdi)?;
+    let len = count(r)?;
+    let at = offset(r.r10, len)?;
+    let data = mem::source_some(r.rsi, len)?;
     if data.is_empty() {
         return Ok(0);
     }
@@ -74,13 +116,15 @@ pub fn pwrite(r: &mut Regs) -> Reply {
 
 /// `read`.
 pub fn read(r: &mut Regs) -> Reply {
-    let file = regular(r.rdi)?;
+    let file = regular(r.rdi).map_err(|stop| not_readable(stop, r, 0))?;
     may_read(file.ofd())?;
-    let buf = mem::sink(r.rsi, r.rdx.min(COUNT_MAX))?;
+    let len = count(r)?;
+    let buf = mem::sink(r.rsi, len);
     let handle = file.handle()?;
     let lock = file.lock();
     let ofd = still(&file)?;
-    let at = ofd.offset.load(Ordering::Relaxed);
+    let at = offset(ofd.offset.load(Ordering::Relaxed) as usize, len)?;
+    let buf = buf.or_else(|_| at_end(&file, at, r.rsi, len))?;
     let got = fs()?.read(handle, at, buf)?;
     ofd.offset.store(at + got as u64, Ordering::Relaxed);
     drop(lock);
@@ -89,16 +133,16 @@ pub fn read(r: &mut Regs) -> Reply {
 
 /// `write`.
 pub fn write(r: &mut Regs) -> Reply {
-    let file = writable(r.rdi)?;
-    let flags = may_write(file.ofd())?;
-    let data = mem::source(r.rsi, r.rdx.min(COUNT_MAX))?;
+    let (file, flags) = writable(r.rdi)?;
+    let len = count(r)?;
+    let data = mem::source_some(r.rsi, len)?;
     if data.is_empty() {
         return Ok(0);
     }
     let handle = file.handle()?;
     let lock = file.lock();
     let ofd = still(&file)?;
-    let at = ofd.offset.load(Ordering::Relaxed);
+    let at = offset(ofd.offset.load(Ordering::Relaxed) as usize, len)?;
     let data = limit::cut(&file, at, flags & o::APPEND != 0, data)?;
     let done = fs()?.write(handle, at, data, flags & o::APPEND != 0)?;
     ofd.offset.store(done.offset + done.len as u64, Ordering::Relaxed);
@@ -121,10 +165,10 @@ pub(super) fn still(file: &InUse) -> Result<&'static Ofd, Stop> {
 pub fn other(r: &mut Regs) -> Reply {
     match r.rax {
         nr::LSEEK => lseek(r),
-        nr::READV => vector(r, false, None, false),
-        nr::WRITEV => vector(r, true, None, false),
-        nr::PREADV => vector(r, false, Some(offset(r.r10)?), false),
-        nr::PWRITEV => vector(r, true, Some(offset(r.r10)?), false),
+        nr::READV => vector(r, false, None),
+        nr::WRITEV => vector(r, true, None),
+        nr::PREADV => vector(r, false, Some(r.r10)),
+        nr::PWRITEV => vector(r, true, Some(r.r10)),
         nr::PREADV2 | nr::PWRITEV2 => vector2(r),
         nr::FSYNC | nr::FDATASYNC | nr::SYNC_FILE_RANGE => sync(r),
         nr::SYNCFS | nr::SYNC => sync_all(r),
@@ -132,12 +176,7 @@ pub fn other(r: &mut Regs) -> Reply {
         nr::TRUNCATE => truncate(r),
         nr::FALLOCATE => fallocate(r),
         nr::GETDENTS64 => getdents(r),
-        nr::FADVISE64 | nr::READAHEAD => {
-            served(r.rdi)?;
-            // Advice from POSIX_FADV_NORMAL to POSIX_FADV_NOREUSE.
-            let wrong = r.rax == nr::FADVISE64 && (r.r10 as i32 as u32 > 5 || (r.rdx as isize) < 0);
-            if wrong { Err(Stop::Error(err::INVAL)) } else { Ok(0) }
-        }
+        nr::FADVISE64 | nr::READAHEAD => advise(r),
         _ => Err(Stop::Kernel),
     }
 }
@@ -166,7 +205,7 @@ fn lseek(r: &Regs) -> Reply {
     Ok(to as isize)
 }
 
-fn vectors(at: usize, count: usize) -> Result<Vec<[usize; 2]>, Stop> {
+fn vectors(at: usize, count: usize) -> Result<(Vec<[usize; 2]>, usize), Stop> {
     if count > IOV_MAX {
         return Err(Stop::Error(err::INVAL));
     }
@@ -177,30 +216,53 @@ fn vectors(at: usize, count: usize) -> Result<Vec<[usize; 2]>, Stop> {
         if iov[1] > isize::MAX as usize {
             return Err(Stop::Error(err::INVAL));
         }
+        mem::in_range(iov[0], iov[1])?;
         iov[1] = iov[1].min(COUNT_MAX - total);
         total += iov[1];
         list.push(iov);
     }
-    Ok(list)
+    Ok((list, total))
 }
 
-/// `stays`: what is written does not go to the end of a file opened for appending.
-fn vector(r: &Regs, write: bool, at: Option<u64>, stays: bool) -> Reply {
-    let file = if write { writable(r.rdi)? } else { regular(r.rdi)? };
+/// Where a transfer of a list begins, and who appends.
+#[derive(Clone, Copy)]
+struct Place {
+    /// None: the file's own offset.
+    at: Option<usize>,
+    /// RWF_APPEND, RWF_NOAPPEND.
+    append: Option<bool>,
+}
+
+fn vector(r: &Regs, write: bool, at: Option<usize>) -> Reply {
+    vector_at(r, write, Place { at, append: None })
+}
+
+fn vector_at(r: &Regs, write: bool, place: Place) -> Reply {
+    if place.at.is_some_and(|at| (at as isize) < 0) {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let file = served(r.rdi)?;
     let flags = if write { may_write(file.ofd())? } else { may_read(file.ofd())? };
-    let list = vectors(r.rsi, r.rdx as u32 as usize)?;
-    let append = flags & o::APPEND != 0 && !stays;
-    if let Some(at) = at {
-        return Ok(transfer(&file, &list, write, at, append)?.0);
+    let (list, total) = vectors(r.rsi, r.rdx as u32 as usize)?;
+    if total == 0 {
+        return Ok(0);
+    }
+    if file.ofd().state.load(Ordering::Acquire) == state::DIR {
+        return Err(Stop::Error(err::ISDIR));
+    }
+    let append = write && place.append.unwrap_or(flags & o::APPEND != 0);
+    if let Some(at) = place.at {
+        return Ok(transfer(&file, &list, write, offset(at, total)?, append)?.0);
     }
     let _lock = file.lock();
     let ofd = still(&file)?;
-    let (done, end) = transfer(&file, &list, write, ofd.offset.load(Ordering::Relaxed), append)?;
+    let at = offset(ofd.offset.load(Ordering::Relaxed) as usize, total)?;
+    let (done, end) = transfer(&file, &list, write, at, append)?;
     ofd.offset.store(end, Ordering::Relaxed);
     Ok(done)
 }
 
-/// `preadv2`, `pwritev2`: offset -1 is the file's; RWF_APPEND appends, RWF_NOAPPEND does not, RWF_DSYNC and RWF_SYNC sync.
+/// `preadv2`, `pwritev2`: offset -1 is the file's; RWF_APPEND appends, RWF_DSYNC and RWF_SYNC sync.
 fn vector2(r: &Regs) -> Reply {
     const HIPRI: u32 = 1;
     const DSYNC: u32 = 2;
@@ -210,27 +272,27 @@ fn vector2(r: &Regs) -> Reply {
     const NOAPPEND: u32 = 32;
     let write = r.rax == nr::PWRITEV2;
     let flags = r.r9 as u32;
+    if (r.r10 as isize) < -1 {
+        return Err(Stop::Error(err::INVAL));
+    }
+    let file = served(r.rdi)?;
+    if write {
+        may_write(file.ofd())?
+    } else {
+        may_read(file.ofd())?
+    };
+    drop(file);
     if flags & !(HIPRI | DSYNC | SYNC | NOWAIT | APPEND | NOAPPEND) != 0 {
         return Err(Stop::Error(err::OPNOTSUPP));
     }
-    if flags & APPEND != 0 && flags & NOAPPEND != 0 {
-        return Err(Stop::Error(err::INVAL));
-    }
-    let at = if r.r10 == usize::MAX { None } else { Some(offset(r.r10)?) };
-    let ret = if flags & APPEND != 0 && write {
-        let file = regular(r.rdi)?;
-        may_write(file.ofd())?;
-        let list = vectors(r.rsi, r.rdx as u32 as usize)?;
-        let _lock = file.lock();
-        let ofd = still(&file)?;
-        let (done, end) = transfer(&file, &list, true, 0, true)?;
-        if at.is_none() {
-            ofd.offset.store(end, Ordering::Relaxed);
-        }
-        done
-    } else {
-        vector(r, write, at, flags & NOAPPEND != 0)?
+    let append = match flags & (APPEND | NOAPPEND) {
+        0 => None,
+        APPEND => Some(true),
+        NOAPPEND => Some(false),
+        _ => return Err(Stop::Error(err::INVAL)),
     };
+    let at = if r.r10 == usize::MAX { None } else { Some(r.r10) };
+    let ret = vector_at(r, write, Place { at, append })?;
     if write && flags & (DSYNC | SYNC) != 0 {
         fs()?.fsync(regular(r.rdi)?.handle()?, flags & SYNC == 0)?;
     }
@@ -251,11 +313,14 @@ fn transfer(
         // One write, so that no other writer comes between the parts.
         let mut all = Vec::with_capacity(total);
         for [base, len] in list {
-            match mem::source(*base, *len) {
-                Ok(data) => all.extend_from_slice(data),
-                // What comes before memory that is not there is written.
+            let before = all.len();
+            match mem::source_some(*base, *len) {
+                Ok(part) => all.extend_from_slice(part),
                 Err(_) if !all.is_empty() => break,
-                Err(e) => return Err(e.into()),
+                Err(fault) => return Err(fault.into()),
+            }
+            if all.len() < before + len {
+                break;
             }
         }
         if all.is_empty() {
@@ -268,7 +333,7 @@ fn transfer(
     let (mut at, mut sum, mut append) = (at, 0, append);
     for [base, len] in list.iter().filter(|v| v[1] > 0) {
         let step = if write {
-            mem::source(*base, *len).map_err(Stop::from).and_then(|data| {
+            mem::source_some(*base, *len).map_err(Stop::from).and_then(|data| {
                 let data = limit::cut(file, at, append, data)?;
                 let done = fs.write(handle, at, data, append)?;
                 at = done.offset;
@@ -276,7 +341,9 @@ fn transfer(
                 Ok(done.len)
             })
         } else {
-            mem::sink(*base, *len).map_err(Stop::from).and_then(|buf| Ok(fs.read(handle, at, buf)?))
+            mem::sink(*base, *len)
+                .or_else(|_| at_end(file, at, *base, *len))
+                .and_then(|buf| Ok(fs.read(handle, at, buf)?))
         };
         match step {
             Ok(n) => {
@@ -325,7 +392,7 @@ fn sync_all(r: &Regs) -> Reply {
 }
 
 fn ftruncate(r: &Regs) -> Reply {
-    let size = offset(r.rsi)?;
+    let size = offset(r.rsi, 0)?;
     let file = regular(r.rdi).map_err(|s| match s {
         Stop::Error(err::ISDIR) => Stop::Error(err::INVAL),
         s => s,
@@ -341,7 +408,7 @@ fn ftruncate(r: &Regs) -> Reply {
 }
 
 fn truncate(r: &Regs) -> Reply {
-    let size = offset(r.rsi)?;
+    let size = offset(r.rsi, 0)?;
     let path = Path::get(r.rdi)?;
     let attr = path::resolve(at::FDCWD, &path, true)?.exists()?;
     match attr.kind() {
@@ -349,10 +416,13 @@ fn truncate(r: &Regs) -> Reply {
         S_IFDIR => return Err(Stop::Error(err::ISDIR)),
         _ => return Err(Stop::Error(err::INVAL)),
     }
-    limit::may_become(size, || Ok(attr.size))?;
     if crate::session::kernel_owned(attr.ino.0) {
         // Mapped or being executed: the kernel must cut its pages off, or refuse.
         return Err(Stop::Kernel);
+    }
+    if limit::is_set() {
+        fs()?.access(&caller(), attr.ino, 2)?;
+        limit::may_become(size, || Ok(attr.size))?;
     }
     fs()?.setattr(&caller(), attr.ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
     Ok(0)
@@ -360,12 +430,22 @@ fn truncate(r: &Regs) -> Reply {
 
 fn fallocate(r: &Regs) -> Reply {
     const KEEP_SIZE: u32 = 1;
-    let file = writable(r.rdi)?;
-    may_write(file.ofd())?;
+    let file = served(r.rdi)?;
     let (mode, at, len) = (r.rsi as u32, r.rdx as i64, r.r10 as i64);
     if at < 0 || len <= 0 {
         return Err(Stop::Error(err::INVAL));
     }
+    // One of: allocate, punch (keeps the size), collapse and insert (change it), zero, unshare.
+    let known = match (mode & !KEEP_SIZE, mode & KEEP_SIZE != 0) {
+        (0 | 0x10 | 0x40, _) => true,
+        (2, keeps) => keeps,
+        (8 | 0x20, keeps) => !keeps,
+        _ => false,
+    };
+    if !known {
+        return Err(Stop::Error(err::OPNOTSUPP));
+    }
+    may_write(file.ofd())?;
     if at.checked_add(len).is_none() {
         return Err(Stop::Error(err::FBIG));
     }
@@ -376,13 +456,26 @@ fn fallocate(r: &Regs) -> Reply {
     Ok(0)
 }
 
+/// Advice is taken, and ignored.
+fn advise(r: &Regs) -> Reply {
+    const ADVICE_MAX: u32 = 5;
+    let file = served(r.rdi)?;
+    if r.rax == nr::READAHEAD {
+        may_read(file.ofd())?;
+        let dir = file.ofd().state.load(Ordering::Acquire) == state::DIR;
+        return if dir { Err(Stop::Error(err::INVAL)) } else { Ok(0) };
+    }
+    let wrong = (r.rdx as isize) < 0 || r.r10 as u32 > ADVICE_MAX;
+    if wrong { Err(Stop::Error(err::INVAL)) } else { Ok(0) }
+}
+
 fn getdents(r: &Regs) -> Reply {
     let file = served(r.rdi)?;
     let ofd = file.ofd();
     if ofd.state.load(Ordering::Relaxed) != state::DIR {
         return Err(Stop::Error(err::NOTDIR));
     }
-    let out = mem::sink(r.rsi, (r.rdx as u32 as usize).min(1 << 20))?;
+    let out = mem::sink(r.rsi, (r.rdx as i32).clamp(0, 1 << 20) as usize)?;
     let _lock = file.lock();
     let ofd = still(&file)?;
     let (mut used, mut full, mut next) = (0, false, ofd.offset.load(Ordering::Relaxed));

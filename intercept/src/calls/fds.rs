@@ -2,14 +2,14 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{Reply, copy, regular, served, to_kernel};
+use super::{Reply, copy, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::{BLOCK, fs};
 use crate::path::{self, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table::InUse;
-use crate::{lock, mem, session, table};
+use crate::{demote, lock, mem, session, table};
 
 /// Largest private mapping that is filled by reading; larger ones are the kernel's.
 const PRIVATE_MAX: usize = 64 << 20;
@@ -30,28 +30,21 @@ pub fn other(r: &mut Regs) -> Reply {
         }
         nr::CHDIR | nr::FCHDIR => chdir(r),
         nr::MMAP => mmap(r),
-        nr::SENDMSG => pass(r.rsi),
+        nr::SENDMSG => {
+            to_kernel(r.rdi)?;
+            pass(r.rsi)
+        }
         nr::SENDMMSG => {
+            to_kernel(r.rdi)?;
             for i in 0..(r.rdx as u32 as usize).min(1024) {
-                let _ = pass(r.rsi + i * 64);
+                let _ = pass(r.rsi.wrapping_add(i * 64));
             }
             Err(Stop::Kernel)
         }
         nr::IO_SUBMIT => submit(r),
-        nr::NAME_TO_HANDLE_AT | nr::OPEN_BY_HANDLE_AT => handle(r),
-        nr::IO_URING_SETUP => Ok(crate::demote::ring(r.rdi, r.rsi)?),
+        nr::IO_URING_SETUP => Ok(demote::ring(r.rdi, r.rsi)?),
         _ => Err(Stop::Kernel),
     }
-}
-
-/// Handles of files are the kernel's; so is what stands for the mount, or is named itself.
-fn handle(r: &Regs) -> Reply {
-    const EMPTY_PATH: u32 = at::EMPTY_PATH;
-    let named = r.rax == nr::NAME_TO_HANDLE_AT;
-    if !named || r.r8 as u32 & EMPTY_PATH != 0 && Path::get(r.rsi)?.bytes().is_empty() {
-        to_kernel(r.rdi)?;
-    }
-    Err(Stop::Kernel)
 }
 
 fn close(fd: i32) -> Reply {
@@ -187,26 +180,34 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
             if arg as u32 & !flags & o::NOATIME != 0 {
                 super::open::may_hide(o::NOATIME, &super::attrs::descriptor(r.rdi)?)?;
             }
+            let dir = ofd.state.load(Ordering::Acquire) == state::DIR;
+            if dir && arg as u32 & o::DIRECT != 0 {
+                return Err(Stop::Error(err::INVAL));
+            }
             ofd.flags.store(flags & !may | arg as u32 & may, Ordering::Release);
             done(0)
         }
         5..=7 if ofd.state.load(Ordering::Acquire) == state::FILE => lock::fcntl(r, &file),
-        // Open-file-description locks, leases, locks and watches on a directory: the kernel owns the
-        // description from here on.
-        5..=7 | 36..=38 | 1024..=1026 => {
-            if command == 1024 {
-                // F_SETLEASE: whoever opens the file has to ask the kernel from here on.
-                session::give_to_kernel(ofd.ino.load(Ordering::Acquire));
+        // Open-file-description locks, leases, locks and watches on a directory, owners of signals,
+        // questions about the description: the kernel owns it from here on.
+        5..=11 | 15..=17 | 36..=38 | 1024..=1028 | 1035 => {
+            if command == 1024 && arg != 2 {
+                // A lease is against all who have the file open.
+                demote::before_exec(ofd.ino.load(Ordering::Acquire));
             }
             drop(file);
             to_kernel(fd as usize)?;
             Err(Stop::Kernel)
         }
-        // Owner of signals that never come; hints.
-        8 | 10 | 1036 | 1038 => done(0),
-        9 | 11 => done(0),
+        // A hint how long what is written will live.
+        1036 => match mem::get::<u64>(arg)? {
+            0..=5 => done(0),
+            _ => Err(Stop::Error(err::INVAL)),
+        },
         // The size of a pipe.
         1031 | 1032 => Err(Stop::Error(err::BADF)),
+        // Seals: of who may write, that there are none.
+        1033 if ofd.flags.load(Ordering::Acquire) & o::ACCMODE == 0 => Err(Stop::Error(err::PERM)),
         _ => Err(Stop::Error(err::INVAL)),
     }
 }
@@ -225,7 +226,24 @@ fn ioctl(r: &Regs) -> Reply {
             Ok(sys::call3(nr::FCNTL, r.rdi as u32 as usize, 2, 0))
         }
         // FIONBIO
-        0x5421 => Ok(0),
+        0x5421 => {
+            let on = mem::get::<i32>(r.rdx)? != 0;
+            let flags = &file.ofd().flags;
+            if on {
+                flags.fetch_or(o::NONBLOCK, Ordering::AcqRel);
+            } else {
+                flags.fetch_and(!o::NONBLOCK, Ordering::AcqRel);
+            }
+            Ok(0)
+        }
+        // FIOASYNC: there is no such thing for a file, so it can only be off.
+        0x5452 if mem::get::<i32>(r.rdx)? == 0 => Ok(0),
+        // FIOQSIZE
+        0x5460 => {
+            drop(file);
+            to_kernel(r.rdi)?;
+            Err(Stop::Kernel)
+        }
         // FIONREAD
         0x541b if file.ofd().state.load(Ordering::Relaxed) == state::FILE => {
             let size = fs()?.fgetattr(file.handle()?)?.size;
@@ -250,16 +268,18 @@ fn chdir(r: &Regs) -> Reply {
     let to = if r.rax == nr::FCHDIR {
         match table::index(table::entry(r.rdi as i32)) {
             // What stands for a file in the kernel is a directory.
-            Some(index) if table::ofd(index).state.load(Ordering::Acquire) == state::FILE => {
-                return Err(Stop::Error(err::NOTDIR));
+            Some(index) if table::ofd(index).state.load(Ordering::Acquire) != state::DIR => {
+                path::to_kernel(r.rdi as i32)?;
+                0
             }
             Some(index) => table::ofd(index).ino.load(Ordering::Relaxed),
-            None => 0,
+            None => u64::MAX,
         }
     } else {
         match path::resolve(at::FDCWD, &Path::get(r.rdi)?, true) {
             Ok(found) => found.exists()?.ino.0,
-            Err(Stop::Kernel) => 0,
+            // Looked up when it is needed: the kernel may find a way back into the mount.
+            Err(Stop::Kernel) => u64::MAX,
             Err(stop) => return Err(stop),
         }
     };
@@ -276,13 +296,19 @@ fn mmap(r: &Regs) -> Reply {
     if flags & 0x20 != 0 || table::entry(r.r8 as i32) == 0 {
         return Err(Stop::Kernel);
     }
-    let file = regular(r.r8).map_err(|s| match s {
-        Stop::Error(err::ISDIR) => Stop::Error(-19),
-        s => s,
-    })?;
+    let file = served(r.r8)?;
     let ofd = file.ofd();
-    if ofd.flags.load(Ordering::Acquire) & o::ACCMODE == o::WRONLY {
-        return Err(Stop::Error(err::ACCES));
+    // MAP_GROWSDOWN, and all that is wrong in another way: the kernel says what.
+    let wrong = ofd.state.load(Ordering::Acquire) != state::FILE
+        || ofd.flags.load(Ordering::Acquire) & o::ACCMODE == o::WRONLY
+        || len == 0
+        || r.r9 & 4095 != 0
+        || r.r9.checked_add(len).is_none_or(|end| end > isize::MAX as usize)
+        || flags & 0x100 != 0;
+    if wrong {
+        drop(file);
+        to_kernel(r.r8)?;
+        return Err(Stop::Kernel);
     }
     let private = flags & 0xf == 2;
     if !private || len > PRIVATE_MAX || prot & PROT_EXEC != 0 {
@@ -293,12 +319,15 @@ fn mmap(r: &Regs) -> Reply {
         to_kernel(r.r8)?;
         return Err(Stop::Kernel);
     }
-    if len == 0 || r.r9 & 4095 != 0 {
-        return Err(Stop::Error(err::INVAL));
-    }
     // POSIX leaves open whether a private mapping sees later writes: this one is a copy.
     let handle = file.handle()?;
     let size = fs()?.fgetattr(handle)?.size;
+    if (r.r9 + len) as u64 > size.next_multiple_of(4096) {
+        // Pages beyond the end of the file are a SIGBUS, now and when it grows no more.
+        drop(file);
+        to_kernel(r.r8)?;
+        return Err(Stop::Kernel);
+    }
     let wanted = (size.saturating_sub(r.r9 as u64)).min(len as u64) as usize;
     let at = sys::call6(nr::MMAP, address, len, sys::PROT_RW, flags | 0x20, usize::MAX, 0);
     if sys::failed(at) {
@@ -324,17 +353,24 @@ fn mmap(r: &Regs) -> Reply {
 
 /// Descriptors that go to another process by SCM_RIGHTS become the kernel's first.
 fn pass(message: usize) -> Reply {
-    let [control, len]: [usize; 2] = mem::get(message + 32)?;
+    // What is wrong with the message the kernel says, after having looked at the socket.
+    let Ok([control, len]) = mem::get::<[usize; 2]>(message.wrapping_add(32)) else {
+        return Err(Stop::Kernel);
+    };
     let (mut at, end) = (control, control.saturating_add(len.min(64 << 10)));
     while control != 0 && at + 16 <= end {
-        let length: usize = mem::get(at)?;
-        let [level, kind]: [i32; 2] = mem::get(at + 8)?;
+        let (Ok(length), Ok([level, kind])) =
+            (mem::get::<usize>(at), mem::get::<[i32; 2]>(at.wrapping_add(8)))
+        else {
+            break;
+        };
         if length < 16 || length > end - at {
             break;
         }
         if level == 1 && kind == 1 {
             for i in 0..(length - 16) / 4 {
-                to_kernel(mem::get::<u32>(at + 16 + i * 4)? as usize)?;
+                let Ok(fd) = mem::get::<u32>(at + 16 + i * 4) else { break };
+                to_kernel(fd as usize)?;
             }
         }
         at += (length + 7) & !7;
@@ -345,8 +381,10 @@ fn pass(message: usize) -> Reply {
 /// libaio: the files become the kernel's.
 fn submit(r: &Regs) -> Reply {
     for i in 0..r.rsi.min(4096) {
-        let block: usize = mem::get(r.rdx + i * 8)?;
-        to_kernel(mem::get::<u32>(block + 20)? as usize)?;
+        // Blocks before a bad one are done.
+        let Ok(block) = mem::get::<usize>(r.rdx.wrapping_add(i * 8)) else { break };
+        let Ok(fd) = mem::get::<u32>(block.wrapping_add(20)) else { break };
+        to_kernel(fd as usize)?;
     }
     Err(Stop::Kernel)
 }

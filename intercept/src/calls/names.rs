@@ -4,10 +4,10 @@ use base::InodeId;
 use client::fs::{NewNode, Rename, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use core::sync::atomic::Ordering;
 
-use super::{Reply, regular};
+use super::{Reply, process, regular};
 use crate::entry::Regs;
 use crate::fsys::{caller, fs, maker};
-use crate::path::{self, Found, Path, Stop};
+use crate::path::{self, Found, Last, Path, Stop};
 use crate::sys::{self, Stat, at, err, nr};
 use crate::{demote, mem, mounts, protect, table};
 
@@ -15,7 +15,6 @@ const CWD: i32 = at::FDCWD;
 /// Kinds of devices.
 const CHARACTERS: u32 = 0o020_000;
 const BLOCKS: u32 = 0o060_000;
-const RENAME_EXCHANGE: u32 = 2;
 
 /// See the module text.
 pub fn names(r: &mut Regs) -> Reply {
@@ -44,8 +43,9 @@ pub fn names(r: &mut Regs) -> Reply {
     }
 }
 
-fn find(dirfd: i32, at: usize, follow: bool) -> Result<Found, Stop> {
-    path::resolve(dirfd, &Path::get(at)?, follow)
+/// A name to be made, removed or replaced.
+fn find(dirfd: i32, at: usize, last: Last) -> Result<Found, Stop> {
+    path::resolve_as(&caller(), dirfd, &Path::get(at)?, last)
 }
 
 fn mknod(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
@@ -58,14 +58,17 @@ fn mknod(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
 }
 
 fn make(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
-    let found = find(dirfd, at, false)?;
+    let found = find(dirfd, at, Last::Name)?;
     if found.attr.is_some() {
         return Err(Stop::Error(err::EXIST));
     }
     let kind = match mode & S_IFMT {
-        CHARACTERS | BLOCKS if caller().uid != 0 => return Err(Stop::Error(err::PERM)),
         S_IFDIR => S_IFDIR,
         _ if found.slash => return Err(Stop::Error(err::NOENT)),
+        CHARACTERS | BLOCKS if caller().uid != 0 => {
+            fs()?.access(&caller(), found.parent, 3)?;
+            return Err(Stop::Error(err::PERM));
+        }
         0 => S_IFREG,
         kind => kind,
     };
@@ -76,11 +79,11 @@ fn make(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
 }
 
 fn symlink(target: usize, dirfd: i32, at: usize) -> Reply {
-    let found = find(dirfd, at, false)?;
     let target = Path::get(target)?;
     if target.bytes().is_empty() {
         return Err(Stop::Error(err::NOENT));
     }
+    let found = find(dirfd, at, Last::Name)?;
     if found.attr.is_some() {
         return Err(Stop::Error(err::EXIST));
     }
@@ -93,47 +96,79 @@ fn symlink(target: usize, dirfd: i32, at: usize) -> Reply {
 }
 
 fn remove(dirfd: i32, at: usize, dir: bool) -> Reply {
-    let found = path::resolve_to_remove(dirfd, &Path::get(at)?)?;
+    let found = find(dirfd, at, Last::Remove)?;
     let attr = found.exists()?;
     if found.name().is_empty() {
-        return Err(Stop::Error(err::BUSY));
+        return Err(Stop::Error(if dir { err::BUSY } else { err::ISDIR }));
     }
     if dir {
         if attr.is_dir() && mounts::any_below() {
             return Err(Stop::Kernel);
         }
+        if !found.dot && attr.ino.0 == process::cwd() {
+            // Whoever is in a directory that is gone can still leave it, which only the kernel
+            // knows how: the rest of the way is its own.
+            table::context().cwd.store(0, Ordering::Release);
+            return Err(Stop::Kernel);
+        }
         match found.name() {
             b"." => return Err(Stop::Error(err::INVAL)),
-            b".." => return Err(Stop::Error(-39)),
+            b".." => return Err(Stop::Error(err::NOTEMPTY)),
             name => fs()?.rmdir(&caller(), found.parent, name)?,
-        }
-        if attr.ino.0 == super::process::cwd() {
-            tell_kernel_of_cwd();
         }
         return Ok(0);
     }
-    if attr.is_dir() || found.dot {
-        return Err(Stop::Error(err::ISDIR));
+    if found.dot || found.slash {
+        return Err(Stop::Error(if attr.is_dir() { err::ISDIR } else { err::NOTDIR }));
     }
-    if attr.nlink <= 1 {
+    if attr.nlink <= 1 && !attr.is_dir() {
         demote::before_unlink(attr.ino.0);
     }
     fs()?.unlink(&caller(), found.parent, found.name())?;
     Ok(0)
 }
 
+/// The kernel finds both directories first, then looks at the last names.
 fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply {
+    const EXCHANGE: u32 = 2;
     if flags & !3 != 0 || flags == 3 {
         return Err(Stop::Error(err::INVAL));
     }
     let (old_at, new_at) = (from, to);
-    let (from, to) = (find(from_dir, from, false)?, find(to_dir, to, false)?);
-    let attr = from.exists()?;
-    if from.name().is_empty() || to.name().is_empty() || from.dot || to.dot {
+    let from = path::resolve_as(&caller(), from_dir, &Path::get(from)?, Last::Remove);
+    let to = find(to_dir, to, Last::Remove);
+    let (from, to) = match (from, to) {
+        // A last name that is too long is looked for after what is wrong elsewhere.
+        (Err(Stop::Error(err::NAMETOOLONG)), Err(to)) => return Err(to),
+        (from, to) => (from?, to),
+    };
+    if let Err(Stop::Error(err::NAMETOOLONG)) = to {
+        from.exists()?;
+    }
+    let to = to?;
+    if from.name().is_empty() || from.dot {
         return Err(Stop::Error(err::BUSY));
     }
-    if to.slash && !attr.is_dir() {
+    if to.name().is_empty() || to.dot {
+        return Err(Stop::Error(if flags == 1 { err::EXIST } else { err::BUSY }));
+    }
+    let attr = from.exists()?;
+    match to.attr {
+        Some(_) if flags == 1 => return Err(Stop::Error(err::EXIST)),
+        None if flags == EXCHANGE => return Err(Stop::Error(err::NOENT)),
+        _ => {}
+    }
+    if flags == EXCHANGE && to.slash && to.attr.is_some_and(|a| !a.is_dir())
+        || !attr.is_dir() && (from.slash || to.slash && flags != EXCHANGE)
+    {
         return Err(Stop::Error(err::NOTDIR));
+    }
+    if attr.ino == to.parent {
+        return Err(Stop::Error(err::INVAL));
+    }
+    if to.attr.is_some_and(|old| old.ino == from.parent) {
+        let refusal = if flags == EXCHANGE { err::INVAL } else { err::NOTEMPTY };
+        return Err(Stop::Error(refusal));
     }
     if let Some(old) = to.attr
         && flags == 0
@@ -157,22 +192,11 @@ fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Rep
     fs()?.rename(&caller(), &rename)?;
     if dirs {
         tell_kernel(to_dir, new_at);
-        if flags & RENAME_EXCHANGE != 0 {
+        if flags & EXCHANGE != 0 {
             tell_kernel(from_dir, old_at);
         }
     }
     Ok(0)
-}
-
-/// The same of the working directory, by its whole path: from one that is gone the kernel goes nowhere.
-#[cold]
-#[inline(never)]
-fn tell_kernel_of_cwd() {
-    let mut path = [0u8; path::PATH_MAX];
-    let room = path.as_mut_ptr() as usize;
-    if !sys::failed(sys::call2(nr::GETCWD, room, path.len())) {
-        tell_kernel(CWD, room);
-    }
 }
 
 /// Lets the kernel look a directory's name up: `getcwd` says what it last knew.
@@ -187,20 +211,24 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
         return Err(Stop::Error(err::INVAL));
     }
     let path = Path::get(from)?;
-    let (mut is_dir, mut found) = (false, None);
-    let ino = if flags & at::EMPTY_PATH != 0 && path.bytes().is_empty() {
+    let who = caller();
+    let (ino, found, is_dir) = if flags & at::EMPTY_PATH != 0 && path.bytes().is_empty() {
         // The open file itself. One that the kernel has (all without a name) it also links.
         match regular(from_dir as usize) {
-            Ok(file) => InodeId(file.ofd().ino.load(Ordering::Acquire)),
-            Err(Stop::Error(err::ISDIR)) => return Err(Stop::Error(err::PERM)),
+            Ok(file) => (InodeId(file.ofd().ino.load(Ordering::Acquire)), None, false),
+            Err(Stop::Error(err::ISDIR)) if who.uid == 0 => return Err(Stop::Error(err::PERM)),
+            Err(Stop::Error(err::ISDIR)) => return Err(Stop::Kernel),
             Err(stop) => return Err(stop),
         }
     } else {
+        if flags & at::EMPTY_PATH != 0 && from_dir != CWD && who.uid != 0 {
+            // Whether this user has opened the descriptor only the kernel knows.
+            return Err(Stop::Kernel);
+        }
         let attr = path::resolve(from_dir, &path, flags & at::SYMLINK_FOLLOW != 0)?.exists()?;
-        (is_dir, found) = (attr.is_dir(), Some(attr));
-        attr.ino
+        (attr.ino, Some(attr), attr.is_dir())
     };
-    let to = find(to_dir, to, false)?;
+    let to = find(to_dir, to, Last::Name)?;
     if to.attr.is_some() {
         return Err(Stop::Error(err::EXIST));
     }
@@ -211,9 +239,10 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
         protect::link(&attr)?;
     }
     if is_dir {
+        fs()?.access(&who, to.parent, 3)?;
         return Err(Stop::Error(err::PERM));
     }
-    fs()?.link(&caller(), ino, to.parent, to.name())?;
+    fs()?.link(&who, ino, to.parent, to.name())?;
     Ok(0)
 }
 

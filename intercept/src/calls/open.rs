@@ -8,7 +8,7 @@ use super::Reply;
 use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::{caller, fs, maker, template};
-use crate::path::{self, Found, Path, Stop};
+use crate::path::{self, Found, Last, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table;
 use crate::{demote, mem, protect, session};
@@ -39,29 +39,29 @@ fn request(r: &Regs) -> Result<Request, Stop> {
                 || how[1] & !0o7777 != 0
                 || how[1] != 0 && how[0] as u32 & (o::CREAT | o::TMPFILE) == 0;
             if how[2] != 0 || strange {
+                path::to_kernel(r.rdi as i32)?;
                 return Err(Stop::Kernel);
             }
             (r.rdi as i32, r.rsi, how[0] as u32, how[1] as u32)
         }
     };
+    let create_dir = o::CREAT | o::DIRECTORY;
+    let kernel = flags & o::PATH != 0
+        // As every file without a name: the kernel's descriptor keeps it over fork and exec.
+        || flags & o::TMPFILE == o::TMPFILE
+        // What that means has changed: as this kernel has it.
+        || flags & create_dir == create_dir
+        || demote::has_ring();
+    if kernel {
+        path::to_kernel(dirfd)?;
+        return Err(Stop::Kernel);
+    }
     Ok(Request { dirfd, path: Path::get(path_at)?, path_at, flags, mode })
 }
 
 /// All forms of open.
 pub fn open(r: &mut Regs) -> Reply {
     let q = request(r)?;
-    let flags = q.flags;
-    if flags & o::PATH != 0 || demote::has_ring() {
-        return Err(Stop::Kernel);
-    }
-    if flags & o::TMPFILE == o::TMPFILE {
-        // As every file without a name: the kernel's descriptor keeps it over fork and exec.
-        return Err(Stop::Kernel);
-    }
-    if flags & (o::CREAT | o::DIRECTORY) == o::CREAT | o::DIRECTORY {
-        // What that means has changed: as this kernel has it.
-        return Err(Stop::Kernel);
-    }
     for _ in 0..TRIES {
         match named(&q) {
             Err(Stop::Error(err::STALE)) => {}
@@ -74,8 +74,18 @@ pub fn open(r: &mut Regs) -> Reply {
 /// Opens what the path leads to now; ESTALE if it went meanwhile.
 fn named(q: &Request) -> Reply {
     let flags = q.flags;
-    let exclusive = flags & o::CREAT != 0 && flags & o::EXCL != 0;
-    let found = path::resolve(q.dirfd, &q.path, flags & o::NOFOLLOW == 0 && !exclusive)?;
+    let creates = flags & o::CREAT != 0;
+    let exclusive = creates && flags & o::EXCL != 0;
+    let last = match (creates, flags & o::NOFOLLOW == 0 && !exclusive) {
+        (true, true) => Last::Create,
+        (true, false) => Last::Name,
+        (false, true) => Last::Follow,
+        (false, false) => Last::Keep,
+    };
+    let found = path::resolve_as(&caller(), q.dirfd, &q.path, last)?;
+    if creates && found.slash && !found.dot {
+        return Err(Stop::Error(err::ISDIR));
+    }
     if flags & o::ACCMODE == 3 {
         return Err(Stop::Kernel);
     }
@@ -104,6 +114,9 @@ fn directory(q: &Request, attr: &Attr) -> Reply {
     }
     fs()?.access(&caller(), attr.ino, 4)?;
     may_hide(q.flags, attr)?;
+    if q.flags & o::DIRECT != 0 {
+        return Err(Stop::Error(err::INVAL));
+    }
     let cloexec = q.flags & o::CLOEXEC;
     let Some(index) = table::new_ofd(state::DIR, attr.ino.0, q.flags) else {
         return Err(Stop::Kernel);
@@ -146,14 +159,23 @@ fn existing(q: &Request, attr: &Attr) -> Reply {
     let Some(index) = table::new_ofd(state::FILE, attr.ino.0, q.flags & !o::CREAT) else {
         return Err(Stop::Kernel);
     };
-    may_hide(q.flags, attr).inspect_err(|_| table::drop_new(index))?;
     let flags = handle_flags(q.flags) & !o::EXCL;
+    place(q, index, || open_existing(q, attr, flags))
+}
+
+fn open_existing(q: &Request, attr: &Attr, flags: u32) -> Result<Handle, Stop> {
+    if q.flags & o::NOATIME != 0 {
+        // Permission is judged first.
+        let asked = [4, 2, 6, 6][(flags & o::ACCMODE) as usize];
+        fs()?.access(&caller(), attr.ino, asked)?;
+        may_hide(q.flags, attr)?;
+    }
     let opened = fs()?.open(&caller(), attr.ino, flags).map_err(|e| match e {
         // Its last name is gone.
         Errno::NOENT => Errno::STALE,
         e => e,
     });
-    place(q, index, opened.inspect_err(|_| table::drop_new(index))?)
+    Ok(opened?)
 }
 
 /// O_NOATIME is for the owner.
@@ -167,34 +189,37 @@ fn make(q: &Request, found: &Found) -> Reply {
     if q.flags & o::CREAT == 0 {
         return Err(Stop::Error(err::NOENT));
     }
-    if found.slash || q.flags & o::DIRECTORY != 0 {
-        return Err(Stop::Error(if found.slash { err::ISDIR } else { err::INVAL }));
-    }
     let (who, mode) = maker(q.mode)?;
     let Some(index) = table::new_ofd(state::FILE, 0, q.flags & !o::CREAT) else {
         return Err(Stop::Kernel);
     };
     let flags = handle_flags(q.flags);
-    let made = fs()?.create(&who, found.parent, found.name(), mode, flags);
-    let (attr, handle) = made.inspect_err(|_| table::drop_new(index))?;
-    table::set_inode(table::ofd(index), attr.ino.0);
-    place(q, index, handle)
+    place(q, index, || {
+        let (attr, handle) = fs()?.create(&who, found.parent, found.name(), mode, flags)?;
+        table::set_inode(table::ofd(index), attr.ino.0);
+        Ok(handle)
+    })
 }
 
-fn place(q: &Request, index: usize, handle: Handle) -> Reply {
+/// The number comes first: an open that fails for want of one has made nothing and cut off nothing.
+fn place(q: &Request, index: usize, open: impl FnOnce() -> Result<Handle, Stop>) -> Reply {
     let cloexec = q.flags & o::CLOEXEC;
     let command = if cloexec != 0 { sys::F_DUPFD_CLOEXEC } else { 0 };
-    table::install_new(index, handle);
-    // Somebody may have given the inode to the kernel before the description could be seen.
-    let ofd = table::ofd(index);
-    if session::kernel_owned(ofd.ino.load(Ordering::Relaxed)) {
-        let (file, leaving) = (state::FILE, state::LEAVING);
-        let _ = ofd.state.compare_exchange(file, leaving, Ordering::AcqRel, Ordering::Relaxed);
-    }
     let placeholder = match template() {
         Ok(template) => sys::call3(nr::FCNTL, template as usize, command, 0),
         Err(e) => e,
     };
+    if sys::failed(placeholder) || placeholder as usize >= table::FDS {
+        return finish(placeholder, index, cloexec);
+    }
+    match open() {
+        Ok(handle) => table::install_new(index, handle),
+        Err(stop) => {
+            sys::call1(nr::CLOSE, placeholder as usize);
+            table::drop_new(index);
+            return Err(stop);
+        }
+    }
     finish(placeholder, index, cloexec)
 }
 

@@ -23,7 +23,17 @@ pub fn poll(r: &mut Regs) -> Reply {
     match r.rax {
         nr::POLL | nr::PPOLL => poll_list(r),
         nr::SELECT | nr::PSELECT6 => select(r),
-        nr::EPOLL_CTL if ours(r.rdx as i32) => Err(Stop::Error(err::PERM)),
+        nr::EPOLL_CTL => {
+            const DELETE: usize = 2;
+            super::to_kernel(r.rdi)?;
+            if !ours(r.rdx as i32) {
+                return Err(Stop::Kernel);
+            }
+            if r.rsi as u32 as usize != DELETE {
+                mem::get::<[u32; 3]>(r.r10)?;
+            }
+            Err(Stop::Error(err::PERM))
+        }
         _ => Err(Stop::Kernel),
     }
 }

@@ -62,8 +62,10 @@ pub fn other(r: &mut Regs) -> Reply {
             Ok(ret)
         }
         _ => {
-            // set*id and setgroups.
-            keep_rights();
+            // set*id, setgroups and capset.
+            if !matches!(r.rax, nr::SETFSUID | nr::SETFSGID | nr::CAPSET) {
+                keep_rights();
+            }
             let ret = sys::call3(r.rax, r.rdi, r.rsi, r.rdx);
             fsys::forget_identity();
             Ok(ret)
@@ -249,7 +251,9 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
 /// Whether a program will load us: a dynamic x86-64 program of glibc, not set-id, or a script whose
 /// interpreter is. On the way, a file of ours that is to be executed becomes the kernel's.
 fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
-    let flags = o::CLOEXEC as usize | if flags & 0x100 != 0 { o::NOFOLLOW as usize } else { 0 };
+    // Without waiting: it may be a pipe that nobody writes to.
+    let follow = if flags & at::SYMLINK_NOFOLLOW != 0 { o::NOFOLLOW } else { 0 };
+    let flags = (o::CLOEXEC | o::NONBLOCK | follow) as usize;
     let fd = sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
     if sys::failed(fd) {
         return true; // exec will fail, or finds it in its own way
