@@ -126,10 +126,17 @@ fn reuse() -> Option<*mut Area> {
             && dead(at)
             && slot.compare_exchange(at, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
-            // SAFETY: the thread is gone and the exchange made us the only finder.
-            unsafe { (*at).tid = 0 };
+            // Between the look and the exchange another may have taken it and put it back: it is a living
+            // thread's then. Now nobody can.
+            let free = dead(at);
+            if free {
+                // SAFETY: the thread is gone and the exchange made us the only finder.
+                unsafe { (*at).tid = 0 };
+            }
             slot.store(at, Ordering::Release);
-            return Some(at);
+            if free {
+                return Some(at);
+            }
         }
     }
     None

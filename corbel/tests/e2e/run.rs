@@ -204,6 +204,17 @@ fn threads_write_to_files_whose_last_names_go() {
     assert!(audit(&output, "demoted") > 0, "{output:?}");
 }
 
+/// Each has an area of its own, taken over from one that is gone.
+#[test]
+fn threads_come_and_go() {
+    let Some(world) = World::new() else { return };
+    let Some(program) = world.compile("waves", &["-pthread"]) else { return };
+    for _ in 0..5 {
+        let output = world.run().arg(&program).arg(world.mount()).output().unwrap();
+        assert_eq!(text(&output), "done\n", "{output:?}");
+    }
+}
+
 #[test]
 fn a_program_that_is_a_pipe_is_refused_at_once() {
     let Some(world) = World::new() else { return };
