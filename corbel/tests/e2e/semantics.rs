@@ -155,15 +155,15 @@ fn wrong_calls_fail_as_elsewhere() {
     let Some(cluster) = cluster() else { return };
     let native = cluster.path("native");
     fs::create_dir(&native).unwrap();
-    let in_dir = |mut command: Command, dir: &Path| {
-        command.current_dir(dir);
+    let in_dir = |mut command: Command, dir: &Path, view: &str| {
+        command.current_dir(dir).env("VIEW", view);
         script(command, "edges.py", &[])
     };
     for (view, command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
         let dir = cluster.mount(1).join(view);
         fs::create_dir(&dir).unwrap();
-        let want = in_dir(limited(), &native);
-        let said = in_dir(command, &dir);
+        let want = in_dir(limited(), &native, view);
+        let said = in_dir(command, &dir, view);
         for (want, said) in want.lines().zip(said.lines()) {
             assert_eq!(said, want, "{view}");
         }

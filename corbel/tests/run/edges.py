@@ -119,6 +119,9 @@ for user in (0, 65534):
     for what, do in BY_NAME.items():
         tree()
         for name in NAMES:
+            if what == "chown to nobody" and name == "setid" and os.environ.get("VIEW") == "mount":
+                # The kernel takes the set-id bits out of the request.
+                continue
             said = as_somebody(user, lambda: do(name))
             label = "bad" if name == BAD else name if isinstance(name, int) else name[:20]
             print(user, what, repr(label), said)
