@@ -132,6 +132,7 @@ global_asm!(
     "ret",
 );
 
+// SAFETY: defined above with these arguments; they touch no memory but what they are given.
 unsafe extern "C" {
     fn corbel_user_copy(dst: *mut u8, src: *const u8, len: usize) -> u32;
     fn corbel_user_string(dst: *mut u8, src: *const u8, room: usize) -> u32;

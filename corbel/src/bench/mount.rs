@@ -42,15 +42,11 @@ const fn load(
     Load { name, load, full: counts.0, quick: counts.1, threads, run, parts: 1 }
 }
 
-/// A load that finds the same again when it begins anew.
-const fn steady(
-    name: &'static str,
-    load: &'static str,
-    counts: (u32, u32),
-    threads: u32,
-    run: bool,
-) -> Load {
-    Load { parts: PARTS, ..self::load(name, load, counts, threads, run) }
+impl Load {
+    /// In parts, as it finds the same again when it begins anew.
+    const fn in_parts(self) -> Self {
+        Self { parts: PARTS, ..self }
+    }
 }
 
 /// In this order: some use what others made.
@@ -61,21 +57,21 @@ const LOADS: &[Load] = &[
     load("readdir", "readdir", (100_000, 3000), 1, true),
     load("list", "list", (100_000, 3000), 1, true),
     load("unlink", "unlink", (100_000, 3000), 1, true),
-    steady("reopen", "reopen", (50_000, 5000), 1, true),
+    load("reopen", "reopen", (50_000, 5000), 1, true).in_parts(),
     load("seq_write_mib", "fill", (512, 64), 1, true),
-    steady("seq_rewrite_mib", "rewrite", (512, 64), 1, true),
-    steady("seq_read_mib", "scan", (512, 64), 1, true),
-    steady("read_qd1", "read", (200_000, 20_000), 1, true),
-    steady("read_qd32", "read", (200_000, 20_000), 32, true),
-    steady("direct_read_qd1", "dread", (50_000, 5000), 1, false),
-    steady("direct_read_qd32", "dread", (50_000, 5000), 32, false),
-    steady("write_qd1", "write", (50_000, 5000), 1, true),
-    steady("write_qd32", "write", (50_000, 5000), 32, true),
-    steady("direct_write_qd1", "dwrite", (20_000, 2000), 1, false),
-    steady("direct_write_qd32", "dwrite", (20_000, 2000), 32, false),
-    steady("mixed_qd1", "mixed", (20_000, 2000), 1, true),
-    steady("fsync_files", "files", (2000, 200), 1, true),
-    steady("fsync_append", "append", (2000, 200), 1, true),
+    load("seq_rewrite_mib", "rewrite", (512, 64), 1, true).in_parts(),
+    load("seq_read_mib", "scan", (512, 64), 1, true).in_parts(),
+    load("read_qd1", "read", (200_000, 20_000), 1, true).in_parts(),
+    load("read_qd32", "read", (200_000, 20_000), 32, true).in_parts(),
+    load("direct_read_qd1", "dread", (50_000, 5000), 1, false).in_parts(),
+    load("direct_read_qd32", "dread", (50_000, 5000), 32, false).in_parts(),
+    load("write_qd1", "write", (50_000, 5000), 1, true).in_parts(),
+    load("write_qd32", "write", (50_000, 5000), 32, true).in_parts(),
+    load("direct_write_qd1", "dwrite", (20_000, 2000), 1, false).in_parts(),
+    load("direct_write_qd32", "dwrite", (20_000, 2000), 32, false).in_parts(),
+    load("mixed_qd1", "mixed", (20_000, 2000), 1, true).in_parts(),
+    load("fsync_files", "files", (2000, 200), 1, true).in_parts(),
+    load("fsync_append", "append", (2000, 200), 1, true).in_parts(),
 ];
 
 /// A directory under test: on the disk, passed through, on the mount, under `corbel run`.

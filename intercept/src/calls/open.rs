@@ -220,6 +220,12 @@ fn place(q: &Request, index: usize, open: impl FnOnce() -> Result<Handle, Stop>)
             return Err(stop);
         }
     }
+    // Somebody may have given the inode to the kernel before the description could be seen.
+    let ofd = table::ofd(index);
+    if session::kernel_owned(ofd.ino.load(Ordering::Relaxed)) {
+        let (file, leaving) = (state::FILE, state::LEAVING);
+        let _ = ofd.state.compare_exchange(file, leaving, Ordering::AcqRel, Ordering::Relaxed);
+    }
     finish(placeholder, index, cloexec)
 }
 

@@ -277,6 +277,12 @@ impl Node {
             Stage::Asked(_) => Ok(Step::Wait),
             Stage::Gone(stream) if self.applied < stream => Ok(Step::Wait),
             Stage::Gone(_) => {
+                if let What::Lookup { dir, name, .. } = &p.what
+                    && self.volume.lookup(*dir, name)?.is_some_and(|(ino, _)| ino == p.ino)
+                {
+                    // A name without a file: no volume that is sound has one, and nobody asks for ever.
+                    return refuse(Errno::NOENT);
+                }
                 p.stage = Stage::Lease;
                 Ok(Step::Next)
             }
