@@ -5,10 +5,11 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use base::Sequence;
+use base::planted::{Bug, planted};
 use storage::format::rpc::Extent;
 use storage::limits::BLOCK_BYTES;
 
-use super::lane::Place;
+use super::log::Place;
 
 /// A run of bytes in the own log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +73,11 @@ impl Pieces {
     /// Number of pieces of log, to bound the index.
     pub fn log_pieces(&self) -> usize {
         self.log.len()
+    }
+
+    /// The offset of the first piece that lies in the log no longer than up to there.
+    pub fn first_until(&self, sequence: Sequence) -> Option<u64> {
+        self.log.iter().find(|(_, p)| p.place.sequence <= sequence).map(|(start, _)| *start)
     }
 
     /// Notes that `len` bytes at `offset` now lie at `place`. Says whether all of them are known to have
@@ -173,7 +179,7 @@ impl Pieces {
         // The first may begin before `from`, in the middle of one that is known.
         let first = extents.first().map_or(from, |e| e.offset.min(from));
         let touches = self.known_from < first && first <= self.known_to;
-        if touches {
+        if touches && !planted(Bug::GapIsHole) || from > 0 && planted(Bug::GapIsHole) {
             self.extents.retain(|e| e.offset < first);
             if let Some(last) = self.extents.last_mut() {
                 last.len = last.len.min(first - last.offset);
