@@ -230,6 +230,8 @@ pub enum Bug {
     UnlinkedClosed = 173,
     /// Fsync does not tell that operations were lost with a session.
     LossUntold = 174,
+    /// A member answers a client although operations of that client are in its ring only.
+    OwnWritesUnseen = 131,
 }
 
 impl Bug {
@@ -703,6 +705,11 @@ impl Bug {
             Bug::LossUntold,
             "loss-untold",
             "fsync does not tell that operations were lost with a session",
+        ),
+        (
+            Bug::OwnWritesUnseen,
+            "own-writes-unseen",
+            "a member answers a client although operations of that client are in its ring only",
         ),
     ];
 
