@@ -437,8 +437,10 @@ impl<H: Host> LibFsOn<H> {
             Ok(()) => {
                 let reply = parse_inode(&body)?;
                 let (ino, kind) = (reply.record.ino, reply.record.mode & S_IFMT);
-                turn.shown = Some((reply.record.clone(), reply.proof));
-                self.learn(session, reply, after);
+                let shown = (reply.record.clone(), reply.proof);
+                if self.learn(session, reply, after) || planted(Bug::LookedUpOld) {
+                    turn.shown = Some(shown);
+                }
                 Known::Present(ino, kind)
             }
             Err(Errno::NOENT) => Known::Absent,
@@ -465,20 +467,20 @@ impl<H: Host> LibFsOn<H> {
         Ok(())
     }
 
-    /// Takes an answer about an inode that a name led to.
-    fn learn(&self, session: &'static Session<H>, reply: InodeReply, after: Sequence) {
+    /// Takes an answer about an inode that a name led to. `false`: it was asked for after the last own operation on
+    /// the directory, and something was done to the inode since.
+    fn learn(&self, session: &'static Session<H>, reply: InodeReply, after: Sequence) -> bool {
         session.remember_proof(reply.record.ino, reply.proof);
         let inode = self.inode(reply.record.ino);
         // Without its lock the answer is dropped; whoever holds it will ask again.
-        if let Some(mut state) = inode.state.try_write()
-            && state.session <= session.number
-        {
-            let ours = state.session == session.number;
-            let last = if ours { state.last } else { Sequence(0) };
-            if session.known_after(last) <= after {
-                self.install(session, &mut state, reply, 0, after);
-            }
+        let Some(mut state) = inode.state.try_write() else { return false };
+        let ours = state.session == session.number;
+        let last = if ours { state.last } else { Sequence(0) };
+        let fresh = state.session <= session.number && session.known_after(last) <= after;
+        if fresh {
+            self.install(session, &mut state, reply, 0, after);
         }
+        fresh
     }
 
     /// Asks for extents from `from` on, new enough for what the log no longer holds.
