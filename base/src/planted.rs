@@ -232,6 +232,8 @@ pub enum Bug {
     LossUntold = 174,
     /// The attributes that come with a name count though the client has changed the inode since.
     LookedUpOld = 175,
+    /// What was opened in an earlier session is not made known in the next.
+    PinForgotten = 176,
     /// A member answers a client although operations of that client are in its ring only.
     OwnWritesUnseen = 131,
 }
@@ -712,6 +714,11 @@ impl Bug {
             Bug::LookedUpOld,
             "looked-up-old",
             "the attributes that come with a name count though the client has changed the inode since",
+        ),
+        (
+            Bug::PinForgotten,
+            "pin-forgotten",
+            "what was opened in an earlier session is not made known in the next",
         ),
         (
             Bug::OwnWritesUnseen,

@@ -307,7 +307,7 @@ impl<H: Host> LibFsOn<H> {
         let session = turn.session;
         let inode = self.inode(ino);
         let _asking = inode.asking.write_unless(|| self.config.stops())?;
-        let (mode, after) = {
+        let (mode, flags, after) = {
             let state = inode.state.read();
             if state.session > session.number {
                 // Another thread has attached anew.
@@ -320,7 +320,10 @@ impl<H: Host> LibFsOn<H> {
             let held = ours && self.held(session, &state, LeaseMode::Read);
             let last = if ours { state.last } else { Sequence(0) };
             let mode = if held { mode.max(state.mode()) } else { mode };
-            (mode, session.known_after(last))
+            // What is open was perhaps opened in an earlier session, of which this service knows nothing.
+            let pinned = ours && state.pinned || state.open == 0 || planted(Bug::PinForgotten);
+            let flags = flags | if pinned { 0 } else { rpc::WANT_PIN };
+            (mode, flags, session.known_after(last))
         };
         if flags & rpc::WANT_PIN != 0 {
             // An earlier close that the service was not told of yet must not take this pin away.
@@ -367,6 +370,9 @@ impl<H: Host> LibFsOn<H> {
         // gone already, or be another one: then this answer is not what is so now.
         let granted = reply.granted;
         let current = session.segment.lease_holds(granted.slot, granted.word);
+        if state.open > 0 && !state.pinned && !planted(Bug::PinForgotten) {
+            return;
+        }
         if (state.last > after || !current) && !planted(Bug::OldAnswerInstalled) {
             return;
         }
