@@ -24,7 +24,7 @@ use crate::table::{self, InUse};
 /// What a handler answers: the call's result, or that the kernel shall do it.
 pub type Reply = Result<isize, Stop>;
 
-/// See the module text. Changes once, when the strict mode begins.
+/// See the module text. Changes when the strict mode begins, and when there is a ring ([`overlook`]).
 pub static CLASS: [AtomicU8; CALLS] = classes();
 
 const BY_DESCRIPTOR: [usize; 34] = [
@@ -64,7 +64,7 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 93] = [
+const ALWAYS: [usize; 95] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -144,6 +144,8 @@ const ALWAYS: [usize; 93] = [
     nr::MOUNT,
     nr::MOVE_MOUNT,
     nr::IO_URING_SETUP,
+    nr::IO_URING_ENTER,
+    nr::IO_URING_REGISTER,
     nr::SETUID,
     nr::SETGID,
     nr::SETREUID,
@@ -224,6 +226,16 @@ const fn classes() -> [AtomicU8; CALLS] {
     class
 }
 
+/// Whether calls of this number come here at all.
+pub fn is_looked_at(call: usize) -> bool {
+    CLASS.get(call).is_some_and(|class| class.load(Ordering::Relaxed) != 0)
+}
+
+/// From now on calls of this number are the kernel's.
+pub fn overlook(call: usize) {
+    CLASS[call].store(0, Ordering::Relaxed);
+}
+
 /// Called by the entry code with the application's registers; says how to leave.
 pub extern "C" fn dispatch(r: &mut Regs) -> usize {
     loop {
@@ -289,6 +301,8 @@ fn other(r: &mut Regs) -> Reply {
         | nr::SENDMMSG
         | nr::IO_SUBMIT
         | nr::IO_URING_SETUP
+        | nr::IO_URING_ENTER
+        | nr::IO_URING_REGISTER
         | nr::MMAP => fds::other(r),
         nr::SENDFILE | nr::COPY_FILE_RANGE | nr::SPLICE | nr::TEE | nr::VMSPLICE => copy::copy(r),
         nr::SETRLIMIT | nr::PRLIMIT64 => limit::set(r),

@@ -340,7 +340,7 @@ pub fn drop_shared(index: usize) {
     let ofd = ofd(index);
     if ofd.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
         if ofd.state.load(Ordering::Acquire) == state::KERNEL {
-            crate::demote::forget(index);
+            crate::holder::forget(index);
         }
         ofd.ino.store(0, Ordering::Release);
         ofd.state.store(state::FREE, Ordering::Release);

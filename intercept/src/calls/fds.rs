@@ -9,7 +9,7 @@ use crate::fsys::{BLOCK, fs};
 use crate::path::{self, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table::InUse;
-use crate::{demote, lock, mem, session, table};
+use crate::{demote, lock, mem, objects, ring, session, table};
 
 /// Largest private mapping that is filled by reading; larger ones are the kernel's.
 const PRIVATE_MAX: usize = 64 << 20;
@@ -42,7 +42,8 @@ pub fn other(r: &mut Regs) -> Reply {
             Err(Stop::Kernel)
         }
         nr::IO_SUBMIT => submit(r),
-        nr::IO_URING_SETUP => Ok(demote::ring(r.rdi, r.rsi)?),
+        nr::IO_URING_SETUP => ring::setup(r.rdi, r.rsi),
+        nr::IO_URING_ENTER | nr::IO_URING_REGISTER => ring::enter(),
         _ => Err(Stop::Kernel),
     }
 }
@@ -293,8 +294,9 @@ fn chdir(r: &Regs) -> Reply {
 fn mmap(r: &Regs) -> Reply {
     const PROT_EXEC: usize = 4;
     let (address, len, prot, flags) = (r.rdi, r.rsi, r.rdx, r.r10);
+    let map = || Ok(objects::map(address, len, prot, flags, r.r8, r.r9));
     if flags & 0x20 != 0 || table::entry(r.r8 as i32) == 0 {
-        return Err(Stop::Kernel);
+        return if flags & 0x20 == 0 && prot & PROT_EXEC != 0 { map() } else { Err(Stop::Kernel) };
     }
     let file = served(r.r8)?;
     let ofd = file.ofd();
@@ -317,7 +319,7 @@ fn mmap(r: &Regs) -> Reply {
         }
         drop(file);
         to_kernel(r.r8)?;
-        return Err(Stop::Kernel);
+        return if prot & PROT_EXEC != 0 { map() } else { Err(Stop::Kernel) };
     }
     // POSIX leaves open whether a private mapping sees later writes: this one is a copy.
     let handle = file.handle()?;
