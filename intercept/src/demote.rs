@@ -9,6 +9,7 @@
 use base::InodeId;
 use core::sync::atomic::Ordering;
 
+use crate::calls::limit::{room, with_room};
 use crate::format::{Ofd, state};
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, OffsetLock};
@@ -55,7 +56,8 @@ pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
     let flags = (flags & KEPT) | o::CLOEXEC | o::LARGEFILE;
     let mut fd = 0;
     for attempt in 0..PUBLISH_TRIES {
-        fd = sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0);
+        let open = || sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0);
+        fd = with_room(open);
         if fd != err::NOENT && fd != err::STALE {
             break;
         }
@@ -90,7 +92,7 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
         len += part.len();
     }
     let flags = (o::DIRECTORY | o::CLOEXEC) as usize;
-    let fd = sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0);
+    let fd = with_room(|| sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0));
     if sys::failed(fd) { Err(fd) } else { Ok(table::raise(fd as i32, true)) }
 }
 
@@ -142,7 +144,8 @@ pub fn is_mounted() -> bool {
     let (mount, rest) = (session::mount(), b"/.corbel/inode");
     path[..mount.len()].copy_from_slice(mount);
     path[mount.len()..mount.len() + rest.len()].copy_from_slice(rest);
-    let fd = sys::call3(nr::OPEN, path.as_ptr() as usize, (o::PATH | o::CLOEXEC) as usize, 0);
+    let flags = (o::PATH | o::CLOEXEC) as usize;
+    let fd = with_room(|| sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0));
     if !sys::failed(fd) {
         sys::call1(nr::CLOSE, fd as usize);
     }
@@ -180,7 +183,18 @@ fn adopt(index: usize, keep: bool) -> Result<(), isize> {
             continue;
         }
         let flags = if entry & table::CLOEXEC != 0 { o::CLOEXEC } else { 0 };
-        sys::call3(nr::DUP3, kernel as usize, number, flags as usize);
+        let place = || sys::call3(nr::DUP3, kernel as usize, number, flags as usize);
+        let mut placed = place();
+        if placed == err::BADF {
+            // The number lies above the limit, which has been lowered since.
+            room(true);
+            placed = place();
+            room(false);
+        }
+        if sys::failed(placed) {
+            lock::keep(ino, kernel);
+            return Err(placed);
+        }
         table::clear(number as i32);
         if locked {
             table::mark_locked(number as i32);

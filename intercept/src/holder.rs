@@ -7,6 +7,7 @@
 
 use core::sync::atomic::Ordering;
 
+use crate::calls::limit;
 use crate::format::ASKED_MAX;
 use crate::sys::{self, nr};
 use crate::{lock, session, table};
@@ -21,6 +22,9 @@ const DROP: u32 = 3;
 const LOOK: u32 = 4;
 
 const BODY: usize = 16;
+/// No descriptor came; or one did, and there was no number for it.
+const NO_DESCRIPTOR: i32 = -1;
+const NO_NUMBER: i32 = -2;
 /// `struct cmsghdr`.
 const CONTROL: usize = 16;
 /// Its words with the most descriptors.
@@ -37,7 +41,7 @@ struct Message {
     flags: usize,
 }
 
-/// Sends `body` and `fds`, and waits for the answer; the descriptor that came with it, or -1.
+/// Sends `body` and `fds`, and waits for the answer; the descriptor that came with it.
 fn ask(mut body: [u32; BODY / 4], fds: &[i32]) -> Option<i32> {
     let header = session::header();
     let name = &header.holder[..header.holder_len as usize];
@@ -45,7 +49,7 @@ fn ask(mut body: [u32; BODY / 4], fds: &[i32]) -> Option<i32> {
         return None;
     }
     // SOCK_SEQPACKET | SOCK_CLOEXEC
-    let socket = sys::call3(nr::SOCKET, 1, 5 | 0o2_000_000, 0);
+    let socket = limit::with_room(|| sys::call3(nr::SOCKET, 1, 5 | 0o2_000_000, 0));
     if sys::failed(socket) {
         return None;
     }
@@ -89,7 +93,12 @@ fn exchange(socket: i32, body: &mut [u32; BODY / 4], fds: &[i32]) -> Option<i32>
     message.control_len = CONTROL + 8;
     // MSG_CMSG_CLOEXEC. The answer also says that what was sent has arrived.
     let got = sys::call3(nr::RECVMSG, socket as usize, at, 0x4000_0000);
-    let fd = if message.control_len >= CONTROL + 4 { control[2] as u32 as i32 } else { -1 };
+    let fd = match message.control_len {
+        // MSG_CTRUNC
+        _ if message.flags & 8 != 0 => NO_NUMBER,
+        0..20 => NO_DESCRIPTOR,
+        _ => control[2] as u32 as i32,
+    };
     (got == BODY as isize).then_some(fd)
 }
 
@@ -104,7 +113,15 @@ pub fn put(index: usize, fd: i32) {
 
 /// The descriptor that somebody has put there; protected.
 pub fn get(index: usize) -> Option<i32> {
-    let fd = ask(about(GET, index), &[]).filter(|fd| *fd >= 0)?;
+    let mut fd = ask(about(GET, index), &[])?;
+    if fd == NO_NUMBER {
+        limit::room(true);
+        fd = ask(about(GET, index), &[]).unwrap_or(NO_DESCRIPTOR);
+        limit::room(false);
+    }
+    if fd < 0 {
+        return None;
+    }
     Some(lock::raise(table::ofd(index).ino.load(Ordering::Acquire), fd))
 }
 

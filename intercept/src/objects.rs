@@ -10,6 +10,7 @@
 
 use client::mutex::Mutex;
 
+use crate::calls::limit;
 use crate::format::{ANY_NUMBER, ASKED_MAX, Call, STUB, Site, WINDOW_MAX, WINDOW_MIN};
 use crate::patch::{self, LinkMap, Segment};
 use crate::sys::{self, Stat, nr, o};
@@ -79,7 +80,7 @@ pub fn loaded(auxv: usize) {
             continue;
         }
         let flags = (o::CLOEXEC | o::NONBLOCK) as usize;
-        let fd = sys::call3(nr::OPEN, path as usize, flags, 0);
+        let fd = limit::with_room(|| sys::call3(nr::OPEN, path as usize, flags, 0));
         unknown[count] = Unknown { key, fd: fd as i32, nth };
         count += 1;
         if count == ASKED_MAX {

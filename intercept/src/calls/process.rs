@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 
 use client::fs::S_IFREG;
 
-use super::Reply;
+use super::{Reply, limit};
 use crate::entry::{AFTER_VFORK, DONE, RAW, Regs, THREAD, VFORK};
 use crate::format::{ENV, SLOT_FDS, SLOTS, Slot, state};
 use crate::path::{self, PATH_MAX, Path, Stop};
@@ -212,7 +212,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
     let mut stack = 0;
     let ret = {
         fsys::before_fork();
-        let _locks = (lock::locked(), fsys::locked(), heap::locked());
+        let _locks = (lock::locked(), limit::locked(), fsys::locked(), heap::locked());
         match r.rax {
             nr::CLONE3 => {
                 // stack and stack_size
@@ -236,6 +236,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
         strict::arm();
         table::after_fork();
         lock::forked();
+        limit::forked();
         fsys::after_fork();
         if stack != 0 {
             r.rsp = stack;
@@ -254,7 +255,8 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     // Without waiting: it may be a pipe that nobody writes to.
     let follow = if flags & at::SYMLINK_NOFOLLOW != 0 { o::NOFOLLOW } else { 0 };
     let flags = (o::CLOEXEC | o::NONBLOCK | follow) as usize;
-    let fd = sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
+    let open = || sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
+    let fd = limit::with_room(open);
     if sys::failed(fd) {
         return true; // exec will fail, or finds it in its own way
     }
