@@ -3,6 +3,7 @@
 //! [`CLASS`] decides in the entry code: 0 goes to the kernel at once; 1 comes here when the
 //! descriptor in the first argument has a table entry; 2 always comes here.
 
+mod arguments;
 mod attrs;
 mod copy;
 mod data;
@@ -27,7 +28,7 @@ pub type Reply = Result<isize, Stop>;
 /// See the module text. Changes when the strict mode begins, and when there is a ring ([`overlook`]).
 pub static CLASS: [AtomicU8; CALLS] = classes();
 
-const BY_DESCRIPTOR: [usize; 34] = [
+const BY_DESCRIPTOR: [usize; 33] = [
     nr::READ,
     nr::WRITE,
     nr::CLOSE,
@@ -37,7 +38,6 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::PWRITE64,
     nr::READV,
     nr::WRITEV,
-    nr::IOCTL,
     nr::DUP,
     nr::FCNTL,
     nr::FLOCK,
@@ -64,7 +64,7 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 95] = [
+const ALWAYS: [usize; 96] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -131,6 +131,7 @@ const ALWAYS: [usize; 95] = [
     nr::EPOLL_CTL,
     nr::IO_SUBMIT,
     nr::MMAP,
+    nr::IOCTL,
     nr::CLONE,
     nr::CLONE3,
     nr::FORK,
@@ -162,50 +163,6 @@ const ALWAYS: [usize; 95] = [
     AFTER_VFORK,
 ];
 
-/// Calls that no file of ours serves, on a descriptor in the first argument: rare, and the kernel
-/// has the right answer once it has the file. Sockets, timers, signals, epoll, inotify, namespaces;
-/// handles of files, and the newest calls that take a directory or, with an empty path, a file.
-const GIVEN: [usize; 38] = [
-    nr::CONNECT,
-    43, // accept
-    44, // sendto
-    45, // recvfrom
-    nr::RECVMSG,
-    48,  // shutdown
-    49,  // bind
-    50,  // listen
-    51,  // getsockname
-    52,  // getpeername
-    54,  // setsockopt
-    55,  // getsockopt
-    232, // epoll_wait
-    245, // mq_getsetattr
-    254, // inotify_add_watch
-    255, // inotify_rm_watch
-    281, // epoll_pwait
-    282, // signalfd
-    286, // timerfd_settime
-    287, // timerfd_gettime
-    288, // accept4
-    289, // signalfd4
-    299, // recvmmsg
-    nr::NAME_TO_HANDLE_AT,
-    nr::OPEN_BY_HANDLE_AT,
-    308, // setns
-    313, // finit_module
-    428, // open_tree
-    432, // fsmount
-    433, // fspick
-    441, // epoll_pwait2
-    442, // mount_setattr
-    443, // quotactl_fd
-    451, // cachestat
-    463, // setxattrat
-    464, // getxattrat
-    465, // listxattrat
-    466, // removexattrat
-];
-
 const fn classes() -> [AtomicU8; CALLS] {
     let mut class = [const { AtomicU8::new(0) }; CALLS];
     let mut i = 0;
@@ -214,8 +171,13 @@ const fn classes() -> [AtomicU8; CALLS] {
         i += 1;
     }
     i = 0;
-    while i < GIVEN.len() {
-        class[GIVEN[i]] = AtomicU8::new(1);
+    while i < arguments::FIRST.len() {
+        class[arguments::FIRST[i]] = AtomicU8::new(1);
+        i += 1;
+    }
+    i = 0;
+    while i < arguments::OTHERS.len() {
+        class[arguments::OTHERS[i].call] = AtomicU8::new(2);
         i += 1;
     }
     i = 0;
@@ -342,10 +304,7 @@ fn other(r: &mut Regs) -> Reply {
         | nr::SETFSGID
         | nr::CAPSET
         | AFTER_VFORK => process::other(r),
-        call if GIVEN.contains(&call) => {
-            to_kernel(r.rdi)?;
-            Err(Stop::Kernel)
-        }
+        call if arguments::has(call) => arguments::call(r),
         _ => attrs::attrs(r),
     }
 }
@@ -393,10 +352,12 @@ fn gone(fd: i32, file: InUse) -> Stop {
     }
 }
 
-/// Gives `fd` to the kernel if it is ours; whether it was.
+/// Gives `fd` to the kernel if it is ours; whether it was. EBADF for the engine's own.
 pub fn to_kernel(fd: usize) -> Result<bool, Stop> {
-    if table::index(table::entry(fd as i32)).is_none() {
-        return Ok(false);
+    let entry = table::entry(fd as i32);
+    if table::index(entry).is_none() {
+        let own = entry & !table::CLOEXEC == table::INTERNAL;
+        return if own { Err(Stop::Error(err::BADF)) } else { Ok(false) };
     }
     crate::demote::descriptor(fd as i32)?;
     Ok(true)

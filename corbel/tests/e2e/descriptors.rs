@@ -33,6 +33,26 @@ fn same(cluster: &Cluster, options: &[&str], program: &[&Path]) -> String {
     said
 }
 
+/// The first call on a descriptor that was just opened, dup'ed, inherited by a child or by a program.
+#[test]
+fn every_call_on_a_descriptor_answers_as_the_kernel_does() {
+    let Some(cluster) = Cluster::new(1, "64MiB") else { return };
+    let Some(program) = compile(&cluster, "every", &[]) else { return };
+    let said = same(&cluster, &[], &[&program]);
+    assert!(said.lines().count() > 1000, "{said}");
+}
+
+/// In arguments, in memory, in commands of ioctl: loop devices, clones, mounts, rules, watches, other processes.
+#[test]
+fn descriptors_that_are_handed_to_the_kernel_are_the_files() {
+    let Some(cluster) = Cluster::new(1, "64MiB") else { return };
+    let Some(program) = compile(&cluster, "handed", &[]) else { return };
+    for options in [&[][..], &["--mode", "strict"]] {
+        let said = same(&cluster, options, &[&program]);
+        assert!(said.lines().count() > 40, "{said}");
+    }
+}
+
 /// The engine has a few numbers in the top eighth of the table; all others are the program's, whoever gave them
 /// out. And what needs no number works when there is none.
 #[test]

@@ -221,10 +221,10 @@ pub fn clone(to: usize, argument: usize, range: bool) -> Reply {
     let [from, from_offset, len, to_offset]: [u64; 4] =
         if range { mem::get(argument)? } else { [argument as u64, 0, 0, 0] };
     let from = from as u32 as usize;
-    let target = regular(to)?;
     if !ours(from) {
         return Err(Stop::Error(if sys::fstat(from as i32).is_some() { XDEV } else { err::BADF }));
     }
+    let target = regular(to)?;
     let source = regular(from)?;
     if target.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0 {
         return Err(Stop::Error(err::BADF));

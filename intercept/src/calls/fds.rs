@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{Reply, copy, served, to_kernel};
+use super::{Reply, arguments, copy, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::{BLOCK, fs};
@@ -214,6 +214,10 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
 }
 
 fn ioctl(r: &Regs) -> Reply {
+    if table::entry(r.rdi as i32) == 0 {
+        arguments::give_command(r)?;
+        return Err(Stop::Kernel);
+    }
     let file = served(r.rdi)?;
     let slot = &table::fds()[r.rdi as u32 as usize];
     match r.rsi as u32 {
@@ -239,10 +243,19 @@ fn ioctl(r: &Regs) -> Reply {
         }
         // FIOASYNC: there is no such thing for a file, so it can only be off.
         0x5452 if mem::get::<i32>(r.rdx)? == 0 => Ok(0),
-        // FIOQSIZE
-        0x5460 => {
+        // FIOQSIZE; FIBMAP, FIEMAP; FIDEDUPERANGE; FS_IOC_RESVSP and its family; FIFREEZE, FITHAW: what the
+        // kernel answers for every file system, some of it by other calls.
+        0x5460
+        | 1
+        | 0xc020_660b
+        | 0xc018_9436
+        | 0x4030_5828..=0x4030_582b
+        | 0x4030_5839
+        | 0xc004_5877
+        | 0xc004_5878 => {
             drop(file);
             to_kernel(r.rdi)?;
+            arguments::give_command(r)?;
             Err(Stop::Kernel)
         }
         // FIONREAD
@@ -387,6 +400,12 @@ fn submit(r: &Regs) -> Reply {
         let Ok(block) = mem::get::<usize>(r.rdx.wrapping_add(i * 8)) else { break };
         let Ok(fd) = mem::get::<u32>(block.wrapping_add(20)) else { break };
         to_kernel(fd as usize)?;
+        // IOCB_FLAG_RESFD, and the descriptor to be told.
+        if let Ok([flags, fd]) = mem::get::<[u32; 2]>(block.wrapping_add(56))
+            && flags & 1 != 0
+        {
+            to_kernel(fd as usize)?;
+        }
     }
     Err(Stop::Kernel)
 }
