@@ -5,6 +5,7 @@
 
 mod arguments;
 mod attrs;
+mod both;
 mod copy;
 mod data;
 mod fds;
@@ -28,7 +29,7 @@ pub type Reply = Result<isize, Stop>;
 /// See the module text. Changes when the strict mode begins, and when there is a ring ([`overlook`]).
 pub static CLASS: [AtomicU8; CALLS] = classes();
 
-const BY_DESCRIPTOR: [usize; 33] = [
+const BY_DESCRIPTOR: [usize; 32] = [
     nr::READ,
     nr::WRITE,
     nr::CLOSE,
@@ -55,7 +56,6 @@ const BY_DESCRIPTOR: [usize; 33] = [
     nr::FREMOVEXATTR,
     nr::FADVISE64,
     nr::READAHEAD,
-    nr::FALLOCATE,
     nr::SYNC_FILE_RANGE,
     nr::SYNCFS,
     nr::PREADV,
@@ -64,7 +64,7 @@ const BY_DESCRIPTOR: [usize; 33] = [
     nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 96] = [
+const ALWAYS: [usize; 97] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -132,6 +132,7 @@ const ALWAYS: [usize; 96] = [
     nr::IO_SUBMIT,
     nr::MMAP,
     nr::IOCTL,
+    nr::FALLOCATE,
     nr::CLONE,
     nr::CLONE3,
     nr::FORK,

@@ -117,13 +117,11 @@ pub const OTHERS: [Other; 12] = [
     other(nr::PRCTL, Argument(2), |r| r.rdi as u32 == 35 && r.rsi == 13),
 ];
 
-/// Commands of ioctl, on any file, with a descriptor in the third argument ([`VALUE`]) or behind it.
-const COMMANDS: [(u32, usize); 14] = [
+/// Commands of ioctl, on any file, with a descriptor in the third argument ([`VALUE`]) or behind it. (FICLONE: copy.rs.)
+const COMMANDS: [(u32, usize); 12] = [
     (0x4c00, VALUE),      // LOOP_SET_FD
     (0x4c06, VALUE),      // LOOP_CHANGE_FD
     (0x4c0a, 0),          // LOOP_CONFIGURE
-    (0x4004_9409, VALUE), // FICLONE
-    (0x4020_940d, 0),     // FICLONERANGE
     (0x5000_9401, 0),     // BTRFS_IOC_SNAP_CREATE
     (0x5000_9417, 0),     // BTRFS_IOC_SNAP_CREATE_V2
     (0x4048_9426, 0),     // BTRFS_IOC_SEND

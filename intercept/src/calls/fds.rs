@@ -213,8 +213,14 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
     }
 }
 
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
+
 fn ioctl(r: &Regs) -> Reply {
     if table::entry(r.rdi as i32) == 0 {
+        if matches!(r.rsi as u32, FICLONE | FICLONERANGE) {
+            return copy::clone(r.rdi, r.rdx, r.rsi as u32 == FICLONERANGE);
+        }
         arguments::give_command(r)?;
         return Err(Stop::Kernel);
     }
@@ -270,9 +276,8 @@ fn ioctl(r: &Regs) -> Reply {
             mem::put(r.rdx, &(BLOCK as i32))?;
             Ok(0)
         }
-        // FICLONE, FICLONERANGE
-        0x4004_9409 => copy::clone(r.rdi, r.rdx, false),
-        0x4020_940d => copy::clone(r.rdi, r.rdx, true),
+        FICLONE => copy::clone(r.rdi, r.rdx, false),
+        FICLONERANGE => copy::clone(r.rdi, r.rdx, true),
         _ => Err(Stop::Error(err::NOTTY)),
     }
 }
