@@ -180,6 +180,8 @@ pub enum Bug {
     CaughtUpUnnamed = 97,
     /// Pages of the state that a snapshot is made of are reused while it is made.
     ViewReused = 130,
+    /// A member answers a client although operations of that client are in its ring only.
+    OwnWritesUnseen = 131,
 }
 
 impl Bug {
@@ -536,6 +538,11 @@ impl Bug {
             Bug::ViewReused,
             "view-reused",
             "pages of the state that a snapshot is made of are reused while it is made",
+        ),
+        (
+            Bug::OwnWritesUnseen,
+            "own-writes-unseen",
+            "a member answers a client although operations of that client are in its ring only",
         ),
     ];
 
