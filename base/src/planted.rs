@@ -182,6 +182,8 @@ pub enum Bug {
     ViewReused = 130,
     /// A member answers a client although operations of that client are in its ring only.
     OwnWritesUnseen = 131,
+    /// A log with an entry that never gets whole is waited for.
+    BrokenLogKept = 132,
 }
 
 impl Bug {
@@ -543,6 +545,11 @@ impl Bug {
             Bug::OwnWritesUnseen,
             "own-writes-unseen",
             "a member answers a client although operations of that client are in its ring only",
+        ),
+        (
+            Bug::BrokenLogKept,
+            "broken-log-kept",
+            "a log with an entry that never gets whole is waited for",
         ),
     ];
 

@@ -149,6 +149,8 @@ pub struct Counters {
     pub leases_granted: u64,
     pub recalls: u64,
     pub expelled: u64,
+    /// Logs that did not go on although more lies in them, or was to come.
+    pub broken_logs: u64,
     pub requests: u64,
     pub bad_requests: u64,
     pub bad_messages: u64,
@@ -508,6 +510,7 @@ impl Node {
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.collect_dozing(out)?;
         self.collect_ended(out)?;
+        self.expel_broken(out)?;
         self.join_again(out);
         self.watch_acks(out);
         self.forget_lingering(out)?;

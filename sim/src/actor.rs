@@ -64,6 +64,10 @@ pub(crate) struct Session {
     pending: Option<quota::Pending>,
     /// Its log ends in garbage: it ends soon.
     spoilt: bool,
+    /// Where its newest entry begins in the segment.
+    newest_at: u64,
+    /// This entry of its own will never be whole, which it does not know: nothing counts from there on.
+    broken: Option<u64>,
     /// Its node has been out of the chain since it began.
     doubted: bool,
 }
@@ -343,7 +347,8 @@ impl World<'_> {
     pub(crate) fn end_session(&mut self, c: usize, why: &str) {
         if let Some(s) = self.actors[c].session.take() {
             self.trace(|| format!("client {c} {:#x} ends: {why}", s.client.0));
-            self.model.ended(s.number, s.next - 1);
+            let last = s.broken.unwrap_or(s.next) - 1;
+            self.model.ended(s.number, last);
             self.unpin(s.number);
         }
         let done = self.actors[c].ops == 0;
@@ -358,6 +363,7 @@ impl World<'_> {
         let Some(s) = self.session(c) else { return Ok(()) };
         let (client, n) = (s.client, self.actors[c].node);
         let (session, last) = (s.number, s.next - 1);
+        let whole = s.broken.is_none();
         // What it writes after it was expelled, and its log removed, nobody reads.
         let there = self.media(c).size(s.segment).is_ok();
         if matches!(self.actors[c].phase, Phase::Inside(..)) && self.random.chance(1, 2) && there {
@@ -365,7 +371,7 @@ impl World<'_> {
         }
         self.end_session(c, "killed");
         let incarnation = self.hosts[n].incarnation;
-        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| !self.preset.doubts()) {
+        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| whole && !self.preset.doubts()) {
             let epoch = node.status().epoch;
             let ended = Ended { session, last, client, node: n, incarnation, epoch };
             self.at(self.now + 20 * MS, Item::Drained(ended, 0));
@@ -466,6 +472,8 @@ impl World<'_> {
             dared: BTreeSet::new(),
             pending: None,
             spoilt: false,
+            newest_at: 0,
+            broken: None,
             doubted: false,
         });
         if !self.is_seated(n) {
@@ -544,7 +552,7 @@ impl World<'_> {
             }
             let why = if state == control::STATE_EXPELLED { "expelled" } else { "dismissed" };
             let stopped = self.outcome.faults.contains_key("stop");
-            let doubted = self.session(c).is_some_and(|s| s.doubted);
+            let doubted = self.session(c).is_some_and(|s| s.doubted || s.broken.is_some());
             if !doubted && state == control::STATE_GONE && !stopped {
                 // Nobody else can have served: a restarted nicfs goes on with its clients. (The
                 // log of one that was expelled may be removed before it looks again.)

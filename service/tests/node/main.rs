@@ -2,6 +2,7 @@
 //! hand, time and the network in the hands of the test. A seed that fails is printed.
 
 mod acl;
+mod broken;
 mod crash;
 mod fresh;
 mod grants;
