@@ -184,6 +184,8 @@ pub enum Bug {
     OwnWritesUnseen = 131,
     /// A log with an entry that never gets whole is waited for.
     BrokenLogKept = 132,
+    /// A node that ends in order tells its clients before every member has what they did.
+    ClosedEarly = 133,
 }
 
 impl Bug {
@@ -550,6 +552,11 @@ impl Bug {
             Bug::BrokenLogKept,
             "broken-log-kept",
             "a log with an entry that never gets whole is waited for",
+        ),
+        (
+            Bug::ClosedEarly,
+            "closed-early",
+            "a node that ends in order tells its clients before every member has what they did",
         ),
     ];
 

@@ -343,6 +343,27 @@ impl World<'_> {
         }
     }
 
+    /// A client whose node ended in order and told it: nothing of it is lost.
+    pub(crate) fn judge_dismissed(&mut self, c: usize, n: usize) -> Result<(), String> {
+        let Some(s) = self.session(c).filter(|_| self.actors[c].node == n) else { return Ok(()) };
+        let (last, ends) = (s.next - 1, s.broken.is_some() || s.spoilt);
+        let there = self.media(c).size(s.segment).is_ok();
+        if ends || !there || self.word(c, control::STATE) != control::STATE_GONE {
+            return Ok(());
+        }
+        let replicated = self.word(c, control::REPLICATED);
+        if replicated < last {
+            return Err(format!(
+                "client {c}: its node ended in order with {replicated} of {last} replicated"
+            ));
+        }
+        if let Some(s) = &mut self.actors[c].session {
+            // So its node need not keep its place.
+            s.doubted = true;
+        }
+        Ok(())
+    }
+
     /// The session ended, by whatever: what was not vouched for may be lost.
     pub(crate) fn end_session(&mut self, c: usize, why: &str) {
         if let Some(s) = self.actors[c].session.take() {
@@ -549,6 +570,10 @@ impl World<'_> {
                     let number = s.number;
                     self.model.ended(number, sealed);
                 }
+            }
+            if let Some(number) = self.session(c).filter(|_| !gone).map(|s| s.number) {
+                // What the client believes of what it did.
+                self.model.vouched(number, self.word(c, control::REPLICATED));
             }
             let why = if state == control::STATE_EXPELLED { "expelled" } else { "dismissed" };
             let stopped = self.outcome.faults.contains_key("stop");

@@ -312,6 +312,13 @@ pub(crate) enum Item {
         segment: u32,
         incarnation: u64,
     },
+    /// A node ends in order: is it time?
+    Closing {
+        n: usize,
+        incarnation: u64,
+        by: Nanos,
+        lasts: Nanos,
+    },
     /// A client was killed: has its node taken its log?
     Drained(Ended, u32),
     Fault(Fault),
@@ -330,6 +337,7 @@ impl Item {
             | Self::PeerDown { at: n, .. }
             | Self::Run(n)
             | Self::To(n, ..)
+            | Self::Closing { n, .. }
             | Self::Connect(n, _)
             | Self::Registered(n, ..)
             | Self::Confirm(n, ..)
@@ -573,6 +581,9 @@ impl<'a> World<'a> {
             Item::Step(actor, stamp) => self.step_actor(actor, stamp)?,
             Item::Attached { actor, stamp, client, segment, incarnation } => {
                 self.actor_attached(actor, (stamp, incarnation), client, segment)?;
+            }
+            Item::Closing { n, incarnation, by, lasts } => {
+                self.close_node((n, incarnation), by, lasts)?;
             }
             Item::Drained(ended, tries) => self.look_for_drained(ended, tries)?,
             Item::Fault(fault) => self.begin_fault(fault)?,

@@ -85,6 +85,9 @@ impl Node {
         if !self.serves() {
             return refuse(Errno::AGAIN, "this node is not in the chain");
         }
+        if self.closing.is_some() {
+            return refuse(Errno::AGAIN, "this node is about to end");
+        }
         if self.clients.len() >= self.config.clients_max as usize {
             return refuse(Errno::NFILE, "too many clients on this node");
         }
@@ -692,18 +695,5 @@ impl Node {
         }
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         Ok(client.grant(ino, mode, token, now)?)
-    }
-
-    pub(super) fn shutdown(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        let all: Vec<ClientId> = self.clients.keys().copied().collect();
-        for id in all {
-            self.drain(id, out)?;
-        }
-        self.publish_all()?;
-        for client in self.clients.values_mut() {
-            let settled = client.settled;
-            client.dismiss(settled);
-        }
-        Ok(())
     }
 }
