@@ -206,9 +206,16 @@ impl Model {
     }
 
     /// Everything of the session up to `seq` must survive from here on.
-    pub fn vouched(&mut self, session: usize, seq: u64) {
+    pub fn vouched(&mut self, session: usize, seq: u64) -> Result<(), String> {
         let s = &mut self.sessions[session];
+        if s.hi < seq {
+            return Err(format!(
+                "inode of a session of which {} is there, and {seq} vouched for",
+                s.hi
+            ));
+        }
         s.lo = s.lo.max(seq);
+        Ok(())
     }
 
     /// The session ended, but its node lived on and says that it has taken all there was up to `seq`.
@@ -217,8 +224,7 @@ impl Model {
         if hi < seq {
             return Err(format!("inode of a dead client: {seq} was in its log, seen up to {hi}"));
         }
-        self.vouched(session, seq);
-        Ok(())
+        self.vouched(session, seq)
     }
 
     /// The session's node is out of the chain, and its client does not know yet: what is not vouched for may be
@@ -539,7 +545,7 @@ mod tests {
             m.appended(s, seq, vec![(10, file(text))]);
         }
         m.appended(s, 4, vec![(11, file("late"))]);
-        m.vouched(s, 2);
+        m.vouched(s, 2).unwrap();
         m.ended(s, 4);
         assert!(m.observe(None, 10, &file("a")).is_err(), "below what fsync covered");
         assert!(m.observe(None, 10, &file("b")).is_ok());

@@ -175,6 +175,12 @@ impl World<'_> {
             (Call::Read { ino, offset, len, .. }, Value::Bytes(bytes)) => {
                 self.saw_bytes(c, u, *ino, *offset, *len, bytes)
             }
+            (Call::Write { .. }, Value::Written(written))
+                if 0 < u.wrote && written.len == u.wrote && self.by(c) != u.current =>
+            {
+                // The session ended in the middle of it.
+                Ok(())
+            }
             (Call::Write { data, .. }, Value::Written(written)) => {
                 if written.len != data.len() || u.wrote != data.len() {
                     let (len, wrote) = (written.len, u.wrote);
@@ -240,8 +246,8 @@ impl World<'_> {
             ) => did(u, 1),
             (Call::Release { .. } | Call::Statfs, _) => Ok(()),
             (Call::Fsync { .. } | Call::FsyncInode { .. } | Call::SyncAll, _) => {
-                for (session, seq) in &u.newest {
-                    self.model.vouched(*session, *seq);
+                for (session, seq) in self.vouched_by(c, u) {
+                    self.model.vouched(session, seq)?;
                 }
                 self.outcome.fsyncs += 1;
                 self.moment(crate::scenario::Moment::Synced(c));
@@ -249,6 +255,23 @@ impl World<'_> {
             }
             (_, value) => Err(format!("gives {value:?}")),
         }
+    }
+
+    /// What a sync that succeeds vouches for: all but what is lost, and told already.
+    fn vouched_by(&mut self, c: usize, u: &UnderWay) -> Vec<(usize, u64)> {
+        let Some(process) = self.process(c) else { return Vec::new() };
+        let told = match &u.call {
+            Call::Fsync { handle, .. } => {
+                process.open.get(&number(*handle)).map_or(0, |open| open.ended.saturating_sub(1))
+            }
+            // Of the root: of all.
+            Call::FsyncInode { ino } if *ino != 1 => process.told.get(ino).copied().unwrap_or(0),
+            _ => process.told.get(&0).copied().unwrap_or(0),
+        };
+        let untold: Vec<usize> = process.attached.iter().skip(told).map(|a| a.session).collect();
+        let counts =
+            |(session, _): &&(usize, u64)| untold.contains(session) || u.current == Some(*session);
+        u.newest.iter().filter(counts).copied().collect()
     }
 
     fn opened(&mut self, c: usize, t: usize, handle: Handle, ino: u64, flags: u32) {
@@ -332,7 +355,20 @@ impl World<'_> {
         if errno == Errno::IO && fsync {
             return self.judge_loss(c, u);
         }
-        if self.may_fail(c, u, errno) { Ok(()) } else { Err(format!("fails with {errno:?}")) }
+        if self.may_fail(c, u, errno) {
+            return Ok(());
+        }
+        Err(format!("fails with {errno:?}; {}", self.what_may_be(u)))
+    }
+
+    /// What the model knows of the inodes that a call is about.
+    fn what_may_be(&self, u: &UnderWay) -> String {
+        let known = u.call.inodes().into_iter().map(|ino| {
+            let states = self.model.during(ino, u.since);
+            let states: Vec<String> = states.iter().map(|s| s.summary()).collect();
+            format!("inode {ino}: may be one of [{}]", states.join(" | "))
+        });
+        known.collect::<Vec<_>>().join("; ")
     }
 
     /// An fsync says that something was lost: a session must have ended, and each open file hears of it once.
@@ -348,6 +384,13 @@ impl World<'_> {
                 return Err("a loss is told twice, or was none".into());
             }
             open.ended = ended;
+        }
+        let of = match u.call {
+            Call::FsyncInode { ino } if ino != 1 => ino,
+            _ => 0,
+        };
+        if !matches!(u.call, Call::Fsync { .. }) {
+            process.told.insert(of, ended - 1);
         }
         if any { Ok(()) } else { Err("nothing was lost".into()) }
     }
