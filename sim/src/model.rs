@@ -241,7 +241,8 @@ impl Model {
 
     /// The newest version; right whenever no fault left doubt.
     pub fn current(&self, ino: u64) -> Option<&State> {
-        self.inodes.get(&ino).and_then(|v| v.last()).map(|v| &*v.state)
+        let versions = self.inodes.get(&ino)?;
+        versions.iter().rev().find(|v| self.counts(v)).map(|v| &*v.state)
     }
 
     /// What an inode may be now, one operation left out that may not have been; `None`: not made.
@@ -431,18 +432,18 @@ impl Model {
             return result;
         };
         let own = |v: &Version| v.by.is_some_and(|(s, _)| by == Some(s));
+        // What came after it, before somebody looked, is not there.
+        if let Some(after) = versions.get(newest + 1).filter(|v| v.at <= since && !own(v))
+            && let Some((s, seq)) = after.by
+        {
+            self.sessions[s].hi = self.sessions[s].hi.min(seq - 1);
+        }
         if own(&versions[newest]) {
             self.inodes.insert(ino, versions);
             return Ok(None);
         }
         if let Some((s, seq)) = versions[oldest].by {
             self.sessions[s].lo = self.sessions[s].lo.max(seq);
-        }
-        // What came after it, before somebody looked, is not there.
-        if let Some((s, seq)) =
-            versions.get(newest + 1).filter(|v| v.at <= since).and_then(|v| v.by)
-        {
-            self.sessions[s].hi = self.sessions[s].hi.min(seq - 1);
         }
         // What came before is past.
         let past = versions.drain(..oldest).zip(1..).map(|(v, _)| v).collect::<Vec<_>>();
@@ -459,7 +460,8 @@ impl Model {
 
     /// Whether it is certain what the inode is now.
     pub fn is_settled(&self, ino: u64, by: usize) -> bool {
-        let Some(last) = self.inodes.get(&ino).and_then(|v| v.last()) else { return true };
+        let versions = self.inodes.get(&ino).into_iter().flatten();
+        let Some(last) = versions.rev().find(|v| self.counts(v)) else { return true };
         last.by.is_some_and(|(s, _)| s == by) || self.is_certain(last)
     }
 
@@ -501,6 +503,18 @@ mod tests {
         assert!(m.observe(None, 10, &blind).is_ok());
         assert!(m.observe(None, 10, &with).is_ok());
         assert!(m.observe(None, 10, &file("a")).is_err(), "decided by now");
+    }
+
+    #[test]
+    fn who_sees_what_it_made_itself_sees_that_what_came_later_is_lost() {
+        let mut m = model();
+        let (a, b) = (m.begin(), m.begin());
+        m.appended(a, 1, vec![(10, file("a"))]);
+        m.appended(b, 1, vec![(10, file("b"))]);
+        m.ended(b, 1);
+        assert!(m.observe(Some(a), 10, &file("a")).is_ok());
+        assert_eq!(m.current(10), Some(&file("a")));
+        assert!(m.observe(None, 10, &file("b")).is_err(), "decided by now");
     }
 
     #[test]
