@@ -396,6 +396,7 @@ impl World<'_> {
     /// Others may go on. Mostly it is a moment; sometimes the processor is given to somebody else. A process that
     /// shall be stopped inside an operation is.
     fn pause_at_point(&mut self, c: usize, t: usize) -> Result<(), String> {
+        self.outcome.switches += 1;
         let inside = self.thread(c, t).is_some_and(|thread| thread.fiber.facts.inside.get());
         if inside && let Some(lasts) = self.actors[c].stop_for.take() {
             let until = self.now + lasts;

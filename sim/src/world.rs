@@ -269,6 +269,8 @@ pub struct Outcome {
     pub operations: u64,
     /// Observations compared with the model.
     pub observations: u64,
+    /// How often a thread was stopped between two accesses to what others share, and others went on.
+    pub switches: u64,
     /// fsyncs acknowledged.
     pub fsyncs: u64,
     /// Entries that had to be refused.
@@ -292,6 +294,7 @@ impl Outcome {
         self.virtual_ns += other.virtual_ns;
         self.operations += other.operations;
         self.observations += other.observations;
+        self.switches += other.switches;
         self.fsyncs += other.fsyncs;
         self.dared += other.dared;
         self.no_space += other.no_space;
