@@ -88,6 +88,9 @@ pub struct Attr {
     pub ctime: Time,
     /// Birth.
     pub btime: Time,
+    /// Grows whenever the file system learns of the inode what others may have changed: between two answers
+    /// with the same number, all changes were made through this file system. 0 for what was made here.
+    pub learnt: u64,
 }
 
 /// Type bits of a mode.

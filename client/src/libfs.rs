@@ -76,6 +76,9 @@ pub struct LibFs {
     locks: locks::Locks,
     kernel: kernel::Kernel,
     proofs: Arc<Proofs>,
+    /// Answers about inodes taken in; never the same number twice, also of an inode that was forgotten
+    /// meanwhile.
+    learnt: AtomicU64,
 }
 
 /// Inodes forgotten at a time, when there are too many of them.
@@ -117,6 +120,7 @@ impl LibFs {
             locks: locks::Locks::default(),
             kernel: kernel::Kernel::default(),
             proofs: Arc::default(),
+            learnt: AtomicU64::new(0),
         };
         this.session()?;
         Ok(this)
@@ -317,6 +321,7 @@ impl LibFs {
         self.proofs.put(reply.record.parent, reply.parent_proof);
         state.lease = reply.granted;
         state.record = reply.record;
+        state.learnt = self.learnt.fetch_add(1, Ordering::Relaxed) + 1;
         state.blocks_guessed = false;
         state.no_capability = false;
         state.names = Names::default();

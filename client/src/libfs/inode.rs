@@ -124,6 +124,8 @@ pub struct State {
     pub no_capability: bool,
     /// Acknowledged operations were lost with an expelled session; the next fsync says so.
     pub lost: bool,
+    /// See [`Attr::learnt`].
+    pub learnt: u64,
 }
 
 /// An inode of the client's cache.
@@ -168,7 +170,7 @@ impl State {
 
     /// Attributes as front ends see them.
     pub fn attr(&self) -> Attr {
-        attr(&self.record)
+        Attr { learnt: self.learnt, ..attr(&self.record) }
     }
 }
 
@@ -188,6 +190,7 @@ pub fn attr(r: &InodeRecord) -> Attr {
         mtime: time(r.mtime),
         ctime: time(r.ctime),
         btime: time(r.btime),
+        learnt: 0,
     }
 }
 

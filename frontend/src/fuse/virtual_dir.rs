@@ -67,6 +67,7 @@ fn attr(ino: InodeId) -> Result<Attr> {
         mtime: time,
         ctime: time,
         btime: time,
+        learnt: 0,
     })
 }
 
