@@ -9,6 +9,7 @@ mod files;
 mod groups;
 mod locks;
 mod names;
+mod pages;
 pub mod parse;
 pub mod reply;
 pub mod server;

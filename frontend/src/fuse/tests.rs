@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use base::InodeId;
 use base::random::Random;
+use client::fs::Invalidate;
 use client::null::NullFs;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -30,6 +31,20 @@ impl ReplySink for Sink {
         self.replies.push([head, &self.room[..payload_len]].concat());
         !self.taken
     }
+}
+
+/// The kernel's pages: which were dropped.
+#[derive(Default)]
+struct Dropped(Mutex<Vec<(u64, i64, i64)>>);
+
+impl Invalidate for Dropped {
+    fn inode(&self, ino: InodeId, offset: i64, len: i64) {
+        self.0.lock().unwrap().push((ino.0, offset, len));
+    }
+
+    fn entry(&self, _: InodeId, _: &[u8]) {}
+
+    fn store(&self, _: InodeId, _: u64, _: &[u8]) {}
 }
 
 struct World {
@@ -223,14 +238,11 @@ fn direct_writes_are_parallel_where_pages_can_be_dropped() {
         "nobody drops pages"
     );
     let old = of_minor(39);
-    old.server.on_direct_write(Box::new(|_, _, _| {}));
+    old.server.reaches(Arc::default() as Arc<Dropped>);
     assert_eq!(opened(&old, b"f", direct).1.open_flags.get() & parallel, 0);
 
-    let dropped = Arc::new(Mutex::new(Vec::new()));
-    let note = dropped.clone();
-    world.server.on_direct_write(Box::new(move |ino, at, len| {
-        note.lock().unwrap().push((ino.0, at, len));
-    }));
+    let dropped: Arc<Dropped> = Arc::default();
+    world.server.reaches(dropped.clone());
     let (plain, through) = opened(&world, b"f", 2);
     assert_eq!(through.open_flags.get() & parallel, 0);
     let (ino, past) = opened(&world, b"g", direct);
@@ -249,10 +261,10 @@ fn direct_writes_are_parallel_where_pages_can_be_dropped() {
     write(plain, through.fh.get(), 0, b"data");
     write(ino, past.fh.get(), WRITE_CACHE, b"data");
     write(ino, past.fh.get(), 0, b"");
-    assert!(dropped.lock().unwrap().is_empty(), "the cache is right, or nothing was written");
+    assert!(dropped.0.lock().unwrap().is_empty(), "the cache is right, or nothing was written");
     // Its own flags may have changed since; the kernel goes by those of the open.
     write(ino, past.fh.get(), 0, b"data");
-    assert_eq!(*dropped.lock().unwrap(), [(ino, 4096, 4)]);
+    assert_eq!(*dropped.0.lock().unwrap(), [(ino, 4096, 4)]);
 }
 
 #[test]

@@ -157,7 +157,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 if !(self.options.may_open_by_number)(&call.caller, &attr) && !shown() {
                     return Err(Errno::ACCES);
                 }
-                self.count_lookup(ino);
+                self.count_lookup(&attr);
                 // The entry is never kept: the next caller may be another one.
                 Ok(entry_out(&attr, Duration::ZERO, self.fs.may_cache(ino)))
             }
