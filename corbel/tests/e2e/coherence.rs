@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::harness::Cluster;
 
+mod drawn;
+
 /// How long each kind of change is hammered.
 const HAMMER: Duration = Duration::from_millis(4000);
 

@@ -412,7 +412,6 @@ fn wrong_arguments_are_named_and_change_nothing() {
         (op::TMPFILE, ino, &[&[0; 16], b"/\0"], -20),
         (op::TMPFILE, 1 << 63 | 1, &[&[0; 16], b"/\0"], -1),
         (op::FLUSH, ino, &[], -38),
-        (op::COPY_FILE_RANGE, ino, &[&copy(fh, 0, 0)], -95),
         (op::COPY_FILE_RANGE, ino, &[&copy(fh + 1, 0, 0)], -9),
         (op::COPY_FILE_RANGE, ino, &[&copy(fh, 0, 1)], -22),
         (op::COPY_FILE_RANGE, ino, &[&copy(fh, u64::MAX, 0)], -22),
@@ -427,6 +426,23 @@ fn wrong_arguments_are_named_and_change_nothing() {
         assert_eq!(world.call(*opcode, *nodeid, parts).0, *error, "case {i}, opcode {opcode}");
     }
     assert_eq!(world.fs.changes(), before);
+}
+
+/// What the file system does not copy is copied here, and not by the kernel from its pages.
+#[test]
+fn ranges_are_copied() {
+    let world = World::new();
+    let ((from, from_fh), (to, to_fh)) = (world.file(b"from"), world.file(b"to"));
+    let write = WriteIn { fh: from_fh.into(), size: 7.into(), ..WriteIn::default() };
+    let _: WriteOut = world.out(op::WRITE, from, &[write.as_bytes(), b"copy me"]);
+    let copy = |len: u64| {
+        let words = [from_fh, 2, to, to_fh, 1, len, 0].map(u64::to_le_bytes).concat();
+        let out: WriteOut = world.out(op::COPY_FILE_RANGE, from, &[&words]);
+        out.size.get()
+    };
+    assert_eq!((copy(3), copy(1 << 40), copy(0)), (3, 5, 0));
+    let read = ReadIn { fh: to_fh.into(), size: 64.into(), ..ReadIn::default() };
+    assert_eq!(world.call(op::READ, to, &[read.as_bytes()]).1.len(), 6);
 }
 
 /// One right request of every operation that takes arguments.

@@ -221,11 +221,19 @@ pub fn clone(to: usize, argument: usize, range: bool) -> Reply {
     let [from, from_offset, len, to_offset]: [u64; 4] =
         if range { mem::get(argument)? } else { [argument as u64, 0, 0, 0] };
     let from = from as u32 as usize;
-    let target = regular(to)?;
+    let target = match regular(to) {
+        // The kernel would not know the source, or what stands for it.
+        Err(Stop::Kernel) if ours(from) => return Err(Stop::Error(XDEV)),
+        target => target?,
+    };
     if !ours(from) {
         return Err(Stop::Error(if sys::fstat(from as i32).is_some() { XDEV } else { err::BADF }));
     }
-    let source = regular(from)?;
+    let source = match regular(from) {
+        // It has become the kernel's, which does not know the target.
+        Err(Stop::Kernel) => return Err(Stop::Error(XDEV)),
+        source => source?,
+    };
     if target.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0 {
         return Err(Stop::Error(err::BADF));
     }
