@@ -36,6 +36,10 @@ fn offset(value: u64) -> Result<u64> {
 
 /// R_OK.
 const MAY_READ: u32 = 4;
+/// X_OK.
+const MAY_EXECUTE: u32 = 1;
+/// The kernel opens a file to execute it (`__FMODE_EXEC`); no program can ask for that.
+const FMODE_EXEC: u32 = 0x20;
 
 fn padded(name_len: usize) -> usize {
     (size_of::<Dirent>() + name_len).next_multiple_of(DIRENT_ALIGN)
@@ -68,7 +72,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
         args.end()?;
         let flags = arg.flags.get() & OPEN_FLAGS;
         let cut = (flags & O_TRUNC != 0).then(|| self.known.change(call.ino, 0));
-        let handle = self.fs.open(&call.caller, call.ino, flags)?;
+        let handle = if arg.flags.get() & FMODE_EXEC != 0 {
+            // Who may execute a file need not be able to read it: the kernel can, and keeps it from them.
+            self.fs.access(&call.caller, call.ino, MAY_EXECUTE)?;
+            self.fs.open(&Caller::ROOT, call.ino, O_RDONLY)?
+        } else {
+            self.fs.open(&call.caller, call.ino, flags)?
+        };
         if cut.is_some() {
             self.known.ends(call.ino, 0);
         }
