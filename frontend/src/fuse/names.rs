@@ -51,6 +51,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if virtual_dir::is_its_name(call.ino, name) {
             return Ok(Answer::of(&self.virtual_root_entry()));
         }
+        if name == b"." || name == b".." {
+            return self.lookup_dot(call, name);
+        }
         match self.fs.lookup(&call.caller, call.ino, name) {
             Ok(attr) => Ok(Answer::of(&self.entry(call.ino, name, &attr))),
             Err(Errno::NOENT) => {
@@ -63,6 +66,22 @@ impl<F: FileSystem + ?Sized> Server<F> {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// The kernel has a node number from a handle (`open_by_handle_at`, NFS), and not the node: `.` of anything,
+    /// which needs not be a directory; then `..` of a directory, up to one that it knows. Who asks may search
+    /// anything, as the kernel has judged: it walks paths without these.
+    fn lookup_dot(&self, call: &Call<'_>, name: &[u8]) -> Result<Answer> {
+        let attr = if name == b"." {
+            self.fs.getattr(&Caller::ROOT, call.ino)
+        } else {
+            self.fs.lookup(&Caller::ROOT, call.ino, name)
+        };
+        // It may have been given a number that never was.
+        let attr = attr.map_err(|error| if error == Errno::STALE { Errno::NOENT } else { error })?;
+        let mut entry = self.entry(call.ino, name, &attr);
+        (entry.entry_valid, entry.entry_valid_nsec) = (0.into(), 0.into());
+        Ok(Answer::of(&entry))
     }
 
     pub(super) fn forget(
