@@ -38,8 +38,8 @@ pub(crate) struct Lease {
     word: LeaseWord,
     mode: LeaseMode,
     seen: bool,
-    /// Mode, owner, quota and time of change as they came with the lease.
-    record: (u32, u32, u64, u64),
+    /// Mode, owner, quota and times of change as they came with the lease.
+    record: (u32, u32, u64, (u64, u64)),
     /// What the client knows of the inode; its extended attributes it asks for each time.
     view: Option<State>,
 }
@@ -216,6 +216,10 @@ pub(crate) struct Plan {
 pub(crate) enum Ask {
     Inode(u64),
     Names(u64),
+    /// Names of a directory, under a lease that the client has had, right after its own operations.
+    OwnNames(u64),
+    /// One of the two extended attributes of an inode, in the same way.
+    OwnXattr(u64, &'static [u8]),
     Numbers,
     Unpin,
     Release,

@@ -78,7 +78,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.fs.lookup(&Caller::ROOT, call.ino, name)
         };
         // It may have been given a number that never was.
-        let attr = attr.map_err(|error| if error == Errno::STALE { Errno::NOENT } else { error })?;
+        let attr =
+            attr.map_err(|error| if error == Errno::STALE { Errno::NOENT } else { error })?;
         let mut entry = self.entry(call.ino, name, &attr);
         (entry.entry_valid, entry.entry_valid_nsec) = (0.into(), 0.into());
         Ok(Answer::of(&entry))

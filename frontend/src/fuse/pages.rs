@@ -62,7 +62,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use base::InodeId;
-use client::fs::{Attr, S_IFREG, Time};
+use client::fs::{Attr, LEARNT_ELSEWHERE, S_IFREG, Time};
 
 /// For how long after its end a change is taken for one that the kernel may still be at.
 const SETTLE_MS: u64 = 100;
@@ -82,8 +82,10 @@ impl Version {
         Self { ctime: (sec, nsec), learnt: attr.learnt }
     }
 
-    fn is_after(self, other: Self) -> bool {
-        (self.learnt, self.ctime) > (other.learnt, other.ctime)
+    /// This one, which is told after that.
+    fn after(self, other: Self) -> Self {
+        let learnt = if self.learnt == LEARNT_ELSEWHERE { other.learnt } else { self.learnt };
+        Self { learnt, ..self }
     }
 }
 
@@ -173,7 +175,13 @@ impl Pages {
     /// Whether all that happened between `at` and these attributes was the kernel's own doing, or happened
     /// before.
     fn is_own(&self, attr: &Attr) -> bool {
-        attr.learnt <= self.at.learnt
+        attr.learnt <= self.at.learnt && attr.learnt != LEARNT_ELSEWHERE
+    }
+
+    /// Whether they are not of before `at`.
+    fn is_newer(&self, attr: &Attr) -> bool {
+        let version = Version::of(attr);
+        !self.is_own(attr) || version.learnt == self.at.learnt && version.ctime > self.at.ctime
     }
 
     /// Whether the pages show what the file is, or what is newer.
@@ -193,7 +201,6 @@ impl Pages {
 
     /// These attributes are about to be told.
     fn tell(&mut self, attr: &Attr, now: u64) {
-        let version = Version::of(attr);
         if attr.size != self.last {
             (self.last, self.since) = (attr.size, now);
         }
@@ -202,9 +209,9 @@ impl Pages {
         let rights = (attr.mode, attr.uid, attr.gid);
         self.mixed |= rights != self.rights;
         self.rights = rights;
-        if version.is_after(self.at) && !self.dropping && (!self.filled || self.is_same(attr)) {
+        if self.is_newer(attr) && !self.dropping && (!self.filled || self.is_same(attr)) {
             self.sized = self.is_sized(attr) || self.least >= attr.size;
-            (self.at, self.dirty) = (version, false);
+            (self.at, self.dirty) = (Version::of(attr).after(self.at), false);
         }
     }
 
@@ -265,8 +272,8 @@ impl Pages {
     fn dropped(&mut self, attr: &Attr) {
         self.dropping = false;
         self.sized = self.sized && self.is_own(attr) || self.least >= attr.size;
-        if Version::of(attr).is_after(self.at) {
-            self.at = Version::of(attr);
+        if self.is_newer(attr) {
+            self.at = Version::of(attr).after(self.at);
         }
     }
 

@@ -50,7 +50,8 @@ impl Work {
     fn drop_link(&mut self, ino: u64) {
         let Some(state) = self.states.get_mut(&ino) else { return };
         match &mut state.body {
-            Body::File(_, links) if *links > 1 => *links -= 1,
+            // What is open somewhere lives on without a name.
+            Body::File(_, links) => *links = links.saturating_sub(1),
             _ => *state = State::gone(),
         }
         self.changed.push(ino);
@@ -68,6 +69,17 @@ impl Work {
         self.states.insert(ino, state);
         self.put_name(dir, name, Some(ino));
         self.changed.push(ino);
+    }
+
+    /// All that changed did so at that time.
+    fn stamp(&mut self) {
+        for ino in &self.changed {
+            if let Some(state) =
+                self.states.get_mut(ino).filter(|s| s.body != Body::Gone && s.mode != 0)
+            {
+                state.ctime = self.time;
+            }
+        }
     }
 
     fn is_dir(&self, ino: u64) -> bool {
@@ -129,6 +141,9 @@ impl World<'_> {
             }
             if self.preset.insists && plan.kind == Kind::Write && self.random.chance(7, 8) {
                 return self.work(c, Plan { tries: 0, ..plan.clone() });
+            }
+            if self.random.chance(1, 6) {
+                return self.look_at_own(c, plan);
             }
             return self.rest(c);
         }
@@ -212,6 +227,7 @@ impl World<'_> {
     fn account(&mut self, c: usize, session: usize, seq: u64, mut work: Work) {
         work.changed.sort_unstable();
         work.changed.dedup();
+        work.stamp();
         let Work { states, changed, .. } = work;
         for ino in &changed {
             let lease = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(ino));
@@ -592,14 +608,14 @@ impl World<'_> {
         let s = self.session(c)?;
         let fits = |ino: &u64| {
             !s.ever.contains(ino)
-                && self.model.current(*ino).is_some_and(|x| x.uid == GUEST && x.body != Body::Gone)
+                && self.model.current(*ino).is_some_and(|x| x.uid == GUEST && !x.is_gone())
         };
         self.model.inodes().into_iter().find(fits)
     }
 
     /// The number of an inode that was, under a lease that still is.
     fn old_number(&self, c: usize) -> Option<u64> {
-        let gone = |i: &u64| self.model.current(*i).is_some_and(|s| s.body == Body::Gone);
+        let gone = |i: &u64| self.model.current(*i).is_some_and(State::is_gone);
         let s = self.session(c)?;
         s.created.iter().copied().find(|i| gone(i) && self.holds(c, *i, LeaseMode::Write))
     }

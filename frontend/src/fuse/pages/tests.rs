@@ -89,6 +89,8 @@ struct Kernel {
     unstable: bool,
     /// Somebody writes: one at a time.
     writing: bool,
+    /// An answer to SETATTR is on its way, whose size may be late when others make the file longer.
+    setting: bool,
 }
 
 impl Kernel {
@@ -232,8 +234,7 @@ impl World {
             7 => Kind::Open,
             // The kernel sends a request for each page that it does not hold whole.
             8 | 9 => Kind::Write(from, to.min(from / 2 * 2 + 2)),
-            // Its answer brings a size, which may be late when others make the file longer.
-            10 if alone || self.file.now().1 == CELLS => Kind::Set,
+            10 => Kind::Set,
             11 if cuts => Kind::Other(0, 0, Some(1 + at), self.random.below(2) == 0),
             _ => Kind::Other(from, to, None, self.random.below(3) > 0),
         };
@@ -242,7 +243,7 @@ impl World {
 
     /// Whether these attributes may be kept: told long enough ago, with fresh pages.
     fn keeps(&mut self, attr: &Attr) -> bool {
-        let version = (attr.ctime.sec, attr.learnt);
+        let version = (attr.ctime.sec, 0);
         if self.told.0 != version.0 {
             self.told = (version.0, self.ms);
         }
@@ -290,13 +291,16 @@ impl World {
                     Step::Written(locks)
                 }
                 Kind::Set => {
-                    self.kernel.writing = true;
+                    (self.kernel.writing, self.kernel.setting) = (true, true);
                     Step::Written(false)
                 }
                 Kind::Other(..) => Step::Recalled,
             },
             Step::Asked(version) => {
                 let mut attr = self.file.attr();
+                if self.random.below(4) == 0 {
+                    attr.learnt = LEARNT_ELSEWHERE;
+                }
                 let verdict = match self.policy {
                     Policy::Kernels => Verdict::Tell,
                     _ => self.pages.judge(&attr, Self::what(actor.kind), self.ms),
@@ -481,9 +485,16 @@ impl World {
                     }
                     _ => {}
                 }
-                self.kernel.writing = false;
+                (self.kernel.writing, self.kernel.setting) = (false, false);
                 self.file.returned = self.file.states.len() - 1;
                 Step::End
+            }
+            Step::Recalled
+                if self.kernel.setting
+                    && matches!(actor.kind, Kind::Other(_, to, size, _)
+                        if to.max(size.unwrap_or(0)) > self.file.now().1) =>
+            {
+                return Ok(false);
             }
             Step::Recalled if std::mem::take(&mut self.kept) => {
                 // The lease is given back first.
