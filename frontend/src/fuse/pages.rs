@@ -155,8 +155,9 @@ pub(super) fn unseen(attr: &Attr) -> Time {
 impl Pages {
     /// Of a file that the kernel does not know yet.
     fn new(attr: &Attr, now: u64) -> Self {
+        let none = Version { learnt: 0, ..Version::of(attr) };
         Self {
-            at: Version::of(attr),
+            at: Version::of(attr).after(none),
             sized: true,
             filled: false,
             dirty: false,

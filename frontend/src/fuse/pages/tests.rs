@@ -206,7 +206,10 @@ impl World {
         let mut file =
             File { states: vec![([0; CELLS], 4)], ctime: 1, mtime: 1, ..File::default() };
         (file.clock, file.learnt) = (1, 1);
-        let attr = file.attr();
+        let mut attr = file.attr();
+        if seed % 3 == 0 {
+            attr.learnt = LEARNT_ELSEWHERE;
+        }
         let kernel = Kernel { size: 4, mtime: 1, ..Kernel::default() };
         Self {
             random: Random::new(seed),
