@@ -658,6 +658,13 @@ impl<H: Host> LibFsOn<H> {
             let session = turn.session;
             let mut state = inode.state.write();
             self.hold(turn, inode.ino, &mut state, LeaseMode::Read, 0)?;
+            turn.refused(inode.ino)?;
+            // The log knows bytes, and what is published knows blocks: the answer shall not depend on how far
+            // that is. So it is given by what is published, once all of it is.
+            let behind = state.pieces.as_of < state.last || state.pieces.log_pieces() > 0;
+            if behind && turn.shown(inode.ino).is_none() {
+                return Err(Stop::Wait(Wait::Renewal { ino: inode.ino }));
+            }
             let size = state.record.size;
             if offset >= size {
                 return Err(Errno::NXIO.into());

@@ -139,6 +139,9 @@ struct Doubt {
     before: Vec<(InodeId, Sequence)>,
 }
 
+/// Longer answers about extended attributes may have come in parts: more than the service puts into a reply.
+const PART_MIN: usize = 56 << 10;
+
 /// Names of one call, at most: a rename has two.
 const FOUND_MAX: usize = 4;
 
@@ -195,7 +198,8 @@ impl<H: Host> Turn<H> {
             && asked.what == question.what
         {
             let same = asked == question || planted(Bug::AnswerOfBefore);
-            if same || !question.exact {
+            let in_parts = answer.as_ref().is_ok_and(|answer| answer.len() > PART_MIN);
+            if same || !question.exact && !in_parts {
                 return Ok((answer?, same));
             }
         }
@@ -286,11 +290,36 @@ impl<H: Host> LibFsOn<H> {
             Wait::Answer(question) => {
                 let mut body = Vec::new();
                 let answer = session.call(&question.what.request(), question.after, &mut body);
+                let answer = match answer {
+                    Err(Errno::TOOBIG) => Self::in_parts(session, &question),
+                    answer => answer.map(|()| body.split_off(8)),
+                };
                 if let Err(e @ (Errno::INTR | Errno::STALE)) = answer {
                     return Err(e);
                 }
-                turn.answer = Some((question, answer.map(|()| body.split_off(8))));
+                turn.answer = Some((question, answer));
                 Ok(())
+            }
+        }
+    }
+
+    /// An attribute's value, or the names of all, where no reply can hold them. The parts are of one moment if the
+    /// lease holds all the time, and nothing is done here: then the question is exact.
+    fn in_parts(session: &Session<H>, question: &Question) -> Result<Vec<u8>> {
+        let (ino, name): (InodeId, &[u8]) = match &question.what {
+            Ask::Xattr { ino, name } => (*ino, name),
+            Ask::Xattrs { ino } => (*ino, b""),
+            Ask::Names { .. } | Ask::Bytes { .. } => return Err(Errno::IO),
+        };
+        let mut whole = Vec::new();
+        loop {
+            let from = u32::try_from(whole.len()).map_err(|_| Errno::TOOBIG)?;
+            let mut body = Vec::new();
+            let part = Request::XattrPart { ino, name, from };
+            session.call(&part, question.after, &mut body)?;
+            match body.get(8..) {
+                Some(bytes) if !bytes.is_empty() => whole.extend_from_slice(bytes),
+                _ => return Ok(whole),
             }
         }
     }
