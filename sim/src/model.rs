@@ -19,8 +19,8 @@ pub enum Body {
     File(Vec<u8>, u32),
     /// Names of a directory and where they lead.
     Dir(BTreeMap<Vec<u8>, u64>),
-    /// Target of a symbolic link.
-    Symlink(Vec<u8>),
+    /// Target of a symbolic link, and its names.
+    Symlink(Vec<u8>, u32),
 }
 
 /// Extended attributes by name.
@@ -98,8 +98,9 @@ impl State {
                     .collect();
                 format!("dir {} {{{}}}", self.attributes(), names.join(" "))
             }
-            Body::Symlink(target) => {
-                format!("symlink {} {}", self.attributes(), String::from_utf8_lossy(target))
+            Body::Symlink(target, links) => {
+                let target = String::from_utf8_lossy(target);
+                format!("symlink {} nlink {links} {target}", self.attributes())
             }
         }
     }

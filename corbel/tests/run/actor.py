@@ -121,10 +121,9 @@ def do(op, file, name, *more):
         try:
             fcntl.ioctl(fd(file, name), FICLONE, fd(other, its_name))
         except OSError as error:
-            # One of them has become the kernel's, since it was mapped (docs/interception.md, "Limits").
-            if error.errno not in (errno.EOPNOTSUPP, errno.EXDEV, errno.EBADF):
+            if error.errno not in (errno.EOPNOTSUPP, errno.EXDEV):
                 raise
-            return False
+            return False  # it has become the kernel's, since it was mapped
         return True
     if op == "times":
         how, ns = more

@@ -52,6 +52,7 @@ impl Work {
         match &mut state.body {
             // What is open somewhere lives on without a name.
             Body::File(_, links) => *links = links.saturating_sub(1),
+            Body::Symlink(_, links) if *links > 1 => *links -= 1,
             _ => *state = State::gone(),
         }
         self.changed.push(ino);
@@ -61,7 +62,7 @@ impl Work {
     fn make(&mut self, dir: u64, name: &[u8], (ino, mut state): (u64, State)) {
         if let Some(parent) = self.states.get(&dir) {
             state.project = parent.project;
-            if !matches!(state.body, Body::Symlink(_)) {
+            if !matches!(state.body, Body::Symlink(..)) {
                 let list = parent.xattrs.as_ref().and_then(|all| all.get(DEFAULT_ACL));
                 list.into_iter().for_each(|list| inherit(&mut state, list));
             }
@@ -257,7 +258,7 @@ impl World<'_> {
             (S_IFDIR | 0o755, Body::Dir(BTreeMap::new()))
         } else if plan.kind == Kind::Symlink {
             target = &plan.name2;
-            (S_IFLNK | 0o777, Body::Symlink(target.to_vec()))
+            (S_IFLNK | 0o777, Body::Symlink(target.to_vec(), 1))
         } else {
             // The group may what others may: who is in which group is not followed here.
             let bits = [0o644, 0o644, 0o666, 0o600][self.random.below(4) as usize];

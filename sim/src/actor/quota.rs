@@ -56,11 +56,11 @@ fn state(limit: Amount) -> State {
     if limit == Amount::default() {
         return State::gone();
     }
-    State::new(0, 0, 0, Body::Symlink(format!("{} {}", limit.blocks, limit.inodes).into_bytes()))
+    State::new(0, 0, 0, Body::Symlink(format!("{} {}", limit.blocks, limit.inodes).into_bytes(), 1))
 }
 
 fn limit(state: &State) -> Amount {
-    let Body::Symlink(text) = &state.body else { return Amount::default() };
+    let Body::Symlink(text, _) = &state.body else { return Amount::default() };
     let text = String::from_utf8_lossy(text);
     let mut numbers = text.split(' ').map(|n| n.parse().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);

@@ -154,7 +154,7 @@ impl World<'_> {
             let bytes = self.file_content(c, reply)?;
             lease.view = Some(state(Body::File(bytes, record.nlink)));
         } else if record.mode & S_IFMT == S_IFLNK && record.nlink > 0 {
-            lease.view = Some(state(Body::Symlink(reply.target.to_vec())));
+            lease.view = Some(state(Body::Symlink(reply.target.to_vec(), record.nlink)));
         } else if record.nlink == 0 {
             self.see(c, ino, &State::gone())?;
         }

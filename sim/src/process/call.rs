@@ -41,6 +41,24 @@ pub enum Call {
     SyncAll,
 }
 
+impl Call {
+    /// In few words.
+    pub fn brief(&self) -> String {
+        match self {
+            Self::Write { ino, offset, data, append, .. } => {
+                let how = if *append { "append" } else { "write" };
+                format!("{how} {ino} {offset}+{}", data.len())
+            }
+            Self::SetXattr { ino, name, value, how } => {
+                let name = String::from_utf8_lossy(name);
+                format!("setxattr {ino} {name} {:?} {how:?}", value.as_ref().map(Vec::len))
+            }
+            Self::Release { ino, .. } => format!("close {ino}"),
+            other => format!("{other:?}"),
+        }
+    }
+}
+
 /// What it gives.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]

@@ -40,8 +40,8 @@ pub enum Pause {
     Woke(usize, u32),
     /// Rings the service's bell.
     Ring,
-    /// The entry with this sequence is in the log.
-    Wrote(u64),
+    /// An entry is in that log, from there on.
+    Wrote(Shared, u64),
     /// Wants to attach.
     Attach,
     /// Wants an arena.
@@ -109,6 +109,16 @@ impl std::fmt::Debug for Fiber {
 }
 
 impl Fiber {
+    /// Of a thread that does not run.
+    pub fn none() -> Self {
+        Self { coroutine: None, facts: Box::default() }
+    }
+
+    /// Whether it does not run.
+    pub fn is_none(&self) -> bool {
+        self.coroutine.is_none()
+    }
+
     /// A thread that has not begun to do this.
     pub fn new(random: Random, program: impl FnOnce() + 'static) -> Result<Self, String> {
         let stack = DefaultStack::new(STACK).map_err(|e| format!("no stack: {e}"))?;
@@ -183,6 +193,19 @@ impl Shared {
     /// The segment of that region.
     pub fn new(region: &Arc<MemoryRegion>, segment: Segment) -> Self {
         Self { region: Arc::downgrade(region), segment }
+    }
+
+    /// Whether it is that one.
+    pub fn is(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.region, &other.region) && self.segment == other.segment
+    }
+
+    /// Bytes, without a pause; fewer where there are no more.
+    pub fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let region = self.region.upgrade();
+        let read = region.is_some_and(|region| region.mapped_read(self.segment, at, &mut bytes));
+        if read { bytes } else { Vec::new() }
     }
 
     /// A word, without a pause.
@@ -295,8 +318,8 @@ impl Memory for Shared {
         }
     }
 
-    fn wrote_entry(&self, sequence: u64) {
-        pause(Pause::Wrote(sequence));
+    fn wrote_entry(&self, at: u64) {
+        pause(Pause::Wrote(self.clone(), at));
     }
 }
 
@@ -308,10 +331,15 @@ impl Door for SimDoor {
     type Memory = Shared;
 
     fn arena(&self, _: &Config, arena: u32, _: u64) -> Result<Option<Shared>, Errno> {
-        match pause(Pause::Arena(arena)) {
-            Answer::Arena(answer) => answer,
-            _ => Err(Errno::IO),
+        // As the real one does while the services restart.
+        for _ in 0..1500 {
+            match pause(Pause::Arena(arena)) {
+                Answer::Arena(Err(Errno::AGAIN)) => {}
+                Answer::Arena(answer) => return answer,
+                _ => break,
+            }
         }
+        Err(Errno::IO)
     }
 
     fn ring(&self) {

@@ -132,7 +132,7 @@ pub(crate) fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
             .map_err(fault)?;
         Body::Dir(names)
     } else if record.mode & 0o170_000 == 0o120_000 {
-        Body::Symlink(volume.symlink(ino).map_err(fault)?)
+        Body::Symlink(volume.symlink(ino).map_err(fault)?, record.nlink)
     } else {
         let mut bytes = vec![0; record.size as usize];
         volume.read_file(ino, 0, &mut bytes).map_err(fault)?;
