@@ -14,7 +14,7 @@ use super::host::{Host, Memory};
 use super::inode::{Inode, State};
 use super::log::Place;
 use super::permission::{R, W, may};
-use super::pieces::Source;
+use super::pieces::{Seek, Source};
 use super::session::Session;
 use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
 use super::{LibFsOn, Open};
@@ -661,36 +661,15 @@ impl<H: Host> LibFsOn<H> {
             let session = turn.session;
             let mut state = inode.state.write();
             self.hold(turn, inode.ino, &mut state, LeaseMode::Read, 0)?;
-            turn.refused(inode.ino)?;
-            // The log knows bytes, and what is published knows blocks: the answer shall not depend on how far
-            // that is. So it is given by what is published, once all of it is.
-            let behind = state.pieces.as_of < state.last || state.pieces.log_pieces() > 0;
-            if behind && turn.shown(inode.ino).is_none() {
-                return Err(Stop::Wait(Wait::Renewal { ino: inode.ino }));
-            }
             let size = state.record.size;
             if offset >= size {
                 return Err(Errno::NXIO.into());
             }
-            let mut at = offset;
-            while at < size {
-                let intact = |place: &Place| session.is_intact(place);
-                let (is_data, len) = match state.pieces.find(at, size - at, intact) {
-                    Source::Hole(n) => (false, n),
-                    Source::Log(p) => (true, p.len),
-                    Source::Arena { len, .. } => (true, len),
-                    Source::Unknown => {
-                        return Err(Stop::Wait(Wait::Extents { ino: inode.ino, from: at }));
-                    }
-                };
-                if is_data == (whence == Whence::Data) {
-                    return Ok(at);
-                }
-                at += len;
-            }
-            match whence {
-                Whence::Hole => Ok(size),
-                Whence::Data => Err(Errno::NXIO.into()),
+            let intact = |place: &Place| session.is_intact(place);
+            match state.pieces.seek(offset, size, whence, intact) {
+                Seek::At(at) => Ok(at),
+                Seek::None => Err(Errno::NXIO.into()),
+                Seek::Unknown(from) => Err(Stop::Wait(Wait::Extents { ino: inode.ino, from })),
             }
         })
     }
