@@ -126,6 +126,21 @@ fn bounds_are_as_on_other_file_systems() {
     same_everywhere("bounds.py");
 }
 
+/// What is not published yet is found as it is found later, and on another node (xfstests 445, 490, 539).
+#[test]
+fn data_and_holes_are_whole_blocks_at_any_moment() {
+    let Some(cluster) = cluster() else { return };
+    for (view, mut command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
+        fs::create_dir(cluster.mount(1).join(view)).unwrap();
+        command.current_dir(cluster.mount(1).join(view));
+        assert_eq!(script(command, "seeks.py", &[]), "right\n", "{view}");
+        let mut command = cluster.native(2);
+        command.current_dir(cluster.mount(2).join(view));
+        assert_eq!(script(command, "seeks.py", &["look"]), "right\n", "{view}, of node 2");
+    }
+    cluster.assert_nothing_refused();
+}
+
 /// On a volume that runs full, also while the file stays open.
 #[test]
 fn what_is_reserved_can_be_written() {
