@@ -115,6 +115,14 @@ struct Found {
     last: Sequence,
 }
 
+/// What the service answered.
+#[derive(Debug)]
+struct Answer {
+    body: Result<Vec<u8>>,
+    /// In parts, which belong together only if nothing has changed meanwhile.
+    in_parts: bool,
+}
+
 /// One call, from attempt to attempt.
 #[derive(Debug)]
 pub(crate) struct Turn<H: Host> {
@@ -122,7 +130,7 @@ pub(crate) struct Turn<H: Host> {
     /// What the service said of an inode at a moment since the call began, with all own operations of before.
     shown: Option<(InodeRecord, Proof)>,
     found: Vec<Found>,
-    answer: Option<(Question, Result<Vec<u8>>)>,
+    answer: Option<(Question, Answer)>,
     /// It refused to answer about this inode.
     failed: Option<(InodeId, Errno)>,
     /// The index of log pieces was to be made smaller.
@@ -138,9 +146,6 @@ struct Doubt {
     /// The inodes it is about, and the last own operation on each before it.
     before: Vec<(InodeId, Sequence)>,
 }
-
-/// Longer answers about extended attributes may have come in parts: more than the service puts into a reply.
-const PART_MIN: usize = 56 << 10;
 
 /// Names of one call, at most: a rename has two.
 const FOUND_MAX: usize = 4;
@@ -198,9 +203,8 @@ impl<H: Host> Turn<H> {
             && asked.what == question.what
         {
             let same = asked == question || planted(Bug::AnswerOfBefore);
-            let in_parts = answer.as_ref().is_ok_and(|answer| answer.len() > PART_MIN);
-            if same || !question.exact && !in_parts {
-                return Ok((answer?, same));
+            if same || !question.exact && !answer.in_parts {
+                return Ok((answer.body?, same));
             }
         }
         Err(Stop::Wait(Wait::Answer(question)))
@@ -289,22 +293,24 @@ impl<H: Host> LibFsOn<H> {
             Wait::Writer(inode) => inode.await_writer(|| self.config.stops()),
             Wait::Answer(question) => {
                 let mut body = Vec::new();
-                let answer = session.call(&question.what.request(), question.after, &mut body);
-                let answer = match answer {
-                    Err(Errno::TOOBIG) => Self::in_parts(session, &question),
-                    answer => answer.map(|()| body.split_off(8)),
+                let called = session.call(&question.what.request(), question.after, &mut body);
+                let in_parts = called == Err(Errno::TOOBIG);
+                let body = if in_parts {
+                    Self::in_parts(session, &question)
+                } else {
+                    called.map(|()| body.split_off(8))
                 };
-                if let Err(e @ (Errno::INTR | Errno::STALE)) = answer {
+                if let Err(e @ (Errno::INTR | Errno::STALE)) = body {
                     return Err(e);
                 }
-                turn.answer = Some((question, answer));
+                turn.answer = Some((question, Answer { body, in_parts }));
                 Ok(())
             }
         }
     }
 
     /// An attribute's value, or the names of all, where no reply can hold them. The parts are of one moment if the
-    /// lease holds all the time, and nothing is done here: then the question is exact.
+    /// lease holds all the time, and nothing is done here.
     fn in_parts(session: &Session<H>, question: &Question) -> Result<Vec<u8>> {
         let (ino, name): (InodeId, &[u8]) = match &question.what {
             Ask::Xattr { ino, name } => (*ino, name),

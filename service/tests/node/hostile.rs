@@ -182,7 +182,7 @@ impl Bad {
             let dir = self.ino(random);
             let count = odd(random) as u32;
             let list = random.below(8000);
-            let request = match random.below(12) {
+            let request = match random.below(13) {
                 0 => Request::Inode { ino, mode, flags: random.next_u64() as u8 },
                 1 => Request::Lookup {
                     dir,
@@ -199,6 +199,7 @@ impl Bad {
                 8 => Request::StatFs,
                 9 => Request::Release { slots: (0..list).map(|_| odd(random) as u32).collect() },
                 10 => Request::Read { ino, offset: odd(random), len: count },
+                11 => Request::XattrPart { ino, name: b"user.a", from: count },
                 _ => {
                     let mut body = vec![0; list as usize];
                     random.fill(&mut body);

@@ -710,7 +710,7 @@ pub const HOST_ATTACH: u32 = 1;
 pub const HOST_ARENA: u32 = 2;
 
 /// Version of all that programs and their node share.
-pub const CLIENT_VERSION: u32 = 3;
+pub const CLIENT_VERSION: u32 = 4;
 
 /// A request to hostd.
 pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {
