@@ -7,6 +7,8 @@
 mod callers;
 mod files;
 mod groups;
+#[cfg(any(test, feature = "planted"))]
+pub mod kernel;
 mod locks;
 mod names;
 mod pages;

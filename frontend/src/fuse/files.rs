@@ -91,9 +91,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
             }
         }
         // Of what is cut the kernel drops all pages itself.
+        let asked = self.known.changes(call.ino);
         let mut attr = if cut.is_none() { self.fs.fgetattr(handle).ok() } else { None };
         if let Some(attr) = &mut attr {
-            self.refresh(attr, For::Opening, || None);
+            self.refresh(attr, For::Opening, asked, || None);
         }
         let fh = self.register(handle, call.ino, arg.flags.get());
         Ok(Answer::of(&self.open_out(fh, call.ino, attr.as_ref(), arg.flags.get())))

@@ -16,6 +16,7 @@ use super::wire::{
     BatchForgetIn, ForgetIn, ForgetOne, GETATTR_FH, GetattrIn, GetxattrIn, GetxattrOut, LinkIn,
     MkdirIn, MknodIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatfsOut, StatxIn, fattr,
 };
+use crate::planted::{Bug, planted};
 
 /// The extended attribute with a file's capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -140,6 +141,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// Attributes that are told next. `by_handle`: what they are for if they are asked for through a handle.
     fn attr_of(&self, call: &Call<'_>, flags: u32, fh: u64, by_handle: For) -> Result<Attr> {
+        let asked = self.known.changes(call.ino);
         // The kernel also sends directory handles here, which are always 0.
         let attr = if flags & GETATTR_FH != 0 && fh != 0 {
             let opened = self.opened(fh, call.ino)?;
@@ -147,14 +149,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
             // Who cannot read moves to the end of the file, and needs the answer.
             if opened.reads {
                 let size = attr.size;
-                self.refresh(&mut attr, by_handle, || self.last_byte(opened.handle, size));
+                self.refresh(&mut attr, by_handle, asked, || self.last_byte(opened.handle, size));
             }
             attr
         } else {
             // Who has got this answer uses names.
-            self.fs.await_names(call.ino);
+            if !planted(Bug::NamesUnawaited) {
+                self.fs.await_names(call.ino);
+            }
             let mut attr = self.fs.getattr(&call.caller, call.ino)?;
-            self.refresh(&mut attr, For::Looking, || None);
+            self.refresh(&mut attr, For::Looking, asked, || None);
             attr
         };
         self.known.tell(&attr);
@@ -426,7 +430,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let value = args.bytes(size)?;
         args.end()?;
         if size > XATTR_MAX {
-            return Err(Errno::RANGE);
+            return Err(Errno::TOOBIG);
         }
         self.check_xattr(name)?;
         let mode = match arg.flags.get() {

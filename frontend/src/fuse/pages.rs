@@ -32,7 +32,8 @@
 //!    ([`Pages::most`]), a `read` finds the end by a short READ, but `lseek` does not. So then nothing is dropped,
 //!    but the answer has a time of modification that the kernel never saw ([`unseen`]): it takes it in, with the
 //!    size, and drops all pages. (Nobody is shown that time, as it is not kept. Where a write of its own is under
-//!    way, which ends in that very moment perhaps, pages are dropped all the same.)
+//!    way, which ends in that very moment perhaps, or has ended since the attributes were asked for, which then do
+//!    not say how long the file is, pages are dropped all the same.)
 //! 5. *Nobody waits in a circle.* The drop waits for pages that are locked by a READ or a WRITE, and for mapped
 //!    pages to be written back. Those are requests that other threads serve (more are started when all are held
 //!    up), and that wait for leases perhaps; never for this one. Whoever sends GETATTR or OPEN has no page
@@ -64,6 +65,8 @@ use std::time::Instant;
 use base::InodeId;
 use client::fs::{Attr, LEARNT_ELSEWHERE, S_IFREG, Time};
 
+use crate::planted::{Bug, planted};
+
 /// For how long after its end a change is taken for one that the kernel may still be at.
 const SETTLE_MS: u64 = 100;
 /// Parts of the table, each with its lock.
@@ -78,7 +81,7 @@ struct Version {
 
 impl Version {
     fn of(attr: &Attr) -> Self {
-        let Time { sec, nsec } = attr.ctime;
+        let Time { sec, nsec } = if planted(Bug::PagesByTime) { attr.mtime } else { attr.ctime };
         Self { ctime: (sec, nsec), learnt: attr.learnt }
     }
 
@@ -112,8 +115,9 @@ pub(super) struct Pages {
     /// Mode and owners that it was told, and whether there were others before.
     rights: (u32, u32, u32),
     mixed: bool,
-    /// Requests under way that move the kernel's version, and when the last one ended.
+    /// Requests under way that move the kernel's version, how many have ended, and when the last one did.
     changing: u32,
+    changes: u64,
     changed: u64,
     /// Pages are being dropped.
     dropping: bool,
@@ -168,6 +172,7 @@ impl Pages {
             rights: (attr.mode, attr.uid, attr.gid),
             mixed: false,
             changing: 0,
+            changes: 0,
             changed: 0,
             dropping: false,
         }
@@ -202,6 +207,7 @@ impl Pages {
 
     /// These attributes are about to be told.
     fn tell(&mut self, attr: &Attr, now: u64) {
+        self.settle(now);
         if attr.size != self.last {
             (self.last, self.since) = (attr.size, now);
         }
@@ -216,16 +222,15 @@ impl Pages {
         }
     }
 
-    /// What is to be done before these attributes are told.
-    fn judge(&mut self, attr: &Attr, what: For, now: u64) -> Verdict {
+    /// What is to be done before these attributes are told, which were asked for after so many changes.
+    fn judge(&mut self, attr: &Attr, what: For, asked: u64, now: u64) -> Verdict {
         if self.dropping {
-            return if what == For::Looking { Verdict::Tell } else { Verdict::Wait };
+            let waits = what != For::Looking && !planted(Bug::DropUnawaited);
+            return if waits { Verdict::Wait } else { Verdict::Tell };
         }
-        if self.changing == 0 && now.saturating_sub(self.changed.max(self.since)) >= SETTLE_MS {
-            // It has taken in what it was told.
-            self.most = self.last;
-        }
+        self.settle(now);
         let stale = self.filled && !self.is_same(attr);
+        let asked = if planted(Bug::CutAsked) { self.changes } else { asked };
         let short = !self.is_sized(attr) && self.least < attr.size;
         let is_cut = !self.is_sized(attr) && self.most > attr.size;
         let drops = match what {
@@ -235,8 +240,9 @@ impl Pages {
                 let only_bytes = !self.mixed && rights == self.rights;
                 stale && only_bytes && self.least == attr.size && !is_cut
             }
-            For::Reading if is_cut && self.changing == 0 => {
-                return if stale || short { Verdict::Renew } else { Verdict::Tell };
+            For::Reading if is_cut && self.changing == 0 && self.changes == asked => {
+                let renews = (stale || short) && !planted(Bug::CutTold);
+                return if renews { Verdict::Renew } else { Verdict::Tell };
             }
             For::Reading => stale || short,
         };
@@ -253,8 +259,18 @@ impl Pages {
         Verdict::Drop { extend }
     }
 
+    /// After a while it has taken in what it was told.
+    fn settle(&mut self, now: u64) {
+        if self.changing == 0 && now.saturating_sub(self.changed.max(self.since)) >= SETTLE_MS {
+            self.most = self.last;
+        }
+    }
+
     /// A change by the kernel, which may make the file that long, is being served.
     fn change(&mut self, end: u64, now: u64) {
+        if !planted(Bug::MostUnsettled) {
+            self.settle(now);
+        }
         self.changing += 1;
         self.filled = true;
         self.most = self.most.max(end);
@@ -266,7 +282,8 @@ impl Pages {
     /// It was.
     fn changed(&mut self, now: u64) {
         self.changing = self.changing.saturating_sub(1);
-        (self.changed, self.dirty) = (now, true);
+        self.changes += 1;
+        (self.changed, self.dirty) = (now, self.dirty || !planted(Bug::OwnWriteTrusted));
     }
 
     /// All pages have gone since these attributes were asked for.
@@ -299,11 +316,27 @@ pub(super) struct Table {
     begun: Instant,
     shards: [Mutex<HashMap<u64, Known>>; SHARDS],
     dropped: [Condvar; SHARDS],
+    #[cfg(any(test, feature = "planted"))]
+    clock: std::sync::OnceLock<std::sync::Arc<super::kernel::Shared>>,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Self { begun: Instant::now(), shards: Default::default(), dropped: Default::default() }
+        Self {
+            begun: Instant::now(),
+            shards: Default::default(),
+            dropped: Default::default(),
+            #[cfg(any(test, feature = "planted"))]
+            clock: std::sync::OnceLock::new(),
+        }
+    }
+}
+
+#[cfg(any(test, feature = "planted"))]
+impl Table {
+    /// It belongs to a history, which has a clock of its own.
+    pub fn use_clock_of(&self, history: std::sync::Arc<super::kernel::Shared>) {
+        let _ = self.clock.set(history);
     }
 }
 
@@ -317,6 +350,10 @@ impl Table {
     }
 
     fn now(&self) -> u64 {
+        #[cfg(any(test, feature = "planted"))]
+        if let Some(clock) = self.clock.get() {
+            return clock.now();
+        }
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
@@ -385,22 +422,42 @@ impl Table {
         self.with(attr.ino, |pages, now| pages.tell(attr, now));
     }
 
+    /// How many changes by the kernel have ended: to be known before attributes are asked for.
+    pub fn changes(&self, ino: InodeId) -> u64 {
+        self.with(ino, |pages, _| pages.changes).unwrap_or(0)
+    }
+
     /// What is to be done before these attributes are told, which comes next if that is nothing. Waits while
-    /// somebody else does it.
-    pub fn judge(&self, attr: &Attr, what: For) -> Verdict {
+    /// somebody else does it. `asked`: see [`changes`](Self::changes).
+    pub fn judge(&self, attr: &Attr, what: For, asked: u64) -> Verdict {
         let mut shard = self.shard(attr.ino);
         loop {
             let known = shard.get_mut(&attr.ino.0);
             let Some(pages) = known.and_then(|known| known.pages.as_mut()) else {
                 return Verdict::Tell;
             };
-            match pages.judge(attr, what, self.now()) {
+            match pages.judge(attr, what, asked, self.now()) {
                 Verdict::Wait => {}
                 verdict => return verdict,
             }
-            let waited = self.dropped[Self::index(attr.ino)].wait(shard);
-            shard = waited.unwrap_or_else(PoisonError::into_inner);
+            shard = self.await_drop(attr.ino, shard);
         }
+    }
+
+    /// Waits until something was dropped.
+    fn await_drop<'a>(
+        &'a self,
+        ino: InodeId,
+        shard: MutexGuard<'a, HashMap<u64, Known>>,
+    ) -> MutexGuard<'a, HashMap<u64, Known>> {
+        #[cfg(any(test, feature = "planted"))]
+        if self.clock.get().is_some() {
+            drop(shard);
+            super::kernel::wait_here();
+            return self.shard(ino);
+        }
+        let waited = self.dropped[Self::index(ino)].wait(shard);
+        waited.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What [`Verdict::Drop`] asks for was done, or came to nothing.
@@ -421,7 +478,9 @@ impl Table {
 
     /// The kernel is about to read in what will be in its pages.
     pub fn fill(&self, ino: InodeId) {
-        self.with(ino, |pages, _| pages.filled = true);
+        if !planted(Bug::ReadUnnoted) {
+            self.with(ino, |pages, _| pages.filled = true);
+        }
     }
 
     /// It is about to be told that the file ends there.

@@ -28,6 +28,7 @@ use super::reply::{Answer, CACHE_SECONDS, ReplySink, entry_out};
 use super::virtual_dir;
 use super::wire::{EntryOut, InHeader, InitIn, InitInExt, InitOut, MAJOR, MINOR, MINOR_MIN};
 use super::wire::{OpenOut, OutHeader, init, op};
+use crate::planted::{Bug, planted};
 
 /// Longest READ, WRITE and READDIR: 256 pages, what Linux allows by default.
 pub const IO_BYTES_MAX: usize = 1 << 20;
@@ -542,22 +543,32 @@ impl<F: FileSystem + ?Sized> Server<F> {
     }
 
     /// Sees to it that the kernel does not go on with older pages of a file once it was told these attributes.
-    /// Either they are gone, or the answer makes it drop them: then it must not be kept. `last` reads the last byte.
-    pub(super) fn refresh(&self, attr: &mut Attr, what: For, last: impl FnOnce() -> Option<u8>) {
+    /// Either they are gone, or the answer makes it drop them: then it must not be kept. `asked`: the changes that
+    /// had ended when they were asked for. `last` reads the last byte.
+    pub(super) fn refresh(
+        &self,
+        attr: &mut Attr,
+        what: For,
+        asked: u64,
+        last: impl FnOnce() -> Option<u8>,
+    ) {
         if !self.tends_pages || attr.kind() != S_IFREG {
             return;
         }
         let Some(kernel) = self.kernel.get() else { return };
-        match self.known.judge(attr, what) {
+        match self.known.judge(attr, what, asked) {
             Verdict::Tell | Verdict::Wait => {}
             Verdict::Renew => attr.mtime = unseen(attr),
             Verdict::Drop { extend } => {
+                let extend = extend && !planted(Bug::SizeUnstored);
                 let byte = if extend { last() } else { None };
                 if let Some(byte) = byte {
                     kernel.store(attr.ino, attr.size - 1, &[byte]);
                 }
                 let done = byte.is_some() || !extend;
-                if done {
+                if planted(Bug::DropAfterAnswer) {
+                    self.forget_attributes(attr.ino);
+                } else if done && !planted(Bug::DropUnsent) {
                     kernel.inode(attr.ino, 0, 0);
                 }
                 self.known.dropped(attr, done);
@@ -567,7 +578,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// Whether the kernel may use what pages it has of a file with these attributes.
     pub(super) fn has_fresh_pages(&self, attr: &Attr) -> bool {
-        !self.tends_pages || self.known.is_fresh(attr)
+        !self.tends_pages || self.known.is_fresh(attr) || planted(Bug::AttrsOverPages)
     }
 
     /// Whether it may keep them over an open.
@@ -576,7 +587,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return false;
         }
         if self.tends_pages {
-            attr.is_some_and(|attr| self.known.is_fresh(attr))
+            attr.is_some_and(|attr| self.known.is_fresh(attr)) || planted(Bug::OpenKeepsPages)
         } else {
             self.fs.has_cached(ino)
         }
@@ -592,7 +603,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
     pub(super) fn name_cache(&self, dir: InodeId, name: &[u8], to: Option<InodeId>) -> Duration {
         match self.caching() {
             Caching::Nothing => return Duration::ZERO,
-            Caching::Attributes if !self.options.kernel_checks => return Duration::ZERO,
+            Caching::Attributes if !self.options.kernel_checks && !planted(Bug::NamesUnchecked) => {
+                return Duration::ZERO;
+            }
+            _ if to.is_none() && planted(Bug::AbsentKept) => return Duration::from_millis(200),
             _ => {}
         }
         match self.fs.name_cache_ms(dir, name, to) {
@@ -679,9 +693,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// An answer that tells the kernel a node number, and counts that.
     pub(super) fn entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> EntryOut {
+        let early = planted(Bug::KeptUncounted) && self.may_cache_new(attr);
         // In this order: whoever invalidates must know that the kernel is about to know the inode.
         let is_new = self.count_lookup(attr);
         let keep = if is_new { self.may_cache_new(attr) } else { self.may_cache_attr(attr) };
+        let keep = keep || early;
         entry_out(attr, self.name_cache(parent, name, Some(attr.ino)), keep)
     }
 

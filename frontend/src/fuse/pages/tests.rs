@@ -63,8 +63,8 @@ impl File {
         self.clock += 1;
         let (mut state, old) = self.now();
         let size = size.unwrap_or(old).max(cells.end.min(CELLS));
-        for cell in old..size {
-            state[cell] = 0;
+        if old < size {
+            state[old..size].fill(0);
         }
         state[cells].fill(self.writes);
         self.ctime = self.clock;
@@ -207,7 +207,7 @@ impl World {
             File { states: vec![([0; CELLS], 4)], ctime: 1, mtime: 1, ..File::default() };
         (file.clock, file.learnt) = (1, 1);
         let mut attr = file.attr();
-        if seed % 3 == 0 {
+        if seed.is_multiple_of(3) {
             attr.learnt = LEARNT_ELSEWHERE;
         }
         let kernel = Kernel { size: 4, mtime: 1, ..Kernel::default() };
@@ -306,7 +306,10 @@ impl World {
                 }
                 let verdict = match self.policy {
                     Policy::Kernels => Verdict::Tell,
-                    _ => self.pages.judge(&attr, Self::what(actor.kind), self.ms),
+                    _ => {
+                        let asked = self.pages.changes;
+                        self.pages.judge(&attr, Self::what(actor.kind), asked, self.ms)
+                    }
                 };
                 match verdict {
                     Verdict::Wait if self.policy != Policy::NoWait => return Ok(false),
@@ -573,6 +576,57 @@ fn history(seed: u64, policy: Policy, cuts: bool) -> Result<(), String> {
         world.ms += world.random.below(2) * (SETTLE_MS + 1);
     }
     Ok(())
+}
+
+/// A file of that size, changed at that time.
+fn attr(size: u64, ctime: i64, learnt: u64) -> Attr {
+    let mut file =
+        File { states: vec![([0; CELLS], size as usize)], learnt, ctime, ..File::default() };
+    file.attr()
+}
+
+/// Pages that were read in, of 4 cells.
+fn filled() -> Pages {
+    let mut pages = Pages::new(&attr(4, 1, 1), 0);
+    pages.filled = true;
+    pages
+}
+
+/// (It was taken for a cut: an answer with a time that the kernel never saw, which it threw away at the end of
+/// the write, and went on with pages that another node had made old.)
+#[test]
+fn attributes_of_before_an_own_write_are_not_of_a_file_that_was_cut() {
+    let mut pages = filled();
+    let asked = pages.changes;
+    let changed = attr(4, 2, 2);
+    pages.change(6, 1000);
+    pages.changed(1000);
+    let verdict = pages.judge(&changed, For::Reading, asked, 1000);
+    assert!(matches!(verdict, Verdict::Drop { .. }), "{verdict:?}");
+}
+
+/// (The largest size was remembered for as long as nobody read, and the same happened after a change of mode.)
+#[test]
+fn what_the_kernel_may_think_of_a_size_ends() {
+    let later = 1000 + SETTLE_MS;
+    let tells: [fn(&mut Pages, u64); 2] = [
+        |pages, now| {
+            pages.change(0, now);
+            pages.changed(now);
+        },
+        |pages, now| pages.tell(&attr(3, 3, 3), now),
+    ];
+    for tell in tells {
+        let mut pages = filled();
+        // Another has cut it, and the kernel was told so.
+        let cut = attr(2, 2, 2);
+        assert_eq!(pages.judge(&cut, For::Reading, 0, 1000), Verdict::Renew);
+        pages.tell(&cut, 1000);
+        tell(&mut pages, later);
+        let again = attr(3, 4, 4);
+        let verdict = pages.judge(&again, For::Reading, pages.changes, later);
+        assert!(matches!(verdict, Verdict::Drop { .. }), "{verdict:?}");
+    }
 }
 
 /// How many histories; `CORBEL_SEEDS` says how many more.
