@@ -100,6 +100,9 @@ pub struct LibFsOn<H: Host> {
     losses: Word<H>,
     /// Those that a sync of everything has told.
     losses_told: Word<H>,
+    /// Answers about inodes taken in; never the same number twice, also of an inode that was forgotten
+    /// meanwhile.
+    learnt: Word<H>,
 }
 
 /// Unpins are collected up to this number, then sent without waiting for an answer.
@@ -141,6 +144,7 @@ impl<H: Host> LibFsOn<H> {
             proofs: Arc::new(Proofs::new(config.limits.proofs)),
             losses: Word::new(0),
             losses_told: Word::new(0),
+            learnt: Word::new(0),
             config,
         };
         this.session()?;

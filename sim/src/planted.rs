@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base::planted::{Bug, choose};
+use frontend::fuse::kernel;
 
 use crate::crash::catch::{Budget, catch};
 use crate::faults::Fault;
@@ -19,6 +20,9 @@ const FIRST_SEED: u64 = 1;
 const CLUSTER: u8 = 50;
 /// How long one variant may stay unfound.
 pub const BUDGET: Duration = Duration::from_secs(60);
+
+/// Histories behind a mount, of which a second holds a thousand.
+const MOUNT_TRIES: u64 = 20_000;
 
 /// Histories of one variant that are run in any case, up to five times the budget.
 const TRIES_MIN: u64 = 300;
@@ -88,6 +92,9 @@ pub fn inside(name: &str) -> Result<bool, String> {
     if (bug as u8) < CLUSTER {
         return Ok(in_crash_states(bug));
     }
+    if kernel::BUGS.contains(&bug) {
+        return Ok(behind_a_mount(bug));
+    }
     let begin = worked();
     for (tries, seed) in (FIRST_SEED..).enumerate() {
         // With the other runs of a busy machine in the caches, a try takes longer.
@@ -110,6 +117,24 @@ pub fn inside(name: &str) -> Result<bool, String> {
         }
     }
     Ok(false)
+}
+
+/// Variants of the mount are found by a kernel in front of its server.
+fn behind_a_mount(bug: Bug) -> bool {
+    for (tries, seed) in (0..MOUNT_TRIES).enumerate() {
+        println!("try {}", tries + 1);
+        choose(bug);
+        let wrong = kernel::history(seed);
+        choose(Bug::None);
+        if let Err(why) = wrong
+            && kernel::history(seed).is_ok()
+        {
+            println!("caught kernel");
+            eprintln!("{bug:?}: {why}");
+            return true;
+        }
+    }
+    false
 }
 
 /// Variants of storage and persistence are the crash states' to find.
