@@ -12,6 +12,7 @@ use frontend::fuse::kernel;
 use crate::crash::catch::{Budget, catch};
 use crate::faults::Fault;
 use crate::scenario::Scenario;
+use crate::world::{MS, US};
 use crate::{Flavour, Preset, run};
 
 /// Histories of a variant begin with this seed, so that the list does not depend on what else runs.
@@ -89,7 +90,7 @@ pub fn hunt(name: &str) -> Result<Found, String> {
 /// The hunt itself; prints `try N` before each try and `caught JUDGE` at the end of a good one.
 pub fn inside(name: &str) -> Result<bool, String> {
     let bug = Bug::named(name).ok_or_else(|| format!("there is no variant \"{name}\""))?;
-    if (bug as u8) < CLUSTER {
+    if (bug as u8) < CLUSTER || bug == Bug::AppendNotFenced {
         return Ok(in_crash_states(bug));
     }
     if kernel::BUGS.contains(&bug) {
@@ -180,7 +181,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::NotEmptyRemoved
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::SnapshotPieceLost => {}
-        bug if is_client(bug) => by_threads(&mut preset, bug),
+        bug if is_client(bug) => by_threads(&mut preset, bug, seed),
         _ => preset.make(Flavour::Plain),
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
@@ -218,13 +219,14 @@ fn is_client(bug: Bug) -> bool {
 }
 
 /// Processes with LibFS, and threads that meet.
-fn by_threads(preset: &mut Preset, bug: Bug) {
+fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
     use crate::actor::Kind::*;
     preset.make(Flavour::Plain);
     preset.by_hand = false;
     (preset.nodes, preset.clients, preset.faults) = (3, 3, 0);
     preset.threads = 4;
     preset.points = preset.points.min(8);
+    preset.pace = [50 * US, MS][seed as usize % 2];
     preset.favour = match bug {
         Bug::GapIsHole | Bug::MovedKept => vec![Chmod, Chown, Write, Read, Read, Create],
         Bug::ListOfBefore | Bug::NameOfBefore => {

@@ -414,7 +414,8 @@ impl World<'_> {
                 let append = kind == Kind::Append && size + len <= self.preset.file_max;
                 let mut data = vec![0; len as usize];
                 self.random.fill(&mut data);
-                Call::Write { handle, ino, offset, data, append }
+                let shared = self.random.chance(1, 12);
+                Call::Write { handle, ino, offset, data, append, shared }
             }
         })
     }
