@@ -153,8 +153,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         return scenario.preset(seed);
     }
     use Fault::{
-        Coordinator, Crash, CutOff, Damage, Kill, LinkDown, OneWay, PowerCut, RegionLost, Slow,
-        Stop,
+        Coordinator, Crash, CutOff, Damage, Kill, LinkDown, OneWay, Planned, PowerCut, RegionLost,
+        Slow, Stop,
     };
     let mut preset = Preset::of(seed);
     let head_lost = [OneWay(0, 1), LinkDown(0, 1), OneWay(1, 2), RegionLost(0), Crash(0)];
@@ -166,6 +166,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
     let stops = [Stop(0), Stop(1), Stop(2)];
     let damage = [Damage(1), Damage(2)];
     let slow = [Slow(1), Slow(2), OneWay(1, 0)];
+    let planned = [Planned(0), Planned(1), Planned(2)];
     let coordinator = [Coordinator, Crash(1), Crash(2), CutOff(1)];
     match bug {
         Bug::RingOverrun | Bug::RingPastEnd => preset.make(Flavour::Large),
@@ -179,6 +180,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::NotEmptyRemoved
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::SnapshotPieceLost => {}
+        bug if is_client(bug) => by_threads(&mut preset, bug),
         _ => preset.make(Flavour::Plain),
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
@@ -200,11 +202,44 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::DeadTailDropped => (&ends, &[]),
         Bug::ExpelledNotTold | Bug::RecallIgnoresOperation => (&stops, &[]),
         Bug::DamageIgnored => (&damage, &[]),
+        Bug::ClosedEarly => (&planned, &[]),
+        Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
+        Bug::LossUntold | Bug::PinForgotten => (&crashes, &links),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
     preset
+}
+
+/// Whether it is one of LibFS.
+fn is_client(bug: Bug) -> bool {
+    (150..180).contains(&(bug as u8))
+}
+
+/// Processes with LibFS, and threads that meet.
+fn by_threads(preset: &mut Preset, bug: Bug) {
+    use crate::actor::Kind::*;
+    preset.make(Flavour::Plain);
+    preset.by_hand = false;
+    (preset.nodes, preset.clients) = (3, 3);
+    preset.threads = 4;
+    preset.points = preset.points.min(8);
+    preset.favour = match bug {
+        Bug::GapIsHole | Bug::MovedKept => vec![Chmod, Chown, Write, Read, Read, Create],
+        Bug::ListOfBefore | Bug::NameOfBefore | Bug::LookedUpOld => {
+            vec![Create, Unlink, Rename, List, List, Exchange, Link, Chmod]
+        }
+        Bug::AnswerOfBefore => vec![SetXattr, RemoveXattr, SetAcl, Create],
+        Bug::LongWriteIgnored | Bug::AppendGoesOn => vec![Write, Append, Append, Read, Create],
+        Bug::CutExtentsKept | Bug::SourceKept | Bug::OldExtents => {
+            vec![Truncate, Clone, Write, Write, Read, Read, Punch, Shift, Create]
+        }
+        Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
+            vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
+        }
+        _ => Vec::new(),
+    };
 }
 
 /// The judge whose words these are.
@@ -219,6 +254,7 @@ fn judge_of(why: &str) -> &'static str {
         (" failed: ", "failure"),
         ("refused with", "refusals"),
         ("hostile", "hostile"),
+        ("ended in order", "order"),
         ("inode ", "model"),
     ];
     known.iter().find(|(words, _)| why.contains(words)).map_or("other", |(_, judge)| judge)
