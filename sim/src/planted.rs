@@ -222,24 +222,40 @@ fn by_threads(preset: &mut Preset, bug: Bug) {
     use crate::actor::Kind::*;
     preset.make(Flavour::Plain);
     preset.by_hand = false;
-    (preset.nodes, preset.clients) = (3, 3);
+    (preset.nodes, preset.clients, preset.faults) = (3, 3, 0);
     preset.threads = 4;
     preset.points = preset.points.min(8);
     preset.favour = match bug {
         Bug::GapIsHole | Bug::MovedKept => vec![Chmod, Chown, Write, Read, Read, Create],
-        Bug::ListOfBefore | Bug::NameOfBefore | Bug::LookedUpOld => {
+        Bug::ListOfBefore | Bug::NameOfBefore => {
             vec![Create, Unlink, Rename, List, List, Exchange, Link, Chmod]
         }
-        Bug::AnswerOfBefore => vec![SetXattr, RemoveXattr, SetAcl, Create],
-        Bug::LongWriteIgnored | Bug::AppendGoesOn => vec![Write, Append, Append, Read, Create],
-        Bug::CutExtentsKept | Bug::SourceKept | Bug::OldExtents => {
-            vec![Truncate, Clone, Write, Write, Read, Read, Punch, Shift, Create]
+        Bug::LookedUpOld | Bug::OldAnswerInstalled => {
+            vec![Create, Chmod, Chmod, Chown, Utimes, Rename, Link, Append]
         }
+        Bug::AnswerOfBefore => vec![SetXattr, RemoveXattr, SetAcl, Create],
+        Bug::LongWriteIgnored | Bug::AppendGoesOn => {
+            vec![Write, Append, Append, Append, Read, Create]
+        }
+        Bug::CutExtentsKept | Bug::SourceKept | Bug::OldExtents | Bug::PiecesDropped => {
+            vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift, Create]
+        }
+        Bug::ReadUnchecked => vec![Truncate, Write, Write, Write, Read, Read, Punch, Create],
         Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
             vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
         }
         _ => Vec::new(),
     };
+    match bug {
+        Bug::LaneOverrun | Bug::FrontierLate | Bug::FrontierIgnored => {
+            preset.make(Flavour::Large);
+            preset.favour = vec![Write, Write, Write, Read, Read, Create];
+            preset.syncs = 100;
+        }
+        // Blocks are used again at once.
+        Bug::ReadUnchecked => preset.capacity = 2 << 20,
+        _ => {}
+    }
 }
 
 /// The judge whose words these are.
