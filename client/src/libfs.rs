@@ -338,7 +338,13 @@ impl<H: Host> LibFsOn<H> {
             return Err(Stop::Wait(Wait::Again));
         }
         if self.knows(turn.session, state, mode, flags) {
-            return Ok(());
+            // Without a name, and open nowhere here, it ends at any moment: what is done to it would be refused.
+            let ends = state.record.nlink == 0 && state.open == 0 && !state.pinned;
+            return if ends && mode == LeaseMode::Write {
+                Err(Errno::NOENT.into())
+            } else {
+                Ok(())
+            };
         }
         turn.refused(ino)?;
         Err(Stop::Wait(Wait::Lease { ino, mode, flags }))
