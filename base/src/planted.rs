@@ -180,6 +180,58 @@ pub enum Bug {
     CaughtUpUnnamed = 97,
     /// Pages of the state that a snapshot is made of are reused while it is made.
     ViewReused = 130,
+    /// What lies before a part of the extent list is taken for a hole.
+    GapIsHole = 150,
+    /// An entry is summed from the caller's memory, which may change meanwhile.
+    SummedElsewhere = 151,
+    /// An entry is appended, and not fenced before the call returns.
+    AppendNotFenced = 152,
+    /// A client writes over log space that is not reclaimed.
+    LaneOverrun = 153,
+    /// Readers of log bytes are not told that these are about to be written over.
+    FrontierLate = 154,
+    /// A read takes bytes from the log that were written over meanwhile.
+    FrontierIgnored = 155,
+    /// A request slot that another thread has taken since is given back.
+    SlotCollectedTwice = 156,
+    /// A client appends without saying that it is inside an operation.
+    NotInside = 157,
+    /// A client does not look at its leases again inside an operation.
+    LeaseNotLookedAt = 158,
+    /// What is appended after the seal of an expelled client counts as done.
+    SealIgnored = 159,
+    /// The lease is not looked at again when a copy is made.
+    ReadUnchecked = 160,
+    /// An answer about an inode is taken in though another operation or lease came since.
+    OldAnswerInstalled = 161,
+    /// Extents are taken in that were asked for before an own operation moved blocks.
+    OldExtents = 162,
+    /// What a name led to is remembered under another lease than it was asked under.
+    NameOfBefore = 163,
+    /// A listing is remembered though the lease was lost in the middle of it.
+    ListOfBefore = 164,
+    /// An attribute's value counts under another lease than it was asked under.
+    AnswerOfBefore = 165,
+    /// Own bytes that an answer does not reflect yet are forgotten.
+    PiecesDropped = 166,
+    /// Extents are kept over a change of who may read.
+    MovedKept = 167,
+    /// Extents that were asked for before a file was cut count afterwards.
+    CutExtentsKept = 168,
+    /// The extents of a file are kept though a copy shares its blocks now.
+    SourceKept = 169,
+    /// Another thread writes in the middle of a write of several entries.
+    LongWriteIgnored = 170,
+    /// An append of several entries goes on where it was, though others have appended.
+    AppendGoesOn = 171,
+    /// An open file is counted when it is pinned only, and a close in between unpins it.
+    PinBeforeCount = 172,
+    /// Who removes the name of a file that it has open does not say so.
+    UnlinkedClosed = 173,
+    /// Fsync does not tell that operations were lost with a session.
+    LossUntold = 174,
+    /// A member answers a client although operations of that client are in its ring only.
+    OwnWritesUnseen = 131,
 }
 
 impl Bug {
@@ -536,6 +588,128 @@ impl Bug {
             Bug::ViewReused,
             "view-reused",
             "pages of the state that a snapshot is made of are reused while it is made",
+        ),
+        (
+            Bug::GapIsHole,
+            "gap-is-hole",
+            "what lies before a part of the extent list is taken for a hole",
+        ),
+        (
+            Bug::SummedElsewhere,
+            "summed-elsewhere",
+            "an entry is summed from the caller's memory, which may change meanwhile",
+        ),
+        (
+            Bug::AppendNotFenced,
+            "append-not-fenced",
+            "an entry is appended, and not fenced before the call returns",
+        ),
+        (Bug::LaneOverrun, "lane-overrun", "a client writes over log space that is not reclaimed"),
+        (
+            Bug::FrontierLate,
+            "frontier-late",
+            "readers of log bytes are not told that these are about to be written over",
+        ),
+        (
+            Bug::FrontierIgnored,
+            "frontier-ignored",
+            "a read takes bytes from the log that were written over meanwhile",
+        ),
+        (
+            Bug::SlotCollectedTwice,
+            "slot-collected-twice",
+            "a request slot that another thread has taken since is given back",
+        ),
+        (
+            Bug::NotInside,
+            "not-inside",
+            "a client appends without saying that it is inside an operation",
+        ),
+        (
+            Bug::LeaseNotLookedAt,
+            "lease-not-looked-at",
+            "a client does not look at its leases again inside an operation",
+        ),
+        (
+            Bug::SealIgnored,
+            "seal-ignored",
+            "what is appended after the seal of an expelled client counts as done",
+        ),
+        (
+            Bug::ReadUnchecked,
+            "read-unchecked",
+            "the lease is not looked at again when a copy is made",
+        ),
+        (
+            Bug::OldAnswerInstalled,
+            "old-answer-installed",
+            "an answer about an inode is taken in though another operation or lease came since",
+        ),
+        (
+            Bug::OldExtents,
+            "old-extents",
+            "extents are taken in that were asked for before an own operation moved blocks",
+        ),
+        (
+            Bug::NameOfBefore,
+            "name-of-before",
+            "what a name led to is remembered under another lease than it was asked under",
+        ),
+        (
+            Bug::ListOfBefore,
+            "list-of-before",
+            "a listing is remembered though the lease was lost in the middle of it",
+        ),
+        (
+            Bug::AnswerOfBefore,
+            "answer-of-before",
+            "an attribute's value counts under another lease than it was asked under",
+        ),
+        (
+            Bug::PiecesDropped,
+            "pieces-dropped",
+            "own bytes that an answer does not reflect yet are forgotten",
+        ),
+        (Bug::MovedKept, "moved-kept", "extents are kept over a change of who may read"),
+        (
+            Bug::CutExtentsKept,
+            "cut-extents-kept",
+            "extents that were asked for before a file was cut count afterwards",
+        ),
+        (
+            Bug::SourceKept,
+            "source-kept",
+            "the extents of a file are kept though a copy shares its blocks now",
+        ),
+        (
+            Bug::LongWriteIgnored,
+            "long-write-ignored",
+            "another thread writes in the middle of a write of several entries",
+        ),
+        (
+            Bug::AppendGoesOn,
+            "append-goes-on",
+            "an append of several entries goes on where it was, though others have appended",
+        ),
+        (
+            Bug::PinBeforeCount,
+            "pin-before-count",
+            "an open file is counted when it is pinned only, and a close in between unpins it",
+        ),
+        (
+            Bug::UnlinkedClosed,
+            "unlinked-closed",
+            "who removes the name of a file that it has open does not say so",
+        ),
+        (
+            Bug::LossUntold,
+            "loss-untold",
+            "fsync does not tell that operations were lost with a session",
+        ),
+        (
+            Bug::OwnWritesUnseen,
+            "own-writes-unseen",
+            "a member answers a client although operations of that client are in its ring only",
         ),
     ];
 

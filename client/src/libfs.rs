@@ -1,58 +1,72 @@
 //! LibFS: the file system as one process sees it.
 //!
 //! Every inode that the process touches is cached under a lease ([`inode`]). An operation takes the
-//! locks of its inodes, makes sure that the leases it needs are there (asking the service if not),
-//! then *enters* ([`segment::Segment::enter`]), checks the lease words once more, does its work
-//! without waiting for anything, and leaves. Changes go to the log ([`lane`]) and to the cached
-//! state; reads come from the log ([`pieces`]) and from mapped arenas ([`data`]). Nothing else is
+//! locks of its inodes and looks whether the leases and whatever else it needs are there ([`turn`]: if not, it
+//! lets go of everything, gets it, and begins again), then *enters* ([`segment::Segment::enter`]), checks the lease
+//! words once more, does its work without waiting for anything, and leaves. Changes go to the log ([`log`]) and to
+//! the cached state; reads come from the log ([`pieces`]) and from mapped arenas ([`data`]). Nothing else is
 //! kept in the process: what was appended is complete for the service, whatever happens here.
 //!
-//! Lock order: inodes by ascending number, then a lane, then an operation. Waiting (for a lease, for
-//! log space, for fsync) happens with inode locks held but never with a lane or inside an operation.
-#![allow(unsafe_code)]
+//! LibFS is deterministic: all that comes from outside comes through [`host`]. `corbel run`, the mount and the C
+//! library use it in a real process ([`linux`]); the simulator runs it on threads, memory and time of its own.
+//!
+//! Lock order: who asks about an inode, inodes by ascending number, a lane, an operation. Nobody waits for the service
+//! (for a lease, for log space, for fsync) with an inode, a lane or an operation in his hands.
 
 pub mod acl;
 pub mod attrs;
 pub mod copy;
 pub mod data;
+mod file_system;
+pub mod host;
 pub mod inode;
 pub mod kernel;
-pub mod lane;
+pub mod limits;
+pub mod linux;
 pub mod locks;
+pub mod log;
 pub mod names;
+pub mod over_media;
 pub mod permission;
 pub mod pieces;
 pub mod proofs;
+pub mod requests;
 pub mod segment;
 pub mod session;
 pub mod sync;
+mod turn;
+mod xattrs;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, RawHeader};
-use storage::format::rpc::{self, InodeReply, Request};
+use storage::format::rpc::{self, Request};
 
-use self::inode::{Inode, Map, Names, State};
-use self::lane::{Place, Written};
+use self::host::{Host, MS};
+use self::inode::{Inode, Inodes, State};
+use self::linux::Linux;
+use self::log::{Place, Written};
 use self::proofs::Proofs;
 use self::session::Session;
-use self::sync::RwLock;
-use crate::fs::{Handle, Result};
+use self::sync::{RwLock, Word};
+use self::turn::{Step, Stop, Turn, Wait};
+use crate::fs::{Handle, Result, S_IFDIR, S_IFMT};
 use crate::slots::{Slots, Used};
 
-pub use self::session::Config;
+pub use self::limits::{Config, Limits};
 pub use storage::format::rpc::InodeRecord;
 
 /// An open file.
 #[derive(Debug)]
-pub struct Open {
+pub struct Open<H: Host> {
     /// The inode.
-    pub inode: Arc<Inode>,
+    pub inode: Arc<Inode<H>>,
     /// Access mode and O_APPEND, O_DSYNC as given at open.
     pub flags: u32,
     /// Own lane hint: descriptors append to lanes of their own.
@@ -61,78 +75,72 @@ pub struct Open {
     pub refusals: AtomicU64,
     /// Own operations up to here were judged, and none refused, at the last look.
     pub clean: AtomicU64,
+    /// Losses of the inode ([`State::losses`]) that were there when it was opened, or told since.
+    pub losses: AtomicU32,
 }
 
-/// The client.
+/// The client, in a process.
+pub type LibFs = LibFsOn<Linux>;
+
+/// The client, on some host.
 #[derive(Debug)]
-pub struct LibFs {
+pub struct LibFsOn<H: Host> {
     config: Config,
-    session: AtomicPtr<Session>,
-    attaching: RwLock<u64>,
-    inodes: RwLock<Map<u64, Arc<Inode>>>,
-    handles: Slots<Open>,
-    unpins: RwLock<Vec<InodeId>>,
-    opened: AtomicU64,
-    locks: locks::Locks,
-    kernel: kernel::Kernel,
-    proofs: Arc<Proofs>,
+    session: AtomicPtr<Session<H>>,
+    /// The number of the last session; held while another one is made.
+    attaching: RwLock<u64, H>,
+    inodes: RwLock<Inodes<H>, H>,
+    handles: Slots<Open<H>, H>,
+    unpins: RwLock<Vec<InodeId>, H>,
+    opened: Word<H>,
+    locks: locks::Locks<H>,
+    kernel: kernel::Kernel<H>,
+    proofs: Arc<Proofs<H>>,
+    /// Sessions that ended with operations that had returned and are lost.
+    losses: Word<H>,
+    /// Those that a sync of everything has told.
+    losses_told: Word<H>,
 }
 
-/// Inodes forgotten at a time, when there are too many of them.
-const EVICT_MAX: usize = 3000;
 /// Unpins are collected up to this number, then sent without waiting for an answer.
 const UNPINS_MAX: usize = 32;
-/// Unpins, and leases given back, in one request: what fits a slot, twice.
-pub(crate) const POSTED_MAX: usize = 4000;
-/// Attempts of an operation that keeps losing its leases to others before it gives up with EIO;
-/// each attempt waits for a grant, so this is minutes.
-const ATTEMPTS: u32 = 10_000;
 
 /// Attempts to attach, 20 ms apart: the first time, when a node may just be starting...
 const ATTACH_TRIES: u32 = 100;
 /// ... and for a client that had been attached: a restart, or joining the chain anew.
 const REATTACH_TRIES: u32 = 1500;
+/// Between two of them.
+const ATTACH_PAUSE: u64 = 20 * MS;
 
-/// What an attempt of an operation may say.
-pub(crate) enum Outcome<T> {
-    /// Done.
-    Done(T),
-    /// A lease was lost or the session ended: make sure again and repeat.
-    Again,
-    /// The log is full: wait for this lane (whose reclaim position was the number), repeat.
-    Full(u8, u64),
-}
-
-impl LibFs {
+impl<H: Host> LibFsOn<H> {
     /// Attaches to the node whose hostd listens on `config.socket`.
     pub fn attach(config: Config) -> Result<Self> {
         let this = Self {
-            config,
             session: AtomicPtr::new(core::ptr::null_mut()),
             attaching: RwLock::new(0),
-            inodes: RwLock::new(Map::default()),
+            inodes: RwLock::new(Inodes::default()),
             handles: Slots::new(),
             unpins: RwLock::new(Vec::new()),
-            opened: AtomicU64::new(0),
+            opened: Word::new(0),
             locks: locks::Locks::default(),
             kernel: kernel::Kernel::default(),
-            proofs: Arc::default(),
+            proofs: Arc::new(Proofs::new(config.limits.proofs)),
+            losses: Word::new(0),
+            losses_told: Word::new(0),
+            config,
         };
         this.session()?;
         Ok(this)
     }
 
     /// The current session; attaches anew when the old one ended.
-    pub(crate) fn session(&self) -> Result<&'static Session> {
-        if let Some(session) = self.current()
-            && session.segment.attached()
-        {
+    pub(crate) fn session(&self) -> Result<&'static Session<H>> {
+        let live = || self.current().filter(|session| session.segment.attached());
+        if let Some(session) = live() {
             return Ok(session);
         }
-        let mut number = self.attaching.write();
-        if let Some(session) = self.current()
-            && session.segment.attached()
-        {
+        let mut number = self.attaching.write_unless(|| self.config.stops())?;
+        if let Some(session) = live() {
             return Ok(session);
         }
         let mut session = self.attach_patiently(*number + 1)?;
@@ -140,13 +148,29 @@ impl LibFs {
         *number += 1;
         // Sessions are few (one, unless the service restarts) and other threads may be inside the
         // old one at any moment: they are never freed.
-        let session: &'static Session = Box::leak(Box::new(session));
+        let session: &'static Session<H> = Box::leak(Box::new(session));
+        self.take_stock(session);
         self.session.store(core::ptr::from_ref(session).cast_mut(), Ordering::Release);
         Ok(session)
     }
 
+    /// Notes what was lost with the session before.
+    fn take_stock(&self, session: &'static Session<H>) {
+        let Some(before) = session.previous else { return };
+        let evicted = Sequence(before.evicted.load(Ordering::Acquire));
+        let mut lost = session.lost_with(before.number, evicted);
+        let known: Vec<_> = self.inodes.read().values().cloned().collect();
+        for inode in known {
+            let mut state = inode.state.write();
+            let losses = state.losses;
+            self.adopt(session, &mut state);
+            lost |= state.losses != losses;
+        }
+        self.losses.add(lost.into(), Ordering::AcqRel);
+    }
+
     /// Attaches; while the service restarts or the chain is being repaired that takes a moment.
-    fn attach_patiently(&self, number: u64) -> Result<Session> {
+    fn attach_patiently(&self, number: u64) -> Result<Session<H>> {
         let tries = match number {
             1 => ATTACH_TRIES,
             _ if self.config.patient => u32::MAX,
@@ -160,24 +184,29 @@ impl LibFs {
             if self.config.stops() {
                 return Err(Errno::INTR);
             }
-            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-            let _ = rustix::thread::nanosleep(&pause);
+            H::sleep(ATTACH_PAUSE);
         }
         Session::attach(&self.config, number, Arc::clone(&self.proofs))
     }
 
-    pub(crate) fn current(&self) -> Option<&'static Session> {
+    #[allow(unsafe_code)]
+    pub(crate) fn current(&self) -> Option<&'static Session<H>> {
         // SAFETY: the pointer is null or came from `Box::leak` and is never freed.
         unsafe { self.session.load(Ordering::Acquire).as_ref() }
     }
 
     /// Descriptors that must be kept from the program's close and dup2.
     pub fn descriptors(&self) -> Vec<i32> {
-        self.current().map(Session::descriptors).unwrap_or_default()
+        self.current().map(|session| session.segment.descriptors()).unwrap_or_default()
+    }
+
+    /// In a child after fork: nothing of the parent's session may be used, nor undone.
+    pub fn abandon(self) {
+        core::mem::forget(self);
     }
 
     /// The cached inode of that number.
-    pub(crate) fn inode(&self, ino: InodeId) -> Arc<Inode> {
+    pub(crate) fn inode(&self, ino: InodeId) -> Arc<Inode<H>> {
         if let Some(found) = self.inodes.read().get(&ino.0) {
             if !found.used.load(Ordering::Relaxed) {
                 found.used.store(true, Ordering::Relaxed);
@@ -193,7 +222,7 @@ impl LibFs {
 
     /// Puts a made inode into the cache, which makes room like any other: a program that makes
     /// many files must not run out of lease slots.
-    pub(crate) fn remember_inode(&self, inode: Arc<Inode>) {
+    pub(crate) fn remember_inode(&self, inode: Arc<Inode<H>>) {
         let mut inodes = self.inodes.write();
         if inodes.len() >= self.inodes_max() {
             self.evict(&mut inodes);
@@ -203,16 +232,16 @@ impl LibFs {
 
     /// Inodes remembered; above it, those that nobody uses are dropped.
     fn inodes_max(&self) -> usize {
-        self.config.inodes.min(session::INODES_MAX)
+        self.config.limits.inodes.min(limits::INODES_MAX)
     }
 
     /// Forgets inodes that nobody uses, and gives their leases back.
-    fn evict(&self, inodes: &mut Map<u64, Arc<Inode>>) {
+    fn evict(&self, inodes: &mut Inodes<H>) {
         let Some(session) = self.current() else { return };
         let mut slots = Vec::new();
-        let mut left = EVICT_MAX.min(inodes.len() / 2);
-        let now = kernel::now_ms();
-        let mut forget = |_: &u64, inode: &mut Arc<Inode>| {
+        let mut left = self.config.limits.evict.min(inodes.len() / 2);
+        let now = kernel::now_ms::<H>();
+        let mut forget = |_: &u64, inode: &mut Arc<Inode<H>>| {
             // The count cannot grow while we hold the table exclusively.
             if left == 0
                 || Arc::strong_count(inode) > 1
@@ -221,14 +250,15 @@ impl LibFs {
                 return true;
             }
             let Some(state) = inode.state.try_write() else { return true };
-            if state.open > 0 || state.lost || inode.shown.counts(now) {
+            let untold = state.losses != state.told && state.record.mode & S_IFMT == S_IFDIR;
+            if state.open > 0 || untold || inode.shown.counts(now) {
                 return true;
             }
             if state.session == session.number && state.lease.word.0 != 0 {
                 slots.push(state.lease.slot);
             }
             if state.session == session.number {
-                session.evicted.fetch_max(state.last.0, Ordering::AcqRel);
+                session.evicted.raise(state.last.0, Ordering::AcqRel);
             }
             if state.pinned {
                 self.unpins.write().push(inode.ino);
@@ -246,212 +276,141 @@ impl LibFs {
 
     /// Whether the cached state counts, with at least `mode`.
     #[inline]
-    pub(crate) fn holds(&self, session: &Session, state: &State, mode: LeaseMode) -> bool {
+    pub(crate) fn holds(&self, session: &Session<H>, state: &State, mode: LeaseMode) -> bool {
         self.held(session, state, mode) && session.segment.in_time()
     }
 
     /// The same, time aside: where another look follows.
     #[inline]
-    pub(crate) fn held(&self, session: &Session, state: &State, mode: LeaseMode) -> bool {
+    pub(crate) fn held(&self, session: &Session<H>, state: &State, mode: LeaseMode) -> bool {
         state.session == session.number
             && state.mode() >= mode
             && session.segment.lease_holds(state.lease.slot, state.lease.word)
     }
 
-    /// Makes sure that `state` is valid with `mode`, and that the service knows what `flags` says.
-    pub(crate) fn ensure(
+    /// Whether what is known of an inode is enough.
+    pub(crate) fn knows(
         &self,
-        session: &Session,
+        session: &Session<H>,
+        state: &State,
+        mode: LeaseMode,
+        flags: u8,
+    ) -> bool {
+        (flags & rpc::WANT_PIN == 0 || state.pinned)
+            && (flags & rpc::WANT_WRITE == 0 || state.may_write)
+            && self.holds(session, state, mode)
+    }
+
+    /// Makes sure of a lease of that mode on an inode that is locked, and that the service knows what `flags`
+    /// says.
+    pub(crate) fn hold(
+        &self,
+        turn: &mut Turn<H>,
         ino: InodeId,
         state: &mut State,
         mode: LeaseMode,
         flags: u8,
-    ) -> Result<()> {
-        let known = (flags & rpc::WANT_PIN == 0 || state.pinned)
-            && (flags & rpc::WANT_WRITE == 0 || state.may_write)
-            && flags & rpc::WANT_READ == 0;
-        if known && self.holds(session, state, mode) {
+    ) -> Step<(), H> {
+        if !self.adopt(turn.session, state) {
+            return Err(Stop::Wait(Wait::Again));
+        }
+        if self.knows(turn.session, state, mode, flags) {
             return Ok(());
         }
-        if self.config.stops() {
-            return Err(Errno::INTR);
+        turn.refused(ino)?;
+        Err(Stop::Wait(Wait::Lease { ino, mode, flags }))
+    }
+
+    /// Nobody else is in the middle of a long write to the inode.
+    pub(crate) fn may_change(&self, inode: &Arc<Inode<H>>, state: &State) -> Step<(), H> {
+        if state.writing && !planted(Bug::LongWriteIgnored) {
+            return Err(Stop::Wait(Wait::Writer(Arc::clone(inode))));
         }
-        let mode = mode.max(if self.holds(session, state, mode) { state.mode() } else { mode });
-        let last = (state.session == session.number).then_some(state.last);
-        let after = session.known_after(last);
-        if state.session > session.number {
-            // Another thread has attached anew.
-            return Err(Errno::STALE);
-        }
-        if flags & rpc::WANT_PIN != 0 {
-            // An earlier close that the service was not told of yet must not take this pin away.
-            self.unpins.write().retain(|i| *i != ino);
-        }
-        let mut body = Vec::new();
-        session.call(&Request::Inode { ino, mode, flags }, after, &mut body)?;
-        let reply = parse_inode(&body)?;
-        self.install(session, state, reply, flags);
         Ok(())
-    }
-
-    /// Takes a fresh answer about an inode into its state.
-    pub(crate) fn install(
-        &self,
-        session: &Session,
-        state: &mut State,
-        reply: InodeReply,
-        flags: u8,
-    ) {
-        if state.session != session.number {
-            state.lost |= state.session != 0
-                && state.last.0 > 0
-                && session.lost_with(state.session, state.last);
-            state.session = session.number;
-            state.last = Sequence(0);
-            state.extents_after = Sequence(0);
-            state.pieces = pieces::Pieces::default();
-            state.pinned = false;
-            state.may_write = false;
-        }
-        session.remember_proof(reply.record.ino, reply.proof);
-        self.proofs.put(reply.record.parent, reply.parent_proof);
-        state.lease = reply.granted;
-        state.record = reply.record;
-        state.blocks_guessed = false;
-        state.no_capability = false;
-        state.names = Names::default();
-        state.target = reply.target;
-        // The answer reflects all that this client did to the inode, published: nothing of the own
-        // log is needed any more, and what others wrote since may not be hidden by it.
-        if state.last <= reply.reflected {
-            state.pieces = pieces::Pieces::default();
-        }
-        state.pieces.install(0, &reply.extents, reply.complete, reply.reflected);
-        if state.extents_after > reply.reflected {
-            state.pieces.forget_extents();
-        }
-        if state.pieces.will_move() {
-            state.moved(state.last);
-        }
-        state.pinned |= flags & rpc::WANT_PIN != 0;
-        state.may_write |= flags & rpc::WANT_WRITE != 0;
-    }
-
-    /// Repeats `attempt` until it is done: it makes sure of its leases, then tries.
-    pub(crate) fn repeat<T>(
-        &self,
-        mut attempt: impl FnMut(&'static Session) -> Result<Outcome<T>>,
-    ) -> Result<T> {
-        for attempts in 0..ATTEMPTS {
-            if attempts > 0 && self.config.stops() {
-                return Err(Errno::INTR);
-            }
-            let session = self.session()?;
-            match attempt(session) {
-                Ok(Outcome::Done(value)) => return Ok(value),
-                // Either a lease was lost, or the time of all of them is over: the service is being
-                // restarted, or hangs. If it ends altogether the next round attaches anew.
-                Ok(Outcome::Again) if session.segment.in_time() => {}
-                Ok(Outcome::Again) => match session.segment.wait_in_time() {
-                    Ok(()) | Err(Errno::STALE) => {}
-                    Err(e) => return Err(e),
-                },
-                Ok(Outcome::Full(lane, before)) => match session.wait_for_space(lane, before) {
-                    Ok(()) | Err(Errno::STALE) => {}
-                    Err(e) => return Err(e),
-                },
-                // The session ended in the middle: the next round attaches anew.
-                Err(Errno::STALE) if !session.segment.attached() => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Err(Errno::IO)
     }
 
     /// Appends one operation if every lease still holds, and makes it persistent. `leases` are the
     /// states it relies on.
     pub(crate) fn append(
         &self,
-        session: &Session,
+        turn: &mut Turn<H>,
         hint: u64,
         leases: &[&State],
         raw: RawHeader,
         payload: &[u8],
-    ) -> Outcome<Place> {
-        match self.write_entry(session, hint, leases, raw, payload) {
-            Outcome::Done(written) => {
-                let place = written.persist();
-                session.segment.ring(false);
-                Outcome::Done(place)
-            }
-            Outcome::Again => Outcome::Again,
-            Outcome::Full(lane, reclaimed) => Outcome::Full(lane, reclaimed),
-        }
+    ) -> Step<Place, H> {
+        let written = self.write_entry(turn, hint, leases, raw, payload)?;
+        let place = written.persist();
+        turn.session.segment.ring(false);
+        Ok(place)
     }
 
     /// As [`LibFs::append`], but the caller persists the entry and rings.
-    pub(crate) fn write_entry<'a>(
+    #[inline]
+    pub(crate) fn write_entry(
         &self,
-        session: &'a Session,
+        turn: &mut Turn<H>,
         hint: u64,
         leases: &[&State],
         raw: RawHeader,
         payload: &[u8],
-    ) -> Outcome<Written<'a>> {
-        let (index, lane) = session.lane(hint);
-        let room = match lane.room(&session.segment, index, payload.len()) {
+    ) -> Step<Written<'static, H>, H> {
+        let session = turn.session;
+        let segment = &session.segment;
+        let lane = session.log.lane_of(hint);
+        let room = match session.log.room(&segment.memory, lane, payload.len()) {
             Ok(room) => room,
-            Err(reclaimed) => return Outcome::Full(index, reclaimed),
+            Err(full) => return Err(Stop::Wait(Wait::Space(full))),
         };
-        let inside = session.segment.enter();
-        let good = session.segment.attached()
+        let inside = (!planted(Bug::NotInside)).then(|| segment.enter());
+        let good = segment.attached()
             && leases.iter().all(|s| self.held(session, s, LeaseMode::Write))
-            && session.segment.in_time();
-        if !good {
-            session.segment.leave(inside);
-            return Outcome::Again;
+            && segment.in_time();
+        if !good && !planted(Bug::LeaseNotLookedAt) {
+            inside.into_iter().for_each(|inside| segment.leave(inside));
+            return Err(Stop::Wait(Wait::Again));
         }
-        let written = room.append(&session.segment, session.next(), raw, payload);
-        session.segment.leave(inside);
-        if !session.segment.attached() {
-            // Expelled between: the entry counts only if it was sealed in.
-            if written.place.sequence.0 > session.segment.sealed_at() {
-                return Outcome::Again;
-            }
+        let written = room.append(raw, payload);
+        inside.into_iter().for_each(|inside| segment.leave(inside));
+        if !segment.attached() && !planted(Bug::SealIgnored) {
+            // Expelled between: the entry counts only if it was sealed in, which takes a moment to be known.
+            turn.doubt(written.place.sequence, leases);
         }
-        Outcome::Done(written)
+        Ok(written)
     }
 
     /// Encodes and appends an operation (other than Write).
     pub(crate) fn log(
         &self,
-        session: &Session,
+        turn: &mut Turn<H>,
         hint: u64,
         leases: &[&State],
         op: &Op<'_>,
         time: u64,
-    ) -> Outcome<Place> {
+    ) -> Step<Place, H> {
         let mut payload = Vec::new();
         let mut raw = op.encode(&mut payload);
         raw.time = time;
-        self.append(session, hint, leases, raw, &payload)
+        self.append(turn, hint, leases, raw, &payload)
     }
 
-    pub(crate) fn open_handle(&self, inode: Arc<Inode>, flags: u32) -> Handle {
-        let hint = self.opened.fetch_add(1, Ordering::Relaxed);
-        let refusals = AtomicU64::new(self.current().map_or(0, Session::refusals));
+    pub(crate) fn open_handle(&self, inode: Arc<Inode<H>>, flags: u32) -> Handle {
+        let hint = self.opened.add(1, Ordering::Relaxed);
+        let refusals = AtomicU64::new(self.current().map_or(0, |session| session.refusals()));
         let clean = AtomicU64::new(0);
-        let index = self.handles.insert(Open { inode, flags, hint, refusals, clean }, usize::MAX);
+        let losses = AtomicU32::new(inode.state.read().losses);
+        let open = Open { inode, flags, hint, refusals, clean, losses };
+        let index = self.handles.insert(open, usize::MAX);
         // Millions of open files are refused far from here; a number that is not there is EBADF.
         Handle(index.map_or(u64::MAX >> 1, |index| index as u64))
     }
 
     #[inline]
-    pub(crate) fn handle(&self, handle: Handle) -> Result<Used<'_, Open>> {
+    pub(crate) fn handle(&self, handle: Handle) -> Result<Used<'_, Open<H>, H>> {
         self.handles.get(handle.0 as usize).ok_or(Errno::BADF)
     }
 
-    pub(crate) fn close_handle(&self, handle: Handle) -> Option<Used<'_, Open>> {
+    pub(crate) fn close_handle(&self, handle: Handle) -> Option<Used<'_, Open<H>, H>> {
         self.handles.remove(handle.0 as usize)
     }
 
@@ -467,7 +426,7 @@ impl LibFs {
     fn send_unpins(&self, unpins: &mut Vec<InodeId>, least: usize) {
         let Some(session) = self.current() else { return };
         while unpins.len() >= least.max(1) {
-            let inodes = unpins.split_off(unpins.len().saturating_sub(POSTED_MAX));
+            let inodes = unpins.split_off(unpins.len().saturating_sub(self.config.limits.posted));
             let request = Request::Unpin { inodes };
             if !session.post(&request, session.last())
                 && let Request::Unpin { inodes } = request
@@ -485,16 +444,7 @@ impl LibFs {
     /// the time that a file has changed (the kernel's behind a mount, make, rsync), so no two
     /// changes may have the same.
     pub(crate) fn now(changed: &[&InodeRecord]) -> u64 {
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        let tick = (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64);
         let after = |r: &&InodeRecord| r.ctime.nanos().saturating_add(1);
-        changed.iter().map(after).fold(tick, u64::max)
+        changed.iter().map(after).fold(H::realtime(), u64::max)
     }
-}
-
-/// Reads the answer to `Inode` and `Lookup`.
-pub(crate) fn parse_inode(body: &[u8]) -> Result<InodeReply> {
-    let (status, mut r) = rpc::reply_status(body).map_err(|_| Errno::IO)?;
-    status?;
-    InodeReply::decode(&mut r).map_err(|_| Errno::IO)
 }

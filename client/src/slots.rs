@@ -17,6 +17,8 @@ use core::mem::MaybeUninit;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use crate::libfs::host::Host;
+use crate::libfs::linux::Linux;
 use crate::libfs::sync::RwLock;
 
 const LIVE: u64 = 1 << 63;
@@ -33,10 +35,10 @@ struct Slot<T> {
 }
 
 /// The table.
-pub struct Slots<T> {
+pub struct Slots<T, H: Host = Linux> {
     /// Chunk k points to `FIRST << k` slots, or to nothing yet; it never moves.
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
-    free: RwLock<Free>,
+    free: RwLock<Free, H>,
 }
 
 #[derive(Default)]
@@ -49,30 +51,30 @@ struct Free {
 
 // SAFETY: a value is moved in by one thread, shared (`T: Sync`) while it is LIVE, and dropped by whichever thread
 // used it last (`T: Send`).
-unsafe impl<T: Send + Sync> Send for Slots<T> {}
+unsafe impl<T: Send + Sync, H: Host> Send for Slots<T, H> {}
 // SAFETY: as above.
-unsafe impl<T: Send + Sync> Sync for Slots<T> {}
+unsafe impl<T: Send + Sync, H: Host> Sync for Slots<T, H> {}
 
 /// A value in use: it stays until this is dropped, even if it was taken out meanwhile.
-pub struct Used<'a, T> {
-    slots: &'a Slots<T>,
+pub struct Used<'a, T, H: Host = Linux> {
+    slots: &'a Slots<T, H>,
     slot: &'a Slot<T>,
     index: usize,
 }
 
-impl<T: core::fmt::Debug> core::fmt::Debug for Used<'_, T> {
+impl<T: core::fmt::Debug, H: Host> core::fmt::Debug for Used<'_, T, H> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         (**self).fmt(f)
     }
 }
 
-impl<T> Default for Slots<T> {
+impl<T, H: Host> Default for Slots<T, H> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T> core::fmt::Debug for Slots<T> {
+impl<T, H: Host> core::fmt::Debug for Slots<T, H> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Slots").finish_non_exhaustive()
     }
@@ -85,7 +87,7 @@ const fn place(index: usize) -> (usize, usize) {
     (chunk, from - (FIRST << chunk))
 }
 
-impl<T> Slots<T> {
+impl<T, H: Host> Slots<T, H> {
     /// An empty table; it grows as needed.
     pub const fn new() -> Self {
         Self {
@@ -142,7 +144,7 @@ impl<T> Slots<T> {
 
     /// The value with that number, if it is there.
     #[inline]
-    pub fn get(&self, index: usize) -> Option<Used<'_, T>> {
+    pub fn get(&self, index: usize) -> Option<Used<'_, T, H>> {
         let slot = self.slot(index)?;
         let used = Used { slots: self, slot, index };
         // Not LIVE: dropping `used` takes the count back.
@@ -151,7 +153,7 @@ impl<T> Slots<T> {
 
     /// Takes a value out: nobody finds it any more. Gives it to the caller to look at; it is dropped, and its
     /// number free again, when the last user lets go.
-    pub fn remove(&self, index: usize) -> Option<Used<'_, T>> {
+    pub fn remove(&self, index: usize) -> Option<Used<'_, T, H>> {
         let used = self.get(index)?;
         let state = &used.slot.state;
         let mut seen = state.load(Ordering::Relaxed);
@@ -179,7 +181,7 @@ impl<T> Slots<T> {
     }
 }
 
-impl<T> Deref for Used<'_, T> {
+impl<T, H: Host> Deref for Used<'_, T, H> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
@@ -189,7 +191,7 @@ impl<T> Deref for Used<'_, T> {
     }
 }
 
-impl<T> Drop for Used<'_, T> {
+impl<T, H: Host> Drop for Used<'_, T, H> {
     #[inline]
     fn drop(&mut self) {
         if self.slot.state.fetch_sub(1, Ordering::AcqRel) == LEAVING | 1 {
@@ -198,7 +200,7 @@ impl<T> Drop for Used<'_, T> {
     }
 }
 
-impl<T> Drop for Slots<T> {
+impl<T, H: Host> Drop for Slots<T, H> {
     fn drop(&mut self) {
         for (k, chunk) in self.chunks.iter_mut().enumerate() {
             let base = *chunk.get_mut();
@@ -226,7 +228,7 @@ mod tests {
 
     #[test]
     fn numbers_are_reused_and_bounded() {
-        let slots = Slots::new();
+        let slots: Slots<_> = Slots::new();
         let numbers: Vec<_> = (0..200).map(|i| slots.insert(i, 200).expect("room")).collect();
         assert_eq!(numbers, (0..200).collect::<Vec<_>>());
         assert_eq!(slots.insert(0, 200), None);
@@ -239,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_value_in_use_outlives_its_removal() {
-        let slots = Slots::new();
+        let slots: Slots<_> = Slots::new();
         let value = Arc::new(());
         let number = slots.insert(Arc::clone(&value), 8).expect("room");
         let used = slots.get(number).expect("there");

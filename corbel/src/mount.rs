@@ -182,7 +182,7 @@ pub fn open_source(source: &str) -> Result<Arc<dyn FileSystem>> {
         fd_min: FD_MIN,
         stop: Some(frontend::patience::stop),
         patient: true,
-        inodes: libfs::session::INODES_MAX,
+        limits: libfs::Limits { inodes: libfs::limits::INODES_MAX, ..libfs::Limits::SHIPPED },
         ..libfs::Config::new(source.as_bytes())
     };
     let fs = LibFs::attach(config).map_err(|error| {

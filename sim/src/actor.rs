@@ -216,6 +216,10 @@ pub(crate) struct Plan {
 pub(crate) enum Ask {
     Inode(u64),
     Names(u64),
+    /// Names of a directory, under a lease that the client has had, right after its own operations.
+    OwnNames(u64),
+    /// One of the two extended attributes of an inode, in the same way.
+    OwnXattr(u64, &'static [u8]),
     Numbers,
     Unpin,
     Release,

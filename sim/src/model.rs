@@ -239,6 +239,25 @@ impl Model {
         self.possible(ino, None).map(|s| s.unwrap_or(&gone).clone()).collect()
     }
 
+    /// Whether an inode may have that value of an extended attribute now, or may have none.
+    pub fn may_have_xattr(
+        &self,
+        ino: u64,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<(), String> {
+        let shows = |state: &State| {
+            let known = state.xattrs.as_ref();
+            known.is_none_or(|all| all.get(name).map(Vec::as_slice) == value)
+        };
+        if self.possible(ino, None).any(|state| state.is_none_or(shows)) {
+            return Ok(());
+        }
+        let name = String::from_utf8_lossy(name);
+        let seen = value.map_or("none".into(), |v| format!("{} bytes", v.len()));
+        Err(format!("inode {ino}: attribute {name} seen as {seen}, which nobody set last"))
+    }
+
     /// Inodes that ever were.
     pub fn inodes(&self) -> Vec<u64> {
         self.inodes.keys().copied().collect()
@@ -342,6 +361,23 @@ mod tests {
         assert!(m.observe(None, 10, &blind).is_ok());
         assert!(m.observe(None, 10, &with).is_ok());
         assert!(m.observe(None, 10, &file("a")).is_err(), "decided by now");
+    }
+
+    #[test]
+    fn an_attribute_has_the_value_that_was_set_last() {
+        let mut m = model();
+        let s = m.begin();
+        let mut with = file("a");
+        with.xattrs = Some(Xattrs::from([(b"user.a".to_vec(), b"1".to_vec())]));
+        m.appended(s, 1, vec![(10, with)]);
+        assert!(m.may_have_xattr(10, b"user.a", Some(b"1")).is_ok());
+        assert!(m.may_have_xattr(10, b"user.a", Some(b"2")).is_err());
+        assert!(m.may_have_xattr(10, b"user.a", None).is_err());
+        assert!(m.may_have_xattr(10, b"user.b", None).is_ok());
+        m.appended(s, 2, vec![(10, file("a"))]);
+        assert!(m.may_have_xattr(10, b"user.a", Some(b"1")).is_err());
+        m.headless(s);
+        assert!(m.may_have_xattr(10, b"user.a", Some(b"1")).is_ok(), "the removal may be lost");
     }
 
     #[test]

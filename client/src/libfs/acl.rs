@@ -10,9 +10,9 @@ use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::InodeRecord;
 
-use super::names::logged;
+use super::LibFsOn;
+use super::host::Host;
 use super::permission::owns;
-use super::{LibFs, Outcome};
 use crate::fs::{Caller, Result, S_IFDIR, S_IFLNK, S_IFMT, XattrMode};
 
 const S_ISGID: u32 = 0o2000;
@@ -30,7 +30,7 @@ pub(super) fn value(r: &InodeRecord, name: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-impl LibFs {
+impl<H: Host> LibFsOn<H> {
     /// Sets a list, or removes it.
     pub(super) fn set_acl(
         &self,
@@ -42,22 +42,22 @@ impl LibFs {
     ) -> Result<()> {
         let new = Acl::decode(value.unwrap_or_default()).map_err(|_| Errno::INVAL)?;
         let is_access = name == acl::ACCESS;
-        self.xattr_state(ino, LeaseMode::Write, |session, state| {
+        self.with_state(ino, LeaseMode::Write, |turn, state| {
             let r = &state.record;
             match r.mode & S_IFMT {
-                S_IFLNK => return Err(Errno::OPNOTSUPP),
+                S_IFLNK => return Err(Errno::OPNOTSUPP.into()),
                 S_IFDIR => {}
-                _ if !is_access && new.is_some() => return Err(Errno::ACCES),
+                _ if !is_access && new.is_some() => return Err(Errno::ACCES.into()),
                 _ => {}
             }
             if !owns(caller, r) {
-                return Err(Errno::PERM);
+                return Err(Errno::PERM.into());
             }
             match (how, list(r, name).is_some()) {
-                (XattrMode::Create, true) => return Err(Errno::EXIST),
-                (XattrMode::Replace, false) => return Err(Errno::NODATA),
+                (XattrMode::Create, true) => return Err(Errno::EXIST.into()),
+                (XattrMode::Replace, false) => return Err(Errno::NODATA.into()),
                 // Nothing to remove.
-                (_, false) if new.is_none() => return Ok(Outcome::Done(())),
+                (_, false) if new.is_none() => return Ok(()),
                 _ => {}
             }
             let now = Self::now(&[r]);
@@ -68,7 +68,7 @@ impl LibFs {
                 let none = Stamp::default();
                 let (uid, gid, atime, mtime) = (0, 0, none, none);
                 let op = Op::SetAttr { ino, mask: mask::MODE, mode, uid, gid, atime, mtime };
-                logged!(self.log(session, ino.0, &[state], &op, now));
+                state.last = self.log(turn, ino.0, &[state], &op, now)?.sequence;
                 state.record.mode &= !S_ISGID;
             }
             let encoded = new.as_ref().map(Acl::encode);
@@ -76,13 +76,13 @@ impl LibFs {
                 Some(value) => Op::SetXattr { ino, name, value },
                 None => Op::RemoveXattr { ino, name },
             };
-            let place = logged!(self.log(session, ino.0, &[state], &op, now));
+            let place = self.log(turn, ino.0, &[state], &op, now)?;
             apply(&mut state.record, is_access, new.clone());
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
             // Who may read decides in which arena the blocks lie: they may move.
             state.moved(place.sequence);
-            Ok(Outcome::Done(()))
+            Ok(())
         })
     }
 }

@@ -3,31 +3,27 @@
 use alloc::sync::Arc;
 
 use base::Errno;
-use rustix::process::geteuid;
+use base::planted::{Bug, planted};
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
 
+use super::LibFsOn;
+use super::host::Host;
 use super::inode::{Inode, State};
-use super::names::{Locked, logged};
-use super::{LibFs, Outcome};
+use super::names::Locked;
+use super::turn::{Step, Turn};
 use crate::fs::{CopyRange, O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY, Result};
 
-/// Shorter copies are sooner done through the log than waited for.
-const COPY_MIN: u64 = 256 << 10;
-/// Bytes of one operation: all members do it in one go, and may have to copy them.
-const COPY_PIECE: u64 = 32 << 20;
-/// Bytes of one call that may end early.
-const COPY_CALL: u64 = 256 << 20;
-
-impl LibFs {
+impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_copy_range(&self, copy: &CopyRange) -> Result<u64> {
-        if copy.len < COPY_MIN {
+        let limits = &self.config.limits;
+        if copy.len < limits.copy_min {
             return Err(Errno::OPNOTSUPP);
         }
         let size = self.source_size(copy)?;
-        let len = copy.len.min(size.saturating_sub(copy.from_offset)).min(COPY_CALL);
-        if len < COPY_MIN {
+        let len = copy.len.min(size.saturating_sub(copy.from_offset)).min(limits.copy_call);
+        if len < limits.copy_min {
             // Also at the end of the source.
             return Err(Errno::OPNOTSUPP);
         }
@@ -74,10 +70,10 @@ impl LibFs {
             let piece = CopyRange {
                 from_offset: copy.from_offset + done,
                 to_offset: copy.to_offset + done,
-                len: (copy.len - done).min(COPY_PIECE),
+                len: (copy.len - done).min(self.config.limits.copy_piece),
                 ..*copy
             };
-            self.repeat(|session| self.try_copy(session, &from.inode, &to.inode, &piece))?;
+            self.run(|turn| self.try_copy(turn, &from.inode, &to.inode, &piece))?;
             done += piece.len;
         }
         // Space is accounted by the service: learn its answer (and its refusal) now.
@@ -86,29 +82,26 @@ impl LibFs {
 
     fn try_copy(
         &self,
-        session: &super::Session,
-        from: &Arc<Inode>,
-        to: &Arc<Inode>,
+        turn: &mut Turn<H>,
+        from: &Arc<Inode<H>>,
+        to: &Arc<Inode<H>>,
         piece: &CopyRange,
-    ) -> Result<Outcome<()>> {
+    ) -> Step<(), H> {
         let mut locked = Locked::new(&[from, to]);
-        self.ensure(session, to.ino, locked.get(to.ino), LeaseMode::Write, 0)?;
+        self.may_change(to, locked.get(to.ino))?;
+        self.hold(turn, to.ino, locked.get(to.ino), LeaseMode::Write, 0)?;
         if from.ino != to.ino {
             // The source may come to share its blocks: who knows of them has to ask anew.
-            self.ensure(session, from.ino, locked.get(from.ino), LeaseMode::Write, 0)?;
+            self.hold(turn, from.ino, locked.get(from.ino), LeaseMode::Write, 0)?;
         }
         let source = locked.get(from.ino);
-        if !certainly_readable(source) || self.clears_setid(locked.get(to.ino)) {
-            return Err(Errno::OPNOTSUPP);
+        if !certainly_readable(source, H::euid()) || self.clears_setid(locked.get(to.ino)) {
+            return Err(Errno::OPNOTSUPP.into());
         }
-        let source = locked.get(from.ino);
-        if !self.holds(session, source, LeaseMode::Write) {
-            return Ok(Outcome::Again);
+        if piece.from_offset + piece.len > locked.get(from.ino).record.size {
+            return Err(Errno::INVAL.into());
         }
-        if piece.from_offset + piece.len > source.record.size {
-            return Err(Errno::INVAL);
-        }
-        logged!(self.end_privileges(session, to.ino, locked.get(to.ino), false)?);
+        self.end_privileges(turn, to.ino, locked.get(to.ino), false)?;
         let now = Self::now(&[&locked.get(to.ino).record]);
         let CopyRange { from_offset: source_offset, to_offset: offset, len, .. } = *piece;
         let op = Op::CloneRange {
@@ -120,23 +113,23 @@ impl LibFs {
             zeroes: false,
         };
         // Of both: whoever had the source's meanwhile would not know that its blocks are shared.
-        let place = logged!(self.log(session, to.ino.0, &locked.states(), &op, now));
-        let state = locked.get(from.ino);
-        state.moved(place.sequence);
+        let place = self.log(turn, to.ino.0, &locked.states(), &op, now)?;
+        if !planted(Bug::SourceKept) {
+            locked.get(from.ino).moved(place.sequence);
+        }
         let state = locked.get(to.ino);
         state.pieces.zero(offset, offset + len);
         state.moved(place.sequence);
         state.record.size = state.record.size.max(offset + len);
         self.touched(state, place.sequence, now, false);
-        Ok(Outcome::Done(()))
+        Ok(())
     }
 }
 
 /// The service asks again whether we may read the source, as its mode is now; where that is in
 /// doubt (a file opened before its mode changed) the bytes are better read through the handle.
-fn certainly_readable(source: &State) -> bool {
+fn certainly_readable(source: &State, uid: u32) -> bool {
     let r = &source.record;
-    let uid = geteuid().as_raw();
     uid == 0
         || (r.mode & 0o444 == 0o444 && r.acl.is_none())
         || (uid == r.uid && r.mode & 0o400 != 0)

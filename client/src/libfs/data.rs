@@ -1,44 +1,29 @@
 //! Bytes: open, read, write, truncate, allocate, fsync.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
+use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
-use rustix::process::{getegid, geteuid, getgroups};
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::{self, Op, RawHeader, Stamp, mask, op};
-use storage::format::rpc::{self, Request};
-use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
+use storage::format::rpc;
+use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX, LANE_BYTES_MIN, PAYLOAD_MAX};
 
+use super::host::{Host, Memory};
 use super::inode::{Inode, State};
-use super::names::logged;
+use super::log::Place;
 use super::permission::{R, W, may};
 use super::pieces::Source;
 use super::session::Session;
-use super::{LibFs, Open, Outcome};
+use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
+use super::{LibFsOn, Open};
 use crate::fs::{
     Caller, Handle, O_ACCMODE, O_APPEND, O_DSYNC, O_RDONLY, O_TRUNC, O_WRONLY, Result, S_IFDIR,
     S_IFREG, Whence, Written, falloc,
 };
 
-/// Bytes of one log entry of a long write: small enough that an operation is short.
-const WRITE_PIECE: usize = 256 * 1024;
-/// Bytes copied between two looks at the lease.
-const READ_PIECE: usize = 256 * 1024;
-/// Pieces of log remembered per file before the extents are asked for again.
-const LOG_PIECES_MAX: usize = 8192;
-/// Bytes asked for at once where the arena may not be mapped.
-const REMOTE_READ: usize = 56 * 1024;
-
-/// What hinders a copy.
-enum Need {
-    Extents(u64),
-    Arena(u32),
-    Remote { offset: u64, len: usize },
-}
-
-impl LibFs {
+impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle> {
         let inode = self.inode(ino);
         let mut want = 0;
@@ -59,18 +44,23 @@ impl LibFs {
         Ok(self.open_handle(inode, flags))
     }
 
-    /// Checks permission, pins, and counts the inode as open: in one go, or another thread's close or
-    /// unlink in between would take the pin away.
-    fn open_inode(&self, caller: &Caller<'_>, inode: &Arc<Inode>, want: u32) -> Result<()> {
-        self.repeat(|session| {
+    /// Checks permission, and counts the inode as open; then pins it. In this order: another thread's close or
+    /// unlink in between finds it open, and leaves the pin.
+    fn open_inode(&self, caller: &Caller<'_>, inode: &Arc<Inode<H>>, want: u32) -> Result<()> {
+        let mut counted = false;
+        let opened = self.run(|turn| {
             let mut state = inode.state.write();
-            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, 0)?;
+            self.hold(turn, inode.ino, &mut state, LeaseMode::Read, 0)?;
             match state.record.mode & crate::fs::S_IFMT {
                 S_IFREG => {}
-                S_IFDIR => return Err(Errno::ISDIR),
-                _ => return Err(Errno::NXIO),
+                S_IFDIR => return Err(Errno::ISDIR.into()),
+                _ => return Err(Errno::NXIO.into()),
             }
             may(caller, &state.record, want)?;
+            if !counted && !planted(Bug::PinBeforeCount) {
+                state.open += 1;
+                counted = true;
+            }
             let mut flags = if state.pinned { 0 } else { rpc::WANT_PIN };
             if want & W != 0 && !state.may_write && !self.trusted(&state) {
                 flags |= rpc::WANT_WRITE;
@@ -78,15 +68,21 @@ impl LibFs {
             // A nameless inode is there for as long as somebody has it open, and its descriptor may
             // have come to us by fork, exec or a message. Once the service has noted our pin it
             // stays; if it has gone before, the service says so.
-            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, flags)?;
-            state.open += 1;
-            Ok(Outcome::Done(()))
-        })
+            self.hold(turn, inode.ino, &mut state, LeaseMode::Read, flags)?;
+            if !counted {
+                state.open += 1;
+            }
+            Ok(())
+        });
+        if opened.is_err() && counted {
+            self.close_inode(inode);
+        }
+        opened
     }
 
     /// Whether the service lets this process write the inode without a recorded right.
     fn trusted(&self, state: &State) -> bool {
-        let euid = rustix::process::geteuid().as_raw();
+        let euid = H::euid();
         euid == 0 || euid == state.record.uid
     }
 
@@ -97,7 +93,7 @@ impl LibFs {
     }
 
     /// One less has it open.
-    pub(crate) fn close_inode(&self, inode: &Inode) {
+    pub(crate) fn close_inode(&self, inode: &Inode<H>) {
         let mut state = inode.state.write();
         state.open = state.open.saturating_sub(1);
         if state.open == 0 && state.pinned {
@@ -117,7 +113,7 @@ impl LibFs {
         }
         let mut done = 0;
         while done < buf.len() {
-            let end = buf.len().min(done + READ_PIECE);
+            let end = buf.len().min(done + self.config.limits.read_piece);
             let n = self.read_piece(&open.inode, offset + done as u64, &mut buf[done..end])?;
             done += n;
             if n == 0 {
@@ -127,78 +123,42 @@ impl LibFs {
         Ok(done)
     }
 
-    fn read_piece(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let mut need = None;
-        self.repeat(|session| {
-            if need.is_none() {
-                let state = inode.state.read();
-                if self.held(session, &state, LeaseMode::Read) {
-                    let copied = self.copy_out(session, &state, offset, buf);
-                    // The copy counts only if the lease still holds after it.
-                    core::sync::atomic::fence(Ordering::Acquire);
-                    if !self.holds(session, &state, LeaseMode::Read) {
-                        return Ok(Outcome::Again);
-                    }
-                    match copied {
-                        Ok(n) => return Ok(Outcome::Done(n)),
-                        Err(n) => need = Some(n),
-                    }
-                }
+    fn read_piece(&self, inode: &Arc<Inode<H>>, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.run(|turn| {
+            let session = turn.session;
+            let state = inode.state.read();
+            if !self.held(session, &state, LeaseMode::Read) {
+                turn.refused(inode.ino)?;
+                let (ino, mode) = (inode.ino, LeaseMode::Read);
+                return Err(Stop::Wait(Wait::Lease { ino, mode, flags: 0 }));
             }
-            let mut state = inode.state.write();
-            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, 0)?;
-            match need.take() {
-                Some(Need::Extents(from)) => {
-                    self.fetch_extents(session, inode.ino, &mut state, from)?;
-                }
-                Some(Need::Arena(arena)) => {
-                    session.arena(&self.config, arena)?;
-                }
-                Some(Need::Remote { offset, len }) => {
-                    let n =
-                        self.read_remote(session, inode.ino, &state, offset, &mut buf[..len])?;
-                    return Ok(Outcome::Done(n));
-                }
-                None => {}
+            let copied = self.copy_out(turn, inode.ino, &state, offset, buf);
+            // The copy counts only if the lease still holds after it.
+            then_look();
+            if !self.holds(session, &state, LeaseMode::Read) && !planted(Bug::ReadUnchecked) {
+                return Err(Stop::Wait(Wait::Again));
             }
-            Ok(Outcome::Again)
+            copied
         })
-    }
-
-    fn read_remote(
-        &self,
-        session: &Session,
-        ino: InodeId,
-        state: &State,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize> {
-        let len = buf.len().min(REMOTE_READ);
-        let mut body = Vec::new();
-        let request = Request::Read { ino, offset, len: len as u32 };
-        session.call(&request, state.last, &mut body)?;
-        let bytes = body.get(8..).unwrap_or(&[]);
-        let n = bytes.len().min(len);
-        buf[..n].copy_from_slice(&bytes[..n]);
-        Ok(n)
     }
 
     /// Copies bytes of a file whose state is locked and leased.
     fn copy_out(
         &self,
-        session: &Session,
+        turn: &mut Turn<H>,
+        ino: InodeId,
         state: &State,
         offset: u64,
         buf: &mut [u8],
-    ) -> core::result::Result<usize, Need> {
+    ) -> Step<usize, H> {
+        let session = turn.session;
+        let extents = |from| Err(Stop::Wait(Wait::Extents { ino, from }));
         let size = state.record.size;
         let len = (buf.len() as u64).min(size.saturating_sub(offset)) as usize;
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
-            let intact = |place: &super::lane::Place| {
-                session.lane_at(place.lane).is_some_and(|l| l.intact(place.position))
-            };
+            let intact = |place: &Place| session.is_intact(place) || planted(Bug::FrontierIgnored);
             match state.pieces.find(at, (len - done) as u64, intact) {
                 Source::Hole(n) => {
                     let n = n as usize;
@@ -208,9 +168,9 @@ impl LibFs {
                 Source::Log(piece) => {
                     let n = piece.len as usize;
                     let (place, to) = (piece.place, &mut buf[done..done + n]);
-                    let copied = session.segment.lane_read(place.lane.into(), place.position, to);
+                    let copied = session.log.read(&session.segment.memory, &place, to);
                     if !copied || !intact(&place) {
-                        return Err(Need::Extents(at));
+                        return extents(at);
                     }
                     done += n;
                 }
@@ -219,51 +179,27 @@ impl LibFs {
                     match session.arena_known(arena) {
                         Some(Some(map)) => {
                             if !map.read(offset, &mut buf[done..done + n]) {
-                                return Err(Need::Extents(at));
+                                return extents(at);
                             }
                         }
                         Some(None) if done == 0 => {
-                            return Err(Need::Remote { offset: at, len: n });
+                            let len = n.min(self.config.limits.remote_read) as u32;
+                            let what = Ask::Bytes { ino, offset: at, len };
+                            let (after, lease, exact) = (state.last, state.lease, false);
+                            let (bytes, _) = turn.ask(Question { what, after, lease, exact })?;
+                            let n = bytes.len().min(n);
+                            buf[..n].copy_from_slice(&bytes[..n]);
+                            return Ok(n);
                         }
                         Some(None) => return Ok(done),
-                        None => return Err(Need::Arena(arena)),
+                        None => return Err(Stop::Wait(Wait::Arena(arena))),
                     }
                     done += n;
                 }
-                Source::Unknown => return Err(Need::Extents(at)),
+                Source::Unknown => return extents(at),
             }
         }
         Ok(done)
-    }
-
-    /// Asks for the extents from `from` on, new enough for what the log no longer holds.
-    fn fetch_extents(
-        &self,
-        session: &Session,
-        ino: InodeId,
-        state: &mut State,
-        from: u64,
-    ) -> Result<()> {
-        let published = session.segment.word(control::PUBLISHED).load(Ordering::Acquire);
-        let mut after = state.extents_after.max(state.last.min(Sequence(published)));
-        // Once more if something written will give the file other blocks.
-        for _ in 0..2 {
-            let mut body = Vec::new();
-            session.call(&Request::Extents { ino, from }, after, &mut body)?;
-            let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;
-            let (reflected, complete, extents) =
-                rpc::take_extents(&mut r).map_err(|_| Errno::IO)?;
-            if reflected < state.extents_after {
-                return Err(Errno::IO);
-            }
-            state.pieces.install(from, &extents, complete, reflected);
-            if !state.pieces.will_move() {
-                break;
-            }
-            state.moved(state.last);
-            after = state.last;
-        }
-        Ok(())
     }
 
     pub(crate) fn do_write(
@@ -287,9 +223,9 @@ impl LibFs {
     }
 
     /// fsync: everything done to the file is on every member, or an error says what was refused.
-    pub(crate) fn sync_open(&self, open: &Open) -> Result<()> {
+    pub(crate) fn sync_open(&self, open: &Open<H>) -> Result<()> {
         let last = open.inode.state.read().last.0;
-        self.sync_inode(&open.inode)?;
+        self.sync_inode(&open.inode, Some(open))?;
         self.report_refusal(open)?;
         open.clean.store(last, Ordering::Relaxed);
         Ok(())
@@ -301,7 +237,7 @@ impl LibFs {
     /// of write-back. (Which file was meant is not known: none that may have lost something is
     /// left out.)
     #[inline]
-    fn report_refusal(&self, open: &Open) -> Result<()> {
+    fn report_refusal(&self, open: &Open<H>) -> Result<()> {
         match self.current() {
             Some(session) if session.refusals() != open.refusals.load(Ordering::Relaxed) => {
                 self.refused(session, open)
@@ -311,7 +247,7 @@ impl LibFs {
     }
 
     #[cold]
-    fn refused(&self, session: &Session, open: &Open) -> Result<()> {
+    fn refused(&self, session: &Session<H>, open: &Open<H>) -> Result<()> {
         let Some((last, errno)) = Self::news(session, open) else { return Ok(()) };
         self.unkeep(open);
         // What is cached here may show what never was.
@@ -321,7 +257,7 @@ impl LibFs {
     }
 
     /// A refusal that this handle has not reported: the last own operation, and the error.
-    fn news(session: &Session, open: &Open) -> Option<(u64, Errno)> {
+    fn news(session: &Session<H>, open: &Open<H>) -> Option<(u64, Errno)> {
         let count = session.refusals();
         let before = open.refusals.swap(count, Ordering::Relaxed);
         let (last, number) = {
@@ -334,7 +270,7 @@ impl LibFs {
     }
 
     /// As [`report_refusal`](Self::report_refusal), at a close: asks the service for nothing.
-    pub(crate) fn report_refusal_now(&self, open: &Open) -> Result<()> {
+    pub(crate) fn report_refusal_now(&self, open: &Open<H>) -> Result<()> {
         let Some(session) = self.current() else { return Ok(()) };
         if session.refusals() == open.refusals.load(Ordering::Relaxed)
             || open.flags & O_ACCMODE == O_RDONLY
@@ -349,40 +285,54 @@ impl LibFs {
         Err(errno)
     }
 
-    fn write_inode(&self, open: &Open, offset: u64, data: &[u8], append: bool) -> Result<Written> {
-        let mut done = 0;
-        let mut first = None;
-        // One lock over all pieces: an append of several entries stays in one piece.
-        let mut state = open.inode.state.write();
+    fn write_inode(
+        &self,
+        open: &Open<H>,
+        offset: u64,
+        data: &[u8],
+        append: bool,
+    ) -> Result<Written> {
+        let limits = &self.config.limits;
+        let piece = if append { limits.append_piece } else { limits.write_piece };
+        let piece = piece.min(PAYLOAD_MAX);
+        // Nobody of this process writes between the entries of one call.
+        let long = match data.len() > piece {
+            true => Some(open.inode.begin_long(|| self.config.stops())?),
+            false => None,
+        };
+        let (mut done, mut first, mut next) = (0, None, offset);
         loop {
-            let piece = &data[done..data.len().min(done + WRITE_PIECE)];
+            let part = &data[done..data.len().min(done + piece)];
             let mut fits = 0;
-            let at = self.repeat(|session| {
-                self.ensure(session, open.inode.ino, &mut state, LeaseMode::Write, 0)?;
-                let at = match first {
-                    Some(first) => first + done as u64,
-                    None if append => state.record.size,
-                    None => offset,
-                };
+            let wrote = self.run(|turn| {
+                let mut state = open.inode.state.write();
+                if long.is_none() {
+                    self.may_change(&open.inode, &state)?;
+                }
+                self.hold(turn, open.inode.ino, &mut state, LeaseMode::Write, 0)?;
+                // Others may have appended since the last entry, where a lease was lost in between.
+                let goes_on = first.is_some() && planted(Bug::AppendGoesOn);
+                let at = if append && !goes_on { state.record.size } else { next };
                 // At the largest file's end, what fits is written.
                 let room = FILE_SIZE_MAX.saturating_sub(at);
-                if at > FILE_SIZE_MAX || room == 0 && !piece.is_empty() {
-                    return Err(Errno::FBIG);
+                if at > FILE_SIZE_MAX || room == 0 && !part.is_empty() {
+                    return Err(Errno::FBIG.into());
                 }
-                fits = piece.len().min(usize::try_from(room).unwrap_or(usize::MAX));
-                if piece.is_empty() {
-                    return Ok(Outcome::Done(at));
+                fits = part.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+                if fits > 0 {
+                    self.write_piece(turn, open, &mut state, at, &part[..fits])?;
                 }
-                self.write_piece(session, open, &mut state, at, &piece[..fits])
+                Ok(at)
             });
-            let at = match at {
+            let at = match wrote {
                 Ok(at) => at,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             };
             first.get_or_insert(at);
+            next = at + fits as u64;
             done += fits;
-            if done >= data.len() || fits < piece.len() {
+            if done >= data.len() || fits < part.len() {
                 break;
             }
         }
@@ -391,31 +341,34 @@ impl LibFs {
 
     fn write_piece(
         &self,
-        session: &'static Session,
-        open: &Open,
+        turn: &mut Turn<H>,
+        open: &Open<H>,
         state: &mut State,
         at: u64,
         piece: &[u8],
-    ) -> Result<Outcome<u64>> {
-        if state.pieces.log_pieces() > LOG_PIECES_MAX {
-            self.fetch_extents(session, open.inode.ino, state, 0)?;
+    ) -> Step<(), H> {
+        let session = turn.session;
+        let ino = open.inode.ino;
+        if state.pieces.log_pieces() > self.config.limits.log_pieces && !turn.trimmed {
+            turn.trimmed = true;
+            let published = Sequence(session.segment.word(control::PUBLISHED));
+            if let Some(from) = state.pieces.first_until(published) {
+                // What is public by now needs no log.
+                return Err(Stop::Wait(Wait::Extents { ino, from }));
+            }
         }
-        logged!(self.end_privileges(session, open.inode.ino, state, true)?);
+        self.end_privileges(turn, ino, state, true)?;
         let clear = self.clears_setid(state);
         let now = Self::now(&[&state.record]);
         let raw = RawHeader {
             op: op::WRITE,
-            inode: open.inode.ino.0,
+            inode: ino.0,
             a: at,
             flags: if clear { entry::CLEAR_SETID } else { 0 },
             time: now,
             ..RawHeader::default()
         };
-        let written = match self.write_entry(session, open.hint, &[state], raw, piece) {
-            Outcome::Done(written) => written,
-            Outcome::Again => return Ok(Outcome::Again),
-            Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
-        };
+        let written = self.write_entry(turn, open.hint, &[state], raw, piece)?;
         let len = piece.len() as u64;
         let place = written.place;
         if !state.pieces.wrote(at, len, place) || at + len > state.record.size {
@@ -435,7 +388,7 @@ impl LibFs {
         self.touched(state, place.sequence, now, clear);
         written.persist();
         session.segment.ring(false);
-        Ok(Outcome::Done(at))
+        Ok(())
     }
 
     /// Whether the file can have no blocks behind its end, by their number.
@@ -449,75 +402,71 @@ impl LibFs {
     #[inline]
     pub(crate) fn end_privileges(
         &self,
-        session: &Session,
+        turn: &mut Turn<H>,
         ino: InodeId,
         state: &mut State,
         clears: bool,
-    ) -> Result<Outcome<()>> {
+    ) -> Step<(), H> {
         if state.record.mode & 0o6000 == 0 && (!state.record.xattrs || state.no_capability) {
-            return Ok(Outcome::Done(()));
+            return Ok(());
         }
-        self.end_some_privileges(session, ino, state, clears)
+        self.end_some_privileges(turn, ino, state, clears)
     }
 
     #[cold]
     fn end_some_privileges(
         &self,
-        session: &Session,
+        turn: &mut Turn<H>,
         ino: InodeId,
         state: &mut State,
         clears: bool,
-    ) -> Result<Outcome<()>> {
-        logged!(self.end_capability(session, ino, state)?);
+    ) -> Step<(), H> {
+        self.end_capability(turn, ino, state)?;
         let mode = state.record.mode & 0o7777;
         let mut ends = 0;
-        if !geteuid().is_root() {
+        if H::euid() != 0 {
             // Set-group-ID without execution for the group stays with its members.
-            let group = mode & 0o2000 != 0 && (mode & 0o10 != 0 || !is_member(state.record.gid));
+            let group = mode & 0o2000 != 0 && (mode & 0o10 != 0 || !H::is_member(state.record.gid));
             ends = mode & 0o4000 | if group { 0o2000 } else { 0 };
         }
         if clears && self.clears_setid(state) {
             ends &= !(0o4000 | if mode & 0o10 != 0 { 0o2000 } else { 0 });
         }
         if ends == 0 {
-            return Ok(Outcome::Done(()));
+            return Ok(());
         }
         let now = Self::now(&[&state.record]);
         let (mask, mode, none) = (mask::MODE, mode & !ends, Stamp::default());
         let op = Op::SetAttr { ino, mask, mode, uid: 0, gid: 0, atime: none, mtime: none };
-        state.last = logged!(self.log(session, ino.0, &[state], &op, now)).sequence;
+        state.last = self.log(turn, ino.0, &[state], &op, now)?.sequence;
         state.record.mode &= !ends;
-        Ok(Outcome::Done(()))
+        Ok(())
     }
 
     /// The file's capabilities end, whoever changes it.
     pub(crate) fn end_capability(
         &self,
-        session: &Session,
+        turn: &mut Turn<H>,
         ino: InodeId,
         state: &mut State,
-    ) -> Result<Outcome<()>> {
+    ) -> Step<(), H> {
         if !state.record.xattrs || state.no_capability {
-            return Ok(Outcome::Done(()));
+            return Ok(());
         }
         let name = storage::limits::CAPABILITY;
-        match self.xattr_value(session, ino, state.last, name) {
-            Ok(_) => {
-                let now = Self::now(&[&state.record]);
-                let op = Op::RemoveXattr { ino, name };
-                state.last = logged!(self.log(session, ino.0, &[state], &op, now)).sequence;
-            }
-            Err(Errno::NODATA) => {}
-            Err(e) => return Err(e),
+        if self.xattr_of(turn, ino, state, name)?.is_some() {
+            let now = Self::now(&[&state.record]);
+            let op = Op::RemoveXattr { ino, name };
+            state.last = self.log(turn, ino.0, &[state], &op, now)?.sequence;
         }
         state.no_capability = true;
-        Ok(Outcome::Done(()))
+        Ok(())
     }
 
     pub(crate) fn clears_setid(&self, state: &State) -> bool {
         let mode = state.record.mode;
         let setid = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
-        setid && !geteuid().is_root()
+        setid && H::euid() != 0
     }
 
     /// Content changed by an own operation.
@@ -532,22 +481,19 @@ impl LibFs {
     }
 
     /// Sets the size; the times change also when it was that before.
-    pub(crate) fn truncate(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+    pub(crate) fn truncate(&self, inode: &Arc<Inode<H>>, size: u64) -> Result<()> {
         if size > FILE_SIZE_MAX {
             return Err(Errno::FBIG);
         }
-        self.repeat(|session| {
+        self.run(|turn| {
             let mut state = inode.state.write();
-            self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
-            logged!(self.end_privileges(session, inode.ino, &mut state, true)?);
+            self.may_change(inode, &state)?;
+            self.hold(turn, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            self.end_privileges(turn, inode.ino, &mut state, true)?;
             let clear = self.clears_setid(&state);
             let now = Self::now(&[&state.record]);
             let op = Op::Truncate { ino: inode.ino, size, clear_setid: clear };
-            let place = match self.log(session, inode.ino.0, &[&state], &op, now) {
-                Outcome::Done(place) => place,
-                Outcome::Again => return Ok(Outcome::Again),
-                Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
-            };
+            let place = self.log(turn, inode.ino.0, &[&state], &op, now)?;
             // Exact where every block was there; and what was reserved behind the end is gone.
             let most = |size: u64| size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
             state.blocks_guessed |= state.record.blocks != most(state.record.size)
@@ -555,7 +501,9 @@ impl LibFs {
             if size < state.record.size {
                 let moves = state.pieces.moves(size, size.next_multiple_of(BLOCK_BYTES));
                 state.pieces.zero(size, u64::MAX);
-                state.extents_after = place.sequence;
+                if !planted(Bug::CutExtentsKept) {
+                    state.extents_after = place.sequence;
+                }
                 if moves {
                     state.moved(place.sequence);
                 }
@@ -566,7 +514,7 @@ impl LibFs {
             }
             state.record.size = size;
             self.touched(&mut state, place.sequence, now, clear);
-            Ok(Outcome::Done(()))
+            Ok(())
         })
     }
 
@@ -596,17 +544,14 @@ impl LibFs {
             _ => return Err(Errno::OPNOTSUPP),
         };
         let (inode, before) = (&open.inode, self.refusals());
-        let last = self.repeat(|session| {
+        let last = self.run(|turn| {
             let mut state = inode.state.write();
-            self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
-            logged!(self.end_privileges(session, inode.ino, &mut state, false)?);
+            self.may_change(inode, &state)?;
+            self.hold(turn, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            self.end_privileges(turn, inode.ino, &mut state, false)?;
             let now = Self::now(&[&state.record]);
             let op = Op::Fallocate { ino: inode.ino, offset, len, mode: mode as u16 };
-            let place = match self.log(session, open.hint, &[&state], &op, now) {
-                Outcome::Done(place) => place,
-                Outcome::Again => return Ok(Outcome::Again),
-                Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
-            };
+            let place = self.log(turn, open.hint, &[&state], &op, now)?;
             let moves = unshare || zeroes && state.pieces.moves(offset, end);
             if zeroes {
                 state.pieces.zero(offset, end);
@@ -619,7 +564,7 @@ impl LibFs {
                 state.record.size = state.record.size.max(end);
             }
             self.touched(&mut state, place.sequence, now, false);
-            Ok(Outcome::Done(place.sequence))
+            Ok(place.sequence)
         })?;
         // Space is accounted by the service: learn its answer (and its refusal) now.
         self.settle_since(inode, before)?;
@@ -631,58 +576,49 @@ impl LibFs {
     }
 
     /// COLLAPSE_RANGE and INSERT_RANGE: the bytes behind move within the file.
-    fn shift(&self, open: &Open, insert: bool, offset: u64, len: u64) -> Result<()> {
+    fn shift(&self, open: &Open<H>, insert: bool, offset: u64, len: u64) -> Result<()> {
         if !(offset | len).is_multiple_of(BLOCK_BYTES) {
             return Err(Errno::INVAL);
         }
         let (inode, before) = (&open.inode, self.refusals());
-        self.repeat(|session| {
+        self.run(|turn| {
             let mut state = inode.state.write();
-            self.ensure(session, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            self.may_change(inode, &state)?;
+            self.hold(turn, inode.ino, &mut state, LeaseMode::Write, 0)?;
             let now = state.record.size;
             if (if insert { offset } else { offset + len }) >= now {
-                return Err(Errno::INVAL);
+                return Err(Errno::INVAL.into());
             }
             let size = if insert { now + len } else { now - len };
             if size > FILE_SIZE_MAX {
-                return Err(Errno::FBIG);
+                return Err(Errno::FBIG.into());
             }
-            logged!(self.end_privileges(session, inode.ino, &mut state, false)?);
+            self.end_privileges(turn, inode.ino, &mut state, false)?;
             let now = Self::now(&[&state.record]);
             let op = Op::Shift { ino: inode.ino, offset, len, insert, size };
-            let place = match self.log(session, open.hint, &[&state], &op, now) {
-                Outcome::Done(place) => place,
-                Outcome::Again => return Ok(Outcome::Again),
-                Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
-            };
+            let place = self.log(turn, open.hint, &[&state], &op, now)?;
             state.pieces.forget();
             state.extents_after = place.sequence;
             state.record.size = size;
             self.touched(&mut state, place.sequence, now, false);
-            Ok(Outcome::Done(()))
+            Ok(())
         })?;
         self.settle_since(inode, before)
     }
 
     /// The service's proof of an inode.
     pub(crate) fn ask_proof(&self, ino: InodeId) -> Result<u64> {
-        let inode = self.inode(ino);
-        self.repeat(|session| {
-            let mut state = inode.state.write();
-            let mut body = Vec::new();
-            let mode = state.mode().max(LeaseMode::Read);
-            let last = (state.session == session.number).then_some(state.last);
-            let after = session.known_after(last);
-            session.call(&Request::Inode { ino, mode, flags: 0 }, after, &mut body)?;
-            let reply = super::parse_inode(&body)?;
-            let proof = reply.proof.0;
-            self.install(session, &mut state, reply, 0);
-            Ok(Outcome::Done(proof))
+        self.run(|turn| {
+            turn.refused(ino)?;
+            match turn.proof(ino) {
+                Some(proof) => Ok(proof.0),
+                None => Err(Stop::Wait(Wait::Renewal { ino })),
+            }
         })
     }
 
     /// Waits until the service has judged what was done to the inode, and takes its numbers.
-    pub(crate) fn settle(&self, inode: &Arc<Inode>) -> Result<()> {
+    pub(crate) fn settle(&self, inode: &Arc<Inode<H>>) -> Result<()> {
         self.settle_since(inode, self.refusals())
     }
 
@@ -691,108 +627,107 @@ impl LibFs {
         self.current().map(|session| (session.number, session.refusals()))
     }
 
-    /// Takes the service's numbers, of after all that was done here.
-    pub(crate) fn renew(&self, session: &Session, ino: InodeId, state: &mut State) -> Result<()> {
-        let mut body = Vec::new();
-        let mode = state.mode().max(LeaseMode::Read);
-        let last = (state.session == session.number).then_some(state.last);
-        let after = session.known_after(last);
-        session.call(&Request::Inode { ino, mode, flags: 0 }, after, &mut body)?;
-        self.install(session, state, super::parse_inode(&body)?, 0);
-        Ok(())
-    }
-
     /// The same, where what counts are refusals since an earlier look at their number: the service
     /// may have been quick.
     pub(crate) fn settle_since(
         &self,
-        inode: &Arc<Inode>,
+        inode: &Arc<Inode<H>>,
         before: Option<(u64, u64)>,
     ) -> Result<()> {
-        self.repeat(|session| {
-            let mut state = inode.state.write();
-            let before = before.filter(|(number, _)| *number == session.number);
+        let mut seen = before;
+        self.run(|turn| {
+            let session = turn.session;
+            let before = seen.filter(|(number, _)| *number == session.number);
             let refusals = before.map_or_else(|| session.refusals(), |(_, count)| count);
-            self.renew(session, inode.ino, &mut state)?;
-            if session.refusals() != refusals {
-                return Err(session.refusal());
+            seen = Some((session.number, refusals));
+            turn.refused(inode.ino)?;
+            if turn.shown(inode.ino).is_none() {
+                return Err(Stop::Wait(Wait::Renewal { ino: inode.ino }));
             }
-            Ok(Outcome::Done(()))
+            if session.refusals() != refusals {
+                return Err(session.refusal().into());
+            }
+            Ok(())
         })
     }
 
     pub(crate) fn do_lseek(&self, handle: Handle, offset: u64, whence: Whence) -> Result<u64> {
         let open = self.handle(handle)?;
         let inode = &open.inode;
-        self.repeat(|session| {
+        self.run(|turn| {
+            let session = turn.session;
             let mut state = inode.state.write();
-            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, 0)?;
+            self.hold(turn, inode.ino, &mut state, LeaseMode::Read, 0)?;
             let size = state.record.size;
             if offset >= size {
-                return Err(Errno::NXIO);
+                return Err(Errno::NXIO.into());
             }
             let mut at = offset;
             while at < size {
-                let intact = |place: &super::lane::Place| {
-                    session.lane_at(place.lane).is_some_and(|l| l.intact(place.position))
-                };
+                let intact = |place: &Place| session.is_intact(place);
                 let (is_data, len) = match state.pieces.find(at, size - at, intact) {
                     Source::Hole(n) => (false, n),
                     Source::Log(p) => (true, p.len),
                     Source::Arena { len, .. } => (true, len),
                     Source::Unknown => {
-                        self.fetch_extents(session, inode.ino, &mut state, at)?;
-                        continue;
+                        return Err(Stop::Wait(Wait::Extents { ino: inode.ino, from: at }));
                     }
                 };
                 if is_data == (whence == Whence::Data) {
-                    return Ok(Outcome::Done(at));
+                    return Ok(at);
                 }
                 at += len;
             }
             match whence {
-                Whence::Hole => Ok(Outcome::Done(size)),
-                Whence::Data => Err(Errno::NXIO),
+                Whence::Hole => Ok(size),
+                Whence::Data => Err(Errno::NXIO.into()),
             }
         })
     }
 
-    /// Waits until the inode's own operations are persistent everywhere.
-    pub(crate) fn sync_inode(&self, inode: &Inode) -> Result<()> {
-        let (session, (last, number, lost)) = loop {
+    /// Waits until the inode's own operations are persistent everywhere. Those that were lost with a session are
+    /// an error, once for each who has it open.
+    pub(crate) fn sync_inode(&self, inode: &Inode<H>, open: Option<&Open<H>>) -> Result<()> {
+        let (session, last, losses) = loop {
             let session = self.session()?;
-            let state = inode.state.read();
-            // Else another thread has attached anew between the two looks.
-            if state.session <= session.number {
-                break (session, (state.last, state.session, state.lost));
+            {
+                let state = inode.state.read();
+                if state.session == session.number || state.session == 0 {
+                    break (session, state.last, state.losses);
+                }
             }
+            // Or else another thread has attached anew between the two looks.
+            self.adopt(session, &mut inode.state.write());
         };
-        let ended = number != session.number && last.0 > 0;
-        if ended && !lost && !session.lost_with(number, last) {
-            // All of it was on every member when the old session ended.
-            return Ok(());
-        }
-        if lost || ended {
-            let mut state = inode.state.write();
-            state.lost = false;
-            if state.session != session.number {
-                state.last = Sequence(0);
-            }
+        let told = match open {
+            Some(open) => open.losses.swap(losses, Ordering::Relaxed),
+            None => core::mem::replace(&mut inode.state.write().told, losses),
+        };
+        if told != losses && !planted(Bug::LossUntold) {
             return Err(Errno::IO);
         }
-        self.sync_to(session, last)
-    }
-
-    pub(crate) fn sync_to(&self, session: &Session, last: Sequence) -> Result<()> {
         match session.sync(last) {
-            Err(Errno::STALE) => Err(Errno::IO),
+            // The session ended meanwhile: what that means is known in the next.
+            Err(Errno::STALE) => self.sync_inode(inode, open),
             other => other,
         }
     }
+
+    /// The same for everything that this process did.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        loop {
+            let session = self.session()?;
+            let lost = self.losses.load(Ordering::Acquire);
+            if self.losses_told.swap(lost, Ordering::Relaxed) != lost {
+                return Err(Errno::IO);
+            }
+            match session.sync(session.last()) {
+                Err(Errno::STALE) => {}
+                other => return other,
+            }
+        }
+    }
 }
 
-/// Whether this process is in the group.
-fn is_member(gid: u32) -> bool {
-    getegid().as_raw() == gid
-        || getgroups().is_ok_and(|all| all.iter().any(|group| group.as_raw() == gid))
-}
+/// The longest entry fits every lane, or a full one would never have room for it.
+const _: () = assert!(LANE_BYTES_MIN >= 4 * PAYLOAD_MAX as u64);

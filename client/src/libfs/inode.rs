@@ -1,18 +1,20 @@
 //! What the client remembers of an inode while it holds a lease on it.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use base::{InodeId, Sequence};
+use base::{Errno, InodeId, Sequence};
 use hashbrown::HashMap;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Stamp;
 use storage::format::rpc::{Granted, InodeRecord};
 use storage::limits::BLOCK_BYTES;
 
+use super::host::{EVERYBODY, Host, MS};
 use super::pieces::Pieces;
 use super::sync::RwLock;
-use crate::fs::{Attr, S_IFDIR, S_IFMT, Time};
+use crate::fs::{Attr, Result, S_IFDIR, S_IFMT, Time};
 
 /// Hash of names and numbers: FNV-1a; no secret is needed because each map belongs to one process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,9 +67,6 @@ pub struct Names {
     pub complete: bool,
 }
 
-/// Names remembered per directory, at most: some 25 MB.
-const NAMES_MAX: usize = 262_144;
-
 impl Names {
     /// What is known of `name`.
     pub fn get(&self, name: &[u8]) -> Option<Known> {
@@ -78,9 +77,9 @@ impl Names {
         }
     }
 
-    /// Remembers.
-    pub fn put(&mut self, name: &[u8], known: Known) {
-        if self.known.len() >= NAMES_MAX {
+    /// Remembers, and no more than so many.
+    pub fn put(&mut self, name: &[u8], known: Known, most: usize) {
+        if self.known.len() >= most {
             self.known.clear();
             self.complete = false;
         }
@@ -122,26 +121,48 @@ pub struct State {
     pub blocks_guessed: bool,
     /// The file is known to have no capabilities.
     pub no_capability: bool,
-    /// Acknowledged operations were lost with an expelled session; the next fsync says so.
-    pub lost: bool,
+    /// How often operations that had returned were lost with a session. Who has it open says so at its next fsync,
+    /// once ([`Open::losses`](super::Open)).
+    pub losses: u32,
+    /// The losses that fsync of the inode itself, which is no open file, has told.
+    pub told: u32,
+    /// A thread is in the middle of a write of several entries; others wait until it has done.
+    pub writing: bool,
 }
 
 /// An inode of the client's cache.
 #[derive(Debug)]
-pub struct Inode {
+pub struct Inode<H: Host> {
     /// Its number.
     pub ino: InodeId,
-    /// What is remembered; the lock also serialises the operations of this process on the inode.
-    pub state: RwLock<State>,
+    /// What is remembered; the lock also serialises the operations of this process on the inode. Nobody waits for
+    /// anything but this process's own threads while he has it.
+    pub state: RwLock<State, H>,
+    /// Held by the thread that asks the service about the inode; taken before `state`.
+    pub asking: RwLock<(), H>,
+    /// Grows when a long write has ended.
+    ended: AtomicU32,
     /// What a kernel was told of it.
-    pub told: super::kernel::Told,
+    pub told: super::kernel::Told<H>,
     /// Until when it may use names of it.
-    pub shown: super::kernel::Shown,
+    pub shown: super::kernel::Shown<H>,
     /// Asked for since room was made last.
     pub used: AtomicBool,
 }
 
-impl Inode {
+/// A write of several entries, between which nobody else of this process writes to the file.
+#[derive(Debug)]
+pub struct LongWrite<'a, H: Host>(&'a Inode<H>);
+
+impl<H: Host> Drop for LongWrite<'_, H> {
+    fn drop(&mut self) {
+        self.0.state.write().writing = false;
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
+        H::wake(&self.0.ended, EVERYBODY);
+    }
+}
+
+impl<H: Host> Inode<H> {
     /// Nothing known yet.
     pub fn new(ino: InodeId) -> Self {
         Self::with(ino, State::default())
@@ -150,9 +171,50 @@ impl Inode {
     /// What is known.
     pub fn with(ino: InodeId, state: State) -> Self {
         let (told, shown) = Default::default();
-        Self { ino, state: RwLock::new(state), told, shown, used: AtomicBool::new(false) }
+        Self {
+            ino,
+            state: RwLock::new(state),
+            asking: RwLock::new(()),
+            ended: AtomicU32::new(0),
+            told,
+            shown,
+            used: AtomicBool::new(false),
+        }
+    }
+
+    /// Begins a long write, after another one.
+    ///
+    /// # Errors
+    /// INTR when the caller shall wait no longer.
+    pub fn begin_long(&self, stops: impl Fn() -> bool) -> Result<LongWrite<'_, H>> {
+        loop {
+            {
+                let mut state = self.state.write();
+                if !state.writing {
+                    state.writing = true;
+                    return Ok(LongWrite(self));
+                }
+            }
+            self.await_writer(&stops)?;
+        }
+    }
+
+    /// Waits until a long write has ended; may return early.
+    pub fn await_writer(&self, stops: impl Fn() -> bool) -> Result<()> {
+        let seen = self.ended.load(Ordering::SeqCst);
+        if !self.state.read().writing {
+            return Ok(());
+        }
+        if stops() {
+            return Err(Errno::INTR);
+        }
+        H::wait(&self.ended, seen, 100 * MS);
+        Ok(())
     }
 }
+
+/// The inodes of a process, by number.
+pub type Inodes<H> = Map<u64, Arc<Inode<H>>>;
 
 impl State {
     /// The operation gives the file other blocks than the extents say.

@@ -20,15 +20,16 @@
 //! waits a moment, once: directories that changed a short while ago ([`QUIET_MS`]) get no names kept.
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use base::InodeId;
 use storage::format::control::LeaseMode;
 
+use super::host::{Host, MS};
 use super::inode::{Known, State};
 use super::session::Session;
-use super::sync::RwLock;
-use super::{LibFs, Open};
+use super::sync::{RwLock, Word};
+use super::{LibFsOn, Open};
 use crate::fs::{Attr, Invalidate};
 
 /// Between two looks at whether the session still is the one whose leases a kernel keeps.
@@ -42,8 +43,14 @@ const NEWS_MS: u64 = 100;
 
 /// Which version of an inode's attributes a kernel was told, and when first: a hash of the time of the last
 /// change (each change has another) in the upper bits, milliseconds in the lower ones.
-#[derive(Debug, Default)]
-pub struct Told(AtomicU64);
+#[derive(Debug)]
+pub struct Told<H: Host>(Word<H>);
+
+impl<H: Host> Default for Told<H> {
+    fn default() -> Self {
+        Self(Word::new(0))
+    }
+}
 
 /// Bits for the time: it comes round after 17 minutes, and then is news for a moment.
 const TIME_BITS: u32 = 20;
@@ -60,15 +67,21 @@ const TAKEN_IN_MS: u64 = 120;
 const QUIET_MS: u64 = 2000;
 
 /// Until when a kernel may use names of a directory.
-#[derive(Debug, Default)]
-pub struct Shown {
+#[derive(Debug)]
+pub struct Shown<H: Host> {
     /// Those that it was told under whatever lease.
-    until: AtomicU64,
+    until: Word<H>,
     /// Those that it was told under a lease that is gone.
-    stale_until: AtomicU64,
+    stale_until: Word<H>,
 }
 
-impl Shown {
+impl<H: Host> Default for Shown<H> {
+    fn default() -> Self {
+        Self { until: Word::new(0), stale_until: Word::new(0) }
+    }
+}
+
+impl<H: Host> Shown<H> {
     /// Whether it may use some.
     pub fn counts(&self, now: u64) -> bool {
         self.until.load(Ordering::SeqCst) > now
@@ -81,18 +94,17 @@ impl Shown {
 }
 
 /// Milliseconds of a clock that only goes forward.
-pub fn now_ms() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    (t.tv_sec as u64).wrapping_mul(1000).wrapping_add(t.tv_nsec as u64 / 1_000_000)
+pub fn now_ms<H: Host>() -> u64 {
+    H::tick() / MS
 }
 
-impl Told {
+impl<H: Host> Told<H> {
     /// Notes it; whether it is no news.
     fn again(&self, attr: &Attr) -> bool {
         let changed = (attr.ctime.sec as u64).wrapping_mul(1_000_000_000);
         let version =
             changed.wrapping_add(attr.ctime.nsec.into()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let now = now_ms();
+        let now = now_ms::<H>();
         let mask = (1 << TIME_BITS) - 1;
         let seen = self.0.load(Ordering::Acquire);
         if (seen ^ version) & !mask != 0 {
@@ -104,24 +116,30 @@ impl Told {
 }
 
 /// The kernel's cache, if there is one.
-#[derive(Default)]
-pub struct Kernel {
-    cache: RwLock<Option<Arc<dyn Invalidate>>>,
+pub struct Kernel<H: Host> {
+    cache: RwLock<Option<Arc<dyn Invalidate>>, H>,
     is_there: AtomicBool,
     /// Notes are made and cleared one at a time, so that one under a lease that is gone already can be
     /// taken back at once: the slot may belong to another lease a moment later.
-    notes: RwLock<()>,
+    notes: RwLock<(), H>,
     /// Number of the session whose recalls are looked after.
-    session: AtomicU64,
+    session: Word<H>,
 }
 
-impl core::fmt::Debug for Kernel {
+impl<H: Host> Default for Kernel<H> {
+    fn default() -> Self {
+        let (cache, is_there, notes) = Default::default();
+        Self { cache, is_there, notes, session: Word::new(0) }
+    }
+}
+
+impl<H: Host> core::fmt::Debug for Kernel<H> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Kernel").field("is_there", &self.is_there).finish_non_exhaustive()
     }
 }
 
-impl LibFs {
+impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_attach_kernel(&self, cache: Arc<dyn Invalidate>) {
         *self.kernel.cache.write() = Some(cache);
         self.kernel.is_there.store(true, Ordering::Release);
@@ -137,7 +155,7 @@ impl LibFs {
         let Some(inode) = self.inodes.read().get(&attr.ino.0).cloned() else { return false };
         let is_news = !inode.told.again(attr);
         // While names that may be wrong count, the kernel shall ask whenever it uses one.
-        if is_news && !is_new || inode.shown.stale_for(now_ms()) > 0 {
+        if is_news && !is_new || inode.shown.stale_for(now_ms::<H>()) > 0 {
             return false;
         }
         // Somebody changes it, or waits for its lease: not worth waiting for.
@@ -150,7 +168,7 @@ impl LibFs {
 
     /// Makes the service wait for the kernel before it gives the lease of `state` to somebody else. False
     /// if the lease is gone already.
-    fn keep(&self, session: &Session, state: &State) -> bool {
+    fn keep(&self, session: &Session<H>, state: &State) -> bool {
         let Some(_notes) = self.kernel.notes.try_write() else { return false };
         let slot = state.lease.slot;
         let kept = session.segment.keep(slot);
@@ -185,7 +203,7 @@ impl LibFs {
             return 0;
         }
         // Before the look at the lease: who takes it back looks here afterwards.
-        dir.shown.until.fetch_max(now_ms() + NAMES_MS + TAKEN_IN_MS, Ordering::SeqCst);
+        dir.shown.until.raise(now_ms::<H>() + NAMES_MS + TAKEN_IN_MS, Ordering::SeqCst);
         if self.keep(session, &state) { NAMES_MS as u32 } else { 0 }
     }
 
@@ -194,7 +212,7 @@ impl LibFs {
     fn end_names(&self, ino: InodeId) {
         if let Some(inode) = self.inodes.read().get(&ino.0) {
             let until = inode.shown.until.load(Ordering::SeqCst);
-            inode.shown.stale_until.fetch_max(until, Ordering::SeqCst);
+            inode.shown.stale_until.raise(until, Ordering::SeqCst);
         }
     }
 
@@ -202,13 +220,11 @@ impl LibFs {
     pub(crate) fn do_await_names(&self, dir: InodeId) {
         let Some(inode) = self.inodes.read().get(&dir.0).cloned() else { return };
         loop {
-            let left = inode.shown.stale_for(now_ms());
+            let left = inode.shown.stale_for(now_ms::<H>());
             if left == 0 || self.config.stops() {
                 return;
             }
-            let pause =
-                rustix::time::Timespec { tv_sec: 0, tv_nsec: left.min(20) as i64 * 1_000_000 };
-            let _ = rustix::thread::nanosleep(&pause);
+            H::sleep(left.min(20) * MS);
         }
     }
 
@@ -224,7 +240,7 @@ impl LibFs {
     }
 
     /// What was told of an open file may not be so: an operation was refused.
-    pub(crate) fn unkeep(&self, open: &Open) {
+    pub(crate) fn unkeep(&self, open: &Open<H>) {
         if let Some(cache) = self.kernel.cache.read().as_ref() {
             cache.inode(open.inode.ino, -1, 0);
         }
@@ -234,8 +250,7 @@ impl LibFs {
     pub(crate) fn do_await_recalls(&self) {
         let cache = self.kernel.cache.read().clone();
         let (Some(cache), Some(session)) = (cache, self.current()) else {
-            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-            let _ = rustix::thread::nanosleep(&pause);
+            H::sleep(LOOK_MS * MS);
             return;
         };
         let empty = |ino: InodeId| {
@@ -245,7 +260,7 @@ impl LibFs {
         let mut ended = if session.segment.attached() { session.previous } else { Some(session) };
         // Sessions are told apart by their numbers; of those before the last one seen nothing is left.
         let seen = self.kernel.session.load(Ordering::Relaxed);
-        while let Some(session) = ended.filter(|s: &&Session| s.number >= seen) {
+        while let Some(session) = ended.filter(|s: &&Session<H>| s.number >= seen) {
             let _notes = self.kernel.notes.write();
             session.segment.release_kept(usize::MAX, |_| true, empty);
             ended = session.previous;

@@ -7,7 +7,6 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
 use base::{ClientId, Errno, InodeId, Sequence};
 use storage::format::control::{self, LeaseMode};
@@ -15,9 +14,10 @@ use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::format::rpc::{self, Request};
 use storage::locks::FileLocks;
 
+use super::LibFsOn;
+use super::host::Host;
 use super::session::Session;
 use super::sync::RwLock;
-use super::{LibFs, Outcome};
 use crate::fs::Result;
 
 /// Requests of one owner are asked one after the other, so that what is remembered is what the head
@@ -27,10 +27,16 @@ const ORDERS: usize = 16;
 const OWN: ClientId = ClientId(0);
 
 /// What a client keeps about file locks.
-#[derive(Debug, Default)]
-pub struct Locks {
-    orders: [RwLock<()>; ORDERS],
-    granted: RwLock<Granted>,
+#[derive(Debug)]
+pub struct Locks<H: Host> {
+    orders: [RwLock<(), H>; ORDERS],
+    granted: RwLock<Granted, H>,
+}
+
+impl<H: Host> Default for Locks<H> {
+    fn default() -> Self {
+        Self { orders: core::array::from_fn(|_| RwLock::default()), granted: RwLock::default() }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -51,12 +57,12 @@ impl Granted {
     }
 }
 
-fn run_of(session: &Session) -> (u64, u64) {
-    let run = session.segment.word(control::LOCK_RUN).load(Ordering::Acquire);
+fn run_of<H: Host>(session: &Session<H>) -> (u64, u64) {
+    let run = session.segment.word(control::LOCK_RUN);
     (session.number, run)
 }
 
-impl LibFs {
+impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_lock(&self, ino: InodeId, lock: Lock, wait: u64) -> Result<()> {
         let _order = self.locks.orders[(ino.0 ^ lock.owner) as usize % ORDERS].write();
         self.reclaim()?;
@@ -98,45 +104,48 @@ impl LibFs {
     pub(crate) fn do_lock_event(&self) -> Result<u64> {
         self.reclaim()?;
         let session = self.session()?;
-        let event = session.segment.word(control::LOCK_EVENT).load(Ordering::Acquire);
+        let event = session.segment.word(control::LOCK_EVENT);
         // A new session counts from 0, but must not look like the old one.
         Ok(event.wrapping_add(session.number << 32))
     }
 
     pub(crate) fn do_await_lock_event(&self, seen: u64, limit_ms: u64) {
         let Some(session) = self.current() else { return };
-        let word = session.segment.word(control::LOCK_EVENT);
-        let base = session.number << 32;
-        session
-            .segment
-            .wait_at_most(limit_ms, || word.load(Ordering::Acquire).wrapping_add(base) != seen);
+        let (segment, base) = (&session.segment, session.number << 32);
+        let event = || segment.word(control::LOCK_EVENT).wrapping_add(base);
+        segment.wait_at_most(limit_ms, || event() != seen);
     }
 
     /// Asks; an inode that the service does not know to be open here is made known first.
     fn ask_lock(&self, ino: InodeId, request: &Request<'_>) -> Result<Vec<u8>> {
-        let mut tried = false;
-        self.repeat(|session| {
-            let mut body = Vec::new();
-            let after = if tried { session.last() } else { Sequence(0) };
-            match session.call(request, after, &mut body) {
-                Ok(()) => Ok(Outcome::Done(body)),
-                Err(Errno::BADF) if !tried => {
-                    // Made a moment ago and still in our log only; or opened in an older session.
-                    tried = true;
-                    self.pin(session, ino)?;
-                    Ok(Outcome::Again)
-                }
-                Err(e) => Err(e),
+        let mut pinned = false;
+        loop {
+            let asked = self.run(|turn| {
+                let mut body = Vec::new();
+                let after = if pinned { turn.session.last() } else { Sequence(0) };
+                turn.session.call(request, after, &mut body)?;
+                Ok(body)
+            });
+            match asked {
+                // Made a moment ago and still in our log only; or opened in an older session.
+                Err(Errno::BADF) if !pinned => self.pin(ino)?,
+                other => return other,
             }
-        })
+            pinned = true;
+        }
     }
 
-    fn pin(&self, session: &Session, ino: InodeId) -> Result<()> {
+    /// Makes the service know that the inode is open here. Whatever we believe: it says that it is not.
+    fn pin(&self, ino: InodeId) -> Result<()> {
         let inode = self.inode(ino);
-        let mut state = inode.state.write();
-        // Whatever we believe: the service says that it is not.
-        state.pinned = false;
-        self.ensure(session, ino, &mut state, LeaseMode::Read, rpc::WANT_PIN)
+        let mut asked = false;
+        self.run(|turn| {
+            let mut state = inode.state.write();
+            if !asked {
+                (asked, state.pinned) = (true, false);
+            }
+            self.hold(turn, ino, &mut state, LeaseMode::Read, rpc::WANT_PIN)
+        })
     }
 
     /// Asks for everything again that this run of the service does not know of.
@@ -158,9 +167,8 @@ impl LibFs {
         for (ino, lock) in all {
             let mut body = Vec::new();
             let request = Request::Lock { ino, wait: 0, lock };
-            let again = self
-                .pin(session, ino)
-                .and_then(|()| session.call(&request, session.last(), &mut body));
+            let again =
+                self.pin(ino).and_then(|()| session.call(&request, session.last(), &mut body));
             match again {
                 Ok(()) => {}
                 // This session ended as well: all of it is asked for in the next.

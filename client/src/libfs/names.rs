@@ -3,47 +3,33 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, name_is_legal};
-use storage::format::proof::Proof;
-use storage::format::rpc::{self, InodeRecord, Request};
+use storage::format::rpc::{self, InodeRecord};
 use storage::limits::{LINK_MAX, NAME_MAX, TARGET_MAX};
 
-use super::acl;
-use super::inode::{Inode, Known, Names, State};
+use super::host::Host;
+use super::inode::{Inode, Known, Names, State, attr};
 use super::permission::{R, W, X, may, may_remove};
 use super::pieces::Pieces;
 use super::session::Session;
 use super::sync::WriteGuard;
-use super::{LibFs, Outcome, parse_inode};
+use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
+use super::{LibFsOn, acl};
 use crate::fs::{
     Attr, Caller, DirEntry, NewNode, Rename, Result, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG,
 };
 
-/// Fresh inode numbers asked for at once.
-const FRESH: u32 = 64;
-
-/// `append` inside an operation: hand other outcomes on.
-macro_rules! logged {
-    ($outcome:expr) => {
-        match $outcome {
-            Outcome::Done(place) => place,
-            Outcome::Again => return Ok(Outcome::Again),
-            Outcome::Full(lane, before) => return Ok(Outcome::Full(lane, before)),
-        }
-    };
-}
-pub(crate) use logged;
-
 /// Locks of several inodes, taken in ascending order.
-pub(crate) struct Locked<'a> {
-    guards: Vec<(InodeId, WriteGuard<'a, State>)>,
+pub(crate) struct Locked<'a, H: Host> {
+    guards: Vec<(InodeId, WriteGuard<'a, State, H>)>,
 }
 
-impl<'a> Locked<'a> {
-    pub(crate) fn new(inodes: &[&'a Arc<Inode>]) -> Self {
-        let mut sorted: Vec<&'a Arc<Inode>> = inodes.to_vec();
+impl<'a, H: Host> Locked<'a, H> {
+    pub(crate) fn new(inodes: &[&'a Arc<Inode<H>>]) -> Self {
+        let mut sorted: Vec<&'a Arc<Inode<H>>> = inodes.to_vec();
         sorted.sort_by_key(|i| i.ino);
         sorted.dedup_by_key(|i| i.ino);
         Self { guards: sorted.into_iter().map(|i| (i.ino, i.state.write())).collect() }
@@ -65,11 +51,11 @@ impl<'a> Locked<'a> {
 }
 
 /// Whether a directory lies below another.
-enum Below {
+enum Below<H: Host> {
     No,
     Yes,
     /// Another thread has this one on the way locked.
-    Busy(Arc<Inode>),
+    Busy(Arc<Inode<H>>),
 }
 
 fn check_name(name: &[u8]) -> Result<()> {
@@ -79,62 +65,19 @@ fn check_name(name: &[u8]) -> Result<()> {
     if name_is_legal(name) { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-impl LibFs {
-    /// What `name` leads to; `dir` is locked, its lease was made sure of.
-    fn find(
-        &self,
-        session: &Session,
-        dir: InodeId,
-        state: &mut State,
-        name: &[u8],
-    ) -> Result<Known> {
-        self.find_for(session, dir, state, name, LeaseMode::Read)
-    }
-
-    /// The same; if the service is asked, it also gives a lease of that mode on what the name leads to.
-    fn find_for(
-        &self,
-        session: &Session,
-        dir: InodeId,
-        state: &mut State,
-        name: &[u8],
-        mode: LeaseMode,
-    ) -> Result<Known> {
-        if self.holds(session, state, LeaseMode::Read)
-            && let Some(known) = state.names.get(name)
+impl<H: Host> LibFsOn<H> {
+    /// What `name` leads to; `dir` is locked, and its lease held.
+    fn find(&self, turn: &mut Turn<H>, dir: InodeId, state: &State, name: &[u8]) -> Step<Known, H> {
+        if let Some(known) = state.names.get(name)
             && self.may_ask(known)
         {
             return Ok(known);
         }
-        let before = (state.lease, self.holds(session, state, LeaseMode::Read));
-        let mut body = Vec::new();
-        let request = Request::Lookup { dir, name, mode, flags: 0 };
-        let last = (state.session == session.number).then_some(state.last);
-        let after = session.known_after(last);
-        let known = match session.call(&request, after, &mut body) {
-            Ok(()) => {
-                let reply = parse_inode(&body)?;
-                let (ino, kind) = (reply.record.ino, reply.record.mode & S_IFMT);
-                session.remember_proof(ino, reply.proof);
-                let inode = self.inode(ino);
-                // Without its lock the answer is dropped; whoever holds it will ask again.
-                if let Some(mut child) = inode.state.try_write()
-                    && child.session <= session.number
-                    && session.known_after((child.session == session.number).then_some(child.last))
-                        <= after
-                {
-                    self.install(session, &mut child, reply, 0);
-                }
-                Known::Present(ino, kind)
-            }
-            Err(Errno::NOENT) => Known::Absent,
-            Err(e) => return Err(e),
-        };
-        // The lease held from before the question until after the answer: it may be remembered.
-        if before.1 && self.holds(session, state, LeaseMode::Read) && before.0 == state.lease {
-            state.names.put(name, known);
+        if let Some(known) = turn.found_under(dir, name, state) {
+            return Ok(known);
         }
-        Ok(known)
+        turn.refused(dir)?;
+        Err(Stop::Wait(Wait::Name { dir, name: name.to_vec(), mode: LeaseMode::Read }))
     }
 
     pub(crate) fn do_lookup(
@@ -154,33 +97,54 @@ impl LibFs {
             return Err(Errno::NOENT);
         }
         let dir = self.inode(parent);
-        for _ in 0..super::ATTEMPTS {
-            let known = match self.known_quickly(caller, &dir, name)? {
-                Some(known) => known,
-                None => self.repeat(|session| {
-                    let mut state = dir.state.write();
-                    self.ensure(session, parent, &mut state, LeaseMode::Read, 0)?;
-                    search(caller, &state.record)?;
-                    self.find_for(session, parent, &mut state, name, mode).map(Outcome::Done)
-                })?,
+        for _ in 0..self.config.limits.attempts {
+            let (known, shown) = match self.known_quickly(caller, &dir, name)? {
+                Some(known) => (known, None),
+                None => self.look_up(caller, &dir, name, mode)?,
             };
-            match known {
-                Known::Absent => return Err(Errno::NOENT),
-                Known::Present(ino, _) => match self.attr_under(ino, mode) {
-                    // Removed between the two steps: look the name up again.
-                    Err(Errno::NOENT | Errno::STALE) => {}
-                    other => return other,
-                },
+            let Known::Present(ino, _) = known else { return Err(Errno::NOENT) };
+            if let Some(attr) = shown {
+                return Ok(attr);
+            }
+            match self.attr_under(ino, mode) {
+                // Removed between the two steps: look the name up again.
+                Err(Errno::NOENT | Errno::STALE) => {}
+                other => return other,
             }
         }
         Err(Errno::IO)
+    }
+
+    /// What a name leads to, and its attributes if the service was asked for that.
+    fn look_up(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Arc<Inode<H>>,
+        name: &[u8],
+        mode: LeaseMode,
+    ) -> Result<(Known, Option<Attr>)> {
+        self.run(|turn| {
+            let mut state = dir.state.write();
+            self.hold(turn, dir.ino, &mut state, LeaseMode::Read, 0)?;
+            search(caller, &state.record)?;
+            // What the service has said is what was so at a moment in this call, whoever has changed it since.
+            if let Some(known) = turn.found(dir.ino, name) {
+                let Known::Present(ino, _) = known else { return Ok((known, None)) };
+                return Ok((known, turn.shown(ino).map(attr)));
+            }
+            if let Some(known) = state.names.get(name).filter(|known| self.may_ask(*known)) {
+                return Ok((known, None));
+            }
+            turn.refused(dir.ino)?;
+            Err(Stop::Wait(Wait::Name { dir: dir.ino, name: name.to_vec(), mode }))
+        })
     }
 
     /// The answer if it is cached; takes no exclusive lock.
     fn known_quickly(
         &self,
         caller: &Caller<'_>,
-        dir: &Arc<Inode>,
+        dir: &Arc<Inode<H>>,
         name: &[u8],
     ) -> Result<Option<Known>> {
         let session = self.session()?;
@@ -206,12 +170,9 @@ impl LibFs {
     }
 
     fn lookup_dot(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
-        let dir = self.inode(parent);
-        let up = self.repeat(|session| {
-            let mut state = dir.state.write();
-            self.ensure(session, parent, &mut state, LeaseMode::Read, 0)?;
+        let up = self.with_state(parent, LeaseMode::Read, |_, state| {
             search(caller, &state.record)?;
-            Ok(Outcome::Done(state.record.parent))
+            Ok(state.record.parent)
         })?;
         let ino = if name == b"." || up == InodeId::NONE { parent } else { up };
         self.attr_of(ino)
@@ -222,12 +183,7 @@ impl LibFs {
         if mode == LeaseMode::Read {
             return self.attr_of(ino);
         }
-        let inode = self.inode(ino);
-        self.repeat(|session| {
-            let mut state = inode.state.write();
-            self.ensure(session, ino, &mut state, mode, 0)?;
-            Ok(Outcome::Done(state.attr()))
-        })
+        self.with_state(ino, mode, |_, state| Ok(state.attr()))
     }
 
     /// Current attributes.
@@ -236,58 +192,41 @@ impl LibFs {
         self.attr_of_inode(&inode)
     }
 
-    pub(crate) fn attr_of_inode(&self, inode: &Arc<Inode>) -> Result<Attr> {
-        self.repeat(|session| {
-            {
-                let state = inode.state.read();
-                if self.held(session, &state, LeaseMode::Read) && !state.blocks_guessed {
-                    let attr = state.attr();
-                    core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
-                    if self.holds(session, &state, LeaseMode::Read) {
-                        return Ok(Outcome::Done(attr));
-                    }
+    pub(crate) fn attr_of_inode(&self, inode: &Arc<Inode<H>>) -> Result<Attr> {
+        let ino = inode.ino;
+        self.run(|turn| {
+            let session = turn.session;
+            // The answer itself is the truth of a moment, even if the lease is gone again.
+            if let Some(record) = turn.shown(ino) {
+                return Ok(attr(record));
+            }
+            let state = inode.state.read();
+            let (held, guessed) =
+                (self.held(session, &state, LeaseMode::Read), state.blocks_guessed);
+            if held && !guessed {
+                let attr = state.attr();
+                then_look();
+                if self.holds(session, &state, LeaseMode::Read) {
+                    return Ok(attr);
                 }
             }
-            let mut state = inode.state.write();
-            if state.blocks_guessed && self.holds(session, &state, LeaseMode::Read) {
-                self.renew(session, inode.ino, &mut state)?;
-            }
-            self.ensure(session, inode.ino, &mut state, LeaseMode::Read, 0)?;
-            // The answer itself is the truth of this moment, even if the lease is gone again.
-            Ok(Outcome::Done(state.attr()))
+            turn.refused(ino)?;
+            Err(Stop::Wait(match held && guessed {
+                true => Wait::Renewal { ino },
+                false => Wait::Lease { ino, mode: LeaseMode::Read, flags: 0 },
+            }))
         })
     }
 
-    fn take_fresh(&self, session: &Session) -> Result<(InodeId, rpc::Granted)> {
+    /// A fresh inode number with a lease that holds; to be [given back](Self::put_back) if nothing is made with it.
+    fn take_fresh(&self, session: &Session<H>) -> Step<(InodeId, rpc::Granted), H> {
         let mut fresh = session.fresh.write();
-        loop {
-            if let Some((ino, granted)) = fresh.pop() {
-                if session.segment.lease_holds(granted.slot, granted.word) {
-                    return Ok((ino, granted));
-                }
-                continue;
-            }
-            let mut body = Vec::new();
-            session.call(&Request::Inodes { count: FRESH }, Sequence(0), &mut body)?;
-            let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;
-            let mut take = || -> core::result::Result<(), storage::format::Corrupt> {
-                for _ in 0..r.u32()?.min(FRESH) {
-                    let ino = InodeId(r.u64()?);
-                    let granted = rpc::Granted {
-                        slot: r.u32()?,
-                        word: storage::format::control::LeaseWord(r.u64()?),
-                    };
-                    self.proofs.put(ino, Proof(r.u64()?));
-                    fresh.push((ino, granted));
-                }
-                Ok(())
-            };
-            take().map_err(|_| Errno::IO)?;
-            fresh.reverse();
-            if fresh.is_empty() {
-                return Err(Errno::NOSPC);
+        while let Some((ino, granted)) = fresh.pop() {
+            if session.segment.lease_holds(granted.slot, granted.word) {
+                return Ok((ino, granted));
             }
         }
+        Err(Stop::Wait(Wait::Numbers))
     }
 
     /// Makes an inode and a name; the result is locked by nobody and cached.
@@ -298,28 +237,29 @@ impl LibFs {
         name: &[u8],
         node: &NewNode<'_>,
         open: bool,
-    ) -> Result<(Attr, Arc<Inode>)> {
+    ) -> Result<(Attr, Arc<Inode<H>>)> {
         check_name(name)?;
         if node.target.len() > TARGET_MAX {
             return Err(Errno::NAMETOOLONG);
         }
         let dir = self.inode(parent);
         let (mut limited, before) = (false, self.refusals());
-        let made = self.repeat(|session| {
+        let made = self.run(|turn| {
+            let session = turn.session;
             let mut state = dir.state.write();
-            self.ensure(session, parent, &mut state, LeaseMode::Write, 0)?;
+            self.hold(turn, parent, &mut state, LeaseMode::Write, 0)?;
             limited = state.record.limited;
             search(caller, &state.record)?;
-            if self.find(session, parent, &mut state, name)? != Known::Absent {
-                return Err(Errno::EXIST);
+            if self.find(turn, parent, &state, name)? != Known::Absent {
+                return Err(Errno::EXIST.into());
             }
             may(caller, &state.record, W | X)?;
             if state.record.nlink == 0 {
-                return Err(Errno::NOENT);
+                return Err(Errno::NOENT.into());
             }
             let is_dir = node.mode & S_IFMT == S_IFDIR;
             if is_dir && state.record.nlink >= LINK_MAX {
-                return Err(Errno::MLINK);
+                return Err(Errno::MLINK.into());
             }
             let now = Self::now(&[&state.record]);
             let (ino, granted) = self.take_fresh(session)?;
@@ -327,15 +267,17 @@ impl LibFs {
             let InodeRecord { mode, uid, gid, rdev, .. } = record;
             let mut child = new_state(session, granted, record, node.target);
             let op = Op::Create { ino, parent, mode, rdev, uid, gid, name, target: node.target };
-            let place = logged!(self.log(session, parent.0, &[&state, &child], &op, now));
+            let logged = self.log(turn, parent.0, &[&state, &child], &op, now);
+            let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
             child.last = place.sequence;
             child.open = u32::from(open);
             let attr = child.attr();
             let inode = Arc::new(Inode::with(ino, child));
             self.remember_inode(Arc::clone(&inode));
-            state.names.put(name, Known::Present(ino, mode & S_IFMT));
+            let most = self.config.limits.names;
+            state.names.put(name, Known::Present(ino, mode & S_IFMT), most);
             dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
-            Ok(Outcome::Done((attr, inode)))
+            Ok((attr, inode))
         })?;
         if limited {
             // Where a quota may bar it, the service's word is waited for.
@@ -353,15 +295,16 @@ impl LibFs {
         parent: InodeId,
         mode: u32,
         linkable: bool,
-    ) -> Result<(Attr, Arc<Inode>)> {
+    ) -> Result<(Attr, Arc<Inode<H>>)> {
         let dir = self.inode(parent);
-        self.repeat(|session| {
+        self.run(|turn| {
+            let session = turn.session;
             let mut state = dir.state.write();
-            self.ensure(session, parent, &mut state, LeaseMode::Read, 0)?;
+            self.hold(turn, parent, &mut state, LeaseMode::Read, 0)?;
             search(caller, &state.record)?;
             may(caller, &state.record, W | X)?;
             if state.record.nlink == 0 {
-                return Err(Errno::NOENT);
+                return Err(Errno::NOENT.into());
             }
             let now = Self::now(&[]);
             let (ino, granted) = self.take_fresh(session)?;
@@ -371,13 +314,14 @@ impl LibFs {
             let InodeRecord { mode, uid, gid, .. } = record;
             let mut child = new_state(session, granted, record, &[]);
             let op = Op::Tmpfile { ino, parent, mode, uid, gid, linkable };
-            let place = logged!(self.log(session, ino.0, &[&child], &op, now));
+            let logged = self.log(turn, ino.0, &[&child], &op, now);
+            let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
             child.last = place.sequence;
             child.open = 1;
             let attr = child.attr();
             let inode = Arc::new(Inode::with(ino, child));
             self.remember_inode(Arc::clone(&inode));
-            Ok(Outcome::Done((attr, inode)))
+            Ok((attr, inode))
         })
     }
 
@@ -394,59 +338,57 @@ impl LibFs {
             _ => check_name(name).map_err(|e| if e == Errno::INVAL { Errno::NOENT } else { e })?,
         }
         let dir = self.inode(parent);
-        self.repeat(|session| {
-            let (ino, kind) = self.resolve(session, caller, &dir, name)?;
+        self.run(|turn| {
+            let (ino, kind) = self.resolve(turn, caller, &dir, name)?;
             let victim = self.inode(ino);
             let mut locked = Locked::new(&[&dir, &victim]);
-            self.ensure(session, parent, locked.get(parent), LeaseMode::Write, 0)?;
-            let ensured = self.ensure(session, ino, locked.get(ino), LeaseMode::Write, 0);
-            if let Some(again) = looked_up_again(ensured)? {
-                return Ok(again);
-            }
-            if self.find(session, parent, locked.get(parent), name)? != Known::Present(ino, kind) {
-                return Ok(Outcome::Again);
+            self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
+            let held = self.hold(turn, ino, locked.get(ino), LeaseMode::Write, 0);
+            looked_up_again(held)?;
+            if self.find(turn, parent, locked.get(parent), name)? != Known::Present(ino, kind) {
+                return Err(Stop::Wait(Wait::Again));
             }
             let record = locked.get(ino).record.clone();
             may_remove(caller, &locked.get(parent).record, &record)?;
             match (is_rmdir, kind == S_IFDIR) {
-                (true, false) => return Err(Errno::NOTDIR),
-                (false, true) => return Err(Errno::ISDIR),
+                (true, false) => return Err(Errno::NOTDIR.into()),
+                (false, true) => return Err(Errno::ISDIR.into()),
                 _ => {}
             }
             if is_rmdir && record.entries > 0 {
-                return Err(Errno::NOTEMPTY);
+                return Err(Errno::NOTEMPTY.into());
             }
             let now = Self::now(&[&locked.get(parent).record, &record]);
             let open = locked.get(ino).open > 0;
             let op = if is_rmdir {
                 Op::Rmdir { ino, parent, name }
             } else {
-                Op::Unlink { ino, parent, name, open }
+                Op::Unlink { ino, parent, name, open: open && !planted(Bug::UnlinkedClosed) }
             };
-            let place = logged!(self.log(session, parent.0, &locked.states(), &op, now));
+            let place = self.log(turn, parent.0, &locked.states(), &op, now)?;
             let dir_state = locked.get(parent);
-            dir_state.names.put(name, Known::Absent);
+            dir_state.names.put(name, Known::Absent, self.config.limits.names);
             dir_changed(dir_state, place.sequence, now, -1, -i32::from(is_rmdir));
             let links = if is_rmdir { record.nlink } else { 1 };
             unlinked(locked.get(ino), place.sequence, now, links);
-            Ok(Outcome::Done(()))
+            Ok(())
         })
     }
 
     /// Inode and type of a name that must exist; nothing stays locked.
     fn resolve(
         &self,
-        session: &Session,
+        turn: &mut Turn<H>,
         caller: &Caller<'_>,
-        dir: &Arc<Inode>,
+        dir: &Arc<Inode<H>>,
         name: &[u8],
-    ) -> Result<(InodeId, u32)> {
+    ) -> Step<(InodeId, u32), H> {
         let mut state = dir.state.write();
-        self.ensure(session, dir.ino, &mut state, LeaseMode::Read, 0)?;
+        self.hold(turn, dir.ino, &mut state, LeaseMode::Read, 0)?;
         search(caller, &state.record)?;
-        match self.find(session, dir.ino, &mut state, name)? {
+        match self.find(turn, dir.ino, &state, name)? {
             Known::Present(ino, kind) => Ok((ino, kind)),
-            Known::Absent => Err(Errno::NOENT),
+            Known::Absent => Err(Errno::NOENT.into()),
         }
     }
 
@@ -462,43 +404,44 @@ impl LibFs {
         if ino == parent {
             return Err(Errno::PERM);
         }
-        self.repeat(|session| {
+        self.run(|turn| {
             let mut locked = Locked::new(&[&dir, &inode]);
-            self.ensure(session, parent, locked.get(parent), LeaseMode::Write, 0)?;
-            self.ensure(session, ino, locked.get(ino), LeaseMode::Write, 0)?;
+            self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
+            self.hold(turn, ino, locked.get(ino), LeaseMode::Write, 0)?;
             search(caller, &locked.get(parent).record)?;
-            if self.find(session, parent, locked.get(parent), name)? != Known::Absent {
-                return Err(Errno::EXIST);
+            if self.find(turn, parent, locked.get(parent), name)? != Known::Absent {
+                return Err(Errno::EXIST.into());
             }
             may(caller, &locked.get(parent).record, W | X)?;
             if locked.get(parent).record.nlink == 0 {
-                return Err(Errno::NOENT);
+                return Err(Errno::NOENT.into());
             }
             let record = locked.get(ino).record.clone();
             if record.mode & S_IFMT == S_IFDIR {
-                return Err(Errno::PERM);
+                return Err(Errno::PERM.into());
             }
             if record.nlink == 0 && !record.linkable {
-                return Err(Errno::NOENT);
+                return Err(Errno::NOENT.into());
             }
             if record.nlink >= LINK_MAX {
-                return Err(Errno::MLINK);
+                return Err(Errno::MLINK.into());
             }
             if record.project != locked.get(parent).record.project {
-                return Err(Errno::XDEV);
+                return Err(Errno::XDEV.into());
             }
             let now = Self::now(&[&locked.get(parent).record, &record]);
             let op = Op::Link { ino, parent, name };
-            let place = logged!(self.log(session, parent.0, &locked.states(), &op, now));
+            let place = self.log(turn, parent.0, &locked.states(), &op, now)?;
             let state = locked.get(parent);
-            state.names.put(name, Known::Present(ino, record.mode & S_IFMT));
+            let known = Known::Present(ino, record.mode & S_IFMT);
+            state.names.put(name, known, self.config.limits.names);
             dir_changed(state, place.sequence, now, 1, 0);
             let state = locked.get(ino);
             state.record.nlink += 1;
             state.record.linkable = false;
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
-            Ok(Outcome::Done(state.attr()))
+            Ok(state.attr())
         })
     }
 
@@ -517,32 +460,28 @@ impl LibFs {
         check_name(rename.name).map_err(|e| if e == Errno::INVAL { Errno::NOENT } else { e })?;
         check_name(rename.new_name)?;
         let (old, new) = (self.inode(rename.parent), self.inode(rename.new_parent));
-        self.repeat(|session| {
-            self.try_rename(session, caller, rename, &old, &new, noreplace, exchange)
-        })
+        self.run(|turn| self.try_rename(turn, caller, rename, (&old, &new), noreplace, exchange))
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn try_rename(
         &self,
-        session: &'static Session,
+        turn: &mut Turn<H>,
         caller: &Caller<'_>,
         rename: &Rename<'_>,
-        old: &Arc<Inode>,
-        new: &Arc<Inode>,
+        (old, new): (&Arc<Inode<H>>, &Arc<Inode<H>>),
         noreplace: bool,
         exchange: bool,
-    ) -> Result<Outcome<()>> {
-        let (ino, kind) = self.resolve(session, caller, old, rename.name)?;
-        let replaced = match self.resolve(session, caller, new, rename.new_name) {
+    ) -> Step<(), H> {
+        let (ino, kind) = self.resolve(turn, caller, old, rename.name)?;
+        let replaced = match self.resolve(turn, caller, new, rename.new_name) {
             Ok(found) => Some(found),
-            Err(Errno::NOENT) => None,
+            Err(Stop::Failed(Errno::NOENT)) => None,
             Err(e) => return Err(e),
         };
         match replaced {
-            Some(_) if noreplace => return Err(Errno::EXIST),
-            None if exchange => return Err(Errno::NOENT),
-            Some((same, _)) if same == ino => return Ok(Outcome::Done(())),
+            Some(_) if noreplace => return Err(Errno::EXIST.into()),
+            None if exchange => return Err(Errno::NOENT.into()),
+            Some((same, _)) if same == ino => return Ok(()),
             _ => {}
         }
         let across = old.ino != new.ino;
@@ -560,35 +499,32 @@ impl LibFs {
         }
         let mut locked = Locked::new(&all);
         for dir in [old, new] {
-            self.ensure(session, dir.ino, locked.get(dir.ino), LeaseMode::Write, 0)?;
+            self.hold(turn, dir.ino, locked.get(dir.ino), LeaseMode::Write, 0)?;
         }
         for inode in &all {
-            let ensured =
-                self.ensure(session, inode.ino, locked.get(inode.ino), LeaseMode::Write, 0);
-            if let Some(again) = looked_up_again(ensured)? {
-                return Ok(again);
-            }
+            let held = self.hold(turn, inode.ino, locked.get(inode.ino), LeaseMode::Write, 0);
+            looked_up_again(held)?;
         }
-        let there = self.find(session, old.ino, locked.get(old.ino), rename.name)?;
-        let target = self.find(session, new.ino, locked.get(new.ino), rename.new_name)?;
+        let there = self.find(turn, old.ino, locked.get(old.ino), rename.name)?;
+        let target = self.find(turn, new.ino, locked.get(new.ino), rename.new_name)?;
         let expected = replaced.map_or(Known::Absent, |(i, k)| Known::Present(i, k));
         if there != Known::Present(ino, kind) || target != expected {
-            return Ok(Outcome::Again);
+            return Err(Stop::Wait(Wait::Again));
         }
         let record = locked.get(ino).record.clone();
         may_remove(caller, &locked.get(old.ino).record, &record)?;
         may(caller, &locked.get(new.ino).record, W | X)?;
         if locked.get(new.ino).record.nlink == 0 {
             // The directory is gone itself.
-            return Err(Errno::NOENT);
+            return Err(Errno::NOENT.into());
         }
         if let Some((other, other_kind)) = replaced {
             let victim = locked.get(other).record.clone();
             may_remove(caller, &locked.get(new.ino).record, &victim)?;
             if !exchange {
                 match (kind == S_IFDIR, other_kind == S_IFDIR) {
-                    (true, false) => return Err(Errno::NOTDIR),
-                    (false, true) => return Err(Errno::ISDIR),
+                    (true, false) => return Err(Errno::NOTDIR.into()),
+                    (false, true) => return Err(Errno::ISDIR.into()),
                     _ => {}
                 }
             }
@@ -601,21 +537,17 @@ impl LibFs {
             let skip: Vec<InodeId> = all.iter().map(|i| i.ino).collect();
             let mut below = match kind {
                 // Also when the target is not empty.
-                S_IFDIR => self.is_below(session, &locked, &skip, new.ino, ino)?,
+                S_IFDIR => self.is_below(turn, &locked, &skip, new.ino, ino)?,
                 _ => Below::No,
             };
             if let (Below::No, true, Some((other, S_IFDIR))) = (&below, exchange, replaced) {
-                below = self.is_below(session, &locked, &skip, old.ino, other)?;
+                below = self.is_below(turn, &locked, &skip, old.ino, other)?;
             }
             match below {
                 Below::No => {}
-                Below::Yes => return Err(Errno::INVAL),
-                Below::Busy(inode) => {
-                    // Its holder may wait for what is locked here.
-                    drop(locked);
-                    drop(inode.state.write());
-                    return Ok(Outcome::Again);
-                }
+                Below::Yes => return Err(Errno::INVAL.into()),
+                // Its holder may wait for what is locked here.
+                Below::Busy(inode) => return Err(Stop::Wait(Wait::Locked(inode))),
             }
         }
         let own = |r: &InodeRecord| r.project == r.ino;
@@ -624,13 +556,13 @@ impl LibFs {
         let from = locked.get(old.ino).record.project;
         if from != locked.get(new.ino).record.project && !moved_own {
             // From one quota's tree to another: programs copy.
-            return Err(Errno::XDEV);
+            return Err(Errno::XDEV.into());
         }
         if let Some((other, S_IFDIR)) = replaced
             && !exchange
             && locked.get(other).record.entries > 0
         {
-            return Err(Errno::NOTEMPTY);
+            return Err(Errno::NOTEMPTY.into());
         }
         let records: Vec<InodeRecord> =
             all.iter().map(|i| locked.get(i.ino).record.clone()).collect();
@@ -647,18 +579,20 @@ impl LibFs {
             exchange,
             open: open && !exchange,
         };
-        let place = logged!(self.log(session, old.ino.0, &locked.states(), &op, now));
+        let place = self.log(turn, old.ino.0, &locked.states(), &op, now)?;
+        let most = self.config.limits.names;
         let is_dir = i32::from(kind == S_IFDIR);
         let there = Known::Present(ino, kind);
         let changed = |state: &mut State| {
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
         };
-        locked.get(new.ino).names.put(rename.new_name, there);
+        locked.get(new.ino).names.put(rename.new_name, there, most);
         match replaced {
             Some((other, other_kind)) if exchange => {
                 let other_is_dir = i32::from(other_kind == S_IFDIR);
-                locked.get(old.ino).names.put(rename.name, Known::Present(other, other_kind));
+                let back = Known::Present(other, other_kind);
+                locked.get(old.ino).names.put(rename.name, back, most);
                 let links = if across { other_is_dir - is_dir } else { 0 };
                 dir_changed(locked.get(old.ino), place.sequence, now, 0, links);
                 dir_changed(locked.get(new.ino), place.sequence, now, 0, -links);
@@ -668,7 +602,7 @@ impl LibFs {
                 changed(locked.get(other));
             }
             _ => {
-                locked.get(old.ino).names.put(rename.name, Known::Absent);
+                locked.get(old.ino).names.put(rename.name, Known::Absent, most);
                 dir_changed(locked.get(old.ino), place.sequence, now, -1, -is_dir);
                 let gained = i64::from(replaced.is_none());
                 let replaced_dir = replaced.is_some_and(|(_, k)| k == S_IFDIR);
@@ -685,19 +619,19 @@ impl LibFs {
             locked.get(ino).record.parent = new.ino;
         }
         changed(locked.get(ino));
-        Ok(Outcome::Done(()))
+        Ok(())
     }
 
     /// Whether `dir` is `top` or lies below it. Holding the root's write lease keeps every parent
     /// pointer still.
     fn is_below(
         &self,
-        session: &Session,
-        locked: &Locked<'_>,
+        turn: &mut Turn<H>,
+        locked: &Locked<'_, H>,
         held: &[InodeId],
         dir: InodeId,
         top: InodeId,
-    ) -> Result<Below> {
+    ) -> Step<Below<H>, H> {
         let mut at = dir;
         // Deeper than any path that a program can name.
         for _ in 0..65_536 {
@@ -715,22 +649,19 @@ impl LibFs {
                 let Some(mut state) = inode.state.try_write() else {
                     return Ok(Below::Busy(inode));
                 };
-                self.ensure(session, at, &mut state, LeaseMode::Read, 0)?;
+                self.hold(turn, at, &mut state, LeaseMode::Read, 0)?;
                 state.record.parent
             };
         }
-        Err(Errno::LOOP)
+        Err(Errno::LOOP.into())
     }
 
     pub(crate) fn do_readlink(&self, ino: InodeId) -> Result<Vec<u8>> {
-        let inode = self.inode(ino);
-        self.repeat(|session| {
-            let mut state = inode.state.write();
-            self.ensure(session, ino, &mut state, LeaseMode::Read, 0)?;
+        self.with_state(ino, LeaseMode::Read, |_, state| {
             if state.record.mode & S_IFMT != S_IFLNK {
-                return Err(Errno::INVAL);
+                return Err(Errno::INVAL.into());
             }
-            Ok(Outcome::Done(state.target.clone()))
+            Ok(state.target.clone())
         })
     }
 
@@ -741,29 +672,28 @@ impl LibFs {
         cookie: u64,
         each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let dir = self.inode(ino);
         let mut cookie = cookie;
         // Names may be remembered as the whole list if one lease spans the listing.
         let mut whole: Option<rpc::Granted> = None;
         loop {
             let start = cookie;
-            let body = self.repeat(|session| {
-                let mut state = dir.state.write();
-                self.ensure(session, ino, &mut state, LeaseMode::Read, 0)?;
+            let body = self.with_state(ino, LeaseMode::Read, |turn, state| {
                 if state.record.mode & S_IFMT != S_IFDIR {
-                    return Err(Errno::NOTDIR);
+                    return Err(Errno::NOTDIR.into());
                 }
                 may(caller, &state.record, R)?;
+                let (after, lease, exact) = (state.last, state.lease, false);
+                let what = Ask::Names { dir: ino, cookie: start };
+                let (body, same) = turn.ask(Question { what, after, lease, exact })?;
                 if start == 0 {
-                    whole = Some(state.lease);
+                    whole = same.then_some(lease);
                 }
-                let mut body = Vec::new();
-                session.call(&Request::Names { dir: ino, cookie: start }, state.last, &mut body)?;
-                let end = self.remember(session, &mut state, &body, whole)?;
-                Ok(Outcome::Done((body, end)))
+                let same = same && whole == Some(lease) || planted(Bug::ListOfBefore);
+                let end = self.remember(turn.session, state, &body, same)?;
+                Ok((body, end))
             })?;
             let (body, end) = body;
-            let mut r = rpc::reply_status(&body).map_err(|_| Errno::IO)?.1;
+            let mut r = storage::format::Reader::new("reply to Names", &body);
             r.u8().map_err(|_| Errno::IO)?;
             while r.left() > 0 {
                 let name = rpc::take_name(&mut r).map_err(|_| Errno::IO)?;
@@ -780,25 +710,26 @@ impl LibFs {
         }
     }
 
-    /// Puts listed names into the cache; says whether the list ended.
+    /// Puts listed names into the cache, if the lease that spans the listing still holds; says whether the list
+    /// ended.
     fn remember(
         &self,
-        session: &Session,
+        session: &Session<H>,
         state: &mut State,
         body: &[u8],
-        whole: Option<rpc::Granted>,
+        same: bool,
     ) -> Result<bool> {
-        let mut r = rpc::reply_status(body).map_err(|_| Errno::IO)?.1;
+        let mut r = storage::format::Reader::new("reply to Names", body);
         let end = r.u8().map_err(|_| Errno::IO)? != 0;
-        let same = whole == Some(state.lease) && self.holds(session, state, LeaseMode::Read);
-        if !same || state.names.complete {
+        if !same || !self.holds(session, state, LeaseMode::Read) || state.names.complete {
             return Ok(end);
         }
         while r.left() > 0 {
             let name = rpc::take_name(&mut r).map_err(|_| Errno::IO)?;
             self.proofs.put(name.ino, name.proof);
             if name.name != b"." && name.name != b".." && state.names.get(name.name).is_none() {
-                state.names.put(name.name, Known::Present(name.ino, name.kind));
+                let known = Known::Present(name.ino, name.kind);
+                state.names.put(name.name, known, self.config.limits.names);
             }
         }
         if end {
@@ -815,11 +746,10 @@ impl LibFs {
 
 /// What a name led to a moment ago may be gone: others may have given the name to something else. The name
 /// says what is so now.
-fn looked_up_again<T>(ensured: Result<()>) -> Result<Option<Outcome<T>>> {
-    match ensured {
-        Ok(()) => Ok(None),
-        Err(Errno::NOENT | Errno::STALE) => Ok(Some(Outcome::Again)),
-        Err(e) => Err(e),
+fn looked_up_again<H: Host>(held: Step<(), H>) -> Step<(), H> {
+    match held {
+        Err(Stop::Failed(Errno::NOENT | Errno::STALE)) => Err(Stop::Wait(Wait::Again)),
+        other => other,
     }
 }
 
@@ -880,7 +810,12 @@ fn new_record(
     record
 }
 
-fn new_state(session: &Session, lease: rpc::Granted, record: InodeRecord, target: &[u8]) -> State {
+fn new_state<H: Host>(
+    session: &Session<H>,
+    lease: rpc::Granted,
+    record: InodeRecord,
+    target: &[u8],
+) -> State {
     State {
         lease,
         session: session.number,

@@ -5,10 +5,11 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use base::Sequence;
+use base::planted::{Bug, planted};
 use storage::format::rpc::Extent;
 use storage::limits::BLOCK_BYTES;
 
-use super::lane::Place;
+use super::log::Place;
 
 /// A run of bytes in the own log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,9 @@ pub struct Pieces {
     log: BTreeMap<u64, Piece>,
     /// Public extents by offset; never overlapping.
     extents: Vec<Extent>,
-    /// The extent list is known for offsets below this.
+    /// The extent list is known from this offset on...
+    known_from: u64,
+    /// ... and for offsets below this.
     known_to: u64,
     /// Some of them are of blocks that others share.
     shared: bool,
@@ -70,6 +73,11 @@ impl Pieces {
     /// Number of pieces of log, to bound the index.
     pub fn log_pieces(&self) -> usize {
         self.log.len()
+    }
+
+    /// The offset of the first piece that lies in the log no longer than up to there.
+    pub fn first_until(&self, sequence: Sequence) -> Option<u64> {
+        self.log.iter().find(|(_, p)| p.place.sequence <= sequence).map(|(start, _)| *start)
     }
 
     /// Notes that `len` bytes at `offset` now lie at `place`. Says whether all of them are known to have
@@ -128,14 +136,14 @@ impl Pieces {
         }
         self.extents = kept;
         if to == u64::MAX && self.known_to >= from {
-            self.known_to = u64::MAX;
+            (self.known_from, self.known_to) = (self.known_from.min(from), u64::MAX);
         }
     }
 
     /// Public extents are no longer to be trusted at all (blocks moved).
     pub fn forget_extents(&mut self) {
         self.extents.clear();
-        self.known_to = 0;
+        (self.known_from, self.known_to) = (0, 0);
         self.shared = false;
     }
 
@@ -165,19 +173,21 @@ impl Pieces {
         self.forget_extents();
     }
 
-    /// Takes a fresh extent list, from offset `from` on, reflecting operations up to `as_of`.
+    /// Takes a fresh extent list, from offset `from` on, reflecting operations up to `as_of`. Of what lies
+    /// below `from` it says nothing: that stays known only if the two touch.
     pub fn install(&mut self, from: u64, extents: &[Extent], complete: bool, as_of: Sequence) {
-        if from == 0 {
-            self.extents.clear();
-            self.as_of = as_of;
-        } else {
-            // The first may begin before `from`, in the middle of one that is known.
-            let first = extents.first().map_or(from, |e| e.offset.min(from));
+        // The first may begin before `from`, in the middle of one that is known.
+        let first = extents.first().map_or(from, |e| e.offset.min(from));
+        let touches = self.known_from < first && first <= self.known_to;
+        if touches && !planted(Bug::GapIsHole) || from > 0 && planted(Bug::GapIsHole) {
             self.extents.retain(|e| e.offset < first);
             if let Some(last) = self.extents.last_mut() {
                 last.len = last.len.min(first - last.offset);
             }
             self.as_of = self.as_of.min(as_of);
+        } else {
+            self.extents.clear();
+            (self.known_from, self.as_of) = (first, as_of);
         }
         self.extents.extend(extents.iter().filter(|e| e.len > 0));
         self.shared = self.extents.iter().any(|e| e.shared);
@@ -218,7 +228,7 @@ impl Pieces {
     }
 
     fn find_extent(&self, offset: u64, len: u64) -> Source {
-        if offset >= self.known_to {
+        if offset < self.known_from || offset >= self.known_to {
             return Source::Unknown;
         }
         let len = len.min(self.known_to - offset);
@@ -341,6 +351,94 @@ mod tests {
                     }
                 }
                 assert_eq!(observed(&pieces), model, "seed {seed}");
+            }
+        }
+    }
+
+    /// What is public, as the service would tell it.
+    fn public(bytes: &[Byte]) -> Vec<Extent> {
+        let at = |i: usize| Extent {
+            offset: i as u64,
+            len: 1,
+            arena: 1,
+            arena_offset: 10_000 + i as u64,
+            ..Extent::default()
+        };
+        (0..bytes.len()).filter(|i| bytes[*i] != Byte::Zero).map(at).collect()
+    }
+
+    /// A list of extents was asked for from the middle of the file on when nothing was known of what lies
+    /// before (a chmod had made the client forget it), and then all before it was taken for a hole: other
+    /// reads got zeroes.
+    #[test]
+    fn parts_of_the_list_in_any_order_never_show_what_is_not_so() {
+        for seed in 0..400 {
+            let mut random = Random::new(seed);
+            let mut pieces = Pieces::empty();
+            let mut truth = vec![Byte::Zero; SIZE as usize];
+            let (mut published, mut published_at) = (truth.clone(), 0);
+            // What was asked for must reflect this.
+            let mut after = 0;
+            for sequence in 1..80 {
+                let from = random.below(SIZE);
+                let to = (from + 1 + random.below(80)).min(SIZE);
+                match random.below(8) {
+                    0 => {
+                        let end = if random.chance(1, 3) { SIZE } else { to };
+                        pieces.zero(from, if end == SIZE { u64::MAX } else { end });
+                        truth[from as usize..end as usize].fill(Byte::Zero);
+                        after = sequence;
+                    }
+                    1 => {
+                        pieces.forget_extents();
+                        after = sequence;
+                    }
+                    2..=4 => {
+                        if published_at < after || random.chance(1, 3) {
+                            let moved = |(i, b): (usize, &Byte)| match b {
+                                Byte::Zero => Byte::Zero,
+                                _ => Byte::Arena(10_000 + i as u64),
+                            };
+                            published = truth.iter().enumerate().map(moved).collect();
+                            published_at = sequence;
+                        }
+                        let mut list = public(&published);
+                        list.retain(|e| e.offset >= from);
+                        let most = random.below(60) as usize;
+                        let complete = list.len() < most;
+                        list.truncate(most);
+                        pieces.install(from, &list, complete, Sequence(published_at));
+                    }
+                    _ => {
+                        let position = 1_000_000 + sequence * 1000;
+                        let place = Place { lane: 0, position, sequence: Sequence(sequence) };
+                        pieces.wrote(from, to - from, place);
+                        for i in from..to {
+                            truth[i as usize] = Byte::Log(position + i - from);
+                        }
+                    }
+                }
+                for at in 0..SIZE {
+                    let byte = truth[at as usize];
+                    let seen = match pieces.find(at, 1, |_| true) {
+                        Source::Unknown => continue,
+                        Source::Log(p) => Byte::Log(p.place.position),
+                        Source::Hole(_) => Byte::Zero,
+                        Source::Arena { offset, .. } => Byte::Arena(offset),
+                    };
+                    // What is published may be read from either place.
+                    let also = match published[at as usize] {
+                        Byte::Arena(_) if published_at > 0 => published[at as usize],
+                        _ => byte,
+                    };
+                    let moved_on =
+                        matches!(byte, Byte::Log(p) if (p - 1_000_000) / 1000 > published_at);
+                    let good = seen == byte || !moved_on && seen == also;
+                    assert!(
+                        good,
+                        "seed {seed}, step {sequence}, byte {at}: {seen:?}, not {byte:?}"
+                    );
+                }
             }
         }
     }

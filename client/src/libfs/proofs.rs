@@ -6,23 +6,29 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use base::InodeId;
 use storage::format::proof::Proof;
 
+use super::host::Host;
 use super::inode::Map;
 use super::sync::RwLock;
 
-/// Proofs remembered (16 bytes each, and a little); above it, some are forgotten: a name is then looked up again.
-const PROOFS_MAX: usize = 1 << 20;
-
 /// See the module.
-#[derive(Debug, Default)]
-pub struct Proofs {
+#[derive(Debug)]
+pub struct Proofs<H: Host> {
+    /// Above it, some are forgotten: a name is then looked up again.
+    most: usize,
     /// The service gives proofs to this process.
     given: AtomicBool,
     /// Some are known.
     some: AtomicBool,
-    known: RwLock<Map<u64, u64>>,
+    known: RwLock<Map<u64, u64>, H>,
 }
 
-impl Proofs {
+impl<H: Host> Proofs<H> {
+    /// None yet, and never more than so many.
+    pub fn new(most: usize) -> Self {
+        let (given, some) = Default::default();
+        Self { most: most.max(16), given, some, known: RwLock::default() }
+    }
+
     /// Remembers what the service gave, if there is something to remember.
     pub fn put(&self, ino: InodeId, proof: Proof) {
         if proof != Proof::NONE {
@@ -38,9 +44,9 @@ impl Proofs {
         }
         self.some.store(true, Ordering::Relaxed);
         let mut known = self.known.write();
-        if known.len() >= PROOFS_MAX {
+        if known.len() >= self.most {
             // Any eighth will do: what is open or leased needs none.
-            let mut left = PROOFS_MAX / 8;
+            let mut left = self.most / 8;
             known.retain(|_, _| {
                 left = left.saturating_sub(1);
                 left == 0
@@ -66,10 +72,11 @@ impl Proofs {
 #[cfg(all(test, feature = "std"))]
 mod tests {
     use super::*;
+    use crate::libfs::linux::Linux;
 
     #[test]
     fn one_that_is_vouched_for_does_not_mean_that_others_are_needed() {
-        let proofs = Proofs::default();
+        let proofs = Proofs::<Linux>::new(1000);
         proofs.vouch(InodeId(7), Proof(70));
         assert_eq!(proofs.get(InodeId(7)), Proof(70));
         assert!(proofs.covers(InodeId(8)), "the super-user needs none");
@@ -79,7 +86,7 @@ mod tests {
 
     #[test]
     fn without_proofs_everything_may_be_asked_and_with_some_only_what_they_cover() {
-        let proofs = Proofs::default();
+        let proofs = Proofs::<Linux>::new(1000);
         proofs.put(InodeId(5), Proof::NONE);
         assert!(proofs.covers(InodeId(5)) && proofs.covers(InodeId(6)));
         proofs.put(InodeId(5), Proof(9));
@@ -89,11 +96,11 @@ mod tests {
 
     #[test]
     fn never_more_than_the_bound() {
-        let proofs = Proofs::default();
-        for n in 0..PROOFS_MAX as u64 + 10 {
+        let proofs = Proofs::<Linux>::new(1000);
+        for n in 0..1010 {
             proofs.put(InodeId(n), Proof(n + 1));
         }
-        assert!(proofs.known.read().len() <= PROOFS_MAX);
-        assert!(proofs.covers(InodeId(PROOFS_MAX as u64 + 9)));
+        assert!(proofs.known.read().len() <= 1000);
+        assert!(proofs.covers(InodeId(1009)));
     }
 }

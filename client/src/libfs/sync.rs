@@ -1,46 +1,104 @@
-//! Locks over futexes: no libc, no thread-local storage, nothing to initialise.
+//! Locks and words that threads of one process share, over the [`Host`]'s waiting: no libc, no thread-local
+//! storage, nothing to initialise.
 #![allow(unsafe_code)]
 
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::thread::futex;
+use base::Errno;
+
+use super::host::{EVERYBODY, Host, MS, NO_LIMIT};
+use super::linux::Linux;
 
 /// Spins before sleeping: critical sections here are a few hundred nanoseconds.
 const SPINS: u32 = 60;
+/// Between two looks at whether a thread that waits for a lock shall wait no longer.
+const LOOK: u64 = 100 * MS;
 
-/// Sleepers to wake; the kernel takes the count as signed, and a negative one as 1.
-pub(crate) const EVERYBODY: u32 = i32::MAX as u32;
+/// A word that threads share; each access is a [`point`](Host::point).
+pub struct Word<H: Host>(AtomicU64, PhantomData<fn() -> H>);
 
-pub(crate) fn wait(word: &AtomicU32, seen: u32) {
-    // Any outcome (woken, value changed, signal) means: look again.
-    let _ = futex::wait(word, futex::Flags::PRIVATE, seen, None);
+impl<H: Host> core::fmt::Debug for Word<H> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
 }
 
-pub(crate) fn wait_at_most(word: &AtomicU32, seen: u32, limit_ms: u32) {
-    let tv_nsec = i64::from(limit_ms % 1000) * 1_000_000;
-    let limit = rustix::time::Timespec { tv_sec: i64::from(limit_ms / 1000), tv_nsec };
-    let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&limit));
+impl<H: Host> Default for Word<H> {
+    fn default() -> Self {
+        Self::new(0)
+    }
 }
 
-pub(crate) fn wake(word: &AtomicU32, count: u32) {
-    let _ = futex::wake(word, futex::Flags::PRIVATE, count);
+impl<H: Host> Word<H> {
+    /// With a value.
+    pub const fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value), PhantomData)
+    }
+
+    /// Its value.
+    #[inline]
+    pub fn load(&self, order: Ordering) -> u64 {
+        H::point();
+        self.0.load(order)
+    }
+
+    /// Stores.
+    #[inline]
+    pub fn store(&self, value: u64, order: Ordering) {
+        H::point();
+        self.0.store(value, order);
+    }
+
+    /// Stores, and gives what was there.
+    #[inline]
+    pub fn swap(&self, value: u64, order: Ordering) -> u64 {
+        H::point();
+        self.0.swap(value, order)
+    }
+
+    /// Adds, and gives what was there.
+    #[inline]
+    pub fn add(&self, by: u64, order: Ordering) -> u64 {
+        H::point();
+        self.0.fetch_add(by, order)
+    }
+
+    /// Raises.
+    #[inline]
+    pub fn raise(&self, value: u64, order: Ordering) {
+        H::point();
+        self.0.fetch_max(value, order);
+    }
 }
 
 /// A readers-writer lock; writers are preferred once they wait.
 ///
 /// `state`: bit 31 a writer holds it, bit 30 somebody waits, low bits count readers.
-#[derive(Debug, Default)]
-pub struct RwLock<T> {
+pub struct RwLock<T, H: Host = Linux> {
     state: AtomicU32,
     value: UnsafeCell<T>,
+    host: PhantomData<fn() -> H>,
+}
+
+impl<T, H: Host> core::fmt::Debug for RwLock<T, H> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("RwLock").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl<T: Default, H: Host> Default for RwLock<T, H> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
 }
 
 // SAFETY: the lock hands out `&mut T` to one thread or `&T` to several, never both.
-unsafe impl<T: Send> Send for RwLock<T> {}
+unsafe impl<T: Send, H: Host> Send for RwLock<T, H> {}
 // SAFETY: as above; `T: Sync` because readers on several threads share `&T`.
-unsafe impl<T: Send + Sync> Sync for RwLock<T> {}
+unsafe impl<T: Send + Sync, H: Host> Sync for RwLock<T, H> {}
 
 const WRITER: u32 = 1 << 31;
 const WAITING: u32 = 1 << 30;
@@ -61,40 +119,58 @@ const fn is_held(state: u32) -> bool {
     state & (WRITER | READERS) != 0
 }
 
-impl<T> RwLock<T> {
+impl<T, H: Host> RwLock<T, H> {
     /// A free lock.
     pub const fn new(value: T) -> Self {
-        Self { state: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { state: AtomicU32::new(0), value: UnsafeCell::new(value), host: PhantomData }
     }
 
     /// Shared access.
-    pub fn read(&self) -> ReadGuard<'_, T> {
+    pub fn read(&self) -> ReadGuard<'_, T, H> {
+        H::point();
         let mut spins = 0;
         loop {
             let state = self.state.load(Ordering::Relaxed);
             match for_reader(state) {
                 Some(to) if self.swap(state, to) => return ReadGuard { lock: self },
                 Some(_) => {}
-                None => self.block(state, &mut spins),
+                None => self.block(state, &mut spins, NO_LIMIT),
             }
         }
     }
 
     /// Exclusive access.
-    pub fn write(&self) -> WriteGuard<'_, T> {
+    pub fn write(&self) -> WriteGuard<'_, T, H> {
+        H::point();
         let mut spins = 0;
         loop {
             let state = self.state.load(Ordering::Relaxed);
             match for_writer(state) {
                 Some(to) if self.swap(state, to) => return WriteGuard { lock: self },
                 Some(_) => {}
-                None => self.block(state, &mut spins),
+                None => self.block(state, &mut spins, NO_LIMIT),
+            }
+        }
+    }
+
+    /// Exclusive access, of which something that takes long is done: EINTR when `stops` says so meanwhile.
+    pub fn write_unless(&self, stops: impl Fn() -> bool) -> Result<WriteGuard<'_, T, H>, Errno> {
+        H::point();
+        let mut spins = 0;
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            match for_writer(state) {
+                Some(to) if self.swap(state, to) => return Ok(WriteGuard { lock: self }),
+                Some(_) => {}
+                None if spins >= SPINS && stops() => return Err(Errno::INTR),
+                None => self.block(state, &mut spins, LOOK),
             }
         }
     }
 
     /// Shared access, if it can be had now.
-    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T, H>> {
+        H::point();
         loop {
             let state = self.state.load(Ordering::Relaxed);
             if self.swap(state, for_reader(state)?) {
@@ -104,7 +180,8 @@ impl<T> RwLock<T> {
     }
 
     /// Exclusive access, if it is free now.
-    pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
+    pub fn try_write(&self) -> Option<WriteGuard<'_, T, H>> {
+        H::point();
         let state = self.state.load(Ordering::Relaxed);
         let is_ours = for_writer(state).is_some_and(|to| self.swap(state, to));
         // Not `then_some`: a guard that is made and dropped gives back what somebody else holds.
@@ -116,62 +193,64 @@ impl<T> RwLock<T> {
     }
 
     #[cold]
-    fn block(&self, state: u32, spins: &mut u32) {
+    fn block(&self, state: u32, spins: &mut u32, limit: u64) {
         if *spins < SPINS {
             *spins += 1;
-            core::hint::spin_loop();
+            H::spin();
             return;
         }
         // Only readers that came with nobody waiting hold it, or a writer does.
         if !is_held(state) {
             // Free but flagged: a reader arrives here; clear the flag and wake everybody.
             if self.swap(state, 0) {
-                wake(&self.state, EVERYBODY);
+                H::wake(&self.state, EVERYBODY);
             }
             return;
         }
         if state & WAITING != 0 || self.swap(state, state | WAITING) {
-            wait(&self.state, state | WAITING);
+            H::wait(&self.state, state | WAITING, limit);
         }
     }
 
     #[cold]
     fn release_waiters(&self) {
         self.state.fetch_and(!WAITING, Ordering::Relaxed);
-        wake(&self.state, EVERYBODY);
+        H::wake(&self.state, EVERYBODY);
     }
 }
 
 /// Shared access to a [`RwLock`].
 #[derive(Debug)]
-pub struct ReadGuard<'a, T> {
-    lock: &'a RwLock<T>,
+pub struct ReadGuard<'a, T, H: Host = Linux> {
+    lock: &'a RwLock<T, H>,
 }
 
 /// Exclusive access to a [`RwLock`].
 #[derive(Debug)]
-pub struct WriteGuard<'a, T> {
-    lock: &'a RwLock<T>,
+pub struct WriteGuard<'a, T, H: Host = Linux> {
+    lock: &'a RwLock<T, H>,
 }
 
-impl<T> Drop for ReadGuard<'_, T> {
+impl<T, H: Host> Drop for ReadGuard<'_, T, H> {
     fn drop(&mut self) {
         let before = self.lock.state.fetch_sub(1, Ordering::Release);
         if before & READERS == 1 && before & WAITING != 0 {
             self.lock.release_waiters();
         }
+        H::point();
     }
 }
 
-impl<T> Drop for WriteGuard<'_, T> {
+impl<T, H: Host> Drop for WriteGuard<'_, T, H> {
     fn drop(&mut self) {
         if self.lock.state.fetch_and(!WRITER, Ordering::Release) & WAITING != 0 {
             self.lock.release_waiters();
         }
+        H::point();
     }
 }
 
-impl<T> Deref for ReadGuard<'_, T> {
+impl<T, H: Host> Deref for ReadGuard<'_, T, H> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: while this guard lives the reader count is above zero, so no writer exists.
@@ -179,7 +258,7 @@ impl<T> Deref for ReadGuard<'_, T> {
     }
 }
 
-impl<T> Deref for WriteGuard<'_, T> {
+impl<T, H: Host> Deref for WriteGuard<'_, T, H> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: while this guard lives WRITER is set, so it is the only access.
@@ -187,7 +266,7 @@ impl<T> Deref for WriteGuard<'_, T> {
     }
 }
 
-impl<T> DerefMut for WriteGuard<'_, T> {
+impl<T, H: Host> DerefMut for WriteGuard<'_, T, H> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`.
         unsafe { &mut *self.lock.value.get() }
@@ -204,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_try_that_fails_leaves_the_lock_to_its_holder() {
-        let lock = RwLock::new(0);
+        let lock: RwLock<i32> = RwLock::new(0);
         let held = lock.write();
         assert!(lock.try_write().is_none() && lock.try_read().is_none());
         assert!(lock.try_write().is_none() && lock.try_read().is_none(), "the first let go of it");
@@ -219,7 +298,7 @@ mod tests {
 
     #[test]
     fn writers_exclude_each_other_and_readers_see_whole_values() {
-        let lock = Arc::new(RwLock::new((0u64, 0u64)));
+        let lock: Arc<RwLock<(u64, u64)>> = Arc::default();
         let threads: Vec<_> = (0..4)
             .map(|n| {
                 let lock = Arc::clone(&lock);

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::harness::Cluster;
+use super::harness::{Cluster, text};
 
 /// How long each kind of change is hammered.
 const HAMMER: Duration = Duration::from_millis(4000);
@@ -411,6 +411,42 @@ fn a_listing_brings_attributes() {
     for node in [1, 2, 3] {
         for entry in fs::read_dir(on(&cluster, node, "d")).unwrap() {
             assert_eq!(entry.unwrap().metadata().unwrap().len(), 3);
+        }
+    }
+    cluster.assert_nobody_expelled();
+}
+
+/// What a program has just done is what it sees, also of what its library asks the service for each time
+/// (extended attributes, names of directories of others): on every node, not only on the head.
+#[test]
+fn own_changes_are_seen_at_once_on_every_node() {
+    let Some(cluster) = cluster() else { return };
+    let program = "import os, sys
+os.mkdir(sys.argv[1]); os.chdir(sys.argv[1])
+wrong = []
+def same(what, seen, wanted):
+    if seen != wanted: wrong.append((what, seen, wanted))
+def value(name):
+    try: return os.getxattr(name, 'user.a')
+    except OSError as e: return e.errno
+for i in range(60):
+    name = 'f%d' % i
+    open(name, 'w').close()
+    os.setxattr(name, 'user.a', b'1'); same('new', value(name), b'1')
+    os.setxattr(name, 'user.a', b'%d' % i); same('set', value(name), b'%d' % i)
+    os.setxattr('f0', 'user.a', b'%d' % i); same('again', value('f0'), b'%d' % i)
+    os.setxattr(name, 'user.b', b''); same('list', sorted(os.listxattr(name)), ['user.a', 'user.b'])
+    os.removexattr(name, 'user.a'); same('gone', value(name), 61)
+    same('left', os.listxattr(name), ['user.b'])
+    os.mkdir('d%d' % i); same('empty', os.listdir('d%d' % i), [])
+    same('names', len(os.listdir('.')), 2 * i + 2)
+print(len(wrong), wrong[:5])
+";
+    for node in 1..=3 {
+        let views = [("native", cluster.native(node)), ("hooked", cluster.hooked(node, &[]))];
+        for (view, mut command) in views {
+            let said = command.args(["python3", "-c", program, &format!("{view}{node}")]).output();
+            assert_eq!(text(&said.unwrap()), "0 []\n", "node {node}, {view}");
         }
     }
     cluster.assert_nobody_expelled();

@@ -128,6 +128,9 @@ pub struct Client {
     pub published: Sequence,
     /// See `settled`.
     pub replicated: Sequence,
+    /// Entries up to here are in the state from which this node answers: not those of chunks that lie
+    /// in its ring and are still to be applied.
+    pub applied: Sequence,
     /// Refusals so far.
     pub refusals: u64,
     /// The last operation that it was told is refused.
@@ -224,6 +227,7 @@ impl Client {
             settled: Sequence(first - 1),
             published: Sequence(first - 1),
             replicated: Sequence(first - 1),
+            applied: Sequence(first - 1),
             refusals: 0,
             refused: Sequence(0),
             dozing_since: None,
@@ -260,6 +264,8 @@ impl Client {
         let progress = *this.row.progress();
         this.published = progress.published;
         this.settled = settled.max(published).max(progress.published);
+        // The ring was replayed to its end.
+        this.applied = this.settled;
         this.sealed_at = progress.sealed.map(|s| s.0);
         this.expelled = this.sealed_at.is_some();
         this.find_settled(&progress.lanes)?;

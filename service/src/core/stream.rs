@@ -347,6 +347,9 @@ impl Node {
         self.applied = header.stream_seq;
         if header.client.0 != 0 {
             self.batch.insert(header.client, header.last_seq);
+            if let Some(client) = self.clients.get_mut(&header.client) {
+                client.applied = client.applied.max(header.last_seq);
+            }
         }
         self.batch_bytes += u64::from(header.body_bytes);
         self.batch_since.get_or_insert(self.now);

@@ -3,6 +3,7 @@
 
 mod acl;
 mod crash;
+mod fresh;
 mod grants;
 mod hostile;
 mod joins;

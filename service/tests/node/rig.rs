@@ -184,6 +184,13 @@ impl Rig {
         }
     }
 
+    /// One slice of it.
+    pub fn slice(&mut self, n: usize) {
+        let mut out = Vec::new();
+        self.nodes[n].work(self.now, &mut out);
+        self.effects(n, out);
+    }
+
     /// One message of one link arrives; `false` when the link has none.
     pub fn deliver(&mut self, link: usize) -> bool {
         let (to, from, queue) = &mut self.links[link];

@@ -13,7 +13,7 @@ use client::fs::{
     Attr, FileSystem, Handle, NewNode, O_APPEND, O_EXCL, O_RDONLY, O_RDWR, Rename, Result, S_IFDIR,
     SetAttr,
 };
-use client::libfs::{Config, LibFs};
+use client::libfs::{Config, LibFs, Limits};
 
 use super::{World, me};
 
@@ -34,7 +34,8 @@ const NAMES: u64 = 64;
 fn attach(world: &World, inodes: usize) -> LibFs {
     let config = Config::new(world.dir.join("sock").as_os_str().as_encoded_bytes());
     drop(world.attach());
-    LibFs::attach(Config { inodes, ..config }).expect("attach")
+    let limits = Limits { inodes, ..Limits::SHIPPED };
+    LibFs::attach(Config { limits, ..config }).expect("attach")
 }
 
 /// The seed of a run, printed by whoever fails.
@@ -438,5 +439,47 @@ fn directories_move_while_those_above_are_renamed() {
         return;
     }
     assert!(turns.load(Ordering::Relaxed) > 0);
+    world.check();
+}
+
+/// The memory of a write is changed by another thread meanwhile (a database whose buffers are shared does that all
+/// the time): the checksum of the entry was of other bytes than those in the log, so the log ended there, and
+/// fsync waited for ever.
+#[test]
+fn the_memory_of_a_write_is_changed_meanwhile() {
+    const BYTES: usize = 60_000;
+    let world = World::new("changed");
+    let fs = attach(&world, 1000);
+    let (_, file) = fs.create(&me(), InodeId::ROOT, b"shared", 0o644, O_RDWR).expect("create");
+    let memory: Vec<AtomicU64> = (0..BYTES / 8).map(|_| AtomicU64::new(0)).collect();
+    let end = Instant::now() + Duration::from_millis(700);
+    let (fs, memory, turns) = (&fs, &memory, &AtomicU64::new(0));
+    let threads: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
+        Box::new(move || {
+            for n in 1.. {
+                memory.iter().for_each(|word| word.store(n, Ordering::Relaxed));
+                if Instant::now() >= end {
+                    return;
+                }
+            }
+        }),
+        Box::new(move || {
+            while Instant::now() < end {
+                // SAFETY: the words outlive the slice. That they change under it is what is tested; what is
+                // read there is copied before anything is made of it.
+                let bytes = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), BYTES) };
+                for len in [BYTES, 700, 5000] {
+                    fs.write(file, 0, &bytes[..len], false).expect("write");
+                }
+                fs.fsync(file, false).expect("fsync");
+                turns.fetch_add(1, Ordering::Relaxed);
+            }
+        }),
+    ];
+    if !together(&world, threads) {
+        return;
+    }
+    assert!(turns.load(Ordering::Relaxed) > 0);
+    assert!(world.status().replace(' ', "").contains("\"refusals\":0"), "{}", world.status());
     world.check();
 }

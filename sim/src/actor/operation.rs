@@ -130,6 +130,9 @@ impl World<'_> {
             if self.preset.insists && plan.kind == Kind::Write && self.random.chance(7, 8) {
                 return self.work(c, Plan { tries: 0, ..plan.clone() });
             }
+            if self.random.chance(1, 6) {
+                return self.look_at_own(c, plan);
+            }
             return self.rest(c);
         }
         self.actors[c].phase = Phase::Space(plan.clone(), self.word(c, control::reclaim(0)));

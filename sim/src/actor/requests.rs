@@ -69,19 +69,28 @@ impl World<'_> {
                 return self.rest(c);
             }
             (Ask::Names(ino), Ok(())) => {
-                let mut names = BTreeMap::new();
-                let end = r.u8().map_err(|e| e.to_string())?;
-                while r.left() > 0 {
-                    let name = rpc::take_name(&mut r).map_err(|e| e.to_string())?;
-                    if name.name != b"." && name.name != b".." {
-                        names.insert(name.name.to_vec(), name.ino.0);
-                    }
-                }
-                if end != 1 {
-                    return Err(format!("client {c}: a short list of names has no end"));
-                }
+                let names = take_names(&mut r).map_err(|e| format!("client {c}: {e}"))?;
                 self.names_reply(c, ino, names)?;
                 None
+            }
+            (Ask::OwnNames(ino), Ok(())) => {
+                let names = take_names(&mut r).map_err(|e| format!("client {c}: {e}"))?;
+                self.own_names_reply(c, ino, names)?;
+                return self.rest(c);
+            }
+            (Ask::OwnXattr(ino, name), Ok(())) => {
+                self.own_xattr_reply(c, ino, name, Some(r.rest()))?;
+                return self.rest(c);
+            }
+            (Ask::OwnXattr(ino, name), Err(base::Errno::NODATA)) => {
+                self.own_xattr_reply(c, ino, name, None)?;
+                return self.rest(c);
+            }
+            // Somebody else has removed it since.
+            (Ask::OwnXattr(ino, _) | Ask::OwnNames(ino), Err(base::Errno::NOENT))
+                if !self.holds(c, ino, LeaseMode::Read) =>
+            {
+                return self.rest(c);
             }
             (Ask::Numbers, Ok(())) => {
                 self.numbers_reply(c, &mut r).map_err(|e| e.to_string())?;
@@ -198,6 +207,63 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Asks for what the client has just changed, under the leases that it did it with: it may ask no
+    /// more for them than LibFS does.
+    pub(crate) fn look_at_own(&mut self, c: usize, plan: &Plan) -> Result<(), String> {
+        let targets = [self.target(plan.dir, &plan.name), self.target(plan.dir2, &plan.name2)];
+        let all: Vec<u64> = [plan.dir, plan.dir2]
+            .into_iter()
+            .chain(targets.into_iter().flatten())
+            .filter(|ino| self.holds(c, *ino, LeaseMode::Read))
+            .filter(|ino| self.model.current(*ino).is_some_and(|s| s.body != Body::Gone))
+            .collect();
+        // A guest may not read all that it may change.
+        if all.is_empty() || self.actors[c].uid != 0 {
+            return self.rest(c);
+        }
+        let at = all[self.random.below(all.len() as u64) as usize];
+        let is_dir = matches!(self.model.current(at), Some(State { body: Body::Dir(_), .. }));
+        let (ino, half) = (InodeId(at), self.random.chance(1, 2));
+        if is_dir && half {
+            return self.ask(
+                c,
+                plan.clone(),
+                &Request::Names { dir: ino, cookie: 0 },
+                Ask::OwnNames(at),
+            );
+        }
+        let name = if half { b"user.a" } else { b"user.b" };
+        self.ask(c, plan.clone(), &Request::XattrGet { ino, name }, Ask::OwnXattr(at, name))
+    }
+
+    fn own_names_reply(
+        &mut self,
+        c: usize,
+        ino: u64,
+        names: BTreeMap<Vec<u8>, u64>,
+    ) -> Result<(), String> {
+        if !self.holds(c, ino, LeaseMode::Read) {
+            return Ok(());
+        }
+        let lease = self.session(c).and_then(|s| s.leases.get(&ino));
+        let Some(kept) = lease.and_then(|lease| lease.view.clone()) else { return Ok(()) };
+        self.see(c, ino, &State { body: Body::Dir(names), ..kept })
+    }
+
+    fn own_xattr_reply(
+        &mut self,
+        c: usize,
+        ino: u64,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<(), String> {
+        if !self.holds(c, ino, LeaseMode::Read) {
+            return Ok(());
+        }
+        self.outcome.observations += 1;
+        self.model.may_have_xattr(ino, name, value).map_err(|e| format!("client {c}: {e}"))
+    }
+
     pub(crate) fn numbers_reply(
         &mut self,
         c: usize,
@@ -245,4 +311,17 @@ impl World<'_> {
         }
         Ok(())
     }
+}
+
+/// Names and where they lead, of a list that must be whole.
+fn take_names(r: &mut base::wire::Reader<'_>) -> Result<BTreeMap<Vec<u8>, u64>, String> {
+    let mut names = BTreeMap::new();
+    let end = r.u8().map_err(|e| e.to_string())?;
+    while r.left() > 0 {
+        let name = rpc::take_name(r).map_err(|e| e.to_string())?;
+        if name.name != b"." && name.name != b".." {
+            names.insert(name.name.to_vec(), name.ino.0);
+        }
+    }
+    if end == 1 { Ok(names) } else { Err("a short list of names has no end".into()) }
 }

@@ -311,6 +311,13 @@ pub struct RawHeader {
 impl RawHeader {
     /// The 64 bytes, with the checksum over them and over `payload` (in order, possibly in pieces).
     pub fn seal(&self, incarnation: u32, payload: &[&[u8]]) -> [u8; HEADER_BYTES] {
+        let mut seal = self.begin(incarnation);
+        payload.iter().for_each(|piece| seal.add(piece));
+        seal.end()
+    }
+
+    /// The same in steps, for whoever sums what it stores while it stores it.
+    pub fn begin(&self, incarnation: u32) -> Seal {
         let mut h = [0u8; HEADER_BYTES];
         h[4..8].copy_from_slice(&self.length.to_le_bytes());
         h[8..16].copy_from_slice(&self.sequence.to_le_bytes());
@@ -322,12 +329,29 @@ impl RawHeader {
         h[32..40].copy_from_slice(&self.a.to_le_bytes());
         h[40..48].copy_from_slice(&self.b.to_le_bytes());
         h[48..56].copy_from_slice(&self.time.to_le_bytes());
-        let mut crc = crc32c(incarnation, &h[4..]);
-        for piece in payload {
-            crc = crc32c(crc, piece);
-        }
-        h[0..4].copy_from_slice(&crc.to_le_bytes());
-        h
+        Seal { crc: crc32c(incarnation, &h[4..]), header: h }
+    }
+}
+
+/// A header whose payload is being summed.
+#[derive(Debug)]
+pub struct Seal {
+    header: [u8; HEADER_BYTES],
+    crc: u32,
+}
+
+impl Seal {
+    /// The next piece of the payload.
+    #[inline]
+    pub fn add(&mut self, piece: &[u8]) {
+        self.crc = crc32c(self.crc, piece);
+    }
+
+    /// The 64 bytes.
+    #[inline]
+    pub fn end(mut self) -> [u8; HEADER_BYTES] {
+        self.header[0..4].copy_from_slice(&self.crc.to_le_bytes());
+        self.header
     }
 }
 

@@ -1,0 +1,118 @@
+//! How a client attaches, and every bound that it keeps to: what it remembers, and in which pieces it works. The
+//! shipped values say what raising them costs. Tests and the simulator draw small ones, so that what happens at
+//! an edge happens in the first seconds.
+
+use alloc::vec::Vec;
+
+use storage::limits::{LEASE_SLOTS, RPC_SLOTS};
+
+/// The bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Inodes remembered, about; each takes some 700 bytes here, and as much of the service's memory.
+    pub inodes: usize,
+    /// Inodes forgotten at a time, when there are too many of them: a walk over all of them each time.
+    pub evict: usize,
+    /// Names remembered of a directory: some 100 bytes each.
+    pub names: usize,
+    /// Proofs remembered: 16 bytes each, and a little.
+    pub proofs: usize,
+    /// Inode numbers asked for at once: each has a lease slot until it is used.
+    pub numbers: u32,
+    /// Leases and closes given back in one request: what fits a request slot, twice.
+    pub posted: usize,
+    /// Pieces of log remembered of a file before the extents are asked for again: 60 bytes each.
+    pub log_pieces: usize,
+    /// Bytes of one log entry of a long write: an operation shall be short, for whoever wants the lease.
+    pub write_piece: usize,
+    /// Bytes of one log entry of a long append, which others' appends may not cut.
+    pub append_piece: usize,
+    /// Bytes copied between two looks at the lease.
+    pub read_piece: usize,
+    /// Bytes asked for at once where the arena may not be mapped: less than a request slot holds.
+    pub remote_read: usize,
+    /// Shorter copies are sooner done through the log than waited for.
+    pub copy_min: u64,
+    /// Bytes of one copy by the service: all members do it in one go, and may have to copy them.
+    pub copy_piece: u64,
+    /// Bytes of one call to copy that may end early.
+    pub copy_call: u64,
+    /// Requests under way at once.
+    pub requests: usize,
+    /// Attempts of an operation that keeps losing its leases to others before it gives up with EIO;
+    /// each attempt waits for a grant, so this is minutes.
+    pub attempts: u32,
+}
+
+impl Limits {
+    /// As shipped.
+    pub const SHIPPED: Self = Self {
+        inodes: 24_000,
+        evict: 3000,
+        names: 262_144,
+        proofs: 1 << 20,
+        numbers: 64,
+        posted: 4000,
+        log_pieces: 8192,
+        write_piece: 256 << 10,
+        append_piece: 1 << 20,
+        read_piece: 256 << 10,
+        remote_read: 56 << 10,
+        copy_min: 256 << 10,
+        copy_piece: 32 << 20,
+        copy_call: 256 << 20,
+        requests: RPC_SLOTS,
+        attempts: 10_000,
+    };
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::SHIPPED
+    }
+}
+
+/// The most inodes that a client can remember: there must be lease slots for more, since those of
+/// evicted inodes are free a little later.
+pub const INODES_MAX: usize = LEASE_SLOTS / 8 * 7;
+
+/// How the client shall attach.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// hostd's socket.
+    pub socket: Vec<u8>,
+    /// Lanes to ask for; 0 is the service's default.
+    pub lanes: u32,
+    /// Descriptors that the client keeps get this number or a higher one, so that they stay out
+    /// of the way of the program's own.
+    pub fd_min: i32,
+    /// Mount point of the same volume, for people; not used by the client.
+    pub mount: Vec<u8>,
+    /// Asked by a thread that waits for the service, several times a second: whether it shall stop
+    /// and fail with EINTR. What it was about to do is then not done.
+    pub stop: Option<fn() -> bool>,
+    /// Wait without end for a service that is away, instead of half a minute.
+    pub patient: bool,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+impl Config {
+    /// A client of the node whose hostd listens on `socket`.
+    pub fn new(socket: &[u8]) -> Self {
+        Self {
+            socket: socket.to_vec(),
+            lanes: 0,
+            fd_min: 3,
+            mount: Vec::new(),
+            stop: None,
+            patient: false,
+            limits: Limits::SHIPPED,
+        }
+    }
+
+    /// Whether the calling thread shall wait no longer.
+    pub(crate) fn stops(&self) -> bool {
+        self.stop.is_some_and(|stop| stop())
+    }
+}

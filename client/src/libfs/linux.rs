@@ -1,0 +1,399 @@
+//! LibFS in a real process: mapped memory, futexes, the kernel's clocks, hostd's socket. Makes its system calls
+//! itself (no libc), so that it can live in strangers' processes.
+#![allow(unsafe_code)]
+
+use alloc::vec::Vec;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use base::Errno;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::io::{IoSlice, IoSliceMut};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::sockopt::Timeout;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use rustix::thread::futex;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use storage::format::control::{self, Descriptor};
+use storage::format::rpc;
+use storage::persist;
+
+use super::host::{Door, Host, MS, Memory, NO_LIMIT};
+use super::limits::Config;
+use super::sync::RwLock;
+use crate::fs::Result;
+
+/// Attempts to get an arena, 20 ms apart, while the services restart.
+const ARENA_TRIES: u32 = 1500;
+/// Between two of them.
+const ARENA_PAUSE: u64 = 20 * MS;
+/// Descriptors received with a message, at most.
+const FDS_MAX: usize = 2;
+
+fn errno(e: rustix::io::Errno) -> Errno {
+    Errno(e.raw_os_error() as u16)
+}
+
+fn time_of(clock: ClockId) -> u64 {
+    let t = clock_gettime(clock);
+    (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
+}
+
+fn span(nanos: u64) -> Timespec {
+    Timespec { tv_sec: (nanos / 1_000_000_000) as i64, tv_nsec: (nanos % 1_000_000_000) as i64 }
+}
+
+/// Waits on a futex. Any outcome (woken, value changed, signal, time over) means: look again.
+fn futex_wait(word: &AtomicU32, flags: futex::Flags, seen: u32, limit: u64) {
+    let limit = (limit != NO_LIMIT).then(|| span(limit));
+    let _ = futex::wait(word, flags, seen, limit.as_ref());
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Linux;
+
+impl Host for Linux {
+    type Memory = Mapping;
+    type Door = Connection;
+
+    /// About 10 microseconds.
+    const SPINS: u32 = 250;
+
+    #[inline]
+    fn realtime() -> u64 {
+        time_of(ClockId::RealtimeCoarse)
+    }
+
+    #[inline]
+    fn tick() -> u64 {
+        time_of(ClockId::MonotonicCoarse)
+    }
+
+    fn monotonic() -> u64 {
+        time_of(ClockId::Monotonic)
+    }
+
+    #[inline]
+    fn euid() -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    fn is_member(gid: u32) -> bool {
+        rustix::process::getegid().as_raw() == gid
+            || rustix::process::getgroups()
+                .is_ok_and(|all| all.iter().any(|group| group.as_raw() == gid))
+    }
+
+    #[inline]
+    fn thread() -> usize {
+        // The stack's address tells threads apart, without thread-local storage.
+        let probe = 0u8;
+        core::ptr::from_ref(&probe) as usize >> 16
+    }
+
+    fn yield_now() {
+        rustix::thread::sched_yield();
+    }
+
+    #[inline]
+    fn spin() {
+        core::hint::spin_loop();
+    }
+
+    fn sleep(nanos: u64) {
+        let _ = rustix::thread::nanosleep(&span(nanos));
+    }
+
+    fn wait(word: &AtomicU32, seen: u32, limit: u64) {
+        futex_wait(word, futex::Flags::PRIVATE, seen, limit);
+    }
+
+    fn wake(word: &AtomicU32, count: u32) {
+        let _ = futex::wake(word, futex::Flags::PRIVATE, count);
+    }
+
+    fn attach(config: &Config) -> Result<(Mapping, Connection)> {
+        let socket = connect(config)?;
+        let (_, fds) = ask(socket.as_fd(), rpc::HOST_ATTACH, config.lanes.into(), config.fd_min)?;
+        let [log, bell] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::IO)?;
+        let memory = map_log(log.as_fd())?;
+        Ok((memory, Connection { socket: RwLock::new(socket), bell }))
+    }
+}
+
+/// Maps a log segment whole, as long as its own beginning says that it is.
+fn map_log(log: BorrowedFd<'_>) -> Result<Mapping> {
+    let head = Mapping::new(log, 4096, false)?;
+    let mut bytes = [0u8; control::DESCRIPTOR_BYTES];
+    let _ = head.read(0, &mut bytes);
+    let descriptor = Descriptor::decode(&bytes).map_err(|_| Errno::IO)?;
+    let size = rustix::fs::fstat(log).map_err(|_| Errno::IO)?.st_size as u64;
+    if size < descriptor.segment_bytes() {
+        return Err(Errno::IO);
+    }
+    Mapping::new(log, descriptor.segment_bytes() as usize, true)
+}
+
+// --- memory ---
+
+/// A shared mapping that lives as long as the value.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory, reached only through atomics and raw copies.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd`.
+    pub fn new(fd: BorrowedFd<'_>, len: usize, writable: bool) -> Result<Self> {
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing.
+        let at =
+            unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }
+                .map_err(errno)?;
+        NonNull::new(at.cast()).map(|base| Self { base, len }).ok_or(Errno::NOMEM)
+    }
+
+    #[inline]
+    fn at(&self, offset: u64, len: usize) -> Option<*mut u8> {
+        let end = usize::try_from(offset).ok()?.checked_add(len)?;
+        // SAFETY: offset + len <= self.len, so the pointer stays inside the mapping.
+        (end <= self.len).then(|| unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+
+    #[inline]
+    fn word(&self, at: u64) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(8) && at + 8 <= control::LANES);
+        // SAFETY: words are asked for of log segments only, whose control area is mapped (its size is part of
+        // every segment); the offset is aligned, and shared words are only ever accessed atomically.
+        unsafe { &*self.base.as_ptr().add(at as usize).cast::<AtomicU64>() }
+    }
+
+    #[inline]
+    fn word32(&self, at: u64) -> &AtomicU32 {
+        debug_assert!(at.is_multiple_of(4) && at + 4 <= control::LANES);
+        // SAFETY: as in `word`.
+        unsafe { &*self.base.as_ptr().add(at as usize).cast::<AtomicU32>() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and len are those of the mapping made in `new`; nobody borrows from it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+impl Memory for Mapping {
+    #[inline]
+    fn load(&self, at: u64, order: Ordering) -> u64 {
+        self.word(at).load(order)
+    }
+
+    #[inline]
+    fn store(&self, at: u64, value: u64, order: Ordering) {
+        self.word(at).store(value, order);
+    }
+
+    #[inline]
+    fn swap(&self, at: u64, from: u64, to: u64) -> bool {
+        self.word(at).compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline]
+    fn add(&self, at: u64, by: u64) -> u64 {
+        self.word(at).fetch_add(by, Ordering::SeqCst)
+    }
+
+    #[inline]
+    fn raise(&self, at: u64, value: u64) {
+        self.word(at).fetch_max(value, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn set(&self, at: u64, bits: u64) -> u64 {
+        self.word(at).fetch_or(bits, Ordering::SeqCst)
+    }
+
+    #[inline]
+    fn clear(&self, at: u64, bits: u64) {
+        self.word(at).fetch_and(!bits, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn load32(&self, at: u64, order: Ordering) -> u32 {
+        self.word32(at).load(order)
+    }
+
+    #[inline]
+    fn store32(&self, at: u64, value: u32, order: Ordering) {
+        self.word32(at).store(value, order);
+    }
+
+    #[inline]
+    fn read(&self, at: u64, buf: &mut [u8]) -> bool {
+        let Some(at) = self.at(at, buf.len()) else { return false };
+        // SAFETY: `at` checked the range; `buf` is memory of our own. The service may be writing
+        // the same bytes: callers check lease and position afterwards and then discard the copy.
+        unsafe { core::ptr::copy_nonoverlapping(at, buf.as_mut_ptr(), buf.len()) };
+        true
+    }
+
+    fn write(&self, at: u64, data: &[u8]) {
+        if let Some(at) = self.at(at, data.len()) {
+            // SAFETY: the range was checked; the caller owns it until it says otherwise by a word.
+            unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
+        }
+    }
+
+    #[inline]
+    fn write_persistent(&self, at: u64, data: &[u8]) {
+        if let Some(at) = self.at(at, data.len()) {
+            // SAFETY: the range was checked; of our threads only the one that holds the lane's lock writes
+            // it, and the service only reads it and validates its copy.
+            unsafe { persist::copy_persistent(at, data) };
+        }
+    }
+
+    #[inline]
+    fn fence(&self) {
+        persist::fence();
+    }
+
+    fn wait(&self, at: u64, seen: u32, limit: u64) {
+        futex_wait(self.word32(at), futex::Flags::empty(), seen, limit);
+    }
+}
+
+// --- hostd ---
+
+/// The connection to hostd, and the service's doorbell.
+#[derive(Debug)]
+pub struct Connection {
+    socket: RwLock<OwnedFd>,
+    bell: OwnedFd,
+}
+
+impl Door for Connection {
+    type Memory = Mapping;
+
+    fn arena(&self, config: &Config, arena: u32, bytes: u64) -> Result<Option<Mapping>> {
+        match self.ask_arena(config, arena) {
+            Ok((_, fds)) => {
+                let fd = fds.first().ok_or(Errno::IO)?;
+                Mapping::new(fd.as_fd(), bytes as usize, false).map(Some)
+            }
+            Err(Errno::ACCES) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn ring(&self) {
+        // An eventfd write fails only when its counter is full: then the bell rings already.
+        let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_le_bytes());
+    }
+
+    fn descriptors(&self) -> Vec<i32> {
+        alloc::vec![self.socket.read().as_raw_fd(), self.bell.as_raw_fd()]
+    }
+}
+
+impl Connection {
+    fn ask_arena(&self, config: &Config, arena: u32) -> Result<(u64, Vec<OwnedFd>)> {
+        let mut socket = self.socket.write();
+        for _ in 0..ARENA_TRIES {
+            match ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config.fd_min) {
+                // hostd was restarted: it keeps nothing that the service has not told it again.
+                Err(Errno::NOTCONN | Errno(104) | Errno(32)) => {
+                    if let Ok(fresh) = connect(config) {
+                        *socket = fresh;
+                        continue;
+                    }
+                }
+                // The node service is being restarted.
+                Err(Errno::AGAIN) => {}
+                other => return other,
+            }
+            if config.stops() {
+                return Err(Errno::INTR);
+            }
+            Linux::sleep(ARENA_PAUSE);
+        }
+        Err(Errno::IO)
+    }
+}
+
+/// Moves a descriptor up, out of the program's way.
+fn raise(fd: OwnedFd, min: i32) -> OwnedFd {
+    match rustix::io::fcntl_dupfd_cloexec(&fd, min) {
+        Ok(high) => high,
+        Err(_) => fd,
+    }
+}
+
+fn ask(socket: BorrowedFd<'_>, kind: u32, argument: u64, min: i32) -> Result<(u64, Vec<OwnedFd>)> {
+    let request = rpc::host_request(kind, argument);
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(
+            socket,
+            &[IoSlice::new(&request)],
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::NOSIGNAL,
+        )
+    })
+    .map_err(errno)?;
+    let mut reply = [0u8; rpc::HOST_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut reply)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })
+    // After a time-out the answer may still come: this connection is of no use any more.
+    .map_err(|e| if e == rustix::io::Errno::AGAIN { Errno::NOTCONN } else { errno(e) })?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights.map(|fd| raise(fd, min)));
+        }
+    }
+    if received.bytes == 0 {
+        return Err(Errno::NOTCONN);
+    }
+    let value = rpc::host_reply_decode(&reply).map_err(|_| Errno::IO)??;
+    Ok((value, fds))
+}
+
+fn connect(config: &Config) -> Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(errno)?;
+    if config.stop.is_some() {
+        // A hostd that is stopped must not hold a thread for longer than it may wait.
+        let limit = Some(core::time::Duration::from_millis(1000));
+        for direction in [Timeout::Recv, Timeout::Send] {
+            rustix::net::sockopt::set_socket_timeout(&socket, direction, limit).map_err(errno)?;
+        }
+    }
+    let address = SocketAddrUnix::new(&config.socket[..]).map_err(errno)?;
+    rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(errno)?;
+    Ok(raise(socket, config.fd_min))
+}

@@ -1,0 +1,560 @@
+//! How an operation goes on: it is *attempted* with its inodes locked, and what it lacks (a lease, a name, log
+//! space) it does not wait for but says ([`Wait`]); then everything is unlocked, that is waited for here, and the
+//! operation is attempted again. So nobody waits for a thread that waits for the service, and whoever looks at an
+//! inode finds it between two operations.
+//!
+//! What the service answers goes into the inodes' states, where the next attempt finds it; what cannot be kept
+//! there (an attribute's value, the page of a listing) goes into the [`Turn`], with the question. An error that
+//! the service gives is found by the next attempt at the place where it asked.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use base::planted::{Bug, planted};
+use base::{Errno, InodeId, Sequence};
+use storage::format::control::{self, LeaseMode};
+use storage::format::proof::Proof;
+use storage::format::rpc::{self, Granted, InodeRecord, InodeReply, Request};
+
+use super::LibFsOn;
+use super::host::{Arena, Host};
+use super::inode::{Inode, Known, State};
+use super::log::Full;
+use super::session::Session;
+use crate::fs::{Result, S_IFMT};
+
+/// Why an attempt of an operation ended without its result.
+#[derive(Debug)]
+pub(crate) enum Stop<H: Host> {
+    /// It failed, and nothing was done.
+    Failed(Errno),
+    /// To be attempted again once this is there.
+    Wait(Wait<H>),
+}
+
+/// What an attempt came to.
+pub(crate) type Step<T, H> = core::result::Result<T, Stop<H>>;
+
+impl<H: Host> From<Errno> for Stop<H> {
+    fn from(errno: Errno) -> Self {
+        Self::Failed(errno)
+    }
+}
+
+/// What an attempt lacks.
+#[derive(Debug)]
+pub(crate) enum Wait<H: Host> {
+    /// Nothing, but a lease was lost, or the time of all of them is over.
+    Again,
+    /// A lease on an inode, and with the flags of `rpc` a pin or a right, and what the service knows of it.
+    Lease { ino: InodeId, mode: LeaseMode, flags: u8 },
+    /// What the service knows of an inode after all that was done to it here, though a lease is held.
+    Renewal { ino: InodeId },
+    /// What a name leads to, and a lease of that mode on it.
+    Name { dir: InodeId, name: Vec<u8>, mode: LeaseMode },
+    /// The extents of a file from an offset on.
+    Extents { ino: InodeId, from: u64 },
+    /// Fresh inode numbers.
+    Numbers,
+    /// An arena.
+    Arena(u32),
+    /// Log space.
+    Space(Full),
+    /// What another thread has locked, and may not be waited for with anything locked.
+    Locked(Arc<Inode<H>>),
+    /// The end of another thread's long write.
+    Writer(Arc<Inode<H>>),
+    /// Another answer of the service.
+    Answer(Question),
+}
+
+/// What else is asked of the service.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Question {
+    pub(crate) what: Ask,
+    /// The answer reflects own operations up to here.
+    pub(crate) after: Sequence,
+    /// The lease under which it is asked.
+    pub(crate) lease: Granted,
+    /// The answer is of no use if the lease is another by then, or something more was done here; else what was so
+    /// at a moment in the call will do.
+    pub(crate) exact: bool,
+}
+
+/// See [`Question`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Ask {
+    Xattr { ino: InodeId, name: Vec<u8> },
+    Xattrs { ino: InodeId },
+    Names { dir: InodeId, cookie: u64 },
+    Bytes { ino: InodeId, offset: u64, len: u32 },
+}
+
+impl Ask {
+    fn request(&self) -> Request<'_> {
+        match self {
+            Self::Xattr { ino, name } => Request::XattrGet { ino: *ino, name },
+            Self::Xattrs { ino } => Request::XattrList { ino: *ino },
+            Self::Names { dir, cookie } => Request::Names { dir: *dir, cookie: *cookie },
+            Self::Bytes { ino, offset, len } => {
+                Request::Read { ino: *ino, offset: *offset, len: *len }
+            }
+        }
+    }
+}
+
+/// What a name led to at a moment since the call began.
+#[derive(Debug)]
+struct Found {
+    dir: InodeId,
+    name: Vec<u8>,
+    known: Known,
+    /// The directory's lease when it was asked, if it held, and the last own operation on it then.
+    lease: Option<Granted>,
+    last: Sequence,
+}
+
+/// One call, from attempt to attempt.
+#[derive(Debug)]
+pub(crate) struct Turn<H: Host> {
+    pub(crate) session: &'static Session<H>,
+    /// What the service said of an inode at a moment since the call began, with all own operations of before.
+    shown: Option<(InodeRecord, Proof)>,
+    found: Vec<Found>,
+    answer: Option<(Question, Result<Vec<u8>>)>,
+    /// It refused to answer about this inode.
+    failed: Option<(InodeId, Errno)>,
+    /// The index of log pieces was to be made smaller.
+    pub(crate) trimmed: bool,
+    /// Entries of this attempt of which it is not known whether they count.
+    doubts: Vec<Doubt>,
+}
+
+/// An entry that was appended while the session was ended.
+#[derive(Debug)]
+struct Doubt {
+    sequence: Sequence,
+    /// The inodes it is about, and the last own operation on each before it.
+    before: Vec<(InodeId, Sequence)>,
+}
+
+/// Names of one call, at most: a rename has two.
+const FOUND_MAX: usize = 4;
+
+impl<H: Host> Turn<H> {
+    fn new(session: &'static Session<H>) -> Self {
+        let (shown, answer, failed) = (None, None, None);
+        let (found, doubts) = (Vec::new(), Vec::new());
+        Self { session, shown, found, answer, failed, trimmed: false, doubts }
+    }
+
+    /// What the service said of the inode in this call: the truth of a moment, whether the lease still holds or
+    /// not.
+    pub(crate) fn shown(&self, ino: InodeId) -> Option<&InodeRecord> {
+        self.shown.as_ref().map(|(record, _)| record).filter(|record| record.ino == ino)
+    }
+
+    /// The proof that came with it.
+    pub(crate) fn proof(&self, ino: InodeId) -> Option<Proof> {
+        self.shown.as_ref().filter(|(record, _)| record.ino == ino).map(|(_, proof)| *proof)
+    }
+
+    /// Notes an entry that counts only if the session's end has sealed it in.
+    pub(crate) fn doubt(&mut self, sequence: Sequence, leases: &[&State]) {
+        let before = leases.iter().map(|state| (state.record.ino, state.last)).collect();
+        self.doubts.push(Doubt { sequence, before });
+    }
+
+    /// The service's error about an inode, once.
+    pub(crate) fn refused(&mut self, ino: InodeId) -> Step<(), H> {
+        match self.failed.take() {
+            Some((of, errno)) if of == ino => Err(Stop::Failed(errno)),
+            other => {
+                self.failed = other;
+                Ok(())
+            }
+        }
+    }
+
+    /// What a name leads to, if that was asked in this call.
+    pub(crate) fn found(&self, dir: InodeId, name: &[u8]) -> Option<Known> {
+        self.found.iter().find(|f| f.dir == dir && f.name == name).map(|found| found.known)
+    }
+
+    /// The same, for who has the directory locked and holds its lease: nobody has changed it since.
+    pub(crate) fn found_under(&self, dir: InodeId, name: &[u8], state: &State) -> Option<Known> {
+        let found = self.found.iter().find(|f| f.dir == dir && f.name == name)?;
+        let same = found.lease == Some(state.lease) && found.last == state.last;
+        (same || planted(Bug::NameOfBefore)).then_some(found.known)
+    }
+
+    /// The service's answer to a question, and whether nothing has changed here since it was asked.
+    pub(crate) fn ask(&mut self, question: Question) -> Step<(Vec<u8>, bool), H> {
+        if let Some((asked, answer)) = self.answer.take()
+            && asked.what == question.what
+        {
+            let same = asked == question || planted(Bug::AnswerOfBefore);
+            if same || !question.exact {
+                return Ok((answer?, same));
+            }
+        }
+        Err(Stop::Wait(Wait::Answer(question)))
+    }
+}
+
+impl<H: Host> LibFsOn<H> {
+    /// Attempts an operation until it is done, and waits for what it lacks in between, with nothing locked.
+    pub(crate) fn run<T>(&self, mut attempt: impl FnMut(&mut Turn<H>) -> Step<T, H>) -> Result<T> {
+        let session = self.session()?;
+        let mut turn = Turn::new(session);
+        for _ in 0..self.config.limits.attempts {
+            let attempted = attempt(&mut turn);
+            let counts = self.is_counted(&mut turn);
+            let wait = match attempted {
+                Ok(value) if counts => return Ok(value),
+                Ok(_) => Wait::Again,
+                Err(Stop::Wait(wait)) => wait,
+                // The session ended in the middle.
+                Err(Stop::Failed(Errno::STALE)) if !turn.session.segment.attached() => Wait::Again,
+                Err(Stop::Failed(errno)) => return Err(errno),
+            };
+            if self.config.stops() {
+                return Err(Errno::INTR);
+            }
+            match self.wait_for(&mut turn, wait) {
+                Ok(()) => {}
+                Err(Errno::STALE) if !turn.session.segment.attached() => {}
+                Err(e) => return Err(e),
+            }
+            let session = self.session()?;
+            if session.number != turn.session.number {
+                turn = Turn::new(session);
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    /// Asks what concerns no single inode; the reply, with all own operations.
+    pub(crate) fn ask_now(&self, request: &Request<'_>) -> Result<Vec<u8>> {
+        self.run(|turn| {
+            let mut body = Vec::new();
+            turn.session.call(request, turn.session.last(), &mut body)?;
+            Ok(body)
+        })
+    }
+
+    /// Whether all that was appended in an attempt counts. What does not is as if it had never been.
+    fn is_counted(&self, turn: &mut Turn<H>) -> bool {
+        if turn.doubts.is_empty() {
+            return true;
+        }
+        let sealed = turn.session.segment.sealed_at();
+        let mut all = true;
+        for Doubt { sequence, before } in turn.doubts.drain(..).rev() {
+            if sequence.0 <= sealed {
+                continue;
+            }
+            all = false;
+            for (ino, last) in before {
+                let inode = self.inode(ino);
+                let mut state = inode.state.write();
+                if state.session == turn.session.number && state.last == sequence {
+                    state.last = last;
+                }
+            }
+        }
+        all
+    }
+
+    fn wait_for(&self, turn: &mut Turn<H>, wait: Wait<H>) -> Result<()> {
+        let session = turn.session;
+        match wait {
+            // Either a lease was lost, or the time of all of them is over: the service is being
+            // restarted, or hangs. If it ends altogether the next round attaches anew.
+            Wait::Again if session.segment.in_time() => Ok(()),
+            Wait::Again => session.segment.wait_in_time(),
+            Wait::Lease { ino, mode, flags } => self.fetch_inode(turn, ino, mode, flags, false),
+            Wait::Renewal { ino } => self.fetch_inode(turn, ino, LeaseMode::Read, 0, true),
+            Wait::Name { dir, name, mode } => self.fetch_name(turn, dir, name, mode),
+            Wait::Extents { ino, from } => self.fetch_extents(session, ino, from),
+            Wait::Numbers => self.fetch_numbers(session),
+            Wait::Arena(arena) => session.arena(&self.config, arena).map(|_: Arena<H>| ()),
+            Wait::Space(Full { lane, reclaimed }) => session.wait_for_space(lane, reclaimed),
+            Wait::Locked(inode) => inode.state.write_unless(|| self.config.stops()).map(drop),
+            Wait::Writer(inode) => inode.await_writer(|| self.config.stops()),
+            Wait::Answer(question) => {
+                let mut body = Vec::new();
+                let answer = session.call(&question.what.request(), question.after, &mut body);
+                if let Err(e @ (Errno::INTR | Errno::STALE)) = answer {
+                    return Err(e);
+                }
+                turn.answer = Some((question, answer.map(|()| body.split_off(8))));
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks about an inode. One thread at a time: the others find what it has got.
+    fn fetch_inode(
+        &self,
+        turn: &mut Turn<H>,
+        ino: InodeId,
+        mode: LeaseMode,
+        flags: u8,
+        renew: bool,
+    ) -> Result<()> {
+        let session = turn.session;
+        let inode = self.inode(ino);
+        let _asking = inode.asking.write_unless(|| self.config.stops())?;
+        let (mode, after) = {
+            let state = inode.state.read();
+            if state.session > session.number {
+                // Another thread has attached anew.
+                return Ok(());
+            }
+            let ours = state.session == session.number;
+            if ours && !renew && self.knows(session, &state, mode, flags) {
+                return Ok(());
+            }
+            let held = ours && self.held(session, &state, LeaseMode::Read);
+            let last = if ours { state.last } else { Sequence(0) };
+            let mode = if held { mode.max(state.mode()) } else { mode };
+            (mode, session.known_after(last))
+        };
+        if flags & rpc::WANT_PIN != 0 {
+            // An earlier close that the service was not told of yet must not take this pin away.
+            self.unpins.write().retain(|i| *i != ino);
+        }
+        let mut body = Vec::new();
+        let asked = session.call(&Request::Inode { ino, mode, flags }, after, &mut body);
+        match asked {
+            Ok(()) => {}
+            Err(e @ (Errno::INTR | Errno::STALE))
+                if e == Errno::INTR || !session.segment.attached() =>
+            {
+                return Err(e);
+            }
+            Err(errno) => {
+                turn.failed = Some((ino, errno));
+                return Ok(());
+            }
+        }
+        let reply = parse_inode(&body)?;
+        turn.shown = Some((reply.record.clone(), reply.proof));
+        self.install(session, &mut inode.state.write(), reply, flags, after);
+        Ok(())
+    }
+
+    /// Takes an answer about an inode into its state, if it says what is so now. `after`: what was asked
+    /// for after this own operation.
+    pub(crate) fn install(
+        &self,
+        session: &'static Session<H>,
+        state: &mut State,
+        reply: InodeReply,
+        flags: u8,
+        after: Sequence,
+    ) {
+        session.remember_proof(reply.record.ino, reply.proof);
+        self.proofs.put(reply.record.parent, reply.parent_proof);
+        if !self.adopt(session, state) {
+            return;
+        }
+        state.pinned |= flags & rpc::WANT_PIN != 0;
+        state.may_write |= flags & rpc::WANT_WRITE != 0;
+        // It was asked with nothing locked. Another thread may have done something since, or the lease may be
+        // gone already, or be another one: then this answer is not what is so now.
+        let granted = reply.granted;
+        let current = session.segment.lease_holds(granted.slot, granted.word);
+        if (state.last > after || !current) && !planted(Bug::OldAnswerInstalled) {
+            return;
+        }
+        state.lease = granted;
+        state.record = reply.record;
+        state.blocks_guessed = false;
+        state.no_capability = false;
+        state.names = Default::default();
+        state.target = reply.target;
+        // The answer reflects all that this client did to the inode, published: nothing of the own
+        // log is needed any more, and what others wrote since may not be hidden by it.
+        if state.last <= reply.reflected || planted(Bug::PiecesDropped) {
+            state.pieces = Default::default();
+        }
+        state.pieces.install(0, &reply.extents, reply.complete, reply.reflected);
+        if state.extents_after > reply.reflected {
+            state.pieces.forget_extents();
+        }
+        if state.pieces.will_move() {
+            state.moved(state.last);
+        }
+    }
+
+    /// Makes a state one of this session, if it is not of a later one. What was known under an earlier one is
+    /// not known any more.
+    pub(crate) fn adopt(&self, session: &Session<H>, state: &mut State) -> bool {
+        if state.session == session.number {
+            return true;
+        }
+        if state.session > session.number {
+            // Another thread has attached anew.
+            return false;
+        }
+        let ended = state.session != 0 && state.last.0 > 0;
+        if ended && session.lost_with(state.session, state.last) {
+            state.losses += 1;
+        }
+        state.session = session.number;
+        state.lease = Granted::default();
+        state.last = Sequence(0);
+        state.extents_after = Sequence(0);
+        state.pieces = Default::default();
+        state.pinned = false;
+        state.may_write = false;
+        true
+    }
+
+    /// Asks what a name leads to.
+    fn fetch_name(
+        &self,
+        turn: &mut Turn<H>,
+        dir: InodeId,
+        name: Vec<u8>,
+        mode: LeaseMode,
+    ) -> Result<()> {
+        let session = turn.session;
+        let parent = self.inode(dir);
+        let (lease, last) = {
+            let state = parent.state.read();
+            let ours = state.session == session.number;
+            let held = ours && self.holds(session, &state, LeaseMode::Read);
+            (held.then_some(state.lease), if ours { state.last } else { Sequence(0) })
+        };
+        let after = session.known_after(last);
+        let mut body = Vec::new();
+        let request = Request::Lookup { dir, name: &name, mode, flags: 0 };
+        let known = match session.call(&request, after, &mut body) {
+            Ok(()) => {
+                let reply = parse_inode(&body)?;
+                let (ino, kind) = (reply.record.ino, reply.record.mode & S_IFMT);
+                turn.shown = Some((reply.record.clone(), reply.proof));
+                self.learn(session, reply, after);
+                Known::Present(ino, kind)
+            }
+            Err(Errno::NOENT) => Known::Absent,
+            Err(e @ (Errno::INTR | Errno::STALE))
+                if e == Errno::INTR || !session.segment.attached() =>
+            {
+                return Err(e);
+            }
+            Err(errno) => {
+                turn.failed = Some((dir, errno));
+                return Ok(());
+            }
+        };
+        let mut state = parent.state.write();
+        // The lease held from before the question until after the answer, and nobody here did anything: it may
+        // be remembered.
+        let same = lease == Some(state.lease) && state.last == last;
+        if (same || planted(Bug::NameOfBefore)) && self.holds(session, &state, LeaseMode::Read) {
+            state.names.put(&name, known, self.config.limits.names);
+        }
+        turn.found.retain(|f| f.dir != dir || f.name != name);
+        turn.found.truncate(FOUND_MAX - 1);
+        turn.found.insert(0, Found { dir, name, known, lease, last });
+        Ok(())
+    }
+
+    /// Takes an answer about an inode that a name led to.
+    fn learn(&self, session: &'static Session<H>, reply: InodeReply, after: Sequence) {
+        session.remember_proof(reply.record.ino, reply.proof);
+        let inode = self.inode(reply.record.ino);
+        // Without its lock the answer is dropped; whoever holds it will ask again.
+        if let Some(mut state) = inode.state.try_write()
+            && state.session <= session.number
+        {
+            let ours = state.session == session.number;
+            let last = if ours { state.last } else { Sequence(0) };
+            if session.known_after(last) <= after {
+                self.install(session, &mut state, reply, 0, after);
+            }
+        }
+    }
+
+    /// Asks for extents from `from` on, new enough for what the log no longer holds.
+    fn fetch_extents(&self, session: &'static Session<H>, ino: InodeId, from: u64) -> Result<()> {
+        let inode = self.inode(ino);
+        let _asking = inode.asking.write_unless(|| self.config.stops())?;
+        let (lease, after) = {
+            let state = inode.state.read();
+            if !self.held(session, &state, LeaseMode::Read) {
+                return Ok(());
+            }
+            let published = Sequence(session.segment.word(control::PUBLISHED));
+            (state.lease, state.extents_after.max(state.last.min(published)))
+        };
+        let mut body = Vec::new();
+        session.call(&Request::Extents { ino, from }, after, &mut body)?;
+        let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;
+        let (reflected, complete, extents) = rpc::take_extents(&mut r).map_err(|_| Errno::IO)?;
+        if reflected < after {
+            return Err(Errno::IO);
+        }
+        let mut state = inode.state.write();
+        // Another thread may have moved blocks since, or the lease is gone.
+        let counts = self.held(session, &state, LeaseMode::Read)
+            && (state.lease == lease || planted(Bug::OldAnswerInstalled))
+            && (state.extents_after <= reflected || planted(Bug::OldExtents));
+        if counts {
+            state.pieces.install(from, &extents, complete, reflected);
+            if state.pieces.will_move() {
+                // Something written since will give the file other blocks.
+                let last = state.last;
+                state.moved(last);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for inode numbers.
+    fn fetch_numbers(&self, session: &'static Session<H>) -> Result<()> {
+        let _fetching = session.fetching.write_unless(|| self.config.stops())?;
+        if !session.fresh.read().is_empty() {
+            return Ok(());
+        }
+        let count = self.config.limits.numbers;
+        let mut body = Vec::new();
+        session.call(&Request::Inodes { count }, Sequence(0), &mut body)?;
+        let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;
+        let mut fresh = Vec::new();
+        let mut take = || -> core::result::Result<(), storage::format::Corrupt> {
+            for _ in 0..r.u32()?.min(count) {
+                let ino = InodeId(r.u64()?);
+                let (slot, word) = (r.u32()?, control::LeaseWord(r.u64()?));
+                self.proofs.put(ino, Proof(r.u64()?));
+                fresh.push((ino, Granted { slot, word }));
+            }
+            Ok(())
+        };
+        take().map_err(|_| Errno::IO)?;
+        if fresh.is_empty() {
+            return Err(Errno::NOSPC);
+        }
+        fresh.reverse();
+        *session.fresh.write() = fresh;
+        Ok(())
+    }
+}
+
+/// Reads the answer to `Inode` and `Lookup`.
+fn parse_inode(body: &[u8]) -> Result<InodeReply> {
+    let (status, mut r) = rpc::reply_status(body).map_err(|_| Errno::IO)?;
+    status?;
+    InodeReply::decode(&mut r).map_err(|_| Errno::IO)
+}
+
+/// The order in which inodes' words and states are looked at again is the compiler's to keep.
+#[inline]
+pub(crate) fn then_look() {
+    core::sync::atomic::fence(Ordering::Acquire);
+}
