@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use base::random::Random;
 use clap::{Args, Parser, Subcommand};
 
-use draw::{Abilities, Draw, GROUPS, Wish};
+use draw::{AVOIDED, Abilities, Draw, GROUPS, Wish};
 use ground::{Ground, Plan};
 use judge::Difference;
 use script::Script;
@@ -72,6 +72,9 @@ struct Place {
     /// No cluster: a directory of this machine takes its place, to try the hunter itself
     #[arg(long, value_name = "DIR")]
     plain: Option<PathBuf>,
+    /// Goes on after differences of this kind, which leave both sides the same
+    #[arg(long, value_name = "KIND")]
+    tolerate: Vec<String>,
     /// With --plain: a planted difference
     #[arg(long, value_name = "NAME")]
     lie: Option<String>,
@@ -111,6 +114,9 @@ struct HuntArgs {
     /// Not these kinds of calls
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     without: Vec<String>,
+    /// Leaves out what is known to differ (exec-as-other)
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    avoid: Vec<String>,
     /// Ends after so many differences
     #[arg(long, default_value_t = 10)]
     differences: u64,
@@ -244,6 +250,7 @@ impl Scene {
         let setting = Setting {
             reference: scratch.join("reference"),
             lie: place.lie.clone(),
+            tolerated: place.tolerate.clone(),
             log: scratch.join("workers.log"),
         };
         let mut this = Self { ground: None, setting, scratch };
@@ -357,6 +364,9 @@ fn hunt(args: &HuntArgs) -> io::Result<bool> {
             GROUPS.join(", ")
         )));
     }
+    if let Some(name) = args.avoid.iter().find(|name| !AVOIDED.contains(&name.as_str())) {
+        return Err(io::Error::other(format!("--avoid knows no {name:?}")));
+    }
     catch_signals();
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -367,6 +377,7 @@ fn hunt(args: &HuntArgs) -> io::Result<bool> {
     let wish = Wish {
         only: args.only.clone(),
         without: args.without.clone(),
+        avoid: args.avoid.clone(),
         one_file: args.one_file,
         faults: args.faults.filter(|_| args.place.plain.is_none()),
         calls: args.calls,
@@ -397,7 +408,7 @@ fn hunt(args: &HuntArgs) -> io::Result<bool> {
         calls += outcome.calls;
         let Some(difference) = outcome.difference else { continue };
         differences += 1;
-        println!("FOUND by seed {seed} ({}; {about}), call {}", views.join(" "), difference.step);
+        println!("\nFOUND by seed {seed} ({}; {about}), call {}", views.join(" "), difference.step);
         show(&difference);
         let name = format!("shrink-{seed}");
         let mut bench = Bench::new(ground, &setting, &name, Duration::from_secs(args.shrink));

@@ -111,6 +111,7 @@ impl Worker {
             "peek" => self.peek(args),
             "poke" => self.poke(args),
             "msync" => self.msync(args),
+            "mapcopy" => self.map_copy(args),
             "stat" | "lstat" | "fstat" | "statx" => self.stat(name, args),
             "same" => self.same(args),
             "access" => self.access(args),
@@ -161,6 +162,7 @@ impl Worker {
         let place = self.place(args, 1)?;
         let mut flags = args.bits(2, OPEN)?;
         let mode = args.u32(3)?;
+        let direct = flags & libc::O_DIRECT != 0 && flags & libc::O_PATH == 0;
         if self.start.plain {
             // It asks for more than it gives: see the list of exceptions.
             flags &= !libc::O_DIRECT;
@@ -170,7 +172,13 @@ impl Worker {
         } else {
             sys!(open(place.path.as_ptr(), flags, mode))
         };
-        self.opened(slot, done(fd)?)
+        let fd = done(fd)?;
+        if self.start.plain && direct && is_directory(fd as RawFd) {
+            // No file system's directories can be read so.
+            sys!(close(fd as RawFd));
+            return Err(Stop::Errno(libc::EINVAL));
+        }
+        self.opened(slot, fd)
     }
 
     fn creat(&mut self, args: &Args<'_>) -> Result<String, Stop> {
@@ -183,9 +191,7 @@ impl Worker {
     /// Pipes and devices are not kept open: what they hold is not the file system's.
     fn opened(&mut self, slot: usize, fd: i64) -> Result<String, Stop> {
         let fd = fd as RawFd;
-        // SAFETY: the structure is plain numbers, for which zeros are values.
-        #[allow(unsafe_code)]
-        let mut about: libc::stat = unsafe { std::mem::zeroed() };
+        let mut about = super::meta::empty_stat();
         sys!(fstat(fd, &raw mut about));
         let kind = about.st_mode & libc::S_IFMT;
         if !matches!(kind, libc::S_IFREG | libc::S_IFDIR | libc::S_IFLNK)
@@ -257,6 +263,12 @@ impl Worker {
         let path = bytes[..end].strip_prefix(&self.start.root[..]).unwrap_or(b"elsewhere");
         Ok(format!("0 0 path={}", crate::text::escape(path)))
     }
+}
+
+/// Whether a descriptor is of a directory.
+pub fn is_directory(fd: RawFd) -> bool {
+    let mut about = super::meta::empty_stat();
+    sys!(fstat(fd, &raw mut about)) == 0 && about.st_mode & libc::S_IFMT == libc::S_IFDIR
 }
 
 /// The answer that is only a number.

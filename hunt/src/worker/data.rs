@@ -37,6 +37,15 @@ const ALLOCATE: Bits = &[
 const FICLONE: libc::Ioctl = 0x4004_9409;
 const FICLONERANGE: libc::Ioctl = 0x4020_940d;
 
+/// A kernel copies as far as it knows a file to go, and does not ask before (docs/mount.md): programs do.
+/// Whether both descriptors lead to one file.
+fn look_first(from: i32, to: i32) -> Result<bool, Stop> {
+    let (mut one, mut two) = (super::meta::empty_stat(), super::meta::empty_stat());
+    done(sys!(fstat(from, &raw mut one)))?;
+    done(sys!(fstat(to, &raw mut two)))?;
+    Ok((one.st_dev, one.st_ino) == (two.st_dev, two.st_ino))
+}
+
 /// Memory that begins at a page, as O_DIRECT wants it.
 #[derive(Debug, Default)]
 pub struct Buffer(Vec<u8>);
@@ -82,7 +91,13 @@ impl Worker {
             "readv" => sys!(readv(fd, all.as_ptr(), count)),
             _ => sys!(preadv2(fd, all.as_ptr(), count, offset, args.bits(3, WRITE)?)),
         };
-        let got = done(got as i64)? as usize;
+        let got = match done(got as i64) {
+            // The end of a directory is, for some, so far that the kernel refuses to read beyond.
+            Err(Stop::Errno(libc::EINVAL)) if super::calls::is_directory(fd) => {
+                return Err(Stop::Errno(libc::EISDIR));
+            }
+            got => got? as usize,
+        };
         self.lies.read(self.start.lie, offset, &mut bytes[..got]);
         let sum = pattern::sum(&bytes[..got]);
         self.last.clear();
@@ -111,24 +126,28 @@ impl Worker {
     }
 
     pub fn lseek(&self, args: &Args<'_>) -> Result<String, Stop> {
-        let whence = args.bits(2, WHENCE)?;
-        number(done(sys!(lseek(self.fd(args, 0)?, args.number(1)?, whence))))
+        let (fd, whence) = (self.fd(args, 0)?, args.bits(2, WHENCE)?);
+        let place = done(sys!(lseek(fd, args.number(1)?, whence)));
+        if super::calls::is_directory(fd) {
+            // Positions in directories are each file system's own.
+            return Ok("directory 0".into());
+        }
+        number(place)
     }
 
     /// `checkhole SLOT FROM data|hole RESULT ERRNO`, on the reference: whether another worker's answer to
     /// SEEK_DATA or SEEK_HOLE is right by the bytes of the file. If so it is ours too, and the offset moves.
     pub fn check_hole(&mut self, args: &Args<'_>) -> Result<String, Stop> {
         let (fd, from) = (self.fd(args, 0)?, args.number(1)?);
-        let (found, said) = (args.number(3)?, args.token(4)?);
+        let (found, said) = (args.number(3).unwrap_or(-1), args.token(4)?);
         let mut about = super::meta::empty_stat();
         done(sys!(fstat(fd, &raw mut about)))?;
+        if super::calls::is_directory(fd) {
+            return Ok(format!("{} {said}", args.token(3)?));
+        }
         let here = sys!(lseek(fd, 0, libc::SEEK_CUR));
         let own = done(sys!(lseek(fd, from, args.bits(2, WHENCE)?)));
         let echo = Ok(format!("{found} {said}"));
-        if about.st_mode & libc::S_IFMT == libc::S_IFDIR {
-            // A directory has no holes, and no file system says so in the same way.
-            return echo;
-        }
         match own {
             Err(Stop::Errno(error)) if error != libc::ENXIO => return Err(Stop::Errno(error)),
             _ => {}
@@ -186,7 +205,11 @@ impl Worker {
 
     /// `fallocate SLOT MODE OFFSET LENGTH`.
     pub fn fallocate(&self, args: &Args<'_>) -> Result<String, Stop> {
-        let mode = args.bits(1, ALLOCATE)?;
+        let mut mode = args.bits(1, ALLOCATE)?;
+        if self.start.reference {
+            // To it there is nothing to be unshared.
+            mode &= !libc::FALLOC_FL_UNSHARE_RANGE;
+        }
         let fd = self.fd(args, 0)?;
         number(done(sys!(fallocate(fd, mode, args.number(2)?, args.number(3)?))))
     }
@@ -194,6 +217,7 @@ impl Worker {
     /// `copyrange FROM OFFSET|- TO OFFSET|- LENGTH`.
     pub fn copy_range(&self, args: &Args<'_>) -> Result<String, Stop> {
         let (from, to) = (self.fd(args, 0)?, self.fd(args, 2)?);
+        look_first(from, to)?;
         let (mut at, mut onto) = (args.maybe(1)?, args.maybe(3)?);
         let pointer =
             |o: &mut Option<i64>| o.as_mut().map_or(std::ptr::null_mut(), |o| &raw mut *o);
@@ -208,6 +232,10 @@ impl Worker {
     /// `sendfile TO FROM OFFSET|- LENGTH`.
     pub fn sendfile(&self, args: &Args<'_>) -> Result<String, Stop> {
         let (to, from) = (self.fd(args, 0)?, self.fd(args, 1)?);
+        if look_first(from, to)? {
+            // What it reads of what it has just written depends on how much it moves at a time.
+            return Err(Stop::NoSlot);
+        }
         let mut at = args.maybe(2)?;
         let pointer = at.as_mut().map_or(std::ptr::null_mut(), |o| &raw mut *o);
         let sent = done(sys!(sendfile(to, from, pointer, args.length(3)?)) as i64)?;
@@ -244,14 +272,24 @@ impl Worker {
         length: i64,
         onto: i64,
     ) -> Result<(), Stop> {
+        let mode = |fd: i32| sys!(fcntl(fd, libc::F_GETFL));
+        let writable =
+            mode(to) & libc::O_ACCMODE != libc::O_RDONLY && mode(to) & libc::O_APPEND == 0;
+        if !writable || mode(from) & libc::O_ACCMODE == libc::O_WRONLY {
+            return Err(Stop::Errno(libc::EBADF));
+        }
+        let mut about = super::meta::empty_stat();
+        done(sys!(fstat(from, &raw mut about)))?;
+        let whole = about.st_size - at;
+        let length = if length == 0 { whole } else { length };
+        let meets = look_first(from, to)? && at < onto + length && onto < at + length;
+        if length > whole || (meets && length > 0) {
+            return Err(Stop::Errno(libc::EINVAL));
+        }
         let mut copied = 0;
-        loop {
-            let wanted = if length == 0 { 1 << 20 } else { (length - copied).min(1 << 20) };
-            if wanted == 0 {
-                break;
-            }
+        while copied < length {
+            let wanted = (length - copied).min(1 << 20);
             let bytes = self.buffer.take(wanted as usize);
-            // A descriptor for writing only cannot be read; the clone was refused then.
             let got = sys!(pread(from, bytes.as_mut_ptr().cast(), wanted as usize, at + copied));
             let got = done(got as i64)?;
             if got == 0 {

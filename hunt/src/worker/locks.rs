@@ -23,10 +23,20 @@ fn range(args: &Args<'_>) -> Result<libc::flock, Stop> {
 }
 
 impl Worker {
+    /// A kernel counts from the end of the file as it knows it, and does not ask before (docs/mount.md).
+    fn ask_for_size(&self, args: &Args<'_>) -> Result<(), Stop> {
+        if args.token(3)? == "end" {
+            let mut about = super::meta::empty_stat();
+            done(sys!(fstat(self.fd(args, 0)?, &raw mut about)))?;
+        }
+        Ok(())
+    }
+
     /// `lock SLOT posix|ofd r|w|u WHENCE START LENGTH`.
     pub fn lock(&self, args: &Args<'_>) -> Result<String, Stop> {
         let command = if args.token(1)? == "ofd" { libc::F_OFD_SETLK } else { libc::F_SETLK };
         let range = range(args)?;
+        self.ask_for_size(args)?;
         number(done(sys!(fcntl(self.fd(args, 0)?, command, &raw const range))))
     }
 
@@ -34,6 +44,7 @@ impl Worker {
     pub fn getlk(&self, args: &Args<'_>) -> Result<String, Stop> {
         let command = if args.token(1)? == "ofd" { libc::F_OFD_GETLK } else { libc::F_GETLK };
         let mut range = range(args)?;
+        self.ask_for_size(args)?;
         done(sys!(fcntl(self.fd(args, 0)?, command, &raw mut range)))?;
         Ok(format!(
             "0 0 type={} whence={} start={} length={} pid={}",

@@ -29,9 +29,7 @@ impl Worker {
         let map = self.map(args)?;
         let slot = self.slots[map.slot].as_ref().filter(|slot| slot.generation == map.generation);
         let fd = slot.ok_or(Stop::NoSlot)?.fd;
-        // SAFETY: the structure is plain numbers, for which zeros are values.
-        #[allow(unsafe_code)]
-        let mut about: libc::stat = unsafe { std::mem::zeroed() };
+        let mut about = super::meta::empty_stat();
         done(sys!(fstat(fd, &raw mut about)))?;
         let offset = args.length(1)?.min(map.length);
         let length = args.length(2)?.min(map.length - offset);
@@ -80,6 +78,27 @@ impl Worker {
         let put = self.through_pipe(address, &mut bytes, true)?;
         sys!(msync(map.address as *mut _, map.length, libc::MS_SYNC));
         Ok(format!("{put} 0"))
+    }
+
+    /// `mapcopy SLOT OFFSET LENGTH PATTERN`: a private mapping: what is there, and that changes stay there. All in
+    /// one, since what such a mapping shows of later changes to the file is nowhere told.
+    pub fn map_copy(&mut self, args: &Args<'_>) -> Result<String, Stop> {
+        let (fd, length) = (self.fd(args, 0)?, args.length(2)?);
+        let mut about = super::meta::empty_stat();
+        done(sys!(fstat(fd, &raw mut about)))?;
+        let (protection, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+        let at = sys!(mmap(std::ptr::null_mut(), length, protection, kind, fd, args.number(1)?));
+        if at == libc::MAP_FAILED {
+            return Err(Stop::Errno(super::errno()));
+        }
+        let mut bytes = vec![0; length];
+        let got = self.through_pipe(at.cast(), &mut bytes, false);
+        let mut other = vec![0; length.min(5000)];
+        pattern::fill(args.number(3)?.cast_unsigned(), &mut other);
+        let _ = self.through_pipe(at.cast(), &mut other, true);
+        done(sys!(munmap(at, length)))?;
+        bytes.truncate(got?);
+        Ok(self.seen(bytes))
     }
 
     pub fn msync(&self, args: &Args<'_>) -> Result<String, Stop> {

@@ -19,6 +19,9 @@ const ACCESS: Bits =
 const XATTR: Bits =
     &[("create", libc::XATTR_CREATE as i64), ("replace", libc::XATTR_REPLACE as i64)];
 
+/// After that time everybody knows what groups a process is in.
+const GROUPS_KEPT: std::time::Duration = std::time::Duration::from_millis(650);
+
 /// The largest value of an attribute anywhere.
 const VALUE_MAX: usize = 65536;
 
@@ -284,15 +287,19 @@ impl Worker {
         self.set_value("setxattr", args, key.as_bytes(), &value, 0)
     }
 
-    /// `cred UID GID GROUPS`: the effective ones, groups between commas.
+    /// `cred UID GID GROUPS`: the effective ones, groups between commas; `-` leaves those.
     pub fn cred(&self, args: &Args<'_>) -> Result<String, Stop> {
-        let groups: Vec<libc::gid_t> =
-            args.token(2)?.split(',').filter_map(|g| g.parse().ok()).collect();
         let keep = libc::uid_t::MAX;
         if sys!(geteuid()) != 0 {
             done(sys!(setresuid(keep, 0, keep)))?;
         }
-        done(sys!(setgroups(groups.len(), groups.as_ptr())))?;
+        if args.token(2)? != "-" {
+            let groups: Vec<libc::gid_t> =
+                args.token(2)?.split(',').filter_map(|g| g.parse().ok()).collect();
+            done(sys!(setgroups(groups.len(), groups.as_ptr())))?;
+            // A mount keeps what it knows of them for half a second (docs/mount.md).
+            std::thread::sleep(GROUPS_KEPT);
+        }
         done(sys!(setresgid(keep, args.u32(1)?, keep)))?;
         number(done(sys!(setresuid(keep, args.u32(0)?, keep))))
     }
