@@ -25,6 +25,7 @@ for pair in $needed; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
 done
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
+[ "${1:-}" != tools ] || [ -e /usr/include/liburing.h ] || missing="$missing liburing-dev"
 [ "$(id -u)" = 0 ] || command -v fusermount3 >/dev/null 2>&1 || missing="$missing fuse3"
 
 install_packages() {

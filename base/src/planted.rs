@@ -230,6 +230,10 @@ pub enum Bug {
     UnlinkedClosed = 173,
     /// Fsync does not tell that operations were lost with a session.
     LossUntold = 174,
+    /// The attributes that come with a name count though the client has changed the inode since.
+    LookedUpOld = 175,
+    /// What was opened in an earlier session is not made known in the next.
+    PinForgotten = 176,
     /// A member answers a client although operations of that client are in its ring only.
     OwnWritesUnseen = 131,
 }
@@ -705,6 +709,16 @@ impl Bug {
             Bug::LossUntold,
             "loss-untold",
             "fsync does not tell that operations were lost with a session",
+        ),
+        (
+            Bug::LookedUpOld,
+            "looked-up-old",
+            "the attributes that come with a name count though the client has changed the inode since",
+        ),
+        (
+            Bug::PinForgotten,
+            "pin-forgotten",
+            "what was opened in an earlier session is not made known in the next",
         ),
         (
             Bug::OwnWritesUnseen,

@@ -38,6 +38,7 @@ use crate::fs::{
     O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY, Rename, Result, S_IFBLK, S_IFCHR, S_IFDIR, S_IFLNK,
     S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode,
 };
+use crate::kept::{Kept, Watch};
 use crate::mutex::Mutex;
 use identity::Identity;
 use table::{Node, Open, Table};
@@ -62,13 +63,15 @@ pub struct Options {
     pub fd_min: RawFd,
     /// Inode descriptors kept open at most (files that are open come on top).
     pub nodes_max: usize,
+    /// Told of descriptors that stay open.
+    pub watch: Option<Watch>,
     /// Run each operation as its caller. Needs root; the process's umask must be 0.
     pub impersonate: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { fd_min: 3, nodes_max: 4096, impersonate: false }
+        Self { fd_min: 3, nodes_max: 4096, watch: None, impersonate: false }
     }
 }
 
@@ -142,7 +145,7 @@ impl DirFs {
     pub fn open(path: &[u8], options: Options) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = sys::open(path, flags, Mode::empty()).map_err(errno)?;
-        let fd = Self::raise(fd, options.fd_min);
+        let fd = Kept::new(fd, options.fd_min, options.watch);
         let stat = statx(fd.as_fd())?;
         Ok(Self {
             root: Arc::new(Node { number: stat.stx_ino, kind: S_IFDIR, fd }),
@@ -150,14 +153,6 @@ impl DirFs {
             options,
             table: Mutex::new(Table::default()),
         })
-    }
-
-    /// Moves a descriptor to a high number; where the limit does not allow it, it stays.
-    fn raise(fd: OwnedFd, fd_min: RawFd) -> OwnedFd {
-        if fd.as_raw_fd() >= fd_min {
-            return fd;
-        }
-        io::fcntl_dupfd_cloexec(&fd, fd_min).unwrap_or(fd)
     }
 
     /// Backing number to inode number and back: the same swap both ways.
@@ -253,7 +248,7 @@ impl DirFs {
         if let Some(node) = self.table.lock().seen(stat.stx_ino, parent, name) {
             return Ok((node, stat));
         }
-        let fd = Self::raise(fd, self.options.fd_min);
+        let fd = Kept::new(fd, self.options.fd_min, self.options.watch);
         let kind = u32::from(stat.stx_mode) & S_IFMT;
         let node = Arc::new(Node { number: stat.stx_ino, kind, fd });
         self.table.lock().insert(&node, parent, name, self.options.nodes_max);
@@ -353,7 +348,7 @@ impl DirFs {
     fn register(&self, fd: OwnedFd, node: &Arc<Node>, flags: u32) -> Handle {
         let open = Open {
             number: node.number,
-            fd: Self::raise(fd, self.options.fd_min),
+            fd: Kept::new(fd, self.options.fd_min, self.options.watch),
             append: flags & O_APPEND != 0,
             position: Mutex::new(()),
         };

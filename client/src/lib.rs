@@ -10,6 +10,7 @@ extern crate alloc;
 
 pub mod dir;
 pub mod fs;
+pub mod kept;
 pub mod libfs;
 pub mod mutex;
 pub mod null;

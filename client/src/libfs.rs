@@ -105,6 +105,20 @@ pub struct LibFsOn<H: Host> {
 /// Unpins are collected up to this number, then sent without waiting for an answer.
 const UNPINS_MAX: usize = 32;
 
+impl<H: Host> Drop for LibFsOn<H> {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        let mut at = *self.session.get_mut();
+        while !at.is_null() {
+            // SAFETY: it came from `Box::leak`, each session names another one before it, and nobody is in a call.
+            let session = unsafe { Box::from_raw(at) };
+            at = session
+                .previous
+                .map_or(core::ptr::null_mut(), |s| core::ptr::from_ref(s).cast_mut());
+        }
+    }
+}
+
 /// Attempts to attach, 20 ms apart: the first time, when a node may just be starting...
 const ATTACH_TRIES: u32 = 100;
 /// ... and for a client that had been attached: a restart, or joining the chain anew.
@@ -147,7 +161,7 @@ impl<H: Host> LibFsOn<H> {
         session.previous = self.current();
         *number += 1;
         // Sessions are few (one, unless the service restarts) and other threads may be inside the
-        // old one at any moment: they are never freed.
+        // old one at any moment: they are freed with the client.
         let session: &'static Session<H> = Box::leak(Box::new(session));
         self.take_stock(session);
         self.session.store(core::ptr::from_ref(session).cast_mut(), Ordering::Release);
@@ -191,7 +205,8 @@ impl<H: Host> LibFsOn<H> {
 
     #[allow(unsafe_code)]
     pub(crate) fn current(&self) -> Option<&'static Session<H>> {
-        // SAFETY: the pointer is null or came from `Box::leak` and is never freed.
+        // SAFETY: the pointer is null or came from `Box::leak`, and is freed with `self` only. (The reference is used
+        // within calls on `self`.)
         unsafe { self.session.load(Ordering::Acquire).as_ref() }
     }
 

@@ -6,11 +6,13 @@
 //! holds descriptors for the session (run/holder.rs) and ends with the program's code.
 //! docs/interception.md tells the whole.
 
+mod directory;
 mod holder;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -24,6 +26,7 @@ use corbel_input::sites::libraries;
 use corbel_input::{format, sites};
 use serde_json::json;
 
+use self::directory::Directory;
 use crate::cli::Global;
 use crate::failure::{Context as _, Failure, Kind, Result};
 use crate::output::Output;
@@ -357,7 +360,8 @@ impl Session {
                 "build corbel for x86_64-unknown-linux-gnu",
             ));
         }
-        let holder = holder::start()?;
+        let holder = holder::bind()?;
+        let secret = secret();
         let tables: Vec<_> = tables
             .into_iter()
             .zip(&libraries)
@@ -366,8 +370,11 @@ impl Session {
         // Without one each process writes its jumps itself.
         let overlay = overlay(&tables).ok();
         let texts = (tables.len(), overlay.as_ref());
-        let header = header(&mount, &backend, &library, &holder, texts, args)?;
-        let fd = memory(&header, &tables)?;
+        let header = header(&mount, &backend, &library, (&holder.name, secret), texts, args)?;
+        let (memory, fd) = memory(&header, &tables)?;
+        let sites = tables.into_iter().map(|(_, sites)| sites);
+        let known = libraries.into_iter().zip(sites).collect();
+        holder.start(Directory::new(memory, known), secret);
         Ok(Self { fd, _overlay: overlay, library, mount })
     }
 
@@ -416,12 +423,18 @@ impl Session {
     }
 }
 
+/// A number that nobody can guess; the standard library seeds its hash tables with such.
+fn secret() -> u32 {
+    let bytes = std::hash::RandomState::new().build_hasher().finish().to_le_bytes();
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
 /// The header's bytes: [`format::Header`], field by field.
 fn header(
     mount: &Path,
     backend: &[u8],
     library: &Path,
-    holder: &[u8],
+    (holder, secret): (&[u8], u32),
     (tables, overlay): (usize, Option<&OwnedFd>),
     args: &RunArgs,
 ) -> Result<Vec<u8>> {
@@ -436,9 +449,10 @@ fn header(
     image.extend_from_slice(&(format::SESSION_BYTES as u64).to_le_bytes());
     let lengths = [tables, mount.len(), backend.len(), library.len(), holder.len()];
     let number = overlay.map_or(0, |fd| fd.as_raw_fd().unsigned_abs() as usize);
-    for n in lengths.into_iter().chain([device, strict, no_ring, number, 0]) {
+    for n in lengths.into_iter().chain([device, strict, no_ring, number]) {
         image.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
     }
+    image.extend_from_slice(&secret.to_le_bytes());
     let stat = overlay.map(rustix::fs::fstat).transpose();
     let stat = stat.map_err(std::io::Error::from).context("the patched text")?;
     for n in stat.map_or([0; 2], |stat| [stat.st_ino, stat.st_dev]) {
@@ -494,8 +508,8 @@ fn overlay(tables: &[Patched]) -> Result<OwnedFd> {
     inherited(&file)
 }
 
-/// Makes the memfd of the session.
-fn memory(header: &[u8], tables: &[Patched]) -> Result<OwnedFd> {
+/// Makes the memfd of the session; this process's descriptor, and the one that goes along.
+fn memory(header: &[u8], tables: &[Patched]) -> Result<(fs::File, OwnedFd)> {
     let what = "making the session memory";
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let fd = rustix::fs::memfd_create("corbel-run", flags)
@@ -513,7 +527,8 @@ fn memory(header: &[u8], tables: &[Patched]) -> Result<OwnedFd> {
         file.write_all_at(&table, at as u64).context(what)?;
         from += stubs + text;
     }
-    inherited(&file)
+    let along = inherited(&file)?;
+    Ok((file, along))
 }
 
 /// Moves a descriptor to a high number, open across exec.

@@ -25,7 +25,8 @@ pub fn open_back_end(source: &str) -> Option<Result<Arc<dyn FileSystem>, String>
 fn open_dir(path: &str) -> Result<Arc<dyn FileSystem>, String> {
     let path = std::path::absolute(path).map_err(|e| format!("dir:{path}: {e}"))?;
     let impersonate = rustix::process::geteuid().is_root();
-    let options = dir::Options { fd_min: FD_MIN, nodes_max: raise_limit(), impersonate };
+    let options =
+        dir::Options { fd_min: FD_MIN, nodes_max: raise_limit(), watch: None, impersonate };
     let fs = DirFs::open(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()), options)
         .map_err(|e| format!("dir:{}: {e}", path.display()))?;
     // Modes come with the caller's umask applied; ours must not be applied on top.

@@ -3,7 +3,7 @@
 
 use corbel_input::config::Config;
 use corbel_input::failure::Failure;
-use corbel_input::{sites, units};
+use corbel_input::{objects, sites, units};
 use frontend::mount_options::MountOptions;
 
 fn explained<T>(result: Result<T, Failure>) -> Option<T> {
@@ -41,11 +41,26 @@ fn options(text: &str) {
     assert!(options.threads > 0);
 }
 
+/// What is found in a program lies in it, one behind the other, and is what it is said to be.
+fn calls(bytes: &[u8]) {
+    let Some(found) = objects::scan_bytes(bytes.to_vec()) else { return };
+    let mut end = 0;
+    for call in &found.calls {
+        let (at, len) = (call.at as usize, usize::from(call.len));
+        let window = &bytes[at..at + len];
+        assert!(at >= end && (5..=24).contains(&len));
+        assert_eq!(window[usize::from(call.syscall)..][..2], [0x0f, 0x05]);
+        assert_eq!(base::crc32c(0, window), call.check);
+        end = at + len;
+    }
+    assert_eq!(objects::decode(&objects::encode(&found)), Some(found));
+}
+
 /// The target: the first byte says what the rest is.
 pub fn run(bytes: &[u8]) {
     let Some((&which, rest)) = bytes.split_first() else { return };
     let text = String::from_utf8_lossy(rest);
-    match which % 6 {
+    match which % 8 {
         0 => config(&text),
         1 => numbers(&text),
         2 => options(&text),
@@ -64,6 +79,17 @@ pub fn run(bytes: &[u8]) {
                 assert_eq!(sites::encode(&found), sealed);
             }
         }
+        6 => {
+            let Some(mut file) = rest.get(16..).map(<[u8]>::to_vec) else { return };
+            let crc = base::crc32c(0, &file);
+            let mut sealed = rest[..12].to_vec();
+            sealed.extend_from_slice(&crc.to_le_bytes());
+            sealed.append(&mut file);
+            if let Some(found) = objects::decode(&sealed) {
+                assert_eq!(objects::encode(&found), sealed);
+            }
+        }
+        7 => calls(rest),
         _ => {
             let _ = explained(sites::scan_bytes(std::path::Path::new("library"), rest.to_vec()));
         }
@@ -107,6 +133,42 @@ fn library() -> Vec<u8> {
     elf
 }
 
+/// A program as small as can be: a function with a frame, and a table of constants that looks like code.
+fn program() -> Vec<u8> {
+    const CODE: usize = 0x200;
+    const HEADER: usize = 0x280;
+    const FRAMES: usize = 0x290;
+    let mut elf = vec![0; 64];
+    elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    (elf[18], elf[32], elf[56]) = (62, 64, 2);
+    for (kind, flags, address, size) in [(1u32, 5u32, 0u64, 1024u64), (0x6474_e550, 4, 0x280, 128)]
+    {
+        elf.extend([kind.to_le_bytes(), flags.to_le_bytes()].concat());
+        for word in [address, address, 0, size] {
+            elf.extend(word.to_le_bytes());
+        }
+        elf.resize(elf.len() + 16, 0);
+    }
+    elf.resize(CODE, 0);
+    // mov ebx, 1; mov eax, ebx; syscall; test eax, eax; je to the syscall; mov eax, 425; syscall; ret
+    elf.extend(b"\xbb\x01\0\0\0\x89\xd8\x0f\x05\x85\xc0\x74\xfa\xb8\xa9\x01\0\0\x0f\x05\xc3");
+    let end = elf.len();
+    elf.extend(b"\x90\x90\x0f\x05\x90\x90\x90\x48\x31\xc0\x0f\x05\x90\x90\x90");
+    elf.resize(HEADER, 0);
+    elf.extend([1, 0x1b, 0xff, 0xff]);
+    elf.extend((FRAMES as i32 - elf.len() as i32).to_le_bytes());
+    elf.resize(FRAMES, 0);
+    let common = b"\0\0\0\0\x01zR\0\x01\x78\x10\x01\x1b\0\0\0";
+    elf.extend((common.len() as u32).to_le_bytes());
+    elf.extend(common);
+    elf.extend(16u32.to_le_bytes());
+    elf.extend(((elf.len() - FRAMES) as u32).to_le_bytes());
+    elf.extend((CODE as i32 - elf.len() as i32).to_le_bytes());
+    elf.extend(((end - CODE) as u32).to_le_bytes());
+    elf.resize(1024, 0);
+    elf
+}
+
 /// Inputs to begin with.
 pub fn seeds() -> Vec<Vec<u8>> {
     let texts: [(u8, &str); 8] = [
@@ -127,5 +189,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
     all.push([&[3], &table[..]].concat());
     all.push([&[4], &table[..]].concat());
     all.push([&[5], &library[..]].concat());
+    let program = program();
+    let found = objects::scan_bytes(program.clone()).expect("a program");
+    // The first cannot be moved, since something jumps there; the table is left alone.
+    let places: Vec<_> = found.calls.iter().map(|c| (c.at, c.len, c.number)).collect();
+    assert_eq!((places, found.unseen), (vec![(0x20d, 7, 425)], true));
+    all.push([&[6], &objects::encode(&found)[..]].concat());
+    all.push([&[7], &program[..]].concat());
+    all.push([&[7], &library[..]].concat());
     all
 }

@@ -3,7 +3,9 @@
 //! [`CLASS`] decides in the entry code: 0 goes to the kernel at once; 1 comes here when the
 //! descriptor in the first argument has a table entry; 2 always comes here.
 
+mod arguments;
 mod attrs;
+mod both;
 mod copy;
 mod data;
 mod fds;
@@ -24,10 +26,10 @@ use crate::table::{self, InUse};
 /// What a handler answers: the call's result, or that the kernel shall do it.
 pub type Reply = Result<isize, Stop>;
 
-/// See the module text. Changes once, when the strict mode begins.
+/// See the module text. Changes when the strict mode begins, and when there is a ring ([`overlook`]).
 pub static CLASS: [AtomicU8; CALLS] = classes();
 
-const BY_DESCRIPTOR: [usize; 34] = [
+const BY_DESCRIPTOR: [usize; 32] = [
     nr::READ,
     nr::WRITE,
     nr::CLOSE,
@@ -37,7 +39,6 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::PWRITE64,
     nr::READV,
     nr::WRITEV,
-    nr::IOCTL,
     nr::DUP,
     nr::FCNTL,
     nr::FLOCK,
@@ -55,7 +56,6 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::FREMOVEXATTR,
     nr::FADVISE64,
     nr::READAHEAD,
-    nr::FALLOCATE,
     nr::SYNC_FILE_RANGE,
     nr::SYNCFS,
     nr::PREADV,
@@ -64,7 +64,7 @@ const BY_DESCRIPTOR: [usize; 34] = [
     nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 93] = [
+const ALWAYS: [usize; 97] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -131,6 +131,8 @@ const ALWAYS: [usize; 93] = [
     nr::EPOLL_CTL,
     nr::IO_SUBMIT,
     nr::MMAP,
+    nr::IOCTL,
+    nr::FALLOCATE,
     nr::CLONE,
     nr::CLONE3,
     nr::FORK,
@@ -144,6 +146,8 @@ const ALWAYS: [usize; 93] = [
     nr::MOUNT,
     nr::MOVE_MOUNT,
     nr::IO_URING_SETUP,
+    nr::IO_URING_ENTER,
+    nr::IO_URING_REGISTER,
     nr::SETUID,
     nr::SETGID,
     nr::SETREUID,
@@ -160,50 +164,6 @@ const ALWAYS: [usize; 93] = [
     AFTER_VFORK,
 ];
 
-/// Calls that no file of ours serves, on a descriptor in the first argument: rare, and the kernel
-/// has the right answer once it has the file. Sockets, timers, signals, epoll, inotify, namespaces;
-/// handles of files, and the newest calls that take a directory or, with an empty path, a file.
-const GIVEN: [usize; 38] = [
-    nr::CONNECT,
-    43, // accept
-    44, // sendto
-    45, // recvfrom
-    nr::RECVMSG,
-    48,  // shutdown
-    49,  // bind
-    50,  // listen
-    51,  // getsockname
-    52,  // getpeername
-    54,  // setsockopt
-    55,  // getsockopt
-    232, // epoll_wait
-    245, // mq_getsetattr
-    254, // inotify_add_watch
-    255, // inotify_rm_watch
-    281, // epoll_pwait
-    282, // signalfd
-    286, // timerfd_settime
-    287, // timerfd_gettime
-    288, // accept4
-    289, // signalfd4
-    299, // recvmmsg
-    nr::NAME_TO_HANDLE_AT,
-    nr::OPEN_BY_HANDLE_AT,
-    308, // setns
-    313, // finit_module
-    428, // open_tree
-    432, // fsmount
-    433, // fspick
-    441, // epoll_pwait2
-    442, // mount_setattr
-    443, // quotactl_fd
-    451, // cachestat
-    463, // setxattrat
-    464, // getxattrat
-    465, // listxattrat
-    466, // removexattrat
-];
-
 const fn classes() -> [AtomicU8; CALLS] {
     let mut class = [const { AtomicU8::new(0) }; CALLS];
     let mut i = 0;
@@ -212,8 +172,13 @@ const fn classes() -> [AtomicU8; CALLS] {
         i += 1;
     }
     i = 0;
-    while i < GIVEN.len() {
-        class[GIVEN[i]] = AtomicU8::new(1);
+    while i < arguments::FIRST.len() {
+        class[arguments::FIRST[i]] = AtomicU8::new(1);
+        i += 1;
+    }
+    i = 0;
+    while i < arguments::OTHERS.len() {
+        class[arguments::OTHERS[i].call] = AtomicU8::new(2);
         i += 1;
     }
     i = 0;
@@ -222,6 +187,16 @@ const fn classes() -> [AtomicU8; CALLS] {
         i += 1;
     }
     class
+}
+
+/// Whether calls of this number come here at all.
+pub fn is_looked_at(call: usize) -> bool {
+    CLASS.get(call).is_some_and(|class| class.load(Ordering::Relaxed) != 0)
+}
+
+/// From now on calls of this number are the kernel's.
+pub fn overlook(call: usize) {
+    CLASS[call].store(0, Ordering::Relaxed);
 }
 
 /// Called by the entry code with the application's registers; says how to leave.
@@ -289,6 +264,8 @@ fn other(r: &mut Regs) -> Reply {
         | nr::SENDMMSG
         | nr::IO_SUBMIT
         | nr::IO_URING_SETUP
+        | nr::IO_URING_ENTER
+        | nr::IO_URING_REGISTER
         | nr::MMAP => fds::other(r),
         nr::SENDFILE | nr::COPY_FILE_RANGE | nr::SPLICE | nr::TEE | nr::VMSPLICE => copy::copy(r),
         nr::SETRLIMIT | nr::PRLIMIT64 => limit::set(r),
@@ -328,10 +305,7 @@ fn other(r: &mut Regs) -> Reply {
         | nr::SETFSGID
         | nr::CAPSET
         | AFTER_VFORK => process::other(r),
-        call if GIVEN.contains(&call) => {
-            to_kernel(r.rdi)?;
-            Err(Stop::Kernel)
-        }
+        call if arguments::has(call) => arguments::call(r),
         _ => attrs::attrs(r),
     }
 }
@@ -379,10 +353,12 @@ fn gone(fd: i32, file: InUse) -> Stop {
     }
 }
 
-/// Gives `fd` to the kernel if it is ours; whether it was.
+/// Gives `fd` to the kernel if it is ours; whether it was. EBADF for the engine's own.
 pub fn to_kernel(fd: usize) -> Result<bool, Stop> {
-    if table::index(table::entry(fd as i32)).is_none() {
-        return Ok(false);
+    let entry = table::entry(fd as i32);
+    if table::index(entry).is_none() {
+        let own = entry & !table::CLOEXEC == table::INTERNAL;
+        return if own { Err(Stop::Error(err::BADF)) } else { Ok(false) };
     }
     crate::demote::descriptor(fd as i32)?;
     Ok(true)

@@ -2,26 +2,18 @@
 //! engine does not serve, the same file is opened through the mount, at the same offset, and takes
 //! the placeholder's number. From then on the kernel owns the description, for all who share it.
 //!
-//! Whoever shares it finds the mark at its next call, and gets the same kernel description from
-//! the holder: a socket in `corbel run` that keeps one descriptor of each. Requests are 16 bytes
-//! (operation, index, generation, 0), native integers; PUT and the reply to GET carry SCM_RIGHTS.
+//! Whoever shares it finds the mark at its next call, and gets the same kernel description from the holder
+//! (holder.rs).
 #![allow(unsafe_code)]
 
 use base::InodeId;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
+use crate::calls::limit::{room, with_room};
 use crate::format::{Ofd, state};
-use crate::lock;
-use crate::session;
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, OffsetLock};
-
-/// Holder operation: keep the descriptor sent along.
-const PUT: u32 = 1;
-/// Holder operation: send it back.
-const GET: u32 = 2;
-/// Holder operation: close it.
-const DROP: u32 = 3;
+use crate::{holder, lock, session};
 
 /// Looks, a millisecond apart, for a file that the service has yet to publish.
 const PUBLISH_TRIES: u32 = 200;
@@ -64,7 +56,8 @@ pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
     let flags = (flags & KEPT) | o::CLOEXEC | o::LARGEFILE;
     let mut fd = 0;
     for attempt in 0..PUBLISH_TRIES {
-        fd = sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0);
+        let open = || sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0);
+        fd = with_room(open);
         if fd != err::NOENT && fd != err::STALE {
             break;
         }
@@ -88,85 +81,6 @@ pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
     }
 }
 
-#[repr(C)]
-struct Message {
-    name: usize,
-    name_len: usize,
-    iov: usize,
-    iov_len: usize,
-    control: usize,
-    control_len: usize,
-    flags: usize,
-}
-
-#[repr(C)]
-struct Control {
-    len: usize,
-    level: i32,
-    kind: i32,
-    fd: i32,
-    pad: i32,
-}
-
-/// One request to the holder; the descriptor that came back, if one did.
-fn holder(op: u32, index: usize, send: Option<i32>) -> Option<i32> {
-    let header = session::header();
-    let name = &header.holder[..header.holder_len as usize];
-    if name.is_empty() {
-        return None;
-    }
-    // SOCK_SEQPACKET | SOCK_CLOEXEC
-    let socket = sys::call3(nr::SOCKET, 1, 5 | 0o2_000_000, 0);
-    if sys::failed(socket) {
-        return None;
-    }
-    let socket = table::raise(socket as i32, true);
-    let mut address = [0u8; 112];
-    address[0] = 1;
-    address[3..3 + name.len()].copy_from_slice(name);
-    let at = address.as_ptr() as usize;
-    let mut reply = None;
-    if sys::call3(nr::CONNECT, socket as usize, at, 3 + name.len()) == 0 {
-        reply = exchange(socket, op, index, send);
-    }
-    table::close_internal(socket);
-    reply
-}
-
-fn exchange(socket: i32, op: u32, index: usize, send: Option<i32>) -> Option<i32> {
-    let generation = table::ofd(index).generation.load(Ordering::Acquire);
-    let mut body = [op, index as u32, generation, 0];
-    let mut iov = [(&raw mut body) as usize, 16];
-    let mut control = Control { len: 20, level: 1, kind: 1, fd: send.unwrap_or(-1), pad: 0 };
-    let mut message = Message {
-        name: 0,
-        name_len: 0,
-        iov: (&raw mut iov) as usize,
-        iov_len: 1,
-        control: if send.is_some() { (&raw mut control) as usize } else { 0 },
-        control_len: if send.is_some() { size_of::<Control>() } else { 0 },
-        flags: 0,
-    };
-    let at = (&raw mut message) as usize;
-    // MSG_NOSIGNAL
-    if sys::call3(nr::SENDMSG, socket as usize, at, 0x4000) != 16 {
-        return None;
-    }
-    control.fd = -1;
-    message.control = (&raw mut control) as usize;
-    message.control_len = size_of::<Control>();
-    // MSG_CMSG_CLOEXEC. The answer also says that a PUT has arrived.
-    let got = sys::call3(nr::RECVMSG, socket as usize, at, 0x4000_0000);
-    let fd = control.fd;
-    let ino = table::ofd(index).ino.load(Ordering::Acquire);
-    (got == 16 && op == GET && fd >= 0 && message.control_len >= 20).then(|| lock::raise(ino, fd))
-}
-
-/// The description is no longer referred to.
-pub fn forget(index: usize) {
-    let _ = holder(DROP, index, None);
-}
-
 /// The placeholder of a directory is the directory itself.
 fn reopen_directory(index: usize) -> Result<i32, isize> {
     let number = table::used().find(|n| table::index(table::entry(*n as i32)) == Some(index));
@@ -178,7 +92,7 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
         len += part.len();
     }
     let flags = (o::DIRECTORY | o::CLOEXEC) as usize;
-    let fd = sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0);
+    let fd = with_room(|| sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0));
     if sys::failed(fd) { Err(fd) } else { Ok(table::raise(fd as i32, true)) }
 }
 
@@ -202,7 +116,7 @@ fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
     let offset = ofd.offset.load(Ordering::Acquire) as usize;
     sys::call3(nr::LSEEK, fd as usize, offset, 0);
     if keep {
-        let _ = holder(PUT, index, Some(fd));
+        holder::put(index, fd);
     }
     Ok(fd)
 }
@@ -212,7 +126,7 @@ fn kernel_descriptor(index: usize, keep: bool) -> Result<i32, isize> {
     let ofd = table::ofd(index);
     let _lock = OffsetLock::take(ofd);
     if ofd.state.load(Ordering::Acquire) == state::KERNEL {
-        if let Some(fd) = holder(GET, index, None) {
+        if let Some(fd) = holder::get(index) {
             return Ok(fd);
         }
         // The holder is gone (the session's first program has ended): the offset is as of then.
@@ -224,49 +138,28 @@ fn kernel_descriptor(index: usize, keep: bool) -> Result<i32, isize> {
     Ok(fd)
 }
 
-/// This process has a ring of io_uring. What it asks for there is not seen here, so its files are the
-/// kernel's. A child of fork has the ring too; a new program begins anew.
-static RING: AtomicBool = AtomicBool::new(false);
-
-/// Whether files that are opened must be the kernel's.
-pub fn has_ring() -> bool {
-    RING.load(Ordering::Acquire)
-}
-
 /// Whether the volume is mounted where the session has it.
-fn is_mounted() -> bool {
+pub fn is_mounted() -> bool {
     let mut path = [0u8; crate::format::PATH_MAX + 16];
     let (mount, rest) = (session::mount(), b"/.corbel/inode");
     path[..mount.len()].copy_from_slice(mount);
     path[mount.len()..mount.len() + rest.len()].copy_from_slice(rest);
-    let fd = sys::call3(nr::OPEN, path.as_ptr() as usize, (o::PATH | o::CLOEXEC) as usize, 0);
+    let flags = (o::PATH | o::CLOEXEC) as usize;
+    let fd = with_room(|| sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0));
     if !sys::failed(fd) {
         sys::call1(nr::CLOSE, fd as usize);
     }
     !sys::failed(fd)
 }
 
-/// Makes a ring, as asked, and every descriptor of this process the kernel's before it can be used there.
-pub fn ring(entries: usize, params: usize) -> Result<isize, isize> {
-    // Without a mount nothing of ours could be used there. Programs answer this by falling back.
-    if session::header().no_ring != 0 || !is_mounted() {
-        return Err(err::NOSYS);
-    }
-    let fd = sys::call2(nr::IO_URING_SETUP, entries, params);
-    if sys::failed(fd) {
-        return Err(fd);
-    }
-    // Files that are being opened right now see this when they have their number.
-    RING.store(true, Ordering::SeqCst);
+/// Makes every descriptor of this process the kernel's.
+pub fn all() -> Result<(), isize> {
     for number in table::used() {
-        if table::index(table::entry(number as i32)).is_some()
-            && let Err(e) = descriptor(number as i32)
-        {
-            sys::call1(nr::CLOSE, fd as usize);
-            return Err(e);
+        if table::index(table::entry(number as i32)).is_some() {
+            descriptor(number as i32)?;
         }
     }
-    Ok(fd)
+    Ok(())
 }
 
 /// Gives the description behind `fd` to the kernel: every number of this table that refers to it
@@ -290,7 +183,18 @@ fn adopt(index: usize, keep: bool) -> Result<(), isize> {
             continue;
         }
         let flags = if entry & table::CLOEXEC != 0 { o::CLOEXEC } else { 0 };
-        sys::call3(nr::DUP3, kernel as usize, number, flags as usize);
+        let place = || sys::call3(nr::DUP3, kernel as usize, number, flags as usize);
+        let mut placed = place();
+        if placed == err::BADF {
+            // The number lies above the limit, which has been lowered since.
+            room(true);
+            placed = place();
+            room(false);
+        }
+        if sys::failed(placed) {
+            lock::keep(ino, kernel);
+            return Err(placed);
+        }
         table::clear(number as i32);
         if locked {
             table::mark_locked(number as i32);

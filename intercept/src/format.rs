@@ -12,13 +12,15 @@
 //! | [`OFDS_AT`] | [`OFDS`] open file descriptions ([`Ofd`]) |
 //! | [`SLOTS_AT`] | [`SLOTS`] records that carry a descriptor table over exec ([`Slot`]) |
 //! | [`THREADS_AT`] | ring of the last [`THREADS`] thread ids that the library served (u32), for `--audit` |
+//! | [`OBJECTS_AT`] | [`OBJECTS`] files with code that somebody has mapped ([`Object`]), a hash table |
+//! | [`CALLS_AT`] | [`CALLS`] system calls that such files make by themselves ([`Call`]) |
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// First bytes of a session.
 pub const MAGIC: [u8; 8] = *b"CORBLRUN";
 /// Version of everything in this file.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Longest path in the header.
 pub const PATH_MAX: usize = 1024;
 /// Longest socket address (`sun_path`), without NUL.
@@ -54,8 +56,8 @@ pub struct Header {
     pub no_ring: u32,
     /// Descriptor of the patched text ([`Table::text_at`]), a sealed memfd that goes along as this one does.
     pub overlay: i32,
-    /// Must be zero.
-    pub zero: u32,
+    /// Known to the processes of the session only; shown to the holder with a question about files.
+    pub secret: u32,
     /// Inode number and device of that memfd: the number may mean another file by now.
     pub overlay_id: [u64; 2],
     /// The prefix: absolute, no `.`, `..` or double `/`, no `/` at the end.
@@ -177,6 +179,52 @@ pub fn stub(window: &[u8], split: usize, at: [i64; 3]) -> ([u8; STUB], usize) {
     (code, len)
 }
 
+/// A system call of a file's own (corbel/src/run/objects.rs).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// First byte of the window, counted in the file.
+    pub at: u32,
+    /// Bytes of whole instructions in the window: [`WINDOW_MIN`] to [`WINDOW_MAX`].
+    pub len: u8,
+    /// Where in the window the two-byte `syscall` is.
+    pub syscall: u8,
+    /// Number of the call; [`ANY_NUMBER`] where the code does not say.
+    pub number: u16,
+    /// CRC32C of the window: nothing else is written over.
+    pub check: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// See [`Call::number`].
+pub const ANY_NUMBER: u16 = u16::MAX;
+
+/// A program or library that is neither libc nor the loader. Filled in by `corbel run`, once for all processes,
+/// when one of them asks (demote.rs has the request); the state is written last.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Object {
+    /// 0: none, and nothing behind it; 1: known.
+    pub state: AtomicU32,
+    /// Calls that it has.
+    pub count: AtomicU32,
+    /// The first of them.
+    pub first: AtomicU32,
+    /// 1: it may make a ring of io_uring in a way that cannot be caught.
+    pub unseen: AtomicU32,
+    /// Device, inode number, size, and change time in nanoseconds of the file.
+    pub key: [AtomicU64; 4],
+    /// Zero.
+    pub reserved: [u64; 2],
+}
+
+/// Where in the table the search for a file begins.
+pub fn object_place(key: &[u64; 4]) -> usize {
+    let mixed = (key[0] ^ key[1] ^ key[3]).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 32) as usize % OBJECTS
+}
+
 /// An open file description: what POSIX shares between dup'ed and inherited descriptors.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -260,8 +308,20 @@ pub const SLOTS_AT: usize = OFDS_AT + OFDS * 64;
 pub const THREADS: usize = 4096;
 /// See the table above.
 pub const THREADS_AT: usize = SLOTS_AT + SLOTS * size_of::<Slot>();
+/// Files with code.
+pub const OBJECTS: usize = 4096;
+/// Places in the table looked at for one of them.
+pub const OBJECT_PLACES: usize = 64;
+/// Calls of all of them.
+pub const CALLS: usize = 65_536;
+/// See the table above.
+pub const OBJECTS_AT: usize = THREADS_AT + THREADS * 4;
+/// See the table above.
+pub const CALLS_AT: usize = OBJECTS_AT + OBJECTS * size_of::<Object>();
 /// Size of the memfd (sparse).
-pub const SESSION_BYTES: usize = THREADS_AT + THREADS * 4;
+pub const SESSION_BYTES: usize = CALLS_AT + CALLS * size_of::<Call>();
+/// Files that one request to the holder may ask about.
+pub const ASKED_MAX: usize = 32;
 
 /// Environment variable: `FD,SLOT`, decimal: the session's descriptor and the exec record (-1: none).
 pub const ENV: &str = "CORBEL_RUN";
@@ -279,4 +339,6 @@ const _: () = {
     assert!(size_of::<Table>() <= TABLE_BYTES);
     assert!(size_of::<Ofd>() == 64);
     assert!(size_of::<Slot>() == 8192);
+    assert!(size_of::<Object>() == 64 && OBJECTS_AT.is_multiple_of(64));
+    assert!(size_of::<Call>() == 16);
 };

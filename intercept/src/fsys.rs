@@ -11,6 +11,7 @@ use client::fs::{Attr, Caller, FileSystem, Handle, S_IFDIR};
 use client::libfs::{Config, LibFs};
 use client::mutex::{Guard, Mutex};
 
+use crate::calls::limit;
 use crate::format::Ofd;
 use crate::sys::{self, Stat, nr, o};
 use crate::{session, table};
@@ -59,16 +60,19 @@ fn connect_once() -> Result<&'static dyn FileSystem, isize> {
 /// Makes the file system object that the session names.
 fn connect(header: &crate::format::Header) -> Result<Object, Errno> {
     let backend = &header.backend[..header.backend_len as usize];
-    // The object keeps descriptors of its own, from `min` on: the range is closed to the program.
+    // The object keeps descriptors of its own, from `min` on: they are closed to the program.
     let min = table::internal_min();
-    table::protect_all(min..(min + min / 7).min(table::FDS as i32));
+    let watch = Some(table::watch as fn(i32, bool));
     if let Some(path) = backend.strip_prefix(b"dir:") {
-        let options = client::dir::Options { fd_min: min, nodes_max: 256, impersonate: false };
+        let options =
+            client::dir::Options { fd_min: min, nodes_max: 256, watch, impersonate: false };
         return Ok(Box::new(DirFs::open(path, options)?));
     }
     if let Some(socket) = backend.strip_prefix(b"corbel:") {
         return Ok(Box::new(LibFs::attach(Config {
             fd_min: min,
+            watch,
+            room: Some(limit::room),
             mount: header.mount[..header.mount_len as usize].to_vec(),
             ..Config::new(socket)
         })?));
@@ -218,7 +222,8 @@ pub fn template() -> Result<i32, isize> {
     if TEMPLATE.load(Ordering::Acquire) < 0 {
         // The header keeps a NUL behind the path: its length is below PATH_MAX.
         let at = session::mount().as_ptr() as usize;
-        let fd = sys::call3(nr::OPEN, at, (o::PATH | o::DIRECTORY | o::CLOEXEC) as usize, 0);
+        let flags = (o::PATH | o::DIRECTORY | o::CLOEXEC) as usize;
+        let fd = limit::with_room(|| sys::call3(nr::OPEN, at, flags, 0));
         if sys::failed(fd) {
             return Err(fd);
         }

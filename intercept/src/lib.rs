@@ -4,7 +4,7 @@
 //! under the mount point by the file system object of crate `client`, in the process. It imports
 //! nothing: no libc, no symbol, no thread-local storage; it makes its system calls itself.
 //!
-//! Reading order: patch.rs (how a site is caught) · entry.rs (the way in and out) · thread.rs (the
+//! Reading order: patch.rs, objects.rs (how a site is caught) · entry.rs (the way in and out) · thread.rs (the
 //! stack it runs on) · calls.rs (which call goes where) · table.rs (descriptors) · demote.rs (how
 //! the kernel gets what is not served here) · calls/process.rs (fork, exec) · signal.rs.
 //! docs/interception.md tells the whole.
@@ -19,12 +19,15 @@ mod entry;
 mod format;
 mod fsys;
 mod heap;
+mod holder;
 mod lock;
 mod mem;
 mod mounts;
+mod objects;
 mod patch;
 mod path;
 mod protect;
+mod ring;
 mod session;
 mod signal;
 mod strict;
@@ -104,5 +107,6 @@ extern "C" fn init(_argc: usize, _argv: *const usize, envp: *const *const u8) {
         strict::begin();
     }
     calls::process::inherit(slot);
+    objects::loaded(auxv);
     session::counters().attached.fetch_add(1, Ordering::Relaxed);
 }

@@ -24,6 +24,7 @@ use crate::{demote, mem, thread};
 const HIDDEN: usize = 64;
 /// Descriptors of one inode that are kept open besides.
 const KEPT: usize = 6;
+const F_UNLCK: i16 = 2;
 const F_SETFD: usize = 2;
 const F_GETFL: usize = 3;
 const F_SETFL: usize = 4;
@@ -247,7 +248,10 @@ pub fn fcntl(r: &mut Regs, file: &InUse) -> Result<Option<isize>, Stop> {
     if command == 5 {
         let at = (&raw mut lock) as usize;
         let ret = sys::call3(nr::FCNTL, fd as usize, 5, at);
-        if ret == 0 {
+        if ret == 0 && lock.kind == F_UNLCK {
+            // Nobody is in the way: nothing else of the question changes.
+            mem::put(r.rdx, &F_UNLCK)?;
+        } else if ret == 0 {
             mem::put(r.rdx, &lock)?;
         }
         return Ok(Some(ret));

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use crate::calls::limit;
 use crate::sys::{self, nr, o};
 use crate::{session, table};
 
@@ -10,7 +11,8 @@ const TABLE: &[u8] = b"/proc/self/mountinfo\0";
 /// Whether anything is mounted below the prefix, in this process's view. What cannot be read
 /// counts as something: then the kernel decides.
 pub fn any_below() -> bool {
-    let fd = sys::call3(nr::OPEN, TABLE.as_ptr() as usize, o::CLOEXEC as usize, 0);
+    let open = || sys::call3(nr::OPEN, TABLE.as_ptr() as usize, o::CLOEXEC as usize, 0);
+    let fd = limit::with_room(open);
     if sys::failed(fd) {
         return true;
     }

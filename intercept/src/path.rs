@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::format::state;
 use crate::fsys::{caller, code, fs};
-use crate::sys::{at, err};
+use crate::sys::{self, at, err, nr};
 use crate::{mem, session, table};
 
 /// Longest path with NUL.
@@ -30,6 +30,20 @@ static DISABLED: AtomicBool = AtomicBool::new(false);
 /// From now on every path is the kernel's.
 pub fn disable() {
     DISABLED.store(true, Ordering::Relaxed);
+}
+
+/// Paths mean something else from now on, or may not be opened, and in all programs that this process will start too.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// The same, for good.
+pub fn leave() {
+    LEFT.store(true, Ordering::Relaxed);
+    disable();
+}
+
+/// Whether the programs that this process starts are the kernel's.
+pub fn has_left() -> bool {
+    LEFT.load(Ordering::Relaxed)
 }
 
 /// Why a path is not served.
@@ -108,9 +122,21 @@ fn descriptor_path(path: &[u8]) -> Option<i32> {
         b"/dev/stderr" => return Some(2),
         _ => {}
     }
-    let digits = path.strip_prefix(b"/proc/self/fd/").or_else(|| path.strip_prefix(b"/dev/fd/"))?;
+    let digits = match path.strip_prefix(b"/proc/") {
+        Some(rest) => own_process(rest)?.strip_prefix(b"/fd/")?,
+        None => path.strip_prefix(b"/dev/fd/")?,
+    };
     let end = digits.iter().position(|b| *b == b'/').unwrap_or(digits.len());
     core::str::from_utf8(&digits[..end]).ok()?.parse().ok()
+}
+
+/// What follows the name of this process in `/proc`.
+fn own_process(path: &[u8]) -> Option<&[u8]> {
+    if let Some(rest) = path.strip_prefix(b"self").or_else(|| path.strip_prefix(b"thread-self")) {
+        return Some(rest);
+    }
+    let mut digits = [0; 20];
+    path.strip_prefix(crate::demote::decimal(sys::call0(nr::GETPID) as u64, &mut digits))
 }
 
 /// Whether the path is a link of `/proc` to a descriptor: to be read, not followed.
@@ -143,7 +169,10 @@ fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
             ino => Ok((InodeId(ino), path)),
         };
     }
-    let Some(index) = table::index(table::entry(dirfd)) else { return Err(Stop::Kernel) };
+    let Some(index) = table::index(table::entry(dirfd)) else {
+        let own = table::entry(dirfd) & !table::CLOEXEC == table::INTERNAL;
+        return Err(if own { Stop::Error(err::BADF) } else { Stop::Kernel });
+    };
     let ofd = table::ofd(index);
     match ofd.state.load(Ordering::Acquire) {
         state::DIR if ours => Ok((crate::fsys::shown(ofd)?, path)),

@@ -5,6 +5,7 @@ use base::InodeId;
 use client::fs::{Attr, S_IFREG};
 use core::sync::atomic::{AtomicI32, Ordering};
 
+use crate::calls::limit;
 use crate::fsys::{caller, fs};
 use crate::path::Stop;
 use crate::sys::{self, err, nr, o};
@@ -30,7 +31,7 @@ impl Setting {
             return known;
         }
         let at = self.path.as_ptr() as usize;
-        let fd = sys::call3(nr::OPEN, at, o::CLOEXEC as usize, 0);
+        let fd = limit::with_room(|| sys::call3(nr::OPEN, at, o::CLOEXEC as usize, 0));
         let mut digit = [b'0'];
         if !sys::failed(fd) {
             sys::call3(nr::READ, fd as usize, digit.as_mut_ptr() as usize, 1);

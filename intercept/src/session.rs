@@ -4,9 +4,9 @@
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::format::{
-    COUNTERS_AT, Counters, Header, INODES, INODES_AT, MAGIC, OFDS, OFDS_AT, Ofd, SESSION_BYTES,
-    SLOTS, SLOTS_AT, Slot, TABLE_BYTES, TABLES, TABLES_AT, THREADS, THREADS_AT, Table, VERSION,
-    state,
+    CALLS, CALLS_AT, COUNTERS_AT, Call, Counters, Header, INODES, INODES_AT, MAGIC, OBJECT_PLACES,
+    OBJECTS, OBJECTS_AT, OFDS, OFDS_AT, Object, Ofd, SESSION_BYTES, SLOTS, SLOTS_AT, Slot,
+    TABLE_BYTES, TABLES, TABLES_AT, THREADS, THREADS_AT, Table, VERSION, object_place, state,
 };
 use crate::sys::{self, nr};
 
@@ -87,6 +87,23 @@ pub fn ofds() -> &'static [Ofd; OFDS] {
 /// Exec records.
 pub fn slots() -> &'static [Slot; SLOTS] {
     at(SLOTS_AT)
+}
+
+/// What is known of a file with code, if it was asked about in this session.
+pub fn object(key: &[u64; 4]) -> Option<&'static Object> {
+    let all = at::<[Object; OBJECTS]>(OBJECTS_AT);
+    let first = object_place(key);
+    let places = (first..first + OBJECT_PLACES).map(|i| &all[i % OBJECTS]);
+    let mut known = places.take_while(|o| o.state.load(Ordering::Acquire) != 0);
+    known.find(|o| o.key.iter().zip(key).all(|(a, b)| a.load(Ordering::Relaxed) == *b))
+}
+
+/// The calls of such a file.
+pub fn calls(object: &Object) -> &'static [Call] {
+    let all = at::<[Call; CALLS]>(CALLS_AT);
+    let first = object.first.load(Ordering::Relaxed) as usize;
+    let count = object.count.load(Ordering::Relaxed) as usize;
+    all.get(first..first.saturating_add(count)).unwrap_or(&[])
 }
 
 /// Notes a thread that the library serves.

@@ -57,6 +57,12 @@ unsafe extern "C" {
     fn corbel_image() -> usize;
 }
 
+/// Where this library is mapped.
+pub fn image() -> usize {
+    // SAFETY: a function of ours that gives an address.
+    unsafe { corbel_image() }
+}
+
 /// Whether the mode is on in this process.
 #[inline(always)]
 pub fn on() -> bool {
@@ -65,8 +71,7 @@ pub fn on() -> bool {
 
 /// Begin and length of this library's executable segment.
 fn text() -> Option<(usize, usize)> {
-    // SAFETY: a function of ours that gives an address.
-    let base = unsafe { corbel_image() };
+    let base = image();
     let word = |at: usize| -> usize {
         // SAFETY: the ELF header and the program headers behind it are mapped: the loader read them.
         unsafe { (at as *const usize).read_unaligned() }

@@ -131,8 +131,7 @@ pub fn used() -> core::ops::Range<usize> {
     0..(context().high.load(Ordering::Acquire) as usize).min(FDS)
 }
 
-/// Numbers above those of [`used`] that may be the engine's own. There are thousands, so they are looked at
-/// only where it matters.
+/// Numbers above those of [`used`] that may be the engine's own, looked at only where it matters.
 pub fn own() -> core::ops::Range<usize> {
     let [low, high] = [0, 1].map(|i| OWN[i].load(Ordering::Acquire) as usize);
     low.max(used().end)..high.min(FDS)
@@ -161,19 +160,25 @@ pub fn ofd(index: usize) -> &'static Ofd {
 
 /// Marks a number as the engine's own.
 pub fn protect(fd: i32) {
-    protect_all(fd..fd + 1);
+    let Some(entry) = fds().get(fd as u32 as usize) else { return };
+    OWN[0].fetch_min(fd as u32, Ordering::AcqRel);
+    OWN[1].fetch_max(fd as u32 + 1, Ordering::AcqRel);
+    entry.store(INTERNAL, Ordering::Release);
 }
 
-/// Marks numbers as the engine's own.
-pub fn protect_all(range: core::ops::Range<i32>) {
-    let (Ok(from), Ok(to)) = (usize::try_from(range.start), usize::try_from(range.end)) else {
-        return;
-    };
-    let Some(entries) = fds().get(from..to.min(FDS)) else { return };
-    OWN[0].fetch_min(from as u32, Ordering::AcqRel);
-    OWN[1].fetch_max(to as u32, Ordering::AcqRel);
-    for e in entries {
-        e.store(INTERNAL, Ordering::Release);
+/// The number is nobody's again.
+fn unprotect(fd: i32) {
+    if let Some(entry) = fds().get(fd as u32 as usize) {
+        let _ = entry.compare_exchange(INTERNAL, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// The file system object keeps a descriptor, or is about to close it.
+pub fn watch(fd: i32, kept: bool) {
+    if kept {
+        protect(fd);
+    } else {
+        unprotect(fd);
     }
 }
 
@@ -210,9 +215,7 @@ pub fn raise(fd: i32, cloexec: bool) -> i32 {
 
 /// Closes an internal descriptor.
 pub fn close_internal(fd: i32) {
-    if let Some(e) = fds().get(fd as usize) {
-        e.store(0, Ordering::Release);
-    }
+    unprotect(fd);
     sys::call1(nr::CLOSE, fd as usize);
 }
 
@@ -340,7 +343,7 @@ pub fn drop_shared(index: usize) {
     let ofd = ofd(index);
     if ofd.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
         if ofd.state.load(Ordering::Acquire) == state::KERNEL {
-            crate::demote::forget(index);
+            crate::holder::forget(index);
         }
         ofd.ino.store(0, Ordering::Release);
         ofd.state.store(state::FREE, Ordering::Release);

@@ -53,3 +53,18 @@ pub fn chmod(list: &mut [u8], mode: u32) {
         entry[2] = (rights & 7) as u8;
     }
 }
+
+/// The permission bits of a list.
+pub fn mode_of(list: &[u8]) -> u32 {
+    let mut bits = 0;
+    for entry in list[4..].chunks_exact(8) {
+        let shift = match u16::from_le_bytes([entry[0], entry[1]]) {
+            1 => 6,
+            16 => 3,
+            32 => 0,
+            _ => continue,
+        };
+        bits |= u32::from(entry[2] & 7) << shift;
+    }
+    bits
+}

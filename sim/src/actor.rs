@@ -38,8 +38,8 @@ pub(crate) struct Lease {
     word: LeaseWord,
     mode: LeaseMode,
     seen: bool,
-    /// Mode, owner, quota and time of change as they came with the lease.
-    record: (u32, u32, u64, u64),
+    /// Mode, owner, quota and times of change as they came with the lease.
+    record: (u32, u32, u64, (u64, u64)),
     /// What the client knows of the inode; its extended attributes it asks for each time.
     view: Option<State>,
 }
@@ -253,6 +253,8 @@ pub struct Actor {
     phase: Phase,
     session: Option<Session>,
     since: Nanos,
+    /// It is LibFS itself, and none of the rest here is about it.
+    pub(crate) process: Option<crate::process::Process>,
 }
 
 /// What a plan needs next.
@@ -276,16 +278,28 @@ impl Actor {
             phase: Phase::Away,
             session: None,
             since: 0,
+            process: None,
         }
+    }
+
+    /// A process on `node`.
+    pub fn of_process(node: usize, uid: u32, process: crate::process::Process) -> Self {
+        Self { process: Some(process), ..Self::new(node, uid, 0) }
     }
 
     /// All operations are done and synced.
     pub fn is_done(&self) -> bool {
-        matches!(self.phase, Phase::Done)
+        match &self.process {
+            Some(process) => process.is_done(),
+            None => matches!(self.phase, Phase::Done),
+        }
     }
 
     /// For the report of a client that gets no further.
     pub fn describe(&self) -> String {
+        if let Some(process) = &self.process {
+            return process.describe();
+        }
         let client = self.session.as_ref().map_or(0, |s| s.client.0);
         format!("{client:#x} {:?} since {} ops left {}", self.phase, self.since, self.ops)
     }
@@ -333,6 +347,9 @@ impl World<'_> {
 
     /// The client's node is out of the chain.
     pub(crate) fn doubt_session(&mut self, c: usize) {
+        if let Some(attached) = self.actors[c].process.as_ref().and_then(|p| p.attached.last()) {
+            self.model.headless(attached.session);
+        }
         if let Some(s) = &mut self.actors[c].session {
             s.doubted = true;
             self.model.headless(s.number);
@@ -355,15 +372,20 @@ impl World<'_> {
     }
 
     pub(crate) fn kill_actor(&mut self, c: usize) -> Result<(), String> {
-        let Some(s) = self.session(c) else { return Ok(()) };
-        let (client, n) = (s.client, self.actors[c].node);
-        let (session, last) = (s.number, s.next - 1);
-        // What it writes after it was expelled, and its log removed, nobody reads.
-        let there = self.media(c).size(s.segment).is_ok();
-        if matches!(self.actors[c].phase, Phase::Inside(..)) && self.random.chance(1, 2) && there {
-            self.tear(c)?;
-        }
-        self.end_session(c, "killed");
+        let n = self.actors[c].node;
+        let ended = if self.actors[c].process.is_some() {
+            self.end_process(c, "killed")
+        } else {
+            let ended = self.session(c).map(|s| (s.client, s.number, s.next - 1));
+            // What it writes after it was expelled, and its log removed, nobody reads.
+            let there = self.session(c).is_some_and(|s| self.media(c).size(s.segment).is_ok());
+            let inside = matches!(self.actors[c].phase, Phase::Inside(..));
+            if inside && self.random.chance(1, 2) && there {
+                self.tear(c)?;
+            }
+            ended.inspect(|_| self.end_session(c, "killed"))
+        };
+        let Some((client, session, last)) = ended else { return Ok(()) };
         let incarnation = self.hosts[n].incarnation;
         if let Some(node) = self.hosts[n].node.as_ref().filter(|_| !self.preset.doubts()) {
             let epoch = node.status().epoch;

@@ -142,6 +142,7 @@ impl std::fmt::Debug for Host {
 /// A region with an empty volume.
 pub fn fresh_region(id: NodeId, shape: Shape) -> Result<Arc<MemoryRegion>, String> {
     let region = Arc::new(MemoryRegion::new());
+    region.let_map();
     let params = Params {
         uuid: [7; 16],
         name: "sim".into(),

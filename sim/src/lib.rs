@@ -12,6 +12,7 @@ pub mod hostd;
 pub mod model;
 #[cfg(feature = "planted")]
 pub mod planted;
+mod process;
 pub mod scenario;
 pub mod world;
 

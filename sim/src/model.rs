@@ -8,18 +8,19 @@
 //! vouched for, not above what was appended. Each later observation narrows the cut.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// Content of an inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Body {
     /// No name leads to it any more.
     Gone,
-    /// Bytes of a regular file, and its names.
+    /// Bytes of a regular file, and its names: 0 when it is only open somewhere.
     File(Vec<u8>, u32),
     /// Names of a directory and where they lead.
     Dir(BTreeMap<Vec<u8>, u64>),
-    /// Target of a symbolic link.
-    Symlink(Vec<u8>),
+    /// Target of a symbolic link, and its names.
+    Symlink(Vec<u8>, u32),
 }
 
 /// Extended attributes by name.
@@ -36,6 +37,8 @@ pub struct State {
     pub project: u64,
     /// When content or names changed last, in nanoseconds.
     pub mtime: u64,
+    /// When anything changed last.
+    pub ctime: u64,
     /// Extended attributes; None: the reader did not look.
     pub xattrs: Option<Xattrs>,
     /// Content.
@@ -45,18 +48,27 @@ pub struct State {
 impl State {
     /// An inode that is no more.
     pub const fn gone() -> Self {
-        Self { mode: 0, uid: 0, project: 0, mtime: 0, xattrs: None, body: Body::Gone }
+        Self { mode: 0, uid: 0, project: 0, mtime: 0, ctime: 0, xattrs: None, body: Body::Gone }
     }
 
     /// Something new.
-    pub fn new(mode: u32, uid: u32, mtime: u64, body: Body) -> Self {
-        Self { mode, uid, project: 0, mtime, xattrs: Some(Xattrs::new()), body }
+    pub fn new(mode: u32, uid: u32, time: u64, body: Body) -> Self {
+        let (mtime, ctime, xattrs) = (time, time, Some(Xattrs::new()));
+        Self { mode, uid, project: 0, mtime, ctime, xattrs, body }
+    }
+
+    /// Whether no name leads to it.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.body, Body::Gone | Body::File(_, 0))
     }
 
     /// Whether a reader of this could have seen that.
     fn shows(&self, seen: &Self) -> bool {
-        (self.mode, self.uid, self.project, self.mtime, &self.body)
-            == (seen.mode, seen.uid, seen.project, seen.mtime, &seen.body)
+        if seen.body == Body::Gone {
+            return self.is_gone();
+        }
+        (self.mode, self.uid, self.project, self.mtime, self.ctime, &self.body)
+            == (seen.mode, seen.uid, seen.project, seen.mtime, seen.ctime, &seen.body)
             && (self.xattrs.is_none() || seen.xattrs.is_none() || self.xattrs == seen.xattrs)
     }
 
@@ -67,8 +79,8 @@ impl State {
                 all.keys().map(|n| String::from_utf8_lossy(n)).collect::<Vec<_>>().join(",")
             }
         };
-        let Self { mode, uid, project, mtime, .. } = self;
-        format!("{mode:o} uid {uid} project {project} mtime {mtime} xattrs [{xattrs}]")
+        let Self { mode, uid, project, mtime, ctime, .. } = self;
+        format!("{mode:o} uid {uid} project {project} times {mtime} {ctime} xattrs [{xattrs}]")
     }
 
     /// In few words.
@@ -86,8 +98,9 @@ impl State {
                     .collect();
                 format!("dir {} {{{}}}", self.attributes(), names.join(" "))
             }
-            Body::Symlink(target) => {
-                format!("symlink {} {}", self.attributes(), String::from_utf8_lossy(target))
+            Body::Symlink(target, links) => {
+                let target = String::from_utf8_lossy(target);
+                format!("symlink {} nlink {links} {target}", self.attributes())
             }
         }
     }
@@ -97,7 +110,16 @@ impl State {
 struct Version {
     /// `None`: nobody disputes it.
     by: Option<(usize, u64)>,
-    state: State,
+    /// When it was made, counted in versions.
+    at: u64,
+    state: Rc<State>,
+}
+
+/// A version that another has certainly taken the place of.
+#[derive(Clone, Debug)]
+struct Past {
+    until: u64,
+    state: Rc<State>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,14 +135,35 @@ struct Session {
 #[derive(Debug, Default)]
 pub struct Model {
     inodes: BTreeMap<u64, Vec<Version>>,
+    past: BTreeMap<u64, Vec<Past>>,
     sessions: Vec<Session>,
+    /// Versions so far: the model's time.
+    now: u64,
+    /// Nobody asks what was before.
+    asked_from: u64,
 }
 
 impl Model {
     /// A volume with an empty root.
     pub fn new(root: State) -> Self {
-        let inodes = BTreeMap::from([(1, vec![Version { by: None, state: root }])]);
-        Self { inodes, sessions: Vec::new() }
+        let first = Version { by: None, at: 0, state: Rc::new(root) };
+        Self { inodes: BTreeMap::from([(1, vec![first])]), ..Self::default() }
+    }
+
+    /// Its time.
+    pub const fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Nobody will ask what was before that time.
+    pub fn forget_before(&mut self, at: u64) {
+        if at > self.asked_from {
+            self.asked_from = at;
+            self.past.retain(|_, all| {
+                all.retain(|past| past.until > at);
+                !all.is_empty()
+            });
+        }
     }
 
     /// A client attached.
@@ -135,9 +178,11 @@ impl Model {
         if !s.alive && seq > s.hi {
             return;
         }
+        self.now += 1;
         for (ino, state) in changes {
-            let by = Some((session, seq));
-            self.inodes.entry(ino).or_default().push(Version { by, state });
+            let (by, at) = (Some((session, seq)), self.now);
+            let state = Rc::new(state);
+            self.inodes.entry(ino).or_default().push(Version { by, at, state });
         }
     }
 
@@ -190,7 +235,7 @@ impl Model {
 
     /// The newest version; right whenever no fault left doubt.
     pub fn current(&self, ino: u64) -> Option<&State> {
-        self.inodes.get(&ino).and_then(|v| v.last()).map(|v| &v.state)
+        self.inodes.get(&ino).and_then(|v| v.last()).map(|v| &*v.state)
     }
 
     /// What an inode may be now, one operation left out that may not have been; `None`: not made.
@@ -200,7 +245,7 @@ impl Model {
         without: Option<(usize, u64)>,
     ) -> impl Iterator<Item = Option<&State>> {
         let versions = self.inodes.get(&ino).map_or(&[][..], Vec::as_slice);
-        let counts = |v: &Version| v.by.is_none_or(|(s, seq)| seq <= self.sessions[s].hi);
+        let counts = |v: &Version| self.counts(v);
         let certain = |v: &Version| {
             counts(v)
                 && v.by.is_none_or(|(s, seq)| {
@@ -212,7 +257,7 @@ impl Model {
         let unborn = from.is_none().then_some(None);
         let later = versions[from.unwrap_or(0)..].iter();
         let later = later.filter(move |v| counts(v) && (v.by.is_none() || v.by != without));
-        unborn.into_iter().chain(later.map(|v| Some(&v.state)))
+        unborn.into_iter().chain(later.map(|v| Some(&*v.state)))
     }
 
     /// How many inodes there are of a kind, at least and at most, one operation left out.
@@ -273,65 +318,154 @@ impl Model {
     /// `seen` is what `by` (a session; `None`: the judge) sees of the inode. An error says why
     /// that cannot be.
     pub fn observe(&mut self, by: Option<usize>, ino: u64, seen: &State) -> Result<(), String> {
-        let Some(versions) = self.inodes.get_mut(&ino) else {
-            return match seen.body {
-                Body::Gone => Ok(()),
-                _ => Err(format!("inode {ino}: nobody made it, seen {}", seen.summary())),
-            };
-        };
-        let sessions = &mut self.sessions;
-        // What surely did not survive is no version.
-        versions.retain(|v| v.by.is_none_or(|(s, seq)| seq <= sessions[s].hi));
-        let certain = |v: &Version| {
-            v.by.is_none_or(|(s, seq)| {
-                (sessions[s].alive && !sessions[s].doubtful) || seq <= sessions[s].lo
-            })
-        };
-        let first = versions.iter().rposition(certain).unwrap_or(0);
-        let unborn = versions.first().is_none_or(|v| !certain(v));
-        let matching: Vec<usize> =
-            (first..versions.len()).filter(|i| versions[*i].state.shows(seen)).collect();
-        let (Some(&oldest), Some(&newest)) = (matching.first(), matching.last()) else {
-            if seen.body == Body::Gone && unborn {
-                // Its creation was lost, and so all after it.
-                let lost: Vec<_> = versions.drain(..).filter_map(|v| v.by).collect();
-                for (s, seq) in lost {
-                    sessions[s].hi = sessions[s].hi.min(seq - 1);
-                }
-                return Ok(());
-            }
-            let may: Vec<String> = versions[first.min(versions.len())..]
-                .iter()
-                .map(|v| format!("{:?} {}", v.by, v.state.summary()))
-                .collect();
-            return Err(format!(
-                "inode {ino}: seen {}; may be one of [{}]",
-                seen.summary(),
-                may.join(" | ")
-            ));
-        };
-        if let Some((s, _)) = versions[newest].by
-            && by == Some(s)
-        {
+        let gone = seen.is_gone();
+        let told = self.watch(by, ino, u64::MAX, gone, |state| state.shows(seen));
+        let Some(chosen) =
+            told.map_err(|may| format!("inode {ino}: seen {}; {may}", seen.summary()))?
+        else {
             return Ok(());
-        }
-        if let Some((s, seq)) = versions[oldest].by {
-            sessions[s].lo = sessions[s].lo.max(seq);
-        }
-        if let Some((s, seq)) = versions.get(newest + 1).and_then(|v| v.by) {
-            sessions[s].hi = sessions[s].hi.min(seq - 1);
-        }
-        let mut kept: Vec<Version> = matching.iter().map(|i| versions[*i].clone()).collect();
+        };
+        let Some(versions) = self.inodes.get_mut(&ino) else { return Ok(()) };
+        let mut kept: Vec<Version> = chosen.iter().map(|i| versions[*i].clone()).collect();
         kept[0].by = None;
         if kept.len() > 1 && seen.xattrs.is_none() {
             // Which it was is not known: whatever is done from here on is done to either.
             kept.truncate(1);
-            kept[0].state.xattrs = None;
+            Rc::make_mut(&mut kept[0].state).xattrs = None;
         } else if seen.xattrs.is_some() {
-            kept[0].state.xattrs.clone_from(&seen.xattrs);
+            Rc::make_mut(&mut kept[0].state).xattrs.clone_from(&seen.xattrs);
         }
         *versions = kept;
         Ok(())
+    }
+
+    /// Somebody has seen, at some moment since the model's time `since`, a part of the inode: one that `fits`. An
+    /// error says what it may have been. (`since` [`u64::MAX`]: seen now.)
+    pub fn glimpse(
+        &mut self,
+        by: Option<usize>,
+        ino: u64,
+        since: u64,
+        gone: bool,
+        fits: impl Fn(&State) -> bool,
+    ) -> Result<(), String> {
+        if self.past.get(&ino).is_some_and(|p| p.iter().any(|p| p.until > since && fits(&p.state)))
+        {
+            return Ok(());
+        }
+        let may = self.watch(by, ino, since, gone, fits);
+        may.map(drop).map_err(|may| format!("inode {ino}: {may}"))
+    }
+
+    /// What may have been seen of an inode at some moment since then.
+    pub fn during(&self, ino: u64, since: u64) -> Vec<Rc<State>> {
+        let past = self.past.get(&ino).into_iter().flatten();
+        let past = past.filter(|p| p.until > since).map(|p| Rc::clone(&p.state));
+        let versions = self.inodes.get(&ino).map_or(&[][..], Vec::as_slice);
+        let first = self.first_possible(versions, since);
+        let unborn = versions.first().is_none_or(|v| v.at > since || !self.is_certain(v));
+        let unborn = unborn.then(|| Rc::new(State::gone()));
+        let later = versions[first..].iter().filter(|v| self.counts(v));
+        past.chain(unborn).chain(later.map(|v| Rc::clone(&v.state))).collect()
+    }
+
+    fn counts(&self, v: &Version) -> bool {
+        v.by.is_none_or(|(s, seq)| seq <= self.sessions[s].hi)
+    }
+
+    fn is_certain(&self, v: &Version) -> bool {
+        v.by.is_none_or(|(s, seq)| {
+            let s = &self.sessions[s];
+            (s.alive && !s.doubtful) || seq <= s.lo
+        })
+    }
+
+    /// The first version that may have been there at some moment since then.
+    fn first_possible(&self, versions: &[Version], since: u64) -> usize {
+        versions.iter().rposition(|v| self.is_certain(v) && v.at <= since).unwrap_or(0)
+    }
+
+    /// Finds the versions that fit, and learns from it which of those in doubt count. `None`: it was not made yet,
+    /// or the session knows its own.
+    fn watch(
+        &mut self,
+        by: Option<usize>,
+        ino: u64,
+        since: u64,
+        gone: bool,
+        fits: impl Fn(&State) -> bool,
+    ) -> Result<Option<Vec<usize>>, String> {
+        let Some(mut versions) = self.inodes.remove(&ino) else {
+            return if gone { Ok(None) } else { Err("nobody made it".into()) };
+        };
+        // What surely did not survive is no version.
+        versions.retain(|v| self.counts(v));
+        let first = self.first_possible(&versions, since);
+        let unborn = versions.first().is_none_or(|v| v.at > since || !self.is_certain(v));
+        let matching: Vec<usize> =
+            (first..versions.len()).filter(|i| fits(&versions[*i].state)).collect();
+        let (Some(&oldest), Some(&newest)) = (matching.first(), matching.last()) else {
+            let result = if gone && unborn {
+                // Its creation was lost, and so all after it; or it is seen before that.
+                if versions.first().is_none_or(|v| v.at <= since) {
+                    for (s, seq) in versions.drain(..).filter_map(|v| v.by) {
+                        let session = &mut self.sessions[s];
+                        session.hi = session.hi.min(seq - 1);
+                    }
+                }
+                Ok(None)
+            } else {
+                let may: Vec<String> = versions[first.min(versions.len())..]
+                    .iter()
+                    .map(|v| format!("{:?} {}", v.by, v.state.summary()))
+                    .collect();
+                Err(format!("may be one of [{}]", may.join(" | ")))
+            };
+            self.inodes.insert(ino, versions);
+            return result;
+        };
+        let own = |v: &Version| v.by.is_some_and(|(s, _)| by == Some(s));
+        if own(&versions[newest]) {
+            self.inodes.insert(ino, versions);
+            return Ok(None);
+        }
+        if let Some((s, seq)) = versions[oldest].by {
+            self.sessions[s].lo = self.sessions[s].lo.max(seq);
+        }
+        // What came after it, before somebody looked, is not there.
+        if let Some((s, seq)) =
+            versions.get(newest + 1).filter(|v| v.at <= since).and_then(|v| v.by)
+        {
+            self.sessions[s].hi = self.sessions[s].hi.min(seq - 1);
+        }
+        // What came before is past.
+        let past = versions.drain(..oldest).zip(1..).map(|(v, _)| v).collect::<Vec<_>>();
+        let mut until = versions[0].at;
+        for v in past.into_iter().rev() {
+            if until > self.asked_from {
+                self.past.entry(ino).or_default().push(Past { until, state: v.state });
+            }
+            until = v.at;
+        }
+        self.inodes.insert(ino, versions);
+        Ok(Some(matching.into_iter().map(|i| i - oldest).collect()))
+    }
+
+    /// Whether it is certain what the inode is now.
+    pub fn is_settled(&self, ino: u64, by: usize) -> bool {
+        let Some(last) = self.inodes.get(&ino).and_then(|v| v.last()) else { return true };
+        last.by.is_some_and(|(s, _)| s == by) || self.is_certain(last)
+    }
+
+    /// The sessions' operations on an inode that are the newest of each.
+    pub fn newest_of(&self, ino: u64, of: impl Fn(usize) -> bool) -> Vec<(usize, u64)> {
+        let mut newest = BTreeMap::new();
+        for (s, seq) in self.inodes.get(&ino).into_iter().flatten().filter_map(|v| v.by) {
+            if of(s) {
+                newest.insert(s, seq);
+            }
+        }
+        newest.into_iter().collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The world: clock, event queue, and what a history consists of. The parts are in `world/`.
 
 mod coordination;
-mod judge;
+pub(crate) mod judge;
 mod links;
 mod mishaps;
 mod nodes;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use base::random::Random;
 use base::{ClientId, Nanos, NodeId, StreamSeq, crc32c};
+use client::libfs::Limits;
 use cluster::coordinator::machine::{
     Action, Event as CoEvent, Machine, Patience, Speaker, VolumeSpec,
 };
@@ -27,6 +28,7 @@ use crate::faults::Fault;
 use crate::host::{self, Clock, Host, Shape, TICK, fresh_region};
 use crate::hostd::{Hostd, Step};
 use crate::model::{Body, Model, State};
+use crate::process::Process;
 use crate::scenario::{Moment, Script, Stage};
 
 /// Microsecond.
@@ -106,6 +108,12 @@ pub struct Preset {
     pub hostd_deaf: bool,
     /// Faults at their moments.
     pub script: Script,
+    /// Clients speak the protocol by hand; else they are LibFS itself.
+    pub by_hand: bool,
+    /// Threads of a process, at most.
+    pub threads: u64,
+    /// One in so many accesses to what threads share is a pause of the thread, at least.
+    pub points: u64,
 }
 
 impl Preset {
@@ -137,6 +145,9 @@ impl Preset {
             wasteful: false,
             hostd_deaf: false,
             script: Script::default(),
+            by_hand: r.chance(1, 4),
+            threads: 1 + r.below(4),
+            points: [2, 8, 40, 300][r.below(4) as usize],
         };
         if r.chance(2, 3) {
             preset.nodes = 3;
@@ -155,6 +166,7 @@ impl Preset {
     pub(crate) fn plain(seed: u64) -> Self {
         let mut preset = Self::of(seed);
         preset.make(Flavour::Plain);
+        preset.by_hand = true;
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
         preset
     }
@@ -312,6 +324,16 @@ pub(crate) enum Item {
         segment: u32,
         incarnation: u64,
     },
+    /// A thread of a process goes on.
+    Thread(usize, usize, u64),
+    /// A process begins its next life.
+    Boot(usize, u64),
+    /// What hostd has for a process.
+    Given {
+        token: u64,
+        incarnation: u64,
+        given: Result<(ClientId, u32), base::Errno>,
+    },
     /// A client was killed: has its node taken its log?
     Drained(Ended, u32),
     Fault(Fault),
@@ -446,6 +468,14 @@ impl<'a> World<'a> {
             let node = world.preset.clients_at.get(c).map_or(c % world.preset.nodes, |n| *n);
             let uid =
                 if c == 0 && (world.preset.hostile || world.preset.quota) { GUEST } else { 0 };
+            if world.is_process(c) {
+                let process = world.draw_process();
+                world.actors.push(Actor::of_process(node, 0, process));
+                let at = 20 * MS + world.random.below(50 * MS);
+                let start = world.preset.starts.get(c).copied().unwrap_or(0);
+                world.at(at.max(start), Item::Boot(c, 0));
+                continue;
+            }
             world.actors.push(Actor::new(node, uid, world.preset.ops));
             let at = 20 * MS + world.random.below(50 * MS);
             let start = world.preset.starts.get(c).copied().unwrap_or(0);
@@ -464,6 +494,18 @@ impl<'a> World<'a> {
         let heal = world.preset.active + 1600 * MS;
         world.at(heal, Item::Heal);
         Ok(world)
+    }
+
+    /// Whether a client is LibFS: who tries what it may not, and whose operations may be refused, is not.
+    fn is_process(&self, c: usize) -> bool {
+        let guest = c == 0 && self.preset.hostile;
+        !self.preset.by_hand && !guest && !self.preset.doubts()
+    }
+
+    fn draw_process(&mut self) -> Process {
+        let threads = 1 + self.random.below(self.preset.threads) as usize;
+        let chance = self.preset.points * (1 + self.random.below(3));
+        Process::new(threads, self.preset.ops * 2, Limits::SHIPPED, chance)
     }
 
     pub(crate) fn trace(&mut self, line: impl FnOnce() -> String) {
@@ -571,6 +613,9 @@ impl<'a> World<'a> {
                 self.at(self.now + 50 * MS, Item::CoordinatorTick);
             }
             Item::Step(actor, stamp) => self.step_actor(actor, stamp)?,
+            Item::Thread(c, t, stamp) => self.thread_goes_on(c, t, stamp)?,
+            Item::Boot(c, life) => self.boot_process(c, life)?,
+            Item::Given { token, incarnation, given } => self.given(token, incarnation, given)?,
             Item::Attached { actor, stamp, client, segment, incarnation } => {
                 self.actor_attached(actor, (stamp, incarnation), client, segment)?;
             }

@@ -60,6 +60,10 @@ impl Lines {
 #[derive(Debug, Default)]
 struct State {
     segments: BTreeMap<Segment, Image>,
+    /// Logs that were removed, for those who have them mapped...
+    unlinked: BTreeMap<Segment, Vec<u8>>,
+    /// ... if there are such.
+    is_mapped: bool,
     /// Stores and fences that still succeed; None: all.
     left: Option<u64>,
 }
@@ -86,7 +90,10 @@ impl MemoryRegion {
 
     /// The region as it could be found after a power cut now.
     pub fn cut(&self, random: &mut Random) -> MemoryRegion {
-        let mut segments = self.state().segments.clone();
+        let (mut segments, is_mapped) = {
+            let state = self.state();
+            (state.segments.clone(), state.is_mapped)
+        };
         for image in segments.values_mut() {
             for line in std::mem::take(&mut image.stored).iter() {
                 let (from, to) = (line * LINE, ((line + 1) * LINE).min(image.seen.len()));
@@ -102,7 +109,48 @@ impl MemoryRegion {
             image.seen = image.durable.clone();
             (image.started, image.persisted) = (Lines::default(), Vec::new());
         }
-        MemoryRegion(Mutex::new(State { segments, left: None }))
+        MemoryRegion(Mutex::new(State { segments, is_mapped, ..State::default() }))
+    }
+
+    /// Logs are mapped by clients, who keep them when they are removed.
+    pub fn let_map(&self) {
+        self.state().is_mapped = true;
+    }
+
+    /// A word as somebody sees it who has the segment mapped: also of a log that was removed. 0 where there is none.
+    pub fn mapped_load(&self, segment: Segment, offset: u64) -> u64 {
+        let mut word = [0; 8];
+        self.mapped_read(segment, offset, &mut word);
+        u64::from_le_bytes(word)
+    }
+
+    /// Copies bytes out, likewise; `false` where there are none.
+    pub fn mapped_read(&self, segment: Segment, offset: u64, buf: &mut [u8]) -> bool {
+        let mut state = self.state();
+        let seen = match state.segments.get(&segment) {
+            Some(image) => &image.seen,
+            None => match state.unlinked.get_mut(&segment) {
+                Some(seen) => &*seen,
+                None => return false,
+            },
+        };
+        let from = seen.get(offset as usize..).and_then(|from| from.get(..buf.len()));
+        from.is_some_and(|from| {
+            buf.copy_from_slice(from);
+            true
+        })
+    }
+
+    /// Stores, likewise.
+    pub fn mapped_store(&self, segment: Segment, offset: u64, data: &[u8]) {
+        let mut state = self.state();
+        if let Some(seen) = state.unlinked.get_mut(&segment) {
+            let to = seen.get_mut(offset as usize..).and_then(|to| to.get_mut(..data.len()));
+            to.into_iter().for_each(|to| to.copy_from_slice(data));
+        } else {
+            // Outside of it, or when the power is gone, nothing is stored.
+            let _ = state.store(segment, offset, data);
+        }
     }
 
     /// Changes bytes behind everybody's back, as decaying media do.
@@ -286,8 +334,12 @@ impl Media for MemoryRegion {
     }
 
     fn remove(&self, segment: Segment) -> Result<(), MediaError> {
-        let removed = self.state().segments.remove(&segment);
-        removed.map(|_| ()).ok_or(MediaError::Missing(segment))
+        let mut state = self.state();
+        let removed = state.segments.remove(&segment).ok_or(MediaError::Missing(segment))?;
+        if state.is_mapped && matches!(segment, Segment::Log(_)) {
+            state.unlinked.insert(segment, removed.seen);
+        }
+        Ok(())
     }
 
     fn segments(&self) -> Result<Vec<Segment>, MediaError> {

@@ -7,13 +7,12 @@
 //! - A slot without a node has the last parent and name seen; they are a hint that is verified
 //!   by number when used.
 
+use crate::kept::Kept;
+use crate::mutex::Mutex;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::hash::{BuildHasherDefault, Hasher};
-use rustix::fd::OwnedFd;
-
-use crate::mutex::Mutex;
 
 /// Slots kept at most; past it the hint goes with the descriptor. About 100 bytes each.
 const SLOTS_MAX: usize = 1 << 20;
@@ -53,7 +52,7 @@ pub(super) struct Node {
     /// Type bits of its mode.
     pub kind: u32,
     /// The descriptor.
-    pub fd: OwnedFd,
+    pub fd: Kept,
 }
 
 /// An open file.
@@ -62,7 +61,7 @@ pub(super) struct Open {
     /// Backing inode number.
     pub number: u64,
     /// Backing descriptor, in the access mode asked.
-    pub fd: OwnedFd,
+    pub fd: Kept,
     /// Writes go to the end.
     pub append: bool,
     /// Serialises uses of the descriptor's own offset (appending, seeking for data).

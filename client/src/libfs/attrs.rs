@@ -103,7 +103,9 @@ impl<H: Host> LibFsOn<H> {
             let now = Self::now(&[&state.record]);
             let place = self.log(turn, ino.0, &[state], op, now)?;
             state.last = place.sequence;
-            if let Op::SetProject { project, .. } = *op {
+            if let Op::SetProject { project, .. } = *op
+                && project != state.record.project
+            {
                 state.record.project = project;
                 state.record.ctime = Stamp::from_nanos(now);
             }

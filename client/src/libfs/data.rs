@@ -250,9 +250,12 @@ impl<H: Host> LibFsOn<H> {
     fn refused(&self, session: &Session<H>, open: &Open<H>) -> Result<()> {
         let Some((last, errno)) = Self::news(session, open) else { return Ok(()) };
         self.unkeep(open);
-        // What is cached here may show what never was.
-        self.settle(&open.inode)?;
+        // This error is for all up to there, also for what is judged only now.
         open.clean.store(last, Ordering::Relaxed);
+        // What is cached here may show what never was: whoever looks next asks anew, if not we.
+        if self.settle(&open.inode).is_err() {
+            open.inode.state.write().lease = rpc::Granted::default();
+        }
         Err(errno)
     }
 

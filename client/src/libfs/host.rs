@@ -52,7 +52,7 @@ pub trait Memory: Send + Sync + Debug {
     /// Told of each entry of the log when its header is there: the service may read it from now on. For those
     /// who judge.
     #[inline]
-    fn wrote_entry(&self, _sequence: u64) {}
+    fn wrote_entry(&self, _at: u64) {}
 }
 
 /// hostd, as an attached client sees it.

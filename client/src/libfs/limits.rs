@@ -4,7 +4,11 @@
 
 use alloc::vec::Vec;
 
+use base::Errno;
 use storage::limits::{LEASE_SLOTS, RPC_SLOTS};
+
+use crate::fs::Result;
+use crate::kept::Watch;
 
 /// The bounds.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +90,11 @@ pub struct Config {
     /// Descriptors that the client keeps get this number or a higher one, so that they stay out
     /// of the way of the program's own.
     pub fd_min: i32,
+    /// Told of these descriptors.
+    pub watch: Option<Watch>,
+    /// Makes room for descriptors of the client's where the program has used up all its numbers (true), and takes it
+    /// back.
+    pub room: Option<fn(bool)>,
     /// Mount point of the same volume, for people; not used by the client.
     pub mount: Vec<u8>,
     /// Asked by a thread that waits for the service, several times a second: whether it shall stop
@@ -104,11 +113,25 @@ impl Config {
             socket: socket.to_vec(),
             lanes: 0,
             fd_min: 3,
+            watch: None,
+            room: None,
             mount: Vec::new(),
             stop: None,
             patient: false,
             limits: Limits::SHIPPED,
         }
+    }
+
+    /// Does what takes descriptors, once more with room for them if there was none.
+    pub(crate) fn with_room<T>(&self, mut what: impl FnMut() -> Result<T>) -> Result<T> {
+        let done = what();
+        let Some(room) = self.room.filter(|_| matches!(done, Err(Errno::MFILE))) else {
+            return done;
+        };
+        room(true);
+        let done = what();
+        room(false);
+        done
     }
 
     /// Whether the calling thread shall wait no longer.

@@ -13,8 +13,8 @@ use rustix::io::{IoSlice, IoSliceMut};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::sockopt::Timeout;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -26,6 +26,7 @@ use super::host::{Door, Host, MS, Memory, NO_LIMIT};
 use super::limits::Config;
 use super::sync::RwLock;
 use crate::fs::Result;
+use crate::kept::Kept;
 
 /// Attempts to get an arena, 20 ms apart, while the services restart.
 const ARENA_TRIES: u32 = 1500;
@@ -118,9 +119,12 @@ impl Host for Linux {
     }
 
     fn attach(config: &Config) -> Result<(Mapping, Connection)> {
-        let socket = connect(config)?;
-        let (_, fds) = ask(socket.as_fd(), rpc::HOST_ATTACH, config.lanes.into(), config.fd_min)?;
-        let [log, bell] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::IO)?;
+        let (socket, fds) = config.with_room(|| {
+            let socket = connect(config)?;
+            let (_, fds) = ask(socket.as_fd(), rpc::HOST_ATTACH, config.lanes.into(), config)?;
+            Ok((socket, fds))
+        })?;
+        let [log, bell] = <[Kept; 2]>::try_from(fds).map_err(|_| Errno::IO)?;
         let memory = map_log(log.as_fd())?;
         Ok((memory, Connection { socket: RwLock::new(socket), bell }))
     }
@@ -280,8 +284,8 @@ impl Memory for Mapping {
 /// The connection to hostd, and the service's doorbell.
 #[derive(Debug)]
 pub struct Connection {
-    socket: RwLock<OwnedFd>,
-    bell: OwnedFd,
+    socket: RwLock<Kept>,
+    bell: Kept,
 }
 
 impl Door for Connection {
@@ -309,10 +313,11 @@ impl Door for Connection {
 }
 
 impl Connection {
-    fn ask_arena(&self, config: &Config, arena: u32) -> Result<(u64, Vec<OwnedFd>)> {
+    fn ask_arena(&self, config: &Config, arena: u32) -> Result<(u64, Vec<Kept>)> {
         let mut socket = self.socket.write();
         for _ in 0..ARENA_TRIES {
-            match ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config.fd_min) {
+            let ask = || ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config);
+            match config.with_room(ask) {
                 // hostd was restarted: it keeps nothing that the service has not told it again.
                 Err(Errno::NOTCONN | Errno(104) | Errno(32)) => {
                     if let Ok(fresh) = connect(config) {
@@ -334,14 +339,16 @@ impl Connection {
 }
 
 /// Moves a descriptor up, out of the program's way.
-fn raise(fd: OwnedFd, min: i32) -> OwnedFd {
-    match rustix::io::fcntl_dupfd_cloexec(&fd, min) {
-        Ok(high) => high,
-        Err(_) => fd,
-    }
+fn raise(fd: OwnedFd, config: &Config) -> Kept {
+    Kept::new(fd, config.fd_min, config.watch)
 }
 
-fn ask(socket: BorrowedFd<'_>, kind: u32, argument: u64, min: i32) -> Result<(u64, Vec<OwnedFd>)> {
+fn ask(
+    socket: BorrowedFd<'_>,
+    kind: u32,
+    argument: u64,
+    config: &Config,
+) -> Result<(u64, Vec<Kept>)> {
     let request = rpc::host_request(kind, argument);
     rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(
@@ -368,17 +375,21 @@ fn ask(socket: BorrowedFd<'_>, kind: u32, argument: u64, min: i32) -> Result<(u6
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights.map(|fd| raise(fd, min)));
+            fds.extend(rights.map(|fd| raise(fd, config)));
         }
     }
     if received.bytes == 0 {
         return Err(Errno::NOTCONN);
     }
+    // What has come along got no number: the program has them all.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE);
+    }
     let value = rpc::host_reply_decode(&reply).map_err(|_| Errno::IO)??;
     Ok((value, fds))
 }
 
-fn connect(config: &Config) -> Result<OwnedFd> {
+fn connect(config: &Config) -> Result<Kept> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -395,5 +406,5 @@ fn connect(config: &Config) -> Result<OwnedFd> {
     }
     let address = SocketAddrUnix::new(&config.socket[..]).map_err(errno)?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(errno)?;
-    Ok(raise(socket, config.fd_min))
+    Ok(raise(socket, config))
 }

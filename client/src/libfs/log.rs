@@ -245,7 +245,7 @@ impl<'a, H: Host> Room<'a, H> {
             to += lines as u64;
         }
         self.memory.write_persistent(at, &seal.end());
-        self.memory.wrote_entry(raw.sequence);
+        self.memory.wrote_entry(at);
         self.head.at += entry_bytes(payload.len()) as u64;
         let sequence = Sequence(raw.sequence);
         let place = Place { lane: self.index, position, sequence };

@@ -339,7 +339,7 @@ impl<H: Host> LibFsOn<H> {
         }
         let dir = self.inode(parent);
         self.run(|turn| {
-            let (ino, kind) = self.resolve(turn, caller, &dir, name)?;
+            let (ino, kind) = self.resolve(turn, caller, &dir, name)?.ok_or(Errno::NOENT)?;
             let victim = self.inode(ino);
             let mut locked = Locked::new(&[&dir, &victim]);
             self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
@@ -375,20 +375,20 @@ impl<H: Host> LibFsOn<H> {
         })
     }
 
-    /// Inode and type of a name that must exist; nothing stays locked.
+    /// Inode and type that a name leads to, if it does; nothing stays locked.
     fn resolve(
         &self,
         turn: &mut Turn<H>,
         caller: &Caller<'_>,
         dir: &Arc<Inode<H>>,
         name: &[u8],
-    ) -> Step<(InodeId, u32), H> {
+    ) -> Step<Option<(InodeId, u32)>, H> {
         let mut state = dir.state.write();
         self.hold(turn, dir.ino, &mut state, LeaseMode::Read, 0)?;
         search(caller, &state.record)?;
         match self.find(turn, dir.ino, &state, name)? {
-            Known::Present(ino, kind) => Ok((ino, kind)),
-            Known::Absent => Err(Errno::NOENT.into()),
+            Known::Present(ino, kind) => Ok(Some((ino, kind))),
+            Known::Absent => Ok(None),
         }
     }
 
@@ -472,12 +472,8 @@ impl<H: Host> LibFsOn<H> {
         noreplace: bool,
         exchange: bool,
     ) -> Step<(), H> {
-        let (ino, kind) = self.resolve(turn, caller, old, rename.name)?;
-        let replaced = match self.resolve(turn, caller, new, rename.new_name) {
-            Ok(found) => Some(found),
-            Err(Stop::Failed(Errno::NOENT)) => None,
-            Err(e) => return Err(e),
-        };
+        let (ino, kind) = self.resolve(turn, caller, old, rename.name)?.ok_or(Errno::NOENT)?;
+        let replaced = self.resolve(turn, caller, new, rename.new_name)?;
         match replaced {
             Some(_) if noreplace => return Err(Errno::EXIST.into()),
             None if exchange => return Err(Errno::NOENT.into()),

@@ -307,7 +307,7 @@ impl<H: Host> LibFsOn<H> {
         let session = turn.session;
         let inode = self.inode(ino);
         let _asking = inode.asking.write_unless(|| self.config.stops())?;
-        let (mode, after) = {
+        let (mode, flags, after) = {
             let state = inode.state.read();
             if state.session > session.number {
                 // Another thread has attached anew.
@@ -320,7 +320,10 @@ impl<H: Host> LibFsOn<H> {
             let held = ours && self.held(session, &state, LeaseMode::Read);
             let last = if ours { state.last } else { Sequence(0) };
             let mode = if held { mode.max(state.mode()) } else { mode };
-            (mode, session.known_after(last))
+            // What is open was perhaps opened in an earlier session, of which this service knows nothing.
+            let pinned = ours && state.pinned || state.open == 0 || planted(Bug::PinForgotten);
+            let flags = flags | if pinned { 0 } else { rpc::WANT_PIN };
+            (mode, flags, session.known_after(last))
         };
         if flags & rpc::WANT_PIN != 0 {
             // An earlier close that the service was not told of yet must not take this pin away.
@@ -367,6 +370,9 @@ impl<H: Host> LibFsOn<H> {
         // gone already, or be another one: then this answer is not what is so now.
         let granted = reply.granted;
         let current = session.segment.lease_holds(granted.slot, granted.word);
+        if state.open > 0 && !state.pinned && !planted(Bug::PinForgotten) {
+            return;
+        }
         if (state.last > after || !current) && !planted(Bug::OldAnswerInstalled) {
             return;
         }
@@ -437,8 +443,10 @@ impl<H: Host> LibFsOn<H> {
             Ok(()) => {
                 let reply = parse_inode(&body)?;
                 let (ino, kind) = (reply.record.ino, reply.record.mode & S_IFMT);
-                turn.shown = Some((reply.record.clone(), reply.proof));
-                self.learn(session, reply, after);
+                let shown = (reply.record.clone(), reply.proof);
+                if self.learn(session, reply, after) || planted(Bug::LookedUpOld) {
+                    turn.shown = Some(shown);
+                }
                 Known::Present(ino, kind)
             }
             Err(Errno::NOENT) => Known::Absent,
@@ -465,20 +473,20 @@ impl<H: Host> LibFsOn<H> {
         Ok(())
     }
 
-    /// Takes an answer about an inode that a name led to.
-    fn learn(&self, session: &'static Session<H>, reply: InodeReply, after: Sequence) {
+    /// Takes an answer about an inode that a name led to. `false`: it was asked for after the last own operation on
+    /// the directory, and something was done to the inode since.
+    fn learn(&self, session: &'static Session<H>, reply: InodeReply, after: Sequence) -> bool {
         session.remember_proof(reply.record.ino, reply.proof);
         let inode = self.inode(reply.record.ino);
         // Without its lock the answer is dropped; whoever holds it will ask again.
-        if let Some(mut state) = inode.state.try_write()
-            && state.session <= session.number
-        {
-            let ours = state.session == session.number;
-            let last = if ours { state.last } else { Sequence(0) };
-            if session.known_after(last) <= after {
-                self.install(session, &mut state, reply, 0, after);
-            }
+        let Some(mut state) = inode.state.try_write() else { return false };
+        let ours = state.session == session.number;
+        let last = if ours { state.last } else { Sequence(0) };
+        let fresh = state.session <= session.number && session.known_after(last) <= after;
+        if fresh {
+            self.install(session, &mut state, reply, 0, after);
         }
+        fresh
     }
 
     /// Asks for extents from `from` on, new enough for what the log no longer holds.

@@ -7,6 +7,7 @@ mod cluster;
 mod coherence;
 mod copies;
 mod crush;
+mod descriptors;
 mod harness;
 mod helper;
 mod lapse;

@@ -168,6 +168,22 @@ for i in range(80):
     assert_eq!(text(&cluster.shell(2, close).output().unwrap()), "close True 28\n");
 }
 
+/// What the service refuses while LibFS asks about an earlier refusal is told with that, and not again by fsync and close.
+#[test]
+fn a_full_volume_says_so_once() {
+    let Some(cluster) = Cluster::new(1, "32MiB") else { return };
+    let fill = |how: &str| format!("python3 {TESTS}/run/full.py . 6 {how}");
+    for said in [
+        cluster.run(1, &fill("fsync")).output().unwrap(),
+        cluster.shell(1, &fill("fsync")).output().unwrap(),
+        cluster.shell(1, &fill("")).output().unwrap(),
+    ] {
+        let said = text(&said);
+        assert!(said.lines().all(|line| line.starts_with("ENOSPC ")), "{said}");
+        assert!(!said.contains("ENOSPC ENOSPC") && !said.contains("ok ENOSPC"), "{said}");
+    }
+}
+
 /// More files than a program remembers (24,000).
 #[test]
 fn one_process_makes_more_files_than_it_remembers() {

@@ -72,10 +72,14 @@ impl World {
 
     /// Compiles a C program of the scripts; `None` without a compiler.
     fn compile(&self, name: &str, args: &[&str]) -> Option<PathBuf> {
-        let to = self.path(name);
+        self.compile_as(name, name, args)
+    }
+
+    fn compile_as(&self, name: &str, to: &str, args: &[&str]) -> Option<PathBuf> {
+        let to = self.path(to);
         let mut cc = Command::new("cc");
         cc.args(["-w", "-O1"]).arg(format!("{TESTS}/run/{name}.c")).arg("-o").arg(&to).args(args);
-        cc.status().is_ok_and(|status| status.success()).then_some(to)
+        cc.output().is_ok_and(|output| output.status.success()).then_some(to)
     }
 
     /// Runs `program` in both views and compares.
@@ -224,7 +228,7 @@ fn a_program_that_is_a_pipe_is_refused_at_once() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("Permission denied"), "{output:?}");
 }
 
-/// System calls that libc does not make: caught by the net of the strict mode, and only by it.
+/// System calls from generated code: caught by the net of the strict mode, and only by it.
 #[test]
 fn the_strict_mode_catches_calls_made_elsewhere() {
     let Some(world) = World::new() else { return };
@@ -338,18 +342,109 @@ fn killed_programs_leave_the_session_usable() {
 #[test]
 fn a_program_with_a_ring_goes_on_through_the_mount() {
     let Some(world) = World::new() else { return };
-    let Some(program) = world.compile("ring", &[]) else { return };
-    let output = text(&world.same(&[program.as_os_str()], &[]));
-    if output.contains("none:") {
-        eprintln!("skipped: this kernel has no rings: {output}");
-        return;
+    // Calls of libc's, and calls of its own.
+    for args in [&[][..], &["-DOWN"]] {
+        let Some(program) = world.compile("ring", args) else { return };
+        let output = text(&world.same(&[program.as_os_str()], &[]));
+        if output.contains("none:") {
+            eprintln!("skipped: this kernel has no rings: {output}");
+            return;
+        }
+        assert!(output.contains("ring write 6") && output.contains("passed: ring append 1"));
+        assert!(output.contains("execed: ring append 1") && output.ends_with("at 6\n"), "{output}");
+        let mut refused = world.run_with(&["--io-uring", "refuse"]);
+        let output = refused.arg(&program).arg(world.mount()).output().unwrap();
+        assert_eq!(text(&output), "write 6\nnone: Function not implemented\n");
     }
-    assert!(output.contains("ring write 6") && output.ends_with("at 7\n"), "{output}");
-    let mut refused = Command::new(CORBEL);
-    refused.args(["run", "--io-uring", "refuse", "--mount"]).arg(world.mount()).arg("--");
-    refused.env("CORBEL_BACKEND", format!("dir:{}", world.path("back").display()));
-    let output = refused.arg(&program).arg(world.mount()).output().unwrap();
-    assert_eq!(text(&output), "write 6\nnone: Function not implemented\n");
+}
+
+/// A process that outlives its session's first program has nobody to ask what its programs have of their own.
+#[test]
+fn rings_are_foreseen_when_there_is_nobody_to_ask() {
+    let Some(world) = World::new() else { return };
+    let Some(program) = world.compile("ring", &["-DOWN"]) else { return };
+    let gone = world.path("gone");
+    let script = format!(
+        "(while [ ! -e {gone} ]; do sleep 0.1; done; {} . > {gone}.out 2>&1; mv {gone}.out {gone}.said) \
+         > /dev/null 2>&1 &",
+        program.display(),
+        gone = gone.display(),
+    );
+    text(&world.shell(&script));
+    fs::write(&gone, "").unwrap();
+    let said = PathBuf::from(format!("{}.said", gone.display()));
+    wait_for("the program", Duration::from_secs(60), || said.exists().then_some(()));
+    let said = fs::read_to_string(said).unwrap();
+    assert!(said.contains("none:") || said.contains("execed: ring append 1"), "{said}");
+}
+
+/// liburing makes its calls itself, as a library and as part of a program.
+#[test]
+fn a_program_with_liburing_goes_on_through_the_mount() {
+    let Some(world) = World::new() else { return };
+    let file = "-l:liburing.a";
+    for args in [&["-luring"][..], &[file], &["-no-pie", file]] {
+        let Some(program) = world.compile("uring", args) else {
+            eprintln!("skipped: no liburing (scripts/prepare.sh tools)");
+            return;
+        };
+        let output = text(&world.same(&[program.as_os_str()], &[]));
+        if output.contains("none:") {
+            eprintln!("skipped: this kernel has no rings: {output}");
+            return;
+        }
+        assert!(output.contains("fixed 5\n") && output.contains("done 64 good 32"), "{output}");
+    }
+}
+
+/// Calls in the program's own text, and in that of a library that it opens, closes and opens again.
+#[test]
+fn calls_of_a_program_itself_are_served() {
+    let Some(world) = World::new() else { return };
+    let part = ["-O2", "-DLIBRARY", "-fPIC", "-shared"];
+    let Some(library) = world.compile_as("own", "libown.so", &part) else { return };
+    for args in [&["-O0"][..], &["-O2"], &["-O2", "-no-pie"]] {
+        let Some(program) = world.compile("own", args) else { return };
+        for strict in [false, true] {
+            let run = if strict { world.strict() } else { world.run() };
+            let output = world.same_in(run, &[program.as_os_str(), library.as_os_str()], &[]);
+            // Nothing has gone another way, and nothing was caught that has a jump.
+            assert_eq!(audit(&output, "trapped"), 0, "{output:?}");
+            assert_eq!((reached(&output, "mkdir"), reached(&output, "create")), (0, 0));
+            for name in ["program", "library0", "library1", "library2"] {
+                for view in ["native", "mnt"] {
+                    let _ = fs::remove_dir(world.path(view).join(name));
+                }
+            }
+        }
+    }
+}
+
+/// The text is looked at once for all processes, and the result kept; damage to it does no harm.
+#[test]
+fn what_a_program_has_of_its_own_is_kept() {
+    let Some(world) = World::new() else { return };
+    let Some(program) = world.compile("ring", &["-DOWN"]) else { return };
+    let run = || {
+        let output = world.run().arg(&program).arg(world.mount()).output().unwrap();
+        let said = text(&output);
+        assert!(said.contains("none:") || said.contains("ring write 6"), "{said}");
+    };
+    run();
+    let files = || -> Vec<PathBuf> {
+        let all = fs::read_dir(world.path("cache/corbel")).unwrap().map(|e| e.unwrap().path());
+        all.filter(|path| path.to_string_lossy().contains("calls-")).collect()
+    };
+    let kept: Vec<(PathBuf, Vec<u8>)> =
+        files().into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    assert!(!kept.is_empty());
+    for (path, _) in &kept {
+        fs::write(path, "garbage").unwrap();
+    }
+    run();
+    for (path, before) in &kept {
+        assert_eq!(&fs::read(path).unwrap(), before);
+    }
 }
 
 #[test]

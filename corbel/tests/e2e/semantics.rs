@@ -20,8 +20,8 @@ fn script(mut command: Command, name: &str, args: &[&str]) -> String {
 #[test]
 fn ranges_are_taken_out_of_files_and_put_in() {
     let Some(cluster) = cluster() else { return };
-    for seed in ["1", "2", "3"] {
-        let sum = script(cluster.hooked(1, &[]), "shift.py", &[seed, seed]);
+    for (seed, how) in [("1", ""), ("2", ""), ("3", ""), ("4", "mapped"), ("5", "mapped")] {
+        let sum = script(cluster.hooked(1, &[]), "shift.py", &[seed, seed, how]);
         let elsewhere = text(&cluster.shell(3, &format!("md5sum < {seed}")).output().unwrap());
         assert_eq!(elsewhere, format!("{}  -\n", sum.trim_end()), "seed {seed}");
     }

@@ -1,5 +1,6 @@
 // io_uring by hand: a file that is open before there is a ring, one that is opened afterwards, and a
-// path that the ring itself opens. Prints what it read; "none" where the kernel has no rings.
+// path that the ring itself opens; then the ring goes to a process that made none, by a pidfd and over exec.
+// Prints what it read; "none" where the kernel has no rings. With -DOWN no call of a ring is libc's.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +15,25 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifdef OWN
+static long call(long nr, long a, long b, long c, long d) {
+  register long r10 __asm__("r10") = d;
+  register long r8 __asm__("r8") = 0;
+  register long r9 __asm__("r9") = 0;
+  long ret;
+  __asm__ volatile("syscall"
+                   : "=a"(ret)
+                   : "a"(nr), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                   : "rcx", "r11", "memory");
+  return ret;
+}
+#else
+static long call(long nr, long a, long b, long c, long d) {
+  long ret = syscall(nr, a, b, c, d, 0, 0);
+  return ret < 0 ? -errno : ret;
+}
+#endif
+
 static int ring;
 static char *sq, *cq;
 static struct io_uring_sqe *sqes;
@@ -21,9 +41,7 @@ static struct io_uring_params p;
 
 static unsigned *at(char *base, unsigned off) { return (unsigned *)(base + off); }
 
-static int setup(void) {
-  ring = syscall(SYS_io_uring_setup, 8, &p);
-  if (ring < 0) return -errno;
+static int map(void) {
   sq = mmap(0, p.sq_off.array + p.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring,
             IORING_OFF_SQ_RING);
   cq = mmap(0, p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe), PROT_READ | PROT_WRITE,
@@ -33,6 +51,11 @@ static int setup(void) {
   return sq == MAP_FAILED || cq == MAP_FAILED || sqes == MAP_FAILED ? -1 : 0;
 }
 
+static int setup(void) {
+  ring = call(SYS_io_uring_setup, 8, (long)&p, 0, 0);
+  return ring < 0 ? ring : map();
+}
+
 static int go(int op, int fd, const void *addr, unsigned len, long long off, unsigned flags) {
   unsigned tail = *at(sq, p.sq_off.tail), slot = tail & *at(sq, p.sq_off.ring_mask);
   struct io_uring_sqe *e = &sqes[slot];
@@ -40,7 +63,8 @@ static int go(int op, int fd, const void *addr, unsigned len, long long off, uns
   e->opcode = op, e->fd = fd, e->addr = (unsigned long)addr, e->len = len, e->off = off, e->open_flags = flags;
   at(sq, p.sq_off.array)[slot] = slot;
   atomic_store_explicit((_Atomic unsigned *)at(sq, p.sq_off.tail), tail + 1, memory_order_release);
-  if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, 0, 0) < 0) return -errno;
+  int ret = call(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS);
+  if (ret < 0) return ret;
   unsigned head = *at(cq, p.cq_off.head);
   struct io_uring_cqe *c = (void *)(cq + p.cq_off.cqes);
   int res = c[head & *at(cq, p.cq_off.ring_mask)].res;
@@ -56,9 +80,45 @@ static void show(const char *what, int fd) {
          (long long)lseek(fd, 0, SEEK_CUR));
 }
 
+// A ring that somebody else has made.
+static void theirs(const char *name, int number) {
+  int file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);
+  ring = number;
+  printf("%s: libc write %d mapped %d\n", name, (int)write(file, "libc ", 5), map());
+  printf("%s: ring write %d\n", name, go(IORING_OP_WRITE, file, "ring", 4, 5, 0));
+  printf("%s: ring append %d\n", name, go(IORING_OP_WRITE, file, "!", 1, -1, 0));
+  show(name, file);
+  fflush(stdout);
+}
+
+static int pipes[2];
+
+// Reads what its maker knows of the ring.
+static int learn(int from) { return read(from, &p, sizeof p) == sizeof p && read(from, &ring, sizeof ring) == sizeof ring; }
+
+static void tell(void) {
+  fflush(stdout);
+  write(pipes[1], &p, sizeof p);
+  write(pipes[1], &ring, sizeof ring);
+}
+
 int main(int argc, char **argv) {
+  if (argc == 3) {
+    if (!learn(atoi(argv[2]))) return 2;
+    theirs("ring/execed", ring);
+    return 0;
+  }
   if (chdir(argv[1])) return 1;
   mkdir("ring", 0755);
+  pipe(pipes);
+  int maker = getpid(), other = fork();
+  if (!other) {
+    close(pipes[1]);
+    if (!learn(pipes[0])) _exit(0);
+    int pidfd = syscall(SYS_pidfd_open, maker, 0);
+    theirs("ring/passed", syscall(SYS_pidfd_getfd, pidfd, ring, 0));
+    _exit(0);
+  }
   int before = open("ring/before", O_RDWR | O_CREAT | O_TRUNC, 0644), copy = dup(before);
   int dir = open("ring", O_RDONLY | O_DIRECTORY);
   printf("write %d\n", (int)write(before, "first ", 6));
@@ -87,5 +147,13 @@ int main(int argc, char **argv) {
   printf("rename %d unlink %d\n", rename("ring/after", "ring/moved"), unlink("ring/before"));
   show("moved", after);
   show("gone", before);
-  return 0;
+  fflush(stdout);
+  tell();
+  waitpid(other, 0, 0);
+  char number[16];
+  tell();
+  fcntl(ring, F_SETFD, 0);
+  sprintf(number, "%d", pipes[0]);
+  execl(argv[0], argv[0], argv[1], number, (char *)0);
+  return 3;
 }

@@ -1,7 +1,8 @@
 # Random writes, truncations, holes, COLLAPSE_RANGE and INSERT_RANGE on a file, against a model in
-# memory. Arguments: file, seed. Prints the sum of the content.
+# memory. Arguments: file, seed, and "mapped" for a file that is mapped all the time. Prints the sum of the content.
 import ctypes
 import hashlib
+import mmap
 import os
 import random
 import sys
@@ -18,6 +19,11 @@ def fallocate(fd, mode, at, n):
 name, rnd = sys.argv[1], random.Random(int(sys.argv[2]))
 fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
 model = bytearray()
+mapped = None
+if sys.argv[3:] == ["mapped"]:
+    model.extend(b"m" * BLOCK)
+    os.write(fd, model)
+    mapped = mmap.mmap(fd, BLOCK)
 moved = 0
 for step in range(400):
     kind = rnd.randrange(8)
@@ -56,6 +62,9 @@ for step in range(400):
     size = os.fstat(fd).st_size
     assert size == len(model), (step, kind, size, len(model))
     assert os.pread(fd, size + 10, 0) == model, (step, kind)
+    if mapped and size:
+        assert mapped[: min(size, BLOCK)] == model[:BLOCK], (step, kind)
+        mapped[0] = model[0] = step % 256
 assert moved > 40, moved
 # Each alone, and of what is no regular file.
 assert fallocate(fd, 8 | 1, 0, BLOCK) in (22, 95)

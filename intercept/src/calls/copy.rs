@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use client::fs::{CopyRange, S_IFDIR, S_IFMT, S_IFREG};
 use core::sync::atomic::Ordering;
 
+use super::both::File;
 use super::data::still;
 use super::{Reply, limit, regular, served, to_kernel};
 use crate::entry::Regs;
@@ -215,21 +216,24 @@ fn copied(
     Ok(Some(done as isize))
 }
 
-/// FICLONE and FICLONERANGE on a file of ours.
+/// FICLONE and FICLONERANGE, if one of the two is a file of the volume.
 pub fn clone(to: usize, argument: usize, range: bool) -> Reply {
     // Source, its offset, length, offset in the target.
     let [from, from_offset, len, to_offset]: [u64; 4] =
         if range { mem::get(argument)? } else { [argument as u64, 0, 0, 0] };
     let from = from as u32 as usize;
-    let target = regular(to)?;
-    if !ours(from) {
-        return Err(Stop::Error(if sys::fstat(from as i32).is_some() { XDEV } else { err::BADF }));
-    }
-    let source = regular(from)?;
-    if target.ofd().flags.load(Ordering::Relaxed) & o::APPEND != 0 {
+    let Some(source) = File::of(from)? else {
+        return if ours(to) { Err(Stop::Error(XDEV)) } else { Err(Stop::Kernel) };
+    };
+    let Some(target) = File::of(to)? else {
+        drop(source);
+        to_kernel(from)?;
+        return Err(Stop::Kernel);
+    };
+    if target.flags & o::APPEND != 0 {
         return Err(Stop::Error(err::BADF));
     }
-    let (from, to) = (source.handle()?, target.handle()?);
+    let (from, to) = (source.handle, target.handle);
     fs()?.clone_range(&CopyRange { from, from_offset, to, to_offset, len })?;
     Ok(0)
 }

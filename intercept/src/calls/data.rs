@@ -6,13 +6,14 @@ use core::sync::atomic::Ordering;
 use base::InodeId;
 use client::fs::{S_IFDIR, S_IFREG, SetAttr, Whence};
 
+use super::both::File;
 use super::{Reply, limit, regular, served};
 use crate::entry::Regs;
 use crate::format::{Ofd, state};
 use crate::fsys::{caller, fs};
 use crate::mem;
 use crate::path::{self, Path, Stop};
-use crate::sys::{at, err, nr, o};
+use crate::sys::{self, at, err, nr, o};
 use crate::table::InUse;
 
 /// The kernel's MAX_RW_COUNT.
@@ -428,9 +429,37 @@ fn truncate(r: &Regs) -> Reply {
     Ok(0)
 }
 
+/// What the kernel passes on to no mount: COLLAPSE_RANGE, INSERT_RANGE, UNSHARE_RANGE.
+const KEPT_BACK: u32 = 8 | 0x20 | 0x40;
+
+/// Of a file that the kernel has.
+fn fallocate_there(r: &Regs) -> Reply {
+    let (mode, at, len) = (r.rsi as u32, r.rdx as u64, r.r10 as u64);
+    let ret = sys::call4(nr::FALLOCATE, r.rdi, r.rsi, r.rdx, r.r10);
+    if ret != err::OPNOTSUPP {
+        return Ok(ret);
+    }
+    let Some(file) = File::of(r.rdi)? else { return Ok(ret) };
+    if file.flags & o::ACCMODE == 0 {
+        return Err(Stop::Error(err::BADF));
+    }
+    if mode & 0x20 != 0 {
+        let now = fs()?.fgetattr(file.handle)?.size;
+        limit::may_become(now.saturating_add(len), || Ok(now))?;
+    }
+    fs()?.fallocate(file.handle, mode, at, len)?;
+    // The kernel asks for the size again.
+    sys::fstat(r.rdi as i32);
+    Ok(0)
+}
+
 fn fallocate(r: &Regs) -> Reply {
     const KEEP_SIZE: u32 = 1;
-    let file = served(r.rdi)?;
+    let mode = r.rsi as u32;
+    let file = match served(r.rdi) {
+        Err(Stop::Kernel) if mode & KEPT_BACK != 0 => return fallocate_there(r),
+        file => file?,
+    };
     let (mode, at, len) = (r.rsi as u32, r.rdx as i64, r.r10 as i64);
     if at < 0 || len <= 0 {
         return Err(Stop::Error(err::INVAL));

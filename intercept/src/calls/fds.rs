@@ -2,14 +2,14 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{Reply, copy, served, to_kernel};
+use super::{Reply, arguments, copy, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::{BLOCK, fs};
 use crate::path::{self, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table::InUse;
-use crate::{demote, lock, mem, session, table};
+use crate::{demote, lock, mem, objects, ring, session, table};
 
 /// Largest private mapping that is filled by reading; larger ones are the kernel's.
 const PRIVATE_MAX: usize = 64 << 20;
@@ -42,7 +42,8 @@ pub fn other(r: &mut Regs) -> Reply {
             Err(Stop::Kernel)
         }
         nr::IO_SUBMIT => submit(r),
-        nr::IO_URING_SETUP => Ok(demote::ring(r.rdi, r.rsi)?),
+        nr::IO_URING_SETUP => ring::setup(r.rdi, r.rsi),
+        nr::IO_URING_ENTER | nr::IO_URING_REGISTER => ring::enter(),
         _ => Err(Stop::Kernel),
     }
 }
@@ -212,7 +213,17 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
     }
 }
 
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
+
 fn ioctl(r: &Regs) -> Reply {
+    if table::entry(r.rdi as i32) == 0 {
+        if matches!(r.rsi as u32, FICLONE | FICLONERANGE) {
+            return copy::clone(r.rdi, r.rdx, r.rsi as u32 == FICLONERANGE);
+        }
+        arguments::give_command(r)?;
+        return Err(Stop::Kernel);
+    }
     let file = served(r.rdi)?;
     let slot = &table::fds()[r.rdi as u32 as usize];
     match r.rsi as u32 {
@@ -238,10 +249,19 @@ fn ioctl(r: &Regs) -> Reply {
         }
         // FIOASYNC: there is no such thing for a file, so it can only be off.
         0x5452 if mem::get::<i32>(r.rdx)? == 0 => Ok(0),
-        // FIOQSIZE
-        0x5460 => {
+        // FIOQSIZE; FIBMAP, FIEMAP; FIDEDUPERANGE; FS_IOC_RESVSP and its family; FIFREEZE, FITHAW: what the
+        // kernel answers for every file system, some of it by other calls.
+        0x5460
+        | 1
+        | 0xc020_660b
+        | 0xc018_9436
+        | 0x4030_5828..=0x4030_582b
+        | 0x4030_5839
+        | 0xc004_5877
+        | 0xc004_5878 => {
             drop(file);
             to_kernel(r.rdi)?;
+            arguments::give_command(r)?;
             Err(Stop::Kernel)
         }
         // FIONREAD
@@ -256,9 +276,8 @@ fn ioctl(r: &Regs) -> Reply {
             mem::put(r.rdx, &(BLOCK as i32))?;
             Ok(0)
         }
-        // FICLONE, FICLONERANGE
-        0x4004_9409 => copy::clone(r.rdi, r.rdx, false),
-        0x4020_940d => copy::clone(r.rdi, r.rdx, true),
+        FICLONE => copy::clone(r.rdi, r.rdx, false),
+        FICLONERANGE => copy::clone(r.rdi, r.rdx, true),
         _ => Err(Stop::Error(err::NOTTY)),
     }
 }
@@ -293,8 +312,9 @@ fn chdir(r: &Regs) -> Reply {
 fn mmap(r: &Regs) -> Reply {
     const PROT_EXEC: usize = 4;
     let (address, len, prot, flags) = (r.rdi, r.rsi, r.rdx, r.r10);
+    let map = || Ok(objects::map(address, len, prot, flags, r.r8, r.r9));
     if flags & 0x20 != 0 || table::entry(r.r8 as i32) == 0 {
-        return Err(Stop::Kernel);
+        return if flags & 0x20 == 0 && prot & PROT_EXEC != 0 { map() } else { Err(Stop::Kernel) };
     }
     let file = served(r.r8)?;
     let ofd = file.ofd();
@@ -317,7 +337,7 @@ fn mmap(r: &Regs) -> Reply {
         }
         drop(file);
         to_kernel(r.r8)?;
-        return Err(Stop::Kernel);
+        return if prot & PROT_EXEC != 0 { map() } else { Err(Stop::Kernel) };
     }
     // POSIX leaves open whether a private mapping sees later writes: this one is a copy.
     let handle = file.handle()?;
@@ -385,6 +405,12 @@ fn submit(r: &Regs) -> Reply {
         let Ok(block) = mem::get::<usize>(r.rdx.wrapping_add(i * 8)) else { break };
         let Ok(fd) = mem::get::<u32>(block.wrapping_add(20)) else { break };
         to_kernel(fd as usize)?;
+        // IOCB_FLAG_RESFD, and the descriptor to be told.
+        if let Ok([flags, fd]) = mem::get::<[u32; 2]>(block.wrapping_add(56))
+            && flags & 1 != 0
+        {
+            to_kernel(fd as usize)?;
+        }
     }
     Err(Stop::Kernel)
 }

@@ -1,6 +1,9 @@
-//! RLIMIT_FSIZE: no write makes a file longer than the process's limit.
+//! Limits of the process. RLIMIT_FSIZE: no write makes a file longer. RLIMIT_NOFILE: where the program has used up
+//! its numbers, the engine makes room for descriptors of its own above them, for a moment.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use client::mutex::Mutex;
 
 use super::Reply;
 use crate::entry::Regs;
@@ -11,6 +14,7 @@ use crate::table::InUse;
 use crate::thread;
 
 const RLIMIT_FSIZE: usize = 1;
+const RLIMIT_NOFILE: usize = 7;
 const SIGXFSZ: usize = 25;
 
 /// The soft limit; most processes have none.
@@ -25,12 +29,91 @@ pub fn learn() {
 
 /// `setrlimit`, `prlimit64`. (A limit that another process sets is seen at the next of these, or exec.)
 pub fn set(r: &Regs) -> Reply {
-    let ret = sys::call4(r.rax, r.rdi, r.rsi, r.rdx, r.r10);
     let which = if r.rax == nr::SETRLIMIT { r.rdi } else { r.rsi };
+    let call = || sys::call4(r.rax, r.rdi, r.rsi, r.rdx, r.r10);
+    if which as u32 as usize == RLIMIT_NOFILE {
+        // What the program sees and sets is its own limit.
+        let mut room = ROOM.lock();
+        return Ok(room.without(call));
+    }
+    let ret = call();
     if which as u32 as usize == RLIMIT_FSIZE {
         learn();
     }
     Ok(ret)
+}
+
+/// Whether, and from what limit, there is more room than the program has.
+#[derive(Debug)]
+struct Room {
+    users: u32,
+    limit: [u64; 2],
+}
+
+static ROOM: Mutex<Room> = Mutex::new(Room { users: 0, limit: [0; 2] });
+
+impl Room {
+    fn raise(&mut self) {
+        sys::call4(nr::PRLIMIT64, 0, RLIMIT_NOFILE, 0, (&raw mut self.limit) as usize);
+        let most = [self.limit[1]; 2];
+        sys::call4(nr::PRLIMIT64, 0, RLIMIT_NOFILE, (&raw const most) as usize, 0);
+    }
+
+    fn lower(&self) {
+        sys::call4(nr::PRLIMIT64, 0, RLIMIT_NOFILE, (&raw const self.limit) as usize, 0);
+    }
+
+    fn without<T>(&mut self, what: impl FnOnce() -> T) -> T {
+        if self.users == 0 {
+            return what();
+        }
+        self.lower();
+        let done = what();
+        self.raise();
+        done
+    }
+}
+
+/// Makes room for descriptors of the engine's (the soft limit becomes the hard one), or takes it back.
+pub fn room(more: bool) {
+    let mut room = ROOM.lock();
+    if more {
+        room.users += 1;
+        if room.users == 1 {
+            room.raise();
+        }
+    } else {
+        room.users -= 1;
+        if room.users == 0 {
+            room.lower();
+        }
+    }
+}
+
+/// Does what takes a descriptor, once more with room for it if there was none.
+pub fn with_room(mut what: impl FnMut() -> isize) -> isize {
+    let done = what();
+    if done != err::MFILE {
+        return done;
+    }
+    room(true);
+    let done = what();
+    room(false);
+    done
+}
+
+/// Keeps it as it is, for a fork.
+pub fn locked() -> impl Drop {
+    ROOM.lock()
+}
+
+/// In a fork's child, whose other threads are not there.
+pub fn forked() {
+    let mut room = ROOM.lock();
+    if room.users > 0 {
+        room.users = 0;
+        room.lower();
+    }
 }
 
 /// Whether there is one.

@@ -216,7 +216,10 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
         // The open file itself. One that the kernel has (all without a name) it also links.
         match regular(from_dir as usize) {
             Ok(file) => (InodeId(file.ofd().ino.load(Ordering::Acquire)), None, false),
-            Err(Stop::Error(err::ISDIR)) if who.uid == 0 => return Err(Stop::Error(err::PERM)),
+            Err(Stop::Error(err::ISDIR)) if who.uid == 0 => {
+                let dir = super::attrs::descriptor(from_dir as usize)?;
+                (dir.ino, Some(dir), true)
+            }
             Err(Stop::Error(err::ISDIR)) => return Err(Stop::Kernel),
             Err(stop) => return Err(stop),
         }

@@ -11,7 +11,7 @@ use crate::fsys::{caller, fs, maker, template};
 use crate::path::{self, Found, Last, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table;
-use crate::{demote, mem, protect, session};
+use crate::{demote, mem, protect, ring, session};
 
 /// Times that a path is resolved again because what it led to was removed meanwhile.
 const TRIES: u32 = 16;
@@ -51,7 +51,7 @@ fn request(r: &Regs) -> Result<Request, Stop> {
         || flags & o::TMPFILE == o::TMPFILE
         // What that means has changed: as this kernel has it.
         || flags & create_dir == create_dir
-        || demote::has_ring();
+        || ring::has();
     if kernel {
         path::to_kernel(dirfd)?;
         return Err(Stop::Kernel);
@@ -139,7 +139,7 @@ fn finish(fd: isize, index: usize, cloexec: u32) -> Reply {
         return Err(Stop::Kernel);
     }
     table::set(fd as i32, index, cloexec != 0);
-    if demote::has_ring() {
+    if ring::has() {
         // Made by another thread while the file was being opened here.
         demote::descriptor(fd as i32)?;
     }

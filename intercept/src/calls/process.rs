@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 
 use client::fs::S_IFREG;
 
-use super::Reply;
+use super::{Reply, arguments, limit};
 use crate::entry::{AFTER_VFORK, DONE, RAW, Regs, THREAD, VFORK};
 use crate::format::{ENV, SLOT_FDS, SLOTS, Slot, state};
 use crate::path::{self, PATH_MAX, Path, Stop};
@@ -32,8 +32,8 @@ const UNKNOWN: u64 = u64::MAX;
 pub fn other(r: &mut Regs) -> Reply {
     match r.rax {
         AFTER_VFORK => after_vfork(r),
-        nr::EXECVE => exec(r, at::FDCWD, r.rdi, r.rsi, r.rdx, 0),
-        nr::EXECVEAT => exec(r, r.rdi as i32, r.rsi, r.rdx, r.r10, r.r8 as u32),
+        nr::EXECVE => exec(r, at::FDCWD, r.rdi, r.rdx, 0),
+        nr::EXECVEAT => exec(r, r.rdi as i32, r.rsi, r.r10, r.r8 as u32),
         nr::UMASK => {
             let ret = sys::call1(nr::UMASK, r.rdi);
             table::context().umask.store(r.rdi as u32 & 0o777, Ordering::Release);
@@ -46,18 +46,19 @@ pub fn other(r: &mut Regs) -> Reply {
             let ret = sys::call1(nr::CHROOT, r.rdi);
             if ret == 0 {
                 table::context().cwd.store(0, Ordering::Release);
-                path::disable();
+                path::leave();
             }
             Ok(ret)
         }
         nr::MOUNT | nr::MOVE_MOUNT => {
+            arguments::give(r)?;
             // What is mounted below the prefix is not ours, and only the kernel sees it.
             let target = if r.rax == nr::MOUNT { r.rsi } else { r.r10 };
             let below = Path::get(target).is_ok_and(|p| path::behind_prefix(p.bytes()).is_some());
             let ret = sys::call6(r.rax, r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9);
             if ret == 0 && below {
                 table::context().cwd.store(0, Ordering::Release);
-                path::disable();
+                path::leave();
             }
             Ok(ret)
         }
@@ -212,7 +213,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
     let mut stack = 0;
     let ret = {
         fsys::before_fork();
-        let _locks = (lock::locked(), fsys::locked(), heap::locked());
+        let _locks = (lock::locked(), limit::locked(), fsys::locked(), heap::locked());
         match r.rax {
             nr::CLONE3 => {
                 // stack and stack_size
@@ -236,6 +237,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
         strict::arm();
         table::after_fork();
         lock::forked();
+        limit::forked();
         fsys::after_fork();
         if stack != 0 {
             r.rsp = stack;
@@ -254,7 +256,8 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     // Without waiting: it may be a pipe that nobody writes to.
     let follow = if flags & at::SYMLINK_NOFOLLOW != 0 { o::NOFOLLOW } else { 0 };
     let flags = (o::CLOEXEC | o::NONBLOCK | follow) as usize;
-    let fd = sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
+    let open = || sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
+    let fd = limit::with_room(open);
     if sys::failed(fd) {
         return true; // exec will fail, or finds it in its own way
     }
@@ -394,8 +397,8 @@ const TEXT: usize = 16 << 10;
 /// Environment strings at most; more is E2BIG for the kernel as well.
 const STRINGS: usize = 1 << 18;
 
-/// The application's environment with our two variables in it; the mapping and its length.
-fn environment(envp: usize, slot: i32) -> Result<(usize, usize), Stop> {
+/// The application's environment with our two variables in it, or without them; the mapping and its length.
+fn environment(envp: usize, slot: Option<i32>) -> Result<(usize, usize), Stop> {
     let mut count = 0;
     while envp != 0 && mem::get::<usize>(envp + count * 8)? != 0 {
         count += 1;
@@ -421,26 +424,33 @@ fn environment(envp: usize, slot: i32) -> Result<(usize, usize), Stop> {
             push(at);
         }
     }
-    push(text.at);
-    text.put(ENV.as_bytes());
-    text.put(b"=");
-    text.number(session::FD.load(Ordering::Relaxed));
-    text.put(b",");
-    text.number(slot);
-    text.put(b"\0");
-    push(text.at);
-    text.put(b"LD_PRELOAD=");
     let header = session::header();
     let library = &header.library[..header.library_len as usize];
-    text.put(library);
+    let mut between: &[u8] = b"";
+    if let Some(slot) = slot {
+        push(text.at);
+        text.put(ENV.as_bytes());
+        text.put(b"=");
+        text.number(session::FD.load(Ordering::Relaxed));
+        text.put(b",");
+        text.number(slot);
+        text.put(b"\0");
+    }
+    push(text.at);
+    text.put(b"LD_PRELOAD=");
+    if slot.is_some() {
+        text.put(library);
+        between = b":";
+    }
     if let Some(at) = preload {
         let mut value = [0u8; 4096];
         if let Some(len) = mem::get_string(at + b"LD_PRELOAD=".len(), &mut value)? {
             // What the user asked for stays, without us in it twice.
             for part in value[..len].split(|b| *b == b':' || *b == b' ') {
                 if !part.is_empty() && part != library {
-                    text.put(b":");
+                    text.put(between);
                     text.put(part);
+                    between = b":";
                 }
             }
         }
@@ -450,12 +460,28 @@ fn environment(envp: usize, slot: i32) -> Result<(usize, usize), Stop> {
     Ok((base, len))
 }
 
-fn exec(r: &Regs, dirfd: i32, name: usize, argv: usize, envp: usize, flags: u32) -> Reply {
+/// As it was asked for, with another environment; returns if it failed.
+fn execute(r: &Regs, (env, len): (usize, usize)) -> isize {
+    // The parent of a vfork gives the memory back.
+    let context = table::context();
+    context.scratch_len.store(len as u64, Ordering::Release);
+    context.scratch.store(env as *mut u8, Ordering::Release);
+    let ret = match r.rax {
+        nr::EXECVE => sys::call3(nr::EXECVE, r.rdi, r.rsi, env),
+        _ => sys::call6(nr::EXECVEAT, r.rdi, r.rsi, r.rdx, env, r.r8, 0),
+    };
+    context.scratch.store(core::ptr::null_mut(), Ordering::Release);
+    sys::call2(nr::MUNMAP, env, len);
+    ret
+}
+
+fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
     if r.rax == nr::EXECVEAT && table::index(table::entry(dirfd)).is_some() {
         demote::descriptor(dirfd)?;
     }
     save_nameless();
-    let slot = if hookable(dirfd, name, flags, 0) { claim() } else { None };
+    let stays = !path::has_left();
+    let slot = if hookable(dirfd, name, flags, 0) && stays { claim() } else { None };
     let Some(slot) = slot else {
         session::counters().unhooked.fetch_add(1, Ordering::Relaxed);
         for fd in table::used() {
@@ -466,11 +492,16 @@ fn exec(r: &Regs, dirfd: i32, name: usize, argv: usize, envp: usize, flags: u32)
         }
         // They stay open in the program that does not know of them.
         lock::through_exec(|_, _| {});
-        return Err(Stop::Kernel);
+        if stays {
+            return Err(Stop::Kernel);
+        }
+        let ret = execute(r, environment(envp, None)?);
+        lock::exec_failed();
+        return Ok(ret);
     };
     let record = &session::slots()[slot];
     publish(record);
-    let (env, len) = match environment(envp, slot as i32) {
+    let env = match environment(envp, Some(slot as i32)) {
         Ok(env) => env,
         Err(stop) => {
             lock::exec_failed();
@@ -480,17 +511,9 @@ fn exec(r: &Regs, dirfd: i32, name: usize, argv: usize, envp: usize, flags: u32)
     };
     let context = table::context();
     context.executed.store(true, Ordering::Release);
-    context.scratch_len.store(len as u64, Ordering::Release);
-    context.scratch.store(env as *mut u8, Ordering::Release);
-    let ret = if r.rax == nr::EXECVE {
-        sys::call3(nr::EXECVE, name, argv, env)
-    } else {
-        sys::call6(nr::EXECVEAT, dirfd as usize, name, argv, env, flags as usize, 0)
-    };
+    let ret = execute(r, env);
     // Still here: it failed.
     context.executed.store(false, Ordering::Release);
-    context.scratch.store(core::ptr::null_mut(), Ordering::Release);
-    sys::call2(nr::MUNMAP, env, len);
     lock::exec_failed();
     record.pid.store(0, Ordering::Release);
     Ok(ret)

@@ -50,7 +50,9 @@ impl Work {
     fn drop_link(&mut self, ino: u64) {
         let Some(state) = self.states.get_mut(&ino) else { return };
         match &mut state.body {
-            Body::File(_, links) if *links > 1 => *links -= 1,
+            // What is open somewhere lives on without a name.
+            Body::File(_, links) => *links = links.saturating_sub(1),
+            Body::Symlink(_, links) if *links > 1 => *links -= 1,
             _ => *state = State::gone(),
         }
         self.changed.push(ino);
@@ -60,7 +62,7 @@ impl Work {
     fn make(&mut self, dir: u64, name: &[u8], (ino, mut state): (u64, State)) {
         if let Some(parent) = self.states.get(&dir) {
             state.project = parent.project;
-            if !matches!(state.body, Body::Symlink(_)) {
+            if !matches!(state.body, Body::Symlink(..)) {
                 let list = parent.xattrs.as_ref().and_then(|all| all.get(DEFAULT_ACL));
                 list.into_iter().for_each(|list| inherit(&mut state, list));
             }
@@ -68,6 +70,17 @@ impl Work {
         self.states.insert(ino, state);
         self.put_name(dir, name, Some(ino));
         self.changed.push(ino);
+    }
+
+    /// All that changed did so at that time.
+    fn stamp(&mut self) {
+        for ino in &self.changed {
+            if let Some(state) =
+                self.states.get_mut(ino).filter(|s| s.body != Body::Gone && s.mode != 0)
+            {
+                state.ctime = self.time;
+            }
+        }
     }
 
     fn is_dir(&self, ino: u64) -> bool {
@@ -215,6 +228,7 @@ impl World<'_> {
     fn account(&mut self, c: usize, session: usize, seq: u64, mut work: Work) {
         work.changed.sort_unstable();
         work.changed.dedup();
+        work.stamp();
         let Work { states, changed, .. } = work;
         for ino in &changed {
             let lease = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(ino));
@@ -244,7 +258,7 @@ impl World<'_> {
             (S_IFDIR | 0o755, Body::Dir(BTreeMap::new()))
         } else if plan.kind == Kind::Symlink {
             target = &plan.name2;
-            (S_IFLNK | 0o777, Body::Symlink(target.to_vec()))
+            (S_IFLNK | 0o777, Body::Symlink(target.to_vec(), 1))
         } else {
             // The group may what others may: who is in which group is not followed here.
             let bits = [0o644, 0o644, 0o666, 0o600][self.random.below(4) as usize];
@@ -595,14 +609,14 @@ impl World<'_> {
         let s = self.session(c)?;
         let fits = |ino: &u64| {
             !s.ever.contains(ino)
-                && self.model.current(*ino).is_some_and(|x| x.uid == GUEST && x.body != Body::Gone)
+                && self.model.current(*ino).is_some_and(|x| x.uid == GUEST && !x.is_gone())
         };
         self.model.inodes().into_iter().find(fits)
     }
 
     /// The number of an inode that was, under a lease that still is.
     fn old_number(&self, c: usize) -> Option<u64> {
-        let gone = |i: &u64| self.model.current(*i).is_some_and(|s| s.body == Body::Gone);
+        let gone = |i: &u64| self.model.current(*i).is_some_and(State::is_gone);
         let s = self.session(c)?;
         s.created.iter().copied().find(|i| gone(i) && self.holds(c, *i, LeaseMode::Write))
     }

@@ -43,7 +43,7 @@ pub(crate) fn of_user(plan: &Plan) -> bool {
 }
 
 fn counts(number: u64, state: &State) -> bool {
-    let is_inode = !matches!(state.body, Body::Gone) && state.mode != 0;
+    let is_inode = !state.is_gone() && state.mode != 0;
     match account_of(number) {
         Some(AccountId::User(uid)) => is_inode && state.uid == uid,
         Some(AccountId::Directory(ino)) => is_inode && state.project == ino.0,
@@ -56,11 +56,11 @@ fn state(limit: Amount) -> State {
     if limit == Amount::default() {
         return State::gone();
     }
-    State::new(0, 0, 0, Body::Symlink(format!("{} {}", limit.blocks, limit.inodes).into_bytes()))
+    State::new(0, 0, 0, Body::Symlink(format!("{} {}", limit.blocks, limit.inodes).into_bytes(), 1))
 }
 
 fn limit(state: &State) -> Amount {
-    let Body::Symlink(text) = &state.body else { return Amount::default() };
+    let Body::Symlink(text, _) = &state.body else { return Amount::default() };
     let text = String::from_utf8_lossy(text);
     let mut numbers = text.split(' ').map(|n| n.parse().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
@@ -119,8 +119,10 @@ impl World<'_> {
         let is_dir = |ino| self.model.current(ino).is_some_and(|s| matches!(s.body, Body::Dir(_)));
         let project = if is_dir(choice) { choice } else { 0 };
         let state = work.states.get_mut(&target)?;
-        state.project = project;
-        work.changed.push(target);
+        if state.project != project {
+            state.project = project;
+            work.changed.push(target);
+        }
         Some(Op::SetProject { ino: InodeId(target), project: InodeId(project) })
     }
 
@@ -151,7 +153,7 @@ impl World<'_> {
     fn limits(&self, number: u64) -> Vec<Amount> {
         let mut limits: Vec<Amount> = self.model.candidates(number).iter().map(limit).collect();
         if let Some(AccountId::Directory(dir)) = account_of(number)
-            && self.model.candidates(dir.0).iter().any(|s| s.body == Body::Gone)
+            && self.model.candidates(dir.0).iter().any(State::is_gone)
         {
             limits.push(Amount::default());
         }
@@ -180,7 +182,7 @@ impl World<'_> {
 
     /// An inode changes: what has lost its last name may be kept by who has it open.
     pub(super) fn note_gone(&mut self, session: usize, ino: u64, state: &State) {
-        if state.body != Body::Gone {
+        if !state.is_gone() {
             return;
         }
         if self.pins.get(&ino).is_some_and(|p| p.session == session) {
@@ -277,7 +279,7 @@ impl World<'_> {
     ) -> Result<(), String> {
         let shown = state(volume.account(account).limit);
         if let AccountId::Directory(dir) = account
-            && self.model.current(dir.0).is_none_or(|s| s.body == Body::Gone)
+            && self.model.current(dir.0).is_none_or(State::is_gone)
         {
             let open = self.pins.get(&dir.0).is_some_and(|pin| self.holds_open(pin));
             let left = shown.body != Body::Gone && !open;

@@ -135,8 +135,8 @@ impl World<'_> {
         }
         let mode = granted.word.mode();
         let record = &reply.record;
-        let mtime = record.mtime.sec as u64 * 1_000_000_000 + u64::from(record.mtime.nsec);
-        let seen = (record.mode, record.uid, record.project.0, mtime);
+        let times = (record.mtime.nanos(), record.ctime.nanos());
+        let seen = (record.mode, record.uid, record.project.0, times);
         let mut lease = Lease {
             slot: granted.slot,
             word: granted.word,
@@ -147,14 +147,14 @@ impl World<'_> {
         };
         self.check_leases(c, ino, mode)?;
         let state = |body| {
-            let (mode, uid, project, mtime) = seen;
-            State { mode, uid, project, mtime, xattrs: None, body }
+            let (mode, uid, project, (mtime, ctime)) = seen;
+            State { mode, uid, project, mtime, ctime, xattrs: None, body }
         };
         if record.mode & S_IFMT == S_IFREG && record.nlink > 0 {
             let bytes = self.file_content(c, reply)?;
             lease.view = Some(state(Body::File(bytes, record.nlink)));
         } else if record.mode & S_IFMT == S_IFLNK && record.nlink > 0 {
-            lease.view = Some(state(Body::Symlink(reply.target.to_vec())));
+            lease.view = Some(state(Body::Symlink(reply.target.to_vec(), record.nlink)));
         } else if record.nlink == 0 {
             self.see(c, ino, &State::gone())?;
         }
@@ -198,8 +198,8 @@ impl World<'_> {
         if self.word(c, control::lease_word(lease.slot)) != lease.word.0 {
             return Ok(());
         }
-        let (mode, uid, project, mtime) = lease.record;
-        let view = State { mode, uid, project, mtime, xattrs: None, body: Body::Dir(names) };
+        let (mode, uid, project, (mtime, ctime)) = lease.record;
+        let view = State { mode, uid, project, mtime, ctime, xattrs: None, body: Body::Dir(names) };
         self.see(c, ino, &view)?;
         if let Some(lease) = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(&ino)) {
             (lease.seen, lease.view) = (true, Some(view));
@@ -274,7 +274,7 @@ impl World<'_> {
             let (ino, slot, word) = (r.u64()?, r.u32()?, LeaseWord(r.u64()?));
             let _proof = r.u64()?;
             if let Some(s) = &mut self.actors[c].session {
-                let (mode, record) = (LeaseMode::Write, (0, 0, 0, 0));
+                let (mode, record) = (LeaseMode::Write, (0, 0, 0, (0, 0)));
                 s.leases.insert(ino, Lease { slot, word, mode, seen: true, record, view: None });
                 s.ever.insert(ino);
                 // Those that it wastes it never uses.

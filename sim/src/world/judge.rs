@@ -113,7 +113,7 @@ impl World<'_> {
 }
 
 /// What a volume says of an inode.
-fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
+pub(crate) fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
     let ino = base::InodeId(ino);
     let fault = |e: storage::volume::Fault| format!("{ino}: {e:?}");
     let Some(record) = volume.attr(ino).map_err(fault)? else { return Ok(State::gone()) };
@@ -132,7 +132,7 @@ fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
             .map_err(fault)?;
         Body::Dir(names)
     } else if record.mode & 0o170_000 == 0o120_000 {
-        Body::Symlink(volume.symlink(ino).map_err(fault)?)
+        Body::Symlink(volume.symlink(ino).map_err(fault)?, record.nlink)
     } else {
         let mut bytes = vec![0; record.size as usize];
         volume.read_file(ino, 0, &mut bytes).map_err(fault)?;
@@ -143,7 +143,7 @@ fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
         let value = volume.xattr(ino, &name).map_err(fault)?.unwrap_or_default();
         xattrs.insert(name, value);
     }
-    let mtime = record.mtime.sec as u64 * 1_000_000_000 + u64::from(record.mtime.nsec);
+    let (mtime, ctime) = (record.mtime.nanos(), record.ctime.nanos());
     let (mode, uid, project) = (record.mode, record.uid, record.project.0);
-    Ok(State { mode, uid, project, mtime, xattrs: Some(xattrs), body })
+    Ok(State { mode, uid, project, mtime, ctime, xattrs: Some(xattrs), body })
 }

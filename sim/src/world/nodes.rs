@@ -58,11 +58,16 @@ impl World<'_> {
         let clients: Vec<ClientId> = node.status().clients.iter().map(|c| c.client).collect();
         let incarnation = self.hosts[n].incarnation;
         for client in clients {
-            if (0..self.actors.len()).all(|c| self.session(c).is_none_or(|s| s.client != client)) {
+            if (0..self.actors.len()).all(|c| !self.is_client_of(c, client)) {
                 let delay = self.between(0, 5 * MS);
                 self.at(self.now + delay, Item::To(n, incarnation, Event::ClientGone(client)));
             }
         }
+    }
+
+    fn is_client_of(&self, c: usize, client: ClientId) -> bool {
+        self.session(c).is_some_and(|s| s.client == client)
+            || self.actors[c].process.as_ref().is_some_and(|p| p.is_client(client))
     }
 
     /// nicfs ends. Its clients live on, or end with the machine.
@@ -120,7 +125,9 @@ impl World<'_> {
 
     fn end_clients_of(&mut self, n: usize) {
         for c in 0..self.actors.len() {
-            if self.actors[c].node == n {
+            if self.actors[c].node == n && self.actors[c].process.is_some() {
+                self.end_process(c, "its node died");
+            } else if self.actors[c].node == n {
                 self.end_session(c, "its node died");
             }
         }
@@ -242,10 +249,19 @@ impl World<'_> {
                     let (actor, stamp) = ((token >> 40) as usize, token & 0xff_ffff_ffff);
                     let delay = self.between(10 * US, 200 * US);
                     let incarnation = self.hosts[n].incarnation;
+                    if self.actors[actor].process.is_some() {
+                        let given = Ok((client, segment));
+                        self.at(self.now + delay, Item::Given { token, incarnation, given });
+                        continue;
+                    }
                     let item = Item::Attached { actor, stamp, client, segment, incarnation };
                     self.at(self.now + delay, item);
                 }
-                Effect::AttachRefused { .. } | Effect::Arena { .. } | Effect::Detached(_) => {}
+                Effect::AttachRefused { token, errno, .. } => {
+                    let (given, incarnation) = (Err(errno), self.hosts[n].incarnation);
+                    self.at(self.now, Item::Given { token, incarnation, given });
+                }
+                Effect::Arena { .. } | Effect::Detached(_) => {}
                 Effect::Copies { id, items } => self.host_copies(n, id, items),
                 Effect::CaughtUp(node, incarnation, epoch) => {
                     self.moment(Moment::Joined(node.0 as usize - 1));
@@ -312,5 +328,6 @@ impl World<'_> {
                 self.step_in(c, delay);
             }
         }
+        self.look_at_waiters(n);
     }
 }

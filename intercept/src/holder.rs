@@ -1,0 +1,136 @@
+//! The descriptor holder: a socket in `corbel run` that keeps one descriptor of each open file description that was
+//! given to the kernel, and that looks at files with code when a process asks (objects.rs).
+//!
+//! A request is 16 bytes of native integers, one a connection: operation, index, generation, 0; of LOOK: operation, the
+//! session's secret, 0, 0. PUT, LOOK and the reply to GET carry descriptors (SCM_RIGHTS). Each is answered by 16 bytes.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::Ordering;
+
+use crate::calls::limit;
+use crate::format::ASKED_MAX;
+use crate::sys::{self, nr};
+use crate::{lock, session, table};
+
+/// Keep the descriptor sent along.
+const PUT: u32 = 1;
+/// Send it back.
+const GET: u32 = 2;
+/// Close it.
+const DROP: u32 = 3;
+/// Enter the files sent along in the session's table.
+const LOOK: u32 = 4;
+
+const BODY: usize = 16;
+/// No descriptor came; or one did, and there was no number for it.
+const NO_DESCRIPTOR: i32 = -1;
+const NO_NUMBER: i32 = -2;
+/// `struct cmsghdr`.
+const CONTROL: usize = 16;
+/// Its words with the most descriptors.
+const WORDS: usize = (CONTROL + ASKED_MAX * 4) / 8;
+
+#[repr(C)]
+struct Message {
+    name: usize,
+    name_len: usize,
+    iov: usize,
+    iov_len: usize,
+    control: usize,
+    control_len: usize,
+    flags: usize,
+}
+
+/// Sends `body` and `fds`, and waits for the answer; the descriptor that came with it.
+fn ask(mut body: [u32; BODY / 4], fds: &[i32]) -> Option<i32> {
+    let header = session::header();
+    let name = &header.holder[..header.holder_len as usize];
+    if name.is_empty() || fds.len() > ASKED_MAX {
+        return None;
+    }
+    // SOCK_SEQPACKET | SOCK_CLOEXEC
+    let socket = limit::with_room(|| sys::call3(nr::SOCKET, 1, 5 | 0o2_000_000, 0));
+    if sys::failed(socket) {
+        return None;
+    }
+    let socket = table::raise(socket as i32, true);
+    let mut address = [0u8; 112];
+    address[0] = 1;
+    address[3..3 + name.len()].copy_from_slice(name);
+    let at = address.as_ptr() as usize;
+    let mut reply = None;
+    if sys::call3(nr::CONNECT, socket as usize, at, 3 + name.len()) == 0 {
+        reply = exchange(socket, &mut body, fds);
+    }
+    table::close_internal(socket);
+    reply
+}
+
+fn exchange(socket: i32, body: &mut [u32; BODY / 4], fds: &[i32]) -> Option<i32> {
+    let mut iov = [(&raw mut *body) as usize, BODY];
+    // Length, level and kind (SOL_SOCKET, SCM_RIGHTS), descriptors.
+    let mut control = [0u64; WORDS];
+    let len = CONTROL + fds.len() * 4;
+    control[..2].copy_from_slice(&[len as u64, 1 | 1 << 32]);
+    for (i, fd) in fds.iter().enumerate() {
+        control[2 + i / 2] |= u64::from(*fd as u32) << (i % 2 * 32);
+    }
+    let mut message = Message {
+        name: 0,
+        name_len: 0,
+        iov: (&raw mut iov) as usize,
+        iov_len: 1,
+        control: if fds.is_empty() { 0 } else { (&raw mut control) as usize },
+        control_len: if fds.is_empty() { 0 } else { len.next_multiple_of(8) },
+        flags: 0,
+    };
+    let at = (&raw mut message) as usize;
+    // MSG_NOSIGNAL
+    if sys::call3(nr::SENDMSG, socket as usize, at, 0x4000) != BODY as isize {
+        return None;
+    }
+    message.control = (&raw mut control) as usize;
+    message.control_len = CONTROL + 8;
+    // MSG_CMSG_CLOEXEC. The answer also says that what was sent has arrived.
+    let got = sys::call3(nr::RECVMSG, socket as usize, at, 0x4000_0000);
+    let fd = match message.control_len {
+        // MSG_CTRUNC
+        _ if message.flags & 8 != 0 => NO_NUMBER,
+        0..20 => NO_DESCRIPTOR,
+        _ => control[2] as u32 as i32,
+    };
+    (got == BODY as isize).then_some(fd)
+}
+
+fn about(op: u32, index: usize) -> [u32; BODY / 4] {
+    [op, index as u32, table::ofd(index).generation.load(Ordering::Acquire), 0]
+}
+
+/// A descriptor of a description for the others who share it.
+pub fn put(index: usize, fd: i32) {
+    let _ = ask(about(PUT, index), &[fd]);
+}
+
+/// The descriptor that somebody has put there; protected.
+pub fn get(index: usize) -> Option<i32> {
+    let mut fd = ask(about(GET, index), &[])?;
+    if fd == NO_NUMBER {
+        limit::room(true);
+        fd = ask(about(GET, index), &[]).unwrap_or(NO_DESCRIPTOR);
+        limit::room(false);
+    }
+    if fd < 0 {
+        return None;
+    }
+    Some(lock::raise(table::ofd(index).ino.load(Ordering::Acquire), fd))
+}
+
+/// The description is no longer referred to.
+pub fn forget(index: usize) {
+    let _ = ask(about(DROP, index), &[]);
+}
+
+/// Has files with code entered in the session's table.
+pub fn look_at(fds: &[i32]) {
+    let _ = ask([LOOK, session::header().secret, 0, 0], fds);
+}

@@ -1,0 +1,192 @@
+//! What a thread of a process does: calls of the `FileSystem` trait, and what they give.
+
+use base::{Errno, InodeId};
+use client::fs::{
+    Attr, Caller, CopyRange, FileSystem, Handle, NewNode, Rename, SetAttr, Whence, Written,
+    XattrMode,
+};
+
+/// A call.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum Call {
+    Lookup { dir: u64, name: Vec<u8> },
+    Getattr { ino: u64 },
+    Fgetattr { handle: Handle, ino: u64 },
+    Readlink { ino: u64 },
+    Readdir { dir: u64 },
+    Make { dir: u64, name: Vec<u8>, mode: u32, target: Vec<u8> },
+    Create { dir: u64, name: Vec<u8>, mode: u32, flags: u32 },
+    Tmpfile { dir: u64 },
+    Open { ino: u64, flags: u32 },
+    Release { handle: Handle, ino: u64 },
+    Read { handle: Handle, ino: u64, offset: u64, len: usize },
+    Write { handle: Handle, ino: u64, offset: u64, data: Vec<u8>, append: bool },
+    Truncate { ino: u64, size: u64 },
+    Allocate { handle: Handle, ino: u64, mode: u32, offset: u64, len: u64 },
+    Clone { from: (Handle, u64, u64), to: (Handle, u64, u64), len: u64 },
+    SetAttr { ino: u64, set: SetAttr },
+    SetXattr { ino: u64, name: &'static [u8], value: Option<Vec<u8>>, how: XattrMode },
+    GetXattr { ino: u64, name: &'static [u8] },
+    ListXattr { ino: u64 },
+    Remove { dir: u64, name: Vec<u8>, is_dir: bool },
+    Rename { dir: u64, name: Vec<u8>, dir2: u64, name2: Vec<u8>, flags: u32 },
+    Link { ino: u64, dir: u64, name: Vec<u8> },
+    Seek { handle: Handle, ino: u64, offset: u64, data: bool },
+    SetProject { ino: u64, project: u64 },
+    Project { ino: u64 },
+    Statfs,
+    Fsync { handle: Handle, ino: u64 },
+    FsyncInode { ino: u64 },
+    SyncAll,
+}
+
+impl Call {
+    /// In few words.
+    pub fn brief(&self) -> String {
+        match self {
+            Self::Write { ino, offset, data, append, .. } => {
+                let how = if *append { "append" } else { "write" };
+                format!("{how} {ino} {offset}+{}", data.len())
+            }
+            Self::SetXattr { ino, name, value, how } => {
+                let name = String::from_utf8_lossy(name);
+                format!("setxattr {ino} {name} {:?} {how:?}", value.as_ref().map(Vec::len))
+            }
+            Self::Release { ino, .. } => format!("close {ino}"),
+            other => format!("{other:?}"),
+        }
+    }
+}
+
+/// What it gives.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum Value {
+    Nothing,
+    Attr(Attr),
+    Opened(Handle),
+    Made(Attr, Handle),
+    Bytes(Vec<u8>),
+    Written(Written),
+    Number(u64),
+    /// Names and what they lead to.
+    Names(Vec<(Vec<u8>, u64)>),
+}
+
+/// What became of a call.
+pub type Reply = Result<Value, Errno>;
+
+/// Carries it out, as somebody.
+pub fn perform<F: FileSystem + ?Sized>(fs: &F, caller: &Caller<'_>, call: &Call) -> Reply {
+    let ino = InodeId;
+    Ok(match call {
+        Call::Lookup { dir, name } => Value::Attr(fs.lookup(caller, ino(*dir), name)?),
+        Call::Getattr { ino: at } => Value::Attr(fs.getattr(caller, ino(*at))?),
+        Call::Fgetattr { handle, .. } => Value::Attr(fs.fgetattr(*handle)?),
+        Call::Readlink { ino: at } => Value::Bytes(fs.readlink(caller, ino(*at))?),
+        Call::Readdir { dir } => {
+            let mut names = Vec::new();
+            fs.readdir(caller, ino(*dir), 0, &mut |entry| {
+                if entry.name != b"." && entry.name != b".." {
+                    names.push((entry.name.to_vec(), entry.ino.0));
+                }
+                true
+            })?;
+            Value::Names(names)
+        }
+        Call::Make { dir, name, mode, target } => {
+            let node = NewNode { mode: *mode, rdev: 0, target };
+            Value::Attr(fs.mknod(caller, ino(*dir), name, &node)?)
+        }
+        Call::Create { dir, name, mode, flags } => {
+            let (attr, handle) = fs.create(caller, ino(*dir), name, *mode, *flags)?;
+            Value::Made(attr, handle)
+        }
+        Call::Tmpfile { dir } => {
+            let (attr, handle) = fs.tmpfile(caller, ino(*dir), 0o644, client::fs::O_RDWR)?;
+            Value::Made(attr, handle)
+        }
+        Call::Open { ino: at, flags } => Value::Opened(fs.open(caller, ino(*at), *flags)?),
+        Call::Release { handle, .. } => {
+            fs.release(*handle);
+            Value::Nothing
+        }
+        Call::Read { handle, offset, len, .. } => {
+            let mut bytes = vec![0xee; *len];
+            let read = fs.read(*handle, *offset, &mut bytes)?;
+            bytes.truncate(read);
+            Value::Bytes(bytes)
+        }
+        Call::Write { handle, offset, data, append, .. } => {
+            Value::Written(fs.write(*handle, *offset, data, *append)?)
+        }
+        Call::Truncate { ino: at, size } => {
+            let set = SetAttr { size: Some(*size), ..SetAttr::default() };
+            Value::Attr(fs.setattr(caller, ino(*at), &set)?)
+        }
+        Call::Allocate { handle, mode, offset, len, .. } => {
+            fs.fallocate(*handle, *mode, *offset, *len)?;
+            Value::Nothing
+        }
+        Call::Clone { from, to, len } => {
+            let (from_offset, to_offset) = (from.2, to.2);
+            let copy = CopyRange { from: from.0, from_offset, to: to.0, to_offset, len: *len };
+            fs.clone_range(&copy)?;
+            Value::Nothing
+        }
+        Call::SetAttr { ino: at, set } => Value::Attr(fs.setattr(caller, ino(*at), set)?),
+        Call::SetXattr { ino: at, name, value: Some(value), how } => {
+            fs.setxattr(caller, ino(*at), name, value, *how)?;
+            Value::Nothing
+        }
+        Call::SetXattr { ino: at, name, value: None, .. } => {
+            fs.removexattr(caller, ino(*at), name)?;
+            Value::Nothing
+        }
+        Call::GetXattr { ino: at, name } => Value::Bytes(fs.getxattr(caller, ino(*at), name)?),
+        Call::ListXattr { ino: at } => Value::Bytes(fs.listxattr(caller, ino(*at))?),
+        Call::Remove { dir, name, is_dir } => {
+            if *is_dir {
+                fs.rmdir(caller, ino(*dir), name)?;
+            } else {
+                fs.unlink(caller, ino(*dir), name)?;
+            }
+            Value::Nothing
+        }
+        Call::Rename { dir, name, dir2, name2, flags } => {
+            let (parent, new_parent) = (ino(*dir), ino(*dir2));
+            let rename = Rename { parent, name, new_parent, new_name: name2, flags: *flags };
+            fs.rename(caller, &rename)?;
+            Value::Nothing
+        }
+        Call::Link { ino: at, dir, name } => {
+            Value::Attr(fs.link(caller, ino(*at), ino(*dir), name)?)
+        }
+        Call::Seek { handle, offset, data, .. } => {
+            let whence = if *data { Whence::Data } else { Whence::Hole };
+            Value::Number(fs.lseek(*handle, *offset, whence)?)
+        }
+        Call::SetProject { ino: at, project } => {
+            fs.set_project(caller, ino(*at), ino(*project))?;
+            Value::Nothing
+        }
+        Call::Project { ino: at } => Value::Number(fs.project(caller, ino(*at))?.0),
+        Call::Statfs => {
+            fs.statfs()?;
+            Value::Nothing
+        }
+        Call::Fsync { handle, .. } => {
+            fs.fsync(*handle, false)?;
+            Value::Nothing
+        }
+        Call::FsyncInode { ino: at } => {
+            fs.fsync_inode(caller, ino(*at))?;
+            Value::Nothing
+        }
+        Call::SyncAll => {
+            fs.fsync_inode(caller, InodeId::ROOT)?;
+            Value::Nothing
+        }
+    })
+}

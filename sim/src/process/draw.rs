@@ -1,0 +1,467 @@
+//! What a thread does next.
+
+use client::fs::{
+    Handle, O_APPEND, O_EXCL, O_RDONLY, O_RDWR, O_TRUNC, SetAttr, SetTime, Time, XattrMode, falloc,
+};
+
+use super::call::Call;
+use super::effects::{ACL, DEFAULT_ACL};
+use super::host::Answer;
+use super::*;
+use crate::acl;
+use crate::actor::Kind;
+use crate::model::Body;
+
+const NAMES: u64 = 5;
+const DIRS: usize = 5;
+const BLOCK: u64 = 4096;
+const S_IFMT: u32 = 0o170_000;
+const S_IFDIR: u32 = 0o040_000;
+const S_IFREG: u32 = 0o100_000;
+const S_IFLNK: u32 = 0o120_000;
+/// Files that a thread has open at a time.
+const OPEN_MAX: usize = 4;
+
+/// A directory, a name in it, and what that leads to.
+struct Target {
+    dir: u64,
+    name: Vec<u8>,
+    ino: Option<u64>,
+}
+
+impl World<'_> {
+    /// A thread asks what to do: after a rest it is told.
+    pub(super) fn next_call(&mut self, c: usize, t: usize) -> Result<Option<Answer>, String> {
+        self.start_others(c)?;
+        let left = self.thread(c, t).map_or(0, |thread| thread.ops);
+        let delay = if left == 0 {
+            if self.healed { 0 } else { 50 * MS }
+        } else if self.random.chance(1, 2) {
+            self.between(0, 10 * US)
+        } else if self.healed {
+            self.between(10 * US, MS)
+        } else {
+            self.between(10 * US, self.preset.pace)
+        };
+        if let Some(thread) = self.thread(c, t) {
+            thread.idle = true;
+        }
+        self.go_on(c, t, delay, Answer::Go);
+        Ok(None)
+    }
+
+    /// The rest is over.
+    pub(super) fn choose_call(&mut self, c: usize, t: usize) -> Answer {
+        let Some(thread) = self.thread(c, t) else { return Answer::End };
+        let call = if thread.ops == 0 {
+            match self.last_call(c, t) {
+                Some(call) => call,
+                None if self.healed => return Answer::End,
+                // Until then it waits.
+                None => Call::Statfs,
+            }
+        } else {
+            thread.ops -= 1;
+            self.draw_call(c, t)
+        };
+        self.begin_call(c, t, call.clone());
+        Answer::Call(Box::new(call))
+    }
+
+    /// When there is nothing more to do, what is open is closed, and all synced, once everything is healed.
+    fn last_call(&mut self, c: usize, t: usize) -> Option<Call> {
+        let process = self.process(c)?;
+        let open = process.open.iter().find(|(_, open)| open.thread == t);
+        if let Some((handle, open)) = open.map(|(h, o)| (*h, o.clone())) {
+            process.open.remove(&handle);
+            return Some(Call::Release { handle: Handle(handle), ino: open.ino });
+        }
+        if !self.healed {
+            return None;
+        }
+        let thread = self.thread(c, t)?;
+        (!std::mem::replace(&mut thread.synced, true)).then_some(Call::SyncAll)
+    }
+
+    fn begin_call(&mut self, c: usize, t: usize, call: Call) {
+        let (since, at) = (self.model.now(), self.now);
+        let Some(process) = self.process(c) else { return };
+        let own: Vec<usize> = process.attached.iter().map(|a| a.session).collect();
+        let last = process.attached.last().map(|a| (a.session, a.last));
+        let newest = match &call {
+            Call::Fsync { ino, .. } | Call::FsyncInode { ino } => {
+                self.model.newest_of(*ino, |session| own.contains(&session))
+            }
+            Call::SyncAll => last.into_iter().collect(),
+            _ => Vec::new(),
+        };
+        self.trace(|| format!("thread {c}.{t} calls {}", call.brief()));
+        let handle = if let Call::Write { handle, .. } = call { handle.0 } else { u64::MAX };
+        let open = self.process(c).and_then(|p| p.open.get(&handle));
+        let appends = open.is_some_and(|open| open.flags & O_APPEND != 0);
+        if let Some(thread) = self.thread(c, t) {
+            let (wrote, entries, first) = (0, 0, None);
+            let under_way = UnderWay { call, since, at, wrote, entries, first, appends, newest };
+            thread.under_way = Some(under_way);
+        }
+    }
+
+    fn draw_call(&mut self, c: usize, t: usize) -> Call {
+        if self.random.chance(1, self.preset.syncs) {
+            return self.draw_sync(c, t);
+        }
+        let favoured = self.preset.favour.len() as u64;
+        for _ in 0..8 {
+            let kind = match favoured {
+                0 => None,
+                n => Some(self.preset.favour[self.random.below(n) as usize]),
+            };
+            let drawn = match kind {
+                Some(kind) => self.draw_kind_of_call(c, t, kind),
+                None => self.draw_any(c, t),
+            };
+            if let Some(call) = drawn {
+                return call;
+            }
+        }
+        Call::Readdir { dir: 1 }
+    }
+
+    fn draw_sync(&mut self, c: usize, t: usize) -> Call {
+        match (self.random.below(4), self.own_open(c, t, |_| true)) {
+            (0, _) => Call::SyncAll,
+            (1, _) => Call::FsyncInode { ino: self.draw_dir() },
+            (_, Some((handle, ino))) => Call::Fsync { handle, ino },
+            (_, None) => Call::SyncAll,
+        }
+    }
+
+    fn draw_any(&mut self, c: usize, t: usize) -> Option<Call> {
+        let kind = match self.random.below(62) {
+            0..=3 => Kind::Create,
+            4 | 5 => Kind::Mkdir,
+            6 => Kind::Symlink,
+            7..=11 => Kind::Write,
+            12 | 13 => Kind::Append,
+            14 => Kind::Truncate,
+            15 => Kind::Fallocate,
+            16 => Kind::Punch,
+            17 => Kind::Zero,
+            18 | 19 => Kind::Clone,
+            20 | 21 => Kind::Chmod,
+            22 => Kind::Chown,
+            23 => Kind::Utimes,
+            24 => Kind::SetXattr,
+            25 => Kind::RemoveXattr,
+            26..=28 => Kind::Unlink,
+            29 | 30 => Kind::Rename,
+            31 => Kind::Exchange,
+            32 => Kind::Link,
+            33..=40 => Kind::Read,
+            41 | 42 => Kind::Tmpfile,
+            43 => Kind::Shift,
+            44 => Kind::SetAcl,
+            45 => Kind::SetDefault,
+            46 => Kind::Project,
+            47..=50 => Kind::List,
+            51 => {
+                let at = self.draw_target();
+                return Some(Call::GetXattr { ino: at.ino?, name: self.draw_xattr() });
+            }
+            52 => return Some(Call::ListXattr { ino: self.draw_target().ino? }),
+            53 => return Some(Call::Project { ino: self.draw_target().ino? }),
+            54 if self.random.chance(1, 4) => return Some(Call::Statfs),
+            54 => return Some(Call::Getattr { ino: self.draw_target().ino? }),
+            55 => return Some(Call::Readlink { ino: self.draw_target().ino? }),
+            56 => {
+                let (handle, ino) = self.own_open(c, t, |_| true)?;
+                let (offset, data) = (self.draw_offset(), self.random.chance(1, 2));
+                return Some(Call::Seek { handle, ino, offset, data });
+            }
+            57 | 58 => {
+                let (handle, ino) = self.own_open(c, t, |_| true)?;
+                return Some(Call::Fgetattr { handle, ino });
+            }
+            59 => {
+                let (handle, ino) = self.own_open(c, t, |_| true)?;
+                self.process(c)?.open.remove(&handle.0);
+                return Some(Call::Release { handle, ino });
+            }
+            _ => {
+                let at = self.draw_target();
+                return Some(Call::Lookup { dir: at.dir, name: at.name });
+            }
+        };
+        self.draw_kind_of_call(c, t, kind)
+    }
+
+    fn draw_dir(&mut self) -> u64 {
+        let dirs = self.model.dirs();
+        dirs[self.random.below(dirs.len() as u64) as usize]
+    }
+
+    fn draw_target(&mut self) -> Target {
+        let dir = self.draw_dir();
+        let name = vec![b'a' + self.random.below(NAMES) as u8];
+        let ino = self.target(dir, &name);
+        Target { dir, name, ino }
+    }
+
+    fn draw_xattr(&mut self) -> &'static [u8] {
+        [&b"user.a"[..], b"user.b", ACL][self.random.below(3) as usize]
+    }
+
+    fn draw_offset(&mut self) -> u64 {
+        self.random.below(self.preset.file_max)
+    }
+
+    /// A file that the thread has open.
+    fn own_open(
+        &mut self,
+        c: usize,
+        t: usize,
+        fits: impl Fn(&Open) -> bool,
+    ) -> Option<(Handle, u64)> {
+        let open = &self.process(c)?.open;
+        let own: Vec<(u64, u64)> = open
+            .iter()
+            .filter(|(_, o)| o.thread == t && fits(o))
+            .map(|(h, o)| (*h, o.ino))
+            .collect();
+        let (handle, ino) = *own.get(self.random.below(own.len().max(1) as u64) as usize)?;
+        Some((Handle(handle), ino))
+    }
+
+    /// A file to work on: one that is open, or else (and sometimes anyhow) one to be opened first.
+    fn draw_file(&mut self, c: usize, t: usize) -> Result<(Handle, u64), Option<Call>> {
+        let writable = |open: &Open| open.flags & 3 == O_RDWR;
+        let anew = self.random.chance(1, 8);
+        if let Some(found) = self.own_open(c, t, writable).filter(|_| !anew) {
+            return Ok(found);
+        }
+        let count =
+            self.process(c).map_or(0, |p| p.open.values().filter(|o| o.thread == t).count());
+        if count >= OPEN_MAX {
+            let Some((handle, ino)) = self.own_open(c, t, |_| true) else { return Err(None) };
+            self.process(c).into_iter().for_each(|p| drop(p.open.remove(&handle.0)));
+            return Err(Some(Call::Release { handle, ino }));
+        }
+        let at = self.draw_target();
+        let Some(ino) = at.ino.filter(|ino| self.is_file(*ino)) else { return Err(None) };
+        let flags = match self.random.below(12) {
+            0 => O_RDWR | O_TRUNC,
+            1 | 2 => O_RDWR | O_APPEND,
+            3 => O_RDONLY,
+            _ => O_RDWR,
+        };
+        Err(Some(Call::Open { ino, flags }))
+    }
+
+    fn draw_range(&mut self) -> (u64, u64) {
+        let limit = self.preset.file_max;
+        let (least, most) = (self.preset.write_min, self.preset.write_max.min(limit));
+        let len = least + self.random.below(most - least + 1);
+        (self.random.below(limit - len + 1), len)
+    }
+
+    fn draw_kind_of_call(&mut self, c: usize, t: usize, kind: Kind) -> Option<Call> {
+        match kind {
+            Kind::Write
+            | Kind::Append
+            | Kind::Fallocate
+            | Kind::Punch
+            | Kind::Zero
+            | Kind::Shift
+            | Kind::Clone
+            | Kind::Read => self.draw_content(c, t, kind),
+            Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Tmpfile | Kind::List => {
+                self.draw_making(c, t, kind)
+            }
+            Kind::Unlink | Kind::Rename | Kind::Exchange | Kind::Link => {
+                self.draw_names(c, t, kind)
+            }
+            _ => self.draw_attributes(kind),
+        }
+    }
+
+    fn draw_making(&mut self, c: usize, t: usize, kind: Kind) -> Option<Call> {
+        let Target { dir, name, .. } = self.draw_target();
+        Some(match kind {
+            Kind::List => Call::Readdir { dir },
+            Kind::Mkdir if self.model.dirs().len() < DIRS => {
+                Call::Make { dir, name, mode: S_IFDIR | 0o755, target: Vec::new() }
+            }
+            Kind::Symlink => {
+                let target = self.draw_target().name;
+                Call::Make { dir, name, mode: S_IFLNK | 0o777, target }
+            }
+            Kind::Tmpfile => {
+                let nameless = |o: &Open| o.flags & NAMELESS != 0;
+                match self.own_open(c, t, nameless) {
+                    Some((_, ino)) if self.random.chance(2, 3) => Call::Link { ino, dir, name },
+                    _ => Call::Tmpfile { dir },
+                }
+            }
+            _ => {
+                let mode = [0o644, 0o644, 0o666, 0o600][self.random.below(4) as usize];
+                let flags = [O_EXCL, 0, O_APPEND, O_TRUNC][self.random.below(4) as usize];
+                if self.random.chance(1, 4) {
+                    let mode = S_IFREG | mode;
+                    return Some(Call::Make { dir, name, mode, target: Vec::new() });
+                }
+                Call::Create { dir, name, mode, flags: O_RDWR | flags }
+            }
+        })
+    }
+
+    fn draw_names(&mut self, c: usize, t: usize, kind: Kind) -> Option<Call> {
+        let Target { dir, name, ino } = self.draw_target();
+        let Target { dir: dir2, name: name2, ino: other } = self.draw_target();
+        let is_dir = |ino: Option<u64>| ino.is_some_and(|ino| self.model_is_dir(ino));
+        let (first, second) = (is_dir(ino), is_dir(other));
+        Some(match kind {
+            Kind::Unlink => {
+                let lies = self.random.chance(1, 30);
+                Call::Remove { dir, name, is_dir: first != lies }
+            }
+            Kind::Link => match self.own_open(c, t, |o| o.flags & NAMELESS != 0) {
+                Some((_, ino)) => Call::Link { ino, dir: dir2, name: name2 },
+                None => Call::Link { ino: ino?, dir: dir2, name: name2 },
+            },
+            Kind::Exchange => {
+                // Directories in directories are exchanged seldom: a circle is refused.
+                other.filter(|_| !second || dir == dir2 || self.random.chance(1, 4))?;
+                Call::Rename { dir, name, dir2, name2, flags: 2 }
+            }
+            _ => {
+                let flags = u32::from(self.random.chance(1, 4));
+                Call::Rename { dir, name, dir2, name2, flags }
+            }
+        })
+    }
+
+    fn draw_content(&mut self, c: usize, t: usize, kind: Kind) -> Option<Call> {
+        let (handle, ino) = match self.draw_file(c, t) {
+            Ok(found) => found,
+            Err(first) => return first,
+        };
+        let (offset, len) = self.draw_range();
+        let keep = self.random.chance(1, 2);
+        let size = match self.model.current(ino).map(|s| &s.body) {
+            Some(Body::File(bytes, _)) => bytes.len() as u64,
+            _ => 0,
+        };
+        Some(match kind {
+            Kind::Read => {
+                let len = if keep { self.preset.file_max } else { len } as usize;
+                Call::Read { handle, ino, offset: if keep { 0 } else { offset }, len }
+            }
+            Kind::Fallocate => {
+                let mode = if keep { falloc::KEEP_SIZE } else { 0 };
+                Call::Allocate { handle, ino, mode, offset, len }
+            }
+            Kind::Punch => {
+                let mode = falloc::PUNCH_HOLE | falloc::KEEP_SIZE;
+                Call::Allocate { handle, ino, mode, offset, len }
+            }
+            Kind::Zero => {
+                let mode = falloc::ZERO_RANGE | if keep { falloc::KEEP_SIZE } else { 0 };
+                Call::Allocate { handle, ino, mode, offset, len }
+            }
+            Kind::Shift => {
+                let (at, by) = (offset % size.max(1) / BLOCK * BLOCK, BLOCK * (1 + len % 2));
+                let grows = keep && size + by <= self.preset.file_max;
+                let mode = if grows { falloc::INSERT_RANGE } else { falloc::COLLAPSE_RANGE };
+                Call::Allocate { handle, ino, mode, offset: at, len: by }
+            }
+            Kind::Clone => {
+                let (source, from) = self.own_open(c, t, |o| o.flags & 3 == O_RDWR)?;
+                let size = match self.model.current(from).map(|s| &s.body) {
+                    Some(Body::File(bytes, _)) => bytes.len() as u64,
+                    _ => 0,
+                };
+                let at = self.random.below(size + 1) / BLOCK * BLOCK;
+                let to = (handle, ino, offset / BLOCK * BLOCK);
+                let len = (size - at).min(self.preset.file_max.saturating_sub(to.2));
+                let len = if len == size - at { len } else { len / BLOCK * BLOCK };
+                Call::Clone { from: (source, from, at), to, len }
+            }
+            _ => {
+                let append = kind == Kind::Append && size + len <= self.preset.file_max;
+                let mut data = vec![0; len as usize];
+                self.random.fill(&mut data);
+                Call::Write { handle, ino, offset, data, append }
+            }
+        })
+    }
+
+    fn draw_attributes(&mut self, kind: Kind) -> Option<Call> {
+        let ino = self.draw_target().ino?;
+        let state = self.model.current(ino)?;
+        let (is_file, is_dir) = (state.mode & S_IFMT == S_IFREG, state.mode & S_IFMT == S_IFDIR);
+        let set = |set| Some(Call::SetAttr { ino, set });
+        let none = SetAttr::default();
+        match kind {
+            Kind::Truncate => is_file.then(|| Call::Truncate { ino, size: self.draw_offset() }),
+            Kind::Chmod if is_file || is_dir => {
+                let bits = [0o644, 0o600, 0o640, 0o755][self.random.below(4) as usize];
+                // To what it is, sometimes.
+                let same = self.random.chance(1, 3);
+                let mode = if is_dir { 0o755 } else { bits };
+                let mode = if same { self.model.current(ino)?.mode & 0o777 } else { mode };
+                set(SetAttr { mode: Some(mode), ..none })
+            }
+            Kind::Chown => {
+                let uid = if self.random.chance(1, 2) { crate::actor::GUEST } else { 0 };
+                set(SetAttr { uid: Some(uid), ..none })
+            }
+            Kind::Utimes => {
+                let time = self.now + REALTIME + self.random.below(1 << 40);
+                let at = |t: Nanos| {
+                    SetTime::At(Time {
+                        sec: (t / 1_000_000_000) as i64,
+                        nsec: (t % 1_000_000_000) as u32,
+                    })
+                };
+                // Back to what it was, sometimes.
+                let before = self.model.current(ino)?.mtime;
+                let mtime = if self.random.chance(1, 3) { before } else { time };
+                set(SetAttr { mtime: Some(at(mtime)), atime: Some(at(time)), ..none })
+            }
+            Kind::SetAcl if is_file || is_dir => {
+                let (user, others) = (self.random.below(8) as u16, self.random.below(8) as u16);
+                let others = if is_file { others } else { 5 };
+                let value = Some(acl::list(7, user, others));
+                Some(Call::SetXattr { ino, name: ACL, value, how: XattrMode::Set })
+            }
+            Kind::SetDefault if is_dir => {
+                let others = [5, 7][self.random.below(2) as usize];
+                let user = self.random.below(8) as u16;
+                let value = self.random.chance(3, 4).then(|| acl::list(7, user, others));
+                Some(Call::SetXattr { ino, name: DEFAULT_ACL, value, how: XattrMode::Set })
+            }
+            Kind::SetXattr | Kind::RemoveXattr if is_file || is_dir => {
+                let name = [&b"user.a"[..], b"user.b"][self.random.below(2) as usize];
+                let mut data = vec![0; 1 + self.random.below(600) as usize];
+                self.random.fill(&mut data);
+                let how = match self.random.below(4) {
+                    0 => XattrMode::Create,
+                    1 => XattrMode::Replace,
+                    _ => XattrMode::Set,
+                };
+                let value = (kind == Kind::SetXattr).then_some(data);
+                Some(Call::SetXattr { ino, name, value, how })
+            }
+            Kind::Project => {
+                let dir = self.draw_dir();
+                let project = if self.random.chance(1, 2) { dir } else { 0 };
+                Some(Call::SetProject { ino, project })
+            }
+            _ => None,
+        }
+    }
+
+    fn model_is_dir(&self, ino: u64) -> bool {
+        self.model.current(ino).is_some_and(|s| s.mode & S_IFMT == S_IFDIR)
+    }
+}

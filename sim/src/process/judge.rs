@@ -1,0 +1,600 @@
+//! Judging of calls: what an entry must be that a call appends, and what the call may give.
+
+use client::fs::{Attr, O_EXCL, O_TRUNC, Time, XattrMode, falloc};
+use storage::format::entry::mask;
+
+use super::call::{Call, Reply, Value};
+use super::effects::ACL;
+use super::*;
+use crate::model::{Body, State};
+
+const S_IFMT: u32 = 0o170_000;
+const S_IFDIR: u32 = 0o040_000;
+const S_IFREG: u32 = 0o100_000;
+
+fn nanos(time: Time) -> u64 {
+    time.sec as u64 * 1_000_000_000 + u64::from(time.nsec)
+}
+
+/// Whether a state has these attributes.
+fn has(state: &State, attr: &Attr) -> bool {
+    let (size, links) = match &state.body {
+        Body::File(bytes, links) => (bytes.len() as u64, *links),
+        Body::Symlink(target, links) => (target.len() as u64, *links),
+        Body::Dir(_) => (attr.size, attr.nlink),
+        Body::Gone => return false,
+    };
+    (state.mode, state.uid, state.mtime, state.ctime, size, links)
+        == (attr.mode, attr.uid, nanos(attr.mtime), nanos(attr.ctime), attr.size, attr.nlink)
+}
+
+impl World<'_> {
+    // --- entries ---
+
+    /// The entry must be one that the call is for.
+    pub(super) fn judge_entry(
+        &mut self,
+        c: usize,
+        t: usize,
+        seq: u64,
+        op: &Op<'_>,
+    ) -> Result<(), String> {
+        let size = match op {
+            Op::Write { ino, .. } => match self.model.current(ino.0).map(|s| &s.body) {
+                Some(Body::File(bytes, _)) => bytes.len() as u64,
+                _ => 0,
+            },
+            _ => 0,
+        };
+        let Some(under_way) = self.thread(c, t).and_then(|thread| thread.under_way.as_mut()) else {
+            return Err(format!("client {c}.{t} does {seq} {} outside of any call", brief(op)));
+        };
+        under_way.entries += 1;
+        if under_way.fits(op, size) {
+            return Ok(());
+        }
+        let call = under_way.call.brief();
+        Err(format!("client {c}.{t} does {seq} {} for {call}", brief(op)))
+    }
+
+    // --- results ---
+
+    /// A call has come back.
+    pub(super) fn call_done(&mut self, c: usize, t: usize, reply: &Reply) -> Result<(), String> {
+        let Some(under_way) = self.thread(c, t).and_then(|thread| thread.under_way.take()) else {
+            return Err(format!("thread {c}.{t}: a result of no call"));
+        };
+        self.trace(|| format!("thread {c}.{t} gets {}", brief_reply(reply)));
+        self.outcome.observations += 1;
+        self.no_refusals(c)?;
+        let judged = match reply {
+            Ok(value) => self.judge_value(c, t, &under_way, value),
+            Err(errno) => self.judge_error(c, &under_way, *errno),
+        };
+        let oldest = self.actors.iter().filter_map(|a| a.process.as_ref()).flat_map(|p| &p.threads);
+        let oldest = oldest.filter_map(|t| t.under_way.as_ref().map(|u| u.since)).min();
+        self.model.forget_before(oldest.unwrap_or(self.model.now()));
+        judged.map_err(|e| format!("client {c}.{t}, {}: {e}", under_way.call.brief()))
+    }
+
+    /// Nothing of a process that keeps the rules is ever refused.
+    fn no_refusals(&mut self, c: usize) -> Result<(), String> {
+        let Some(attached) = self.process(c).and_then(|p| p.attached.last()) else { return Ok(()) };
+        if attached.memory.peek(control::REFUSALS) == 0 {
+            return Ok(());
+        }
+        let (seq, errno) = (
+            attached.memory.peek(control::REFUSED_SEQ),
+            attached.memory.peek(control::REFUSED_ERRNO),
+        );
+        Err(format!("client {c} {:#x}: operation {seq} refused with {errno}", attached.client.0))
+    }
+
+    fn by(&mut self, c: usize) -> Option<usize> {
+        self.process(c)?.attached.last().map(|a| a.session)
+    }
+
+    /// A part of an inode was seen.
+    fn saw(
+        &mut self,
+        c: usize,
+        u: &UnderWay,
+        ino: u64,
+        what: impl FnOnce() -> String,
+        fits: impl Fn(&State) -> bool,
+    ) -> Result<(), String> {
+        let by = self.by(c);
+        let seen = self.model.glimpse(by, ino, u.since, false, fits);
+        seen.map_err(|e| format!("seen {}; {e}", what()))
+    }
+
+    fn saw_attr(&mut self, c: usize, u: &UnderWay, attr: &Attr) -> Result<(), String> {
+        let Attr { ino, mode, nlink, uid, size, mtime, ctime, .. } = *attr;
+        let what = || {
+            let times = (nanos(mtime), nanos(ctime));
+            format!("{mode:o} uid {uid} nlink {nlink} size {size} times {times:?}")
+        };
+        self.saw(c, u, ino.0, what, |state| has(state, attr))
+    }
+
+    fn judge_value(
+        &mut self,
+        c: usize,
+        t: usize,
+        u: &UnderWay,
+        value: &Value,
+    ) -> Result<(), String> {
+        match (&u.call, value) {
+            (Call::Lookup { dir, name }, Value::Attr(attr)) => {
+                self.saw_name(c, u, *dir, name, attr.ino.0)?;
+                self.saw_attr(c, u, attr)
+            }
+            (Call::Getattr { ino } | Call::Fgetattr { ino, .. }, Value::Attr(attr))
+            | (Call::Truncate { ino, .. } | Call::SetAttr { ino, .. }, Value::Attr(attr))
+            | (Call::Link { ino, .. }, Value::Attr(attr)) => {
+                if attr.ino.0 != *ino {
+                    return Err(format!("attributes of {}", attr.ino));
+                }
+                if !matches!(u.call, Call::Getattr { .. } | Call::Fgetattr { .. }) {
+                    did(u, 1)?;
+                }
+                self.saw_attr(c, u, attr)
+            }
+            (Call::Make { dir, name, .. }, Value::Attr(attr)) => {
+                did(u, 1)?;
+                self.saw_name(c, u, *dir, name, attr.ino.0)?;
+                self.saw_attr(c, u, attr)
+            }
+            (Call::Create { dir, name, flags, .. }, Value::Made(attr, handle)) => {
+                self.opened(c, t, *handle, attr.ino.0, *flags);
+                self.saw_name(c, u, *dir, name, attr.ino.0)?;
+                self.saw_attr(c, u, attr)
+            }
+            (Call::Tmpfile { .. }, Value::Made(attr, handle)) => {
+                did(u, 1)?;
+                self.opened(c, t, *handle, attr.ino.0, client::fs::O_RDWR | NAMELESS);
+                self.saw_attr(c, u, attr)
+            }
+            (Call::Open { ino, flags }, Value::Opened(handle)) => {
+                self.opened(c, t, *handle, *ino, *flags);
+                self.saw(c, u, *ino, || "a file".into(), |s| s.mode & S_IFMT == S_IFREG)
+            }
+            (Call::Readlink { ino }, Value::Bytes(target)) => {
+                let fits = |s: &State| matches!(&s.body, Body::Symlink(to, _) if to == target);
+                self.saw(c, u, *ino, || format!("a link to {target:?}"), fits)
+            }
+            (Call::Readdir { dir }, Value::Names(names)) => {
+                let all: BTreeMap<Vec<u8>, u64> = names.iter().cloned().collect();
+                if all.len() != names.len() {
+                    return Err(format!("a name twice in {names:?}"));
+                }
+                let fits = |s: &State| matches!(&s.body, Body::Dir(there) if *there == all);
+                let what = || names.iter().map(|(n, i)| format!("{}={i} ", text(n))).collect();
+                self.saw(c, u, *dir, what, fits)
+            }
+            (Call::Read { ino, offset, len, .. }, Value::Bytes(bytes)) => {
+                self.saw_bytes(c, u, *ino, *offset, *len, bytes)
+            }
+            (Call::Write { data, .. }, Value::Written(written)) => {
+                if written.len != data.len() || u.wrote != data.len() {
+                    let (len, wrote) = (written.len, u.wrote);
+                    return Err(format!("{len} of {} written, {wrote} in the log", data.len()));
+                }
+                if u.first.is_some_and(|first| first != written.offset) {
+                    return Err(format!("at {}, in the log {:?}", written.offset, u.first));
+                }
+                Ok(())
+            }
+            (Call::Seek { ino, offset, data, .. }, Value::Number(found)) => {
+                let (from, to) = (*offset as usize, *found as usize);
+                let fits = |s: &State| {
+                    let Body::File(bytes, _) = &s.body else { return false };
+                    let zeroes = |range: std::ops::Range<usize>| {
+                        bytes.get(range).is_some_and(|b| b.iter().all(|b| *b == 0))
+                    };
+                    from < bytes.len()
+                        && to >= from
+                        && if *data {
+                            to < bytes.len() && zeroes(from..to)
+                        } else {
+                            to == bytes.len() || zeroes(to..to + 1)
+                        }
+                };
+                self.saw(c, u, *ino, || format!("data or a hole at {found}"), fits)
+            }
+            (Call::GetXattr { ino, name }, Value::Bytes(value)) => {
+                let fits =
+                    |s: &State| s.xattrs.as_ref().is_none_or(|all| all.get(*name) == Some(value));
+                self.saw(c, u, *ino, || format!("{} bytes of {}", value.len(), text(name)), fits)
+            }
+            (Call::ListXattr { ino }, Value::Bytes(list)) => {
+                let mut names: Vec<&[u8]> = list.split(|b| *b == 0).collect();
+                names.pop();
+                names.sort_unstable();
+                let fits = |s: &State| {
+                    let all = s.xattrs.as_ref();
+                    all.is_none_or(|all| all.keys().map(|n| &n[..]).eq(names.iter().copied()))
+                };
+                self.saw(c, u, *ino, || format!("attributes {}", text(list)), fits)
+            }
+            (Call::Project { ino }, Value::Number(project)) => {
+                let fits = |s: &State| s.project == *project;
+                self.saw(c, u, *ino, || format!("project {project}"), fits)
+            }
+            (Call::SetXattr { name, value: None, .. }, _) if name.starts_with(b"system.") => Ok(()),
+            (Call::Rename { dir, name, dir2, name2, .. }, _) if u.entries == 0 => {
+                // Both names of one inode: nothing is done.
+                let (old, new) = (self.leads(*dir, name, u), self.leads(*dir2, name2, u));
+                let same = old.iter().any(|ino| ino.is_some() && new.contains(ino));
+                if same { Ok(()) } else { Err("nothing was done".into()) }
+            }
+            (Call::Clone { len: 0, .. }, _) => Ok(()),
+            (
+                Call::Allocate { .. }
+                | Call::Clone { .. }
+                | Call::SetXattr { .. }
+                | Call::Remove { .. }
+                | Call::Rename { .. }
+                | Call::SetProject { .. },
+                _,
+            ) => did(u, 1),
+            (Call::Release { .. } | Call::Statfs, _) => Ok(()),
+            (Call::Fsync { .. } | Call::FsyncInode { .. } | Call::SyncAll, _) => {
+                for (session, seq) in &u.newest {
+                    self.model.vouched(*session, *seq);
+                }
+                self.outcome.fsyncs += 1;
+                self.moment(crate::scenario::Moment::Synced(c));
+                Ok(())
+            }
+            (_, value) => Err(format!("gives {value:?}")),
+        }
+    }
+
+    fn opened(&mut self, c: usize, t: usize, handle: Handle, ino: u64, flags: u32) {
+        let Some(process) = self.process(c) else { return };
+        let ended = process.attached.len();
+        process.open.insert(number(handle), Open { ino, flags, thread: t, ended });
+    }
+
+    fn saw_name(
+        &mut self,
+        c: usize,
+        u: &UnderWay,
+        dir: u64,
+        name: &[u8],
+        ino: u64,
+    ) -> Result<(), String> {
+        let fits = |s: &State| matches!(&s.body, Body::Dir(all) if all.get(name) == Some(&ino));
+        self.saw(c, u, dir, || format!("{} leads to {ino}", text(name)), fits)
+    }
+
+    /// Bytes of a file were read: in pieces, each at one moment.
+    fn saw_bytes(
+        &mut self,
+        c: usize,
+        u: &UnderWay,
+        ino: u64,
+        offset: u64,
+        len: usize,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let piece = self.process(c).map_or(1, |p| p.limits.read_piece);
+        let mut at = 0;
+        loop {
+            let want = piece.min(len - at);
+            let got = &bytes[at.min(bytes.len())..bytes.len().min(at + want)];
+            let from = offset as usize + at;
+            let fits = |s: &State| {
+                let Body::File(all, _) = &s.body else { return false };
+                let there = &all[from.min(all.len())..all.len().min(from + want)];
+                there == got
+            };
+            let what = || {
+                let crc = base::crc32c(0, got);
+                format!("{} bytes at {from} of {want}, crc {crc:08x}", got.len())
+            };
+            self.saw(c, u, ino, what, fits)?;
+            at += got.len();
+            if got.len() < want || at >= len {
+                break;
+            }
+        }
+        if at < bytes.len() {
+            Err(format!("{} bytes more than asked", bytes.len() - at))
+        } else {
+            Ok(())
+        }
+    }
+
+    // --- errors ---
+
+    /// What a name may have led to while the call was under way.
+    fn leads(&self, dir: u64, name: &[u8], u: &UnderWay) -> Vec<Option<u64>> {
+        let states = self.model.during(dir, u.since);
+        let to = |s: &std::rc::Rc<State>| match &s.body {
+            Body::Dir(all) => all.get(name).copied(),
+            _ => None,
+        };
+        states.iter().map(to).collect()
+    }
+
+    fn ever(&self, ino: u64, u: &UnderWay, fits: impl Fn(&State) -> bool) -> bool {
+        let states = self.model.during(ino, u.since);
+        states.is_empty() && fits(&State::gone()) || states.iter().any(|s| fits(s))
+    }
+
+    fn judge_error(&mut self, c: usize, u: &UnderWay, errno: Errno) -> Result<(), String> {
+        if self.hosts[self.actors[c].node].gone {
+            return Ok(());
+        }
+        let fsync = matches!(u.call, Call::Fsync { .. } | Call::FsyncInode { .. } | Call::SyncAll);
+        if errno == Errno::IO && fsync {
+            return self.judge_loss(c, u);
+        }
+        if self.may_fail(c, u, errno) { Ok(()) } else { Err(format!("fails with {errno:?}")) }
+    }
+
+    /// An fsync says that something was lost: a session must have ended, and each open file hears of it once.
+    fn judge_loss(&mut self, c: usize, u: &UnderWay) -> Result<(), String> {
+        self.look_at_ended(c)?;
+        let Some(process) = self.process(c) else { return Ok(()) };
+        let ended = process.attached.len();
+        let any = process.attached.iter().any(|a| a.ended);
+        if let Call::Fsync { handle, .. } = u.call
+            && let Some(open) = process.open.get_mut(&number(handle))
+        {
+            if open.ended == ended && !process.attached.last().is_some_and(|a| a.ended) {
+                return Err("a loss is told twice, or was none".into());
+            }
+            open.ended = ended;
+        }
+        if any { Ok(()) } else { Err("nothing was lost".into()) }
+    }
+
+    fn may_fail(&mut self, c: usize, u: &UnderWay, errno: Errno) -> bool {
+        let kind = |ino: u64| self.model.current(ino).map_or(0, |s| s.mode & S_IFMT);
+        let gone = |ino: u64| self.ever(ino, u, State::is_gone);
+        let none = |dir: u64, name: &[u8]| self.leads(dir, name, u).contains(&None);
+        let some = |dir: u64, name: &[u8]| self.leads(dir, name, u).iter().any(Option::is_some);
+        let any = |dir: u64, name: &[u8], fits: &dyn Fn(u64) -> bool| {
+            self.leads(dir, name, u).into_iter().flatten().any(fits)
+        };
+        let full = |ino: u64| {
+            self.ever(ino, u, |s| matches!(&s.body, Body::Dir(names) if !names.is_empty()))
+        };
+        let lacks = |ino: u64, name: &[u8]| {
+            self.ever(ino, u, |s| s.xattrs.as_ref().is_none_or(|all| !all.contains_key(name)))
+        };
+        let has = |ino: u64, name: &[u8]| {
+            self.ever(ino, u, |s| s.xattrs.as_ref().is_none_or(|all| all.contains_key(name)))
+        };
+        let size = |ino: u64, fits: &dyn Fn(u64) -> bool| {
+            self.ever(ino, u, |s| match &s.body {
+                Body::File(bytes, _) => fits(bytes.len() as u64),
+                _ => false,
+            })
+        };
+        let dir = |ino: u64| kind(ino) == S_IFDIR;
+        let file = |ino: u64| kind(ino) == S_IFREG;
+        let lost = self.actors[c].process.as_ref().is_some_and(|p| p.attached.len() > 1);
+        let by_handle = |ino: u64| lost && gone(ino);
+        let open = |h: Handle| self.actors[c].process.as_ref().and_then(|p| p.open.get(&number(h)));
+        match (errno, &u.call) {
+            (Errno::NOENT | Errno::STALE, call) => match call {
+                Call::Lookup { dir, name } | Call::Remove { dir, name, .. } => {
+                    gone(*dir) || none(*dir, name)
+                }
+                Call::Readdir { dir }
+                | Call::Make { dir, .. }
+                | Call::Create { dir, .. }
+                | Call::Tmpfile { dir } => gone(*dir),
+                Call::Rename { dir, name, dir2, name2, flags } => {
+                    gone(*dir)
+                        || gone(*dir2)
+                        || none(*dir, name)
+                        || *flags == 2 && none(*dir2, name2)
+                }
+                Call::Link { ino, dir, .. } => gone(*ino) || gone(*dir),
+                Call::Getattr { ino }
+                | Call::Readlink { ino }
+                | Call::Open { ino, .. }
+                | Call::Truncate { ino, .. }
+                | Call::SetAttr { ino, .. }
+                | Call::SetXattr { ino, .. }
+                | Call::GetXattr { ino, .. }
+                | Call::ListXattr { ino }
+                | Call::SetProject { ino, .. }
+                | Call::Project { ino }
+                | Call::FsyncInode { ino } => gone(*ino),
+                Call::Fgetattr { ino, .. }
+                | Call::Read { ino, .. }
+                | Call::Write { ino, .. }
+                | Call::Allocate { ino, .. }
+                | Call::Seek { ino, .. }
+                | Call::Fsync { ino, .. } => by_handle(*ino),
+                Call::Clone { from, to, .. } => by_handle(from.1) || by_handle(to.1),
+                Call::Release { .. } | Call::Statfs | Call::SyncAll => false,
+            },
+            (Errno::EXIST, Call::Make { dir, name, .. } | Call::Link { dir, name, .. }) => {
+                some(*dir, name)
+            }
+            (Errno::EXIST, Call::Create { dir, name, flags, .. }) => {
+                flags & O_EXCL != 0 && some(*dir, name)
+            }
+            (Errno::EXIST, Call::Rename { dir2, name2, flags: 1, .. }) => some(*dir2, name2),
+            (Errno::EXIST, Call::SetXattr { ino, name, how: XattrMode::Create, .. }) => {
+                has(*ino, name)
+            }
+            (Errno::ISDIR, Call::Create { dir: d, name, .. }) => any(*d, name, &dir),
+            (Errno::NXIO, Call::Create { dir: d, name, .. }) => {
+                any(*d, name, &|ino| !dir(ino) && !file(ino))
+            }
+            (Errno::ISDIR, Call::Remove { dir: d, name, is_dir: false }) => any(*d, name, &dir),
+            (Errno::NOTDIR, Call::Remove { dir: d, name, is_dir: true }) => {
+                any(*d, name, &|ino| !dir(ino))
+            }
+            (Errno::NOTEMPTY, Call::Remove { dir, name, is_dir: true })
+            | (Errno::NOTEMPTY, Call::Rename { dir2: dir, name2: name, .. }) => {
+                any(*dir, name, &full)
+            }
+            (Errno::ISDIR, Call::Rename { dir2, name2, .. }) => any(*dir2, name2, &dir),
+            (Errno::NOTDIR, Call::Rename { dir2, name2, .. }) => any(*dir2, name2, &|i| !dir(i)),
+            // Into itself.
+            (Errno::INVAL, Call::Rename { dir: d, name, dir2, name2, flags }) => {
+                d != dir2 && (any(*d, name, &dir) || *flags == 2 && any(*dir2, name2, &dir))
+            }
+            (Errno::XDEV, Call::Rename { .. } | Call::Link { .. }) => true,
+            (Errno::PERM, Call::Link { ino, .. }) => dir(*ino),
+            (Errno::INVAL, Call::Readlink { ino }) => kind(*ino) != 0o120_000,
+            (Errno::NODATA, Call::GetXattr { ino, name }) => lacks(*ino, name) || !file(*ino),
+            (Errno::NODATA, Call::SetXattr { ino, name, .. }) => lacks(*ino, name),
+            (Errno::OPNOTSUPP, Call::GetXattr { ino, name }) => {
+                *name == ACL && kind(*ino) == 0o120_000
+            }
+            (Errno::NXIO, Call::Seek { ino, offset, data, .. }) => self.ever(*ino, u, |s| {
+                let Body::File(bytes, _) = &s.body else { return false };
+                let rest = bytes.get(*offset as usize..).unwrap_or(&[]);
+                rest.is_empty() || *data && rest.iter().all(|b| *b == 0)
+            }),
+            (Errno::INVAL, Call::Allocate { ino, mode, offset, len, .. }) => {
+                let insert = mode & falloc::INSERT_RANGE != 0;
+                let shift = insert || mode & falloc::COLLAPSE_RANGE != 0;
+                let end = if insert { *offset } else { offset + len };
+                shift && size(*ino, &|size| end >= size)
+            }
+            (Errno::BADF, Call::Clone { to, .. }) => {
+                open(to.0).is_some_and(|open| open.flags & client::fs::O_APPEND != 0)
+            }
+            (Errno::INVAL, Call::Clone { from, to, len }) => {
+                let apart = from.2.abs_diff(to.2) >= *len && *len != 0;
+                let (at, end) = (from.2, from.2 + len);
+                from.1 == to.1 && !apart
+                    || *len != 0
+                        && size(from.1, &|size| {
+                            size < end || size != end && !len.is_multiple_of(4096) || size < at
+                        })
+            }
+            _ => false,
+        }
+    }
+}
+
+fn did(u: &UnderWay, least: u32) -> Result<(), String> {
+    if u.entries >= least { Ok(()) } else { Err("nothing was done".into()) }
+}
+
+fn text(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
+impl UnderWay {
+    /// Whether the call may append the entry. `size`: of the file, if that is written.
+    fn fits(&mut self, op: &Op<'_>, size: u64) -> bool {
+        match (&self.call, op) {
+            (
+                Call::Write { ino, offset, data, append, .. },
+                Op::Write { ino: of, offset: at, data: bytes, .. },
+            ) => {
+                let appends = *append || self.appends;
+                let begin = if appends { size } else { offset + self.wrote as u64 };
+                let end = self.wrote + bytes.len();
+                let good = of.0 == *ino && *at == begin && data.get(self.wrote..end) == Some(bytes);
+                self.first.get_or_insert(*at);
+                self.wrote = end;
+                good
+            }
+            (
+                Call::Make { dir, name, mode, target },
+                Op::Create { parent, name: n, target: to, mode: m, .. },
+            ) => parent.0 == *dir && n == name && to == target && m & S_IFMT == mode & S_IFMT,
+            (Call::Create { dir, name, .. }, Op::Create { parent, name: n, mode, .. }) => {
+                parent.0 == *dir && n == name && mode & S_IFMT == S_IFREG
+            }
+            (Call::Create { flags, .. }, Op::Truncate { size: 0, .. }) => flags & O_TRUNC != 0,
+            (Call::Open { ino, flags }, Op::Truncate { ino: of, size: 0, .. }) => {
+                flags & O_TRUNC != 0 && of.0 == *ino
+            }
+            (Call::Tmpfile { dir }, Op::Tmpfile { parent, .. }) => parent.0 == *dir,
+            (Call::Truncate { ino, size }, Op::Truncate { ino: of, size: to, .. }) => {
+                of.0 == *ino && to == size
+            }
+            (
+                Call::Allocate { ino, mode, offset, len, .. },
+                Op::Fallocate { ino: of, offset: at, len: n, mode: m },
+            ) => of.0 == *ino && at == offset && n == len && u32::from(*m) == *mode,
+            (
+                Call::Allocate { ino, mode, offset, len, .. },
+                Op::Shift { ino: of, offset: at, len: n, insert, .. },
+            ) => {
+                of.0 == *ino
+                    && at == offset
+                    && n == len
+                    && *insert == (mode & falloc::INSERT_RANGE != 0)
+            }
+            (
+                Call::Clone { from, to, len },
+                Op::CloneRange { ino, offset, len: n, source, source_offset, .. },
+            ) => {
+                let done = offset.wrapping_sub(to.2);
+                (ino.0, source.0) == (to.1, from.1)
+                    && source_offset.wrapping_sub(from.2) == done
+                    && (*len == 0 || done + n <= *len)
+            }
+            (Call::SetAttr { ino, set }, Op::SetAttr { ino: of, mask, mode, uid, .. }) => {
+                let asked = [
+                    (mask::MODE, set.mode.is_some() || set.uid.is_some()),
+                    (mask::UID, set.uid.is_some()),
+                    (mask::GID, set.uid.is_some()),
+                    (mask::ATIME, set.atime.is_some()),
+                    (mask::MTIME, set.mtime.is_some()),
+                ];
+                of.0 == *ino
+                    && asked.iter().all(|(bit, asked)| *asked || mask & bit == 0)
+                    && set.mode.is_none_or(|asked| asked == *mode)
+                    && set.uid.is_none_or(|asked| asked == *uid)
+            }
+            (
+                Call::SetXattr { ino, name, value: Some(v), .. },
+                Op::SetXattr { ino: of, name: n, value },
+            ) => of.0 == *ino && n == name && value == v,
+            (
+                Call::SetXattr { ino, name, value: None, .. },
+                Op::RemoveXattr { ino: of, name: n },
+            ) => of.0 == *ino && n == name,
+            (Call::Remove { dir, name, is_dir: false }, Op::Unlink { parent, name: n, .. })
+            | (Call::Remove { dir, name, is_dir: true }, Op::Rmdir { parent, name: n, .. }) => {
+                parent.0 == *dir && n == name
+            }
+            (
+                Call::Rename { dir, name, dir2, name2, flags },
+                Op::Rename { parent, name: n, new_parent, new_name, noreplace, exchange, .. },
+            ) => {
+                (parent.0, new_parent.0) == (*dir, *dir2)
+                    && (n, new_name) == (&&name[..], &&name2[..])
+                    && (*noreplace, *exchange) == (*flags == 1, *flags == 2)
+            }
+            (Call::Link { ino, dir, name }, Op::Link { ino: of, parent, name: n }) => {
+                (of.0, parent.0) == (*ino, *dir) && n == name
+            }
+            (Call::SetProject { ino, project }, Op::SetProject { ino: of, project: p }) => {
+                (of.0, p.0) == (*ino, *project)
+            }
+            _ => false,
+        }
+    }
+}
+
+fn brief_reply(reply: &Reply) -> String {
+    match reply {
+        Ok(Value::Bytes(bytes)) => {
+            format!("{} bytes crc {:08x}", bytes.len(), base::crc32c(0, bytes))
+        }
+        Ok(Value::Attr(attr) | Value::Made(attr, _)) => {
+            let Attr { ino, mode, nlink, uid, size, mtime, ctime, .. } = attr;
+            let times = (nanos(*mtime), nanos(*ctime));
+            format!("{ino} {mode:o} nlink {nlink} uid {uid} size {size} times {times:?}")
+        }
+        other => format!("{other:?}"),
+    }
+}
