@@ -236,6 +236,10 @@ pub enum Bug {
     PinForgotten = 176,
     /// A member answers a client although operations of that client are in its ring only.
     OwnWritesUnseen = 131,
+    /// A log with an entry that never gets whole is waited for.
+    BrokenLogKept = 132,
+    /// A node that ends in order tells its clients before every member has what they did.
+    ClosedEarly = 133,
 }
 
 impl Bug {
@@ -724,6 +728,16 @@ impl Bug {
             Bug::OwnWritesUnseen,
             "own-writes-unseen",
             "a member answers a client although operations of that client are in its ring only",
+        ),
+        (
+            Bug::BrokenLogKept,
+            "broken-log-kept",
+            "a log with an entry that never gets whole is waited for",
+        ),
+        (
+            Bug::ClosedEarly,
+            "closed-early",
+            "a node that ends in order tells its clients before every member has what they did",
         ),
     ];
 

@@ -219,6 +219,10 @@ fn serve(role: Role, config: &Config) -> Result<()> {
     let ended = |error: service::Error| {
         Failure::failed(format!("{} of node {}: {error}", role.name(), config.node.id), "")
     };
+    if role != Role::Coordinator {
+        // Before there is a thread beside this one.
+        service::signal::hold().context("signals")?;
+    }
     match role {
         Role::Nicfs => {
             let nicfs = nicfs_config(config);

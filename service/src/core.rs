@@ -12,6 +12,7 @@
 
 mod agent;
 pub mod client;
+mod closing;
 pub mod event;
 mod head;
 pub mod lease;
@@ -149,6 +150,8 @@ pub struct Counters {
     pub leases_granted: u64,
     pub recalls: u64,
     pub expelled: u64,
+    /// Logs that did not go on although more lies in them, or was to come.
+    pub broken_logs: u64,
     pub requests: u64,
     pub bad_requests: u64,
     pub bad_messages: u64,
@@ -191,6 +194,8 @@ pub struct Node {
     chain: Vec<NodeId>,
     syncing: Vec<NodeId>,
     fenced: bool,
+    /// The service is about to end.
+    closing: Option<closing::Closing>,
     /// As the clients were told.
     serves_until: Nanos,
     /// The chain agreed on the stream; leases may be granted.
@@ -322,6 +327,7 @@ impl Node {
             chain: Vec::new(),
             syncing: Vec::new(),
             fenced: false,
+            closing: None,
             serves_until: 0,
             ready: false,
             positions: BTreeMap::new(),
@@ -441,6 +447,10 @@ impl Node {
             Event::CopiesDone { id, bad } => self.copies_done(id, &bad)?,
             Event::HostUp(host) => self.host = Some(host),
             Event::HostDown => self.host_down(),
+            Event::Closing => {
+                self.begin_closing();
+                self.closing_step(out)?;
+            }
             Event::Shutdown => self.shutdown(out)?,
         }
         self.settle_down(out)
@@ -508,6 +518,8 @@ impl Node {
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.collect_dozing(out)?;
         self.collect_ended(out)?;
+        self.expel_broken(out)?;
+        self.closing_step(out)?;
         self.join_again(out);
         self.watch_acks(out);
         self.forget_lingering(out)?;
@@ -525,7 +537,8 @@ impl Node {
         let lapsed = self.lingering.values().copied().min();
         let grants = (!self.held_grants.is_empty() && self.now < self.grants_from)
             .then_some(self.grants_from);
-        recalls.chain(dozing).chain(publish).chain(lapsed).chain(grants).min()
+        let closing = self.closing_deadline();
+        recalls.chain(dozing).chain(publish).chain(lapsed).chain(grants).chain(closing).min()
     }
 
     fn frame(

@@ -45,6 +45,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// says, and an idle core shall not wake up twice.
 const TICK_LATE: Duration = Duration::from_millis(20);
 const TICK_EARLY: Duration = Duration::from_millis(40);
+/// How long an end in order may take: less than who asked for it waits (`corbel serve`: 3 s).
+const CLOSING: Duration = Duration::from_millis(1500);
 /// Clients without a bell are looked at this often.
 const MUTE_LOOK: Duration = Duration::from_millis(2);
 /// Slices of background work between two looks at the events.
@@ -152,6 +154,7 @@ type Backlog = VecDeque<(u16, Vec<u8>)>;
 
 struct Driver {
     config: NicfsConfig,
+    signals: Signals,
     clock: SystemClock,
     node: Node,
     net: Net,
@@ -173,6 +176,8 @@ struct Driver {
     /// When this process began.
     began: Instant,
     state: DataState,
+    /// A signal asked for the end: until when it may take, to be one in order.
+    ends_by: Option<Instant>,
     ended: bool,
     trouble: Option<String>,
 }
@@ -182,8 +187,7 @@ pub fn run(config: NicfsConfig) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|e| Error::new("nicfs: signals", e))?;
     crate::process::raise_priority(-10);
     crate::process::keep_memory();
-    let mut driver = Driver::new(config)?;
-    driver.register(signals.as_fd(), TOKEN_SIGNAL)?;
+    let mut driver = Driver::new(config, signals)?;
     let ended = driver.serve();
     let _ = std::fs::remove_file(&driver.config.admin);
     ended
@@ -218,7 +222,7 @@ fn incarnation() -> u64 {
 }
 
 impl Driver {
-    fn new(config: NicfsConfig) -> Result<Self, Error> {
+    fn new(config: NicfsConfig, signals: Signals) -> Result<Self, Error> {
         let region_at = format!("nicfs: region {}", config.region.display());
         let region = FileRegion::open(&config.region, config.durability)
             .map_err(|e| Error::new(&region_at, e))?;
@@ -262,6 +266,7 @@ impl Driver {
             .map_or(DataState::Fresh, |epoch| DataState::Intact { epoch });
         let mute = node.status().clients.iter().map(|c| c.client).collect();
         let mut driver = Self {
+            signals,
             clock,
             node,
             net,
@@ -280,10 +285,13 @@ impl Driver {
             waiting: BTreeMap::new(),
             began: Instant::now(),
             state,
+            ends_by: None,
             ended: false,
             trouble: None,
             config,
         };
+        let fd = driver.signals.as_fd();
+        driver.net.register(fd, TOKEN_SIGNAL, Interest::READ).map_err(epoll_error)?;
         let fd = driver.host_listener.as_fd();
         driver.net.register(fd, TOKEN_HOST_LISTENER, Interest::READ).map_err(epoll_error)?;
         let fd = driver.admin.as_fd();
@@ -358,10 +366,6 @@ impl Driver {
         }
     }
 
-    fn register(&mut self, fd: std::os::fd::BorrowedFd<'_>, token: u64) -> Result<(), Error> {
-        self.net.register(fd, token, Interest::READ).map_err(epoll_error)
-    }
-
     fn now(&self) -> u64 {
         self.clock.monotonic()
     }
@@ -413,6 +417,8 @@ impl Driver {
             if let Some(trouble) = self.trouble.take() {
                 return Err(Error(trouble));
             }
+            let late = self.ends_by.is_some_and(|by| Instant::now() >= by);
+            self.ended |= late || self.node.is_closed();
         }
         self.deliver(Event::Shutdown);
         Ok(())
@@ -484,7 +490,7 @@ impl Driver {
 
     fn ready(&mut self, token: u64) -> Result<(), Error> {
         match token {
-            TOKEN_SIGNAL => self.ended = true,
+            TOKEN_SIGNAL => self.asked_to_end(),
             TOKEN_HOST_LISTENER => self.host_arrived(),
             TOKEN_HOST => self.host_speaks(),
             TOKEN_ADMIN => self.answer_status(),
@@ -498,6 +504,15 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// More than one may ask: a terminal, and the supervisor that it asked as well.
+    fn asked_to_end(&mut self) {
+        self.signals.take();
+        if self.ends_by.is_none() {
+            self.ends_by = Some(Instant::now() + CLOSING);
+            self.deliver(Event::Closing);
+        }
     }
 
     // --- coordinator ---

@@ -3,29 +3,50 @@
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
+/// Holds SIGTERM and SIGINT back from this thread and from those that it starts from now on. To be called
+/// before any other thread is started: one that does not hold them back ends the process, and nothing is in
+/// order then.
+pub fn hold() -> std::io::Result<()> {
+    held().map(drop)
+}
+
+fn held() -> std::io::Result<libc::sigset_t> {
+    // SAFETY: the set is initialised by sigemptyset before it is used; the calls take valid
+    // pointers to it and keep none.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGTERM);
+        libc::sigaddset(&raw mut set, libc::SIGINT);
+        match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) {
+            0 => Ok(set),
+            error => Err(std::io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
 /// Readable once the process shall end.
 #[derive(Debug)]
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Blocks the two signals for this thread (and those it starts) and makes the descriptor.
+    /// Holds the two signals back (see [`hold`]) and makes the descriptor.
     pub fn catch() -> std::io::Result<Self> {
-        // SAFETY: the set is initialised by sigemptyset before it is used; the calls take valid
-        // pointers to it and keep none.
+        let set = held()?;
+        // SAFETY: the call takes a valid pointer to the set and keeps none; the descriptor is new.
         unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&raw mut set);
-            libc::sigaddset(&raw mut set, libc::SIGTERM);
-            libc::sigaddset(&raw mut set, libc::SIGINT);
-            if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
-                return Err(std::io::Error::last_os_error());
-            }
             let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             if fd < 0 {
                 return Err(std::io::Error::last_os_error());
             }
             Ok(Self(OwnedFd::from_raw_fd(fd)))
         }
+    }
+
+    /// Takes the signals that came: the descriptor is readable again when another one comes.
+    pub fn take(&self) {
+        let mut info = [0; std::mem::size_of::<libc::signalfd_siginfo>()];
+        while rustix::io::read(&self.0, &mut info).is_ok_and(|n| n > 0) {}
     }
 }
 

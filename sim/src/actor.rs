@@ -64,6 +64,10 @@ pub(crate) struct Session {
     pending: Option<quota::Pending>,
     /// Its log ends in garbage: it ends soon.
     spoilt: bool,
+    /// Where its newest entry begins in the segment.
+    newest_at: u64,
+    /// This entry of its own will never be whole, which it does not know: nothing counts from there on.
+    broken: Option<u64>,
     /// Its node has been out of the chain since it began.
     doubted: bool,
 }
@@ -356,11 +360,33 @@ impl World<'_> {
         }
     }
 
+    /// A client whose node ended in order and told it: nothing of it is lost.
+    pub(crate) fn judge_dismissed(&mut self, c: usize, n: usize) -> Result<(), String> {
+        let Some(s) = self.session(c).filter(|_| self.actors[c].node == n) else { return Ok(()) };
+        let (last, ends) = (s.next - 1, s.broken.is_some() || s.spoilt);
+        let there = self.media(c).size(s.segment).is_ok();
+        if ends || !there || self.word(c, control::STATE) != control::STATE_GONE {
+            return Ok(());
+        }
+        let replicated = self.word(c, control::REPLICATED);
+        if replicated < last {
+            return Err(format!(
+                "client {c}: its node ended in order with {replicated} of {last} replicated"
+            ));
+        }
+        if let Some(s) = &mut self.actors[c].session {
+            // So its node need not keep its place.
+            s.doubted = true;
+        }
+        Ok(())
+    }
+
     /// The session ended, by whatever: what was not vouched for may be lost.
     pub(crate) fn end_session(&mut self, c: usize, why: &str) {
         if let Some(s) = self.actors[c].session.take() {
             self.trace(|| format!("client {c} {:#x} ends: {why}", s.client.0));
-            self.model.ended(s.number, s.next - 1);
+            let last = s.broken.unwrap_or(s.next) - 1;
+            self.model.ended(s.number, last);
             self.unpin(s.number);
         }
         let done = self.actors[c].ops == 0;
@@ -373,6 +399,7 @@ impl World<'_> {
 
     pub(crate) fn kill_actor(&mut self, c: usize) -> Result<(), String> {
         let n = self.actors[c].node;
+        let whole = self.session(c).is_none_or(|s| s.broken.is_none());
         let ended = if self.actors[c].process.is_some() {
             self.end_process(c, "killed")
         } else {
@@ -387,7 +414,7 @@ impl World<'_> {
         };
         let Some((client, session, last)) = ended else { return Ok(()) };
         let incarnation = self.hosts[n].incarnation;
-        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| !self.preset.doubts()) {
+        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| whole && !self.preset.doubts()) {
             let epoch = node.status().epoch;
             let ended = Ended { session, last, client, node: n, incarnation, epoch };
             self.at(self.now + 20 * MS, Item::Drained(ended, 0));
@@ -488,6 +515,8 @@ impl World<'_> {
             dared: BTreeSet::new(),
             pending: None,
             spoilt: false,
+            newest_at: 0,
+            broken: None,
             doubted: false,
         });
         if !self.is_seated(n) {
@@ -564,9 +593,13 @@ impl World<'_> {
                     self.model.ended(number, sealed);
                 }
             }
+            if let Some(number) = self.session(c).filter(|_| !gone).map(|s| s.number) {
+                // What the client believes of what it did.
+                self.model.vouched(number, self.word(c, control::REPLICATED));
+            }
             let why = if state == control::STATE_EXPELLED { "expelled" } else { "dismissed" };
             let stopped = self.outcome.faults.contains_key("stop");
-            let doubted = self.session(c).is_some_and(|s| s.doubted);
+            let doubted = self.session(c).is_some_and(|s| s.doubted || s.broken.is_some());
             if !doubted && state == control::STATE_GONE && !stopped {
                 // Nobody else can have served: a restarted nicfs goes on with its clients. (The
                 // log of one that was expelled may be removed before it looks again.)

@@ -13,6 +13,9 @@ use base::random::Random;
 pub enum Fault {
     /// nicfs of the node dies and is started again later; its region stays as it was, and its clients live.
     Crash(usize),
+    /// nicfs of the node is asked to end, which it does in order, and is started again later. Its clients live, and
+    /// lose nothing.
+    Planned(usize),
     /// nicfs of every node dies, and each is started again at some time; all clients live.
     CrashAll,
     /// nicfs of the node is stopped, without noticing, and goes on later: nothing is closed, what is sent
@@ -58,7 +61,7 @@ impl Fault {
         let node = random.below(nodes as u64) as usize;
         let other = (node + 1 + random.below(nodes.max(2) as u64 - 1) as usize) % nodes;
         let client = random.below(clients as u64) as usize;
-        match random.below(20) {
+        match random.below(22) {
             0 => Self::Crash(node),
             1 => Self::PowerCut(node),
             2 => Self::RegionLost(node),
@@ -75,6 +78,7 @@ impl Fault {
             15 | 16 => Self::Hang(node),
             17 => Self::CrashAll,
             18 => Self::Crash(node),
+            19 | 20 => Self::Planned(node),
             _ => Self::Stop(client),
         }
     }
@@ -88,6 +92,7 @@ impl Fault {
             Self::CrashAll if random.chance(1, 2) => random.below(20 * ms),
             Self::Hang(_) => random.below(1500 * ms),
             Self::Crash(_)
+            | Self::Planned(_)
             | Self::CrashAll
             | Self::PowerCut(_)
             | Self::RegionLost(_)
@@ -103,6 +108,7 @@ impl Fault {
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Crash(_) => "crash",
+            Self::Planned(_) => "planned",
             Self::CrashAll => "crash-all",
             Self::Hang(_) => "hang",
             Self::PowerCut(_) => "power-cut",

@@ -128,8 +128,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         return scenario.preset(seed);
     }
     use Fault::{
-        Coordinator, Crash, CutOff, Damage, Kill, LinkDown, OneWay, PowerCut, RegionLost, Slow,
-        Stop,
+        Coordinator, Crash, CutOff, Damage, Kill, LinkDown, OneWay, Planned, PowerCut, RegionLost,
+        Slow, Stop,
     };
     let mut preset = Preset::of(seed);
     let head_lost = [OneWay(0, 1), LinkDown(0, 1), OneWay(1, 2), RegionLost(0), Crash(0)];
@@ -141,6 +141,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
     let stops = [Stop(0), Stop(1), Stop(2)];
     let damage = [Damage(1), Damage(2)];
     let slow = [Slow(1), Slow(2), OneWay(1, 0)];
+    let planned = [Planned(0), Planned(1), Planned(2)];
     let coordinator = [Coordinator, Crash(1), Crash(2), CutOff(1)];
     match bug {
         Bug::RingOverrun | Bug::RingPastEnd => preset.make(Flavour::Large),
@@ -175,6 +176,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::DeadTailDropped => (&ends, &[]),
         Bug::ExpelledNotTold | Bug::RecallIgnoresOperation => (&stops, &[]),
         Bug::DamageIgnored => (&damage, &[]),
+        Bug::ClosedEarly => (&planned, &[]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
@@ -194,6 +196,7 @@ fn judge_of(why: &str) -> &'static str {
         (" failed: ", "failure"),
         ("refused with", "refusals"),
         ("hostile", "hostile"),
+        ("ended in order", "order"),
         ("inode ", "model"),
     ];
     known.iter().find(|(words, _)| why.contains(words)).map_or("other", |(_, judge)| judge)

@@ -334,6 +334,13 @@ pub(crate) enum Item {
         incarnation: u64,
         given: Result<(ClientId, u32), base::Errno>,
     },
+    /// A node ends in order: is it time?
+    Closing {
+        n: usize,
+        incarnation: u64,
+        by: Nanos,
+        lasts: Nanos,
+    },
     /// A client was killed: has its node taken its log?
     Drained(Ended, u32),
     Fault(Fault),
@@ -352,6 +359,7 @@ impl Item {
             | Self::PeerDown { at: n, .. }
             | Self::Run(n)
             | Self::To(n, ..)
+            | Self::Closing { n, .. }
             | Self::Connect(n, _)
             | Self::Registered(n, ..)
             | Self::Confirm(n, ..)
@@ -618,6 +626,9 @@ impl<'a> World<'a> {
             Item::Given { token, incarnation, given } => self.given(token, incarnation, given)?,
             Item::Attached { actor, stamp, client, segment, incarnation } => {
                 self.actor_attached(actor, (stamp, incarnation), client, segment)?;
+            }
+            Item::Closing { n, incarnation, by, lasts } => {
+                self.close_node((n, incarnation), by, lasts)?;
             }
             Item::Drained(ended, tries) => self.look_for_drained(ended, tries)?,
             Item::Fault(fault) => self.begin_fault(fault)?,

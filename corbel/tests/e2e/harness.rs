@@ -221,6 +221,25 @@ impl Cluster {
         signal(self.nicfs(node).expect("nicfs runs"), number);
     }
 
+    /// The services of a node end as the system ends them, and are started again.
+    pub fn restart_services(&self, node: usize) {
+        let file = self.path(&format!("n{node}/run/serve.pid"));
+        let noted = fs::read_to_string(file).expect("the services run");
+        let pid = noted.split_whitespace().next().and_then(|pid| pid.parse().ok());
+        signal(pid.and_then(Pid::from_raw).expect("a process"), Signal::TERM);
+        wait_for("the end of the services", Duration::from_secs(30), || {
+            self.nicfs(node)
+                .is_none_or(|pid| rustix::process::test_kill_process(pid).is_err())
+                .then_some(())
+        });
+        text(&self.corbel(&["cluster", "start", &node.to_string()]));
+        wait_for("the node in its place", Duration::from_secs(60), || {
+            let status = self.status(node);
+            let whole = status["chain"].as_array().is_some_and(|chain| chain.len() == self.nodes);
+            (status["ready"] == true && whole).then_some(())
+        });
+    }
+
     /// Kills nicfs and waits for the one that the supervisor starts instead.
     pub fn restart_nicfs(&self, node: usize) {
         let old = self.nicfs(node);

@@ -20,10 +20,17 @@ pub(super) const DOZE: Nanos = 2_000_000;
 const HOLD: Nanos = 300_000;
 /// Between two looks at an operation under way.
 const LOOK: Nanos = 50_000;
+/// Stores that their thread has done are where others see them after this time; nanoseconds in truth.
+const ARRIVAL: Nanos = 1_000_000;
 /// Bytes fetched at once; forwarded batches must fit a peer's low latency queue.
 const FETCH_BYTES: usize = 1 << 20;
 /// The same when the batch travels to another node.
 const FORWARD_BYTES: usize = 256 * 1024;
+
+/// Why a client is expelled: it is stopped...
+const STOPPED: &str = "it was stopped inside an operation";
+/// ... or a mount does not let go.
+const KEPT: &str = "its kernel keeps what it may keep no more";
 
 /// A lease on its way back.
 #[derive(Debug)]
@@ -39,12 +46,26 @@ pub(super) struct Recall {
     /// The client was told that a kernel of its keeps what it may not.
     told: bool,
     inside: Vec<(usize, u64)>,
+    /// Nobody is inside, and the newest entry is not whole, since then.
+    unsound_since: Option<Nanos>,
 }
 
 impl Recall {
     fn new(client: ClientId, ino: InodeId, token: u64, look_at: Nanos) -> Self {
         let (revoked, reported, told, inside) = (false, false, false, Vec::new());
-        Self { client, ino, token, look_at, revoked, reported, give_up_at: 0, told, inside }
+        let (give_up_at, unsound_since) = (0, None);
+        Self {
+            client,
+            ino,
+            token,
+            look_at,
+            revoked,
+            reported,
+            give_up_at,
+            told,
+            inside,
+            unsound_since,
+        }
     }
 }
 
@@ -63,6 +84,9 @@ impl Node {
         };
         if !self.serves() {
             return refuse(Errno::AGAIN, "this node is not in the chain");
+        }
+        if self.closing.is_some() {
+            return refuse(Errno::AGAIN, "this node is about to end");
         }
         if self.clients.len() >= self.config.clients_max as usize {
             return refuse(Errno::NFILE, "too many clients on this node");
@@ -167,10 +191,18 @@ impl Node {
         if !planted(Bug::DeadTailDropped) && !self.drain(id, out)? {
             return Ok(());
         }
-        if let Some(client) = self.clients.get_mut(&id)
-            && client.wants_seal()
-        {
-            client.seal()?;
+        if let Some(client) = self.clients.get_mut(&id) {
+            if client.wants_seal() {
+                client.seal()?;
+            }
+            if let Some(why) = client.broken_end()? {
+                log::warn!(
+                    "client {:#x} (pid {}) has ended, and its log does not go on: {why}. They do not count",
+                    id.0,
+                    client.pid
+                );
+                self.counters.broken_logs += 1;
+            }
         }
         self.recalls.retain(|r| r.client != id);
         self.to_head(Message::ClientGone { client: id }, out);
@@ -362,6 +394,7 @@ impl Node {
             let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
             let batch = client.fetch(if head { FETCH_BYTES } else { FORWARD_BYTES })?;
             if batch.last.0 == 0 {
+                client.note_standing(self.now);
                 return Ok(true);
             }
             left = left.saturating_sub(batch.taken);
@@ -469,6 +502,7 @@ impl Node {
                     give_up_at: under_way.map_or(0, |r| r.give_up_at),
                     told: false,
                     inside: under_way.map_or_else(Vec::new, |r| r.inside.clone()),
+                    unsound_since: None,
                 });
             }
         }
@@ -540,7 +574,7 @@ impl Node {
         if !recall.inside.is_empty() {
             if self.now >= recall.give_up_at {
                 recall.look_at = self.now + LOOK;
-                return self.expel(id, out);
+                return self.expel(id, STOPPED, out);
             }
             recall.look_at = self.now + LOOK;
             return Ok(false);
@@ -551,7 +585,7 @@ impl Node {
                 recall.give_up_at = self.now + RECALL_TIMEOUT_MS * 1_000_000;
             }
             if self.now >= recall.give_up_at {
-                return self.expel(id, out);
+                return self.expel(id, KEPT, out);
             }
             if !recall.told {
                 recall.told = true;
@@ -564,14 +598,48 @@ impl Node {
             return Ok(false);
         }
         if let Some(client) = self.clients.get_mut(&id) {
+            // The stores of a payload go around the cache, and may arrive a little later than the word that
+            // says that its writer is out: what was done under the lease must be in the log that was read.
+            let since = *recall.unsound_since.get_or_insert(self.now);
+            if client.is_unsound() && !client.gone && self.now < since + ARRIVAL {
+                recall.look_at = self.now + LOOK;
+                return Ok(false);
+            }
             client.has_returned(ino)?;
         }
         self.to_head(recalled, out);
         Ok(true)
     }
 
+    /// Logs that do not go on, and never will: their clients are expelled, so that they learn it.
+    pub(super) fn expel_broken(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let mut broken = Vec::new();
+        if planted(Bug::BrokenLogKept) {
+            return Ok(());
+        }
+        for client in self.clients.values_mut() {
+            if client.stands_for_ever(self.now)? {
+                broken.push(client.id);
+            }
+        }
+        for id in broken {
+            // The last look comes after it was seen that nobody is inside.
+            if !self.drain(id, out)? {
+                continue;
+            }
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            if client.stands_for_ever(self.now)? {
+                let why = client.standing_words()?;
+                if self.expel(id, &why, out)? {
+                    self.counters.broken_logs += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// `false` when the log could not be read to its end yet.
-    fn expel(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+    fn expel(&mut self, id: ClientId, why: &str, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
         client.begin_expel();
         if !self.drain(id, out)? {
@@ -579,7 +647,7 @@ impl Node {
         }
         let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
         let pid = client.pid;
-        log::warn!("client {:#x} (pid {pid}) was stopped inside an operation: expelled", id.0);
+        log::warn!("client {:#x} (pid {pid}) is expelled: {why}", id.0);
         client.seal()?;
         self.counters.expelled += 1;
         out.push(Effect::Detached(id));
@@ -627,18 +695,5 @@ impl Node {
         }
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         Ok(client.grant(ino, mode, token, now)?)
-    }
-
-    pub(super) fn shutdown(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        let all: Vec<ClientId> = self.clients.keys().copied().collect();
-        for id in all {
-            self.drain(id, out)?;
-        }
-        self.publish_all()?;
-        for client in self.clients.values_mut() {
-            let settled = client.settled;
-            client.dismiss(settled);
-        }
-        Ok(())
     }
 }

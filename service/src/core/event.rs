@@ -92,7 +92,10 @@ pub enum Event {
     /// hostd is not, and none of its copies runs any more: the node copies for itself (isolated
     /// mode).
     HostDown,
-    /// End in order.
+    /// The service is about to end: nothing new begins, what the clients did is brought to every member
+    /// ([`super::Node::is_closed`]).
+    Closing,
+    /// It ends now. Clients that are at rest are told; the others find out, as if it had been killed.
     Shutdown,
 }
 

@@ -278,7 +278,7 @@ impl Node {
     }
 
     fn step(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
-        if !self.serves() {
+        if !self.serves() || self.closing.is_some() {
             return Ok(Step::Wait);
         }
         match p.stage {

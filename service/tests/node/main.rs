@@ -2,6 +2,8 @@
 //! hand, time and the network in the hands of the test. A seed that fails is printed.
 
 mod acl;
+mod broken;
+mod closing;
 mod crash;
 mod fresh;
 mod grants;

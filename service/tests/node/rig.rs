@@ -223,10 +223,15 @@ impl Rig {
 
     /// A process attaches to node `n`.
     pub fn attach(&mut self, n: usize, uid: u32) -> Hand {
+        self.attach_with(n, uid, 1)
+    }
+
+    /// The same with several lanes.
+    pub fn attach_with(&mut self, n: usize, uid: u32, lanes: u32) -> Hand {
         self.token += 1;
         let (token, pid) = (self.token, 100 + self.token as u32);
         let event =
-            Event::Attach { token, pid, start_time: 1, uid, gid: uid, groups: vec![], lanes: 1 };
+            Event::Attach { token, pid, start_time: 1, uid, gid: uid, groups: vec![], lanes };
         self.event(n, event);
         self.deliver_all();
         let (_, client, segment) =

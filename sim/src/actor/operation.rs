@@ -15,6 +15,8 @@ const BLOCK: u64 = 4096;
 const ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
+/// One in so many entries is changed under its checksum.
+const BROKEN: u64 = 400;
 /// Realtime of the simulated clients.
 const REALTIME: Nanos = 1_700_000_000_000_000_000;
 
@@ -201,6 +203,10 @@ impl World<'_> {
         };
         let Some(op) = op else { return Ok(true) };
         let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
+        if lawful && !self.preset.doubts() && self.random.chance(1, BROKEN) {
+            self.break_newest(c, seq)?;
+            return Ok(true);
+        }
         let what = if lawful { "does" } else { "dares" };
         self.trace(|| format!("client {c} {what} {seq} {:?} {}", plan.kind, brief(&op)));
         if !lawful {
@@ -679,6 +685,26 @@ impl World<'_> {
         Ok(true)
     }
 
+    /// The client's newest entry was changed under its checksum, which it does not know: it goes on, as if it
+    /// had been done. Its service must notice, and nothing that it does from here on counts.
+    fn break_newest(&mut self, c: usize, seq: u64) -> Result<(), String> {
+        let Some(s) = &mut self.actors[c].session else { return Ok(()) };
+        let (segment, at, number) = (s.segment, s.newest_at, s.number);
+        s.broken.get_or_insert(seq);
+        let mut byte = [0];
+        let media = self.media(c);
+        let changed = media.read(segment, at, &mut byte).and_then(|()| {
+            byte[0] ^= 1;
+            media.write(segment, at, &byte)
+        });
+        changed.map_err(|e| format!("client {c}: {e}"))?;
+        self.trace(|| format!("client {c} breaks {seq}"));
+        *self.outcome.kinds.entry("broken").or_default() += 1;
+        // What it did before may be cut as well, as for any that is expelled; what it does from now on is.
+        self.model.headless(number);
+        Ok(())
+    }
+
     // --- the log ---
 
     /// Into the log: `None` when there is no room. `ahead`: how far the entry's epoch is ahead.
@@ -732,6 +758,7 @@ impl World<'_> {
         write(base + head % lane_bytes, &bytes).map_err(fault)?;
         self.media(c).fence().map_err(fault)?;
         if let Some(s) = &mut self.actors[c].session {
+            s.newest_at = base + head % lane_bytes;
             (s.heads[lane], s.next) = (head + bytes.len() as u64, seq + 1);
         }
         self.put(c, control::LAST_SEQUENCE, seq)?;

@@ -169,6 +169,9 @@ impl World<'_> {
             return self.wait(c);
         }
         self.check_dared(c, seq)?;
+        if self.session(c).and_then(|s| s.broken).is_some_and(|broken| broken <= seq) {
+            return Err(format!("client {c}: synced {seq}, which lies behind a broken entry"));
+        }
         if let Some(s) = self.session(c) {
             let number = s.number;
             self.model.vouched(number, seq);

@@ -243,7 +243,9 @@ impl World<'_> {
             self.process(c).map_or(0, |p| p.open.values().filter(|o| o.thread == t).count());
         if count >= OPEN_MAX {
             let Some((handle, ino)) = self.own_open(c, t, |_| true) else { return Err(None) };
-            self.process(c).into_iter().for_each(|p| drop(p.open.remove(&handle.0)));
+            if let Some(process) = self.process(c) {
+                process.open.remove(&handle.0);
+            }
             return Err(Some(Call::Release { handle, ino }));
         }
         let at = self.draw_target();

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// How long an end in order may take (as in `service::nicfs`).
+const CLOSING: Nanos = 1500 * MS;
+
 impl World<'_> {
     pub(crate) fn begin_fault(&mut self, fault: Fault) -> Result<(), String> {
         self.begin_fault_for(fault, None)
@@ -24,6 +27,16 @@ impl World<'_> {
         *self.outcome.faults.entry(fault.kind()).or_default() += 1;
         match fault {
             Fault::Crash(n) => self.stop_node(n, true),
+            Fault::Planned(n) => {
+                let lasts = scripted.unwrap_or_else(|| fault.lasts(&mut self.random));
+                if self.hosts[n].node.is_some() && !self.hosts[n].hung {
+                    self.deliver(n, Event::Closing)?;
+                    let incarnation = self.hosts[n].incarnation;
+                    let by = self.now + CLOSING;
+                    self.at(self.now + US, Item::Closing { n, incarnation, by, lasts });
+                }
+                return Ok(());
+            }
             Fault::CrashAll => {
                 for n in 0..self.hosts.len() {
                     self.stop_node(n, true);
@@ -133,6 +146,7 @@ impl World<'_> {
         let last = last.0 as usize - 1;
         let out = match fault {
             Fault::Crash(n)
+            | Fault::Planned(n)
             | Fault::PowerCut(n)
             | Fault::Hang(n)
             | Fault::CutOff(n)
@@ -141,6 +155,31 @@ impl World<'_> {
             _ => false,
         };
         out && seats.len() > 1
+    }
+
+    /// A node that ends in order, as the driver waits for it.
+    pub(crate) fn close_node(
+        &mut self,
+        (n, incarnation): (usize, u64),
+        by: Nanos,
+        lasts: Nanos,
+    ) -> Result<(), String> {
+        let Some(node) = self.hosts[n].node.as_ref() else { return Ok(()) };
+        if self.hosts[n].incarnation != incarnation {
+            return Ok(());
+        }
+        if !node.is_closed() && self.now < by {
+            self.at(self.now + MS, Item::Closing { n, incarnation, by, lasts });
+            return Ok(());
+        }
+        self.trace(|| format!("node {} ends in order", n + 1));
+        self.deliver(n, Event::Shutdown)?;
+        for c in 0..self.actors.len() {
+            self.judge_dismissed(c, n)?;
+        }
+        self.stop_node(n, true);
+        self.at(self.now + lasts, Item::End(Fault::Planned(n)));
+        Ok(())
     }
 
     fn hostd_up(&mut self, n: usize) {
@@ -164,7 +203,11 @@ impl World<'_> {
     pub(crate) fn end_fault(&mut self, fault: Fault) -> Result<(), String> {
         self.trace(|| format!("end of {fault:?}"));
         match fault {
-            Fault::Crash(n) | Fault::PowerCut(n) | Fault::RegionLost(n) | Fault::BitRot(n) => {
+            Fault::Crash(n)
+            | Fault::Planned(n)
+            | Fault::PowerCut(n)
+            | Fault::RegionLost(n)
+            | Fault::BitRot(n) => {
                 self.start_node(n)?;
             }
             Fault::LinkDown(a, b) => {
