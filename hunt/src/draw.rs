@@ -54,6 +54,8 @@ pub struct Wish {
     pub calls: Option<u64>,
     /// Nodes.
     pub nodes: u32,
+    /// Whether nodes can be cut off.
+    pub links: bool,
 }
 
 /// Known bugs that would be found again and again, and what is left out for them.
@@ -111,6 +113,8 @@ pub struct Draw {
     begun: bool,
     reference: PathBuf,
     ended: bool,
+    /// Turns until what goes on beside the calls is waited for.
+    calm_in: Option<u64>,
 }
 
 /// How much a value is worth that is at hand.
@@ -192,6 +196,7 @@ impl Draw {
             begun: false,
             reference: PathBuf::new(),
             ended: false,
+            calm_in: None,
             wish: wish.clone(),
             abilities,
             random,
@@ -862,18 +867,35 @@ impl Draw {
             let actors = self.processes.iter().map(|p| p.actor).max().unwrap_or(0) as u64 + 1;
             return Some(Step::Restart(self.random.below(actors) as usize));
         }
+        self.fault()
+    }
+
+    fn fault(&mut self) -> Option<Step> {
+        if let Some(turns) = self.calm_in {
+            self.calm_in = turns.checked_sub(1);
+            return (turns == 0).then_some(Step::Calm);
+        }
         let faults = self.wish.faults?;
         if !self.chance(faults) {
             return None;
         }
         let node = 1 + self.random.below(u64::from(self.wish.nodes));
+        // Shorter and longer than the others wait for a node.
+        let ms = if self.chance(2) { 10 + self.random.below(400) } else { self.random.below(4000) };
         let beside = if self.chance(2) { " &" } else { "" };
-        Some(Step::Fault(match self.random.below(6) {
+        let kind = self.random.below(if self.wish.links { 12 } else { 9 });
+        let turns = 3 + self.random.below(40);
+        self.calm_in = (!beside.is_empty() || kind == 8).then_some(turns);
+        Some(Step::Fault(match kind {
             0..2 => format!("nicfs {node}{beside}"),
             2 => format!("hostd {node}{beside}"),
-            3 => format!("stop {node} hostd {}{beside}", 10 + self.random.below(1500)),
-            4 => format!("stop {node} nicfs {}{beside}", 10 + self.random.below(1500)),
-            _ => format!("term {node}{beside}"),
+            3 => format!("stop {node} hostd {ms}{beside}"),
+            4 => format!("stop {node} nicfs {ms}{beside}"),
+            5 => format!("term {node}{beside}"),
+            6 => format!("node {node}{beside}"),
+            7 => format!("coordinator {ms}{beside}"),
+            8 => format!("full {}", self.random.below(4000)),
+            _ => format!("cut {node} {ms}{beside}"),
         }))
     }
 }
@@ -917,6 +939,9 @@ impl Source for Draw {
         }
         if self.left == 0 {
             // The last word: everything is the same.
+            if self.calm_in.take().is_some() {
+                return vec![Step::Calm];
+            }
             let steps = if self.ended {
                 Vec::new()
             } else {
@@ -927,12 +952,7 @@ impl Source for Draw {
         }
         if let Some(step) = self.event() {
             if let Step::Restart(actor) = step {
-                self.processes.retain(|p| p.actor != actor || p.seat == 0);
-                for process in self.processes.iter_mut().filter(|p| p.actor == actor) {
-                    process.slots.fill(None);
-                    process.maps.fill(None);
-                    (process.other, process.moved) = (false, false);
-                }
+                self.forget(actor);
             }
             return vec![step];
         }
@@ -953,6 +973,11 @@ impl Source for Draw {
             }
         }
         steps
+    }
+
+    fn anew(&mut self) {
+        let actors = self.processes.iter().map(|p| p.actor).max().unwrap_or(0);
+        (0..=actors).for_each(|actor| self.forget(actor));
     }
 
     fn heard(&mut self, step: &Step, answer: &str) {
@@ -1007,6 +1032,16 @@ impl Source for Draw {
 }
 
 impl Draw {
+    /// An actor starts anew.
+    fn forget(&mut self, actor: usize) {
+        self.processes.retain(|p| p.actor != actor || p.seat == 0);
+        for process in self.processes.iter_mut().filter(|p| p.actor == actor) {
+            process.slots.fill(None);
+            process.maps.fill(None);
+            (process.other, process.moved, process.alive) = (false, false, true);
+        }
+    }
+
     /// Notes what a call will have done, if it succeeds: others of the same batch go by it.
     fn expect(&mut self, process: usize, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();

@@ -1,13 +1,15 @@
-//! What the workers stand on: a cluster of its own with several views of one volume, or a plain
-//! directory, by which the hunter itself is tested.
+//! What the workers stand on: several views of one volume, and the services behind them, which can be
+//! disturbed; or a plain directory, by which the hunter itself is tested.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 /// A way into the files.
 #[derive(Clone, Debug)]
@@ -22,44 +24,40 @@ pub struct View {
     pub prefix: Vec<OsString>,
 }
 
+/// What serves the files, and how it is disturbed. It ends when it is dropped.
+pub trait Services: Send + Sync + fmt::Debug {
+    /// Brings about a fault (see [`Ground::fault`]) and comes back when all is well again.
+    fn fault(&self, words: &[&str]) -> io::Result<()>;
+    /// A number that grows when a node loses its place: then what was not synced may be lost.
+    fn epoch(&self) -> io::Result<u64>;
+    /// Whether a node can be cut off.
+    fn can_cut(&self) -> bool;
+    /// Keeps what the services have logged.
+    fn keep_logs(&self, to: &Path);
+}
+
 /// The ground.
 #[derive(Debug)]
 pub struct Ground {
     /// Ways into it.
     pub views: Vec<View>,
-    cluster: Option<Cluster>,
-    /// A fault that goes on beside the calls.
-    under_way: Option<JoinHandle<io::Result<()>>>,
+    services: Option<Arc<dyn Services>>,
+    mischief: Option<Mischief>,
     /// Faults so far.
     pub faults: u64,
 }
 
-/// A cluster of this program's own.
-#[derive(Clone, Debug)]
-struct Cluster {
-    corbel: PathBuf,
-    dir: PathBuf,
+/// Brings about faults beside the calls. One thread for all: what it starts may be bound to its life.
+#[derive(Debug)]
+struct Mischief {
+    jobs: Option<Sender<String>>,
+    ended: Receiver<io::Result<()>>,
+    under_way: bool,
+    thread: Option<JoinHandle<()>>,
 }
 
-/// How a cluster is made.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The binary.
-    pub corbel: PathBuf,
-    /// Its directory, which must not be there.
-    pub dir: PathBuf,
-    /// Nodes.
-    pub nodes: u32,
-    /// Size of the volume.
-    pub capacity: String,
-    /// Views to be used: mounts, `corbel run`, or both.
-    pub mounts: bool,
-    /// Programs under `corbel run`.
-    pub runs: bool,
-}
-
-/// A service that is killed is there again after that time, however busy the machine.
-const BACK_WITHIN: Duration = Duration::from_secs(60);
+/// Takes up the space of a full volume; in the root, where no history is.
+const FILLER: &str = "hunt-filler";
 
 impl Ground {
     /// A directory; every view leads there.
@@ -71,34 +69,13 @@ impl Ground {
             root: dir.to_path_buf(),
             prefix: Vec::new(),
         });
-        Self { views: views.collect(), cluster: None, under_way: None, faults: 0 }
+        Self { views: views.collect(), services: None, mischief: None, faults: 0 }
     }
 
-    /// Starts a cluster.
-    pub fn cluster(plan: &Plan) -> io::Result<Self> {
-        let cluster = Cluster { corbel: plan.corbel.clone(), dir: plan.dir.clone() };
-        let nodes = plan.nodes.to_string();
-        cluster.corbel(&["cluster", "up", "--nodes", &nodes, "--capacity", &plan.capacity])?;
-        let mut views = Vec::new();
-        for node in 1..=plan.nodes {
-            let at = cluster.dir.join(format!("n{node}"));
-            let root = at.join("mnt");
-            let mut prefix: Vec<OsString> = vec![cluster.corbel.clone().into(), "run".into()];
-            prefix.extend(["--mount".into(), root.clone().into(), "--socket".into()]);
-            prefix.extend([at.join("run/hostd.sock").into(), OsString::from("--")]);
-            if plan.mounts {
-                views.push(View {
-                    name: format!("m{node}"),
-                    node,
-                    root: root.clone(),
-                    prefix: Vec::new(),
-                });
-            }
-            if plan.runs {
-                views.push(View { name: format!("r{node}"), node, root, prefix });
-            }
-        }
-        Ok(Self { views, cluster: Some(cluster), under_way: None, faults: 0 })
+    /// Views of a volume, and what serves it.
+    pub fn served(views: Vec<View>, services: Arc<dyn Services>) -> Self {
+        let mischief = Mischief::new(Arc::clone(&services));
+        Self { views, services: Some(services), mischief: Some(mischief), faults: 0 }
     }
 
     /// The view of that name, or another if there is none: scripts outlive the clusters they were found on.
@@ -109,166 +86,181 @@ impl Ground {
         found.unwrap_or(&self.views[0])
     }
 
-    /// Whether it is a cluster, or a plain directory.
-    pub fn is_cluster(&self) -> bool {
-        self.cluster.is_some()
+    /// The number of nodes.
+    pub fn nodes(&self) -> u32 {
+        self.views.iter().map(|view| view.node).max().unwrap_or(0)
     }
 
-    /// Brings about a fault, and waits until all is well again, unless its last word is `&`.
+    /// Whether services stand behind it, or it is a plain directory.
+    pub fn has_services(&self) -> bool {
+        self.services.is_some()
+    }
+
+    /// Whether a node can be cut off.
+    pub fn can_cut(&self) -> bool {
+        self.services.as_ref().is_some_and(|services| services.can_cut())
+    }
+
+    /// See [`Services::epoch`].
+    pub fn epoch(&self) -> io::Result<u64> {
+        self.services.as_ref().map_or(Ok(0), |services| services.epoch())
+    }
+
+    /// Brings about a fault. With `beside` it goes on while calls are made, until [`Self::heal`]; else all is well
+    /// again when this returns.
     ///
     /// ```text
     /// nicfs N         kill -9 of the service, which its supervisor starts again
     /// hostd N         the same
     /// stop N WHO MS   SIGSTOP of nicfs or hostd for some milliseconds
+    /// coordinator MS  SIGSTOP of the coordinator
     /// term N          the services of a node end in order, and are started
     /// node N          kill -9 of all services of a node, and start
+    /// cut N MS        nothing reaches node N, and nothing leaves it, for some milliseconds
     /// ```
-    pub fn fault(&mut self, what: &str) -> io::Result<()> {
+    pub fn fault(&mut self, what: &str, beside: bool) -> io::Result<()> {
         self.heal()?;
-        let Some(cluster) = self.cluster.clone() else { return Ok(()) };
+        let Some(mischief) = &mut self.mischief else { return Ok(()) };
         self.faults += 1;
-        let words: Vec<String> = what.split_whitespace().map(str::to_owned).collect();
-        let beside = words.last().is_some_and(|word| word == "&");
-        let bring = move || {
-            let words: Vec<&str> = words.iter().map(String::as_str).filter(|w| *w != "&").collect();
-            cluster.fault(&words)
-        };
-        if beside {
-            self.under_way = Some(std::thread::spawn(bring));
-            return Ok(());
-        }
-        bring()
+        mischief.begin(what)?;
+        if beside { Ok(()) } else { self.heal() }
     }
 
     /// Waits until a fault that went on beside the calls is over.
     pub fn heal(&mut self) -> io::Result<()> {
-        match self.under_way.take().map(JoinHandle::join) {
-            Some(Ok(result)) => result,
-            Some(Err(_)) => Err(io::Error::other("a fault could not be brought about")),
-            None => Ok(()),
+        self.mischief.as_mut().map_or(Ok(()), Mischief::wait)
+    }
+
+    /// Takes all space of the volume but some KiB.
+    pub fn fill(&mut self, leave: u64) -> io::Result<()> {
+        self.faults += 1;
+        let file = fs::File::create(self.views[0].root.join(FILLER))?;
+        let (mut at, mut step) = (0_i64, 64_i64 << 20);
+        while step >= 4096 {
+            // SAFETY: takes numbers only.
+            #[allow(unsafe_code)]
+            let result = unsafe { libc::fallocate(file.as_raw_fd(), 0, at, step) };
+            let error = io::Error::last_os_error();
+            match (result, error.raw_os_error()) {
+                (0, _) => at += step,
+                (_, Some(libc::ENOSPC)) => step /= 2,
+                (_, Some(libc::EINTR)) => {}
+                _ => return Err(error),
+            }
         }
+        file.set_len(at.cast_unsigned().saturating_sub(leave << 10))?;
+        file.sync_all()
+    }
+
+    /// Gives back what [`Self::fill`] took.
+    pub fn free(&self) -> io::Result<()> {
+        match fs::remove_file(self.views[0].root.join(FILLER)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of the volume that nothing takes.
+    pub fn space(&self) -> io::Result<u64> {
+        use std::os::unix::ffi::OsStrExt as _;
+        let path = std::ffi::CString::new(self.views[0].root.as_os_str().as_bytes())?;
+        // SAFETY: the structure is plain numbers, for which zeros are values.
+        #[allow(unsafe_code)]
+        let mut about: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the path ends with a zero, the structure is ours.
+        #[allow(unsafe_code)]
+        if unsafe { libc::statvfs(path.as_ptr(), &raw mut about) } == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(about.f_bfree * about.f_frsize)
     }
 
     /// Keeps what the services have logged.
     pub fn keep_logs(&self, to: &Path) {
-        let Some(cluster) = &self.cluster else { return };
-        let _ = fs::create_dir_all(to);
-        for view in &self.views {
-            let from = cluster.dir.join(format!("n{}/run", view.node));
-            for log in ["log", "mount.log"] {
-                let _ = fs::copy(from.join(log), to.join(format!("n{}-{log}", view.node)));
-            }
-        }
-    }
-}
-
-impl Drop for Ground {
-    fn drop(&mut self) {
-        let _ = self.heal();
-        if let Some(cluster) = &self.cluster
-            && let Err(error) = cluster.corbel(&["cluster", "down"])
+        if let Some(services) = &self.services
+            && fs::create_dir_all(to).is_ok()
         {
-            eprintln!("hunt: {error}");
+            services.keep_logs(to);
         }
     }
 }
 
-impl Cluster {
-    fn corbel(&self, args: &[&str]) -> io::Result<String> {
-        let mut command = Command::new(&self.corbel);
-        command.args(args).arg("--dir").arg(&self.dir).env_remove("CORBEL_CONFIG");
-        let output = command.stdin(Stdio::null()).output()?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Err(io::Error::other(format!("corbel {}: {}", args.join(" "), said.trim())))
-    }
-
-    /// The process of a service, with the time at which it began.
-    fn service(&self, node: &str, name: &str) -> Option<(i32, String)> {
-        let text = fs::read_to_string(self.dir.join(format!("n{node}/run/{name}.pid"))).ok()?;
-        let (pid, start) = text.trim().split_once(' ')?;
-        let pid: i32 = pid.parse().ok()?;
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (_, fields) = stat.rsplit_once(')')?;
-        // A number that was given to another process has another time.
-        (fields.split_whitespace().nth(19)? == start).then(|| (pid, start.to_string()))
-    }
-
-    fn signal(&self, node: &str, name: &str, number: i32) -> io::Result<(i32, String)> {
-        let gone = || io::Error::other(format!("{name} of node {node} does not run"));
-        let service = wait(BACK_WITHIN, || self.service(node, name)).ok_or_else(gone)?;
-        // SAFETY: takes numbers only.
-        #[allow(unsafe_code)]
-        if unsafe { libc::kill(service.0, number) } == -1 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(service)
-    }
-
-    fn fault(&self, words: &[&str]) -> io::Result<()> {
-        match words {
-            [name @ ("nicfs" | "hostd"), node] => {
-                let old = self.signal(node, name, libc::SIGKILL)?;
-                let new = || self.service(node, name).filter(|new| *new != old);
-                wait(BACK_WITHIN, new).map(drop).ok_or_else(|| {
-                    io::Error::other(format!("{name} of node {node} did not come back"))
-                })?;
-                self.wait_ready()
-            }
-            ["stop", node, name, ms] => {
-                let ms = ms.parse().map_err(io::Error::other)?;
-                self.signal(node, name, libc::SIGSTOP)?;
-                std::thread::sleep(Duration::from_millis(ms));
-                self.signal(node, name, libc::SIGCONT)?;
-                self.wait_ready()
-            }
-            [how @ ("term" | "node"), node] => {
-                let signal = if *how == "term" { "TERM" } else { "KILL" };
-                self.corbel(&["cluster", "kill", node, "--signal", signal])?;
-                if *how == "term" {
-                    let ended = || {
-                        ["serve", "nicfs", "hostd"].iter().all(|n| self.service(node, n).is_none())
-                    };
-                    let over = wait(BACK_WITHIN, || ended().then_some(()));
-                    over.ok_or_else(|| io::Error::other(format!("node {node} does not end")))?;
+impl Mischief {
+    fn new(services: Arc<dyn Services>) -> Self {
+        let (jobs, todo) = channel::<String>();
+        let (done, ended) = channel();
+        let work = move || {
+            for job in todo {
+                let words: Vec<&str> = job.split_whitespace().collect();
+                if done.send(services.fault(&words)).is_err() {
+                    break;
                 }
-                self.corbel(&["cluster", "start", node])?;
-                self.wait_ready()
             }
-            _ => Err(io::Error::other(format!("no fault: {}", words.join(" ")))),
-        }
+        };
+        let thread = Some(std::thread::spawn(work));
+        Self { jobs: Some(jobs), ended, under_way: false, thread }
     }
 
-    /// Waits until every node is ready, and all see a chain of the same length.
-    fn wait_ready(&self) -> io::Result<()> {
-        let ready = || {
-            let said = self.corbel(&["--json", "cluster", "status"]).ok()?;
-            let said: serde_json::Value = serde_json::from_str(said.lines().last()?).ok()?;
-            let nodes = said["nodes"].as_array()?;
-            let whole = nodes.iter().all(|node| {
-                let status = &node["status"];
-                let members = status["chain"].as_array().map_or(0, Vec::len);
-                status["ready"] == true && status["hostd"] == true && members == nodes.len()
-            });
-            whole.then_some(())
-        };
-        let late = || io::Error::other("the chain is not whole again");
-        wait(BACK_WITHIN, ready).ok_or_else(late)
+    fn begin(&mut self, what: &str) -> io::Result<()> {
+        let gone = || io::Error::other("faults cannot be brought about any more");
+        self.jobs.as_ref().ok_or_else(gone)?.send(what.into()).map_err(|_| gone())?;
+        self.under_way = true;
+        Ok(())
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.under_way) {
+            return Ok(());
+        }
+        let gone = |_| Err(io::Error::other("a fault could not be brought about"));
+        self.ended.recv().unwrap_or_else(gone)
     }
 }
 
-/// Asks until there is an answer.
-fn wait<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let end = Instant::now() + limit;
-    loop {
-        if let Some(answer) = ask() {
-            return Some(answer);
+impl Drop for Mischief {
+    fn drop(&mut self) {
+        let _ = self.wait();
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
-        if Instant::now() > end {
-            return None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Slow;
+
+    impl Services for Slow {
+        fn fault(&self, words: &[&str]) -> io::Result<()> {
+            match words {
+                ["nicfs", "1"] => Ok(()),
+                _ => Err(io::Error::other(words.join(" "))),
+            }
         }
-        std::thread::sleep(Duration::from_millis(5));
+        fn epoch(&self) -> io::Result<u64> {
+            Ok(7)
+        }
+        fn can_cut(&self) -> bool {
+            false
+        }
+        fn keep_logs(&self, _: &Path) {}
+    }
+
+    #[test]
+    fn a_fault_is_waited_for_and_its_failure_is_told() {
+        let views = Ground::plain(Path::new("/nowhere"), 1).views;
+        let mut ground = Ground::served(views, Arc::new(Slow));
+        ground.fault("nicfs 1", false).unwrap();
+        ground.fault("nicfs 1", true).unwrap();
+        ground.heal().unwrap();
+        ground.fault("nicfs 9", true).unwrap();
+        assert_eq!(ground.heal().unwrap_err().to_string(), "nicfs 9");
+        ground.heal().unwrap();
+        assert_eq!((ground.faults, ground.epoch().unwrap()), (3, 7));
+        assert_eq!(ground.view("r9").name, "r1");
     }
 }

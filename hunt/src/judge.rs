@@ -138,12 +138,79 @@ impl Judge {
         Some(format!("{name}: {field}"))
     }
 
+    /// What differs, between two readings of a tree, in what was not changed in between as its times tell: the kind,
+    /// and the two entries.
+    pub fn compare_untouched(
+        &self,
+        after: &str,
+        before: &str,
+        sums: bool,
+    ) -> Option<(String, String, String)> {
+        let (after, before) = (entries(after), entries(before));
+        for (path, was) in &before {
+            let Some(is) = after.get(path) else { continue };
+            let (was, is): (Vec<&str>, Vec<&str>) =
+                (was.split(';').collect(), is.split(';').collect());
+            if field(&was, "ino") != field(&is, "ino")
+                || field(&was, "ctime") != field(&is, "ctime")
+            {
+                continue;
+            }
+            if let Some(key) = self.differing(&is, &was).filter(|key| sums || key != "sum") {
+                let show = |about: &[&str]| format!("{path};{}", about.join(";"));
+                return Some((key, show(&is), show(&was)));
+            }
+        }
+        // A name goes only if its directory changes.
+        for (path, was) in &before {
+            let dir = path.rsplit_once('/').map(|(dir, _)| dir);
+            let Some(dir) = dir.filter(|_| !after.contains_key(path)) else { continue };
+            let time = |tree: &BTreeMap<String, String>| {
+                let about = tree.get(dir)?;
+                field(&about.split(';').collect::<Vec<_>>(), "ctime").map(str::to_owned)
+            };
+            if let Some(time_before) = time(&before)
+                && time(&after) == Some(time_before)
+            {
+                return Some(("names".into(), "nothing".into(), format!("{path};{was}")));
+            }
+        }
+        None
+    }
+
+    /// What is wrong, in a reading of a tree, with a file that was synced before and looked as is said.
+    pub fn compare_synced(
+        &self,
+        tree: &str,
+        ino: &str,
+        synced: &str,
+        may_be_gone: bool,
+        sums: bool,
+    ) -> Option<&'static str> {
+        let synced: Vec<&str> = synced.split(' ').collect();
+        let tree = entries(tree);
+        let found = tree.values().map(|about| about.split(';').collect::<Vec<_>>());
+        let found = found.into_iter().find(|about| field(about, "ino") == Some(ino));
+        let Some(found) = found else {
+            // A file without a name is not seen.
+            let named = field(&synced, "nlink").is_some_and(|n| n != "0");
+            return (named && !may_be_gone).then_some("it is gone");
+        };
+        let when = |about: &[&str]| field(about, "ctime").and_then(time);
+        match when(&found).cmp(&when(&synced)) {
+            std::cmp::Ordering::Less => Some("it went back"),
+            std::cmp::Ordering::Equal if field(&found, "size") != field(&synced, "size") => {
+                Some("size")
+            }
+            std::cmp::Ordering::Equal if sums && field(&found, "sum") != field(&synced, "sum") => {
+                Some("content")
+            }
+            _ => None,
+        }
+    }
+
     /// What differs between two readings of a whole tree: the kind, and the two entries.
     pub fn compare_trees(&self, real: &str, reference: &str) -> Option<(String, String, String)> {
-        let entries = |text: &str| -> BTreeMap<String, String> {
-            let all = text.split(' ').skip(2);
-            all.filter_map(|e| e.split_once(';')).map(|(p, a)| (p.into(), a.into())).collect()
-        };
         let (a, b) = (entries(real), entries(reference));
         let mut inodes = BTreeMap::new();
         let mut back = BTreeMap::new();
@@ -171,6 +238,12 @@ impl Judge {
         }
         None
     }
+}
+
+/// What is told of each name in a reading of a tree.
+fn entries(text: &str) -> BTreeMap<String, String> {
+    let all = text.split(' ').skip(2);
+    all.filter_map(|e| e.split_once(';')).map(|(p, a)| (p.into(), a.into())).collect()
 }
 
 /// What a descriptor of a directory has told since it was rewound.
@@ -272,6 +345,39 @@ mod tests {
         let kind = |text: &str| judge.compare_trees(text, &tree(1, 2)).unwrap().0;
         assert_eq!(kind("0 0 a;ino=1;size=1"), "sweep: names");
         assert_eq!(kind("0 0 a;ino=1;size=2 b;ino=2;size=1"), "sweep: size");
+    }
+
+    #[test]
+    fn what_was_not_touched_is_as_it_was() {
+        let mut judge = Judge::default();
+        judge.pause();
+        let tree = |ctime: u64, sum: u64| {
+            format!("0 0 d;ino=1;ctime=5.0 d/a;ino=2;ctime={ctime}.0;sum={sum}")
+        };
+        let untouched = |after: &str, sums| judge.compare_untouched(after, &tree(7, 1), sums);
+        assert_eq!(untouched(&tree(7, 1), true), None);
+        assert_eq!(untouched(&tree(8, 2), true), None);
+        assert_eq!(untouched(&tree(7, 2), false), None);
+        assert_eq!(untouched(&tree(7, 2), true).unwrap().0, "sum");
+        assert_eq!(untouched("0 0 d;ino=1;ctime=5.0", true).unwrap().0, "names");
+        assert_eq!(untouched("0 0 d;ino=1;ctime=6.0", true), None);
+    }
+
+    #[test]
+    fn what_was_synced_does_not_go_back() {
+        let judge = Judge::default();
+        let said = "0 0 size=5 nlink=1 ctime=7.000000000 ino=2 sum=1";
+        let wrong = |ctime: u64, size: u64, sum: u64| {
+            let tree = format!("0 0 a;ino=2;size={size};ctime={ctime}.000000000;sum={sum}");
+            judge.compare_synced(&tree, "2", said, false, true)
+        };
+        assert_eq!(wrong(7, 5, 1), None);
+        assert_eq!(wrong(8, 6, 2), None);
+        assert_eq!(wrong(6, 5, 1), Some("it went back"));
+        assert_eq!(wrong(7, 6, 1), Some("size"));
+        assert_eq!(wrong(7, 5, 2), Some("content"));
+        assert_eq!(judge.compare_synced("0 0", "2", said, false, true), Some("it is gone"));
+        assert_eq!(judge.compare_synced("0 0", "2", said, true, true), None);
     }
 
     #[test]

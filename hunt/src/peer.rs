@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::text;
-use crate::worker::{SEAT_FD, SEATS};
+use crate::worker::{self, SEAT_FD, SEATS};
 
 /// A worker that says nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,7 +130,7 @@ impl Peer {
             None => Command::new(program),
         };
         let root = text::escape(launch.root.as_os_str().as_encoded_bytes());
-        command.arg("worker").arg(format!("--root={root}"));
+        command.args(worker::COMMAND).arg(format!("--root={root}"));
         if launch.reference {
             command.arg("--reference");
         }
@@ -199,9 +199,9 @@ impl Peer {
                     Ok(got) if got > 0 => seat.pending.extend_from_slice(&chunk[..got]),
                     _ => return Err(Silence::Dead),
                 }
-            } else if ready.get(1) == Some(&true) {
-                return Err(Silence::Dead);
-            } else if seat.process.is_none() && !matches!(self.child.try_wait(), Ok(None)) {
+            } else if ready.get(1) == Some(&true)
+                || seat.process.is_none() && !matches!(self.child.try_wait(), Ok(None))
+            {
                 return Err(Silence::Dead);
             } else if left.is_zero() {
                 return Err(Silence::Hangs);

@@ -8,7 +8,10 @@
 //! * pause 30            nobody does anything for 30 ms
 //! * sweep 1             everybody reads everything, in that way
 //! * restart 1           actor 1 is killed and starts anew
-//! * fault nicfs 2       a fault; see ground.rs
+//! * fault nicfs 2       a fault, and calls go on when all is well again; see ground.rs
+//! * fault cut 1 900 &   a fault, and calls go on meanwhile
+//! * fault full 100      nothing but 100 KiB of the volume is free
+//! * calm                all is well again; what may have been lost is judged
 //! ```
 
 use std::fmt;
@@ -33,6 +36,8 @@ pub enum Step {
     Restart(usize),
     /// Something happens to what serves the files.
     Fault(String),
+    /// All is well again.
+    Calm,
 }
 
 /// Actors and what they do.
@@ -58,6 +63,7 @@ impl Step {
             Self::Sweep(_) => "sweep",
             Self::Restart(_) => "restart",
             Self::Fault(_) => "fault",
+            Self::Calm => "calm",
         }
     }
 
@@ -70,6 +76,7 @@ impl Step {
                 "sweep" => Self::Sweep(rest.parse().ok()?),
                 "restart" => Self::Restart(rest.parse().ok()?),
                 "fault" => Self::Fault(rest.into()),
+                "calm" => Self::Calm,
                 _ => return None,
             });
         }
@@ -88,6 +95,7 @@ impl fmt::Display for Step {
             Self::Sweep(way) => write!(f, "* sweep {way}"),
             Self::Restart(actor) => write!(f, "* restart {actor}"),
             Self::Fault(what) => write!(f, "* fault {what}"),
+            Self::Calm => write!(f, "* calm"),
         }
     }
 }
@@ -138,7 +146,7 @@ mod tests {
     #[test]
     fn a_script_is_what_it_prints() {
         let text = "actor 0 m1\nactor 1 r2\n0 open s0 a rdwr|creat 0644\n1.2 pread s0 1 2\n* pause 30\n\
-                    * sweep 1\n* restart 1\n* fault nicfs 2\n";
+                    * sweep 1\n* restart 1\n* fault nicfs 2\n* calm\n";
         let script = Script::parse(text).unwrap();
         assert_eq!(script.to_string(), text);
         assert_eq!(Script::parse(&format!("# why\n\n{text}")).unwrap(), script);

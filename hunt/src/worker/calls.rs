@@ -148,6 +148,8 @@ impl Worker {
             "exit" => super::processes::exit(),
             "reap" => self.reap(args),
             "sweep" => self.sweep(args),
+            "syncall" => self.sync_all(),
+            "durable" => self.durable(args),
             "sums" => Ok(self.sums()),
             "checkhole" => self.check_hole(args),
             "fdof" => Ok(format!("{} 0", self.fd(args, 0)?)),
@@ -173,8 +175,8 @@ impl Worker {
             sys!(open(place.path.as_ptr(), flags, mode))
         };
         let fd = done(fd)?;
-        if self.start.plain && direct && is_directory(fd as RawFd) {
-            // No file system's directories can be read so.
+        if self.start.plain && direct && !is(fd as RawFd, libc::S_IFREG) {
+            // No file system's directories can be read so, nor its pipes.
             sys!(close(fd as RawFd));
             return Err(Stop::Errno(libc::EINVAL));
         }
@@ -267,8 +269,13 @@ impl Worker {
 
 /// Whether a descriptor is of a directory.
 pub fn is_directory(fd: RawFd) -> bool {
+    is(fd, libc::S_IFDIR)
+}
+
+/// Whether a descriptor is of something of that kind.
+fn is(fd: RawFd, kind: libc::mode_t) -> bool {
     let mut about = super::meta::empty_stat();
-    sys!(fstat(fd, &raw mut about)) == 0 && about.st_mode & libc::S_IFMT == libc::S_IFDIR
+    sys!(fstat(fd, &raw mut about)) == 0 && about.st_mode & libc::S_IFMT == kind
 }
 
 /// The answer that is only a number.

@@ -110,14 +110,14 @@ impl Worker {
                 slot.as_ref().map(|Slot { fd, .. }| format!("{index}={fd}"))
             })
             .collect();
-        let mut arguments = vec![
-            path.to_string_lossy().into_owned(),
-            "worker".into(),
+        let mut arguments = vec![path.to_string_lossy().into_owned()];
+        arguments.extend(super::COMMAND.map(str::to_owned));
+        arguments.extend([
             format!("--seat={seat}"),
             format!("--root={}", text::escape(&self.start.root)),
             format!("--slots={}", slots.join(",")),
             "--again".into(),
-        ];
+        ]);
         let flags = [(self.start.reference, "--reference"), (self.start.plain, "--plain")];
         arguments.extend(flags.iter().filter(|(set, _)| *set).map(|(_, flag)| (*flag).into()));
         arguments.into_iter().map(|a| c_string(a.into_bytes())).collect()

@@ -34,6 +34,32 @@ impl Worker {
         Ok(out)
     }
 
+    /// `syncall`: all that was changed anywhere is durable.
+    pub fn sync_all(&self) -> Result<String, Stop> {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let root = c_string(self.start.root.clone());
+        let dir = done(sys!(open(root.as_ptr(), flags)))? as i32;
+        let result = done(sys!(syncfs(dir)));
+        sys!(close(dir));
+        super::calls::number(result)
+    }
+
+    /// `durable sN`: what can be seen of a file that has just been synced, as a sweep tells it.
+    pub fn durable(&mut self, args: &Args<'_>) -> Result<String, Stop> {
+        let fd = self.fd(args, 0)?;
+        let mut about = super::meta::empty_stat();
+        done(sys!(fstat(fd, &raw mut about)))?;
+        if about.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return Err(Stop::NoSlot);
+        }
+        let path = c_string(format!("/proc/self/fd/{fd}").into_bytes());
+        let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let again = done(sys!(open(path.as_ptr(), flags)))? as i32;
+        let content = self.content(again, 0);
+        sys!(close(again));
+        Ok(format!("0 0 {}{}", super::meta::show_stat(&about), content.replace(';', " ")))
+    }
+
     fn descend(&mut self, dir: i32, prefix: &str, way: usize, depth: usize, out: &mut String) {
         let mut names = match list(dir) {
             Ok(names) => names,
