@@ -109,6 +109,10 @@ pub struct Draw {
     rates: [u64; 3],
     batch: u64,
     processes: Vec<Process>,
+    /// Actors whose calls the kernel takes to a mount.
+    mounted: Vec<bool>,
+    /// Files get capabilities, or else set-id bits: see [`Draw::mode`].
+    capabilities: bool,
     pattern: u64,
     begun: bool,
     reference: PathBuf,
@@ -119,6 +123,7 @@ pub struct Draw {
 
 /// How much a value is worth that is at hand.
 const USERS: [u32; 4] = [0, 1000, 1001, 65534];
+const CAPABILITY: &str = "security.capability";
 const XATTRS: [&str; 9] = [
     "user.a",
     "user.b",
@@ -126,7 +131,7 @@ const XATTRS: [&str; 9] = [
     "user.%ff%fe",
     "user.{n*250}",
     "trusted.t",
-    "security.capability",
+    CAPABILITY,
     "security.s",
     "user.",
 ];
@@ -144,8 +149,8 @@ const TIMES: [&str; 9] = [
 ];
 
 impl Draw {
-    /// A history for these actors.
-    pub fn new(seed: u64, actors: usize, wish: &Wish, abilities: Abilities) -> Self {
+    /// A history for actors with these views.
+    pub fn new(seed: u64, views: &[String], wish: &Wish, abilities: Abilities) -> Self {
         let mut random = Random::new(seed ^ 0x4875_6e74);
         let weights = weights(&mut random, wish, abilities);
         let one_file = wish.one_file || random.chance(1, 8);
@@ -191,7 +196,9 @@ impl Draw {
             left: wish.calls.unwrap_or(left),
             rates,
             batch: [1, 2, 6, BATCH as u64][random.below(4) as usize],
-            processes: (0..actors).map(process).collect(),
+            processes: (0..views.len()).map(process).collect(),
+            mounted: views.iter().map(|view| view.starts_with('m')).collect(),
+            capabilities: random.chance(1, 2),
             pattern: 0,
             begun: false,
             reference: PathBuf::new(),
@@ -366,12 +373,25 @@ impl Draw {
         self.processes[process].slots.iter().position(Option::is_none)
     }
 
+    /// Whether the kernel takes the calls of a process to a mount.
+    fn is_mounted(&self, process: usize) -> bool {
+        self.mounted[self.processes[process].actor]
+    }
+
+    /// Whether what a process does in a mount, others may do elsewhere.
+    fn is_mounted_among_others(&self, process: usize) -> bool {
+        self.is_mounted(process) && self.mounted.len() > 1
+    }
+
     fn mode(&mut self) -> String {
         let modes = [
             0o644, 0o666, 0o600, 0o755, 0o777, 0o400, 0o000, 0o4755, 0o2755, 0o6777, 0o1777, 0o640,
             0o711,
         ];
-        format!("0{:o}", self.one(&modes))
+        let mode = self.one(&modes);
+        // Files with both lose more than they should in a mount (docs/mount.md).
+        let both = self.capabilities && self.mounted.contains(&true);
+        format!("0{:o}", if both { mode & 0o1777 } else { mode })
     }
 
     fn open(&mut self, process: usize) -> String {
@@ -398,7 +418,8 @@ impl Draw {
                     flags.push("excl");
                 }
             }
-            12 => {
+            // In a mount it does not hold a file that somebody else removes (docs/mount.md).
+            12 if !self.is_mounted_among_others(process) => {
                 flags = vec!["path"];
                 want = Want::Any;
             }
@@ -462,7 +483,10 @@ impl Draw {
             14..19 => format!("pwrite s{slot} {length} {pattern} {offset}"),
             19 => format!("writev s{slot} {lengths} {pattern}"),
             20 => {
-                let flags = self.one(&["-", "-", "append", "dsync", "sync", "append|dsync"]);
+                // The kernel does not pass it to a mount (docs/mount.md).
+                let kinds = if self.is_mounted_among_others(p) { 4 } else { 6 };
+                let flags = ["-", "-", "dsync", "sync", "append", "append|dsync"];
+                let flags = self.one(&flags[..kinds]);
                 let offset = if self.chance(4) { "-1".into() } else { offset.to_string() };
                 format!("pwritev2 s{slot} {lengths} {pattern} {offset} {flags}")
             }
@@ -610,7 +634,11 @@ impl Draw {
                 i64::from(USERS[self.random.below(4) as usize])
             }
         };
-        let (uid, gid) = (who(), who());
+        let (mut uid, gid) = (who(), who());
+        if (uid, gid) == (-1, -1) && self.is_mounted(p) {
+            // Of that a mount learns next to nothing (docs/mount.md).
+            uid = 0;
+        }
         Some(match self.random.below(3) {
             0 => format!("fchown s{} {uid} {gid}", self.slot(p)?),
             1 => format!("chown {} {uid} {gid}", self.path(p, Want::Any)),
@@ -629,7 +657,9 @@ impl Draw {
 
     fn xattr(&mut self, p: usize) -> Option<String> {
         let large = self.abilities.large_xattrs;
-        let known: Vec<&str> = XATTRS.iter().copied().filter(|_| true).collect();
+        let capabilities = self.capabilities || !self.mounted.contains(&true);
+        let known: Vec<&str> =
+            XATTRS.into_iter().filter(|name| capabilities || *name != CAPABILITY).collect();
         let name = if self.chance(3) { "user.a" } else { self.one(&known) };
         let (prefix, whom) = match self.random.below(4) {
             0 => ("", self.plain_path(p, Want::Any)),
@@ -645,8 +675,7 @@ impl Draw {
         };
         Some(match self.random.below(12) {
             0..5 => {
-                let length =
-                    if name == "security.capability" && !self.chance(4) { 20 } else { length };
+                let length = if name == CAPABILITY && !self.chance(4) { 20 } else { length };
                 let flags = self.one(&["-", "-", "create", "replace"]);
                 format!("{prefix}setxattr {whom} {name} {length} {} {flags}", self.next_pattern())
             }

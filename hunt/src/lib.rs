@@ -32,6 +32,7 @@ use stage::{Setting, play};
 
 /// What is hunted, and how.
 #[derive(Args, Debug, Clone)]
+#[group(id = "hunted")]
 pub struct Options {
     /// Seed of the first history; the others count on (default: the time)
     #[arg(long)]
@@ -73,7 +74,8 @@ pub struct Options {
     /// Seconds that shrinking one of them may take
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     pub shrink: u64,
-    /// Puts a script of each difference there, with the logs of the services
+    /// Puts a script of each difference there, with the logs of the services; of a script that is run again, a
+    /// shorter one
     #[arg(long, value_name = "DIR")]
     pub found: Option<PathBuf>,
     /// Runs these scripts again in place of drawing histories
@@ -106,6 +108,8 @@ pub struct WorkerArgs {
     reference: bool,
     #[arg(long)]
     plain: bool,
+    #[arg(long)]
+    ends: bool,
     /// Was started by a worker, and goes on where that was.
     #[arg(long)]
     again: bool,
@@ -143,6 +147,7 @@ pub fn work(args: &WorkerArgs) -> io::Result<()> {
         seat: args.seat.min(worker::SEATS - 1),
         reference: args.reference,
         plain: args.plain,
+        ends: args.ends,
         lie: args.lie.as_deref().map(|name| lie(name).ok_or_else(|| wrong("--lie"))).transpose()?,
         slots: slots.collect::<Option<_>>().ok_or_else(|| wrong("--slots"))?,
     };
@@ -242,7 +247,7 @@ impl<'a> Hunt<'a> {
             report.histories += 1;
             let mut random = Random::new(seed);
             let views = cast(&mut random, &self.ground);
-            let mut draw = Draw::new(seed, views.len(), &wish, abilities);
+            let mut draw = Draw::new(seed, &views, &wish, abilities);
             let about = draw.about();
             if options.verbose {
                 self.say(&format!("seed {seed}: {}; {about}", views.join(" ")));
@@ -330,6 +335,9 @@ impl<'a> Hunt<'a> {
                 shown_by += 1;
                 if shown_by == 1 {
                     self.say(&format!("{}:\n{}", path.display(), shown(&difference)));
+                    if self.options.found.is_some() {
+                        self.shrink(number as u64, script.clone(), difference)?;
+                    }
                 }
             }
             let times = self.options.times;

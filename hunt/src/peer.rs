@@ -33,6 +33,8 @@ pub struct Launch<'a> {
     pub reference: bool,
     /// Works on a plain directory of this machine.
     pub plain: bool,
+    /// Works in a mount, or beside somebody who does.
+    pub ends: bool,
     /// A planted difference.
     pub lie: Option<&'a str>,
     /// Gets what it prints.
@@ -136,6 +138,9 @@ impl Peer {
         }
         if launch.plain {
             command.arg("--plain");
+        }
+        if launch.ends {
+            command.arg("--ends");
         }
         if let Some(lie) = launch.lie {
             command.arg(format!("--lie={lie}"));

@@ -52,6 +52,8 @@ pub struct Start {
     pub reference: bool,
     /// On a plain directory: no times of access, no O_DIRECT, nothing synced.
     pub plain: bool,
+    /// What has been appended ends with a look for the end: a mount's kernel does not know it (docs/mount.md).
+    pub ends: bool,
     /// A planted difference.
     pub lie: Option<Lie>,
     /// Descriptors taken over from the process that called exec.

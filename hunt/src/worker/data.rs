@@ -122,7 +122,12 @@ impl Worker {
             "writev" => sys!(writev(fd, all.as_ptr(), count)),
             _ => sys!(pwritev2(fd, all.as_ptr(), count, offset, args.bits(4, WRITE)?)),
         };
-        number(done(put as i64))
+        let put = done(put as i64)?;
+        let moves = !matches!((name, offset), ("pwrite", _) | ("pwritev2", 0..));
+        if self.start.ends && moves && sys!(fcntl(fd, libc::F_GETFL)) & libc::O_APPEND != 0 {
+            sys!(lseek(fd, 0, libc::SEEK_END));
+        }
+        number(Ok(put))
     }
 
     pub fn lseek(&self, args: &Args<'_>) -> Result<String, Stop> {

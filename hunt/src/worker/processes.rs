@@ -118,7 +118,11 @@ impl Worker {
             format!("--slots={}", slots.join(",")),
             "--again".into(),
         ]);
-        let flags = [(self.start.reference, "--reference"), (self.start.plain, "--plain")];
+        let flags = [
+            (self.start.reference, "--reference"),
+            (self.start.plain, "--plain"),
+            (self.start.ends, "--ends"),
+        ];
         arguments.extend(flags.iter().filter(|(set, _)| *set).map(|(_, flag)| (*flag).into()));
         arguments.into_iter().map(|a| c_string(a.into_bytes())).collect()
     }
