@@ -148,8 +148,12 @@ impl Ground {
                 _ => return Err(error),
             }
         }
-        file.set_len(at.cast_unsigned().saturating_sub(leave << 10))?;
-        file.sync_all()
+        let shorter = file.set_len(at.cast_unsigned().saturating_sub(leave << 10));
+        // Space that was promised may be refused later: then it is full all the same.
+        shorter.and_then(|()| file.sync_all()).or_else(|error| match error.raw_os_error() {
+            Some(libc::ENOSPC) => Ok(()),
+            _ => Err(error),
+        })
     }
 
     /// Gives back what [`Self::fill`] took.
