@@ -7,6 +7,7 @@ mod cluster;
 mod crush;
 mod demo;
 mod fsck;
+mod links;
 mod local;
 mod metrics;
 mod mkfs;

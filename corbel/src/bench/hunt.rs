@@ -13,8 +13,9 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::world::scratch;
-use crate::config::CAPACITY;
+use crate::config::{CAPACITY, Transport};
 use crate::failure::{Failure, Kind, Result};
+use crate::links::Links;
 use crate::local::{Local, Plan};
 use crate::output::Output;
 use crate::process::{Identity, wait_until};
@@ -96,7 +97,10 @@ fn served(options: &Options) -> Result<Ground> {
         ));
     }
     let dir = scratch()?;
-    let plan = Plan { capacity: options.capacity, ..Plan::of(options.nodes) };
+    let mut plan = Plan { capacity: options.capacity, ..Plan::of(options.nodes) };
+    if options.hunt.faults > 0 && options.nodes > 1 && Links::are_possible() {
+        (plan.apart, plan.transport) = (true, Transport::Tcp);
+    }
     let local = Local::create(&dir.join("cluster"), plan)?.tied();
     let cluster = Cluster { local, dir };
     let local = &cluster.local;
@@ -159,6 +163,14 @@ impl Cluster {
             ["stop", n, name @ ("nicfs" | "hostd"), ms] => {
                 Self::stop(self.service(node(n)?, name)?, number(ms)?);
             }
+            ["cut", n, ms] if self.local.is_apart() => {
+                let (n, links) = (node(n)?, self.local.links());
+                links.set(n, false)?;
+                std::thread::sleep(Duration::from_millis(number(ms)?));
+                links.set(n, true)?;
+            }
+            // A script of a cluster that could: as near as it gets.
+            ["cut", n, ms] => Self::stop(self.service(node(n)?, "nicfs")?, number(ms)?),
             ["coordinator", ms] => {
                 let coordinator = self.local.coordinator().ok_or_else(unknown)?;
                 Self::stop(coordinator, number(ms)?);
@@ -194,7 +206,7 @@ impl Services for Cluster {
     }
 
     fn can_cut(&self) -> bool {
-        false
+        self.local.is_apart()
     }
 
     fn keep_logs(&self, to: &Path) {
