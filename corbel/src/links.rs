@@ -79,11 +79,11 @@ impl Links {
             self.space(side)?;
             let space = self.path(side);
             let space = space.display();
-            ip(Side::Hub, &format!("link add n{node} type veth peer name up netns {space}"))?;
+            ip(Side::Hub, &format!("link add n{node} type veth peer name port netns {space}"))?;
             ip(Side::Hub, &format!("link set n{node} master hub"))?;
             ip(Side::Hub, &format!("link set n{node} up"))?;
-            ip(side, &format!("addr add {}/24 dev up", side.address()))?;
-            ip(side, "link set up up")?;
+            ip(side, &format!("addr add {}/24 dev port", side.address()))?;
+            ip(side, "link set port up")?;
         }
         Ok(())
     }

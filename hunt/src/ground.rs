@@ -156,6 +156,11 @@ impl Ground {
         })
     }
 
+    /// Makes durable what this process has done in the mounts: `fsync` of a root covers a mount.
+    pub fn sync(&self) -> io::Result<()> {
+        self.views.iter().try_for_each(|view| fs::File::open(&view.root)?.sync_all())
+    }
+
     /// Gives back what [`Self::fill`] took.
     pub fn free(&self) -> io::Result<()> {
         match fs::remove_file(self.views[0].root.join(FILLER)) {

@@ -103,8 +103,11 @@ impl Stage<'_> {
         Ok(None)
     }
 
-    /// Every process makes durable what it has changed. There is no reason for this to fail.
+    /// Every process makes durable what it has changed, this one too. There is no reason for this to fail.
     pub fn sync_all(&mut self, step: &Step) -> Option<Difference> {
+        if let Err(error) = self.ground.sync() {
+            return Some(self.difference(step, "sync".into(), "success", &error.to_string()));
+        }
         for actor in 0..self.actors.len() {
             for seat in 0..crate::worker::SEATS {
                 let peer = &mut self.actors[actor].real;
