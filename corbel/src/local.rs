@@ -261,9 +261,11 @@ impl Local {
         }
         // Nobody else is there.
         let at = |side: Side, port| SocketAddr::new(side.address(), port);
-        let nodes = |port| self.nodes().map(move |node| at(Side::Node(node), port));
-        let hub = at(Side::Hub, PORTS.start);
-        Ok(std::iter::once(hub).chain(nodes(PORTS.start)).chain(nodes(PORTS.start + 1)).collect())
+        let nodes = self.nodes().map(|node| at(Side::Node(node), PORTS.start));
+        // Metrics are for the machine that they are of.
+        let own = SocketAddr::from(([127, 0, 0, 1], PORTS.start + 1));
+        let hub = std::iter::once(at(Side::Hub, PORTS.start));
+        Ok(hub.chain(nodes).chain(self.nodes().map(|_| own)).collect())
     }
 
     fn node_config(&self, node: u32, addresses: &[SocketAddr]) -> Config {
