@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use crate::config::Transport;
-use crate::failure::{Context, Kind, Result};
+use crate::failure::{Kind, Result};
 use crate::output::Output;
 
 /// Options of the benches that start a cluster.
@@ -57,11 +57,8 @@ macro_rules! verbs {
             #[command(after_help = "Examples:\n  corbel bench hunt --seconds 600 --json\n  \
                 corbel bench hunt --seed 7 --histories 1 --faults 0 --verbose\n  \
                 corbel bench hunt --replay found/7.txt --times 10\n\n\
-                Needs root. Ends with 1 if anything differs; docs/testing.md tells how to read a script.")]
+                Needs root, and `corbel-hunt` beside `corbel` (cargo build -p hunt). Ends with 1 if anything differs; docs/testing.md tells how to read a script.")]
             Hunt(Box<hunt::Options>),
-            /// Carries out calls for `hunt`
-            #[command(hide = true)]
-            HuntWorker(::hunt::WorkerArgs),
         }
 
         impl BenchVerb {
@@ -70,7 +67,7 @@ macro_rules! verbs {
                 match self {
                     $(Self::$verb(options) => Some(($name, options)),)*
                     Self::All(options) => Some(("all", options)),
-                    Self::Kernels(_) | Self::Hunt(_) | Self::HuntWorker(_) => None,
+                    Self::Kernels(_) | Self::Hunt(_) => None,
                 }
             }
         }
@@ -237,7 +234,6 @@ pub fn run(out: &Output, verb: &BenchVerb) -> Result<u8> {
         BenchVerb::Hunt(options) => {
             return Ok(if hunt::run(out, options)? { 0 } else { Kind::Failed.exit() });
         }
-        BenchVerb::HuntWorker(args) => ::hunt::work(args).context("hunt-worker")?,
         _ => {}
     }
     let Some((name, options)) = verb.cluster() else { return Ok(0) };

@@ -188,6 +188,7 @@ impl<'a> Hunt<'a> {
                 known.join(", ")
             )));
         }
+        peer::program()?;
         peer::adopt();
         let base = options.reference.clone().unwrap_or_else(std::env::temp_dir);
         let scratch = base.join(format!("corbel-hunt-{}", std::process::id()));

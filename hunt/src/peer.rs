@@ -6,12 +6,12 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::text;
-use crate::worker::{self, SEAT_FD, SEATS};
+use crate::worker::{SEAT_FD, SEATS};
 
 /// A worker that says nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +90,16 @@ fn apart(socket: &UnixStream) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The program that carries out calls: beside this one, or beside the directory of this one, if that is a test.
+pub fn program() -> io::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let dirs = own.ancestors().skip(1).take(2);
+    let mut programs = dirs.map(|dir| dir.join("corbel-hunt"));
+    programs.find(|program| program.is_file()).ok_or_else(|| {
+        io::Error::other(format!("no corbel-hunt beside {} (cargo build -p hunt)", own.display()))
+    })
+}
+
 /// Which of two descriptors can be read within `limit`; none if neither.
 fn poll(fds: &[i32], limit: Duration) -> Vec<bool> {
     let mut all: Vec<libc::pollfd> =
@@ -122,7 +132,7 @@ impl Peer {
             seats.push(Seat { socket: ours, process: None, pending: Vec::new() });
             theirs.push(apart(&other)?);
         }
-        let program = std::env::current_exe()?;
+        let program = program()?;
         let mut command = match launch.prefix.split_first() {
             Some((first, rest)) => {
                 let mut command = Command::new(first);
@@ -132,7 +142,7 @@ impl Peer {
             None => Command::new(program),
         };
         let root = text::escape(launch.root.as_os_str().as_encoded_bytes());
-        command.args(worker::COMMAND).arg(format!("--root={root}"));
+        command.arg(format!("--root={root}"));
         if launch.reference {
             command.arg("--reference");
         }

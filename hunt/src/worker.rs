@@ -33,9 +33,6 @@ pub const SEATS: usize = 8;
 /// an interception library may keep for itself.
 pub const SEAT_FD: RawFd = 100;
 
-/// What this program is told to be a worker.
-pub const COMMAND: [&str; 2] = ["bench", "hunt-worker"];
-
 /// The number of a slot, from its token.
 pub fn named_slot(token: &str) -> Option<usize> {
     args::named(token, 's', SLOTS)

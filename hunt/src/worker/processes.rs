@@ -111,7 +111,6 @@ impl Worker {
             })
             .collect();
         let mut arguments = vec![path.to_string_lossy().into_owned()];
-        arguments.extend(super::COMMAND.map(str::to_owned));
         arguments.extend([
             format!("--seat={seat}"),
             format!("--root={}", text::escape(&self.start.root)),
