@@ -265,7 +265,11 @@ impl<H: Host> LibFsOn<H> {
                 return true;
             }
             let Some(state) = inode.state.try_write() else { return true };
-            let untold = state.losses != state.told && state.record.mode & S_IFMT == S_IFDIR;
+            // Nobody has a directory open here whose fsync may follow: what of it is lost, or may be, is known
+            // by its state alone.
+            let own = state.session == session.number && state.last > session.replicated();
+            let to_tell = own || state.losses != state.told;
+            let untold = to_tell && state.record.mode & S_IFMT == S_IFDIR;
             if state.open > 0 || untold || inode.shown.counts(now) {
                 return true;
             }

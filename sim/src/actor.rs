@@ -364,6 +364,9 @@ impl World<'_> {
 
     /// A client whose node ended in order and told it: nothing of it is lost.
     pub(crate) fn judge_dismissed(&mut self, c: usize, n: usize) -> Result<(), String> {
+        if self.actors[c].process.is_some() && self.actors[c].node == n {
+            return self.judge_dismissed_process(c);
+        }
         let Some(s) = self.session(c).filter(|_| self.actors[c].node == n) else { return Ok(()) };
         let (last, ends) = (s.next - 1, s.broken.is_some() || s.spoilt);
         let there = self.media(c).size(s.segment).is_ok();
@@ -598,7 +601,7 @@ impl World<'_> {
             }
             if let Some(number) = self.session(c).filter(|_| !gone).map(|s| s.number) {
                 // What the client believes of what it did.
-                self.model.vouched(number, self.word(c, control::REPLICATED));
+                self.model.vouched(number, self.word(c, control::REPLICATED))?;
             }
             let why = if state == control::STATE_EXPELLED { "expelled" } else { "dismissed" };
             let stopped = self.outcome.faults.contains_key("stop");

@@ -155,6 +155,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::NotEmptyRemoved
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::SnapshotPieceLost => {}
+        bug if is_client(bug) => by_threads(&mut preset, bug),
         _ => preset.make(Flavour::Plain),
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
@@ -177,11 +178,43 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::ExpelledNotTold | Bug::RecallIgnoresOperation => (&stops, &[]),
         Bug::DamageIgnored => (&damage, &[]),
         Bug::ClosedEarly => (&planned, &[]),
+        Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
+        Bug::LossUntold | Bug::PinForgotten => (&crashes, &links),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
     preset
+}
+
+/// Whether it is one of LibFS.
+fn is_client(bug: Bug) -> bool {
+    (150..180).contains(&(bug as u8))
+}
+
+/// Processes with LibFS, and threads that meet.
+fn by_threads(preset: &mut Preset, bug: Bug) {
+    use crate::actor::Kind::*;
+    preset.make(Flavour::Plain);
+    preset.by_hand = false;
+    (preset.nodes, preset.clients) = (3, 3);
+    preset.threads = 4;
+    preset.points = preset.points.min(8);
+    preset.favour = match bug {
+        Bug::GapIsHole | Bug::MovedKept => vec![Chmod, Chown, Write, Read, Read, Create],
+        Bug::ListOfBefore | Bug::NameOfBefore | Bug::LookedUpOld => {
+            vec![Create, Unlink, Rename, List, List, Exchange, Link, Chmod]
+        }
+        Bug::AnswerOfBefore => vec![SetXattr, RemoveXattr, SetAcl, Create],
+        Bug::LongWriteIgnored | Bug::AppendGoesOn => vec![Write, Append, Append, Read, Create],
+        Bug::CutExtentsKept | Bug::SourceKept | Bug::OldExtents => {
+            vec![Truncate, Clone, Write, Write, Read, Read, Punch, Shift, Create]
+        }
+        Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
+            vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
+        }
+        _ => Vec::new(),
+    };
 }
 
 /// The judge whose words these are.

@@ -733,43 +733,60 @@ impl<H: Host> LibFsOn<H> {
     }
 
     /// Waits until the inode's own operations are persistent everywhere. Those that were lost with a session are
-    /// an error, once for each who has it open.
+    /// an error, once for each who has it open, and for each who waited for them.
     pub(crate) fn sync_inode(&self, inode: &Inode<H>, open: Option<&Open<H>>) -> Result<()> {
-        let (session, last, losses) = loop {
+        let mut waited = None;
+        loop {
+            let (session, last, losses) = self.to_sync(inode)?;
+            let told = match open {
+                Some(open) => open.losses.swap(losses, Ordering::Relaxed),
+                None => core::mem::replace(&mut inode.state.write().told, losses),
+            };
+            let lost = told != losses || Self::lost_meanwhile(session, waited);
+            if lost && !planted(Bug::LossUntold) {
+                return Err(Errno::IO);
+            }
+            match session.sync(last) {
+                // The session ended meanwhile: what that means is known in the next.
+                Err(Errno::STALE) => waited = Some((session.number, last)),
+                other => return other,
+            }
+        }
+    }
+
+    /// What there is to sync, and how much of the inode was lost so far.
+    fn to_sync(&self, inode: &Inode<H>) -> Result<(&'static Session<H>, Sequence, u32)> {
+        loop {
             let session = self.session()?;
             {
                 let state = inode.state.read();
                 if state.session == session.number || state.session == 0 {
-                    break (session, state.last, state.losses);
+                    return Ok((session, state.last, state.losses));
                 }
             }
             // Or else another thread has attached anew between the two looks.
             self.adopt(session, &mut inode.state.write());
-        };
-        let told = match open {
-            Some(open) => open.losses.swap(losses, Ordering::Relaxed),
-            None => core::mem::replace(&mut inode.state.write().told, losses),
-        };
-        if told != losses && !planted(Bug::LossUntold) {
-            return Err(Errno::IO);
         }
-        match session.sync(last) {
-            // The session ended meanwhile: what that means is known in the next.
-            Err(Errno::STALE) => self.sync_inode(inode, open),
-            other => other,
-        }
+    }
+
+    /// Whether something of what was waited for in an earlier session is lost.
+    fn lost_meanwhile(session: &Session<H>, waited: Option<(u64, Sequence)>) -> bool {
+        waited.is_some_and(|(number, last)| session.lost_with(number, last))
     }
 
     /// The same for everything that this process did.
     pub(crate) fn sync_all(&self) -> Result<()> {
+        let mut waited = None;
         loop {
             let session = self.session()?;
-            let lost = self.losses.load(Ordering::Acquire);
-            if self.losses_told.swap(lost, Ordering::Relaxed) != lost {
+            let losses = self.losses.load(Ordering::Acquire);
+            let told = self.losses_told.swap(losses, Ordering::Relaxed);
+            if told != losses || Self::lost_meanwhile(session, waited) {
                 return Err(Errno::IO);
             }
-            match session.sync(session.last()) {
-                Err(Errno::STALE) => {}
+            let last = session.last();
+            match session.sync(last) {
+                Err(Errno::STALE) => waited = Some((session.number, last)),
                 other => return other,
             }
         }

@@ -139,6 +139,11 @@ impl<H: Host> Session<H> {
         self.segment.memory.add(control::PROMISED, blocks.wrapping_neg());
     }
 
+    /// Up to there, what this client did is persistent on every member.
+    pub fn replicated(&self) -> Sequence {
+        Sequence(self.segment.word(control::REPLICATED))
+    }
+
     /// The highest sequence handed out.
     pub fn last(&self) -> Sequence {
         self.log.last()

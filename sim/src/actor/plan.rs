@@ -184,7 +184,7 @@ impl World<'_> {
         }
         if let Some(s) = self.session(c) {
             let number = s.number;
-            self.model.vouched(number, seq);
+            self.model.vouched(number, seq)?;
             if self.preset.doubts() {
                 self.judge_limits(c, seq, false)?;
                 self.model.taken(number, seq, false);

@@ -59,6 +59,42 @@ impl Call {
     }
 }
 
+impl Call {
+    /// The inodes that it names.
+    pub fn inodes(&self) -> Vec<u64> {
+        match self {
+            Self::Lookup { dir, .. }
+            | Self::Readdir { dir }
+            | Self::Make { dir, .. }
+            | Self::Create { dir, .. }
+            | Self::Tmpfile { dir }
+            | Self::Remove { dir, .. } => vec![*dir],
+            Self::Rename { dir, dir2, .. } => vec![*dir, *dir2],
+            Self::Link { ino, dir, .. } => vec![*ino, *dir],
+            Self::Clone { from, to, .. } => vec![from.1, to.1],
+            Self::Getattr { ino }
+            | Self::Fgetattr { ino, .. }
+            | Self::Readlink { ino }
+            | Self::Open { ino, .. }
+            | Self::Release { ino, .. }
+            | Self::Read { ino, .. }
+            | Self::Write { ino, .. }
+            | Self::Truncate { ino, .. }
+            | Self::Allocate { ino, .. }
+            | Self::SetAttr { ino, .. }
+            | Self::SetXattr { ino, .. }
+            | Self::GetXattr { ino, .. }
+            | Self::ListXattr { ino }
+            | Self::Seek { ino, .. }
+            | Self::SetProject { ino, .. }
+            | Self::Project { ino }
+            | Self::Fsync { ino, .. }
+            | Self::FsyncInode { ino } => vec![*ino],
+            Self::Statfs | Self::SyncAll => Vec::new(),
+        }
+    }
+}
+
 /// What it gives.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
