@@ -274,6 +274,8 @@ pub enum Bug {
     BrokenLogKept = 132,
     /// A node that ends in order tells its clients before every member has what they did.
     ClosedEarly = 133,
+    /// Space that is promised to one client is given to another.
+    RoomUnkept = 134,
 }
 
 impl Bug {
@@ -853,6 +855,11 @@ impl Bug {
             Bug::ClosedEarly,
             "closed-early",
             "a node that ends in order tells its clients before every member has what they did",
+        ),
+        (
+            Bug::RoomUnkept,
+            "room-unkept",
+            "space that is promised to the writes of one client is given to another",
         ),
     ];
 

@@ -60,6 +60,8 @@ pub(crate) struct Session {
     created: Vec<u64>,
     /// Entries that must be refused.
     dared: BTreeSet<u64>,
+    /// Writes whose space was promised.
+    promised: BTreeSet<u64>,
     /// Its newest operation, if limits may bar it.
     pending: Option<quota::Pending>,
     /// Its log ends in garbage: it ends soon.
@@ -516,6 +518,7 @@ impl World<'_> {
             ever: BTreeSet::new(),
             created: Vec::new(),
             dared: BTreeSet::new(),
+            promised: BTreeSet::new(),
             pending: None,
             spoilt: false,
             newest_at: 0,
@@ -634,6 +637,11 @@ impl World<'_> {
     fn refused_for_now(&mut self, c: usize, seq: u64, limited: bool) -> Result<(), String> {
         let Some(s) = &mut self.actors[c].session else { return Ok(()) };
         let (number, last) = (s.number, s.next - 1);
+        if s.promised.contains(&seq) && !limited {
+            return Err(format!(
+                "client {c}: {seq} refused with ENOSPC, and its space was promised"
+            ));
+        }
         if s.dared.insert(seq) {
             if seq != last {
                 return Err(format!("client {c}: {seq} refused long after it was synced"));

@@ -451,6 +451,7 @@ impl<H: Host> LibFsOn<H> {
         state.last = Sequence(0);
         state.extents_after = Sequence(0);
         state.pieces = Default::default();
+        state.room = Default::default();
         state.pinned = false;
         state.may_write = false;
         true

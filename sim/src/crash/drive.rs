@@ -136,6 +136,7 @@ impl Machine {
             high: 80,
             low: 50,
             join_step: service::core::JOIN_STEP,
+            room: service::core::Shares::SHIPPED,
             // Each start is after a power cut.
             boot: epoch.into(),
             secret: 77,

@@ -39,7 +39,7 @@
 //! beside them (SCM_RIGHTS):
 //!
 //! ```text
-//! request  0 4 magic "CBHR"   4 4 version 2   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
+//! request  0 4 magic "CBHR"   4 4 version 4   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
 //! reply    0 4 magic "CBHA"   4 4 version 1   8 2 errno  10 6 zero  16 8 value  24 40 text (UTF-8)
 //!   The version of a request is that of everything that a program and its node say to each other: control
 //!   area, log entries, requests, replies. Programs and services of different builds do not mix.
