@@ -528,6 +528,7 @@ impl Node {
 
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.return_room(out);
+        self.collect_closed(out)?;
         self.collect_dozing(out)?;
         self.collect_ended(out)?;
         self.expel_broken(out)?;
