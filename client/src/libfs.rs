@@ -100,6 +100,9 @@ pub struct LibFsOn<H: Host> {
     losses: Word<H>,
     /// Those that a sync of everything has told.
     losses_told: Word<H>,
+    /// Answers about inodes taken in; never the same number twice, also of an inode that was forgotten
+    /// meanwhile.
+    learnt: Word<H>,
 }
 
 impl<H: Host> Drop for LibFsOn<H> {
@@ -138,6 +141,7 @@ impl<H: Host> LibFsOn<H> {
             proofs: Arc::new(Proofs::new(config.limits.proofs)),
             losses: Word::new(0),
             losses_told: Word::new(0),
+            learnt: Word::new(0),
             config,
         };
         this.session()?;
@@ -331,7 +335,13 @@ impl<H: Host> LibFsOn<H> {
             return Err(Stop::Wait(Wait::Again));
         }
         if self.knows(turn.session, state, mode, flags) {
-            return Ok(());
+            // Without a name, and open nowhere here, it ends at any moment: what is done to it would be refused.
+            let ends = state.record.nlink == 0 && state.open == 0 && !state.pinned;
+            return if ends && mode == LeaseMode::Write {
+                Err(Errno::NOENT.into())
+            } else {
+                Ok(())
+            };
         }
         turn.refused(ino)?;
         Err(Stop::Wait(Wait::Lease { ino, mode, flags }))

@@ -3,6 +3,7 @@
 //! or a signal. [`BENCHES`] is the list: name, what is asked, and the function.
 
 pub mod failover;
+mod hunt;
 pub mod kernels;
 mod library;
 pub mod load;
@@ -17,7 +18,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use crate::config::Transport;
-use crate::failure::Result;
+use crate::failure::{Kind, Result};
 use crate::output::Output;
 
 /// Options of the benches that start a cluster.
@@ -51,6 +52,13 @@ macro_rules! verbs {
                 Libraries and tools that are not installed (libisal2, libjerasure2, ceph-base) are left out, and the\n\
                 figures that need them are null.")]
             Kernels(kernels::Options),
+            /// Random system calls on several nodes, in both views, beside a reference file system, with faults;
+            /// what differs is shrunk to a script
+            #[command(after_help = "Examples:\n  corbel bench hunt --seconds 600 --json\n  \
+                corbel bench hunt --seed 7 --histories 1 --faults 0 --verbose\n  \
+                corbel bench hunt --replay found/7.txt --times 10\n\n\
+                Needs root, and `corbel-hunt` beside `corbel` (cargo build -p hunt). Ends with 1 if anything differs; docs/testing.md tells how to read a script.")]
+            Hunt(Box<hunt::Options>),
         }
 
         impl BenchVerb {
@@ -59,7 +67,7 @@ macro_rules! verbs {
                 match self {
                     $(Self::$verb(options) => Some(($name, options)),)*
                     Self::All(options) => Some(("all", options)),
-                    Self::Kernels(_) => None,
+                    Self::Kernels(_) | Self::Hunt(_) => None,
                 }
             }
         }
@@ -211,17 +219,24 @@ pub const BENCHES: &[Row] = &[
     },
 ];
 
-/// Runs `corbel bench …`.
-pub fn run(out: &Output, verb: &BenchVerb) -> Result<()> {
-    if let BenchVerb::Kernels(options) = verb {
-        let figures = kernels::run(out.json, options)?;
-        out.result(&json!({"bench": "kernels", "figures": figures}), || {
-            for (figure, value) in &figures {
-                println!("{figure:<24} {value}");
-            }
-        });
+/// Runs `corbel bench …`; the exit code.
+pub fn run(out: &Output, verb: &BenchVerb) -> Result<u8> {
+    match verb {
+        BenchVerb::Kernels(options) => {
+            let figures = kernels::run(out.json, options)?;
+            out.result(&json!({"bench": "kernels", "figures": figures}), || {
+                for (figure, value) in &figures {
+                    println!("{figure:<24} {value}");
+                }
+            });
+        }
+        // What was found is told; the code says the same.
+        BenchVerb::Hunt(options) => {
+            return Ok(if hunt::run(out, options)? { 0 } else { Kind::Failed.exit() });
+        }
+        _ => {}
     }
-    let Some((name, options)) = verb.cluster() else { return Ok(()) };
+    let Some((name, options)) = verb.cluster() else { return Ok(0) };
     crate::signals::catch();
     let transport = if options.transport == "shm" { Transport::Shm } else { Transport::Tcp };
     let bench = Bench {
@@ -236,7 +251,7 @@ pub fn run(out: &Output, verb: &BenchVerb) -> Result<()> {
         let figures = (row.run)(&bench)?;
         show(row, &figures, out);
     }
-    Ok(())
+    Ok(0)
 }
 
 fn verdict(asked: Asked, value: f64, figures: &Measured) -> (bool, String) {

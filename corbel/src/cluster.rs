@@ -55,6 +55,27 @@ pub enum ClusterVerb {
         #[command(flatten)]
         place: Place,
     },
+    /// Cut the link of a node of a cluster made with --apart: nothing reaches it and nothing leaves it
+    #[command(
+        after_help = "Examples:\n  corbel cluster up --apart             each node in a network namespace\n  \
+        corbel cluster cut 2                  node 2 is alone, and does not know\n  \
+        corbel cluster mend 2"
+    )]
+    Cut {
+        /// Number of the node
+        node: u32,
+        /// Which cluster
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Mend the link of a node
+    Mend {
+        /// Number of the node
+        node: u32,
+        /// Which cluster
+        #[command(flatten)]
+        place: Place,
+    },
     /// Start the services of a node again, and its mount
     Start {
         /// Number of the node
@@ -92,6 +113,9 @@ pub struct UpArgs {
     /// Fabric between the nodes
     #[arg(long, default_value = "shm", value_parser = ["shm", "tcp"])]
     transport: String,
+    /// Each node in a network namespace of its own, so that links can be cut (as root, by TCP)
+    #[arg(long)]
+    apart: bool,
     /// Space for data on each node
     #[arg(long, default_value = "4GiB", value_parser = parse_bytes)]
     capacity: u64,
@@ -113,6 +137,8 @@ pub fn run(out: &Output, verb: &ClusterVerb) -> Result<()> {
         ClusterVerb::Down { place, keep } => down(out, place, *keep),
         ClusterVerb::Status { place } => status(out, &place.path()?),
         ClusterVerb::Kill { node, signal, place } => kill(out, *node, signal, place),
+        ClusterVerb::Cut { node, place } => link(out, *node, place, false),
+        ClusterVerb::Mend { node, place } => link(out, *node, place, true),
         ClusterVerb::Start { node, place } => start(out, *node, place),
     }
 }
@@ -141,7 +167,12 @@ fn up(out: &Output, args: &UpArgs) -> Result<()> {
     }
     let plan = Plan {
         replicas,
-        transport: if args.transport == "shm" { Transport::Shm } else { Transport::Tcp },
+        transport: match args.transport.as_str() {
+            // Through shared memory they would go on to meet.
+            "shm" if !args.apart => Transport::Shm,
+            _ => Transport::Tcp,
+        },
+        apart: args.apart,
         capacity: args.capacity,
         mounted: !args.no_mount,
         mount: args.mount.as_deref().map(std::path::absolute).transpose().map_err(|error| {
@@ -259,6 +290,22 @@ fn start(out: &Output, node: u32, place: &Place) -> Result<()> {
         json!({"node": node, "mount": mount, "ready_ms": begin.elapsed().as_millis() as u64});
     out.result(&object, || {
         println!("node {node} is back after {:.2} s", begin.elapsed().as_secs_f64());
+    });
+    Ok(())
+}
+
+fn link(out: &Output, node: u32, place: &Place, up: bool) -> Result<()> {
+    let local = Local::open(&place.path()?)?;
+    check_node(&local, node)?;
+    if !local.is_apart() {
+        return Err(Failure::failed(
+            "the nodes of this cluster share one network",
+            "make it with `corbel cluster up --apart`",
+        ));
+    }
+    local.links().set(node, up)?;
+    out.result(&json!({"node": node, "link": up}), || {
+        println!("node {node} is {}", if up { "reached again" } else { "cut off" });
     });
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! ```text
 //! DIR/cluster.json          what `up` was asked for
 //! DIR/coordinator/          state, coordinator.pid, log
+//! DIR/net/                  network namespaces, if each node has its own
 //! DIR/nN/corbel.toml        configuration of node N
 //! DIR/nN/region/            its persistent memory
 //! DIR/nN/run/               sockets, serve.pid, hostd.pid, nicfs.pid, mount.pid, logs
@@ -21,6 +22,7 @@ use rustix::process::Signal;
 
 use crate::config::{Config, Durability, Size, Transport};
 use crate::failure::{Context, Failure, Kind, Result};
+use crate::links::{Links, Side};
 use crate::process::{self, Identity};
 
 /// What a local cluster is made of.
@@ -44,6 +46,8 @@ pub struct Plan {
     pub mount: Option<PathBuf>,
     /// Whether nodes are mounted at all.
     pub mounted: bool,
+    /// Whether each node has a network namespace of its own (see [`crate::links`]).
+    pub apart: bool,
 }
 
 impl Plan {
@@ -59,6 +63,7 @@ impl Plan {
             lane_bytes: 16 << 20,
             mount: None,
             mounted: true,
+            apart: false,
         }
     }
 }
@@ -150,6 +155,7 @@ impl Local {
         plan.replicas = u32::try_from(number("replicas")?).map_err(|_| missing())?;
         plan.mount = json["mount"].as_str().map(PathBuf::from);
         plan.mounted = json["mounted"] != false;
+        plan.apart = json["apart"] == true;
         Ok(Self { dir: dir.to_path_buf(), plan, tied: false })
     }
 
@@ -189,8 +195,19 @@ impl Local {
                 std::fs::remove_file(&path)
             };
         }
+        self.links().remove();
         // Only if nothing else is there.
         let _ = std::fs::remove_dir(&self.dir);
+    }
+
+    /// The links between the nodes, if they are apart.
+    pub fn links(&self) -> Links {
+        Links::of(&self.dir)
+    }
+
+    /// Whether each node has a network namespace of its own.
+    pub fn is_apart(&self) -> bool {
+        self.plan.apart
     }
 
     /// Removes all that `up` made but the logs; says where these are now, if they say anything.
@@ -212,7 +229,10 @@ impl Local {
     fn fill(&self) -> Result<()> {
         let (this, dir) = (self, &self.dir);
         std::fs::create_dir_all(dir).context(dir.display())?;
-        let addresses = free_addresses(1 + 2 * this.plan.nodes as usize)?;
+        let addresses = this.addresses()?;
+        if this.plan.apart {
+            this.links().make(this.plan.nodes)?;
+        }
         for node in this.nodes() {
             let at = this.node_dir(node);
             for sub in ["run", "mnt"] {
@@ -225,13 +245,27 @@ impl Local {
         for shared in ["coordinator", "fabric"] {
             std::fs::create_dir_all(this.dir.join(shared)).context(dir.display())?;
         }
-        let about = serde_json::json!({"nodes": this.plan.nodes, "replicas": this.plan.replicas, "version": 1});
+        let about = serde_json::json!({"nodes": this.plan.nodes, "replicas": this.plan.replicas, "apart": this.plan.apart, "version": 1});
         std::fs::write(this.dir.join("cluster.json"), about.to_string()).context(dir.display())?;
         let uuid = crate::mkfs::show_uuid(&crate::mkfs::new_uuid()?);
         for node in this.nodes() {
             this.corbel(node, &["mkfs", "--uuid", &uuid])?;
         }
         Ok(())
+    }
+
+    /// Of the coordinator, of each node, and for the metrics of each.
+    fn addresses(&self) -> Result<Vec<SocketAddr>> {
+        if !self.plan.apart {
+            return free_addresses(1 + 2 * self.plan.nodes as usize);
+        }
+        // Nobody else is there.
+        let at = |side: Side, port| SocketAddr::new(side.address(), port);
+        let nodes = self.nodes().map(|node| at(Side::Node(node), PORTS.start));
+        // Metrics are for the machine that they are of.
+        let own = SocketAddr::from(([127, 0, 0, 1], PORTS.start + 1));
+        let hub = std::iter::once(at(Side::Hub, PORTS.start));
+        Ok(hub.chain(nodes).chain(self.nodes().map(|_| own)).collect())
     }
 
     fn node_config(&self, node: u32, addresses: &[SocketAddr]) -> Config {
@@ -393,14 +427,18 @@ impl Local {
         Ok(command)
     }
 
-    fn start(&self, node: u32, args: &[&str], pid_file: &Path, log: &Path) -> Result<Identity> {
+    fn start(&self, side: Side, args: &[&str], pid_file: &Path, log: &Path) -> Result<Identity> {
         if let Some(running) = process::read_pid_file(pid_file) {
             return Ok(running);
         }
+        let node = if let Side::Node(node) = side { node } else { 1 };
         let mut command = self.command(node)?;
         command.args(args);
         if self.tied {
             command.env(TIED, std::process::id().to_string());
+        }
+        if self.plan.apart {
+            command = self.links().enter(side, &command);
         }
         let (_child, identity) = process::start(command, log)?;
         process::write_pid_file(pid_file, identity)?;
@@ -411,13 +449,13 @@ impl Local {
     pub fn start_coordinator(&self) -> Result<()> {
         let at = self.dir.join("coordinator");
         let args = ["serve", "coordinator"];
-        self.start(1, &args, &at.join("coordinator.pid"), &at.join("log")).map(drop)
+        self.start(Side::Hub, &args, &at.join("coordinator.pid"), &at.join("log")).map(drop)
     }
 
     /// Starts the services of a node.
     pub fn start_node(&self, node: u32) -> Result<()> {
         let log = self.node_dir(node).join("run/log");
-        self.start(node, &["serve"], &self.pid_file(node, "serve"), &log).map(drop)
+        self.start(Side::Node(node), &["serve"], &self.pid_file(node, "serve"), &log).map(drop)
     }
 
     /// Sends a signal to the services of a node; how many got it.
@@ -438,7 +476,7 @@ impl Local {
         std::fs::create_dir_all(&at).context(at.display())?;
         let point = at.display().to_string();
         let args = ["mount", "--foreground", &point];
-        let identity = self.start(node, &args, &self.pid_file(node, "mount"), &log)?;
+        let identity = self.start(Side::Node(node), &args, &self.pid_file(node, "mount"), &log)?;
         process::wait_until(&format!("mount on {point}"), Duration::from_secs(10), || {
             if !identity.is_alive() {
                 return Err(ended("mount", &log));
@@ -514,6 +552,7 @@ impl Local {
         for path in self.made().iter().filter(|path| path.is_dir()) {
             std::fs::remove_dir_all(path).context(path.display())?;
         }
+        self.links().remove();
         std::fs::remove_file(self.dir.join("cluster.json")).context(self.dir.display())?;
         // Whatever else is there was not made by `up`.
         match std::fs::remove_dir(&self.dir) {

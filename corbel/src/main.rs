@@ -7,6 +7,7 @@ mod cluster;
 mod crush;
 mod demo;
 mod fsck;
+mod links;
 mod local;
 mod metrics;
 mod mkfs;
@@ -41,7 +42,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Cluster(verb) => cluster::run(out, &verb)?,
         Verb::Fsck(args) => return fsck::run(global, &args, out),
         Verb::Demo(args) => demo::run(&args, out)?,
-        Verb::Bench(verb) => bench::run(out, &verb)?,
+        Verb::Bench(verb) => return bench::run(out, &verb),
         Verb::Crush(verb) => crush::run(out, &verb)?,
         Verb::Config(verb) => cli::config(global, out, &verb)?,
         Verb::Completion { shell } => cli::completion(shell),

@@ -130,6 +130,8 @@ struct UnderWay {
     appends: bool,
     /// What the file has from its sessions so far, for fsync.
     newest: Vec<(usize, u64)>,
+    /// The session of the last entry of a write, and the bytes that were in the log before it.
+    last_part: Option<(usize, usize)>,
     /// The session in which it began.
     current: Option<usize>,
     /// The inode that it has made.
@@ -622,7 +624,7 @@ impl World<'_> {
         }
         attached_last(self.process(c), index, seq);
         self.settle_touched(c, session, &op)?;
-        self.judge_entry(c, t, seq, &op)?;
+        self.judge_entry(c, t, (session, seq), &op)?;
         if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
             && let Some(under_way) = self.thread(c, t).and_then(|t| t.under_way.as_mut())
         {

@@ -152,6 +152,9 @@ impl Preset {
         if r.chance(2, 3) {
             preset.nodes = 3;
         }
+        if !preset.by_hand {
+            preset.pace = [50 * US, 2 * MS, 60 * MS][r.below(3) as usize];
+        }
         if preset.full {
             preset.make(Flavour::Full);
         } else if r.chance(1, 16) {

@@ -40,19 +40,24 @@ impl<H: Host> LibFsOn<H> {
         value: Option<&[u8]>,
         how: XattrMode,
     ) -> Result<()> {
-        let new = Acl::decode(value.unwrap_or_default()).map_err(|_| Errno::INVAL)?;
+        // What it says is judged after who says it, and of what, as Linux does.
+        let new = Acl::decode(value.unwrap_or_default()).map_err(|_| Errno::INVAL);
+        let sets = !matches!(new, Ok(None));
         let is_access = name == acl::ACCESS;
         self.with_state(ino, LeaseMode::Write, |turn, state| {
             let r = &state.record;
             match r.mode & S_IFMT {
                 S_IFLNK => return Err(Errno::OPNOTSUPP.into()),
                 S_IFDIR => {}
-                _ if !is_access && new.is_some() => return Err(Errno::ACCES.into()),
-                _ => {}
+                _ if is_access => {}
+                // Only a directory has a default list; nobody asks who takes none away.
+                _ if sets => return Err(Errno::ACCES.into()),
+                _ => return Ok(()),
             }
             if !owns(caller, r) {
                 return Err(Errno::PERM.into());
             }
+            let new = new.clone()?;
             match (how, list(r, name).is_some()) {
                 (XattrMode::Create, true) => return Err(Errno::EXIST.into()),
                 (XattrMode::Replace, false) => return Err(Errno::NODATA.into()),

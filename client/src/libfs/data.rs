@@ -15,7 +15,7 @@ use super::host::{Host, Memory};
 use super::inode::{Inode, State};
 use super::log::Place;
 use super::permission::{R, W, may};
-use super::pieces::Source;
+use super::pieces::{Seek, Source};
 use super::session::Session;
 use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
 use super::{LibFsOn, Open};
@@ -716,25 +716,11 @@ impl<H: Host> LibFsOn<H> {
             if offset >= size {
                 return Err(Errno::NXIO.into());
             }
-            let mut at = offset;
-            while at < size {
-                let intact = |place: &Place| session.is_intact(place);
-                let (is_data, len) = match state.pieces.find(at, size - at, intact) {
-                    Source::Hole(n) => (false, n),
-                    Source::Log(p) => (true, p.len),
-                    Source::Arena { len, .. } => (true, len),
-                    Source::Unknown => {
-                        return Err(Stop::Wait(Wait::Extents { ino: inode.ino, from: at }));
-                    }
-                };
-                if is_data == (whence == Whence::Data) {
-                    return Ok(at);
-                }
-                at += len;
-            }
-            match whence {
-                Whence::Hole => Ok(size),
-                Whence::Data => Err(Errno::NXIO.into()),
+            let intact = |place: &Place| session.is_intact(place);
+            match state.pieces.seek(offset, size, whence, intact) {
+                Seek::At(at) => Ok(at),
+                Seek::None => Err(Errno::NXIO.into()),
+                Seek::Unknown(from) => Err(Stop::Wait(Wait::Extents { ino: inode.ino, from })),
             }
         })
     }

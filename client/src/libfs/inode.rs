@@ -14,7 +14,7 @@ use storage::limits::BLOCK_BYTES;
 use super::host::{EVERYBODY, Host, MS};
 use super::pieces::Pieces;
 use super::sync::RwLock;
-use crate::fs::{Attr, Result, S_IFDIR, S_IFMT, Time};
+use crate::fs::{Attr, LEARNT_ELSEWHERE, Result, S_IFDIR, S_IFMT, Time};
 
 /// Hash of names and numbers: FNV-1a; no secret is needed because each map belongs to one process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,6 +130,8 @@ pub struct State {
     pub told: u32,
     /// A thread is in the middle of a write of several entries; others wait until it has done.
     pub writing: bool,
+    /// See [`Attr::learnt`].
+    pub learnt: u64,
 }
 
 /// An inode of the client's cache.
@@ -269,7 +271,7 @@ impl State {
 
     /// Attributes as front ends see them.
     pub fn attr(&self) -> Attr {
-        attr(&self.record)
+        Attr { learnt: self.learnt, ..attr(&self.record) }
     }
 }
 
@@ -289,6 +291,7 @@ pub fn attr(r: &InodeRecord) -> Attr {
         mtime: time(r.mtime),
         ctime: time(r.ctime),
         btime: time(r.btime),
+        learnt: LEARNT_ELSEWHERE,
     }
 }
 

@@ -10,6 +10,7 @@ mod crush;
 mod descriptors;
 mod harness;
 mod helper;
+mod hunt;
 mod lapse;
 mod locks;
 mod patience;

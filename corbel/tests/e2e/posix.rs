@@ -243,6 +243,39 @@ fn a_full_volume_says_so_once() {
     }
 }
 
+/// What another node's mount had open, once, goes when it is removed: the mount is idle, and is not asked.
+#[test]
+fn space_of_a_file_that_another_mount_had_open_is_free_at_once() {
+    let Some(cluster) = Cluster::new(3, "48MiB") else { return };
+    let free = |node: usize| {
+        let program =
+            "import os; s = os.statvfs('.'); print(s.f_bfree * s.f_frsize, s.f_files - s.f_ffree)";
+        let mut command = cluster.native(node);
+        text(&command.args(["python3", "-c", program]).output().unwrap())
+    };
+    let before = free(1);
+    // The mounts live on, and did something else in between; programs under `run` end.
+    text(
+        &cluster
+            .shell(1, "head -c 20000000 /dev/urandom > f; mkdir d; ln -s f l; sync")
+            .output()
+            .unwrap(),
+    );
+    text(
+        &cluster
+            .shell(2, "cksum f > /dev/null; ls -l d l > /dev/null; mkdir e; ln -s f k; mknod m p")
+            .output()
+            .unwrap(),
+    );
+    text(&cluster.shell(3, "exec 3< f; read -n 1 -u 3 x; exec 3<&-; : > own").output().unwrap());
+    assert_ne!(free(1), before);
+    text(&cluster.shell(1, "rm -r f d l e k m own; sync .").output().unwrap());
+    wait_for("the space of what nobody has open", Duration::from_secs(20), || {
+        (free(1) == before).then_some(())
+    });
+    cluster.assert_nobody_expelled();
+}
+
 /// More files than a program remembers (24,000).
 #[test]
 fn one_process_makes_more_files_than_it_remembers() {

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal};
 
 use serde_json::Value;
 
-use super::harness::{Cluster, signal, text, wait_for};
+use super::harness::{Cluster, TESTS, signal, text, wait_for};
 
 /// A Python program under the library.
 fn python(cluster: &Cluster, program: &str) -> Child {
@@ -211,5 +211,25 @@ fn a_killed_service_is_one_error_for_each_open_file() {
             }
         }
         fs::remove_dir(cluster.path("desk")).expect("a directory");
+    }
+}
+
+/// What resolves specially, and all that a program with a ring opens, is the kernel's: `fsync` of such a directory goes to the mount,
+/// which knows nothing of the names that the process made itself.
+#[test]
+fn names_are_kept_that_were_synced_through_the_kernels_directory() {
+    let Some(cluster) = Cluster::new(3, "256MiB") else { return };
+    for name in ["a", "b", "c"] {
+        let service = cluster.nicfs(2).expect("nicfs runs").as_raw_nonzero().to_string();
+        let mut command = cluster.hooked(2, &[]);
+        let script = format!("{TESTS}/run/kept.py");
+        let output = command.args(["python3", &script, &service, name]).output().unwrap();
+        text(&output);
+        assert!(cluster.mount(1).join(name).is_dir(), "{name} was synced, and is lost");
+        wait_for("the chain to be whole", Duration::from_secs(60), || {
+            (1..=3)
+                .all(|node| cluster.status(node)["chain"].as_array().map(Vec::len) == Some(3))
+                .then_some(())
+        });
     }
 }

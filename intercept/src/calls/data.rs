@@ -13,8 +13,9 @@ use crate::format::{Ofd, state};
 use crate::fsys::{caller, fs};
 use crate::mem;
 use crate::path::{self, Path, Stop};
+use crate::session;
 use crate::sys::{self, at, err, nr, o};
-use crate::table::InUse;
+use crate::table::{self, InUse};
 
 /// The kernel's MAX_RW_COUNT.
 const COUNT_MAX: usize = 0x7fff_f000;
@@ -362,8 +363,25 @@ fn transfer(
     Ok((sum, at))
 }
 
+/// What of a descriptor of the kernel's is ours: names in a directory that it has open, and whatever else this
+/// process did to the volume itself, of which the mount knows nothing.
+fn sync_beside(fd: usize) -> Result<(), Stop> {
+    let device = u64::from(session::header().device);
+    let inside = || device != 0 && sys::fstat(fd as i32).is_some_and(|stat| stat.dev == device);
+    if crate::fsys::connected() && !table::in_vfork() && inside() {
+        fs()?.fsync_inode(&caller(), InodeId::ROOT)?;
+    }
+    Ok(())
+}
+
 fn sync(r: &Regs) -> Reply {
-    let file = served(r.rdi)?;
+    let file = match served(r.rdi) {
+        Err(Stop::Kernel) if r.rax != nr::SYNC_FILE_RANGE => {
+            sync_beside(r.rdi)?;
+            return Err(Stop::Kernel);
+        }
+        file => file?,
+    };
     let fs = fs()?;
     if r.rax == nr::SYNC_FILE_RANGE {
         let (at, len) = (r.rsi as i64, r.rdx as i64);
@@ -383,8 +401,13 @@ fn sync(r: &Regs) -> Reply {
 
 /// `syncfs` on ours is ours; `sync` also goes on to the kernel.
 fn sync_all(r: &Regs) -> Reply {
-    if r.rax == nr::SYNCFS {
-        served(r.rdi)?;
+    if r.rax == nr::SYNCFS
+        && let Err(stop) = served(r.rdi)
+    {
+        if let Stop::Kernel = stop {
+            sync_beside(r.rdi)?;
+        }
+        return Err(stop);
     }
     if crate::fsys::connected() {
         fs()?.fsync_inode(&caller(), InodeId::ROOT)?;

@@ -1,5 +1,6 @@
 //! What a thread of a process does: calls of the `FileSystem` trait, and what they give.
 
+use super::host::from_shared_memory;
 use base::{Errno, InodeId};
 use client::fs::{
     Attr, Caller, CopyRange, FileSystem, Handle, NewNode, Rename, SetAttr, Whence, Written,
@@ -21,7 +22,7 @@ pub enum Call {
     Open { ino: u64, flags: u32 },
     Release { handle: Handle, ino: u64 },
     Read { handle: Handle, ino: u64, offset: u64, len: usize },
-    Write { handle: Handle, ino: u64, offset: u64, data: Vec<u8>, append: bool },
+    Write { handle: Handle, ino: u64, offset: u64, data: Vec<u8>, append: bool, shared: bool },
     Truncate { ino: u64, size: u64 },
     Allocate { handle: Handle, ino: u64, mode: u32, offset: u64, len: u64 },
     Clone { from: (Handle, u64, u64), to: (Handle, u64, u64), len: u64 },
@@ -154,8 +155,9 @@ pub fn perform<F: FileSystem + ?Sized>(fs: &F, caller: &Caller<'_>, call: &Call)
             bytes.truncate(read);
             Value::Bytes(bytes)
         }
-        Call::Write { handle, offset, data, append, .. } => {
-            Value::Written(fs.write(*handle, *offset, data, *append)?)
+        Call::Write { handle, offset, data, append, shared, .. } => {
+            let write = || fs.write(*handle, *offset, data, *append);
+            Value::Written(from_shared_memory(*shared, write)?)
         }
         Call::Truncate { ino: at, size } => {
             let set = SetAttr { size: Some(*size), ..SetAttr::default() };

@@ -112,6 +112,7 @@ impl World<'_> {
                 appends,
                 newest,
                 current,
+                last_part: None,
                 made: None,
             };
             thread.under_way = Some(under_way);
@@ -126,6 +127,7 @@ impl World<'_> {
         for _ in 0..8 {
             let kind = match favoured {
                 0 => None,
+                _ if self.random.chance(1, 3) => None,
                 n => Some(self.preset.favour[self.random.below(n) as usize]),
             };
             let drawn = match kind {
@@ -412,7 +414,8 @@ impl World<'_> {
                 let append = kind == Kind::Append && size + len <= self.preset.file_max;
                 let mut data = vec![0; len as usize];
                 self.random.fill(&mut data);
-                Call::Write { handle, ino, offset, data, append }
+                let shared = self.random.chance(1, 12);
+                Call::Write { handle, ino, offset, data, append, shared }
             }
         })
     }

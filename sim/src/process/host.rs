@@ -84,6 +84,8 @@ pub struct Facts {
     pub chance: Cell<u64>,
     /// It is inside an operation.
     pub inside: Cell<bool>,
+    /// It writes from memory that others change meanwhile.
+    pub shares: Cell<bool>,
     /// Points passed.
     pub points: Cell<u64>,
     random: RefCell<Option<Random>>,
@@ -165,6 +167,17 @@ impl Drop for Fiber {
 fn here<T>(then: impl FnOnce(&Facts) -> T) -> Option<T> {
     // SAFETY: set by `resume` for as long as the coroutine runs, whose `Fiber` owns the facts.
     HERE.get().map(|facts| then(unsafe { &*facts }))
+}
+
+/// How a byte of memory changes that others write to.
+pub const CHANGED: u8 = 0x80;
+
+/// Does this with memory that others change meanwhile, if it shall.
+pub fn from_shared_memory<T>(shares: bool, then: impl FnOnce() -> T) -> T {
+    here(|facts| facts.shares.set(shares));
+    let done = then();
+    here(|facts| facts.shares.set(false));
+    done
 }
 
 /// Pauses the thread that runs, and gives the world's answer. Outside of any thread it goes on.
@@ -413,6 +426,17 @@ impl Host for SimHost {
         });
         if stops == Some(true) {
             pause(Pause::Point);
+        }
+    }
+
+    fn copied(bytes: &mut [u8]) {
+        let at = here(|facts| {
+            let mut random = facts.random.borrow_mut();
+            let random = random.as_mut().filter(|_| facts.shares.get())?;
+            random.chance(1, 2).then(|| random.below(bytes.len().max(1) as u64) as usize)
+        });
+        if let Some(byte) = at.flatten().and_then(|at| bytes.get_mut(at)) {
+            *byte ^= CHANGED;
         }
     }
 
