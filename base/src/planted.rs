@@ -276,6 +276,10 @@ pub enum Bug {
     ClosedEarly = 133,
     /// Space that is promised to one client is given to another.
     RoomUnkept = 134,
+    /// What a client says in memory that it has closed is not looked at when a lease goes back.
+    ClosedUnheard = 135,
+    /// What was made and not opened stays pinned by who made it.
+    MadeStaysPinned = 136,
 }
 
 impl Bug {
@@ -860,6 +864,16 @@ impl Bug {
             Bug::RoomUnkept,
             "room-unkept",
             "space that is promised to the writes of one client is given to another",
+        ),
+        (
+            Bug::ClosedUnheard,
+            "closed-unheard",
+            "what a client has closed is not looked for when its lease is taken back",
+        ),
+        (
+            Bug::MadeStaysPinned,
+            "made-stays-pinned",
+            "who makes a directory or a link counts as having it open for as long as he lives",
         ),
     ];
 

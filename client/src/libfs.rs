@@ -44,11 +44,11 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
-use storage::format::control::LeaseMode;
+use storage::format::control::{self, LeaseMode};
 use storage::format::entry::{Op, RawHeader};
 use storage::format::rpc::{self, Request};
 
-use self::host::{Host, MS};
+use self::host::{Host, MS, Memory};
 use self::inode::{Inode, Inodes, State};
 use self::linux::Linux;
 use self::log::{Place, Written};
@@ -104,9 +104,6 @@ pub struct LibFsOn<H: Host> {
     /// meanwhile.
     learnt: Word<H>,
 }
-
-/// Unpins are collected up to this number, then sent without waiting for an answer.
-const UNPINS_MAX: usize = 32;
 
 impl<H: Host> Drop for LibFsOn<H> {
     #[allow(unsafe_code)]
@@ -294,7 +291,7 @@ impl<H: Host> LibFsOn<H> {
         inodes.retain(&mut forget);
         // The service settles our operations first, so dirty state is not lost with the cache.
         session.release(slots);
-        self.send_unpins(&mut self.unpins.write(), UNPINS_MAX);
+        self.send_unpins(session, &mut self.unpins.write());
     }
 
     /// Whether the cached state counts, with at least `mode`.
@@ -443,26 +440,26 @@ impl<H: Host> LibFsOn<H> {
         self.handles.remove(handle.0 as usize)
     }
 
-    /// Notes that an inode is no longer open here; told to the service in batches.
-    pub(crate) fn unpin(&self, ino: InodeId, now: bool) {
+    /// Tells the service that an inode is no longer open here, and what else it has not been told.
+    pub(crate) fn unpin(&self, session: &Session<H>, ino: InodeId) {
         let mut unpins = self.unpins.write();
         unpins.push(ino);
-        self.send_unpins(&mut unpins, if now { 1 } else { UNPINS_MAX });
+        session.segment.take_all_closed(&mut unpins);
+        self.send_unpins(session, &mut unpins);
     }
 
-    /// Tells the service, if there are `least`. Posted under the lock of the list: whoever opens one of
-    /// them again asks after this.
-    fn send_unpins(&self, unpins: &mut Vec<InodeId>, least: usize) {
-        let Some(session) = self.current() else { return };
-        while unpins.len() >= least.max(1) {
+    /// Posted under the lock of the list: whoever opens one of them again asks after this.
+    fn send_unpins(&self, session: &Session<H>, unpins: &mut Vec<InodeId>) {
+        while !unpins.is_empty() {
             let inodes = unpins.split_off(unpins.len().saturating_sub(self.config.limits.posted));
             let request = Request::Unpin { inodes };
             if !session.post(&request, session.last())
                 && let Request::Unpin { inodes } = request
             {
-                // Every slot is taken: with the next one. What nobody unpins stays for as long as
-                // this process.
+                // Every slot is taken. What does not fit the table goes with the next one.
                 unpins.extend(inodes);
+                unpins.retain(|ino| !session.segment.put_closed(*ino, control::CLOSED_SLOTS));
+                session.segment.memory.store(control::CLOSED_NOW, 1, Ordering::Release);
                 return;
             }
         }

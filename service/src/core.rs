@@ -229,7 +229,9 @@ pub struct Node {
     dirty: BTreeMap<InodeId, (StreamSeq, ClientId)>,
     acked: BTreeMap<NodeId, StreamSeq>,
     all_acked: StreamSeq,
-    all_acked_at: Nanos,
+    /// For how long some member has not acknowledged what it should have, and when that was looked at.
+    acks_missing: Nanos,
+    watched_at: Nanos,
     unacked_bytes: u64,
     paused: bool,
     followers: BTreeSet<NodeId>,
@@ -359,7 +361,8 @@ impl Node {
             dirty: BTreeMap::new(),
             acked: BTreeMap::new(),
             all_acked: StreamSeq(0),
-            all_acked_at: 0,
+            acks_missing: 0,
+            watched_at: 0,
             unacked_bytes: 0,
             paused: false,
             followers: BTreeSet::new(),
@@ -528,6 +531,7 @@ impl Node {
 
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.return_room(out);
+        self.collect_closed(out)?;
         self.collect_dozing(out)?;
         self.collect_ended(out)?;
         self.expel_broken(out)?;

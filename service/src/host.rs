@@ -19,6 +19,7 @@ use storage::volume::CopyItem;
 
 use crate::core::Copier;
 use crate::link::{self, Packet};
+use crate::process::{Thread, Watch};
 
 /// A node that waits for hostd answers nobody meanwhile, so it waits no longer than its peers bear;
 /// then hostd is ended. A job is done within milliseconds unless hostd hangs or starves.
@@ -28,6 +29,15 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// A hostd whose link was shut has this long to end by itself what it is at.
 const GRACE: Duration = Duration::from_millis(20);
+/// One that waits for the processor, and does not get it, has longer: it is slow, and does not hang. (The node's own
+/// peers take it for dead after three times that.)
+const STARVED: Duration = Duration::from_millis(150);
+/// One that has run for so long since it was late, and is not done, hangs.
+const ENOUGH: Duration = Duration::from_millis(50);
+/// Between two looks at one.
+const LOOK: Duration = Duration::from_millis(5);
+/// The lowest realtime priority.
+const PRIORITY: i32 = 1;
 /// A process that is killed is gone within this time, unless the kernel holds it.
 const DEATH: Duration = Duration::from_secs(5);
 
@@ -48,6 +58,8 @@ struct State {
     job: Option<(u64, Instant)>,
     /// No job up to this one shall be sent any more.
     void: u64,
+    /// The job takes long.
+    helped: Option<Helped>,
     /// What came while a job was waited for.
     heard: VecDeque<Heard>,
 }
@@ -73,14 +85,47 @@ pub(crate) fn hung_up(socket: &OwnedFd) -> bool {
 /// hostd may be open that has a job.
 pub(crate) fn end_copies(region: &FileRegion) -> Result<(), String> {
     let begin = Instant::now();
+    let mut helped: Option<Helped> = None;
     while let Some(pid) = region.copier().map_err(|e| e.to_string())? {
-        if begin.elapsed() > GRACE {
+        let process = match helped.take_if(|helped| helped.process == pid) {
+            Some(process) => process,
+            None => Helped::begin(pid),
+        };
+        let slow = begin.elapsed() < STARVED && process.starves();
+        if begin.elapsed() > GRACE && !slow {
             kill(region, pid)?;
         } else {
             std::thread::sleep(Duration::from_millis(1));
         }
+        helped = Some(process);
     }
     Ok(())
+}
+
+/// A hostd that has realtime priority, for as long as it is waited for: on a machine that is overloaded it does in a
+/// millisecond then what it would not have begun in a second.
+#[derive(Debug)]
+struct Helped {
+    process: i32,
+    watch: Watch,
+}
+
+impl Helped {
+    fn begin(process: i32) -> Self {
+        // Where that is not allowed it may get on by itself.
+        Thread::first_of(process).realtime(PRIORITY);
+        Self { process, watch: Watch::new(process) }
+    }
+
+    fn starves(&self) -> bool {
+        self.watch.starves(ENOUGH)
+    }
+}
+
+impl Drop for Helped {
+    fn drop(&mut self) {
+        Thread::first_of(self.process).ordinary();
+    }
 }
 
 fn kill(region: &FileRegion, pid: i32) -> Result<(), String> {
@@ -146,7 +191,9 @@ impl HostLink {
         }
         let received = link::receive(&self.socket)?;
         if let Some((Packet::CopiesDone { id, .. }, _)) = &received {
-            state.job.take_if(|(job, _)| job == id);
+            if state.job.take_if(|(job, _)| job == id).is_some() {
+                state.helped = None;
+            }
         }
         Ok(received)
     }
@@ -160,7 +207,41 @@ impl HostLink {
     pub(crate) fn end(&self) -> Result<(), String> {
         let job = self.state().job.take();
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
-        if job.is_some() { end_copies(&self.region) } else { Ok(()) }
+        let ended = if job.is_some() { end_copies(&self.region) } else { Ok(()) };
+        self.state().helped = None;
+        ended
+    }
+
+    /// Helps hostd; `false` if it is not there.
+    fn help_with(&self, state: &mut State, job: u64) -> bool {
+        if state.job.is_none_or(|(id, _)| id != job) || hung_up(&self.socket) {
+            return false;
+        }
+        if let (None, Ok(peer)) =
+            (&state.helped, rustix::net::sockopt::socket_peercred(&self.socket))
+        {
+            state.helped = Some(Helped::begin(peer.pid.as_raw_nonzero().get()));
+        }
+        state.helped.is_some()
+    }
+
+    /// Hostd's answer, late: as long as it has not had the time to give it.
+    fn late_answer(&self, job: u64) -> Option<Vec<u32>> {
+        let begin = Instant::now();
+        while begin.elapsed() < STARVED {
+            let mut state = self.state();
+            let slow = self.help_with(&mut state, job)
+                && state.helped.as_ref().is_some_and(Helped::starves);
+            drop(state);
+            if !slow {
+                break;
+            }
+            if let Some(bad) = self.answer(job, Instant::now() + LOOK) {
+                return Some(bad);
+            }
+        }
+        // It may have answered and gone to sleep since.
+        self.answer(job, Instant::now())
     }
 
     /// Hostd's answer to the job, if it comes in time.
@@ -183,6 +264,10 @@ impl HostLink {
 }
 
 impl Copier for HostLink {
+    fn help(&self, job: u64) {
+        self.help_with(&mut self.state(), job);
+    }
+
     fn settle(&self, job: u64) -> Result<bool, String> {
         let mut state = self.state();
         state.void = state.void.max(job);
@@ -190,8 +275,10 @@ impl Copier for HostLink {
         drop(state);
         // Not sent, or the link has ended.
         let Some((_, asked)) = asked else { return Ok(false) };
-        if let Some(bad) = self.answer(job, asked + self.patience) {
-            self.state().job = None;
+        let answer = self.answer(job, asked + self.patience).or_else(|| self.late_answer(job));
+        if let Some(bad) = answer {
+            let mut state = self.state();
+            (state.job, state.helped) = (None, None);
             return Ok(bad.is_empty());
         }
         log::warn!("hostd does not answer; its link is ended");

@@ -25,6 +25,7 @@ use storage::volume::{Params, Volume};
 
 use crate::beat::Beat;
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
+use crate::core::message::CHUNK_ACK;
 use crate::core::{Effect, Event, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
@@ -748,7 +749,13 @@ impl Driver {
     fn send(&mut self, to: NodeId, class: Class, kind: u16, body: Vec<u8>) {
         let queue = self.waiting.get_mut(&(to, class)).filter(|q| !q.is_empty());
         if let Some(queue) = queue {
-            queue.push_back((kind, body));
+            if kind == CHUNK_ACK {
+                // The newest says it all, and may overtake: whoever waits for it does not wait for bytes.
+                queue.retain(|(kind, _)| *kind != CHUNK_ACK);
+                queue.push_front((kind, body));
+            } else {
+                queue.push_back((kind, body));
+            }
             return;
         }
         match self.net.send(to, class, kind, &[&body]) {

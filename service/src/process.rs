@@ -30,6 +30,11 @@ impl Thread {
         Self(unsafe { libc::syscall(libc::SYS_gettid) })
     }
 
+    /// The first thread of a process.
+    pub fn first_of(process: i32) -> Self {
+        Self(process.into())
+    }
+
     /// Gives it a realtime priority (1 is the lowest), which comes before all that is not realtime. Says
     /// whether that is allowed (root, CAP_SYS_NICE or a limit RLIMIT_RTPRIO).
     pub fn realtime(self, priority: i32) -> bool {
@@ -59,6 +64,36 @@ impl Thread {
     }
 }
 
+/// Looks at a process that is late: whether it gets too little of the processor to do what it is to do.
+#[derive(Debug)]
+pub struct Watch {
+    process: i32,
+    /// Nanoseconds of processor time that its first thread had at the first look.
+    ran: Option<u64>,
+}
+
+impl Watch {
+    /// The first look.
+    pub fn new(process: i32) -> Self {
+        Self { process, ran: ran(process) }
+    }
+
+    /// It could go on, and has not run for `enough` since the first look. One that is stopped, or sleeps, or
+    /// that has run, is late for another reason.
+    pub fn starves(&self, enough: std::time::Duration) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process));
+        let state = stat.ok().and_then(|stat| Some(stat.rsplit_once(") ")?.1.chars().next()));
+        let (Some(Some('R')), Some(first)) = (state, self.ran) else { return false };
+        ran(self.process).is_some_and(|now| u128::from(now - first.min(now)) < enough.as_nanos())
+    }
+}
+
+/// Nanoseconds for which the first thread of a process has run.
+fn ran(process: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/task/{process}/schedstat")).ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
+
 /// Keeps freed memory for the next chunk. By default the allocator maps and unmaps every buffer of
 /// a chunk's size, and the kernel clears each page anew: that was more than half of all CPU time of
 /// a sequential write.
@@ -85,4 +120,46 @@ pub fn secret() -> std::io::Result<u128> {
     let mut source = std::fs::File::open("/dev/urandom")?;
     std::io::Read::read_exact(&mut source, &mut bytes)?;
     Ok(u128::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn bash(script: &str) -> Child {
+        Command::new("bash").args(["-c", script]).spawn().expect("bash is installed")
+    }
+
+    /// Looks at the process until it starves, or does not.
+    fn becomes(child: &Child, starves: bool, enough: Duration) -> bool {
+        let watch = Watch::new(child.id() as i32);
+        let end = Instant::now() + Duration::from_secs(20);
+        while watch.starves(enough) != starves && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        watch.starves(enough) == starves
+    }
+
+    #[test]
+    fn only_who_could_run_and_does_not_starves() {
+        let busy = bash("while :; do :; done");
+        let idle = bash("read -t 60 <> <(:)");
+        // However little it gets of a busy machine: less than an hour.
+        assert!(becomes(&busy, true, LONG));
+        assert!(becomes(&busy, false, Duration::from_millis(1)), "it runs");
+        assert!(becomes(&idle, false, LONG), "it sleeps");
+        // SAFETY: the call takes plain numbers; it is our own child.
+        unsafe { libc::kill(busy.id() as i32, libc::SIGSTOP) };
+        assert!(becomes(&busy, false, LONG), "it is stopped");
+        for mut child in [busy, idle] {
+            child.kill().expect("our own child");
+            child.wait().expect("our own child");
+        }
+        assert!(!Watch::new(i32::MAX).starves(LONG), "there is no such process");
+    }
 }

@@ -202,6 +202,11 @@ impl Process {
         }
     }
 
+    /// Whether it has the inode open.
+    pub fn has_open(&self, ino: u64) -> bool {
+        self.open.values().any(|open| open.ino == ino)
+    }
+
     /// All that it had to do is done, and synced.
     pub fn is_done(&self) -> bool {
         self.threads.iter().all(|thread| thread.ended)

@@ -257,6 +257,7 @@ fn draw_limits(random: &mut Random, tight: bool) -> Limits {
     limits.copy_piece = small(limits.copy_piece >> 12, 1, 3) << 12;
     limits.copy_call = small(limits.copy_call >> 12, 1, 8) << 12;
     limits.requests = small(limits.requests as u64, 1, 3) as usize;
+    limits.closed = small(limits.closed as u64, 0, 4) as usize;
     limits
 }
 

@@ -99,11 +99,18 @@ impl<H: Host> LibFsOn<H> {
         state.open = state.open.saturating_sub(1);
         if state.open == 0 && state.pinned {
             state.pinned = false;
-            // Without a lease others may have removed it, and it stays until we say that we are done.
-            let known = self.current().is_some_and(|s| self.holds(s, &state, LeaseMode::Read));
-            let now = state.record.nlink == 0 || !known;
             // Under the lock: who opens it again pins it again, after this.
-            self.unpin(inode.ino, now);
+            let Some(session) = self.current() else { return };
+            // Without a lease others may have removed it, and it stays until we say that we are done.
+            let held = || self.held(session, &state, LeaseMode::Read);
+            let said = state.record.nlink > 0
+                && held()
+                && session.segment.put_closed(inode.ino, self.config.limits.closed)
+                // The service may have looked before.
+                && (held() || !session.segment.take_closed(inode.ino));
+            if !said {
+                self.unpin(session, inode.ino);
+            }
         }
     }
 

@@ -5,6 +5,7 @@
 use alloc::vec::Vec;
 
 use base::Errno;
+use storage::format::control::CLOSED_SLOTS;
 use storage::limits::{LEASE_SLOTS, RPC_SLOTS};
 
 use crate::fs::Result;
@@ -43,6 +44,8 @@ pub struct Limits {
     pub copy_call: u64,
     /// Requests under way at once.
     pub requests: usize,
+    /// Closed inodes that the service finds when it looks, at most (`CLOSED_SLOTS`).
+    pub closed: usize,
     /// Attempts of an operation that keeps losing its leases to others before it gives up with EIO;
     /// each attempt waits for a grant, so this is minutes.
     pub attempts: u32,
@@ -66,6 +69,7 @@ impl Limits {
         copy_piece: 32 << 20,
         copy_call: 256 << 20,
         requests: RPC_SLOTS,
+        closed: CLOSED_SLOTS,
         attempts: 10_000,
     };
 }

@@ -270,7 +270,8 @@ impl<H: Host> LibFsOn<H> {
             let logged = self.log(turn, parent.0, &[&state, &child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
             child.last = place.sequence;
-            child.open = u32::from(open);
+            // What is made is pinned.
+            child.open = 1;
             let attr = child.attr();
             let inode = Arc::new(Inode::with(ino, child));
             self.remember_inode(Arc::clone(&inode));
@@ -282,7 +283,10 @@ impl<H: Host> LibFsOn<H> {
         if limited {
             // Where a quota may bar it, the service's word is waited for.
             let settled = self.settle_since(&dir, before);
-            settled.inspect_err(|_| made.1.state.write().open -= u32::from(open))?;
+            settled.inspect_err(|_| self.close_inode(&made.1))?;
+        }
+        if !open && !planted(Bug::MadeStaysPinned) {
+            self.close_inode(&made.1);
         }
         Ok(made)
     }

@@ -27,6 +27,10 @@ pub struct Segment<H: Host> {
     stop: Option<fn() -> bool>,
 }
 
+fn closed_words() -> impl Iterator<Item = u64> {
+    (0..control::CLOSED_SLOTS as u64).map(|slot| control::CLOSED + slot * 8)
+}
+
 /// Which in-operation word a thread holds; leaving is explicit (`Segment::leave`).
 #[derive(Debug)]
 #[must_use]
@@ -134,6 +138,32 @@ impl<H: Host> Segment<H> {
             H::sleep(MS);
         }
         0
+    }
+
+    // --- closed inodes ---
+
+    /// Says that an inode is open no more, in one of the first so many words; `false`: none is free.
+    pub fn put_closed(&self, ino: InodeId, most: usize) -> bool {
+        closed_words().take(most).any(|at| {
+            self.memory.load(at, Ordering::Relaxed) == 0 && self.memory.swap(at, 0, ino.0)
+        })
+    }
+
+    /// It is open again, or that is said otherwise. `false`: the service was there first, or it was never said.
+    pub fn take_closed(&self, ino: InodeId) -> bool {
+        closed_words().any(|at| {
+            self.memory.load(at, Ordering::Relaxed) == ino.0 && self.memory.swap(at, ino.0, 0)
+        })
+    }
+
+    /// Takes out all that the service has not.
+    pub fn take_all_closed(&self, out: &mut Vec<InodeId>) {
+        for at in closed_words() {
+            let ino = self.memory.load(at, Ordering::Relaxed);
+            if ino != 0 && self.memory.swap(at, ino, 0) {
+                out.push(InodeId(ino));
+            }
+        }
     }
 
     // --- what a kernel keeps ---

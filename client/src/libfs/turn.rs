@@ -363,6 +363,7 @@ impl<H: Host> LibFsOn<H> {
         if flags & rpc::WANT_PIN != 0 {
             // An earlier close that the service was not told of yet must not take this pin away.
             self.unpins.write().retain(|i| *i != ino);
+            session.segment.take_closed(ino);
         }
         let mut body = Vec::new();
         let asked = session.call(&Request::Inode { ino, mode, flags }, after, &mut body);

@@ -13,6 +13,7 @@ mod helper;
 mod hunt;
 mod lapse;
 mod locks;
+mod overload;
 mod patience;
 mod posix;
 mod recover;

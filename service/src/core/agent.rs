@@ -594,10 +594,15 @@ impl Node {
             }
             return Ok(false);
         }
+        if !planted(Bug::ClosedUnheard) {
+            client.collect_closed()?;
+        }
         if !planted(Bug::RecallSkipsLog) && !self.drain(id, out)? {
             recall.look_at = self.now + LOOK;
             return Ok(false);
         }
+        // Before the lease, for which somebody may wait who removes one of them.
+        self.unpin_closed(id, out)?;
         if let Some(client) = self.clients.get_mut(&id) {
             // The stores of a payload go around the cache, and may arrive a little later than the word that
             // says that its writer is out: what was done under the lease must be in the log that was read.
@@ -610,6 +615,28 @@ impl Node {
         }
         self.to_head(recalled, out);
         Ok(true)
+    }
+
+    /// Tells the head what a client has closed; its log was read since it said so.
+    fn unpin_closed(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let inodes = client.unpin_closed()?;
+        if !inodes.is_empty() {
+            self.to_head(Message::Unpin { client: id, inodes }, out);
+        }
+        Ok(())
+    }
+
+    /// What clients have closed and could not ask for.
+    pub(super) fn collect_closed(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let some = |client: &&Client| !client.gone && !client.expelled && client.closes_now();
+        for id in self.clients.values().filter(some).map(|c| c.id).collect::<Vec<_>>() {
+            self.clients.get_mut(&id).map_or(Ok(()), Client::collect_closed)?;
+            if self.drain(id, out)? {
+                self.unpin_closed(id, out)?;
+            }
+        }
+        Ok(())
     }
 
     /// Logs that do not go on, and never will: their clients are expelled, so that they learn it.

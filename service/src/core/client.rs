@@ -136,6 +136,8 @@ pub struct Client {
     lease_slots: Slots,
     generation: u64,
     pins: BTreeMap<InodeId, Pin>,
+    /// Taken out of the table of closed inodes; the head is not told yet.
+    closed: Vec<InodeId>,
     pin_slots: Slots,
     /// Values of the service words as last written.
     pub settled: Sequence,
@@ -256,6 +258,7 @@ impl Client {
             // Words of an earlier run must not come again: the client may remember them.
             generation: u64::from(starts & 0xff_ffff) << 32,
             pins: BTreeMap::new(),
+            closed: Vec::new(),
             pin_slots: Slots::default(),
             settled: Sequence(first - 1),
             published: Sequence(first - 1),
@@ -972,6 +975,41 @@ impl Client {
             self.pin_slots.free.push(slot);
         }
         Ok(())
+    }
+
+    /// Takes out what the client says that it has closed. What it did to it before is in its log.
+    pub fn collect_closed(&mut self) -> Result<(), MediaError> {
+        let mut words = [0; control::CLOSED_SLOTS * 8];
+        self.media.read(self.log(), control::CLOSED, &mut words)?;
+        for (slot, word) in (0..).zip(words.as_chunks().0) {
+            let (at, ino) = (control::CLOSED + slot * 8, u64::from_le_bytes(*word));
+            if ino != 0 && self.media.cas64(self.log(), at, ino, 0)? == ino {
+                self.closed.push(InodeId(ino));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it has no other way to say that it has closed something.
+    pub fn closes_now(&self) -> bool {
+        let now = self.word(control::CLOSED_NOW) != 0;
+        if now {
+            self.set_word(control::CLOSED_NOW, 0);
+        }
+        now || !self.closed.is_empty()
+    }
+
+    /// It asks to open the inode (again).
+    pub fn reopens(&mut self, ino: InodeId) {
+        self.closed.retain(|closed| *closed != ino);
+    }
+
+    /// What was collected, to be told to the head.
+    pub fn unpin_closed(&mut self) -> Result<Vec<InodeId>, MediaError> {
+        let mut closed = std::mem::take(&mut self.closed);
+        closed.retain(|ino| self.has_pin(*ino));
+        closed.iter().try_for_each(|ino| self.unpin(*ino))?;
+        Ok(closed)
     }
 
     /// Whether the client has the inode open.

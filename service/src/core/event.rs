@@ -16,6 +16,9 @@ pub trait Copier: std::fmt::Debug + Send + Sync {
     /// `true`: all are done and written back. `false`: perhaps some are. An error says that
     /// they cannot be ended, so that nothing they write to or read from may change any more.
     fn settle(&self, job: u64) -> Result<bool, String>;
+
+    /// The job takes long: hostd perhaps gets too little of the processor, and may be helped to it.
+    fn help(&self, _job: u64) {}
 }
 
 /// Something happened.

@@ -700,7 +700,7 @@ impl Node {
         if all > self.all_acked {
             let from = self.all_acked;
             self.all_acked = all;
-            self.all_acked_at = self.now;
+            self.acks_missing = 0;
             for seq in from.0 + 1..=all.0 {
                 let Some(header) = self.ring.get(StreamSeq(seq)).map(|k| k.header) else {
                     continue;

@@ -46,6 +46,8 @@ use storage::format::lock::{LOCK_BYTES, Lock, LockSpace};
 
 /// Kind of a chunk message.
 pub const CHUNK: u16 = 1;
+/// Kind of an acknowledgement.
+pub const CHUNK_ACK: u16 = 2;
 /// Bytes before the chunk in a Chunk message: epoch and what is acknowledged by all.
 pub const CHUNK_PREFIX: usize = 12;
 
@@ -275,7 +277,7 @@ impl Message {
             }
             Self::ChunkAck { seq } => {
                 w.u64(seq.0);
-                2
+                CHUNK_ACK
             }
             Self::RoomSought => 27,
             Self::Room { client, token, blocks } => {
@@ -413,7 +415,7 @@ impl Message {
         let epoch = Epoch(r.u32()?);
         let message = match kind {
             CHUNK => Self::Chunk { all_acked: StreamSeq(r.u64()?), chunk: r.rest().to_vec() },
-            2 => Self::ChunkAck { seq: StreamSeq(r.u64()?) },
+            CHUNK_ACK => Self::ChunkAck { seq: StreamSeq(r.u64()?) },
             3 => Self::decode_client_up(&mut r)?,
             4 => Self::ClientGone { client: ClientId(r.u64()?) },
             5 => Self::Entries {

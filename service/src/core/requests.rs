@@ -382,6 +382,11 @@ impl Node {
             }
             _ => return self.answer_simple(p, out),
         };
+        if flags & WANT_PIN != 0
+            && let Some(client) = self.clients.get_mut(&p.client)
+        {
+            client.reopens(p.ino);
+        }
         let token = self.token();
         p.stage = Stage::Asked(token);
         let want = Message::LeaseWant { client: p.client, ino: p.ino, token, mode, flags };

@@ -21,6 +21,8 @@ const PUBLISH_BYTES: u64 = 2 << 20;
 const SLICE_BYTES: u64 = 256 * 1024;
 /// Smaller jobs are not worth a message to hostd.
 const HOST_MIN: u64 = 128 * 1024;
+/// hostd, which needs milliseconds, is helped to the processor when it has not answered for so long.
+const HELP_AFTER: Nanos = 30_000_000;
 /// hostd must answer within this time, or the node copies for itself.
 const HOST_TIMEOUT: Nanos = 500_000_000;
 /// Freed runs of at least this many bytes are given back to the system.
@@ -33,6 +35,9 @@ const STASH_MAX: usize = 256;
 pub(super) const RESEND_MAX: u64 = 64;
 /// A member that has not acknowledged for this long although it should have is reported.
 const SUSPECT_AFTER: Nanos = 600_000_000;
+/// A look at that counts for no more: a head that gets too little of the processor has not waited, it has slept, and the
+/// acknowledgements may lie before its door.
+const WATCH_STEP: Nanos = 150_000_000;
 
 /// A sealed transaction on its way to the media.
 #[derive(Debug)]
@@ -43,6 +48,8 @@ pub(super) struct Job {
     next_copy: usize,
     /// hostd runs the copies: job number and when it was asked.
     host: Option<(u64, Nanos)>,
+    /// It was helped.
+    helped: bool,
 }
 
 fn copy_len(item: &CopyItem) -> u64 {
@@ -251,16 +258,19 @@ impl Node {
 
     /// A member that does not acknowledge although it should is reported to the coordinator.
     pub(super) fn watch_acks(&mut self, out: &mut Vec<Effect>) {
+        let waited = self.now.saturating_sub(self.watched_at).min(WATCH_STEP);
+        self.watched_at = self.now;
         if !self.is_head() || self.all_acked >= self.ring.last() {
-            self.all_acked_at = self.now;
+            self.acks_missing = 0;
             return;
         }
-        if self.now.saturating_sub(self.all_acked_at) > SUSPECT_AFTER {
+        self.acks_missing += waited;
+        if self.acks_missing > SUSPECT_AFTER {
             let behind = |n: &&NodeId| **n != self.me() && self.acked_by(**n) <= self.all_acked;
             if let Some(node) = self.chain.iter().chain(&self.followers).find(behind) {
                 out.push(Effect::Suspect(*node));
             }
-            self.all_acked_at = self.now;
+            self.acks_missing = 0;
         }
     }
 
@@ -377,7 +387,9 @@ impl Node {
     pub(super) fn publish_deadline(&self) -> Option<Nanos> {
         match &self.job {
             // Looking earlier would find the same: hostd copies.
-            Some(job) => job.host.map(|(_, asked)| asked + HOST_TIMEOUT),
+            Some(job) => job
+                .host
+                .map(|(_, asked)| asked + if job.helped { HOST_TIMEOUT } else { HELP_AFTER }),
             None => self.batch_since.map(|t| t + PUBLISH_AFTER),
         }
     }
@@ -387,7 +399,7 @@ impl Node {
             std::mem::take(&mut self.batch).into_iter().collect();
         let sealed = self.volume.seal(upto, self.epoch, &clients)?;
         (self.batch_bytes, self.batch_since, self.publish_now) = (0, None, false);
-        self.job = Some(Job { sealed, upto, clients, next_copy: 0, host: None });
+        self.job = Some(Job { sealed, upto, clients, next_copy: 0, host: None, helped: false });
         Ok(())
     }
 
@@ -401,7 +413,11 @@ impl Node {
             self.ask_host(out);
         }
         let Some(job) = &mut self.job else { return Ok(false) };
-        if let Some((_, asked)) = job.host {
+        if let Some((id, asked)) = job.host {
+            if self.now >= asked + HELP_AFTER && !job.helped {
+                job.helped = true;
+                self.host.iter().for_each(|host| host.help(id));
+            }
             if self.now < asked + HOST_TIMEOUT {
                 return Ok(false);
             }

@@ -3,6 +3,7 @@
 
 mod acl;
 mod broken;
+mod closed;
 mod closing;
 mod crash;
 mod fresh;

@@ -96,7 +96,21 @@ impl World<'_> {
                 return Err(format!("members {} and {} differ: {what:?}", members[0] + 1, n + 1));
             }
         }
-        Ok(())
+        members.first().map_or(Ok(()), |n| self.judge_orphans(*n))
+    }
+
+    /// What has no name is open somewhere. (What clients by hand have open is their affair.)
+    fn judge_orphans(&self, n: usize) -> Result<(), String> {
+        let Some(node) = &self.hosts[n].node else { return Ok(()) };
+        let orphans = node.volume().orphans().map_err(|e| format!("orphans: {e:?}"))?;
+        let processes: Option<Vec<_>> = self.actors.iter().map(|a| a.process.as_ref()).collect();
+        let Some(processes) = processes else { return Ok(()) };
+        match orphans.iter().find(|ino| !processes.iter().any(|p| p.has_open(ino.0))) {
+            Some(ino) => {
+                Err(format!("inode {ino} has no name, nobody has it open, and it is there"))
+            }
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn judge_content(&mut self, n: usize, volume: &Volume) -> Result<(), String> {

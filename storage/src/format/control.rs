@@ -4,7 +4,8 @@
 //! ```text
 //! offset   written by  content
 //! 0x00000  service     descriptor (below), written once before the segment is handed out
-//! 0x01000  client      words: sync_request, last_sequence, promised
+//! 0x01000  client      words: sync_request, last_sequence, promised, closed_now
+//! 0x01100  both        closed inodes, CLOSED_SLOTS words (below, "Closed")
 //! 0x02000  client      in-operation words, OP_SLOTS x 64 bytes
 //! 0x03000  service     words: settled, published, replicated, epoch/state, doorbell, ...
 //! 0x04000  client      kept leases, LEASE_SLOTS bits (below, "What a kernel keeps")
@@ -50,6 +51,16 @@
 //! appends; when the time is over it waits for the service. The client may use a clock that is up to
 //! `CLOCK_LAG_MS` behind; the service allows for it.
 //!
+//! # Closed
+//!
+//! What a client has open the service keeps, also without a name. At the last close of an inode on which it holds a lease
+//! the client says so in a free word of the table at `CLOSED` (0: free; else the inode's number), and looks at the lease
+//! word again then: if the lease is gone, it takes the number out again and says it by a request, as it does where it holds no lease
+//! or the table is full. (Where no slot is free for a request it leaves the number there, and sets `CLOSED_NOW`, at which the
+//! service looks ten times a second.) Who opens the inode again takes the number out first, and then asks for it. The service
+//! takes all of them out when it takes a lease back, after it stored the lease word: nobody removes an inode before its leases
+//! are back. So a close costs nobody a message, and what others remove is gone at once.
+//!
 //! # Room
 //!
 //! An operation is judged after the call that appended it has returned, and a volume must not say that it took
@@ -87,6 +98,12 @@ pub const SYNC_REQUEST: u64 = 0x1000;
 pub const LAST_SEQUENCE: u64 = 0x1040;
 /// Client word: see "Room".
 pub const PROMISED: u64 = 0x1080;
+/// Shared word: see "Closed".
+pub const CLOSED_NOW: u64 = 0x10c0;
+/// Shared words: see "Closed".
+pub const CLOSED: u64 = 0x1100;
+/// Number of them.
+pub const CLOSED_SLOTS: usize = 64;
 /// Client bits, one a lease slot: a kernel may cache what was learnt under the lease.
 pub const KEPT: u64 = 0x4000;
 /// First in-operation word; the others follow at a distance of a line.
@@ -168,6 +185,7 @@ pub const RECALL_TIMEOUT_MS: u64 = 1000;
 const _: () = {
     assert!(RPC == 0x20_8000);
     assert!(LANES == 0x28_8000);
+    assert!(CLOSED + CLOSED_SLOTS as u64 * 8 <= IN_OP);
     assert!(KEPT + LEASE_SLOTS as u64 / 8 <= LEASES);
     assert!(RECLAIM + 64 * LANES_MAX as u64 <= KEPT);
 };
