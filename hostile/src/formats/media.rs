@@ -273,7 +273,8 @@ fn log_entry(bytes: &[u8]) -> Result<Vec<u8>, String> {
             return Ok(bytes[..HEADER_BYTES].to_vec());
         }
         let (seq, epoch) = (header.sequence, header.epoch);
-        let mut again = op.to_entry(seq, epoch, header.lane, header.time, INCARNATION);
+        let (lane, time) = (header.lane, header.time);
+        let mut again = op.to_promised_entry(header.promised, seq, epoch, lane, time, INCARNATION);
         again.truncate(HEADER_BYTES + length);
         Ok(again)
     };
