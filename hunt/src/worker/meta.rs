@@ -299,8 +299,8 @@ impl Worker {
             done(sys!(setgroups(groups.len(), groups.as_ptr())))?;
             // A mount keeps what it knows of them for half a second (docs/mount.md).
             if !self.start.plain {
-            std::thread::sleep(GROUPS_KEPT);
-        }
+                std::thread::sleep(GROUPS_KEPT);
+            }
         }
         done(sys!(setresgid(keep, args.u32(1)?, keep)))?;
         number(done(sys!(setresuid(keep, args.u32(0)?, keep))))
