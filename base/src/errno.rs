@@ -28,6 +28,7 @@ errnos! {
     INTR = 4, "interrupted system call";
     IO = 5, "input/output error";
     NXIO = 6, "no such device or address";
+    TOOBIG = 7, "argument list too long";
     BADF = 9, "bad file descriptor";
     AGAIN = 11, "resource temporarily unavailable";
     NOMEM = 12, "cannot allocate memory";

@@ -234,12 +234,48 @@ pub enum Bug {
     LookedUpOld = 175,
     /// What was opened in an earlier session is not made known in the next.
     PinForgotten = 176,
+    /// What the mount's pages are worth is told by the time of modification, which programs set back.
+    PagesByTime = 180,
+    /// The mount does not tell the kernel to drop pages that are older than the answer.
+    DropUnsent = 181,
+    /// The mount answers, and the kernel's older pages go afterwards.
+    DropAfterAnswer = 182,
+    /// A request is answered while pages are dropped for another.
+    DropUnawaited = 183,
+    /// What a mount's kernel writes counts as being in its pages.
+    OwnWriteTrusted = 184,
+    /// Pages are dropped before the kernel knows how long the file is.
+    SizeUnstored = 185,
+    /// Pages are kept over an open though the file has changed.
+    OpenKeepsPages = 186,
+    /// Attributes are kept though the pages are older.
+    AttrsOverPages = 187,
+    /// A directory's attributes are told while names count that may be wrong.
+    NamesUnawaited = 189,
+    /// That a name does not exist is kept though the file system does not say so.
+    AbsentKept = 190,
+    /// Names are kept by a kernel that does not look at their directory.
+    NamesUnchecked = 191,
+    /// Attributes are kept of an inode that is not counted yet as known.
+    KeptUncounted = 192,
+    /// A kernel that is about to know an inode is told once to drop its attributes.
+    UnknownSkipped = 193,
+    /// A file that was cut is told as it is, with pages and a size that stay.
+    CutTold = 194,
+    /// What the kernel reads in is not noted.
+    ReadUnnoted = 195,
+    /// Attributes that were asked for before a write are taken for those of a file that was cut.
+    CutAsked = 188,
+    /// The largest size that the kernel may think of is not forgotten when it changes the file.
+    MostUnsettled = 196,
     /// A member answers a client although operations of that client are in its ring only.
     OwnWritesUnseen = 131,
     /// A log with an entry that never gets whole is waited for.
     BrokenLogKept = 132,
     /// A node that ends in order tells its clients before every member has what they did.
     ClosedEarly = 133,
+    /// Space that is promised to one client is given to another.
+    RoomUnkept = 134,
 }
 
 impl Bug {
@@ -725,6 +761,87 @@ impl Bug {
             "what was opened in an earlier session is not made known in the next",
         ),
         (
+            Bug::PagesByTime,
+            "pages-by-time",
+            "what the mount's pages are worth is told by the time of modification, which programs set back",
+        ),
+        (
+            Bug::DropUnsent,
+            "drop-unsent",
+            "the mount does not tell the kernel to drop pages that are older than the answer",
+        ),
+        (
+            Bug::DropAfterAnswer,
+            "drop-after-answer",
+            "the mount answers, and the kernel's older pages go afterwards",
+        ),
+        (
+            Bug::DropUnawaited,
+            "drop-unawaited",
+            "a request is answered while pages are dropped for another",
+        ),
+        (
+            Bug::OwnWriteTrusted,
+            "own-write-trusted",
+            "what a mount's kernel writes counts as being in its pages",
+        ),
+        (
+            Bug::SizeUnstored,
+            "size-unstored",
+            "pages are dropped before the kernel knows how long the file is",
+        ),
+        (
+            Bug::OpenKeepsPages,
+            "open-keeps-pages",
+            "pages are kept over an open though the file has changed",
+        ),
+        (
+            Bug::AttrsOverPages,
+            "attributes-over-pages",
+            "attributes are kept though the pages are older",
+        ),
+        (
+            Bug::NamesUnawaited,
+            "names-unawaited",
+            "a directory's attributes are told while names count that may be wrong",
+        ),
+        (
+            Bug::AbsentKept,
+            "absent-kept",
+            "that a name does not exist is kept though the file system does not say so",
+        ),
+        (
+            Bug::NamesUnchecked,
+            "names-unchecked",
+            "names are kept by a kernel that does not look at their directory",
+        ),
+        (
+            Bug::KeptUncounted,
+            "kept-uncounted",
+            "attributes are kept of an inode that is not counted yet as known",
+        ),
+        (
+            Bug::UnknownSkipped,
+            "unknown-skipped",
+            "a kernel that is about to know an inode is told once to drop its attributes",
+        ),
+        (
+            Bug::CutTold,
+            "cut-told",
+            "a file that was cut is told as it is, with pages and a size that stay",
+        ),
+        (Bug::ReadUnnoted, "read-unnoted", "what the kernel reads in is not noted"),
+        (
+            Bug::CutAsked,
+            "cut-asked",
+            "attributes that were asked for before a write are taken for those of a file that was cut",
+        ),
+        (
+            Bug::MostUnsettled,
+            "most-unsettled",
+            "the largest size that the kernel may think of is not forgotten when it changes the file",
+        ),
+        (
             Bug::OwnWritesUnseen,
             "own-writes-unseen",
             "a member answers a client although operations of that client are in its ring only",
@@ -738,6 +855,11 @@ impl Bug {
             Bug::ClosedEarly,
             "closed-early",
             "a node that ends in order tells its clients before every member has what they did",
+        ),
+        (
+            Bug::RoomUnkept,
+            "room-unkept",
+            "space that is promised to the writes of one client is given to another",
         ),
     ];
 

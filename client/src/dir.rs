@@ -179,6 +179,7 @@ impl DirFs {
             mtime: time(&stat.stx_mtime),
             ctime: time(&stat.stx_ctime),
             btime: time(&stat.stx_btime),
+            learnt: 0,
         }
     }
 

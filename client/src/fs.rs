@@ -88,7 +88,14 @@ pub struct Attr {
     pub ctime: Time,
     /// Birth.
     pub btime: Time,
+    /// Grows whenever the file system learns of the inode what others may have changed: between two answers
+    /// with the same number, all changes were made through this file system. 0 for what was made here;
+    /// [`LEARNT_ELSEWHERE`] if nothing is known of that.
+    pub learnt: u64,
 }
+
+/// See [`Attr::learnt`].
+pub const LEARNT_ELSEWHERE: u64 = u64::MAX;
 
 /// Type bits of a mode.
 pub const S_IFMT: u32 = 0o170_000;

@@ -100,6 +100,9 @@ pub struct LibFsOn<H: Host> {
     losses: Word<H>,
     /// Those that a sync of everything has told.
     losses_told: Word<H>,
+    /// Answers about inodes taken in; never the same number twice, also of an inode that was forgotten
+    /// meanwhile.
+    learnt: Word<H>,
 }
 
 /// Unpins are collected up to this number, then sent without waiting for an answer.
@@ -141,6 +144,7 @@ impl<H: Host> LibFsOn<H> {
             proofs: Arc::new(Proofs::new(config.limits.proofs)),
             losses: Word::new(0),
             losses_told: Word::new(0),
+            learnt: Word::new(0),
             config,
         };
         this.session()?;
@@ -265,7 +269,11 @@ impl<H: Host> LibFsOn<H> {
                 return true;
             }
             let Some(state) = inode.state.try_write() else { return true };
-            let untold = state.losses != state.told && state.record.mode & S_IFMT == S_IFDIR;
+            // Nobody has a directory open here whose fsync may follow: what of it is lost, or may be, is known
+            // by its state alone.
+            let own = state.session == session.number && state.last > session.replicated();
+            let to_tell = own || state.losses != state.told;
+            let untold = to_tell && state.record.mode & S_IFMT == S_IFDIR;
             if state.open > 0 || untold || inode.shown.counts(now) {
                 return true;
             }
@@ -330,7 +338,13 @@ impl<H: Host> LibFsOn<H> {
             return Err(Stop::Wait(Wait::Again));
         }
         if self.knows(turn.session, state, mode, flags) {
-            return Ok(());
+            // Without a name, and open nowhere here, it ends at any moment: what is done to it would be refused.
+            let ends = state.record.nlink == 0 && state.open == 0 && !state.pinned;
+            return if ends && mode == LeaseMode::Write {
+                Err(Errno::NOENT.into())
+            } else {
+                Ok(())
+            };
         }
         turn.refused(ino)?;
         Err(Stop::Wait(Wait::Lease { ino, mode, flags }))

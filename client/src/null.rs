@@ -83,6 +83,7 @@ impl Inode {
             mtime: now,
             ctime: now,
             btime: now,
+            learnt: 0,
         };
         Self {
             attr,

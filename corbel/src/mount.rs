@@ -54,6 +54,9 @@ pub struct MountArgs {
     /// Tolerate unknown mount options (mount -s)
     #[arg(long, hide = true)]
     sloppy: bool,
+    /// Say nothing when it worked, as helpers of mount(8) do
+    #[arg(long, hide = true)]
+    silent: bool,
 }
 
 /// What is to be mounted, independent of the working directory.
@@ -62,6 +65,8 @@ struct Request {
     source: String,
     dir: PathBuf,
     options: MountOptions,
+    /// Whoever asked reads nothing of success.
+    silent: bool,
 }
 
 /// The command line of `mount.corbel SOURCE DIR [-sfnv] [-o LIST] [-t TYPE]` as one of `corbel`;
@@ -71,7 +76,7 @@ pub fn helper_command_line(args: &[OsString]) -> Option<Vec<OsString>> {
     if !HELPERS.iter().any(|helper| name == *helper) {
         return None;
     }
-    let mut line: Vec<OsString> = vec!["corbel".into(), "mount".into()];
+    let mut line: Vec<OsString> = vec!["corbel".into(), "mount".into(), "--silent".into()];
     let mut rest = args[1..].iter();
     while let Some(arg) = rest.next() {
         match arg.to_str() {
@@ -106,7 +111,7 @@ pub fn run(global: &Global, out: &Output, args: &MountArgs) -> Result<()> {
     if request.options.remount {
         frontend::remount(&request.dir, &request.options)
             .map_err(|e| Failure::new(Kind::Environment, e.to_string(), "see docs/mount.md"))?;
-        report(out, &request.dir);
+        request.report(out);
         return Ok(());
     }
     if args.foreground {
@@ -115,16 +120,11 @@ pub fn run(global: &Global, out: &Output, args: &MountArgs) -> Result<()> {
     match daemonize().context("starting the mount's process")? {
         Side::Daemon(readiness) => serve(&request, out, Some(readiness)),
         Side::Parent(Ok(())) => {
-            report(out, &request.dir);
+            request.report(out);
             Ok(())
         }
         Side::Parent(Err(text)) => Err(Failure::failed(text, remedy(&request.source))),
     }
-}
-
-fn report(out: &Output, dir: &Path) {
-    let dir = dir.display();
-    out.result(&serde_json::json!({"mounted": dir.to_string()}), || println!("mounted on {dir}"));
 }
 
 fn remedy(source: &str) -> &'static str {
@@ -154,7 +154,16 @@ impl Request {
             }
         }
         let dir = std::path::absolute(dir).context(dir.display())?;
-        Ok(Self { source, dir, options })
+        Ok(Self { source, dir, options, silent: args.silent })
+    }
+
+    fn report(&self, out: &Output) {
+        if self.silent {
+            return;
+        }
+        let dir = self.dir.display();
+        let said = serde_json::json!({"mounted": dir.to_string()});
+        out.result(&said, || println!("mounted on {dir}"));
     }
 }
 
@@ -208,7 +217,7 @@ fn serve(request: &Request, out: &Output, readiness: Option<Readiness>) -> Resul
             up
         }
         (Ok(up), None) => {
-            report(out, &request.dir);
+            request.report(out);
             up
         }
         (Err(failure), Some(readiness)) => {
@@ -270,16 +279,16 @@ mod tests {
         assert_eq!(helper("/usr/bin/corbel mount x y"), None);
         assert_eq!(
             helper("/sbin/mount.corbel /run/s /mnt -n -sv -o rw,noatime -t corbel").unwrap(),
-            "corbel mount /run/s /mnt --sloppy -o rw,noatime"
+            "corbel mount --silent /run/s /mnt --sloppy -o rw,noatime"
         );
         assert_eq!(
             helper("mount.corbel null: /mnt -fn").unwrap(),
-            "corbel mount null: /mnt --fake"
+            "corbel mount --silent null: /mnt --fake"
         );
         let line = helper("/sbin/mount.fuse.corbel s /m -o remount,ro,user_id=0 -t fuse.corbel");
-        assert_eq!(line.unwrap(), "corbel mount s /m -o remount,ro,user_id=0");
+        assert_eq!(line.unwrap(), "corbel mount --silent s /m -o remount,ro,user_id=0");
         // What is not known goes through to be refused by name.
-        assert_eq!(helper("mount.corbel a b -x").unwrap(), "corbel mount a b -x");
+        assert_eq!(helper("mount.corbel a b -x").unwrap(), "corbel mount --silent a b -x");
     }
 
     #[test]

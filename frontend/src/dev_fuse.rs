@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use client::fs::{Caching, FileSystem, Invalidate};
+use client::fs::{Caching, FileSystem};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -115,13 +115,7 @@ impl Session {
     ) -> Result<(), MountError> {
         let deferred = self.deferred.clone();
         self.server.on_misplaced(Box::new(move |ino| deferred.push(ino)));
-        let notifier = self.notifier.clone();
-        // While a request is served, which is right here: a direct write holds no pages, and who holds some
-        // (whoever reads them in, or writes them back) does not wait for direct writes.
-        self.server.on_direct_write(Box::new(move |ino, offset, len| {
-            let part = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-            notifier.inode(ino, part(offset), part(len as u64));
-        }));
+        self.server.reaches(self.notifier.clone());
         let flights = self.flights.clone();
         self.server.on_interrupt(Box::new(move |unique| flights.interrupted(unique)));
         let (deferred, notifier) = (self.deferred.clone(), self.notifier.clone());

@@ -7,8 +7,11 @@
 mod callers;
 mod files;
 mod groups;
+#[cfg(any(test, feature = "planted"))]
+pub mod kernel;
 mod locks;
 mod names;
+mod pages;
 pub mod parse;
 pub mod reply;
 pub mod server;

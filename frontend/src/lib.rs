@@ -16,6 +16,7 @@ pub mod mount_options;
 mod mount_point;
 pub mod notify;
 pub mod patience;
+mod planted;
 pub mod process;
 mod ring;
 pub mod source;

@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::fuse::Server;
 use crate::fuse::wire::{NotifyInvalEntry, NotifyInvalInode, NotifyStore, OutHeader, notify};
+use crate::planted::{Bug, planted};
 
 /// Sends notifications. A call returns when the kernel's cache is empty, and waits for requests
 /// on the pages concerned: never call it while serving one.
@@ -67,6 +68,22 @@ const ABOUT_TO_KNOW: Duration = Duration::from_micros(50);
 /// Most such looks: longer than a lease is waited for.
 const LOOKS_MAX: u32 = 4000;
 
+/// Tells the kernel something until it knows what that is about, or is not about to know it. Whether it came
+/// to that.
+pub(crate) fn until_known(
+    told: impl Fn() -> bool,
+    tell: impl Fn() -> bool,
+    wait: impl Fn(),
+) -> bool {
+    for _ in 0..LOOKS_MAX {
+        if tell() || !told() || planted(Bug::UnknownSkipped) {
+            return true;
+        }
+        wait();
+    }
+    false
+}
+
 impl KernelCache {
     /// Of the kernel behind `server`.
     pub fn new(notifier: Arc<Notifier>, server: &Arc<Server<dyn FileSystem>>) -> Self {
@@ -76,14 +93,11 @@ impl KernelCache {
 
 impl Invalidate for KernelCache {
     fn inode(&self, ino: InodeId, offset: i64, len: i64) {
-        for _ in 0..LOOKS_MAX {
-            let about_to_know = || self.server.upgrade().is_some_and(|server| server.is_told(ino));
-            if self.notifier.known_inode(ino, offset, len) || !about_to_know() {
-                return;
-            }
-            std::thread::sleep(ABOUT_TO_KNOW);
+        let told = || self.server.upgrade().is_some_and(|server| server.is_told(ino));
+        let tell = || self.notifier.known_inode(ino, offset, len);
+        if !until_known(told, tell, || std::thread::sleep(ABOUT_TO_KNOW)) {
+            log::warn!("the kernel was told of inode {ino} and does not know it");
         }
-        log::warn!("the kernel was told of inode {ino} and does not know it");
     }
 
     fn entry(&self, parent: InodeId, name: &[u8]) {

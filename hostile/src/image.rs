@@ -89,6 +89,7 @@ fn config() -> NodeConfig {
         high: 70,
         low: 30,
         join_step: service::core::JOIN_STEP,
+        room: service::core::Shares::SHIPPED,
         boot: 1,
         secret: 1,
         incarnation: 1,

@@ -148,7 +148,8 @@ impl Bad {
         let mode = [LeaseMode::None, LeaseMode::Read, LeaseMode::Write][input.below(3)];
         let list = input.u16() % 4000;
         let request = match input.below(16) {
-            0 | 1 => Request::Inode { ino, mode, flags: input.u8() },
+            0 => Request::Inode { ino, mode, flags: input.u8() },
+            1 => Request::XattrPart { ino, name: input.piece(), from: input.odd() as u32 },
             2 => Request::Lookup { dir: ino, name: input.piece(), mode, flags: input.u8() },
             3 => Request::Names { dir: ino, cookie: input.odd() },
             4 => Request::Extents { ino, from: input.odd() },

@@ -87,7 +87,7 @@ impl World {
         let some = |input: &mut Input<'_>| -> Vec<InodeId> {
             (0..input.below(20)).map(|_| forge::inode(input, &self.known)).collect()
         };
-        match input.below(26) {
+        match input.below(29) {
             0 => Message::Chunk { all_acked: seq, chunk: self.chunk(n, input) },
             1 => Message::ChunkAck { seq },
             2 => Message::ClientUp {
@@ -98,6 +98,7 @@ impl World {
                 leases: some(input).into_iter().map(|i| (i, mode)).collect(),
                 pins: some(input),
                 rights: some(input),
+                room: (token, input.odd()),
             },
             3 => Message::ClientGone { client },
             4 | 5 => {
@@ -147,6 +148,9 @@ impl World {
                 Message::LockHeld { client, first: input.flag(), locks }
             }
             22 => Message::LockFree { client },
+            26 => Message::Room { client, token, blocks: input.odd() },
+            27 => Message::RoomBack { client, token, blocks: input.odd() },
+            28 => Message::RoomSought,
             _ => {
                 let raw = self.entries(1, 0, input).0;
                 let piece = u32::from(input.flag());

@@ -77,8 +77,8 @@ pub mod nr {
 pub mod err {
     macro_rules! errors { ($($name:ident = $n:literal),* $(,)?) => { $(pub const $name: isize = -$n;)* } }
     errors! {
-        PERM = 1, NOENT = 2, BADF = 9, NOMEM = 12, ACCES = 13, FAULT = 14, BUSY = 16,
-        EXIST = 17, NOTDIR = 20, ISDIR = 21, INVAL = 22, MFILE = 24, NOTTY = 25,
+        PERM = 1, NOENT = 2, TOOBIG = 7, BADF = 9, NOMEM = 12, ACCES = 13, FAULT = 14,
+        BUSY = 16, EXIST = 17, NOTDIR = 20, ISDIR = 21, INVAL = 22, MFILE = 24, NOTTY = 25,
         FBIG = 27, RANGE = 34, NAMETOOLONG = 36, NOSYS = 38, NOTEMPTY = 39, LOOP = 40,
         OVERFLOW = 75, OPNOTSUPP = 95, STALE = 116,
     }

@@ -22,6 +22,7 @@ pub mod message;
 mod requests;
 mod restart;
 pub mod ring;
+mod room;
 mod snapshot;
 mod stream;
 pub mod table;
@@ -58,6 +59,8 @@ const LOCAL_MAX: usize = 10_000;
 /// What the service takes for [`NodeConfig::join_step`]: less than a millisecond.
 pub const JOIN_STEP: u32 = 128;
 
+pub use room::Shares;
+
 /// What the core must know of its surroundings.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
@@ -79,6 +82,8 @@ pub struct NodeConfig {
     pub low: u32,
     /// Names or inodes looked at for a joining node in one turn ([`JOIN_STEP`]).
     pub join_step: u32,
+    /// How space is set aside for clients.
+    pub room: Shares,
     /// Names the boot of the machine: processes of another boot are gone.
     pub boot: u128,
     /// A number that nobody else knows, new at each start: the key of the proofs that clients get
@@ -242,6 +247,10 @@ pub struct Node {
     grants_from: Nanos,
     promoted_at: Nanos,
     next_inode: u64,
+    /// Blocks set aside for clients, in all.
+    reserved: u64,
+    /// When somebody got no space although some was set aside.
+    room_sought: Option<Nanos>,
 
     applied: StreamSeq,
     published: StreamSeq,
@@ -362,6 +371,8 @@ impl Node {
             grants_from: 0,
             promoted_at: 0,
             next_inode,
+            reserved: 0,
+            room_sought: None,
             applied: published,
             published,
             settled: BTreeMap::new(),
@@ -516,6 +527,7 @@ impl Node {
     }
 
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        self.return_room(out);
         self.collect_dozing(out)?;
         self.collect_ended(out)?;
         self.expel_broken(out)?;
@@ -613,6 +625,14 @@ impl Node {
             }
             Message::Recall { client, ino, token } if from_head => {
                 self.recall_wanted(client, ino, token);
+                Ok(())
+            }
+            Message::Room { client, token, blocks } if from_head => {
+                self.room_given(client, token, blocks);
+                Ok(())
+            }
+            Message::RoomSought if from_head => {
+                self.room_sought = Some(self.now);
                 Ok(())
             }
             Message::LockDone { client, token, errno, found } if from_head => {

@@ -246,6 +246,7 @@ impl Driver {
             high: config.high,
             low: config.low,
             join_step: JOIN_STEP,
+            room: crate::core::Shares::SHIPPED,
             secret: crate::process::secret().map_err(|e| Error::new("nicfs: random", e))?,
             incarnation,
             boot: crate::process::boot().map_err(|e| Error::new("nicfs: boot id", e))?,

@@ -60,6 +60,8 @@ pub(crate) struct Session {
     created: Vec<u64>,
     /// Entries that must be refused.
     dared: BTreeSet<u64>,
+    /// Writes whose space was promised.
+    promised: BTreeSet<u64>,
     /// Its newest operation, if limits may bar it.
     pending: Option<quota::Pending>,
     /// Its log ends in garbage: it ends soon.
@@ -362,6 +364,9 @@ impl World<'_> {
 
     /// A client whose node ended in order and told it: nothing of it is lost.
     pub(crate) fn judge_dismissed(&mut self, c: usize, n: usize) -> Result<(), String> {
+        if self.actors[c].process.is_some() && self.actors[c].node == n {
+            return self.judge_dismissed_process(c);
+        }
         let Some(s) = self.session(c).filter(|_| self.actors[c].node == n) else { return Ok(()) };
         let (last, ends) = (s.next - 1, s.broken.is_some() || s.spoilt);
         let there = self.media(c).size(s.segment).is_ok();
@@ -513,6 +518,7 @@ impl World<'_> {
             ever: BTreeSet::new(),
             created: Vec::new(),
             dared: BTreeSet::new(),
+            promised: BTreeSet::new(),
             pending: None,
             spoilt: false,
             newest_at: 0,
@@ -595,7 +601,7 @@ impl World<'_> {
             }
             if let Some(number) = self.session(c).filter(|_| !gone).map(|s| s.number) {
                 // What the client believes of what it did.
-                self.model.vouched(number, self.word(c, control::REPLICATED));
+                self.model.vouched(number, self.word(c, control::REPLICATED))?;
             }
             let why = if state == control::STATE_EXPELLED { "expelled" } else { "dismissed" };
             let stopped = self.outcome.faults.contains_key("stop");
@@ -631,6 +637,11 @@ impl World<'_> {
     fn refused_for_now(&mut self, c: usize, seq: u64, limited: bool) -> Result<(), String> {
         let Some(s) = &mut self.actors[c].session else { return Ok(()) };
         let (number, last) = (s.number, s.next - 1);
+        if s.promised.contains(&seq) && !limited {
+            return Err(format!(
+                "client {c}: {seq} refused with ENOSPC, and its space was promised"
+            ));
+        }
         if s.dared.insert(seq) {
             if seq != last {
                 return Err(format!("client {c}: {seq} refused long after it was synced"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::random::Random;
 use base::{Epoch, Nanos, NodeId};
 use service::core::ring::RING_BYTES_MIN;
-use service::core::{Node, NodeConfig};
+use service::core::{Node, NodeConfig, Shares};
 use service::serving::Serving;
 use storage::format::control::CLOCK_LAG_MS;
 use storage::format::superblock::Durability;
@@ -207,6 +207,7 @@ impl Host {
             high: 80,
             low: 50,
             join_step: [1, 2, 5, 20, 128][(seed >> 20) as usize % 5],
+            room: Shares { share: 2 + (seed >> 24) % 8, most: 400, least: 1 + (seed >> 28) % 8 },
             boot: self.boot,
             secret: SECRET,
             incarnation: self.incarnation + 1,

@@ -196,11 +196,12 @@ fn many(options: &Options) -> ExitCode {
         60.0 * hours / seconds.max(0.001)
     );
     println!(
-        "{} operations ({}), {} observations, {} fsyncs; {} entries to refuse, {} operations without space, \
+        "{} operations ({}), {} observations, {} interleavings, {} fsyncs; {} entries to refuse, {} operations without space, \
          {} over a quota; {} steps of scripts",
         total.operations,
         listed(&total.kinds),
         total.observations,
+        total.switches,
         total.fsyncs,
         total.dared,
         total.no_space,

@@ -206,9 +206,16 @@ impl Model {
     }
 
     /// Everything of the session up to `seq` must survive from here on.
-    pub fn vouched(&mut self, session: usize, seq: u64) {
+    pub fn vouched(&mut self, session: usize, seq: u64) -> Result<(), String> {
         let s = &mut self.sessions[session];
+        if s.hi < seq {
+            return Err(format!(
+                "inode of a session of which {} is there, and {seq} vouched for",
+                s.hi
+            ));
+        }
         s.lo = s.lo.max(seq);
+        Ok(())
     }
 
     /// The session ended, but its node lived on and says that it has taken all there was up to `seq`.
@@ -217,8 +224,7 @@ impl Model {
         if hi < seq {
             return Err(format!("inode of a dead client: {seq} was in its log, seen up to {hi}"));
         }
-        self.vouched(session, seq);
-        Ok(())
+        self.vouched(session, seq)
     }
 
     /// The session's node is out of the chain, and its client does not know yet: what is not vouched for may be
@@ -235,7 +241,8 @@ impl Model {
 
     /// The newest version; right whenever no fault left doubt.
     pub fn current(&self, ino: u64) -> Option<&State> {
-        self.inodes.get(&ino).and_then(|v| v.last()).map(|v| &*v.state)
+        let versions = self.inodes.get(&ino)?;
+        versions.iter().rev().find(|v| self.counts(v)).map(|v| &*v.state)
     }
 
     /// What an inode may be now, one operation left out that may not have been; `None`: not made.
@@ -425,18 +432,18 @@ impl Model {
             return result;
         };
         let own = |v: &Version| v.by.is_some_and(|(s, _)| by == Some(s));
+        // What came after it, before somebody looked, is not there.
+        if let Some(after) = versions.get(newest + 1).filter(|v| v.at <= since && !own(v))
+            && let Some((s, seq)) = after.by
+        {
+            self.sessions[s].hi = self.sessions[s].hi.min(seq - 1);
+        }
         if own(&versions[newest]) {
             self.inodes.insert(ino, versions);
             return Ok(None);
         }
         if let Some((s, seq)) = versions[oldest].by {
             self.sessions[s].lo = self.sessions[s].lo.max(seq);
-        }
-        // What came after it, before somebody looked, is not there.
-        if let Some((s, seq)) =
-            versions.get(newest + 1).filter(|v| v.at <= since).and_then(|v| v.by)
-        {
-            self.sessions[s].hi = self.sessions[s].hi.min(seq - 1);
         }
         // What came before is past.
         let past = versions.drain(..oldest).zip(1..).map(|(v, _)| v).collect::<Vec<_>>();
@@ -453,7 +460,8 @@ impl Model {
 
     /// Whether it is certain what the inode is now.
     pub fn is_settled(&self, ino: u64, by: usize) -> bool {
-        let Some(last) = self.inodes.get(&ino).and_then(|v| v.last()) else { return true };
+        let versions = self.inodes.get(&ino).into_iter().flatten();
+        let Some(last) = versions.rev().find(|v| self.counts(v)) else { return true };
         last.by.is_some_and(|(s, _)| s == by) || self.is_certain(last)
     }
 
@@ -498,6 +506,18 @@ mod tests {
     }
 
     #[test]
+    fn who_sees_what_it_made_itself_sees_that_what_came_later_is_lost() {
+        let mut m = model();
+        let (a, b) = (m.begin(), m.begin());
+        m.appended(a, 1, vec![(10, file("a"))]);
+        m.appended(b, 1, vec![(10, file("b"))]);
+        m.ended(b, 1);
+        assert!(m.observe(Some(a), 10, &file("a")).is_ok());
+        assert_eq!(m.current(10), Some(&file("a")));
+        assert!(m.observe(None, 10, &file("b")).is_err(), "decided by now");
+    }
+
+    #[test]
     fn an_attribute_has_the_value_that_was_set_last() {
         let mut m = model();
         let s = m.begin();
@@ -539,7 +559,7 @@ mod tests {
             m.appended(s, seq, vec![(10, file(text))]);
         }
         m.appended(s, 4, vec![(11, file("late"))]);
-        m.vouched(s, 2);
+        m.vouched(s, 2).unwrap();
         m.ended(s, 4);
         assert!(m.observe(None, 10, &file("a")).is_err(), "below what fsync covered");
         assert!(m.observe(None, 10, &file("b")).is_ok());

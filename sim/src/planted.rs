@@ -7,10 +7,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base::planted::{Bug, choose};
+use frontend::fuse::kernel;
 
 use crate::crash::catch::{Budget, catch};
 use crate::faults::Fault;
 use crate::scenario::Scenario;
+use crate::world::{MS, US};
 use crate::{Flavour, Preset, run};
 
 /// Histories of a variant begin with this seed, so that the list does not depend on what else runs.
@@ -19,6 +21,9 @@ const FIRST_SEED: u64 = 1;
 const CLUSTER: u8 = 50;
 /// How long one variant may stay unfound.
 pub const BUDGET: Duration = Duration::from_secs(60);
+
+/// Histories behind a mount, of which a second holds a thousand.
+const MOUNT_TRIES: u64 = 20_000;
 
 /// Histories of one variant that are run in any case, up to five times the budget.
 const TRIES_MIN: u64 = 300;
@@ -85,8 +90,11 @@ pub fn hunt(name: &str) -> Result<Found, String> {
 /// The hunt itself; prints `try N` before each try and `caught JUDGE` at the end of a good one.
 pub fn inside(name: &str) -> Result<bool, String> {
     let bug = Bug::named(name).ok_or_else(|| format!("there is no variant \"{name}\""))?;
-    if (bug as u8) < CLUSTER {
+    if (bug as u8) < CLUSTER || bug == Bug::AppendNotFenced {
         return Ok(in_crash_states(bug));
+    }
+    if kernel::BUGS.contains(&bug) {
+        return Ok(behind_a_mount(bug));
     }
     let begin = worked();
     for (tries, seed) in (FIRST_SEED..).enumerate() {
@@ -110,6 +118,24 @@ pub fn inside(name: &str) -> Result<bool, String> {
         }
     }
     Ok(false)
+}
+
+/// Variants of the mount are found by a kernel in front of its server.
+fn behind_a_mount(bug: Bug) -> bool {
+    for (tries, seed) in (0..MOUNT_TRIES).enumerate() {
+        println!("try {}", tries + 1);
+        choose(bug);
+        let wrong = kernel::history(seed);
+        choose(Bug::None);
+        if let Err(why) = wrong
+            && kernel::history(seed).is_ok()
+        {
+            println!("caught kernel");
+            eprintln!("{bug:?}: {why}");
+            return true;
+        }
+    }
+    false
 }
 
 /// Variants of storage and persistence are the crash states' to find.
@@ -155,6 +181,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::NotEmptyRemoved
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::SnapshotPieceLost => {}
+        bug if is_client(bug) => by_threads(&mut preset, bug, seed),
         _ => preset.make(Flavour::Plain),
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
@@ -177,11 +204,60 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::ExpelledNotTold | Bug::RecallIgnoresOperation => (&stops, &[]),
         Bug::DamageIgnored => (&damage, &[]),
         Bug::ClosedEarly => (&planned, &[]),
+        Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
+        Bug::LossUntold | Bug::PinForgotten => (&crashes, &links),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
     preset
+}
+
+/// Whether it is one of LibFS.
+fn is_client(bug: Bug) -> bool {
+    (150..180).contains(&(bug as u8))
+}
+
+/// Processes with LibFS, and threads that meet.
+fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
+    use crate::actor::Kind::*;
+    preset.make(Flavour::Plain);
+    preset.by_hand = false;
+    (preset.nodes, preset.clients, preset.faults) = (3, 3, 0);
+    preset.threads = 4;
+    preset.points = preset.points.min(8);
+    preset.pace = [50 * US, MS][seed as usize % 2];
+    preset.favour = match bug {
+        Bug::GapIsHole | Bug::MovedKept => vec![Chmod, Chown, Write, Read, Read, Create],
+        Bug::ListOfBefore | Bug::NameOfBefore => {
+            vec![Create, Unlink, Rename, List, List, Exchange, Link, Chmod]
+        }
+        Bug::LookedUpOld | Bug::OldAnswerInstalled => {
+            vec![Create, Chmod, Chmod, Chown, Utimes, Rename, Link, Append]
+        }
+        Bug::AnswerOfBefore => vec![SetXattr, RemoveXattr, SetAcl, Create],
+        Bug::LongWriteIgnored | Bug::AppendGoesOn => {
+            vec![Write, Append, Append, Append, Read, Create]
+        }
+        Bug::CutExtentsKept | Bug::SourceKept | Bug::OldExtents | Bug::PiecesDropped => {
+            vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift, Create]
+        }
+        Bug::ReadUnchecked => vec![Truncate, Write, Write, Write, Read, Read, Punch, Create],
+        Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
+            vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
+        }
+        _ => Vec::new(),
+    };
+    match bug {
+        Bug::LaneOverrun | Bug::FrontierLate | Bug::FrontierIgnored => {
+            preset.make(Flavour::Large);
+            preset.favour = vec![Write, Write, Write, Read, Read, Create];
+            preset.syncs = 100;
+        }
+        // Blocks are used again at once.
+        Bug::ReadUnchecked => preset.capacity = 2 << 20,
+        _ => {}
+    }
 }
 
 /// The judge whose words these are.

@@ -48,6 +48,8 @@ pub struct Process {
     pub(crate) attached: Vec<Attached>,
     /// Open files.
     open: BTreeMap<u64, Open>,
+    /// Sessions whose losses were told of an inode by fsync without a handle; of all by a sync (0).
+    told: BTreeMap<u64, usize>,
     limits: Limits,
     /// One in so many points is a pause.
     chance: u64,
@@ -128,6 +130,12 @@ struct UnderWay {
     appends: bool,
     /// What the file has from its sessions so far, for fsync.
     newest: Vec<(usize, u64)>,
+    /// The session of the last entry of a write, and the bytes that were in the log before it.
+    last_part: Option<(usize, usize)>,
+    /// The session in which it began.
+    current: Option<usize>,
+    /// The inode that it has made.
+    made: Option<u64>,
 }
 
 /// The client, for the threads of a process: it lives in its home for as long as they do.
@@ -187,6 +195,7 @@ impl Process {
             frozen: 0,
             attached: Vec::new(),
             open: BTreeMap::new(),
+            told: BTreeMap::new(),
             limits,
             chance,
             life: 0,
@@ -389,6 +398,7 @@ impl World<'_> {
     /// Others may go on. Mostly it is a moment; sometimes the processor is given to somebody else. A process that
     /// shall be stopped inside an operation is.
     fn pause_at_point(&mut self, c: usize, t: usize) -> Result<(), String> {
+        self.outcome.switches += 1;
         let inside = self.thread(c, t).is_some_and(|thread| thread.fiber.facts.inside.get());
         if inside && let Some(lasts) = self.actors[c].stop_for.take() {
             let until = self.now + lasts;
@@ -609,7 +619,12 @@ impl World<'_> {
         }
         attached_last(self.process(c), index, seq);
         self.settle_touched(c, session, &op)?;
-        self.judge_entry(c, t, seq, &op)?;
+        self.judge_entry(c, t, (session, seq), &op)?;
+        if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
+            && let Some(under_way) = self.thread(c, t).and_then(|t| t.under_way.as_mut())
+        {
+            under_way.made = Some(ino.0);
+        }
         let changes = effects::effects(&self.model, &op, header.time)
             .map_err(|e| format!("client {c} does {seq} {}: {e}", brief(&op)))?;
         self.trace(|| format!("client {c}.{t} does {seq} {}", brief(&op)));
@@ -649,6 +664,24 @@ impl World<'_> {
 
     // --- ends ---
 
+    /// A process whose node ended in order and told it: nothing of it is lost.
+    pub(crate) fn judge_dismissed_process(&mut self, c: usize) -> Result<(), String> {
+        let Some(process) = self.process(c) else { return Ok(()) };
+        let Some(attached) = process.attached.last().filter(|a| !a.ended) else { return Ok(()) };
+        let (memory, last) = (&attached.memory, attached.last);
+        let (sealed, replicated) =
+            (memory.peek(control::SEALED_AT), memory.peek(control::REPLICATED));
+        let lost = memory.peek(control::STATE) == control::STATE_GONE
+            && sealed != control::SEAL_PENDING
+            && replicated < last.min(sealed);
+        if lost {
+            return Err(format!(
+                "client {c}: its node ended in order with {replicated} of {last} replicated"
+            ));
+        }
+        Ok(())
+    }
+
     /// The process ends where it is.
     pub(crate) fn end_process(&mut self, c: usize, why: &str) -> Option<(ClientId, usize, u64)> {
         let process = self.process(c)?;
@@ -666,6 +699,7 @@ impl World<'_> {
         process.frozen = 0;
         let life = process.life;
         let attached = std::mem::take(&mut process.attached);
+        process.told.clear();
         let last = attached.last().cloned();
         for attached in attached.iter().filter(|a| !a.ended) {
             self.model.ended(attached.session, attached.last);

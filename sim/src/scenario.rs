@@ -301,6 +301,22 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "room-unkept",
+        tells: "clients on all nodes write until nothing is left, and most of them count on room that they were given",
+        make: |p, random| {
+            p.make(Flavour::Full);
+            (p.clients_at, p.pace, p.ops) = (vec![0, 1, 2, 0], 4 * MS, 150);
+            (p.write_max, p.file_max) = (40_000, 400_000);
+            (p.capacity, p.write_min) = (1 << 20, 9000);
+            use Kind::{Append, Create, Unlink, Write};
+            p.favour = vec![Append, Create, Write, Append, Append, Write, Append, Unlink];
+            if random.chance(1, 2) {
+                p.script =
+                    Script::new(6).then(200 * MS, When::Whole, &[(0, Fault::Crash(0), 30 * MS)]);
+            }
+        },
+    },
+    Scenario {
         name: "grant-before-replicated",
         tells: "what one client of the head writes another reads, members get none of it, the head dies",
         make: |p, _| {

@@ -152,6 +152,9 @@ impl Preset {
         if r.chance(2, 3) {
             preset.nodes = 3;
         }
+        if !preset.by_hand {
+            preset.pace = [50 * US, 2 * MS, 60 * MS][r.below(3) as usize];
+        }
         if preset.full {
             preset.make(Flavour::Full);
         } else if r.chance(1, 16) {
@@ -226,6 +229,34 @@ impl Preset {
     }
 }
 
+/// The bounds of a process: as shipped, or so small that their edges are met within a few operations.
+fn draw_limits(random: &mut Random) -> Limits {
+    let mut limits = Limits::SHIPPED;
+    if random.chance(1, 4) {
+        return limits;
+    }
+    let mut small = |shipped: u64, least: u64, most: u64| {
+        let drawn = least + random.below(most - least + 1);
+        if random.chance(1, 2) { shipped } else { drawn }
+    };
+    limits.inodes = small(limits.inodes as u64, 6, 24) as usize;
+    limits.evict = small(limits.evict as u64, 1, 8) as usize;
+    limits.names = small(limits.names as u64, 2, 6) as usize;
+    limits.proofs = small(limits.proofs as u64, 2, 16) as usize;
+    limits.numbers = small(limits.numbers.into(), 1, 4) as u32;
+    limits.posted = small(limits.posted as u64, 1, 6) as usize;
+    limits.log_pieces = small(limits.log_pieces as u64, 1, 8) as usize;
+    limits.write_piece = small(limits.write_piece as u64, 1000, 9000) as usize;
+    limits.append_piece = small(limits.append_piece as u64, 3000, 9000) as usize;
+    limits.read_piece = small(limits.read_piece as u64, 500, 9000) as usize;
+    limits.remote_read = small(limits.remote_read as u64, 300, 5000) as usize;
+    limits.copy_min = small(limits.copy_min, 1, 9000);
+    limits.copy_piece = small(limits.copy_piece >> 12, 1, 3) << 12;
+    limits.copy_call = small(limits.copy_call >> 12, 1, 8) << 12;
+    limits.requests = small(limits.requests as u64, 1, 3) as usize;
+    limits
+}
+
 /// What came of a history.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
@@ -241,6 +272,8 @@ pub struct Outcome {
     pub operations: u64,
     /// Observations compared with the model.
     pub observations: u64,
+    /// How often a thread was stopped between two accesses to what others share, and others went on.
+    pub switches: u64,
     /// fsyncs acknowledged.
     pub fsyncs: u64,
     /// Entries that had to be refused.
@@ -264,6 +297,7 @@ impl Outcome {
         self.virtual_ns += other.virtual_ns;
         self.operations += other.operations;
         self.observations += other.observations;
+        self.switches += other.switches;
         self.fsyncs += other.fsyncs;
         self.dared += other.dared;
         self.no_space += other.no_space;
@@ -513,7 +547,8 @@ impl<'a> World<'a> {
     fn draw_process(&mut self) -> Process {
         let threads = 1 + self.random.below(self.preset.threads) as usize;
         let chance = self.preset.points * (1 + self.random.below(3));
-        Process::new(threads, self.preset.ops * 2, Limits::SHIPPED, chance)
+        let limits = draw_limits(&mut self.random);
+        Process::new(threads, self.preset.ops * 2, limits, chance)
     }
 
     pub(crate) fn trace(&mut self, line: impl FnOnce() -> String) {

@@ -10,8 +10,9 @@ pub const NAME_MAX: usize = 255;
 pub const TARGET_MAX: usize = 4095;
 /// Longest name of an extended attribute.
 pub const XATTR_NAME_MAX: usize = 255;
-/// Longest value of an extended attribute: an entry's payload must fit the RPC slot as well.
-pub const XATTR_VALUE_MAX: usize = 60 * 1024;
+/// Longest value of an extended attribute (XATTR_SIZE_MAX). Builds before this one had 60 KiB, and refuse log
+/// entries and volumes with longer ones.
+pub const XATTR_VALUE_MAX: usize = 64 * 1024;
 /// Longest payload of one log entry. A write call above it becomes several entries.
 pub const PAYLOAD_MAX: usize = 1 << 20;
 /// Largest file: 16 TiB.
@@ -49,7 +50,10 @@ pub const CHUNK_BYTES_MAX: usize = 4 << 20;
 const _: () = {
     assert!(LANE_BYTES_MIN.is_multiple_of(LINE_BYTES));
     assert!(PAYLOAD_MAX + 64 <= CHUNK_BYTES_MAX);
-    assert!(XATTR_VALUE_MAX + XATTR_NAME_MAX + 64 <= RPC_SLOT_BYTES);
+    // The tree numbers a value's pieces by a byte.
+    assert!(
+        (XATTR_VALUE_MAX + XATTR_NAME_MAX + 8).div_ceil(super::format::item::PIECE_BYTES) <= 256
+    );
 };
 
 /// The extended attribute with a file's capabilities, which end when it is changed.

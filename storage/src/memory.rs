@@ -19,6 +19,8 @@ const LINE: usize = LINE_BYTES as usize;
 
 #[derive(Debug, Default, Clone)]
 struct Image {
+    /// Tells it from others of this name.
+    birth: u64,
     seen: Vec<u8>,
     durable: Vec<u8>,
     /// Lines stored to since they were last fenced.
@@ -61,11 +63,20 @@ impl Lines {
 struct State {
     segments: BTreeMap<Segment, Image>,
     /// Logs that were removed, for those who have them mapped...
-    unlinked: BTreeMap<Segment, Vec<u8>>,
+    unlinked: BTreeMap<Mapped, Vec<u8>>,
     /// ... if there are such.
     is_mapped: bool,
+    /// Segments made so far.
+    births: u64,
     /// Stores and fences that still succeed; None: all.
     left: Option<u64>,
+}
+
+/// A segment as somebody has it mapped: also when it was removed, and another made in its place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Mapped {
+    segment: Segment,
+    birth: u64,
 }
 
 /// The region.
@@ -90,9 +101,9 @@ impl MemoryRegion {
 
     /// The region as it could be found after a power cut now.
     pub fn cut(&self, random: &mut Random) -> MemoryRegion {
-        let (mut segments, is_mapped) = {
+        let (mut segments, is_mapped, births) = {
             let state = self.state();
-            (state.segments.clone(), state.is_mapped)
+            (state.segments.clone(), state.is_mapped, state.births)
         };
         for image in segments.values_mut() {
             for line in std::mem::take(&mut image.stored).iter() {
@@ -109,7 +120,7 @@ impl MemoryRegion {
             image.seen = image.durable.clone();
             (image.started, image.persisted) = (Lines::default(), Vec::new());
         }
-        MemoryRegion(Mutex::new(State { segments, is_mapped, ..State::default() }))
+        MemoryRegion(Mutex::new(State { segments, is_mapped, births, ..State::default() }))
     }
 
     /// Logs are mapped by clients, who keep them when they are removed.
@@ -117,20 +128,26 @@ impl MemoryRegion {
         self.state().is_mapped = true;
     }
 
-    /// A word as somebody sees it who has the segment mapped: also of a log that was removed. 0 where there is none.
-    pub fn mapped_load(&self, segment: Segment, offset: u64) -> u64 {
+    /// Maps a segment as it is now.
+    pub fn map(&self, segment: Segment) -> Mapped {
+        let birth = self.state().segments.get(&segment).map_or(0, |image| image.birth);
+        Mapped { segment, birth }
+    }
+
+    /// A word of a mapping. 0 where there is none.
+    pub fn mapped_load(&self, mapped: Mapped, offset: u64) -> u64 {
         let mut word = [0; 8];
-        self.mapped_read(segment, offset, &mut word);
+        self.mapped_read(mapped, offset, &mut word);
         u64::from_le_bytes(word)
     }
 
-    /// Copies bytes out, likewise; `false` where there are none.
-    pub fn mapped_read(&self, segment: Segment, offset: u64, buf: &mut [u8]) -> bool {
-        let mut state = self.state();
-        let seen = match state.segments.get(&segment) {
+    /// Copies bytes out of a mapping; `false` where there are none.
+    pub fn mapped_read(&self, mapped: Mapped, offset: u64, buf: &mut [u8]) -> bool {
+        let state = self.state();
+        let seen = match state.mapped(mapped) {
             Some(image) => &image.seen,
-            None => match state.unlinked.get_mut(&segment) {
-                Some(seen) => &*seen,
+            None => match state.unlinked.get(&mapped) {
+                Some(seen) => seen,
                 None => return false,
             },
         };
@@ -141,15 +158,21 @@ impl MemoryRegion {
         })
     }
 
-    /// Stores, likewise.
-    pub fn mapped_store(&self, segment: Segment, offset: u64, data: &[u8]) {
+    /// Stores into a mapping. Outside of it, or when the power is gone, nothing is stored.
+    pub fn mapped_store(&self, mapped: Mapped, offset: u64, data: &[u8]) {
         let mut state = self.state();
-        if let Some(seen) = state.unlinked.get_mut(&segment) {
+        if state.mapped(mapped).is_some() {
+            let _ = state.store(mapped.segment, offset, data);
+        } else if let Some(seen) = state.unlinked.get_mut(&mapped) {
             let to = seen.get_mut(offset as usize..).and_then(|to| to.get_mut(..data.len()));
             to.into_iter().for_each(|to| to.copy_from_slice(data));
-        } else {
-            // Outside of it, or when the power is gone, nothing is stored.
-            let _ = state.store(segment, offset, data);
+        }
+    }
+
+    /// Persists bytes of a mapping.
+    pub fn mapped_persist(&self, mapped: Mapped, offset: u64, len: u64) {
+        if self.state().mapped(mapped).is_some() {
+            let _ = self.persist(mapped.segment, offset, len);
         }
     }
 
@@ -165,6 +188,11 @@ impl MemoryRegion {
 }
 
 impl State {
+    /// The image of a mapping, if it was not removed.
+    fn mapped(&self, mapped: Mapped) -> Option<&Image> {
+        self.segments.get(&mapped.segment).filter(|image| image.birth == mapped.birth)
+    }
+
     fn image(&mut self, segment: Segment) -> Result<&mut Image, MediaError> {
         self.segments.get_mut(&segment).ok_or(MediaError::Missing(segment))
     }
@@ -313,7 +341,11 @@ impl Media for MemoryRegion {
             return Err(MediaError::Io(format!("{segment:?}: too large for memory")));
         };
         let mut state = self.state();
-        let image = state.segments.entry(segment).or_default();
+        let State { segments, births, .. } = &mut *state;
+        let image = segments.entry(segment).or_insert_with(|| {
+            *births += 1;
+            Image { birth: *births, ..Image::default() }
+        });
         if image.seen.is_empty() {
             // Fresh zeroes of the system cost nothing before they are touched.
             (image.seen, image.durable) = (vec![0; size], vec![0; size]);
@@ -337,7 +369,7 @@ impl Media for MemoryRegion {
         let mut state = self.state();
         let removed = state.segments.remove(&segment).ok_or(MediaError::Missing(segment))?;
         if state.is_mapped && matches!(segment, Segment::Log(_)) {
-            state.unlinked.insert(segment, removed.seen);
+            state.unlinked.insert(Mapped { segment, birth: removed.birth }, removed.seen);
         }
         Ok(())
     }
@@ -354,6 +386,33 @@ impl Media for MemoryRegion {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mapping_outlives_its_segment_and_the_next_of_that_name() {
+        let region = MemoryRegion::new();
+        region.let_map();
+        let log = Segment::Log(0);
+        let make = |byte: u8| {
+            region.ensure(log, 64).unwrap();
+            region.write(log, 0, &[byte; 8]).unwrap();
+            region.map(log)
+        };
+        let word = |byte: u8| u64::from_le_bytes([byte; 8]);
+        let first = make(1);
+        region.remove(log).unwrap();
+        assert_eq!(region.mapped_load(first, 0), word(1));
+        let second = make(2);
+        region.mapped_store(first, 0, &[3; 8]);
+        assert_eq!(
+            (region.mapped_load(first, 0), region.mapped_load(second, 0)),
+            (word(3), word(2))
+        );
+        region.mapped_store(second, 0, &[4; 8]);
+        assert_eq!(
+            (region.mapped_load(first, 0), region.mapped_load(second, 0)),
+            (word(3), word(4))
+        );
+    }
 
     #[test]
     fn what_was_fenced_survives_and_the_rest_may_not() {

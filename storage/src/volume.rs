@@ -718,10 +718,27 @@ impl Volume {
         let reserve = self.superblock.tree_pages / PAGES_RESERVE_SHARE + PAGES_PER_OP;
         VolumeStat {
             blocks: self.space.capacity(),
-            blocks_free: self.space.capacity() - self.space.live(),
+            blocks_free: self.blocks_free(),
             inodes: self.inodes,
             inodes_free: room.saturating_sub(reserve) * 8,
         }
+    }
+
+    /// Blocks that are free in the working state.
+    pub fn blocks_free(&self) -> u64 {
+        self.space.capacity() - self.space.live()
+    }
+
+    /// Whether the tree has pages for many operations more.
+    pub fn has_pages(&self) -> bool {
+        let reserve = self.superblock.tree_pages / PAGES_RESERVE_SHARE;
+        self.tree.free_pages() + self.pages_in_waiting() >= 2 * reserve + 8 * PAGES_PER_OP
+    }
+
+    /// So many of the free blocks are promised to others than whose operations are applied from now on. Only where
+    /// the order is made: what is in the stream holds everywhere.
+    pub fn keep_free(&mut self, blocks: u64) {
+        self.space.keep(blocks);
     }
 
     /// Inodes without a name that `Reap` has not freed yet.

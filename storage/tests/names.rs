@@ -31,7 +31,8 @@ fn each(n: u64, run: impl FnOnce()) -> Duration {
 
 fn apply(d: &mut Driver, n: u64, op: &Op<'_>) {
     let time = 3_000_000_000 + n * 1000;
-    let header = Header { length: 0, sequence: Sequence(n), epoch: Epoch(1), lane: 0, time };
+    let header =
+        Header { length: 0, sequence: Sequence(n), epoch: Epoch(1), lane: 0, time, promised: 0 };
     d.sequence = n;
     d.volume.apply(&header, op, (Segment::Stream, 0)).unwrap();
     if n.is_multiple_of(BATCH) {

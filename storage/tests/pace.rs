@@ -15,7 +15,7 @@ use storage::volume::run_copies;
 
 fn header(n: u64) -> Header {
     let time = 3_000_000_000 + n * 1000;
-    Header { length: 0, sequence: Sequence(n), epoch: Epoch(1), lane: 0, time }
+    Header { length: 0, sequence: Sequence(n), epoch: Epoch(1), lane: 0, time, promised: 0 }
 }
 
 fn report(what: &str, n: u64, took: Duration, limit: Duration) {

@@ -206,7 +206,7 @@ fn large_files_give_their_memory_back() {
 }
 
 fn header(n: u64) -> Header {
-    Header { length: 0, sequence: Sequence(n), epoch: Epoch(1), lane: 0, time: 1 }
+    Header { length: 0, sequence: Sequence(n), epoch: Epoch(1), lane: 0, time: 1, promised: 0 }
 }
 
 #[test]

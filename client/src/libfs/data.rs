@@ -1,20 +1,21 @@
 //! Bytes: open, read, write, truncate, allocate, fsync.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::{self, Op, RawHeader, Stamp, mask, op};
-use storage::format::rpc;
+use storage::format::rpc::{self, Request};
 use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX, LANE_BYTES_MIN, PAYLOAD_MAX};
 
 use super::host::{Host, Memory};
 use super::inode::{Inode, State};
 use super::log::Place;
 use super::permission::{R, W, may};
-use super::pieces::Source;
+use super::pieces::{Seek, Source};
 use super::session::Session;
 use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
 use super::{LibFsOn, Open};
@@ -215,11 +216,38 @@ impl<H: Host> LibFsOn<H> {
         }
         self.report_refusal(&open)?;
         let append = append || open.flags & O_APPEND != 0;
-        let written = self.write_inode(&open, offset, data, append)?;
+        let (written, promised) = self.write_inode(&open, offset, data, append)?;
+        if !promised {
+            self.await_judgement(&open)?;
+        }
         if open.flags & O_DSYNC != 0 {
             self.sync_open(&open)?;
         }
         Ok(written)
+    }
+
+    /// Waits until the service has judged what was done to the file: a write for which no space was set aside.
+    #[cold]
+    fn await_judgement(&self, open: &Open<H>) -> Result<()> {
+        let Some(session) = self.current() else { return Ok(()) };
+        let (last, number) = {
+            let state = open.inode.state.read();
+            (state.last, state.session)
+        };
+        let judged = || session.segment.word(control::SETTLED) >= last.0;
+        if number != session.number || judged() {
+            return self.report_refusal(open);
+        }
+        match session.call(&Request::StatFs, last, &mut Vec::new()) {
+            Ok(()) => self.report_refusal(open),
+            // Told while the session ended.
+            Err(_) if session.segment.word(control::REFUSED_SEQ) == last.0 => {
+                Err(session.refusal())
+            }
+            // The session has ended, or the caller shall wait no longer: the write is done, and fsync says what
+            // became of it.
+            Err(_) => Ok(()),
+        }
     }
 
     /// fsync: everything done to the file is on every member, or an error says what was refused.
@@ -294,7 +322,7 @@ impl<H: Host> LibFsOn<H> {
         offset: u64,
         data: &[u8],
         append: bool,
-    ) -> Result<Written> {
+    ) -> Result<(Written, bool)> {
         let limits = &self.config.limits;
         let piece = if append { limits.append_piece } else { limits.write_piece };
         let piece = piece.min(PAYLOAD_MAX);
@@ -304,6 +332,7 @@ impl<H: Host> LibFsOn<H> {
             false => None,
         };
         let (mut done, mut first, mut next) = (0, None, offset);
+        let mut promised = true;
         loop {
             let part = &data[done..data.len().min(done + piece)];
             let mut fits = 0;
@@ -323,7 +352,7 @@ impl<H: Host> LibFsOn<H> {
                 }
                 fits = part.len().min(usize::try_from(room).unwrap_or(usize::MAX));
                 if fits > 0 {
-                    self.write_piece(turn, open, &mut state, at, &part[..fits])?;
+                    promised &= self.write_piece(turn, open, &mut state, at, &part[..fits])?;
                 }
                 Ok(at)
             });
@@ -339,9 +368,10 @@ impl<H: Host> LibFsOn<H> {
                 break;
             }
         }
-        Ok(Written { len: done, offset: first.unwrap_or(offset) })
+        Ok((Written { len: done, offset: first.unwrap_or(offset) }, promised))
     }
 
+    /// Appends one entry; says whether there is space for it in any case.
     fn write_piece(
         &self,
         turn: &mut Turn<H>,
@@ -349,7 +379,7 @@ impl<H: Host> LibFsOn<H> {
         state: &mut State,
         at: u64,
         piece: &[u8],
-    ) -> Step<(), H> {
+    ) -> Step<bool, H> {
         let session = turn.session;
         let ino = open.inode.ino;
         if state.pieces.log_pieces() > self.config.limits.log_pieces && !turn.trimmed {
@@ -363,16 +393,27 @@ impl<H: Host> LibFsOn<H> {
         self.end_privileges(turn, ino, state, true)?;
         let clear = self.clears_setid(state);
         let now = Self::now(&[&state.record]);
+        let len = piece.len() as u64;
+        let (room, blocks) = (state.has_room(), state.lacks_room(at, len));
+        let promised = session.promise(blocks);
         let raw = RawHeader {
             op: op::WRITE,
             inode: ino.0,
             a: at,
+            b: if promised { blocks } else { 0 },
             flags: if clear { entry::CLEAR_SETID } else { 0 },
             time: now,
             ..RawHeader::default()
         };
-        let written = self.write_entry(turn, open.hint, &[state], raw, piece)?;
-        let len = piece.len() as u64;
+        let written = match self.write_entry(turn, open.hint, &[state], raw, piece) {
+            Ok(written) => written,
+            Err(stop) => {
+                if promised {
+                    session.promise_less(blocks);
+                }
+                return Err(stop);
+            }
+        };
         let place = written.place;
         if !state.pieces.wrote(at, len, place) || at + len > state.record.size {
             let first = at / BLOCK_BYTES;
@@ -389,9 +430,12 @@ impl<H: Host> LibFsOn<H> {
             state.moved(place.sequence);
         }
         self.touched(state, place.sequence, now, clear);
+        if promised {
+            state.promised(at, len, room);
+        }
         written.persist();
         session.segment.ring(false);
-        Ok(())
+        Ok(promised)
     }
 
     /// Whether the file can have no blocks behind its end, by their number.
@@ -665,67 +709,70 @@ impl<H: Host> LibFsOn<H> {
             if offset >= size {
                 return Err(Errno::NXIO.into());
             }
-            let mut at = offset;
-            while at < size {
-                let intact = |place: &Place| session.is_intact(place);
-                let (is_data, len) = match state.pieces.find(at, size - at, intact) {
-                    Source::Hole(n) => (false, n),
-                    Source::Log(p) => (true, p.len),
-                    Source::Arena { len, .. } => (true, len),
-                    Source::Unknown => {
-                        return Err(Stop::Wait(Wait::Extents { ino: inode.ino, from: at }));
-                    }
-                };
-                if is_data == (whence == Whence::Data) {
-                    return Ok(at);
-                }
-                at += len;
-            }
-            match whence {
-                Whence::Hole => Ok(size),
-                Whence::Data => Err(Errno::NXIO.into()),
+            let intact = |place: &Place| session.is_intact(place);
+            match state.pieces.seek(offset, size, whence, intact) {
+                Seek::At(at) => Ok(at),
+                Seek::None => Err(Errno::NXIO.into()),
+                Seek::Unknown(from) => Err(Stop::Wait(Wait::Extents { ino: inode.ino, from })),
             }
         })
     }
 
     /// Waits until the inode's own operations are persistent everywhere. Those that were lost with a session are
-    /// an error, once for each who has it open.
+    /// an error, once for each who has it open, and for each who waited for them.
     pub(crate) fn sync_inode(&self, inode: &Inode<H>, open: Option<&Open<H>>) -> Result<()> {
-        let (session, last, losses) = loop {
+        let mut waited = None;
+        loop {
+            let (session, last, losses) = self.to_sync(inode)?;
+            let told = match open {
+                Some(open) => open.losses.swap(losses, Ordering::Relaxed),
+                None => core::mem::replace(&mut inode.state.write().told, losses),
+            };
+            let lost = told != losses || Self::lost_meanwhile(session, waited);
+            if lost && !planted(Bug::LossUntold) {
+                return Err(Errno::IO);
+            }
+            match session.sync(last) {
+                // The session ended meanwhile: what that means is known in the next.
+                Err(Errno::STALE) => waited = Some((session.number, last)),
+                other => return other,
+            }
+        }
+    }
+
+    /// What there is to sync, and how much of the inode was lost so far.
+    fn to_sync(&self, inode: &Inode<H>) -> Result<(&'static Session<H>, Sequence, u32)> {
+        loop {
             let session = self.session()?;
             {
                 let state = inode.state.read();
                 if state.session == session.number || state.session == 0 {
-                    break (session, state.last, state.losses);
+                    return Ok((session, state.last, state.losses));
                 }
             }
             // Or else another thread has attached anew between the two looks.
             self.adopt(session, &mut inode.state.write());
-        };
-        let told = match open {
-            Some(open) => open.losses.swap(losses, Ordering::Relaxed),
-            None => core::mem::replace(&mut inode.state.write().told, losses),
-        };
-        if told != losses && !planted(Bug::LossUntold) {
-            return Err(Errno::IO);
         }
-        match session.sync(last) {
-            // The session ended meanwhile: what that means is known in the next.
-            Err(Errno::STALE) => self.sync_inode(inode, open),
-            other => other,
-        }
+    }
+
+    /// Whether something of what was waited for in an earlier session is lost.
+    fn lost_meanwhile(session: &Session<H>, waited: Option<(u64, Sequence)>) -> bool {
+        waited.is_some_and(|(number, last)| session.lost_with(number, last))
     }
 
     /// The same for everything that this process did.
     pub(crate) fn sync_all(&self) -> Result<()> {
+        let mut waited = None;
         loop {
             let session = self.session()?;
-            let lost = self.losses.load(Ordering::Acquire);
-            if self.losses_told.swap(lost, Ordering::Relaxed) != lost {
+            let losses = self.losses.load(Ordering::Acquire);
+            let told = self.losses_told.swap(losses, Ordering::Relaxed);
+            if told != losses || Self::lost_meanwhile(session, waited) {
                 return Err(Errno::IO);
             }
-            match session.sync(session.last()) {
-                Err(Errno::STALE) => {}
+            let last = session.last();
+            match session.sync(last) {
+                Err(Errno::STALE) => waited = Some((session.number, last)),
                 other => return other,
             }
         }

@@ -106,6 +106,10 @@ pub trait Host: Sized + Send + Sync + Debug + 'static {
     /// A place between two accesses to what threads share: another may go on here. Nothing, in a real process.
     #[inline(always)]
     fn point() {}
+    /// Bytes of a caller's memory were copied, and others may have changed them the moment before. Nothing, in a
+    /// real process: there they do it themselves.
+    #[inline(always)]
+    fn copied(_: &mut [u8]) {}
     /// Connects, and gets a log segment: its memory, once its beginning was looked at.
     fn attach(config: &Config) -> Result<(Self::Memory, Self::Door)>;
 }

@@ -6,15 +6,15 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use base::{Errno, InodeId, Sequence};
 use hashbrown::HashMap;
-use storage::format::control::LeaseMode;
-use storage::format::entry::Stamp;
+use storage::format::control::{LeaseMode, LeaseWord};
+use storage::format::entry::{Stamp, blocks_of};
 use storage::format::rpc::{Granted, InodeRecord};
 use storage::limits::BLOCK_BYTES;
 
 use super::host::{EVERYBODY, Host, MS};
 use super::pieces::Pieces;
 use super::sync::RwLock;
-use crate::fs::{Attr, Result, S_IFDIR, S_IFMT, Time};
+use crate::fs::{Attr, LEARNT_ELSEWHERE, Result, S_IFDIR, S_IFMT, Time};
 
 /// Hash of names and numbers: FNV-1a; no secret is needed because each map belongs to one process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -110,6 +110,8 @@ pub struct State {
     pub last: Sequence,
     /// Extents that reflect less than this are of no use (blocks were moved by an own operation).
     pub extents_after: Sequence,
+    /// Blocks that it has for certain, by promised writes.
+    pub room: Room,
     /// The service keeps the inode alive for us.
     pub pinned: bool,
     /// The service recorded our right to write (or needs none).
@@ -128,6 +130,8 @@ pub struct State {
     pub told: u32,
     /// A thread is in the middle of a write of several entries; others wait until it has done.
     pub writing: bool,
+    /// See [`Attr::learnt`].
+    pub learnt: u64,
 }
 
 /// An inode of the client's cache.
@@ -216,7 +220,44 @@ impl<H: Host> Inode<H> {
 /// The inodes of a process, by number.
 pub type Inodes<H> = Map<u64, Arc<Inode<H>>>;
 
+/// Blocks `first..end` of a file, which promised writes gave it, or will when they are judged.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Room {
+    first: u64,
+    end: u64,
+    /// The last of these writes, and the lease under which all of them were done.
+    last: Sequence,
+    word: LeaseWord,
+}
+
 impl State {
+    /// What the file certainly has of blocks that were promised; nothing if it may have been given others since.
+    pub fn has_room(&self) -> Option<Room> {
+        let Room { last, word, .. } = self.room;
+        let same = last == self.last && word == self.lease.word && self.extents_after <= last;
+        same.then_some(self.room)
+    }
+
+    /// How many of the blocks of a write have to be promised.
+    #[inline]
+    pub fn lacks_room(&self, at: u64, len: u64) -> u64 {
+        let had = self.has_room().map_or(0, |room| {
+            let end = (at + len).div_ceil(BLOCK_BYTES).min(room.end);
+            end.saturating_sub((at / BLOCK_BYTES).max(room.first))
+        });
+        blocks_of(at, len) - had
+    }
+
+    /// The blocks of a write, which `last` is, are promised. `before`: what the file had before it.
+    #[inline]
+    pub fn promised(&mut self, at: u64, len: u64, before: Option<Room>) {
+        let (mut first, mut end) = (at / BLOCK_BYTES, (at + len).div_ceil(BLOCK_BYTES));
+        if let Some(room) = before.filter(|room| room.first <= end && first <= room.end) {
+            (first, end) = (first.min(room.first), end.max(room.end));
+        }
+        self.room = Room { first, end, last: self.last, word: self.lease.word };
+    }
+
     /// The operation gives the file other blocks than the extents say.
     pub fn moved(&mut self, sequence: Sequence) {
         self.pieces.forget_extents();
@@ -230,7 +271,7 @@ impl State {
 
     /// Attributes as front ends see them.
     pub fn attr(&self) -> Attr {
-        attr(&self.record)
+        Attr { learnt: self.learnt, ..attr(&self.record) }
     }
 }
 
@@ -250,6 +291,7 @@ pub fn attr(r: &InodeRecord) -> Attr {
         mtime: time(r.mtime),
         ctime: time(r.ctime),
         btime: time(r.btime),
+        learnt: LEARNT_ELSEWHERE,
     }
 }
 

@@ -4,12 +4,13 @@
 //!
 //! An answer that is still on its way when its lease is recalled does no harm by itself: the kernel throws
 //! attributes away that were asked for before an invalidation. Only an inode that it does not know yet has
-//! nothing to compare with; the front end's `Invalidate` waits until it does. But a `read` that asked, and
-//! whose answer is thrown away, goes on with the pages that the kernel has, which may be older than the
-//! answer. So an answer that is *news* may not be kept: it is followed by no invalidation, so the kernel takes
-//! it in and drops older pages. Attributes may be kept that were told first [`NEWS_MS`] ago, which is long
+//! nothing to compare with; the front end's `Invalidate` waits until it does. But a call that asked, and
+//! whose answer is thrown away, goes on with what the kernel has, which may be older than the
+//! answer: a size, or a mode. So an answer that is *news* may not be kept: it is followed by no invalidation, so the
+//! kernel takes it in. Attributes may be kept that were told first [`NEWS_MS`] ago, which is long
 //! after the answer was taken in; and what is being changed is not kept, which saves its recalls. An inode
-//! that the kernel does not know has no pages there: its attributes may be kept at once.
+//! that the kernel does not know has nothing there: its attributes may be kept at once. Pages are the front
+//! end's to look after: [`Attr::learnt`] tells it whether others may have changed the inode.
 //!
 //! Names are told for [`NAMES_MS`] only. To take one away before, the kernel locks the directory, and whoever
 //! waits for the lease of a directory holds that lock. So names are not taken away: when the
@@ -160,7 +161,8 @@ impl<H: Host> LibFsOn<H> {
         }
         // Somebody changes it, or waits for its lease: not worth waiting for.
         let Some(state) = inode.state.try_read() else { return false };
-        if !self.holds(session, &state, LeaseMode::Read) || state.attr() != *attr {
+        let same = Attr { learnt: attr.learnt, ..state.attr() } == *attr;
+        if !self.holds(session, &state, LeaseMode::Read) || !same {
             return false;
         }
         self.keep(session, &state)

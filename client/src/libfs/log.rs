@@ -238,6 +238,7 @@ impl<'a, H: Host> Room<'a, H> {
             let stage = &mut self.head.stage.0;
             stage[..piece.len()].copy_from_slice(piece);
             stage[piece.len()..lines].fill(0);
+            H::copied(&mut stage[..piece.len()]);
             // Nobody may take the caller's memory for this copy of it.
             let stage = black_box(&*stage);
             self.memory.write_persistent(to, &stage[..lines]);

@@ -10,6 +10,7 @@ use storage::format::rpc::Extent;
 use storage::limits::BLOCK_BYTES;
 
 use super::log::Place;
+use crate::fs::Whence;
 
 /// A run of bytes in the own log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,17 @@ pub enum Source {
     Hole(u64),
     /// Beyond what the extent list covers: ask the service.
     Unknown,
+}
+
+/// Where [`Pieces::seek`] has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// There.
+    At(u64),
+    /// Nowhere: no data follows.
+    None,
+    /// Beyond what the extent list covers, from that offset on: ask the service.
+    Unknown(u64),
 }
 
 /// The map of a file's bytes.
@@ -227,6 +239,45 @@ impl Pieces {
         self.find_extent(offset, limit)
     }
 
+    /// The first data or hole at `offset` or behind, in a file that ends at `size`. A block in which anything lies is
+    /// data as a whole: so it is once it is published, and so it is told before.
+    pub fn seek(
+        &self,
+        offset: u64,
+        size: u64,
+        whence: Whence,
+        intact: impl Fn(&Place) -> bool,
+    ) -> Seek {
+        let floor = |at: u64| at / BLOCK_BYTES * BLOCK_BYTES;
+        let mut at = floor(offset);
+        // No byte from `offset` to here is in a hole.
+        let mut full = offset;
+        while at < size {
+            let (data, len) = match self.find(at, size - at, &intact) {
+                Source::Hole(len) => (false, len),
+                Source::Log(piece) => (true, piece.len),
+                Source::Arena { len, .. } => (true, len),
+                Source::Unknown => return Seek::Unknown(at),
+            };
+            let end = at + len;
+            match (whence, data) {
+                (Whence::Data, true) => return Seek::At(floor(at).max(offset)),
+                (Whence::Hole, true) if full < floor(at) => return Seek::At(full),
+                (Whence::Hole, true) => full = full.max(end.next_multiple_of(BLOCK_BYTES)),
+                // Longer than the block that `full` is in.
+                (Whence::Hole, false) if at <= floor(full) && floor(full) + BLOCK_BYTES <= end => {
+                    return Seek::At(full);
+                }
+                _ => {}
+            }
+            at = end;
+        }
+        match whence {
+            Whence::Hole => Seek::At(full.min(size)),
+            Whence::Data => Seek::None,
+        }
+    }
+
     fn find_extent(&self, offset: u64, len: u64) -> Source {
         if offset < self.known_from || offset >= self.known_to {
             return Source::Unknown;
@@ -353,6 +404,71 @@ mod tests {
                 assert_eq!(observed(&pieces), model, "seed {seed}");
             }
         }
+    }
+
+    /// What is in the log only is found as it is found later, when blocks are published: in xfstests' words, the
+    /// size of an allocation is the same at any moment. (Before, what was not published was found byte by byte.)
+    #[test]
+    fn data_and_holes_are_whole_blocks_published_or_not() {
+        const BLOCKS: u64 = 6;
+        const END: u64 = BLOCKS * BLOCK_BYTES;
+        let seek = |pieces: &Pieces, at, size, whence| pieces.seek(at, size, whence, |_| true);
+        let mut seen = 0;
+        for seed in 0..300 {
+            let mut random = Random::new(seed);
+            let mut pieces = Pieces::empty();
+            let (mut is_data, mut top) = ([false; BLOCKS as usize], 1);
+            for sequence in 1..20 {
+                let from = random.below(END);
+                let len = if random.chance(1, 2) { 100 } else { 2 * BLOCK_BYTES };
+                let to = (from + 1 + random.below(len)).min(END);
+                let block = |at: u64| (at / BLOCK_BYTES) as usize;
+                match random.below(8) {
+                    0 => {
+                        let (from, to) = (block(from), to.div_ceil(BLOCK_BYTES) as usize);
+                        pieces.zero(from as u64 * BLOCK_BYTES, to as u64 * BLOCK_BYTES);
+                        is_data[from..to].fill(false);
+                    }
+                    1 => {
+                        let blocks = (0..BLOCKS).filter(|i| is_data[*i as usize]);
+                        let extents: Vec<Extent> = blocks
+                            .map(|i| Extent {
+                                offset: i * BLOCK_BYTES,
+                                len: BLOCK_BYTES,
+                                arena: 1,
+                                arena_offset: i * 9 * BLOCK_BYTES,
+                                ..Extent::default()
+                            })
+                            .collect();
+                        pieces.install(0, &extents, true, Sequence(sequence));
+                    }
+                    _ => {
+                        let place = Place { lane: 0, position: from, sequence: Sequence(sequence) };
+                        pieces.wrote(from, to - from, place);
+                        is_data[block(from)..=block(to - 1)].fill(true);
+                        top = top.max(to);
+                    }
+                }
+                let size = top + random.below(END - top + 1);
+                let at = random.below(size);
+                for (whence, wanted) in [(Whence::Data, true), (Whence::Hole, false)] {
+                    let found = (block(at)..=block(size - 1)).find(|i| is_data[*i] == wanted);
+                    let found = found.map(|i| (i as u64 * BLOCK_BYTES).max(at));
+                    let found = match (whence, found) {
+                        (Whence::Hole, None) => Seek::At(size),
+                        (Whence::Data, None) => Seek::None,
+                        (_, Some(at)) => Seek::At(at),
+                    };
+                    seen += u32::from(found != Seek::At(at));
+                    let is = seek(&pieces, at, size, whence);
+                    assert_eq!(is, found, "seed {seed}: {whence:?} from {at} of {size}");
+                }
+            }
+        }
+        assert!(seen > 1000);
+        let mut pieces = Pieces::empty();
+        pieces.install(0, &[], false, Sequence(0));
+        assert_eq!(seek(&pieces, BLOCK_BYTES + 5, END, Whence::Data), Seek::Unknown(BLOCK_BYTES));
     }
 
     /// What is public, as the service would tell it.

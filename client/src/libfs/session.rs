@@ -116,6 +116,34 @@ impl<H: Host> Session<H> {
         true
     }
 
+    /// Promises space for a write that may need so many blocks; `false`: there is none, and what the service says
+    /// of the write must be waited for.
+    #[inline]
+    pub fn promise(&self, blocks: u64) -> bool {
+        if blocks == 0 {
+            return true;
+        }
+        let memory = &self.segment.memory;
+        let promised = memory.add(control::PROMISED, blocks).wrapping_add(blocks);
+        // After the addition: the service looks at that once more when it has taken room back.
+        if promised <= memory.load(control::ROOM, Ordering::SeqCst) {
+            return true;
+        }
+        self.promise_less(blocks);
+        false
+    }
+
+    /// Takes a promise back.
+    #[cold]
+    pub fn promise_less(&self, blocks: u64) {
+        self.segment.memory.add(control::PROMISED, blocks.wrapping_neg());
+    }
+
+    /// Up to there, what this client did is persistent on every member.
+    pub fn replicated(&self) -> Sequence {
+        Sequence(self.segment.word(control::REPLICATED))
+    }
+
     /// The highest sequence handed out.
     pub fn last(&self) -> Sequence {
         self.log.last()

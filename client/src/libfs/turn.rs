@@ -115,6 +115,14 @@ struct Found {
     last: Sequence,
 }
 
+/// What the service answered.
+#[derive(Debug)]
+struct Answer {
+    body: Result<Vec<u8>>,
+    /// In parts, which belong together only if nothing has changed meanwhile.
+    in_parts: bool,
+}
+
 /// One call, from attempt to attempt.
 #[derive(Debug)]
 pub(crate) struct Turn<H: Host> {
@@ -122,7 +130,7 @@ pub(crate) struct Turn<H: Host> {
     /// What the service said of an inode at a moment since the call began, with all own operations of before.
     shown: Option<(InodeRecord, Proof)>,
     found: Vec<Found>,
-    answer: Option<(Question, Result<Vec<u8>>)>,
+    answer: Option<(Question, Answer)>,
     /// It refused to answer about this inode.
     failed: Option<(InodeId, Errno)>,
     /// The index of log pieces was to be made smaller.
@@ -195,8 +203,8 @@ impl<H: Host> Turn<H> {
             && asked.what == question.what
         {
             let same = asked == question || planted(Bug::AnswerOfBefore);
-            if same || !question.exact {
-                return Ok((answer?, same));
+            if same || !question.exact && !answer.in_parts {
+                return Ok((answer.body?, same));
             }
         }
         Err(Stop::Wait(Wait::Answer(question)))
@@ -285,12 +293,39 @@ impl<H: Host> LibFsOn<H> {
             Wait::Writer(inode) => inode.await_writer(|| self.config.stops()),
             Wait::Answer(question) => {
                 let mut body = Vec::new();
-                let answer = session.call(&question.what.request(), question.after, &mut body);
-                if let Err(e @ (Errno::INTR | Errno::STALE)) = answer {
+                let called = session.call(&question.what.request(), question.after, &mut body);
+                let in_parts = called == Err(Errno::TOOBIG);
+                let body = if in_parts {
+                    Self::in_parts(session, &question)
+                } else {
+                    called.map(|()| body.split_off(8))
+                };
+                if let Err(e @ (Errno::INTR | Errno::STALE)) = body {
                     return Err(e);
                 }
-                turn.answer = Some((question, answer.map(|()| body.split_off(8))));
+                turn.answer = Some((question, Answer { body, in_parts }));
                 Ok(())
+            }
+        }
+    }
+
+    /// An attribute's value, or the names of all, where no reply can hold them. The parts are of one moment if the
+    /// lease holds all the time, and nothing is done here.
+    fn in_parts(session: &Session<H>, question: &Question) -> Result<Vec<u8>> {
+        let (ino, name): (InodeId, &[u8]) = match &question.what {
+            Ask::Xattr { ino, name } => (*ino, name),
+            Ask::Xattrs { ino } => (*ino, b""),
+            Ask::Names { .. } | Ask::Bytes { .. } => return Err(Errno::IO),
+        };
+        let mut whole = Vec::new();
+        loop {
+            let from = u32::try_from(whole.len()).map_err(|_| Errno::TOOBIG)?;
+            let mut body = Vec::new();
+            let part = Request::XattrPart { ino, name, from };
+            session.call(&part, question.after, &mut body)?;
+            match body.get(8..) {
+                Some(bytes) if !bytes.is_empty() => whole.extend_from_slice(bytes),
+                _ => return Ok(whole),
             }
         }
     }
@@ -378,6 +413,7 @@ impl<H: Host> LibFsOn<H> {
         }
         state.lease = granted;
         state.record = reply.record;
+        state.learnt = self.learnt.add(1, Ordering::Relaxed) + 1;
         state.blocks_guessed = false;
         state.no_capability = false;
         state.names = Default::default();
@@ -415,6 +451,7 @@ impl<H: Host> LibFsOn<H> {
         state.last = Sequence(0);
         state.extents_after = Sequence(0);
         state.pieces = Default::default();
+        state.room = Default::default();
         state.pinned = false;
         state.may_write = false;
         true

@@ -95,7 +95,7 @@ impl<H: Host> LibFsOn<H> {
             return Err(Errno::RANGE);
         }
         if value.is_some_and(|v| v.len() > XATTR_VALUE_MAX) {
-            return Err(Errno::NOSPC);
+            return Err(Errno::TOOBIG);
         }
         if is_acl(name) {
             return self.set_acl(caller, ino, name, value, how);

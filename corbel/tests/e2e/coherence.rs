@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::harness::{Cluster, text};
 
+mod drawn;
+
 /// How long each kind of change is hammered.
 const HAMMER: Duration = Duration::from_millis(4000);
 
@@ -413,6 +415,36 @@ fn a_listing_brings_attributes() {
             assert_eq!(entry.unwrap().metadata().unwrap().len(), 3);
         }
     }
+    cluster.assert_nobody_expelled();
+}
+
+/// Writers on the reader's own node as well: the kernel there throws attributes away that it asked for
+/// before a write of its own ended, and with them the news that another node has written.
+#[test]
+fn data_is_never_stale_beside_own_writers() {
+    let Some(cluster) = cluster() else { return };
+    fs::write(on(&cluster, 1, "f"), [0; 16384]).unwrap();
+    let writer = open(&on(&cluster, 1, "f"));
+    let own = open(&on(&cluster, 2, "f"));
+    let held = open(&on(&cluster, 2, "f"));
+    let stop = AtomicBool::new(false);
+    let until = Instant::now() + 12 * HAMMER;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut k = 0u64;
+            while !stop.load(Ordering::SeqCst) && Instant::now() < until {
+                k += 1;
+                own.write_all_at(&k.to_le_bytes(), 512 + k % 3 * 4096).unwrap();
+            }
+        });
+        let counts = hammer_for(
+            HAMMER,
+            |k| writer.write_all_at(&k.to_le_bytes(), 0).unwrap(),
+            &[&|| number_at(&held), &|| number_at(&held)],
+        );
+        stop.store(true, Ordering::SeqCst);
+        eprintln!("beside: {counts:?}");
+    });
     cluster.assert_nobody_expelled();
 }
 

@@ -226,11 +226,13 @@ impl Cluster {
         let file = self.path(&format!("n{node}/run/serve.pid"));
         let noted = fs::read_to_string(file).expect("the services run");
         let pid = noted.split_whitespace().next().and_then(|pid| pid.parse().ok());
-        signal(pid.and_then(Pid::from_raw).expect("a process"), Signal::TERM);
+        let pid = pid.and_then(Pid::from_raw).expect("a process");
+        signal(pid, Signal::TERM);
+        // The supervisor ends last; nobody may have collected it.
+        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
         wait_for("the end of the services", Duration::from_secs(30), || {
-            self.nicfs(node)
-                .is_none_or(|pid| rustix::process::test_kill_process(pid).is_err())
-                .then_some(())
+            let ended = |stat: String| stat.contains(") Z ");
+            fs::read_to_string(&stat).map_or(true, ended).then_some(())
         });
         text(&self.corbel(&["cluster", "start", &node.to_string()]));
         wait_for("the node in its place", Duration::from_secs(60), || {

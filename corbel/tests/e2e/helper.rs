@@ -56,7 +56,7 @@ fn what_mount_does_with_a_line_of_fstab() {
     assert_eq!(place.line(), None);
     let mounted =
         place.helper("mount.corbel", "rw,noatime,_netdev,nofail,x-systemd.automount,soft");
-    assert!(mounted.status.success(), "{mounted:?}");
+    assert!(mounted.status.success() && mounted.stdout.is_empty(), "{mounted:?}");
     let line = place.line().expect("mounted");
     assert!(line.contains(" fuse.corbel rw,noatime,"), "{line}");
     let file = place.point().join("f");
@@ -71,7 +71,7 @@ fn what_mount_does_with_a_line_of_fstab() {
     drop(open);
     // The kernel gives the file back a moment after its close; the helper waits for that.
     let remounted = place.helper("mount.fuse.corbel", again);
-    assert!(remounted.status.success(), "{remounted:?}");
+    assert!(remounted.status.success() && remounted.stdout.is_empty(), "{remounted:?}");
     assert!(place.line().expect("mounted").contains(" ro,noatime,"));
     assert_eq!(fs::write(&file, "y").unwrap_err().raw_os_error(), Some(30), "EROFS");
     let writable = place.helper("mount.fuse.corbel", "remount,rw");

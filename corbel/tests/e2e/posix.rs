@@ -156,16 +156,75 @@ fn a_full_volume_is_an_error_and_not_a_loss() {
         assert_eq!(text(&cluster.run(1, fill).output().unwrap()), "before\nafter\n");
         assert_eq!(text(&cluster.shell(2, fill).output().unwrap()), "before\nafter\n");
     }
-    // What is known when a file is closed, its close says.
-    let close = "python3 -c \"import os, time
+    // The write that has no room says so, and nothing after it again.
+    let many = "python3 -c \"import os
 for i in range(80):
     fd = os.open('c%d' % i, os.O_CREAT | os.O_WRONLY)
-    assert os.write(fd, b'x' * 1000000) == 1000000
-    time.sleep(0.05)
-    try: os.close(fd)
-    except OSError as e: print('close', i > 10, e.errno); break
+    try: assert os.write(fd, b'x' * 1000000) == 1000000
+    except OSError as e: print('write', i > 10, e.errno); break
+    finally: os.close(fd)
 \"; rm c*";
-    assert_eq!(text(&cluster.shell(2, close).output().unwrap()), "close True 28\n");
+    assert_eq!(text(&cluster.shell(2, many).output().unwrap()), "write True 28\n");
+}
+
+/// What a write says is done has room, although it is judged later: nobody is told of more than there is, neither
+/// alone nor among writers on all nodes, also while the chain changes.
+#[test]
+fn no_more_is_acknowledged_than_there_is() {
+    const CAPACITY: u64 = 48 << 20;
+    let Some(cluster) = Cluster::new(3, "48MiB") else { return };
+    let fill = |name: &str| {
+        format!(
+            "import os, sys
+fd = os.open('{name}', os.O_CREAT | os.O_WRONLY); done = 0
+try:
+    while True: done += os.write(fd, b'x' * 65536)
+except OSError as e: print(done, e.errno)
+try: os.fsync(fd); print('synced')
+except OSError as e: print('fsync', e.errno)"
+        )
+    };
+    let figures = |said: &str| {
+        let mut words = said.split_whitespace();
+        let mut next = || words.next().expect("a word").to_string();
+        (next().parse::<u64>().expect("bytes"), next(), next())
+    };
+    // Where it was written: a mount tells a little later what it has open no more.
+    let empty = |node: usize, name: &str| {
+        text(&cluster.shell(node, &format!("rm {name}; sync .")).output().unwrap());
+    };
+    for node in 1..=3 {
+        let program = fill("f");
+        for mut command in [cluster.native(node), cluster.hooked(node, &[])] {
+            let output = command.args(["python3", "-c", &program]).output().unwrap();
+            let (done, error, synced) = figures(&text(&output));
+            assert!(done <= CAPACITY, "node {node}: {done} bytes");
+            assert!(done > CAPACITY / 2, "node {node}: {done} bytes only");
+            // Said once, by the write.
+            assert_eq!((&*error, &*synced), ("28", "synced"), "node {node}");
+            empty(node, "f");
+        }
+    }
+    for trouble in [false, true] {
+        let programs: Vec<_> = (1..=3)
+            .map(|node| {
+                let mut command = cluster.native(node);
+                command.args(["python3", "-c", &fill(&format!("f{node}"))]);
+                command.stdout(std::process::Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        if trouble {
+            // The others get a new head in the middle of it.
+            cluster.restart_services(1);
+        }
+        let said: Vec<String> =
+            programs.into_iter().map(|p| text(&p.wait_with_output().unwrap())).collect();
+        let done: u64 = said.iter().map(|said| figures(said).0).sum();
+        assert!(done <= CAPACITY, "{done} bytes, a new head: {trouble}: {said:?}");
+        assert!(said.iter().all(|said| figures(said).1 == "28"), "{said:?}");
+        (1..=3).for_each(|node| empty(node, &format!("f{node}")));
+    }
+    cluster.assert_nobody_expelled();
 }
 
 /// What the service refuses while LibFS asks about an earlier refusal is told with that, and not again by fsync and close.
@@ -182,6 +241,39 @@ fn a_full_volume_says_so_once() {
         assert!(said.lines().all(|line| line.starts_with("ENOSPC ")), "{said}");
         assert!(!said.contains("ENOSPC ENOSPC") && !said.contains("ok ENOSPC"), "{said}");
     }
+}
+
+/// What another node's mount had open, once, goes when it is removed: the mount is idle, and is not asked.
+#[test]
+fn space_of_a_file_that_another_mount_had_open_is_free_at_once() {
+    let Some(cluster) = Cluster::new(3, "48MiB") else { return };
+    let free = |node: usize| {
+        let program =
+            "import os; s = os.statvfs('.'); print(s.f_bfree * s.f_frsize, s.f_files - s.f_ffree)";
+        let mut command = cluster.native(node);
+        text(&command.args(["python3", "-c", program]).output().unwrap())
+    };
+    let before = free(1);
+    // The mounts live on, and did something else in between; programs under `run` end.
+    text(
+        &cluster
+            .shell(1, "head -c 20000000 /dev/urandom > f; mkdir d; ln -s f l; sync")
+            .output()
+            .unwrap(),
+    );
+    text(
+        &cluster
+            .shell(2, "cksum f > /dev/null; ls -l d l > /dev/null; mkdir e; ln -s f k; mknod m p")
+            .output()
+            .unwrap(),
+    );
+    text(&cluster.shell(3, "exec 3< f; read -n 1 -u 3 x; exec 3<&-; : > own").output().unwrap());
+    assert_ne!(free(1), before);
+    text(&cluster.shell(1, "rm -r f d l e k m own; sync .").output().unwrap());
+    wait_for("the space of what nobody has open", Duration::from_secs(20), || {
+        (free(1) == before).then_some(())
+    });
+    cluster.assert_nobody_expelled();
 }
 
 /// More files than a program remembers (24,000).

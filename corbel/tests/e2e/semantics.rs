@@ -126,6 +126,46 @@ fn bounds_are_as_on_other_file_systems() {
     same_everywhere("bounds.py");
 }
 
+/// What is not published yet is found as it is found later, and on another node (xfstests 445, 490, 539).
+#[test]
+fn data_and_holes_are_whole_blocks_at_any_moment() {
+    let Some(cluster) = cluster() else { return };
+    for (view, mut command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
+        fs::create_dir(cluster.mount(1).join(view)).unwrap();
+        command.current_dir(cluster.mount(1).join(view));
+        assert_eq!(script(command, "seeks.py", &[]), "right\n", "{view}");
+        let mut command = cluster.native(2);
+        command.current_dir(cluster.mount(2).join(view));
+        assert_eq!(script(command, "seeks.py", &["look"]), "right\n", "{view}, of node 2");
+    }
+    cluster.assert_nothing_refused();
+}
+
+/// The longest values and lists of names take several answers of the service, which are of one moment.
+#[test]
+fn extended_attributes_are_as_long_as_they_may_be() {
+    let Some(cluster) = cluster() else { return };
+    for (view, mut command) in [("mount", cluster.native(1)), ("run", cluster.hooked(1, &[]))] {
+        let dir = |node| cluster.mount(node).join(view);
+        fs::create_dir(dir(1)).unwrap();
+        command.current_dir(dir(1));
+        assert_eq!(script(command, "xattrs.py", &["write"]), "right\n", "{view}");
+        let there = |mut command: Command, node, what| {
+            command.current_dir(dir(node));
+            let said = script(command, "xattrs.py", &[what]);
+            assert_eq!(said, "right\n", "{view}: {what} on node {node}");
+        };
+        there(cluster.native(2), 2, "look");
+        there(cluster.hooked(3, &[]), 3, "look");
+        std::thread::scope(|s| {
+            s.spawn(|| there(cluster.native(2), 2, "watch"));
+            s.spawn(|| there(cluster.hooked(3, &[]), 3, "watch"));
+            there(cluster.native(1), 1, "change");
+        });
+    }
+    cluster.assert_nothing_refused();
+}
+
 /// On a volume that runs full, also while the file stays open.
 #[test]
 fn what_is_reserved_can_be_written() {

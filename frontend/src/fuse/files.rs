@@ -4,11 +4,12 @@ use std::sync::atomic::Ordering;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Attr, Caching, Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
-    O_RDONLY, O_TRUNC, Result, Whence,
+    Attr, Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_RDONLY,
+    O_TRUNC, Result, Whence,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::pages::For;
 use super::parse::Args;
 use super::reply::{Answer, ReplySink};
 use super::server::{Call, IO_BYTES_MAX, Server};
@@ -35,6 +36,10 @@ fn offset(value: u64) -> Result<u64> {
 
 /// R_OK.
 const MAY_READ: u32 = 4;
+/// X_OK.
+const MAY_EXECUTE: u32 = 1;
+/// The kernel opens a file to execute it (`__FMODE_EXEC`); no program can ask for that.
+const FMODE_EXEC: u32 = 0x20;
 
 fn padded(name_len: usize) -> usize {
     (size_of::<Dirent>() + name_len).next_multiple_of(DIRENT_ALIGN)
@@ -45,9 +50,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// cuts a write at the first page that it does not hold whole, and sends what follows as a
     /// request of its own, before which others may append: the line would be torn. And it puts
     /// the bytes where it thinks that the file ends.
-    fn open_out(&self, fh: u64, ino: InodeId, asked: u32) -> OpenOut {
-        // The name was looked up a moment ago: pages older than those attributes are gone.
-        let keep = self.caching() != Caching::Nothing && self.fs.has_cached(ino);
+    fn open_out(&self, fh: u64, ino: InodeId, attr: Option<&Attr>, asked: u32) -> OpenOut {
+        let keep = self.may_keep_pages(ino, attr);
         let mut flags = if keep { FOPEN_KEEP_CACHE } else { 0 };
         if asked & O_APPEND != 0 && asked & O_ACCMODE != O_RDONLY {
             flags |= FOPEN_DIRECT_IO;
@@ -67,7 +71,17 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &OpenIn = args.take()?;
         args.end()?;
         let flags = arg.flags.get() & OPEN_FLAGS;
-        let handle = self.fs.open(&call.caller, call.ino, flags)?;
+        let cut = (flags & O_TRUNC != 0).then(|| self.known.change(call.ino, 0));
+        let handle = if arg.flags.get() & FMODE_EXEC != 0 {
+            // Who may execute a file need not be able to read it: the kernel can, and keeps it from them.
+            self.fs.access(&call.caller, call.ino, MAY_EXECUTE)?;
+            self.fs.open(&Caller::ROOT, call.ino, O_RDONLY)?
+        } else {
+            self.fs.open(&call.caller, call.ino, flags)?
+        };
+        if cut.is_some() {
+            self.known.ends(call.ino, 0);
+        }
         if flags & O_TRUNC != 0 && arg.open_flags.get() & OPEN_KILL_SUIDGID != 0 {
             let cleared =
                 self.fs.fgetattr(handle).and_then(|attr| self.clear_set_id(call, call.ino, attr));
@@ -76,8 +90,14 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 return Err(error);
             }
         }
+        // Of what is cut the kernel drops all pages itself.
+        let asked = self.known.changes(call.ino);
+        let mut attr = if cut.is_none() { self.fs.fgetattr(handle).ok() } else { None };
+        if let Some(attr) = &mut attr {
+            self.refresh(attr, For::Opening, asked, || None);
+        }
         let fh = self.register(handle, call.ino, arg.flags.get());
-        Ok(Answer::of(&self.open_out(fh, call.ino, arg.flags.get())))
+        Ok(Answer::of(&self.open_out(fh, call.ino, attr.as_ref(), arg.flags.get())))
     }
 
     pub(super) fn create(
@@ -97,8 +117,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let caller = Caller { umask: arg.umask.get() & 0o777, ..call.caller };
         let (attr, handle) = self.fs.create(&caller, call.ino, name, mode, flags)?;
         let fh = self.register(handle, attr.ino, arg.flags.get());
-        let out = self.open_out(fh, attr.ino, arg.flags.get());
-        Ok(Answer::pair(&self.new_entry(call.ino, name, &attr), &out))
+        let entry = self.new_entry(call.ino, name, &attr);
+        if flags & O_TRUNC != 0 {
+            self.known.ends(attr.ino, 0);
+        }
+        let out = self.open_out(fh, attr.ino, Some(&attr), arg.flags.get());
+        Ok(Answer::pair(&entry, &out))
     }
 
     /// The name that comes along has no meaning (Linux sends `/`).
@@ -116,8 +140,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let caller = Caller { umask: arg.umask.get() & 0o777, ..call.caller };
         let (attr, handle) = self.fs.tmpfile(&caller, call.ino, mode, flags)?;
         let fh = self.register(handle, attr.ino, arg.flags.get());
-        let out = self.open_out(fh, attr.ino, arg.flags.get());
-        Ok(Answer::pair(&self.new_entry(call.ino, b"", &attr), &out))
+        let entry = self.new_entry(call.ino, b"", &attr);
+        let out = self.open_out(fh, attr.ino, Some(&attr), arg.flags.get());
+        Ok(Answer::pair(&entry, &out))
     }
 
     pub(super) fn release(
@@ -145,7 +170,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let opened = self.opened(arg.fh.get(), call.ino)?;
         let from = offset(arg.offset.get())?;
         let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
+        self.known.fill(call.ino);
         let len = self.fs.read(opened.handle, from, room)?.min(room.len());
+        if len < room.len() {
+            self.known.ends(call.ino, from + len as u64);
+        }
         self.counters.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
         Ok(Answer::Payload(len))
     }
@@ -163,14 +192,18 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let at = offset(arg.offset.get())?;
         let flags = arg.write_flags.get();
         let append = arg.flags.get() & O_APPEND != 0 && flags & WRITE_CACHE == 0;
+        let _change = self.known.change(call.ino, at.saturating_add(data.len() as u64));
         let written = self.fs.write(opened.handle, at, data, append)?;
         self.counters.bytes_written.fetch_add(written.len as u64, Ordering::Relaxed);
         if opened.direct
             && flags & WRITE_CACHE == 0
             && written.len > 0
-            && let Some(drop_pages) = self.drop_pages.get()
+            && let Some(kernel) = self.kernel.get()
         {
-            drop_pages(call.ino, written.offset, written.len);
+            // Which is right here: a direct write holds no pages, and who holds some (whoever reads them in, or
+            // writes them back) does not wait for direct writes.
+            let part = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+            kernel.inode(call.ino, part(written.offset), part(written.len as u64));
         }
         if append && written.offset != at {
             // Somebody else has made the file longer than the kernel knew: its cached pages hold
@@ -249,12 +282,14 @@ impl<F: FileSystem + ?Sized> Server<F> {
             return Err(Errno::INVAL);
         }
         offset(end).map_err(|_| Errno::FBIG)?;
+        let _change = self.known.change(call.ino, end);
         self.end_set_id(call, call.ino, opened.handle)?;
         self.fs.fallocate(opened.handle, arg.mode.get(), at, len)?;
         Ok(Answer::Empty)
     }
 
-    /// Told EOPNOTSUPP, the kernel copies by reading and writing.
+    /// What the file system does not copy itself is copied here. Told EOPNOTSUPP the kernel would do it, from
+    /// the pages that it has of the source, which it does not ask about.
     pub(super) fn copy_file_range(
         &self,
         call: &Call<'_>,
@@ -274,11 +309,29 @@ impl<F: FileSystem + ?Sized> Server<F> {
         for at in [from_offset, to_offset] {
             at.checked_add(len).filter(|end| offset(*end).is_ok()).ok_or(Errno::FBIG)?;
         }
+        let _change = self.known.change(to.ino, 0);
         self.end_set_id(call, InodeId(arg.nodeid_out.get()), to.handle)?;
         let copy = CopyRange { from: from.handle, from_offset, to: to.handle, to_offset, len };
-        let size = u32::try_from(self.fs.copy_range(&copy)?).map_err(|_| Errno::IO)?;
+        let copied = match self.fs.copy_range(&copy) {
+            Err(Errno::OPNOTSUPP) => self.copy_here(&copy),
+            copied => copied,
+        };
+        let size = u32::try_from(copied?).map_err(|_| Errno::IO)?;
+        drop(self.known.change(to.ino, to_offset + u64::from(size)));
         self.counters.bytes_copied.fetch_add(u64::from(size), Ordering::Relaxed);
         Ok(Answer::of(&WriteOut { size: size.into(), ..WriteOut::default() }))
+    }
+
+    /// Copies some of it.
+    fn copy_here(&self, copy: &CopyRange) -> Result<u64> {
+        let len = usize::try_from(copy.len).map_or(IO_BYTES_MAX, |len| len.min(IO_BYTES_MAX));
+        let mut bytes = vec![0; len];
+        let read = self.fs.read(copy.from, copy.from_offset, &mut bytes)?.min(len);
+        if read == 0 {
+            return Ok(0);
+        }
+        let written = self.fs.write(copy.to, copy.to_offset, &bytes[..read], false)?;
+        Ok(written.len as u64)
     }
 
     pub(super) fn lseek(

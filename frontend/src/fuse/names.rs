@@ -2,11 +2,12 @@
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Caller, FileSystem, NewNode, Rename, Result, S_IFDIR, S_IFLNK, S_IFMT, SetAttr, SetTime, Time,
-    XattrMode, is_acl,
+    Attr, Caller, FileSystem, Handle, NewNode, Rename, Result, S_IFDIR, S_IFLNK, S_IFMT, SetAttr,
+    SetTime, Time, XattrMode, is_acl,
 };
 use zerocopy::FromBytes;
 
+use super::pages::For;
 use super::parse::Args;
 use super::reply::{Answer, ReplySink, attr_out, negative_entry, statx_out};
 use super::server::{Call, Server};
@@ -15,6 +16,7 @@ use super::wire::{
     BatchForgetIn, ForgetIn, ForgetOne, GETATTR_FH, GetattrIn, GetxattrIn, GetxattrOut, LinkIn,
     MkdirIn, MknodIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatfsOut, StatxIn, fattr,
 };
+use crate::planted::{Bug, planted};
 
 /// The extended attribute with a file's capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -50,6 +52,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if virtual_dir::is_its_name(call.ino, name) {
             return Ok(Answer::of(&self.virtual_root_entry()));
         }
+        if name == b"." || name == b".." {
+            return self.lookup_dot(call, name);
+        }
         match self.fs.lookup(&call.caller, call.ino, name) {
             Ok(attr) => Ok(Answer::of(&self.entry(call.ino, name, &attr))),
             Err(Errno::NOENT) => {
@@ -62,6 +67,23 @@ impl<F: FileSystem + ?Sized> Server<F> {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// The kernel has a node number from a handle (`open_by_handle_at`, NFS), and not the node: `.` of anything,
+    /// which needs not be a directory; then `..` of a directory, up to one that it knows. Who asks may search
+    /// anything, as the kernel has judged: it walks paths without these.
+    fn lookup_dot(&self, call: &Call<'_>, name: &[u8]) -> Result<Answer> {
+        let attr = if name == b"." {
+            self.fs.getattr(&Caller::ROOT, call.ino)
+        } else {
+            self.fs.lookup(&Caller::ROOT, call.ino, name)
+        };
+        // It may have been given a number that never was.
+        let attr =
+            attr.map_err(|error| if error == Errno::STALE { Errno::NOENT } else { error })?;
+        let mut entry = self.entry(call.ino, name, &attr);
+        (entry.entry_valid, entry.entry_valid_nsec) = (0.into(), 0.into());
+        Ok(Answer::of(&entry))
     }
 
     pub(super) fn forget(
@@ -101,7 +123,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let arg: &GetattrIn = args.take()?;
         args.end()?;
-        let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get())?;
+        let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get(), For::Reading)?;
         Ok(Answer::of(&attr_out(&attr, self.may_cache_attr(&attr))))
     }
 
@@ -113,18 +135,40 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let arg: &StatxIn = args.take()?;
         args.end()?;
-        let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get())?;
+        let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get(), For::Looking)?;
         Ok(Answer::of(&statx_out(&attr, self.may_cache_attr(&attr))))
     }
 
-    fn attr_of(&self, call: &Call<'_>, flags: u32, fh: u64) -> Result<client::fs::Attr> {
+    /// Attributes that are told next. `by_handle`: what they are for if they are asked for through a handle.
+    fn attr_of(&self, call: &Call<'_>, flags: u32, fh: u64, by_handle: For) -> Result<Attr> {
+        let asked = self.known.changes(call.ino);
         // The kernel also sends directory handles here, which are always 0.
-        if flags & GETATTR_FH != 0 && fh != 0 {
-            return self.fs.fgetattr(self.opened(fh, call.ino)?.handle);
-        }
-        // Who has got this answer uses names.
-        self.fs.await_names(call.ino);
-        self.fs.getattr(&call.caller, call.ino)
+        let attr = if flags & GETATTR_FH != 0 && fh != 0 {
+            let opened = self.opened(fh, call.ino)?;
+            let mut attr = self.fs.fgetattr(opened.handle)?;
+            // Who cannot read moves to the end of the file, and needs the answer.
+            if opened.reads {
+                let size = attr.size;
+                self.refresh(&mut attr, by_handle, asked, || self.last_byte(opened.handle, size));
+            }
+            attr
+        } else {
+            // Who has got this answer uses names.
+            if !planted(Bug::NamesUnawaited) {
+                self.fs.await_names(call.ino);
+            }
+            let mut attr = self.fs.getattr(&call.caller, call.ino)?;
+            self.refresh(&mut attr, For::Looking, asked, || None);
+            attr
+        };
+        self.known.tell(&attr);
+        Ok(attr)
+    }
+
+    fn last_byte(&self, handle: Handle, size: u64) -> Option<u8> {
+        let mut byte = [0];
+        let read = self.fs.read(handle, size.checked_sub(1)?, &mut byte);
+        (read == Ok(1)).then_some(byte[0])
     }
 
     pub(super) fn setattr(
@@ -163,6 +207,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if valid & fattr::FH != 0 && set.size.is_some() {
             set.handle = Some(self.opened(arg.fh.get(), call.ino)?.handle);
         }
+        let _change = self.known.change(call.ino, set.size.unwrap_or(0));
         let mut attr = self.fs.setattr(&call.caller, call.ino, &set)?;
         if valid & fattr::FIELDS == 0 && [0, attr.uid].contains(&call.caller.uid) {
             // chown to the same owner, which ends set-id bits; of that the kernel tells only this.
@@ -171,17 +216,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if valid & fattr::KILL_SUIDGID != 0 && set.size.is_some() {
             attr = self.clear_set_id(call, call.ino, attr)?;
         }
+        self.known.tell(&attr);
         Ok(Answer::of(&attr_out(&attr, self.may_cache_unversioned(&attr))))
     }
 
     /// The kernel asks us to drop set-id bits when content changes under a caller without
     /// CAP_FSETID. Most file systems behind the trait have done so themselves.
-    pub(super) fn clear_set_id(
-        &self,
-        call: &Call<'_>,
-        ino: InodeId,
-        attr: client::fs::Attr,
-    ) -> Result<client::fs::Attr> {
+    pub(super) fn clear_set_id(&self, call: &Call<'_>, ino: InodeId, attr: Attr) -> Result<Attr> {
         let mut drop = attr.mode & S_ISUID;
         // Without execution for the group it stays with its members.
         let member = || call.caller.uid == 0 || self.in_group(call, attr.gid);
@@ -350,6 +391,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if virtual_dir::is_its_name(call.ino, name) {
             return Err(Errno::EXIST);
         }
+        let _change = self.known.change(old, 0);
         let attr = self.fs.link(&call.caller, old, call.ino, name)?;
         Ok(Answer::of(&self.new_entry(call.ino, name, &attr)))
     }
@@ -388,7 +430,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let value = args.bytes(size)?;
         args.end()?;
         if size > XATTR_MAX {
-            return Err(Errno::RANGE);
+            return Err(Errno::TOOBIG);
         }
         self.check_xattr(name)?;
         let mode = match arg.flags.get() {

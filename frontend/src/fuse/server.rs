@@ -10,22 +10,25 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use base::{Errno, InodeId};
-use client::fs::{Attr, Caching, Caller, FileSystem, Handle, Result};
+use client::fs::{Attr, Caching, Caller, FileSystem, Handle, Invalidate, O_ACCMODE, O_WRONLY};
+use client::fs::{Result, S_IFREG};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::callers::Callers;
 use super::files::told_by;
 use super::groups::GroupCache;
 use super::locks::Locks;
+use super::pages::{For, Table, Verdict, unseen};
 use super::parse::{Args, Request};
 use super::reply::{Answer, CACHE_SECONDS, ReplySink, entry_out};
 use super::virtual_dir;
 use super::wire::{EntryOut, InHeader, InitIn, InitInExt, InitOut, MAJOR, MINOR, MINOR_MIN};
 use super::wire::{OpenOut, OutHeader, init, op};
+use crate::planted::{Bug, planted};
 
 /// Longest READ, WRITE and READDIR: 256 pages, what Linux allows by default.
 pub const IO_BYTES_MAX: usize = 1 << 20;
@@ -51,9 +54,6 @@ pub type MoreStats = dyn Fn() -> String + Send + Sync;
 
 /// Told that the kernel holds appended data in the wrong place.
 pub type OnMisplaced = dyn Fn(InodeId) + Send + Sync;
-
-/// Drops the pages that the kernel has of so many bytes from there on, and waits until they are gone.
-pub type DropPages = dyn Fn(InodeId, u64, usize) + Send + Sync;
 
 /// Told that the process of a request has got a signal.
 pub type OnInterrupt = dyn Fn(u64) + Send + Sync;
@@ -136,6 +136,8 @@ pub(super) struct Opened {
     pub ino: InodeId,
     /// Opened with `O_DIRECT`: see [`Server::goes_direct`].
     pub direct: bool,
+    /// Opened for reading.
+    pub reads: bool,
 }
 
 /// One request on its way through a handler.
@@ -190,10 +192,12 @@ pub struct Server<F: FileSystem + ?Sized> {
     opened: RwLock<HashMap<u64, Opened>>,
     last_handle: AtomicU64,
     pub(super) locks: Locks,
-    /// How often the kernel was told each node number and has not forgotten it.
-    lookups: Mutex<HashMap<u64, u64>>,
+    /// The inodes that the kernel knows.
+    pub(super) known: Table,
+    /// The file system promises `Attributes`: what the kernel's pages are worth is for us to know.
+    tends_pages: bool,
     pub(super) misplaced: OnceLock<Box<OnMisplaced>>,
-    pub(super) drop_pages: OnceLock<Box<DropPages>>,
+    pub(super) kernel: OnceLock<Arc<dyn Invalidate>>,
     pub(super) interrupts: OnceLock<Box<OnInterrupt>>,
 }
 
@@ -206,6 +210,7 @@ impl<F: FileSystem + ?Sized> std::fmt::Debug for Server<F> {
 impl<F: FileSystem + ?Sized> Server<F> {
     /// A server of `fs` that waits for INIT.
     pub fn new(fs: Arc<F>, options: Options) -> Self {
+        let tends_pages = fs.caching() == Caching::Attributes;
         Self {
             fs,
             options,
@@ -219,9 +224,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
             opened: RwLock::default(),
             last_handle: AtomicU64::new(0),
             locks: Locks::default(),
-            lookups: Mutex::default(),
+            known: Table::default(),
+            tends_pages,
             misplaced: OnceLock::new(),
-            drop_pages: OnceLock::new(),
+            kernel: OnceLock::new(),
             interrupts: OnceLock::new(),
         }
     }
@@ -232,10 +238,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let _ = self.misplaced.set(misplaced);
     }
 
-    /// Gives the server the way to drop pages at once, without which direct writes are not parallel. A
-    /// second call is ignored.
-    pub fn on_direct_write(&self, drop_pages: Box<DropPages>) {
-        let _ = self.drop_pages.set(drop_pages);
+    /// Gives the server the way to the kernel's pages, which it takes while requests are served: where
+    /// their callers hold none. Without it direct writes are not parallel. A second call is ignored.
+    pub fn reaches(&self, kernel: Arc<dyn Invalidate>) {
+        let _ = self.kernel.set(kernel);
     }
 
     /// Tells the transport of requests, by their numbers, whose process has got a signal. A second
@@ -533,7 +539,58 @@ impl<F: FileSystem + ?Sized> Server<F> {
     pub(super) fn goes_direct(&self, flags: u32) -> bool {
         flags & O_DIRECT != 0
             && self.direct_writes.load(Ordering::Acquire)
-            && self.drop_pages.get().is_some()
+            && self.kernel.get().is_some()
+    }
+
+    /// Sees to it that the kernel does not go on with older pages of a file once it was told these attributes.
+    /// Either they are gone, or the answer makes it drop them: then it must not be kept. `asked`: the changes that
+    /// had ended when they were asked for. `last` reads the last byte.
+    pub(super) fn refresh(
+        &self,
+        attr: &mut Attr,
+        what: For,
+        asked: u64,
+        last: impl FnOnce() -> Option<u8>,
+    ) {
+        if !self.tends_pages || attr.kind() != S_IFREG {
+            return;
+        }
+        let Some(kernel) = self.kernel.get() else { return };
+        match self.known.judge(attr, what, asked) {
+            Verdict::Tell | Verdict::Wait => {}
+            Verdict::Renew => attr.mtime = unseen(attr),
+            Verdict::Drop { extend } => {
+                let extend = extend && !planted(Bug::SizeUnstored);
+                let byte = if extend { last() } else { None };
+                if let Some(byte) = byte {
+                    kernel.store(attr.ino, attr.size - 1, &[byte]);
+                }
+                let done = byte.is_some() || !extend;
+                if planted(Bug::DropAfterAnswer) {
+                    self.forget_attributes(attr.ino);
+                } else if done && !planted(Bug::DropUnsent) {
+                    kernel.inode(attr.ino, 0, 0);
+                }
+                self.known.dropped(attr, done);
+            }
+        }
+    }
+
+    /// Whether the kernel may use what pages it has of a file with these attributes.
+    pub(super) fn has_fresh_pages(&self, attr: &Attr) -> bool {
+        !self.tends_pages || self.known.is_fresh(attr) || planted(Bug::AttrsOverPages)
+    }
+
+    /// Whether it may keep them over an open.
+    pub(super) fn may_keep_pages(&self, ino: InodeId, attr: Option<&Attr>) -> bool {
+        if self.caching() == Caching::Nothing {
+            return false;
+        }
+        if self.tends_pages {
+            attr.is_some_and(|attr| self.known.is_fresh(attr)) || planted(Bug::OpenKeepsPages)
+        } else {
+            self.fs.has_cached(ino)
+        }
     }
 
     /// What the kernel may cache.
@@ -546,7 +603,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
     pub(super) fn name_cache(&self, dir: InodeId, name: &[u8], to: Option<InodeId>) -> Duration {
         match self.caching() {
             Caching::Nothing => return Duration::ZERO,
-            Caching::Attributes if !self.options.kernel_checks => return Duration::ZERO,
+            Caching::Attributes if !self.options.kernel_checks && !planted(Bug::NamesUnchecked) => {
+                return Duration::ZERO;
+            }
+            _ if to.is_none() && planted(Bug::AbsentKept) => return Duration::from_millis(200),
             _ => {}
         }
         match self.fs.name_cache_ms(dir, name, to) {
@@ -555,14 +615,18 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
-    /// Whether it may keep these attributes.
+    /// Whether it may keep these attributes, and with them what pages it has.
     pub(super) fn may_cache_attr(&self, attr: &Attr) -> bool {
-        self.caching() != Caching::Nothing && self.fs.may_cache_attr(attr)
+        self.caching() != Caching::Nothing
+            && self.has_fresh_pages(attr)
+            && self.fs.may_cache_attr(attr)
     }
 
     /// The same for an inode that it does not know yet.
     fn may_cache_new(&self, attr: &Attr) -> bool {
-        self.caching() != Caching::Nothing && self.fs.may_cache_new_attr(attr)
+        self.caching() != Caching::Nothing
+            && self.has_fresh_pages(attr)
+            && self.fs.may_cache_new_attr(attr)
     }
 
     /// The same for answers that it takes in without comparing when they were asked for: SETATTR, LINK.
@@ -572,14 +636,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// Whether it was told this node number and may know it.
     pub fn is_told(&self, ino: InodeId) -> bool {
-        let lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
-        lookups.contains_key(&ino.0)
+        self.known.is_told(ino)
     }
 
     /// Some of the numbers that it was told and may know.
     pub fn some_told(&self, count: usize) -> Vec<InodeId> {
-        let lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
-        lookups.keys().take(count).map(|ino| InodeId(*ino)).collect()
+        self.known.some(count)
     }
 
     fn destroy(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
@@ -596,10 +658,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         for opened in opened.into_values() {
             self.fs.release(opened.handle);
         }
-        let known =
-            std::mem::take(&mut *self.lookups.lock().unwrap_or_else(PoisonError::into_inner));
-        for ino in known.into_keys() {
-            self.fs.forget(InodeId(ino));
+        for ino in self.known.take_all() {
+            self.fs.forget(ino);
         }
     }
 
@@ -610,9 +670,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// Registers an open file under a number of ours.
     pub(super) fn register(&self, handle: Handle, ino: InodeId, flags: u32) -> u64 {
         let fh = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
-        let direct = self.goes_direct(flags);
+        let (direct, reads) = (self.goes_direct(flags), flags & O_ACCMODE != O_WRONLY);
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-        opened.insert(fh, Opened { handle, ino, direct });
+        opened.insert(fh, Opened { handle, ino, direct, reads });
         fh
     }
 
@@ -633,43 +693,30 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// An answer that tells the kernel a node number, and counts that.
     pub(super) fn entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> EntryOut {
+        let early = planted(Bug::KeptUncounted) && self.may_cache_new(attr);
         // In this order: whoever invalidates must know that the kernel is about to know the inode.
-        let is_new = self.count_lookup(attr.ino) == 1;
+        let is_new = self.count_lookup(attr);
         let keep = if is_new { self.may_cache_new(attr) } else { self.may_cache_attr(attr) };
+        let keep = keep || early;
         entry_out(attr, self.name_cache(parent, name, Some(attr.ino)), keep)
     }
 
     /// The same for something made, where the kernel does not compare when it asked: it may keep the
     /// attributes of what it has not known before.
     pub(super) fn new_entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> EntryOut {
-        let is_new = self.count_lookup(attr.ino) == 1;
+        let is_new = self.count_lookup(attr);
         let keep = is_new && self.may_cache_new(attr) || self.may_cache_unversioned(attr);
         entry_out(attr, self.name_cache(parent, name, Some(attr.ino)), keep)
     }
 
-    pub(super) fn count_lookup(&self, ino: InodeId) -> u64 {
-        if ino == InodeId::ROOT {
-            return 0;
-        }
-        let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = lookups.entry(ino.0).or_insert(0);
-        *count += 1;
-        *count
+    /// The kernel is about to be told of an inode; whether it does not know it.
+    pub(super) fn count_lookup(&self, attr: &Attr) -> bool {
+        attr.ino != InodeId::ROOT && self.known.count(attr)
     }
 
     /// The kernel dropped `count` of the references that it was given.
     pub(super) fn uncount_lookup(&self, ino: InodeId, count: u64) {
-        let gone = {
-            let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(known) = lookups.get_mut(&ino.0) else { return };
-            *known = known.saturating_sub(count);
-            let gone = *known == 0;
-            if gone {
-                lookups.remove(&ino.0);
-            }
-            gone
-        };
-        if gone {
+        if self.known.uncount(ino, count) {
             self.fs.forget(ino);
         }
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use base::InodeId;
 use base::random::Random;
+use client::fs::Invalidate;
 use client::null::NullFs;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -30,6 +31,20 @@ impl ReplySink for Sink {
         self.replies.push([head, &self.room[..payload_len]].concat());
         !self.taken
     }
+}
+
+/// The kernel's pages: which were dropped.
+#[derive(Default)]
+struct Dropped(Mutex<Vec<(u64, i64, i64)>>);
+
+impl Invalidate for Dropped {
+    fn inode(&self, ino: InodeId, offset: i64, len: i64) {
+        self.0.lock().unwrap().push((ino.0, offset, len));
+    }
+
+    fn entry(&self, _: InodeId, _: &[u8]) {}
+
+    fn store(&self, _: InodeId, _: u64, _: &[u8]) {}
 }
 
 struct World {
@@ -223,14 +238,11 @@ fn direct_writes_are_parallel_where_pages_can_be_dropped() {
         "nobody drops pages"
     );
     let old = of_minor(39);
-    old.server.on_direct_write(Box::new(|_, _, _| {}));
+    old.server.reaches(Arc::default() as Arc<Dropped>);
     assert_eq!(opened(&old, b"f", direct).1.open_flags.get() & parallel, 0);
 
-    let dropped = Arc::new(Mutex::new(Vec::new()));
-    let note = dropped.clone();
-    world.server.on_direct_write(Box::new(move |ino, at, len| {
-        note.lock().unwrap().push((ino.0, at, len));
-    }));
+    let dropped: Arc<Dropped> = Arc::default();
+    world.server.reaches(dropped.clone());
     let (plain, through) = opened(&world, b"f", 2);
     assert_eq!(through.open_flags.get() & parallel, 0);
     let (ino, past) = opened(&world, b"g", direct);
@@ -249,10 +261,10 @@ fn direct_writes_are_parallel_where_pages_can_be_dropped() {
     write(plain, through.fh.get(), 0, b"data");
     write(ino, past.fh.get(), WRITE_CACHE, b"data");
     write(ino, past.fh.get(), 0, b"");
-    assert!(dropped.lock().unwrap().is_empty(), "the cache is right, or nothing was written");
+    assert!(dropped.0.lock().unwrap().is_empty(), "the cache is right, or nothing was written");
     // Its own flags may have changed since; the kernel goes by those of the open.
     write(ino, past.fh.get(), 0, b"data");
-    assert_eq!(*dropped.lock().unwrap(), [(ino, 4096, 4)]);
+    assert_eq!(*dropped.0.lock().unwrap(), [(ino, 4096, 4)]);
 }
 
 #[test]
@@ -400,7 +412,6 @@ fn wrong_arguments_are_named_and_change_nothing() {
         (op::TMPFILE, ino, &[&[0; 16], b"/\0"], -20),
         (op::TMPFILE, 1 << 63 | 1, &[&[0; 16], b"/\0"], -1),
         (op::FLUSH, ino, &[], -38),
-        (op::COPY_FILE_RANGE, ino, &[&copy(fh, 0, 0)], -95),
         (op::COPY_FILE_RANGE, ino, &[&copy(fh + 1, 0, 0)], -9),
         (op::COPY_FILE_RANGE, ino, &[&copy(fh, 0, 1)], -22),
         (op::COPY_FILE_RANGE, ino, &[&copy(fh, u64::MAX, 0)], -22),
@@ -415,6 +426,23 @@ fn wrong_arguments_are_named_and_change_nothing() {
         assert_eq!(world.call(*opcode, *nodeid, parts).0, *error, "case {i}, opcode {opcode}");
     }
     assert_eq!(world.fs.changes(), before);
+}
+
+/// What the file system does not copy is copied here, and not by the kernel from its pages.
+#[test]
+fn ranges_are_copied() {
+    let world = World::new();
+    let ((from, from_fh), (to, to_fh)) = (world.file(b"from"), world.file(b"to"));
+    let write = WriteIn { fh: from_fh.into(), size: 7.into(), ..WriteIn::default() };
+    let _: WriteOut = world.out(op::WRITE, from, &[write.as_bytes(), b"copy me"]);
+    let copy = |len: u64| {
+        let words = [from_fh, 2, to, to_fh, 1, len, 0].map(u64::to_le_bytes).concat();
+        let out: WriteOut = world.out(op::COPY_FILE_RANGE, from, &[&words]);
+        out.size.get()
+    };
+    assert_eq!((copy(3), copy(1 << 40), copy(0)), (3, 5, 0));
+    let read = ReadIn { fh: to_fh.into(), size: 64.into(), ..ReadIn::default() };
+    assert_eq!(world.call(op::READ, to, &[read.as_bytes()]).1.len(), 6);
 }
 
 /// One right request of every operation that takes arguments.

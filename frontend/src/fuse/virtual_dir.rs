@@ -67,6 +67,7 @@ fn attr(ino: InodeId) -> Result<Attr> {
         mtime: time,
         ctime: time,
         btime: time,
+        learnt: 0,
     })
 }
 
@@ -156,7 +157,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 if !(self.options.may_open_by_number)(&call.caller, &attr) && !shown() {
                     return Err(Errno::ACCES);
                 }
-                self.count_lookup(ino);
+                self.count_lookup(&attr);
                 // The entry is never kept: the next caller may be another one.
                 Ok(entry_out(&attr, Duration::ZERO, self.fs.may_cache(ino)))
             }

@@ -152,6 +152,7 @@ fn requests() -> Vec<Vec<u8>> {
         Request::Extents { ino, from: 1 },
         Request::XattrGet { ino, name: b"user.a" },
         Request::XattrList { ino },
+        Request::XattrPart { ino, name: b"user.a", from: 3 },
         Request::Inodes { count: 5 },
         Request::Unpin { inodes: vec![ino, InodeId(8)] },
         Request::StatFs,

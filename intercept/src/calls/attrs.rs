@@ -15,9 +15,10 @@ use crate::path::{self, Last, Path, Stop};
 use crate::sys::{self, at, err, nr};
 
 const CWD: i32 = at::FDCWD;
-/// XATTR_NAME_MAX, XATTR_SIZE_MAX.
+/// XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_LIST_MAX.
 const XATTR_NAME_MAX: usize = 255;
 const XATTR_SIZE_MAX: usize = 65_536;
+const XATTR_LIST_MAX: usize = 65_536;
 
 /// Flags that calls of the stat family know: AT_NO_AUTOMOUNT and AT_STATX_SYNC_TYPE besides.
 const STAT_FLAGS: u32 = SET_FLAGS | 0x6800;
@@ -291,7 +292,15 @@ fn statfs(ino: InodeId, to: usize) -> Reply {
 fn xattr(r: &Regs, file: impl Fn() -> Result<Attr, Stop>) -> Reply {
     let list = matches!(r.rax, nr::LISTXATTR | nr::LLISTXATTR | nr::FLISTXATTR);
     if list {
-        return give(&fs()?.listxattr(&caller(), file()?.ino)?, r.rsi, r.rdx);
+        let names = fs()?.listxattr(&caller(), file()?.ino)?;
+        // What the kernel makes of a list that is longer than any may be.
+        return match r.rdx {
+            0 => Ok(names.len().min(XATTR_LIST_MAX) as isize),
+            room if names.len() > XATTR_LIST_MAX && room >= XATTR_LIST_MAX => {
+                Err(Stop::Error(err::TOOBIG))
+            }
+            room => give(&names, r.rsi, room),
+        };
     }
     let set = matches!(r.rax, nr::SETXATTR | nr::LSETXATTR | nr::FSETXATTR);
     let flags = r.r8 as u32;
@@ -312,7 +321,7 @@ fn xattr(r: &Regs, file: impl Fn() -> Result<Attr, Stop>) -> Reply {
         return Err(Stop::Kernel);
     }
     if set && r.r10 > XATTR_SIZE_MAX {
-        return Err(Stop::Error(-7)); // E2BIG
+        return Err(Stop::Error(err::TOOBIG));
     }
     if set {
         let value: Vec<u8> = mem::source(r.rdx, r.r10)?.to_vec();

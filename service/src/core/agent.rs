@@ -141,6 +141,7 @@ impl Node {
             leases: Vec::new(),
             pins: Vec::new(),
             rights: Vec::new(),
+            room: (0, 0),
         };
         self.to_head(up, out);
         out.push(Effect::Attached { token, client: id, segment });

@@ -17,6 +17,7 @@ use storage::limits::{LANES_MAX, LEASE_SLOTS, OP_SLOTS, PIN_SLOTS, RPC_SLOT_BYTE
 use storage::media::{Media, MediaError, Segment};
 
 use super::message::Identity;
+use super::room::ROOM_MAX;
 use super::table::{Found, Row};
 
 /// Where an entry ended, for giving log space back.
@@ -26,6 +27,8 @@ struct Mark {
     lane: usize,
     start: u64,
     end: u64,
+    /// Blocks that were promised to it.
+    promised: u64,
 }
 
 /// Numbers of a table with few slots: the lowest ones first.
@@ -143,6 +146,14 @@ pub struct Client {
     /// Entries up to here are in the state from which this node answers: not those of chunks that lie
     /// in its ring and are still to be applied.
     pub applied: Sequence,
+    /// Blocks that it may promise, in all: `ROOM`.
+    room: u64,
+    /// Those of them that are promised to entries up to `settled`.
+    room_used: u64,
+    /// Names the account at the head.
+    pub room_token: u64,
+    /// What it had promised at the last look, and since when.
+    idle: (u64, Nanos),
     /// Refusals so far.
     pub refusals: u64,
     /// The last operation that it was told is refused.
@@ -250,6 +261,10 @@ impl Client {
             published: Sequence(first - 1),
             replicated: Sequence(first - 1),
             applied: Sequence(first - 1),
+            room: 0,
+            room_used: 0,
+            room_token: 0,
+            idle: (0, 0),
             refusals: 0,
             refused: Sequence(0),
             dozing_since: None,
@@ -294,8 +309,10 @@ impl Client {
         this.sealed_at = progress.sealed.map(|s| s.0);
         this.expelled = this.sealed_at.is_some();
         this.find_settled(&progress.lanes)?;
+        this.take_up_room();
         this.set_published(published)?;
         this.set_word(control::SETTLED, this.settled.0);
+        this.set_word(control::ROOM_USED, this.room_used);
         this.set_word(control::DOORBELL, control::BELL_AWAKE);
         // The client's to spoil, and nobody else's harm.
         this.refusals = this.word(control::REFUSALS).min(1 << 32);
@@ -347,7 +364,8 @@ impl Client {
                 scratch.clear();
                 let Some(total) = self.copy_entry(lane, &head, &mut scratch)? else { break };
                 let start = self.lanes[lane];
-                marks.push(Mark { seq, lane, start, end: start + total });
+                let promised = entry::claimed_promise(&head);
+                marks.push(Mark { seq, lane, start, end: start + total, promised });
                 self.lanes[lane] += total;
                 before = seq;
             }
@@ -607,12 +625,18 @@ impl Client {
         if head[20] != op::PAD && full {
             return Ok(Some(false));
         }
+        let copied = batch.raw.len();
         let Some(total) = self.copy_entry(lane, head, &mut batch.raw)? else { return Ok(None) };
         // The copy is what counts: its sequence must be the one expected, too.
         let start = self.lanes[lane];
         self.lanes[lane] += total;
         self.next = seq + 1;
-        self.marks.push_back(Mark { seq, lane, start, end: start + total });
+        let copy = batch.raw[copied..].first_chunk();
+        let promised = copy.map_or(0, entry::claimed_promise);
+        self.marks.push_back(Mark { seq, lane, start, end: start + total, promised });
+        if seq <= self.settled.0 {
+            self.use_room(promised);
+        }
         batch.last = Sequence(seq);
         batch.taken += total;
         Ok(Some(true))
@@ -751,8 +775,12 @@ impl Client {
     /// The head judged everything up to `seq`.
     pub fn set_settled(&mut self, seq: Sequence) -> Result<(), MediaError> {
         if seq > self.settled {
+            let from = self.marks.partition_point(|mark| mark.seq <= self.settled.0);
+            let new = self.marks.range(from..).take_while(|mark| mark.seq <= seq.0);
+            let promised = new.map(|mark| mark.promised).sum();
             self.settled = seq;
             self.set_word(control::SETTLED, seq.0);
+            self.use_room(promised);
             self.forget_returned()?;
         }
         Ok(())
@@ -1137,6 +1165,68 @@ impl Client {
     /// Tells the client which epoch new entries carry.
     pub fn set_epoch(&self, epoch: Epoch) {
         self.set_word(control::EPOCH, epoch.0.into());
+    }
+
+    /// Blocks were promised to entries that are settled.
+    fn use_room(&mut self, promised: u64) {
+        if promised > 0 {
+            self.room_used += promised;
+            self.set_word(control::ROOM_USED, self.room_used);
+        }
+    }
+
+    /// It may promise so many blocks more.
+    pub fn add_room(&mut self, blocks: u64, now: Nanos) {
+        self.room = self.room.saturating_add(blocks.min(ROOM_MAX));
+        self.idle.1 = now;
+        self.set_word(control::ROOM, self.room);
+    }
+
+    /// Takes back what it has not promised.
+    fn take_room(&mut self) -> u64 {
+        let before = self.room;
+        let promised = || self.word(control::PROMISED).min(before);
+        let first = promised();
+        self.set_word(control::ROOM, first);
+        // Who has added to it since and looked before has what he asked for.
+        let now = promised().max(first);
+        if now > first {
+            self.set_word(control::ROOM, now);
+        }
+        self.room = now;
+        before - now
+    }
+
+    /// The same, if it has promised nothing for so long.
+    pub fn idle_room(&mut self, now: Nanos, after: Nanos) -> u64 {
+        let (before, since) = self.idle;
+        if self.room == before {
+            return 0;
+        }
+        let promised = self.word(control::PROMISED).min(self.room);
+        if promised != before {
+            self.idle = (promised, now);
+            return 0;
+        }
+        if now < since + after { 0 } else { self.take_room() }
+    }
+
+    /// Takes back what it has not promised, for a new account at the head: its token, and the blocks that are
+    /// promised beyond what is settled.
+    pub fn count_room(&mut self) -> (u64, u64) {
+        self.take_room();
+        self.room_token += 1;
+        (self.room_token, self.room.saturating_sub(self.room_used))
+    }
+
+    /// What an earlier run had given it. The words are the client's to spoil: within bounds.
+    fn take_up_room(&mut self) {
+        let settled = self.word(control::SETTLED);
+        let since = self.marks.iter().filter(|mark| mark.seq > settled);
+        let since: u64 = since.map(|mark| mark.promised).sum();
+        self.room_used = self.word(control::ROOM_USED).min(u64::MAX / 4) + since;
+        let room = self.word(control::ROOM).max(self.word(control::PROMISED));
+        self.room = room.clamp(self.room_used, self.room_used + 2 * ROOM_MAX);
     }
 
     /// Bytes fetched and not yet published.

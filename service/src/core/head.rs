@@ -102,10 +102,24 @@ impl Node {
         }
         match message {
             Message::ChunkAck { seq } => self.acked(from, seq, out),
-            Message::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
+            Message::ClientUp {
+                client,
+                incarnation,
+                settled,
+                identity,
+                leases,
+                pins,
+                rights,
+                room,
+            } => {
                 let rights = rights.into_iter().collect();
                 let known = Known { identity, incarnation, rights, ..Known::default() };
-                self.client_up(client, known, settled, &leases, &pins, out)
+                self.client_up(client, known, settled, &leases, &pins, out)?;
+                self.open_room(client, room, settled)
+            }
+            Message::RoomBack { client, token, blocks } => {
+                self.room_returned(client, token, blocks);
+                Ok(())
             }
             Message::ClientGone { .. } | Message::Unpin { .. } if !self.ring.has_room() => {
                 self.stalled.push_back((from, message));
@@ -257,6 +271,7 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         let Some(known) = self.known.remove(&client) else { return Ok(()) };
+        self.reserved -= known.room;
         let mut actions = Vec::new();
         self.recall_tokens.retain(|(c, _), _| *c != client);
         self.leases.gone(client, &mut actions);
@@ -354,7 +369,9 @@ impl Node {
             draft = self.one(draft, client, incarnation, &header, &op, bytes, begun, out)?;
             begun = header.sequence;
         }
-        self.close(draft, client, last, incarnation, out)
+        self.close(draft, client, last, incarnation, out)?;
+        self.give_room(client, out);
+        Ok(())
     }
 
     /// Judges and applies one entry.
@@ -370,6 +387,9 @@ impl Node {
         before: Sequence,
         out: &mut Vec<Effect>,
     ) -> Result<Draft, Failure> {
+        if header.promised > 0 {
+            self.redeem(client, header.promised);
+        }
         let Some(known) = self.known.get(&client) else { return Ok(draft) };
         let judged = if header.epoch > self.epoch && !planted(Bug::FutureEpochAccepted) {
             Err(base::Errno::STALE)
@@ -385,8 +405,10 @@ impl Node {
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
             // Where the order is made, and nowhere else.
             self.volume.enforce_quotas(true);
+            self.volume.keep_free(self.kept_free());
             let applied = self.volume.apply(header, op, source);
             self.volume.enforce_quotas(false);
+            self.volume.keep_free(0);
             match applied {
                 Ok(applied) => break applied,
                 Err(Refusal::NeedsPublish)
@@ -413,6 +435,9 @@ impl Node {
                         other => other.errno(),
                     };
                     self.refuse(&mut draft, client, header, op, errno);
+                    if errno == base::Errno::NOSPC {
+                        self.seek_room(out);
+                    }
                     return Ok(draft);
                 }
             }
@@ -841,6 +866,9 @@ impl Node {
             let local = want.client.node() == self.me();
             let stream = if local { until } else { self.applied };
             let Want { client, token, mode, .. } = want;
+            if mode == LeaseMode::Write {
+                self.give_room(client, out);
+            }
             let granted = Message::Granted { client, ino, token, mode, errno: 0, stream };
             self.to_agent(client, granted, out);
             if recall {
@@ -871,6 +899,7 @@ impl Node {
             known.fresh.insert(ino);
             self.leases.adopt(client, ino, LeaseMode::Write);
         }
+        self.give_room(client, out);
         self.to_agent(client, Message::Numbers { client, token, first, count }, out);
     }
 }

@@ -7,7 +7,8 @@
 //!  2 ChunkAck       member -> head    stream seq u64: persistent here up to it
 //!  3 ClientUp       agent -> head     client u64, incarnation u32, settled u64, uid u32, gid u32,
 //!                                     n u32, groups u32 x n, n u32, {inode u64, mode u8} x n leases,
-//!                                     n u32, inodes u64 x n pinned, the same opened for writing
+//!                                     n u32, inodes u64 x n pinned, the same opened for writing,
+//!                                     token u64, blocks u64 promised beyond settled
 //!  4 ClientGone     agent -> head     client u64
 //!  5 Entries        agent -> head     client u64, first seq u64, last seq u64, raw log entries
 //!  6 LeaseWant      agent -> head     client u64, inode u64, token u64, mode u8, flags u8
@@ -33,6 +34,9 @@
 //! 22 LockHeld       agent -> head     client u64, first u8 (1: instead of all known before), n u32,
 //!                                     {inode u64, lock} x n
 //! 23 LockFree       head -> agent     client u64: something that it waits for may be free
+//! 25 Room           head -> agent     client u64, token u64 of ClientUp, blocks u64: set aside for it
+//! 26 RoomBack       agent -> head     client u64, token u64 of ClientUp, blocks u64: not needed
+//! 27 RoomSought     head -> agent     somebody got no space: what lies idle shall come back
 //! ```
 
 use base::wire::{Corrupt, Reader, Writer};
@@ -109,7 +113,19 @@ pub enum Message {
         leases: Vec<(InodeId, LeaseMode)>,
         pins: Vec<InodeId>,
         rights: Vec<InodeId>,
+        room: (u64, u64),
     },
+    Room {
+        client: ClientId,
+        token: u64,
+        blocks: u64,
+    },
+    RoomBack {
+        client: ClientId,
+        token: u64,
+        blocks: u64,
+    },
+    RoomSought,
     ClientGone {
         client: ClientId,
     },
@@ -235,6 +251,7 @@ impl Message {
             Self::ClientUp { client, .. }
             | Self::ClientGone { client }
             | Self::Entries { client, .. }
+            | Self::RoomBack { client, .. }
             | Self::LeaseWant { client, .. }
             | Self::NumbersWant { client, .. }
             | Self::Recalled { client, .. }
@@ -260,7 +277,25 @@ impl Message {
                 w.u64(seq.0);
                 2
             }
-            Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights } => {
+            Self::RoomSought => 27,
+            Self::Room { client, token, blocks } => {
+                w.u64(client.0).u64(*token).u64(*blocks);
+                25
+            }
+            Self::RoomBack { client, token, blocks } => {
+                w.u64(client.0).u64(*token).u64(*blocks);
+                26
+            }
+            Self::ClientUp {
+                client,
+                incarnation,
+                settled,
+                identity,
+                leases,
+                pins,
+                rights,
+                room,
+            } => {
                 w.u64(client.0).u32(*incarnation).u64(settled.0);
                 w.u32(identity.uid).u32(identity.gid).u32(identity.groups.len() as u32);
                 identity.groups.iter().for_each(|g| {
@@ -272,6 +307,7 @@ impl Message {
                 }
                 put_inodes(&mut w, pins);
                 put_inodes(&mut w, rights);
+                w.u64(room.0).u64(room.1);
                 3
             }
             Self::ClientGone { client } => {
@@ -428,6 +464,15 @@ impl Message {
                 settled: Sequence(r.u64()?),
                 replicated: Sequence(r.u64()?),
             },
+            25 | 26 => {
+                let (client, token, blocks) = (ClientId(r.u64()?), r.u64()?, r.u64()?);
+                if kind == 25 {
+                    Self::Room { client, token, blocks }
+                } else {
+                    Self::RoomBack { client, token, blocks }
+                }
+            }
+            27 => Self::RoomSought,
             15 => Self::Position { seq: StreamSeq(r.u64()?) },
             16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
             17 => Self::Resume { seq: StreamSeq(r.u64()?) },
@@ -493,7 +538,8 @@ impl Message {
             .collect::<Result<_, Corrupt>>()?;
         let (pins, rights) = (take_inodes(r)?, take_inodes(r)?);
         let identity = Identity { uid, gid, groups };
-        Ok(Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights })
+        let room = (r.u64()?, r.u64()?);
+        Ok(Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights, room })
     }
 }
 

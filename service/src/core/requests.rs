@@ -23,6 +23,8 @@ use super::{Effect, Failure, Node, Role};
 
 /// Bytes of a reply's lists.
 const LIST_BYTES: usize = RPC_SLOT_BYTES - 8192;
+/// Bytes of an extended attribute, or of their names, in one reply.
+const XATTR_BYTES: usize = 60 << 10;
 /// Extents in one reply.
 const EXTENTS_MAX: usize = LIST_BYTES / rpc::EXTENT_BYTES;
 /// Accounts in one reply.
@@ -68,6 +70,7 @@ enum What {
     Extents { from: u64 },
     XattrGet { name: Vec<u8> },
     XattrList,
+    XattrPart { name: Vec<u8>, from: u32 },
     Inodes { count: u32 },
     Unpin(Vec<InodeId>),
     StatFs,
@@ -116,6 +119,9 @@ impl Pending {
             Request::Extents { ino, from } => (ino, What::Extents { from }),
             Request::XattrGet { ino, name } => (ino, What::XattrGet { name: name.to_vec() }),
             Request::XattrList { ino } => (ino, What::XattrList),
+            Request::XattrPart { ino, name, from } => {
+                (ino, What::XattrPart { name: name.to_vec(), from })
+            }
             Request::Inodes { count } => (none, What::Inodes { count }),
             Request::Unpin { inodes } => (none, What::Unpin(inodes)),
             Request::StatFs => (none, What::StatFs),
@@ -518,6 +524,24 @@ impl Node {
         Ok(creds.may(&record, what))
     }
 
+    /// The value of an extended attribute that the client may read.
+    fn readable_xattr(&self, p: &Pending, name: &[u8]) -> Result<Result<Vec<u8>, Errno>, Failure> {
+        // Access lists are attributes like the mode: whoever sees the inode sees them.
+        if !storage::acl::is_acl(name)
+            && let Err(errno) = self.may(p.client, p.ino, R)?
+        {
+            return Ok(Err(errno));
+        }
+        Ok(self.volume.xattr(p.ino, name)?.ok_or(Errno::NODATA))
+    }
+
+    /// The names of an inode's extended attributes, each ended by NUL.
+    fn xattr_names(&self, ino: InodeId) -> Result<Vec<u8>, Failure> {
+        let mut names = self.volume.xattrs(ino)?;
+        names.iter_mut().for_each(|name| name.push(0));
+        Ok(names.concat())
+    }
+
     /// Requests that need no lease of their own.
     fn answer_simple(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
         let mut body = Vec::new();
@@ -538,26 +562,34 @@ impl Node {
                 let complete = extents.len() < EXTENTS_MAX;
                 rpc::put_extents(&mut body, self.reflected(p, true), complete, &extents);
             }
-            What::XattrGet { name } => {
-                // Access lists are attributes like the mode: whoever sees the inode sees them.
-                if !storage::acl::is_acl(&name)
-                    && let Err(errno) = self.may(p.client, p.ino, R)?
-                {
-                    return refuse(errno);
+            What::XattrGet { name } => match self.readable_xattr(p, &name)? {
+                Ok(value) if value.len() > XATTR_BYTES => return refuse(Errno::TOOBIG),
+                Ok(value) => {
+                    rpc::reply_ok(&mut body);
+                    body.extend_from_slice(&value);
                 }
-                let Some(value) = self.volume.xattr(p.ino, &name)? else {
-                    return refuse(Errno::NODATA);
-                };
-                rpc::reply_ok(&mut body);
-                body.extend_from_slice(&value);
-            }
+                Err(errno) => return refuse(errno),
+            },
             What::XattrList => {
+                let names = self.xattr_names(p.ino)?;
+                if names.len() > XATTR_BYTES {
+                    return refuse(Errno::TOOBIG);
+                }
                 rpc::reply_ok(&mut body);
-                for name in self.volume.xattrs(p.ino)? {
-                    if body.len() + name.len() < LIST_BYTES {
-                        body.extend_from_slice(&name);
-                        body.push(0);
+                body.extend_from_slice(&names);
+            }
+            What::XattrPart { name, from } => {
+                let whole = match name.as_slice() {
+                    b"" => Ok(self.xattr_names(p.ino)?),
+                    name => self.readable_xattr(p, name)?,
+                };
+                match whole {
+                    Ok(whole) => {
+                        let rest = whole.get(from as usize..).unwrap_or(&[]);
+                        rpc::reply_ok(&mut body);
+                        body.extend_from_slice(&rest[..rest.len().min(XATTR_BYTES)]);
                     }
+                    Err(errno) => return refuse(errno),
                 }
             }
             What::Unpin(inodes) => {

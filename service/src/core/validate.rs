@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use base::planted::{Bug, planted};
-use base::{ClientId, Errno, InodeId};
+use base::{ClientId, Errno, InodeId, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, mask};
 use storage::format::rpc::InodeRecord;
@@ -30,6 +30,12 @@ pub struct Known {
     pub pins: BTreeSet<InodeId>,
     /// Entries refused so far.
     pub refusals: u64,
+    /// Blocks set aside for it.
+    pub room: u64,
+    /// Names the account.
+    pub room_token: u64,
+    /// The account counts what is beyond.
+    pub room_from: Sequence,
 }
 
 impl Known {

@@ -165,6 +165,7 @@ impl Node {
         self.lingering.clear();
         self.positions.insert(self.me(), self.ring.last());
         self.known.clear();
+        self.reserved = 0;
         self.leases = super::lease::LeaseTable::default();
         self.locking.begin_take_over();
         self.held_grants.clear();
@@ -244,6 +245,9 @@ impl Node {
             self.message(me, message, out)?;
         }
         self.ready = true;
+        for client in self.known.keys().copied().collect::<Vec<_>>() {
+            self.redeem_judged(client)?;
+        }
         self.next_inode = self.next_inode.max(self.volume.last_inode().0 + TAKEOVER_SKIP);
         log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
         self.advance_acks(out)?;
@@ -307,8 +311,9 @@ impl Node {
     /// what they wrote may not be settled yet, and the head takes entries only of clients it knows.
     fn client_ups(&mut self) -> Vec<Message> {
         self.clients.values_mut().for_each(super::client::Client::forget_tokens);
-        self.clients
-            .values()
+        let mut ups: Vec<_> = self
+            .clients
+            .values_mut()
             .map(|c| Message::ClientUp {
                 client: c.id,
                 incarnation: c.descriptor.incarnation,
@@ -317,9 +322,11 @@ impl Node {
                 leases: c.leases().into_iter().chain(c.returned()).collect(),
                 pins: c.pins().into_iter().chain(c.unmade().iter().copied()).collect(),
                 rights: c.rights(),
+                room: c.count_room(),
             })
-            .chain(self.clients.keys().flat_map(|c| self.locking.report(*c)))
-            .collect()
+            .collect();
+        ups.extend(self.clients.keys().flat_map(|c| self.locking.report(*c)));
+        ups
     }
 
     /// Tells the head everything it must know of this node.

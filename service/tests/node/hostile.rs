@@ -182,7 +182,7 @@ impl Bad {
             let dir = self.ino(random);
             let count = odd(random) as u32;
             let list = random.below(8000);
-            let request = match random.below(12) {
+            let request = match random.below(13) {
                 0 => Request::Inode { ino, mode, flags: random.next_u64() as u8 },
                 1 => Request::Lookup {
                     dir,
@@ -199,6 +199,7 @@ impl Bad {
                 8 => Request::StatFs,
                 9 => Request::Release { slots: (0..list).map(|_| odd(random) as u32).collect() },
                 10 => Request::Read { ino, offset: odd(random), len: count },
+                11 => Request::XattrPart { ino, name: b"user.a", from: count },
                 _ => {
                     let mut body = vec![0; list as usize];
                     random.fill(&mut body);
@@ -380,6 +381,48 @@ fn attributes_of_others_are_not_read() {
     good.sync(&mut rig);
     let get = Request::XattrGet { ino, name: b"user.secret" };
     assert_eq!(good.call(&mut rig, &get), Ok(b"1234".to_vec()));
+    let part = |name: &'static [u8], from| Request::XattrPart { ino, name, from };
+    assert_eq!(good.call(&mut rig, &part(b"user.secret", 1)), Ok(b"234".to_vec()));
     let bad = rig.attach(0, BAD);
-    assert_eq!(bad.call(&mut rig, &get), Err(base::Errno::ACCES));
+    for request in [get, part(b"user.secret", 0)] {
+        assert_eq!(bad.call(&mut rig, &request), Err(base::Errno::ACCES));
+    }
+}
+
+/// What is longer than a reply is asked for in parts.
+#[test]
+fn long_attributes_come_in_parts() {
+    let mut rig = Rig::new(1, 1);
+    let mut good = rig.attach(0, GOOD);
+    let ino = good.create(&mut rig, b"good", 0o100_600);
+    let long: Vec<u8> =
+        (0..storage::limits::XATTR_VALUE_MAX).map(|i| (i * 7 + i / 256) as u8).collect();
+    good.append(&Op::SetXattr { ino, name: b"user.long", value: &long });
+    let names: Vec<Vec<u8>> = (0..300).map(|n| format!("user.{n:0250}").into_bytes()).collect();
+    for name in &names {
+        good.append(&Op::SetXattr { ino, name, value: b"x" });
+    }
+    good.sync(&mut rig);
+    let get = Request::XattrGet { ino, name: b"user.long" };
+    assert_eq!(good.call(&mut rig, &get), Err(base::Errno::TOOBIG));
+    assert_eq!(good.call(&mut rig, &Request::XattrList { ino }), Err(base::Errno::TOOBIG));
+    let mut whole = |name: &'static [u8]| {
+        let mut whole: Vec<u8> = Vec::new();
+        loop {
+            let from = u32::try_from(whole.len()).unwrap();
+            let part = good.call(&mut rig, &Request::XattrPart { ino, name, from }).unwrap();
+            if part.is_empty() {
+                return whole;
+            }
+            whole.extend_from_slice(&part);
+        }
+    };
+    assert!(whole(b"user.long") == long);
+    let listed = whole(b"");
+    let mut listed: Vec<&[u8]> = listed.strip_suffix(b"\0").unwrap().split(|b| *b == 0).collect();
+    listed.sort_unstable();
+    let mut wanted: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+    wanted.push(b"user.long");
+    wanted.sort_unstable();
+    assert!(listed == wanted);
 }

@@ -16,4 +16,5 @@ mod proofs;
 mod quota;
 mod restart;
 mod rig;
+mod room;
 mod waits;

@@ -39,7 +39,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         start: random.below(9),
         end: 9 + random.below(9),
     };
-    match random.below(23) {
+    match random.below(26) {
         0 => Message::Chunk { all_acked: seq, chunk: raw },
         1 => Message::ChunkAck { seq },
         2 => Message::ClientUp {
@@ -50,6 +50,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             leases,
             pins: inodes.clone(),
             rights: inodes,
+            room: (odd(random), odd(random)),
         },
         3 => Message::ClientGone { client },
         4 => Message::Entries { client, first: Sequence(odd(random)), last: settled, raw },
@@ -83,6 +84,9 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             Message::LockHeld { client, first: random.chance(1, 2), locks }
         }
         21 => Message::LockFree { client },
+        22 => Message::Room { client, token, blocks: odd(random) },
+        24 => Message::RoomSought,
+        23 => Message::RoomBack { client, token, blocks: odd(random) },
         _ => Message::Snapshot {
             seq,
             piece: token as u32,
@@ -167,7 +171,9 @@ fn a_node_speaks_for_its_own_clients_only() {
             leases: Vec::new(),
             pins: Vec::new(),
             rights: Vec::new(),
+            room: (0, 0),
         },
+        Message::RoomBack { client, token: 1, blocks: 1 },
         Message::ClientGone { client },
     ];
     for (n, message) in (1u64..).zip(&forged) {

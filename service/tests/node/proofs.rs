@@ -13,7 +13,7 @@ const OWNER: u32 = 1000;
 const STRANGER: u32 = 2000;
 
 /// Everything that can be asked about an inode by its number.
-fn all(ino: InodeId) -> [Request<'static>; 8] {
+fn all(ino: InodeId) -> [Request<'static>; 9] {
     let mode = LeaseMode::Read;
     [
         Request::Inode { ino, mode: LeaseMode::None, flags: 0 },
@@ -23,6 +23,7 @@ fn all(ino: InodeId) -> [Request<'static>; 8] {
         Request::Extents { ino, from: 0 },
         Request::XattrGet { ino, name: b"user.a" },
         Request::XattrList { ino },
+        Request::XattrPart { ino, name: b"user.a", from: 0 },
         Request::Read { ino, offset: 0, len: 10 },
     ]
 }

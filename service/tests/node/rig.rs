@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::random::Random;
 use base::wire::Reader;
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
-use service::core::{Effect, Event, Node, NodeConfig};
+use service::core::{Effect, Event, Node, NodeConfig, Shares};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::Op;
 use storage::format::proof::Proof;
@@ -34,6 +34,7 @@ pub fn config(node: u32) -> NodeConfig {
         high: 70,
         low: 30,
         join_step: service::core::JOIN_STEP,
+        room: Shares { share: 8, most: 300, least: 4 },
         boot: 1,
         secret: SECRET,
         incarnation: 1,

@@ -1,5 +1,6 @@
 //! Operations: the entry, what it brings about, the append.
 
+use storage::format::entry;
 use storage::limits::FILE_SIZE_MAX;
 
 use super::*;
@@ -139,8 +140,9 @@ impl World<'_> {
         if appended {
             self.ring(c, false)?;
             if self.preset.doubts() {
-                // Whether there was space is known only then.
-                return self.sync(c);
+                // Whether there was space is known only then. Where it was promised there is no haste.
+                let promised = self.session(c).is_some_and(|s| s.promised.contains(&(s.next - 1)));
+                return if promised { self.sync_later(c) } else { self.sync(c) };
             }
             if self.preset.insists && plan.kind == Kind::Write && self.random.chance(7, 8) {
                 return self.work(c, Plan { tries: 0, ..plan.clone() });
@@ -708,6 +710,21 @@ impl World<'_> {
     // --- the log ---
 
     /// Into the log: `None` when there is no room. `ahead`: how far the entry's epoch is ahead.
+    /// Promises the blocks of a write, where the volume may run full: how many; none if there is no room for them.
+    fn promise(&mut self, c: usize, op: &Op<'_>) -> Result<u64, String> {
+        let Op::Write { offset, data, .. } = *op else { return Ok(0) };
+        if !self.preset.full || self.random.chance(1, 4) {
+            return Ok(0);
+        }
+        let blocks = entry::blocks_of(offset, data.len() as u64);
+        let promised = self.word(c, control::PROMISED) + blocks;
+        if promised > self.word(c, control::ROOM) {
+            return Ok(0);
+        }
+        self.put(c, control::PROMISED, promised)?;
+        Ok(blocks)
+    }
+
     pub(crate) fn append(
         &mut self,
         c: usize,
@@ -723,6 +740,7 @@ impl World<'_> {
         let epoch = base::Epoch(self.word(c, control::EPOCH) as u32 + ahead);
         let reclaimed = self.word(c, control::reclaim(lane));
         let time = self.now + REALTIME;
+        let blocks = self.promise(c, op)?;
         let Some(s) = self.session(c) else { return Ok(None) };
         let (lane_bytes, incarnation) = (s.descriptor.lane_bytes, s.descriptor.incarnation);
         let (mut head, mut seq) = (s.heads[lane], s.next);
@@ -733,6 +751,8 @@ impl World<'_> {
         let pad = left < length as u64;
         let end = head + length as u64 + if pad { left } else { 0 };
         if end.saturating_sub(lane_bytes) > reclaimed {
+            let promised = self.word(c, control::PROMISED) - blocks;
+            self.put(c, control::PROMISED, promised)?;
             return Ok(None);
         }
         let write = |at: u64, bytes: &[u8]| {
@@ -753,11 +773,15 @@ impl World<'_> {
             write(base + head % lane_bytes, &raw.seal(incarnation, &[])).map_err(fault)?;
             (head, seq) = (head + left, seq + 1);
         }
-        let bytes = op.to_entry(Sequence(seq), epoch, lane as u8, time, incarnation);
+        let bytes =
+            op.to_promised_entry(blocks, Sequence(seq), epoch, lane as u8, time, incarnation);
         debug_assert_eq!(bytes.len(), entry_bytes(bytes.len() - HEADER_BYTES));
         write(base + head % lane_bytes, &bytes).map_err(fault)?;
         self.media(c).fence().map_err(fault)?;
         if let Some(s) = &mut self.actors[c].session {
+            if blocks > 0 {
+                s.promised.insert(seq);
+            }
             s.newest_at = base + head % lane_bytes;
             (s.heads[lane], s.next) = (head + bytes.len() as u64, seq + 1);
         }

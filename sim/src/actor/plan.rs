@@ -56,6 +56,16 @@ impl World<'_> {
         self.look_for_sync(c, last)
     }
 
+    /// The same, and the service may take its time.
+    pub(crate) fn sync_later(&mut self, c: usize) -> Result<(), String> {
+        let last = self.session(c).map_or(0, |s| s.next - 1);
+        self.put(c, control::SYNC_REQUEST, last)?;
+        self.actors[c].phase = Phase::Sync(last);
+        let pause = self.between(0, 4 * MS);
+        self.step_in(c, pause);
+        Ok(())
+    }
+
     fn draw_kind(&mut self, c: usize) -> Kind {
         if self.preset.hostile && self.actors[c].uid == GUEST && self.random.chance(1, 4) {
             return match self.random.below(13) {
@@ -174,7 +184,7 @@ impl World<'_> {
         }
         if let Some(s) = self.session(c) {
             let number = s.number;
-            self.model.vouched(number, seq);
+            self.model.vouched(number, seq)?;
             if self.preset.doubts() {
                 self.judge_limits(c, seq, false)?;
                 self.model.taken(number, seq, false);

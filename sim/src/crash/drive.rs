@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::random::Random;
 use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence};
+use client::libfs::log::Log;
+use client::libfs::over_media::{ByHand, OverMedia};
 use service::core::ring::{RING_BYTES_MIN, Ring};
 use service::core::{Copier, Effect, Event as Input, Node, NodeConfig};
 use storage::format::control::{self, Descriptor, LeaseMode};
-use storage::format::entry::{HEADER_BYTES, Op, RawHeader, Stamp, mask, op};
+use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc::{self, AccountId, Amount, Request};
 use storage::format::superblock::Durability;
 use storage::limits::LANE_BYTES_MIN;
@@ -134,6 +136,7 @@ impl Machine {
             high: 80,
             low: 50,
             join_step: service::core::JOIN_STEP,
+            room: service::core::Shares::SHIPPED,
             // Each start is after a power cut.
             boot: epoch.into(),
             secret: 77,
@@ -407,9 +410,8 @@ pub struct Session {
     media: Arc<dyn Media>,
     client: ClientId,
     segment: Segment,
-    descriptor: Descriptor,
-    head: u64,
-    next: u64,
+    memory: OverMedia,
+    log: Log<ByHand>,
     fresh: Vec<u64>,
     /// Leases held: there is nobody to whom they could go.
     held: BTreeSet<u64>,
@@ -453,18 +455,16 @@ impl Session {
         let mut bytes = [0; control::DESCRIPTOR_BYTES];
         media.read(segment, 0, &mut bytes).map_err(|e| e.to_string())?;
         let descriptor = Descriptor::decode(&bytes).map_err(|e| e.to_string())?;
-        let next = descriptor.first_sequence.0;
         let oracle = Oracle::new(model);
         machine.log = Some((segment, Vec::new()));
         let mut session = Self {
             machine,
             oracle,
+            memory: OverMedia::new(Arc::clone(&media), segment),
             media,
             client,
             segment,
-            descriptor,
-            head: 0,
-            next,
+            log: Log::new(descriptor),
             fresh: Vec::new(),
             held: BTreeSet::new(),
             inodes,
@@ -496,7 +496,7 @@ impl Session {
     /// Asks the service and waits for the answer.
     fn ask(&mut self, request: &Request<'_>) -> Result<Vec<u8>, String> {
         let mut body = Vec::new();
-        request.encode(Sequence(self.next - 1), &mut body);
+        request.encode(Sequence(self.log.last().0), &mut body);
         let fault = |e: storage::media::MediaError| e.to_string();
         let at = control::RPC;
         self.media.write(self.segment, at + rpc::SLOT_BODY, &body).map_err(fault)?;
@@ -614,7 +614,7 @@ impl Session {
 
     /// fsync.
     pub fn sync(&mut self) -> Result<(), String> {
-        let last = self.next - 1;
+        let last = self.log.last().0;
         self.put(control::LAST_SEQUENCE, last)?;
         self.put(control::SYNC_REQUEST, last)?;
         self.ring()?;
@@ -783,51 +783,26 @@ impl Session {
         self.append(&op, time)
     }
 
-    /// Into the log: as `client::libfs::lane` does it, the payload first, then the header, then
-    /// one fence.
+    /// Into the log, by LibFS's own writer.
     fn append(&mut self, op: &Op<'_>, time: u64) -> Result<(), String> {
-        let lane_bytes = self.descriptor.lane_bytes;
-        let base = self.descriptor.lane_offset(0);
-        let epoch = Epoch(self.word(control::EPOCH)? as u32);
-        let incarnation = self.descriptor.incarnation;
-        let length = op.to_entry(Sequence(1), epoch, 0, time, incarnation).len() as u64;
-        let left = lane_bytes - self.head % lane_bytes;
-        let pad = left < length;
-        let end = self.head + length + if pad { left } else { 0 };
-        if end.saturating_sub(lane_bytes) > self.word(control::reclaim(0))? {
+        let payload = match op {
+            Op::Write { data, .. } => data.len(),
+            op => {
+                let mut payload = Vec::new();
+                op.encode(&mut payload);
+                payload.len()
+            }
+        };
+        if self.log.room(&self.memory, 0, payload).is_err() {
             self.sync()?;
             self.machine.quiet()?;
         }
         self.machine.watched().note(Event::Begun(self.oracle.len() + 1));
-        let fault = |e: storage::media::MediaError| e.to_string();
-        if pad {
-            let raw = RawHeader {
-                op: op::PAD,
-                length: (left - HEADER_BYTES as u64) as u32,
-                sequence: self.next,
-                epoch: epoch.0,
-                ..RawHeader::default()
-            };
-            let at = base + self.head % lane_bytes;
-            self.media.write(self.segment, at, &raw.seal(incarnation, &[])).map_err(fault)?;
-            self.media.persist(self.segment, at, HEADER_BYTES as u64).map_err(fault)?;
-            (self.head, self.next) = (self.head + left, self.next + 1);
-        }
-        let bytes = op.to_entry(Sequence(self.next), epoch, 0, time, incarnation);
-        let at = base + self.head % lane_bytes;
-        let (header, payload) = bytes.split_at(HEADER_BYTES);
-        if !payload.is_empty() {
-            let at = at + HEADER_BYTES as u64;
-            self.media.write(self.segment, at, payload).map_err(fault)?;
-        }
-        self.media.write(self.segment, at, header).map_err(fault)?;
-        self.media.persist(self.segment, at, bytes.len() as u64).map_err(fault)?;
-        self.media.fence().map_err(fault)?;
+        let place = self.log.append(&self.memory, 0, op, time);
+        let place = place.map_err(|full| format!("the log stays full: {full:?}"))?;
         if let Some((_, sequences)) = &mut self.machine.log {
-            sequences.push(self.next);
+            sequences.push(place.sequence.0);
         }
-        self.head += bytes.len() as u64;
-        self.next += 1;
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! What a thread of a process does: calls of the `FileSystem` trait, and what they give.
 
+use super::host::from_shared_memory;
 use base::{Errno, InodeId};
 use client::fs::{
     Attr, Caller, CopyRange, FileSystem, Handle, NewNode, Rename, SetAttr, Whence, Written,
@@ -21,7 +22,7 @@ pub enum Call {
     Open { ino: u64, flags: u32 },
     Release { handle: Handle, ino: u64 },
     Read { handle: Handle, ino: u64, offset: u64, len: usize },
-    Write { handle: Handle, ino: u64, offset: u64, data: Vec<u8>, append: bool },
+    Write { handle: Handle, ino: u64, offset: u64, data: Vec<u8>, append: bool, shared: bool },
     Truncate { ino: u64, size: u64 },
     Allocate { handle: Handle, ino: u64, mode: u32, offset: u64, len: u64 },
     Clone { from: (Handle, u64, u64), to: (Handle, u64, u64), len: u64 },
@@ -55,6 +56,42 @@ impl Call {
             }
             Self::Release { ino, .. } => format!("close {ino}"),
             other => format!("{other:?}"),
+        }
+    }
+}
+
+impl Call {
+    /// The inodes that it names.
+    pub fn inodes(&self) -> Vec<u64> {
+        match self {
+            Self::Lookup { dir, .. }
+            | Self::Readdir { dir }
+            | Self::Make { dir, .. }
+            | Self::Create { dir, .. }
+            | Self::Tmpfile { dir }
+            | Self::Remove { dir, .. } => vec![*dir],
+            Self::Rename { dir, dir2, .. } => vec![*dir, *dir2],
+            Self::Link { ino, dir, .. } => vec![*ino, *dir],
+            Self::Clone { from, to, .. } => vec![from.1, to.1],
+            Self::Getattr { ino }
+            | Self::Fgetattr { ino, .. }
+            | Self::Readlink { ino }
+            | Self::Open { ino, .. }
+            | Self::Release { ino, .. }
+            | Self::Read { ino, .. }
+            | Self::Write { ino, .. }
+            | Self::Truncate { ino, .. }
+            | Self::Allocate { ino, .. }
+            | Self::SetAttr { ino, .. }
+            | Self::SetXattr { ino, .. }
+            | Self::GetXattr { ino, .. }
+            | Self::ListXattr { ino }
+            | Self::Seek { ino, .. }
+            | Self::SetProject { ino, .. }
+            | Self::Project { ino }
+            | Self::Fsync { ino, .. }
+            | Self::FsyncInode { ino } => vec![*ino],
+            Self::Statfs | Self::SyncAll => Vec::new(),
         }
     }
 }
@@ -118,8 +155,9 @@ pub fn perform<F: FileSystem + ?Sized>(fs: &F, caller: &Caller<'_>, call: &Call)
             bytes.truncate(read);
             Value::Bytes(bytes)
         }
-        Call::Write { handle, offset, data, append, .. } => {
-            Value::Written(fs.write(*handle, *offset, data, *append)?)
+        Call::Write { handle, offset, data, append, shared, .. } => {
+            let write = || fs.write(*handle, *offset, data, *append);
+            Value::Written(from_shared_memory(*shared, write)?)
         }
         Call::Truncate { ino: at, size } => {
             let set = SetAttr { size: Some(*size), ..SetAttr::default() };

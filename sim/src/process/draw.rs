@@ -87,12 +87,13 @@ impl World<'_> {
         let (since, at) = (self.model.now(), self.now);
         let Some(process) = self.process(c) else { return };
         let own: Vec<usize> = process.attached.iter().map(|a| a.session).collect();
-        let last = process.attached.last().map(|a| (a.session, a.last));
+        let all = process.attached.iter().map(|a| (a.session, a.last)).collect();
+        let current = process.attached.last().filter(|a| !a.ended).map(|a| a.session);
         let newest = match &call {
             Call::Fsync { ino, .. } | Call::FsyncInode { ino } => {
                 self.model.newest_of(*ino, |session| own.contains(&session))
             }
-            Call::SyncAll => last.into_iter().collect(),
+            Call::SyncAll => all,
             _ => Vec::new(),
         };
         self.trace(|| format!("thread {c}.{t} calls {}", call.brief()));
@@ -101,7 +102,19 @@ impl World<'_> {
         let appends = open.is_some_and(|open| open.flags & O_APPEND != 0);
         if let Some(thread) = self.thread(c, t) {
             let (wrote, entries, first) = (0, 0, None);
-            let under_way = UnderWay { call, since, at, wrote, entries, first, appends, newest };
+            let under_way = UnderWay {
+                call,
+                since,
+                at,
+                wrote,
+                entries,
+                first,
+                appends,
+                newest,
+                current,
+                last_part: None,
+                made: None,
+            };
             thread.under_way = Some(under_way);
         }
     }
@@ -114,6 +127,7 @@ impl World<'_> {
         for _ in 0..8 {
             let kind = match favoured {
                 0 => None,
+                _ if self.random.chance(1, 3) => None,
                 n => Some(self.preset.favour[self.random.below(n) as usize]),
             };
             let drawn = match kind {
@@ -195,15 +209,23 @@ impl World<'_> {
         self.draw_kind_of_call(c, t, kind)
     }
 
+    /// Whether the call that makes it has not come back: nobody knows its number.
+    fn is_being_made(&self, ino: u64) -> bool {
+        let threads =
+            self.actors.iter().filter_map(|a| a.process.as_ref()).flat_map(|p| &p.threads);
+        threads.filter_map(|t| t.under_way.as_ref()).any(|u| u.made == Some(ino))
+    }
+
     fn draw_dir(&mut self) -> u64 {
-        let dirs = self.model.dirs();
+        let mut dirs = self.model.dirs();
+        dirs.retain(|ino| !self.is_being_made(*ino));
         dirs[self.random.below(dirs.len() as u64) as usize]
     }
 
     fn draw_target(&mut self) -> Target {
         let dir = self.draw_dir();
         let name = vec![b'a' + self.random.below(NAMES) as u8];
-        let ino = self.target(dir, &name);
+        let ino = self.target(dir, &name).filter(|ino| !self.is_being_made(*ino));
         Target { dir, name, ino }
     }
 
@@ -392,7 +414,8 @@ impl World<'_> {
                 let append = kind == Kind::Append && size + len <= self.preset.file_max;
                 let mut data = vec![0; len as usize];
                 self.random.fill(&mut data);
-                Call::Write { handle, ino, offset, data, append }
+                let shared = self.random.chance(1, 12);
+                Call::Write { handle, ino, offset, data, append, shared }
             }
         })
     }

@@ -18,7 +18,7 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 use storage::format::control;
 use storage::limits::OP_SLOTS;
 use storage::media::{Media, Segment};
-use storage::memory::MemoryRegion;
+use storage::memory::{Mapped, MemoryRegion};
 
 use super::call::{Call, Reply};
 
@@ -84,6 +84,8 @@ pub struct Facts {
     pub chance: Cell<u64>,
     /// It is inside an operation.
     pub inside: Cell<bool>,
+    /// It writes from memory that others change meanwhile.
+    pub shares: Cell<bool>,
     /// Points passed.
     pub points: Cell<u64>,
     random: RefCell<Option<Random>>,
@@ -167,6 +169,17 @@ fn here<T>(then: impl FnOnce(&Facts) -> T) -> Option<T> {
     HERE.get().map(|facts| then(unsafe { &*facts }))
 }
 
+/// How a byte of memory changes that others write to.
+pub const CHANGED: u8 = 0x80;
+
+/// Does this with memory that others change meanwhile, if it shall.
+pub fn from_shared_memory<T>(shares: bool, then: impl FnOnce() -> T) -> T {
+    here(|facts| facts.shares.set(shares));
+    let done = then();
+    here(|facts| facts.shares.set(false));
+    done
+}
+
 /// Pauses the thread that runs, and gives the world's answer. Outside of any thread it goes on.
 pub fn pause(pause: Pause) -> Answer {
     let yielder = here(|facts| facts.yielder.get()).flatten();
@@ -180,37 +193,37 @@ pub fn pause(pause: Pause) -> Answer {
 pub struct Shared {
     /// What a process leaks does not keep the region.
     region: Weak<MemoryRegion>,
-    segment: Segment,
+    mapped: Mapped,
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("segment", &self.segment).finish_non_exhaustive()
+        f.debug_struct("Shared").field("mapped", &self.mapped).finish_non_exhaustive()
     }
 }
 
 impl Shared {
     /// The segment of that region.
     pub fn new(region: &Arc<MemoryRegion>, segment: Segment) -> Self {
-        Self { region: Arc::downgrade(region), segment }
+        Self { region: Arc::downgrade(region), mapped: region.map(segment) }
     }
 
     /// Whether it is that one.
     pub fn is(&self, other: &Self) -> bool {
-        Weak::ptr_eq(&self.region, &other.region) && self.segment == other.segment
+        Weak::ptr_eq(&self.region, &other.region) && self.mapped == other.mapped
     }
 
     /// Bytes, without a pause; fewer where there are no more.
     pub fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let region = self.region.upgrade();
-        let read = region.is_some_and(|region| region.mapped_read(self.segment, at, &mut bytes));
+        let read = region.is_some_and(|region| region.mapped_read(self.mapped, at, &mut bytes));
         if read { bytes } else { Vec::new() }
     }
 
     /// A word, without a pause.
     pub fn peek(&self, at: u64) -> u64 {
-        self.region.upgrade().map_or(0, |region| region.mapped_load(self.segment, at))
+        self.region.upgrade().map_or(0, |region| region.mapped_load(self.mapped, at))
     }
 
     /// A word of 32 bits, without a pause.
@@ -222,10 +235,10 @@ impl Shared {
     fn change(&self, at: u64, to: impl FnOnce(u64) -> u64) -> u64 {
         SimHost::point();
         let Some(region) = self.region.upgrade() else { return 0 };
-        let before = region.mapped_load(self.segment, at);
-        region.mapped_store(self.segment, at, &to(before).to_le_bytes());
+        let before = region.mapped_load(self.mapped, at);
+        region.mapped_store(self.mapped, at, &to(before).to_le_bytes());
         if (control::IN_OP..control::in_op(OP_SLOTS)).contains(&at) {
-            here(|facts| facts.inside.set(to_is_odd(region.mapped_load(self.segment, at))));
+            here(|facts| facts.inside.set(to_is_odd(region.mapped_load(self.mapped, at))));
         }
         before
     }
@@ -281,7 +294,7 @@ impl Memory for Shared {
         let (first, second) = buf.split_at_mut(buf.len() / 128 * 64);
         let copy = |at, buf: &mut [u8]| {
             let region = self.region.upgrade();
-            region.is_some_and(|region| region.mapped_read(self.segment, at, buf))
+            region.is_some_and(|region| region.mapped_read(self.mapped, at, buf))
         };
         if first.is_empty() {
             return copy(at, second);
@@ -295,14 +308,14 @@ impl Memory for Shared {
     fn write(&self, at: u64, data: &[u8]) {
         SimHost::point();
         if let Some(region) = self.region.upgrade() {
-            region.mapped_store(self.segment, at, data);
+            region.mapped_store(self.mapped, at, data);
         }
     }
 
     fn write_persistent(&self, at: u64, data: &[u8]) {
         self.write(at, data);
         if let Some(region) = self.region.upgrade() {
-            let _ = region.persist(self.segment, at, data.len() as u64);
+            region.mapped_persist(self.mapped, at, data.len() as u64);
         }
     }
 
@@ -413,6 +426,17 @@ impl Host for SimHost {
         });
         if stops == Some(true) {
             pause(Pause::Point);
+        }
+    }
+
+    fn copied(bytes: &mut [u8]) {
+        let at = here(|facts| {
+            let mut random = facts.random.borrow_mut();
+            let random = random.as_mut().filter(|_| facts.shares.get())?;
+            random.chance(1, 2).then(|| random.below(bytes.len().max(1) as u64) as usize)
+        });
+        if let Some(byte) = at.flatten().and_then(|at| bytes.get_mut(at)) {
+            *byte ^= CHANGED;
         }
     }
 

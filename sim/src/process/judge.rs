@@ -5,6 +5,7 @@ use storage::format::entry::mask;
 
 use super::call::{Call, Reply, Value};
 use super::effects::ACL;
+use super::host::CHANGED;
 use super::*;
 use crate::model::{Body, State};
 
@@ -22,7 +23,8 @@ fn has(state: &State, attr: &Attr) -> bool {
         Body::File(bytes, links) => (bytes.len() as u64, *links),
         Body::Symlink(target, links) => (target.len() as u64, *links),
         Body::Dir(_) => (attr.size, attr.nlink),
-        Body::Gone => return false,
+        // It may be there for a while.
+        Body::Gone => return attr.nlink == 0,
     };
     (state.mode, state.uid, state.mtime, state.ctime, size, links)
         == (attr.mode, attr.uid, nanos(attr.mtime), nanos(attr.ctime), attr.size, attr.nlink)
@@ -36,7 +38,7 @@ impl World<'_> {
         &mut self,
         c: usize,
         t: usize,
-        seq: u64,
+        (session, seq): (usize, u64),
         op: &Op<'_>,
     ) -> Result<(), String> {
         let size = match op {
@@ -50,8 +52,19 @@ impl World<'_> {
             return Err(format!("client {c}.{t} does {seq} {} outside of any call", brief(op)));
         };
         under_way.entries += 1;
+        let before = under_way.wrote;
         if under_way.fits(op, size) {
+            under_way.last_part = Some((session, before));
             return Ok(());
+        }
+        // What was appended when the session ended counts perhaps not, and is done again.
+        if let Some((_, before)) = under_way.last_part.filter(|part| part.0 != session) {
+            under_way.wrote = before;
+            under_way.first.take_if(|_| before == 0);
+            if under_way.fits(op, size) {
+                under_way.last_part = Some((session, before));
+                return Ok(());
+            }
         }
         let call = under_way.call.brief();
         Err(format!("client {c}.{t} does {seq} {} for {call}", brief(op)))
@@ -175,6 +188,12 @@ impl World<'_> {
             (Call::Read { ino, offset, len, .. }, Value::Bytes(bytes)) => {
                 self.saw_bytes(c, u, *ino, *offset, *len, bytes)
             }
+            (Call::Write { .. }, Value::Written(written))
+                if 0 < u.wrote && written.len == u.wrote && self.by(c) != u.current =>
+            {
+                // The session ended in the middle of it.
+                Ok(())
+            }
             (Call::Write { data, .. }, Value::Written(written)) => {
                 if written.len != data.len() || u.wrote != data.len() {
                     let (len, wrote) = (written.len, u.wrote);
@@ -240,8 +259,8 @@ impl World<'_> {
             ) => did(u, 1),
             (Call::Release { .. } | Call::Statfs, _) => Ok(()),
             (Call::Fsync { .. } | Call::FsyncInode { .. } | Call::SyncAll, _) => {
-                for (session, seq) in &u.newest {
-                    self.model.vouched(*session, *seq);
+                for (session, seq) in self.vouched_by(c, u) {
+                    self.model.vouched(session, seq)?;
                 }
                 self.outcome.fsyncs += 1;
                 self.moment(crate::scenario::Moment::Synced(c));
@@ -249,6 +268,23 @@ impl World<'_> {
             }
             (_, value) => Err(format!("gives {value:?}")),
         }
+    }
+
+    /// What a sync that succeeds vouches for: all but what is lost, and told already.
+    fn vouched_by(&mut self, c: usize, u: &UnderWay) -> Vec<(usize, u64)> {
+        let Some(process) = self.process(c) else { return Vec::new() };
+        let told = match &u.call {
+            Call::Fsync { handle, .. } => {
+                process.open.get(&number(*handle)).map_or(0, |open| open.ended.saturating_sub(1))
+            }
+            // Of the root: of all.
+            Call::FsyncInode { ino } if *ino != 1 => process.told.get(ino).copied().unwrap_or(0),
+            _ => process.told.get(&0).copied().unwrap_or(0),
+        };
+        let untold: Vec<usize> = process.attached.iter().skip(told).map(|a| a.session).collect();
+        let counts =
+            |(session, _): &&(usize, u64)| untold.contains(session) || u.current == Some(*session);
+        u.newest.iter().filter(counts).copied().collect()
     }
 
     fn opened(&mut self, c: usize, t: usize, handle: Handle, ino: u64, flags: u32) {
@@ -285,26 +321,51 @@ impl World<'_> {
             let want = piece.min(len - at);
             let got = &bytes[at.min(bytes.len())..bytes.len().min(at + want)];
             let from = offset as usize + at;
-            let fits = |s: &State| {
-                let Body::File(all, _) = &s.body else { return false };
-                let there = &all[from.min(all.len())..all.len().min(from + want)];
-                there == got
+            let moment = |all: &[u8], got: &[u8], want: usize| {
+                all[from.min(all.len())..all.len().min(from + want)] == *got
             };
             let what = || {
                 let crc = base::crc32c(0, got);
                 format!("{} bytes at {from} of {want}, crc {crc:08x}", got.len())
             };
-            self.saw(c, u, ino, what, fits)?;
-            at += got.len();
-            if got.len() < want || at >= len {
-                break;
-            }
+            let fits = |s: &State| matches!(&s.body, Body::File(all, _) if moment(all, got, want));
+            let seen = self.saw(c, u, ino, what, fits);
+            let Err(why) = seen else {
+                at += got.len();
+                if got.len() < want || at >= len {
+                    break;
+                }
+                continue;
+            };
+            let Some(part) = self.first_part(c, u, ino, from, got) else { return Err(why) };
+            at += part;
         }
         if at < bytes.len() {
             Err(format!("{} bytes more than asked", bytes.len() - at))
         } else {
             Ok(())
         }
+    }
+
+    /// How many bytes of what was read are of one moment, where a piece is cut: at what was the end of the file, or,
+    /// if the client may not map every arena, anywhere.
+    fn first_part(
+        &self,
+        c: usize,
+        u: &UnderWay,
+        ino: u64,
+        from: usize,
+        got: &[u8],
+    ) -> Option<usize> {
+        let maps_all = self.actors[c].uid == 0;
+        let states = self.model.during(ino, u.since);
+        let alike = states.iter().filter_map(|s| {
+            let Body::File(all, _) = &s.body else { return None };
+            let there = all.get(from..)?;
+            let same = there.iter().zip(got).take_while(|(a, b)| a == b).count();
+            (!maps_all || same == there.len()).then_some(same)
+        });
+        alike.max().filter(|same| *same > 0)
     }
 
     // --- errors ---
@@ -332,7 +393,20 @@ impl World<'_> {
         if errno == Errno::IO && fsync {
             return self.judge_loss(c, u);
         }
-        if self.may_fail(c, u, errno) { Ok(()) } else { Err(format!("fails with {errno:?}")) }
+        if self.may_fail(c, u, errno) {
+            return Ok(());
+        }
+        Err(format!("fails with {errno:?}; {}", self.what_may_be(u)))
+    }
+
+    /// What the model knows of the inodes that a call is about.
+    fn what_may_be(&self, u: &UnderWay) -> String {
+        let known = u.call.inodes().into_iter().map(|ino| {
+            let states = self.model.during(ino, u.since);
+            let states: Vec<String> = states.iter().map(|s| s.summary()).collect();
+            format!("inode {ino}: may be one of [{}]", states.join(" | "))
+        });
+        known.collect::<Vec<_>>().join("; ")
     }
 
     /// An fsync says that something was lost: a session must have ended, and each open file hears of it once.
@@ -348,6 +422,13 @@ impl World<'_> {
                 return Err("a loss is told twice, or was none".into());
             }
             open.ended = ended;
+        }
+        let of = match u.call {
+            Call::FsyncInode { ino } if ino != 1 => ino,
+            _ => 0,
+        };
+        if !matches!(u.call, Call::Fsync { .. }) {
+            process.told.insert(of, ended - 1);
         }
         if any { Ok(()) } else { Err("nothing was lost".into()) }
     }
@@ -484,6 +565,12 @@ fn did(u: &UnderWay, least: u32) -> Result<(), String> {
     if u.entries >= least { Ok(()) } else { Err("nothing was done".into()) }
 }
 
+/// Whether bytes differ only as others change them.
+fn is_changed(data: &[u8], bytes: &[u8]) -> bool {
+    let alike = |(a, b): (&u8, &u8)| a == b || a ^ b == CHANGED;
+    data.len() == bytes.len() && data.iter().zip(bytes).all(alike)
+}
+
 fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
@@ -493,15 +580,20 @@ impl UnderWay {
     fn fits(&mut self, op: &Op<'_>, size: u64) -> bool {
         match (&self.call, op) {
             (
-                Call::Write { ino, offset, data, append, .. },
+                Call::Write { ino, offset, data, append, shared, .. },
                 Op::Write { ino: of, offset: at, data: bytes, .. },
             ) => {
                 let appends = *append || self.appends;
                 let begin = if appends { size } else { offset + self.wrote as u64 };
                 let end = self.wrote + bytes.len();
-                let good = of.0 == *ino && *at == begin && data.get(self.wrote..end) == Some(bytes);
-                self.first.get_or_insert(*at);
-                self.wrote = end;
+                let alike = data
+                    .get(self.wrote..end)
+                    .is_some_and(|data| data == *bytes || *shared && is_changed(data, bytes));
+                let good = of.0 == *ino && *at == begin && alike;
+                if good {
+                    self.first.get_or_insert(*at);
+                    self.wrote = end;
+                }
                 good
             }
             (

@@ -117,7 +117,7 @@ pub(crate) fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
     let ino = base::InodeId(ino);
     let fault = |e: storage::volume::Fault| format!("{ino}: {e:?}");
     let Some(record) = volume.attr(ino).map_err(fault)? else { return Ok(State::gone()) };
-    if record.nlink == 0 {
+    if record.nlink == 0 && record.mode & 0o170_000 != 0o100_000 {
         return Ok(State::gone());
     }
     let body = if record.mode & 0o170_000 == 0o040_000 {

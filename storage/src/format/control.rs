@@ -4,7 +4,7 @@
 //! ```text
 //! offset   written by  content
 //! 0x00000  service     descriptor (below), written once before the segment is handed out
-//! 0x01000  client      words: sync_request, last_sequence
+//! 0x01000  client      words: sync_request, last_sequence, promised
 //! 0x02000  client      in-operation words, OP_SLOTS x 64 bytes
 //! 0x03000  service     words: settled, published, replicated, epoch/state, doorbell, ...
 //! 0x04000  client      kept leases, LEASE_SLOTS bits (below, "What a kernel keeps")
@@ -50,6 +50,20 @@
 //! appends; when the time is over it waits for the service. The client may use a clock that is up to
 //! `CLOCK_LAG_MS` behind; the service allows for it.
 //!
+//! # Room
+//!
+//! An operation is judged after the call that appended it has returned, and a volume must not say that it took
+//! more than it holds. So space is reserved before it is promised. `ROOM` is how many blocks the client may
+//! have promised to its callers, in all since it attached: the head has set aside for it what it has not used of
+//! them. The client adds what a write may need to `PROMISED` (`entry::blocks_of`, less the blocks that a promised write
+//! under the same lease has given the file before, with no other operation in between); if that does not come out above
+//! `ROOM` then (this look comes after the addition) the entry says how many, and it cannot be refused for want of space. Else
+//! the client takes its addition back, appends the entry all the same (it may need less, or be over what is there),
+//! and has it judged before its caller learns that it is done.
+//!
+//! The service raises `ROOM` as what was promised is judged, and takes back what is not used: it stores what it last saw
+//! in `PROMISED`, and looks again at that.
+//!
 //! # Waiting
 //!
 //! The client waits on the 32-bit futex word `EVENT`, after announcing itself in `WAITERS`; the
@@ -71,12 +85,16 @@ pub const SYNC_REQUEST: u64 = 0x1000;
 /// Client word: highest sequence handed out when durability was last asked for; the service takes
 /// no request beyond it seriously.
 pub const LAST_SEQUENCE: u64 = 0x1040;
+/// Client word: see "Room".
+pub const PROMISED: u64 = 0x1080;
 /// Client bits, one a lease slot: a kernel may cache what was learnt under the lease.
 pub const KEPT: u64 = 0x4000;
 /// First in-operation word; the others follow at a distance of a line.
 pub const IN_OP: u64 = 0x2000;
 /// Service word: entries up to here were validated (applied or refused), by the head.
 pub const SETTLED: u64 = 0x3000;
+/// Service word, for the service's own use: blocks that were promised to entries up to `SETTLED`; same line.
+pub const ROOM_USED: u64 = 0x3008;
 /// Service word: entries up to here are in this node's public tree and arenas.
 pub const PUBLISHED: u64 = 0x3040;
 /// Service word: entries up to here are persistent on every member of the chain.
@@ -90,6 +108,8 @@ pub const SEALED_AT: u64 = 0x30d0;
 /// Service word: the leases count until this time (CLOCK_MONOTONIC, nanoseconds), see "Time"; same
 /// line as the epoch.
 pub const LEASES_UNTIL: u64 = 0x30d8;
+/// Service word: see "Room"; same line as the epoch.
+pub const ROOM: u64 = 0x30e0;
 /// Shared word: see "Waiting".
 pub const DOORBELL: u64 = 0x3100;
 /// Service word: how many entries were refused.

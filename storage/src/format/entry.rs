@@ -30,7 +30,7 @@
 //!  6 Rename         1 NOREPLACE        old parent  new parent      replaced inode u64, name u16,
 //!                   2 EXCHANGE                                     new name u16, names
 //!                   4 replaced still open here
-//!  7 Write          1 clear set-id     offset      0               the bytes
+//!  7 Write          1 clear set-id     offset      promised        the bytes
 //!  8 Truncate       1 clear set-id     size        0               -
 //!  9 Fallocate      mode bits          offset      length          -
 //! 10 SetAttr        0                  mask        0               mode, uid, gid u32, 4 zero bytes,
@@ -55,7 +55,8 @@ use base::{Epoch, InodeId, Sequence, crc32c};
 use super::rpc::Amount;
 use super::{Corrupt, Reader, Writer};
 use crate::limits::{
-    FILE_SIZE_MAX, LINE_BYTES, NAME_MAX, PAYLOAD_MAX, TARGET_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    BLOCK_BYTES, FILE_SIZE_MAX, LINE_BYTES, NAME_MAX, PAYLOAD_MAX, TARGET_MAX, XATTR_NAME_MAX,
+    XATTR_VALUE_MAX,
 };
 
 /// Bytes of the header.
@@ -276,6 +277,8 @@ pub struct Header {
     pub lane: u8,
     /// Realtime nanoseconds.
     pub time: u64,
+    /// The blocks that its space was promised by.
+    pub promised: u64,
 }
 
 /// Bytes that an entry with `payload` bytes takes in the ring.
@@ -465,11 +468,27 @@ impl Op<'_> {
         time: u64,
         incarnation: u32,
     ) -> Vec<u8> {
+        self.to_promised_entry(0, sequence, epoch, lane, time, incarnation)
+    }
+
+    /// The same of a write to which so many blocks are promised.
+    pub fn to_promised_entry(
+        &self,
+        promised: u64,
+        sequence: Sequence,
+        epoch: Epoch,
+        lane: u8,
+        time: u64,
+        incarnation: u32,
+    ) -> Vec<u8> {
         let mut payload = Vec::new();
         let mut raw = self.encode(&mut payload);
         if let Op::Write { data, .. } = *self {
             payload.extend_from_slice(data);
             raw.length = data.len() as u32;
+        }
+        if raw.op == op::WRITE {
+            raw.b = promised;
         }
         (raw.sequence, raw.epoch, raw.lane, raw.time) = (sequence.0, epoch.0, lane, time);
         let mut bytes = Vec::with_capacity(entry_bytes(payload.len()));
@@ -494,6 +513,19 @@ pub fn claimed_sequence(header: &[u8; HEADER_BYTES]) -> u64 {
     let mut w = [0; 8];
     w.copy_from_slice(&header[8..16]);
     u64::from_le_bytes(w)
+}
+
+/// Blocks that a write of so many bytes may need.
+#[inline]
+pub const fn blocks_of(offset: u64, len: u64) -> u64 {
+    offset.saturating_add(len).div_ceil(BLOCK_BYTES) - offset / BLOCK_BYTES
+}
+
+/// Blocks that a header claims were promised to it (unchecked).
+pub fn claimed_promise(header: &[u8; HEADER_BYTES]) -> u64 {
+    let mut w = [0; 8];
+    w.copy_from_slice(&header[40..48]);
+    if header[20] == op::WRITE { u64::from_le_bytes(w) } else { 0 }
 }
 
 /// Whether a component is a legal file name: 1 to 255 bytes, no `/`, no NUL, not `.` or `..`.
@@ -536,7 +568,9 @@ pub fn decode(bytes: &[u8], incarnation: u32) -> Result<(Header, Op<'_>), Corrup
     if sequence == 0 {
         return bad("has sequence 0");
     }
-    let header = Header { length, sequence: Sequence(sequence), epoch: Epoch(epoch), lane, time };
+    let promised = claimed_promise(head);
+    let (sequence, epoch) = (Sequence(sequence), Epoch(epoch));
+    let header = Header { length, sequence, epoch, lane, time, promised };
     let op = decode_op(kind, flags, inode, a, b, payload)?;
     Ok((header, op))
 }
@@ -588,13 +622,7 @@ fn decode_op(
     // Fields that the operation does not use.
     let unused = match kind {
         op::PAD => inode | a | b,
-        op::LINK
-        | op::UNLINK
-        | op::RMDIR
-        | op::WRITE
-        | op::TRUNCATE
-        | op::SETATTR
-        | op::SET_PROJECT => b,
+        op::LINK | op::UNLINK | op::RMDIR | op::TRUNCATE | op::SETATTR | op::SET_PROJECT => b,
         op::SETXATTR | op::REMOVEXATTR | op::REAP => a | b,
         _ => 0,
     };
@@ -639,6 +667,9 @@ fn decode_op(
         op::WRITE => {
             let data = r.rest();
             range(a, data.len() as u64)?;
+            if b > blocks_of(a, data.len() as u64) {
+                return Err(Corrupt::new(NAME, "was promised more blocks than it can need"));
+            }
             Op::Write { ino, offset: a, data, clear_setid: flags & CLEAR_SETID != 0 }
         }
         op::TRUNCATE => {

@@ -16,8 +16,9 @@
 //!   Names           end u8 (1: no more names follow), names (put_name) up to the end of the body
 //!   Extents         reflected u64, complete u8, count u32, extents (from the one that holds the
 //!                   offset asked, or the next)
-//!   XattrGet        the value
-//!   XattrList       the names, each ended by NUL
+//!   XattrGet        the value; E2BIG if it is longer than a reply
+//!   XattrList       the names, each ended by NUL; E2BIG if they are longer
+//!   XattrPart       bytes of the value (of the names, if no name is given) from an offset on: as many as fit
 //!   Inodes          count u32, then each: inode u64, slot u32, word u64, proof u64. The client holds a write
 //!                   lease on each, and each counts as pinned by it until Unpin, Unlink or Rename
 //!                   without the OPEN flag, or the client's end
@@ -38,7 +39,7 @@
 //! beside them (SCM_RIGHTS):
 //!
 //! ```text
-//! request  0 4 magic "CBHR"   4 4 version 2   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
+//! request  0 4 magic "CBHR"   4 4 version 4   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
 //! reply    0 4 magic "CBHA"   4 4 version 1   8 2 errno  10 6 zero  16 8 value  24 40 text (UTF-8)
 //!   The version of a request is that of everything that a program and its node say to each other: control
 //!   area, log entries, requests, replies. Programs and services of different builds do not mix.
@@ -111,6 +112,12 @@ pub enum Request<'a> {
     },
     XattrList {
         ino: InodeId,
+    },
+    /// Part of a value, or (with an empty name) of the list of names, that no reply can hold.
+    XattrPart {
+        ino: InodeId,
+        name: &'a [u8],
+        from: u32,
     },
     /// Fresh inode numbers, each with a write lease.
     Inodes {
@@ -247,6 +254,7 @@ impl<'a> Request<'a> {
             | Request::Extents { ino, .. }
             | Request::XattrGet { ino, .. }
             | Request::XattrList { ino }
+            | Request::XattrPart { ino, .. }
             | Request::Read { ino, .. } => Some(ino),
             Request::Lock { .. }
             | Request::LockTest { .. }
@@ -283,6 +291,7 @@ impl<'a> Request<'a> {
             Request::LockTest { .. } => 13,
             Request::LockCancel { .. } => 14,
             Request::Accounts { .. } => 15,
+            Request::XattrPart { .. } => 16,
         };
         w.u8(kind).bytes(&[0; 7]).u64(after.0).u64(proof.0);
         match self {
@@ -303,6 +312,9 @@ impl<'a> Request<'a> {
             }
             Request::XattrList { ino } => {
                 w.u64(ino.0);
+            }
+            Request::XattrPart { ino, name, from } => {
+                w.u64(ino.0).u32(*from).bytes(name);
             }
             Request::Inodes { count } => {
                 w.u32(*count);
@@ -389,6 +401,7 @@ impl<'a> Request<'a> {
                 }
                 Request::Accounts { after }
             }
+            16 => Request::XattrPart { ino: InodeId(r.u64()?), from: r.u32()?, name: r.rest() },
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;
@@ -697,7 +710,7 @@ pub const HOST_ATTACH: u32 = 1;
 pub const HOST_ARENA: u32 = 2;
 
 /// Version of all that programs and their node share.
-pub const CLIENT_VERSION: u32 = 3;
+pub const CLIENT_VERSION: u32 = 4;
 
 /// A request to hostd.
 pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {

@@ -38,6 +38,8 @@ pub struct Space {
     capacity: u64,
     live: u64,
     pending: u64,
+    /// Blocks that are free and not to be had.
+    kept: u64,
     arenas: BTreeMap<u32, Arena>,
     classes: HashMap<ReadClass, u32>,
     freed: Vec<Blocks>,
@@ -50,6 +52,7 @@ impl Space {
             capacity,
             live: 0,
             pending: 0,
+            kept: 0,
             arenas: BTreeMap::new(),
             classes: HashMap::new(),
             freed: Vec::new(),
@@ -107,9 +110,15 @@ impl Space {
         self.capacity
     }
 
+    /// From now on so many of the free blocks are not to be had.
+    pub fn keep(&mut self, blocks: u64) {
+        self.kept = blocks;
+    }
+
     /// Whether `want` blocks more fit the capacity.
     pub fn fits(&self, want: u64) -> bool {
-        self.live.checked_add(want).is_some_and(|sum| sum <= self.capacity)
+        let sum = self.live.checked_add(want).and_then(|sum| sum.checked_add(self.kept));
+        want == 0 || sum.is_some_and(|sum| sum <= self.capacity)
     }
 
     /// Whether an arena has addresses for `want` blocks without waiting for a publication.
