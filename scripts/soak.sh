@@ -68,6 +68,7 @@ hunter() {
         return 0
     fi
     cargo build --quiet --release -p intercept && cargo build --quiet --release -p corbel -p hunt || return 1
+    CORBEL_LIES=all cargo test --release --quiet -p corbel --test e2e -- hunt::planted || return 1
     target/release/corbel bench hunt --seed "${now}000" --seconds "$1" --found "target/hunt-$now"
 }
 
