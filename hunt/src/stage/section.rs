@@ -253,6 +253,12 @@ impl Stage<'_> {
                 return Ok(Some(difference));
             }
         }
+        // A mount says once what was lost with a place, to who syncs its root: now.
+        for _ in 0..EIO_AT_ONCE {
+            if self.ground.sync().is_ok() {
+                break;
+            }
+        }
         let after = self.read_all();
         if let Some(difference) = self.judge_section(step, &after) {
             return Ok(Some(difference));
