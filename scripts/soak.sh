@@ -1,6 +1,6 @@
 #!/bin/sh
 # The long form of the checks: planted bugs, crash states of memory, histories of the cluster, suites of
-# others on real clusters, random input, each for a share of SECONDS (3600). The last lines are one for each
+# others on real clusters, the differential hunter, random input, each for a share of SECONDS (3600). The last lines are one for each
 # part: what it ran, its figures, and whether it found something; the exit code says whether any did.
 # A finding prints what replays it (a seed, a workload, an input), which holds for the commit named first.
 set -u
@@ -61,6 +61,17 @@ hostile() {
     return $wrong
 }
 
+# Random calls on several nodes beside a reference; what differs is kept as a script.
+hunter() {
+    if [ "$(id -u)" != 0 ] || ! [ -e /dev/fuse ]; then
+        echo "skipped: no right to mount here"
+        return 0
+    fi
+    cargo build --quiet --release -p intercept && cargo build --quiet --release -p corbel -p hunt || return 1
+    CORBEL_LIES=all cargo test --release --quiet -p corbel --test e2e -- hunt::planted || return 1
+    target/release/corbel bench hunt --seed "${now}000" --seconds "$1" --found "target/hunt-$now"
+}
+
 changed=$(git status --porcelain 2>/dev/null | wc -l)
 echo "soak: commit $(git rev-parse HEAD 2>/dev/null || echo unknown), $changed files changed, $seconds s"
 cargo build --quiet --release -p sim || exit 1
@@ -70,13 +81,14 @@ sim=target/release/corbel-sim
 now=$(date +%s)
 
 part "planted bugs: each must be caught" 1 \
-    timeout "$(($(share 20) + 600))" target/planted/release/corbel-sim planted
+    timeout "$(($(share 15) + 600))" target/planted/release/corbel-sim planted
 # Random sequences and seeds that no run has seen.
 part "crash states of memory" 1 \
-    $sim crash --length 2 --sample 1000000 --seed "$now" --seconds "$(share 25)"
+    $sim crash --length 2 --sample 1000000 --seed "$now" --seconds "$(share 20)"
 part "histories of the cluster" 3 \
-    $sim --seeds 100000000 --from "${now}000" --seconds "$(share 25)" --keep-going
-part "suites of others, on a mount and under corbel run" 1 scripts/suites/soak.sh "$(share 20)"
+    $sim --seeds 100000000 --from "${now}000" --seconds "$(share 20)" --keep-going
+part "suites of others, on a mount and under corbel run" 1 scripts/suites/soak.sh "$(share 15)"
+part "the hunter, three nodes with faults" 1 hunter "$(share 20)"
 if cargo +nightly fuzz --version >/dev/null 2>&1; then
     targets=$(find fuzz/fuzz_targets -name '*.rs' | wc -l)
     part "random input, guided by coverage" 1 fuzz "$(($(share 10) / targets + 1))"

@@ -29,7 +29,7 @@ pub type Reply = Result<isize, Stop>;
 /// See the module text. Changes when the strict mode begins, and when there is a ring ([`overlook`]).
 pub static CLASS: [AtomicU8; CALLS] = classes();
 
-const BY_DESCRIPTOR: [usize; 32] = [
+const BY_DESCRIPTOR: [usize; 29] = [
     nr::READ,
     nr::WRITE,
     nr::CLOSE,
@@ -42,8 +42,6 @@ const BY_DESCRIPTOR: [usize; 32] = [
     nr::DUP,
     nr::FCNTL,
     nr::FLOCK,
-    nr::FSYNC,
-    nr::FDATASYNC,
     nr::FTRUNCATE,
     nr::GETDENTS,
     nr::GETDENTS64,
@@ -57,14 +55,13 @@ const BY_DESCRIPTOR: [usize; 32] = [
     nr::FADVISE64,
     nr::READAHEAD,
     nr::SYNC_FILE_RANGE,
-    nr::SYNCFS,
     nr::PREADV,
     nr::PWRITEV,
     nr::PREADV2,
     nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 97] = [
+const ALWAYS: [usize; 100] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -158,6 +155,10 @@ const ALWAYS: [usize; 97] = [
     nr::SETFSUID,
     nr::SETFSGID,
     nr::CAPSET,
+    // Of the kernel's descriptors, too: see `data::sync_beside`.
+    nr::FSYNC,
+    nr::FDATASYNC,
+    nr::SYNCFS,
     nr::SYNC,
     nr::SETRLIMIT,
     nr::PRLIMIT64,

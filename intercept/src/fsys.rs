@@ -111,6 +111,17 @@ pub fn shown(ofd: &Ofd) -> Result<InodeId, isize> {
     Ok(ino)
 }
 
+/// Makes sure that another process of the session can be shown the inode of a description.
+pub fn show(ofd: &Ofd) {
+    let ino = ofd.ino.load(Ordering::Acquire);
+    if ino == 0 || ofd.proof.load(Ordering::Relaxed) != 0 || !connected() {
+        return;
+    }
+    if let Some(proof) = fs().ok().and_then(|fs| fs.prove(InodeId(ino)).ok()) {
+        ofd.proof.store(proof, Ordering::Relaxed);
+    }
+}
+
 /// Before a fork, in the parent: what the child, which cannot look into its parent's object, will
 /// want to know.
 pub fn before_fork() {

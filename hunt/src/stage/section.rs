@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::{CALL, Stage, TICKS, remove_below};
+use super::{Actor, CALL, Stage, TICKS, remove_below};
 use crate::judge::Difference;
 use crate::script::Step;
 use crate::text::field;
@@ -133,8 +133,14 @@ impl Stage<'_> {
     /// What everybody sees who may see everything.
     fn read_all(&mut self) -> Vec<(usize, String)> {
         let mut all = Vec::new();
+        let loose = self.is_loose();
         for number in 0..self.actors.len() {
-            let peer = &mut self.actors[number].real;
+            let Actor { real: peer, reference } = &mut self.actors[number];
+            if !loose {
+                // Whoever closes a file gives up its locks.
+                reference.say(0, "sweep 0\n");
+                let _ = reference.hear(0, CALL);
+            }
             peer.say(0, "sweep 0\n");
             if let Ok(said) = peer.hear(0, CALL)
                 && said != "noslot"
@@ -251,6 +257,12 @@ impl Stage<'_> {
         for number in 0..self.actors.len() {
             if let Some(difference) = self.start_anew(step, number)? {
                 return Ok(Some(difference));
+            }
+        }
+        // A mount says once what was lost with a place, to who syncs its root: now.
+        for _ in 0..EIO_AT_ONCE {
+            if self.ground.sync().is_ok() {
+                break;
             }
         }
         let after = self.read_all();

@@ -298,7 +298,9 @@ impl Worker {
                 args.token(2)?.split(',').filter_map(|g| g.parse().ok()).collect();
             done(sys!(setgroups(groups.len(), groups.as_ptr())))?;
             // A mount keeps what it knows of them for half a second (docs/mount.md).
-            std::thread::sleep(GROUPS_KEPT);
+            if !self.start.plain {
+                std::thread::sleep(GROUPS_KEPT);
+            }
         }
         done(sys!(setresgid(keep, args.u32(1)?, keep)))?;
         number(done(sys!(setresuid(keep, args.u32(0)?, keep))))

@@ -191,10 +191,15 @@ fn after_vfork(r: &Regs) -> Reply {
 }
 
 /// Files without a name live by their handles, which neither fork nor exec keeps: the kernel keeps
-/// them instead.
-fn save_nameless() {
+/// them instead. The others can be opened again.
+fn save_files() {
+    // A session that began as the super-user's has no proofs, and the next one is somebody else's.
+    let proofless = fsys::caller().uid != 0;
     for fd in table::used() {
         let fd = fd as i32;
+        if proofless && let Some(file) = InUse::of(fd) {
+            fsys::show(file.ofd());
+        }
         let nameless = || {
             let file = InUse::of(fd)?;
             let served = file.ofd().state.load(Ordering::Acquire) == state::FILE;
@@ -208,7 +213,7 @@ fn save_nameless() {
 }
 
 fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
-    save_nameless();
+    save_files();
     let held = table::hold_all();
     let mut stack = 0;
     let ret = {
@@ -248,6 +253,13 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
     drop(held);
     r.rax = ret as usize;
     DONE
+}
+
+/// Whether the kernel takes every program for one with rights of its own (AT_SECURE), which loads no library that
+/// it is told of: the effective user or group is not the real one.
+fn is_secure() -> bool {
+    let who = [nr::GETUID, nr::GETEUID, nr::GETGID, nr::GETEGID].map(|number| sys::call0(number));
+    who[0] != who[1] || who[2] != who[3]
 }
 
 /// Whether a program will load us: a dynamic x86-64 program of glibc, not set-id, or a script whose
@@ -479,9 +491,10 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
     if r.rax == nr::EXECVEAT && table::index(table::entry(dirfd)).is_some() {
         demote::descriptor(dirfd)?;
     }
-    save_nameless();
+    save_files();
     let stays = !path::has_left();
-    let slot = if hookable(dirfd, name, flags, 0) && stays { claim() } else { None };
+    let hooked = hookable(dirfd, name, flags, 0) && !is_secure();
+    let slot = if hooked && stays { claim() } else { None };
     let Some(slot) = slot else {
         session::counters().unhooked.fetch_add(1, Ordering::Relaxed);
         for fd in table::used() {
