@@ -43,7 +43,7 @@ fn a_busy_machine_changes_no_history() {
 fn what_runs_in_a_history_has_no_clock_of_its_own() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let whole = ["service/src/core", "storage/src/tree", "storage/src/volume", "sim/src/world"];
-    let more = ["sim/src/actor", "cluster/src/coordinator/machine"];
+    let more = ["sim/src/actor", "sim/src/process", "cluster/src/coordinator/machine"];
     let files = ["service/src/core.rs", "service/src/serving.rs", "storage/src/volume.rs"];
     let others =
         ["storage/src/memory.rs", "sim/src/world.rs", "sim/src/actor.rs", "sim/src/host.rs"];
