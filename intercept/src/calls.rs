@@ -29,7 +29,7 @@ pub type Reply = Result<isize, Stop>;
 /// See the module text. Changes when the strict mode begins, and when there is a ring ([`overlook`]).
 pub static CLASS: [AtomicU8; CALLS] = classes();
 
-const BY_DESCRIPTOR: [usize; 29] = [
+const BY_DESCRIPTOR: [usize; 28] = [
     nr::READ,
     nr::WRITE,
     nr::CLOSE,
@@ -58,10 +58,9 @@ const BY_DESCRIPTOR: [usize; 29] = [
     nr::PREADV,
     nr::PWRITEV,
     nr::PREADV2,
-    nr::PWRITEV2,
 ];
 
-const ALWAYS: [usize; 100] = [
+const ALWAYS: [usize; 101] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -130,6 +129,7 @@ const ALWAYS: [usize; 100] = [
     nr::MMAP,
     nr::IOCTL,
     nr::FALLOCATE,
+    nr::PWRITEV2,
     nr::CLONE,
     nr::CLONE3,
     nr::FORK,

@@ -22,6 +22,8 @@ static OBJECT: AtomicPtr<Object> = AtomicPtr::new(core::ptr::null_mut());
 static CONNECTING: Mutex<()> = Mutex::new(());
 /// O_PATH descriptor of the mount's root, from which placeholders are dup'ed.
 static TEMPLATE: AtomicI32 = AtomicI32::new(-1);
+/// The session was begun by somebody who is not the super-user.
+static BOUND: AtomicBool = AtomicBool::new(false);
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 
 /// Kernel form of an error.
@@ -40,6 +42,12 @@ pub fn fs() -> Result<&'static dyn FileSystem, isize> {
     Ok(unsafe { &**object })
 }
 
+/// Whether the session's rights are an ordinary user's: what this process may do when it is somebody else the service
+/// would refuse to it, after the call has succeeded.
+pub fn is_bound() -> bool {
+    connected() && BOUND.load(Ordering::Relaxed)
+}
+
 /// Whether the prefix was touched yet.
 pub fn connected() -> bool {
     !OBJECT.load(Ordering::Acquire).is_null()
@@ -50,6 +58,7 @@ fn connect_once() -> Result<&'static dyn FileSystem, isize> {
     let _lock = CONNECTING.lock();
     if OBJECT.load(Ordering::Acquire).is_null() {
         let object = connect(session::header()).map_err(code)?;
+        BOUND.store(sys::call1(nr::SETFSUID, usize::MAX) != 0, Ordering::Relaxed);
         object.vouch(InodeId(CWD[0].load(Ordering::Relaxed)), CWD[1].load(Ordering::Relaxed));
         OBJECT.store(Box::into_raw(Box::new(object)), Ordering::Release);
     }

@@ -77,8 +77,9 @@ fn planted_differences_are_found_and_made_short() {
         ("set-id", "data,mode,owner,cred,stat", "mode"),
     ];
     let all = std::env::var("CORBEL_LIES").is_ok_and(|which| which == "all");
-    lies.rotate_left(of_this_commit().unwrap_or_default() % lies.len());
-    for (lie, only, kind) in lies.into_iter().take(if all { lies.len() } else { LIES }) {
+    let count = lies.len();
+    lies.rotate_left(of_this_commit().unwrap_or_default() % count);
+    for (lie, only, kind) in lies.into_iter().take(if all { count } else { LIES }) {
         eprintln!("planted: {lie}");
         let scratch = Scratch::new();
         let (plain, found) = (scratch.path("plain"), scratch.path("found"));

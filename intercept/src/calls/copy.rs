@@ -15,10 +15,12 @@ use crate::format::state;
 use crate::fsys::fs;
 use crate::mem;
 use crate::path::Stop;
+use crate::session;
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, InUse};
 
 const F_GETFL: usize = 3;
+const SEEK_CUR: usize = 1;
 /// EXDEV
 const XDEV: isize = -18;
 /// Copied at a time.
@@ -100,21 +102,48 @@ fn may_copy(r: &Regs) -> Result<usize, Stop> {
     overlap(r, in_at, out_at)
 }
 
+/// A regular file at one end of a copy, whoever has it.
+struct End {
+    file: Option<InUse>,
+    ino: u64,
+    offset: u64,
+    size: u64,
+}
+
+impl End {
+    /// `None` for a file that is none of the volume's.
+    fn of(fd: usize, at: Option<i64>) -> Result<Option<Self>, Stop> {
+        if ours(fd) {
+            let file = regular(fd)?;
+            let ino = file.ofd().ino.load(Ordering::Acquire);
+            let own = || file.ofd().offset.load(Ordering::Relaxed);
+            let offset = at.map_or_else(own, |at| at as u64);
+            return Ok(Some(Self { ino, offset, size: 0, file: Some(file) }));
+        }
+        let inside = |stat: &sys::Stat| stat.dev == u64::from(session::header().device);
+        let Some(stat) = sys::fstat(fd as i32).filter(inside) else { return Ok(None) };
+        let own = || sys::call3(nr::LSEEK, fd, 0, SEEK_CUR).max(0) as u64;
+        let offset = at.map_or_else(own, |at| at as u64);
+        Ok(Some(Self { ino: stat.ino, offset, size: stat.size.max(0) as u64, file: None }))
+    }
+
+    fn size(&self) -> Result<u64, Stop> {
+        match &self.file {
+            Some(file) => Ok(fs()?.fgetattr(file.handle()?)?.size),
+            None => Ok(self.size),
+        }
+    }
+}
+
 /// Within one file the ranges may not overlap, and what is copied ends where the file did.
 fn overlap(r: &Regs, in_at: Option<i64>, out_at: Option<i64>) -> Result<usize, Stop> {
-    if !ours(r.rdi) || !ours(r.rdx) {
+    let ends = (End::of(r.rdi, in_at)?, End::of(r.rdx, out_at)?);
+    let (Some(from), Some(to)) = ends else { return Ok(r.r8) };
+    if from.ino != to.ino {
         return Ok(r.r8);
     }
-    let (from, to) = (regular(r.rdi)?, regular(r.rdx)?);
-    if from.ofd().ino.load(Ordering::Acquire) != to.ofd().ino.load(Ordering::Acquire) {
-        return Ok(r.r8);
-    }
-    let place = |file: &InUse, at: Option<i64>| {
-        at.map_or_else(|| file.ofd().offset.load(Ordering::Relaxed), |at| at as u64)
-    };
-    let (source, target) = (place(&from, in_at), place(&to, out_at));
-    let size = fs()?.fgetattr(from.handle()?)?.size;
-    let len = (r.r8 as u64).min(size.saturating_sub(source));
+    let (source, target) = (from.offset, to.offset);
+    let len = (r.r8 as u64).min(from.size()?.saturating_sub(source));
     if target < source.saturating_add(len) && source < target.saturating_add(len) {
         return Err(Stop::Error(err::INVAL));
     }

@@ -277,7 +277,12 @@ fn vector2(r: &Regs) -> Reply {
     if (r.r10 as isize) < -1 {
         return Err(Stop::Error(err::INVAL));
     }
-    let file = served(r.rdi)?;
+    let file = match served(r.rdi) {
+        Err(Stop::Kernel) if write && flags & !(HIPRI | DSYNC | SYNC) == APPEND => {
+            return append_beside(r, flags & (DSYNC | SYNC) != 0);
+        }
+        file => file?,
+    };
     if write {
         may_write(file.ofd())?
     } else {
@@ -301,6 +306,44 @@ fn vector2(r: &Regs) -> Reply {
     Ok(ret)
 }
 
+/// RWF_APPEND on a file of the volume that the kernel has: it tells no mount of the flag, and would write where it
+/// believes that the file ends.
+fn append_beside(r: &Regs, sync: bool) -> Reply {
+    let file = if limit::is_set() { None } else { File::of(r.rdi)? };
+    let file = file.filter(|file| matches!(file.flags & o::ACCMODE, o::WRONLY | o::RDWR));
+    let Some(file) = file else { return Err(Stop::Kernel) };
+    let (list, total) = vectors(r.rsi, r.rdx as u32 as usize)?;
+    if total == 0 || total > GATHER_MAX {
+        return Err(Stop::Kernel);
+    }
+    let all = gather(&list, total)?;
+    let done = fs()?.write(file.handle, 0, &all, true)?;
+    if r.r10 == usize::MAX {
+        sys::call3(nr::LSEEK, r.rdi, done.offset as usize + done.len, 0);
+    }
+    if sync {
+        fs()?.fsync(file.handle, false)?;
+    }
+    Ok(done.len as isize)
+}
+
+/// What a list says, up to what cannot be read.
+fn gather(list: &[[usize; 2]], total: usize) -> Result<Vec<u8>, Stop> {
+    let mut all = Vec::with_capacity(total);
+    for [base, len] in list {
+        let before = all.len();
+        match mem::source_some(*base, *len) {
+            Ok(part) => all.extend_from_slice(part),
+            Err(_) if !all.is_empty() => break,
+            Err(fault) => return Err(fault.into()),
+        }
+        if all.len() < before + len {
+            break;
+        }
+    }
+    Ok(all)
+}
+
 /// Bytes done and the offset behind them.
 fn transfer(
     file: &InUse,
@@ -313,18 +356,7 @@ fn transfer(
     let (fs, handle) = (fs()?, file.handle()?);
     if write && total <= GATHER_MAX && (list.len() > 1 || append) {
         // One write, so that no other writer comes between the parts.
-        let mut all = Vec::with_capacity(total);
-        for [base, len] in list {
-            let before = all.len();
-            match mem::source_some(*base, *len) {
-                Ok(part) => all.extend_from_slice(part),
-                Err(_) if !all.is_empty() => break,
-                Err(fault) => return Err(fault.into()),
-            }
-            if all.len() < before + len {
-                break;
-            }
-        }
+        let all = gather(list, total)?;
         if all.is_empty() {
             return Ok((0, at));
         }

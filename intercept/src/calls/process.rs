@@ -64,11 +64,16 @@ pub fn other(r: &mut Regs) -> Reply {
         }
         _ => {
             // set*id, setgroups and capset.
-            if !matches!(r.rax, nr::SETFSUID | nr::SETFSGID | nr::CAPSET) {
-                keep_rights();
+            let before = fsys::is_bound().then(who);
+            if before.is_some() || !matches!(r.rax, nr::SETFSUID | nr::SETFSGID | nr::CAPSET) {
+                keep_rights(before.is_some());
             }
             let ret = sys::call3(r.rax, r.rdi, r.rsi, r.rdx);
             fsys::forget_identity();
+            if before.is_some_and(|before| before != who()) {
+                // The service goes on judging this session by who began it.
+                path::disable();
+            }
             Ok(ret)
         }
     }
@@ -83,10 +88,16 @@ pub fn exit() -> Reply {
     Err(Stop::Kernel)
 }
 
-/// Before the super-user gives up rights: what is open stays open, also in a child or program that could
-/// not open it again, and the working directory stays where it is.
-fn keep_rights() {
-    if fsys::caller().uid != 0 {
+/// User and group.
+fn who() -> (u32, u32) {
+    let caller = fsys::caller();
+    (caller.uid, caller.gid)
+}
+
+/// Before the super-user gives up rights, or somebody whose session is `bound` to others gets some: what is open stays
+/// open, also in a child or program that could not open it again, and the working directory stays where it is.
+fn keep_rights(bound: bool) {
+    if fsys::caller().uid != 0 && !bound {
         return;
     }
     for number in table::used() {
