@@ -154,8 +154,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         return scenario.preset(seed);
     }
     use Fault::{
-        Coordinator, Crash, CutOff, Damage, Kill, LinkDown, OneWay, Planned, PowerCut, RegionLost,
-        Slow, Stop,
+        Coordinator, Crash, CutOff, Damage, Hang, Kill, LinkDown, OneWay, Planned, PowerCut,
+        RegionLost, Slow, Stop,
     };
     let mut preset = Preset::of(seed);
     let head_lost = [OneWay(0, 1), LinkDown(0, 1), OneWay(1, 2), RegionLost(0), Crash(0)];
@@ -205,7 +205,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::DamageIgnored => (&damage, &[]),
         Bug::ClosedEarly => (&planned, &[]),
         Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
-        Bug::LossUntold | Bug::PinForgotten => (&crashes, &links),
+        Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
+        Bug::PinForgotten => (&crashes, &links),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
@@ -240,7 +241,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             vec![Write, Append, Append, Append, Read, Create]
         }
         Bug::CutExtentsKept | Bug::SourceKept | Bug::OldExtents | Bug::PiecesDropped => {
-            vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift, Create]
+            vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift]
         }
         Bug::ReadUnchecked => vec![Truncate, Write, Write, Write, Read, Read, Punch, Create],
         Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
@@ -252,10 +253,23 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::LaneOverrun | Bug::FrontierLate | Bug::FrontierIgnored => {
             preset.make(Flavour::Large);
             preset.favour = vec![Write, Write, Write, Read, Read, Create];
-            preset.syncs = 100;
+            (preset.clients, preset.threads, preset.ops, preset.syncs) = (1, 2, 100, 1000);
         }
         // Blocks are used again at once.
         Bug::ReadUnchecked => preset.capacity = 2 << 20,
+        // What threads of one process do to each other.
+        Bug::PiecesDropped
+        | Bug::CutExtentsKept
+        | Bug::SourceKept
+        | Bug::LongWriteIgnored
+        | Bug::SlotCollectedTwice => (preset.clients, preset.tight) = (1 + seed as usize % 2, true),
+        Bug::PinBeforeCount => preset.tight = true,
+        // Time for faults.
+        Bug::LossUntold
+        | Bug::PinForgotten
+        | Bug::NotInside
+        | Bug::LeaseNotLookedAt
+        | Bug::SealIgnored => (preset.pace, preset.syncs) = (20 * MS, 4),
         _ => {}
     }
 }

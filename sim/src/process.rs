@@ -716,6 +716,14 @@ impl World<'_> {
     }
 }
 
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.threads.clear();
+        // What a thread leaves behind knows of it, too.
+        self.home.borrow_mut().take();
+    }
+}
+
 fn attached_last(process: Option<&mut Process>, index: usize, seq: u64) {
     if let Some(attached) = process.and_then(|p| p.attached.get_mut(index)) {
         attached.last = attached.last.max(seq);

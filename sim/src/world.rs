@@ -114,6 +114,8 @@ pub struct Preset {
     pub threads: u64,
     /// One in so many accesses to what threads share is a pause of the thread, at least.
     pub points: u64,
+    /// All bounds of processes are small.
+    pub tight: bool,
 }
 
 impl Preset {
@@ -148,6 +150,7 @@ impl Preset {
             by_hand: r.chance(1, 4),
             threads: 1 + r.below(4),
             points: [2, 8, 40, 300][r.below(4) as usize],
+            tight: false,
         };
         if r.chance(2, 3) {
             preset.nodes = 3;
@@ -230,14 +233,14 @@ impl Preset {
 }
 
 /// The bounds of a process: as shipped, or so small that their edges are met within a few operations.
-fn draw_limits(random: &mut Random) -> Limits {
+fn draw_limits(random: &mut Random, tight: bool) -> Limits {
     let mut limits = Limits::SHIPPED;
-    if random.chance(1, 4) {
+    if random.chance(1, 4) && !tight {
         return limits;
     }
     let mut small = |shipped: u64, least: u64, most: u64| {
         let drawn = least + random.below(most - least + 1);
-        if random.chance(1, 2) { shipped } else { drawn }
+        if random.chance(1, 2) && !tight { shipped } else { drawn }
     };
     limits.inodes = small(limits.inodes as u64, 6, 24) as usize;
     limits.evict = small(limits.evict as u64, 1, 8) as usize;
@@ -548,7 +551,7 @@ impl<'a> World<'a> {
     fn draw_process(&mut self) -> Process {
         let threads = 1 + self.random.below(self.preset.threads) as usize;
         let chance = self.preset.points * (1 + self.random.below(3));
-        let limits = draw_limits(&mut self.random);
+        let limits = draw_limits(&mut self.random, self.preset.tight);
         Process::new(threads, self.preset.ops * 2, limits, chance)
     }
 

@@ -48,6 +48,12 @@ impl World<'_> {
             },
             _ => 0,
         };
+        if let Op::Write { ino, .. } = op
+            && let Some(other) = self.in_the_middle(c, t, ino.0)
+        {
+            let what = brief(op);
+            return Err(format!("client {c}.{t} does {seq} {what} in the middle of a {other}"));
+        }
         let Some(under_way) = self.thread(c, t).and_then(|thread| thread.under_way.as_mut()) else {
             return Err(format!("client {c}.{t} does {seq} {} outside of any call", brief(op)));
         };
@@ -68,6 +74,22 @@ impl World<'_> {
         }
         let call = under_way.call.brief();
         Err(format!("client {c}.{t} does {seq} {} for {call}", brief(op)))
+    }
+
+    /// The write of several entries to the inode in the middle of which another thread of the process is.
+    fn in_the_middle(&mut self, c: usize, t: usize, ino: u64) -> Option<String> {
+        let session = self.by(c)?;
+        let threads = self.process(c)?.threads.iter().enumerate();
+        let others = threads.filter(|(n, _)| *n != t).filter_map(|(_, o)| o.under_way.as_ref());
+        let mut writes = others.filter(|u| match &u.call {
+            // (One that was cut by the end of a session may be done.)
+            Call::Write { ino: of, data, .. } => {
+                let begun = u.last_part.is_some_and(|part| part.0 == session);
+                *of == ino && begun && (1..data.len()).contains(&u.wrote)
+            }
+            _ => false,
+        });
+        writes.next().map(|u| u.call.brief())
     }
 
     // --- results ---
