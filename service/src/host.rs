@@ -190,10 +190,10 @@ impl HostLink {
             return Ok(Some(heard));
         }
         let received = link::receive(&self.socket)?;
-        if let Some((Packet::CopiesDone { id, .. }, _)) = &received {
-            if state.job.take_if(|(job, _)| job == id).is_some() {
-                state.helped = None;
-            }
+        if let Some((Packet::CopiesDone { id, .. }, _)) = &received
+            && state.job.take_if(|(job, _)| job == id).is_some()
+        {
+            state.helped = None;
         }
         Ok(received)
     }
