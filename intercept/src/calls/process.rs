@@ -269,7 +269,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
 /// Whether the kernel takes every program for one with rights of its own (AT_SECURE), which loads no library that
 /// it is told of: the effective user or group is not the real one.
 fn is_secure() -> bool {
-    let who = [nr::GETUID, nr::GETEUID, nr::GETGID, nr::GETEGID].map(|number| sys::call0(number));
+    let who = [nr::GETUID, nr::GETEUID, nr::GETGID, nr::GETEGID].map(sys::call0);
     who[0] != who[1] || who[2] != who[3]
 }
 
