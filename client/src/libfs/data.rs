@@ -270,7 +270,7 @@ impl<H: Host> LibFsOn<H> {
     /// it: a volume that runs full refuses it then. The next write or fsync through each handle of
     /// a file that has operations since its last fsync says so, once, as the kernel reports errors
     /// of write-back. (Which file was meant is not known: none that may have lost something is
-    /// left out.)
+    /// left out, but those of which all was judged before.)
     #[inline]
     fn report_refusal(&self, open: &Open<H>) -> Result<()> {
         match self.current() {
@@ -304,7 +304,8 @@ impl<H: Host> LibFsOn<H> {
         };
         // A new session begins to count anew; what the old one lost is reported otherwise.
         let new = count < before || number != session.number;
-        (!new && last > open.clean.load(Ordering::Relaxed)).then(|| (last, session.refusal()))
+        let clean = open.clean.load(Ordering::Relaxed).max(session.judged_after(before));
+        (!new && last > clean).then(|| (last, session.refusal()))
     }
 
     /// As [`report_refusal`](Self::report_refusal), at a close: asks the service for nothing.
@@ -678,7 +679,7 @@ impl<H: Host> LibFsOn<H> {
 
     /// Session and number of refusals so far.
     pub(crate) fn refusals(&self) -> Option<(u64, u64)> {
-        self.current().map(|session| (session.number, session.refusals()))
+        self.current().map(|session| (session.number, session.note_refusals()))
     }
 
     /// The same, where what counts are refusals since an earlier look at their number: the service

@@ -243,7 +243,8 @@ impl<H: Host> LibFsOn<H> {
             return Err(Errno::NAMETOOLONG);
         }
         let dir = self.inode(parent);
-        let (mut limited, before) = (false, self.refusals());
+        let before = self.current().map(|session| (session.number, session.refusals()));
+        let mut limited = false;
         let made = self.run(|turn| {
             let session = turn.session;
             let mut state = dir.state.write();

@@ -23,6 +23,9 @@ use crate::fs::Result;
 /// Looks at slots whose answers nobody waits for before sleeping.
 const SLOT_YIELDS: u32 = 100;
 
+/// Numbers of refusals that are remembered.
+const JUDGED_MAX: usize = 32;
+
 /// A live attachment.
 #[derive(Debug)]
 pub struct Session<H: Host> {
@@ -45,6 +48,8 @@ pub struct Session<H: Host> {
     pub evicted: Word<H>,
     /// Slots of leases that are to be given back.
     released: RwLock<Vec<u32>, H>,
+    /// Of numbers of refusals, how far was judged while it was that many.
+    judged: RwLock<Vec<(u64, u64)>, H>,
     /// What the service showed; they outlive the session.
     proofs: Arc<Proofs<H>>,
     limits: Limits,
@@ -68,6 +73,7 @@ impl<H: Host> Session<H> {
             fetching: RwLock::new(()),
             evicted: Word::new(0),
             released: RwLock::new(Vec::new()),
+            judged: RwLock::new(Vec::new()),
             proofs,
             limits: config.limits,
             super_user,
@@ -85,6 +91,30 @@ impl<H: Host> Session<H> {
     #[inline]
     pub fn refusals(&self) -> u64 {
         self.segment.word(control::REFUSALS)
+    }
+
+    /// The same; and notes how far it has judged, since what it refuses from here on lies behind that.
+    pub fn note_refusals(&self) -> u64 {
+        // In this order: it counts a refusal before it says that the entry is judged.
+        let upto = self.segment.word(control::SETTLED);
+        let count = self.refusals();
+        let mut judged = self.judged.write();
+        match judged.last_mut() {
+            Some((known, before)) if *known == count => *before = upto.max(*before),
+            _ => {
+                if judged.len() == JUDGED_MAX {
+                    judged.remove(0);
+                }
+                judged.push((count, upto));
+            }
+        }
+        count
+    }
+
+    /// None of the entries up to here is among those refused after the first `count`.
+    pub fn judged_after(&self, count: u64) -> u64 {
+        let judged = self.judged.read();
+        judged.iter().filter(|(known, _)| *known == count).map(|(_, upto)| *upto).max().unwrap_or(0)
     }
 
     /// Why it refused the last one.
