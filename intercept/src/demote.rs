@@ -91,7 +91,9 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
         path[len..len + part.len()].copy_from_slice(part);
         len += part.len();
     }
-    let flags = (o::DIRECTORY | o::CLOEXEC) as usize;
+    // What F_GETFL shows of it.
+    let shown = table::ofd(index).flags.load(Ordering::Acquire) & (o::DIRECTORY | o::NONBLOCK);
+    let flags = (shown | o::CLOEXEC) as usize;
     let fd = with_room(|| sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0));
     if sys::failed(fd) { Err(fd) } else { Ok(table::raise(fd as i32, true)) }
 }
