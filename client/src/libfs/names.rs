@@ -107,8 +107,11 @@ impl<H: Host> LibFsOn<H> {
                 return Ok(attr);
             }
             match self.attr_under(ino, mode) {
-                // Removed between the two steps: look the name up again.
-                Err(Errno::NOENT | Errno::STALE) => {}
+                // Removed between the two steps: look the name up again. Or it never was there: its making was refused,
+                // and only the names that are kept here show it.
+                Err(Errno::NOENT | Errno::STALE) => {
+                    dir.state.write().lease = rpc::Granted::default()
+                }
                 other => return other,
             }
         }
