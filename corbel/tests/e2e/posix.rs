@@ -243,6 +243,16 @@ fn a_full_volume_says_so_once() {
     }
 }
 
+/// Their names stayed in the client's cache: stat and unlink were EIO.
+#[test]
+fn files_that_a_full_volume_refused_are_not_there() {
+    let Some(cluster) = Cluster::new(1, "32MiB") else { return };
+    let said = text(&cluster.run(1, &format!("python3 {TESTS}/run/refused.py")).output().unwrap());
+    assert_eq!(said.lines().count(), 4, "{said}");
+    let right = ["False ENOENT ENOENT", "True ok ok"];
+    assert!(said.lines().all(|line| right.contains(&line)), "{said}");
+}
+
 /// What another node's mount had open, once, goes when it is removed: the mount is idle, and is not asked.
 #[test]
 fn space_of_a_file_that_another_mount_had_open_is_free_at_once() {
