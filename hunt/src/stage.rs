@@ -209,7 +209,7 @@ fn as_under_run(name: &str, locked: bool, real: &mut String, reference: &str) {
                 *real = b.into();
             }
         }
-        "open" | "creat" | "dup" | "fdupfd" if locked => {
+        "open" | "creat" | "dup" | "dup2" | "fdupfd" if locked => {
             let number = |said: &str| said.split(' ').next()?.parse::<i32>().ok();
             if let (Some(got), Some(wanted)) = (number(&a), number(b))
                 && wanted >= 0
