@@ -188,7 +188,6 @@ fn services_that_are_asked_to_end_take_nothing_from_anybody() {
 /// nicfs of a member is killed: what was not everywhere is lost, since the others go on without it, and each open
 /// file says so, once. (What that does to a database is its own affair.)
 #[test]
-#[ignore = "the library says it twice: when the session ends under an fsync, and again when it finds that it has ended"]
 fn a_killed_service_is_one_error_for_each_open_file() {
     let Some(cluster) = Cluster::new(3, "256MiB") else { return };
     for _ in 0..6 {
