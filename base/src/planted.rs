@@ -280,6 +280,12 @@ pub enum Bug {
     ClosedUnheard = 135,
     /// What was made and not opened stays pinned by who made it.
     MadeStaysPinned = 136,
+    /// What an agent's report names is added to what a client was known to have open.
+    UnpinLost = 137,
+    /// What was closed is not told again when the operations before it are.
+    CloseNotRepeated = 138,
+    /// A close that was put off takes away what was opened since.
+    UnpinOvertaken = 139,
 }
 
 impl Bug {
@@ -874,6 +880,21 @@ impl Bug {
             Bug::MadeStaysPinned,
             "made-stays-pinned",
             "who makes a directory or a link counts as having it open for as long as he lives",
+        ),
+        (
+            Bug::UnpinLost,
+            "unpin-lost",
+            "what an agent reports after its link was lost is added to what its client was known to have open",
+        ),
+        (
+            Bug::CloseNotRepeated,
+            "close-not-repeated",
+            "what was closed is not told again when the operations before it are",
+        ),
+        (
+            Bug::UnpinOvertaken,
+            "unpin-overtaken",
+            "a close that the head had put off takes away what was opened since",
         ),
     ];
 

@@ -220,6 +220,8 @@ pub struct Node {
 
     local: VecDeque<Message>,
     stalled: VecDeque<(NodeId, Message)>,
+    /// What clients have open no more and did not say: looked at when the ring has room.
+    let_go: Vec<InodeId>,
     known: BTreeMap<ClientId, Known>,
     leases: LeaseTable,
     locking: locking::Locking,
@@ -353,6 +355,7 @@ impl Node {
             next_segment: 0,
             local: VecDeque::new(),
             stalled: VecDeque::new(),
+            let_go: Vec::new(),
             known: BTreeMap::new(),
             leases: LeaseTable::default(),
             locking: locking::Locking::new(run),

@@ -602,7 +602,7 @@ impl Node {
             return Ok(false);
         }
         // Before the lease, for which somebody may wait who removes one of them.
-        self.unpin_closed(id, out)?;
+        self.tell_closed(id, out)?;
         if let Some(client) = self.clients.get_mut(&id) {
             // The stores of a payload go around the cache, and may arrive a little later than the word that
             // says that its writer is out: what was done under the lease must be in the log that was read.
@@ -618,9 +618,9 @@ impl Node {
     }
 
     /// Tells the head what a client has closed; its log was read since it said so.
-    fn unpin_closed(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn tell_closed(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        let inodes = client.unpin_closed()?;
+        let inodes = client.tell_closed()?;
         if !inodes.is_empty() {
             self.to_head(Message::Unpin { client: id, inodes }, out);
         }
@@ -633,7 +633,7 @@ impl Node {
         for id in self.clients.values().filter(some).map(|c| c.id).collect::<Vec<_>>() {
             self.clients.get_mut(&id).map_or(Ok(()), Client::collect_closed)?;
             if self.drain(id, out)? {
-                self.unpin_closed(id, out)?;
+                self.tell_closed(id, out)?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, InodeId, Nanos, Sequence};
-use storage::format::clients::{PIN_OPEN, PIN_WRITE};
+use storage::format::clients::{PIN_CLOSED, PIN_OPEN, PIN_WRITE};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::{
     self, HEADER_BYTES, claimed_length, claimed_sequence, entry_bytes, op,
@@ -94,8 +94,11 @@ struct Standing {
 struct Pin {
     /// Where it is written down; `None`: there was no room.
     slot: Option<u32>,
-    /// `PIN_OPEN`, `PIN_WRITE`.
+    /// `PIN_OPEN`, `PIN_WRITE`, `PIN_CLOSED`.
     what: u32,
+    /// The head was told that it is closed; and once everything up to here is settled, that need not be said
+    /// again.
+    told: Option<u64>,
 }
 
 /// See the module.
@@ -136,8 +139,10 @@ pub struct Client {
     lease_slots: Slots,
     generation: u64,
     pins: BTreeMap<InodeId, Pin>,
-    /// Taken out of the table of closed inodes; the head is not told yet.
+    /// Closed, and the head is not told yet.
     closed: Vec<InodeId>,
+    /// Closed, and the head is told: in the order of `Pin::told`.
+    told_closed: VecDeque<(u64, InodeId)>,
     pin_slots: Slots,
     /// Values of the service words as last written.
     pub settled: Sequence,
@@ -259,6 +264,7 @@ impl Client {
             generation: u64::from(starts & 0xff_ffff) << 32,
             pins: BTreeMap::new(),
             closed: Vec::new(),
+            told_closed: VecDeque::new(),
             pin_slots: Slots::default(),
             settled: Sequence(first - 1),
             published: Sequence(first - 1),
@@ -343,7 +349,10 @@ impl Client {
         }
         self.lease_slots = Slots::without(&leases.iter().map(|l| l.0).collect());
         for (slot, ino, what) in pins {
-            self.pins.insert(*ino, Pin { slot: Some(*slot), what: *what });
+            self.pins.insert(*ino, Pin { slot: Some(*slot), what: *what, told: None });
+            if what & PIN_CLOSED != 0 && !planted(Bug::CloseNotRepeated) {
+                self.closed.push(*ino);
+            }
         }
         self.pin_slots = Slots::without(&pins.iter().map(|p| p.0).collect());
     }
@@ -763,6 +772,13 @@ impl Client {
         // Settled may be ahead of what was fetched again: the lanes stand where `next` says.
         let settled = self.settled.0 + 1;
         self.next = if planted(Bug::RewindAhead) { settled } else { self.next.min(settled) };
+        // What they made or unlinked is pinned again as they come again.
+        for (_, ino) in std::mem::take(&mut self.told_closed) {
+            let told = self.pins.get_mut(&ino).and_then(|pin| pin.told.take());
+            if told.is_some() && !planted(Bug::CloseNotRepeated) {
+                self.closed.push(ino);
+            }
+        }
     }
 
     /// Starts write-back of what was fetched and is not published (disk regions, chain of one).
@@ -785,6 +801,7 @@ impl Client {
             self.set_word(control::SETTLED, seq.0);
             self.use_room(promised);
             self.forget_returned()?;
+            self.forget_closed()?;
         }
         Ok(())
     }
@@ -953,22 +970,27 @@ impl Client {
     pub fn pin(&mut self, ino: InodeId, write: bool) -> Result<(), MediaError> {
         let what = PIN_OPEN | if write { PIN_WRITE } else { 0 };
         let old = self.pins.get(&ino).copied();
-        if old.is_some_and(|p| p.what | what == p.what) {
+        // Closed and opened again: what it wrote before keeps its right until it is settled.
+        let what = what | old.map_or(0, |p| p.what & !PIN_CLOSED);
+        if old.is_some_and(|p| p.what == what) {
             return Ok(());
         }
         let slot = match old {
             Some(pin) => pin.slot,
             None => self.pin_slots.take(PIN_SLOTS),
         };
-        let what = what | old.map_or(0, |p| p.what);
-        if let Some(slot) = slot {
-            self.row.put_pin(slot, ino, what)?;
+        self.put_pin(ino, Pin { slot, what, told: None })
+    }
+
+    fn put_pin(&mut self, ino: InodeId, pin: Pin) -> Result<(), MediaError> {
+        if let Some(slot) = pin.slot {
+            self.row.put_pin(slot, ino, pin.what)?;
         }
-        self.pins.insert(ino, Pin { slot, what });
+        self.pins.insert(ino, pin);
         Ok(())
     }
 
-    /// The client has it open no more.
+    /// The client has it open no more, and nothing that it did to it is still to be judged.
     pub fn unpin(&mut self, ino: InodeId) -> Result<(), MediaError> {
         if let Some(Pin { slot: Some(slot), .. }) = self.pins.remove(&ino) {
             self.row.put_pin(slot, ino, 0)?;
@@ -984,8 +1006,19 @@ impl Client {
         for (slot, word) in (0..).zip(words.as_chunks().0) {
             let (at, ino) = (control::CLOSED + slot * 8, u64::from_le_bytes(*word));
             if ino != 0 && self.media.cas64(self.log(), at, ino, 0)? == ino {
-                self.closed.push(InodeId(ino));
+                self.note_closed(InodeId(ino))?;
             }
+        }
+        Ok(())
+    }
+
+    /// The client has closed the inode. It stays written down until the head has heard of it, whatever becomes of
+    /// links, heads and this service.
+    pub fn note_closed(&mut self, ino: InodeId) -> Result<(), MediaError> {
+        let Some(&pin) = self.pins.get(&ino) else { return Ok(()) };
+        if pin.told.is_none() && !self.closed.contains(&ino) {
+            self.closed.push(ino);
+            self.put_pin(ino, Pin { what: pin.what | PIN_CLOSED, ..pin })?;
         }
         Ok(())
     }
@@ -1004,12 +1037,45 @@ impl Client {
         self.closed.retain(|closed| *closed != ino);
     }
 
-    /// What was collected, to be told to the head.
-    pub fn unpin_closed(&mut self) -> Result<Vec<InodeId>, MediaError> {
-        let mut closed = std::mem::take(&mut self.closed);
-        closed.retain(|ino| self.has_pin(*ino));
-        closed.iter().try_for_each(|ino| self.unpin(*ino))?;
+    /// What was closed, to be told to the head now that the log is read to its end.
+    pub fn tell_closed(&mut self) -> Result<Vec<InodeId>, MediaError> {
+        let closed = std::mem::take(&mut self.closed);
+        self.told(&closed)?;
         Ok(closed)
+    }
+
+    /// The same of some that were closed when the log was read as far as it is now.
+    pub fn tell_these(&mut self, inodes: &[InodeId]) -> Result<Vec<InodeId>, MediaError> {
+        inodes.iter().try_for_each(|ino| self.note_closed(*ino))?;
+        let these = self.closed.extract_if(.., |ino| inodes.contains(ino)).collect::<Vec<_>>();
+        self.told(&these)?;
+        Ok(these)
+    }
+
+    fn told(&mut self, closed: &[InodeId]) -> Result<(), MediaError> {
+        let last = self.next - 1;
+        for ino in closed {
+            if let Some(pin) = self.pins.get_mut(ino) {
+                pin.told = Some(last);
+                self.told_closed.push_back((last, *ino));
+            }
+        }
+        self.forget_closed()
+    }
+
+    /// What was closed is let go once the head has judged everything before: until then that may have to be told
+    /// again, and a head that does not know must hear of it as it was.
+    fn forget_closed(&mut self) -> Result<(), MediaError> {
+        while let Some((last, ino)) = self.told_closed.front().copied()
+            && last <= self.settled.0
+        {
+            self.told_closed.pop_front();
+            // Not one that was opened again, whether or not it was closed once more.
+            if self.pins.get(&ino).is_some_and(|pin| pin.told == Some(last)) {
+                self.unpin(ino)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the client has the inode open.

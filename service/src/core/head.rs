@@ -1,5 +1,7 @@
 //! The head: judges entries, orders them into the stream, grants leases and inode numbers.
 
+use std::collections::BTreeSet;
+
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, NodeId, Sequence, StreamSeq};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
@@ -179,6 +181,7 @@ impl Node {
 
     /// Messages put off because the ring was full.
     pub(super) fn retry_stalled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        self.reap_let_go(out)?;
         // What held chunks back may be gone without a word (a snapshot for a node that is in the chain now).
         if self.stalled.is_empty() || !self.ready || self.paused {
             return Ok(());
@@ -210,7 +213,15 @@ impl Node {
         self.reported.entry(client.node()).or_default().insert(client);
         let unknown = !self.known.contains_key(&client);
         let slot = self.known.entry(client).or_insert(known);
-        slot.pins.extend(pins);
+        let reported: BTreeSet<InodeId> = pins.iter().copied().collect();
+        if planted(Bug::UnpinLost) {
+            slot.pins.extend(reported);
+        } else {
+            // A pin that the agent does not name was taken back in a message that was lost with its link, or belongs
+            // to a grant that was: that one is asked for again.
+            self.let_go.extend(slot.pins.difference(&reported));
+            slot.pins = reported;
+        }
         // What the agent says is what its client holds: grants, recalls and returns that were under
         // way are void.
         let mut actions = Vec::new();
@@ -235,7 +246,17 @@ impl Node {
         let seen = self.settled_of(client).max(settled);
         self.settled.insert(client, seen);
         self.tell_progress(client, seen, out);
+        self.reap_let_go(out)?;
         self.act(actions, out)
+    }
+
+    /// Frees of what clients let go what nobody else has; a head that takes over looks at all there is.
+    fn reap_let_go(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if self.let_go.is_empty() || !self.ready || !self.ring.has_room() {
+            return Ok(());
+        }
+        let inodes = std::mem::take(&mut self.let_go);
+        self.reap_unpinned(inodes, out)
     }
 
     /// What members sent during a takeover says of more that all have it than was known when the clients
@@ -805,6 +826,14 @@ impl Node {
         }
         if flags & WANT_PIN != 0 {
             known.pins.insert(ino);
+            // The agent asks after it has said that the inode is closed, and that may have been put off.
+            for (_, put_off) in self.stalled.iter_mut().filter(|_| !planted(Bug::UnpinOvertaken)) {
+                if let Message::Unpin { client: by, inodes } = put_off
+                    && *by == client
+                {
+                    inodes.retain(|closed| *closed != ino);
+                }
+            }
         }
         Ok(Ok(()))
     }

@@ -599,9 +599,9 @@ impl Node {
             }
             What::Unpin(inodes) => {
                 if let Some(client) = self.clients.get_mut(&p.client) {
-                    inodes.iter().try_for_each(|ino| client.unpin(*ino))?;
+                    let inodes = client.tell_these(&inodes)?;
+                    self.to_head(Message::Unpin { client: p.client, inodes }, out);
                 }
-                self.to_head(Message::Unpin { client: p.client, inodes }, out);
                 return done();
             }
             What::StatFs => {

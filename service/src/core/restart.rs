@@ -131,7 +131,7 @@ impl Node {
         for ino in client.unmade().clone() {
             if made.contains(&ino) || self.volume.attr(ino)?.is_some() {
                 client.note_made(ino);
-            } else {
+            } else if !client.has_pin(ino) {
                 // Its Create may lie in the log beside an Unlink that had taken the pin away already.
                 client.pin(ino, false)?;
             }

@@ -171,6 +171,7 @@ impl Node {
         self.held_grants.clear();
         self.recall_tokens.clear();
         self.stalled.clear();
+        self.let_go.clear();
         self.acked.clear();
         self.stash.clear();
         self.next_inode = self.volume.last_inode().0 + TAKEOVER_SKIP;

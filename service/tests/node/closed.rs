@@ -1,6 +1,6 @@
 //! Space of removed files: what a client has closed is not kept, though it told nobody.
 
-use base::InodeId;
+use base::{InodeId, NodeId};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
@@ -107,5 +107,132 @@ fn lies_about_what_is_closed_harm_nobody() {
     rig.event(1, Event::ClientGone(reader.client));
     rig.settle();
     assert!(!is_there(&rig, ino));
+    rig.check();
+}
+
+/// What node 2 has said to the head is lost with their link, which comes up again.
+fn lose_link(rig: &mut Rig) {
+    let ends = [(NodeId(1), NodeId(2)), (NodeId(2), NodeId(1))];
+    let cut = |(to, from, _): &&mut (NodeId, NodeId, _)| ends.contains(&(*to, *from));
+    rig.links.iter_mut().filter(cut).for_each(|(.., queue)| queue.clear());
+    for (n, other) in [(0, 2), (1, 1)] {
+        rig.event(n, Event::PeerDown(NodeId(other)));
+        rig.event(n, Event::PeerUp(NodeId(other)));
+    }
+}
+
+/// Tells the service of a member, which tells the head; nothing arrives there.
+fn say(hand: &Hand, rig: &mut Rig, request: &Request<'_>) {
+    hand.post(0, request, hand.seq);
+    for _ in 0..10 {
+        rig.event(hand.n, Event::Doorbell(hand.client));
+        rig.work(hand.n);
+    }
+}
+
+#[test]
+fn a_close_that_is_lost_with_its_link_counts() {
+    let mut rig = Rig::new(3, 1);
+    let (mut owner, reader, ino) = opened(&mut rig);
+    let kept = owner.create(&mut rig, b"kept", 0o100_644);
+    owner.sync(&mut rig);
+    open(&reader, &mut rig, kept);
+    remove(&mut owner, &mut rig, ino);
+    assert!(is_there(&rig, ino), "it is open");
+    say(&reader, &mut rig, &Request::Unpin { inodes: vec![ino] });
+    assert!(reader.reply(0).is_some(), "the client goes on");
+    lose_link(&mut rig);
+    rig.settle();
+    assert!(!is_there(&rig, ino), "nobody has it open");
+    assert!(is_there(&rig, kept));
+    rig.check();
+}
+
+/// A file that a client of node 2 made, unlinked and closed, of which the head has heard nothing.
+fn made_and_closed_unheard(rig: &mut Rig) -> (Hand, InodeId) {
+    let mut hand = rig.attach(1, 0);
+    let (ino, _) = hand.numbers(rig, 1)[0];
+    let (parent, mode) = (InodeId::ROOT, 0o100_644);
+    hand.append(&Op::Tmpfile { ino, parent, mode, uid: 0, gid: 0, linkable: true });
+    hand.append(&Op::Write { ino, offset: 0, data: b"content", clear_setid: true });
+    close(&hand, 0, ino);
+    hand.set(control::CLOSED_NOW, 1);
+    rig.event(1, Event::Doorbell(hand.client));
+    rig.pass(1_000_000);
+    assert_eq!(hand.word(control::CLOSED), 0, "the service has taken it");
+    (hand, ino)
+}
+
+#[test]
+fn a_close_is_told_again_with_what_was_done_before_it() {
+    let mut rig = Rig::new(3, 1);
+    let (hand, ino) = made_and_closed_unheard(&mut rig);
+    lose_link(&mut rig);
+    rig.settle();
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    assert!(!is_there(&rig, ino), "nobody has it open");
+    rig.check();
+}
+
+#[test]
+fn a_close_is_told_again_by_a_service_that_starts_anew() {
+    let mut rig = Rig::new(3, 1);
+    let (hand, ino) = made_and_closed_unheard(&mut rig);
+    let mut rig = Rig::on(rig.regions.clone(), 2);
+    rig.settle();
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    assert!(!is_there(&rig, ino), "nobody has it open");
+    rig.check();
+}
+
+/// The head's ring is full of what node 3 does not take: it puts off what node 2 writes, and a close that comes
+/// behind that, but not an open.
+#[test]
+fn a_close_that_is_put_off_takes_nothing_from_a_later_open() {
+    let mut rig = Rig::new(3, 1);
+    let (mut owner, reader, ino) = opened(&mut rig);
+    let mut writers = Vec::new();
+    for (n, name) in [(0, b"1"), (0, b"2"), (0, b"3"), (0, b"4"), (0, b"5"), (1, b"6")] {
+        let file = owner.create(&mut rig, name, 0o100_644);
+        owner.sync(&mut rig);
+        let hand = rig.attach(n, 0);
+        let shown = hand.lease(&mut rig, file, LeaseMode::Write).expect("a lease").granted;
+        assert!(hand.holds(shown));
+        writers.push((hand, file));
+    }
+    rig.settle();
+    // What node 3 says does not arrive: the ring keeps everything, until it is full.
+    let heard = |rig: &mut Rig| {
+        rig.pass(1_000_000);
+        for link in (0..100).flat_map(|_| 0..6) {
+            while rig.links[link].1 != NodeId(3) && rig.deliver(link) {}
+        }
+    };
+    let data = vec![7; 1 << 20];
+    for (hand, file) in &mut writers {
+        for _ in 0..3 {
+            hand.append(&Op::Write { ino: *file, offset: 0, data: &data, clear_setid: true });
+            rig.event(hand.n, Event::Doorbell(hand.client));
+            heard(&mut rig);
+        }
+    }
+    let (last, _) = writers.last().expect("some");
+    assert!(last.word(control::SETTLED) < last.seq, "the head takes no more");
+    for request in [
+        Request::Unpin { inodes: vec![ino] },
+        Request::Inode { ino, mode: LeaseMode::None, flags: WANT_PIN },
+    ] {
+        reader.post(0, &request, reader.seq);
+        rig.event(1, Event::Doorbell(reader.client));
+        (0..20).for_each(|_| heard(&mut rig));
+        assert!(reader.reply(0).is_some(), "{request:?}");
+    }
+    rig.settle();
+    remove(&mut owner, &mut rig, ino);
+    assert!(is_there(&rig, ino), "it is open");
     rig.check();
 }

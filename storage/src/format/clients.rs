@@ -34,8 +34,9 @@
 //!    104  24  zero                                      0   8  inode, 0 of a free entry
 //!                                                       8   4  lease: 1 to read, 2 to write, 3 to
 //!                                                              write what is not made yet; pin:
-//!                                                              bits 1 open, 2 opened for writing;
-//!                                                              0 of a free entry
+//!                                                              bits 1 open, 2 opened for writing,
+//!                                                              4 closed, which the head may not
+//!                                                              know; 0 of a free entry
 //!                                                      12   4  CRC32C (see `Held::encode`)
 //! ```
 //!
@@ -305,6 +306,8 @@ impl Progress {
 pub const PIN_OPEN: u32 = 1;
 /// Pin: it was allowed to write when it opened it.
 pub const PIN_WRITE: u32 = 2;
+/// Pin: it has closed it since, which the head may not know.
+pub const PIN_CLOSED: u32 = 4;
 
 /// Lease: to write, on an inode number that was handed out and that nothing has been made with. A
 /// number is used once, so what was made with it and removed again must be told from this.
@@ -360,7 +363,7 @@ impl Held {
             return Err(r.corrupt("fails its checksum"));
         }
         let free = Self { ino, what } == Self::FREE;
-        if !free && (ino == InodeId::NONE || !(1..=3).contains(&what)) {
+        if !free && (ino == InodeId::NONE || !matches!(what, 1..=3 | 5 | 7)) {
             return Err(r.corrupt("says what the service never writes"));
         }
         Ok(Some(Self { ino, what }))
