@@ -257,12 +257,16 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         }
         // Blocks are used again at once.
         Bug::ReadUnchecked => preset.capacity = 2 << 20,
+        // Few slots, and requests that nobody waits for, one after the other.
+        Bug::SlotCollectedTwice => {
+            preset.favour = vec![Tmpfile, Tmpfile, Create, Unlink];
+            (preset.clients, preset.tight) = (1 + seed as usize % 2, true);
+            (preset.pace, preset.closes) = (50 * US, 2);
+        }
         // What threads of one process do to each other.
-        Bug::PiecesDropped
-        | Bug::CutExtentsKept
-        | Bug::SourceKept
-        | Bug::LongWriteIgnored
-        | Bug::SlotCollectedTwice => (preset.clients, preset.tight) = (1 + seed as usize % 2, true),
+        Bug::PiecesDropped | Bug::CutExtentsKept | Bug::SourceKept | Bug::LongWriteIgnored => {
+            (preset.clients, preset.tight) = (1 + seed as usize % 2, true)
+        }
         Bug::PinBeforeCount => preset.tight = true,
         // Time for faults.
         Bug::LossUntold

@@ -53,6 +53,8 @@ pub struct Process {
     limits: Limits,
     /// One in so many points is a pause.
     chance: u64,
+    /// Which places of the code are narrow.
+    narrow: u64,
     /// Counts the lives of the process.
     pub(crate) life: u64,
 }
@@ -176,7 +178,7 @@ fn begin(home: &Home, limits: Limits, uid: u32) {
 
 impl Process {
     /// One that has not started.
-    pub fn new(threads: usize, ops: u32, limits: Limits, chance: u64) -> Self {
+    pub fn new(threads: usize, ops: u32, limits: Limits, (chance, narrow): (u64, u64)) -> Self {
         let thread = |_| Thread {
             fiber: Fiber::none(),
             waits: Waits::Nothing,
@@ -198,6 +200,7 @@ impl Process {
             told: BTreeMap::new(),
             limits,
             chance,
+            narrow,
             life: 0,
         }
     }
@@ -273,6 +276,7 @@ impl World<'_> {
         fiber.facts.uid.set(uid);
         fiber.facts.thread.set(c * 8 + t);
         fiber.facts.chance.set(process.chance);
+        fiber.facts.narrow.set(process.narrow);
         process.threads[t].fiber = fiber;
     }
 
@@ -360,7 +364,7 @@ impl World<'_> {
             };
             answer = Answer::Go;
             match pause {
-                Pause::Point => return self.pause_at_point(c, t),
+                Pause::Point(long) => return self.pause_at_point(c, t, long),
                 Pause::Sleep(nanos) => {
                     let lasts = self.hosts[self.actors[c].node].clock.lasts(nanos);
                     self.go_on(c, t, lasts, Answer::Go);
@@ -402,7 +406,7 @@ impl World<'_> {
 
     /// Others may go on. Mostly it is a moment; sometimes the processor is given to somebody else. A process that
     /// shall be stopped inside an operation is.
-    fn pause_at_point(&mut self, c: usize, t: usize) -> Result<(), String> {
+    fn pause_at_point(&mut self, c: usize, t: usize, long: bool) -> Result<(), String> {
         self.outcome.switches += 1;
         let inside = self.thread(c, t).is_some_and(|thread| thread.fiber.facts.inside.get());
         if inside && let Some(lasts) = self.actors[c].stop_for.take() {
@@ -411,6 +415,7 @@ impl World<'_> {
             self.process(c).into_iter().for_each(|p| p.frozen = until);
         }
         let delay = match self.random.below(1000) {
+            _ if long => self.between(10 * US, 300 * US),
             0 => self.between(MS, 30 * MS),
             1..=20 => self.between(10 * US, 300 * US),
             _ => self.between(0, 3 * US),

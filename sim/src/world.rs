@@ -98,6 +98,8 @@ pub struct Preset {
     pub pace: Nanos,
     /// A client syncs before one in so many operations.
     pub syncs: u64,
+    /// A thread of a process closes a file before one in so many calls.
+    pub closes: u64,
     /// Inode numbers that a client asks for at once.
     pub numbers: u32,
     /// Who has written to a file mostly writes to it again.
@@ -142,6 +144,7 @@ impl Preset {
             favour: Vec::new(),
             pace: 60 * MS,
             syncs: 8,
+            closes: 30,
             numbers: 3,
             insists: false,
             wasteful: false,
@@ -157,6 +160,7 @@ impl Preset {
         }
         if !preset.by_hand {
             preset.pace = [50 * US, 2 * MS, 60 * MS][r.below(3) as usize];
+            preset.closes = [3, 12, 60][r.below(3) as usize];
         }
         if preset.full {
             preset.make(Flavour::Full);
@@ -257,7 +261,7 @@ fn draw_limits(random: &mut Random, tight: bool) -> Limits {
     limits.copy_piece = small(limits.copy_piece >> 12, 1, 3) << 12;
     limits.copy_call = small(limits.copy_call >> 12, 1, 8) << 12;
     limits.requests = small(limits.requests as u64, 1, 3) as usize;
-    limits.closed = small(limits.closed as u64, 0, 4) as usize;
+    limits.closed = small(limits.closed as u64, 0, 2) as usize;
     limits
 }
 
@@ -551,8 +555,9 @@ impl<'a> World<'a> {
     fn draw_process(&mut self) -> Process {
         let threads = 1 + self.random.below(self.preset.threads) as usize;
         let chance = self.preset.points * (1 + self.random.below(3));
+        let narrow = if self.random.chance(1, 2) { self.random.next_u64() } else { 0 };
         let limits = draw_limits(&mut self.random, self.preset.tight);
-        Process::new(threads, self.preset.ops * 2, limits, chance)
+        Process::new(threads, self.preset.ops * 2, limits, (chance, narrow))
     }
 
     pub(crate) fn trace(&mut self, line: impl FnOnce() -> String) {

@@ -213,7 +213,7 @@ impl Pieces {
         let settled: Vec<(u64, u64)> = self
             .log
             .iter()
-            .filter(|(_, p)| p.place.sequence <= as_of)
+            .filter(|(_, p)| p.place.sequence <= as_of || planted(Bug::PiecesDropped))
             .map(|(&start, p)| (start.max(shown.start), (start + p.len).min(shown.end)))
             .filter(|(start, end)| start < end)
             .collect();

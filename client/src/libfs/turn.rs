@@ -419,9 +419,10 @@ impl<H: Host> LibFsOn<H> {
         state.no_capability = false;
         state.names = Default::default();
         state.target = reply.target;
-        // The answer reflects all that this client did to the inode, published: nothing of the own
-        // log is needed any more, and what others wrote since may not be hidden by it.
-        if state.last <= reply.reflected || planted(Bug::PiecesDropped) {
+        // The answer reflects all that this client did to the inode, published (that was asked for, and the service
+        // waits for it): nothing of the own log is needed any more, and what others wrote since may not be hidden
+        // by it.
+        if state.last <= reply.reflected {
             state.pieces = Default::default();
         }
         state.pieces.install(0, &reply.extents, reply.complete, reply.reflected);

@@ -123,6 +123,11 @@ impl World<'_> {
         if self.random.chance(1, self.preset.syncs) {
             return self.draw_sync(c, t);
         }
+        if self.random.chance(1, self.preset.closes)
+            && let Some(call) = self.draw_close(c, t)
+        {
+            return call;
+        }
         let favoured = self.preset.favour.len() as u64;
         for _ in 0..8 {
             let kind = match favoured {
@@ -196,11 +201,7 @@ impl World<'_> {
                 let (handle, ino) = self.own_open(c, t, |_| true)?;
                 return Some(Call::Fgetattr { handle, ino });
             }
-            59 => {
-                let (handle, ino) = self.own_open(c, t, |_| true)?;
-                self.process(c)?.open.remove(&handle.0);
-                return Some(Call::Release { handle, ino });
-            }
+            59 => return self.draw_close(c, t),
             _ => {
                 let at = self.draw_target();
                 return Some(Call::Lookup { dir: at.dir, name: at.name });
@@ -254,6 +255,12 @@ impl World<'_> {
         Some((Handle(handle), ino))
     }
 
+    fn draw_close(&mut self, c: usize, t: usize) -> Option<Call> {
+        let (handle, ino) = self.own_open(c, t, |_| true)?;
+        self.process(c)?.open.remove(&handle.0);
+        Some(Call::Release { handle, ino })
+    }
+
     /// A file to work on: one that is open, or else (and sometimes anyhow) one to be opened first.
     fn draw_file(&mut self, c: usize, t: usize) -> Result<(Handle, u64), Option<Call>> {
         let writable = |open: &Open| open.flags & 3 == O_RDWR;
@@ -264,11 +271,7 @@ impl World<'_> {
         let count =
             self.process(c).map_or(0, |p| p.open.values().filter(|o| o.thread == t).count());
         if count >= OPEN_MAX {
-            let Some((handle, ino)) = self.own_open(c, t, |_| true) else { return Err(None) };
-            if let Some(process) = self.process(c) {
-                process.open.remove(&handle.0);
-            }
-            return Err(Some(Call::Release { handle, ino }));
+            return Err(self.draw_close(c, t));
         }
         let at = self.draw_target();
         let Some(ino) = at.ino.filter(|ino| self.is_file(*ino)) else { return Err(None) };

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::panic::Location;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -28,8 +29,8 @@ const STACK: usize = 512 << 10;
 /// Why a thread does not go on by itself.
 #[derive(Debug)]
 pub enum Pause {
-    /// Others may go on here.
-    Point,
+    /// Others may go on here; for long, or for a moment.
+    Point(bool),
     /// Nothing for so long.
     Sleep(Nanos),
     /// Waits while a word of shared memory is what it was.
@@ -82,6 +83,8 @@ pub struct Facts {
     pub thread: Cell<usize>,
     /// One in so many points is a pause; 0: none.
     pub chance: Cell<u64>,
+    /// Which places of the code are narrow ([`Facts::is_narrow`]); 0: none.
+    pub narrow: Cell<u64>,
     /// It is inside an operation.
     pub inside: Cell<bool>,
     /// It writes from memory that others change meanwhile.
@@ -91,6 +94,29 @@ pub struct Facts {
     random: RefCell<Option<Random>>,
     yielder: Cell<Option<*const Yielder<Answer, Pause>>>,
 }
+
+/// One in so many places of the code is narrow...
+const NARROW: u64 = 16;
+/// ... and one in so many threads that come by stands there.
+const NARROW_CHANCE: u64 = 3;
+
+impl Facts {
+    /// Whether threads stand for long at this place of the code. What goes wrong only if one is held up between two
+    /// certain accesses, and others do a lot meanwhile, is seldom met where all places are alike: a history has a few
+    /// at which it happens time and again.
+    fn is_narrow(&self, place: &Location<'_>) -> bool {
+        let key = self.narrow.get();
+        if key == 0 {
+            return false;
+        }
+        let at = u64::from(place.line()) << 32 | u64::from(place.column());
+        let mixed = (at ^ key).wrapping_add(place.file().len() as u64).wrapping_mul(MIX);
+        (mixed ^ mixed >> 29).wrapping_mul(MIX) >> 32 & (NARROW - 1) == 0
+    }
+}
+
+/// An odd number with bits all over.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 thread_local! {
     /// The facts of the coroutine that runs now.
@@ -232,6 +258,7 @@ impl Shared {
     }
 
     /// Changes a word: nothing else happens in between.
+    #[track_caller]
     fn change(&self, at: u64, to: impl FnOnce(u64) -> u64) -> u64 {
         SimHost::point();
         let Some(region) = self.region.upgrade() else { return 0 };
@@ -249,45 +276,55 @@ const fn to_is_odd(word: u64) -> bool {
 }
 
 impl Memory for Shared {
+    #[track_caller]
     fn load(&self, at: u64, _: Ordering) -> u64 {
         SimHost::point();
         self.peek(at)
     }
 
+    #[track_caller]
     fn store(&self, at: u64, value: u64, _: Ordering) {
         self.change(at, |_| value);
     }
 
+    #[track_caller]
     fn swap(&self, at: u64, from: u64, to: u64) -> bool {
         self.change(at, |word| if word == from { to } else { word }) == from
     }
 
+    #[track_caller]
     fn add(&self, at: u64, by: u64) -> u64 {
         self.change(at, |word| word.wrapping_add(by))
     }
 
+    #[track_caller]
     fn raise(&self, at: u64, value: u64) {
         self.change(at, |word| word.max(value));
     }
 
+    #[track_caller]
     fn set(&self, at: u64, bits: u64) -> u64 {
         self.change(at, |word| word | bits)
     }
 
+    #[track_caller]
     fn clear(&self, at: u64, bits: u64) {
         self.change(at, |word| word & !bits);
     }
 
+    #[track_caller]
     fn load32(&self, at: u64, _: Ordering) -> u32 {
         SimHost::point();
         self.peek32(at)
     }
 
+    #[track_caller]
     fn store32(&self, at: u64, value: u32, _: Ordering) {
         let up = (at & 4) * 8;
         self.change(at & !7, |word| word & !(0xffff_ffff << up) | u64::from(value) << up);
     }
 
+    #[track_caller]
     fn read(&self, at: u64, buf: &mut [u8]) -> bool {
         SimHost::point();
         // Half of it before others go on, so that what is copied may be torn.
@@ -305,6 +342,7 @@ impl Memory for Shared {
         }
     }
 
+    #[track_caller]
     fn write(&self, at: u64, data: &[u8]) {
         SimHost::point();
         if let Some(region) = self.region.upgrade() {
@@ -312,6 +350,7 @@ impl Memory for Shared {
         }
     }
 
+    #[track_caller]
     fn write_persistent(&self, at: u64, data: &[u8]) {
         self.write(at, data);
         if let Some(region) = self.region.upgrade() {
@@ -417,15 +456,19 @@ impl Host for SimHost {
         pause(Pause::Woke(std::ptr::from_ref(word) as usize, count));
     }
 
+    #[track_caller]
     fn point() {
+        let place = Location::caller();
         let stops = here(|facts| {
             facts.points.set(facts.points.get() + 1);
-            let chance = facts.chance.get();
+            let narrow = facts.is_narrow(place);
+            let chance = if narrow { NARROW_CHANCE } else { facts.chance.get() };
             let mut random = facts.random.borrow_mut();
-            chance != 0 && random.as_mut().is_some_and(|random| random.chance(1, chance))
+            let stops = chance != 0 && random.as_mut().is_some_and(|r| r.chance(1, chance));
+            stops.then_some(narrow)
         });
-        if stops == Some(true) {
-            pause(Pause::Point);
+        if let Some(long) = stops.flatten() {
+            pause(Pause::Point(long));
         }
     }
 
