@@ -286,6 +286,8 @@ pub enum Bug {
     CloseNotRepeated = 138,
     /// A close that was put off takes away what was opened since.
     UnpinOvertaken = 139,
+    /// A file without a name is made although the lease on its directory went back since that was looked at.
+    GroundsUnchecked = 177,
 }
 
 impl Bug {
@@ -895,6 +897,11 @@ impl Bug {
             Bug::UnpinOvertaken,
             "unpin-overtaken",
             "a close that the head had put off takes away what was opened since",
+        ),
+        (
+            Bug::GroundsUnchecked,
+            "grounds-unchecked",
+            "a file without a name is made by what its directory was before the lease on that went back",
         ),
     ];
 

@@ -391,6 +391,7 @@ impl<H: Host> LibFsOn<H> {
         let inside = (!planted(Bug::NotInside)).then(|| segment.enter());
         let good = segment.attached()
             && leases.iter().all(|s| self.held(session, s, LeaseMode::Write))
+            && turn.has_grounds()
             && segment.in_time();
         if !good && !planted(Bug::LeaseNotLookedAt) {
             inside.into_iter().for_each(|inside| segment.leave(inside));

@@ -314,6 +314,8 @@ impl<H: Host> LibFsOn<H> {
             if state.record.nlink == 0 {
                 return Err(Errno::NOENT.into());
             }
+            // It inherits from the directory, and belongs to its project.
+            turn.counts_on(&state);
             let now = Self::now(&[]);
             let (ino, granted) = self.take_fresh(session)?;
             let node = NewNode { mode: S_IFREG | mode & 0o7777, rdev: 0, target: &[] };

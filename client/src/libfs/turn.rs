@@ -137,6 +137,8 @@ pub(crate) struct Turn<H: Host> {
     pub(crate) trimmed: bool,
     /// Entries of this attempt of which it is not known whether they count.
     doubts: Vec<Doubt>,
+    /// Leases that this attempt was judged by, beside those of what it changes.
+    grounds: Vec<rpc::Granted>,
 }
 
 /// An entry that was appended while the session was ended.
@@ -153,8 +155,21 @@ const FOUND_MAX: usize = 4;
 impl<H: Host> Turn<H> {
     fn new(session: &'static Session<H>) -> Self {
         let (shown, answer, failed) = (None, None, None);
-        let (found, doubts) = (Vec::new(), Vec::new());
-        Self { session, shown, found, answer, failed, trimmed: false, doubts }
+        let (found, doubts, grounds) = (Vec::new(), Vec::new(), Vec::new());
+        Self { session, shown, found, answer, failed, trimmed: false, doubts, grounds }
+    }
+
+    /// What this attempt appends counts on what `state`, of which it holds a lease, says; which it does not change.
+    pub(crate) fn counts_on(&mut self, state: &State) {
+        self.grounds.push(state.lease);
+    }
+
+    /// Whether that is still so. To be asked inside the operation: a lease taken back before may have let others
+    /// change what was looked at.
+    #[inline]
+    pub(crate) fn has_grounds(&self) -> bool {
+        let held = |lease: &rpc::Granted| self.session.segment.lease_holds(lease.slot, lease.word);
+        self.grounds.iter().all(held) || planted(Bug::GroundsUnchecked)
     }
 
     /// What the service said of the inode in this call: the truth of a moment, whether the lease still holds or
@@ -217,6 +232,7 @@ impl<H: Host> LibFsOn<H> {
         let session = self.session()?;
         let mut turn = Turn::new(session);
         for _ in 0..self.config.limits.attempts {
+            turn.grounds.clear();
             let attempted = attempt(&mut turn);
             let counts = self.is_counted(&mut turn);
             let wait = match attempted {
