@@ -199,6 +199,12 @@ pub struct Batch {
     pub taken: u64,
 }
 
+/// Blocks that an entry was promised, as it was copied and checked: what lies in the log may have changed since. (A pad
+/// is not copied, and needs none.)
+fn promise_of(copy: &[u8]) -> u64 {
+    copy.first_chunk().map_or(0, entry::claimed_promise)
+}
+
 impl Client {
     /// Makes the segment and its control area. `starts` counts the starts of the service.
     pub fn create(
@@ -367,7 +373,7 @@ impl Client {
                 scratch.clear();
                 let Some(total) = self.copy_entry(lane, &head, &mut scratch)? else { break };
                 let start = self.lanes[lane];
-                let promised = entry::claimed_promise(&head);
+                let promised = promise_of(&scratch);
                 marks.push(Mark { seq, lane, start, end: start + total, promised });
                 self.lanes[lane] += total;
                 before = seq;
@@ -634,8 +640,7 @@ impl Client {
         let start = self.lanes[lane];
         self.lanes[lane] += total;
         self.next = seq + 1;
-        let copy = batch.raw[copied..].first_chunk();
-        let promised = copy.map_or(0, entry::claimed_promise);
+        let promised = promise_of(&batch.raw[copied..]);
         self.marks.push_back(Mark { seq, lane, start, end: start + total, promised });
         if seq <= self.settled.0 {
             self.use_room(promised);
