@@ -137,7 +137,7 @@ pub struct Client {
     generation: u64,
     pins: BTreeMap<InodeId, Pin>,
     /// Taken out of the table of closed inodes; the head is not told yet.
-    closed: Vec<InodeId>,
+    closed: BTreeSet<InodeId>,
     pin_slots: Slots,
     /// Values of the service words as last written.
     pub settled: Sequence,
@@ -264,7 +264,7 @@ impl Client {
             // Words of an earlier run must not come again: the client may remember them.
             generation: u64::from(starts & 0xff_ffff) << 32,
             pins: BTreeMap::new(),
-            closed: Vec::new(),
+            closed: BTreeSet::new(),
             pin_slots: Slots::default(),
             settled: Sequence(first - 1),
             published: Sequence(first - 1),
@@ -988,8 +988,10 @@ impl Client {
         self.media.read(self.log(), control::CLOSED, &mut words)?;
         for (slot, word) in (0..).zip(words.as_chunks().0) {
             let (at, ino) = (control::CLOSED + slot * 8, u64::from_le_bytes(*word));
-            if ino != 0 && self.media.cas64(self.log(), at, ino, 0)? == ino {
-                self.closed.push(InodeId(ino));
+            let taken = ino != 0 && self.media.cas64(self.log(), at, ino, 0)? == ino;
+            // Numbers that mean nothing would pile up for as long as its log cannot be read.
+            if taken && self.has_pin(InodeId(ino)) {
+                self.closed.insert(InodeId(ino));
             }
         }
         Ok(())
@@ -1006,12 +1008,12 @@ impl Client {
 
     /// It asks to open the inode (again).
     pub fn reopens(&mut self, ino: InodeId) {
-        self.closed.retain(|closed| *closed != ino);
+        self.closed.remove(&ino);
     }
 
     /// What was collected, to be told to the head.
     pub fn unpin_closed(&mut self) -> Result<Vec<InodeId>, MediaError> {
-        let mut closed = std::mem::take(&mut self.closed);
+        let mut closed: Vec<InodeId> = std::mem::take(&mut self.closed).into_iter().collect();
         closed.retain(|ino| self.has_pin(*ino));
         closed.iter().try_for_each(|ino| self.unpin(*ino))?;
         Ok(closed)
@@ -1277,3 +1279,6 @@ impl Client {
         self.marks.iter().map(|m| m.end - m.start).sum()
     }
 }
+
+#[cfg(test)]
+mod tests;
