@@ -689,7 +689,8 @@ impl Node {
 
     fn send(&self, to: NodeId, message: &Message, out: &mut Vec<Effect>) {
         let (kind, body) = message.encode(self.epoch);
-        // Only chunks may overtake each other: their sequence puts them in order again.
+        // Only chunks may overtake each other: their sequence puts them in order again. (And acknowledgements bytes that
+        // wait for the link: `nicfs::queue_up`.)
         let class = Class::LowLatency;
         out.push(Effect::Send { to, class, kind, body });
     }

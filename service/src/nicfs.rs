@@ -25,7 +25,7 @@ use storage::volume::{Params, Volume};
 
 use crate::beat::Beat;
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
-use crate::core::message::CHUNK_ACK;
+use crate::core::message::{CHUNK, CHUNK_ACK, ENTRIES};
 use crate::core::{Effect, Event, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
@@ -152,6 +152,20 @@ fn noted_epoch(region: &Path) -> Option<Epoch> {
 
 /// Frames that found no room: kind and body.
 type Backlog = VecDeque<(u16, Vec<u8>)>;
+
+/// Puts a message behind those that wait for a link. Of acknowledgements the newest says it all, and whoever waits for it does
+/// not wait for bytes: it overtakes chunks and entries. It overtakes nothing else: what a node says of its clients
+/// (`ClientUp`) is about what it had not acknowledged then.
+fn queue_up(queue: &mut Backlog, kind: u16, body: Vec<u8>) {
+    if kind != CHUNK_ACK {
+        queue.push_back((kind, body));
+        return;
+    }
+    queue.retain(|(kind, _)| *kind != CHUNK_ACK);
+    let waits_for = |(kind, _): &(u16, Vec<u8>)| ![CHUNK, ENTRIES].contains(kind);
+    let place = queue.iter().rposition(waits_for).map_or(0, |last| last + 1);
+    queue.insert(place, (kind, body));
+}
 
 struct Driver {
     config: NicfsConfig,
@@ -749,13 +763,7 @@ impl Driver {
     fn send(&mut self, to: NodeId, class: Class, kind: u16, body: Vec<u8>) {
         let queue = self.waiting.get_mut(&(to, class)).filter(|q| !q.is_empty());
         if let Some(queue) = queue {
-            if kind == CHUNK_ACK {
-                // The newest says it all, and may overtake: whoever waits for it does not wait for bytes.
-                queue.retain(|(kind, _)| *kind != CHUNK_ACK);
-                queue.push_front((kind, body));
-            } else {
-                queue.push_back((kind, body));
-            }
+            queue_up(queue, kind, body);
             return;
         }
         match self.net.send(to, class, kind, &[&body]) {
@@ -808,4 +816,28 @@ fn ring_bytes(media: &dyn Media) -> Result<u64, Error> {
         let what = media.size(Segment::Super).map_or("missing", |_| "damaged");
         Error(format!("nicfs: both superblocks are {what}; was `corbel mkfs` run on this region?"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// (It overtook everything: a head that had dropped what was acknowledged from its ring heard then, by `ClientUp`, of space
+    /// promised to just that, and kept it free for as long as the client lived.)
+    #[test]
+    fn acknowledgements_overtake_bytes_alone() {
+        const CLIENT_UP: u16 = 3;
+        let mut queue = Backlog::new();
+        let kinds = [CLIENT_UP, ENTRIES, CHUNK_ACK, CHUNK, CLIENT_UP, ENTRIES, CHUNK, CHUNK_ACK];
+        for (n, kind) in (0..).zip(kinds) {
+            queue_up(&mut queue, kind, vec![n]);
+        }
+        let order: Vec<u8> = queue.iter().map(|(_, body)| body[0]).collect();
+        assert_eq!(order, [0, 1, 3, 4, 7, 5, 6]);
+        let mut bytes = Backlog::new();
+        for (n, kind) in (0..).zip([ENTRIES, CHUNK, CHUNK_ACK]) {
+            queue_up(&mut bytes, kind, vec![n]);
+        }
+        assert_eq!(bytes[0].0, CHUNK_ACK);
+    }
 }

@@ -28,6 +28,15 @@ fn ranges_are_taken_out_of_files_and_put_in() {
     cluster.assert_nothing_refused();
 }
 
+/// Files that the kernel has, and for which the kernel passes nothing on.
+#[test]
+fn what_is_done_beside_the_kernel_takes_nobodys_error() {
+    let Some(cluster) = cluster() else { return };
+    let stats = cluster.mount(1).join(".corbel/stats");
+    script(cluster.hooked(1, &[]), "beside.py", &[&stats.display().to_string()]);
+    cluster.assert_nothing_refused();
+}
+
 #[test]
 fn locks_stay_when_a_descriptor_changes_hands() {
     let Some(cluster) = cluster() else { return };

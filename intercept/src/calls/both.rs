@@ -13,6 +13,8 @@ use crate::table::{self, InUse};
 use crate::{fsys, session};
 
 const F_GETFL: usize = 3;
+/// SYNC_FILE_RANGE_WAIT_BEFORE, WRITE, WAIT_AFTER.
+const ALL_WRITTEN: usize = 7;
 
 /// A regular file of the volume, whoever has it.
 #[derive(Debug)]
@@ -54,8 +56,12 @@ impl File {
         if table::in_vfork() || stat.mode & S_IFMT != S_IFREG || !inside {
             return Ok(None);
         }
-        // What was written by a mapping is there first.
-        sys::call1(nr::FDATASYNC, fd);
+        // What was written by a mapping is there first. (Not by an fsync: that would be told of operations which were
+        // lost, once, and the program's own would not.)
+        let written = sys::call4(nr::SYNC_FILE_RANGE, fd, 0, 0, ALL_WRITTEN);
+        if sys::failed(written) {
+            return Err(Stop::Error(written));
+        }
         let flags = flags as u32;
         let handle = fsys::reopen(InodeId(stat.ino), flags).ok();
         Ok(handle.map(|handle| Self { handle, flags, served: None }))

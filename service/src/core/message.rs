@@ -48,6 +48,8 @@ use storage::format::lock::{LOCK_BYTES, Lock, LockSpace};
 pub const CHUNK: u16 = 1;
 /// Kind of an acknowledgement.
 pub const CHUNK_ACK: u16 = 2;
+/// Kind of a batch of log entries.
+pub const ENTRIES: u16 = 5;
 /// Bytes before the chunk in a Chunk message: epoch and what is acknowledged by all.
 pub const CHUNK_PREFIX: usize = 12;
 
@@ -318,7 +320,7 @@ impl Message {
             }
             Self::Entries { client, first, last, raw } => {
                 w.u64(client.0).u64(first.0).u64(last.0).bytes(raw);
-                5
+                ENTRIES
             }
             Self::LeaseWant { client, ino, token, mode, flags } => {
                 w.u64(client.0).u64(ino.0).u64(*token).u8(*mode as u8).u8(*flags);
@@ -418,7 +420,7 @@ impl Message {
             CHUNK_ACK => Self::ChunkAck { seq: StreamSeq(r.u64()?) },
             3 => Self::decode_client_up(&mut r)?,
             4 => Self::ClientGone { client: ClientId(r.u64()?) },
-            5 => Self::Entries {
+            ENTRIES => Self::Entries {
                 client: ClientId(r.u64()?),
                 first: Sequence(r.u64()?),
                 last: Sequence(r.u64()?),

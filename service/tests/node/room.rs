@@ -221,14 +221,22 @@ fn a_restart_takes_nothing_back() {
     rig.check();
 }
 
-/// Memory through which the service looks, where a client does something just before a word is stored.
+/// Memory through which the service looks, where a client does something just before a word is stored, or between
+/// two looks at the same place.
 struct Between {
     region: Arc<MemoryRegion>,
     /// Whose client, and how many blocks it promises.
     armed: Mutex<Option<(Segment, u64)>>,
+    /// Where the header of an entry lies that says at the first look that it was promised everything.
+    boasts: Mutex<Option<(Segment, u64)>>,
 }
 
 impl Between {
+    fn new(region: &Arc<MemoryRegion>) -> Arc<Self> {
+        let region = Arc::clone(region);
+        Arc::new(Self { region, armed: Mutex::new(None), boasts: Mutex::new(None) })
+    }
+
     /// The client promises now, having looked at the room that the service is about to take back.
     fn act(&self, segment: Segment, offset: u64) {
         let mut armed = self.armed.lock().expect("one thread");
@@ -249,7 +257,12 @@ impl Media for Between {
         self.region.size(segment)
     }
     fn read(&self, segment: Segment, offset: u64, buf: &mut [u8]) -> Result<(), MediaError> {
-        self.region.read(segment, offset, buf)
+        self.region.read(segment, offset, buf)?;
+        let mut boasts = self.boasts.lock().expect("one thread");
+        if boasts.take_if(|place| *place == (segment, offset)).is_some() {
+            buf[40..48].fill(0xff);
+        }
+        Ok(())
     }
     fn write(&self, segment: Segment, offset: u64, data: &[u8]) -> Result<(), MediaError> {
         self.region.write(segment, offset, data)
@@ -300,7 +313,7 @@ impl Media for Between {
 #[test]
 fn who_promises_while_room_is_taken_back_has_it() {
     let region = format(1);
-    let between = Arc::new(Between { region: Arc::clone(&region), armed: Mutex::new(None) });
+    let between = Between::new(&region);
     let media = vec![Arc::clone(&between) as Arc<dyn Media>];
     let mut rig = Rig::through(vec![region], media, 3);
     shrink(&mut rig);
@@ -328,6 +341,35 @@ fn who_promises_while_room_is_taken_back_has_it() {
     one.hand.set(control::PROMISED, promised);
     one.hand.set(control::ROOM, promised + 60);
     assert!(one.write(60, false));
+    one.hand.sync(&mut rig);
+    one.judge();
+}
+
+/// What a log says when it is taken up is the client's to change at any time: what counts is the entry as it was copied and
+/// checked. (The look before that was believed; the sum went over its end, and so did nicfs, at each start.)
+#[test]
+fn a_promise_counts_as_it_was_checked() {
+    let region = format(1);
+    let between = Between::new(&region);
+    let media = Arc::clone(&between) as Arc<dyn Media>;
+    let mut rig = Rig::through(vec![region], vec![Arc::clone(&media)], 5);
+    let mut one = Writer::new(&mut rig, 0, "one");
+    one.hand.lease(&mut rig, one.ino, LeaseMode::Write).expect("a lease");
+    rig.settle();
+    let place = one.hand.descriptor.lane_offset(0) + one.hand.at;
+    for _ in 0..2 {
+        assert!(one.write(20, false), "there is room");
+    }
+    // In the stream, and not published.
+    one.hand.sync(&mut rig);
+    // As if nicfs had been killed between the two words that say so.
+    one.hand.set(control::SETTLED, one.hand.seq - 2);
+    *between.boasts.lock().expect("one thread") = Some((one.hand.log, place));
+    rig.nodes[0] = Node::new(config(1), media, Random::new(9)).expect("a node");
+    assert!(between.boasts.lock().expect("one thread").is_none(), "nobody has looked");
+    view(&mut rig, 2, &[1]);
+    one.hand.lease(&mut rig, one.ino, LeaseMode::Write).expect("a lease");
+    assert!(one.write(1, true));
     one.hand.sync(&mut rig);
     one.judge();
 }

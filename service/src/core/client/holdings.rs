@@ -1,0 +1,341 @@
+//! What a client holds: leases, numbers to make something with, open inodes.
+
+use std::collections::BTreeSet;
+
+use base::planted::{Bug, planted};
+use base::{InodeId, Nanos};
+use storage::format::clients::{PIN_CLOSED, PIN_OPEN, PIN_WRITE};
+use storage::format::control::{self, LeaseMode, LeaseWord};
+use storage::format::rpc::Granted;
+use storage::limits::{LEASE_SLOTS, PIN_SLOTS};
+use storage::media::MediaError;
+
+use super::{Client, Lease, Pin, Returned, Slots};
+
+impl Client {
+    pub(super) fn adopt_holdings(
+        &mut self,
+        leases: &[(u32, InodeId, LeaseMode)],
+        pins: &[(u32, InodeId, u32)],
+        now: Nanos,
+    ) {
+        let forgotten = planted(Bug::HeldForgotten);
+        for (slot, ino, mode) in leases.iter().filter(|_| !forgotten) {
+            if self.slots.insert(*ino, *slot).is_none() {
+                self.modes.insert(*ino, Lease { mode: *mode, at: now, token: 0 });
+            }
+        }
+        self.lease_slots = Slots::without(&leases.iter().map(|l| l.0).collect());
+        for (slot, ino, what) in pins {
+            self.pins.insert(*ino, Pin { slot: Some(*slot), what: *what, told: None });
+            if what & PIN_CLOSED != 0 && !planted(Bug::CloseNotRepeated) {
+                self.closed.insert(*ino);
+            }
+        }
+        self.pin_slots = Slots::without(&pins.iter().map(|p| p.0).collect());
+    }
+
+    /// Whether a kernel may still cache what the client learnt under its lease on `ino`, which may
+    /// be one that was taken back.
+    pub fn keeps(&self, ino: InodeId) -> bool {
+        let slot = self.slots.get(&ino).or_else(|| self.returned.get(&ino).map(|r| &r.slot));
+        let Some(&slot) = slot else { return false };
+        let (word, bit) = control::kept(slot);
+        !self.gone && !self.expelled && self.word(word) & bit != 0
+    }
+
+    /// Writes the lease word for a grant. `None` when the table is full of leases in use.
+    pub fn grant(
+        &mut self,
+        ino: InodeId,
+        mode: LeaseMode,
+        token: u64,
+        now: Nanos,
+    ) -> Result<Option<Granted>, MediaError> {
+        let known = self.slots.get(&ino).copied();
+        let returned = self.returned.get(&ino).map(|r| r.slot);
+        let Some(slot) = known.or(returned).or_else(|| self.lease_slots.take(LEASE_SLOTS)) else {
+            return Ok(None);
+        };
+        self.row.put_lease(slot, ino, mode, self.unmade.contains(&ino))?;
+        self.returned.remove(&ino);
+        self.slots.insert(ino, slot);
+        self.generation += 1;
+        let word = LeaseWord::new(self.generation, mode);
+        self.set_word(control::lease_word(slot) - 8, ino.0);
+        self.set_word(control::lease_word(slot), word.0);
+        self.modes.insert(ino, Lease { mode, at: now, token });
+        Ok(Some(Granted { slot, word }))
+    }
+
+    /// The number is the client's to make something with, once.
+    pub fn hand_out(&mut self, ino: InodeId) {
+        self.unmade.insert(ino);
+    }
+
+    /// Numbers handed out that nothing in the stream is made with.
+    pub const fn unmade(&self) -> &BTreeSet<InodeId> {
+        &self.unmade
+    }
+
+    /// Something in the stream is made with the number.
+    pub fn note_made(&mut self, ino: InodeId) {
+        if self.unmade.remove(&ino) {
+            self.made.push(ino);
+        }
+    }
+
+    /// Writes down which numbers are made use of. To be called when their chunks are durable in the
+    /// ring (or recovery would refuse what made them), and before any of these is published (or
+    /// nothing would tell a number that is used and removed from one that was never used).
+    pub fn write_made(&mut self) -> Result<(), MediaError> {
+        if self.made.is_empty() {
+            return Ok(());
+        }
+        for ino in self.made.drain(..) {
+            let held = self.slots.get(&ino).zip(self.modes.get(&ino)).map(|(s, l)| (*s, l.mode));
+            let returned = self.returned.get(&ino).map(|r| (r.slot, r.mode));
+            if let Some((slot, mode)) = held.or(returned) {
+                self.row.note_made(slot, ino, mode)?;
+            }
+        }
+        self.row.fence()
+    }
+
+    /// Takes the word away; operations that entered before are in `busy`.
+    fn revoke(&mut self, ino: InodeId) -> Option<(u32, Lease)> {
+        let slot = self.slots.remove(&ino)?;
+        self.set_word(control::lease_word(slot), 0);
+        Some((slot, self.modes.remove(&ino)?))
+    }
+
+    /// Ends a lease under which nothing waits to be settled; the token of its last grant.
+    pub fn give_up(&mut self, ino: InodeId) -> Result<Option<u64>, MediaError> {
+        let Some((slot, lease)) = self.revoke(ino) else { return Ok(None) };
+        self.row.drop_lease(slot)?;
+        self.lease_slots.free.push(slot);
+        Ok(Some(lease.token))
+    }
+
+    /// Takes a lease back for the head; it counts as held until [`Client::has_returned`]. The token of
+    /// its last grant, if it was held.
+    pub fn take_back(&mut self, ino: InodeId) -> Option<u64> {
+        let (slot, lease) = self.revoke(ino)?;
+        self.returned.insert(ino, Returned { slot, mode: lease.mode, last: None });
+        Some(lease.token)
+    }
+
+    /// The head is told what is held here, and has it from that: tokens of before mean nothing.
+    pub fn forget_tokens(&mut self) {
+        self.modes.values_mut().for_each(|lease| lease.token = 0);
+    }
+
+    /// Everything that was done under a lease taken back has been fetched.
+    pub fn has_returned(&mut self, ino: InodeId) -> Result<(), MediaError> {
+        let last = self.next - 1;
+        if let Some(returned) = self.returned.get_mut(&ino) {
+            returned.last = Some(last);
+        }
+        self.forget_returned()
+    }
+
+    /// Leases are free of which everything is settled.
+    pub(super) fn forget_returned(&mut self) -> Result<(), MediaError> {
+        let settled = self.settled.0;
+        let done = |r: &Returned| r.last.is_some_and(|last| last <= settled);
+        for (_, returned) in self.returned.extract_if(.., |_, r| done(r)) {
+            self.row.drop_lease(returned.slot)?;
+            self.lease_slots.free.push(returned.slot);
+        }
+        Ok(())
+    }
+
+    /// Leases taken back of which the head may not know all that was done under them.
+    pub fn returned(&self) -> Vec<(InodeId, LeaseMode)> {
+        let kept = |_: &_| !planted(Bug::ReportedTooFew);
+        self.returned.iter().filter(kept).map(|(i, r)| (*i, r.mode)).collect()
+    }
+
+    /// The client has the inode open; with `write`, it was allowed to write then.
+    pub fn pin(&mut self, ino: InodeId, write: bool) -> Result<(), MediaError> {
+        let what = PIN_OPEN | if write { PIN_WRITE } else { 0 };
+        let old = self.pins.get(&ino).copied();
+        // Closed and opened again: what it wrote before keeps its right until it is settled.
+        let what = what | old.map_or(0, |p| p.what & !PIN_CLOSED);
+        if old.is_some_and(|p| p.what == what) {
+            return Ok(());
+        }
+        let slot = match old {
+            Some(pin) => pin.slot,
+            None => self.pin_slots.take(PIN_SLOTS),
+        };
+        self.put_pin(ino, Pin { slot, what, told: None })
+    }
+
+    fn put_pin(&mut self, ino: InodeId, pin: Pin) -> Result<(), MediaError> {
+        if let Some(slot) = pin.slot {
+            self.row.put_pin(slot, ino, pin.what)?;
+        }
+        let before = self.pins.insert(ino, pin).and_then(|pin| pin.told);
+        before.map(|told| self.told_closed.remove(&(told, ino)));
+        Ok(())
+    }
+
+    /// The client has it open no more, and nothing that it did to it is still to be judged.
+    pub fn unpin(&mut self, ino: InodeId) -> Result<(), MediaError> {
+        let Some(pin) = self.pins.remove(&ino) else { return Ok(()) };
+        pin.told.map(|told| self.told_closed.remove(&(told, ino)));
+        if let Some(slot) = pin.slot {
+            self.row.put_pin(slot, ino, 0)?;
+            self.pin_slots.free.push(slot);
+        }
+        Ok(())
+    }
+
+    /// Takes out what the client says that it has closed. What it did to it before is in its log.
+    pub fn collect_closed(&mut self) -> Result<(), MediaError> {
+        let mut words = [0; control::CLOSED_SLOTS * 8];
+        self.media.read(self.log(), control::CLOSED, &mut words)?;
+        for (slot, word) in (0..).zip(words.as_chunks().0) {
+            let (at, ino) = (control::CLOSED + slot * 8, u64::from_le_bytes(*word));
+            if ino != 0 && self.media.cas64(self.log(), at, ino, 0)? == ino {
+                self.note_closed(InodeId(ino))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The client has closed the inode. It stays written down until the head has heard of it, whatever becomes of
+    /// links, heads and this service. (Numbers that mean nothing would pile up for as long as the log cannot be
+    /// read.)
+    fn note_closed(&mut self, ino: InodeId) -> Result<(), MediaError> {
+        let Some(&pin) = self.pins.get(&ino) else { return Ok(()) };
+        if pin.told.is_none() && self.closed.insert(ino) {
+            self.put_pin(ino, Pin { what: pin.what | PIN_CLOSED, ..pin })?;
+        }
+        Ok(())
+    }
+
+    /// Whether it has no other way to say that it has closed something.
+    pub fn closes_now(&self) -> bool {
+        let now = self.word(control::CLOSED_NOW) != 0;
+        if now {
+            self.set_word(control::CLOSED_NOW, 0);
+        }
+        now || !self.closed.is_empty()
+    }
+
+    /// It asks to open the inode (again).
+    pub fn reopens(&mut self, ino: InodeId) {
+        self.closed.remove(&ino);
+    }
+
+    /// What was closed, to be told to the head now that the log is read to its end.
+    pub fn tell_closed(&mut self) -> Result<Vec<InodeId>, MediaError> {
+        let closed: Vec<InodeId> = std::mem::take(&mut self.closed).into_iter().collect();
+        self.told(&closed)?;
+        Ok(closed)
+    }
+
+    /// The same of some that were closed when the log was as far as it is read.
+    pub fn tell_these(&mut self, inodes: &[InodeId]) -> Result<Vec<InodeId>, MediaError> {
+        inodes.iter().try_for_each(|ino| self.note_closed(*ino))?;
+        let these: Vec<InodeId> =
+            inodes.iter().copied().filter(|ino| self.closed.remove(ino)).collect();
+        self.told(&these)?;
+        Ok(these)
+    }
+
+    fn told(&mut self, closed: &[InodeId]) -> Result<(), MediaError> {
+        let last = self.next - 1;
+        for ino in closed {
+            if let Some(pin) = self.pins.get_mut(ino) {
+                pin.told = Some(last);
+                self.told_closed.insert((last, *ino));
+            }
+        }
+        self.forget_closed()
+    }
+
+    /// What was done before comes to the head again, which pins again what that made or unlinked.
+    pub(super) fn tell_closed_again(&mut self) {
+        for (_, ino) in std::mem::take(&mut self.told_closed) {
+            if let Some(pin) = self.pins.get_mut(&ino) {
+                pin.told = None;
+                self.closed.insert(ino);
+            }
+        }
+        if planted(Bug::CloseNotRepeated) {
+            self.closed.clear();
+        }
+    }
+
+    /// What was closed is let go once the head has judged everything before: until then that may have to be told
+    /// again, and a head that does not know must hear of it as it was.
+    pub(super) fn forget_closed(&mut self) -> Result<(), MediaError> {
+        while let Some((last, ino)) = self.told_closed.first().copied()
+            && last <= self.settled.0
+        {
+            self.told_closed.remove(&(last, ino));
+            self.unpin(ino)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the client has the inode open.
+    pub fn has_pin(&self, ino: InodeId) -> bool {
+        self.pins.contains_key(&ino)
+    }
+
+    /// Whether it holds a lease on the inode, or has it open.
+    pub fn has(&self, ino: InodeId) -> bool {
+        self.slots.contains_key(&ino) || self.pins.contains_key(&ino)
+    }
+
+    /// Inodes that the client has open.
+    pub fn pins(&self) -> Vec<InodeId> {
+        self.pins.keys().copied().collect()
+    }
+
+    /// Those of them that it may write, whatever their mode says now.
+    pub fn rights(&self) -> Vec<InodeId> {
+        self.pins.iter().filter(|(_, p)| p.what & PIN_WRITE != 0).map(|(i, _)| *i).collect()
+    }
+
+    /// Makes the client ask anew before it uses the lease again; the head still counts it as held.
+    pub fn suspend(&mut self, ino: InodeId) {
+        if let Some(&slot) = self.slots.get(&ino) {
+            self.set_word(control::lease_word(slot), 0);
+        }
+    }
+
+    /// Makes it ask anew for everything.
+    pub fn suspend_all(&mut self) {
+        let held: Vec<InodeId> = self.modes.keys().copied().collect();
+        held.into_iter().for_each(|ino| self.suspend(ino));
+        self.tell_of_recalls();
+    }
+
+    /// When the lease was last granted.
+    pub fn granted_at(&self, ino: InodeId) -> Option<Nanos> {
+        self.modes.get(&ino).map(|lease| lease.at)
+    }
+
+    /// The inodes behind slots.
+    pub fn inodes_of(&self, slots: &BTreeSet<u32>) -> Vec<InodeId> {
+        self.slots.iter().filter(|(_, s)| slots.contains(s)).map(|(i, _)| *i).collect()
+    }
+
+    /// Leases held here.
+    pub fn leases(&self) -> Vec<(InodeId, LeaseMode)> {
+        self.modes.iter().map(|(ino, lease)| (*ino, lease.mode)).collect()
+    }
+
+    /// Some read lease whose slot can be taken when the table is full.
+    pub fn spare(&self) -> Option<InodeId> {
+        let full = self.lease_slots.is_full(LEASE_SLOTS);
+        let read =
+            |(ino, lease): &(&InodeId, &Lease)| lease.mode == LeaseMode::Read && !self.keeps(**ino);
+        full.then(|| self.modes.iter().find(read).map(|(i, _)| *i)).flatten()
+    }
+}
