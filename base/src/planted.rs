@@ -284,8 +284,6 @@ pub enum Bug {
     UnpinLost = 137,
     /// What was closed is not told again when the operations before it are.
     CloseNotRepeated = 138,
-    /// A close that was put off takes away what was opened since.
-    UnpinOvertaken = 139,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
 }
@@ -892,11 +890,6 @@ impl Bug {
             Bug::CloseNotRepeated,
             "close-not-repeated",
             "what was closed is not told again when the operations before it are",
-        ),
-        (
-            Bug::UnpinOvertaken,
-            "unpin-overtaken",
-            "a close that the head had put off takes away what was opened since",
         ),
         (
             Bug::GroundsUnchecked,

@@ -207,6 +207,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
         Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
         Bug::PinForgotten => (&crashes, &links),
+        Bug::UnpinLost | Bug::CloseNotRepeated => (&links, &links),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
@@ -216,7 +217,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
 
 /// Whether it is one of LibFS.
 fn is_client(bug: Bug) -> bool {
-    (150..180).contains(&(bug as u8))
+    (150..180).contains(&(bug as u8)) || matches!(bug, Bug::UnpinLost | Bug::CloseNotRepeated)
 }
 
 /// Processes with LibFS, and threads that meet.
@@ -244,6 +245,12 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift]
         }
         Bug::ReadUnchecked => vec![Truncate, Write, Write, Write, Read, Read, Punch, Create],
+        Bug::GroundsUnchecked => {
+            vec![Project, Project, SetDefault, SetDefault, Tmpfile, Tmpfile, Tmpfile, Mkdir]
+        }
+        Bug::UnpinLost | Bug::CloseNotRepeated => {
+            vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write]
+        }
         Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
             vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
         }
@@ -268,6 +275,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             (preset.clients, preset.tight) = (1 + seed as usize % 2, true)
         }
         Bug::PinBeforeCount => preset.tight = true,
+        Bug::UnpinLost | Bug::CloseNotRepeated => (preset.pace, preset.closes) = (5 * MS, 2),
         // Time for faults.
         Bug::LossUntold
         | Bug::PinForgotten

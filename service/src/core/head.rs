@@ -827,7 +827,7 @@ impl Node {
         if flags & WANT_PIN != 0 {
             known.pins.insert(ino);
             // The agent asks after it has said that the inode is closed, and that may have been put off.
-            for (_, put_off) in self.stalled.iter_mut().filter(|_| !planted(Bug::UnpinOvertaken)) {
+            for (_, put_off) in &mut self.stalled {
                 if let Message::Unpin { client: by, inodes } = put_off
                     && *by == client
                 {
