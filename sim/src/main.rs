@@ -32,7 +32,7 @@ corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-goi
   --flavour F    only histories of that kind: plain, large, hostile, full, quota
 corbel-sim scenario NAME [--bug VARIANT] [the options above]
   the same with directed histories; --bug plants a variant (with --features planted)
-corbel-sim planted [--only NAME]... [--json]   (built with --features planted)
+corbel-sim planted [--only NAME]... [--from S] [--json]   (built with --features planted)
   switches each broken variant on, and says which judge finds it after how many tries";
 
 type Args = std::iter::Peekable<std::iter::Skip<std::env::Args>>;

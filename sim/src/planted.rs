@@ -15,8 +15,9 @@ use crate::scenario::Scenario;
 use crate::world::{MS, US};
 use crate::{Flavour, Preset, run};
 
-/// Histories of a variant begin with this seed, so that the list does not depend on what else runs.
-const FIRST_SEED: u64 = 1;
+/// Histories of a variant begin with this seed, if no other is asked for, so that the list does not depend on what
+/// else runs.
+pub const FIRST_SEED: u64 = 1;
 /// Numbers from here on are the cluster's variants.
 const CLUSTER: u8 = 50;
 /// How long one variant may stay unfound.
@@ -60,12 +61,12 @@ pub fn names() -> Vec<&'static str> {
     Bug::ALL.iter().map(|bug| bug.1).collect()
 }
 
-/// Hunts for one variant in a process of its own.
-pub fn hunt(name: &str) -> Result<Found, String> {
+/// Hunts for one variant in a process of its own; histories of the cluster begin with seed `from`.
+pub fn hunt(name: &str, from: u64) -> Result<Found, String> {
     let begin = Instant::now();
     let program = std::env::current_exe().map_err(|e| format!("where am I: {e}"))?;
     let mut child = Command::new(program)
-        .args(["planted", "--inside", name])
+        .args(["planted", "--from", &from.to_string(), "--inside", name])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -88,7 +89,7 @@ pub fn hunt(name: &str) -> Result<Found, String> {
 }
 
 /// The hunt itself; prints `try N` before each try and `caught JUDGE` at the end of a good one.
-pub fn inside(name: &str) -> Result<bool, String> {
+pub fn inside(name: &str, from: u64) -> Result<bool, String> {
     let bug = Bug::named(name).ok_or_else(|| format!("there is no variant \"{name}\""))?;
     if (bug as u8) < CLUSTER || bug == Bug::AppendNotFenced {
         return Ok(in_crash_states(bug));
@@ -97,7 +98,7 @@ pub fn inside(name: &str) -> Result<bool, String> {
         return Ok(behind_a_mount(bug));
     }
     let begin = worked();
-    for (tries, seed) in (FIRST_SEED..).enumerate() {
+    for (tries, seed) in (from..).enumerate() {
         // With the other runs of a busy machine in the caches, a try takes longer.
         let patient = if (tries as u64) < TRIES_MIN { 5 * BUDGET } else { BUDGET };
         if worked() - begin > patient {
@@ -229,6 +230,8 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
     preset.threads = 4;
     preset.points = preset.points.min(8);
     preset.pace = [50 * US, MS][seed as usize % 2];
+    // What is favoured shall be done, mostly to files that stay open.
+    preset.closes = 60;
     preset.favour = match bug {
         Bug::GapIsHole | Bug::MovedKept => vec![Chmod, Chown, Write, Read, Read, Create],
         Bug::ListOfBefore | Bug::NameOfBefore => {
@@ -267,8 +270,8 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         // Few slots, and requests that nobody waits for, one after the other.
         Bug::SlotCollectedTwice => {
             preset.favour = vec![Tmpfile, Tmpfile, Create, Unlink];
-            (preset.clients, preset.tight) = (1 + seed as usize % 2, true);
-            (preset.pace, preset.closes) = (50 * US, 2);
+            (preset.clients, preset.tight) = (2, true);
+            (preset.pace, preset.closes, preset.narrow) = (50 * US, 2, 1);
         }
         // What threads of one process do to each other.
         Bug::PiecesDropped | Bug::CutExtentsKept | Bug::SourceKept | Bug::LongWriteIgnored => {

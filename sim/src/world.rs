@@ -116,6 +116,8 @@ pub struct Preset {
     pub threads: u64,
     /// One in so many accesses to what threads share is a pause of the thread, at least.
     pub points: u64,
+    /// One in so many processes has narrow places.
+    pub narrow: u64,
     /// All bounds of processes are small.
     pub tight: bool,
 }
@@ -153,6 +155,7 @@ impl Preset {
             by_hand: r.chance(1, 4),
             threads: 1 + r.below(4),
             points: [2, 8, 40, 300][r.below(4) as usize],
+            narrow: 2,
             tight: false,
         };
         if r.chance(2, 3) {
@@ -555,7 +558,8 @@ impl<'a> World<'a> {
     fn draw_process(&mut self) -> Process {
         let threads = 1 + self.random.below(self.preset.threads) as usize;
         let chance = self.preset.points * (1 + self.random.below(3));
-        let narrow = if self.random.chance(1, 2) { self.random.next_u64() } else { 0 };
+        let narrow =
+            if self.random.chance(1, self.preset.narrow) { self.random.next_u64() } else { 0 };
         let limits = draw_limits(&mut self.random, self.preset.tight);
         Process::new(threads, self.preset.ops * 2, limits, (chance, narrow))
     }

@@ -2,19 +2,25 @@
 
 use std::process::ExitCode;
 
-use sim::planted::{Found, hunt, inside, names};
+use sim::planted::{FIRST_SEED, Found, hunt, inside, names};
 
 fn fail(text: &str) -> ExitCode {
     eprintln!("corbel-sim planted: {text}");
     ExitCode::from(2)
 }
 
-/// `[--only NAME]... [--json]`; `--inside NAME` is for the program itself.
+/// `[--only NAME]... [--from S] [--json]`; `--inside NAME` is for the program itself.
 pub fn main(mut args: impl Iterator<Item = String>) -> ExitCode {
-    let (mut only, mut json) = (Vec::new(), false);
+    let (mut only, mut json, mut from) = (Vec::new(), false, FIRST_SEED);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--json" => json = true,
+            "--from" => {
+                let Some(seed) = args.next().and_then(|seed| seed.parse().ok()) else {
+                    return fail("--from wants a number");
+                };
+                from = seed;
+            }
             "--only" | "--inside" => {
                 let Some(name) = args.next() else { return fail(&format!("{arg} wants a name")) };
                 if base::planted::Bug::named(&name).is_none() {
@@ -24,14 +30,18 @@ pub fn main(mut args: impl Iterator<Item = String>) -> ExitCode {
                     ));
                 }
                 if arg == "--inside" {
-                    return match inside(&name) {
+                    return match inside(&name, from) {
                         Ok(_) => ExitCode::SUCCESS,
                         Err(why) => fail(&why),
                     };
                 }
                 only.push(name);
             }
-            _ => return fail(&format!("unknown argument {arg}; use [--only NAME]... [--json]")),
+            _ => {
+                return fail(&format!(
+                    "unknown argument {arg}; use [--only NAME]... [--from S] [--json]"
+                ));
+            }
         }
     }
     if only.is_empty() {
@@ -39,7 +49,7 @@ pub fn main(mut args: impl Iterator<Item = String>) -> ExitCode {
     }
     let mut caught = 0;
     for name in &only {
-        match hunt(name) {
+        match hunt(name, from) {
             Ok(found) => {
                 caught += usize::from(found.is_caught());
                 show(&found, json);
