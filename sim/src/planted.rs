@@ -3,6 +3,7 @@
 //! clean without the variant. Each variant has a process of its own, since many end it.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -81,8 +82,13 @@ pub fn hunt(name: &str, from: u64) -> Result<Found, String> {
         }
     }
     let status = child.wait().map_err(|e| format!("{name}: {e}"))?;
-    if status.code().is_none() {
-        judge = "panic".into();
+    match status.signal() {
+        None => {}
+        // Not its own doing: the machine has no memory left, or somebody ended it.
+        Some(9) => {
+            return Err(format!("{name}: killed after {tries} tries; is there memory enough?"));
+        }
+        Some(_) => judge = "panic".into(),
     }
     let seconds = begin.elapsed().as_secs_f64();
     Ok(Found { name: name.into(), judge, tries, seconds })

@@ -240,7 +240,7 @@ impl Preset {
 }
 
 /// The bounds of a process: as shipped, or so small that their edges are met within a few operations.
-fn draw_limits(random: &mut Random, tight: bool) -> Limits {
+fn draw_limits(random: &mut Random, tight: bool, write_max: u64) -> Limits {
     let mut limits = Limits::SHIPPED;
     if random.chance(1, 4) && !tight {
         return limits;
@@ -256,8 +256,10 @@ fn draw_limits(random: &mut Random, tight: bool) -> Limits {
     limits.numbers = small(limits.numbers.into(), 1, 4) as u32;
     limits.posted = small(limits.posted as u64, 1, 6) as usize;
     limits.log_pieces = small(limits.log_pieces as u64, 1, 8) as usize;
-    limits.write_piece = small(limits.write_piece as u64, 1000, 9000) as usize;
-    limits.append_piece = small(limits.append_piece as u64, 3000, 9000) as usize;
+    // The model keeps a whole file for each piece that is written: no call is cut into more than some sixty.
+    let piece = (write_max / 64).max(1000);
+    limits.write_piece = small(limits.write_piece as u64, piece, 9 * piece) as usize;
+    limits.append_piece = small(limits.append_piece as u64, 3 * piece, 9 * piece) as usize;
     limits.read_piece = small(limits.read_piece as u64, 500, 9000) as usize;
     limits.remote_read = small(limits.remote_read as u64, 300, 5000) as usize;
     limits.copy_min = small(limits.copy_min, 1, 9000);
@@ -560,7 +562,7 @@ impl<'a> World<'a> {
         let chance = self.preset.points * (1 + self.random.below(3));
         let narrow =
             if self.random.chance(1, self.preset.narrow) { self.random.next_u64() } else { 0 };
-        let limits = draw_limits(&mut self.random, self.preset.tight);
+        let limits = draw_limits(&mut self.random, self.preset.tight, self.preset.write_max);
         Process::new(threads, self.preset.ops * 2, limits, (chance, narrow))
     }
 
