@@ -77,3 +77,13 @@ fn tables_belong_to_whoever_has_them() {
         assert!(said.lines().count() > 100, "{said}");
     }
 }
+
+/// Signals that come while a call is served reach their handlers, of every kind.
+#[test]
+fn no_signal_is_lost_in_a_call() {
+    let Some(cluster) = Cluster::new(1, "64MiB") else { return };
+    let Some(program) = compile(&cluster, "signals", &[]) else { return };
+    for options in [&[][..], &["--mode", "strict"]] {
+        same(&cluster, options, &[&program]);
+    }
+}
