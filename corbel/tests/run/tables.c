@@ -144,6 +144,19 @@ static void created(void) {
     close(fd);
 }
 
+static void mounts(void) {
+    struct statx of[3];
+    memset(of, 0, sizeof of);
+    int fd = make("file", "");
+    for (int i = 0; i < 3; i++) {
+        unsigned mask = i < 2 ? STATX_BASIC_STATS | STATX_MNT_ID : STATX_BASIC_STATS;
+        say("statx", i == 1 ? statx(fd, "", AT_EMPTY_PATH, mask, &of[i]) : statx(AT_FDCWD, ".", 0, mask, &of[i]));
+        printf("root %d of %d\n", !!(of[i].stx_attributes & STATX_ATTR_MOUNT_ROOT), !!(of[i].stx_attributes_mask & STATX_ATTR_MOUNT_ROOT));
+    }
+    printf("mount %d %d, one %d\n", !!(of[0].stx_mask & STATX_MNT_ID), !!(of[1].stx_mask & STATX_MNT_ID), of[0].stx_mnt_id == of[1].stx_mnt_id && of[0].stx_mnt_id);
+    close(fd);
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IONBF, 0);
     if (chdir(argv[2])) return 1;
@@ -193,5 +206,6 @@ int main(int argc, char **argv) {
     wait(NULL);
     gone(argv[1]);
     created();
+    mounts();
     return 0;
 }
