@@ -60,7 +60,7 @@ const BY_DESCRIPTOR: [usize; 28] = [
     nr::PREADV2,
 ];
 
-const ALWAYS: [usize; 101] = [
+const ALWAYS: [usize; 103] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -140,6 +140,8 @@ const ALWAYS: [usize; 101] = [
     nr::UMASK,
     nr::RT_SIGACTION,
     nr::CHROOT,
+    nr::UNSHARE,
+    nr::SETNS,
     nr::MOUNT,
     nr::MOVE_MOUNT,
     nr::IO_URING_SETUP,
@@ -293,6 +295,8 @@ fn other(r: &mut Regs) -> Reply {
         | nr::RT_SIGACTION
         | nr::RT_SIGPROCMASK
         | nr::CHROOT
+        | nr::UNSHARE
+        | nr::SETNS
         | nr::MOUNT
         | nr::MOVE_MOUNT
         | nr::SETUID

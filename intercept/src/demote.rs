@@ -158,10 +158,24 @@ pub fn is_mounted() -> bool {
 pub fn all() -> Result<(), isize> {
     for number in table::used() {
         if table::index(table::entry(number as i32)).is_some() {
-            descriptor(number as i32)?;
+            in_passing(number as i32)?;
         }
     }
     Ok(())
+}
+
+/// Gives a description to the kernel with others, where nobody has asked for this one: a directory that was removed
+/// while it was open cannot be, since the mount does not know it any more, and stays as it is.
+pub fn in_passing(fd: i32) -> Result<(), isize> {
+    match descriptor(fd) {
+        Err(err::STALE) if is_directory(fd) => Ok(()),
+        done => done,
+    }
+}
+
+fn is_directory(fd: i32) -> bool {
+    let index = table::index(table::entry(fd));
+    index.is_some_and(|at| table::ofd(at).state.load(Ordering::Acquire) == state::DIR)
 }
 
 /// Gives the description behind `fd` to the kernel: every number of this table that refers to it

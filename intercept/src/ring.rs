@@ -11,7 +11,7 @@ use crate::path::Stop;
 use crate::sys::{self, err, nr};
 use crate::{demote, session};
 
-/// This process has a ring. A child of fork has it too; a new program begins anew.
+/// This process has a ring, or something like it. A child of fork has it too; a new program begins anew.
 static RING: AtomicBool = AtomicBool::new(false);
 
 /// Whether files that are opened must be the kernel's.
@@ -58,7 +58,8 @@ pub fn enter() -> Reply {
     Err(Stop::Kernel)
 }
 
-/// There is code that may make a ring without our seeing it: as if it had.
+/// There is code that may make a ring without our seeing it, or the descriptors are about to be used in another way
+/// that is not seen here: as if it had one.
 pub fn foresee() {
     if !has() && demote::is_mounted() {
         RING.store(true, Ordering::SeqCst);

@@ -24,6 +24,7 @@ pub const SA_RESTORER: usize = 0x0400_0000;
 pub const SA_SIGINFO: usize = 4;
 pub const SA_ONSTACK: usize = 0x0800_0000;
 pub const SA_NODEFER: usize = 0x4000_0000;
+const SA_RESETHAND: usize = 0x8000_0000;
 
 /// The kernel's `struct sigaction`.
 #[repr(C)]
@@ -156,15 +157,30 @@ pub extern "C" fn defer(signal: usize, info: *const [u64; 16], context: *mut u8)
         fatal(signal, info.cast(), 0);
         return;
     }
-    // SAFETY: uc_sigmask is at 296 in the kernel's ucontext of x86-64, which we were given.
+    let mut action = Action::default();
+    sys::call4(nr::RT_SIGACTION, signal, 0, (&raw mut action) as usize, 8);
+    if action.handler == SIG_DFL && action.flags & SA_RESETHAND != 0 {
+        // This delivery has ended the handler, which has not run yet.
+        action.handler = wrap();
+        sys::call4(nr::RT_SIGACTION, signal, (&raw const action) as usize, 0, 8);
+    }
+    // SAFETY: uc_sigmask is at 296 in the kernel's ucontext of x86-64, which we were given. The kernel writes the
+    // siginfo for handlers that ask for it; for others whatever was on the stack stands there.
     unsafe {
         let mask = context.add(296).cast::<u64>();
         area.saved_mask = *mask;
         area.signal = signal as u32;
-        area.info = *info;
+        area.info = if action.flags & SA_SIGINFO != 0 { *info } else { sent(signal) };
         *mask |= !FAULTS;
     }
     area.pending = 1;
+}
+
+/// A siginfo as `kill` makes it (SI_USER), from nobody.
+const fn sent(signal: usize) -> [u64; 16] {
+    let mut info = [0; 16];
+    info[0] = signal as u64;
+    info
 }
 
 /// Raises what was put off. Runs on the application's stack, out of the engine.
@@ -174,6 +190,10 @@ pub extern "C" fn flush() {
     area.pending = 0;
     let pid = sys::call0(nr::GETPID) as usize;
     let tid = sys::call0(nr::GETTID) as usize;
-    sys::call4(nr::RT_TGSIGQUEUEINFO, pid, tid, signal, (&raw const info) as usize);
+    let raised = sys::call4(nr::RT_TGSIGQUEUEINFO, pid, tid, signal, (&raw const info) as usize);
+    if sys::failed(raised) {
+        // Without what came along is better than not at all.
+        sys::call3(nr::TGKILL, pid, tid, signal);
+    }
     sys::call4(nr::RT_SIGPROCMASK, 2, (&raw const mask) as usize, 0, 8);
 }

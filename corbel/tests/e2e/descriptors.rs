@@ -65,3 +65,25 @@ fn every_number_is_the_programs() {
         assert!(said.lines().count() > 80, "{said}");
     }
 }
+
+/// A process may share its descriptors and not its memory, a thread may have descriptors and a directory of its own.
+#[test]
+fn tables_belong_to_whoever_has_them() {
+    let Some(cluster) = Cluster::new(1, "16MiB") else { return };
+    let Some(program) = compile(&cluster, "tables", &["-pthread"]) else { return };
+    let Some(other) = compile(&cluster, "static", &["-static"]) else { return };
+    for options in [&[][..], &["--mode", "strict"]] {
+        let said = same(&cluster, options, &[&program, &other]);
+        assert!(said.lines().count() > 100, "{said}");
+    }
+}
+
+/// Signals that come while a call is served reach their handlers, of every kind.
+#[test]
+fn no_signal_is_lost_in_a_call() {
+    let Some(cluster) = Cluster::new(1, "64MiB") else { return };
+    let Some(program) = compile(&cluster, "signals", &[]) else { return };
+    for options in [&[][..], &["--mode", "strict"]] {
+        same(&cluster, options, &[&program]);
+    }
+}

@@ -49,7 +49,7 @@ pub const FIRST: [usize; 45] = [
     FANOTIFY_MARK,
     nr::NAME_TO_HANDLE_AT,
     nr::OPEN_BY_HANDLE_AT,
-    308, // setns
+    nr::SETNS,
     313, // finit_module
     KEXEC_FILE_LOAD,
     428, // open_tree

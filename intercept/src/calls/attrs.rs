@@ -141,6 +141,26 @@ fn split_dev(dev: u64) -> [u32; 2] {
     [major as u32, minor as u32]
 }
 
+/// STATX_ATTR_MOUNT_ROOT.
+const MOUNT_ROOT: u64 = 0x2000;
+/// STATX_ATTR_AUTOMOUNT and STATX_ATTR_DAX, which the kernel knows of for every file system.
+const ALL_KNOW: u64 = 0x20_1000;
+/// STATX_MNT_ID and STATX_MNT_ID_UNIQUE.
+const MOUNT_IDS: u32 = 0x5000;
+
+/// The number of the mount that is asked for, and what kind of number it is; none without a mount.
+fn mount_of(asked: u32) -> (u32, u64) {
+    let mut x = Statx::default();
+    if asked == 0 {
+        return (0, 0);
+    }
+    let Ok(root) = fsys::template() else { return (0, 0) };
+    let (empty, to) = (c"".as_ptr() as usize, (&raw mut x) as usize);
+    let flags = at::EMPTY_PATH as usize;
+    let ret = sys::call6(nr::STATX, root as usize, empty, flags, asked as usize, to, 0);
+    if ret == 0 { (x.mask & MOUNT_IDS, x.more[0]) } else { (0, 0) }
+}
+
 fn statx(r: &Regs) -> Reply {
     let (flags, mask) = (r.rdx as u32, r.r10 as u32);
     // STATX__RESERVED; AT_STATX_FORCE_SYNC and AT_STATX_DONT_SYNC at once.
@@ -150,9 +170,16 @@ fn statx(r: &Regs) -> Reply {
     let attr = at_flags(r.rdi, r.rsi, flags, STAT_FLAGS)?;
     let s = fsys::stat_of(&attr);
     let time = |t: Time| [t.sec as u64, u64::from(t.nsec)];
+    let mut more = [0; 14];
+    let (mount, id) = mount_of(mask & MOUNT_IDS);
+    more[0] = id;
+    let root = attr.ino == InodeId::ROOT;
     let x = Statx {
         // STATX_BASIC_STATS | STATX_BTIME
-        mask: 0xfff,
+        mask: 0xfff | mount,
+        attributes: if root { MOUNT_ROOT } else { 0 },
+        attributes_mask: MOUNT_ROOT | ALL_KNOW,
+        more,
         blksize: BLOCK as u32,
         nlink: attr.nlink,
         uid: attr.uid,

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{Reply, arguments, copy, served, to_kernel};
+use super::{Reply, arguments, copy, process, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::{BLOCK, fs};
@@ -117,8 +117,8 @@ fn close_range(r: &Regs) -> Reply {
         return Err(Stop::Error(err::INVAL));
     }
     if flags & 2 != 0 {
-        // CLOSE_RANGE_UNSHARE: our tables are per process already when this matters.
-        let ret = sys::call1(nr::UNSHARE, 0x400);
+        // CLOSE_RANGE_UNSHARE, of the descriptors.
+        let ret = process::unshare(0x400);
         if ret < 0 {
             return Ok(ret);
         }
@@ -191,7 +191,7 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
         5..=7 if ofd.state.load(Ordering::Acquire) == state::FILE => lock::fcntl(r, &file),
         // Open-file-description locks, leases, locks and watches on a directory, owners of signals,
         // questions about the description: the kernel owns it from here on.
-        5..=11 | 15..=17 | 36..=38 | 1024..=1028 | 1035 => {
+        5..=11 | 15..=17 | 36..=38 | 1024..=1027 | 1035 => {
             if command == 1024 && arg != 2 {
                 // A lease is against all who have the file open.
                 demote::before_exec(ofd.ino.load(Ordering::Acquire));
@@ -200,6 +200,8 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
             to_kernel(fd as usize)?;
             Err(Stop::Kernel)
         }
+        // F_CREATED_QUERY: whether this open made the file.
+        1028 => done(isize::from(ofd.flags.load(Ordering::Acquire) & o::CREAT != 0)),
         // A hint how long what is written will live.
         1036 => match mem::get::<u64>(arg)? {
             0..=5 => done(0),

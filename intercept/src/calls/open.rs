@@ -196,7 +196,10 @@ fn make(q: &Request, found: &Found) -> Reply {
     let flags = handle_flags(q.flags);
     place(q, index, || {
         let (attr, handle) = fs()?.create(&who, found.parent, found.name(), mode, flags)?;
-        table::set_inode(table::ofd(index), attr.ino.0);
+        let ofd = table::ofd(index);
+        table::set_inode(ofd, attr.ino.0);
+        // Among the flags that are kept it says that this open made the file.
+        ofd.flags.fetch_or(o::CREAT, Ordering::Relaxed);
         Ok(handle)
     })
 }

@@ -19,12 +19,16 @@ use crate::path::{self, PATH_MAX, Path, Stop};
 use crate::sys::{self, Stat, at, err, nr, o};
 use crate::table::{self, InUse, THREADS};
 use crate::thread::{self, FRAME, VFORKS};
-use crate::{demote, fsys, heap, lock, mem, session, signal, strict};
+use crate::{demote, fsys, heap, lock, mem, ring, session, signal, strict};
 
 const F_GETFD: usize = 1;
 const CLONE_VM: u64 = 0x100;
 const CLONE_FILES: u64 = 0x400;
+const CLONE_FS: usize = 0x200;
+const CLONE_NEWNS: usize = 0x2_0000;
+const CLONE_NEWUSER: usize = 0x1000_0000;
 const CLONE_VFORK: u64 = 0x4000;
+const FILES_UNTIL_EXEC: u64 = CLONE_FILES | CLONE_VFORK;
 /// Not looked up yet (see [`cwd`]).
 const UNKNOWN: u64 = u64::MAX;
 
@@ -45,8 +49,17 @@ pub fn other(r: &mut Regs) -> Reply {
             // What the prefix means afterwards the kernel knows.
             let ret = sys::call1(nr::CHROOT, r.rdi);
             if ret == 0 {
-                table::context().cwd.store(0, Ordering::Release);
-                path::leave();
+                names_are_the_kernels();
+            }
+            Ok(ret)
+        }
+        nr::UNSHARE => Ok(unshare(r.rdi)),
+        nr::SETNS => {
+            arguments::give(r)?;
+            let ret = sys::call2(nr::SETNS, r.rdi, r.rsi);
+            // With no kind named it may be a namespace of mounts, which has a root of its own.
+            if ret == 0 && (r.rsi == 0 || r.rsi & CLONE_NEWNS != 0) {
+                names_are_the_kernels();
             }
             Ok(ret)
         }
@@ -57,8 +70,7 @@ pub fn other(r: &mut Regs) -> Reply {
             let below = Path::get(target).is_ok_and(|p| path::behind_prefix(p.bytes()).is_some());
             let ret = sys::call6(r.rax, r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9);
             if ret == 0 && below {
-                table::context().cwd.store(0, Ordering::Release);
-                path::leave();
+                names_are_the_kernels();
             }
             Ok(ret)
         }
@@ -86,6 +98,26 @@ pub fn exit() -> Reply {
         table::drop_all_shared();
     }
     Err(Stop::Kernel)
+}
+
+/// In this process, and in the programs that it starts.
+fn names_are_the_kernels() {
+    table::context().cwd.store(0, Ordering::Release);
+    path::leave();
+}
+
+/// A thread that takes descriptors, or a working directory, for itself: what is kept here is the whole process's.
+pub fn unshare(flags: usize) -> isize {
+    let threads = THREADS.load(Ordering::SeqCst);
+    if threads && flags & CLONE_FILES as usize != 0 {
+        ring::foresee();
+    }
+    let ret = sys::call1(nr::UNSHARE, flags);
+    // Namespaces of mounts and users take the directory along.
+    if ret == 0 && threads && flags & (CLONE_FS | CLONE_NEWNS | CLONE_NEWUSER) != 0 {
+        names_are_the_kernels();
+    }
+    ret
 }
 
 /// User and group.
@@ -159,6 +191,13 @@ pub fn clone(r: &mut Regs) -> usize {
             args[0]
         }
     };
+    if matches!(
+        flags & (CLONE_VM | CLONE_FILES | CLONE_VFORK),
+        CLONE_FILES | FILES_UNTIL_EXEC | CLONE_VM
+    ) {
+        // Descriptors in common but not memory, or memory but not descriptors: no table of ours says what they have.
+        ring::foresee();
+    }
     if flags & CLONE_VM == 0 {
         return fork(r, args);
     }
@@ -511,7 +550,7 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
         for fd in table::used() {
             let entry = table::entry(fd as i32);
             if table::index(entry).is_some() && entry & table::CLOEXEC == 0 {
-                demote::descriptor(fd as i32)?;
+                demote::in_passing(fd as i32)?;
             }
         }
         // They stay open in the program that does not know of them.
