@@ -327,6 +327,8 @@ impl Stage<'_> {
         }
         std::thread::sleep(TICKS);
         self.judge.pause();
+        // What comes next is stamped by clocks that are some ticks behind: not before the pause.
+        std::thread::sleep(TICKS);
         for (number, said) in self.read_all() {
             if said != "0 0" {
                 let mut difference =
