@@ -397,6 +397,7 @@ impl<H: Host> LibFsOn<H> {
             inside.into_iter().for_each(|inside| segment.leave(inside));
             return Err(Stop::Wait(Wait::Again));
         }
+        leases.iter().for_each(|state| state.suspects.look(session, state.last));
         let written = room.append(raw, payload);
         inside.into_iter().for_each(|inside| segment.leave(inside));
         if !segment.attached() && !planted(Bug::SealIgnored) {

@@ -635,11 +635,13 @@ impl Draw {
             }
         };
         let (mut uid, gid) = (who(), who());
-        if (uid, gid) == (-1, -1) && self.is_mounted(p) {
-            // Of that a mount learns next to nothing (docs/mount.md).
+        let how = self.random.below(3);
+        if (uid, gid) == (-1, -1) && (self.is_mounted(p) || self.processes[p].other || how == 0) {
+            // Of that a mount learns next to nothing (docs/mount.md); nor does it of an open file that is the kernel's, or
+            // of somebody whose names are.
             uid = 0;
         }
-        Some(match self.random.below(3) {
+        Some(match how {
             0 => format!("fchown s{} {uid} {gid}", self.slot(p)?),
             1 => format!("chown {} {uid} {gid}", self.path(p, Want::Any)),
             _ => format!("lchown {} {uid} {gid}", self.path(p, Want::Any)),
@@ -1007,6 +1009,10 @@ impl Source for Draw {
     fn anew(&mut self) {
         let actors = self.processes.iter().map(|p| p.actor).max().unwrap_or(0);
         (0..=actors).for_each(|actor| self.forget(actor));
+    }
+
+    fn begun(&mut self, actor: usize) {
+        self.forget(actor);
     }
 
     fn heard(&mut self, step: &Step, answer: &str) {

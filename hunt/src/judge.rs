@@ -12,6 +12,10 @@
 //! - which lock F_GETLK names, if several are in the way
 //! - what another node has removed is ESTALE where it would be ENOENT (docs/mount.md)
 //! - F_GETLK names no process of another machine (docs/mount.md)
+//! - what `statx` with AT_STATX_DONT_SYNC tells, if without it is right
+//! - where `getcwd` says that a directory is which others have moved, until somebody has looked there (docs/mount.md)
+//! - what `corbel run` opens anew for the kernel and could not open now: EACCES (docs/interception.md)
+//! - positions in directories, locks that count from there on included
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -33,7 +33,7 @@ pub struct Launch<'a> {
     pub reference: bool,
     /// Works on a plain directory of this machine.
     pub plain: bool,
-    /// Works in a mount, or beside somebody who does.
+    /// Ends what it has appended with a look for the end, where the kernel does not know it.
     pub ends: bool,
     /// A planted difference.
     pub lie: Option<&'a str>,

@@ -33,6 +33,9 @@ pub const SEATS: usize = 8;
 /// an interception library may keep for itself.
 pub const SEAT_FD: RawFd = 100;
 
+/// Number of the root of the file system, in processes that have given up rights: they may not open it.
+const ROOT_FD: RawFd = SEAT_FD + SEATS as RawFd;
+
 /// The number of a slot, from its token.
 pub fn named_slot(token: &str) -> Option<usize> {
     args::named(token, 's', SLOTS)
@@ -49,7 +52,8 @@ pub struct Start {
     pub reference: bool,
     /// On a plain directory: no times of access, no O_DIRECT, nothing synced.
     pub plain: bool,
-    /// What has been appended ends with a look for the end: a mount's kernel does not know it (docs/mount.md).
+    /// What has been appended ends with a look for the end, unless it is served in the process: a mount's kernel does not
+    /// know it (docs/mount.md).
     pub ends: bool,
     /// A planted difference.
     pub lie: Option<Lie>,

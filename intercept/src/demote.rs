@@ -81,10 +81,26 @@ pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
     }
 }
 
+/// A number of this process that a description has.
+fn number_of(index: usize) -> Option<usize> {
+    table::used().find(|n| table::index(table::entry(*n as i32)) == Some(index))
+}
+
+/// Whether a description is a directory's, also when it says that it has become the kernel's.
+fn is_directory(index: usize, ofd: &Ofd) -> bool {
+    let ino = ofd.ino.load(Ordering::Acquire);
+    let there = || number_of(index).and_then(|number| sys::fstat(number as i32));
+    match ofd.state.load(Ordering::Acquire) {
+        state::DIR => true,
+        // The placeholder of a file is the root of the mount.
+        state::KERNEL => there().is_some_and(|stat| stat.ino == ino),
+        _ => false,
+    }
+}
+
 /// The placeholder of a directory is the directory itself.
 fn reopen_directory(index: usize) -> Result<i32, isize> {
-    let number = table::used().find(|n| table::index(table::entry(*n as i32)) == Some(index));
-    let number = number.ok_or(err::BADF)?;
+    let number = number_of(index).ok_or(err::BADF)?;
     let (mut path, mut digits) = ([0u8; 40], [0; 20]);
     let mut len = 0;
     for part in [b"/proc/self/fd/".as_slice(), decimal(number as u64, &mut digits)] {
@@ -101,7 +117,7 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
 /// Opens through the mount at the description's offset; `keep`: the holder gets a copy.
 fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
     let flags = ofd.flags.load(Ordering::Acquire);
-    let fd = if ofd.state.load(Ordering::Acquire) == state::DIR {
+    let fd = if is_directory(index, ofd) {
         reopen_directory(index)?
     } else {
         let ino = ofd.ino.load(Ordering::Acquire);

@@ -94,6 +94,14 @@ impl Path {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+
+    /// Whether the last name is longer than names are.
+    pub fn ends_too_long(&self) -> bool {
+        let end = self.bytes().iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
+        let names = &self.bytes()[..end];
+        let begin = names.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
+        end - begin > NAME_MAX
+    }
 }
 
 /// What is left of an absolute path behind the prefix, when it begins with it.

@@ -41,7 +41,9 @@ impl Creds<'_> {
             }
             return Ok(());
         }
+        // Linux asks no list whose mask allows nothing: then only the mode counts, also for who is named.
         if self.uid != r.uid
+            && r.mode & 0o070 != 0
             && let Some(acl) = &r.acl
         {
             let allowed = acl.permits(self.uid, r.gid, &|gid| self.in_group(gid), what);
@@ -87,6 +89,26 @@ mod tests {
         assert_eq!(who(0, 0).may(&r, R | W), Ok(()));
         let by_group = InodeRecord { gid: 9, mode: 0o100_020, ..r.clone() };
         assert_eq!(who(6, 6).may(&by_group, W), Ok(()), "supplementary groups count");
+    }
+
+    #[test]
+    fn a_list_whose_mask_allows_nothing_is_not_asked() {
+        // Owner 6, user 5: 6, group 5, mask 0, others 7.
+        let entries: [(u16, u16, u32); 5] =
+            [(1, 6, !0), (2, 6, 5), (4, 5, !0), (16, 0, !0), (32, 7, !0)];
+        let entries = entries.into_iter().flat_map(|(tag, perm, id)| {
+            [tag.to_le_bytes(), perm.to_le_bytes()].concat().into_iter().chain(id.to_le_bytes())
+        });
+        let value: Vec<u8> = 2_u32.to_le_bytes().into_iter().chain(entries).collect();
+        let mut list = crate::acl::Acl::decode(&value).unwrap().unwrap();
+        let mut r = InodeRecord { mode: 0o100_607, uid: 7, gid: 8, ..InodeRecord::default() };
+        r.acl = Some(list.clone().into());
+        let who = |uid, gid| Creds { uid, gid, groups: &[] };
+        assert_eq!(who(5, 9).may(&r, R | X), Ok(()), "as one of the others");
+        assert_eq!(who(6, 8).may(&r, X), Err(Errno::ACCES), "the owning group");
+        list.chmod(0o617);
+        (r.mode, r.acl) = (0o100_617, Some(list.into()));
+        assert_eq!(who(5, 9).may(&r, R), Err(Errno::ACCES), "the mask bounds who is named");
     }
 
     #[test]

@@ -270,7 +270,7 @@ impl<H: Host> LibFsOn<H> {
     /// it: a volume that runs full refuses it then. The next write or fsync through each handle of
     /// a file that has operations since its last fsync says so, once, as the kernel reports errors
     /// of write-back. (Which file was meant is not known: none that may have lost something is
-    /// left out, but those of which all was judged before.)
+    /// left out, but those of which all was judged before, or done afterwards.)
     #[inline]
     fn report_refusal(&self, open: &Open<H>) -> Result<()> {
         match self.current() {
@@ -298,14 +298,14 @@ impl<H: Host> LibFsOn<H> {
     fn news(session: &Session<H>, open: &Open<H>) -> Option<(u64, Errno)> {
         let count = session.refusals();
         let before = open.refusals.swap(count, Ordering::Relaxed);
-        let (last, number) = {
+        let (last, number, (suspect, until)) = {
             let state = open.inode.state.read();
-            (state.last.0, state.session)
+            (state.last, state.session, state.suspects.as_of(session, state.last, count))
         };
         // A new session begins to count anew; what the old one lost is reported otherwise.
         let new = count < before || number != session.number;
         let clean = open.clean.load(Ordering::Relaxed).max(session.judged_after(before));
-        (!new && last > clean).then(|| (last, session.refusal()))
+        (!new && until > before && suspect > clean).then(|| (last.0, session.refusal()))
     }
 
     /// As [`report_refusal`](Self::report_refusal), at a close: asks the service for nothing.

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use base::{Errno, InodeId, Sequence};
 use hashbrown::HashMap;
@@ -13,6 +13,7 @@ use storage::limits::BLOCK_BYTES;
 
 use super::host::{EVERYBODY, Host, MS};
 use super::pieces::Pieces;
+use super::session::Session;
 use super::sync::RwLock;
 use crate::fs::{Attr, LEARNT_ELSEWHERE, Result, S_IFDIR, S_IFMT, Time};
 
@@ -108,6 +109,8 @@ pub struct State {
     pub names: Names,
     /// Own operation on this inode that came last; survives the loss of the lease.
     pub last: Sequence,
+    /// Own operations that may have been refused.
+    pub suspects: Suspects,
     /// Extents that reflect less than this are of no use (blocks were moved by an own operation).
     pub extents_after: Sequence,
     /// Blocks that it has for certain, by promised writes.
@@ -132,6 +135,47 @@ pub struct State {
     pub writing: bool,
     /// See [`Attr::learnt`].
     pub learnt: u64,
+}
+
+/// Which own operations on an inode may have been refused. The service tells how many of a client's it has refused, and
+/// not which.
+#[derive(Debug, Default)]
+pub struct Suspects {
+    /// Refusals of the session at the last look.
+    seen: AtomicU64,
+    /// Operations up to this one may be among those refused ...
+    last: AtomicU64,
+    /// ... until there were so many.
+    count: AtomicU64,
+}
+
+impl Suspects {
+    /// Before an operation is appended: it is none of those refused until now. `last` is the inode's last one.
+    #[inline]
+    pub fn look<H: Host>(&self, session: &Session<H>, last: Sequence) {
+        let count = session.refusals();
+        if count != self.seen.load(Ordering::Relaxed) {
+            self.note(session, last, count);
+        }
+    }
+
+    #[cold]
+    fn note<H: Host>(&self, session: &Session<H>, last: Sequence, count: u64) {
+        let (last, until) = self.as_of(session, last, count);
+        self.last.store(last, Ordering::Relaxed);
+        self.count.store(until, Ordering::Relaxed);
+        self.seen.store(count, Ordering::Relaxed);
+    }
+
+    /// The last operation that may be among the first `count` refused, and how many were when that came to light.
+    pub fn as_of<H: Host>(&self, session: &Session<H>, last: Sequence, count: u64) -> (u64, u64) {
+        let seen = self.seen.load(Ordering::Relaxed);
+        if count != seen && last.0 > session.judged_after(seen) {
+            (last.0, count)
+        } else {
+            (self.last.load(Ordering::Relaxed), self.count.load(Ordering::Relaxed))
+        }
+    }
 }
 
 /// An inode of the client's cache.

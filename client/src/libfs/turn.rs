@@ -467,6 +467,7 @@ impl<H: Host> LibFsOn<H> {
         state.session = session.number;
         state.lease = Granted::default();
         state.last = Sequence(0);
+        state.suspects = Default::default();
         state.extents_after = Sequence(0);
         state.pieces = Default::default();
         state.room = Default::default();

@@ -153,6 +153,8 @@ impl Worker {
             "durable" => self.durable(args),
             "sums" => Ok(self.sums()),
             "checkhole" => self.check_hole(args),
+            "euid" => Ok(format!("{} 0", sys!(geteuid()))),
+            "again" => self.open_again(args),
             "fdof" => Ok(format!("{} 0", self.fd(args, 0)?)),
             "show" => self.show(args),
             _ => Err(Stop::Bad("unknown call".into())),
@@ -182,6 +184,19 @@ impl Worker {
             return Err(Stop::Errno(libc::EINVAL));
         }
         self.opened(slot, fd)
+    }
+
+    /// `again SLOT`: whether what is there could be opened now, with the same rights. It is not: a close ends locks.
+    fn open_again(&self, args: &Args<'_>) -> Result<String, Stop> {
+        let fd = self.fd(args, 0)?;
+        let wanted = match sys!(fcntl(fd, libc::F_GETFL)) & libc::O_ACCMODE {
+            libc::O_RDONLY => libc::R_OK,
+            libc::O_WRONLY => libc::W_OK,
+            _ => libc::R_OK | libc::W_OK,
+        };
+        let path = c_string(format!("/proc/self/fd/{fd}").into_bytes());
+        let (from, how) = (libc::AT_FDCWD, libc::AT_EACCESS);
+        number(done(sys!(faccessat(from, path.as_ptr(), wanted, how))))
     }
 
     fn creat(&mut self, args: &Args<'_>) -> Result<String, Stop> {

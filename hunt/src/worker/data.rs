@@ -46,6 +46,14 @@ fn look_first(from: i32, to: i32) -> Result<bool, Stop> {
     Ok((one.st_dev, one.st_ino) == (two.st_dev, two.st_ino))
 }
 
+/// Whether `corbel run` serves a descriptor, so that what the kernel has under its number is a placeholder.
+fn is_served(fd: i32) -> bool {
+    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & libc::O_PATH != 0)
+}
+
 /// Memory that begins at a page, as O_DIRECT wants it.
 #[derive(Debug, Default)]
 pub struct Buffer(Vec<u8>);
@@ -124,7 +132,8 @@ impl Worker {
         };
         let put = done(put as i64)?;
         let moves = !matches!((name, offset), ("pwrite", _) | ("pwritev2", 0..));
-        if self.start.ends && moves && sys!(fcntl(fd, libc::F_GETFL)) & libc::O_APPEND != 0 {
+        let appends = || sys!(fcntl(fd, libc::F_GETFL)) & libc::O_APPEND != 0;
+        if self.start.ends && moves && appends() && !is_served(fd) {
             sys!(lseek(fd, 0, libc::SEEK_END));
         }
         number(Ok(put))

@@ -32,10 +32,18 @@ impl Worker {
         Ok(())
     }
 
+    /// Positions in directories are each file system's own: a range from there on means nothing.
+    fn refuse_position(&self, args: &Args<'_>) -> Result<(), Stop> {
+        let from_here = args.token(3)? == "cur";
+        let refuse = from_here && super::calls::is_directory(self.fd(args, 0)?);
+        if refuse { Err(Stop::NoSlot) } else { Ok(()) }
+    }
+
     /// `lock SLOT posix|ofd r|w|u WHENCE START LENGTH`.
     pub fn lock(&self, args: &Args<'_>) -> Result<String, Stop> {
         let command = if args.token(1)? == "ofd" { libc::F_OFD_SETLK } else { libc::F_SETLK };
         let range = range(args)?;
+        self.refuse_position(args)?;
         self.ask_for_size(args)?;
         number(done(sys!(fcntl(self.fd(args, 0)?, command, &raw const range))))
     }
@@ -44,6 +52,7 @@ impl Worker {
     pub fn getlk(&self, args: &Args<'_>) -> Result<String, Stop> {
         let command = if args.token(1)? == "ofd" { libc::F_OFD_GETLK } else { libc::F_GETLK };
         let mut range = range(args)?;
+        self.refuse_position(args)?;
         self.ask_for_size(args)?;
         done(sys!(fcntl(self.fd(args, 0)?, command, &raw mut range)))?;
         Ok(format!(

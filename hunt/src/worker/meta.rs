@@ -290,6 +290,7 @@ impl Worker {
     /// `cred UID GID GROUPS`: the effective ones, groups between commas; `-` leaves those.
     pub fn cred(&self, args: &Args<'_>) -> Result<String, Stop> {
         let keep = libc::uid_t::MAX;
+        self.keep_root();
         if sys!(geteuid()) != 0 {
             done(sys!(setresuid(keep, 0, keep)))?;
         }

@@ -2,7 +2,7 @@
 
 use super::args::{Args, Stop, c_string, errno_name};
 use super::names::list;
-use super::{Worker, done, errno, sys};
+use super::{ROOT_FD, Worker, done, errno, sys};
 use crate::pattern::{self, Sum};
 use crate::text;
 
@@ -37,13 +37,32 @@ impl Worker {
     /// `syncall`: all that was changed here is durable. `syncfs` alone does not do that in a mount, of which the kernel
     /// tells it nothing (docs/mount.md); `fsync` of the root does.
     pub fn sync_all(&self) -> Result<String, Stop> {
+        let kept = sys!(fcntl(ROOT_FD, libc::F_GETFD)) != -1;
+        let dir = if kept { ROOT_FD } else { self.open_root()? };
+        let result = done(sys!(syncfs(dir))).and_then(|_| done(sys!(fsync(dir))));
+        if !kept {
+            sys!(close(dir));
+        }
+        super::calls::number(result)
+    }
+
+    /// The root of the file system, of which the history has a directory.
+    fn open_root(&self) -> Result<i32, Stop> {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         let root = self.start.root.strip_suffix(b"/x/y/z").unwrap_or(&self.start.root);
         let root = c_string([root, b"/.."].concat());
-        let dir = done(sys!(open(root.as_ptr(), flags)))? as i32;
-        let result = done(sys!(syncfs(dir))).and_then(|_| done(sys!(fsync(dir))));
-        sys!(close(dir));
-        super::calls::number(result)
+        Ok(done(sys!(open(root.as_ptr(), flags)))? as i32)
+    }
+
+    /// Before rights are given up: the root stays open for [`Self::sync_all`], also for programs that are started.
+    pub fn keep_root(&self) {
+        if self.start.plain || sys!(fcntl(ROOT_FD, libc::F_GETFD)) != -1 {
+            return;
+        }
+        if let Ok(dir) = self.open_root() {
+            sys!(dup2(dir, ROOT_FD));
+            sys!(close(dir));
+        }
     }
 
     /// `durable sN`: what can be seen of a file that has just been synced, as a sweep tells it.

@@ -223,10 +223,11 @@ fn chmod(attr: &Attr, mode: u32) -> Reply {
 
 fn chown(attr: &Attr, uid: u32, gid: u32) -> Reply {
     let known = |id: u32| (id != u32::MAX).then_some(id);
-    // To the same owner is a change too: it ends set-id bits.
-    let same = uid == u32::MAX && gid == u32::MAX && !attr.is_dir() && attr.mode & 0o6000 != 0;
+    // To the same owner is a change too: it ends set-id bits, and has its time.
+    let same = uid == u32::MAX && gid == u32::MAX;
+    let bits = !attr.is_dir() && attr.mode & 0o6000 != 0;
     let owns = [0, attr.uid].contains(&caller().uid);
-    if same && !owns && (attr.mode & 0o4000 != 0 || attr.mode & 0o2010 == 0o2010) {
+    if same && bits && !owns && (attr.mode & 0o4000 != 0 || attr.mode & 0o2010 == 0o2010) {
         return Err(Stop::Error(err::PERM));
     }
     let uid = if same && owns { attr.uid } else { uid };

@@ -135,14 +135,18 @@ fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Rep
         return Err(Stop::Error(err::INVAL));
     }
     let (old_at, new_at) = (from, to);
-    let from = path::resolve_as(&caller(), from_dir, &Path::get(from)?, Last::Remove);
-    let to = find(to_dir, to, Last::Remove);
+    let (from, to) = (Path::get(from)?, Path::get(to)?);
+    // A last name that is too long is looked for after what is wrong elsewhere.
+    let (long_from, long_to) = (from.ends_too_long(), to.ends_too_long());
+    let from = path::resolve_as(&caller(), from_dir, &from, Last::Remove);
+    let to = path::resolve_as(&caller(), to_dir, &to, Last::Remove);
     let (from, to) = match (from, to) {
-        // A last name that is too long is looked for after what is wrong elsewhere.
-        (Err(Stop::Error(err::NAMETOOLONG)), Err(to)) => return Err(to),
+        (Err(Stop::Error(err::NAMETOOLONG)), Err(to)) if long_from => return Err(to),
         (from, to) => (from?, to),
     };
-    if let Err(Stop::Error(err::NAMETOOLONG)) = to {
+    if let Err(Stop::Error(err::NAMETOOLONG)) = to
+        && long_to
+    {
         from.exists()?;
     }
     let to = to?;

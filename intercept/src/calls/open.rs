@@ -165,8 +165,9 @@ fn existing(q: &Request, attr: &Attr) -> Reply {
 
 fn open_existing(q: &Request, attr: &Attr, flags: u32) -> Result<Handle, Stop> {
     if q.flags & o::NOATIME != 0 {
-        // Permission is judged first.
-        let asked = [4, 2, 6, 6][(flags & o::ACCMODE) as usize];
+        // Permission is judged first; to cut a file is to write it.
+        let cuts = if flags & o::TRUNC != 0 { 2 } else { 0 };
+        let asked = [4, 2, 6, 6][(flags & o::ACCMODE) as usize] | cuts;
         fs()?.access(&caller(), attr.ino, asked)?;
         may_hide(q.flags, attr)?;
     }
