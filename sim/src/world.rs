@@ -239,6 +239,17 @@ impl Preset {
     }
 }
 
+/// Of messages about a lease, the client and the inode (`service::core`, LeaseWant to Recalled, and Released).
+fn of_lease(kind: u16, body: &[u8]) -> String {
+    let numbers = body.as_chunks::<8>().0;
+    match (kind, numbers) {
+        (6 | 7 | 10 | 11 | 13, [client, ino, ..]) => {
+            format!(" {:#x} {}", u64::from_le_bytes(*client), u64::from_le_bytes(*ino))
+        }
+        _ => String::new(),
+    }
+}
+
 /// The bounds of a process: as shipped, or so small that their edges are met within a few operations.
 fn draw_limits(random: &mut Random, tight: bool, write_max: u64) -> Limits {
     let mut limits = Limits::SHIPPED;
@@ -623,10 +634,11 @@ impl<'a> World<'a> {
                     self.trace(|| {
                         let crc = crc32c(0, &body);
                         format!(
-                            "frame {}>{} kind {kind} {} {crc:08x}",
+                            "frame {}>{} kind {kind} {} {crc:08x}{}",
                             from + 1,
                             to + 1,
-                            body.len()
+                            body.len(),
+                            of_lease(kind, &body)
                         )
                     });
                     let from = NodeId(from as u32 + 1);
