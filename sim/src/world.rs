@@ -239,12 +239,15 @@ impl Preset {
     }
 }
 
-/// Of messages about a lease, the client and the inode (`service::core`, LeaseWant to Recalled, and Released).
+/// Of messages about a lease, what they say of whom (`service::core`, LeaseWant to Recalled, and Released; behind their epoch).
 fn of_lease(kind: u16, body: &[u8]) -> String {
-    let numbers = body.as_chunks::<8>().0;
+    let body = body.get(4..).unwrap_or(&[]);
+    let (numbers, rest) = body.as_chunks::<8>();
     match (kind, numbers) {
-        (6 | 7 | 10 | 11 | 13, [client, ino, ..]) => {
-            format!(" {:#x} {}", u64::from_le_bytes(*client), u64::from_le_bytes(*ino))
+        (6 | 7 | 10 | 11 | 13, [client, ino, token, more @ ..]) => {
+            let [client, ino, token] = [client, ino, token].map(|n| u64::from_le_bytes(*n));
+            let mode = more.as_flattened().first().or(rest.first()).copied().unwrap_or(0);
+            format!(" {client:#x} {ino} token {token:x} mode {mode}")
         }
         _ => String::new(),
     }

@@ -847,8 +847,9 @@ impl Node {
         for action in actions {
             match action {
                 Action::Recall(client, ino) => {
+                    // Behind all that it was granted: two of its threads may have asked.
                     let held = |g: &&mut HeldGrant| g.want.client == client && g.ino == ino;
-                    match self.held_grants.iter_mut().find(held) {
+                    match self.held_grants.iter_mut().rfind(held) {
                         Some(grant) => grant.recall = true,
                         None => self.recall(client, ino, out),
                     }

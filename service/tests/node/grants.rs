@@ -19,6 +19,51 @@ fn granted(hand: &Hand, slot: usize) -> Option<Granted> {
     Some(InodeReply::decode(&mut rest).expect("a well formed reply").granted)
 }
 
+/// Two threads of B want the directory, to read and to write, before C does, and both grants are held. The recall for C
+/// comes behind both: between them, it would be answered before the second arrives. Seed 610429.
+#[test]
+fn a_recall_comes_behind_every_grant_that_is_held() {
+    let (one, two, three) = (NodeId(1), NodeId(2), NodeId(3));
+    let mut rig = Rig::new(3, 1);
+    let (mut a, b, c) = (rig.attach(0, 0), rig.attach(1, 0), rig.attach(0, 0));
+    let ino = a.numbers(&mut rig, 1)[0].0;
+    let dir = a.lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease").granted;
+    assert!(a.holds(dir));
+    a.append(&create(ino, InodeId::ROOT, b"0", 0o100_644, 0));
+    rig.settle();
+    a.append(&Op::Unlink { ino, parent: InodeId::ROOT, name: b"0", open: true });
+    let deliver_but = |rig: &mut Rig, ends: &[(NodeId, NodeId)]| {
+        for link in (0..50).flat_map(|_| 0..6) {
+            while !ends.contains(&(rig.links[link].0, rig.links[link].1)) && rig.deliver(link) {}
+        }
+    };
+    let read = Request::Inode { ino: InodeId::ROOT, mode: LeaseMode::Read, flags: 0 };
+    for (hand, slot, request) in [(&b, 0, &read), (&b, 1, &WANT), (&c, 0, &WANT)] {
+        hand.post(slot, request, 0);
+        rig.event(hand.n, Event::Doorbell(hand.client));
+        // Nothing arrives at node 3: the head holds what it would grant.
+        rig.pass(1_000_000);
+        deliver_but(&mut rig, &[(three, one), (three, two)]);
+    }
+    assert!(!a.holds(dir), "recalled");
+    // Now it does, and the head speaks; what it says to node 2 arrives word by word.
+    let (mut writes, mut next) = (None, None);
+    for _ in 0..100 {
+        deliver_but(&mut rig, &[(two, one)]);
+        rig.pass(1_000_000);
+        deliver_but(&mut rig, &[(two, one)]);
+        writes = writes.or_else(|| granted(&b, 1));
+        next = next.or_else(|| granted(&c, 0));
+        let holds = |hand: &Hand, lease: Option<Granted>| lease.is_some_and(|g| hand.holds(g));
+        assert!(!(holds(&b, writes) && holds(&c, next)), "two writers");
+        let link = rig.links.iter().position(|(to, from, _)| (*to, *from) == (two, one));
+        let link = link.expect("a link");
+        rig.deliver(link);
+    }
+    assert!(writes.is_some() && next.is_some());
+    rig.check();
+}
+
 /// A makes a name, B gets the directory next, C wants it after B. While the second member has not
 /// acknowledged A's name, B's grant is held, and C's wish must not take it back before it is given.
 #[test]
