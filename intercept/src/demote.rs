@@ -87,7 +87,7 @@ fn number_of(index: usize) -> Option<usize> {
 }
 
 /// Whether a description is a directory's, also when it says that it has become the kernel's.
-fn is_directory(index: usize, ofd: &Ofd) -> bool {
+fn leaves_as_directory(index: usize, ofd: &Ofd) -> bool {
     let ino = ofd.ino.load(Ordering::Acquire);
     let there = || number_of(index).and_then(|number| sys::fstat(number as i32));
     match ofd.state.load(Ordering::Acquire) {
@@ -117,7 +117,7 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
 /// Opens through the mount at the description's offset; `keep`: the holder gets a copy.
 fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
     let flags = ofd.flags.load(Ordering::Acquire);
-    let fd = if is_directory(index, ofd) {
+    let fd = if leaves_as_directory(index, ofd) {
         reopen_directory(index)?
     } else {
         let ino = ofd.ino.load(Ordering::Acquire);
@@ -184,12 +184,12 @@ pub fn all() -> Result<(), isize> {
 /// while it was open cannot be, since the mount does not know it any more, and stays as it is.
 pub fn in_passing(fd: i32) -> Result<(), isize> {
     match descriptor(fd) {
-        Err(err::STALE) if is_directory(fd) => Ok(()),
+        Err(err::STALE) if is_open_directory(fd) => Ok(()),
         done => done,
     }
 }
 
-fn is_directory(fd: i32) -> bool {
+fn is_open_directory(fd: i32) -> bool {
     let index = table::index(table::entry(fd));
     index.is_some_and(|at| table::ofd(at).state.load(Ordering::Acquire) == state::DIR)
 }
