@@ -91,6 +91,8 @@ pub struct Facts {
     pub shares: Cell<bool>,
     /// Points passed.
     pub points: Cell<u64>,
+    /// How often it stood at a narrow place.
+    stood: Cell<u64>,
     random: RefCell<Option<Random>>,
     yielder: Cell<Option<*const Yielder<Answer, Pause>>>,
 }
@@ -99,6 +101,9 @@ pub struct Facts {
 const NARROW: u64 = 16;
 /// ... and one in so many threads that come by stands there.
 const NARROW_CHANCE: u64 = 3;
+/// ... until each has stood so often: two that take leases from each other, and stand for longer than a lease is theirs for
+/// certain, would go on for ever.
+const NARROW_MOST: u64 = 500;
 
 impl Facts {
     /// Whether threads stand for long at this place of the code. What goes wrong only if one is held up between two
@@ -106,7 +111,7 @@ impl Facts {
     /// at which it happens time and again.
     fn is_narrow(&self, place: &Location<'_>) -> bool {
         let key = self.narrow.get();
-        if key == 0 {
+        if key == 0 || self.stood.get() >= NARROW_MOST {
             return false;
         }
         let at = u64::from(place.line()) << 32 | u64::from(place.column());
@@ -465,6 +470,7 @@ impl Host for SimHost {
             let chance = if narrow { NARROW_CHANCE } else { facts.chance.get() };
             let mut random = facts.random.borrow_mut();
             let stops = chance != 0 && random.as_mut().is_some_and(|r| r.chance(1, chance));
+            facts.stood.set(facts.stood.get() + u64::from(stops && narrow));
             stops.then_some(narrow)
         });
         if let Some(long) = stops.flatten() {
