@@ -284,6 +284,8 @@ pub enum Bug {
     UnpinLost = 137,
     /// What was closed is not told again when the operations before it are.
     CloseNotRepeated = 138,
+    /// A recall is put behind the first grant that is held for its client.
+    RecallBetween = 139,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
 }
@@ -890,6 +892,11 @@ impl Bug {
             Bug::CloseNotRepeated,
             "close-not-repeated",
             "what was closed is not told again when the operations before it are",
+        ),
+        (
+            Bug::RecallBetween,
+            "recall-between-grants",
+            "a recall comes behind the first of the grants that are held for its client, before the others",
         ),
         (
             Bug::GroundsUnchecked,

@@ -849,7 +849,12 @@ impl Node {
                 Action::Recall(client, ino) => {
                     // Behind all that it was granted: two of its threads may have asked.
                     let held = |g: &&mut HeldGrant| g.want.client == client && g.ino == ino;
-                    match self.held_grants.iter_mut().rfind(held) {
+                    let mut grants = self.held_grants.iter_mut();
+                    let last = match planted(Bug::RecallBetween) {
+                        true => grants.find(held),
+                        false => grants.rfind(held),
+                    };
+                    match last {
                         Some(grant) => grant.recall = true,
                         None => self.recall(client, ino, out),
                     }
