@@ -33,7 +33,7 @@ fn ranges_are_taken_out_of_files_and_put_in() {
 fn what_is_done_beside_the_kernel_takes_nobodys_error() {
     let Some(cluster) = cluster() else { return };
     let stats = cluster.mount(1).join(".corbel/stats");
-    script(cluster.hooked(1, &[]), "beside.py", &[&stats.display().to_string()]);
+    script(cluster.hooked(1, &[]), "beside_kernel.py", &[&stats.display().to_string()]);
     cluster.assert_nothing_refused();
 }
 

@@ -1,34 +1,73 @@
-# What is done beside the kernel to a file that it has: a clone, a range put in, and an append. The mapped bytes are in it, and
-# nobody has asked the mount for an fsync, which tells of a loss once and would have told us. Argument: the mount's statistics.
-import ctypes
-import fcntl
-import mmap
-import os
-import sys
+# Descriptors that come and go in some threads while others fork and exit: what one opens is nobody else's.
+import os, sys, threading, time
 
-BLOCK = 4096
-FICLONE = 0x40049409
-libc = ctypes.CDLL(None, use_errno=True)
-libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+where, end = sys.argv[1], time.time() + float(sys.argv[2])
+wrong = []
 
 
-def fsyncs():
-    with open(sys.argv[1]) as stats:
-        return [line for line in stats if line.startswith("fuse_fsync_total ")]
+def check(right, what):
+    if not right:
+        wrong.append(what)
 
 
-fd = os.open("mapped", os.O_RDWR | os.O_CREAT, 0o600)
-os.write(fd, b"w" * 2 * BLOCK)
-mapped = mmap.mmap(fd, BLOCK)
-before = fsyncs()
-mapped[:4] = b"one!"
-clone = os.open("clone", os.O_RDWR | os.O_CREAT, 0o600)
-fcntl.ioctl(clone, FICLONE, fd)
-assert os.pread(clone, 8, 0) == b"one!wwww", os.pread(clone, 8, 0)
-mapped[:4] = b"two!"
-assert libc.fallocate(fd, 32, BLOCK, BLOCK) == 0, ctypes.get_errno()
-mapped[:4] = b"more"
-assert os.pwritev(fd, [b"end"], 0, os.RWF_APPEND) == 3
-want = b"more".ljust(BLOCK, b"w") + bytes(BLOCK) + b"w" * BLOCK + b"end"
-assert os.pread(fd, 4 * BLOCK, 0) == want
-assert fsyncs() == before, (before, fsyncs())
+def content(name):
+    return name.encode() * 50
+
+
+threading.excepthook = lambda failed: wrong.append(repr(failed.exc_value))
+
+# Stays open in all of them, with one offset.
+shared = os.open(f"{where}/shared", os.O_RDWR | os.O_CREAT, 0o644)
+os.write(shared, content("shared"))
+
+
+def comes_and_goes(n):
+    turn = 0
+    while time.time() < end:
+        turn += 1
+        name = f"{where}/{n}"
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        text = content(f"{n}.{turn}")
+        check(os.write(fd, text) == len(text), "written")
+        other = os.dup(fd)
+        os.close(fd)
+        os.lseek(other, 0, 0)
+        check(os.read(other, 1 << 16) == text, f"file {n}")
+        os.close(other)
+
+
+def forks():
+    while time.time() < end:
+        child = os.fork()
+        if child == 0:
+            try:
+                fd = os.open(f"{where}/child", os.O_RDWR | os.O_CREAT, 0o644)
+                good = os.pread(shared, 1 << 16, 0) == content("shared")
+                os.close(fd)
+                os._exit(0 if good else 1)
+            except OSError:
+                os._exit(2)
+        check(os.waitpid(child, 0)[1] == 0, "child")
+        # A child with threads, which ends in their midst.
+        child = os.fork()
+        if child == 0:
+            def busy():
+                while True:
+                    os.close(os.dup(shared))
+            for _ in range(2):
+                threading.Thread(target=busy, daemon=True).start()
+            time.sleep(0.005)
+            os._exit(0)
+        check(os.waitpid(child, 0)[1] == 0, "busy child")
+        check(os.pread(shared, 1 << 16, 0) == content("shared"), "shared")
+
+
+threads = [threading.Thread(target=comes_and_goes, args=(n,)) for n in range(3)]
+threads.append(threading.Thread(target=forks))
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+os.lseek(shared, 3, 0)
+check(os.read(shared, 3) == b"red", "offset")
+print("right" if not wrong else sorted(set(wrong)))

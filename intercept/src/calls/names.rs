@@ -135,11 +135,13 @@ fn rename(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Rep
         return Err(Stop::Error(err::INVAL));
     }
     let (old_at, new_at) = (from, to);
-    let (from, to) = (Path::get(from)?, Path::get(to)?);
+    // What is wrong with the way to the old one is told first.
+    let (from, to) = (Path::get(from)?, Path::get(to));
     // A last name that is too long is looked for after what is wrong elsewhere.
-    let (long_from, long_to) = (from.ends_too_long(), to.ends_too_long());
+    let long_from = from.ends_too_long();
+    let long_to = to.as_ref().is_ok_and(Path::ends_too_long);
     let from = path::resolve_as(&caller(), from_dir, &from, Last::Remove);
-    let to = path::resolve_as(&caller(), to_dir, &to, Last::Remove);
+    let to = to.and_then(|to| path::resolve_as(&caller(), to_dir, &to, Last::Remove));
     let (from, to) = match (from, to) {
         (Err(Stop::Error(err::NAMETOOLONG)), Err(to)) if long_from => return Err(to),
         (from, to) => (from?, to),
