@@ -119,6 +119,50 @@ fn a_recall_does_not_overtake_a_held_grant() {
     rig.check();
 }
 
+/// Two threads of B ask for the directory that A has written to, and C wants it after them. While the second member
+/// has not acknowledged what A did both of B's grants are held: C's wish takes back the last of them, or B would get
+/// one again that the head knows nothing of. Each message to B's node takes longer than B may keep what it gets.
+#[test]
+fn a_recall_does_not_overtake_the_second_held_grant_of_its_client() {
+    const READ: Request<'static> =
+        Request::Inode { ino: InodeId::ROOT, mode: LeaseMode::Read, flags: 0 };
+    let (to_head, to_member) = (0, 1);
+    let mut rig = Rig::new(2, 3);
+    let (mut a, b, c) = (rig.attach(0, 0), rig.attach(1, 0), rig.attach(0, 0));
+    let (number, _) = a.numbers(&mut rig, 1)[0];
+    a.lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease");
+    a.append(&create(number, InodeId::ROOT, b"0", 0o100_644, 0));
+    for slot in [0, 1] {
+        b.post(slot, &READ, 0);
+        rig.event(1, Event::Doorbell(b.client));
+        rig.pass(1_000_000);
+        while rig.deliver(to_head) {}
+        rig.pass(1_000_000);
+    }
+    c.post(0, &WANT, 0);
+    rig.event(0, Event::Doorbell(c.client));
+    rig.pass(1_000_000);
+    assert_eq!((granted(&b, 0), granted(&b, 1), granted(&c, 0)), (None, None, None), "all wait");
+    let (mut read, mut write) = ([None, None], None);
+    for _ in 0..100 {
+        rig.deliver(to_member);
+        for _ in 0..3 {
+            rig.pass(1_000_000);
+            while rig.deliver(to_head) {}
+        }
+        for (slot, read) in read.iter_mut().enumerate() {
+            *read = read.or_else(|| granted(&b, slot));
+        }
+        write = write.or_else(|| granted(&c, 0));
+        let reads = read.iter().flatten().any(|g| b.holds(*g));
+        assert!(!reads || !write.is_some_and(|g| c.holds(g)), "a reader beside a writer");
+    }
+    assert!(read.iter().all(Option::is_some), "both threads are served");
+    assert!(write.is_some(), "so is who came after them");
+    rig.settle();
+    rig.check();
+}
+
 /// Another file takes a name over; the head knows, and the member where it is looked up does not yet.
 #[test]
 fn a_name_that_leads_to_another_file_now_is_found() {
