@@ -286,6 +286,8 @@ pub enum Bug {
     CloseNotRepeated = 138,
     /// A recall is put behind the first grant that is held for its client.
     RecallBetween = 139,
+    /// A lease goes back although what was done under it lies behind what another thread is still to write.
+    GapRecalled = 140,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
 }
@@ -897,6 +899,11 @@ impl Bug {
             Bug::RecallBetween,
             "recall-between-grants",
             "a recall comes behind the first of the grants that are held for its client, before the others",
+        ),
+        (
+            Bug::GapRecalled,
+            "gap-recalled",
+            "a lease goes back while what was done under it lies behind an entry that is still to be written",
         ),
         (
             Bug::GroundsUnchecked,

@@ -225,7 +225,10 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
 /// Whether it is one of LibFS.
 fn is_client(bug: Bug) -> bool {
     (150..180).contains(&(bug as u8))
-        || matches!(bug, Bug::UnpinLost | Bug::CloseNotRepeated | Bug::RecallBetween)
+        || matches!(
+            bug,
+            Bug::UnpinLost | Bug::CloseNotRepeated | Bug::RecallBetween | Bug::GapRecalled
+        )
 }
 
 /// Processes with LibFS, and threads that meet.
@@ -258,7 +261,9 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift]
         }
         Bug::ReadUnchecked => vec![Truncate, Write, Write, Write, Read, Read, Punch, Create],
-        Bug::RecallBetween => vec![Chmod, SetXattr, SetXattr, Read, Append, Write, List],
+        Bug::RecallBetween | Bug::GapRecalled => {
+            vec![Chmod, SetXattr, SetXattr, Read, Append, Write, List]
+        }
         Bug::GroundsUnchecked => {
             vec![Project, Project, SetDefault, SetDefault, Tmpfile, Tmpfile, Tmpfile, Mkdir]
         }

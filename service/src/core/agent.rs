@@ -601,13 +601,27 @@ impl Node {
             recall.look_at = self.now + LOOK;
             return Ok(false);
         }
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(false) };
+        if client.has_gap()? && !planted(Bug::GapRecalled) {
+            // Another thread, which came in later, has a number before those of this lease and has not written yet: they
+            // cannot be taken before it.
+            recall.look_at = self.now + LOOK;
+            if recall.give_up_at == 0 {
+                recall.give_up_at = self.now + RECALL_TIMEOUT_MS * 1_000_000;
+            }
+            if self.now >= recall.give_up_at {
+                return self.expel(id, STOPPED, out);
+            }
+            return Ok(false);
+        }
         // Before the lease, for which somebody may wait who removes one of them.
         self.tell_closed(id, out)?;
         if let Some(client) = self.clients.get_mut(&id) {
             // The stores of a payload go around the cache, and may arrive a little later than the word that
             // says that its writer is out: what was done under the lease must be in the log that was read.
             let since = *recall.unsound_since.get_or_insert(self.now);
-            if client.is_unsound() && !client.gone && self.now < since + ARRIVAL {
+            let unsound = client.is_unsound() || client.claims_later()?;
+            if unsound && !client.gone && self.now < since + ARRIVAL {
                 recall.look_at = self.now + LOOK;
                 return Ok(false);
             }
@@ -632,7 +646,8 @@ impl Node {
         let some = |client: &&Client| !client.gone && !client.expelled && client.closes_now();
         for id in self.clients.values().filter(some).map(|c| c.id).collect::<Vec<_>>() {
             self.clients.get_mut(&id).map_or(Ok(()), Client::collect_closed)?;
-            if self.drain(id, out)? {
+            let gap = |client: &mut Client| client.has_gap();
+            if self.drain(id, out)? && !self.clients.get_mut(&id).map_or(Ok(false), gap)? {
                 self.tell_closed(id, out)?;
             }
         }

@@ -846,19 +846,7 @@ impl Node {
     ) -> Result<(), Failure> {
         for action in actions {
             match action {
-                Action::Recall(client, ino) => {
-                    // Behind all that it was granted: two of its threads may have asked.
-                    let held = |g: &&mut HeldGrant| g.want.client == client && g.ino == ino;
-                    let mut grants = self.held_grants.iter_mut();
-                    let last = match planted(Bug::RecallBetween) {
-                        true => grants.find(held),
-                        false => grants.rfind(held),
-                    };
-                    match last {
-                        Some(grant) => grant.recall = true,
-                        None => self.recall(client, ino, out),
-                    }
-                }
+                Action::Recall(client, ino) => self.recall_granted(client, ino, out),
                 Action::Grant(ino, want) => {
                     if let Some(flags) = want.judge
                         && let Err(errno) = self.open_check(want.client, ino, flags)?
@@ -866,7 +854,7 @@ impl Node {
                         self.deny(ino, want, errno, out);
                         // The table says that it has the lease; it may have had a lesser one before.
                         if self.leases.take_back(want.client, ino) {
-                            self.recall(want.client, ino, out);
+                            self.recall_granted(want.client, ino, out);
                         }
                         continue;
                     }
@@ -895,6 +883,7 @@ impl Node {
         let (free, held): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.held_grants).into_iter().partition(|g| g.until <= all);
         self.held_grants = held;
+        let mut recalls = Vec::new();
         for HeldGrant { ino, want, until, recall } in free {
             self.counters.leases_granted += 1;
             // Another node may lag behind by everything; this one knows exactly.
@@ -907,8 +896,26 @@ impl Node {
             let granted = Message::Granted { client, ino, token, mode, errno: 0, stream };
             self.to_agent(client, granted, out);
             if recall {
-                self.recall(client, ino, out);
+                recalls.push((client, ino));
             }
+        }
+        for (client, ino) in recalls {
+            self.recall_granted(client, ino, out);
+        }
+    }
+
+    /// Takes back what a client has, behind the last grant of it that is still held: several of its threads may
+    /// have asked.
+    fn recall_granted(&mut self, client: ClientId, ino: InodeId, out: &mut Vec<Effect>) {
+        let held = |g: &&mut HeldGrant| g.want.client == client && g.ino == ino;
+        let mut grants = self.held_grants.iter_mut();
+        let last = match planted(Bug::RecallBetween) {
+            true => grants.find(held),
+            false => grants.rfind(held),
+        };
+        match last {
+            Some(grant) => grant.recall = true,
+            None => self.recall(client, ino, out),
         }
     }
 

@@ -64,6 +64,39 @@ fn a_recall_comes_behind_every_grant_that_is_held() {
     rig.check();
 }
 
+/// One thread has made a name; another has taken the number before that, and has not written its entry when somebody wants
+/// the directory: the lease goes back when the name can be taken, not when the first thread is out. Seed 723303.
+#[test]
+fn a_lease_goes_back_when_what_was_done_under_it_can_be_taken() {
+    let mut rig = Rig::new(2, 1);
+    let (mut maker, other) = (rig.attach_with(1, 0, 2), rig.attach(0, 0));
+    let numbers: Vec<InodeId> = maker.numbers(&mut rig, 2).iter().map(|(ino, _)| *ino).collect();
+    let dir = maker.lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease").granted;
+    assert!(maker.holds(dir));
+    // The other thread's, in a lane of its own: a file without a name, for which it needs no lease that anybody wants.
+    maker.seq += 1;
+    let (ino, parent, mode) = (numbers[0], InodeId::ROOT, 0o100_600);
+    let late = Op::Tmpfile { ino, parent, mode, uid: 0, gid: 0, linkable: true };
+    let epoch = Epoch(maker.word(control::EPOCH) as u32);
+    let late = late.to_entry(base::Sequence(maker.seq), epoch, 1, 77, maker.descriptor.incarnation);
+    maker.append(&create(numbers[1], InodeId::ROOT, b"name", 0o100_644, 0));
+    other.post(0, &WANT, 0);
+    rig.event(0, Event::Doorbell(other.client));
+    for _ in 0..20 {
+        rig.pass(1_000_000);
+        rig.deliver_all();
+        assert_eq!(granted(&other, 0), None, "what was done cannot be taken yet");
+    }
+    maker.media.write(maker.log, maker.descriptor.lane_offset(1), &late).expect("a lane");
+    rig.settle();
+    assert!(granted(&other, 0).is_some(), "it gets the directory");
+    assert_eq!(maker.refusals(), 0);
+    for node in &rig.nodes {
+        assert!(node.volume().lookup(InodeId::ROOT, b"name").expect("a sound volume").is_some());
+    }
+    rig.check();
+}
+
 /// A makes a name, B gets the directory next, C wants it after B. While the second member has not
 /// acknowledged A's name, B's grant is held, and C's wish must not take it back before it is given.
 #[test]

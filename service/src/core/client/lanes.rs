@@ -7,7 +7,7 @@ use base::{Nanos, Sequence};
 use storage::format::entry::{
     self, HEADER_BYTES, claimed_length, claimed_sequence, entry_bytes, op,
 };
-use storage::limits::LANES_MAX;
+use storage::limits::{LANES_MAX, OP_SLOTS};
 use storage::media::MediaError;
 
 use super::{Batch, Client, Mark, Standing};
@@ -236,6 +236,26 @@ impl Client {
     /// Whether something claims to be the next entry and is not whole.
     pub const fn is_unsound(&self) -> bool {
         self.unsound.is_some()
+    }
+
+    /// Whether whole entries, of operations that have ended, lie behind one that is still to be written. (Not of a client
+    /// that has ended: nobody will.)
+    pub fn has_gap(&self) -> Result<bool, MediaError> {
+        let ended = self.gone || self.expelled;
+        Ok(!ended && self.entries_behind(self.all_lanes(), 1)? > 0)
+    }
+
+    /// Whether a lane goes on with something that claims to come later: an entry behind one that is missing, whose bytes have
+    /// not all arrived, or bytes of an earlier lap.
+    pub fn claims_later(&self) -> Result<bool, MediaError> {
+        // Numbers that other threads can have at one time.
+        let later = self.next + 1..=self.next.saturating_add(OP_SLOTS as u64);
+        for lane in self.all_lanes() {
+            if self.peek(lane)?.is_some_and(|head| later.contains(&claimed_sequence(&head))) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether an entry of a dead client that is not whole was being written when it died: then the entries
