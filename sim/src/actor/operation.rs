@@ -13,7 +13,7 @@ const PUNCH_HOLE: u16 = 2;
 const ZERO_RANGE: u16 = 16;
 const BLOCK: u64 = 4096;
 /// The attributes that are access control lists.
-pub(super) const ACL: &[u8] = b"system.posix_acl_access";
+const ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// One in so many entries is changed under its checksum.

@@ -2,7 +2,6 @@
 
 use base::planted::{Bug, planted};
 
-use super::operation::ACL;
 use super::*;
 use crate::scenario::Moment;
 
@@ -128,10 +127,7 @@ impl World<'_> {
         let other = self.target(plan.dir2, &plan.name2).unwrap_or(0);
         let state = |ino| self.model.current(ino);
         let owns = |ino| state(ino).is_some_and(|s| s.uid == uid);
-        // What a list says of a user is not worked out here.
-        let listed = |s: &State| s.xattrs.as_ref().is_some_and(|x| x.contains_key(ACL));
-        let open = |s: &State, bit: u32| s.mode & bit == bit && !listed(s);
-        let may = |ino, bit: u32| owns(ino) || state(ino).is_some_and(|s| open(s, bit));
+        let may = |ino, bit: u32| owns(ino) || state(ino).is_some_and(|s| s.mode & bit == bit);
         let dirs = may(plan.dir, 3) && may(plan.dir2, 3);
         match plan.kind {
             Kind::Create
