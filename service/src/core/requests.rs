@@ -600,7 +600,9 @@ impl Node {
             What::Unpin(inodes) => {
                 if let Some(client) = self.clients.get_mut(&p.client) {
                     let inodes = client.tell_these(&inodes)?;
-                    self.to_head(Message::Unpin { client: p.client, inodes }, out);
+                    if !inodes.is_empty() {
+                        self.to_head(Message::Unpin { client: p.client, inodes }, out);
+                    }
                 }
                 return done();
             }
