@@ -288,6 +288,8 @@ pub enum Bug {
     RecallBetween = 139,
     /// A lease goes back although what was done under it lies behind what another thread is still to write.
     GapRecalled = 140,
+    /// What a request says that is closed is written down when it is carried out, not when it is taken.
+    UnpinTaken = 141,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
 }
@@ -894,6 +896,11 @@ impl Bug {
             Bug::CloseNotRepeated,
             "close-not-repeated",
             "what was closed is not told again when the operations before it are",
+        ),
+        (
+            Bug::UnpinTaken,
+            "unpin-taken",
+            "a service that is killed with a request to close something forgets it",
         ),
         (
             Bug::RecallBetween,

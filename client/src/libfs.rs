@@ -334,14 +334,16 @@ impl<H: Host> LibFsOn<H> {
         if !self.adopt(turn.session, state) {
             return Err(Stop::Wait(Wait::Again));
         }
+        let mut flags = flags;
         if self.knows(turn.session, state, mode, flags) {
             // Without a name, and open nowhere here, it ends at any moment: what is done to it would be refused.
-            let ends = state.record.nlink == 0 && state.open == 0 && !state.pinned;
-            return if ends && mode == LeaseMode::Write {
-                Err(Errno::NOENT.into())
-            } else {
-                Ok(())
-            };
+            let ends = mode == LeaseMode::Write && state.record.nlink == 0 && !state.pinned;
+            match (ends, state.open) {
+                (false, _) => return Ok(()),
+                (true, 0) => return Err(Errno::NOENT.into()),
+                // Another thread is opening it, and may be too late.
+                (true, _) => flags |= rpc::WANT_PIN,
+            }
         }
         turn.refused(ino)?;
         Err(Stop::Wait(Wait::Lease { ino, mode, flags }))
@@ -448,6 +450,16 @@ impl<H: Host> LibFsOn<H> {
         unpins.push(ino);
         session.segment.take_all_closed(&mut unpins);
         self.send_unpins(session, &mut unpins);
+    }
+
+    /// Takes back that it is open no more, if the service was not told yet.
+    pub(crate) fn untell_closed(&self, session: &Session<H>, ino: InodeId) -> bool {
+        let mut unpins = self.unpins.write();
+        let before = unpins.len();
+        unpins.retain(|i| *i != ino);
+        let listed = unpins.len() < before;
+        drop(unpins);
+        session.segment.take_closed(ino) || listed
     }
 
     /// Posted under the lock of the list: whoever opens one of them again asks after this.

@@ -465,14 +465,10 @@ impl Model {
         last.by.is_some_and(|(s, _)| s == by) || self.is_certain(last)
     }
 
-    /// The sessions' operations on an inode that are the newest of each.
-    pub fn newest_of(&self, ino: u64, of: impl Fn(usize) -> bool) -> Vec<(usize, u64)> {
-        let mut newest = BTreeMap::new();
-        for (s, seq) in self.inodes.get(&ino).into_iter().flatten().filter_map(|v| v.by) {
-            if of(s) {
-                newest.insert(s, seq);
-            }
-        }
+    /// The operations on an inode that are the newest of each session, of those that count.
+    pub fn newest_of(&self, ino: u64, counts: impl Fn((usize, u64)) -> bool) -> Vec<(usize, u64)> {
+        let all = self.inodes.get(&ino).into_iter().flatten().filter_map(|v| v.by);
+        let newest: BTreeMap<_, _> = all.filter(|by| counts(*by)).collect();
         newest.into_iter().collect()
     }
 }

@@ -215,6 +215,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
         Bug::PinForgotten => (&crashes, &links),
         Bug::UnpinLost | Bug::CloseNotRepeated => (&links, &links),
+        Bug::UnpinTaken => (&crashes, &links),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
@@ -227,7 +228,11 @@ fn is_client(bug: Bug) -> bool {
     (150..180).contains(&(bug as u8))
         || matches!(
             bug,
-            Bug::UnpinLost | Bug::CloseNotRepeated | Bug::RecallBetween | Bug::GapRecalled
+            Bug::UnpinLost
+                | Bug::UnpinTaken
+                | Bug::CloseNotRepeated
+                | Bug::RecallBetween
+                | Bug::GapRecalled
         )
 }
 
@@ -267,7 +272,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::GroundsUnchecked => {
             vec![Project, Project, SetDefault, SetDefault, Tmpfile, Tmpfile, Tmpfile, Mkdir]
         }
-        Bug::UnpinLost | Bug::CloseNotRepeated => {
+        Bug::UnpinLost | Bug::UnpinTaken | Bug::CloseNotRepeated => {
             vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write]
         }
         Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
@@ -300,7 +305,9 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             (preset.clients, preset.tight) = (1 + seed as usize % 2, true)
         }
         Bug::PinBeforeCount => preset.tight = true,
-        Bug::UnpinLost | Bug::CloseNotRepeated => (preset.pace, preset.closes) = (5 * MS, 2),
+        Bug::UnpinLost | Bug::UnpinTaken | Bug::CloseNotRepeated => {
+            (preset.pace, preset.closes) = (5 * MS, 2)
+        }
         // Time for faults.
         Bug::LossUntold
         | Bug::PinForgotten

@@ -9,7 +9,7 @@ pub mod host;
 mod judge;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use base::random::Random;
@@ -75,7 +75,16 @@ pub(crate) struct Attached {
     descriptor: Descriptor,
     /// The last entry in it.
     last: u64,
+    /// Entries that did not count when it ended, and were made again in the next: nobody was told that they are done.
+    again: BTreeSet<u64>,
     ended: bool,
+}
+
+impl Attached {
+    /// The last entry that counts.
+    fn last_counted(&self) -> u64 {
+        (1..=self.last).rev().find(|seq| !self.again.contains(seq)).unwrap_or(0)
+    }
 }
 
 /// A file that it has open.
@@ -132,12 +141,23 @@ struct UnderWay {
     appends: bool,
     /// What the file has from its sessions so far, for fsync.
     newest: Vec<(usize, u64)>,
-    /// The session of the last entry of a write, and the bytes that were in the log before it.
-    last_part: Option<(usize, usize)>,
+    /// Its last entry.
+    last_part: Option<Part>,
     /// The session in which it began.
     current: Option<usize>,
     /// The inode that it has made.
     made: Option<u64>,
+}
+
+/// An entry of a call.
+#[derive(Clone, Debug)]
+struct Part {
+    session: usize,
+    seq: u64,
+    /// What it says.
+    what: String,
+    /// Bytes of the call's write that were in the log before it.
+    before: usize,
 }
 
 /// The client, for the threads of a process: it lives in its home for as long as they do.
@@ -547,8 +567,15 @@ impl World<'_> {
             self.model.headless(session);
         }
         let last = descriptor.first_sequence.0 - 1;
-        let attached =
-            Attached { session, client, memory: memory.clone(), descriptor, last, ended: false };
+        let attached = Attached {
+            session,
+            client,
+            memory: memory.clone(),
+            descriptor,
+            last,
+            again: BTreeSet::new(),
+            ended: false,
+        };
         self.process(c).into_iter().for_each(|p| p.attached.push(attached.clone()));
         self.go_on(c, t, 0, Answer::Attached(Ok(memory)));
         Ok(true)

@@ -376,21 +376,25 @@ impl<H: Host> LibFsOn<H> {
             let flags = flags | if pinned { 0 } else { rpc::WANT_PIN };
             (mode, flags, session.known_after(last))
         };
-        if flags & rpc::WANT_PIN != 0 {
-            // An earlier close that the service was not told of yet must not take this pin away.
-            self.unpins.write().retain(|i| *i != ino);
-            session.segment.take_closed(ino);
-        }
+        // An earlier close that the service was not told of yet must not take this pin away.
+        let closed = flags & rpc::WANT_PIN != 0 && self.untell_closed(session, ino);
         let mut body = Vec::new();
         let asked = session.call(&Request::Inode { ino, mode, flags }, after, &mut body);
         match asked {
             Ok(()) => {}
-            Err(e @ (Errno::INTR | Errno::STALE))
-                if e == Errno::INTR || !session.segment.attached() =>
-            {
-                return Err(e);
+            Err(Errno::INTR) => {
+                // It may be pinned yet, for nobody: that is said after the request, which the service has by then.
+                if flags & rpc::WANT_PIN != 0 {
+                    self.unpins.write().push(ino);
+                }
+                return Err(Errno::INTR);
             }
+            Err(Errno::STALE) if !session.segment.attached() => return Err(Errno::STALE),
             Err(errno) => {
+                if closed {
+                    // It is as closed as before.
+                    self.unpin(session, ino);
+                }
                 turn.failed = Some((ino, errno));
                 return Ok(());
             }

@@ -288,7 +288,7 @@ impl Node {
             // What lies in its slots is asked by nobody.
             return self.drain_gone(id, out);
         }
-        self.collect_requests(id);
+        self.collect_requests(id)?;
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         if client.sync_request() > client.replicated {
             self.counters.syncs += 1;
@@ -321,29 +321,37 @@ impl Node {
         Ok(())
     }
 
-    fn collect_requests(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get(&id) else { return };
+    fn collect_requests(&mut self, id: ClientId) -> Result<(), Failure> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         let before = self.requests.len();
         for slot in 0..RPC_SLOTS {
-            if let Some(body) = client.take_request(slot) {
-                self.counters.requests += 1;
-                match Pending::parse(id, slot, &body) {
-                    Ok(pending) => self.requests.push(pending),
-                    Err(e) => {
-                        self.counters.bad_requests += 1;
-                        if self.counters.bad_requests.is_power_of_two() {
-                            // A hostile client cannot fill the log with them.
-                            log::warn!("request of client {:#x} refused: {e}", id.0);
-                        }
-                        let mut reply = Vec::new();
-                        storage::format::rpc::reply_error(Errno::INVAL, &mut reply);
-                        client.answer(slot, &reply);
+            let Some((word, body)) = client.request(slot) else { continue };
+            let parsed = Pending::parse(id, slot, &body);
+            if !planted(Bug::UnpinTaken) {
+                let closes = parsed.as_ref().map_or(&[][..], Pending::closes);
+                closes.iter().try_for_each(|ino| client.write_closed(*ino))?;
+            }
+            if !client.take_request(slot, word) {
+                continue;
+            }
+            self.counters.requests += 1;
+            match parsed {
+                Ok(pending) => self.requests.push(pending),
+                Err(e) => {
+                    self.counters.bad_requests += 1;
+                    if self.counters.bad_requests.is_power_of_two() {
+                        // A hostile client cannot fill the log with them.
+                        log::warn!("request of client {:#x} refused: {e}", id.0);
                     }
+                    let mut reply = Vec::new();
+                    storage::format::rpc::reply_error(Errno::INVAL, &mut reply);
+                    client.answer(slot, &reply);
                 }
             }
         }
         // The slots do not say which of them came first; who pins again what it unpinned is later.
         self.requests[before..].sort_by_key(|pending| !pending.goes_first());
+        Ok(())
     }
 
     /// Goes on with the logs of ended clients for which the head had no room before.

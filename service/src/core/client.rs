@@ -578,22 +578,23 @@ impl Client {
         self.row
     }
 
-    /// Takes a waiting request out of slot `slot`.
-    pub fn take_request(&self, slot: usize) -> Option<Vec<u8>> {
+    /// A request that waits in slot `slot`: the slot's word, and what it says.
+    pub fn request(&self, slot: usize) -> Option<(u64, Vec<u8>)> {
         let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
         let word = self.word(base);
         if word as u32 != rpc::SLOT_REQUEST {
             return None;
         }
-        let len = ((word >> 32) as usize).min(RPC_SLOT_BYTES - 64);
-        let taken = u64::from(rpc::SLOT_TAKEN) | (word & !0xffff_ffff);
-        let found = self.media.cas64(self.log(), base, word, taken).ok()?;
-        if found != word {
-            return None;
-        }
-        let mut body = vec![0u8; len];
+        let mut body = vec![0u8; ((word >> 32) as usize).min(RPC_SLOT_BYTES - 64)];
         self.media.read(self.log(), base + rpc::SLOT_BODY, &mut body).ok()?;
-        Some(body)
+        Some((word, body))
+    }
+
+    /// Takes a waiting request out of its slot, if that still has this word.
+    pub fn take_request(&self, slot: usize, word: u64) -> bool {
+        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+        let taken = u64::from(rpc::SLOT_TAKEN) | (word & !0xffff_ffff);
+        self.media.cas64(self.log(), base, word, taken) == Ok(word)
     }
 
     /// Puts the answer into the slot.

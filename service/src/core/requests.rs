@@ -149,8 +149,15 @@ impl Pending {
 
     /// Whether it says that its client has `ino` open no more.
     fn unpins(&self, client: ClientId, ino: InodeId) -> bool {
-        let What::Unpin(inodes) = &self.what else { return false };
-        self.client == client && inodes.contains(&ino)
+        self.client == client && self.closes().contains(&ino)
+    }
+
+    /// What it says that its client has closed.
+    pub(super) fn closes(&self) -> &[InodeId] {
+        match &self.what {
+            What::Unpin(inodes) => inodes,
+            _ => &[],
+        }
     }
 
     /// Whether it is to be looked at before others that came with it.
@@ -202,11 +209,14 @@ impl Node {
         at.ino = ino;
         at.stage = Stage::Granted(mode, stream, token);
         if errno != 0 {
-            let slot = at.slot;
+            let (slot, pins) = (at.slot, at.pins());
             self.requests.retain(|p| !(p.client == client && p.slot == slot));
             let mut reply = Vec::new();
             rpc::reply_error(Errno(errno), &mut reply);
-            if let Some(client) = self.clients.get(&client) {
+            if let Some(client) = self.clients.get_mut(&client) {
+                if pins {
+                    client.stays_closed(ino);
+                }
                 client.answer(slot, &reply);
             }
         }
@@ -261,6 +271,13 @@ impl Node {
                 kept.push(pending);
                 continue;
             }
+            let opens =
+                |before: &Pending| before.pins() && pending.unpins(before.client, before.ino);
+            if kept.iter().any(opens) {
+                // An open that was given up is still asked for, and pins it.
+                kept.push(pending);
+                continue;
+            }
             loop {
                 match self.step(&mut pending, out)? {
                     Step::Next => {}
@@ -270,7 +287,10 @@ impl Node {
                     }
                     Step::Answer(body) => {
                         answered = true;
-                        if let Some(client) = self.clients.get(&pending.client) {
+                        if let Some(client) = self.clients.get_mut(&pending.client) {
+                            if pending.pins() {
+                                client.stays_closed(pending.ino);
+                            }
                             client.answer(pending.slot, &body);
                         }
                         break;
@@ -549,6 +569,10 @@ impl Node {
 
     /// Requests that need no lease of their own.
     fn answer_simple(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+        if p.shown.is_some() && self.volume.attr(p.ino)?.is_none() {
+            // Of what is not there nothing is said: no attributes and no extents are an answer.
+            return refuse(Errno::NOENT);
+        }
         let mut body = Vec::new();
         match p.what.clone() {
             What::Names { cookie } => {

@@ -1,10 +1,10 @@
 //! Space of removed files: what a client has closed is not kept, though it told nobody.
 
-use base::{InodeId, NodeId};
+use base::{Errno, InodeId, NodeId};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
-use storage::format::rpc::{Request, WANT_PIN};
+use storage::format::rpc::{self, Request, WANT_PIN};
 
 use crate::rig::{Hand, Rig};
 
@@ -187,6 +187,78 @@ fn a_close_is_told_again_by_a_service_that_starts_anew() {
     let (hand, ino) = made_and_closed_unheard(&mut rig);
     let mut rig = Rig::on(rig.regions.clone(), 2);
     assert_goes(&hand, &mut rig, ino);
+}
+
+/// Nobody waits for the answer of such a request, so nobody puts it again. Seed 905923.
+#[test]
+fn a_close_that_a_killed_service_had_taken_counts() {
+    let mut rig = Rig::new(3, 1);
+    let (mut owner, mut reader, ino) = opened(&mut rig);
+    let (number, _) = reader.numbers(&mut rig, 1)[0];
+    remove(&mut owner, &mut rig, ino);
+    // It waits for what another thread is writing.
+    let next = reader.seq + 1;
+    reader.set(control::LAST_SEQUENCE, next);
+    reader.post(0, &Request::Unpin { inodes: vec![ino] }, next);
+    rig.event(1, Event::Doorbell(reader.client));
+    rig.settle();
+    assert_eq!(reader.word(control::RPC) as u32, rpc::SLOT_TAKEN);
+    let mut rig = Rig::on(rig.regions.clone(), 2);
+    let (parent, mode) = (InodeId::ROOT, 0o100_644);
+    reader.append(&Op::Tmpfile { ino: number, parent, mode, uid: 0, gid: 0, linkable: true });
+    reader.ring(&mut rig);
+    assert_goes(&reader, &mut rig, ino);
+    assert!(is_there(&rig, number));
+}
+
+/// A process was told to give an open up, and has closed what it asked for.
+#[test]
+fn a_close_behind_an_open_that_was_given_up_counts() {
+    let mut rig = Rig::new(3, 1);
+    let (mut owner, reader, ino) = opened(&mut rig);
+    let kept = owner.create(&mut rig, b"kept", 0o100_644);
+    owner.sync(&mut rig);
+    owner.call(&mut rig, &Request::Unpin { inodes: vec![kept] }).expect("closed");
+    let inside = control::in_op(0);
+    // The owner, in the middle of an operation, does not give the lease back that the open waits for.
+    owner.lease(&mut rig, kept, LeaseMode::Write).expect("a lease");
+    owner.set(inside, 1);
+    reader.post(0, &Request::Inode { ino: kept, mode: LeaseMode::Write, flags: WANT_PIN }, 0);
+    rig.event(1, Event::Doorbell(reader.client));
+    rig.pass(1_000_000);
+    rig.deliver_all();
+    reader.post(1, &Request::Unpin { inodes: vec![kept, ino] }, 0);
+    rig.event(1, Event::Doorbell(reader.client));
+    rig.pass(1_000_000);
+    rig.deliver_all();
+    owner.set(inside, 2);
+    rig.settle();
+    assert!(reader.reply(0).is_some() && reader.reply(1).is_some());
+    owner.lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease");
+    let op = Op::Unlink { ino: kept, parent: InodeId::ROOT, name: b"kept", open: false };
+    owner.append_in(&mut rig, kept, &op);
+    remove(&mut owner, &mut rig, ino);
+    assert!(!is_there(&rig, kept) && !is_there(&rig, ino), "nobody has them open");
+}
+
+/// Of what is gone nothing is said, and not that it has nothing. Seed 905484.
+#[test]
+fn what_is_gone_has_no_attributes_and_no_content() {
+    let mut rig = Rig::new(3, 1);
+    let (mut owner, reader, ino) = opened(&mut rig);
+    close(&reader, 0, ino);
+    remove(&mut owner, &mut rig, ino);
+    assert!(!is_there(&rig, ino));
+    for request in [
+        Request::XattrList { ino },
+        Request::XattrGet { ino, name: b"system.posix_acl_access" },
+        Request::XattrPart { ino, name: b"", from: 0 },
+        Request::Extents { ino, from: 0 },
+        Request::Read { ino, offset: 0, len: 10 },
+        Request::Names { dir: ino, cookie: 0 },
+    ] {
+        assert_eq!(reader.call(&mut rig, &request), Err(Errno::NOENT), "{request:?}");
+    }
 }
 
 /// The head's ring is full of what node 3 does not take: it puts off what node 2 writes, and a close that comes

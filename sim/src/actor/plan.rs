@@ -328,6 +328,13 @@ impl World<'_> {
         }
     }
 
+    /// Whether an inode has an access list.
+    fn has_list(&self, ino: u64) -> bool {
+        let lists = |name: &Vec<u8>| name.starts_with(b"system.posix_acl");
+        let xattrs = self.model.current(ino).and_then(|s| s.xattrs.as_ref());
+        xattrs.is_none_or(|all| all.keys().any(lists))
+    }
+
     pub(crate) fn need_second(&self, c: usize, plan: &Plan, target: u64) -> Need {
         let w = LeaseMode::Write;
         let across = plan.dir != plan.dir2;
@@ -353,6 +360,10 @@ impl World<'_> {
             Some(r) if r == target => Need::GiveUp,
             Some(r) if !self.holds(c, r, w) => Need::Lease(r, w),
             Some(r) if plan.kind == Kind::Clone && !self.is_file(r) => Need::GiveUp,
+            // This guest knows no access lists.
+            Some(r) if plan.kind == Kind::Clone && self.actors[c].uid != 0 && self.has_list(r) => {
+                Need::GiveUp
+            }
             Some(r) if plan.kind == Kind::Clone || (plan.kind == Kind::Exchange && !across) => {
                 let _ = r;
                 Need::Nothing

@@ -87,11 +87,17 @@ impl World<'_> {
         let (since, at) = (self.model.now(), self.now);
         let Some(process) = self.process(c) else { return };
         let own: Vec<usize> = process.attached.iter().map(|a| a.session).collect();
-        let all = process.attached.iter().map(|a| (a.session, a.last)).collect();
+        let all = process.attached.iter().map(|a| (a.session, a.last_counted())).collect();
+        let again: BTreeSet<(usize, u64)> = process
+            .attached
+            .iter()
+            .flat_map(|a| a.again.iter().map(|seq| (a.session, *seq)))
+            .collect();
         let current = process.attached.last().filter(|a| !a.ended).map(|a| a.session);
         let newest = match &call {
             Call::Fsync { ino, .. } | Call::FsyncInode { ino } => {
-                self.model.newest_of(*ino, |session| own.contains(&session))
+                let counts = |by: (usize, u64)| own.contains(&by.0) && !again.contains(&by);
+                self.model.newest_of(*ino, counts)
             }
             Call::SyncAll => all,
             _ => Vec::new(),

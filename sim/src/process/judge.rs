@@ -30,6 +30,18 @@ fn has(state: &State, attr: &Attr) -> bool {
         == (attr.mode, attr.uid, nanos(attr.mtime), nanos(attr.ctime), attr.size, attr.nlink)
 }
 
+impl Part {
+    /// Whether an entry of a later session is this one, which did not count, once more. (A write tells by its bytes.)
+    fn is_again(&self, op: &Op<'_>, what: &str) -> bool {
+        let kind = |text: &str| text.split([' ', '{']).next().map(str::to_owned);
+        match op {
+            Op::Write { .. } => false,
+            Op::CloneRange { .. } => self.what == what,
+            _ => kind(&self.what) == kind(what),
+        }
+    }
+}
+
 impl World<'_> {
     // --- entries ---
 
@@ -58,19 +70,27 @@ impl World<'_> {
             return Err(format!("client {c}.{t} does {seq} {} outside of any call", brief(op)));
         };
         under_way.entries += 1;
-        let before = under_way.wrote;
-        if under_way.fits(op, size) {
-            under_way.last_part = Some((session, before));
-            return Ok(());
+        let (before, what) = (under_way.wrote, brief(op));
+        let earlier = under_way.last_part.take().filter(|part| part.session != session);
+        let mut again = earlier.as_ref().filter(|part| part.is_again(op, &what)).cloned();
+        let mut fits = under_way.fits(op, size);
+        if let (false, Some(part)) = (fits, earlier) {
+            // What was appended when the session ended counts perhaps not, and is done again.
+            under_way.wrote = part.before;
+            under_way.first.take_if(|_| part.before == 0);
+            fits = under_way.fits(op, size);
+            again = Some(part);
         }
-        // What was appended when the session ended counts perhaps not, and is done again.
-        if let Some((_, before)) = under_way.last_part.filter(|part| part.0 != session) {
-            under_way.wrote = before;
-            under_way.first.take_if(|_| before == 0);
-            if under_way.fits(op, size) {
-                under_way.last_part = Some((session, before));
-                return Ok(());
+        if fits {
+            let before = again.as_ref().map_or(before, |part| part.before);
+            under_way.last_part = Some(Part { session, seq, what, before });
+            if let (Some(part), Some(process)) = (again, self.process(c)) {
+                let mut all = process.attached.iter_mut();
+                if let Some(ended) = all.find(|a| a.session == part.session) {
+                    ended.again.insert(part.seq);
+                }
             }
+            return Ok(());
         }
         let call = under_way.call.brief();
         Err(format!("client {c}.{t} does {seq} {} for {call}", brief(op)))
@@ -84,7 +104,7 @@ impl World<'_> {
         let mut writes = others.filter(|u| match &u.call {
             // (One that was cut by the end of a session may be done.)
             Call::Write { ino: of, data, .. } => {
-                let begun = u.last_part.is_some_and(|part| part.0 == session);
+                let begun = u.last_part.as_ref().is_some_and(|part| part.session == session);
                 *of == ino && begun && (1..data.len()).contains(&u.wrote)
             }
             _ => false,

@@ -209,11 +209,24 @@ impl Client {
     /// links, heads and this service. (Numbers that mean nothing would pile up for as long as the log cannot be
     /// read.)
     fn note_closed(&mut self, ino: InodeId) -> Result<(), MediaError> {
-        let Some(&pin) = self.pins.get(&ino) else { return Ok(()) };
-        if pin.told.is_none() && self.closed.insert(ino) {
-            self.put_pin(ino, Pin { what: pin.what | PIN_CLOSED, ..pin })?;
+        self.write_closed(ino)?;
+        let untold = self.pins.get(&ino).is_some_and(|pin| pin.told.is_none());
+        if untold {
+            self.closed.insert(ino);
         }
         Ok(())
+    }
+
+    /// Writes down that it is closed, for the next run of the service: that is told when the log is read as far as
+    /// the client says. (A request that was taken and not answered is put again by who waits for its answer; for
+    /// this one nobody waits.)
+    pub fn write_closed(&mut self, ino: InodeId) -> Result<(), MediaError> {
+        match self.pins.get(&ino).copied() {
+            Some(pin) if pin.told.is_none() && pin.what & PIN_CLOSED == 0 => {
+                self.put_pin(ino, Pin { what: pin.what | PIN_CLOSED, ..pin })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether it has no other way to say that it has closed something.
@@ -228,6 +241,14 @@ impl Client {
     /// It asks to open the inode (again).
     pub fn reopens(&mut self, ino: InodeId) {
         self.closed.remove(&ino);
+    }
+
+    /// What it asked for was answered: if it was not opened, it is as closed as before.
+    pub fn stays_closed(&mut self, ino: InodeId) {
+        let closed = |pin: &Pin| pin.what & PIN_CLOSED != 0 && pin.told.is_none();
+        if self.pins.get(&ino).is_some_and(closed) {
+            self.closed.insert(ino);
+        }
     }
 
     /// What was closed, to be told to the head now that the log is read to its end.

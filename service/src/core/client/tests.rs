@@ -55,3 +55,22 @@ fn what_is_said_to_be_closed_does_not_pile_up() {
     assert_eq!(client.tell_closed().unwrap(), [InodeId(5)]);
     assert!(!client.has_pin(InodeId(5)));
 }
+
+/// Closed, then opened again in vain: it is closed. (The first was forgotten, and the second took nothing back.)
+#[test]
+fn what_could_not_be_opened_again_stays_closed() {
+    let (mut client, ino) = (client(), InodeId(5));
+    client.pin(ino, false).unwrap();
+    client.set_word(control::CLOSED, ino.0);
+    client.collect_closed().unwrap();
+    client.reopens(ino);
+    client.stays_closed(ino);
+    assert_eq!(client.tell_closed().unwrap(), [ino]);
+
+    // And with what could.
+    client.pin(InodeId(6), false).unwrap();
+    client.reopens(InodeId(6));
+    client.pin(InodeId(6), false).unwrap();
+    client.stays_closed(InodeId(6));
+    assert_eq!(client.tell_closed().unwrap(), []);
+}
