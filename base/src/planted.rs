@@ -292,6 +292,8 @@ pub enum Bug {
     UnpinTaken = 141,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
+    /// A file without a name that another thread is opening is changed before the service knows that it is open.
+    OpeningCounts = 178,
 }
 
 impl Bug {
@@ -911,6 +913,11 @@ impl Bug {
             Bug::GapRecalled,
             "gap-recalled",
             "a lease goes back while what was done under it lies behind an entry that is still to be written",
+        ),
+        (
+            Bug::OpeningCounts,
+            "opening-counts",
+            "who changes a file without a name relies on another thread that is opening it",
         ),
         (
             Bug::GroundsUnchecked,

@@ -266,14 +266,17 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift]
         }
         Bug::ReadUnchecked => vec![Truncate, Write, Write, Write, Read, Read, Punch, Create],
-        Bug::RecallBetween | Bug::GapRecalled => {
-            vec![Chmod, SetXattr, SetXattr, Read, Append, Write, List]
-        }
+        Bug::RecallBetween => vec![Chmod, SetXattr, SetXattr, Read, Append, Write, List],
+        // Some change the directory, which others want, and some what is in it.
+        Bug::GapRecalled => vec![Create, Unlink, Link, Rename, Chmod, Chmod, Utimes, Append],
         Bug::GroundsUnchecked => {
             vec![Project, Project, SetDefault, SetDefault, Tmpfile, Tmpfile, Tmpfile, Mkdir]
         }
         Bug::UnpinLost | Bug::UnpinTaken | Bug::CloseNotRepeated => {
             vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write]
+        }
+        Bug::OpeningCounts => {
+            vec![Create, Create, Create, Unlink, Unlink, Project, Project, Project]
         }
         Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
             vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
@@ -305,6 +308,18 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             (preset.clients, preset.tight) = (1 + seed as usize % 2, true)
         }
         Bug::PinBeforeCount => preset.tight = true,
+        Bug::OpeningCounts => {
+            (preset.pace, preset.closes, preset.narrow) = (20 * US, 2, 1);
+            (preset.clients, preset.threads) = (2, 6);
+        }
+        // Four that want the same.
+        Bug::RecallBetween => (preset.pace, preset.clients) = (20 * US, 4),
+        Bug::GapRecalled => {
+            // One has taken a number and stands, another is about to.
+            preset.narrow_file = Some("libfs/log.rs");
+            preset.pace = 20 * US;
+            (preset.clients, preset.threads, preset.syncs) = (3, 6, 100);
+        }
         Bug::UnpinLost | Bug::UnpinTaken | Bug::CloseNotRepeated => {
             (preset.pace, preset.closes) = (5 * MS, 2)
         }

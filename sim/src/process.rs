@@ -23,6 +23,7 @@ use storage::media::Segment;
 use storage::volume::Volume;
 
 use self::call::{Call, perform};
+pub(crate) use self::host::Narrow;
 use self::host::{Answer, Fiber, Pause, Shared, SimHost};
 use crate::world::judge::state_of;
 use crate::world::{Item, MS, US, World};
@@ -54,7 +55,7 @@ pub struct Process {
     /// One in so many points is a pause.
     chance: u64,
     /// Which places of the code are narrow.
-    narrow: u64,
+    narrow: Narrow,
     /// Counts the lives of the process.
     pub(crate) life: u64,
 }
@@ -198,7 +199,7 @@ fn begin(home: &Home, limits: Limits, uid: u32) {
 
 impl Process {
     /// One that has not started.
-    pub fn new(threads: usize, ops: u32, limits: Limits, (chance, narrow): (u64, u64)) -> Self {
+    pub fn new(threads: usize, ops: u32, limits: Limits, (chance, narrow): (u64, Narrow)) -> Self {
         let thread = |_| Thread {
             fiber: Fiber::none(),
             waits: Waits::Nothing,

@@ -118,6 +118,8 @@ pub struct Preset {
     pub points: u64,
     /// One in so many processes has narrow places.
     pub narrow: u64,
+    /// Those of this file, in all.
+    pub narrow_file: Option<&'static str>,
     /// All bounds of processes are small.
     pub tight: bool,
 }
@@ -156,6 +158,7 @@ impl Preset {
             threads: 1 + r.below(4),
             points: [2, 8, 40, 300][r.below(4) as usize],
             narrow: 2,
+            narrow_file: None,
             tight: false,
         };
         if r.chance(2, 3) {
@@ -574,8 +577,13 @@ impl<'a> World<'a> {
     fn draw_process(&mut self) -> Process {
         let threads = 1 + self.random.below(self.preset.threads) as usize;
         let chance = self.preset.points * (1 + self.random.below(3));
-        let narrow =
-            if self.random.chance(1, self.preset.narrow) { self.random.next_u64() } else { 0 };
+        let narrow = match self.preset.narrow_file {
+            Some(file) => crate::process::Narrow::Of(file),
+            None if self.random.chance(1, self.preset.narrow) => {
+                crate::process::Narrow::Some(self.random.next_u64())
+            }
+            None => crate::process::Narrow::None,
+        };
         let limits = draw_limits(&mut self.random, self.preset.tight, self.preset.write_max);
         Process::new(threads, self.preset.ops * 2, limits, (chance, narrow))
     }

@@ -628,7 +628,8 @@ impl Node {
             // The stores of a payload go around the cache, and may arrive a little later than the word that
             // says that its writer is out: what was done under the lease must be in the log that was read.
             let since = *recall.unsound_since.get_or_insert(self.now);
-            let unsound = client.is_unsound() || client.claims_later()?;
+            let later = client.claims_later()? && !planted(Bug::GapRecalled);
+            let unsound = client.is_unsound() || later;
             if unsound && !client.gone && self.now < since + ARRIVAL {
                 recall.look_at = self.now + LOOK;
                 return Ok(false);

@@ -83,8 +83,8 @@ pub struct Facts {
     pub thread: Cell<usize>,
     /// One in so many points is a pause; 0: none.
     pub chance: Cell<u64>,
-    /// Which places of the code are narrow ([`Facts::is_narrow`]); 0: none.
-    pub narrow: Cell<u64>,
+    /// Which places of the code are narrow ([`Facts::is_narrow`]).
+    pub narrow: Cell<Narrow>,
     /// It is inside an operation.
     pub inside: Cell<bool>,
     /// It writes from memory that others change meanwhile.
@@ -105,15 +105,30 @@ const NARROW_CHANCE: u64 = 3;
 /// certain, would go on for ever.
 const NARROW_MOST: u64 = 500;
 
+/// Which places of the code are narrow for a process.
+#[derive(Clone, Copy, Default, Debug)]
+pub enum Narrow {
+    #[default]
+    None,
+    /// Some, by this key.
+    Some(u64),
+    /// All of a file.
+    Of(&'static str),
+}
+
 impl Facts {
     /// Whether threads stand for long at this place of the code. What goes wrong only if one is held up between two
     /// certain accesses, and others do a lot meanwhile, is seldom met where all places are alike: a history has a few
     /// at which it happens time and again.
     fn is_narrow(&self, place: &Location<'_>) -> bool {
-        let key = self.narrow.get();
-        if key == 0 || self.stood.get() >= NARROW_MOST {
+        if self.stood.get() >= NARROW_MOST {
             return false;
         }
+        let key = match self.narrow.get() {
+            Narrow::None => return false,
+            Narrow::Some(key) => key,
+            Narrow::Of(file) => return place.file().ends_with(file),
+        };
         let at = u64::from(place.line()) << 32 | u64::from(place.column());
         let mixed = (at ^ key).wrapping_add(place.file().len() as u64).wrapping_mul(MIX);
         (mixed ^ mixed >> 29).wrapping_mul(MIX) >> 32 & (NARROW - 1) == 0
