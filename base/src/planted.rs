@@ -288,6 +288,12 @@ pub enum Bug {
     RecallBetween = 139,
     /// A lease goes back although what was done under it lies behind what another thread is still to write.
     GapRecalled = 140,
+    /// An agent forgets what a session had open when that ends.
+    PastForgotten = 141,
+    /// What clients of a lost node have open is freed.
+    PinsOfLostFreed = 142,
+    /// A new head frees what the clients of lost nodes may have open.
+    TakeOverFrees = 143,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
 }
@@ -904,6 +910,21 @@ impl Bug {
             Bug::GapRecalled,
             "gap-recalled",
             "a lease goes back while what was done under it lies behind an entry that is still to be written",
+        ),
+        (
+            Bug::PastForgotten,
+            "past-forgotten",
+            "a node forgets what a session had open when that ends, although its process goes on",
+        ),
+        (
+            Bug::PinsOfLostFreed,
+            "pins-of-lost-freed",
+            "what has no name is freed although a process of a node that was lost has it open, and comes back",
+        ),
+        (
+            Bug::TakeOverFrees,
+            "take-over-frees",
+            "a new head frees what has no name and is open on a node that was lost before",
         ),
         (
             Bug::GroundsUnchecked,

@@ -215,6 +215,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
         Bug::PinForgotten => (&crashes, &links),
         Bug::UnpinLost | Bug::CloseNotRepeated => (&links, &links),
+        Bug::PastForgotten | Bug::PinsOfLostFreed => (&planned, &crashes),
+        Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
@@ -227,7 +229,13 @@ fn is_client(bug: Bug) -> bool {
     (150..180).contains(&(bug as u8))
         || matches!(
             bug,
-            Bug::UnpinLost | Bug::CloseNotRepeated | Bug::RecallBetween | Bug::GapRecalled
+            Bug::UnpinLost
+                | Bug::CloseNotRepeated
+                | Bug::RecallBetween
+                | Bug::GapRecalled
+                | Bug::PastForgotten
+                | Bug::PinsOfLostFreed
+                | Bug::TakeOverFrees
         )
 }
 
@@ -270,7 +278,12 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::UnpinLost | Bug::CloseNotRepeated => {
             vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write]
         }
-        Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
+        Bug::PinBeforeCount
+        | Bug::UnlinkedClosed
+        | Bug::PinForgotten
+        | Bug::PastForgotten
+        | Bug::PinsOfLostFreed
+        | Bug::TakeOverFrees => {
             vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
         }
         _ => Vec::new(),
@@ -304,6 +317,9 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         // Time for faults.
         Bug::LossUntold
         | Bug::PinForgotten
+        | Bug::PastForgotten
+        | Bug::PinsOfLostFreed
+        | Bug::TakeOverFrees
         | Bug::NotInside
         | Bug::LeaseNotLookedAt
         | Bug::SealIgnored => (preset.pace, preset.syncs) = (20 * MS, 4),
