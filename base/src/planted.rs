@@ -289,11 +289,11 @@ pub enum Bug {
     /// A lease goes back although what was done under it lies behind what another thread is still to write.
     GapRecalled = 140,
     /// An agent forgets what a session had open when that ends.
-    PastForgotten = 141,
+    PastForgotten = 144,
     /// What clients of a lost node have open is freed.
-    PinsOfLostFreed = 142,
+    PinsOfLostFreed = 145,
     /// A new head frees what the clients of lost nodes may have open.
-    TakeOverFrees = 143,
+    TakeOverFrees = 146,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
 }
