@@ -290,6 +290,12 @@ pub enum Bug {
     GapRecalled = 140,
     /// What a request says that is closed is written down when it is carried out, not when it is taken.
     UnpinTaken = 141,
+    /// An agent forgets what a session had open when that ends.
+    PastForgotten = 144,
+    /// What clients of a lost node have open is freed.
+    PinsOfLostFreed = 145,
+    /// A new head frees what the clients of lost nodes may have open.
+    TakeOverFrees = 146,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
     /// A file without a name that another thread is opening is changed before the service knows that it is open.
@@ -918,6 +924,21 @@ impl Bug {
             Bug::OpeningCounts,
             "opening-counts",
             "who changes a file without a name relies on another thread that is opening it",
+        ),
+        (
+            Bug::PastForgotten,
+            "past-forgotten",
+            "a node forgets what a session had open when that ends, although its process goes on",
+        ),
+        (
+            Bug::PinsOfLostFreed,
+            "pins-of-lost-freed",
+            "what has no name is freed although a process of a node that was lost has it open, and comes back",
+        ),
+        (
+            Bug::TakeOverFrees,
+            "take-over-frees",
+            "a new head frees what has no name and is open on a node that was lost before",
         ),
         (
             Bug::GroundsUnchecked,

@@ -43,7 +43,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use base::planted::{Bug, planted};
-use base::{Errno, InodeId, Sequence};
+use base::{ClientId, Errno, InodeId, Sequence};
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::{Op, RawHeader};
 use storage::format::rpc::{self, Request};
@@ -165,7 +165,15 @@ impl<H: Host> LibFsOn<H> {
         // old one at any moment: they are freed with the client.
         let session: &'static Session<H> = Box::leak(Box::new(session));
         self.take_stock(session);
+        let kept = self.keep_open(session);
         self.session.store(core::ptr::from_ref(session).cast_mut(), Ordering::Release);
+        for inode in kept {
+            // Closed before: that was said in the session of before, which nobody hears.
+            let state = inode.state.write();
+            if state.open == 0 {
+                self.unpin(session, inode.ino);
+            }
+        }
         Ok(session)
     }
 
@@ -182,6 +190,43 @@ impl<H: Host> LibFsOn<H> {
             lost |= state.losses != losses;
         }
         self.losses.add(lost.into(), Ordering::AcqRel);
+    }
+
+    /// Tells the service what is still open of what was opened in earlier sessions: until then it stays there for this
+    /// process, whatever became of the node meanwhile, and the rest of it is let go. The
+    /// files that stay.
+    fn keep_open(&self, session: &'static Session<H>) -> Vec<Arc<Inode<H>>> {
+        let mut all = Vec::new();
+        let earlier = core::iter::successors(session.previous, |session| session.previous);
+        let before: Vec<ClientId> =
+            earlier.take(limits::EARLIER_MAX).map(|s| s.segment.descriptor.client).collect();
+        if before.is_empty() {
+            return all;
+        }
+        let mut open: Vec<_> = self.inodes.read().values().cloned().collect();
+        open.retain(|inode| inode.state.read().open > 0 && !planted(Bug::PinForgotten));
+        let mut pieces = open.chunks(self.config.limits.posted.max(1)).peekable();
+        loop {
+            let piece = pieces.next().unwrap_or(&[]);
+            let last = pieces.peek().is_none();
+            let inodes = piece.iter().map(|inode| inode.ino).collect();
+            let request = Request::Keep { before: before.clone(), inodes, last };
+            let mut body = Vec::new();
+            // A service that ends again is told in the next session.
+            if session.call(&request, Sequence(0), &mut body).is_err() {
+                return all;
+            }
+            let kept: Vec<u64> =
+                body[8..].as_chunks().0.iter().map(|ino| u64::from_le_bytes(*ino)).collect();
+            for inode in piece.iter().filter(|inode| kept.contains(&inode.ino.0)) {
+                let mut state = inode.state.write();
+                state.pinned = state.open > 0;
+                all.push(Arc::clone(inode));
+            }
+            if last {
+                return all;
+            }
+        }
     }
 
     /// Attaches; while the service restarts or the chain is being repaired that takes a moment.

@@ -90,6 +90,7 @@ fn config() -> NodeConfig {
         low: 30,
         join_step: service::core::JOIN_STEP,
         room: service::core::Shares::SHIPPED,
+        grace: 0,
         boot: 1,
         secret: 1,
         incarnation: 1,

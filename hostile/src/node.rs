@@ -147,7 +147,7 @@ impl Bad {
         let ino = forge::inode(input, known);
         let mode = [LeaseMode::None, LeaseMode::Read, LeaseMode::Write][input.below(3)];
         let list = input.u16() % 4000;
-        let request = match input.below(16) {
+        let request = match input.below(17) {
             0 => Request::Inode { ino, mode, flags: input.u8() },
             1 => Request::XattrPart { ino, name: input.piece(), from: input.odd() as u32 },
             2 => Request::Lookup { dir: ino, name: input.piece(), mode, flags: input.u8() },
@@ -167,6 +167,11 @@ impl Bad {
             12 => Request::Lock { ino, wait: input.odd(), lock: forge::lock(input) },
             13 => Request::LockTest { ino, lock: forge::lock(input) },
             14 => Request::LockCancel { ino, wait: input.odd() },
+            15 => Request::Keep {
+                before: (0..list % 5).map(|n| ClientId(input.odd() ^ u64::from(n))).collect(),
+                inodes: (0..list).map(|n| InodeId(ino.0 ^ u64::from(n))).collect(),
+                last: input.flag(),
+            },
             _ => return self.raw_request(rig, slot, input),
         };
         let mut body = Vec::new();

@@ -87,7 +87,7 @@ impl World {
         let some = |input: &mut Input<'_>| -> Vec<InodeId> {
             (0..input.below(20)).map(|_| forge::inode(input, &self.known)).collect()
         };
-        match input.below(29) {
+        match input.below(31) {
             0 => Message::Chunk { all_acked: seq, chunk: self.chunk(n, input) },
             1 => Message::ChunkAck { seq },
             2 => Message::ClientUp {
@@ -151,6 +151,8 @@ impl World {
             26 => Message::Room { client, token, blocks: input.odd() },
             27 => Message::RoomBack { client, token, blocks: input.odd() },
             28 => Message::RoomSought,
+            29 => Message::Kept { client, inodes: some(input) },
+            30 => Message::Pinned { client, inodes: some(input) },
             _ => {
                 let raw = self.entries(1, 0, input).0;
                 let piece = u32::from(input.flag());

@@ -387,7 +387,6 @@ impl Stage<'_> {
         let epoch = self.ground.epoch()?;
         self.ground.fault(what, beside.is_some())?;
         if beside.is_none() && is_lossy(what) && self.ground.epoch()? != epoch {
-            self.forsake();
             return self.leave_stale(step, what);
         }
         Ok(None)
@@ -421,27 +420,6 @@ impl Stage<'_> {
             self.begun.push(number);
         }
         Ok(None)
-    }
-
-    /// A node that has lost its place has lost the files without a name that were open on it (docs/service.md):
-    /// everybody closes such files.
-    fn forsake(&mut self) {
-        for actor in &mut self.actors {
-            for seat in 0..SEATS {
-                if actor.real.pid(seat).is_none() {
-                    continue;
-                }
-                actor.reference.say(seat, "forsake nameless\n");
-                let said = actor.reference.hear(seat, CALL).unwrap_or_default();
-                let tokens: Vec<&str> = said.split(' ').collect();
-                let Some(slots) = field(&tokens, "slots").filter(|s| !s.is_empty()) else {
-                    continue;
-                };
-                actor.real.say(seat, &format!("forsake {slots}\n"));
-                // Who does not answer does not answer the next call either.
-                let _ = actor.real.hear(seat, CALL);
-            }
-        }
     }
 
     /// Kills all processes of an actor, and starts it again.

@@ -19,6 +19,7 @@ pub mod lease;
 mod locking;
 pub mod locks;
 pub mod message;
+mod past;
 mod requests;
 mod restart;
 pub mod ring;
@@ -59,6 +60,7 @@ const LOCAL_MAX: usize = 10_000;
 /// What the service takes for [`NodeConfig::join_step`]: less than a millisecond.
 pub const JOIN_STEP: u32 = 128;
 
+pub use past::GRACE;
 pub use room::Shares;
 
 /// What the core must know of its surroundings.
@@ -84,6 +86,9 @@ pub struct NodeConfig {
     pub join_step: u32,
     /// How space is set aside for clients.
     pub room: Shares,
+    /// For how long what processes of a lost node have open is kept without a word of it ([`GRACE`]); 0 where no
+    /// node can be lost.
+    pub grace: Nanos,
     /// Names the boot of the machine: processes of another boot are gone.
     pub boot: u128,
     /// A number that nobody else knows, new at each start: the key of the proofs that clients get
@@ -213,6 +218,8 @@ pub struct Node {
     table: Table,
     /// Clients of an earlier run whose logs count if this node kept its place in the chain.
     taken_up: bool,
+    /// Sessions that have ended while their processes live.
+    keeping: past::Keeping,
     requests: Vec<requests::Pending>,
     recalls: Vec<agent::Recall>,
     next_token: u64,
@@ -349,6 +356,7 @@ impl Node {
             active: BTreeSet::new(),
             table,
             taken_up: false,
+            keeping: past::Keeping::default(),
             requests: Vec::new(),
             recalls: Vec::new(),
             next_token: 1,
@@ -401,6 +409,13 @@ impl Node {
             // coordinator was not told that it is.
             log::warn!("the region holds half a snapshot; the node joins anew");
             node.ring.restart(published)?;
+            let found = match node.table.rebooted {
+                true => found,
+                false => {
+                    found.into_iter().for_each(|row| node.take_past(row));
+                    Vec::new()
+                }
+            };
             node.drop_logs(found)?;
             return Ok(node);
         }
@@ -542,10 +557,12 @@ impl Node {
         self.join_again(out);
         self.watch_acks(out);
         self.forget_lingering(out)?;
+        self.forget_kept(out)?;
         self.release_grants(out);
         self.serve_early_locks(out)?;
         self.promote_followers(out);
-        self.remove_finished_clients()
+        self.remove_finished_clients()?;
+        self.retire_expelled(out)
     }
 
     /// When `Tick` is due next, besides every 100 ms.
@@ -557,7 +574,15 @@ impl Node {
         let grants = (!self.held_grants.is_empty() && self.now < self.grants_from)
             .then_some(self.grants_from);
         let closing = self.closing_deadline();
-        recalls.chain(dozing).chain(publish).chain(lapsed).chain(grants).chain(closing).min()
+        let kept = self.kept_deadline();
+        recalls
+            .chain(dozing)
+            .chain(publish)
+            .chain(lapsed)
+            .chain(grants)
+            .chain(closing)
+            .chain(kept)
+            .min()
     }
 
     fn frame(

@@ -26,7 +26,7 @@ use storage::volume::{Params, Volume};
 use crate::beat::Beat;
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
 use crate::core::message::{CHUNK, CHUNK_ACK, ENTRIES};
-use crate::core::{Effect, Event, JOIN_STEP, Node, NodeConfig};
+use crate::core::{Effect, Event, GRACE, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
 use crate::link::{self, Packet};
@@ -262,6 +262,8 @@ impl Driver {
             low: config.low,
             join_step: JOIN_STEP,
             room: crate::core::Shares::SHIPPED,
+            // Nobody else can be lost, and this node's table says what is open.
+            grace: if config.membership == Membership::Standalone { 0 } else { GRACE },
             secret: crate::process::secret().map_err(|e| Error::new("nicfs: random", e))?,
             incarnation,
             boot: crate::process::boot().map_err(|e| Error::new("nicfs: boot id", e))?,
@@ -601,9 +603,10 @@ impl Driver {
             return;
         }
         log::info!("hostd is here");
-        for client in self.node.status().clients {
-            let packet =
-                Packet::Adopt { client: client.client, pid: client.pid, start: client.start_time };
+        let clients = self.node.status().clients;
+        let clients = clients.iter().map(|c| (c.client, c.pid, c.start_time));
+        for (client, pid, start) in clients.chain(self.node.past_clients()) {
+            let packet = Packet::Adopt { client, pid, start };
             let _ = link::send(socket.as_fd(), &packet, None);
         }
         let region = match FileRegion::open(&self.config.region, self.config.durability) {
@@ -726,6 +729,9 @@ impl Driver {
                 Effect::Detached(client) => {
                     self.drop_bell(client);
                     self.tell_host(&Packet::Detached { client });
+                }
+                Effect::Watch { client, pid, start_time } => {
+                    self.tell_host(&Packet::Adopt { client, pid, start: start_time });
                 }
                 Effect::CaughtUp(node, process, epoch) => {
                     if let Some(coordinator) = &self.coordinator {

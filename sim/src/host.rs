@@ -27,6 +27,11 @@ pub const FENCE_DISCONNECTED: Nanos = 75_000_000;
 pub const SECRET: u128 = 77;
 /// When the volume was made.
 pub const CREATED: Nanos = 1_000_000_000;
+/// How long what is open on a lost node is kept: no longer than anybody waits here for a history's end ...
+pub const GRACE_SHORT: Nanos = 50_000_000;
+/// ... or longer than any history.
+pub const GRACE_LONG: Nanos = 1_000_000_000_000;
+
 /// What the regions of a history are like.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -81,6 +86,8 @@ pub struct Host {
     pub shape: Shape,
     /// Its clock.
     pub clock: Clock,
+    /// How long what is open on a lost node is kept.
+    pub grace: Nanos,
     /// It never returns.
     pub gone: bool,
     /// hostd, while it lives.
@@ -162,11 +169,12 @@ pub fn fresh_region(id: NodeId, shape: Shape) -> Result<Arc<MemoryRegion>, Strin
 
 impl Host {
     /// A node that has not started.
-    pub fn new(id: NodeId, shape: Shape, clock: Clock) -> Result<Self, String> {
+    pub fn new(id: NodeId, shape: Shape, clock: Clock, grace: Nanos) -> Result<Self, String> {
         Ok(Self {
             id,
             shape,
             clock,
+            grace,
             gone: false,
             hostd: None,
             hostd_down: false,
@@ -195,6 +203,11 @@ impl Host {
         })
     }
 
+    /// Whether nobody stays away for longer than he is waited for.
+    pub const fn is_patient(&self) -> bool {
+        self.grace == GRACE_LONG
+    }
+
     /// Starts nicfs.
     pub fn start(&mut self, now: Nanos, seed: u64) -> Result<(), String> {
         let config = NodeConfig {
@@ -208,6 +221,7 @@ impl Host {
             low: 50,
             join_step: [1, 2, 5, 20, 128][(seed >> 20) as usize % 5],
             room: Shares { share: 2 + (seed >> 24) % 8, most: 400, least: 1 + (seed >> 28) % 8 },
+            grace: self.grace,
             boot: self.boot,
             secret: SECRET,
             incarnation: self.incarnation + 1,

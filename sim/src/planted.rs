@@ -216,6 +216,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::PinForgotten => (&crashes, &links),
         Bug::UnpinLost | Bug::CloseNotRepeated => (&links, &links),
         Bug::UnpinTaken => (&crashes, &links),
+        Bug::PastForgotten | Bug::PinsOfLostFreed => (&planned, &crashes),
+        Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
@@ -233,6 +235,9 @@ fn is_client(bug: Bug) -> bool {
                 | Bug::CloseNotRepeated
                 | Bug::RecallBetween
                 | Bug::GapRecalled
+                | Bug::PastForgotten
+                | Bug::PinsOfLostFreed
+                | Bug::TakeOverFrees
         )
 }
 
@@ -278,7 +283,12 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::OpeningCounts => {
             vec![Create, Create, Create, Unlink, Unlink, Project, Project, Project]
         }
-        Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
+        Bug::PinBeforeCount
+        | Bug::UnlinkedClosed
+        | Bug::PinForgotten
+        | Bug::PastForgotten
+        | Bug::PinsOfLostFreed
+        | Bug::TakeOverFrees => {
             vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
         }
         _ => Vec::new(),
@@ -312,8 +322,6 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             (preset.pace, preset.closes, preset.narrow) = (20 * US, 2, 1);
             (preset.clients, preset.threads) = (2, 6);
         }
-        // Four that want the same.
-        Bug::RecallBetween => (preset.pace, preset.clients) = (20 * US, 4),
         Bug::GapRecalled => {
             // One has taken a number and stands, another is about to.
             preset.narrow_file = Some("libfs/log.rs");
@@ -326,6 +334,9 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         // Time for faults.
         Bug::LossUntold
         | Bug::PinForgotten
+        | Bug::PastForgotten
+        | Bug::PinsOfLostFreed
+        | Bug::TakeOverFrees
         | Bug::NotInside
         | Bug::LeaseNotLookedAt
         | Bug::SealIgnored => (preset.pace, preset.syncs) = (20 * MS, 4),

@@ -743,6 +743,12 @@ impl World<'_> {
             self.model.ended(attached.session, attached.last);
         }
         self.trace(|| format!("process {c} ends: {why}"));
+        let n = self.actors[c].node;
+        for earlier in attached.iter().rev().skip(1) {
+            let (incarnation, client) = (self.hosts[n].incarnation, earlier.client);
+            let delay = self.between(20 * US, 2 * MS);
+            self.at(self.now + delay, Item::To(n, incarnation, Event::ClientGone(client)));
+        }
         let delay = self.between(MS, 20 * MS);
         self.at(self.now + delay, Item::Boot(c, life));
         last.map(|a| (a.client, a.session, a.last))

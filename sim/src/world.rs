@@ -506,8 +506,11 @@ impl<'a> World<'a> {
         let shape = preset.shape();
         let root = State::new(0o40_000 | shape.mode, 0, host::CREATED, Body::Dir(BTreeMap::new()));
         let mut random = Random::new(seed);
+        // Not drawn from the others' numbers: half of the histories, of those where nobody counts inodes.
+        let patient = !preset.quota && Random::new(seed ^ 0x9a3e).chance(1, 2);
+        let grace = if patient { host::GRACE_LONG } else { host::GRACE_SHORT };
         let hosts = (1..=preset.nodes)
-            .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random)));
+            .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random), grace));
         let hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         let mut world = Self {
             now: 0,

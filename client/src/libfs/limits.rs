@@ -80,6 +80,9 @@ impl Default for Limits {
     }
 }
 
+/// Of so many earlier sessions a new one says what is still open; what was open in more, none of which could say it, goes.
+pub const EARLIER_MAX: usize = 32;
+
 /// The most inodes that a client can remember: there must be lease slots for more, since those of
 /// evicted inodes are free a little later.
 pub const INODES_MAX: usize = LEASE_SLOTS / 8 * 7;

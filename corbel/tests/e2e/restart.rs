@@ -232,3 +232,74 @@ fn names_are_kept_that_were_synced_through_the_kernels_directory() {
         });
     }
 }
+
+/// Has three files open: one that never had a name, one that lost it, and one whose name another node takes away.
+const HOLDER: &str = "import json, os, sys, time
+name, desk = sys.argv[1:3]
+made = os.open('.', os.O_TMPFILE | os.O_RDWR, 0o600); os.write(made, b'made')
+gone = os.open(name + '.gone', os.O_RDWR | os.O_CREAT); os.write(gone, b'gone'); os.unlink(name + '.gone')
+lost = os.open(name + '.lost', os.O_RDWR | os.O_CREAT); os.write(lost, b'lost')
+all = {'made': made, 'gone': gone, 'lost': lost}
+for fd in all.values(): os.fsync(fd)
+wrong = []
+def look():
+    for what, fd in all.items():
+        try:
+            if os.pread(fd, 100, 0) != what.encode(): wrong.append((what, 'content'))
+            os.fchmod(fd, 0o640); os.fstat(fd)
+        except OSError as e: wrong.append((what, str(e)))
+look()
+open(desk + '/' + name, 'w').close()
+while not os.path.exists(desk + '/stop'):
+    time.sleep(0.05)
+    if name.startswith('busy'): look()
+look()
+print(json.dumps(wrong))
+";
+
+/// What is open lives until the last close, whatever becomes of the node's services: programs that look all the time,
+/// and such as only come back to it when all is over.
+#[test]
+fn open_files_without_a_name_outlive_the_services() {
+    let planned = |cluster: &Cluster, node: usize| cluster.restart_services(node);
+    let killed = |cluster: &Cluster, node: usize| {
+        cluster.restart_nicfs(node);
+        wait_for("the chain to be whole", Duration::from_secs(60), || {
+            let whole = cluster.status(node)["chain"].as_array().map(Vec::len) == Some(3);
+            whole.then_some(())
+        });
+    };
+    type Trouble<'a> = &'a dyn Fn(&Cluster, usize);
+    for (node, trouble) in [(2, &planned as Trouble<'_>), (1, &planned), (2, &killed), (1, &killed)]
+    {
+        let Some(cluster) = Cluster::new(3, "256MiB") else { return };
+        let desk = cluster.path("desk");
+        fs::create_dir(&desk).expect("a directory");
+        let mut programs = Vec::new();
+        for name in ["busy-native", "busy-hooked", "idle-native", "idle-hooked"] {
+            let mut command = match name.ends_with("hooked") {
+                true => cluster.hooked(node, &[]),
+                false => cluster.native(node),
+            };
+            command.args(["python3", "-c", HOLDER, name]).arg(&desk).stdout(Stdio::piped());
+            programs.push((name, command.spawn().expect("a program")));
+        }
+        for (name, _) in &programs {
+            let ready = || desk.join(name).exists().then_some(());
+            wait_for(name, Duration::from_secs(60), ready);
+        }
+        trouble(&cluster, node);
+        for (name, _) in &programs {
+            let lost = cluster.mount(node % 3 + 1).join(format!("{name}.lost"));
+            fs::remove_file(lost).expect("a name");
+        }
+        // Once more, with what was taken over from the session before.
+        trouble(&cluster, node);
+        fs::write(desk.join("stop"), "").expect("a file");
+        for (name, child) in programs {
+            let output = child.wait_with_output().expect("it ran");
+            let wrong: Value = serde_json::from_str(text(&output).trim()).expect("a list");
+            assert_eq!(wrong, serde_json::json!([]), "node {node}, {name}");
+        }
+    }
+}

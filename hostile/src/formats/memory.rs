@@ -155,6 +155,7 @@ fn requests() -> Vec<Vec<u8>> {
         Request::XattrPart { ino, name: b"user.a", from: 3 },
         Request::Inodes { count: 5 },
         Request::Unpin { inodes: vec![ino, InodeId(8)] },
+        Request::Keep { before: vec![ClientId(3)], inodes: vec![ino], last: true },
         Request::StatFs,
         Request::Release { slots: vec![1, 2, 3] },
         Request::Read { ino, offset: 1, len: 2 },

@@ -149,7 +149,6 @@ impl Worker {
             "reap" => self.reap(args),
             "sweep" => self.sweep(args),
             "syncall" => self.sync_all(),
-            "forsake" => self.forsake(args),
             "durable" => self.durable(args),
             "sums" => Ok(self.sums()),
             "checkhole" => self.check_hole(args),
@@ -226,25 +225,6 @@ impl Worker {
         let fd = self.fd(args, 0)?;
         self.slots[args.named(0, 's', SLOTS)?] = None;
         number(done(sys!(close(fd))))
-    }
-
-    /// `forsake nameless`: closes what has no name any more, and says which slots that were; `forsake N,N`: closes
-    /// these.
-    fn forsake(&mut self, args: &Args<'_>) -> Result<String, Stop> {
-        let which = args.token(0)?;
-        let named: Vec<usize> = which.split(',').filter_map(|slot| slot.parse().ok()).collect();
-        let mut closed = Vec::new();
-        for index in 0..SLOTS {
-            let Some(fd) = self.slots[index].as_ref().map(|slot| slot.fd) else { continue };
-            let mut about = super::meta::empty_stat();
-            let nameless = sys!(fstat(fd, &raw mut about)) == 0 && about.st_nlink == 0;
-            if if which == "nameless" { nameless } else { named.contains(&index) } {
-                self.slots[index] = None;
-                sys!(close(fd));
-                closed.push(index.to_string());
-            }
-        }
-        Ok(format!("0 0 slots={}", closed.join(",")))
     }
 
     fn dup(&mut self, args: &Args<'_>) -> Result<String, Stop> {

@@ -96,6 +96,7 @@ impl Node {
             let number = (self.random.next_u64() >> 33) as u32 | 1;
             let id = ClientId::new(self.me(), number);
             let unused = self.volume.published(id)?.0 == 0 && !self.settled.contains_key(&id);
+            let unused = unused && !self.is_past(id);
             if unused && !self.clients.contains_key(&id) {
                 break id;
             }
@@ -180,7 +181,7 @@ impl Node {
         id: ClientId,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let Some(client) = self.clients.get_mut(&id) else { return self.past_gone(id, out) };
         client.gone = true;
         self.requests.retain(|r| r.client != id);
         self.active.insert(id);
@@ -206,6 +207,14 @@ impl Node {
             }
         }
         self.recalls.retain(|r| r.client != id);
+        if let Some(client) = self.clients.get_mut(&id)
+            && client.expelled
+        {
+            // Its process goes on with what it has open.
+            client.collect_closed()?;
+            let inodes = if client.gone { Vec::new() } else { client.open() };
+            self.to_head(Message::Kept { client: id, inodes }, out);
+        }
         self.to_head(Message::ClientGone { client: id }, out);
         self.locking.drop_client(id);
         self.active.remove(&id);
@@ -218,20 +227,17 @@ impl Node {
 
     /// Log segments of dead clients go once everything in them is published.
     pub(super) fn remove_finished_clients(&mut self) -> Result<(), Failure> {
-        let done: Vec<ClientId> = self
-            .clients
-            .values()
-            .filter(|c| {
-                (c.gone || c.expelled)
-                    && !self.active.contains(&c.id)
-                    && c.published.0 + 1 >= c.next().0
-            })
-            .map(|c| c.id)
-            .collect();
-        for id in done {
-            self.remove_client(id)?;
-        }
-        Ok(())
+        self.finished(|c| c.gone).into_iter().try_for_each(|id| self.remove_client(id))
+    }
+
+    /// The same of expelled ones, whose processes go on.
+    pub(super) fn retire_expelled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        self.finished(|c| c.expelled).into_iter().try_for_each(|id| self.retire(id, out))
+    }
+
+    fn finished(&self, which: impl Fn(&Client) -> bool) -> Vec<ClientId> {
+        let done = |c: &&Client| !self.active.contains(&c.id) && c.published.0 + 1 >= c.next().0;
+        self.clients.values().filter(|c| which(c)).filter(done).map(|c| c.id).collect()
     }
 
     /// The row goes first: a log without one is removed at the next start.

@@ -153,6 +153,9 @@ pub enum Effect {
     },
     /// To hostd: forget the client.
     Detached(ClientId),
+    /// To hostd: say when this process ends, although the client has no session any more.
+    #[allow(missing_docs)]
+    Watch { client: ClientId, pid: u32, start_time: u64 },
     /// To the coordinator: the joining node has everything and is sent everything.
     CaughtUp(NodeId, u64, Epoch),
     /// To the coordinator: the member does not acknowledge.

@@ -161,6 +161,11 @@ impl Node {
                 Ok(())
             }
             Message::Unpin { client, inodes } => self.unpinned(client, &inodes, out),
+            Message::Kept { client, inodes } => self.kept_arrived(client, inodes, out),
+            Message::Pinned { client, inodes } => {
+                self.pinned(client, inodes);
+                Ok(())
+            }
             Message::Released { client, ino, token } => {
                 let crossed = self.leases.token(client, ino) != Some(token);
                 if crossed && !planted(Bug::ReleaseUnnamed) {
@@ -251,7 +256,7 @@ impl Node {
     }
 
     /// Frees of what clients let go what nobody else has; a head that takes over looks at all there is.
-    fn reap_let_go(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    pub(super) fn reap_let_go(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         if self.let_go.is_empty() || !self.ready || !self.ring.has_room() {
             return Ok(());
         }
@@ -293,6 +298,7 @@ impl Node {
     ) -> Result<(), Failure> {
         let Some(known) = self.known.remove(&client) else { return Ok(()) };
         self.reserved -= known.room;
+        self.keep_lost(client, &known.pins);
         let mut actions = Vec::new();
         self.recall_tokens.retain(|(c, _), _| *c != client);
         self.leases.gone(client, &mut actions);
@@ -317,7 +323,7 @@ impl Node {
     }
 
     fn is_pinned(&self, ino: InodeId) -> bool {
-        self.known.values().any(|k| k.pins.contains(&ino))
+        self.known.values().any(|k| k.pins.contains(&ino)) || self.is_kept(ino)
     }
 
     /// Frees those of the inodes that have neither a name nor anybody who has them open.

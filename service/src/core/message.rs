@@ -37,6 +37,9 @@
 //! 25 Room           head -> agent     client u64, token u64 of ClientUp, blocks u64: set aside for it
 //! 26 RoomBack       agent -> head     client u64, token u64 of ClientUp, blocks u64: not needed
 //! 27 RoomSought     head -> agent     somebody got no space: what lies idle shall come back
+//! 28 Kept           agent -> head     client u64, n u32, inodes u64 x n: all that the process of this session,
+//!                                     which has ended, has open (core::past); also of a node that joins
+//! 29 Pinned         agent -> head     client u64, n u32, inodes u64 x n: it has these open, too
 //! ```
 
 use base::wire::{Corrupt, Reader, Writer};
@@ -232,6 +235,14 @@ pub enum Message {
     LockFree {
         client: ClientId,
     },
+    Kept {
+        client: ClientId,
+        inodes: Vec<InodeId>,
+    },
+    Pinned {
+        client: ClientId,
+        inodes: Vec<InodeId>,
+    },
 }
 
 const NAME: &str = "peer message";
@@ -260,6 +271,8 @@ impl Message {
             | Self::NumbersWant { client, .. }
             | Self::Recalled { client, .. }
             | Self::Unpin { client, .. }
+            | Self::Kept { client, .. }
+            | Self::Pinned { client, .. }
             | Self::Released { client, .. }
             | Self::LockWant { client, .. }
             | Self::LockHeld { client, .. } => Some(*client),
@@ -350,6 +363,16 @@ impl Message {
                 w.u64(client.0);
                 put_inodes(&mut w, inodes);
                 12
+            }
+            Self::Kept { client, inodes } => {
+                w.u64(client.0);
+                put_inodes(&mut w, inodes);
+                28
+            }
+            Self::Pinned { client, inodes } => {
+                w.u64(client.0);
+                put_inodes(&mut w, inodes);
+                29
             }
             Self::Released { client, ino, token } => {
                 w.u64(client.0).u64(ino.0).u64(*token);
@@ -458,6 +481,8 @@ impl Message {
                 }
             }
             12 => Self::Unpin { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
+            28 => Self::Kept { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
+            29 => Self::Pinned { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
             13 => Self::Released {
                 client: ClientId(r.u64()?),
                 ino: InodeId(r.u64()?),

@@ -73,6 +73,7 @@ enum What {
     XattrPart { name: Vec<u8>, from: u32 },
     Inodes { count: u32 },
     Unpin(Vec<InodeId>),
+    Keep { before: Vec<ClientId>, inodes: Vec<InodeId>, last: bool },
     StatFs,
     Release(Vec<u32>),
     Read { offset: u64, len: u32 },
@@ -124,6 +125,7 @@ impl Pending {
             }
             Request::Inodes { count } => (none, What::Inodes { count }),
             Request::Unpin { inodes } => (none, What::Unpin(inodes)),
+            Request::Keep { before, inodes, last } => (none, What::Keep { before, inodes, last }),
             Request::StatFs => (none, What::StatFs),
             Request::Release { slots } => (none, What::Release(slots)),
             Request::Read { ino, offset, len } => (ino, What::Read { offset, len }),
@@ -170,7 +172,11 @@ impl Pending {
     const fn asks_of_volume(&self) -> bool {
         !matches!(
             self.what,
-            What::Inodes { .. } | What::Unpin(_) | What::Release(_) | What::Lock(_)
+            What::Inodes { .. }
+                | What::Unpin(_)
+                | What::Keep { .. }
+                | What::Release(_)
+                | What::Lock(_)
         )
     }
 
@@ -629,6 +635,17 @@ impl Node {
                     }
                 }
                 return done();
+            }
+            What::Keep { before, inodes, last } => {
+                let asked = (&before[..], &inodes[..], last);
+                let Some(kept) = self.keep_open(p.client, asked, out)? else {
+                    return Ok(Step::Wait);
+                };
+                rpc::reply_ok(&mut body);
+                let mut w = base::wire::Writer(&mut body);
+                kept.iter().for_each(|ino| {
+                    w.u64(ino.0);
+                });
             }
             What::StatFs => {
                 let s = self.volume.statfs();

@@ -90,7 +90,13 @@ impl Node {
             let size = control::LANES + u64::from(row.record.lanes) * row.record.lane_bytes;
             let whole = self.media.size(log).is_ok_and(|s| s >= size);
             if replayed.ended.contains(&id) || id.node() != self.me() || !whole {
-                dropped.push(row);
+                let sealed = row.row.progress().sealed.is_some();
+                if sealed && id.node() == self.me() && !self.table.rebooted {
+                    // Its log was done with; its process may live.
+                    self.take_past(row);
+                } else {
+                    dropped.push(row);
+                }
                 continue;
             }
             let published = self.volume.published(id)?;

@@ -385,6 +385,7 @@ impl Node {
         from: NodeId,
         incarnation: u64,
     ) -> Result<(), Failure> {
+        self.heard_of(from);
         if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
             return Ok(());
         }

@@ -55,6 +55,7 @@ impl Node {
         self.acked.retain(|n, _| members.contains(n));
         let joining = self.syncing.clone();
         self.snapshots.retain(|n, _| joining.contains(n));
+        self.review_kept();
         self.followers.retain(|n| joining.contains(n));
         if new_epoch {
             // Pieces under way are refused as of an old epoch: who joins asks anew.
@@ -150,6 +151,7 @@ impl Node {
         for client in ended {
             self.head_message(from, Message::ClientGone { client }, out)?;
         }
+        self.end_unnamed(from, &named);
         Ok(())
     }
 
@@ -163,6 +165,7 @@ impl Node {
             self.grants_from = self.grants_from.max(self.now + lapse);
         }
         self.lingering.clear();
+        self.await_lost();
         self.positions.insert(self.me(), self.ring.last());
         self.known.clear();
         self.reserved = 0;
@@ -250,6 +253,7 @@ impl Node {
             self.redeem_judged(client)?;
         }
         self.next_inode = self.next_inode.max(self.volume.last_inode().0 + TAKEOVER_SKIP);
+        self.note_first_number();
         log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
         self.advance_acks(out)?;
         self.tell_all_progress(out);
@@ -327,6 +331,7 @@ impl Node {
             })
             .collect();
         ups.extend(self.clients.keys().flat_map(|c| self.locking.report(*c)));
+        ups.extend(self.past_reports());
         ups
     }
 
@@ -355,11 +360,10 @@ impl Node {
         for client in self.clients.values_mut() {
             let kept = client.settled.min(client.replicated);
             client.dismiss(kept);
-            client.forget_row()?;
             out.push(Effect::Detached(client.id));
         }
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.remove_client(id)?;
+            self.retire(id, out)?;
         }
         self.requests.clear();
         self.recalls.clear();
@@ -388,7 +392,10 @@ impl Node {
                 if self.chain.first() == Some(&node) {
                     match self.incoming {
                         Some(_) => self.begin_join(out),
-                        None => self.to_head(Message::Position { seq: self.ring.last() }, out),
+                        None => {
+                            self.report_past(out);
+                            self.to_head(Message::Position { seq: self.ring.last() }, out);
+                        }
                     }
                 }
                 Ok(())
@@ -417,7 +424,15 @@ impl Node {
         log::info!("joining: asking the head for the volume's state");
         self.incoming = Some(Incoming::default());
         self.joining_at = self.now;
+        // What processes here have open goes before: who asks for the snapshot has told it.
+        self.report_past(out);
         self.want_snapshot(out);
+    }
+
+    fn report_past(&mut self, out: &mut Vec<Effect>) {
+        for message in self.past_reports() {
+            self.to_head(message, out);
+        }
     }
 
     fn want_snapshot(&mut self, out: &mut Vec<Effect>) {

@@ -13,6 +13,7 @@ mod joins;
 mod locks;
 mod messages;
 mod nameless;
+mod past;
 mod proofs;
 mod quota;
 mod restart;

@@ -161,6 +161,8 @@ fn a_node_speaks_for_its_own_clients_only() {
         Message::Released { client, ino, token: 0 },
         Message::Recalled { client, ino, token: 1 },
         Message::Unpin { client, inodes: vec![ino] },
+        Message::Kept { client, inodes: vec![ino] },
+        Message::Pinned { client, inodes: vec![ino] },
         Message::LeaseWant { client, ino: InodeId(1), token: 1, mode: LeaseMode::Write, flags: 0 },
         Message::NumbersWant { client, token: 1, count: 100 },
         Message::ClientUp {

@@ -23,6 +23,9 @@ pub const STREAM: u64 = 17 << 20;
 /// What the clients here know, though real ones do not: they ask as if they had been shown everything.
 pub const SECRET: u128 = 77;
 
+/// Shorter than what tests wait for, unless they say otherwise.
+pub const GRACE: u64 = 20_000_000;
+
 pub fn config(node: u32) -> NodeConfig {
     NodeConfig {
         node: NodeId(node),
@@ -35,6 +38,7 @@ pub fn config(node: u32) -> NodeConfig {
         low: 30,
         join_step: service::core::JOIN_STEP,
         room: Shares { share: 8, most: 300, least: 4 },
+        grace: GRACE,
         boot: 1,
         secret: SECRET,
         incarnation: 1,
@@ -73,6 +77,8 @@ pub struct Rig {
     attached: Vec<(u64, ClientId, u32)>,
     pub detached: Vec<ClientId>,
     pub refused: Vec<Errno>,
+    /// Processes that hostd is to watch although they have no session.
+    pub watched: Vec<(ClientId, u32)>,
     /// What heads told the coordinator: which process of which node has everything.
     pub caught_up: Vec<(NodeId, u64, Epoch)>,
     token: u64,
@@ -113,6 +119,7 @@ impl Rig {
             attached: Vec::new(),
             detached: Vec::new(),
             refused: Vec::new(),
+            watched: Vec::new(),
             caught_up: Vec::new(),
             token: 0,
         };
@@ -140,6 +147,7 @@ impl Rig {
                 }
                 Effect::AttachRefused { errno, .. } => self.refused.push(errno),
                 Effect::Detached(client) => self.detached.push(client),
+                Effect::Watch { client, pid, .. } => self.watched.push((client, pid)),
                 Effect::CaughtUp(node, process, epoch) => {
                     self.caught_up.push((node, process, epoch))
                 }
@@ -229,8 +237,18 @@ impl Rig {
 
     /// The same with several lanes.
     pub fn attach_with(&mut self, n: usize, uid: u32, lanes: u32) -> Hand {
+        let pid = 101 + self.token as u32;
+        self.attach_as(n, uid, lanes, pid)
+    }
+
+    /// The process of a client attaches anew.
+    pub fn attach_again(&mut self, hand: &Hand) -> Hand {
+        self.attach_as(hand.n, hand.uid, 1, hand.pid)
+    }
+
+    fn attach_as(&mut self, n: usize, uid: u32, lanes: u32, pid: u32) -> Hand {
         self.token += 1;
-        let (token, pid) = (self.token, 100 + self.token as u32);
+        let token = self.token;
         let event =
             Event::Attach { token, pid, start_time: 1, uid, gid: uid, groups: vec![], lanes };
         self.event(n, event);
@@ -244,7 +262,7 @@ impl Rig {
         assert_eq!(descriptor.client, client);
         let log = Segment::Log(segment);
         let proofs = true;
-        Hand { media, n, uid, client, log, descriptor, at: 0, seq: 0, proofs }
+        Hand { media, n, uid, pid, client, log, descriptor, at: 0, seq: 0, proofs }
     }
 
     /// No damage on any node.
@@ -261,6 +279,7 @@ pub struct Hand {
     pub media: Arc<dyn Media>,
     pub n: usize,
     pub uid: u32,
+    pub pid: u32,
     pub client: ClientId,
     pub log: Segment,
     pub descriptor: Descriptor,

@@ -137,6 +137,7 @@ impl Machine {
             low: 50,
             join_step: service::core::JOIN_STEP,
             room: service::core::Shares::SHIPPED,
+            grace: 0,
             // Each start is after a power cut.
             boot: epoch.into(),
             secret: 77,

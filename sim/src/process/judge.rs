@@ -500,7 +500,11 @@ impl World<'_> {
         };
         let dir = |ino: u64| kind(ino) == S_IFDIR;
         let file = |ino: u64| kind(ino) == S_IFREG;
+        // What is open lives on, whatever becomes of sessions and nodes; unless its node was away for too long, or
+        // has forgotten everything.
         let lost = self.actors[c].process.as_ref().is_some_and(|p| p.attached.len() > 1);
+        let forgotten = self.outcome.faults.contains_key("bit-rot-noticed");
+        let lost = lost && (forgotten || !self.hosts[self.actors[c].node].is_patient());
         let by_handle = |ino: u64| lost && gone(ino);
         let open = |h: Handle| self.actors[c].process.as_ref().and_then(|p| p.open.get(&number(h)));
         match (errno, &u.call) {

@@ -102,6 +102,10 @@ impl World<'_> {
     /// What has no name is open somewhere. (What clients by hand have open is their affair.)
     fn judge_orphans(&self, n: usize) -> Result<(), String> {
         let Some(node) = &self.hosts[n].node else { return Ok(()) };
+        if self.hosts[n].is_patient() {
+            // They may still be waited for.
+            return Ok(());
+        }
         let orphans = node.volume().orphans().map_err(|e| format!("orphans: {e:?}"))?;
         let processes: Option<Vec<_>> = self.actors.iter().map(|a| a.process.as_ref()).collect();
         let Some(processes) = processes else { return Ok(()) };

@@ -55,13 +55,20 @@ impl World<'_> {
     /// hostd tells which of the clients that nicfs took up are no more.
     fn host_adopts(&mut self, n: usize) {
         let Some(node) = &self.hosts[n].node else { return };
-        let clients: Vec<ClientId> = node.status().clients.iter().map(|c| c.client).collect();
-        let incarnation = self.hosts[n].incarnation;
+        let past = node.past_clients().map(|(client, ..)| client);
+        let clients: Vec<ClientId> =
+            node.status().clients.iter().map(|c| c.client).chain(past).collect();
         for client in clients {
-            if (0..self.actors.len()).all(|c| !self.is_client_of(c, client)) {
-                let delay = self.between(0, 5 * MS);
-                self.at(self.now + delay, Item::To(n, incarnation, Event::ClientGone(client)));
-            }
+            self.host_watches(n, client);
+        }
+    }
+
+    /// hostd is to say when the process of that client ends; it may have.
+    fn host_watches(&mut self, n: usize, client: ClientId) {
+        if (0..self.actors.len()).all(|c| !self.is_client_of(c, client)) {
+            let incarnation = self.hosts[n].incarnation;
+            let delay = self.between(0, 5 * MS);
+            self.at(self.now + delay, Item::To(n, incarnation, Event::ClientGone(client)));
         }
     }
 
@@ -262,6 +269,7 @@ impl World<'_> {
                     self.at(self.now, Item::Given { token, incarnation, given });
                 }
                 Effect::Arena { .. } | Effect::Detached(_) => {}
+                Effect::Watch { client, .. } => self.host_watches(n, client),
                 Effect::Copies { id, items } => self.host_copies(n, id, items),
                 Effect::CaughtUp(node, incarnation, epoch) => {
                     self.moment(Moment::Joined(node.0 as usize - 1));

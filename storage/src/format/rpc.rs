@@ -25,6 +25,7 @@
 //!   StatFs          block bytes u32, blocks u64, free u64, inodes u64, inodes free u64
 //!   Read            the bytes (fewer at the end of the file)
 //!   Unpin, Release  nothing
+//!   Keep            inodes u64 up to the end of the body: those that are pinned for the client now
 //!   Lock            nothing; the errno is AGAIN while another owner's lock bars it, DEADLK if to
 //!                   wait would be for ever, NOLCK above the bounds (limits)
 //!   LockTest        found u8, then, if 1, a lock that bars the one asked for (format::lock)
@@ -39,7 +40,7 @@
 //! beside them (SCM_RIGHTS):
 //!
 //! ```text
-//! request  0 4 magic "CBHR"   4 4 version 4   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
+//! request  0 4 magic "CBHR"   4 4 version 5   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
 //! reply    0 4 magic "CBHA"   4 4 version 1   8 2 errno  10 6 zero  16 8 value  24 40 text (UTF-8)
 //!   The version of a request is that of everything that a program and its node say to each other: control
 //!   area, log entries, requests, replies. Programs and services of different builds do not mix.
@@ -50,7 +51,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use base::{Errno, InodeId, Sequence};
+use base::{ClientId, Errno, InodeId, Sequence};
 
 use super::entry::Stamp;
 use super::lock::Lock;
@@ -126,6 +127,13 @@ pub enum Request<'a> {
     /// The client has these open no longer.
     Unpin {
         inodes: Vec<InodeId>,
+    },
+    /// In a new session: of what the process had open in these earlier ones it still has these open. With
+    /// `last` there are no more: all else that was pinned for them is free.
+    Keep {
+        before: Vec<ClientId>,
+        inodes: Vec<InodeId>,
+        last: bool,
     },
     StatFs,
     /// The client gives these lease slots back.
@@ -260,6 +268,7 @@ impl<'a> Request<'a> {
             | Request::LockTest { .. }
             | Request::LockCancel { .. }
             | Request::Unpin { .. }
+            | Request::Keep { .. }
             | Request::Release { .. }
             | Request::Inodes { .. }
             | Request::Accounts { .. }
@@ -292,6 +301,7 @@ impl<'a> Request<'a> {
             Request::LockCancel { .. } => 14,
             Request::Accounts { .. } => 15,
             Request::XattrPart { .. } => 16,
+            Request::Keep { .. } => 17,
         };
         w.u8(kind).bytes(&[0; 7]).u64(after.0).u64(proof.0);
         match self {
@@ -322,6 +332,12 @@ impl<'a> Request<'a> {
             Request::Unpin { inodes } => inodes.iter().for_each(|i| {
                 w.u64(i.0);
             }),
+            Request::Keep { before, inodes, last } => {
+                w.u8(u8::from(*last)).u32(before.len() as u32);
+                before.iter().map(|c| c.0).chain(inodes.iter().map(|i| i.0)).for_each(|number| {
+                    w.u64(number);
+                });
+            }
             Request::StatFs => {}
             Request::Release { slots } => slots.iter().for_each(|s| {
                 w.u32(*s);
@@ -376,6 +392,18 @@ impl<'a> Request<'a> {
                     inodes.push(InodeId(r.u64()?));
                 }
                 Request::Unpin { inodes }
+            }
+            17 => {
+                let (last, n) = (r.flag()?, r.u32()? as usize);
+                if n > r.left() / 8 {
+                    return Err(r.corrupt("claims more sessions than it holds"));
+                }
+                let before = (0..n).map(|_| r.u64().map(ClientId)).collect::<Result<_, _>>()?;
+                let mut inodes = Vec::new();
+                while r.left() > 0 {
+                    inodes.push(InodeId(r.u64()?));
+                }
+                Request::Keep { before, inodes, last }
             }
             9 => Request::StatFs,
             10 => {
@@ -710,7 +738,7 @@ pub const HOST_ATTACH: u32 = 1;
 pub const HOST_ARENA: u32 = 2;
 
 /// Version of all that programs and their node share.
-pub const CLIENT_VERSION: u32 = 4;
+pub const CLIENT_VERSION: u32 = 5;
 
 /// A request to hostd.
 pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {

@@ -318,7 +318,12 @@ impl Client {
         self.pins.keys().copied().collect()
     }
 
-    /// Those of them that it may write, whatever their mode says now.
+    /// Those of them that it did not close since.
+    pub fn open(&self) -> Vec<InodeId> {
+        self.pins.iter().filter(|(_, p)| p.what & PIN_CLOSED == 0).map(|(i, _)| *i).collect()
+    }
+
+    /// Those that it may write, whatever their mode says now.
     pub fn rights(&self) -> Vec<InodeId> {
         self.pins.iter().filter(|(_, p)| p.what & PIN_WRITE != 0).map(|(i, _)| *i).collect()
     }

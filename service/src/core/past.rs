@@ -1,0 +1,343 @@
+//! Sessions that have ended while their processes live.
+//!
+//! An open file lives until its last close, whatever becomes of the session in which it was opened: its node may have lost
+//! its place, in order or not, or the client may have been expelled. A process that goes on attaches anew when it needs
+//! the service, perhaps hours later. Until then what it had open must stay there, for a file without a name would be gone.
+//!
+//! **The agent** keeps of such a session what it had open ([`Past`]): its row of the client table, without a log. hostd
+//! watches the process; when that ends the row goes. A process that has attached anew says what it still has open
+//! (`Keep`): that is pinned for the new session, and the rest is free.
+//!
+//! **The head** is told of every past session (`Kept`), and counts its pins like a client's. While a node is away nobody can
+//! say what becomes of its processes: what they had open is kept for a grace time ([`NodeConfig::grace`]), and no longer if
+//! the node does not come back. As soon as it asks to join it tells its past sessions, and they last as long as it stays.
+//!
+//! **A new head** does not know what the clients of lost nodes had open, those of its predecessor above all. Until all of
+//! these nodes have told it, or the grace time is over, it frees no file without a name that may be older than itself.
+//!
+//! [`NodeConfig::grace`]: super::NodeConfig::grace
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::planted::{Bug, planted};
+use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
+use storage::format::clients::PIN_CLOSED;
+use storage::media::Segment;
+
+use super::client::Client;
+use super::message::Message;
+use super::table::{Found, Row};
+use super::{Effect, Failure, Node, Role};
+
+/// What [`NodeConfig::grace`](super::NodeConfig::grace) is in service: a service is started again, and a network mended,
+/// within it; and nobody misses the space for so long.
+pub const GRACE: Nanos = 60_000_000_000;
+
+/// What is kept of a session.
+#[derive(Debug)]
+pub(super) struct Past {
+    client: ClientId,
+    /// Number and start time.
+    process: (u32, u64),
+    row: Row,
+    pins: BTreeSet<InodeId>,
+}
+
+/// What the processes of some past session have open, as the head knows it.
+#[derive(Debug)]
+struct Kept {
+    pins: BTreeSet<InodeId>,
+    /// `Nanos::MAX`: as long as its node stays.
+    until: Nanos,
+}
+
+/// What a node keeps about past sessions.
+#[derive(Debug, Default)]
+pub(super) struct Keeping {
+    /// Agent: of this node, the oldest first.
+    past: Vec<Past>,
+    /// Head: everybody's.
+    kept: BTreeMap<ClientId, Kept>,
+    /// Nodes that were in the chain since this process began.
+    seen: BTreeSet<NodeId>,
+    /// Nodes that were lost before this process began are back until then, or stay away.
+    strangers_until: Nanos,
+    /// Head: nodes that are to say what is open there.
+    unheard: BTreeSet<NodeId>,
+    /// Head: they are waited for until then.
+    unheard_until: Nanos,
+    /// Head: inodes from this number on were made under this head.
+    first_number: u64,
+    /// Head: when nobody is waited for any more, all that has no name is to be looked at.
+    sweep: bool,
+}
+
+impl Past {
+    /// Of a row whose log counts no more.
+    pub(super) fn of_row(found: Found) -> Self {
+        let Found { row, record, pins, .. } = found;
+        let open = pins.into_iter().filter(|(_, _, what)| what & PIN_CLOSED == 0);
+        Self {
+            client: record.client,
+            process: (record.pid, record.start_time),
+            row,
+            pins: open.map(|(_, ino, _)| ino).collect(),
+        }
+    }
+
+    fn of_client(client: Client) -> Self {
+        let pins = client.open().into_iter().collect();
+        let (id, process) = (client.id, (client.pid, client.start_time));
+        Self { client: id, process, row: client.into_row(), pins }
+    }
+
+    fn report(&self) -> Message {
+        Message::Kept { client: self.client, inodes: self.pins.iter().copied().collect() }
+    }
+}
+
+impl Node {
+    // --- agent ---
+
+    /// Processes that hostd is to watch although they have no session: client, number and start time.
+    pub fn past_clients(&self) -> impl Iterator<Item = (ClientId, u32, u64)> + '_ {
+        self.keeping.past.iter().map(|p| (p.client, p.process.0, p.process.1))
+    }
+
+    /// Whether that was a client of this node.
+    pub(super) fn is_past(&self, client: ClientId) -> bool {
+        self.keeping.past.iter().any(|p| p.client == client)
+    }
+
+    /// Remembers a session of an earlier run.
+    pub(super) fn take_past(&mut self, found: Found) {
+        self.next_segment = self.next_segment.max(found.record.segment.saturating_add(1));
+        self.keeping.past.push(Past::of_row(found));
+    }
+
+    /// A session is over, its log counts no more, and its process lives.
+    pub(super) fn retire(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let ended = self.clients.get(&id).is_none_or(|c| c.gone || planted(Bug::PastForgotten));
+        if ended {
+            return self.remove_client(id);
+        }
+        let Some(mut client) = self.clients.remove(&id) else { return Ok(()) };
+        client.collect_closed()?;
+        client.close();
+        // The row is sealed: without its log it is one of these at the next start.
+        self.media.remove(Segment::Log(client.segment))?;
+        self.active.remove(&id);
+        self.requests.retain(|r| r.client != id);
+        let past = Past::of_client(client);
+        out.push(Effect::Watch { client: id, pid: past.process.0, start_time: past.process.1 });
+        self.keeping.past.push(past);
+        if self.keeping.past.len() > self.config.clients_max as usize {
+            let oldest = self.keeping.past.remove(0);
+            log::warn!(
+                "too many sessions have ended: what pid {} had open may go",
+                oldest.process.0
+            );
+            self.drop_past(oldest, out)?;
+        }
+        Ok(())
+    }
+
+    fn drop_past(&mut self, past: Past, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        out.push(Effect::Detached(past.client));
+        if matches!(self.role(), Role::Head | Role::Member | Role::Syncing) {
+            self.to_head(Message::Kept { client: past.client, inodes: Vec::new() }, out);
+        }
+        Ok(self.table.remove(past.row)?)
+    }
+
+    /// The process of a past session has ended.
+    pub(super) fn past_gone(
+        &mut self,
+        client: ClientId,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let gone = self.keeping.past.extract_if(.., |p| p.client == client).collect::<Vec<_>>();
+        gone.into_iter().try_for_each(|past| self.drop_past(past, out))
+    }
+
+    /// What processes here have open of past sessions, for a head that does not know.
+    pub(super) fn past_reports(&self) -> Vec<Message> {
+        self.keeping.past.iter().map(Past::report).collect()
+    }
+
+    /// What the client still has open of what its process had open in earlier sessions is pinned for it from now on;
+    /// with `last` the rest is free. Which of the inodes that were; `None`: an earlier session is not over yet.
+    pub(super) fn keep_open(
+        &mut self,
+        id: ClientId,
+        (before, inodes, last): (&[ClientId], &[InodeId], bool),
+        out: &mut Vec<Effect>,
+    ) -> Result<Option<Vec<InodeId>>, Failure> {
+        let process = |c: &Client| (c.pid, c.start_time);
+        let Some(own) = self.clients.get(&id).map(process) else { return Ok(Some(Vec::new())) };
+        let ends = |other: &ClientId| {
+            let client = self.clients.get(other).filter(|c| c.id != id && process(c) == own);
+            client.is_some_and(|c| c.expelled && !c.gone)
+        };
+        if before.iter().any(ends) {
+            self.publish_now = true;
+            return Ok(None);
+        }
+        // Whose they were is not the client's to say.
+        let earlier = |p: &Past| p.process == own && before.contains(&p.client);
+        let asked: BTreeSet<InodeId> = inodes.iter().copied().collect();
+        let past = self.keeping.past.iter().filter(|p| earlier(p));
+        let kept: BTreeSet<InodeId> =
+            past.flat_map(|p| p.pins.intersection(&asked)).copied().collect();
+        let kept: Vec<InodeId> = kept.into_iter().collect();
+        if let Some(client) = self.clients.get_mut(&id) {
+            kept.iter().try_for_each(|ino| client.pin(*ino, false))?;
+        }
+        if !kept.is_empty() {
+            self.to_head(Message::Pinned { client: id, inodes: kept.clone() }, out);
+        }
+        if last {
+            let over = self.keeping.past.extract_if(.., |p| earlier(p)).collect::<Vec<_>>();
+            over.into_iter().try_for_each(|past| self.drop_past(past, out))?;
+        }
+        Ok(Some(kept))
+    }
+
+    // --- head ---
+
+    /// An agent says what a past session of its node has open.
+    pub(super) fn kept_arrived(
+        &mut self,
+        client: ClientId,
+        inodes: Vec<InodeId>,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        self.reported.entry(client.node()).or_default().insert(client);
+        let pins: BTreeSet<InodeId> = inodes.into_iter().collect();
+        let before = self.keeping.kept.remove(&client);
+        self.let_go.extend(before.iter().flat_map(|kept| kept.pins.difference(&pins)));
+        if !pins.is_empty() {
+            let until = self.kept_until(client.node());
+            self.keeping.kept.insert(client, Kept { pins, until });
+        }
+        self.reap_let_go(out)
+    }
+
+    /// A client has open what an earlier session of its process had.
+    pub(super) fn pinned(&mut self, client: ClientId, inodes: Vec<InodeId>) {
+        if let Some(known) = self.known.get_mut(&client) {
+            known.pins.extend(inodes);
+        }
+    }
+
+    fn kept_until(&self, node: NodeId) -> Nanos {
+        if self.chain.contains(&node) || self.syncing.contains(&node) {
+            return Nanos::MAX;
+        }
+        self.now + self.config.grace
+    }
+
+    /// A client is forgotten because its node was lost: its process may live, and come back.
+    pub(super) fn keep_lost(&mut self, client: ClientId, pins: &BTreeSet<InodeId>) {
+        if self.chain.contains(&client.node()) || pins.is_empty() || planted(Bug::PinsOfLostFreed) {
+            return;
+        }
+        let until = self.kept_until(client.node());
+        self.keeping.kept.insert(client, Kept { pins: pins.clone(), until });
+    }
+
+    /// A view has come: who is away is waited for from now on, who is back tells by itself what is open.
+    pub(super) fn review_kept(&mut self) {
+        let first = self.keeping.seen.is_empty() && !self.chain.is_empty();
+        if first {
+            // A volume that nobody has changed has no open files.
+            let new = self.role() != Role::Syncing && self.ring.last() == StreamSeq(0);
+            self.keeping.strangers_until = if new { 0 } else { self.now + self.config.grace };
+        }
+        self.keeping.seen.extend(&self.chain);
+        if !self.is_head() {
+            self.keeping.kept.clear();
+            self.keeping.unheard.clear();
+            self.keeping.sweep = false;
+            return;
+        }
+        let stays: BTreeSet<NodeId> = self.chain.iter().chain(&self.syncing).copied().collect();
+        let until = self.now + self.config.grace;
+        for (client, kept) in &mut self.keeping.kept {
+            if stays.contains(&client.node()) {
+                kept.until = Nanos::MAX;
+            } else if kept.until == Nanos::MAX {
+                kept.until = until;
+            }
+        }
+    }
+
+    /// This node becomes head, and knows only what those in the chain tell.
+    pub(super) fn await_lost(&mut self) {
+        let keeping = &mut self.keeping;
+        keeping.unheard =
+            keeping.seen.iter().copied().filter(|n| !self.chain.contains(n)).collect();
+        keeping.unheard_until = self.now + self.config.grace;
+        (keeping.first_number, keeping.sweep) = (u64::MAX, true);
+    }
+
+    /// Numbers handed out from here on are this head's.
+    pub(super) const fn note_first_number(&mut self) {
+        self.keeping.first_number = self.next_inode;
+    }
+
+    /// Whether somebody may come back of whose open files nothing is known here.
+    fn awaits_lost(&self) -> bool {
+        let keeping = &self.keeping;
+        !planted(Bug::TakeOverFrees)
+            && self.now < keeping.unheard_until
+            && (!keeping.unheard.is_empty() || self.now < keeping.strangers_until)
+    }
+
+    /// A node has told what is open there.
+    pub(super) fn heard_of(&mut self, node: NodeId) {
+        self.keeping.unheard.remove(&node);
+    }
+
+    /// Past sessions of which a member did not speak are over.
+    pub(super) fn end_unnamed(&mut self, node: NodeId, named: &BTreeSet<ClientId>) {
+        let over = |c: &ClientId, _: &mut Kept| c.node() == node && !named.contains(c);
+        let over = self.keeping.kept.extract_if(.., over);
+        self.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
+        self.heard_of(node);
+    }
+
+    /// Whether an inode may be open in a session that is no more.
+    pub(super) fn is_kept(&self, ino: InodeId) -> bool {
+        let open = |kept: &Kept| self.now < kept.until && kept.pins.contains(&ino);
+        self.keeping.kept.values().any(open)
+            || ino.0 < self.keeping.first_number && self.awaits_lost()
+    }
+
+    /// What was kept for long enough.
+    pub(super) fn forget_kept(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if !self.is_head() || !self.ready {
+            return Ok(());
+        }
+        let now = self.now;
+        let over = self.keeping.kept.extract_if(.., |_, kept| kept.until <= now);
+        self.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
+        if self.keeping.sweep && !self.awaits_lost() {
+            self.keeping.sweep = false;
+            self.let_go.extend(self.volume.orphans()?);
+        }
+        self.reap_let_go(out)
+    }
+
+    /// When that is next.
+    pub(super) fn kept_deadline(&self) -> Option<Nanos> {
+        if !self.is_head() || !self.ready {
+            return None;
+        }
+        let keeping = &self.keeping;
+        let kept = keeping.kept.values().map(|kept| kept.until).filter(|at| *at < Nanos::MAX);
+        let strangers = keeping.unheard.is_empty().then_some(keeping.strangers_until);
+        let awaited = strangers.unwrap_or(Nanos::MAX).min(keeping.unheard_until);
+        kept.chain(keeping.sweep.then_some(awaited)).min()
+    }
+}
