@@ -498,8 +498,10 @@ impl World<'_> {
                 _ => false,
             })
         };
-        let dir = |ino: u64| kind(ino) == S_IFDIR;
-        let file = |ino: u64| kind(ino) == S_IFREG;
+        // It may be gone by now.
+        let is = |ino: u64, kind: u32| self.ever(ino, u, |s| s.mode & S_IFMT == kind);
+        let dir = |ino: u64| is(ino, S_IFDIR);
+        let file = |ino: u64| is(ino, S_IFREG);
         // What is open lives on, whatever becomes of sessions and nodes; unless its node was away for too long, or
         // has forgotten everything.
         let lost = self.actors[c].process.as_ref().is_some_and(|p| p.attached.len() > 1);
