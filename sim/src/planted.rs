@@ -188,6 +188,10 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::NotEmptyRemoved
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::SnapshotPieceLost => {}
+        Bug::RefusalsKept | Bug::JudgementUnawaited => {
+            by_threads(&mut preset, bug, seed);
+            preset.make(Flavour::Full);
+        }
         bug if is_client(bug) => by_threads(&mut preset, bug, seed),
         _ => preset.make(Flavour::Plain),
     }
@@ -212,6 +216,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::DamageIgnored => (&damage, &[]),
         Bug::ClosedEarly => (&planned, &[]),
         Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
+        Bug::RefusalsKept => (&stops, &crashes),
         Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
         Bug::PinForgotten => (&crashes, &links),
         Bug::UnpinLost | Bug::CloseNotRepeated => (&links, &links),
@@ -270,6 +275,9 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::UnpinLost | Bug::CloseNotRepeated => {
             vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write]
         }
+        Bug::RefusalsKept => {
+            vec![Write, Write, Append, Fallocate, Fallocate, Truncate, Unlink, Create]
+        }
         Bug::PinBeforeCount | Bug::UnlinkedClosed | Bug::PinForgotten => {
             vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
         }
@@ -302,7 +310,8 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::PinBeforeCount => preset.tight = true,
         Bug::UnpinLost | Bug::CloseNotRepeated => (preset.pace, preset.closes) = (5 * MS, 2),
         // Time for faults.
-        Bug::LossUntold
+        Bug::RefusalsKept
+        | Bug::LossUntold
         | Bug::PinForgotten
         | Bug::NotInside
         | Bug::LeaseNotLookedAt
@@ -322,6 +331,8 @@ fn judge_of(why: &str) -> &'static str {
         ("differs from its state", "reopening"),
         (" failed: ", "failure"),
         ("refused with", "refusals"),
+        ("was refused", "refusals"),
+        ("refused when its call", "refusals"),
         ("hostile", "hostile"),
         ("ended in order", "order"),
         ("inode ", "model"),

@@ -88,7 +88,9 @@ impl World<'_> {
         let Some(process) = self.process(c) else { return };
         let own: Vec<usize> = process.attached.iter().map(|a| a.session).collect();
         let all = process.attached.iter().map(|a| (a.session, a.last)).collect();
-        let current = process.attached.last().filter(|a| !a.ended).map(|a| a.session);
+        let current = process.attached.last().filter(|a| !a.ended);
+        let refused = current.map_or(0, |a| a.memory.peek(control::REFUSED_SEQ));
+        let current = current.map(|a| a.session);
         let newest = match &call {
             Call::Fsync { ino, .. } | Call::FsyncInode { ino } => {
                 self.model.newest_of(*ino, |session| own.contains(&session))
@@ -114,6 +116,8 @@ impl World<'_> {
                 current,
                 last_part: None,
                 made: None,
+                own: Vec::new(),
+                refused,
             };
             thread.under_way = Some(under_way);
         }
