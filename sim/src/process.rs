@@ -239,6 +239,12 @@ impl Process {
         self.threads.iter().map(|t| t.fiber.facts.points.get()).sum()
     }
 
+    /// Whether its last session has not ended.
+    pub(crate) fn is_attached(&self) -> bool {
+        let last = self.attached.last().filter(|a| !a.ended);
+        last.is_some_and(|a| a.memory.peek(control::STATE) == control::STATE_ATTACHED)
+    }
+
     /// Whether that is one of its attachments.
     pub(crate) fn is_client(&self, client: ClientId) -> bool {
         self.attached.iter().any(|a| a.client == client)
