@@ -234,6 +234,10 @@ pub enum Bug {
     LookedUpOld = 175,
     /// What was opened in an earlier session is not made known in the next.
     PinForgotten = 176,
+    /// Refusals of a session are counted from what a file that is open saw in an earlier one.
+    RefusalsKept = 178,
+    /// A write to which no space was promised has returned before it is judged.
+    JudgementUnawaited = 179,
     /// What the mount's pages are worth is told by the time of modification, which programs set back.
     PagesByTime = 180,
     /// The mount does not tell the kernel to drop pages that are older than the answer.
@@ -299,7 +303,7 @@ pub enum Bug {
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
     /// A file without a name that another thread is opening is changed before the service knows that it is open.
-    OpeningCounts = 178,
+    OpeningCounts = 142,
 }
 
 impl Bug {
@@ -768,6 +772,16 @@ impl Bug {
             Bug::UnlinkedClosed,
             "unlinked-closed",
             "who removes the name of a file that it has open does not say so",
+        ),
+        (
+            Bug::RefusalsKept,
+            "refusals-kept",
+            "refusals of a session are counted from what a file that is open saw in an earlier one",
+        ),
+        (
+            Bug::JudgementUnawaited,
+            "judgement-unawaited",
+            "a write to which no space was promised has returned before it is judged",
         ),
         (
             Bug::LossUntold,

@@ -71,9 +71,9 @@ pub struct Open<H: Host> {
     pub flags: u32,
     /// Own lane hint: descriptors append to lanes of their own.
     pub hint: u64,
-    /// Refusals of the session that were there at the last look; a later one is an error to report.
+    /// Refusals of the session ([`Session::mark`]) that were there at the last look; a later one is an error to report.
     pub refusals: AtomicU64,
-    /// Own operations up to here were judged, and none refused, at the last look.
+    /// Own operations up to here ([`Session::mark`]) were judged, and none refused, at the last look.
     pub clean: AtomicU64,
     /// Losses of the inode ([`State::losses`]) that were there when it was opened, or told since.
     pub losses: AtomicU32,
@@ -472,7 +472,7 @@ impl<H: Host> LibFsOn<H> {
 
     pub(crate) fn open_handle(&self, inode: Arc<Inode<H>>, flags: u32) -> Handle {
         let hint = self.opened.add(1, Ordering::Relaxed);
-        let refusals = AtomicU64::new(self.current().map_or(0, |session| session.refusals()));
+        let refusals = AtomicU64::new(self.current().map_or(0, |s| s.mark(s.refusals())));
         let clean = AtomicU64::new(0);
         let losses = AtomicU32::new(inode.state.read().losses);
         let open = Open { inode, flags, hint, refusals, clean, losses };

@@ -38,6 +38,7 @@ use base::random::Random;
 use base::wire::Corrupt;
 use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
 use cluster::transport::Class;
+use storage::format::chunk::ChunkHeader;
 use storage::format::entry::{self, Header, Op, entry_bytes};
 use storage::format::superblock::Durability;
 use storage::media::{Media, MediaError};
@@ -750,6 +751,12 @@ impl Node {
     /// Position in the stream.
     pub fn position(&self) -> StreamSeq {
         self.ring.last()
+    }
+
+    /// A chunk that the ring keeps, and its body: for judges, who want to know what became of each operation.
+    pub fn chunk(&self, seq: StreamSeq) -> Option<(ChunkHeader, Vec<u8>)> {
+        let kept = self.ring.get(seq)?;
+        Some((kept.header, self.ring.body(kept).ok()?))
     }
 
     /// The published state.

@@ -342,6 +342,30 @@ fn what_was_written_survives_every_restart() {
     world.check();
 }
 
+/// There is no space for an allocation, which says so: the file has lost nothing, and its fsync has nothing to say. (It
+/// said ENOSPC again.) Nor has one of another file that was done, whatever was refused before.
+#[test]
+fn an_allocation_that_is_refused_is_told_once() {
+    let (world, me) = (World::new("refused"), me());
+    let fs = world.attach();
+    let make = |name: &[u8]| fs.create(&me, InodeId::ROOT, name, 0o644, O_RDWR).expect("create").1;
+    let (file, other) = (make(b"file"), make(b"other"));
+    for round in 0..3 {
+        fs.write(file, 0, b"some", false).expect("write");
+        fs.write(other, 0, b"some", false).expect("write");
+        assert_eq!(fs.fallocate(file, 0, 0, 1 << 30), Err(Errno::NOSPC), "round {round}");
+        assert_eq!(fs.fsync(file, false), Ok(()), "round {round}");
+        assert_eq!(fs.fgetattr(file).map(|attr| attr.size), Ok(4));
+        fs.fsync(other, false).ok();
+        assert_eq!(fs.fallocate(other, 0, 0, 8192), Ok(()), "round {round}");
+        assert_eq!(fs.fsync(other, false), Ok(()), "round {round}");
+        assert_eq!(fs.write(file, 0, b"more", false).map(|w| w.len), Ok(4));
+    }
+    fs.release(file);
+    fs.release(other);
+    world.check();
+}
+
 /// A process is killed while it writes and nicfs is dead: what it wrote is there afterwards, and
 /// it is forgotten.
 #[test]

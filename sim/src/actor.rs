@@ -19,6 +19,7 @@ use storage::limits::RPC_SLOT_BYTES;
 use storage::media::{Media, Segment};
 
 use crate::model::{Body, State};
+use crate::process::Process;
 use crate::world::{Ended, Item, MS, US, World};
 
 const NAMES: u64 = 5;
@@ -405,6 +406,9 @@ impl World<'_> {
     pub(crate) fn kill_actor(&mut self, c: usize) -> Result<(), String> {
         let n = self.actors[c].node;
         let whole = self.session(c).is_none_or(|s| s.broken.is_none());
+        // What a session that has ended left in its log nobody takes.
+        let whole = whole && self.actors[c].process.as_ref().is_none_or(Process::is_attached);
+        let by_hand_in_doubt = self.preset.doubts() && self.actors[c].process.is_none();
         let ended = if self.actors[c].process.is_some() {
             self.end_process(c, "killed")
         } else {
@@ -419,7 +423,7 @@ impl World<'_> {
         };
         let Some((client, session, last)) = ended else { return Ok(()) };
         let incarnation = self.hosts[n].incarnation;
-        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| whole && !self.preset.doubts()) {
+        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| whole && !by_hand_in_doubt) {
             let epoch = node.status().epoch;
             let ended = Ended { session, last, client, node: n, incarnation, epoch };
             self.at(self.now + 20 * MS, Item::Drained(ended, 0));

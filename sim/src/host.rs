@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use base::random::Random;
-use base::{Epoch, Nanos, NodeId};
+use base::{Epoch, Nanos, NodeId, StreamSeq};
 use service::core::ring::RING_BYTES_MIN;
 use service::core::{Node, NodeConfig, Shares};
 use service::serving::Serving;
+use storage::format::chunk::ChunkHeader;
 use storage::format::control::CLOCK_LAG_MS;
 use storage::format::superblock::Durability;
 use storage::memory::MemoryRegion;
@@ -102,6 +103,10 @@ pub struct Host {
     pub region: Arc<MemoryRegion>,
     /// nicfs, while it lives.
     pub node: Option<Node>,
+    /// Chunks of its ring up to here were looked at.
+    pub looked: StreamSeq,
+    /// What was found there, and nobody has looked at yet.
+    pub chunks: Vec<(ChunkHeader, Vec<u8>)>,
     /// Counts the boots of the machine.
     pub boot: u128,
     /// Counts the starts of nicfs.
@@ -182,6 +187,8 @@ impl Host {
             damage: false,
             region: fresh_region(id, shape)?,
             node: None,
+            looked: StreamSeq(0),
+            chunks: Vec::new(),
             boot: 1,
             incarnation: 0,
             noted: None,
@@ -234,6 +241,7 @@ impl Host {
         let tell = |event| node.apply(now_there, event, &mut Vec::new());
         self.serving = Some(Serving::begin(tell));
         self.node = Some(node);
+        self.looked = StreamSeq(0);
         self.incarnation += 1;
         self.has_view = false;
         self.next_tick = now;
@@ -243,6 +251,14 @@ impl Host {
         self.disconnected_at = now;
         self.confirmed_at = None;
         Ok(())
+    }
+
+    /// Notes the chunks that its ring holds by now: they may be gone a moment later.
+    pub fn collect(&mut self) {
+        let Some(node) = &self.node else { return };
+        let (last, looked) = (node.position(), self.looked);
+        self.chunks.extend((looked.0 + 1..=last.0).filter_map(|seq| node.chunk(StreamSeq(seq))));
+        self.looked = last;
     }
 
     /// nicfs is gone, without a word.

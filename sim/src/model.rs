@@ -186,6 +186,33 @@ impl Model {
         }
     }
 
+    /// Takes a session's operations from `from` on out, to be put back otherwise: which they were, and when.
+    pub fn take_out(&mut self, session: usize, from: u64) -> BTreeMap<u64, u64> {
+        let mut out = BTreeMap::new();
+        for versions in self.inodes.values_mut() {
+            versions.retain(|v| match v.by {
+                Some((s, seq)) if s == session && seq >= from => {
+                    out.insert(seq, v.at);
+                    false
+                }
+                _ => true,
+            });
+        }
+        out
+    }
+
+    /// Puts one of them back.
+    pub fn put_back(&mut self, session: usize, seq: u64, at: u64, changes: Vec<(u64, State)>) {
+        let s = &self.sessions[session];
+        if !s.alive && seq > s.hi {
+            return;
+        }
+        for (ino, state) in changes {
+            let (by, state) = (Some((session, seq)), Rc::new(state));
+            self.inodes.entry(ino).or_default().push(Version { by, at, state });
+        }
+    }
+
     /// The volume may be full: whether the newest operation of the session counts is known when it
     /// is synced ([`Model::taken`]); the session does nothing before.
     pub fn doubt(&mut self, session: usize) {

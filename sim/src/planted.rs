@@ -188,6 +188,10 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::NotEmptyRemoved
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::SnapshotPieceLost => {}
+        Bug::RefusalsKept | Bug::JudgementUnawaited => {
+            by_threads(&mut preset, bug, seed);
+            preset.make(Flavour::Full);
+        }
         bug if is_client(bug) => by_threads(&mut preset, bug, seed),
         _ => preset.make(Flavour::Plain),
     }
@@ -212,6 +216,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::DamageIgnored => (&damage, &[]),
         Bug::ClosedEarly => (&planned, &[]),
         Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
+        Bug::RefusalsKept => (&stops, &crashes),
         Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
         Bug::PinForgotten => (&crashes, &links),
         Bug::UnpinLost | Bug::CloseNotRepeated => (&links, &links),
@@ -232,6 +237,7 @@ fn is_client(bug: Bug) -> bool {
             bug,
             Bug::UnpinLost
                 | Bug::UnpinTaken
+                | Bug::OpeningCounts
                 | Bug::CloseNotRepeated
                 | Bug::RecallBetween
                 | Bug::GapRecalled
@@ -283,6 +289,9 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::OpeningCounts => {
             vec![Create, Create, Create, Unlink, Unlink, Project, Project, Project]
         }
+        Bug::RefusalsKept => {
+            vec![Write, Write, Append, Fallocate, Fallocate, Truncate, Unlink, Create]
+        }
         Bug::PinBeforeCount
         | Bug::UnlinkedClosed
         | Bug::PinForgotten
@@ -332,7 +341,8 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             (preset.pace, preset.closes) = (5 * MS, 2)
         }
         // Time for faults.
-        Bug::LossUntold
+        Bug::RefusalsKept
+        | Bug::LossUntold
         | Bug::PinForgotten
         | Bug::PastForgotten
         | Bug::PinsOfLostFreed
@@ -355,6 +365,8 @@ fn judge_of(why: &str) -> &'static str {
         ("differs from its state", "reopening"),
         (" failed: ", "failure"),
         ("refused with", "refusals"),
+        ("was refused", "refusals"),
+        ("refused when its call", "refusals"),
         ("hostile", "hostile"),
         ("ended in order", "order"),
         ("inode ", "model"),

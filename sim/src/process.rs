@@ -7,6 +7,7 @@ mod draw;
 pub mod effects;
 pub mod host;
 mod judge;
+pub mod verdict;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,6 +52,8 @@ pub struct Process {
     open: BTreeMap<u64, Open>,
     /// Sessions whose losses were told of an inode by fsync without a handle; of all by a sync (0).
     told: BTreeMap<u64, usize>,
+    /// Inodes of which it may know what never was.
+    tainted: BTreeMap<u64, verdict::Taint>,
     limits: Limits,
     /// One in so many points is a pause.
     chance: u64,
@@ -96,6 +99,8 @@ struct Open {
     thread: usize,
     /// Sessions that had ended when it was opened, or when a loss was told.
     ended: usize,
+    /// What it was told of refusals.
+    refused: verdict::Told,
 }
 
 /// A thread.
@@ -148,6 +153,10 @@ struct UnderWay {
     current: Option<usize>,
     /// The inode that it has made.
     made: Option<u64>,
+    /// Its operations.
+    own: Vec<(ClientId, u64)>,
+    /// The last refusal that its process could see when it began.
+    refused: u64,
 }
 
 /// An entry of a call.
@@ -219,6 +228,7 @@ impl Process {
             attached: Vec::new(),
             open: BTreeMap::new(),
             told: BTreeMap::new(),
+            tainted: BTreeMap::new(),
             limits,
             chance,
             narrow,
@@ -248,6 +258,12 @@ impl Process {
     /// Points that its threads have passed.
     pub fn points(&self) -> u64 {
         self.threads.iter().map(|t| t.fiber.facts.points.get()).sum()
+    }
+
+    /// Whether its last session has not ended.
+    pub(crate) fn is_attached(&self) -> bool {
+        let last = self.attached.last().filter(|a| !a.ended);
+        last.is_some_and(|a| a.memory.peek(control::STATE) == control::STATE_ATTACHED)
     }
 
     /// Whether that is one of its attachments.
@@ -541,7 +557,7 @@ impl World<'_> {
     ) -> Result<bool, String> {
         let n = self.actors[c].node;
         let region = std::sync::Arc::clone(&self.hosts[n].region);
-        let (doubts, seated) = (self.preset.doubts(), self.is_seated(n));
+        let seated = self.is_seated(n);
         let Some(process) = self.process(c) else { return Ok(false) };
         let waits = |t: &&Thread| matches!(t.waits, Waits::Hostd(w) if w == token);
         let Some(t) = process.threads.iter().position(|t| waits(&t)) else { return Ok(false) };
@@ -561,9 +577,6 @@ impl World<'_> {
         };
         self.trace(|| format!("client {c} attached as {:#x}", client.0));
         let session = self.model.begin();
-        if doubts {
-            self.model.doubt(session);
-        }
         if !seated {
             self.model.headless(session);
         }
@@ -663,12 +676,19 @@ impl World<'_> {
         {
             under_way.made = Some(ino.0);
         }
-        let changes = effects::effects(&self.model, &op, header.time)
-            .map_err(|e| format!("client {c} does {seq} {}: {e}", brief(&op)))?;
+        let changes = effects::effects(&self.model, &op, header.time);
+        let void = changes.is_err() && self.may_be_void(c, t, &op);
+        let changes = match changes {
+            Err(_) if void => Vec::new(),
+            other => other.map_err(|e| format!("client {c} does {seq} {}: {e}", brief(&op)))?,
+        };
         self.trace(|| format!("client {c}.{t} does {seq} {}", brief(&op)));
         self.outcome.operations += 1;
         *self.outcome.kinds.entry(kind_of(&op)).or_default() += 1;
         self.model.appended(session, seq, changes);
+        if let Some(attached) = self.process(c).and_then(|p| p.attached.get(index)).cloned() {
+            self.note_done((c, t), &attached, &header, &op, (bytes.clone(), void));
+        }
         Ok(())
     }
 
@@ -738,6 +758,7 @@ impl World<'_> {
         let life = process.life;
         let attached = std::mem::take(&mut process.attached);
         process.told.clear();
+        process.tainted.clear();
         let last = attached.last().cloned();
         for attached in attached.iter().filter(|a| !a.ended) {
             self.model.ended(attached.session, attached.last);

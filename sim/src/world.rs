@@ -474,6 +474,7 @@ pub struct World<'a> {
     pub(crate) outcome: Outcome,
     pub(crate) healed: bool,
     pub(crate) stage: Stage,
+    pub(crate) verdicts: crate::process::verdict::Verdicts,
     sink: Option<&'a mut dyn FnMut(&str)>,
 }
 
@@ -527,6 +528,7 @@ impl<'a> World<'a> {
             outcome: Outcome::default(),
             healed: false,
             stage: Stage::default(),
+            verdicts: Default::default(),
             sink,
             preset,
         };
@@ -574,7 +576,7 @@ impl<'a> World<'a> {
     /// Whether a client is LibFS: who tries what it may not, and whose operations may be refused, is not.
     fn is_process(&self, c: usize) -> bool {
         let guest = c == 0 && self.preset.hostile;
-        !self.preset.by_hand && !guest && !self.preset.doubts()
+        !self.preset.by_hand && !guest && !self.preset.quota
     }
 
     fn draw_process(&mut self) -> Process {

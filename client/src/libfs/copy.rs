@@ -2,8 +2,8 @@
 
 use alloc::sync::Arc;
 
-use base::Errno;
 use base::planted::{Bug, planted};
+use base::{Errno, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
@@ -65,7 +65,9 @@ impl<H: Host> LibFsOn<H> {
         if from.inode.ino == to.inode.ino && !apart {
             return Err(Errno::INVAL);
         }
-        let (mut done, before) = (0, self.refusals());
+        self.report_refusal(&to)?;
+        let (mut done, mut first, before) = (0, None, self.refusals());
+        let mut last = Sequence(0);
         while done < copy.len {
             let piece = CopyRange {
                 from_offset: copy.from_offset + done,
@@ -73,11 +75,12 @@ impl<H: Host> LibFsOn<H> {
                 len: (copy.len - done).min(self.config.limits.copy_piece),
                 ..*copy
             };
-            self.run(|turn| self.try_copy(turn, &from.inode, &to.inode, &piece))?;
+            last = self.run(|turn| self.try_copy(turn, &from.inode, &to.inode, &piece))?;
+            first.get_or_insert(last);
             done += piece.len;
         }
         // Space is accounted by the service: learn its answer (and its refusal) now.
-        self.settle_since(&to.inode, before)
+        self.settle_own(&to, before, (first.unwrap_or(last), last))
     }
 
     fn try_copy(
@@ -86,7 +89,7 @@ impl<H: Host> LibFsOn<H> {
         from: &Arc<Inode<H>>,
         to: &Arc<Inode<H>>,
         piece: &CopyRange,
-    ) -> Step<(), H> {
+    ) -> Step<Sequence, H> {
         let mut locked = Locked::new(&[from, to]);
         self.may_change(to, locked.get(to.ino))?;
         self.hold(turn, to.ino, locked.get(to.ino), LeaseMode::Write, 0)?;
@@ -122,7 +125,7 @@ impl<H: Host> LibFsOn<H> {
         state.moved(place.sequence);
         state.record.size = state.record.size.max(offset + len);
         self.touched(state, place.sequence, now, false);
-        Ok(())
+        Ok(place.sequence)
     }
 }
 

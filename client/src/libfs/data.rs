@@ -224,7 +224,7 @@ impl<H: Host> LibFsOn<H> {
         self.report_refusal(&open)?;
         let append = append || open.flags & O_APPEND != 0;
         let (written, promised) = self.write_inode(&open, offset, data, append)?;
-        if !promised {
+        if !promised && !planted(Bug::JudgementUnawaited) {
             self.await_judgement(&open)?;
         }
         if open.flags & O_DSYNC != 0 {
@@ -259,10 +259,15 @@ impl<H: Host> LibFsOn<H> {
 
     /// fsync: everything done to the file is on every member, or an error says what was refused.
     pub(crate) fn sync_open(&self, open: &Open<H>) -> Result<()> {
-        let last = open.inode.state.read().last.0;
+        let (last, number) = {
+            let state = open.inode.state.read();
+            (state.last.0, state.session)
+        };
         self.sync_inode(&open.inode, Some(open))?;
         self.report_refusal(open)?;
-        open.clean.store(last, Ordering::Relaxed);
+        if let Some(session) = self.current().filter(|session| session.number == number) {
+            open.clean.store(session.mark(last), Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -272,13 +277,16 @@ impl<H: Host> LibFsOn<H> {
     /// of write-back. (Which file was meant is not known: none that may have lost something is
     /// left out, but those of which all was judged before, or done afterwards.)
     #[inline]
-    fn report_refusal(&self, open: &Open<H>) -> Result<()> {
+    pub(crate) fn report_refusal(&self, open: &Open<H>) -> Result<()> {
         match self.current() {
-            Some(session) if session.refusals() != open.refusals.load(Ordering::Relaxed) => {
-                self.refused(session, open)
-            }
+            Some(session) if Self::has_news(session, open) => self.refused(session, open),
             _ => Ok(()),
         }
+    }
+
+    #[inline]
+    fn has_news(session: &Session<H>, open: &Open<H>) -> bool {
+        session.mark(session.refusals()) != open.refusals.load(Ordering::Relaxed)
     }
 
     #[cold]
@@ -286,7 +294,7 @@ impl<H: Host> LibFsOn<H> {
         let Some((last, errno)) = Self::news(session, open) else { return Ok(()) };
         self.unkeep(open);
         // This error is for all up to there, also for what is judged only now.
-        open.clean.store(last, Ordering::Relaxed);
+        open.clean.store(session.mark(last), Ordering::Relaxed);
         // What is cached here may show what never was: whoever looks next asks anew, if not we.
         if self.settle(&open.inode).is_err() {
             open.inode.state.write().lease = rpc::Granted::default();
@@ -297,30 +305,29 @@ impl<H: Host> LibFsOn<H> {
     /// A refusal that this handle has not reported: the last own operation, and the error.
     fn news(session: &Session<H>, open: &Open<H>) -> Option<(u64, Errno)> {
         let count = session.refusals();
-        let before = open.refusals.swap(count, Ordering::Relaxed);
+        // What was there in an earlier session does not count in this one; what that lost is reported otherwise.
+        let before = session.marked(open.refusals.swap(session.mark(count), Ordering::Relaxed));
         let (last, number, (suspect, until)) = {
             let state = open.inode.state.read();
             (state.last, state.session, state.suspects.as_of(session, state.last, count))
         };
-        // A new session begins to count anew; what the old one lost is reported otherwise.
-        let new = count < before || number != session.number;
-        let clean = open.clean.load(Ordering::Relaxed).max(session.judged_after(before));
-        (!new && until > before && suspect > clean).then(|| (last.0, session.refusal()))
+        let clean = session.marked(open.clean.load(Ordering::Relaxed));
+        let clean = clean.max(session.judged_after(before));
+        let new = number == session.number && until > before && suspect > clean;
+        new.then(|| (last.0, session.refusal()))
     }
 
     /// As [`report_refusal`](Self::report_refusal), at a close: asks the service for nothing.
     pub(crate) fn report_refusal_now(&self, open: &Open<H>) -> Result<()> {
         let Some(session) = self.current() else { return Ok(()) };
-        if session.refusals() == open.refusals.load(Ordering::Relaxed)
-            || open.flags & O_ACCMODE == O_RDONLY
-        {
+        if !Self::has_news(session, open) || open.flags & O_ACCMODE == O_RDONLY {
             return Ok(());
         }
         let Some((last, errno)) = Self::news(session, open) else { return Ok(()) };
         self.unkeep(open);
         // What is cached here may show what never was: whoever looks next asks anew.
         open.inode.state.write().lease = rpc::Granted::default();
-        open.clean.store(last, Ordering::Relaxed);
+        open.clean.store(session.mark(last), Ordering::Relaxed);
         Err(errno)
     }
 
@@ -598,6 +605,7 @@ impl<H: Host> LibFsOn<H> {
             falloc::INSERT_RANGE if !keep => return self.shift(&open, true, offset, len),
             _ => return Err(Errno::OPNOTSUPP),
         };
+        self.report_refusal(&open)?;
         let (inode, before) = (&open.inode, self.refusals());
         let last = self.run(|turn| {
             let mut state = inode.state.write();
@@ -622,10 +630,13 @@ impl<H: Host> LibFsOn<H> {
             Ok(place.sequence)
         })?;
         // Space is accounted by the service: learn its answer (and its refusal) now.
-        self.settle_since(inode, before)?;
-        if before.is_some_and(|(_, count)| count == open.refusals.load(Ordering::Relaxed)) {
+        self.settle_own(&open, before, (last, last))?;
+        if let (Some(session), Some((number, count))) = (self.current(), before)
+            && session.number == number
+            && session.mark(count) == open.refusals.load(Ordering::Relaxed)
+        {
             // All that was done to the file is judged: what is refused from here on is not that.
-            open.clean.store(last.0, Ordering::Relaxed);
+            open.clean.store(session.mark(last.0), Ordering::Relaxed);
         }
         Ok(())
     }
@@ -635,8 +646,9 @@ impl<H: Host> LibFsOn<H> {
         if !(offset | len).is_multiple_of(BLOCK_BYTES) {
             return Err(Errno::INVAL);
         }
+        self.report_refusal(open)?;
         let (inode, before) = (&open.inode, self.refusals());
-        self.run(|turn| {
+        let last = self.run(|turn| {
             let mut state = inode.state.write();
             self.may_change(inode, &state)?;
             self.hold(turn, inode.ino, &mut state, LeaseMode::Write, 0)?;
@@ -656,9 +668,33 @@ impl<H: Host> LibFsOn<H> {
             state.extents_after = place.sequence;
             state.record.size = size;
             self.touched(&mut state, place.sequence, now, false);
-            Ok(())
+            Ok(place.sequence)
         })?;
-        self.settle_since(inode, before)
+        self.settle_own(open, before, (last, last))
+    }
+
+    /// Waits for the service's word on operations `own`, from one to another, of a call through a handle. That one of
+    /// them was refused is said by the call; what else may have been, the next write or fsync says.
+    pub(crate) fn settle_own(
+        &self,
+        open: &Open<H>,
+        before: Option<(u64, u64)>,
+        (first, last): (Sequence, Sequence),
+    ) -> Result<()> {
+        let settled = self.settle_but(&open.inode, before, (first, last));
+        if settled.is_err()
+            && let (Some(session), Some((number, count))) = (self.current(), before)
+            && session.number == number
+            && session.refusals() == count + 1
+            // (Of the last refused; if it is not the only one any more, it is not one of these.)
+            && (first.0..=last.0).contains(&session.segment.word(control::REFUSED_SEQ))
+        {
+            let told = (Ordering::Relaxed, Ordering::Relaxed);
+            // Unless there was something before, which is still to be said.
+            let (from, to) = (session.mark(count), session.mark(count + 1));
+            let _ = open.refusals.compare_exchange(from, to, told.0, told.1);
+        }
+        settled
     }
 
     /// The service's proof of an inode.
@@ -689,6 +725,16 @@ impl<H: Host> LibFsOn<H> {
         inode: &Arc<Inode<H>>,
         before: Option<(u64, u64)>,
     ) -> Result<()> {
+        self.settle_but(inode, before, (Sequence(0), Sequence(u64::MAX)))
+    }
+
+    /// The same, where only refusals of the operations `own` count: other threads are told of theirs.
+    fn settle_but(
+        &self,
+        inode: &Arc<Inode<H>>,
+        before: Option<(u64, u64)>,
+        own: (Sequence, Sequence),
+    ) -> Result<()> {
         let mut seen = before;
         self.run(|turn| {
             let session = turn.session;
@@ -699,10 +745,10 @@ impl<H: Host> LibFsOn<H> {
             if turn.shown(inode.ino).is_none() {
                 return Err(Stop::Wait(Wait::Renewal { ino: inode.ino }));
             }
-            if session.refusals() != refusals {
-                return Err(session.refusal().into());
+            if session.refusals() == refusals || before.is_some() && session.others(refusals, own) {
+                return Ok(());
             }
-            Ok(())
+            Err(session.refusal().into())
         })
     }
 

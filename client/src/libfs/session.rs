@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
+use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
 use storage::format::control;
 use storage::format::proof::Proof;
@@ -22,6 +23,9 @@ use crate::fs::Result;
 
 /// Looks at slots whose answers nobody waits for before sleeping.
 const SLOT_YIELDS: u32 = 100;
+
+/// Bits of a sequence or a number of refusals in a mark.
+const MARK_BITS: u32 = 44;
 
 /// Numbers of refusals that are remembered.
 const JUDGED_MAX: usize = 32;
@@ -115,6 +119,28 @@ impl<H: Host> Session<H> {
     pub fn judged_after(&self, count: u64) -> u64 {
         let judged = self.judged.read();
         judged.iter().filter(|(known, _)| *known == count).map(|(_, upto)| *upto).max().unwrap_or(0)
+    }
+
+    /// Whether none of these operations, which are judged, is among those refused after the first `count`.
+    pub fn others(&self, count: u64, (first, last): (Sequence, Sequence)) -> bool {
+        let refused = self.segment.word(control::REFUSED_SEQ);
+        // In this order: the service says which one it refuses, counts it, and then says that it is judged.
+        let counted = self.segment.word(control::SETTLED) >= refused;
+        let alone = self.refusals() == count + 1;
+        refused < first.0 || refused > last.0 && counted && alone
+    }
+
+    /// A number of this session, to be remembered where it may be compared in another one: sessions count anew.
+    #[inline]
+    pub fn mark(&self, number: u64) -> u64 {
+        let session = if planted(Bug::RefusalsKept) { 0 } else { self.number };
+        session << MARK_BITS | number & ((1 << MARK_BITS) - 1)
+    }
+
+    /// The number that is remembered so; 0 if it is of another session.
+    #[inline]
+    pub fn marked(&self, mark: u64) -> u64 {
+        if mark ^ self.mark(mark) == 0 { mark & ((1 << MARK_BITS) - 1) } else { 0 }
     }
 
     /// Why it refused the last one.

@@ -93,7 +93,9 @@ impl World<'_> {
             .iter()
             .flat_map(|a| a.again.iter().map(|seq| (a.session, *seq)))
             .collect();
-        let current = process.attached.last().filter(|a| !a.ended).map(|a| a.session);
+        let current = process.attached.last().filter(|a| !a.ended);
+        let refused = current.map_or(0, |a| a.memory.peek(control::REFUSED_SEQ));
+        let current = current.map(|a| a.session);
         let newest = match &call {
             Call::Fsync { ino, .. } | Call::FsyncInode { ino } => {
                 let counts = |by: (usize, u64)| own.contains(&by.0) && !again.contains(&by);
@@ -120,6 +122,8 @@ impl World<'_> {
                 current,
                 last_part: None,
                 made: None,
+                own: Vec::new(),
+                refused,
             };
             thread.under_way = Some(under_way);
         }

@@ -228,6 +228,9 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
         Op::Shift { ino, offset, len, insert, size } => {
             let (offset, len) = (offset as usize, len as usize);
             let bytes = w.bytes(ino, false)?;
+            if bytes.len() < offset + if insert { 0 } else { len } {
+                return Err(format!("inode {ino} has only {} bytes", bytes.len()));
+            }
             if insert {
                 bytes.splice(offset..offset, std::iter::repeat_n(0, len));
             } else {

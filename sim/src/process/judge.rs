@@ -66,6 +66,11 @@ impl World<'_> {
             let what = brief(op);
             return Err(format!("client {c}.{t} does {seq} {what} in the middle of a {other}"));
         }
+        // What was refused may have been the end of the file for its process.
+        let size = match op {
+            Op::Write { offset, .. } if self.may_be_void(c, t, op) => *offset,
+            _ => size,
+        };
         let Some(under_way) = self.thread(c, t).and_then(|thread| thread.under_way.as_mut()) else {
             return Err(format!("client {c}.{t} does {seq} {} outside of any call", brief(op)));
         };
@@ -126,6 +131,8 @@ impl World<'_> {
             Ok(value) => self.judge_value(c, t, &under_way, value),
             Err(errno) => self.judge_error(c, &under_way, *errno),
         };
+        let judged =
+            judged.and_then(|()| self.judge_told(c, &under_way, reply.as_ref().err().copied()));
         let oldest = self.actors.iter().filter_map(|a| a.process.as_ref()).flat_map(|p| &p.threads);
         let oldest = oldest.filter_map(|t| t.under_way.as_ref().map(|u| u.since)).min();
         self.model.forget_before(oldest.unwrap_or(self.model.now()));
@@ -134,8 +141,9 @@ impl World<'_> {
 
     /// Nothing of a process that keeps the rules is ever refused.
     fn no_refusals(&mut self, c: usize) -> Result<(), String> {
+        let doubts = self.preset.doubts();
         let Some(attached) = self.process(c).and_then(|p| p.attached.last()) else { return Ok(()) };
-        if attached.memory.peek(control::REFUSALS) == 0 {
+        if doubts || attached.memory.peek(control::REFUSALS) == 0 {
             return Ok(());
         }
         let (seq, errno) = (
@@ -160,6 +168,9 @@ impl World<'_> {
     ) -> Result<(), String> {
         let by = self.by(c);
         let seen = self.model.glimpse(by, ino, u.since, false, fits);
+        if seen.is_err() && self.is_tainted(c, u, &[ino]) {
+            return Ok(());
+        }
         seen.map_err(|e| format!("seen {}; {e}", what()))
     }
 
@@ -201,17 +212,17 @@ impl World<'_> {
                 self.saw_attr(c, u, attr)
             }
             (Call::Create { dir, name, flags, .. }, Value::Made(attr, handle)) => {
-                self.opened(c, t, *handle, attr.ino.0, *flags);
+                self.opened((c, t), u, *handle, attr.ino.0, *flags);
                 self.saw_name(c, u, *dir, name, attr.ino.0)?;
                 self.saw_attr(c, u, attr)
             }
             (Call::Tmpfile { .. }, Value::Made(attr, handle)) => {
                 did(u, 1)?;
-                self.opened(c, t, *handle, attr.ino.0, client::fs::O_RDWR | NAMELESS);
+                self.opened((c, t), u, *handle, attr.ino.0, client::fs::O_RDWR | NAMELESS);
                 self.saw_attr(c, u, attr)
             }
             (Call::Open { ino, flags }, Value::Opened(handle)) => {
-                self.opened(c, t, *handle, *ino, *flags);
+                self.opened((c, t), u, *handle, *ino, *flags);
                 self.saw(c, u, *ino, || "a file".into(), |s| s.mode & S_IFMT == S_IFREG)
             }
             (Call::Readlink { ino }, Value::Bytes(target)) => {
@@ -329,10 +340,18 @@ impl World<'_> {
         u.newest.iter().filter(counts).copied().collect()
     }
 
-    fn opened(&mut self, c: usize, t: usize, handle: Handle, ino: u64, flags: u32) {
+    fn opened(
+        &mut self,
+        (c, t): (usize, usize),
+        u: &UnderWay,
+        handle: Handle,
+        ino: u64,
+        flags: u32,
+    ) {
+        let refused = self.told_at_open(c, u);
         let Some(process) = self.process(c) else { return };
         let ended = process.attached.len();
-        process.open.insert(number(handle), Open { ino, flags, thread: t, ended });
+        process.open.insert(number(handle), Open { ino, flags, thread: t, ended, refused });
     }
 
     fn saw_name(
@@ -435,7 +454,9 @@ impl World<'_> {
         if errno == Errno::IO && fsync {
             return self.judge_loss(c, u);
         }
-        if self.may_fail(c, u, errno) {
+        // Of what there may be too little of, `judge_told` knows more.
+        let lacks = self.is_refusal(c, u, errno);
+        if lacks || self.may_fail(c, u, errno) || self.is_tainted(c, u, &u.call.inodes()) {
             return Ok(());
         }
         Err(format!("fails with {errno:?}; {}", self.what_may_be(u)))

@@ -40,6 +40,7 @@ impl World<'_> {
             }
             (Err(why), _) => return Err(why),
         }
+        self.look_at_verdicts(n)?;
         let incarnation = self.hosts[n].incarnation;
         let delay = self.between(100 * US, 2 * MS);
         self.at(self.now + delay, Item::Connect(n, incarnation));
@@ -146,6 +147,7 @@ impl World<'_> {
         let clock = self.hosts[n].clock;
         let Some(node) = &mut self.hosts[n].node else { return Ok(()) };
         node.apply(clock.local(self.now), event, &mut effects);
+        self.look_at_verdicts(n)?;
         self.carry_out(n, effects)?;
         self.look_at_hostd(n);
         self.run_soon(n);
@@ -203,6 +205,7 @@ impl World<'_> {
         let host = &mut self.hosts[n];
         let (fence, until) = (host.should_fence(now), host.serves_until());
         let (clock, local) = (host.clock, host.clock.local(now));
+        let collects = self.preset.doubts();
         let Some(node) = &mut host.node else { return Ok(()) };
         if !slept {
             node.look_around(local, &mut effects);
@@ -221,11 +224,16 @@ impl World<'_> {
         let slices = 1 + self.random.below(4);
         let mut busy = false;
         for _ in 0..slices {
+            if collects {
+                host.collect();
+            }
+            let Some(node) = &mut host.node else { return Ok(()) };
             busy = node.work(local, &mut effects);
             if !busy {
                 break;
             }
         }
+        let Some(node) = &mut host.node else { return Ok(()) };
         host.slept = !busy && node.prepare_to_sleep();
         let deadline = node.deadline().map(|d| clock.world(d));
         let wake = deadline.map_or(host.next_tick, |d| d.min(host.next_tick));
@@ -234,6 +242,7 @@ impl World<'_> {
             let position = node.position();
             self.tell_coordinator(n, Up::Beat(now, position));
         }
+        self.look_at_verdicts(n)?;
         self.carry_out(n, effects)?;
         self.look_at_hostd(n);
         self.check_events(n);
