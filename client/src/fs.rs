@@ -196,6 +196,8 @@ pub const O_ACCMODE: u32 = 3;
 pub const O_EXCL: u32 = 0o200;
 /// Cut to length 0 at open.
 pub const O_TRUNC: u32 = 0o1000;
+/// Of a directory.
+pub const O_DIRECTORY: u32 = 0o200_000;
 /// Every write goes to the end, atomically.
 pub const O_APPEND: u32 = 0o2000;
 /// A write returns when it is as durable as after `fdatasync`.
@@ -351,6 +353,12 @@ pub trait FileSystem: Send + Sync {
     -> Result<Attr>;
     /// Opens a regular file: access mode, `O_TRUNC`, `O_APPEND`, `O_DSYNC` of `flags` count.
     fn open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle>;
+    /// Keeps a directory, if the caller may do `what` with it ([`access`](Self::access); 0: whoever it is): somebody
+    /// has it open or stands in it, so that it lives until the handle is released even if it is removed. The handle
+    /// is good for nothing else. ENOSYS where nothing is done for that.
+    fn open_dir(&self, _caller: &Caller<'_>, _ino: InodeId, _what: u32) -> Result<Handle> {
+        Err(Errno::NOSYS)
+    }
     /// Opens or makes and opens a regular file in one step (`O_EXCL` makes existence an error;
     /// a made file may be opened in any mode whatever its permission bits).
     fn create(

@@ -322,7 +322,11 @@ pub fn served(fd: usize) -> Result<InUse, Stop> {
     let fd = fd as i32;
     let Some(file) = InUse::of(fd) else { return Err(not_ours(fd)) };
     match file.ofd().state.load(Ordering::Acquire) {
-        state::FILE | state::DIR => Ok(file),
+        state::FILE => Ok(file),
+        state::DIR => {
+            file.keep();
+            Ok(file)
+        }
         _ => Err(gone(fd, file)),
     }
 }

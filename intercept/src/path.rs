@@ -183,7 +183,12 @@ fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
     };
     let ofd = table::ofd(index);
     match ofd.state.load(Ordering::Acquire) {
-        state::DIR if ours => Ok((crate::fsys::shown(ofd)?, path)),
+        state::DIR if ours => {
+            if let Some(file) = table::InUse::of(dirfd) {
+                file.keep();
+            }
+            Ok((crate::fsys::shown(ofd)?, path))
+        }
         state::FILE => Err(Stop::Error(err::NOTDIR)),
         _ => {
             to_kernel(dirfd)?;

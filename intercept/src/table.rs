@@ -400,6 +400,25 @@ impl InUse {
         Ok(self.install(handle))
     }
 
+    /// Keeps the directory that this is, also for a process which got it by fork or exec.
+    #[inline(always)]
+    pub fn keep(&self) {
+        if LOCALS[self.index].handle.load(Ordering::Acquire) == 0 {
+            self.keep_first();
+        }
+    }
+
+    #[cold]
+    fn keep_first(&self) {
+        if in_vfork() {
+            return;
+        }
+        let kept = crate::fsys::shown(self.ofd()).map(crate::fsys::keep);
+        if let Ok(Some(handle)) = kept {
+            self.install(handle);
+        }
+    }
+
     /// Makes `handle` the description's, unless another thread was first.
     pub fn install(&self, handle: Handle) -> Handle {
         let slot = &LOCALS[self.index].handle;

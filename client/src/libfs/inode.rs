@@ -121,6 +121,8 @@ pub struct State {
     pub may_write: bool,
     /// Handles open here.
     pub open: u32,
+    /// One of them is for a kernel in front of this, until it has forgotten the directory.
+    pub for_kernel: bool,
     /// `record.blocks` is a guess: something was written into a hole, or a file with holes was cut.
     /// Whoever wants to know asks the service.
     pub blocks_guessed: bool,

@@ -165,6 +165,7 @@ pub fn cwd() -> u64 {
     }
     let ino = find_cwd().unwrap_or(0);
     cwd.store(ino, Ordering::Release);
+    fsys::stand(ino);
     ino
 }
 
