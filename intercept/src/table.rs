@@ -320,6 +320,15 @@ pub fn drop_new(index: usize) {
     drop_entry(index as u32 + 1);
 }
 
+/// A description that was to become the kernel's, and cannot, goes on here; whether it does.
+pub fn stays(index: usize) -> bool {
+    let (state, handle) = (&ofd(index).state, &LOCALS[index].handle);
+    handle.load(Ordering::Acquire) != 0
+        && state
+            .compare_exchange(state::LEAVING, state::FILE, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+}
+
 /// The first handle of a description that this process has just made.
 pub fn install_new(index: usize, handle: Handle) {
     LOCALS[index].handle.store(handle.0 + 1, Ordering::Release);

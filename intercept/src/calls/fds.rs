@@ -335,11 +335,13 @@ fn mmap(r: &Regs) -> Reply {
     }
     let private = flags & 0xf == 2;
     if !private || len > PRIVATE_MAX || prot & PROT_EXEC != 0 {
-        if !private {
-            session::give_to_kernel(ofd.ino.load(Ordering::Acquire));
-        }
+        let ino = ofd.ino.load(Ordering::Acquire);
         drop(file);
+        // First: what this process could not open now stays here, for everybody.
         to_kernel(r.r8)?;
+        if !private {
+            session::give_to_kernel(ino);
+        }
         return if prot & PROT_EXEC != 0 { map() } else { Err(Stop::Kernel) };
     }
     // POSIX leaves open whether a private mapping sees later writes: this one is a copy.
