@@ -305,7 +305,11 @@ pub fn stat_of(attr: &Attr) -> Stat {
         uid: attr.uid,
         gid: attr.gid,
         rdev,
-        size: if attr.kind() == S_IFDIR && attr.size == 0 { BLOCK } else { attr.size as i64 },
+        size: if attr.kind() == S_IFDIR && attr.size == 0 && attr.nlink > 0 {
+            BLOCK
+        } else {
+            attr.size as i64
+        },
         blksize: BLOCK,
         blocks: attr.blocks as i64,
         atime: [attr.atime.sec, i64::from(attr.atime.nsec)],

@@ -10,6 +10,7 @@
 
 use core::sync::atomic::Ordering;
 
+use base::InodeId;
 use client::fs::S_IFREG;
 
 use super::{Reply, arguments, limit};
@@ -138,8 +139,14 @@ fn keep_rights(bound: bool) {
         }
     }
     if !table::in_vfork() && table::context().cwd.load(Ordering::Acquire) != 0 && cwd() != 0 {
-        // The session of a child of fork begins at its first use: now, with the rights that are left.
-        let _ = fsys::fs();
+        // The session of a child of fork begins at its first use: now, with the rights that are left. The next one,
+        // when the services have been restarted, is begun by somebody who must show that he was shown the directory.
+        let (ino, fs) = (InodeId(cwd()), fsys::fs());
+        if let Ok(fs) = fs
+            && let Ok(proof) = fs.prove(ino)
+        {
+            fs.vouch(ino, proof);
+        }
     }
 }
 
