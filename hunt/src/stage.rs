@@ -602,7 +602,8 @@ impl Stage<'_> {
         let name = step.name();
         match name {
             "dup" | "dup2" | "fdupfd" => self.shared = true,
-            "lock" => {
+            // To ask for one takes a descriptor as well.
+            "lock" | "getlk" => {
                 self.locked.insert(actor);
             }
             "lseek" => {

@@ -315,6 +315,8 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
         let (name, tail) = rest.split_at(end);
         let last = tail.iter().all(|b| *b == b'/');
         if name.len() > NAME_MAX {
+            // Who may not search the directory is not told what is wrong with a name in it.
+            fs.access(who, dir, 1)?;
             return Err(Stop::Error(err::NAMETOOLONG));
         }
         if name == b".." && dir == InodeId::ROOT {
