@@ -536,14 +536,15 @@ impl<H: Host> LibFsOn<H> {
         Ok(())
     }
 
-    /// The file's capabilities end, whoever changes it.
+    /// The file's capabilities end, whoever changes it. A directory keeps what it may have of them.
     pub(crate) fn end_capability(
         &self,
         turn: &mut Turn<H>,
         ino: InodeId,
         state: &mut State,
     ) -> Step<(), H> {
-        if !state.record.xattrs || state.no_capability {
+        let is_dir = state.record.mode & S_IFMT == S_IFDIR;
+        if is_dir || !state.record.xattrs || state.no_capability {
             return Ok(());
         }
         let name = storage::limits::CAPABILITY;
