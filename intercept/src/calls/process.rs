@@ -248,7 +248,7 @@ fn after_vfork(r: &Regs) -> Reply {
     Ok(r.rdi as isize)
 }
 
-/// Files without a name live by their handles, which neither fork nor exec keeps: the kernel keeps
+/// Files and directories without a name live by their handles, which neither fork nor exec keeps: the kernel keeps
 /// them instead. The others can be opened again.
 fn save_files() {
     // A session that began as the super-user's has no proofs, and the next one is somebody else's.
@@ -260,8 +260,12 @@ fn save_files() {
         }
         let nameless = || {
             let file = InUse::of(fd)?;
-            let served = file.ofd().state.load(Ordering::Acquire) == state::FILE;
-            let attr = fsys::fs().ok().filter(|_| served)?.fgetattr(file.handle().ok()?).ok()?;
+            let fs = fsys::fs().ok()?;
+            let attr = match file.ofd().state.load(Ordering::Acquire) {
+                state::FILE => fs.fgetattr(file.handle().ok()?).ok()?,
+                state::DIR => fs.getattr(&fsys::caller(), fsys::shown(file.ofd()).ok()?).ok()?,
+                _ => return None,
+            };
             (attr.nlink == 0).then_some(())
         };
         if nameless().is_some() {
