@@ -511,6 +511,11 @@ pub trait FileSystem: Send + Sync {
     }
     /// See [`proof`](Self::proof).
     fn vouch(&self, _ino: InodeId, _proof: u64) {}
+    /// Whether the rights of this object are now those of somebody who is not the super-user, whoever the process is by
+    /// now: a service judges by who began the session, and a session may end and another begin.
+    fn is_bound(&self) -> bool {
+        false
+    }
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
     /// may go.
     fn forget(&self, _ino: InodeId) {}

@@ -45,7 +45,8 @@ pub fn fs() -> Result<&'static dyn FileSystem, isize> {
 /// Whether the session's rights are an ordinary user's: what this process may do when it is somebody else the service
 /// would refuse to it, after the call has succeeded.
 pub fn is_bound() -> bool {
-    connected() && BOUND.load(Ordering::Relaxed)
+    // The services may have been restarted since, and have begun another session with somebody else.
+    connected() && (BOUND.load(Ordering::Relaxed) || fs().is_ok_and(|fs| fs.is_bound()))
 }
 
 /// Whether the prefix was touched yet.

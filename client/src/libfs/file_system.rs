@@ -219,6 +219,10 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.is_kept(ino)
     }
 
+    fn is_bound(&self) -> bool {
+        self.current().is_some_and(|session| !session.is_super_user())
+    }
+
     fn forget(&self, ino: InodeId) {
         self.do_forget(ino);
     }
