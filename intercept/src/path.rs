@@ -314,10 +314,12 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
         let end = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
         let (name, tail) = rest.split_at(end);
         let last = tail.iter().all(|b| *b == b'/');
+        let dot = name == b"." || name == b"..";
+        let to_make = last && mode == Last::Create && !tail.is_empty() && !dot;
         if name.len() > NAME_MAX {
             // Who may not search the directory is not told what is wrong with a name in it.
             fs.access(who, dir, 1)?;
-            return Err(Stop::Error(err::NAMETOOLONG));
+            return Err(Stop::Error(if to_make { err::ISDIR } else { err::NAMETOOLONG }));
         }
         if name == b".." && dir == InodeId::ROOT {
             return Err(Stop::Kernel);
@@ -326,8 +328,7 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
             // The mount's own directory: statistics, files by number.
             return Err(Stop::Kernel);
         }
-        let dot = name == b"." || name == b"..";
-        if last && mode == Last::Create && !tail.is_empty() && !dot {
+        if to_make {
             return Err(Stop::Error(err::ISDIR));
         }
         let looked_up = if last && mode == Last::Remove {

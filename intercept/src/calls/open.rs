@@ -128,7 +128,9 @@ fn directory(q: &Request, attr: &Attr) -> Reply {
 
 fn place_directory(q: &Request, attr: &Attr, handle: Option<Handle>) -> Reply {
     let let_go = |stop| {
-        handle.map(crate::fsys::release);
+        if let Some(handle) = handle {
+            crate::fsys::release(handle);
+        }
         Err(stop)
     };
     if let Err(stop) = may_hide(q.flags, attr) {
