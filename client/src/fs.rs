@@ -196,6 +196,8 @@ pub const O_ACCMODE: u32 = 3;
 pub const O_EXCL: u32 = 0o200;
 /// Cut to length 0 at open.
 pub const O_TRUNC: u32 = 0o1000;
+/// Of a directory.
+pub const O_DIRECTORY: u32 = 0o200_000;
 /// Every write goes to the end, atomically.
 pub const O_APPEND: u32 = 0o2000;
 /// A write returns when it is as durable as after `fdatasync`.
@@ -351,6 +353,12 @@ pub trait FileSystem: Send + Sync {
     -> Result<Attr>;
     /// Opens a regular file: access mode, `O_TRUNC`, `O_APPEND`, `O_DSYNC` of `flags` count.
     fn open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle>;
+    /// Keeps a directory, if the caller may do `what` with it ([`access`](Self::access); 0: whoever it is): somebody
+    /// has it open or stands in it, so that it lives until the handle is released even if it is removed. The handle
+    /// is good for nothing else. ENOSYS where nothing is done for that.
+    fn open_dir(&self, _caller: &Caller<'_>, _ino: InodeId, _what: u32) -> Result<Handle> {
+        Err(Errno::NOSYS)
+    }
     /// Opens or makes and opens a regular file in one step (`O_EXCL` makes existence an error;
     /// a made file may be opened in any mode whatever its permission bits).
     fn create(
@@ -503,6 +511,11 @@ pub trait FileSystem: Send + Sync {
     }
     /// See [`proof`](Self::proof).
     fn vouch(&self, _ino: InodeId, _proof: u64) {}
+    /// Whether the rights of this object are now those of somebody who is not the super-user, whoever the process is by
+    /// now: a service judges by who began the session, and a session may end and another begin.
+    fn is_bound(&self) -> bool {
+        false
+    }
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
     /// may go.
     fn forget(&self, _ino: InodeId) {}

@@ -56,7 +56,7 @@ use self::proofs::Proofs;
 use self::session::Session;
 use self::sync::{RwLock, Word};
 use self::turn::{Step, Stop, Turn, Wait};
-use crate::fs::{Handle, Result, S_IFDIR, S_IFMT};
+use crate::fs::{Handle, O_DIRECTORY, Result, S_IFDIR, S_IFMT};
 use crate::slots::{Slots, Used};
 
 pub use self::limits::{Config, Limits};
@@ -481,9 +481,11 @@ impl<H: Host> LibFsOn<H> {
         Handle(index.map_or(u64::MAX >> 1, |index| index as u64))
     }
 
+    /// An open file. The handle of a directory keeps it, and is good for nothing else.
     #[inline]
     pub(crate) fn handle(&self, handle: Handle) -> Result<Used<'_, Open<H>, H>> {
-        self.handles.get(handle.0 as usize).ok_or(Errno::BADF)
+        let open = self.handles.get(handle.0 as usize).ok_or(Errno::BADF)?;
+        if open.flags & O_DIRECTORY != 0 { Err(Errno::BADF) } else { Ok(open) }
     }
 
     pub(crate) fn close_handle(&self, handle: Handle) -> Option<Used<'_, Open<H>, H>> {

@@ -44,7 +44,7 @@ pub fn operation(input: &mut Input<'_>, known: &[InodeId], uid: u32) -> (RawHead
         },
         2 => Op::Link { ino, parent: inode(input, known), name: name(input) },
         3 => Op::Unlink { ino, parent: inode(input, known), name: name(input), open: flag },
-        4 => Op::Rmdir { ino, parent: inode(input, known), name: name(input) },
+        4 => Op::Rmdir { ino, parent: inode(input, known), name: name(input), open: flag },
         5 => Op::Rename {
             ino,
             parent: inode(input, known),

@@ -322,8 +322,12 @@ pub fn served(fd: usize) -> Result<InUse, Stop> {
     let fd = fd as i32;
     let Some(file) = InUse::of(fd) else { return Err(not_ours(fd)) };
     match file.ofd().state.load(Ordering::Acquire) {
-        state::FILE | state::DIR => Ok(file),
-        _ => Err(gone(fd, file)),
+        state::FILE => Ok(file),
+        state::DIR => {
+            file.keep();
+            Ok(file)
+        }
+        _ => gone(fd, file),
     }
 }
 
@@ -335,7 +339,7 @@ pub fn regular(fd: usize) -> Result<InUse, Stop> {
     match file.ofd().state.load(Ordering::Acquire) {
         state::FILE => Ok(file),
         state::DIR => Err(Stop::Error(err::ISDIR)),
-        _ => Err(gone(fd, file)),
+        _ => gone(fd, file),
     }
 }
 
@@ -350,11 +354,16 @@ fn not_ours(fd: i32) -> Stop {
 }
 
 #[cold]
-fn gone(fd: i32, file: InUse) -> Stop {
+fn gone(fd: i32, file: InUse) -> Result<InUse, Stop> {
+    let index = file.index;
     drop(file);
     match crate::demote::descriptor(fd) {
-        Ok(()) => Stop::Kernel,
-        Err(e) => Stop::Error(e),
+        Ok(()) => Err(Stop::Kernel),
+        // Somebody else wants the inode to be the kernel's, and this process could not open it now: it stays here.
+        Err(err::ACCES) if table::stays(index) => {
+            InUse::of(fd).filter(|file| file.index == index).ok_or(Stop::Error(err::BADF))
+        }
+        Err(e) => Err(Stop::Error(e)),
     }
 }
 

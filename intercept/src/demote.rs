@@ -198,7 +198,8 @@ fn is_open_directory(fd: i32) -> bool {
 /// becomes a kernel descriptor.
 pub fn descriptor(fd: i32) -> Result<(), isize> {
     let index = table::require(fd)?;
-    let keep = table::shared(index);
+    // Also who stands still for a child of vfork: what the child counts is counted here.
+    let keep = table::shared(index) || table::in_vfork();
     table::ofd(index).refs.fetch_add(1, Ordering::AcqRel);
     let result = adopt(index, keep);
     table::drop_shared(index);

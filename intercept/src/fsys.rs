@@ -45,7 +45,8 @@ pub fn fs() -> Result<&'static dyn FileSystem, isize> {
 /// Whether the session's rights are an ordinary user's: what this process may do when it is somebody else the service
 /// would refuse to it, after the call has succeeded.
 pub fn is_bound() -> bool {
-    connected() && BOUND.load(Ordering::Relaxed)
+    // The services may have been restarted since, and have begun another session with somebody else.
+    connected() && (BOUND.load(Ordering::Relaxed) || fs().is_ok_and(|fs| fs.is_bound()))
 }
 
 /// Whether the prefix was touched yet.
@@ -55,12 +56,18 @@ pub fn connected() -> bool {
 
 #[cold]
 fn connect_once() -> Result<&'static dyn FileSystem, isize> {
-    let _lock = CONNECTING.lock();
-    if OBJECT.load(Ordering::Acquire).is_null() {
+    let lock = CONNECTING.lock();
+    let first = OBJECT.load(Ordering::Acquire).is_null();
+    if first {
         let object = connect(session::header()).map_err(code)?;
         BOUND.store(sys::call1(nr::SETFSUID, usize::MAX) != 0, Ordering::Relaxed);
         object.vouch(InodeId(CWD[0].load(Ordering::Relaxed)), CWD[1].load(Ordering::Relaxed));
         OBJECT.store(Box::into_raw(Box::new(object)), Ordering::Release);
+    }
+    drop(lock);
+    if first {
+        // Of a child of fork.
+        stand(table::context().cwd.load(Ordering::Acquire));
     }
     // SAFETY: just stored, or stored by the thread that had the lock before.
     Ok(unsafe { &**OBJECT.load(Ordering::Acquire) })
@@ -147,6 +154,7 @@ pub fn before_fork() {
 
 /// In a fork's child.
 pub fn after_fork() {
+    STOOD.store(0, Ordering::Release);
     OBJECT.store(core::ptr::null_mut(), Ordering::Release);
     IDENTITY_KNOWN.store(false, Ordering::Release);
 }
@@ -156,6 +164,26 @@ pub fn reopen(ino: InodeId, flags: u32) -> Result<Handle, isize> {
     let fs = fs()?;
     let keep = flags & (o::ACCMODE | o::DSYNC);
     fs.open(&caller(), ino, keep).or_else(|_| fs.open(&Caller::ROOT, ino, keep)).map_err(code)
+}
+
+/// Keeps a directory that is open here; nothing if it cannot be kept.
+pub fn keep(ino: InodeId) -> Option<Handle> {
+    fs().ok()?.open_dir(&Caller::ROOT, ino, 0).ok()
+}
+
+/// The handle that keeps the working directory, and 1.
+static STOOD: AtomicU64 = AtomicU64::new(0);
+
+/// The working directory is `ino` now (0: none of ours): removed, it lives as long as this process stands in it.
+pub fn stand(ino: u64) {
+    if table::in_vfork() {
+        return;
+    }
+    let kept = if matches!(ino, 0 | u64::MAX) { None } else { keep(InodeId(ino)) };
+    let before = STOOD.swap(kept.map_or(0, |handle| handle.0 + 1), Ordering::AcqRel);
+    if let Some(handle) = before.checked_sub(1) {
+        release(Handle(handle));
+    }
 }
 
 /// Gives a handle back.
@@ -278,7 +306,11 @@ pub fn stat_of(attr: &Attr) -> Stat {
         uid: attr.uid,
         gid: attr.gid,
         rdev,
-        size: if attr.kind() == S_IFDIR && attr.size == 0 { BLOCK } else { attr.size as i64 },
+        size: if attr.kind() == S_IFDIR && attr.size == 0 && attr.nlink > 0 {
+            BLOCK
+        } else {
+            attr.size as i64
+        },
         blksize: BLOCK,
         blocks: attr.blocks as i64,
         atime: [attr.atime.sec, i64::from(attr.atime.nsec)],

@@ -26,6 +26,7 @@ const HIDDEN: usize = 64;
 const KEPT: usize = 6;
 const F_UNLCK: i16 = 2;
 const F_SETFD: usize = 2;
+const F_OFD_GETLK: usize = 36;
 const F_GETFL: usize = 3;
 const F_SETFL: usize = 4;
 
@@ -33,7 +34,7 @@ const F_SETFL: usize = 4;
 #[derive(Clone, Copy, Debug)]
 struct Held {
     ino: u64,
-    /// The hidden descriptor.
+    /// The hidden descriptor; none yet if what is locked was locked through one that is the kernel's.
     fd: i32,
     /// Its description is the application's now.
     given: bool,
@@ -61,20 +62,21 @@ fn hidden(ino: u64) -> Result<i32, Stop> {
     if table::in_vfork() {
         return Err(Stop::Error(-37)); // ENOLCK: a vfork child may do no such thing
     }
-    let known = || LIST.lock().iter().find(|h| h.ino == ino).map(|h| h.fd);
+    let known = || LIST.lock().iter().find(|h| h.ino == ino && h.fd >= 0).map(|h| h.fd);
     if let Some(fd) = known() {
         return Ok(fd);
     }
     let fd = demote::open_inode(ino, o::RDWR).or_else(|_| demote::open_inode(ino, 0))?;
     let mut list = LIST.lock();
-    if list.iter().any(|h| h.ino == ino) {
+    if list.iter().any(|h| h.ino == ino && h.fd >= 0) {
         // Another thread was quicker, and may have locked.
         drop(list);
         keep(ino, fd);
         return known().ok_or(Stop::Error(-37));
     }
-    match list.iter_mut().find(|h| h.ino == 0) {
-        Some(slot) => *slot = Held { ino, fd, ..NONE },
+    let free = list.iter().position(|h| h.ino == 0);
+    match list.iter().position(|h| h.ino == ino).or(free) {
+        Some(slot) => (list[slot].ino, list[slot].fd, list[slot].given) = (ino, fd, false),
         None => {
             table::close_internal(fd);
             return Err(Stop::Error(-37)); // ENOLCK
@@ -162,11 +164,31 @@ pub fn keep(ino: u64, fd: i32) {
 /// locks would go with it.
 pub fn raise(ino: u64, fd: i32) -> i32 {
     if !holds(ino) {
-        return table::raise(fd, true);
+        if !is_locked(fd) {
+            return table::raise(fd, true);
+        }
+        let mut list = LIST.lock();
+        if let Some(slot) = list.iter_mut().find(|h| h.ino == 0) {
+            *slot = Held { ino, given: true, ..NONE };
+        }
     }
     table::protect(fd);
     keep(ino, fd);
     fd
+}
+
+/// Whether somebody has a record lock on the file of a descriptor: it may be this process, which has asked for it by a
+/// descriptor that is the kernel's already.
+fn is_locked(fd: i32) -> bool {
+    let counters = crate::session::counters();
+    let some =
+        counters.demoted.load(Ordering::Relaxed) + counters.kernel_opens.load(Ordering::Relaxed);
+    if some == 0 || table::in_vfork() {
+        return false;
+    }
+    let mut lock = Flock { kind: 1, whence: 0, pad: 0, start: 0, len: 0, pid: 0, pad2: 0 };
+    let at = (&raw mut lock) as usize;
+    sys::call3(nr::FCNTL, fd as usize, F_OFD_GETLK, at) == 0 && lock.kind != F_UNLCK
 }
 
 /// Shows the descriptors that locks depend on, and whether they are given: they go through exec.

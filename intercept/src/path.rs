@@ -183,7 +183,12 @@ fn start(dirfd: i32, path: &[u8]) -> Result<(InodeId, &[u8]), Stop> {
     };
     let ofd = table::ofd(index);
     match ofd.state.load(Ordering::Acquire) {
-        state::DIR if ours => Ok((crate::fsys::shown(ofd)?, path)),
+        state::DIR if ours => {
+            if let Some(file) = table::InUse::of(dirfd) {
+                file.keep();
+            }
+            Ok((crate::fsys::shown(ofd)?, path))
+        }
         state::FILE => Err(Stop::Error(err::NOTDIR)),
         _ => {
             to_kernel(dirfd)?;
@@ -309,8 +314,12 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
         let end = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
         let (name, tail) = rest.split_at(end);
         let last = tail.iter().all(|b| *b == b'/');
+        let dot = name == b"." || name == b"..";
+        let to_make = last && mode == Last::Create && !tail.is_empty() && !dot;
         if name.len() > NAME_MAX {
-            return Err(Stop::Error(err::NAMETOOLONG));
+            // Who may not search the directory is not told what is wrong with a name in it.
+            fs.access(who, dir, 1)?;
+            return Err(Stop::Error(if to_make { err::ISDIR } else { err::NAMETOOLONG }));
         }
         if name == b".." && dir == InodeId::ROOT {
             return Err(Stop::Kernel);
@@ -319,8 +328,7 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
             // The mount's own directory: statistics, files by number.
             return Err(Stop::Kernel);
         }
-        let dot = name == b"." || name == b"..";
-        if last && mode == Last::Create && !tail.is_empty() && !dot {
+        if to_make {
             return Err(Stop::Error(err::ISDIR));
         }
         let looked_up = if last && mode == Last::Remove {

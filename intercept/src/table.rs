@@ -320,6 +320,15 @@ pub fn drop_new(index: usize) {
     drop_entry(index as u32 + 1);
 }
 
+/// A description that was to become the kernel's, and cannot, goes on here; whether it does.
+pub fn stays(index: usize) -> bool {
+    let (state, handle) = (&ofd(index).state, &LOCALS[index].handle);
+    handle.load(Ordering::Acquire) != 0
+        && state
+            .compare_exchange(state::LEAVING, state::FILE, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+}
+
 /// The first handle of a description that this process has just made.
 pub fn install_new(index: usize, handle: Handle) {
     LOCALS[index].handle.store(handle.0 + 1, Ordering::Release);
@@ -398,6 +407,25 @@ impl InUse {
         let flags = ofd.flags.load(Ordering::Acquire);
         let handle = crate::fsys::reopen(crate::fsys::shown(ofd)?, flags)?;
         Ok(self.install(handle))
+    }
+
+    /// Keeps the directory that this is, also for a process which got it by fork or exec.
+    #[inline(always)]
+    pub fn keep(&self) {
+        if LOCALS[self.index].handle.load(Ordering::Acquire) == 0 {
+            self.keep_first();
+        }
+    }
+
+    #[cold]
+    fn keep_first(&self) {
+        if in_vfork() {
+            return;
+        }
+        let kept = crate::fsys::shown(self.ofd()).map(crate::fsys::keep);
+        if let Ok(Some(handle)) = kept {
+            self.install(handle);
+        }
     }
 
     /// Makes `handle` the description's, unless another thread was first.

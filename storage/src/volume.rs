@@ -516,7 +516,7 @@ impl Volume {
             Op::Create { .. } => self.create(op, now),
             Op::Link { ino, parent, name } => self.link(ino, parent, name, now),
             Op::Unlink { ino, parent, name, .. } => self.unlink(ino, parent, name, now),
-            Op::Rmdir { ino, parent, name } => self.rmdir(ino, parent, name, now),
+            Op::Rmdir { ino, parent, name, .. } => self.rmdir(ino, parent, name, now),
             Op::Rename { .. } => self.rename(op, now),
             Op::Write { ino, offset, data, clear_setid } => {
                 self.write(ino, offset, data.len() as u64, clear_setid, now, source)

@@ -154,7 +154,7 @@ fn ops() -> Vec<Op<'static>> {
         create(7, 1, b"name", FILE),
         Op::Link { ino, parent, name: b"name" },
         unlink(7, 1, b"name"),
-        Op::Rmdir { ino, parent, name: b"name" },
+        Op::Rmdir { ino, parent, name: b"name", open: true },
         rename(7, (1, b"old"), (5, b"new"), 8),
         write(7, 100, b"some bytes"),
         truncate(7, 5),

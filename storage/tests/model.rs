@@ -259,7 +259,7 @@ impl Model {
                 self.file(ino.0)?.linkable = false;
             }
             Op::Unlink { ino, parent, name, .. } => self.remove(ino.0, parent.0, name, false)?,
-            Op::Rmdir { ino, parent, name } => self.remove(ino.0, parent.0, name, true)?,
+            Op::Rmdir { ino, parent, name, .. } => self.remove(ino.0, parent.0, name, true)?,
             Op::Rename { .. } => self.rename(op)?,
             Op::Write { ino, offset, data, .. } => {
                 let node = self.file(ino.0)?;
@@ -457,7 +457,9 @@ impl Source {
                 name: n,
                 open: false,
             },
-            6 => Op::Rmdir { ino: one(held(random, d, n)), parent: InodeId(d), name: n },
+            6 => {
+                Op::Rmdir { ino: one(held(random, d, n)), parent: InodeId(d), name: n, open: false }
+            }
             7..=8 => {
                 let (e, m) = (dir(random), name(random));
                 let (noreplace, exchange) =

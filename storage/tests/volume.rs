@@ -72,7 +72,12 @@ fn namespace_rules() {
     assert_eq!(d.apply(&rename(2, (1, b"a"), (2, b"x"), 0)), Err(Refusal::Cycle));
     assert_eq!(d.apply(&unlink(2, 1, b"a")), Err(Refusal::IsDirectory));
     assert_eq!(d.apply(&unlink(5, 3, b"f")), Err(Refusal::Mismatch));
-    let rmdir = |ino, parent, name| Op::Rmdir { ino: InodeId(ino), parent: InodeId(parent), name };
+    let rmdir = |ino, parent, name| Op::Rmdir {
+        ino: InodeId(ino),
+        parent: InodeId(parent),
+        name,
+        open: false,
+    };
     assert_eq!(d.apply(&rmdir(3, 2, b"b")), Err(Refusal::NotEmpty));
     assert_eq!(d.apply(&rmdir(4, 3, b"f")), Err(Refusal::NotDirectory));
     assert_eq!(d.apply(&rename(3, (2, b"b"), (3, b"f"), 4)), Err(Refusal::Cycle));

@@ -20,8 +20,8 @@ use super::session::Session;
 use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
 use super::{LibFsOn, Open};
 use crate::fs::{
-    Caller, Handle, O_ACCMODE, O_APPEND, O_DSYNC, O_RDONLY, O_TRUNC, O_WRONLY, Result, S_IFDIR,
-    S_IFREG, Whence, Written, falloc,
+    Caller, Handle, O_ACCMODE, O_APPEND, O_DIRECTORY, O_DSYNC, O_RDONLY, O_TRUNC, O_WRONLY, Result,
+    S_IFDIR, S_IFMT, S_IFREG, Whence, Written, falloc,
 };
 
 impl<H: Host> LibFsOn<H> {
@@ -79,6 +79,44 @@ impl<H: Host> LibFsOn<H> {
             self.close_inode(inode);
         }
         opened
+    }
+
+    /// Counts a directory as open, and pins it, in this order as above. What was closed a moment ago, of which the
+    /// service has not heard yet, is pinned still: then nothing is asked of it.
+    pub(crate) fn do_open_dir(
+        &self,
+        caller: &Caller<'_>,
+        ino: InodeId,
+        want: u32,
+    ) -> Result<Handle> {
+        let inode = self.inode(ino);
+        let mut counted = false;
+        let opened = self.run(|turn| {
+            let mut state = inode.state.write();
+            if !counted {
+                state.open += 1;
+                counted = true;
+            }
+            let held = self.held(turn.session, &state, LeaseMode::Read);
+            if !state.pinned && held && turn.session.segment.take_closed(ino) {
+                state.pinned = true;
+            }
+            let flags = if state.pinned { 0 } else { rpc::WANT_PIN };
+            self.hold(turn, ino, &mut state, LeaseMode::Read, flags)?;
+            if state.record.mode & S_IFMT != S_IFDIR {
+                return Err(Errno::NOTDIR.into());
+            }
+            Ok(may(caller, &state.record, want)?)
+        });
+        match opened {
+            Ok(()) => Ok(self.open_handle(inode, O_DIRECTORY)),
+            Err(e) => {
+                if counted {
+                    self.close_inode(&inode);
+                }
+                Err(e)
+            }
+        }
     }
 
     /// Whether the service lets this process write the inode without a recorded right.
@@ -505,14 +543,15 @@ impl<H: Host> LibFsOn<H> {
         Ok(())
     }
 
-    /// The file's capabilities end, whoever changes it.
+    /// The file's capabilities end, whoever changes it. A directory keeps what it may have of them.
     pub(crate) fn end_capability(
         &self,
         turn: &mut Turn<H>,
         ino: InodeId,
         state: &mut State,
     ) -> Step<(), H> {
-        if !state.record.xattrs || state.no_capability {
+        let is_dir = state.record.mode & S_IFMT == S_IFDIR;
+        if is_dir || !state.record.xattrs || state.no_capability {
             return Ok(());
         }
         let name = storage::limits::CAPABILITY;

@@ -89,6 +89,10 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.do_open(caller, ino, flags)
     }
 
+    fn open_dir(&self, caller: &Caller<'_>, ino: InodeId, what: u32) -> Result<Handle> {
+        self.do_open_dir(caller, ino, what)
+    }
+
     fn create(
         &self,
         caller: &Caller<'_>,
@@ -213,6 +217,14 @@ impl<H: Host> FileSystem for LibFsOn<H> {
 
     fn has_cached(&self, ino: InodeId) -> bool {
         self.is_kept(ino)
+    }
+
+    fn is_bound(&self) -> bool {
+        self.current().is_some_and(|session| !session.is_super_user())
+    }
+
+    fn forget(&self, ino: InodeId) {
+        self.do_forget(ino);
     }
 
     fn attach(&self, cache: Arc<dyn Invalidate>) {

@@ -121,6 +121,8 @@ pub struct State {
     pub may_write: bool,
     /// Handles open here.
     pub open: u32,
+    /// One of them is for a kernel in front of this, until it has forgotten the directory.
+    pub for_kernel: bool,
     /// `record.blocks` is a guess: something was written into a hole, or a file with holes was cut.
     /// Whoever wants to know asks the service.
     pub blocks_guessed: bool,
@@ -328,8 +330,11 @@ pub fn attr(r: &InodeRecord) -> Attr {
         uid: r.uid,
         gid: r.gid,
         rdev: r.rdev,
-        // A directory has no bytes, but programs know none of that size.
-        size: if r.mode & S_IFMT == S_IFDIR { r.size.max(BLOCK_BYTES) } else { r.size },
+        // A directory has no bytes, but programs know none of that size, if it is not gone.
+        size: match r.mode & S_IFMT {
+            S_IFDIR if r.nlink > 0 => r.size.max(BLOCK_BYTES),
+            _ => r.size,
+        },
         blocks: r.blocks,
         atime: time(r.atime),
         mtime: time(r.mtime),

@@ -140,6 +140,13 @@ impl<H: Host> core::fmt::Debug for Kernel<H> {
     }
 }
 
+impl<H: Host> Kernel<H> {
+    /// Whether one is in front of this client.
+    pub(crate) fn is_there(&self) -> bool {
+        self.is_there.load(Ordering::Acquire)
+    }
+}
+
 impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_attach_kernel(&self, cache: Arc<dyn Invalidate>) {
         *self.kernel.cache.write() = Some(cache);
@@ -149,7 +156,7 @@ impl<H: Host> LibFsOn<H> {
     /// Whether the kernel may keep these attributes until it is told. True only if they are what they
     /// are *after* the service was made to wait for the kernel. `is_new`: it does not know the inode.
     pub(crate) fn may_keep(&self, attr: &Attr, is_new: bool) -> bool {
-        if !self.kernel.is_there.load(Ordering::Acquire) {
+        if !self.kernel.is_there() {
             return false;
         }
         let Some(session) = self.current() else { return false };
@@ -189,7 +196,7 @@ impl<H: Host> LibFsOn<H> {
         name: &[u8],
         leads_to: Option<InodeId>,
     ) -> u32 {
-        if !self.kernel.is_there.load(Ordering::Acquire) {
+        if !self.kernel.is_there() {
             return 0;
         }
         let Some(session) = self.current() else { return 0 };

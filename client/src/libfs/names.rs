@@ -348,7 +348,8 @@ impl<H: Host> LibFsOn<H> {
             _ => check_name(name).map_err(|e| if e == Errno::INVAL { Errno::NOENT } else { e })?,
         }
         let dir = self.inode(parent);
-        self.run(|turn| {
+        let mut kept = Vec::new();
+        let removed = self.run(|turn| {
             let (ino, kind) = self.resolve(turn, caller, &dir, name)?.ok_or(Errno::NOENT)?;
             let victim = self.inode(ino);
             let mut locked = Locked::new(&[&dir, &victim]);
@@ -368,12 +369,13 @@ impl<H: Host> LibFsOn<H> {
             if is_rmdir && record.entries > 0 {
                 return Err(Errno::NOTEMPTY.into());
             }
+            self.keep_for_kernel(turn, &victim, locked.get(ino), &mut kept)?;
             let now = Self::now(&[&locked.get(parent).record, &record]);
-            let open = locked.get(ino).open > 0;
+            let open = locked.get(ino).open > 0 && !planted(Bug::UnlinkedClosed);
             let op = if is_rmdir {
-                Op::Rmdir { ino, parent, name }
+                Op::Rmdir { ino, parent, name, open }
             } else {
-                Op::Unlink { ino, parent, name, open: open && !planted(Bug::UnlinkedClosed) }
+                Op::Unlink { ino, parent, name, open }
             };
             let place = self.log(turn, parent.0, &locked.states(), &op, now)?;
             let dir_state = locked.get(parent);
@@ -381,8 +383,50 @@ impl<H: Host> LibFsOn<H> {
             dir_changed(dir_state, place.sequence, now, -1, -i32::from(is_rmdir));
             let links = if is_rmdir { record.nlink } else { 1 };
             unlinked(locked.get(ino), place.sequence, now, links);
-            Ok(())
-        })
+            Ok(ino)
+        });
+        self.keep_only(kept, removed.ok());
+        removed.map(|_| ())
+    }
+
+    /// Before a directory goes: somebody may stand in it, of whom a kernel in front of this says nothing. It counts as
+    /// open until the kernel has forgotten it.
+    fn keep_for_kernel(
+        &self,
+        turn: &mut Turn<H>,
+        victim: &Arc<Inode<H>>,
+        state: &mut State,
+        kept: &mut Vec<Arc<Inode<H>>>,
+    ) -> Step<(), H> {
+        if state.record.mode & S_IFMT != S_IFDIR || !self.kernel.is_there() {
+            return Ok(());
+        }
+        if !kept.iter().any(|inode| inode.ino == victim.ino) {
+            state.open += 1;
+            kept.push(Arc::clone(victim));
+        }
+        let flags = if state.pinned { 0 } else { rpc::WANT_PIN };
+        looked_up_again(self.hold(turn, victim.ino, state, LeaseMode::Write, flags))
+    }
+
+    /// Of what was kept for the kernel only `gone` has gone.
+    fn keep_only(&self, kept: Vec<Arc<Inode<H>>>, gone: Option<InodeId>) {
+        for inode in kept {
+            if Some(inode.ino) == gone {
+                inode.state.write().for_kernel = true;
+            } else {
+                self.close_inode(&inode);
+            }
+        }
+    }
+
+    /// The kernel in front of this knows the inode no more.
+    pub(crate) fn do_forget(&self, ino: InodeId) {
+        let Some(inode) = self.inodes.read().get(&ino.0).cloned() else { return };
+        let was_kept = core::mem::take(&mut inode.state.write().for_kernel);
+        if was_kept {
+            self.close_inode(&inode);
+        }
     }
 
     /// Inode and type that a name leads to, if it does; nothing stays locked.
@@ -470,9 +514,17 @@ impl<H: Host> LibFsOn<H> {
         check_name(rename.name).map_err(|e| if e == Errno::INVAL { Errno::NOENT } else { e })?;
         check_name(rename.new_name)?;
         let (old, new) = (self.inode(rename.parent), self.inode(rename.new_parent));
-        self.run(|turn| self.try_rename(turn, caller, rename, (&old, &new), noreplace, exchange))
+        let mut kept = Vec::new();
+        let renamed = self.run(|turn| {
+            let dirs = (&old, &new);
+            self.try_rename(turn, caller, rename, dirs, noreplace, exchange, &mut kept)
+        });
+        self.keep_only(kept, renamed.ok().flatten());
+        renamed.map(|_| ())
     }
 
+    /// Says what it has replaced.
+    #[allow(clippy::too_many_arguments)]
     fn try_rename(
         &self,
         turn: &mut Turn<H>,
@@ -481,13 +533,14 @@ impl<H: Host> LibFsOn<H> {
         (old, new): (&Arc<Inode<H>>, &Arc<Inode<H>>),
         noreplace: bool,
         exchange: bool,
-    ) -> Step<(), H> {
+        kept: &mut Vec<Arc<Inode<H>>>,
+    ) -> Step<Option<InodeId>, H> {
         let (ino, kind) = self.resolve(turn, caller, old, rename.name)?.ok_or(Errno::NOENT)?;
         let replaced = self.resolve(turn, caller, new, rename.new_name)?;
         match replaced {
             Some(_) if noreplace => return Err(Errno::EXIST.into()),
             None if exchange => return Err(Errno::NOENT.into()),
-            Some((same, _)) if same == ino => return Ok(()),
+            Some((same, _)) if same == ino => return Ok(None),
             _ => {}
         }
         let across = old.ino != new.ino;
@@ -570,6 +623,9 @@ impl<H: Host> LibFsOn<H> {
         {
             return Err(Errno::NOTEMPTY.into());
         }
+        if let Some(victim) = victim.as_ref().filter(|_| !exchange) {
+            self.keep_for_kernel(turn, victim, locked.get(victim.ino), kept)?;
+        }
         let records: Vec<InodeRecord> =
             all.iter().map(|i| locked.get(i.ino).record.clone()).collect();
         let now = Self::now(&records.iter().collect::<Vec<_>>());
@@ -625,7 +681,7 @@ impl<H: Host> LibFsOn<H> {
             locked.get(ino).record.parent = new.ino;
         }
         changed(locked.get(ino));
-        Ok(())
+        Ok(replaced.map(|(other, _)| other).filter(|_| !exchange))
     }
 
     /// Whether `dir` is `top` or lies below it. Holding the root's write lease keeps every parent
@@ -688,6 +744,9 @@ impl<H: Host> LibFsOn<H> {
                     return Err(Errno::NOTDIR.into());
                 }
                 may(caller, &state.record, R)?;
+                if state.record.nlink == 0 {
+                    return Err(Errno::NOENT.into());
+                }
                 let (after, lease, exact) = (state.last, state.lease, false);
                 let what = Ask::Names { dir: ino, cookie: start };
                 let (body, same) = turn.ask(Question { what, after, lease, exact })?;

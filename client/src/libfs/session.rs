@@ -84,10 +84,18 @@ impl<H: Host> Session<H> {
         })
     }
 
-    /// Remembers what came with an inode's attributes; the super-user needs none.
+    /// Whether the service knows us as the super-user.
+    pub const fn is_super_user(&self) -> bool {
+        self.super_user
+    }
+
+    /// Remembers what came with an inode's attributes; the super-user needs none. Who has given up that right since
+    /// begins the next session as somebody who does.
     pub fn remember_proof(&self, ino: InodeId, proof: Proof) {
         if !self.super_user {
             self.proofs.put(ino, proof);
+        } else if H::euid() != 0 {
+            self.proofs.vouch(ino, proof);
         }
     }
 

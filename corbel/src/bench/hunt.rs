@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use hunt::{Ground, Hunt, Services, View};
@@ -43,6 +43,8 @@ pub struct Options {
 
 /// A service that was killed is there again, and the chain is whole, by then, however busy the machine.
 const BACK_WITHIN: Duration = Duration::from_secs(120);
+/// For so long nobody loses his place any more for having been silent.
+const VERDICT: Duration = Duration::from_secs(1);
 
 /// Runs `corbel bench hunt`; whether nothing was found.
 pub fn run(out: &Output, options: &Options) -> Result<bool> {
@@ -187,7 +189,31 @@ impl Cluster {
             }
             _ => return Err(unknown()),
         }
-        self.local.nodes().try_for_each(|n| self.local.wait_ready(n, BACK_WITHIN))
+        let ready = || self.local.nodes().try_for_each(|n| self.local.wait_ready(n, BACK_WITHIN));
+        ready()?;
+        if matches!(words, ["cut" | "stop" | "coordinator", ..]) {
+            self.await_verdict()?;
+            ready()?;
+        }
+        Ok(())
+    }
+
+    /// Whoever was silent for a while is told on later, and may lose his place when all looks well again: what is done
+    /// until then may be lost. So the epoch has to stay for longer than that takes.
+    fn await_verdict(&self) -> Result<()> {
+        // Who joins anew says nothing for a moment.
+        let epoch = || self.local.nodes().filter_map(|node| self.local.epoch(node).ok()).max();
+        let (mut seen, mut since) = (epoch(), Instant::now());
+        let end = since + BACK_WITHIN;
+        while since.elapsed() < VERDICT && Instant::now() < end {
+            crate::signals::check()?;
+            std::thread::sleep(VERDICT / 10);
+            let now = epoch();
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            }
+        }
+        Ok(())
     }
 }
 

@@ -286,6 +286,46 @@ fn space_of_a_file_that_another_mount_had_open_is_free_at_once() {
     cluster.assert_nobody_expelled();
 }
 
+/// A removed directory is there for who stands in it or has it open, and for nobody else: neither mounts nor programs
+/// keep what they have once looked at.
+#[test]
+fn a_removed_directory_is_there_for_as_long_as_somebody_is_in_it() {
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
+    let inodes = |node: usize| {
+        let program = "import os; s = os.statvfs('.'); print(s.f_files - s.f_ffree)";
+        let mut command = cluster.native(node);
+        text(&command.args(["python3", "-c", program]).output().unwrap())
+    };
+    let before = inodes(1);
+    text(&cluster.shell(1, "mkdir -p a/b/c a/d e; sync .").output().unwrap());
+    text(&cluster.shell(2, "ls -lR . > /dev/null; cd a/b; ls > /dev/null").output().unwrap());
+    let looks = "cd a/b; ls -lR .. > /dev/null; exec 3< c; exec 3<&-";
+    text(&cluster.run(3, looks).output().unwrap());
+    let inside = "mkdir f; cd f; exec 3< .; rmdir ../f; chmod 700 .; chown 1:2 .; \
+        touch -d @5 /proc/self/fd/3; stat -c '%h %a %u %g %Y' .; : > x || echo none";
+    let said = "0 700 1 2 5\nnone\n";
+    for made in [cluster.shell(2, inside), cluster.run(2, inside)] {
+        let mut made = made;
+        assert_eq!(text(&made.output().unwrap()), said);
+    }
+    let across = "import os, subprocess, sys\n\
+        os.mkdir('g'); d = os.open('g', os.O_RDONLY)\n\
+        subprocess.check_call(['rmdir', sys.argv[1] + '/g'])\n\
+        os.fchmod(d, 0o711); os.fchown(d, 3, 4); os.fsync(d); s = os.fstat(d)\n\
+        print(s.st_nlink, oct(s.st_mode), s.st_uid, s.st_gid, os.listdir(d))\n";
+    let there = cluster.mount(1).display().to_string();
+    let across = format!("python3 -c \"{across}\" {there}");
+    for mut command in [cluster.shell(3, &across), cluster.run(3, &across)] {
+        assert_eq!(text(&command.output().unwrap()), "0 0o40711 3 4 []\n");
+    }
+    text(&cluster.shell(1, "rm -r a e; sync .").output().unwrap());
+    wait_for("directories that nobody is in", Duration::from_secs(20), || {
+        (inodes(1) == before).then_some(())
+    });
+    cluster.assert_nobody_expelled();
+    cluster.assert_nothing_refused();
+}
+
 /// More files than a program remembers (24,000).
 #[test]
 fn one_process_makes_more_files_than_it_remembers() {

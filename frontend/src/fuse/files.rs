@@ -353,8 +353,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::of(&LseekOut { offset: found.into() }))
     }
 
-    /// Directories need no handle. Not answered with ENOSYS: the kernel would then cache
-    /// listings by modification time, whose clock may be too coarse to tell.
+    /// The handle of a directory keeps it when it is removed, and is asked for nothing. Not answered with ENOSYS: the
+    /// kernel would then cache listings by modification time, whose clock may be too coarse to tell.
     /// Who has opened one may read it, also after giving up rights.
     pub(super) fn opendir(
         &self,
@@ -364,8 +364,29 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let _: &OpenIn = args.take()?;
         args.end()?;
-        self.fs.access(&call.caller, call.ino, MAY_READ)?;
-        Ok(Answer::of(&OpenOut::default()))
+        let fh = match self.fs.open_dir(&call.caller, call.ino, MAY_READ) {
+            Ok(handle) => self.register(handle, call.ino, O_RDONLY),
+            Err(Errno::NOSYS) => {
+                self.fs.access(&call.caller, call.ino, MAY_READ)?;
+                0
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Answer::of(&OpenOut { fh: fh.into(), ..OpenOut::default() }))
+    }
+
+    pub(super) fn releasedir(
+        &self,
+        call: &Call<'_>,
+        mut args: Args<'_>,
+        _: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let arg: &ReleaseIn = args.take()?;
+        args.end()?;
+        if let Some(opened) = self.unregister(arg.fh.get(), call.ino) {
+            self.fs.release(opened.handle);
+        }
+        Ok(Answer::Empty)
     }
 
     pub(super) fn readdir(

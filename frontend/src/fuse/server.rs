@@ -295,7 +295,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             op::INIT => ("init", Nothing, Self::init),
             op::OPENDIR => ("opendir", Permission, Self::opendir),
             op::READDIR => ("readdir", Permission, Self::readdir),
-            op::RELEASEDIR => ("releasedir", Nothing, Self::nothing_to_do),
+            op::RELEASEDIR => ("releasedir", Nothing, Self::releasedir),
             op::FSYNCDIR => ("fsyncdir", Nothing, Self::fsyncdir),
             op::GETLK => ("getlk", Nothing, Self::getlk),
             op::SETLK => ("setlk", Nothing, Self::setlk),
@@ -361,7 +361,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let entry = EntryOut::read_from_prefix(given).ok().map(|(entry, _)| entry);
         let opened = |at: usize| OpenOut::read_from_prefix(given.get(at..)?).ok().map(|(o, _)| o);
         let (entry, open, ino) = match header.opcode.get() {
-            op::OPEN => (None, opened(0), InodeId(header.nodeid.get())),
+            op::OPEN | op::OPENDIR => (None, opened(0), InodeId(header.nodeid.get())),
             op::CREATE | op::TMPFILE => {
                 let ino = entry.as_ref().map_or(0, |entry| entry.nodeid.get());
                 (entry, opened(size_of::<EntryOut>()), InodeId(ino))
@@ -661,10 +661,6 @@ impl<F: FileSystem + ?Sized> Server<F> {
         for ino in self.known.take_all() {
             self.fs.forget(ino);
         }
-    }
-
-    fn nothing_to_do(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
-        Ok(Answer::Empty)
     }
 
     /// Registers an open file under a number of ours.

@@ -219,7 +219,7 @@ pub(super) fn operations() -> Vec<Op<'static>> {
         Op::Create { ino, parent, mode: 0o100_644, rdev: 0, uid: 1, gid: 2, name, target: b"" },
         Op::Link { ino, parent, name },
         Op::Unlink { ino, parent, name, open: true },
-        Op::Rmdir { ino, parent, name },
+        Op::Rmdir { ino, parent, name, open: true },
         Op::Rename {
             ino,
             parent,

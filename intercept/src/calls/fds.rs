@@ -9,7 +9,7 @@ use crate::fsys::{BLOCK, fs};
 use crate::path::{self, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table::InUse;
-use crate::{demote, lock, mem, objects, ring, session, table};
+use crate::{demote, fsys, lock, mem, objects, ring, session, table};
 
 /// Largest private mapping that is filled by reading; larger ones are the kernel's.
 const PRIVATE_MAX: usize = 64 << 20;
@@ -307,6 +307,7 @@ fn chdir(r: &Regs) -> Reply {
     let ret = sys::call1(r.rax, r.rdi);
     if ret == 0 {
         table::context().cwd.store(to, Ordering::Release);
+        fsys::stand(to);
     }
     Ok(ret)
 }
@@ -334,11 +335,13 @@ fn mmap(r: &Regs) -> Reply {
     }
     let private = flags & 0xf == 2;
     if !private || len > PRIVATE_MAX || prot & PROT_EXEC != 0 {
-        if !private {
-            session::give_to_kernel(ofd.ino.load(Ordering::Acquire));
-        }
+        let ino = ofd.ino.load(Ordering::Acquire);
         drop(file);
+        // First: what this process could not open now stays here, for everybody.
         to_kernel(r.r8)?;
+        if !private {
+            session::give_to_kernel(ino);
+        }
         return if prot & PROT_EXEC != 0 { map() } else { Err(Stop::Kernel) };
     }
     // POSIX leaves open whether a private mapping sees later writes: this one is a copy.

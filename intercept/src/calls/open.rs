@@ -112,15 +112,40 @@ fn directory(q: &Request, attr: &Attr) -> Reply {
     if q.flags & (o::ACCMODE | o::CREAT | o::TRUNC) != 0 {
         return Err(Stop::Error(err::ISDIR));
     }
-    fs()?.access(&caller(), attr.ino, 4)?;
-    may_hide(q.flags, attr)?;
+    let handle = match fs()?.open_dir(&caller(), attr.ino, 4) {
+        Ok(handle) => Some(handle),
+        // Nothing keeps it there.
+        Err(Errno::NOSYS) => {
+            fs()?.access(&caller(), attr.ino, 4)?;
+            None
+        }
+        // It was removed meanwhile.
+        Err(Errno::NOENT) => return Err(Stop::Error(err::STALE)),
+        Err(e) => return Err(e.into()),
+    };
+    place_directory(q, attr, handle)
+}
+
+fn place_directory(q: &Request, attr: &Attr, handle: Option<Handle>) -> Reply {
+    let let_go = |stop| {
+        if let Some(handle) = handle {
+            crate::fsys::release(handle);
+        }
+        Err(stop)
+    };
+    if let Err(stop) = may_hide(q.flags, attr) {
+        return let_go(stop);
+    }
     if q.flags & o::DIRECT != 0 {
-        return Err(Stop::Error(err::INVAL));
+        return let_go(Stop::Error(err::INVAL));
     }
     let cloexec = q.flags & o::CLOEXEC;
     let Some(index) = table::new_ofd(state::DIR, attr.ino.0, q.flags) else {
-        return Err(Stop::Kernel);
+        return let_go(Stop::Kernel);
     };
+    if let Some(handle) = handle {
+        table::install_new(index, handle);
+    }
     // The placeholder is the very directory, so that fchdir and openat on it work in the kernel.
     let how = (o::PATH | o::DIRECTORY | cloexec | (q.flags & o::NOFOLLOW)) as usize;
     let fd = sys::call4(nr::OPENAT, q.dirfd as usize, q.path_at, how, 0);

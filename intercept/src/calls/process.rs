@@ -10,6 +10,7 @@
 
 use core::sync::atomic::Ordering;
 
+use base::InodeId;
 use client::fs::S_IFREG;
 
 use super::{Reply, arguments, limit};
@@ -138,8 +139,14 @@ fn keep_rights(bound: bool) {
         }
     }
     if !table::in_vfork() && table::context().cwd.load(Ordering::Acquire) != 0 && cwd() != 0 {
-        // The session of a child of fork begins at its first use: now, with the rights that are left.
-        let _ = fsys::fs();
+        // The session of a child of fork begins at its first use: now, with the rights that are left. The next one,
+        // when the services have been restarted, is begun by somebody who must show that he was shown the directory.
+        let (ino, fs) = (InodeId(cwd()), fsys::fs());
+        if let Ok(fs) = fs
+            && let Ok(proof) = fs.prove(ino)
+        {
+            fs.vouch(ino, proof);
+        }
     }
 }
 
@@ -165,6 +172,7 @@ pub fn cwd() -> u64 {
     }
     let ino = find_cwd().unwrap_or(0);
     cwd.store(ino, Ordering::Release);
+    fsys::stand(ino);
     ino
 }
 
@@ -240,7 +248,7 @@ fn after_vfork(r: &Regs) -> Reply {
     Ok(r.rdi as isize)
 }
 
-/// Files without a name live by their handles, which neither fork nor exec keeps: the kernel keeps
+/// Files and directories without a name live by their handles, which neither fork nor exec keeps: the kernel keeps
 /// them instead. The others can be opened again.
 fn save_files() {
     // A session that began as the super-user's has no proofs, and the next one is somebody else's.
@@ -252,8 +260,12 @@ fn save_files() {
         }
         let nameless = || {
             let file = InUse::of(fd)?;
-            let served = file.ofd().state.load(Ordering::Acquire) == state::FILE;
-            let attr = fsys::fs().ok().filter(|_| served)?.fgetattr(file.handle().ok()?).ok()?;
+            let fs = fsys::fs().ok()?;
+            let attr = match file.ofd().state.load(Ordering::Acquire) {
+                state::FILE => fs.fgetattr(file.handle().ok()?).ok()?,
+                state::DIR => fs.getattr(&fsys::caller(), fsys::shown(file.ofd()).ok()?).ok()?,
+                _ => return None,
+            };
             (attr.nlink == 0).then_some(())
         };
         if nameless().is_some() {

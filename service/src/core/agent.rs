@@ -275,7 +275,7 @@ impl Node {
     /// A client of this node took the last name of an inode that it does not have open.
     fn note_unlinked(&mut self, id: ClientId, op: &Op<'_>) -> Result<(), Failure> {
         let ino = match *op {
-            Op::Unlink { ino, open: false, .. } | Op::Rmdir { ino, .. } => ino,
+            Op::Unlink { ino, open: false, .. } | Op::Rmdir { ino, open: false, .. } => ino,
             Op::Rename { replaced, open: false, exchange: false, .. } => replaced,
             _ => return Ok(()),
         };

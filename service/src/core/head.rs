@@ -504,7 +504,10 @@ impl Node {
     ) -> Result<(), Failure> {
         let open = matches!(
             op,
-            Op::Unlink { open: true, .. } | Op::Rename { open: true, .. } | Op::Tmpfile { .. }
+            Op::Unlink { open: true, .. }
+                | Op::Rmdir { open: true, .. }
+                | Op::Rename { open: true, .. }
+                | Op::Tmpfile { .. }
         );
         if let Some(known) = self.known.get_mut(&client) {
             if open {

@@ -257,7 +257,7 @@ impl Dump {
         let parent = InodeId::ROOT;
         self.make(out, &record, parent, &name)?;
         if record.mode & S_IFMT == S_IFDIR {
-            out.op(&Op::Rmdir { ino, parent, name: &name });
+            out.op(&Op::Rmdir { ino, parent, name: &name, open: true });
         } else {
             out.op(&Op::Unlink { ino, parent, name: &name, open: true });
         }

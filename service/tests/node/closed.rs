@@ -308,3 +308,29 @@ fn a_close_that_is_put_off_takes_nothing_from_a_later_open() {
     assert!(is_there(&rig, ino), "it is open");
     rig.check();
 }
+
+/// As a file does: who removes a directory says whether he has it open himself.
+#[test]
+fn a_directory_stays_for_as_long_as_its_remover_has_it_open() {
+    for open in [false, true] {
+        let mut rig = Rig::new(2, 1);
+        let mut hand = rig.attach(0, 0);
+        let ino = hand.create(&mut rig, b"dir", 0o040_755);
+        hand.sync(&mut rig);
+        self::open(&hand, &mut rig, ino);
+        let parent = InodeId::ROOT;
+        hand.lease(&mut rig, parent, LeaseMode::Write).expect("a lease");
+        hand.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+        hand.append_in(&mut rig, parent, &Op::Rmdir { ino, parent, name: b"dir", open });
+        hand.sync(&mut rig);
+        rig.settle();
+        assert_eq!(hand.refusals(), 0);
+        assert_eq!(is_there(&rig, ino), open);
+        if open {
+            hand.call(&mut rig, &Request::Unpin { inodes: vec![ino] }).expect("closed");
+            rig.settle();
+            assert!(!is_there(&rig, ino), "closed");
+        }
+        rig.check();
+    }
+}

@@ -66,7 +66,7 @@ impl Bad {
             1 => create(self.own[0], InodeId::ROOT, name, 0o040_755, BAD),
             2 => Op::Link { ino, parent, name },
             3 => Op::Unlink { ino, parent, name, open: flag },
-            4 => Op::Rmdir { ino, parent, name },
+            4 => Op::Rmdir { ino, parent, name, open: flag },
             5 => Op::Rename {
                 ino,
                 parent,

@@ -304,7 +304,7 @@ fn a_removed_directory_that_is_open_is_on_a_node_that_joins() {
     let open = Request::Inode { ino: dir, mode: LeaseMode::Read, flags: WANT_PIN | rpc::WANT_READ };
     other.call(&mut rig, &open).expect("it opens");
     hand.lease(&mut rig, dir, LeaseMode::Write).expect("a lease");
-    let op = Op::Rmdir { ino: dir, parent: InodeId::ROOT, name: b"dir" };
+    let op = Op::Rmdir { ino: dir, parent: InodeId::ROOT, name: b"dir", open: false };
     hand.append_in(&mut rig, InodeId::ROOT, &op);
     hand.sync(&mut rig);
     rig.settle();

@@ -304,7 +304,7 @@ impl World<'_> {
                 work.put_name(plan.dir, name, None);
                 work.drop_link(target);
                 if is_dir {
-                    Op::Rmdir { ino, parent, name }
+                    Op::Rmdir { ino, parent, name, open: false }
                 } else {
                     Op::Unlink { ino, parent, name, open: false }
                 }
@@ -581,7 +581,7 @@ impl World<'_> {
                 exchange: false,
                 open: false,
             },
-            Kind::NotEmpty => Op::Rmdir { ino, parent, name: &plan.name },
+            Kind::NotEmpty => Op::Rmdir { ino, parent, name: &plan.name, open: false },
             Kind::FutureEpoch => {
                 epoch = 1000;
                 chmod(ino)

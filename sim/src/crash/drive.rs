@@ -652,7 +652,7 @@ impl Session {
             Act::Rmdir(n) => {
                 let ((parent, name), id) = (self.place(n)?, self.id(n)?);
                 let ino = self.lease(id)?;
-                self.append(&Op::Rmdir { ino, parent, name }, time)
+                self.append(&Op::Rmdir { ino, parent, name, open: false }, time)
             }
             Act::Link(a, b) => {
                 let ((parent, name), id) = (self.place(b)?, self.id(a)?);

@@ -183,7 +183,7 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
                 *links += 1;
             }
         }
-        Op::Unlink { ino, parent, name, .. } | Op::Rmdir { ino, parent, name } => {
+        Op::Unlink { ino, parent, name, .. } | Op::Rmdir { ino, parent, name, .. } => {
             w.expect(parent, name, Some(ino))?;
             w.put_name(parent, name, None)?;
             w.drop_name(ino)?;

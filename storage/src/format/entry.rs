@@ -26,7 +26,7 @@
 //!                                                                  target u16, name, target
 //!  3 Link           0                  parent      0               name
 //!  4 Unlink         1 still open here  parent      0               name
-//!  5 Rmdir          0                  parent      0               name
+//!  5 Rmdir          1 still open here  parent      0               name
 //!  6 Rename         1 NOREPLACE        old parent  new parent      replaced inode u64, name u16,
 //!                   2 EXCHANGE                                     new name u16, names
 //!                   4 replaced still open here
@@ -87,7 +87,7 @@ pub mod op {
     pub const SHIFT: u8 = 18;
 }
 
-/// Flag of Unlink: the client itself still has the inode open.
+/// Flag of Unlink and Rmdir: the client itself still has the inode open.
 pub const UNLINK_OPEN: u16 = 1;
 /// Flags of Rename.
 pub const RENAME_NOREPLACE: u16 = 1;
@@ -173,6 +173,7 @@ pub enum Op<'a> {
         ino: InodeId,
         parent: InodeId,
         name: &'a [u8],
+        open: bool,
     },
     Rename {
         ino: InodeId,
@@ -381,8 +382,9 @@ impl Op<'_> {
                 raw.flags = if open { UNLINK_OPEN } else { 0 };
                 w.bytes(name);
             }
-            Op::Rmdir { ino, parent, name } => {
+            Op::Rmdir { ino, parent, name, open } => {
                 (raw.op, raw.inode, raw.a) = (op::RMDIR, ino.0, parent.0);
+                raw.flags = if open { UNLINK_OPEN } else { 0 };
                 w.bytes(name);
             }
             Op::Rename {
@@ -612,7 +614,7 @@ fn decode_op(
         return Err(r.corrupt("names inode 0"));
     }
     let known = match kind {
-        op::UNLINK | op::WRITE | op::TRUNCATE | op::TMPFILE | op::SET_QUOTA => 1,
+        op::UNLINK | op::RMDIR | op::WRITE | op::TRUNCATE | op::TMPFILE | op::SET_QUOTA => 1,
         op::CLONE_RANGE | op::SHIFT => 1,
         op::RENAME => 7,
         op::FALLOCATE => u16::MAX,
@@ -647,7 +649,10 @@ fn decode_op(
             let open = flags & UNLINK_OPEN != 0;
             Op::Unlink { ino, parent: InodeId(a), name: legal(r.rest())?, open }
         }
-        op::RMDIR => Op::Rmdir { ino, parent: InodeId(a), name: legal(r.rest())? },
+        op::RMDIR => {
+            let open = flags & UNLINK_OPEN != 0;
+            Op::Rmdir { ino, parent: InodeId(a), name: legal(r.rest())?, open }
+        }
         op::RENAME => {
             let (replaced, name, new_name) = (r.u64()?, r.u16()?, r.u16()?);
             let (name, new_name) =
