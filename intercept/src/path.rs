@@ -316,7 +316,7 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
         let last = tail.iter().all(|b| *b == b'/');
         let dot = name == b"." || name == b"..";
         let to_make = last && mode == Last::Create && !tail.is_empty() && !dot;
-        if name.len() > NAME_MAX {
+        if to_make || name.len() > NAME_MAX {
             // Who may not search the directory is not told what is wrong with a name in it.
             fs.access(who, dir, 1)?;
             return Err(Stop::Error(if to_make { err::ISDIR } else { err::NAMETOOLONG }));
@@ -327,9 +327,6 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
         if name == b".corbel" && dir == InodeId::ROOT {
             // The mount's own directory: statistics, files by number.
             return Err(Stop::Kernel);
-        }
-        if to_make {
-            return Err(Stop::Error(err::ISDIR));
         }
         let looked_up = if last && mode == Last::Remove {
             fs.lookup_to_remove(who, dir, name)
