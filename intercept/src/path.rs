@@ -319,7 +319,12 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
         if to_make || name.len() > NAME_MAX {
             // Who may not search the directory is not told what is wrong with a name in it.
             fs.access(who, dir, 1)?;
-            return Err(Stop::Error(if to_make { err::ISDIR } else { err::NAMETOOLONG }));
+            return Err(Stop::Error(match to_make {
+                true => err::ISDIR,
+                // And in one that is gone nothing is looked for.
+                false if fs.getattr(who, dir)?.nlink == 0 => err::NOENT,
+                false => err::NAMETOOLONG,
+            }));
         }
         if name == b".." && dir == InodeId::ROOT {
             return Err(Stop::Kernel);

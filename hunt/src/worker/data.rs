@@ -133,7 +133,8 @@ impl Worker {
         let put = done(put as i64)?;
         let moves = !matches!((name, offset), ("pwrite", _) | ("pwritev2", 0..));
         let appends = || sys!(fcntl(fd, libc::F_GETFL)) & libc::O_APPEND != 0;
-        if self.start.ends && moves && appends() && !is_served(fd) {
+        // (Nothing that is written moves nothing.)
+        if put > 0 && self.start.ends && moves && appends() && !is_served(fd) {
             sys!(lseek(fd, 0, libc::SEEK_END));
         }
         number(Ok(put))
