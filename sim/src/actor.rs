@@ -394,6 +394,12 @@ impl World<'_> {
             let last = s.broken.unwrap_or(s.next) - 1;
             self.model.ended(s.number, last);
             self.unpin(s.number);
+            if self.preset.quota {
+                // It never says in a later session that something is still open, and what is there is counted.
+                let n = self.actors[c].node;
+                let incarnation = self.hosts[n].incarnation;
+                self.at(self.now, Item::To(n, incarnation, Event::ClientGone(s.client)));
+            }
         }
         let done = self.actors[c].ops == 0;
         self.actors[c].phase =
