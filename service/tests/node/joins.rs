@@ -263,6 +263,81 @@ fn content_behind_many_reserved_blocks_is_on_a_node_that_joins() {
     comes_in(&mut rig);
 }
 
+/// What is reserved is so on a node that joins, also behind the end of a file: it is promised to who reserved it, and as head
+/// the node would take for others what the rest of the chain has no room for. (Node 1 ended: the
+/// chunk "does not fit this volume (no space left on device)".) Seed 10722 of full volumes.
+#[test]
+fn what_is_reserved_is_so_on_a_node_that_joins() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let made: Vec<InodeId> = [&b"whole"[..], b"inside", b"empty", b"behind"]
+        .into_iter()
+        .map(|name| hand.create(&mut rig, name, 0o100_644))
+        .collect();
+    let [whole, inside, empty, behind] = made[..] else { panic!("four files") };
+    for (ino, offset, len, mode) in
+        [(whole, 0, 4 << 20, 0), (inside, 4096, 2 << 20, 0), (empty, 8192, 3 << 20, 1)]
+    {
+        hand.append(&Op::Fallocate { ino, offset, len, mode });
+    }
+    // Reserved at both sides of what is written, and the end of the file within a block.
+    hand.append(&Op::Write {
+        ino: inside,
+        offset: 1 << 20,
+        data: &[5; 70_000],
+        clear_setid: false,
+    });
+    hand.append(&Op::Write { ino: behind, offset: 0, data: &[6; 5000], clear_setid: false });
+    hand.append(&Op::Fallocate { ino: behind, offset: 0, len: 2 << 20, mode: 1 });
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    comes_in(&mut rig);
+    let free = |rig: &Rig| -> Vec<u64> {
+        rig.nodes.iter().map(|n| n.volume().statfs().blocks_free).collect()
+    };
+    let before = free(&rig);
+    // It becomes the head: others get what is free and no more.
+    for n in [0, 1] {
+        view(&mut rig, n, 3, &[TWO, ONE], &[]);
+    }
+    rig.settle();
+    let mut other = rig.attach(1, 0);
+    let ino = other.create(&mut rig, b"other", 0o100_644);
+    for part in 0..8 {
+        let (offset, len) = (part << 20, 1 << 20);
+        other.append(&Op::Fallocate { ino, offset, len, mode: 0 });
+    }
+    other.sync(&mut rig);
+    rig.settle();
+    assert!(other.refusals() > 0, "there is not so much");
+    assert_eq!(before[0], before[1]);
+    assert_eq!(free(&rig)[0], free(&rig)[1]);
+    for ino in made {
+        let blocks =
+            |n: usize| rig.nodes[n].volume().attr(ino).unwrap().map(|r| (r.size, r.blocks));
+        assert_eq!(blocks(0), blocks(1), "{ino}");
+    }
+    // And who reserved it has it.
+    let refused = hand.refusals();
+    for part in 0..2 {
+        let (offset, data) = (part << 20, [9; 1 << 20]);
+        hand.append_in(
+            &mut rig,
+            whole,
+            &Op::Write { ino: whole, offset, data: &data, clear_setid: false },
+        );
+    }
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), refused, "it was promised");
+    assert_same(&rig);
+    rig.check();
+}
+
 /// Files that share blocks take as many on a node that joins: otherwise it would have no room for what the
 /// head accepts. The one that is sent first has become longer than the other.
 #[test]
