@@ -11,7 +11,8 @@
 //! number, with what making names would change (times, lists to be inherited, accounts) and its content.
 //! Content is read from the volume as it is when its turn has come, and may be newer than the moment. Blocks that files share
 //! are sent once, and as clones after that; blocks that are reserved and not written are reserved there, too. So the node
-//! has as much room as all others, and takes as head nothing that does not fit them. The
+//! has as much room as all others, and takes as head nothing that does not fit them. Blocks that a file has been given since the
+//! moment are left out: so they fit, also if another file has given them up. The
 //! stream that follows says the same again; operations that use content which is there (`CloneRange`, `Shift`)
 //! end the snapshot, and the node asks for another.
 //!
@@ -170,7 +171,7 @@ impl Dump {
             },
             Stage::Content(ino, at) => {
                 let Some(record) = self.view.attr(ino)? else { return Err(vanished(ino)) };
-                match content(now, out, &mut self.shared, ino, at, record.size)? {
+                match content(&self.view, now, out, &mut self.shared, ino, at, record.size)? {
                     Some(to) => self.stage = Stage::Content(ino, to),
                     None => {
                         // Writing it has changed the times.
@@ -336,16 +337,27 @@ fn vanished(ino: InodeId) -> Failure {
 }
 
 /// Content of a file from `at` on, holes left out; returns where to go on. None: there is no more.
+///
+/// Blocks that it has been given since the moment are left out: the stream brings them. So at no time does the node
+/// that joins need more room than the moment did, whatever went from one file to another in between.
 fn content(
-    volume: &Volume,
+    then: &Volume,
+    now: &Volume,
     out: &mut Synthetic,
     sent: &mut SharedSent,
     ino: InodeId,
     at: u64,
     size: u64,
 ) -> Result<Option<u64>, Failure> {
-    let [extent] = volume.extents(ino, at, 1)?[..] else { return Ok(None) };
-    let (from, end) = (at.max(extent.offset), extent.offset + extent.len);
+    let ([extent], [had]) = (&now.extents(ino, at, 1)?[..], &then.extents(ino, at, 1)?[..]) else {
+        return Ok(None);
+    };
+    let from = at.max(extent.offset).max(had.offset);
+    let end = (extent.offset + extent.len).min(had.offset + had.len);
+    if from >= end {
+        // The one ends before the other begins.
+        return Ok(Some(from));
+    }
     if extent.unwritten {
         let (offset, len, mode) = (from, end - from, KEEP_SIZE);
         if !planted(Bug::ReservedUnsent) {
@@ -374,10 +386,10 @@ fn content(
     }
     to = to.min(from + CONTENT as u64);
     if extent.shared {
-        sent.add(ino, &extent, from, to);
+        sent.add(ino, extent, from, to);
     }
     let mut data = vec![0u8; (to - from) as usize];
-    let n = volume.read_file(ino, from, &mut data)?;
+    let n = now.read_file(ino, from, &mut data)?;
     data.truncate(n);
     if n > 0 {
         out.op(&Op::Write { ino, offset: from, data: &data, clear_setid: false });

@@ -338,6 +338,57 @@ fn what_is_reserved_is_so_on_a_node_that_joins() {
     rig.check();
 }
 
+/// Content is sent as it is when its turn comes. What one file gives up meanwhile and another takes is not in both on the node
+/// that joins: that would not fit it.
+#[test]
+fn what_goes_from_one_file_to_another_during_a_snapshot_is_not_in_both() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let first = hand.create(&mut rig, b"first", 0o100_644);
+    let mut between = Vec::new();
+    for n in 0..3000 {
+        between.push(hand.create(&mut rig, format!("file {n}").as_bytes(), 0o100_644));
+    }
+    let last = hand.create(&mut rig, b"last", 0o100_644);
+    assert!(first < last);
+    hand.append(&Op::Fallocate { ino: first, offset: 0, len: 9 << 20, mode: 0 });
+    hand.append(&Op::Write { ino: last, offset: 0, data: &[4; 9000], clear_setid: false });
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    // Until the node has the first of the two.
+    let has = |rig: &Rig, ino| {
+        rig.nodes[1].volume().attr(ino).unwrap().is_some_and(|r| r.blocks > 1 << 10)
+    };
+    for _ in 0..4000 {
+        let pieces = rig.links.iter().position(|(t, f, _)| (*t, *f) == (TWO, ONE)).unwrap();
+        if has(&rig, first) {
+            break;
+        }
+        rig.pass(1_000_000);
+        for link in 0..rig.links.len() {
+            let once = link == pieces;
+            while rig.deliver(link) && !once {}
+        }
+    }
+    assert!(has(&rig, first));
+    assert_eq!(rig.nodes[1].volume().attr(last).unwrap().map(|r| r.blocks), Some(0), "not yet");
+    hand.append(&Op::Truncate { ino: first, size: 0, clear_setid: false });
+    hand.append(&Op::Fallocate { ino: last, offset: 0, len: 10 << 20, mode: 0 });
+    hand.ring(&mut rig);
+    for _ in 0..40 {
+        rig.pass(50_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
+    comes_in(&mut rig);
+}
+
 /// Files that share blocks take as many on a node that joins: otherwise it would have no room for what the
 /// head accepts. The one that is sent first has become longer than the other.
 #[test]
