@@ -302,6 +302,8 @@ pub enum Bug {
     TakeOverFrees = 146,
     /// A file without a name is made although the lease on its directory went back since that was looked at.
     GroundsUnchecked = 177,
+    /// A snapshot for a node that joins says nothing of blocks that are reserved.
+    ReservedUnsent = 197,
     /// A file without a name that another thread is opening is changed before the service knows that it is open.
     OpeningCounts = 142,
 }
@@ -958,6 +960,11 @@ impl Bug {
             Bug::GroundsUnchecked,
             "grounds-unchecked",
             "a file without a name is made by what its directory was before the lease on that went back",
+        ),
+        (
+            Bug::ReservedUnsent,
+            "reserved-unsent",
+            "a node that joins is not told of reserved blocks, and has more room than the others",
         ),
     ];
 

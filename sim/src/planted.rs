@@ -193,6 +193,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             preset.make(Flavour::Full);
         }
         bug if is_client(bug) => by_threads(&mut preset, bug, seed),
+        Bug::ReservedUnsent => preset.make(Flavour::Full),
         _ => preset.make(Flavour::Plain),
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
@@ -200,9 +201,11 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::OldEpochAccepted | Bug::FencedServes => (&split, &[]),
         Bug::RingOverrun | Bug::GapAcknowledged => (&slow, &links),
         Bug::PublishedTooFar => (&crashes, &[]),
-        Bug::CaughtUpEarly | Bug::JoinKeepsOld | Bug::MovedContent | Bug::CloneWhileJoining => {
-            (&joins, &[])
-        }
+        Bug::CaughtUpEarly
+        | Bug::JoinKeepsOld
+        | Bug::MovedContent
+        | Bug::CloneWhileJoining
+        | Bug::ReservedUnsent => (&joins, &[]),
         Bug::StaleRecall
         | Bug::RetryTwice
         | Bug::ReportedTooFew

@@ -15,6 +15,26 @@ use super::names::Locked;
 use super::turn::{Step, Turn};
 use crate::fs::{CopyRange, O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY, Result};
 
+/// How far a copy goes. What another thread or client makes of the source meanwhile counts: its length is looked at
+/// when nobody else can change it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Upto {
+    /// All of the length that was asked for, which must be there.
+    Length,
+    /// To the end of the source, if that is nearer.
+    End,
+    /// To the end of the source, which must not lie before the beginning.
+    Whole,
+}
+
+/// A piece that was copied.
+struct Copied {
+    sequence: Sequence,
+    len: u64,
+    /// What was to be copied, this piece included.
+    rest: u64,
+}
+
 impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_copy_range(&self, copy: &CopyRange) -> Result<u64> {
         let limits = &self.config.limits;
@@ -27,23 +47,27 @@ impl<H: Host> LibFsOn<H> {
             // Also at the end of the source.
             return Err(Errno::OPNOTSUPP);
         }
-        self.copy(&CopyRange { len, ..*copy })?;
-        Ok(len)
+        match self.copy(&CopyRange { len, ..*copy }, Upto::End)? {
+            0 => Err(Errno::OPNOTSUPP),
+            done => Ok(done),
+        }
     }
 
     pub(crate) fn do_clone_range(&self, copy: &CopyRange) -> Result<()> {
         let size = self.source_size(copy)?;
         let rest = size.checked_sub(copy.from_offset).ok_or(Errno::INVAL)?;
-        let len = if copy.len == 0 { rest } else { copy.len };
+        if copy.len == 0 {
+            // How long that is says the file when nobody else can change it.
+            let copy = CopyRange { len: FILE_SIZE_MAX, ..*copy };
+            return self.copy(&copy, Upto::Whole).map(drop);
+        }
+        let len = copy.len;
         let even = (copy.from_offset | copy.to_offset).is_multiple_of(BLOCK_BYTES)
             && (len.is_multiple_of(BLOCK_BYTES) || len == rest);
         if !even || len > rest {
             return Err(Errno::INVAL);
         }
-        if len == 0 {
-            return Ok(());
-        }
-        self.copy(&CopyRange { len, ..*copy })
+        self.copy(copy, Upto::Length).map(drop)
     }
 
     fn source_size(&self, copy: &CopyRange) -> Result<u64> {
@@ -57,39 +81,41 @@ impl<H: Host> LibFsOn<H> {
         Ok(self.attr_of_inode(&from.inode)?.size)
     }
 
-    fn copy(&self, copy: &CopyRange) -> Result<()> {
-        let end = copy.to_offset.checked_add(copy.len).filter(|&e| e <= FILE_SIZE_MAX);
-        end.ok_or(Errno::FBIG)?;
+    /// Copies at most `copy.len` bytes; returns how many.
+    fn copy(&self, copy: &CopyRange, upto: Upto) -> Result<u64> {
         let (from, to) = (self.handle(copy.from)?, self.handle(copy.to)?);
-        let apart = copy.from_offset.abs_diff(copy.to_offset) >= copy.len;
-        if from.inode.ino == to.inode.ino && !apart {
-            return Err(Errno::INVAL);
-        }
         self.report_refusal(&to)?;
-        let (mut done, mut first, before) = (0, None, self.refusals());
-        let mut last = Sequence(0);
-        while done < copy.len {
+        let (mut done, mut whole, before) = (0, copy.len, self.refusals());
+        let mut sequences: Option<(Sequence, Sequence)> = None;
+        while done < whole {
             let piece = CopyRange {
                 from_offset: copy.from_offset + done,
                 to_offset: copy.to_offset + done,
-                len: (copy.len - done).min(self.config.limits.copy_piece),
+                len: whole - done,
                 ..*copy
             };
-            last = self.run(|turn| self.try_copy(turn, &from.inode, &to.inode, &piece))?;
-            first.get_or_insert(last);
-            done += piece.len;
+            let upto = if done > 0 && upto == Upto::Whole { Upto::End } else { upto };
+            let copied = self.run(|turn| self.try_copy(turn, &from.inode, &to.inode, &piece, upto));
+            let Some(copied) = copied? else { break };
+            let first = sequences.map_or(copied.sequence, |(first, _)| first);
+            sequences = Some((first, copied.sequence));
+            whole = done + copied.rest;
+            done += copied.len;
         }
         // Space is accounted by the service: learn its answer (and its refusal) now.
-        self.settle_own(&to, before, (first.unwrap_or(last), last))
+        sequences.map_or(Ok(()), |sequences| self.settle_own(&to, before, sequences))?;
+        Ok(done)
     }
 
+    /// Copies a piece. None: the source ends before it.
     fn try_copy(
         &self,
         turn: &mut Turn<H>,
         from: &Arc<Inode<H>>,
         to: &Arc<Inode<H>>,
         piece: &CopyRange,
-    ) -> Step<Sequence, H> {
+        upto: Upto,
+    ) -> Step<Option<Copied>, H> {
         let mut locked = Locked::new(&[from, to]);
         self.may_change(to, locked.get(to.ino))?;
         self.hold(turn, to.ino, locked.get(to.ino), LeaseMode::Write, 0)?;
@@ -97,16 +123,28 @@ impl<H: Host> LibFsOn<H> {
             // The source may come to share its blocks: who knows of them has to ask anew.
             self.hold(turn, from.ino, locked.get(from.ino), LeaseMode::Write, 0)?;
         }
+        let left = locked.get(from.ino).record.size.checked_sub(piece.from_offset);
+        let rest = match upto {
+            Upto::Length if left < Some(piece.len) => return Err(Errno::INVAL.into()),
+            Upto::Whole if left.is_none() => return Err(Errno::INVAL.into()),
+            _ => left.unwrap_or(0).min(piece.len),
+        };
+        if rest == 0 {
+            return Ok(None);
+        }
+        let end = piece.to_offset.checked_add(rest).filter(|&end| end <= FILE_SIZE_MAX);
+        end.ok_or(Errno::FBIG)?;
+        if from.ino == to.ino && piece.from_offset.abs_diff(piece.to_offset) < rest {
+            return Err(Errno::INVAL.into());
+        }
         let source = locked.get(from.ino);
         if !certainly_readable(source, H::euid()) || self.clears_setid(locked.get(to.ino)) {
             return Err(Errno::OPNOTSUPP.into());
         }
-        if piece.from_offset + piece.len > locked.get(from.ino).record.size {
-            return Err(Errno::INVAL.into());
-        }
         self.end_privileges(turn, to.ino, locked.get(to.ino), false)?;
         let now = Self::now(&[&locked.get(to.ino).record]);
-        let CopyRange { from_offset: source_offset, to_offset: offset, len, .. } = *piece;
+        let CopyRange { from_offset: source_offset, to_offset: offset, .. } = *piece;
+        let len = rest.min(self.config.limits.copy_piece);
         let op = Op::CloneRange {
             ino: to.ino,
             offset,
@@ -125,7 +163,7 @@ impl<H: Host> LibFsOn<H> {
         state.moved(place.sequence);
         state.record.size = state.record.size.max(offset + len);
         self.touched(state, place.sequence, now, false);
-        Ok(place.sequence)
+        Ok(Some(Copied { sequence: place.sequence, len, rest }))
     }
 }
 

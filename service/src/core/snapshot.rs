@@ -10,7 +10,9 @@
 //! Order: names from the root downwards, parents before children; inodes without a name; then every inode by
 //! number, with what making names would change (times, lists to be inherited, accounts) and its content.
 //! Content is read from the volume as it is when its turn has come, and may be newer than the moment. Blocks that files share
-//! are sent once, and as clones after that. The
+//! are sent once, and as clones after that; blocks that are reserved and not written are reserved there, too. So the node
+//! has as much room as all others, and takes as head nothing that does not fit them. Blocks that a file has been given since the
+//! moment are left out: so they fit, also if another file has given them up. The
 //! stream that follows says the same again; operations that use content which is there (`CloneRange`, `Shift`)
 //! end the snapshot, and the node asks for another.
 //!
@@ -42,6 +44,8 @@ const LOST: Nanos = 1_000_000_000;
 /// After this time a head that is not fenced knows what became of a request to let a node into the chain: a
 /// heartbeat sent later has been confirmed, on the same connection.
 const PROMOTE_KNOWN: Nanos = 1_000_000_000;
+/// fallocate: do not change the size.
+const KEEP_SIZE: u16 = 1;
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
@@ -167,13 +171,13 @@ impl Dump {
             },
             Stage::Content(ino, at) => {
                 let Some(record) = self.view.attr(ino)? else { return Err(vanished(ino)) };
-                let to = content(now, out, &mut self.shared, ino, at, record.size)?;
-                if to >= record.size {
-                    // Writing it has changed the times.
-                    out.times(&record);
-                    self.stage = Stage::Inodes(ino);
-                } else {
-                    self.stage = Stage::Content(ino, to);
+                match content(&self.view, now, out, &mut self.shared, ino, at, record.size)? {
+                    Some(to) => self.stage = Stage::Content(ino, to),
+                    None => {
+                        // Writing it has changed the times.
+                        out.times(&record);
+                        self.stage = Stage::Inodes(ino);
+                    }
                 }
             }
             Stage::Done => {}
@@ -285,7 +289,9 @@ impl Dump {
         if let Some(list) = &record.default_acl {
             out.op(&Op::SetXattr { ino, name: acl::DEFAULT, value: &list.encode() });
         }
-        if record.mode & S_IFMT == S_IFREG && record.size > 0 {
+        // What is reserved may lie behind the end, also of an empty file.
+        let holds = record.size > 0 || (record.blocks > 0 && !planted(Bug::ReservedUnsent));
+        if record.mode & S_IFMT == S_IFREG && holds {
             self.stage = Stage::Content(ino, 0);
         } else {
             out.times(&record);
@@ -330,27 +336,40 @@ fn vanished(ino: InodeId) -> Failure {
     Failure::Volume(storage::volume::Fault::Item { ino: ino.0, corrupt })
 }
 
-/// Content of a file from `at` on, holes left out; returns where to go on.
+/// Content of a file from `at` on, holes left out; returns where to go on. None: there is no more.
+///
+/// Blocks that it has been given since the moment are left out: the stream brings them. So at no time does the node
+/// that joins need more room than the moment did, whatever went from one file to another in between.
 fn content(
-    volume: &Volume,
+    then: &Volume,
+    now: &Volume,
     out: &mut Synthetic,
     sent: &mut SharedSent,
     ino: InodeId,
     at: u64,
     size: u64,
-) -> Result<u64, Failure> {
-    let Some(extent) =
-        volume.extents(ino, at, 16)?.into_iter().find(|e| !e.unwritten && e.offset + e.len > at)
-    else {
-        // Nothing more; or 16 that are reserved, behind which there may be more.
-        let last = volume.extents(ino, at, 16)?.last().map(|e| e.offset + e.len);
-        return Ok(last.filter(|end| *end > at).unwrap_or(size));
+) -> Result<Option<u64>, Failure> {
+    let ([extent], [had]) = (&now.extents(ino, at, 1)?[..], &then.extents(ino, at, 1)?[..]) else {
+        return Ok(None);
     };
-    let from = at.max(extent.offset);
-    let mut to = (extent.offset + extent.len).min(size);
-    if from >= size {
-        return Ok(size);
+    let from = at.max(extent.offset).max(had.offset);
+    let end = (extent.offset + extent.len).min(had.offset + had.len);
+    if from >= end {
+        // The one ends before the other begins.
+        return Ok(Some(from));
     }
+    if extent.unwritten {
+        let (offset, len, mode) = (from, end - from, KEEP_SIZE);
+        if !planted(Bug::ReservedUnsent) {
+            out.op(&Op::Fallocate { ino, offset, len, mode });
+        }
+        return Ok(Some(end));
+    }
+    if from >= size {
+        // The file has become longer since the moment, which the stream says; something reserved may lie behind.
+        return Ok(Some(end));
+    }
+    let mut to = end.min(size);
     if extent.shared {
         match sent.find(extent.arena, extent.arena_offset + (from - extent.offset)) {
             Ok(run) => {
@@ -360,22 +379,23 @@ fn content(
                 let (source, source_offset) = (run.ino, run.offset);
                 let zeroes = true;
                 out.op(&Op::CloneRange { ino, offset: from, len, source, source_offset, zeroes });
-                return Ok(to);
+                return Ok(Some(to.next_multiple_of(BLOCK_BYTES)));
             }
             Err(free) => to = to.min(from.saturating_add(free)),
         }
     }
     to = to.min(from + CONTENT as u64);
     if extent.shared {
-        sent.add(ino, &extent, from, to);
+        sent.add(ino, extent, from, to);
     }
     let mut data = vec![0u8; (to - from) as usize];
-    let n = volume.read_file(ino, from, &mut data)?;
+    let n = now.read_file(ino, from, &mut data)?;
     data.truncate(n);
     if n > 0 {
         out.op(&Op::Write { ino, offset: from, data: &data, clear_setid: false });
     }
-    Ok(to)
+    // Of the block with the last byte there is no more.
+    Ok(Some(to.next_multiple_of(BLOCK_BYTES)))
 }
 
 impl Node {

@@ -263,6 +263,132 @@ fn content_behind_many_reserved_blocks_is_on_a_node_that_joins() {
     comes_in(&mut rig);
 }
 
+/// What is reserved is so on a node that joins, also behind the end of a file: it is promised to who reserved it, and as head
+/// the node would take for others what the rest of the chain has no room for. (Node 1 ended: the
+/// chunk "does not fit this volume (no space left on device)".) Seed 10722 of full volumes.
+#[test]
+fn what_is_reserved_is_so_on_a_node_that_joins() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let made: Vec<InodeId> = [&b"whole"[..], b"inside", b"empty", b"behind"]
+        .into_iter()
+        .map(|name| hand.create(&mut rig, name, 0o100_644))
+        .collect();
+    let [whole, inside, empty, behind] = made[..] else { panic!("four files") };
+    for (ino, offset, len, mode) in
+        [(whole, 0, 4 << 20, 0), (inside, 4096, 2 << 20, 0), (empty, 8192, 3 << 20, 1)]
+    {
+        hand.append(&Op::Fallocate { ino, offset, len, mode });
+    }
+    // Reserved at both sides of what is written, and the end of the file within a block.
+    hand.append(&Op::Write {
+        ino: inside,
+        offset: 1 << 20,
+        data: &[5; 70_000],
+        clear_setid: false,
+    });
+    hand.append(&Op::Write { ino: behind, offset: 0, data: &[6; 5000], clear_setid: false });
+    hand.append(&Op::Fallocate { ino: behind, offset: 0, len: 2 << 20, mode: 1 });
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    comes_in(&mut rig);
+    let free = |rig: &Rig| -> Vec<u64> {
+        rig.nodes.iter().map(|n| n.volume().statfs().blocks_free).collect()
+    };
+    let before = free(&rig);
+    // It becomes the head: others get what is free and no more.
+    for n in [0, 1] {
+        view(&mut rig, n, 3, &[TWO, ONE], &[]);
+    }
+    rig.settle();
+    let mut other = rig.attach(1, 0);
+    let ino = other.create(&mut rig, b"other", 0o100_644);
+    for part in 0..8 {
+        let (offset, len) = (part << 20, 1 << 20);
+        other.append(&Op::Fallocate { ino, offset, len, mode: 0 });
+    }
+    other.sync(&mut rig);
+    rig.settle();
+    assert!(other.refusals() > 0, "there is not so much");
+    assert_eq!(before[0], before[1]);
+    assert_eq!(free(&rig)[0], free(&rig)[1]);
+    for ino in made {
+        let blocks =
+            |n: usize| rig.nodes[n].volume().attr(ino).unwrap().map(|r| (r.size, r.blocks));
+        assert_eq!(blocks(0), blocks(1), "{ino}");
+    }
+    // And who reserved it has it.
+    let refused = hand.refusals();
+    for part in 0..2 {
+        let (offset, data) = (part << 20, [9; 1 << 20]);
+        hand.append_in(
+            &mut rig,
+            whole,
+            &Op::Write { ino: whole, offset, data: &data, clear_setid: false },
+        );
+    }
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), refused, "it was promised");
+    assert_same(&rig);
+    rig.check();
+}
+
+/// Content is sent as it is when its turn comes. What one file gives up meanwhile and another takes is not in both on the node
+/// that joins: that would not fit it.
+#[test]
+fn what_goes_from_one_file_to_another_during_a_snapshot_is_not_in_both() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let first = hand.create(&mut rig, b"first", 0o100_644);
+    let mut between = Vec::new();
+    for n in 0..3000 {
+        between.push(hand.create(&mut rig, format!("file {n}").as_bytes(), 0o100_644));
+    }
+    let last = hand.create(&mut rig, b"last", 0o100_644);
+    assert!(first < last);
+    hand.append(&Op::Fallocate { ino: first, offset: 0, len: 9 << 20, mode: 0 });
+    hand.append(&Op::Write { ino: last, offset: 0, data: &[4; 9000], clear_setid: false });
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    // Until the node has the first of the two.
+    let has = |rig: &Rig, ino| {
+        rig.nodes[1].volume().attr(ino).unwrap().is_some_and(|r| r.blocks > 1 << 10)
+    };
+    for _ in 0..4000 {
+        let pieces = rig.links.iter().position(|(t, f, _)| (*t, *f) == (TWO, ONE)).unwrap();
+        if has(&rig, first) {
+            break;
+        }
+        rig.pass(1_000_000);
+        for link in 0..rig.links.len() {
+            let once = link == pieces;
+            while rig.deliver(link) && !once {}
+        }
+    }
+    assert!(has(&rig, first));
+    assert_eq!(rig.nodes[1].volume().attr(last).unwrap().map(|r| r.blocks), Some(0), "not yet");
+    hand.append(&Op::Truncate { ino: first, size: 0, clear_setid: false });
+    hand.append(&Op::Fallocate { ino: last, offset: 0, len: 10 << 20, mode: 0 });
+    hand.ring(&mut rig);
+    for _ in 0..40 {
+        rig.pass(50_000_000);
+        rig.deliver_all();
+    }
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
+    comes_in(&mut rig);
+}
+
 /// Files that share blocks take as many on a node that joins: otherwise it would have no room for what the
 /// head accepts. The one that is sent first has become longer than the other.
 #[test]

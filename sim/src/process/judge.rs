@@ -620,10 +620,10 @@ impl World<'_> {
                 let apart = from.2.abs_diff(to.2) >= *len && *len != 0;
                 let (at, end) = (from.2, from.2 + len);
                 from.1 == to.1 && !apart
-                    || *len != 0
-                        && size(from.1, &|size| {
-                            size < end || size != end && !len.is_multiple_of(4096) || size < at
-                        })
+                    || size(from.1, &|size| {
+                        let ends = *len == 0 || len.is_multiple_of(4096) || size == end;
+                        size < end || !ends || size < at
+                    })
             }
             _ => false,
         }

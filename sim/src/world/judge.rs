@@ -68,7 +68,7 @@ impl World<'_> {
     /// Everything is quiet: every member shows what the model allows, and the same.
     pub(crate) fn judge(&mut self) -> Result<(), String> {
         self.trace(|| "JUDGE".into());
-        let mut digests = Vec::new();
+        let (mut digests, mut free) = (Vec::new(), Vec::new());
         let members: Vec<usize> = (0..self.hosts.len()).filter(|n| !self.hosts[*n].gone).collect();
         for &n in &members {
             let media: Arc<dyn Media> = Arc::clone(&self.hosts[n].region) as _;
@@ -88,12 +88,23 @@ impl World<'_> {
                 return Err(format!("node {}: its region differs from its state: {what:?}", n + 1));
             }
             digests.push(cold);
+            free.push(opened.blocks_free());
             self.judge_content(n, &opened)?;
             if digests[0] != cold {
                 let first = &self.hosts[members[0]].region;
                 let first = Volume::open(Arc::clone(first) as _).map_err(|e| format!("{e:?}"))?;
                 let what = first.differences(&opened);
                 return Err(format!("members {} and {} differ: {what:?}", members[0] + 1, n + 1));
+            }
+            if free[0] != opened.blocks_free() {
+                // As head each takes what fits it, which has to fit the others.
+                return Err(format!(
+                    "members {} and {} differ: {} and {} blocks are free",
+                    members[0] + 1,
+                    n + 1,
+                    free[0],
+                    opened.blocks_free()
+                ));
             }
         }
         members.first().map_or(Ok(()), |n| self.judge_orphans(*n))

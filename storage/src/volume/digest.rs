@@ -64,7 +64,6 @@ impl Volume {
         }
         xattrs.sort_unstable();
         inode.atime = Default::default();
-        inode.blocks = 0;
         if inode.nlink == 0 {
             // Where a directory without a name once was.
             inode.parent = InodeId::NONE;
@@ -72,7 +71,7 @@ impl Volume {
         Ok(Some(Facts { inode, names, xattrs, target: self.symlink(ino)? }))
     }
 
-    /// Digest of all names, attributes (without access times and block counts), extended
+    /// Digest of all names, attributes (without access times), extended
     /// attributes and contents, in the order of the inode numbers.
     pub fn digest(&self) -> Result<u64, Fault> {
         let (mut state, mut at) = (0, InodeId::NONE);
