@@ -583,7 +583,8 @@ impl<H: Host> LibFsOn<H> {
             return Ok(());
         }
         let name = storage::limits::CAPABILITY;
-        if self.xattr_of(turn, ino, state, name)?.is_some() {
+        // An empty value, which anybody may set, gives none, and stays: Linux asks for the length.
+        if self.xattr_of(turn, ino, state, name)?.is_some_and(|value| !value.is_empty()) {
             let now = Self::now(&[&state.record]);
             let op = Op::RemoveXattr { ino, name };
             state.last = self.log(turn, ino.0, &[state], &op, now)?.sequence;
