@@ -386,6 +386,11 @@ pub trait FileSystem: Send + Sync {
     fn read(&self, handle: Handle, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// Writes at `offset`, or at the end for an `O_APPEND` handle (or when `append` is given).
     fn write(&self, handle: Handle, offset: u64, data: &[u8], append: bool) -> Result<Written>;
+    /// Writes back what was stored in a shared mapping. As with Linux's own file systems, which do not see the
+    /// store, no privileges of the file end by that.
+    fn write_back(&self, handle: Handle, offset: u64, data: &[u8]) -> Result<Written> {
+        self.write(handle, offset, data, false)
+    }
     /// Allocates, punches or zeroes; mode bits in [`falloc`].
     fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()>;
     /// Copies bytes between two open files of this file system without carrying them through the

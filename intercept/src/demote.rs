@@ -120,7 +120,8 @@ fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
     let fd = if leaves_as_directory(index, ofd) {
         reopen_directory(index)?
     } else {
-        let ino = ofd.ino.load(Ordering::Acquire);
+        // It may have been opened by another process of the session.
+        let ino = crate::fsys::shown(ofd)?.0;
         match lock::give(ino, flags & KEPT) {
             Some(fd) => {
                 // It was opened some time ago, and a mapping ends where the kernel believes that the

@@ -24,6 +24,17 @@ use crate::fs::{
     S_IFDIR, S_IFMT, S_IFREG, Whence, Written, falloc,
 };
 
+/// How bytes are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// At an offset.
+    Call,
+    /// At the end.
+    Appends,
+    /// From a shared mapping: no privileges end.
+    Mapping,
+}
+
 impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle> {
         let inode = self.inode(ino);
@@ -256,17 +267,30 @@ impl<H: Host> LibFsOn<H> {
         append: bool,
     ) -> Result<Written> {
         let open = self.handle(handle)?;
+        let how = if append || open.flags & O_APPEND != 0 { How::Appends } else { How::Call };
+        self.write_open(&open, offset, data, how)
+    }
+
+    pub(crate) fn do_write_back(
+        &self,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Written> {
+        self.write_open(&*self.handle(handle)?, offset, data, How::Mapping)
+    }
+
+    fn write_open(&self, open: &Open<H>, offset: u64, data: &[u8], how: How) -> Result<Written> {
         if open.flags & O_ACCMODE == O_RDONLY {
             return Err(Errno::BADF);
         }
-        self.report_refusal(&open)?;
-        let append = append || open.flags & O_APPEND != 0;
-        let (written, promised) = self.write_inode(&open, offset, data, append)?;
+        self.report_refusal(open)?;
+        let (written, promised) = self.write_inode(open, offset, data, how)?;
         if !promised && !planted(Bug::JudgementUnawaited) {
-            self.await_judgement(&open)?;
+            self.await_judgement(open)?;
         }
         if open.flags & O_DSYNC != 0 {
-            self.sync_open(&open)?;
+            self.sync_open(open)?;
         }
         Ok(written)
     }
@@ -374,9 +398,10 @@ impl<H: Host> LibFsOn<H> {
         open: &Open<H>,
         offset: u64,
         data: &[u8],
-        append: bool,
+        how: How,
     ) -> Result<(Written, bool)> {
         let limits = &self.config.limits;
+        let append = how == How::Appends;
         let piece = if append { limits.append_piece } else { limits.write_piece };
         let piece = piece.min(PAYLOAD_MAX);
         // Nobody of this process writes between the entries of one call.
@@ -405,7 +430,7 @@ impl<H: Host> LibFsOn<H> {
                 }
                 fits = part.len().min(usize::try_from(room).unwrap_or(usize::MAX));
                 if fits > 0 {
-                    promised &= self.write_piece(turn, open, &mut state, at, &part[..fits])?;
+                    promised &= self.write_piece(turn, open, &mut state, at, &part[..fits], how)?;
                 }
                 Ok(at)
             });
@@ -432,6 +457,7 @@ impl<H: Host> LibFsOn<H> {
         state: &mut State,
         at: u64,
         piece: &[u8],
+        how: How,
     ) -> Step<bool, H> {
         let session = turn.session;
         let ino = open.inode.ino;
@@ -443,7 +469,9 @@ impl<H: Host> LibFsOn<H> {
                 return Err(Stop::Wait(Wait::Extents { ino, from }));
             }
         }
-        self.end_privileges(turn, ino, state, true)?;
+        if how != How::Mapping {
+            self.end_privileges(turn, ino, state, true)?;
+        }
         let clear = self.clears_setid(state);
         let now = Self::now(&[&state.record]);
         let len = piece.len() as u64;
@@ -555,7 +583,8 @@ impl<H: Host> LibFsOn<H> {
             return Ok(());
         }
         let name = storage::limits::CAPABILITY;
-        if self.xattr_of(turn, ino, state, name)?.is_some() {
+        // An empty value, which anybody may set, gives none, and stays: Linux asks for the length.
+        if self.xattr_of(turn, ino, state, name)?.is_some_and(|value| !value.is_empty()) {
             let now = Self::now(&[&state.record]);
             let op = Op::RemoveXattr { ino, name };
             state.last = self.log(turn, ino.0, &[state], &op, now)?.sequence;

@@ -146,6 +146,10 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.do_write(handle, offset, data, append)
     }
 
+    fn write_back(&self, handle: Handle, offset: u64, data: &[u8]) -> Result<Written> {
+        self.do_write_back(handle, offset, data)
+    }
+
     fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()> {
         self.do_fallocate(handle, mode, offset, len)
     }

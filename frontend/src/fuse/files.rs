@@ -191,12 +191,18 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let opened = self.opened(arg.fh.get(), call.ino)?;
         let at = offset(arg.offset.get())?;
         let flags = arg.write_flags.get();
-        let append = arg.flags.get() & O_APPEND != 0 && flags & WRITE_CACHE == 0;
+        // Pages of a shared mapping: without a write-back cache the kernel keeps no others.
+        let mapped = flags & WRITE_CACHE != 0;
+        let append = arg.flags.get() & O_APPEND != 0 && !mapped;
         let _change = self.known.change(call.ino, at.saturating_add(data.len() as u64));
-        let written = self.fs.write(opened.handle, at, data, append)?;
+        let written = if mapped {
+            self.fs.write_back(opened.handle, at, data)?
+        } else {
+            self.fs.write(opened.handle, at, data, append)?
+        };
         self.counters.bytes_written.fetch_add(written.len as u64, Ordering::Relaxed);
         if opened.direct
-            && flags & WRITE_CACHE == 0
+            && !mapped
             && written.len > 0
             && let Some(kernel) = self.kernel.get()
         {

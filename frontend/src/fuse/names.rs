@@ -463,8 +463,24 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let name = args.xattr_name()?;
         args.end()?;
         self.check_xattr(name)?;
-        let value = self.fs.getxattr(&call.caller, call.ino, name)?;
-        sized(sink, &value, arg.size.get())
+        let value = self.fs.getxattr(&call.caller, call.ino, name);
+        self.tell_once(call.ino, name);
+        sized(sink, &value?, arg.size.get())
+    }
+
+    /// An access list, or that there is none, is about to be told. The kernel keeps it until it asks for the inode's
+    /// attributes, or is told that they are not what they were. Nobody tells it that of attributes that it does not
+    /// keep; and to show a list to whoever has the file open, or knows its name, it asks for none. So then it is told
+    /// now: it does not keep a list that it had asked for before.
+    fn tell_once(&self, ino: InodeId, name: &[u8]) {
+        if self.options.kernel_checks
+            && is_acl(name)
+            && self.fs.keeps_acls()
+            && !self.fs.has_cached(ino)
+            && let Some(kernel) = self.kernel.get()
+        {
+            kernel.inode(ino, -1, 0);
+        }
     }
 
     pub(super) fn listxattr(

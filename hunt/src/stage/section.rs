@@ -183,8 +183,15 @@ impl Stage<'_> {
             return;
         }
         std::thread::sleep(TICKS);
-        let peer = &mut self.actors[actor].real;
-        peer.say(seat, &format!("durable {slot}\n"));
+        let line = format!("durable {slot}\n");
+        let loose = self.is_loose();
+        let Actor { real: peer, reference } = &mut self.actors[actor];
+        if !loose {
+            // Whoever closes a file gives up its locks.
+            reference.say(seat, &line);
+            let _ = reference.hear(seat, CALL);
+        }
+        peer.say(seat, &line);
         let Ok(said) = peer.hear(seat, CALL) else { return };
         std::thread::sleep(TICKS);
         let tokens: Vec<&str> = said.split(' ').collect();

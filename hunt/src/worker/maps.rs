@@ -70,14 +70,15 @@ impl Worker {
         Ok(self.seen(bytes))
     }
 
-    /// `poke MAP OFFSET LENGTH PATTERN`: stores, and writes back.
+    /// `poke MAP OFFSET LENGTH PATTERN`: stores, and writes back: also what was stored before the first page that is not
+    /// there, since other nodes need not see it before (docs/mount.md).
     pub fn poke(&mut self, args: &Args<'_>) -> Result<String, Stop> {
         let (map, address, length) = self.part(args)?;
         let mut bytes = vec![0; length];
         pattern::fill(args.number(3)?.cast_unsigned(), &mut bytes);
-        let put = self.through_pipe(address, &mut bytes, true)?;
+        let put = self.through_pipe(address, &mut bytes, true);
         sys!(msync(map.address as *mut _, map.length, libc::MS_SYNC));
-        Ok(format!("{put} 0"))
+        Ok(format!("{} 0", put?))
     }
 
     /// `mapcopy SLOT OFFSET LENGTH PATTERN`: a private mapping: what is there, and that changes stay there. All in

@@ -19,6 +19,8 @@ const CWD: i32 = at::FDCWD;
 const XATTR_NAME_MAX: usize = 255;
 const XATTR_SIZE_MAX: usize = 65_536;
 const XATTR_LIST_MAX: usize = 65_536;
+/// What a file's capabilities are called.
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// Flags that calls of the stat family know: AT_NO_AUTOMOUNT and AT_STATX_SYNC_TYPE besides.
 const STAT_FLAGS: u32 = SET_FLAGS | 0x6800;
@@ -341,7 +343,7 @@ fn xattr(r: &Regs, file: impl Fn() -> Result<Attr, Stop>) -> Reply {
     if name.is_empty() {
         return Err(Stop::Error(err::RANGE));
     }
-    if set && name == b"security.capability" {
+    if set && name == CAPABILITY {
         // The kernel knows what such a value may be.
         if r.rax == nr::FSETXATTR {
             super::to_kernel(r.rdi)?;
@@ -369,7 +371,12 @@ fn xattr(r: &Regs, file: impl Fn() -> Result<Attr, Stop>) -> Reply {
     }
     let ino = file()?.ino;
     if matches!(r.rax, nr::GETXATTR | nr::LGETXATTR | nr::FGETXATTR) {
-        return give(&fs()?.getxattr(&caller(), ino, name)?, r.rdx, r.r10);
+        let value = fs()?.getxattr(&caller(), ino, name)?;
+        if name == CAPABILITY && value.is_empty() {
+            // Which the kernel takes, and shows to nobody.
+            return Err(Stop::Error(err::INVAL));
+        }
+        return give(&value, r.rdx, r.r10);
     }
     fs()?.removexattr(&caller(), ino, name)?;
     Ok(0)
