@@ -282,6 +282,8 @@ impl World<'_> {
             && self.model.current(dir.0).is_none_or(State::is_gone)
         {
             let open = self.pins.get(&dir.0).is_some_and(|pin| self.holds_open(pin));
+            // (Or a process may have it open that is still waited for.)
+            let open = open || self.hosts.iter().any(crate::host::Host::is_patient);
             let left = shown.body != Body::Gone && !open;
             return if left { Err(format!("{account:?}: has limits and is gone")) } else { Ok(()) };
         }

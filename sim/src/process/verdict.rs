@@ -416,7 +416,9 @@ impl World<'_> {
             };
             let waited = matches!(u.call, Call::Allocate { .. } | Call::Clone { .. });
             // What it waited for itself; or what was not said before.
-            let own = refused(u.refused).filter(|_| waited).map(|(seq, _)| *seq);
+            // (A call that began in the session before has heard of nothing in this one.)
+            let from = if u.current == Some(attached.session) { u.refused } else { 0 };
+            let own = refused(from).filter(|_| waited).map(|(seq, _)| *seq);
             let due = refused(told.perhaps).map(|(seq, _)| *seq).find(|seq| suspect(*seq));
             let (own, due) = (own.collect::<Vec<_>>(), due);
             let Some(legit) = due.or(own.first().copied()) else {
@@ -426,7 +428,7 @@ impl World<'_> {
             now.surely = visible;
             // (Of several refusals at once LibFS cannot tell which its call was about.)
             if due.is_some() || own.len() == 1 {
-                now.perhaps = now.perhaps.max(u.refused).max(legit);
+                now.perhaps = now.perhaps.max(from).max(legit);
             }
             if due.is_some() {
                 now.clean = now.clean.max(before);
