@@ -483,3 +483,37 @@ print(len(wrong), wrong[:5])
     }
     cluster.assert_nobody_expelled();
 }
+
+/// What changes a file's mode behind the kernel's back, an access list, has the kernel drop what it knows of it. That must be over
+/// when the call returns: what the next `read` asks for would be dropped with it, and the read would find what another node has cut off.
+#[test]
+fn what_was_cut_elsewhere_is_gone_after_a_list_is_set() {
+    let Some(cluster) = cluster() else { return };
+    let program = "import os, struct, sys, time
+own, other = sys.argv[1] + '/cut', sys.argv[2] + '/cut'
+def acl(i):
+    entries = (1, 6, -1), (2, i % 8, 1000), (4, i // 8 % 8, -1), (16, i % 7, -1), (32, 4, -1)
+    return struct.pack('<I', 2) + b''.join(struct.pack('<HHi', *entry) for entry in entries)
+there = os.open(other, os.O_RDWR | os.O_CREAT, 0o666)
+here = os.open(own, os.O_RDWR)
+begin, rounds, wrong = time.time(), 0, []
+while (time.time() < begin + 15 or rounds < 100) and not wrong:
+    rounds += 1
+    content = bytes([1 + rounds % 255]) * 20000
+    os.pwrite(there, content, 0)
+    if os.pread(here, 20000, 0) != content: wrong.append(('content', rounds))
+    os.ftruncate(there, 100 + rounds % 50)
+    os.setxattr(own, 'system.posix_acl_access', acl(rounds))
+    seen = os.pread(here, 711, 8192)
+    if seen: wrong.append((rounds, len(seen), seen[:4]))
+    if rounds % 3: continue
+    os.setxattr(other, 'system.posix_acl_access', acl(rounds + 5))
+    lists = [os.getxattr(file, 'system.posix_acl_access') for file in (here, other)]
+    if lists[0] != lists[1]: wrong.append(('list', rounds))
+print(wrong)
+";
+    let mounts = [cluster.mount(1), cluster.mount(3)];
+    let said = cluster.native(1).args(["python3", "-c", program]).args(mounts).output();
+    assert_eq!(text(&said.unwrap()), "[]\n");
+    cluster.assert_nobody_expelled();
+}

@@ -219,7 +219,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if flags & WRITE_KILL_SUIDGID != 0 {
             let attr = self.fs.fgetattr(opened.handle)?;
             if self.clear_set_id(call, call.ino, attr)?.mode != attr.mode {
-                self.forget_attributes(call.ino);
+                self.forget_mode(call.ino);
             }
         }
         let size = u32::try_from(written.len).map_err(|_| Errno::IO)?;
@@ -268,7 +268,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
         let attr = self.fs.fgetattr(handle)?;
         if attr.mode & 0o6000 != 0 && self.clear_set_id(call, ino, attr)?.mode != attr.mode {
-            self.forget_attributes(ino);
+            self.forget_mode(ino);
         }
         Ok(())
     }

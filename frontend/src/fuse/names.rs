@@ -522,7 +522,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// not know.
     fn note_acl(&self, ino: InodeId, name: &[u8]) {
         if name.starts_with(b"system.") {
-            self.forget_attributes(ino);
+            self.forget_mode(ino);
         }
     }
 }

@@ -533,6 +533,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
+    /// The request that is served has changed the mode, which the kernel may not know. It is told at once: after the answer
+    /// the caller may have asked for attributes already, which the kernel would throw away, and with them the news that
+    /// another node has cut the file. No pages go, which a caller may hold.
+    pub(super) fn forget_mode(&self, ino: InodeId) {
+        match self.kernel.get() {
+            Some(kernel) => kernel.inode(ino, -1, 0),
+            _ => self.forget_attributes(ino),
+        }
+    }
+
     /// Whether a file opened with these flags goes past the cache for good, so that the kernel takes several
     /// writes to it at once. It drops the pages that a write makes old before the write; not all kernels do so
     /// again after it, so the server does, for the sake of those who map the file.
