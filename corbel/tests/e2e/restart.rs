@@ -97,21 +97,25 @@ fn what_a_killed_program_wrote_is_there_after_a_restart() {
 }
 
 /// Appends and syncs, small files and a database, until told to stop. Says what went wrong, and what is missing.
-const DILIGENT: &str = "import json, os, sqlite3, sys
+const DILIGENT: &str = "import fcntl, json, os, sqlite3, sys
 name, desk = sys.argv[1:3]
 fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 db = sqlite3.connect(name + '.db', isolation_level=None)
 db.execute('pragma synchronous=full'); db.execute('create table t (n)')
+lk = os.open(name + '.db', os.O_RDWR)
 n, wrong = 0, []
 def small(n):
     one = os.open('%s.%d' % (name, n % 7), os.O_RDWR | os.O_CREAT)
     os.pwrite(one, b'%09d' % n, 0); os.fsync(one); os.close(one)
 def tried(what, call, *args):
     try: call(*args)
-    except (OSError, sqlite3.Error) as e: wrong.append((what, n, str(e)))
+    except (OSError, sqlite3.Error) as e:
+        wrong.append((what, n, '%s %s' % (e, getattr(e, 'sqlite_errorname', ''))))
 while not os.path.exists(desk + '/stop'):
     tried('write', os.write, fd, b'%09d\\n' % n)
     tried('fsync', os.fsync, fd)
+    if n % 4 == 0: tried('lock', fcntl.lockf, lk, fcntl.LOCK_SH, 10, 100)
+    if n % 4 == 0: tried('unlock', fcntl.lockf, lk, fcntl.LOCK_UN, 10, 100)
     if n % 4 == 0: tried('sqlite', db.execute, 'insert into t values (?)', (n,))
     if n % 3 == 0: tried('small', small, n)
     n += 1

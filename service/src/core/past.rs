@@ -160,9 +160,13 @@ impl Node {
         gone.into_iter().try_for_each(|past| self.drop_past(past, out))
     }
 
-    /// What processes here have open of past sessions, for a head that does not know.
+    /// What processes here have open of past sessions, for a head that does not know; and that these sessions are over:
+    /// one that knew them gives back what else they held, their locks above all, for which the processes ask again.
     pub(super) fn past_reports(&self) -> Vec<Message> {
-        self.keeping.past.iter().map(Past::report).collect()
+        let over = |past: &Past| Message::ClientGone { client: past.client };
+        let ends = |past| (!planted(Bug::EndUnheard)).then(|| over(past));
+        let all = self.keeping.past.iter();
+        all.flat_map(|past| std::iter::once(past.report()).chain(ends(past))).collect()
     }
 
     /// What the client still has open of what its process had open in earlier sessions is pinned for it from now on;

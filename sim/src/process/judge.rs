@@ -527,8 +527,11 @@ impl World<'_> {
         // has forgotten everything.
         let lost = self.actors[c].process.as_ref().is_some_and(|p| p.attached.len() > 1);
         let forgotten = self.outcome.faults.contains_key("bit-rot-noticed");
-        let lost = lost && (forgotten || !self.hosts[self.actors[c].node].is_patient());
-        let by_handle = |ino: u64| lost && gone(ino);
+        let away = forgotten || !self.hosts[self.actors[c].node].is_patient();
+        // What was made in a session, and lost with it, is nowhere.
+        let never =
+            |ino: u64| self.model.during(ino, u.since).iter().all(|s| matches!(s.body, Body::Gone));
+        let by_handle = |ino: u64| lost && (away && gone(ino) || never(ino));
         let open = |h: Handle| self.actors[c].process.as_ref().and_then(|p| p.open.get(&number(h)));
         match (errno, &u.call) {
             (Errno::NOENT | Errno::STALE, call) => match call {
