@@ -397,10 +397,15 @@ impl Model {
         let past = past.filter(|p| p.until > since).map(|p| Rc::clone(&p.state));
         let versions = self.inodes.get(&ino).map_or(&[][..], Vec::as_slice);
         let first = self.first_possible(versions, since);
-        let unborn = versions.first().is_none_or(|v| v.at > since || !self.is_certain(v));
-        let unborn = unborn.then(|| Rc::new(State::gone()));
+        let unborn = self.may_be_unborn(ino, since).then(|| Rc::new(State::gone()));
         let later = versions[first..].iter().filter(|v| self.counts(v));
         past.chain(unborn).chain(later.map(|v| Rc::clone(&v.state))).collect()
+    }
+
+    /// Whether the inode may not have been made at some moment since then: not yet, or in a session that lost it.
+    pub fn may_be_unborn(&self, ino: u64, since: u64) -> bool {
+        let first = self.inodes.get(&ino).and_then(|versions| versions.first());
+        first.is_none_or(|v| v.at > since || !self.is_certain(v))
     }
 
     fn counts(&self, v: &Version) -> bool {

@@ -904,7 +904,9 @@ impl Node {
             }
             let granted = Message::Granted { client, ino, token, mode, errno: 0, stream };
             self.to_agent(client, granted, out);
-            if recall {
+            if recall && planted(Bug::RecallBetween) {
+                self.recall(client, ino, out);
+            } else if recall {
                 recalls.push((client, ino));
             }
         }

@@ -12,6 +12,7 @@ use crate::model::{Body, State};
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
+const S_IFLNK: u32 = 0o120_000;
 
 fn nanos(time: Time) -> u64 {
     time.sec as u64 * 1_000_000_000 + u64::from(time.nsec)
@@ -497,7 +498,6 @@ impl World<'_> {
     }
 
     fn may_fail(&mut self, c: usize, u: &UnderWay, errno: Errno) -> bool {
-        let kind = |ino: u64| self.model.current(ino).map_or(0, |s| s.mode & S_IFMT);
         let gone = |ino: u64| self.ever(ino, u, State::is_gone);
         let none = |dir: u64, name: &[u8]| self.leads(dir, name, u).contains(&None);
         let some = |dir: u64, name: &[u8]| self.leads(dir, name, u).iter().any(Option::is_some);
@@ -528,9 +528,8 @@ impl World<'_> {
         let lost = self.actors[c].process.as_ref().is_some_and(|p| p.attached.len() > 1);
         let forgotten = self.outcome.faults.contains_key("bit-rot-noticed");
         let away = forgotten || !self.hosts[self.actors[c].node].is_patient();
-        // What was made in a session, and lost with it, is nowhere.
-        let never =
-            |ino: u64| self.model.during(ino, u.since).iter().all(|s| matches!(s.body, Body::Gone));
+        // What was made in a session, and perhaps lost with it, is perhaps nowhere.
+        let never = |ino: u64| self.model.may_be_unborn(ino, u.since);
         let by_handle = |ino: u64| lost && (away && gone(ino) || never(ino));
         let open = |h: Handle| self.actors[c].process.as_ref().and_then(|p| p.open.get(&number(h)));
         match (errno, &u.call) {
@@ -599,12 +598,12 @@ impl World<'_> {
             }
             (Errno::XDEV, Call::Rename { .. } | Call::Link { .. }) => true,
             (Errno::PERM, Call::Link { ino, .. }) => dir(*ino),
-            (Errno::INVAL, Call::Readlink { ino }) => kind(*ino) != 0o120_000,
+            (Errno::INVAL, Call::Readlink { ino }) => {
+                self.ever(*ino, u, |s| s.mode & S_IFMT != S_IFLNK)
+            }
             (Errno::NODATA, Call::GetXattr { ino, name }) => lacks(*ino, name) || !file(*ino),
             (Errno::NODATA, Call::SetXattr { ino, name, .. }) => lacks(*ino, name),
-            (Errno::OPNOTSUPP, Call::GetXattr { ino, name }) => {
-                *name == ACL && kind(*ino) == 0o120_000
-            }
+            (Errno::OPNOTSUPP, Call::GetXattr { ino, name }) => *name == ACL && is(*ino, S_IFLNK),
             (Errno::NXIO, Call::Seek { ino, offset, data, .. }) => self.ever(*ino, u, |s| {
                 let Body::File(bytes, _) = &s.body else { return false };
                 let rest = bytes.get(*offset as usize..).unwrap_or(&[]);
