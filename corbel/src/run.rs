@@ -102,7 +102,8 @@ pub fn run(global: &Global, _out: &Output, args: &RunArgs) -> Result<u8> {
             Path::new(&args.program[0]).display()
         );
     }
-    command.env(format::ENV, format!("{},-1", session.fd.as_raw_fd()));
+    let [config, state] = [&session.config, &session.state].map(|fd| fd.as_raw_fd());
+    command.env(format::ENV, format!("{config},{state},-1"));
     command.env("LD_PRELOAD", preload(&session.library));
     let before = if args.audit { Calls::of(&session.mount) } else { None };
     let status = wait(spawn(&mut command, args)?)?;
@@ -292,7 +293,10 @@ fn find_mount() -> Result<PathBuf> {
 
 /// What the processes of one run share.
 struct Session {
-    fd: OwnedFd,
+    /// The configuration, to be read.
+    config: OwnedFd,
+    /// The state of those who run as this user.
+    state: OwnedFd,
     /// Patched text, for every process.
     _overlay: Option<OwnedFd>,
     library: PathBuf,
@@ -371,17 +375,17 @@ impl Session {
         let overlay = overlay(&tables).ok();
         let texts = (tables.len(), overlay.as_ref());
         let header = header(&mount, &backend, &library, (&holder.name, secret), texts, args)?;
-        let (memory, fd) = memory(&header, &tables)?;
+        let (memory, config) = configuration(&header, &tables)?;
         let sites = tables.into_iter().map(|(_, sites)| sites);
         let known = libraries.into_iter().zip(sites).collect();
         holder.start(Directory::new(memory, known), secret);
-        Ok(Self { fd, _overlay: overlay, library, mount })
+        Ok(Self { config, state: state()?, _overlay: overlay, library, mount })
     }
 
     fn counters(&self) -> Result<[u32; 8]> {
-        let file = fs::File::from(self.fd.try_clone().context("session memory")?);
+        let file = fs::File::from(self.state.try_clone().context("session memory")?);
         let mut bytes = [0u8; 32];
-        file.read_exact_at(&mut bytes, format::COUNTERS_AT as u64).context("session memory")?;
+        file.read_exact_at(&mut bytes, 0).context("session memory")?;
         let mut counters = [0; 8];
         for (counter, word) in counters.iter_mut().zip(bytes.chunks_exact(4)) {
             *counter = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
@@ -391,7 +395,7 @@ impl Session {
 
     /// Threads that the library served; the last ones if they were very many.
     fn threads(&self) -> Result<BTreeSet<u32>> {
-        let file = fs::File::from(self.fd.try_clone().context("session memory")?);
+        let file = fs::File::from(self.state.try_clone().context("session memory")?);
         let mut bytes = vec![0u8; format::THREADS * 4];
         file.read_exact_at(&mut bytes, format::THREADS_AT as u64).context("session memory")?;
         let ids = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
@@ -446,7 +450,7 @@ fn header(
     let mut image = format::MAGIC.to_vec();
     image.extend_from_slice(&format::VERSION.to_le_bytes());
     image.extend_from_slice(&[0; 4]);
-    image.extend_from_slice(&(format::SESSION_BYTES as u64).to_le_bytes());
+    image.extend_from_slice(&(format::CONFIG_BYTES as u64).to_le_bytes());
     let lengths = [tables, mount.len(), backend.len(), library.len(), holder.len()];
     let number = overlay.map_or(0, |fd| fd.as_raw_fd().unsigned_abs() as usize);
     for n in lengths.into_iter().chain([device, strict, no_ring, number]) {
@@ -508,15 +512,24 @@ fn overlay(tables: &[Patched]) -> Result<OwnedFd> {
     inherited(&file)
 }
 
-/// Makes the memfd of the session; this process's descriptor, and the one that goes along.
-fn memory(header: &[u8], tables: &[Patched]) -> Result<(fs::File, OwnedFd)> {
+/// A memfd that keeps its size, and that only this user may write to.
+fn memory(name: &str, bytes: usize) -> Result<fs::File> {
+    use rustix::fs::SealFlags;
+    let make = || {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let file = fs::File::from(rustix::fs::memfd_create(name, flags)?);
+        file.set_len(bytes as u64)?;
+        rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(format::MODE))?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::from_bits_retain(format::SEALS))?;
+        Ok::<_, std::io::Error>(file)
+    };
+    make().context("making the session memory")
+}
+
+/// Makes the configuration: to be written by this process, and to be read by all others.
+fn configuration(header: &[u8], tables: &[Patched]) -> Result<(fs::File, OwnedFd)> {
     let what = "making the session memory";
-    let flags = rustix::fs::MemfdFlags::CLOEXEC;
-    let fd = rustix::fs::memfd_create("corbel-run", flags)
-        .map_err(std::io::Error::from)
-        .context(what)?;
-    let file = fs::File::from(fd);
-    file.set_len(format::SESSION_BYTES as u64).context(what)?;
+    let file = memory("corbel-run", format::CONFIG_BYTES)?;
     file.write_all_at(header, 0).context(what)?;
     let mut from = 0;
     for (i, (overlay, sites)) in tables.iter().enumerate() {
@@ -527,8 +540,15 @@ fn memory(header: &[u8], tables: &[Patched]) -> Result<(fs::File, OwnedFd)> {
         file.write_all_at(&table, at as u64).context(what)?;
         from += stubs + text;
     }
-    let along = inherited(&file)?;
+    // Opened anew: what goes along must not be written to by a program that gives up rights.
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let along = inherited(&fs::File::open(own).context(what)?)?;
     Ok((file, along))
+}
+
+/// Makes the state of those who run as this user.
+fn state() -> Result<OwnedFd> {
+    inherited(&memory("corbel-state", format::STATE_BYTES)?)
 }
 
 /// Moves a descriptor to a high number, open across exec.

@@ -9,6 +9,7 @@ mod both;
 mod copy;
 mod data;
 mod fds;
+mod identity;
 pub mod limit;
 mod names;
 mod open;
@@ -204,6 +205,9 @@ pub fn overlook(call: usize) {
 
 /// Called by the entry code with the application's registers; says how to leave.
 pub extern "C" fn dispatch(r: &mut Regs) -> usize {
+    if identity::PARTING.load(Ordering::Relaxed) {
+        identity::stand_aside();
+    }
     loop {
         let reply = match r.rax {
             // The four that matter most, first.

@@ -1,26 +1,33 @@
-//! The session memory: one memfd made by `corbel run`, mapped shared by every process under it.
+//! The session memory: what `corbel run` and the processes under it share.
+//!
+//! Two memfds. The *configuration* is written by `corbel run` only, and goes along into every program, opened for
+//! reading; nobody but its user may open it otherwise. The *state* belongs to the processes of one user: it is his who made it, goes along only to
+//! programs that run as the same user, and a process that becomes somebody else begins another one (identity.rs).
 //!
 //! Both sides compile this file (`corbel` includes it by path), so it depends on nothing. All of
 //! it lives in one boot of one machine; a version other than [`VERSION`] is refused.
 //!
-//! | offset | what |
+//! | offset in the configuration | what |
 //! | --- | --- |
-//! | 0 | [`Header`]: configuration, written once, checksummed |
-//! | [`COUNTERS_AT`] | [`Counters`] |
+//! | 0 | [`Header`]: written once, checksummed |
 //! | [`TABLES_AT`] | [`TABLES`] site tables of [`TABLE_BYTES`], each a [`Table`] |
+//! | [`OBJECTS_AT`] | [`OBJECTS`] files with code that somebody has mapped ([`Object`]), a hash table |
+//! | [`CALLS_AT`] | [`CALLS`] system calls that such files make by themselves ([`Call`]) |
+//!
+//! | offset in the state | what |
+//! | --- | --- |
+//! | 0 | [`Counters`] |
 //! | [`INODES_AT`] | [`INODES`] inode numbers that the kernel owns (shared mappings, programs), 0 = free |
 //! | [`OFDS_AT`] | [`OFDS`] open file descriptions ([`Ofd`]) |
 //! | [`SLOTS_AT`] | [`SLOTS`] records that carry a descriptor table over exec ([`Slot`]) |
 //! | [`THREADS_AT`] | ring of the last [`THREADS`] thread ids that the library served (u32), for `--audit` |
-//! | [`OBJECTS_AT`] | [`OBJECTS`] files with code that somebody has mapped ([`Object`]), a hash table |
-//! | [`CALLS_AT`] | [`CALLS`] system calls that such files make by themselves ([`Call`]) |
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// First bytes of a session.
 pub const MAGIC: [u8; 8] = *b"CORBLRUN";
 /// Version of everything in this file.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Longest path in the header.
 pub const PATH_MAX: usize = 1024;
 /// Longest socket address (`sun_path`), without NUL.
@@ -36,7 +43,7 @@ pub struct Header {
     pub version: u32,
     /// CRC32C of the header with this field zero.
     pub checksum: u32,
-    /// [`SESSION_BYTES`].
+    /// [`CONFIG_BYTES`].
     pub bytes: u64,
     /// Site tables in use.
     pub tables: u32,
@@ -92,6 +99,8 @@ pub struct Counters {
     pub trapped: AtomicU32,
     /// Threads noted so far.
     pub threads: AtomicU32,
+    /// Tells the states of one user apart, for the holder.
+    pub number: AtomicU32,
 }
 
 /// One system call site. `at` counts from the library's load address.
@@ -294,51 +303,59 @@ pub const INODES: usize = 1024;
 pub const OFDS: usize = 65_536;
 /// Exec records: execs under way at one time.
 pub const SLOTS: usize = 128;
-/// See the table above.
-pub const COUNTERS_AT: usize = 4096;
-/// See the table above.
-pub const TABLES_AT: usize = 8192;
-/// See the table above.
-pub const INODES_AT: usize = TABLES_AT + TABLES * TABLE_BYTES;
-/// See the table above.
-pub const OFDS_AT: usize = INODES_AT + INODES * 8;
-/// See the table above.
-pub const SLOTS_AT: usize = OFDS_AT + OFDS * 64;
 /// Threads noted.
 pub const THREADS: usize = 4096;
-/// See the table above.
-pub const THREADS_AT: usize = SLOTS_AT + SLOTS * size_of::<Slot>();
 /// Files with code.
 pub const OBJECTS: usize = 4096;
 /// Places in the table looked at for one of them.
 pub const OBJECT_PLACES: usize = 64;
 /// Calls of all of them.
 pub const CALLS: usize = 65_536;
-/// See the table above.
-pub const OBJECTS_AT: usize = THREADS_AT + THREADS * 4;
-/// See the table above.
+/// See the tables above.
+pub const TABLES_AT: usize = 4096;
+/// See the tables above.
+pub const OBJECTS_AT: usize = TABLES_AT + TABLES * TABLE_BYTES;
+/// See the tables above.
 pub const CALLS_AT: usize = OBJECTS_AT + OBJECTS * size_of::<Object>();
-/// Size of the memfd (sparse).
-pub const SESSION_BYTES: usize = CALLS_AT + CALLS * size_of::<Call>();
+/// Size of the configuration (sparse).
+pub const CONFIG_BYTES: usize = CALLS_AT + CALLS * size_of::<Call>();
+/// See the tables above.
+pub const INODES_AT: usize = 4096;
+/// See the tables above.
+pub const OFDS_AT: usize = INODES_AT + INODES * 8;
+/// See the tables above.
+pub const SLOTS_AT: usize = OFDS_AT + OFDS * 64;
+/// See the tables above.
+pub const THREADS_AT: usize = SLOTS_AT + SLOTS * size_of::<Slot>();
+/// Size of a state (sparse).
+pub const STATE_BYTES: usize = THREADS_AT + THREADS * 4;
+/// Seals of both: F_SEAL_SEAL, _SHRINK, _GROW.
+pub const SEALS: u32 = 1 | 2 | 4;
+/// Permission bits of both.
+pub const MODE: u32 = 0o600;
 /// Files that one request to the holder may ask about.
 pub const ASKED_MAX: usize = 32;
 
-/// Environment variable: `FD,SLOT`, decimal: the session's descriptor and the exec record (-1: none).
+/// Environment variable: `CONFIG,STATE,SLOT`, decimal: the descriptors of configuration and state (-1: none that this
+/// program may have), and the exec record (-1: none).
 pub const ENV: &str = "CORBEL_RUN";
 
-/// Descriptor and exec record in the value of [`ENV`].
-pub fn parse_env(value: &[u8]) -> Option<(i32, i32)> {
+/// Descriptors and exec record in the value of [`ENV`].
+pub fn parse_env(value: &[u8]) -> Option<(i32, i32, i32)> {
     let number = |text: &[u8]| core::str::from_utf8(text).ok()?.parse::<i32>().ok();
     let mut parts = value.split(|b| *b == b',');
-    let found = (number(parts.next()?)?, number(parts.next()?)?);
-    (parts.next().is_none() && found.0 >= 0 && found.1 >= -1).then_some(found)
+    let found = (number(parts.next()?)?, number(parts.next()?)?, number(parts.next()?)?);
+    let good = parts.next().is_none() && found.0 >= 0 && found.1 >= -1 && found.2 >= -1;
+    good.then_some(found)
 }
 
 const _: () = {
-    assert!(size_of::<Header>() <= COUNTERS_AT);
+    assert!(size_of::<Header>() <= TABLES_AT && size_of::<Counters>() <= INODES_AT);
     assert!(size_of::<Table>() <= TABLE_BYTES);
     assert!(size_of::<Ofd>() == 64);
     assert!(size_of::<Slot>() == 8192);
-    assert!(size_of::<Object>() == 64 && OBJECTS_AT.is_multiple_of(64));
+    assert!(
+        size_of::<Object>() == 64 && OBJECTS_AT.is_multiple_of(64) && OFDS_AT.is_multiple_of(64)
+    );
     assert!(size_of::<Call>() == 16);
 };

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use base::{Errno, InodeId};
 use client::dir::DirFs;
@@ -24,6 +24,8 @@ static CONNECTING: Mutex<()> = Mutex::new(());
 static TEMPLATE: AtomicI32 = AtomicI32::new(-1);
 /// The session was begun by somebody who is not the super-user.
 static BOUND: AtomicBool = AtomicBool::new(false);
+/// Who began it.
+static BEGUN_BY: AtomicU32 = AtomicU32::new(0);
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 
 /// Kernel form of an error.
@@ -59,8 +61,11 @@ fn connect_once() -> Result<&'static dyn FileSystem, isize> {
     let lock = CONNECTING.lock();
     let first = OBJECT.load(Ordering::Acquire).is_null();
     if first {
+        let user = session::user();
+        free_kept();
         let object = connect(session::header()).map_err(code)?;
         BOUND.store(sys::call1(nr::SETFSUID, usize::MAX) != 0, Ordering::Relaxed);
+        BEGUN_BY.store(user, Ordering::Relaxed);
         object.vouch(InodeId(CWD[0].load(Ordering::Relaxed)), CWD[1].load(Ordering::Relaxed));
         OBJECT.store(Box::into_raw(Box::new(object)), Ordering::Release);
     }
@@ -87,7 +92,7 @@ fn connect(header: &crate::format::Header) -> Result<Object, Errno> {
     if let Some(socket) = backend.strip_prefix(b"corbel:") {
         return Ok(Box::new(LibFs::attach(Config {
             fd_min: min,
-            watch,
+            watch: Some(self::watch),
             room: Some(limit::room),
             mount: header.mount[..header.mount_len as usize].to_vec(),
             ..Config::new(socket)
@@ -152,11 +157,67 @@ pub fn before_fork() {
     CWD[0].store(cwd, Ordering::Relaxed);
 }
 
-/// In a fork's child.
+/// The working directory, and what shows it, for the next session.
+pub fn show_cwd(ino: InodeId, proof: u64) {
+    CWD[1].store(proof, Ordering::Relaxed);
+    CWD[0].store(ino.0, Ordering::Relaxed);
+}
+
+/// In a fork's child. The parent's memory did not come along; its descriptors go, with the rights that they give, and
+/// their numbers are kept for the child's own.
 pub fn after_fork() {
     STOOD.store(0, Ordering::Release);
     OBJECT.store(core::ptr::null_mut(), Ordering::Release);
     IDENTITY_KNOWN.store(false, Ordering::Release);
+    let nothing = session::CONFIG_FD.load(Ordering::Relaxed) as usize;
+    for own in &OWN_FDS {
+        if let Some(fd) = own.load(Ordering::Acquire).checked_sub(1) {
+            sys::call3(nr::DUP3, nothing, fd as usize, o::CLOEXEC as usize);
+        }
+    }
+}
+
+/// The numbers that [`after_fork`] has kept are free for the session that begins; where the program has all others,
+/// they stay ours.
+fn free_kept() {
+    let (null, min) = (session::CONFIG_FD.load(Ordering::Relaxed), table::internal_min());
+    let probe = sys::call3(nr::FCNTL, null as usize, sys::F_DUPFD_CLOEXEC, min as usize);
+    if sys::failed(probe) {
+        return;
+    }
+    sys::call1(nr::CLOSE, probe as usize);
+    for own in &OWN_FDS {
+        if let Some(fd) = own.swap(0, Ordering::AcqRel).checked_sub(1) {
+            table::close_internal(fd as i32);
+        }
+    }
+}
+
+/// Ends this process's part in the session: nothing of it stays mapped or open. No other thread is at it.
+pub fn part() {
+    stand(0);
+    let object = OBJECT.swap(core::ptr::null_mut(), Ordering::AcqRel);
+    if !object.is_null() {
+        // SAFETY: stored by `connect_once` from a leaked box; nobody else is inside, and nobody finds it any more.
+        drop(unsafe { Box::from_raw(object) });
+    }
+    IDENTITY_KNOWN.store(false, Ordering::Release);
+}
+
+/// Descriptors that LibFS keeps, plus one.
+static OWN_FDS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
+
+/// LibFS keeps a descriptor, or is about to close it.
+fn watch(fd: i32, kept: bool) {
+    let (from, to) = if kept { (0, fd as u32 + 1) } else { (fd as u32 + 1, 0) };
+    let mut places = OWN_FDS.iter();
+    places.any(|own| own.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+    table::watch(fd, kept);
+}
+
+/// Whether the session was begun by that user, if it was begun.
+pub fn is_begun_by(uid: u32) -> bool {
+    !connected() || BEGUN_BY.load(Ordering::Relaxed) == uid
 }
 
 /// Opens an inode again in this process, for a description that came by fork or exec.

@@ -1,8 +1,8 @@
 //! The descriptor holder: a socket in `corbel run` that keeps one descriptor of each open file description that was
 //! given to the kernel, and that looks at files with code when a process asks (objects.rs).
 //!
-//! A request is 16 bytes of native integers, one a connection: operation, index, generation, 0; of LOOK: operation, the
-//! session's secret, 0, 0. PUT, LOOK and the reply to GET carry descriptors (SCM_RIGHTS). Each is answered by 16 bytes.
+//! A request is 16 bytes of native integers, one a connection: operation, index, generation, the state's number; of LOOK:
+//! operation, the session's secret, 0, 0. PUT, LOOK and the reply to GET carry descriptors (SCM_RIGHTS). Each is answered by 16 bytes.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::Ordering;
@@ -59,11 +59,22 @@ fn ask(mut body: [u32; BODY / 4], fds: &[i32]) -> Option<i32> {
     address[3..3 + name.len()].copy_from_slice(name);
     let at = address.as_ptr() as usize;
     let mut reply = None;
-    if sys::call3(nr::CONNECT, socket as usize, at, 3 + name.len()) == 0 {
+    // When the holder is gone its name is anybody's.
+    let connected = sys::call3(nr::CONNECT, socket as usize, at, 3 + name.len()) == 0;
+    if connected && peer(socket).is_some_and(|uid| uid == 0 || uid == session::runner()) {
         reply = exchange(socket, &mut body, fds);
     }
     table::close_internal(socket);
     reply
+}
+
+/// The user whom the kernel knows at the other end.
+fn peer(socket: i32) -> Option<u32> {
+    // pid, uid, gid; SOL_SOCKET, SO_PEERCRED
+    let (mut who, mut len) = ([0u32; 3], 12u32);
+    let (at, room) = ((&raw mut who) as usize, (&raw mut len) as usize);
+    let got = sys::call6(nr::GETSOCKOPT, socket as usize, 1, 17, at, room, 0);
+    (got == 0 && len == 12).then_some(who[1])
 }
 
 fn exchange(socket: i32, body: &mut [u32; BODY / 4], fds: &[i32]) -> Option<i32> {
@@ -103,7 +114,8 @@ fn exchange(socket: i32, body: &mut [u32; BODY / 4], fds: &[i32]) -> Option<i32>
 }
 
 fn about(op: u32, index: usize) -> [u32; BODY / 4] {
-    [op, index as u32, table::ofd(index).generation.load(Ordering::Acquire), 0]
+    let number = session::counters().number.load(Ordering::Relaxed);
+    [op, index as u32, table::ofd(index).generation.load(Ordering::Acquire), number]
 }
 
 /// A descriptor of a description for the others who share it.

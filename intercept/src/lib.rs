@@ -87,12 +87,14 @@ extern "C" fn init(_argc: usize, _argv: *const usize, envp: *const *const u8) {
         return;
     }
     let (Some(value), auxv) = environment(envp) else { return };
-    let Some((fd, slot)) = format::parse_env(value) else { return };
-    if !session::map(fd) {
+    let Some((config, state, slot)) = format::parse_env(value) else { return };
+    if !session::map(config) || !session::reserve() {
         return;
     }
     thread::corbel_thread_new();
-    table::protect(fd);
+    table::protect(config);
+    session::begin(state);
+    session::note_thread(thread::tid());
     if session::header().overlay > 0 {
         table::protect(session::header().overlay);
     }

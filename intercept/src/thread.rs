@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::sys::{self, nr};
 use crate::table::Context;
@@ -59,6 +59,8 @@ pub struct Area {
     pub raw_return: [usize; 256],
     /// `raw` at each vfork under way: what the child leaves there when it execs is not the parent's.
     pub vfork_raw: [u8; VFORKS],
+    /// Inside, and waiting for another thread that parts from the session (calls/identity.rs).
+    pub aside: AtomicBool,
     /// Lock request handed to the kernel in place of the application's (lock.rs).
     pub flock: [u64; 4],
 }
@@ -111,6 +113,22 @@ fn dead(area: *mut Area) -> bool {
     let tid = unsafe { (*area).tid };
     let pid = sys::call0(nr::GETPID) as usize;
     tid != 0 && sys::call3(nr::TGKILL, pid, tid as usize, 0) == -3
+}
+
+/// Whether other threads are in the engine, and do not stand aside.
+pub fn others_inside() -> bool {
+    let own: *const Area = area();
+    let areas = AREA_LIST.iter().map(|slot| slot.load(Ordering::Acquire));
+    let mut others =
+        areas.take_while(|at| !at.is_null()).filter(|at| *at != TAKEN && *at != own.cast_mut());
+    others.any(|at| {
+        // SAFETY: areas in the list are never unmapped, and their words are read as their threads write them: whole.
+        let inside = unsafe {
+            let (cur, top) = ((&raw const (*at).cur).read_volatile(), (*at).top);
+            cur != top && !(*at).aside.load(Ordering::SeqCst)
+        };
+        inside && !dead(at)
+    })
 }
 
 fn reuse() -> Option<*mut Area> {
@@ -185,6 +203,7 @@ pub extern "C" fn corbel_thread_new() {
             raw: 0,
             raw_return: [0; 256],
             vfork_raw: [0; VFORKS],
+            aside: AtomicBool::new(false),
             flock: [0; 4],
         };
     }

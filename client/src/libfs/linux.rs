@@ -165,7 +165,13 @@ impl Mapping {
         let at =
             unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }
                 .map_err(errno)?;
-        NonNull::new(at.cast()).map(|base| Self { base, len }).ok_or(Errno::NOMEM)
+        let mapping = NonNull::new(at.cast()).map(|base| Self { base, len }).ok_or(Errno::NOMEM)?;
+        // A child of fork has a session of its own, and perhaps other rights: it shall not have this memory.
+        // SAFETY: the range is the mapping's own; what a child does not have nobody there refers to, since a child
+        // attaches anew (docs/client.md).
+        unsafe { rustix::mm::madvise(at, len, rustix::mm::Advice::LinuxDontFork) }
+            .map_err(errno)?;
+        Ok(mapping)
     }
 
     #[inline]

@@ -3,15 +3,15 @@
 //! programs and libraries that they map (directory.rs).
 //!
 //! One request a connection (SOCK_SEQPACKET, abstract address), 16 bytes of native integers:
-//! operation (1 put, 2 get, 3 drop), description, generation, 0; or 4 (look), the session's secret, 0, 0. Every request is
+//! operation (1 put, 2 get, 3 drop), description, generation, the number of the state; or 4 (look), the session's secret, 0, 0. Every request is
 //! answered by 16 bytes, a look when the files that came with it are entered; the answer to a get that succeeds
 //! carries the descriptor.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{
@@ -28,13 +28,19 @@ const PUT: u32 = 1;
 const GET: u32 = 2;
 const DROP: u32 = 3;
 const LOOK: u32 = 4;
-/// Descriptors kept; more are refused, and their sharers reopen.
+/// Descriptors kept for the session's own user, and for each other; more are refused, and their sharers reopen.
 const KEPT_MAX: usize = 4096;
+const KEPT_FOR_OTHERS: usize = 512;
+/// Other users for whom descriptors are kept.
+const OTHERS_MAX: usize = 64;
 
 /// Requests of other users answered at a time.
 const STRANGERS_MAX: usize = 16;
 
-type Kept = HashMap<u32, (u32, OwnedFd)>;
+/// By state and description: generation, descriptor.
+type Kept = HashMap<(u32, u32), (u32, OwnedFd)>;
+/// Of each user, who gets nothing of another's.
+type KeptOf = HashMap<u32, Kept>;
 
 /// A holder that does not answer yet.
 pub struct Holder {
@@ -61,14 +67,14 @@ pub fn bind() -> Result<Holder> {
 impl Holder {
     /// Answers, in a thread of its own.
     pub fn start(self, directory: Directory, secret: u32) {
-        let desk = Arc::new(Desk { directory, secret, strangers: AtomicUsize::new(0) });
+        let (strangers, kept) = (AtomicUsize::new(0), Mutex::default());
+        let desk = Arc::new(Desk { directory, secret, strangers, kept });
         std::thread::spawn(move || {
-            let mut kept = Kept::new();
             loop {
                 let Ok(peer) = net::accept_with(&self.socket, SocketFlags::CLOEXEC) else {
                     continue;
                 };
-                if let Err(error) = desk.receive(peer, &mut kept) {
+                if let Err(error) = desk.receive(peer) {
                     log::debug!("holder: {error}");
                 }
             }
@@ -82,10 +88,11 @@ struct Desk {
     secret: u32,
     /// Requests of other users under way.
     strangers: AtomicUsize,
+    kept: Mutex<KeptOf>,
 }
 
 impl Desk {
-    fn receive(self: &Arc<Self>, peer: OwnedFd, kept: &mut Kept) -> rustix::io::Result<()> {
+    fn receive(self: &Arc<Self>, peer: OwnedFd) -> rustix::io::Result<()> {
         let uid = sockopt::socket_peercred(&peer)?.uid;
         if uid == rustix::process::getuid() || uid.is_root() {
             let request = Request::receive(peer)?;
@@ -95,23 +102,57 @@ impl Desk {
                 std::thread::spawn(move || desk.look(request));
                 return Ok(());
             }
-            return request.keep(kept);
+            return self.keep(uid.as_raw(), request);
         }
-        // A process of the session may have become somebody else; nobody waits for others who call.
+        // A process of the session may have become somebody else, and has a session of its own since; nobody waits for
+        // others who call.
         if self.strangers.fetch_add(1, Ordering::Relaxed) >= STRANGERS_MAX {
             self.strangers.fetch_sub(1, Ordering::Relaxed);
             return Err(rustix::io::Errno::ACCESS);
         }
         let desk = self.clone();
         std::thread::spawn(move || {
-            if let Ok(request) = Request::receive(peer)
-                && request.op == LOOK
-            {
-                desk.look(request);
+            if let Ok(request) = Request::receive(peer) {
+                match request.op {
+                    LOOK => desk.look(request),
+                    _ => drop(desk.keep(uid.as_raw(), request)),
+                }
             }
             desk.strangers.fetch_sub(1, Ordering::Relaxed);
         });
         Ok(())
+    }
+
+    /// Keeps, gives or drops a descriptor of that user's.
+    fn keep(&self, uid: u32, mut request: Request) -> rustix::io::Result<()> {
+        let (key, generation) = ((request.state, request.index), request.generation);
+        let own = uid == rustix::process::getuid().as_raw();
+        let most = if own { KEPT_MAX } else { KEPT_FOR_OTHERS };
+        let mut all = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if !all.contains_key(&uid) && all.len() > OTHERS_MAX {
+            return Err(rustix::io::Errno::NFILE);
+        }
+        let kept = all.entry(uid).or_default();
+        let mut answer = None;
+        match request.op {
+            PUT if kept.len() < most => {
+                if let Some(fd) = request.fds.pop() {
+                    kept.insert(key, (generation, fd));
+                }
+            }
+            GET => answer = kept.get(&key).filter(|(g, _)| *g == generation),
+            DROP if kept.get(&key).is_some_and(|(g, _)| *g == generation) => {
+                kept.remove(&key);
+            }
+            _ => {}
+        }
+        let answer = answer.map(|(_, fd)| fd.try_clone()).transpose();
+        if kept.is_empty() {
+            all.remove(&uid);
+        }
+        drop(all);
+        let answer = answer.map_err(|_| rustix::io::Errno::MFILE)?;
+        reply(&request.peer, &request.body, answer.as_ref().map(OwnedFd::as_fd))
     }
 
     fn look(&self, request: Request) {
@@ -132,6 +173,7 @@ struct Request {
     op: u32,
     index: u32,
     generation: u32,
+    state: u32,
     fds: Vec<OwnedFd>,
 }
 
@@ -158,25 +200,15 @@ impl Request {
             return Err(rustix::io::Errno::INVAL);
         }
         let word = |i: usize| u32::from_le_bytes([body[i], body[i + 1], body[i + 2], body[i + 3]]);
-        Ok(Self { peer, body, op: word(0), index: word(4), generation: word(8), fds })
-    }
-
-    fn keep(mut self, kept: &mut Kept) -> rustix::io::Result<()> {
-        let (index, generation) = (self.index, self.generation);
-        let mut answer = None;
-        match self.op {
-            PUT if kept.len() < KEPT_MAX => {
-                if let Some(fd) = self.fds.pop() {
-                    kept.insert(index, (generation, fd));
-                }
-            }
-            GET => answer = kept.get(&index).filter(|(g, _)| *g == generation),
-            DROP if kept.get(&index).is_some_and(|(g, _)| *g == generation) => {
-                kept.remove(&index);
-            }
-            _ => {}
-        }
-        reply(&self.peer, &self.body, answer.map(|(_, fd)| fd.as_fd()))
+        Ok(Self {
+            peer,
+            body,
+            op: word(0),
+            index: word(4),
+            generation: word(8),
+            state: word(12),
+            fds,
+        })
     }
 }
 

@@ -492,7 +492,7 @@ pub fn of(file: &File) -> Option<Object> {
     let id = if mine && meta.mode() & 0o022 == 0 { build_id(file) } else { None };
     let name = id.map(|id| id.iter().map(|b| format!("{b:02x}")).collect::<String>());
     let cached = name.and_then(|name| Some(sites::cache_dir()?.join(format!("calls-{name}"))));
-    if let Some(known) = cached.as_ref().and_then(|path| decode(&fs::read(path).ok()?)) {
+    if let Some(known) = cached.as_ref().and_then(|path| decode(&sites::load(path)?)) {
         return Some(known);
     }
     // Not by the file's own offset: whoever sent it shares that.

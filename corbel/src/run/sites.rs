@@ -14,9 +14,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
@@ -259,12 +259,28 @@ pub fn decode(file: &[u8]) -> Option<Vec<Site>> {
     Some(sites)
 }
 
-/// `$XDG_CACHE_HOME/corbel`, or `~/.cache/corbel`; absolute or none.
+/// Whether nobody else can have written what lies there.
+fn is_own(meta: &fs::Metadata) -> bool {
+    meta.uid() == rustix::process::geteuid().as_raw() && meta.mode() & 0o022 == 0
+}
+
+/// `$XDG_CACHE_HOME/corbel`, or `~/.cache/corbel`; absolute or none. None, too, where it is somebody else's (as when the
+/// super-user has kept a user's HOME): what lies there says where code is written over.
 pub fn cache_dir() -> Option<PathBuf> {
     let absolute =
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let dir = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(dir.join("corbel"))
+    let dir = dir.join("corbel");
+    let there = dir.ancestors().find_map(|dir| fs::metadata(dir).ok())?;
+    is_own(&there).then_some(dir)
+}
+
+/// A cache file, if it is the user's own.
+pub fn load(path: &Path) -> Option<Vec<u8>> {
+    let mut file = fs::File::open(path).ok()?;
+    let mut bytes = Vec::new();
+    let own = file.metadata().is_ok_and(|meta| meta.is_file() && is_own(&meta));
+    (own && file.read_to_end(&mut bytes).is_ok()).then_some(bytes)
 }
 
 /// Writes a cache file, all of it or nothing.
@@ -285,7 +301,7 @@ pub fn of(path: &Path) -> Result<Sites> {
     let id = elf.build_id().ok_or_else(|| refuse(path, "has no build-id"))?;
     let name: String = id.iter().map(|b| format!("{b:02x}")).collect();
     let cached = cache_dir().map(|dir| dir.join(format!("sites-{name}")));
-    let known = cached.as_ref().and_then(|file| decode(&fs::read(file).ok()?));
+    let known = cached.as_ref().and_then(|file| decode(&load(file)?));
     if let Some(sites) = known {
         return Ok(Sites { build_id: id, sites });
     }
@@ -372,6 +388,24 @@ mod tests {
             let bytes = elf.at_address(u64::from(site.at)).unwrap();
             assert_eq!(bytes[usize::from(site.syscall)..][..2], [0x0f, 0x05]);
         }
+    }
+
+    #[test]
+    fn cache_files_of_others_are_not_read() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = std::env::temp_dir().join(format!("corbel-sites-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("sites-0");
+        store(&file, b"own").unwrap();
+        assert_eq!(load(&file).as_deref(), Some(&b"own"[..]));
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(load(&file), None, "anybody may have written it");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        if std::os::unix::fs::chown(&file, Some(3002), None).is_ok() {
+            assert_eq!(load(&file), None, "somebody else's");
+        }
+        assert_eq!(load(Path::new("/dev/null")), None);
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

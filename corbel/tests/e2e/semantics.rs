@@ -130,6 +130,56 @@ fn rights_end_as_on_other_file_systems() {
     same_everywhere("rights.py");
 }
 
+/// A program that gives up the super-user's rights has nothing left of what it could do before: not the log of its
+/// session, not the memory that it shared, not the descriptors; nor have the programs that it starts.
+#[test]
+fn who_gives_up_rights_parts_from_the_session() {
+    let Some(cluster) = cluster() else { return };
+    let dir = cluster.mount(1).join("parted");
+    fs::create_dir(&dir).unwrap();
+    let mut command = cluster.hooked(1, &[]);
+    command.current_dir(&dir);
+    let region = cluster.path("n1/region").display().to_string();
+    assert_eq!(
+        script(command, "parted.py", &[&region]),
+        "root is served True True\nchild maps []\nuser maps []\n\
+        user EACCES b'written by root'\nuser 13\nuser 3002 None EPERM\nuser 0o104755 3002 EPERM\n\
+        user is served True True\n1\nprogram is barred\nprogram 3002\nwrit of the descriptor\nended 0\n\
+        threads [True, True, True, True] keep set() EACCES\nthreads made True {3002}\nended 0\n\
+        for a time EACCES\nagain data of root True\nended 0\n\
+        1\nprogram is barred\nprogram 3002\nwrit of the descriptor\nroot written by root, and by user 0\n"
+    );
+    cluster.assert_nothing_refused();
+}
+
+/// The loader gives a program that has capabilities of its own no library, so its descriptors must be the kernel's.
+#[test]
+fn a_program_with_capabilities_of_its_own_reads_what_it_is_handed() {
+    let Some(cluster) = cluster() else { return };
+    let own = cluster.path("cat");
+    fs::copy("/bin/cat", &own).unwrap();
+    let give = "import os, struct, sys; os.setxattr(sys.argv[1], 'security.capability', \
+        struct.pack('<IIIII', 0x02000001, 1 << 13, 0, 0, 0))";
+    text(&limited().args(["python3", "-c", give]).arg(&own).output().unwrap());
+    let mut run = cluster.run(
+        1,
+        "echo handed > f; chmod 666 f; exec setpriv --reuid=3002 --regid=3002 --clear-groups \
+        bash -c 'exec 5< f; \"$0\" <&5' \"$0\"",
+    );
+    assert_eq!(text(&run.arg(&own).output().unwrap()), "handed\n");
+}
+
+/// The holder's name is anybody's once `corbel run` has ended.
+#[test]
+fn the_holders_name_is_not_enough_to_be_given_descriptors() {
+    let Some(cluster) = cluster() else { return };
+    let mut command = limited();
+    command.current_dir(cluster.mount(1)).arg("python3").arg(format!("{TESTS}/run/imposter.py"));
+    command.args([CORBEL, "run", "--mount"]).arg(cluster.mount(1)).arg("--");
+    let said = text(&command.output().expect("python starts"));
+    assert_eq!(said, "4097\ndescriptors for the imposter: 0\n");
+}
+
 #[test]
 fn bounds_are_as_on_other_file_systems() {
     same_everywhere("bounds.py");

@@ -10,10 +10,9 @@
 
 use core::sync::atomic::Ordering;
 
-use base::InodeId;
 use client::fs::S_IFREG;
 
-use super::{Reply, arguments, limit};
+use super::{Reply, arguments, identity, limit};
 use crate::entry::{AFTER_VFORK, DONE, RAW, Regs, THREAD, VFORK};
 use crate::format::{ENV, SLOT_FDS, SLOTS, Slot, state};
 use crate::path::{self, PATH_MAX, Path, Stop};
@@ -77,17 +76,7 @@ pub fn other(r: &mut Regs) -> Reply {
         }
         _ => {
             // set*id, setgroups and capset.
-            let before = fsys::is_bound().then(who);
-            if before.is_some() || !matches!(r.rax, nr::SETFSUID | nr::SETFSGID | nr::CAPSET) {
-                keep_rights(before.is_some());
-            }
-            let ret = sys::call3(r.rax, r.rdi, r.rsi, r.rdx);
-            fsys::forget_identity();
-            if before.is_some_and(|before| before != who()) {
-                // The service goes on judging this session by who began it.
-                path::disable();
-            }
-            Ok(ret)
+            Ok(identity::change(r))
         }
     }
 }
@@ -119,35 +108,6 @@ pub fn unshare(flags: usize) -> isize {
         names_are_the_kernels();
     }
     ret
-}
-
-/// User and group.
-fn who() -> (u32, u32) {
-    let caller = fsys::caller();
-    (caller.uid, caller.gid)
-}
-
-/// Before the super-user gives up rights, or somebody whose session is `bound` to others gets some: what is open stays
-/// open, also in a child or program that could not open it again, and the working directory stays where it is.
-fn keep_rights(bound: bool) {
-    if fsys::caller().uid != 0 && !bound {
-        return;
-    }
-    for number in table::used() {
-        if table::index(table::entry(number as i32)).is_some() {
-            let _ = demote::descriptor(number as i32);
-        }
-    }
-    if !table::in_vfork() && table::context().cwd.load(Ordering::Acquire) != 0 && cwd() != 0 {
-        // The session of a child of fork begins at its first use: now, with the rights that are left. The next one,
-        // when the services have been restarted, is begun by somebody who must show that he was shown the directory.
-        let (ino, fs) = (InodeId(cwd()), fsys::fs());
-        if let Ok(fs) = fs
-            && let Ok(proof) = fs.prove(ino)
-        {
-            fs.vouch(ino, proof);
-        }
-    }
 }
 
 /// The mask for new files.
@@ -340,7 +300,7 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     let at = head.as_mut_ptr() as usize;
     let got = sys::call4(nr::PREAD64, fd as usize, at, head.len() - 1, 0);
     let Stat { mode, .. } = stat;
-    let privileged = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
+    let privileged = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010 || has_capabilities(fd as usize);
     if stat.dev == u64::from(session::header().device) {
         demote::before_exec(stat.ino);
     }
@@ -350,6 +310,12 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
         && (script(head, depth) || dynamic(head, fd as usize));
     sys::call1(nr::CLOSE, fd as usize);
     verdict
+}
+
+/// Whether a program has rights of its own by its file's capabilities.
+fn has_capabilities(fd: usize) -> bool {
+    let name = c"security.capability".as_ptr() as usize;
+    sys::call4(nr::FGETXATTR, fd, name, 0, 0) > 0
 }
 
 fn script(head: &mut [u8], depth: u32) -> bool {
@@ -471,8 +437,9 @@ const TEXT: usize = 16 << 10;
 /// Environment strings at most; more is E2BIG for the kernel as well.
 const STRINGS: usize = 1 << 18;
 
-/// The application's environment with our two variables in it, or without them; the mapping and its length.
-fn environment(envp: usize, slot: Option<i32>) -> Result<(usize, usize), Stop> {
+/// The application's environment with our two variables in it, or without them; the mapping and its length. `ours`: the
+/// descriptor of the state, or -1, and the exec record.
+fn environment(envp: usize, ours: Option<(i32, i32)>) -> Result<(usize, usize), Stop> {
     let mut count = 0;
     while envp != 0 && mem::get::<usize>(envp + count * 8)? != 0 {
         count += 1;
@@ -501,18 +468,20 @@ fn environment(envp: usize, slot: Option<i32>) -> Result<(usize, usize), Stop> {
     let header = session::header();
     let library = &header.library[..header.library_len as usize];
     let mut between: &[u8] = b"";
-    if let Some(slot) = slot {
+    if let Some((state, slot)) = ours {
         push(text.at);
         text.put(ENV.as_bytes());
-        text.put(b"=");
-        text.number(session::FD.load(Ordering::Relaxed));
-        text.put(b",");
-        text.number(slot);
+        for (before, number) in
+            [("=", session::CONFIG_FD.load(Ordering::Relaxed)), (",", state), (",", slot)]
+        {
+            text.put(before.as_bytes());
+            text.number(number);
+        }
         text.put(b"\0");
     }
     push(text.at);
     text.put(b"LD_PRELOAD=");
-    if slot.is_some() {
+    if ours.is_some() {
         text.put(library);
         between = b":";
     }
@@ -555,10 +524,14 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
     }
     save_files();
     let stays = !path::has_left();
-    let hooked = hookable(dirfd, name, flags, 0) && !is_secure();
-    let slot = if hooked && stays { claim() } else { None };
+    let hooked = stays && hookable(dirfd, name, flags, 0) && !is_secure();
+    // What runs as somebody else begins a session of its own, and what cannot be hooked has none.
+    let state = session::hand_over(hooked);
+    let slot = if state >= 0 { claim() } else { None };
     let Some(slot) = slot else {
-        session::counters().unhooked.fetch_add(1, Ordering::Relaxed);
+        if !hooked {
+            session::counters().unhooked.fetch_add(1, Ordering::Relaxed);
+        }
         for fd in table::used() {
             let entry = table::entry(fd as i32);
             if table::index(entry).is_some() && entry & table::CLOEXEC == 0 {
@@ -567,20 +540,26 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
         }
         // They stay open in the program that does not know of them.
         lock::through_exec(|_, _| {});
-        if stays {
+        if stays && !hooked {
+            // What it starts may be hooked, and begins a session of its own.
             return Err(Stop::Kernel);
         }
-        let ret = execute(r, environment(envp, None)?);
+        let ret = execute(r, environment(envp, hooked.then_some((state, -1)))?);
+        session::hand_over(false);
         lock::exec_failed();
         return Ok(ret);
     };
     let record = &session::slots()[slot];
     publish(record);
-    let env = match environment(envp, Some(slot as i32)) {
+    let failed = || {
+        session::hand_over(false);
+        lock::exec_failed();
+        record.pid.store(0, Ordering::Release);
+    };
+    let env = match environment(envp, Some((state, slot as i32))) {
         Ok(env) => env,
         Err(stop) => {
-            lock::exec_failed();
-            record.pid.store(0, Ordering::Release);
+            failed();
             return Err(stop);
         }
     };
@@ -589,8 +568,7 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
     let ret = execute(r, env);
     // Still here: it failed.
     context.executed.store(false, Ordering::Release);
-    lock::exec_failed();
-    record.pid.store(0, Ordering::Release);
+    failed();
     Ok(ret)
 }
 
