@@ -7,7 +7,7 @@
 //! an inode has very many extended attributes). At most
 //! [`WINDOW`] pieces are on their way: the joining node acknowledges each when it has applied it.
 //!
-//! Order: names from the root downwards, parents before children; inodes without a name; then every inode by
+//! Order: inodes without a name; names from the root downwards, parents before children; then every inode by
 //! number, with what making names would change (times, lists to be inherited, accounts) and its content.
 //! Content is read from the volume as it is when its turn has come, and may be newer than the moment. Blocks that files share
 //! are sent once, and as clones after that; blocks that are reserved and not written are reserved there, too. So the node
@@ -85,10 +85,10 @@ impl Outgoing {
 /// How far a snapshot is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Names of the first of `dirs`, from this cookie on.
-    Names(u64),
     /// Inodes without a name, after this one.
     Orphans(InodeId),
+    /// Names of the first of `dirs`, from this cookie on.
+    Names(u64),
     Quotas,
     /// Inodes after this one.
     Inodes(InodeId),
@@ -152,7 +152,8 @@ impl SharedSent {
 impl Dump {
     fn new(view: View) -> Self {
         let dirs = VecDeque::from([InodeId::ROOT]);
-        let (stage, linked, shared) = (Stage::Names(0), BTreeSet::new(), SharedSent::default());
+        let (stage, linked, shared) =
+            (Stage::Orphans(InodeId::NONE), BTreeSet::new(), SharedSent::default());
         Self { view, stage, dirs, linked, shared }
     }
 
@@ -196,7 +197,7 @@ impl Dump {
     /// Names of one directory.
     fn names(&mut self, cookie: u64, steps: u32, out: &mut Synthetic) -> Result<u32, Failure> {
         let Some(dir) = self.dirs.front().copied() else {
-            self.stage = Stage::Orphans(InodeId::NONE);
+            self.stage = Stage::Quotas;
             self.linked.clear();
             return Ok(1);
         };
@@ -243,10 +244,10 @@ impl Dump {
     }
 
     /// The next inode without a name that somebody still has open. It lives on without a name on the other node as
-    /// well: a name in the root that goes away at once.
+    /// well: a name in the root that goes away at once, while there are no others that it could be.
     fn orphan(&mut self, after: InodeId, out: &mut Synthetic) -> Result<(), Failure> {
         let Some(ino) = self.view.orphan_after(after)? else {
-            self.stage = Stage::Quotas;
+            self.stage = Stage::Names(0);
             return Ok(());
         };
         self.stage = Stage::Orphans(ino);

@@ -420,6 +420,26 @@ fn what_files_share_they_share_on_a_node_that_joins() {
     rig.check();
 }
 
+/// A file that is open without a name, and a name that a user has made.
+#[test]
+fn no_name_of_a_user_is_in_the_way_of_a_node_that_joins() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let ino = hand.create(&mut rig, b"open", 0o100_644);
+    hand.lease(&mut rig, ino, LeaseMode::Read).expect("a lease");
+    hand.append(&Op::Unlink { ino, parent: InodeId::ROOT, name: b"open", open: true });
+    hand.sync(&mut rig);
+    // What the snapshot would call it for a moment, as anybody may in a root with mode 1777.
+    let name = format!(".corbel-orphan-{ino}");
+    hand.create(&mut rig, name.as_bytes(), 0o100_644);
+    rig.settle();
+    view(&mut rig, 0, 2, &[ONE], &[TWO]);
+    view(&mut rig, 1, 2, &[ONE], &[TWO]);
+    comes_in(&mut rig);
+    let there = rig.nodes[1].volume().attr(ino).expect("a sound volume");
+    assert_eq!(there.map(|record| record.nlink), Some(0), "open, without a name");
+}
+
 /// A removed directory that somebody has open is an inode like others, on a node that joins as well. Seeds 113 and 436.
 #[test]
 fn a_removed_directory_that_is_open_is_on_a_node_that_joins() {
