@@ -80,6 +80,7 @@ pub fn format(config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> 
     let at = |what: &str| format!("{what} {}", config.region.display());
     let region = FileRegion::create(&config.region, config.durability)
         .map_err(|e| Error::new(&at("region"), e))?;
+    region.keeps_its_promise().map_err(|e| Error::new(&at("region"), e))?;
     region.lock().map_err(|e| Error::new(&at("region"), e))?;
     end_copies(&region).map_err(|e| Error(format!("{}: hostd: {e}", at("region"))))?;
     let params = Params {
@@ -242,6 +243,7 @@ impl Driver {
         let region = FileRegion::open(&config.region, config.durability)
             .map_err(|e| Error::new(&region_at, e))?;
         region.lock().map_err(|e| Error::new(&region_at, e))?;
+        region.keeps_its_promise().map_err(|e| Error::new(&region_at, e))?;
         // What the service before this one asked for must not come over what this one publishes.
         end_copies(&region).map_err(|e| Error(format!("{region_at}: hostd: {e}")))?;
         let media: Arc<dyn Media> = if config.fabric_delay > 0 {

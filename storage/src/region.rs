@@ -209,10 +209,36 @@ impl FileRegion {
         self.durability
     }
 
-    /// Whether a segment is mapped such that stores reach the media without the page cache
-    /// (`MAP_SYNC`). In `pmem` mode without it, durability is only simulated.
+    /// Whether a segment is mapped such that stores reach the media without the page cache (`MAP_SYNC`).
     pub fn is_dax(&self, segment: Segment) -> Result<bool, MediaError> {
         Ok(self.map(segment, 0)?.dax)
+    }
+
+    /// Whether the directory can hold what the durability mode promises: an error says why not. In `pmem` mode files must
+    /// be mapped without a page cache between (DAX, docs/assumptions.md A7); a service that goes on without it
+    /// would acknowledge what a power cut takes back.
+    pub fn keeps_its_promise(&self) -> Result<(), MediaError> {
+        if self.durability != Durability::Pmem {
+            return Ok(());
+        }
+        let what = "cannot try a mapping in";
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let probe = rustix::fs::open(&self.path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| io(what, &self.path, e))?;
+        rustix::fs::ftruncate(&probe, PAGE).map_err(|e| io(what, &self.path, e))?;
+        let (both, bytes) = (ProtFlags::READ | ProtFlags::WRITE, PAGE as usize);
+        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+        // SAFETY: a new mapping at an address that the kernel chooses, unmapped at once, which nobody has seen.
+        let mapped = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, both, flags, &probe, 0)
+                .and_then(|at| rustix::mm::munmap(at, bytes))
+        };
+        mapped.map_err(|_| {
+            let text = "durability = \"pmem\" needs persistent memory that can be mapped (MAP_SYNC, on a DAX file \
+                system), and this directory has none: what fsync has acknowledged would not survive a power cut; \
+                use \"disk\" here, or \"replicated\" in memory";
+            MediaError::Io(format!("{}: {text}", self.path.display()))
+        })
     }
 
     /// Whether a log segment was made shorter by its client while it was mapped here: what it

@@ -56,6 +56,19 @@ fn every_mode_reads_what_it_wrote() {
     }
 }
 
+/// Without DAX, which no temporary directory has, `pmem` would be a promise that nobody keeps.
+#[test]
+fn pmem_is_promised_on_persistent_memory_only() {
+    for mode in MODES {
+        let dir = Dir::new(&format!("promise-{mode}"));
+        let region = FileRegion::create(&dir.0, mode).unwrap();
+        let kept = region.keeps_its_promise();
+        assert_eq!(kept.is_err(), mode == Durability::Pmem, "{kept:?}");
+        let left = std::fs::read_dir(&dir.0).unwrap().count();
+        assert_eq!(left, 0, "nothing is left of the trial");
+    }
+}
+
 #[test]
 fn ranges_are_checked() {
     let dir = Dir::new("ranges");
