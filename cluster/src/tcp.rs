@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ use crate::decode::{LinkError, Source};
 use crate::limits::TCP_DEAD;
 use crate::queue::Sink;
 
+/// Longest path of a local socket (`sun_path` with its NUL).
+const SOCKET_PATH_MAX: usize = 107;
 const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
 
 fn failed(errno: Errno) -> LinkError {
@@ -178,6 +181,38 @@ pub fn connect_local(path: &Path) -> Result<OwnedFd, Errno> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
     rustix::net::connect(&fd, &address)?;
     Ok(fd)
+}
+
+/// Listens on a local socket, for processes of the same user and of the super-user only ([`is_ours`]). What a killed
+/// process has left there goes.
+pub fn listen_local(path: &Path) -> std::io::Result<UnixListener> {
+    let explain = |error: std::io::Error, what: &str| {
+        std::io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
+    };
+    if path.as_os_str().len() > SOCKET_PATH_MAX {
+        let text = format!(
+            "socket path {} is longer than {SOCKET_PATH_MAX} bytes; use a shorter directory",
+            path.display()
+        );
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(explain(e, "cannot remove the old socket"));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)
+        .map_err(|e| explain(e, "cannot listen (does the folder exist?) on"))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Whether the process at the other end of a local connection runs as this user, or as the super-user. The kernel says so
+/// (SO_PEERCRED): nobody else has anything to say to a service.
+pub fn is_ours(fd: &OwnedFd) -> bool {
+    let uid = sockopt::socket_peercred(fd).map(|peer| peer.uid);
+    uid.is_ok_and(|uid| uid.is_root() || uid == rustix::process::geteuid())
 }
 
 /// Takes a waiting connection.

@@ -39,11 +39,23 @@ pub fn socket_path(run_dir: &std::path::Path, node: NodeId) -> PathBuf {
     run_dir.join(format!("node-{node}.sock"))
 }
 
+impl core::str::FromStr for PeerAddress {
+    type Err = std::net::AddrParseError;
+
+    /// `IP:PORT`, or an absolute path.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.starts_with('/') {
+            return Ok(Self::Local(text.into()));
+        }
+        text.parse().map(Self::Tcp)
+    }
+}
+
 impl core::fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Tcp(address) => write!(f, "tcp {address}"),
-            Self::Local(path) => write!(f, "local {}", path.display()),
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Local(path) => write!(f, "{}", path.display()),
         }
     }
 }

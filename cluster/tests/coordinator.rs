@@ -57,7 +57,7 @@ fn config(folder: &Path, listen: &str) -> ServerConfig {
 /// A server in a thread; dropped, it stops without a word, as if killed.
 struct Running {
     stop: Arc<AtomicBool>,
-    address: std::net::SocketAddr,
+    address: cluster::PeerAddress,
     thread: Option<JoinHandle<Server>>,
 }
 
@@ -83,7 +83,7 @@ impl Running {
 
 fn client(server: &Running, node: u32, incarnation: u64) -> Client {
     Client::new(ClientConfig {
-        coordinator: server.address,
+        coordinator: server.address.clone(),
         cluster: CLUSTER,
         registration: Registration {
             volume: "v".to_owned(),
@@ -139,7 +139,7 @@ fn a_cluster_lives_through_it_all() {
     assert_eq!((member.info.as_str(), member.position), ("rack 7", StreamSeq(3)));
 
     // Killed and started again on the same state: the nodes go on in the same epoch.
-    let address = server.address;
+    let address = server.address.clone();
     drop(server.end());
     until(&mut clients, "fencing", |c| c.iter().all(Client::fenced));
     let server = Running::start(&folder.0, &address.to_string());
@@ -167,11 +167,11 @@ fn a_cluster_lives_through_it_all() {
     // The head accuses it.
     clients[0].suspect(NodeId(1), base::Epoch(3));
     until(&mut clients, "the suspicion", |c| chain(&c[0]) == (4, vec![2]));
-    let views = ask(server.address, CLUSTER, PATIENCE).unwrap();
+    let views = ask(&server.address, CLUSTER, PATIENCE).unwrap();
     assert_eq!(views[0].chain, [NodeId(2)]);
-    let why = force(server.address, CLUSTER, "v", PATIENCE).unwrap_err().to_string();
+    let why = force(&server.address, CLUSTER, "v", PATIENCE).unwrap_err().to_string();
     assert!(why.contains("nothing to force"), "{why}");
-    let why = ask(server.address, CLUSTER + 1, PATIENCE).unwrap_err().to_string();
+    let why = ask(&server.address, CLUSTER + 1, PATIENCE).unwrap_err().to_string();
     assert!(why.contains("another cluster"), "{why}");
     assert!(server.end().counters().persisted >= 3);
 }
@@ -204,7 +204,7 @@ fn hostile_bytes_are_counted_and_cost_nothing() {
     until(&mut clients, "the first chain", |c| chain(&c[0]) == (1, vec![1, 2]));
     let mut random = base::random::Random::new(5);
     for round in 0..60 {
-        let mut stream = TcpStream::connect(server.address).unwrap();
+        let mut stream = TcpStream::connect(server.address.to_string()).unwrap();
         let mut bytes = vec![0u8; 40 + random.below(200) as usize];
         random.fill(&mut bytes);
         match round % 3 {

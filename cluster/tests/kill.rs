@@ -3,8 +3,8 @@
 //!
 //! The program is its own coordinator: with the argument `serve FOLDER` it serves until killed.
 
+use cluster::PeerAddress;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ fn serve(folder: &Path) -> ! {
     std::process::exit(1);
 }
 
-fn start(folder: &Path) -> (Child, SocketAddr) {
+fn start(folder: &Path) -> (Child, PeerAddress) {
     let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
         .args(["serve".as_ref(), folder.as_os_str()])
         .stdout(Stdio::piped())
@@ -49,7 +49,7 @@ fn start(folder: &Path) -> (Child, SocketAddr) {
     (child, line.trim().parse().expect("an address"))
 }
 
-fn client(at: SocketAddr, node: u32, epoch: u32) -> Client {
+fn client(at: &PeerAddress, node: u32, epoch: u32) -> Client {
     let epoch = Epoch(epoch);
     let registration = Registration {
         volume: "v".to_owned(),
@@ -61,7 +61,7 @@ fn client(at: SocketAddr, node: u32, epoch: u32) -> Client {
         run_dir: String::new(),
         info: String::new(),
     };
-    Client::new(ClientConfig { coordinator: at, cluster: CLUSTER, registration })
+    Client::new(ClientConfig { coordinator: at.clone(), cluster: CLUSTER, registration })
         .expect("descriptors")
 }
 
@@ -103,7 +103,7 @@ fn main() {
     for kill in 0..KILLS {
         let (mut child, at) = start(&folder);
         // What a client was told, it insists on: a coordinator that knew less would refuse it.
-        let mut clients: Vec<Client> = (1..=3).map(|n| client(at, n, newest)).collect();
+        let mut clients: Vec<Client> = (1..=3).map(|n| client(&at, n, newest)).collect();
         let wait = Instant::now();
         let mut events = Vec::new();
         while !clients.iter().all(|c| c.view().is_some_and(|v| v.epoch.0 >= newest.max(1))) {

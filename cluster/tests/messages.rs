@@ -179,7 +179,7 @@ fn heads_and_hellos_with_any_bit_flipped_are_refused_or_mean_the_same() {
         }
     }
     assert!(Hello::decode(&bytes[..55]).is_err());
-    assert_eq!(PeerAddress::Local("/x".into()).to_string(), "local /x");
+    assert_eq!(PeerAddress::Local("/x".into()).to_string(), "/x");
 }
 
 /// Hands out its bytes in pieces of random length, and says now and then that there are none.

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 pub use value::{Durability, Metrics, Size, Transport, Value};
 
+use cluster::transport::PeerAddress;
+
 use crate::failure::{Failure, Kind, Result};
 use crate::units::show_bytes;
 
@@ -98,8 +100,9 @@ config! {
     cluster: ClusterConfig {
         /// Name of the cluster. Nodes and coordinator of another name are refused.
         id: String = "corbel".into();
-        /// Address of the coordinator, which keeps membership, epochs and chains.
-        coordinator: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 9560));
+        /// Address of the coordinator, which keeps membership, epochs and chains: IP:PORT, or the
+        /// path of a socket if all nodes are on one machine; that answers its own user and root only.
+        coordinator: PeerAddress = PeerAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 9560)));
         /// Directory in which `corbel serve coordinator` keeps its state across restarts.
         coordinator_dir: PathBuf = "/var/lib/corbel/coordinator".into();
         /// Members of the volume's chain, the primary included. fsync waits for all of them.

@@ -14,10 +14,12 @@
 //! Everything is found again through pid files (see [`crate::process`]); nothing is ended by name.
 
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use cluster::transport::PeerAddress;
 use rustix::process::Signal;
 
 use crate::config::{Config, Durability, Size, Transport};
@@ -243,7 +245,8 @@ impl Local {
             std::fs::write(this.config_file(node), config.render()).context(at.display())?;
         }
         for shared in ["coordinator", "fabric"] {
-            std::fs::create_dir_all(this.dir.join(shared)).context(dir.display())?;
+            let mut private = std::fs::DirBuilder::new();
+            private.mode(0o700).create(this.dir.join(shared)).context(dir.display())?;
         }
         let about = serde_json::json!({"nodes": this.plan.nodes, "replicas": this.plan.replicas, "apart": this.plan.apart, "version": 1});
         std::fs::write(this.dir.join("cluster.json"), about.to_string()).context(dir.display())?;
@@ -272,8 +275,13 @@ impl Local {
         let mut config = Config::default();
         let (at, plan) = (self.node_dir(node), &self.plan);
         config.cluster.id = "local".into();
-        config.cluster.coordinator = addresses[0];
         config.cluster.coordinator_dir = self.dir.join("coordinator");
+        // On one machine there is no port for strangers to knock at.
+        config.cluster.coordinator = if plan.apart || plan.transport == Transport::Tcp {
+            PeerAddress::Tcp(addresses[0])
+        } else {
+            PeerAddress::Local(config.cluster.coordinator_dir.join("coordinator.sock"))
+        };
         config.cluster.replicas = plan.replicas;
         config.node.id = node;
         config.node.listen = addresses[node as usize];

@@ -35,7 +35,7 @@ pub struct RecoverArgs {
 /// Runs `corbel recover`.
 pub fn run(global: &Global, args: &RecoverArgs, out: &Output) -> Result<()> {
     let config = global.load()?;
-    let (at, id) = (config.cluster.coordinator, &config.cluster.id);
+    let (at, id) = (&config.cluster.coordinator, &config.cluster.id);
     let cluster = cluster::coordinator::identity(id);
     let copies = client::survey(at, cluster, id, PATIENCE).map_err(|e| unreachable(&e))?;
     let Some(node) = args.go_on_with else {

@@ -180,7 +180,7 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
     service::NicfsConfig {
         node: base::NodeId(node.id),
         cluster: config.cluster.id.clone(),
-        membership: service::Membership::Coordinator(config.cluster.coordinator),
+        membership: service::Membership::Coordinator(config.cluster.coordinator.clone()),
         listen: node.listen,
         transport: match node.transport {
             crate::config::Transport::Tcp => service::PeerTransport::Tcp,
@@ -252,7 +252,7 @@ fn coordinator(config: &Config, dir: &Path) -> Result<()> {
     // A heartbeat that is handled late looks like a node that died.
     service::process::raise_priority(-15);
     service::process::Thread::current().realtime(2);
-    let at = config.cluster.coordinator;
+    let at = &config.cluster.coordinator;
     let mut server = Server::open(&coordinator_config(config)).map_err(|error| {
         Failure::failed(
             format!("coordinator on {at}, state in {}: {error}", dir.display()),
@@ -284,7 +284,7 @@ fn coordinator_config(config: &Config) -> ServerConfig {
     let cluster = &config.cluster;
     let millis = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
     ServerConfig {
-        listen: cluster.coordinator,
+        listen: cluster.coordinator.clone(),
         folder: cluster.coordinator_dir.clone(),
         cluster: cluster::coordinator::identity(&cluster.id),
         volumes: vec![VolumeSpec {

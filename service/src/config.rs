@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use base::NodeId;
+use cluster::transport::PeerAddress;
 use storage::format::superblock::Durability;
 
 /// How a node of the cluster reaches the others.
@@ -21,7 +22,7 @@ pub enum Membership {
     /// No coordinator: this node alone is the chain, for ever.
     Standalone,
     /// The coordinator at this address.
-    Coordinator(SocketAddr),
+    Coordinator(PeerAddress),
 }
 
 /// What [`crate::nicfs::run`] needs.

@@ -334,7 +334,7 @@ impl Driver {
 
     /// Registers with the coordinator, or stands alone.
     fn join(&mut self) -> Result<(), Error> {
-        match self.config.membership {
+        match self.config.membership.clone() {
             Membership::Standalone => {
                 let event = Event::View {
                     epoch: Epoch(1),

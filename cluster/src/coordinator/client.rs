@@ -6,8 +6,9 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use base::{Epoch, NodeId, StreamSeq};
@@ -21,6 +22,7 @@ use super::message::{Choice, Copies, DataState, MESSAGE_MAX, Message, Registrati
 use super::{CoordEvent, Coordinator};
 use crate::decode::LinkError;
 use crate::tcp;
+use crate::transport::PeerAddress;
 use crate::wire::{FRAME_HEAD, FrameHead};
 
 /// Pause between attempts to connect: short, since a node is fenced meanwhile.
@@ -43,7 +45,7 @@ const TOKEN_SOCKET: u64 = 1;
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     /// Where the coordinator listens.
-    pub coordinator: SocketAddr,
+    pub coordinator: PeerAddress,
     /// Identity of the cluster.
     pub cluster: u128,
     /// What the node says of itself.
@@ -153,12 +155,15 @@ impl Client {
             self.disconnected = Some(Instant::now());
         }
         self.phase = Phase::Down { retry_at: Instant::now() + retry };
-        let at = self.config.coordinator;
-        self.report(format!("coordinator at {at}: {why}"));
+        self.report(format!("coordinator at {}: {why}", self.config.coordinator));
     }
 
     fn connect(&mut self, now: Instant) {
-        let opened = tcp::connect(self.config.coordinator).and_then(|fd| {
+        let opened = match &self.config.coordinator {
+            PeerAddress::Tcp(at) => tcp::connect(*at),
+            PeerAddress::Local(path) => tcp::connect_local(path),
+        };
+        let opened = opened.and_then(|fd| {
             let data = epoll::EventData::new_u64(TOKEN_SOCKET);
             epoll::add(&self.epoll, &fd, data, epoll::EventFlags::IN | epoll::EventFlags::OUT)?;
             Ok(fd)
@@ -432,9 +437,30 @@ impl Coordinator for Client {
     }
 }
 
+/// What answers are read from.
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+fn stream(to: &PeerAddress, timeout: Duration) -> std::io::Result<Box<dyn Stream>> {
+    Ok(match to {
+        PeerAddress::Tcp(at) => {
+            let stream = TcpStream::connect_timeout(at, timeout)?;
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))?;
+            Box::new(stream)
+        }
+        PeerAddress::Local(path) => {
+            let stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))?;
+            Box::new(stream)
+        }
+    })
+}
+
 /// One request over a connection of its own, waiting for the answer: for commands, not for loops.
 fn converse(
-    coordinator: SocketAddr,
+    coordinator: &PeerAddress,
     request: &Message,
     timeout: Duration,
 ) -> std::io::Result<(Vec<View>, Copies)> {
@@ -443,9 +469,7 @@ fn converse(
         std::io::Error::new(e.kind(), text)
     };
     let other = |text: String| std::io::Error::other(format!("coordinator: {text}"));
-    let mut stream = TcpStream::connect_timeout(&coordinator, timeout).map_err(explain)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
+    let mut stream = stream(coordinator, timeout).map_err(explain)?;
     let (kind, body) = request.encode();
     let head = FrameHead::new(kind, &[&body]).ok_or_else(|| other("too long".to_owned()))?;
     stream.write_all(&[&head.encode()[..], &body].concat()).map_err(explain)?;
@@ -469,7 +493,7 @@ fn converse(
 
 /// All views, for `status`.
 pub fn ask(
-    coordinator: SocketAddr,
+    coordinator: &PeerAddress,
     cluster: u128,
     timeout: Duration,
 ) -> std::io::Result<Vec<View>> {
@@ -478,7 +502,7 @@ pub fn ask(
 
 /// What every node has of `volume`.
 pub fn survey(
-    coordinator: SocketAddr,
+    coordinator: &PeerAddress,
     cluster: u128,
     volume: &str,
     timeout: Duration,
@@ -490,7 +514,7 @@ pub fn survey(
 
 /// Goes on with one copy of `volume` alone.
 pub fn choose(
-    coordinator: SocketAddr,
+    coordinator: &PeerAddress,
     cluster: u128,
     volume: &str,
     choice: Choice,
@@ -502,7 +526,7 @@ pub fn choose(
 
 /// Forms the chain of `volume` from the nodes that are there, without waiting for the others.
 pub fn force(
-    coordinator: SocketAddr,
+    coordinator: &PeerAddress,
     cluster: u128,
     volume: &str,
     timeout: Duration,

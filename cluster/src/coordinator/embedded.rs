@@ -1,7 +1,7 @@
 //! The coordinator as a server of its own: the machine, its state folder, and TCP. One thread.
 
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use super::message::{Message, View};
 use super::store::{Seat, Store};
 use crate::decode::LinkError;
 use crate::tcp;
+use crate::transport::PeerAddress;
 
 /// Connections at once; more are closed.
 const CONNECTIONS_MAX: usize = 256;
@@ -28,7 +29,7 @@ const EVENTS: usize = 64;
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// Where to listen.
-    pub listen: SocketAddr,
+    pub listen: PeerAddress,
     /// Where the state lies.
     pub folder: PathBuf,
     /// Identity of the cluster.
@@ -65,7 +66,7 @@ pub struct ServerCounters {
 pub struct Server {
     cluster: u128,
     listener: OwnedFd,
-    address: SocketAddr,
+    address: PeerAddress,
     epoll: OwnedFd,
     store: Store,
     machine: Machine,
@@ -76,19 +77,30 @@ pub struct Server {
     notes: Vec<String>,
 }
 
+/// Listens; where, if the port was left to the kernel.
+fn listen(at: &PeerAddress) -> std::io::Result<(OwnedFd, PeerAddress)> {
+    let at = match at {
+        PeerAddress::Tcp(at) => at,
+        PeerAddress::Local(path) => {
+            return Ok((OwnedFd::from(tcp::listen_local(path)?), at.clone()));
+        }
+    };
+    let listener = TcpListener::bind(at).map_err(|e| {
+        let text = format!("cannot listen on {at}: {e}; is it running already?");
+        std::io::Error::new(e.kind(), text)
+    })?;
+    listener.set_nonblocking(true)?;
+    let address = PeerAddress::Tcp(listener.local_addr()?);
+    Ok((OwnedFd::from(listener), address))
+}
+
 impl Server {
     /// Reads the state and listens.
     pub fn open(config: &ServerConfig) -> std::io::Result<Self> {
         let (store, image) = Store::open(&config.folder)?;
         let machine = Machine::new(config.cluster, &config.volumes, config.patience, image, 0)
             .map_err(std::io::Error::other)?;
-        let listener = TcpListener::bind(config.listen).map_err(|e| {
-            let text = format!("cannot listen on {}: {e}; is it running already?", config.listen);
-            std::io::Error::new(e.kind(), text)
-        })?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let listener = OwnedFd::from(listener);
+        let (listener, address) = listen(&config.listen)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         Ok(Self {
@@ -106,8 +118,8 @@ impl Server {
     }
 
     /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> PeerAddress {
+        self.address.clone()
     }
 
     /// The current views.
@@ -197,7 +209,11 @@ impl Server {
                 return;
             }
         };
-        if self.conns.iter().flatten().count() >= CONNECTIONS_MAX || tcp::tune(&fd).is_err() {
+        let good = match self.address {
+            PeerAddress::Tcp(_) => tcp::tune(&fd).is_ok(),
+            PeerAddress::Local(_) => tcp::is_ours(&fd),
+        };
+        if self.conns.iter().flatten().count() >= CONNECTIONS_MAX || !good {
             self.counters.refused += 1;
             return;
         }

@@ -2,8 +2,6 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
-use std::path::Path;
 
 use super::*;
 use crate::decode::Decoder;
@@ -11,9 +9,6 @@ use crate::limits::{HELLO_BODY_MAX, HELLO_TIMEOUT, STRANGERS_MAX};
 use crate::queue::OutQueue;
 use crate::tcp;
 use conn::Io;
-
-/// Longest path of a local socket (`sun_path` with its NUL).
-const SOCKET_PATH_MAX: usize = 107;
 
 fn explain(error: std::io::Error, what: &str) -> std::io::Error {
     std::io::Error::new(error.kind(), format!("{what}: {error}"))
@@ -27,35 +22,15 @@ fn listen_tcp(address: SocketAddr) -> std::io::Result<TcpListener> {
     Ok(listener)
 }
 
-fn listen_local(run_dir: &Path, node: NodeId) -> std::io::Result<UnixListener> {
-    let path = socket_path(run_dir, node);
-    let shown = path.display();
-    if path.as_os_str().len() > SOCKET_PATH_MAX {
-        let text = format!(
-            "socket path {shown} is longer than {SOCKET_PATH_MAX} bytes; use a shorter run directory"
-        );
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
-    }
-    // What a killed process has left; a live one would be replaced by its newer incarnation.
-    match std::fs::remove_file(&path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            return Err(explain(e, &format!("cannot remove the old socket {shown}")));
-        }
-        _ => {}
-    }
-    let listener = UnixListener::bind(&path)
-        .map_err(|e| explain(e, &format!("cannot listen on {shown} (does its folder exist?)")))?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
 impl Net {
     /// Listens where the config says. No peers yet.
     pub fn new(config: NetConfig) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let tcp = config.tcp.map(listen_tcp).transpose()?;
         let tcp_address = tcp.as_ref().map(TcpListener::local_addr).transpose()?;
-        let local = config.run_dir.as_ref().map(|d| listen_local(d, config.node)).transpose()?;
+        let local =
+            config.run_dir.as_ref().map(|d| tcp::listen_local(&socket_path(d, config.node)));
+        let local = local.transpose()?;
         let (tcp, local) = (tcp.map(OwnedFd::from), local.map(OwnedFd::from));
         for (tag, listener) in [(TAG_TCP, &tcp), (TAG_LOCAL, &local)] {
             if let Some(fd) = listener {
@@ -112,6 +87,12 @@ impl Net {
         let strangers = self.conns.iter().flatten().filter(|c| c.node.is_none()).count();
         if strangers >= STRANGERS_MAX {
             self.counters.refused += 1;
+            return;
+        }
+        if !tcp && !tcp::is_ours(&fd) {
+            self.counters.refused += 1;
+            let what = "refused: a local connection of another user".to_owned();
+            self.events.push(NetEvent::Rejected { node: None, what });
             return;
         }
         if tcp && let Err(errno) = tcp::tune(&fd) {

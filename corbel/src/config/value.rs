@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cluster::transport::PeerAddress;
 use toml::de::DeValue;
 
 use crate::units;
@@ -92,6 +93,26 @@ impl Value for SocketAddr {
         address.parse().map_err(|_| Wrong {
             what: format!("is {address:?}, which is no address"),
             remedy: "write IP:PORT, for example \"127.0.0.1:9560\" or \"[::1]:9560\"".into(),
+        })
+    }
+
+    fn show(&self) -> String {
+        quote(&self.to_string())
+    }
+}
+
+impl Value for PeerAddress {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        let address = text(value, "\"127.0.0.1:9560\"")?;
+        if address.starts_with('/') {
+            return PathBuf::read(value).map(Self::Local);
+        }
+        address.parse().map(Self::Tcp).map_err(|_| Wrong {
+            what: format!("is {address:?}, which is no address"),
+            remedy:
+                "write IP:PORT, for example \"127.0.0.1:9560\" or \"[::1]:9560\", or the path of a \
+                socket of this machine"
+                    .into(),
         })
     }
 

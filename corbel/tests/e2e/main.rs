@@ -8,6 +8,7 @@ mod coherence;
 mod copies;
 mod crush;
 mod descriptors;
+mod doors;
 mod harness;
 mod helper;
 mod hunt;
