@@ -14,7 +14,7 @@
 //! Everything is found again through pid files (see [`crate::process`]); nothing is ended by name.
 
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -177,6 +177,15 @@ impl Local {
                 "remove it if it is left from a cluster that was, or choose another --dir",
             ));
         }
+        if let Ok(about) = std::fs::metadata(dir)
+            && (about.uid() != rustix::process::geteuid().as_raw() || about.mode() & 0o022 != 0)
+        {
+            // Whose directory it is may put other files in the place of the cluster's.
+            return Err(Failure::failed(
+                format!("{}: others may write to it, user {} owns it", dir.display(), about.uid()),
+                "choose a --dir of your own, or take away what others may do: chmod go-w",
+            ));
+        }
         this.fill().inspect_err(|_| this.clear())?;
         Ok(this)
     }
@@ -230,7 +239,8 @@ impl Local {
 
     fn fill(&self) -> Result<()> {
         let (this, dir) = (self, &self.dir);
-        std::fs::create_dir_all(dir).context(dir.display())?;
+        let mut own = std::fs::DirBuilder::new();
+        own.recursive(true).mode(0o755).create(dir).context(dir.display())?;
         let addresses = this.addresses()?;
         if this.plan.apart {
             this.links().make(this.plan.nodes)?;

@@ -563,12 +563,22 @@ impl Node {
         {
             return Ok(Err(errno));
         }
+        if self.is_hidden(p.client, name) {
+            return Ok(Err(Errno::NODATA));
+        }
         Ok(self.volume.xattr(p.ino, name)?.ok_or(Errno::NODATA))
     }
 
-    /// The names of an inode's extended attributes, each ended by NUL.
-    fn xattr_names(&self, ino: InodeId) -> Result<Vec<u8>, Failure> {
-        let mut names = self.volume.xattrs(ino)?;
+    /// Whether an attribute is there for the super-user only (xattr(7)).
+    fn is_hidden(&self, client: ClientId, name: &[u8]) -> bool {
+        let super_user = self.clients.get(&client).is_some_and(|client| client.identity.uid == 0);
+        name.starts_with(b"trusted.") && !super_user
+    }
+
+    /// The names of an inode's extended attributes that the client may see, each ended by NUL.
+    fn xattr_names(&self, p: &Pending) -> Result<Vec<u8>, Failure> {
+        let mut names = self.volume.xattrs(p.ino)?;
+        names.retain(|name| !self.is_hidden(p.client, name));
         names.iter_mut().for_each(|name| name.push(0));
         Ok(names.concat())
     }
@@ -606,7 +616,7 @@ impl Node {
                 Err(errno) => return refuse(errno),
             },
             What::XattrList => {
-                let names = self.xattr_names(p.ino)?;
+                let names = self.xattr_names(p)?;
                 if names.len() > XATTR_BYTES {
                     return refuse(Errno::TOOBIG);
                 }
@@ -615,7 +625,7 @@ impl Node {
             }
             What::XattrPart { name, from } => {
                 let whole = match name.as_slice() {
-                    b"" => Ok(self.xattr_names(p.ino)?),
+                    b"" => Ok(self.xattr_names(p)?),
                     name => self.readable_xattr(p, name)?,
                 };
                 match whole {

@@ -389,6 +389,32 @@ fn attributes_of_others_are_not_read() {
     }
 }
 
+/// `trusted.*` is the super-user's, also for those who ask the service by themselves.
+#[test]
+fn trusted_attributes_are_the_super_users() {
+    let mut rig = Rig::new(1, 1);
+    let mut root = rig.attach(0, 0);
+    let ino = root.create(&mut rig, b"file", 0o100_644);
+    for name in [&b"trusted.secret"[..], b"user.open"] {
+        root.append(&Op::SetXattr { ino, name, value: b"1234" });
+    }
+    root.sync(&mut rig);
+    let requests = [
+        Request::XattrGet { ino, name: b"trusted.secret" },
+        Request::XattrPart { ino, name: b"trusted.secret", from: 0 },
+        Request::XattrList { ino },
+        Request::XattrPart { ino, name: b"", from: 0 },
+    ];
+    let bad = rig.attach(0, BAD);
+    let [all, open] = [&b"user.open\0trusted.secret\0"[..], b"user.open\0"];
+    let sees = [Ok(&b"1234"[..]), Ok(b"1234"), Ok(all), Ok(all)];
+    let may_see = [Err(base::Errno::NODATA), Err(base::Errno::NODATA), Ok(open), Ok(open)];
+    for (request, (root_sees, bad_sees)) in requests.iter().zip(sees.into_iter().zip(may_see)) {
+        assert_eq!(root.call(&mut rig, request).as_deref(), root_sees.as_ref().copied());
+        assert_eq!(bad.call(&mut rig, request).as_deref(), bad_sees.as_ref().copied());
+    }
+}
+
 /// What is longer than a reply is asked for in parts.
 #[test]
 fn long_attributes_come_in_parts() {
