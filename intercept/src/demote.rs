@@ -108,9 +108,14 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
         len += part.len();
     }
     // What F_GETFL shows of it.
-    let shown = table::ofd(index).flags.load(Ordering::Acquire) & (o::DIRECTORY | o::NONBLOCK);
-    let flags = (shown | o::CLOEXEC) as usize;
-    let fd = with_room(|| sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0));
+    let kept = (KEPT & !o::DIRECT) | o::DIRECTORY;
+    let shown = table::ofd(index).flags.load(Ordering::Acquire) & kept;
+    let open = |shown| sys::call3(nr::OPEN, path.as_ptr() as usize, (shown | o::CLOEXEC) as usize, 0);
+    let mut fd = with_room(|| open(shown));
+    if fd == err::PERM {
+        // Its owner has become another.
+        fd = with_room(|| open(shown & !o::NOATIME));
+    }
     if sys::failed(fd) { Err(fd) } else { Ok(table::raise(fd as i32, true)) }
 }
 
