@@ -242,6 +242,18 @@ fn is_sync(name: &str) -> bool {
     matches!(name, "fsync" | "fdatasync")
 }
 
+/// Calls of which more may be asked before their answers are judged: nothing that was told after them may lie in between.
+fn is_asked_again(line: &str) -> bool {
+    let name = line.split(' ').next().unwrap_or_default();
+    name == "getcwd" || line.contains("dontsync") || looks_first(name)
+}
+
+/// Changes that a mount's kernel may refuse until it has looked again (docs/mount.md).
+fn looks_first(name: &str) -> bool {
+    let changes = ["chmod", "chown", "utimens", "setacl", "setxattr", "removexattr"];
+    changes.iter().any(|change| name.ends_with(change))
+}
+
 /// Calls that are told alone.
 fn alone(line: &str) -> bool {
     let name = line.split(' ').next().unwrap_or_default();
@@ -460,8 +472,9 @@ impl Stage<'_> {
                 let more =
                     rest.iter().take_while(|s| same_process(first, s) && !alone(&line(s))).count();
                 // What was synced is looked at, in a section.
-                let sync = rest.iter().position(|step| is_sync(step.name()));
-                sync.filter(|_| self.section.is_some()).map_or(more, |at| more.min(at + 1))
+                let section = self.section.is_some();
+                let ends = |s: &Step| section && is_sync(s.name()) || is_asked_again(&line(s));
+                rest.iter().position(ends).map_or(more, |at| more.min(at + 1))
             };
             let (now, after) = rest.split_at(count);
             rest = after;
@@ -634,8 +647,7 @@ impl Stage<'_> {
     ) -> bool {
         let refused = ["EPERM for success", "EACCES for success"].iter().any(|s| kind.ends_with(s));
         let words: Vec<&str> = line.split(' ').collect();
-        let changes = ["chmod", "chown", "utimens", "setacl", "setxattr", "removexattr"];
-        if !refused || !changes.iter().any(|name| words[0].ends_with(name)) {
+        if !refused || !looks_first(words[0]) {
             return false;
         }
         let look = if words[0].starts_with('f') { "fstat" } else { "stat" };
