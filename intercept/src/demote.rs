@@ -215,6 +215,7 @@ pub fn descriptor(fd: i32) -> Result<(), isize> {
 fn adopt(index: usize, keep: bool) -> Result<(), isize> {
     let kernel = kernel_descriptor(index, keep)?;
     let ino = table::ofd(index).ino.load(Ordering::Acquire);
+    lock::hand_over(ino);
     let locked = lock::holds(ino);
     for number in table::used() {
         let entry = table::entry(number as i32);
