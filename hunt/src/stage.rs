@@ -473,7 +473,8 @@ impl Stage<'_> {
                     rest.iter().take_while(|s| same_process(first, s) && !alone(&line(s))).count();
                 // What was synced is looked at, in a section.
                 let section = self.section.is_some();
-                let ends = |s: &Step| section && is_sync(s.name()) || is_asked_again(&line(s));
+                let synced = |s: &Step| section && section::tells(s.name());
+                let ends = |s: &Step| synced(s) || is_asked_again(&line(s));
                 rest.iter().position(ends).map_or(more, |at| more.min(at + 1))
             };
             let (now, after) = rest.split_at(count);
