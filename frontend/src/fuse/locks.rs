@@ -63,6 +63,8 @@ struct State {
     used: BTreeMap<Owner, BTreeSet<u64>>,
     /// Open files through which somebody has locked, and a descriptor of which was closed: when.
     closing: BTreeMap<(InodeId, u64), Instant>,
+    /// How many of them were released.
+    released: u64,
     waiting: VecDeque<Waiting>,
     /// Numbers of requests.
     interrupted: VecDeque<u64>,
@@ -121,21 +123,26 @@ impl Locks {
 
     /// It is released, and its locks are gone.
     fn note_released(&self, ino: InodeId, fh: u64) {
-        if self.state().closing.remove(&(ino, fh)).is_some() {
+        let mut state = self.state();
+        if state.closing.remove(&(ino, fh)).is_some() {
+            state.released += 1;
+            drop(state);
             self.released.notify_all();
         }
     }
 
-    /// Waits for open files other than `fh` that are being closed; whether there were any.
-    fn await_closing(&self, ino: InodeId, fh: u64) -> bool {
+    fn releases(&self) -> u64 {
+        if self.owners.load(Ordering::Acquire) == 0 { 0 } else { self.state().released }
+    }
+
+    /// Waits for open files other than `fh` that are being closed; whether any was released after the first so many.
+    fn await_closing(&self, ino: InodeId, fh: u64, before: u64) -> bool {
         let mut state = self.state();
-        let mut waited = false;
         loop {
             let now = Instant::now();
             let others = state.closing.range((ino, 0)..=(ino, u64::MAX)).filter(|(k, _)| k.1 != fh);
             let end = others.map(|(_, since)| *since + CLOSING).filter(|end| *end > now).max();
-            let Some(end) = end else { return waited };
-            waited = true;
+            let Some(end) = end else { return state.released != before };
             let left = end.saturating_duration_since(now);
             let (back, _) =
                 self.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
@@ -223,8 +230,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         _: &mut dyn ReplySink,
     ) -> Result<Answer> {
         let (fh, lock) = self.lk_args(call, args)?;
+        let before = self.locks.releases();
         let mut held = self.fs.test_lock(call.ino, &lock)?;
-        if held.is_some() && self.locks.await_closing(call.ino, fh) {
+        if held.is_some() && self.locks.await_closing(call.ino, fh, before) {
             held = self.fs.test_lock(call.ino, &lock)?;
         }
         let lk = match held {
@@ -249,8 +257,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if lock.kind != LockKind::None {
             self.locks.note_use((call.ino, lock.space, lock.owner), fh);
         }
+        let before = self.locks.releases();
         match self.fs.lock(call.ino, &lock, 0) {
-            Err(Errno::AGAIN) if self.locks.await_closing(call.ino, fh) => {
+            Err(Errno::AGAIN) if self.locks.await_closing(call.ino, fh, before) => {
                 self.fs.lock(call.ino, &lock, 0)?;
             }
             done => done?,
