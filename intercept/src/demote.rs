@@ -110,7 +110,8 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
     // What F_GETFL shows of it.
     let kept = (KEPT & !o::DIRECT) | o::DIRECTORY;
     let shown = table::ofd(index).flags.load(Ordering::Acquire) & kept;
-    let open = |shown| sys::call3(nr::OPEN, path.as_ptr() as usize, (shown | o::CLOEXEC) as usize, 0);
+    let open =
+        |shown| sys::call3(nr::OPEN, path.as_ptr() as usize, (shown | o::CLOEXEC) as usize, 0);
     let mut fd = with_room(|| open(shown));
     if fd == err::PERM {
         // Its owner has become another.
