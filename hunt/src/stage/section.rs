@@ -384,11 +384,6 @@ mod tests {
             assert!(!is_lossy(harmless), "{harmless}");
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn a_copy_to_a_file_that_is_synced_with_each_change_tells_as_a_write_does() {
