@@ -418,8 +418,8 @@ impl Draw {
                     flags.push("excl");
                 }
             }
-            // In a mount it does not hold a file that somebody else removes (docs/mount.md).
-            12 if !self.is_mounted_among_others(process) => {
+            // It does not hold what somebody else removes, a program under `corbel run` included (docs/mount.md).
+            12 if self.is_mounted(process) && !self.is_mounted_among_others(process) => {
                 flags = vec!["path"];
                 want = Want::Any;
             }

@@ -15,6 +15,7 @@
 //! - what `statx` with AT_STATX_DONT_SYNC tells, if without it is right
 //! - where `getcwd` says that a directory is which others have moved, until somebody has looked there (docs/mount.md)
 //! - what `corbel run` opens anew for the kernel and could not open now: EACCES (docs/interception.md)
+//! - a file without a name in a directory that was removed: ENOENT, where ext4 says EPERM
 //! - positions in directories, locks that count from there on included
 
 use std::collections::{BTreeMap, BTreeSet};

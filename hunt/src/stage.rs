@@ -24,6 +24,8 @@ use section::{Section, is_lossy};
 
 /// A call takes no longer, also while a node restarts and on a busy machine.
 const CALL: Duration = Duration::from_secs(120);
+/// A mount asks again within a second for the locks of a node that has lost its place (docs/service.md).
+const LOCKS_BACK: Duration = Duration::from_millis(1500);
 /// Long enough for every clock by which files are stamped to have ticked.
 const TICKS: Duration = Duration::from_millis(15);
 /// Longer than a mount's kernel keeps names.
@@ -242,6 +244,18 @@ fn is_sync(name: &str) -> bool {
     matches!(name, "fsync" | "fdatasync")
 }
 
+/// Calls of which more may be asked before their answers are judged: nothing that was told after them may lie in between.
+fn is_asked_again(line: &str) -> bool {
+    let name = line.split(' ').next().unwrap_or_default();
+    name == "getcwd" || line.contains("dontsync") || looks_first(name)
+}
+
+/// Changes that a mount's kernel may refuse until it has looked again (docs/mount.md).
+fn looks_first(name: &str) -> bool {
+    let changes = ["chmod", "chown", "utimens", "setacl", "setxattr", "removexattr"];
+    changes.iter().any(|change| name.ends_with(change))
+}
+
 /// Calls that are told alone.
 fn alone(line: &str) -> bool {
     let name = line.split(' ').next().unwrap_or_default();
@@ -387,6 +401,9 @@ impl Stage<'_> {
         let epoch = self.ground.epoch()?;
         self.ground.fault(what, beside.is_some())?;
         if beside.is_none() && is_lossy(what) && self.ground.epoch()? != epoch {
+            if self.locked {
+                std::thread::sleep(LOCKS_BACK);
+            }
             return self.leave_stale(step, what);
         }
         Ok(None)
@@ -460,8 +477,10 @@ impl Stage<'_> {
                 let more =
                     rest.iter().take_while(|s| same_process(first, s) && !alone(&line(s))).count();
                 // What was synced is looked at, in a section.
-                let sync = rest.iter().position(|step| is_sync(step.name()));
-                sync.filter(|_| self.section.is_some()).map_or(more, |at| more.min(at + 1))
+                let section = self.section.is_some();
+                let synced = |s: &Step| section && section::tells(s.name());
+                let ends = |s: &Step| synced(s) || is_asked_again(&line(s));
+                rest.iter().position(ends).map_or(more, |at| more.min(at + 1))
             };
             let (now, after) = rest.split_at(count);
             rest = after;
@@ -607,6 +626,7 @@ impl Stage<'_> {
         let kind = self.judge.compare(name, &a, &b)?;
         if self.tolerates(actor, &kind)
             || self.second_chance(actor, seat, line, &kind, reference)
+            || line.contains("tmpfile") && kind == "open: ENOENT for EPERM"
             || name == "getcwd" && self.elsewhere_now(actor, seat, real, reference)
             || line.contains("dontsync") && self.synced_is_same(actor, seat, line, reference)
         {
@@ -634,8 +654,7 @@ impl Stage<'_> {
     ) -> bool {
         let refused = ["EPERM for success", "EACCES for success"].iter().any(|s| kind.ends_with(s));
         let words: Vec<&str> = line.split(' ').collect();
-        let changes = ["chmod", "chown", "utimens", "setacl", "setxattr", "removexattr"];
-        if !refused || !changes.iter().any(|name| words[0].ends_with(name)) {
+        if !refused || !looks_first(words[0]) {
             return false;
         }
         let look = if words[0].starts_with('f') { "fstat" } else { "stat" };

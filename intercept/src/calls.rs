@@ -61,7 +61,7 @@ const BY_DESCRIPTOR: [usize; 28] = [
     nr::PREADV2,
 ];
 
-const ALWAYS: [usize; 103] = [
+const ALWAYS: [usize; 104] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -103,6 +103,7 @@ const ALWAYS: [usize; 103] = [
     nr::STATFS,
     nr::CHDIR,
     nr::FCHDIR,
+    nr::GETCWD,
     nr::SETXATTR,
     nr::LSETXATTR,
     nr::GETXATTR,
@@ -266,6 +267,7 @@ fn other(r: &mut Regs) -> Reply {
         | nr::FLOCK
         | nr::FCHDIR
         | nr::CHDIR
+        | nr::GETCWD
         | nr::GETDENTS
         | nr::SENDMSG
         | nr::SENDMMSG

@@ -108,9 +108,15 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
         len += part.len();
     }
     // What F_GETFL shows of it.
-    let shown = table::ofd(index).flags.load(Ordering::Acquire) & (o::DIRECTORY | o::NONBLOCK);
-    let flags = (shown | o::CLOEXEC) as usize;
-    let fd = with_room(|| sys::call3(nr::OPEN, path.as_ptr() as usize, flags, 0));
+    let kept = (KEPT & !o::DIRECT) | o::DIRECTORY;
+    let shown = table::ofd(index).flags.load(Ordering::Acquire) & kept;
+    let open =
+        |shown| sys::call3(nr::OPEN, path.as_ptr() as usize, (shown | o::CLOEXEC) as usize, 0);
+    let mut fd = with_room(|| open(shown));
+    if fd == err::PERM {
+        // Its owner has become another.
+        fd = with_room(|| open(shown & !o::NOATIME));
+    }
     if sys::failed(fd) { Err(fd) } else { Ok(table::raise(fd as i32, true)) }
 }
 
@@ -210,6 +216,7 @@ pub fn descriptor(fd: i32) -> Result<(), isize> {
 fn adopt(index: usize, keep: bool) -> Result<(), isize> {
     let kernel = kernel_descriptor(index, keep)?;
     let ino = table::ofd(index).ino.load(Ordering::Acquire);
+    lock::hand_over(ino);
     let locked = lock::holds(ino);
     for number in table::used() {
         let entry = table::entry(number as i32);

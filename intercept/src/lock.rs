@@ -12,7 +12,7 @@
 
 use base::InodeId;
 use client::mutex::Mutex;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::entry::Regs;
 use crate::path::Stop;
@@ -42,6 +42,23 @@ struct Held {
 }
 
 const NONE: Held = Held { ino: 0, fd: -1, given: false, kept: [-1; KEPT] };
+
+/// Inodes of which this process has, or had, descriptors that are the kernel's, a bit for some of them: by those it may have
+/// locked what is not known here.
+static HANDED: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+fn handed(ino: u64) -> (&'static AtomicU64, u64) {
+    let bit = ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
+    (&HANDED[bit as usize / 64], 1 << (bit % 64))
+}
+
+/// A descriptor of the inode has become the kernel's.
+pub fn hand_over(ino: u64) {
+    let (word, bit) = handed(ino);
+    if word.load(Ordering::Relaxed) & bit == 0 {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+}
 
 static LIST: Mutex<[Held; HIDDEN]> = Mutex::new([NONE; HIDDEN]);
 
@@ -99,6 +116,20 @@ pub fn closing(ino: u64) {
     let mut list = LIST.lock();
     if let Some(held) = list.iter_mut().find(|h| h.ino == ino) {
         close(held);
+        return;
+    }
+    drop(list);
+    let (word, bit) = handed(ino);
+    // The kernel does not know the number that is being closed, so another one is, by which it drops what it keeps.
+    if word.load(Ordering::Relaxed) & bit != 0
+        && let Ok(fd) = demote::open_inode(ino, 0).or_else(|_| demote::open_inode(ino, o::WRONLY))
+    {
+        let mut list = LIST.lock();
+        // Where somebody has a lock it was noted down, lest the lock went.
+        match list.iter_mut().find(|h| h.ino == ino) {
+            Some(held) => close(held),
+            None => table::close_internal(fd),
+        }
     }
 }
 

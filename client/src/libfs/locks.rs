@@ -31,11 +31,24 @@ const OWN: ClientId = ClientId(0);
 pub struct Locks<H: Host> {
     orders: [RwLock<(), H>; ORDERS],
     granted: RwLock<Granted, H>,
+    /// Held by the thread that asks for them again.
+    reclaiming: RwLock<(), H>,
+}
+
+/// What came of a request.
+enum Asked<H: Host> {
+    /// An answer.
+    Answer(Result<Vec<u8>>),
+    /// There is another session now: nothing was asked in it.
+    Elsewhere,
+    /// The service was started anew meanwhile.
+    Anew(&'static Session<H>),
 }
 
 impl<H: Host> Default for Locks<H> {
     fn default() -> Self {
-        Self { orders: core::array::from_fn(|_| RwLock::default()), granted: RwLock::default() }
+        let orders = core::array::from_fn(|_| RwLock::default());
+        Self { orders, granted: RwLock::default(), reclaiming: RwLock::default() }
     }
 }
 
@@ -47,6 +60,10 @@ struct Granted {
 }
 
 impl Granted {
+    fn has(&self, ino: InodeId, lock: &Lock) -> bool {
+        self.files.get(&ino).is_some_and(|file| file.iter().any(|held| held.lock == *lock))
+    }
+
     fn note(&mut self, ino: InodeId, lock: Lock) {
         let file = self.files.entry(ino).or_default();
         // The head has counted it.
@@ -65,23 +82,38 @@ fn run_of<H: Host>(session: &Session<H>) -> (u64, u64) {
 impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_lock(&self, ino: InodeId, lock: Lock, wait: u64) -> Result<()> {
         let _order = self.locks.orders[(ino.0 ^ lock.owner) as usize % ORDERS].write();
-        self.reclaim()?;
-        let asked = self.ask_lock(ino, &Request::Lock { ino, wait, lock }).map(|_| ());
-        let mut granted = self.locks.granted.write();
+        let request = Request::Lock { ino, wait, lock };
+        let (mut may_be_held, free) = (false, Lock { kind: LockKind::None, ..lock });
+        let asked = loop {
+            let known_by = match self.reclaim() {
+                Ok(known_by) => known_by,
+                Err(error) => break Err(error),
+            };
+            may_be_held = true;
+            match self.ask_lock(ino, &request, known_by) {
+                Asked::Answer(answer) => break answer.map(|_| ()),
+                Asked::Elsewhere => {}
+                // Who answered does not know of all that is held here, and may have granted what it bars.
+                Asked::Anew(session) => {
+                    let request = Request::Lock { ino, wait: 0, lock: free };
+                    let _ = session.call(&request, session.last(), &mut Vec::new());
+                }
+            }
+        };
         match asked {
-            Ok(()) => granted.note(ino, lock),
+            Ok(()) => self.locks.granted.write().note(ino, lock),
             Err(Errno::AGAIN) if lock.space == LockSpace::Flock => {
                 // A change of mode gives the old one up first.
-                granted.note(ino, Lock { kind: LockKind::None, ..lock });
+                self.locks.granted.write().note(ino, free);
             }
-            Err(Errno::INTR) => {
+            Err(Errno::INTR) if may_be_held || lock.kind == LockKind::None => {
                 // Perhaps it is granted all the same, and then held by somebody who does not know:
-                // give it back without waiting. (With it goes what the owner had there before.)
-                let lock = Lock { kind: LockKind::None, ..lock };
+                // give it back without waiting. (With it goes what the owner had there before.) Nor may what
+                // its owner gives up, who does not come again, be asked for in the next session.
                 if let Some(session) = self.current() {
-                    session.post(&Request::Lock { ino, wait: 0, lock }, Sequence(0));
+                    session.post(&Request::Lock { ino, wait: 0, lock: free }, Sequence(0));
                 }
-                granted.note(ino, lock);
+                self.locks.granted.write().note(ino, free);
             }
             Err(_) => {}
         }
@@ -89,15 +121,23 @@ impl<H: Host> LibFsOn<H> {
     }
 
     pub(crate) fn do_test_lock(&self, ino: InodeId, lock: Lock) -> Result<Option<Lock>> {
-        self.reclaim()?;
-        let body = self.ask_lock(ino, &Request::LockTest { ino, lock })?;
+        let body = loop {
+            let known_by = self.reclaim()?;
+            if let Asked::Answer(body) =
+                self.ask_lock(ino, &Request::LockTest { ino, lock }, known_by)
+            {
+                break body?;
+            }
+        };
         let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;
         rpc::take_lock_test(&mut r).map_err(|_| Errno::IO)
     }
 
     pub(crate) fn do_cancel_lock(&self, ino: InodeId, wait: u64) {
         // Without an answer the service forgets the waiter by itself, a little later.
-        let _ = self.ask_lock(ino, &Request::LockCancel { ino, wait });
+        if let Some(session) = self.current() {
+            let _ = self.ask_lock(ino, &Request::LockCancel { ino, wait }, run_of(session));
+        }
     }
 
     /// How often a lock that we wait for may have become free.
@@ -116,20 +156,35 @@ impl<H: Host> LibFsOn<H> {
         segment.wait_at_most(limit_ms, || event() != seen);
     }
 
-    /// Asks; an inode that the service does not know to be open here is made known first.
-    fn ask_lock(&self, ino: InodeId, request: &Request<'_>) -> Result<Vec<u8>> {
+    /// Asks where all that is held here is known; an inode that the service does not know to be open here is made known
+    /// first.
+    fn ask_lock(&self, ino: InodeId, request: &Request<'_>, known_by: (u64, u64)) -> Asked<H> {
         let mut pinned = false;
         loop {
+            let mut by = None;
             let asked = self.run(|turn| {
+                by = Some(turn.session);
+                if turn.session.number != known_by.0 {
+                    return Err(Errno::STALE.into());
+                }
                 let mut body = Vec::new();
                 let after = if pinned { turn.session.last() } else { Sequence(0) };
                 turn.session.call(request, after, &mut body)?;
                 Ok(body)
             });
+            match by {
+                Some(session) if session.number != known_by.0 => return Asked::Elsewhere,
+                Some(session) if run_of(session) != known_by => return Asked::Anew(session),
+                _ => {}
+            }
             match asked {
                 // Made a moment ago and still in our log only; or opened in an older session.
-                Err(Errno::BADF) if !pinned => self.pin(ino)?,
-                other => return other,
+                Err(Errno::BADF) if !pinned => {
+                    if let Err(error) = self.pin(ino) {
+                        return Asked::Answer(Err(error));
+                    }
+                }
+                other => return Asked::Answer(other),
             }
             pinned = true;
         }
@@ -148,37 +203,57 @@ impl<H: Host> LibFsOn<H> {
         })
     }
 
-    /// Asks for everything again that this run of the service does not know of.
-    fn reclaim(&self) -> Result<()> {
-        let session = self.session()?;
-        if self.locks.granted.read().known_by == run_of(session) {
-            return Ok(());
-        }
-        let mut granted = self.locks.granted.write();
-        let known_by = run_of(session);
-        if granted.known_by == known_by {
-            return Ok(());
-        }
-        let all: Vec<(InodeId, Lock)> = granted
-            .files
-            .iter()
-            .flat_map(|(ino, file)| file.iter().map(|h| (*ino, h.lock)))
-            .collect();
-        for (ino, lock) in all {
-            let mut body = Vec::new();
-            let request = Request::Lock { ino, wait: 0, lock };
-            let again =
-                self.pin(ino).and_then(|()| session.call(&request, session.last(), &mut body));
-            match again {
-                Ok(()) => {}
-                // This session ended as well: all of it is asked for in the next.
-                Err(Errno::STALE) if !session.segment.attached() => return Ok(()),
-                // Whoever was to wait no longer has lost nobody's locks.
-                Err(Errno::INTR) => return Err(Errno::INTR),
-                Err(_) => granted.note(ino, Lock { kind: LockKind::None, ..lock }),
+    /// Asks for everything again that this run of the service does not know of; who knows it now.
+    fn reclaim(&self) -> Result<(u64, u64)> {
+        let knows = |session| {
+            let known_by = run_of(session);
+            (self.locks.granted.read().known_by == known_by).then_some(known_by)
+        };
+        loop {
+            let session = self.session()?;
+            if let Some(known_by) = knows(session) {
+                return Ok(known_by);
+            }
+            // What is held stays open to those who give it up meanwhile and do not wait.
+            let _one = self.locks.reclaiming.write_unless(|| self.config.stops())?;
+            if knows(session).is_none() {
+                match self.reclaim_in(session) {
+                    // This session ended as well: all of it is asked for in the next.
+                    Err(Errno::STALE) if !session.segment.attached() => {}
+                    done => done?,
+                }
             }
         }
-        granted.known_by = known_by;
+    }
+
+    fn reclaim_in(&self, session: &'static Session<H>) -> Result<()> {
+        let known_by = run_of(session);
+        let all: Vec<(InodeId, Lock)> = {
+            let granted = self.locks.granted.read();
+            let files = granted.files.iter();
+            files.flat_map(|(ino, file)| file.iter().map(|h| (*ino, h.lock))).collect()
+        };
+        let ask = |ino, lock| {
+            let request = Request::Lock { ino, wait: 0, lock };
+            session.call(&request, session.last(), &mut Vec::new())
+        };
+        for (ino, lock) in all {
+            let free = Lock { kind: LockKind::None, ..lock };
+            match self.pin(ino).and_then(|()| ask(ino, lock)) {
+                Ok(()) => {
+                    let is_held = self.locks.granted.read().has(ino, &lock);
+                    if !is_held {
+                        // Given up meanwhile, or a part of it: once more, with what there is now.
+                        return ask(ino, free);
+                    }
+                }
+                Err(Errno::STALE) if !session.segment.attached() => return Err(Errno::STALE),
+                // Whoever was to wait no longer has lost nobody's locks.
+                Err(Errno::INTR) => return Err(Errno::INTR),
+                Err(_) => self.locks.granted.write().note(ino, free),
+            }
+        }
+        self.locks.granted.write().known_by = known_by;
         Ok(())
     }
 }

@@ -295,6 +295,28 @@ fn locks_go_when_their_owner_closes() {
     assert_eq!(world.held(), [0; 0]);
 }
 
+/// A close returns before the kernel's RELEASE is read, or served: the next try finds its locks gone all the same.
+#[test]
+fn what_was_locked_by_a_file_that_is_being_closed_bars_nobody() {
+    for flags in [0, LK_FLOCK] {
+        let world = World::new();
+        let (ino, first) = world.file(b"f");
+        let second = world.open(ino);
+        assert_eq!(world.set(ino, first, 99, F_WRLCK, flags), 0);
+        assert_eq!(world.set(ino, second, 98, F_WRLCK, flags), -11, "nobody closes it");
+        world.flush(ino, first, 7);
+        std::thread::scope(|scope| {
+            scope.spawn(|| world.release(ino, first));
+            assert_eq!(world.set(ino, second, 98, F_WRLCK, flags), 0);
+        });
+        assert_eq!(world.held(), [98]);
+        // One of two descriptors: it is not released.
+        world.flush(ino, second, 7);
+        let third = world.open(ino);
+        assert_eq!(world.set(ino, third, 97, F_WRLCK, flags), -11);
+    }
+}
+
 #[test]
 fn what_bars_a_lock_is_shown() {
     let world = World::new();

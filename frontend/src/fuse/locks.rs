@@ -8,13 +8,18 @@
 //!   open file's number is used with that file only, so they are its own; a process that has the
 //!   file open no more has sent FLUSH before.
 //!
+//! The kernel sends FLUSH before a `close` returns, and RELEASE at about that time, without waiting for it: another thread
+//! may read the caller's next request sooner. So who is barred where an open file with locks has just sent FLUSH, waits for
+//! a moment, for it to be released ([`CLOSING`]).
+//!
 //! A request that may wait takes no thread: it is put on a list, which one thread tries again when
 //! the file system says that a lock may be free.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Errno, InodeId};
 use client::fs::{FileSystem, LOCK_END, Lock, LockKind, LockSpace, Result};
@@ -35,6 +40,9 @@ const EARLY_MAX: usize = 256;
 /// While locks are held or wanted, the file system is looked after so often.
 const POLL_MS: u64 = 1000;
 
+/// An open file of which a descriptor was closed is released within that time, if it was the last one.
+const CLOSING: Duration = Duration::from_millis(if cfg!(test) { 2000 } else { 50 });
+
 /// Whose locks: the space and the owner's number.
 type Owner = (InodeId, LockSpace, u64);
 
@@ -43,6 +51,8 @@ type Owner = (InodeId, LockSpace, u64);
 pub(super) struct Locks {
     state: Mutex<State>,
     changed: Condvar,
+    /// An open file was released, and its locks are gone.
+    released: Condvar,
     /// Owners in `state`: FLUSH asks for nothing else as long as there are none.
     owners: AtomicUsize,
 }
@@ -51,6 +61,10 @@ pub(super) struct Locks {
 struct State {
     /// The open files through which an owner has locked since its last FLUSH.
     used: BTreeMap<Owner, BTreeSet<u64>>,
+    /// Open files through which somebody has locked, and a descriptor of which was closed: when.
+    closing: BTreeMap<(InodeId, u64), Instant>,
+    /// How many of them were released.
+    released: u64,
     waiting: VecDeque<Waiting>,
     /// Numbers of requests.
     interrupted: VecDeque<u64>,
@@ -96,15 +110,54 @@ impl Locks {
         known
     }
 
+    /// A descriptor of `fh` is being closed, perhaps the last one.
+    fn note_closing(&self, ino: InodeId, fh: u64) {
+        if self.owners.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut state = self.state();
+        if state.used.range(of_inode(ino)).any(|(_, handles)| handles.contains(&fh)) {
+            state.closing.insert((ino, fh), Instant::now());
+        }
+    }
+
+    /// It is released, and its locks are gone.
+    fn note_released(&self, ino: InodeId, fh: u64) {
+        let mut state = self.state();
+        if state.closing.remove(&(ino, fh)).is_some() {
+            state.released += 1;
+            drop(state);
+            self.released.notify_all();
+        }
+    }
+
+    fn releases(&self) -> u64 {
+        if self.owners.load(Ordering::Acquire) == 0 { 0 } else { self.state().released }
+    }
+
+    /// Waits for open files other than `fh` that are being closed; whether any was released after the first so many.
+    fn await_closing(&self, ino: InodeId, fh: u64, before: u64) -> bool {
+        let mut state = self.state();
+        loop {
+            let now = Instant::now();
+            let others = state.closing.range((ino, 0)..=(ino, u64::MAX)).filter(|(k, _)| k.1 != fh);
+            let end = others.map(|(_, since)| *since + CLOSING).filter(|end| *end > now).max();
+            let Some(end) = end else { return state.released != before };
+            let left = end.saturating_duration_since(now);
+            let (back, _) =
+                self.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            state = back;
+        }
+    }
+
     /// Owners who have used `fh` and nothing else.
     fn forget_handle(&self, ino: InodeId, fh: u64) -> Vec<Owner> {
         if self.owners.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
         let mut state = self.state();
-        let of_inode = (ino, LockSpace::Record, 0)..=(ino, LockSpace::Flock, u64::MAX);
         let mut ended = Vec::new();
-        for (owner, handles) in state.used.range_mut(of_inode) {
+        for (owner, handles) in state.used.range_mut(of_inode(ino)) {
             if handles.remove(&fh) && handles.is_empty() {
                 ended.push(*owner);
             }
@@ -115,6 +168,11 @@ impl Locks {
         self.owners.store(state.used.len(), Ordering::Release);
         ended
     }
+}
+
+/// All owners of locks on an inode.
+const fn of_inode(ino: InodeId) -> RangeInclusive<Owner> {
+    (ino, LockSpace::Record, 0)..=(ino, LockSpace::Flock, u64::MAX)
 }
 
 impl State {
@@ -171,8 +229,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
         args: Args<'_>,
         _: &mut dyn ReplySink,
     ) -> Result<Answer> {
-        let (_, lock) = self.lk_args(call, args)?;
-        let lk = match self.fs.test_lock(call.ino, &lock)? {
+        let (fh, lock) = self.lk_args(call, args)?;
+        let before = self.locks.releases();
+        let mut held = self.fs.test_lock(call.ino, &lock)?;
+        if held.is_some() && self.locks.await_closing(call.ino, fh, before) {
+            held = self.fs.test_lock(call.ino, &lock)?;
+        }
+        let lk = match held {
             None => FileLock { kind: F_UNLCK.into(), ..FileLock::default() },
             Some(held) => FileLock {
                 start: held.start.into(),
@@ -194,7 +257,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if lock.kind != LockKind::None {
             self.locks.note_use((call.ino, lock.space, lock.owner), fh);
         }
-        self.fs.lock(call.ino, &lock, 0)?;
+        let before = self.locks.releases();
+        match self.fs.lock(call.ino, &lock, 0) {
+            Err(Errno::AGAIN) if self.locks.await_closing(call.ino, fh, before) => {
+                self.fs.lock(call.ino, &lock, 0)?;
+            }
+            done => done?,
+        }
         Ok(Answer::Empty)
     }
 
@@ -295,6 +364,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if self.locks.forget_owner(owner) {
             self.unlock(owner);
         }
+        self.locks.note_closing(call.ino, arg.fh.get());
         // Files of the virtual directory have no handle.
         if let Ok(opened) = self.opened(arg.fh.get(), call.ino) {
             self.fs.flush(opened.handle)?;
@@ -307,6 +377,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         for owner in self.locks.forget_handle(ino, fh) {
             self.unlock(owner);
         }
+        self.locks.note_released(ino, fh);
     }
 
     /// The kernel is gone, and with it all owners.

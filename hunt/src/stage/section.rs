@@ -69,8 +69,13 @@ fn error(answer: &str) -> &str {
 }
 
 /// Calls by which it is told what was lost.
-fn tells(name: &str) -> bool {
+pub fn tells(name: &str) -> bool {
     matches!(name, "fsync" | "fdatasync" | "syncfs" | "syncrange" | "syncall" | "msync" | "close")
+}
+
+/// Calls that change a file, and tell as those do where it was opened to be synced with each change.
+fn may_sync(name: &str) -> bool {
+    name.contains("write") || matches!(name, "copyrange" | "sendfile")
 }
 
 impl Stage<'_> {
@@ -240,8 +245,7 @@ impl Stage<'_> {
             let kind = format!("{name}: EIO again and again");
             return Ok(Some(self.difference(step, kind, "EIO once", answer)));
         }
-        // A write that syncs tells as fsync does.
-        if said == "EIO" && name.contains("write") && lost(self)? {
+        if said == "EIO" && may_sync(name) && lost(self)? {
             return Ok(None);
         }
         let kind = format!("{name}: {said} beside a fault");
@@ -379,5 +383,11 @@ mod tests {
         for harmless in ["hostd 1", "term 3 &", "stop 1 hostd 900", ""] {
             assert!(!is_lossy(harmless), "{harmless}");
         }
+    }
+
+    #[test]
+    fn a_copy_to_a_file_that_is_synced_with_each_change_tells_as_a_write_does() {
+        assert!(["write", "pwritev2", "copyrange", "sendfile"].into_iter().all(may_sync));
+        assert!(!["read", "pread", "stat", "open", "clonerange"].into_iter().any(may_sync));
     }
 }

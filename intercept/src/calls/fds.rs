@@ -1,11 +1,12 @@
 //! Calls on descriptors as such: dup, close, fcntl, ioctl, mmap, passing.
 
+use base::{Errno, InodeId};
 use core::sync::atomic::Ordering;
 
 use super::{Reply, arguments, copy, process, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
-use crate::fsys::{BLOCK, fs};
+use crate::fsys::{BLOCK, caller, fs};
 use crate::path::{self, Path, Stop};
 use crate::sys::{self, at, err, nr, o};
 use crate::table::InUse;
@@ -29,6 +30,7 @@ pub fn other(r: &mut Regs) -> Reply {
             Err(Stop::Kernel)
         }
         nr::CHDIR | nr::FCHDIR => chdir(r),
+        nr::GETCWD => getcwd(),
         nr::MMAP => mmap(r),
         nr::SENDMSG => {
             to_kernel(r.rdi)?;
@@ -310,6 +312,19 @@ fn chdir(r: &Regs) -> Reply {
         fsys::stand(to);
     }
     Ok(ret)
+}
+
+/// The kernel says where the working directory is; of one that was removed here it has not heard.
+fn getcwd() -> Reply {
+    let ino = if table::in_vfork() { 0 } else { process::cwd() };
+    if ino != 0 {
+        match fs()?.getattr(&caller(), InodeId(ino)) {
+            Ok(attr) if attr.nlink == 0 => return Err(Stop::Error(err::NOENT)),
+            Err(Errno::NOENT) => return Err(Stop::Error(err::NOENT)),
+            _ => {}
+        }
+    }
+    Err(Stop::Kernel)
 }
 
 fn mmap(r: &Regs) -> Reply {
