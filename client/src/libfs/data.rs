@@ -68,13 +68,19 @@ impl<H: Host> LibFsOn<H> {
                 S_IFDIR => return Err(Errno::ISDIR.into()),
                 _ => return Err(Errno::NXIO.into()),
             }
-            may(caller, &state.record, want)?;
+            let asked = if planted(Bug::OpenUnchecked) { want & R } else { want };
+            may(caller, &state.record, asked)?;
             if !counted && !planted(Bug::PinBeforeCount) {
                 state.open += 1;
                 counted = true;
             }
             let mut flags = if state.pinned { 0 } else { rpc::WANT_PIN };
-            if want & W != 0 && !state.may_write && !self.trusted(&state) {
+            // What is allowed now outlives any change of the mode, and of the owner: the service notes it.
+            let noted = |state: &State| state.record.uid == H::euid() && planted(Bug::OwnerTrusted);
+            if want & R != 0 && !state.may_read && H::euid() != 0 {
+                flags |= rpc::WANT_READ;
+            }
+            if want & W != 0 && !state.may_write && H::euid() != 0 && !noted(&state) {
                 flags |= rpc::WANT_WRITE;
             }
             // A nameless inode is there for as long as somebody has it open, and its descriptor may
@@ -130,12 +136,6 @@ impl<H: Host> LibFsOn<H> {
         }
     }
 
-    /// Whether the service lets this process write the inode without a recorded right.
-    fn trusted(&self, state: &State) -> bool {
-        let euid = H::euid();
-        euid == 0 || euid == state.record.uid
-    }
-
     pub(crate) fn do_release(&self, handle: Handle) {
         if let Some(open) = self.close_handle(handle) {
             self.close_inode(&open.inode);
@@ -148,6 +148,8 @@ impl<H: Host> LibFsOn<H> {
         state.open = state.open.saturating_sub(1);
         if state.open == 0 && state.pinned {
             state.pinned = false;
+            // With the pin go the rights.
+            (state.may_read, state.may_write) = (false, false);
             // Under the lock: who opens it again pins it again, after this.
             let Some(session) = self.current() else { return };
             // Without a lease others may have removed it, and it stays until we say that we are done.

@@ -592,6 +592,13 @@ impl<H: Host> LibFsOn<H> {
             // Its `..` changes.
             may(caller, &record, W)?;
         }
+        if let Some((other, S_IFDIR)) = replaced
+            && moves_dir
+            && exchange
+            && !planted(Bug::ExchangedUnasked)
+        {
+            may(caller, &locked.get(other).record, W)?;
+        }
         if moves_dir {
             let skip: Vec<InodeId> = all.iter().map(|i| i.ino).collect();
             let mut below = match kind {
@@ -836,7 +843,7 @@ fn new_record(
     let is_dir = node.mode & S_IFMT == S_IFDIR;
     let mut mode = node.mode;
     let mut gid = caller.gid;
-    if dir.mode & 0o2000 != 0 {
+    if dir.mode & 0o2000 != 0 && !planted(Bug::GroupOfMaker) {
         gid = dir.gid;
         if is_dir {
             mode |= 0o2000;
@@ -889,6 +896,7 @@ fn new_state<H: Host>(
         target: target.to_vec(),
         names: Names { complete: true, ..Names::default() },
         pinned: true,
+        may_read: true,
         may_write: true,
         ..State::default()
     }

@@ -319,6 +319,8 @@ impl Node {
         let Some(known) = self.known.get_mut(&client) else { return Ok(()) };
         let dropped: Vec<InodeId> =
             inodes.iter().copied().filter(|i| known.pins.remove(i)).collect();
+        // With what is open go the rights that it gave.
+        known.rights.retain(|ino| !dropped.contains(ino));
         self.reap_unpinned(dropped, out)
     }
 
@@ -485,6 +487,8 @@ impl Node {
         {
             known.fresh.remove(ino);
             known.pins.insert(*ino);
+            // Who makes it may write to it, whatever becomes of it, until it has closed it.
+            known.rights.insert(*ino);
         }
         if let Some(ino) = applied.orphaned {
             self.orphaned(&mut draft, client, incarnation, header, op, ino)?;

@@ -195,7 +195,7 @@ impl Node {
             past.flat_map(|p| p.pins.intersection(&asked)).copied().collect();
         let kept: Vec<InodeId> = kept.into_iter().collect();
         if let Some(client) = self.clients.get_mut(&id) {
-            kept.iter().try_for_each(|ino| client.pin(*ino, false))?;
+            kept.iter().try_for_each(|ino| client.pin(*ino, 0))?;
         }
         if !kept.is_empty() {
             self.to_head(Message::Pinned { client: id, inodes: kept.clone() }, out);

@@ -11,10 +11,11 @@
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
+use storage::format::clients::{PIN_READ, PIN_WRITE};
 use storage::format::control::LeaseMode;
 use storage::format::lock::Lock;
 use storage::format::proof::Proof;
-use storage::format::rpc::{self, AccountId, InodeReply, Request, WANT_PIN, WANT_WRITE};
+use storage::format::rpc::{self, AccountId, InodeReply, Request, WANT_PIN};
 use storage::limits::RPC_SLOT_BYTES;
 use storage::permission::{R, X};
 
@@ -469,7 +470,7 @@ impl Node {
         if flags & WANT_PIN != 0
             && let Some(client) = self.clients.get_mut(&p.client)
         {
-            client.pin(p.ino, flags & WANT_WRITE != 0)?;
+            client.pin_for(p.ino, flags)?;
         }
         let granted = if mode == LeaseMode::None {
             rpc::Granted::default()
@@ -535,7 +536,8 @@ impl Node {
                 break;
             };
             if let Some(client) = self.clients.get_mut(&p.client) {
-                client.pin(ino, false)?;
+                // Who makes it reads and writes it, whatever its mode.
+                client.pin(ino, PIN_READ | PIN_WRITE)?;
             }
             let proof = self.proof_for(p.client, ino);
             let mut w = base::wire::Writer(&mut body);
@@ -557,11 +559,17 @@ impl Node {
 
     /// The value of an extended attribute that the client may read.
     fn readable_xattr(&self, p: &Pending, name: &[u8]) -> Result<Result<Vec<u8>, Errno>, Failure> {
-        // Access lists are attributes like the mode: whoever sees the inode sees them.
-        if !storage::acl::is_acl(name)
-            && let Err(errno) = self.may(p.client, p.ino, R)?
-        {
+        // Access lists are attributes like the mode: whoever sees the inode sees them; and whoever changes a file has
+        // to know whether that ends its capabilities.
+        let security = name.starts_with(b"security.") && !planted(Bug::CapabilityHidden);
+        let known_to_all = storage::acl::is_acl(name) || security;
+        if !known_to_all && let Err(errno) = self.may(p.client, p.ino, R)? {
             return Ok(Err(errno));
+        }
+        if name.starts_with(b"trusted.")
+            && self.clients.get(&p.client).is_none_or(|client| client.identity.uid != 0)
+        {
+            return Ok(Err(Errno::NODATA));
         }
         Ok(self.volume.xattr(p.ino, name)?.ok_or(Errno::NODATA))
     }
@@ -685,7 +693,9 @@ impl Node {
                 return done();
             }
             What::Read { offset, len } => {
-                if let Err(errno) = self.may(p.client, p.ino, R)? {
+                // Who has it open was asked then.
+                let reads = self.clients.get(&p.client).is_some_and(|c| c.reads(p.ino));
+                if !reads && let Err(errno) = self.may(p.client, p.ino, R)? {
                     return refuse(errno);
                 }
                 if !self.fresh_enough(p, StreamSeq(0), true) {
