@@ -316,6 +316,10 @@ pub enum Bug {
     ReadRightForgotten = 207,
     /// Who owns a file is not noted as one who may write to it when he opens it, and then it is another's.
     OwnerTrusted = 208,
+    /// What a process was allowed when it opened a file is forgotten when its session ends.
+    RightsOfPastLost = 209,
+    /// A file with set-group-ID and no execution for the group is refused in another group's directory.
+    SetgidWithoutRun = 210,
     /// In a sticky directory anybody who may write to it removes.
     StickyIgnored = 203,
     /// What is made in a set-group-ID directory gets the group of who makes it.
@@ -1008,6 +1012,16 @@ impl Bug {
             Bug::OwnerTrusted,
             "owner-trusted",
             "who owns a file is not noted as one who may write to it when he opens it, and then it is another's",
+        ),
+        (
+            Bug::RightsOfPastLost,
+            "rights-of-past-lost",
+            "what a process was allowed when it opened a file is forgotten when its session ends",
+        ),
+        (
+            Bug::SetgidWithoutRun,
+            "setgid-without-run",
+            "a file with set-group-ID and no execution for the group is refused in another group's directory",
         ),
         (
             Bug::StickyIgnored,

@@ -162,8 +162,8 @@ impl Node {
             }
             Message::Unpin { client, inodes } => self.unpinned(client, &inodes, out),
             Message::Kept { client, inodes } => self.kept_arrived(client, inodes, out),
-            Message::Pinned { client, inodes } => {
-                self.pinned(client, inodes);
+            Message::Pinned { client, inodes, rights } => {
+                self.pinned(client, inodes, rights);
                 Ok(())
             }
             Message::Released { client, ino, token } => {

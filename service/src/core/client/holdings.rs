@@ -331,6 +331,12 @@ impl Client {
         self.pins.keys().copied().collect()
     }
 
+    /// Those of them that it did not close since, each with the bits of its pin.
+    pub fn open_with_rights(&self) -> impl Iterator<Item = (InodeId, u32)> {
+        let open = self.pins.iter().filter(|(_, p)| p.what & PIN_CLOSED == 0);
+        open.map(|(ino, p)| (*ino, p.what))
+    }
+
     /// Those of them that it did not close since.
     pub fn open(&self) -> Vec<InodeId> {
         self.pins.iter().filter(|(_, p)| p.what & PIN_CLOSED == 0).map(|(i, _)| *i).collect()
