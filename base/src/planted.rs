@@ -320,6 +320,10 @@ pub enum Bug {
     RightsOfPastLost = 209,
     /// A file with set-group-ID and no execution for the group is refused in another group's directory.
     SetgidWithoutRun = 210,
+    /// Who makes a file without a name where a limit may bar it is not told.
+    NamelessUnawaited = 211,
+    /// A limit of inodes is not asked for when an inode gets another owner.
+    GivenUncounted = 212,
     /// In a sticky directory anybody who may write to it removes.
     StickyIgnored = 203,
     /// What is made in a set-group-ID directory gets the group of who makes it.
@@ -1022,6 +1026,16 @@ impl Bug {
             Bug::SetgidWithoutRun,
             "setgid-without-run",
             "a file with set-group-ID and no execution for the group is refused in another group's directory",
+        ),
+        (
+            Bug::NamelessUnawaited,
+            "nameless-unawaited",
+            "who makes a file without a name where a limit may bar it is not told",
+        ),
+        (
+            Bug::GivenUncounted,
+            "given-uncounted",
+            "a limit of inodes is not asked for when an inode gets another owner",
         ),
         (
             Bug::StickyIgnored,

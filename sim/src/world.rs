@@ -196,6 +196,11 @@ impl Preset {
         self.focus = faults;
     }
 
+    /// There are several users.
+    pub(crate) const fn has_users(&self) -> bool {
+        self.hostile || self.quota
+    }
+
     /// Operations may be refused for a while, so that each is synced before the next.
     pub(crate) const fn doubts(&self) -> bool {
         self.full || self.quota
@@ -547,7 +552,8 @@ impl<'a> World<'a> {
                 if c == 0 && (world.preset.hostile || world.preset.quota) { GUEST } else { 0 };
             if world.is_process(c) {
                 let process = world.draw_process();
-                world.actors.push(Actor::of_process(node, 0, process));
+                let uid = if world.preset.has_users() { world.draw_user() } else { 0 };
+                world.actors.push(Actor::of_process(node, uid, process));
                 let at = 20 * MS + world.random.below(50 * MS);
                 let start = world.preset.starts.get(c).copied().unwrap_or(0);
                 world.at(at.max(start), Item::Boot(c, 0));
@@ -577,6 +583,11 @@ impl<'a> World<'a> {
     fn is_process(&self, c: usize) -> bool {
         let guest = c == 0 && self.preset.hostile;
         !self.preset.by_hand && !guest && !self.preset.quota
+    }
+
+    /// Whose a process is, where there are several: bound to a user, or the super-user's.
+    fn draw_user(&mut self) -> u32 {
+        [0, 0, GUEST, GUEST, crate::rights::OTHER][self.random.below(5) as usize]
     }
 
     fn draw_process(&mut self) -> Process {

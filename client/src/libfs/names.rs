@@ -305,10 +305,13 @@ impl<H: Host> LibFsOn<H> {
         linkable: bool,
     ) -> Result<(Attr, Arc<Inode<H>>)> {
         let dir = self.inode(parent);
-        self.run(|turn| {
+        let before = self.current().map(|session| (session.number, session.refusals()));
+        let mut limited = false;
+        let made = self.run(|turn| {
             let session = turn.session;
             let mut state = dir.state.write();
             self.hold(turn, parent, &mut state, LeaseMode::Read, 0)?;
+            limited = state.record.limited;
             search(caller, &state.record)?;
             may(caller, &state.record, W | X)?;
             if state.record.nlink == 0 {
@@ -332,7 +335,22 @@ impl<H: Host> LibFsOn<H> {
             let inode = Arc::new(Inode::with(ino, child));
             self.remember_inode(Arc::clone(&inode));
             Ok((attr, inode))
-        })
+        })?;
+        if limited && !planted(Bug::NamelessUnawaited) {
+            // As for what has a name.
+            let settled = self.settle_since(&made.1, before).map_err(|e| match self.current() {
+                // It is not there: that was refused.
+                Some(session)
+                    if matches!(e, Errno::NOENT | Errno::STALE)
+                        && before.is_some_and(|b| b != (session.number, session.refusals())) =>
+                {
+                    session.refusal()
+                }
+                _ => e,
+            });
+            settled.inspect_err(|_| self.close_inode(&made.1))?;
+        }
+        Ok(made)
     }
 
     pub(crate) fn do_remove(
