@@ -324,6 +324,12 @@ pub enum Bug {
     NamelessUnawaited = 211,
     /// A limit of inodes is not asked for when an inode gets another owner.
     GivenUncounted = 212,
+    /// What was refused while an allocation waited for its own verdict is never told.
+    RefusedBetween = 213,
+    /// A name whose making was refused is looked for time and again by who removes or renames it.
+    RefusedNameKept = 214,
+    /// Of a value that does not fit one reply the parts behind the second are left out.
+    PartLost = 215,
     /// In a sticky directory anybody who may write to it removes.
     StickyIgnored = 203,
     /// What is made in a set-group-ID directory gets the group of who makes it.
@@ -1036,6 +1042,21 @@ impl Bug {
             Bug::GivenUncounted,
             "given-uncounted",
             "a limit of inodes is not asked for when an inode gets another owner",
+        ),
+        (
+            Bug::RefusedBetween,
+            "refused-between",
+            "what was refused while an allocation waited for its own verdict is never told",
+        ),
+        (
+            Bug::RefusedNameKept,
+            "refused-name-kept",
+            "a name whose making was refused is looked for time and again by who removes or renames it",
+        ),
+        (
+            Bug::PartLost,
+            "part-lost",
+            "of a value that does not fit one reply the parts behind the second are left out",
         ),
         (
             Bug::StickyIgnored,

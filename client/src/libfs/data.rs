@@ -704,6 +704,8 @@ impl<H: Host> LibFsOn<H> {
         if let (Some(session), Some((number, count))) = (self.current(), before)
             && session.number == number
             && session.mark(count) == open.refusals.load(Ordering::Relaxed)
+            // (Nor was anything refused of before, of which this call does not speak.)
+            && (session.refusals() == count || planted(Bug::RefusedBetween))
         {
             // All that was done to the file is judged: what is refused from here on is not that.
             open.clean.store(session.mark(last.0), Ordering::Relaxed);
@@ -799,7 +801,7 @@ impl<H: Host> LibFsOn<H> {
     }
 
     /// The same, where only refusals of the operations `own` count: other threads are told of theirs.
-    fn settle_but(
+    pub(crate) fn settle_but(
         &self,
         inode: &Arc<Inode<H>>,
         before: Option<(u64, u64)>,

@@ -247,7 +247,7 @@ impl<H: Host> LibFsOn<H> {
         }
         let dir = self.inode(parent);
         let before = self.current().map(|session| (session.number, session.refusals()));
-        let mut limited = false;
+        let (mut limited, mut own) = (false, Sequence(0));
         let made = self.run(|turn| {
             let session = turn.session;
             let mut state = dir.state.write();
@@ -273,7 +273,7 @@ impl<H: Host> LibFsOn<H> {
             let op = Op::Create { ino, parent, mode, rdev, uid, gid, name, target: node.target };
             let logged = self.log(turn, parent.0, &[&state, &child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
-            child.last = place.sequence;
+            (child.last, own) = (place.sequence, place.sequence);
             // What is made is pinned.
             child.open = 1;
             let attr = child.attr();
@@ -286,7 +286,7 @@ impl<H: Host> LibFsOn<H> {
         })?;
         if limited {
             // Where a quota may bar it, the service's word is waited for.
-            let settled = self.settle_since(&dir, before);
+            let settled = self.settle_but(&dir, before, (own, own));
             settled.inspect_err(|_| self.close_inode(&made.1))?;
         }
         if !open && !planted(Bug::MadeStaysPinned) {
@@ -306,7 +306,7 @@ impl<H: Host> LibFsOn<H> {
     ) -> Result<(Attr, Arc<Inode<H>>)> {
         let dir = self.inode(parent);
         let before = self.current().map(|session| (session.number, session.refusals()));
-        let mut limited = false;
+        let (mut limited, mut own) = (false, Sequence(0));
         let made = self.run(|turn| {
             let session = turn.session;
             let mut state = dir.state.write();
@@ -329,7 +329,7 @@ impl<H: Host> LibFsOn<H> {
             let op = Op::Tmpfile { ino, parent, mode, uid, gid, linkable };
             let logged = self.log(turn, ino.0, &[&child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
-            child.last = place.sequence;
+            (child.last, own) = (place.sequence, place.sequence);
             child.open = 1;
             let attr = child.attr();
             let inode = Arc::new(Inode::with(ino, child));
@@ -338,16 +338,18 @@ impl<H: Host> LibFsOn<H> {
         })?;
         if limited && !planted(Bug::NamelessUnawaited) {
             // As for what has a name.
-            let settled = self.settle_since(&made.1, before).map_err(|e| match self.current() {
-                // It is not there: that was refused.
-                Some(session)
-                    if matches!(e, Errno::NOENT | Errno::STALE)
-                        && before.is_some_and(|b| b != (session.number, session.refusals())) =>
-                {
-                    session.refusal()
-                }
-                _ => e,
-            });
+            let settled =
+                self.settle_but(&made.1, before, (own, own)).map_err(|e| match self.current() {
+                    // It is not there: that was refused.
+                    Some(session)
+                        if matches!(e, Errno::NOENT | Errno::STALE)
+                            && before
+                                .is_some_and(|b| b != (session.number, session.refusals())) =>
+                    {
+                        session.refusal()
+                    }
+                    _ => e,
+                });
             settled.inspect_err(|_| self.close_inode(&made.1))?;
         }
         Ok(made)
@@ -373,6 +375,7 @@ impl<H: Host> LibFsOn<H> {
             let mut locked = Locked::new(&[&dir, &victim]);
             self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
             let held = self.hold(turn, ino, locked.get(ino), LeaseMode::Write, 0);
+            forget_names(&held, locked.get(parent));
             looked_up_again(held)?;
             if self.find(turn, parent, locked.get(parent), name)? != Known::Present(ino, kind) {
                 return Err(Stop::Wait(Wait::Again));
@@ -580,6 +583,9 @@ impl<H: Host> LibFsOn<H> {
         }
         for inode in &all {
             let held = self.hold(turn, inode.ino, locked.get(inode.ino), LeaseMode::Write, 0);
+            for dir in [old, new] {
+                forget_names(&held, locked.get(dir.ino));
+            }
             looked_up_again(held)?;
         }
         let there = self.find(turn, old.ino, locked.get(old.ino), rename.name)?;
@@ -831,6 +837,16 @@ impl<H: Host> LibFsOn<H> {
             }
         }
         Ok(end)
+    }
+}
+
+/// What a name leads to is not there. Perhaps it never was: its making was refused, and only the names that are kept of
+/// the directory show it. They are asked for again.
+fn forget_names<H: Host>(held: &Step<(), H>, dir: &mut State) {
+    if matches!(held, Err(Stop::Failed(Errno::NOENT | Errno::STALE)))
+        && !planted(Bug::RefusedNameKept)
+    {
+        dir.lease = rpc::Granted::default();
     }
 }
 
