@@ -19,12 +19,8 @@ use super::{Effect, Failure, Node, entries};
 
 /// Bytes before the entries in a draft.
 const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
-/// Inode numbers handed out at once, at most.
-const NUMBERS_MAX: u32 = 256;
 /// No inode numbers from here on: far more than a volume can ever use.
 const NUMBERS_END: u64 = 1 << 62;
-/// Requests of members kept until this head is ready, at most.
-const UNREADY_MAX: usize = 4096;
 /// Room in a chunk for the service's own Reap entries.
 const REAP_SLACK: usize = 64 * 1024;
 
@@ -82,7 +78,7 @@ impl Node {
         }
         let asks = matches!(message, Message::LeaseWant { .. } | Message::NumbersWant { .. });
         if asks && !self.ready && from != self.me() {
-            if self.unready.len() < UNREADY_MAX {
+            if self.unready.len() < self.config.limits.unready {
                 self.unready.push_back((from, message));
             }
             return Ok(());
@@ -341,7 +337,7 @@ impl Node {
                 reaps.push(ino);
             }
         }
-        for inodes in reaps.chunks(256) {
+        for inodes in reaps.chunks(self.config.limits.reaps) {
             let mut raw = Vec::new();
             for ino in inodes {
                 let time = self.realtime();
@@ -946,7 +942,7 @@ impl Node {
         let Some(known) = self.known.get_mut(&client) else { return };
         // A client has no slots for more leases than these.
         let held = known.fresh.len() >= LEASE_SLOTS || self.next_inode >= NUMBERS_END;
-        let count = if held { 0 } else { count.clamp(1, NUMBERS_MAX) };
+        let count = if held { 0 } else { count.clamp(1, self.config.limits.numbers) };
         let first = InodeId(self.next_inode);
         self.next_inode += u64::from(count);
         for n in 0..u64::from(count) {
