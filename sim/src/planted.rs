@@ -200,10 +200,14 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::OpenUnchecked => {
             by_guests(&mut preset, bug);
         }
-        Bug::NamelessUnawaited | Bug::GivenUncounted => {
+        Bug::NamelessUnawaited
+        | Bug::GivenUncounted
+        | Bug::RefusedBetween
+        | Bug::RefusedNameKept => {
             by_guests(&mut preset, bug);
             preset.make(Flavour::Quota);
         }
+        Bug::PartLost => preset.by_hand = false,
         Bug::SnapshotPieceLost => {}
         Bug::RefusalsKept | Bug::JudgementUnawaited => {
             by_threads(&mut preset, bug, seed);
@@ -286,6 +290,8 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::SetgidWithoutRun => vec![Create, Mkdir, Chmod],
         Bug::NamelessUnawaited => vec![Tmpfile, Create, Quota, Quota],
         Bug::GivenUncounted => vec![Create, Chown, Chown, Quota],
+        Bug::RefusedBetween => vec![Create, Write, Write, Fallocate, Punch, Quota],
+        Bug::RefusedNameKept => vec![Create, Mkdir, Unlink, Rename, Exchange, Quota],
         Bug::ReadRightForgotten => vec![Create, Read, Read, Chmod, Chmod, Write],
         _ => Vec::new(),
     };

@@ -517,7 +517,10 @@ impl<'a> World<'a> {
         let grace = if patient { host::GRACE_LONG } else { host::GRACE_SHORT };
         let hosts = (1..=preset.nodes)
             .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random), grace));
-        let hosts = hosts.collect::<Result<Vec<_>, _>>()?;
+        let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
+        for host in &mut hosts {
+            (host.keeps_chunks, host.by_hand) = (preset.doubts(), preset.by_hand || preset.hostile);
+        }
         let mut world = Self {
             now: 0,
             random,
@@ -582,7 +585,7 @@ impl<'a> World<'a> {
     /// Whether a client is LibFS: who tries what it may not, and whose operations may be refused, is not.
     fn is_process(&self, c: usize) -> bool {
         let guest = c == 0 && self.preset.hostile;
-        !self.preset.by_hand && !guest && !self.preset.quota
+        !self.preset.by_hand && !guest
     }
 
     /// Whose a process is, where there are several: bound to a user, or the super-user's.

@@ -132,7 +132,9 @@ impl World<'_> {
         let owns = |ino| who.owns(state(ino));
         let may = |ino, what| who.may(state(ino), what) == Some(true);
         // Who owns a file could let himself first.
-        let writes = |ino| owns(ino) || may(ino, W);
+        // What it has made and not closed it may write to, whoever has it now.
+        let made = |ino| self.own_pin(c, ino) == Some(true);
+        let writes = |ino| owns(ino) || may(ino, W) || made(ino);
         // Set-id bits end with a write: the entries of this client do not say so.
         let plain = |ino| state(ino).mode & 0o4000 == 0 && state(ino).mode & 0o2010 != 0o2010;
         let takes = |dir, ino| may(dir, W | X) && who.may_take(state(dir), state(ino));
@@ -265,6 +267,12 @@ impl World<'_> {
         self.model.current(ino).is_some_and(|s| s.mode & S_IFMT == S_IFREG)
     }
 
+    /// Whether the client has made that and not closed it; `Some(false)`: it has closed it, and its right may linger.
+    fn own_pin(&self, c: usize, ino: u64) -> Option<bool> {
+        let number = self.session(c)?.number;
+        self.pins.get(&ino).filter(|pin| pin.session == number).map(|pin| pin.until.is_none())
+    }
+
     /// What the plan needs before it can be carried out.
     pub(crate) fn need(&self, c: usize, plan: &Plan) -> Need {
         let w = LeaseMode::Write;
@@ -312,6 +320,10 @@ impl World<'_> {
             (Kind::Read, Some(t)) => Need::Lease(t, LeaseMode::Read),
             (_, Some(t)) if !self.holds(c, t, w) => Need::Lease(t, w),
             (kind, Some(t)) if kind.content() && !self.is_file(t) => Need::GiveUp,
+            // Whether its right has gone by now is not known.
+            (_, Some(t)) if self.actors[c].uid != 0 && self.own_pin(c, t) == Some(false) => {
+                Need::GiveUp
+            }
             (Kind::SetXattr | Kind::RemoveXattr | Kind::SetAcl, Some(t)) if !self.has_xattrs(t) => {
                 Need::GiveUp
             }

@@ -70,9 +70,9 @@ fn limit(state: &State) -> Amount {
 /// A file that its maker has open.
 #[derive(Debug)]
 pub(crate) struct Pin {
-    session: usize,
+    pub(super) session: usize,
     /// It was closed, and is kept alive no longer than until then.
-    until: Option<Nanos>,
+    pub(super) until: Option<Nanos>,
     /// How it was counted when somebody else removed its last name.
     was: Option<State>,
 }

@@ -920,9 +920,7 @@ impl World<'_> {
             (Errno::INVAL, Call::Readlink { ino }) => kind(*ino) != 0o120_000,
             (Errno::NODATA, Call::GetXattr { ino, name }) => lacks(*ino, name) || !file(*ino),
             (Errno::NODATA, Call::SetXattr { ino, name, .. }) => lacks(*ino, name),
-            (Errno::OPNOTSUPP, Call::GetXattr { ino, name }) => {
-                *name == ACL && kind(*ino) == 0o120_000
-            }
+            (Errno::OPNOTSUPP, Call::GetXattr { ino, name }) => *name == ACL && is(*ino, 0o120_000),
             (Errno::NXIO, Call::Seek { ino, offset, data, .. }) => self.ever(*ino, u, |s| {
                 let Body::File(bytes, _) = &s.body else { return false };
                 let rest = bytes.get(*offset as usize..).unwrap_or(&[]);

@@ -388,6 +388,24 @@ impl World<'_> {
 
     /// Whether an error is the one of the last refusal that the process can see.
     pub(super) fn is_refusal(&mut self, c: usize, u: &UnderWay, errno: Errno) -> bool {
+        // Of several refusals at once LibFS cannot tell which its call was about: it says the last one's error.
+        let waits = matches!(
+            u.call,
+            Call::Make { .. } | Call::Create { .. } | Call::Tmpfile { .. } | Call::SetQuota { .. }
+        );
+        let attached = self.process(c).and_then(|p| p.attached.last()).cloned();
+        if self.preset.doubts()
+            && waits
+            && let Some(a) = attached
+        {
+            let (visible, shown) =
+                (a.memory.peek(control::REFUSED_SEQ), a.memory.peek(control::REFUSED_ERRNO));
+            let journal = self.verdicts.journals.get(&a.client);
+            let many = journal.is_some_and(|j| j.refused(u.refused, visible).nth(1).is_some());
+            if many && shown == u64::from(errno.0) {
+                return true;
+            }
+        }
         let lacks = errno == Errno::NOSPC && self.preset.full;
         let lacks = lacks || errno == Errno::DQUOT && self.preset.quota;
         let named = matches!(errno, Errno::NOSPC | Errno::DQUOT);
