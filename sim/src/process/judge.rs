@@ -941,7 +941,8 @@ impl World<'_> {
                 let unsure = |s: &State| {
                     let listed = s.xattrs.as_ref().is_none_or(|all| all.contains_key(ACL));
                     let all = s.mode & 0o444 == 0o444 && !listed;
-                    !all && !(bound.uid == s.uid && s.mode & 0o400 != 0)
+                    let owner = bound.uid == s.uid && s.mode & 0o400 != 0;
+                    !(all || owner)
                 };
                 bound.uid != 0
                     && (self.ever(from.1, u, unsure) || self.ever(to.1, u, |s| bound.ends(s) != 0))

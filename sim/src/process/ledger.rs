@@ -83,9 +83,11 @@ impl Ledger {
                 self.inodes.remove(&ino);
                 self.limits.remove(&of_directory(ino));
             }
-            Deed::Given { ino, uid } => drop(self.inodes.get_mut(&ino).map(|of| of.0 = uid)),
+            Deed::Given { ino, uid } => {
+                self.inodes.entry(ino).and_modify(|of| of.0 = uid);
+            }
             Deed::Moved { ino, project } => {
-                self.inodes.get_mut(&ino).map(|of| of.1 = project);
+                self.inodes.entry(ino).and_modify(|of| of.1 = project);
             }
             Deed::Limited { number, limit } if limit == Amount::default() => {
                 self.limits.remove(&number);
