@@ -318,16 +318,12 @@ pub enum Bug {
     OwnerTrusted = 208,
     /// What a process was allowed when it opened a file is forgotten when its session ends.
     RightsOfPastLost = 209,
-    /// A file with set-group-ID and no execution for the group is refused in another group's directory.
-    SetgidWithoutRun = 210,
     /// Who makes a file without a name where a limit may bar it is not told.
     NamelessUnawaited = 211,
     /// A limit of inodes is not asked for when an inode gets another owner.
     GivenUncounted = 212,
     /// What was refused while an allocation waited for its own verdict is never told.
     RefusedBetween = 213,
-    /// A name whose making was refused is looked for time and again by who removes or renames it.
-    RefusedNameKept = 214,
     /// Of a value that does not fit one reply the parts behind the second are left out.
     PartLost = 215,
     /// In a sticky directory anybody who may write to it removes.
@@ -1029,11 +1025,6 @@ impl Bug {
             "what a process was allowed when it opened a file is forgotten when its session ends",
         ),
         (
-            Bug::SetgidWithoutRun,
-            "setgid-without-run",
-            "a file with set-group-ID and no execution for the group is refused in another group's directory",
-        ),
-        (
             Bug::NamelessUnawaited,
             "nameless-unawaited",
             "who makes a file without a name where a limit may bar it is not told",
@@ -1047,11 +1038,6 @@ impl Bug {
             Bug::RefusedBetween,
             "refused-between",
             "what was refused while an allocation waited for its own verdict is never told",
-        ),
-        (
-            Bug::RefusedNameKept,
-            "refused-name-kept",
-            "a name whose making was refused is looked for time and again by who removes or renames it",
         ),
         (
             Bug::PartLost,

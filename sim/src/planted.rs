@@ -193,17 +193,13 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::ReadRightForgotten
         | Bug::OwnerTrusted
         | Bug::RightsOfPastLost
-        | Bug::SetgidWithoutRun
         | Bug::StickyIgnored
         | Bug::GroupOfMaker
         | Bug::MaskIgnored
         | Bug::OpenUnchecked => {
             by_guests(&mut preset, bug);
         }
-        Bug::NamelessUnawaited
-        | Bug::GivenUncounted
-        | Bug::RefusedBetween
-        | Bug::RefusedNameKept => {
+        Bug::NamelessUnawaited | Bug::GivenUncounted | Bug::RefusedBetween => {
             by_guests(&mut preset, bug);
             preset.make(Flavour::Quota);
         }
@@ -287,11 +283,9 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::MaskIgnored => vec![Create, SetAcl, SetAcl, Chmod, Read, List],
         Bug::OwnerTrusted => vec![Create, Chown, Write, Write, Write],
         Bug::RightsOfPastLost => vec![Create, Chmod, Chmod, Write, Read],
-        Bug::SetgidWithoutRun => vec![Create, Mkdir, Chmod],
         Bug::NamelessUnawaited => vec![Tmpfile, Create, Quota, Quota],
         Bug::GivenUncounted => vec![Create, Chown, Chown, Quota],
         Bug::RefusedBetween => vec![Create, Write, Write, Fallocate, Punch, Quota],
-        Bug::RefusedNameKept => vec![Create, Mkdir, Unlink, Rename, Exchange, Quota],
         Bug::ReadRightForgotten => vec![Create, Read, Read, Chmod, Chmod, Write],
         _ => Vec::new(),
     };

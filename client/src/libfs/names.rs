@@ -843,9 +843,7 @@ impl<H: Host> LibFsOn<H> {
 /// What a name leads to is not there. Perhaps it never was: its making was refused, and only the names that are kept of
 /// the directory show it. They are asked for again.
 fn forget_names<H: Host>(held: &Step<(), H>, dir: &mut State) {
-    if matches!(held, Err(Stop::Failed(Errno::NOENT | Errno::STALE)))
-        && !planted(Bug::RefusedNameKept)
-    {
+    if matches!(held, Err(Stop::Failed(Errno::NOENT | Errno::STALE))) {
         dir.lease = rpc::Granted::default();
     }
 }
