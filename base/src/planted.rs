@@ -306,6 +306,34 @@ pub enum Bug {
     ReservedUnsent = 197,
     /// A file without a name that another thread is opening is changed before the service knows that it is open.
     OpeningCounts = 142,
+    /// Whether an attribute exists is asked by its value, which who may change it may not be allowed to read.
+    ExistenceByValue = 200,
+    /// Who may write to a file and not read it is not told that it has no capabilities.
+    CapabilityHidden = 201,
+    /// A directory that comes into another by an exchange is not asked whether it may be written.
+    ExchangedUnasked = 202,
+    /// That somebody was allowed to read a file when he opened it is forgotten when its mode changes.
+    ReadRightForgotten = 207,
+    /// Who owns a file is not noted as one who may write to it when he opens it, and then it is another's.
+    OwnerTrusted = 208,
+    /// What a process was allowed when it opened a file is forgotten when its session ends.
+    RightsOfPastLost = 209,
+    /// Who makes a file without a name where a limit may bar it is not told.
+    NamelessUnawaited = 211,
+    /// A limit of inodes is not asked for when an inode gets another owner.
+    GivenUncounted = 212,
+    /// What was refused while an allocation waited for its own verdict is never told.
+    RefusedBetween = 213,
+    /// Of a value that does not fit one reply the parts behind the second are left out.
+    PartLost = 215,
+    /// In a sticky directory anybody who may write to it removes.
+    StickyIgnored = 203,
+    /// What is made in a set-group-ID directory gets the group of who makes it.
+    GroupOfMaker = 204,
+    /// A list whose mask bars it lets a named user all the same.
+    MaskIgnored = 205,
+    /// A file is opened for writing by who may read it and no more.
+    OpenUnchecked = 206,
 }
 
 impl Bug {
@@ -965,6 +993,76 @@ impl Bug {
             Bug::ReservedUnsent,
             "reserved-unsent",
             "a node that joins is not told of reserved blocks, and has more room than the others",
+        ),
+        (
+            Bug::ExistenceByValue,
+            "existence-by-value",
+            "whether an attribute exists is asked by its value, which who may change it may not be allowed to read",
+        ),
+        (
+            Bug::CapabilityHidden,
+            "capability-hidden",
+            "who may write to a file and not read it is not told that it has no capabilities",
+        ),
+        (
+            Bug::ExchangedUnasked,
+            "exchanged-unasked",
+            "a directory that comes into another by an exchange is not asked whether it may be written",
+        ),
+        (
+            Bug::ReadRightForgotten,
+            "read-right-forgotten",
+            "that somebody was allowed to read a file when he opened it is forgotten when its mode changes",
+        ),
+        (
+            Bug::OwnerTrusted,
+            "owner-trusted",
+            "who owns a file is not noted as one who may write to it when he opens it, and then it is another's",
+        ),
+        (
+            Bug::RightsOfPastLost,
+            "rights-of-past-lost",
+            "what a process was allowed when it opened a file is forgotten when its session ends",
+        ),
+        (
+            Bug::NamelessUnawaited,
+            "nameless-unawaited",
+            "who makes a file without a name where a limit may bar it is not told",
+        ),
+        (
+            Bug::GivenUncounted,
+            "given-uncounted",
+            "a limit of inodes is not asked for when an inode gets another owner",
+        ),
+        (
+            Bug::RefusedBetween,
+            "refused-between",
+            "what was refused while an allocation waited for its own verdict is never told",
+        ),
+        (
+            Bug::PartLost,
+            "part-lost",
+            "of a value that does not fit one reply the parts behind the second are left out",
+        ),
+        (
+            Bug::StickyIgnored,
+            "sticky-ignored",
+            "in a sticky directory anybody who may write to it removes",
+        ),
+        (
+            Bug::GroupOfMaker,
+            "group-of-maker",
+            "what is made in a set-group-ID directory gets the group of who makes it",
+        ),
+        (
+            Bug::MaskIgnored,
+            "mask-ignored",
+            "a list whose mask bars it lets a named user all the same",
+        ),
+        (
+            Bug::OpenUnchecked,
+            "open-unchecked",
+            "a file is opened for writing by who may read it and no more",
         ),
     ];
 

@@ -80,6 +80,7 @@ impl Media for Device {
 
 fn config() -> NodeConfig {
     NodeConfig {
+        limits: service::core::limits::Limits::SHIPPED,
         node: NodeId(1),
         lanes: 1,
         lane_bytes: crate::rig::LANE,

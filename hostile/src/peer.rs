@@ -152,7 +152,7 @@ impl World {
             27 => Message::RoomBack { client, token, blocks: input.odd() },
             28 => Message::RoomSought,
             29 => Message::Kept { client, inodes: some(input) },
-            30 => Message::Pinned { client, inodes: some(input) },
+            30 => Message::Pinned { client, inodes: some(input), rights: some(input) },
             _ => {
                 let raw = self.entries(1, 0, input).0;
                 let piece = u32::from(input.flag());

@@ -16,6 +16,7 @@ mod closing;
 pub mod event;
 mod head;
 pub mod lease;
+pub mod limits;
 mod locking;
 pub mod locks;
 pub mod message;
@@ -87,6 +88,8 @@ pub struct NodeConfig {
     pub join_step: u32,
     /// How space is set aside for clients.
     pub room: Shares,
+    /// How much is done at once, and kept.
+    pub limits: limits::Limits,
     /// For how long what processes of a lost node have open is kept without a word of it ([`GRACE`]); 0 where no
     /// node can be lost.
     pub grace: Nanos,

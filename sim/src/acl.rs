@@ -1,11 +1,23 @@
-//! Access control lists as the judges know them (acl(5)), with code of their own: the owner, user 7, the group, a mask
-//! and the others. The group, the mask and the others have the same rights, so that who is in a group makes
-//! no difference.
+//! Access control lists as the judges know them (acl(5)), with code of their own. Each has a mask. Those of clients by
+//! hand have the owner, user 7, the group, a mask and the others, of which the last three have the same rights.
 
 fn put(list: &mut Vec<u8>, tag: u16, rights: u16, id: u32) {
     list.extend_from_slice(&tag.to_le_bytes());
     list.extend_from_slice(&rights.to_le_bytes());
     list.extend_from_slice(&id.to_le_bytes());
+}
+
+/// A list: of the owner, of users, of the group, of groups, the mask, and of the others.
+pub fn full(rights: [u16; 4], users: &[(u32, u16)], groups: &[(u32, u16)]) -> Vec<u8> {
+    let [owner, group, mask, others] = rights;
+    let mut value = 2u32.to_le_bytes().to_vec();
+    put(&mut value, 1, owner, u32::MAX);
+    users.iter().for_each(|(id, rights)| put(&mut value, 2, *rights, *id));
+    put(&mut value, 4, group, u32::MAX);
+    groups.iter().for_each(|(id, rights)| put(&mut value, 8, *rights, *id));
+    put(&mut value, 16, mask, u32::MAX);
+    put(&mut value, 32, others, u32::MAX);
+    value
 }
 
 /// The attribute's value.

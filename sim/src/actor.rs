@@ -39,8 +39,8 @@ pub(crate) struct Lease {
     word: LeaseWord,
     mode: LeaseMode,
     seen: bool,
-    /// Mode, owner, quota and times of change as they came with the lease.
-    record: (u32, u32, u64, (u64, u64)),
+    /// Mode, owner, group, quota and times of change as they came with the lease.
+    record: (u32, u32, u32, u64, (u64, u64)),
     /// What the client knows of the inode; its extended attributes it asks for each time.
     view: Option<State>,
 }

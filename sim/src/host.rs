@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use base::random::Random;
 use base::{Epoch, Nanos, NodeId, StreamSeq};
+use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
 use service::core::{Node, NodeConfig, Shares};
 use service::serving::Serving;
@@ -103,6 +104,10 @@ pub struct Host {
     pub region: Arc<MemoryRegion>,
     /// nicfs, while it lives.
     pub node: Option<Node>,
+    /// Judges read every chunk of its ring.
+    pub keeps_chunks: bool,
+    /// Some client speaks the protocol by hand.
+    pub by_hand: bool,
     /// Chunks of its ring up to here were looked at.
     pub looked: StreamSeq,
     /// What was found there, and nobody has looked at yet.
@@ -172,6 +177,40 @@ pub fn fresh_region(id: NodeId, shape: Shape) -> Result<Arc<MemoryRegion>, Strin
     Ok(region)
 }
 
+/// The bounds of a node: as shipped, or so small that their edges are met within a few operations.
+fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits {
+    let mut limits = Limits::SHIPPED;
+    if random.chance(1, 3) {
+        // Where the judges read every verdict in the ring, nothing leaves it before it is full.
+        limits.release_step = if keeps_chunks { 1 << 40 } else { limits.release_step };
+        return limits;
+    }
+    let mut small = |shipped: u64, least: u64, most: u64| {
+        let drawn = least + random.below(most - least + 1);
+        if random.chance(1, 2) { shipped } else { drawn }
+    };
+    limits.publish_bytes = small(limits.publish_bytes, 1, 20_000);
+    limits.slice_bytes = small(limits.slice_bytes, 1, 9000);
+    limits.host_min = small(limits.host_min, 1, 9000);
+    limits.discard_min = small(limits.discard_min, 1, 20_000);
+    limits.release_step = small(limits.release_step, 1, 4);
+    limits.stash = small(limits.stash as u64, 0, 3) as usize;
+    limits.resend = small(limits.resend, 1, 3);
+    limits.unready = small(limits.unready as u64, 0, 3) as usize;
+    limits.numbers = small(limits.numbers.into(), 1, 3) as u32;
+    limits.reaps = small(limits.reaps as u64, 1, 2) as usize;
+    if !by_hand {
+        // (Clients by hand read one reply and no more.)
+        limits.xattr_bytes = small(limits.xattr_bytes as u64, 16, 300) as usize;
+        limits.extents = small(limits.extents as u64, 1, 4) as usize;
+        // (A list of several replies is not of one moment, which the judges take it for.)
+    }
+    if keeps_chunks {
+        limits.release_step = 1 << 40;
+    }
+    limits
+}
+
 impl Host {
     /// A node that has not started.
     pub fn new(id: NodeId, shape: Shape, clock: Clock, grace: Nanos) -> Result<Self, String> {
@@ -187,6 +226,8 @@ impl Host {
             damage: false,
             region: fresh_region(id, shape)?,
             node: None,
+            keeps_chunks: false,
+            by_hand: false,
             looked: StreamSeq(0),
             chunks: Vec::new(),
             boot: 1,
@@ -217,7 +258,9 @@ impl Host {
 
     /// Starts nicfs.
     pub fn start(&mut self, now: Nanos, seed: u64) -> Result<(), String> {
+        let mut random = Random::new(seed ^ 0x11b5);
         let config = NodeConfig {
+            limits: draw_limits(&mut random, self.keeps_chunks, self.by_hand),
             node: self.id,
             lanes: 2,
             lane_bytes: storage::limits::LANE_BYTES_MIN.next_multiple_of(4096),

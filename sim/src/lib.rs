@@ -13,6 +13,7 @@ pub mod model;
 #[cfg(feature = "planted")]
 pub mod planted;
 mod process;
+mod rights;
 pub mod scenario;
 pub mod world;
 

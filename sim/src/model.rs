@@ -33,6 +33,8 @@ pub struct State {
     pub mode: u32,
     /// Owner.
     pub uid: u32,
+    /// Group.
+    pub gid: u32,
     /// The directory whose quota counts it, if one does.
     pub project: u64,
     /// When content or names changed last, in nanoseconds.
@@ -48,13 +50,14 @@ pub struct State {
 impl State {
     /// An inode that is no more.
     pub const fn gone() -> Self {
-        Self { mode: 0, uid: 0, project: 0, mtime: 0, ctime: 0, xattrs: None, body: Body::Gone }
+        let (mode, uid, gid, project, mtime, ctime) = (0, 0, 0, 0, 0, 0);
+        Self { mode, uid, gid, project, mtime, ctime, xattrs: None, body: Body::Gone }
     }
 
-    /// Something new.
+    /// Something new, in the group that has its owner's number.
     pub fn new(mode: u32, uid: u32, time: u64, body: Body) -> Self {
         let (mtime, ctime, xattrs) = (time, time, Some(Xattrs::new()));
-        Self { mode, uid, project: 0, mtime, ctime, xattrs, body }
+        Self { mode, uid, gid: uid, project: 0, mtime, ctime, xattrs, body }
     }
 
     /// Whether no name leads to it.
@@ -67,8 +70,8 @@ impl State {
         if seen.body == Body::Gone {
             return self.is_gone();
         }
-        (self.mode, self.uid, self.project, self.mtime, self.ctime, &self.body)
-            == (seen.mode, seen.uid, seen.project, seen.mtime, seen.ctime, &seen.body)
+        (self.mode, self.uid, self.gid, self.project, self.mtime, self.ctime, &self.body)
+            == (seen.mode, seen.uid, seen.gid, seen.project, seen.mtime, seen.ctime, &seen.body)
             && (self.xattrs.is_none() || seen.xattrs.is_none() || self.xattrs == seen.xattrs)
     }
 
@@ -79,8 +82,10 @@ impl State {
                 all.keys().map(|n| String::from_utf8_lossy(n)).collect::<Vec<_>>().join(",")
             }
         };
-        let Self { mode, uid, project, mtime, ctime, .. } = self;
-        format!("{mode:o} uid {uid} project {project} times {mtime} {ctime} xattrs [{xattrs}]")
+        let Self { mode, uid, gid, project, mtime, ctime, .. } = self;
+        format!(
+            "{mode:o} uid {uid} gid {gid} project {project} times {mtime} {ctime} xattrs [{xattrs}]"
+        )
     }
 
     /// In few words.

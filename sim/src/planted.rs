@@ -187,6 +187,23 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::CycleAllowed
         | Bug::NotEmptyRemoved
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
+        Bug::ExistenceByValue
+        | Bug::CapabilityHidden
+        | Bug::ExchangedUnasked
+        | Bug::ReadRightForgotten
+        | Bug::OwnerTrusted
+        | Bug::RightsOfPastLost
+        | Bug::StickyIgnored
+        | Bug::GroupOfMaker
+        | Bug::MaskIgnored
+        | Bug::OpenUnchecked => {
+            by_guests(&mut preset, bug);
+        }
+        Bug::NamelessUnawaited | Bug::GivenUncounted | Bug::RefusedBetween => {
+            by_guests(&mut preset, bug);
+            preset.make(Flavour::Quota);
+        }
+        Bug::PartLost => preset.by_hand = false,
         Bug::SnapshotPieceLost => {}
         Bug::RefusalsKept | Bug::JudgementUnawaited => {
             by_threads(&mut preset, bug, seed);
@@ -217,7 +234,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::DeadTailDropped => (&ends, &[]),
         Bug::ExpelledNotTold | Bug::RecallIgnoresOperation => (&stops, &[]),
         Bug::DamageIgnored => (&damage, &[]),
-        Bug::ClosedEarly => (&planned, &[]),
+        Bug::ClosedEarly | Bug::RightsOfPastLost => (&planned, &[]),
         Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
         Bug::RefusalsKept => (&stops, &crashes),
         Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
@@ -248,6 +265,30 @@ fn is_client(bug: Bug) -> bool {
                 | Bug::PinsOfLostFreed
                 | Bug::TakeOverFrees
         )
+}
+
+/// Processes of several users.
+fn by_guests(preset: &mut Preset, bug: Bug) {
+    use crate::actor::Kind::*;
+    preset.make(Flavour::Hostile);
+    preset.by_hand = false;
+    (preset.nodes, preset.clients, preset.faults) = (3, 4, 0);
+    preset.pace = MS;
+    preset.favour = match bug {
+        Bug::ExistenceByValue => vec![SetXattr, RemoveXattr, Create, Chmod],
+        Bug::CapabilityHidden => vec![SetXattr, Chmod, Create, Write, Write, Truncate],
+        Bug::ExchangedUnasked => vec![Exchange, Exchange, Mkdir, Create, Chmod],
+        Bug::StickyIgnored => vec![Create, Unlink, Rename, Exchange, Chmod],
+        Bug::GroupOfMaker => vec![Create, Mkdir, Symlink, Unlink],
+        Bug::MaskIgnored => vec![Create, SetAcl, SetAcl, Chmod, Read, List],
+        Bug::OwnerTrusted => vec![Create, Chown, Write, Write, Write],
+        Bug::RightsOfPastLost => vec![Create, Chmod, Chmod, Write, Read],
+        Bug::NamelessUnawaited => vec![Tmpfile, Create, Quota, Quota],
+        Bug::GivenUncounted => vec![Create, Chown, Chown, Quota],
+        Bug::RefusedBetween => vec![Create, Write, Write, Fallocate, Punch, Quota],
+        Bug::ReadRightForgotten => vec![Create, Read, Read, Chmod, Chmod, Write],
+        _ => Vec::new(),
+    };
 }
 
 /// Processes with LibFS, and threads that meet.

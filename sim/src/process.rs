@@ -7,6 +7,7 @@ mod draw;
 pub mod effects;
 pub mod host;
 mod judge;
+mod ledger;
 pub mod verdict;
 
 use std::cell::RefCell;
@@ -15,7 +16,7 @@ use std::rc::Rc;
 
 use base::random::Random;
 use base::{ClientId, Errno, Nanos};
-use client::fs::{Caller, Handle};
+use client::fs::Handle;
 use client::libfs::{Config, LibFsOn, Limits};
 use service::core::Event;
 use storage::format::control::{self, Descriptor};
@@ -23,9 +24,10 @@ use storage::format::entry::{self, HEADER_BYTES, Op, claimed_length};
 use storage::media::Segment;
 use storage::volume::Volume;
 
-use self::call::{Call, perform};
+use self::call::{Call, Task};
 pub(crate) use self::host::Narrow;
 use self::host::{Answer, Fiber, Pause, Shared, SimHost};
+use crate::rights::Who;
 use crate::world::judge::state_of;
 use crate::world::{Item, MS, US, World};
 
@@ -55,6 +57,8 @@ pub struct Process {
     /// Inodes of which it may know what never was.
     tainted: BTreeMap<u64, verdict::Taint>,
     limits: Limits,
+    /// It was not given an arena that it asked for.
+    unmapped: bool,
     /// One in so many points is a pause.
     chance: u64,
     /// Which places of the code are narrow.
@@ -135,6 +139,9 @@ enum Waits {
 #[derive(Debug)]
 struct UnderWay {
     call: Call,
+    /// On whose behalf.
+    who: Who,
+    umask: u32,
     /// The model's time at which it began.
     since: u64,
     at: Nanos,
@@ -183,18 +190,17 @@ impl Pointer {
 }
 
 /// What a thread does all the time.
-fn work(client: Pointer, uid: u32) {
-    let caller = Caller { uid, gid: uid, groups: &[], pid: 1, umask: 0 };
+fn work(client: Pointer) {
     let mut answer = host::pause(Pause::Next);
-    while let Answer::Call(call) = answer {
-        let reply = perform(client.get(), &caller, &call);
-        host::pause(Pause::Done(reply));
+    while let Answer::Call(task) = answer {
+        let (reply, walked) = task.perform(client.get());
+        host::pause(Pause::Done(reply, walked));
         answer = host::pause(Pause::Next);
     }
 }
 
 /// The first thread: it attaches.
-fn begin(home: &Home, limits: Limits, uid: u32) {
+fn begin(home: &Home, limits: Limits) {
     let client = loop {
         match Client::attach(Config { limits, ..Config::new(b"") }) {
             Ok(client) => break Box::new(client),
@@ -203,7 +209,7 @@ fn begin(home: &Home, limits: Limits, uid: u32) {
     };
     let pointer = Pointer(std::ptr::from_ref(&*client));
     *home.borrow_mut() = Some(client);
-    work(pointer, uid);
+    work(pointer);
 }
 
 impl Process {
@@ -230,6 +236,7 @@ impl Process {
             told: BTreeMap::new(),
             tainted: BTreeMap::new(),
             limits,
+            unmapped: false,
             chance,
             narrow,
             life: 0,
@@ -287,7 +294,7 @@ impl World<'_> {
 
     /// Starts it, or starts it anew.
     pub(crate) fn boot_process(&mut self, c: usize, life: u64) -> Result<(), String> {
-        let (n, uid) = (self.actors[c].node, self.actors[c].uid);
+        let n = self.actors[c].node;
         if self.process(c).is_none_or(|p| p.life != life || p.is_done()) {
             return Ok(());
         }
@@ -301,7 +308,7 @@ impl World<'_> {
         let random = Random::new(self.random.next_u64());
         let Some(process) = self.process(c) else { return Ok(()) };
         let (home, limits) = (Rc::clone(&process.home), process.limits);
-        let fiber = Fiber::new(random, move || begin(&home, limits, uid))?;
+        let fiber = Fiber::new(random, move || begin(&home, limits))?;
         self.install_fiber(c, 0, fiber);
         self.go_on(c, 0, 0, Answer::Go);
         Ok(())
@@ -319,7 +326,6 @@ impl World<'_> {
 
     /// The others begin when the first has attached.
     fn start_others(&mut self, c: usize) -> Result<(), String> {
-        let uid = self.actors[c].uid;
         let Some(process) = self.process(c) else { return Ok(()) };
         let (count, home) = (process.threads.len(), Rc::clone(&process.home));
         let Some(pointer) = home.borrow().as_ref().map(|c| Pointer(std::ptr::from_ref(&**c)))
@@ -329,7 +335,7 @@ impl World<'_> {
         for t in 1..count {
             if self.thread(c, t).is_some_and(|t| !t.ended && t.fiber.is_none()) {
                 let random = Random::new(self.random.next_u64());
-                let fiber = Fiber::new(random, move || work(pointer, uid))?;
+                let fiber = Fiber::new(random, move || work(pointer))?;
                 self.install_fiber(c, t, fiber);
                 let delay = self.between(0, 20 * US);
                 self.go_on(c, t, delay, Answer::Go);
@@ -424,7 +430,7 @@ impl World<'_> {
                     Some(next) => answer = next,
                     None => return Ok(()),
                 },
-                Pause::Done(reply) => self.call_done(c, t, &reply)?,
+                Pause::Done(reply, walked) => self.call_done(c, t, &reply, &walked)?,
             }
         }
     }
@@ -510,15 +516,9 @@ impl World<'_> {
             return Ok(());
         }
         let token = (c as u64) << 40 | (t as u64) << 36 | self.now & 0xf_ffff_ffff;
-        let event = Event::Attach {
-            token,
-            pid,
-            start_time: life,
-            uid: self.actors[c].uid,
-            gid: self.actors[c].uid,
-            groups: Vec::new(),
-            lanes: 0,
-        };
+        let Who { uid, gid, groups } = Who::of(self.actors[c].uid);
+        let groups = groups.to_vec();
+        let event = Event::Attach { token, pid, start_time: life, uid, gid, groups, lanes: 0 };
         let incarnation = self.hosts[n].incarnation;
         self.at(self.now + 20 * US, Item::To(n, incarnation, event));
         self.wait_for(c, t, Waits::Hostd(token), HOSTD_TIMEOUT);
@@ -633,10 +633,15 @@ impl World<'_> {
         };
         let may = match class {
             Some(ReadClass::World) => true,
-            Some(ReadClass::Group { uid: user, gid }) => uid == 0 || uid == user || uid == gid,
+            Some(ReadClass::Group { uid: user, gid }) => {
+                uid == 0 || uid == user || Who::of(uid).in_group(gid)
+            }
             Some(ReadClass::Owner { uid: user }) => uid == 0 || uid == user,
             _ => false,
         };
+        if !may && let Some(process) = self.process(c) {
+            process.unmapped = true;
+        }
         let memory = Shared::new(&self.hosts[n].region, Segment::Arena(arena));
         self.go_on(c, t, delay, Answer::Arena(Ok(may.then_some(memory))));
         Ok(())

@@ -196,6 +196,11 @@ impl Preset {
         self.focus = faults;
     }
 
+    /// There are several users.
+    pub(crate) const fn has_users(&self) -> bool {
+        self.hostile || self.quota
+    }
+
     /// Operations may be refused for a while, so that each is synced before the next.
     pub(crate) const fn doubts(&self) -> bool {
         self.full || self.quota
@@ -512,7 +517,10 @@ impl<'a> World<'a> {
         let grace = if patient { host::GRACE_LONG } else { host::GRACE_SHORT };
         let hosts = (1..=preset.nodes)
             .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random), grace));
-        let hosts = hosts.collect::<Result<Vec<_>, _>>()?;
+        let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
+        for host in &mut hosts {
+            (host.keeps_chunks, host.by_hand) = (preset.doubts(), preset.by_hand || preset.hostile);
+        }
         let mut world = Self {
             now: 0,
             random,
@@ -547,7 +555,8 @@ impl<'a> World<'a> {
                 if c == 0 && (world.preset.hostile || world.preset.quota) { GUEST } else { 0 };
             if world.is_process(c) {
                 let process = world.draw_process();
-                world.actors.push(Actor::of_process(node, 0, process));
+                let uid = if world.preset.has_users() { world.draw_user() } else { 0 };
+                world.actors.push(Actor::of_process(node, uid, process));
                 let at = 20 * MS + world.random.below(50 * MS);
                 let start = world.preset.starts.get(c).copied().unwrap_or(0);
                 world.at(at.max(start), Item::Boot(c, 0));
@@ -576,7 +585,12 @@ impl<'a> World<'a> {
     /// Whether a client is LibFS: who tries what it may not, and whose operations may be refused, is not.
     fn is_process(&self, c: usize) -> bool {
         let guest = c == 0 && self.preset.hostile;
-        !self.preset.by_hand && !guest && !self.preset.quota
+        !self.preset.by_hand && !guest
+    }
+
+    /// Whose a process is, where there are several: bound to a user, or the super-user's.
+    fn draw_user(&mut self) -> u32 {
+        [0, 0, GUEST, GUEST, crate::rights::OTHER][self.random.below(5) as usize]
     }
 
     fn draw_process(&mut self) -> Process {

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use base::planted::{Bug, planted};
-use base::{Errno, InodeId};
+use base::{Errno, InodeId, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::rpc;
@@ -89,13 +89,13 @@ impl<H: Host> LibFsOn<H> {
         })
     }
 
-    /// Appends an operation that only the super-user may.
+    /// Appends an operation that only the super-user may, and says which it is.
     pub(super) fn change_quota(
         &self,
         caller: &Caller<'_>,
         ino: InodeId,
         op: &Op<'_>,
-    ) -> Result<()> {
+    ) -> Result<Sequence> {
         if caller.uid != 0 {
             return Err(Errno::PERM);
         }
@@ -109,7 +109,7 @@ impl<H: Host> LibFsOn<H> {
                 state.record.project = project;
                 state.record.ctime = Stamp::from_nanos(now);
             }
-            Ok(())
+            Ok(place.sequence)
         })
     }
 

@@ -68,13 +68,19 @@ impl<H: Host> LibFsOn<H> {
                 S_IFDIR => return Err(Errno::ISDIR.into()),
                 _ => return Err(Errno::NXIO.into()),
             }
-            may(caller, &state.record, want)?;
+            let asked = if planted(Bug::OpenUnchecked) { want & R } else { want };
+            may(caller, &state.record, asked)?;
             if !counted && !planted(Bug::PinBeforeCount) {
                 state.open += 1;
                 counted = true;
             }
             let mut flags = if state.pinned { 0 } else { rpc::WANT_PIN };
-            if want & W != 0 && !state.may_write && !Self::trusted() {
+            // What is allowed now outlives any change of the mode, and of the owner: the service notes it.
+            let noted = |state: &State| state.record.uid == H::euid() && planted(Bug::OwnerTrusted);
+            if want & R != 0 && !state.may_read && H::euid() != 0 {
+                flags |= rpc::WANT_READ;
+            }
+            if want & W != 0 && !state.may_write && H::euid() != 0 && !noted(&state) {
                 flags |= rpc::WANT_WRITE;
             }
             // A nameless inode is there for as long as somebody has it open, and its descriptor may
@@ -130,12 +136,6 @@ impl<H: Host> LibFsOn<H> {
         }
     }
 
-    /// Whether the service lets this process write any inode without a recorded right. (The owner's may be given to
-    /// somebody else while it has it open.)
-    fn trusted() -> bool {
-        H::euid() == 0
-    }
-
     pub(crate) fn do_release(&self, handle: Handle) {
         if let Some(open) = self.close_handle(handle) {
             self.close_inode(&open.inode);
@@ -148,6 +148,8 @@ impl<H: Host> LibFsOn<H> {
         state.open = state.open.saturating_sub(1);
         if state.open == 0 && state.pinned {
             state.pinned = false;
+            // With the pin go the rights.
+            (state.may_read, state.may_write) = (false, false);
             // Under the lock: who opens it again pins it again, after this.
             let Some(session) = self.current() else { return };
             // Without a lease others may have removed it, and it stays until we say that we are done.
@@ -702,6 +704,8 @@ impl<H: Host> LibFsOn<H> {
         if let (Some(session), Some((number, count))) = (self.current(), before)
             && session.number == number
             && session.mark(count) == open.refusals.load(Ordering::Relaxed)
+            // (Nor was anything refused of before, of which this call does not speak.)
+            && (session.refusals() == count || planted(Bug::RefusedBetween))
         {
             // All that was done to the file is judged: what is refused from here on is not that.
             open.clean.store(session.mark(last.0), Ordering::Relaxed);
@@ -797,7 +801,7 @@ impl<H: Host> LibFsOn<H> {
     }
 
     /// The same, where only refusals of the operations `own` count: other threads are told of theirs.
-    fn settle_but(
+    pub(crate) fn settle_but(
         &self,
         inode: &Arc<Inode<H>>,
         before: Option<(u64, u64)>,

@@ -327,12 +327,12 @@ impl<H: Host> FileSystem for LibFsOn<H> {
             AccountId::Directory(ino) => (ino, None),
         };
         let before = self.refusals();
-        self.change_quota(caller, ino, &Op::SetQuota { ino, user, limit })?;
-        self.settle_since(&self.inode(ino), before)
+        let own = self.change_quota(caller, ino, &Op::SetQuota { ino, user, limit })?;
+        self.settle_but(&self.inode(ino), before, (own, own))
     }
 
     fn set_project(&self, caller: &Caller<'_>, ino: InodeId, project: InodeId) -> Result<()> {
-        self.change_quota(caller, ino, &Op::SetProject { ino, project })
+        self.change_quota(caller, ino, &Op::SetProject { ino, project }).map(drop)
     }
 
     fn project(&self, _: &Caller<'_>, ino: InodeId) -> Result<InodeId> {

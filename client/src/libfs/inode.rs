@@ -117,6 +117,8 @@ pub struct State {
     pub room: Room,
     /// The service keeps the inode alive for us.
     pub pinned: bool,
+    /// The service recorded our right to read.
+    pub may_read: bool,
     /// The service recorded our right to write (or needs none).
     pub may_write: bool,
     /// Handles open here.

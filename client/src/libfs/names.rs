@@ -247,7 +247,7 @@ impl<H: Host> LibFsOn<H> {
         }
         let dir = self.inode(parent);
         let before = self.current().map(|session| (session.number, session.refusals()));
-        let mut limited = false;
+        let (mut limited, mut own) = (false, Sequence(0));
         let made = self.run(|turn| {
             let session = turn.session;
             let mut state = dir.state.write();
@@ -273,7 +273,7 @@ impl<H: Host> LibFsOn<H> {
             let op = Op::Create { ino, parent, mode, rdev, uid, gid, name, target: node.target };
             let logged = self.log(turn, parent.0, &[&state, &child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
-            child.last = place.sequence;
+            (child.last, own) = (place.sequence, place.sequence);
             // What is made is pinned.
             child.open = 1;
             let attr = child.attr();
@@ -286,7 +286,7 @@ impl<H: Host> LibFsOn<H> {
         })?;
         if limited {
             // Where a quota may bar it, the service's word is waited for.
-            let settled = self.settle_since(&dir, before);
+            let settled = self.settle_but(&dir, before, (own, own));
             settled.inspect_err(|_| self.close_inode(&made.1))?;
         }
         if !open && !planted(Bug::MadeStaysPinned) {
@@ -305,10 +305,13 @@ impl<H: Host> LibFsOn<H> {
         linkable: bool,
     ) -> Result<(Attr, Arc<Inode<H>>)> {
         let dir = self.inode(parent);
-        self.run(|turn| {
+        let before = self.current().map(|session| (session.number, session.refusals()));
+        let (mut limited, mut own) = (false, Sequence(0));
+        let made = self.run(|turn| {
             let session = turn.session;
             let mut state = dir.state.write();
             self.hold(turn, parent, &mut state, LeaseMode::Read, 0)?;
+            limited = state.record.limited;
             search(caller, &state.record)?;
             may(caller, &state.record, W | X)?;
             if state.record.nlink == 0 {
@@ -326,13 +329,30 @@ impl<H: Host> LibFsOn<H> {
             let op = Op::Tmpfile { ino, parent, mode, uid, gid, linkable };
             let logged = self.log(turn, ino.0, &[&child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
-            child.last = place.sequence;
+            (child.last, own) = (place.sequence, place.sequence);
             child.open = 1;
             let attr = child.attr();
             let inode = Arc::new(Inode::with(ino, child));
             self.remember_inode(Arc::clone(&inode));
             Ok((attr, inode))
-        })
+        })?;
+        if limited && !planted(Bug::NamelessUnawaited) {
+            // As for what has a name.
+            let settled =
+                self.settle_but(&made.1, before, (own, own)).map_err(|e| match self.current() {
+                    // It is not there: that was refused.
+                    Some(session)
+                        if matches!(e, Errno::NOENT | Errno::STALE)
+                            && before
+                                .is_some_and(|b| b != (session.number, session.refusals())) =>
+                    {
+                        session.refusal()
+                    }
+                    _ => e,
+                });
+            settled.inspect_err(|_| self.close_inode(&made.1))?;
+        }
+        Ok(made)
     }
 
     pub(crate) fn do_remove(
@@ -355,6 +375,7 @@ impl<H: Host> LibFsOn<H> {
             let mut locked = Locked::new(&[&dir, &victim]);
             self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
             let held = self.hold(turn, ino, locked.get(ino), LeaseMode::Write, 0);
+            forget_names(&held, locked.get(parent));
             looked_up_again(held)?;
             if self.find(turn, parent, locked.get(parent), name)? != Known::Present(ino, kind) {
                 return Err(Stop::Wait(Wait::Again));
@@ -562,6 +583,9 @@ impl<H: Host> LibFsOn<H> {
         }
         for inode in &all {
             let held = self.hold(turn, inode.ino, locked.get(inode.ino), LeaseMode::Write, 0);
+            for dir in [old, new] {
+                forget_names(&held, locked.get(dir.ino));
+            }
             looked_up_again(held)?;
         }
         let there = self.find(turn, old.ino, locked.get(old.ino), rename.name)?;
@@ -591,6 +615,13 @@ impl<H: Host> LibFsOn<H> {
         if moves_dir && kind == S_IFDIR {
             // Its `..` changes.
             may(caller, &record, W)?;
+        }
+        if let Some((other, S_IFDIR)) = replaced
+            && moves_dir
+            && exchange
+            && !planted(Bug::ExchangedUnasked)
+        {
+            may(caller, &locked.get(other).record, W)?;
         }
         if moves_dir {
             let skip: Vec<InodeId> = all.iter().map(|i| i.ino).collect();
@@ -809,6 +840,14 @@ impl<H: Host> LibFsOn<H> {
     }
 }
 
+/// What a name leads to is not there. Perhaps it never was: its making was refused, and only the names that are kept of
+/// the directory show it. They are asked for again.
+fn forget_names<H: Host>(held: &Step<(), H>, dir: &mut State) {
+    if matches!(held, Err(Stop::Failed(Errno::NOENT | Errno::STALE))) {
+        dir.lease = rpc::Granted::default();
+    }
+}
+
 /// What a name led to a moment ago may be gone: others may have given the name to something else. The name
 /// says what is so now.
 fn looked_up_again<H: Host>(held: Step<(), H>) -> Step<(), H> {
@@ -836,7 +875,7 @@ fn new_record(
     let is_dir = node.mode & S_IFMT == S_IFDIR;
     let mut mode = node.mode;
     let mut gid = caller.gid;
-    if dir.mode & 0o2000 != 0 {
+    if dir.mode & 0o2000 != 0 && !planted(Bug::GroupOfMaker) {
         gid = dir.gid;
         if is_dir {
             mode |= 0o2000;
@@ -889,6 +928,7 @@ fn new_state<H: Host>(
         target: target.to_vec(),
         names: Names { complete: true, ..Names::default() },
         pinned: true,
+        may_read: true,
         may_write: true,
         ..State::default()
     }

@@ -22,11 +22,14 @@ pub struct Proofs<H: Host> {
     known: RwLock<Map<u64, u64>, H>,
 }
 
+/// A call needs several at once: with fewer it would forget one for another, and go on for ever.
+const PROOFS_MIN: usize = 64;
+
 impl<H: Host> Proofs<H> {
     /// None yet, and never more than so many.
     pub fn new(most: usize) -> Self {
         let (given, some) = Default::default();
-        Self { most: most.max(16), given, some, known: RwLock::default() }
+        Self { most: most.max(PROOFS_MIN), given, some, known: RwLock::default() }
     }
 
     /// Remembers what the service gave, if there is something to remember.

@@ -421,6 +421,7 @@ impl<H: Host> LibFsOn<H> {
             return;
         }
         state.pinned |= flags & rpc::WANT_PIN != 0;
+        state.may_read |= flags & rpc::WANT_READ != 0;
         state.may_write |= flags & rpc::WANT_WRITE != 0;
         // It was asked with nothing locked. Another thread may have done something since, or the lease may be
         // gone already, or be another one: then this answer is not what is so now.
@@ -476,7 +477,7 @@ impl<H: Host> LibFsOn<H> {
         state.pieces = Default::default();
         state.room = Default::default();
         state.pinned = false;
-        state.may_write = false;
+        (state.may_read, state.may_write) = (false, false);
         true
     }
 

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use base::planted::{Bug, planted};
 use base::{Errno, InodeId};
 use storage::acl::is_acl;
 use storage::format::control::LeaseMode;
@@ -46,6 +47,23 @@ impl<H: Host> LibFsOn<H> {
             Err(super::Stop::Failed(Errno::NODATA)) => Ok(None),
             Err(e) => Err(e),
         }
+    }
+
+    /// Whether an inode that is locked and leased has an attribute. Who may not read it may know that.
+    fn has_xattr(
+        &self,
+        turn: &mut Turn<H>,
+        caller: &Caller<'_>,
+        ino: InodeId,
+        state: &State,
+        name: &[u8],
+    ) -> Step<bool, H> {
+        if may(caller, &state.record, R).is_ok() || planted(Bug::ExistenceByValue) {
+            return Ok(self.xattr_of(turn, ino, state, name)?.is_some());
+        }
+        let (what, after, lease) = (Ask::Xattrs { ino }, state.last, state.lease);
+        let (names, _) = turn.ask(Question { what, after, lease, exact: true })?;
+        Ok(names.split(|b| *b == 0).any(|known| known == name))
     }
 
     pub(super) fn do_getxattr(
@@ -105,7 +123,7 @@ impl<H: Host> LibFsOn<H> {
             // Plain setting need not know.
             let asks = value.is_none() || how != XattrMode::Set;
             let exists =
-                asks && state.record.xattrs && self.xattr_of(turn, ino, state, name)?.is_some();
+                asks && state.record.xattrs && self.has_xattr(turn, caller, ino, state, name)?;
             match how {
                 XattrMode::Create if exists => return Err(Errno::EXIST.into()),
                 XattrMode::Replace if !exists => return Err(Errno::NODATA.into()),

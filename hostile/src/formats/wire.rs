@@ -127,7 +127,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Recalled { client, ino, token },
         Message::Unpin { client, inodes: inodes.clone() },
         Message::Kept { client, inodes: inodes.clone() },
-        Message::Pinned { client, inodes },
+        Message::Pinned { client, rights: inodes.clone(), inodes },
         Message::Released { client, ino, token },
         Message::Progress { client, settled: Sequence(1), replicated: Sequence(2) },
         Message::Position { seq },

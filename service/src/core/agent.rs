@@ -22,10 +22,6 @@ const HOLD: Nanos = 300_000;
 const LOOK: Nanos = 50_000;
 /// Stores that their thread has done are where others see them after this time; nanoseconds in truth.
 const ARRIVAL: Nanos = 1_000_000;
-/// Bytes fetched at once; forwarded batches must fit a peer's low latency queue.
-const FETCH_BYTES: usize = 1 << 20;
-/// The same when the batch travels to another node.
-const FORWARD_BYTES: usize = 256 * 1024;
 
 /// Why a client is expelled: it is stopped...
 const STOPPED: &str = "it was stopped inside an operation";
@@ -406,8 +402,10 @@ impl Node {
             if head && (blocked || !self.room_for_batch()?) {
                 return Ok(false);
             }
+            let limits = &self.config.limits;
             let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
-            let batch = client.fetch(if head { FETCH_BYTES } else { FORWARD_BYTES })?;
+            let batch =
+                client.fetch(if head { limits.fetch_bytes } else { limits.forward_bytes })?;
             if batch.last.0 == 0 {
                 client.note_standing(self.now);
                 return Ok(true);

@@ -19,12 +19,8 @@ use super::{Effect, Failure, Node, entries};
 
 /// Bytes before the entries in a draft.
 const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
-/// Inode numbers handed out at once, at most.
-const NUMBERS_MAX: u32 = 256;
 /// No inode numbers from here on: far more than a volume can ever use.
 const NUMBERS_END: u64 = 1 << 62;
-/// Requests of members kept until this head is ready, at most.
-const UNREADY_MAX: usize = 4096;
 /// Room in a chunk for the service's own Reap entries.
 const REAP_SLACK: usize = 64 * 1024;
 
@@ -82,7 +78,7 @@ impl Node {
         }
         let asks = matches!(message, Message::LeaseWant { .. } | Message::NumbersWant { .. });
         if asks && !self.ready && from != self.me() {
-            if self.unready.len() < UNREADY_MAX {
+            if self.unready.len() < self.config.limits.unready {
                 self.unready.push_back((from, message));
             }
             return Ok(());
@@ -162,8 +158,8 @@ impl Node {
             }
             Message::Unpin { client, inodes } => self.unpinned(client, &inodes, out),
             Message::Kept { client, inodes } => self.kept_arrived(client, inodes, out),
-            Message::Pinned { client, inodes } => {
-                self.pinned(client, inodes);
+            Message::Pinned { client, inodes, rights } => {
+                self.pinned(client, inodes, rights);
                 Ok(())
             }
             Message::Released { client, ino, token } => {
@@ -319,6 +315,8 @@ impl Node {
         let Some(known) = self.known.get_mut(&client) else { return Ok(()) };
         let dropped: Vec<InodeId> =
             inodes.iter().copied().filter(|i| known.pins.remove(i)).collect();
+        // With what is open go the rights that it gave.
+        known.rights.retain(|ino| !dropped.contains(ino));
         self.reap_unpinned(dropped, out)
     }
 
@@ -339,7 +337,7 @@ impl Node {
                 reaps.push(ino);
             }
         }
-        for inodes in reaps.chunks(256) {
+        for inodes in reaps.chunks(self.config.limits.reaps) {
             let mut raw = Vec::new();
             for ino in inodes {
                 let time = self.realtime();
@@ -485,6 +483,8 @@ impl Node {
         {
             known.fresh.remove(ino);
             known.pins.insert(*ino);
+            // Who makes it may write to it, whatever becomes of it, until it has closed it.
+            known.rights.insert(*ino);
         }
         if let Some(ino) = applied.orphaned {
             self.orphaned(&mut draft, client, incarnation, header, op, ino)?;
@@ -944,7 +944,7 @@ impl Node {
         let Some(known) = self.known.get_mut(&client) else { return };
         // A client has no slots for more leases than these.
         let held = known.fresh.len() >= LEASE_SLOTS || self.next_inode >= NUMBERS_END;
-        let count = if held { 0 } else { count.clamp(1, NUMBERS_MAX) };
+        let count = if held { 0 } else { count.clamp(1, self.config.limits.numbers) };
         let first = InodeId(self.next_inode);
         self.next_inode += u64::from(count);
         for n in 0..u64::from(count) {

@@ -15,8 +15,6 @@ use super::locks::{LockTable, Wish};
 use super::message::{LockAsk, Message};
 use super::{Effect, Failure, Node};
 
-/// Locks in one report to a new head.
-const REPORT_MAX: usize = 2048;
 /// Requests that come while a takeover is under way, kept until its end. More than the clients of a
 /// chain have request slots.
 const EARLY_MAX: usize = 1 << 16;
@@ -69,11 +67,11 @@ impl Locking {
     }
 
     /// Agent: what a client holds, for a head that does not know.
-    pub(super) fn report(&self, client: ClientId) -> Vec<Message> {
+    pub(super) fn report(&self, client: ClientId, most: usize) -> Vec<Message> {
         let files = self.held.get(&client).into_iter().flatten();
         let all: Vec<(InodeId, Lock)> =
             files.flat_map(|(ino, file)| file.iter().map(|h| (*ino, h.lock))).collect();
-        let mut pieces: Vec<Vec<_>> = all.chunks(REPORT_MAX).map(<[_]>::to_vec).collect();
+        let mut pieces: Vec<Vec<_>> = all.chunks(most).map(<[_]>::to_vec).collect();
         if pieces.is_empty() {
             // "Nothing" is told, too: the head may have granted what never arrived here.
             pieces.push(Vec::new());

@@ -39,7 +39,8 @@
 //! 27 RoomSought     head -> agent     somebody got no space: what lies idle shall come back
 //! 28 Kept           agent -> head     client u64, n u32, inodes u64 x n: all that the process of this session,
 //!                                     which has ended, has open (core::past); also of a node that joins
-//! 29 Pinned         agent -> head     client u64, n u32, inodes u64 x n: it has these open, too
+//! 29 Pinned         agent -> head     client u64, n u32, inodes u64 x n, m u32, inodes u64 x m: it has the first open,
+//!                                     too, and may write to the second
 //! ```
 
 use base::wire::{Corrupt, Reader, Writer};
@@ -242,6 +243,7 @@ pub enum Message {
     Pinned {
         client: ClientId,
         inodes: Vec<InodeId>,
+        rights: Vec<InodeId>,
     },
 }
 
@@ -369,9 +371,10 @@ impl Message {
                 put_inodes(&mut w, inodes);
                 28
             }
-            Self::Pinned { client, inodes } => {
+            Self::Pinned { client, inodes, rights } => {
                 w.u64(client.0);
                 put_inodes(&mut w, inodes);
+                put_inodes(&mut w, rights);
                 29
             }
             Self::Released { client, ino, token } => {
@@ -482,7 +485,10 @@ impl Message {
             }
             12 => Self::Unpin { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
             28 => Self::Kept { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
-            29 => Self::Pinned { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
+            29 => {
+                let (client, inodes) = (ClientId(r.u64()?), take_inodes(&mut r)?);
+                Self::Pinned { client, inodes, rights: take_inodes(&mut r)? }
+            }
             13 => Self::Released {
                 client: ClientId(r.u64()?),
                 ino: InodeId(r.u64()?),

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
-use storage::format::clients::PIN_CLOSED;
+use storage::format::clients::{PIN_CLOSED, PIN_READ, PIN_WRITE};
 use storage::media::Segment;
 
 use super::client::Client;
@@ -29,6 +29,8 @@ use super::message::Message;
 use super::table::{Found, Row};
 use super::{Effect, Failure, Node, Role};
 
+/// What a pin says that its process was allowed.
+const RIGHTS: u32 = PIN_READ | PIN_WRITE;
 /// What [`NodeConfig::grace`](super::NodeConfig::grace) is in service: a service is started again, and a network mended,
 /// within it; and nobody misses the space for so long.
 pub const GRACE: Nanos = 60_000_000_000;
@@ -40,7 +42,8 @@ pub(super) struct Past {
     /// Number and start time.
     process: (u32, u64),
     row: Row,
-    pins: BTreeSet<InodeId>,
+    /// What it has open, and the rights (`PIN_READ`, `PIN_WRITE`) that it was given then.
+    pins: BTreeMap<InodeId, u32>,
 }
 
 /// What the processes of some past session have open, as the head knows it.
@@ -81,18 +84,18 @@ impl Past {
             client: record.client,
             process: (record.pid, record.start_time),
             row,
-            pins: open.map(|(_, ino, _)| ino).collect(),
+            pins: open.map(|(_, ino, what)| (ino, what & RIGHTS)).collect(),
         }
     }
 
     fn of_client(client: Client) -> Self {
-        let pins = client.open().into_iter().collect();
+        let pins = client.open_with_rights().map(|(ino, what)| (ino, what & RIGHTS)).collect();
         let (id, process) = (client.id, (client.pid, client.start_time));
         Self { client: id, process, row: client.into_row(), pins }
     }
 
     fn report(&self) -> Message {
-        Message::Kept { client: self.client, inodes: self.pins.iter().copied().collect() }
+        Message::Kept { client: self.client, inodes: self.pins.keys().copied().collect() }
     }
 }
 
@@ -191,14 +194,21 @@ impl Node {
         let earlier = |p: &Past| p.process == own && before.contains(&p.client);
         let asked: BTreeSet<InodeId> = inodes.iter().copied().collect();
         let past = self.keeping.past.iter().filter(|p| earlier(p));
-        let kept: BTreeSet<InodeId> =
-            past.flat_map(|p| p.pins.intersection(&asked)).copied().collect();
-        let kept: Vec<InodeId> = kept.into_iter().collect();
+        let mut all: BTreeMap<InodeId, u32> = BTreeMap::new();
+        for (ino, rights) in past.flat_map(|p| &p.pins).filter(|(ino, _)| asked.contains(ino)) {
+            *all.entry(*ino).or_default() |= rights;
+        }
+        let kept: Vec<InodeId> = all.keys().copied().collect();
+        if planted(Bug::RightsOfPastLost) {
+            all.values_mut().for_each(|rights| *rights = 0);
+        }
         if let Some(client) = self.clients.get_mut(&id) {
-            kept.iter().try_for_each(|ino| client.pin(*ino, false))?;
+            all.iter().try_for_each(|(ino, rights)| client.pin(*ino, *rights))?;
         }
         if !kept.is_empty() {
-            self.to_head(Message::Pinned { client: id, inodes: kept.clone() }, out);
+            let writes = all.iter().filter(|(_, rights)| **rights & PIN_WRITE != 0);
+            let rights = writes.map(|(ino, _)| *ino).collect();
+            self.to_head(Message::Pinned { client: id, inodes: kept.clone(), rights }, out);
         }
         if last {
             let over = self.keeping.past.extract_if(.., |p| earlier(p)).collect::<Vec<_>>();
@@ -228,9 +238,10 @@ impl Node {
     }
 
     /// A client has open what an earlier session of its process had.
-    pub(super) fn pinned(&mut self, client: ClientId, inodes: Vec<InodeId>) {
+    pub(super) fn pinned(&mut self, client: ClientId, inodes: Vec<InodeId>, rights: Vec<InodeId>) {
         if let Some(known) = self.known.get_mut(&client) {
             known.pins.extend(inodes);
+            known.rights.extend(rights);
         }
     }
 

@@ -139,7 +139,7 @@ impl Node {
                 client.note_made(ino);
             } else if !client.has_pin(ino) {
                 // Its Create may lie in the log beside an Unlink that had taken the pin away already.
-                client.pin(ino, false)?;
+                client.pin(ino, 0)?;
             }
         }
         for ino in client.pins() {

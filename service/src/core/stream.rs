@@ -15,24 +15,10 @@ use super::{Effect, Failure, Node, entries};
 
 /// A batch of applied chunks is published after this time at the latest.
 const PUBLISH_AFTER: Nanos = 5_000_000;
-/// ... or when it holds this many bytes.
-const PUBLISH_BYTES: u64 = 2 << 20;
-/// Bytes copied in one slice of work, so that an fsync never waits for a long publish.
-const SLICE_BYTES: u64 = 256 * 1024;
-/// Smaller jobs are not worth a message to hostd.
-const HOST_MIN: u64 = 128 * 1024;
 /// hostd, which needs milliseconds, is helped to the processor when it has not answered for so long.
 const HELP_AFTER: Nanos = 30_000_000;
 /// hostd must answer within this time, or the node copies for itself.
 const HOST_TIMEOUT: Nanos = 500_000_000;
-/// Freed runs of at least this many bytes are given back to the system.
-const DISCARD_MIN: u64 = 256 * 1024;
-/// Chunks given up at once.
-const RELEASE_STEP: u64 = 32;
-/// Chunks that arrived before their predecessors, at most.
-const STASH_MAX: usize = 256;
-/// Chunks sent in one answer to `StreamWant`.
-pub(super) const RESEND_MAX: u64 = 64;
 /// A member that has not acknowledged for this long although it should have is reported.
 const SUSPECT_AFTER: Nanos = 600_000_000;
 /// A look at that counts for no more: a head that gets too little of the processor has not waited, it has slept, and the
@@ -103,7 +89,7 @@ impl Node {
                 let seq = header.stream_seq;
                 self.to_head(Message::ChunkAck { seq }, out);
             }
-            if self.stash.len() < STASH_MAX {
+            if self.stash.len() < self.config.limits.stash {
                 self.stash.insert(header.stream_seq, frame);
             }
             return Ok(());
@@ -241,7 +227,7 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<bool, Failure> {
         let mut seq = from;
-        while seq <= self.ring.last() && seq.0 - from.0 < RESEND_MAX {
+        while seq <= self.ring.last() && seq.0 - from.0 < self.config.limits.resend {
             let Some(kept) = self.ring.get(seq).copied() else {
                 log::warn!("node {to} wants chunk {seq}, which is no longer kept");
                 return Ok(false);
@@ -373,7 +359,7 @@ impl Node {
         let waited = self.batch_since.is_some_and(|t| self.now >= t + PUBLISH_AFTER);
         self.publish_now
             || waited
-            || self.batch_bytes >= PUBLISH_BYTES
+            || self.batch_bytes >= self.config.limits.publish_bytes
             || self.volume.wants_publish()
             || !self.ring.has_room()
     }
@@ -427,7 +413,7 @@ impl Node {
         }
         let mut bytes = 0;
         let first = job.next_copy;
-        while job.next_copy < job.sealed.copies.len() && bytes < SLICE_BYTES {
+        while job.next_copy < job.sealed.copies.len() && bytes < self.config.limits.slice_bytes {
             bytes += copy_len(&job.sealed.copies[job.next_copy]);
             job.next_copy += 1;
         }
@@ -443,7 +429,7 @@ impl Node {
     fn ask_host(&mut self, out: &mut Vec<Effect>) {
         let Some(job) = &mut self.job else { return };
         let total: u64 = job.sealed.copies.iter().map(copy_len).sum();
-        if self.host.is_none() || total < HOST_MIN {
+        if self.host.is_none() || total < self.config.limits.host_min {
             self.counters.isolated_copies += 1;
             return;
         }
@@ -526,7 +512,7 @@ impl Node {
         }
         for blocks in freed {
             let bytes = blocks.len * storage::limits::BLOCK_BYTES;
-            if bytes >= DISCARD_MIN {
+            if bytes >= self.config.limits.discard_min {
                 let at = blocks.block * storage::limits::BLOCK_BYTES;
                 self.media.discard(Segment::Arena(blocks.arena), at, bytes)?;
             }
@@ -539,7 +525,7 @@ impl Node {
     pub(super) fn give_up(&mut self) -> Result<(), Failure> {
         let hold = self.snapshots.values().map(|s| StreamSeq(s.seq.0)).min();
         let mut done = self.published.min(self.all_acked);
-        let mut step = RELEASE_STEP;
+        let mut step = self.config.limits.release_step;
         if planted(Bug::PublishedTooFar) {
             (done, step) = (self.all_acked, 1);
         }

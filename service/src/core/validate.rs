@@ -131,8 +131,9 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
             let dir = record(volume, parent)?;
             creds.may(&dir, W | X)?;
             let group = creds.in_group(gid) || (dir.mode & 0o2000 != 0 && gid == dir.gid);
+            // Without execution for the group the bit gives nobody the group's rights: Linux lets it be.
             let setgid_of_others =
-                mode & 0o2000 != 0 && mode & 0o170_000 != 0o040_000 && !creds.in_group(gid);
+                mode & 0o2010 == 0o2010 && mode & 0o170_000 != 0o040_000 && !creds.in_group(gid);
             if uid != creds.uid || !group || setgid_of_others {
                 return Err(Errno::PERM);
             }

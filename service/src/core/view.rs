@@ -284,7 +284,7 @@ impl Node {
             if !self.send_stream(node, from, out)? {
                 return Ok(false);
             }
-            from.0 += super::stream::RESEND_MAX;
+            from.0 += self.config.limits.resend;
         }
         Ok(true)
     }
@@ -330,7 +330,9 @@ impl Node {
                 room: c.count_room(),
             })
             .collect();
-        ups.extend(self.clients.keys().flat_map(|c| self.locking.report(*c)));
+        ups.extend(
+            self.clients.keys().flat_map(|c| self.locking.report(*c, self.config.limits.report)),
+        );
         ups.extend(self.past_reports());
         ups
     }

@@ -162,7 +162,7 @@ fn a_node_speaks_for_its_own_clients_only() {
         Message::Recalled { client, ino, token: 1 },
         Message::Unpin { client, inodes: vec![ino] },
         Message::Kept { client, inodes: vec![ino] },
-        Message::Pinned { client, inodes: vec![ino] },
+        Message::Pinned { client, inodes: vec![ino], rights: vec![ino] },
         Message::LeaseWant { client, ino: InodeId(1), token: 1, mode: LeaseMode::Write, flags: 0 },
         Message::NumbersWant { client, token: 1, count: 100 },
         Message::ClientUp {

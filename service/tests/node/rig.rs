@@ -28,6 +28,7 @@ pub const GRACE: u64 = 20_000_000;
 
 pub fn config(node: u32) -> NodeConfig {
     NodeConfig {
+        limits: service::core::limits::Limits::SHIPPED,
         node: NodeId(node),
         lanes: 1,
         lane_bytes: LANE,

@@ -3,6 +3,7 @@
 use base::planted::{Bug, planted};
 
 use super::*;
+use crate::rights::{R, W, Who, X};
 use crate::scenario::Moment;
 
 /// Leases after which a wasteful client begins to work: soon there are no more.
@@ -125,26 +126,37 @@ impl World<'_> {
         }
         let target = self.target(plan.dir, &plan.name).unwrap_or(0);
         let other = self.target(plan.dir2, &plan.name2).unwrap_or(0);
-        let state = |ino| self.model.current(ino);
-        let owns = |ino| state(ino).is_some_and(|s| s.uid == uid);
-        let may = |ino, bit: u32| owns(ino) || state(ino).is_some_and(|s| s.mode & bit == bit);
-        let dirs = may(plan.dir, 3) && may(plan.dir2, 3);
+        let who = Who::alone(uid);
+        let gone = State::gone();
+        let state = |ino| self.model.current(ino).unwrap_or(&gone);
+        let owns = |ino| who.owns(state(ino));
+        let may = |ino, what| who.may(state(ino), what) == Some(true);
+        // Who owns a file could let himself first.
+        // What it has made and not closed it may write to, whoever has it now.
+        let made = |ino| self.own_pin(c, ino) == Some(true);
+        let writes = |ino| owns(ino) || may(ino, W) || made(ino);
+        // Set-id bits end with a write: the entries of this client do not say so.
+        let plain = |ino| state(ino).mode & 0o4000 == 0 && state(ino).mode & 0o2010 != 0o2010;
+        let takes = |dir, ino| may(dir, W | X) && who.may_take(state(dir), state(ino));
         match plan.kind {
-            Kind::Create
-            | Kind::Mkdir
-            | Kind::Symlink
-            | Kind::Tmpfile
-            | Kind::Unlink
-            | Kind::Reap => may(plan.dir, 3),
-            Kind::Link => may(plan.dir2, 3),
+            Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Tmpfile => may(plan.dir, W | X),
+            Kind::Unlink | Kind::Reap => takes(plan.dir, target),
+            Kind::Link => may(plan.dir2, W | X),
             Kind::Rename | Kind::Exchange => {
-                let moves = |ino| plan.dir == plan.dir2 || !self.is_dir(ino) || owns(ino);
-                dirs && moves(target) && (plan.kind == Kind::Rename || moves(other))
+                let moves = |ino| plan.dir == plan.dir2 || !self.is_dir(ino) || may(ino, W);
+                let lets = if other == 0 { may(plan.dir2, W | X) } else { takes(plan.dir2, other) };
+                let both = plan.kind == Kind::Rename || moves(other);
+                takes(plan.dir, target) && lets && moves(target) && both
             }
-            Kind::Chmod | Kind::SetAcl | Kind::SetDefault => owns(target),
+            Kind::SetAcl => {
+                owns(target)
+                    && (state(target).mode & 0o2000 == 0 || who.in_group(state(target).gid))
+            }
+            Kind::Chmod | Kind::SetDefault => owns(target),
             Kind::Chown | Kind::Quota | Kind::Project => false,
-            Kind::Clone => may(target, 2) && may(other, 4),
-            _ => may(target, 2),
+            Kind::Clone => writes(target) && may(other, R),
+            Kind::Write | Kind::Append | Kind::Truncate => writes(target) && plain(target),
+            _ => writes(target),
         }
     }
 
@@ -255,6 +267,12 @@ impl World<'_> {
         self.model.current(ino).is_some_and(|s| s.mode & S_IFMT == S_IFREG)
     }
 
+    /// Whether the client has made that and not closed it; `Some(false)`: it has closed it, and its right may linger.
+    fn own_pin(&self, c: usize, ino: u64) -> Option<bool> {
+        let number = self.session(c)?.number;
+        self.pins.get(&ino).filter(|pin| pin.session == number).map(|pin| pin.until.is_none())
+    }
+
     /// What the plan needs before it can be carried out.
     pub(crate) fn need(&self, c: usize, plan: &Plan) -> Need {
         let w = LeaseMode::Write;
@@ -302,6 +320,10 @@ impl World<'_> {
             (Kind::Read, Some(t)) => Need::Lease(t, LeaseMode::Read),
             (_, Some(t)) if !self.holds(c, t, w) => Need::Lease(t, w),
             (kind, Some(t)) if kind.content() && !self.is_file(t) => Need::GiveUp,
+            // Whether its right has gone by now is not known.
+            (_, Some(t)) if self.actors[c].uid != 0 && self.own_pin(c, t) == Some(false) => {
+                Need::GiveUp
+            }
             (Kind::SetXattr | Kind::RemoveXattr | Kind::SetAcl, Some(t)) if !self.has_xattrs(t) => {
                 Need::GiveUp
             }

@@ -17,7 +17,7 @@ const DIRECTORY: u64 = 1 << 61;
 const PIN_LINGERS: Nanos = 500 * MS;
 
 /// Stands for the limits of a user.
-const fn of_user_number(uid: u32) -> u64 {
+pub(crate) const fn of_user_number(uid: u32) -> u64 {
     USER | uid as u64
 }
 
@@ -52,7 +52,7 @@ fn counts(number: u64, state: &State) -> bool {
 }
 
 /// Limits as the model keeps them. (Mode 0: no inode.)
-fn state(limit: Amount) -> State {
+pub(crate) fn state(limit: Amount) -> State {
     if limit == Amount::default() {
         return State::gone();
     }
@@ -70,9 +70,9 @@ fn limit(state: &State) -> Amount {
 /// A file that its maker has open.
 #[derive(Debug)]
 pub(crate) struct Pin {
-    session: usize,
+    pub(super) session: usize,
     /// It was closed, and is kept alive no longer than until then.
-    until: Option<Nanos>,
+    pub(super) until: Option<Nanos>,
     /// How it was counted when somebody else removed its last name.
     was: Option<State>,
 }
@@ -141,7 +141,7 @@ impl World<'_> {
     }
 
     /// How many inodes an account counts, at least and at most, one operation left out.
-    fn count(&self, number: u64, without: Option<(usize, u64)>) -> (u64, u64) {
+    pub(crate) fn count(&self, number: u64, without: Option<(usize, u64)>) -> (u64, u64) {
         let (least, most) = self.model.count(without, |s| counts(number, s));
         let lingers = self.pins.values().filter(|pin| {
             self.holds_open(pin) && pin.was.as_ref().is_some_and(|was| counts(number, was))
@@ -298,6 +298,10 @@ impl World<'_> {
     pub(crate) fn judge_use(&self, volume: &Volume) -> Result<(), String> {
         if !self.preset.quota {
             return Ok(());
+        }
+        if !self.preset.by_hand {
+            // Of processes the stream says it exactly.
+            return self.verdicts.ledger.judge(volume);
         }
         for number in self.model.inodes() {
             let Some(account) = account_of(number) else { continue };

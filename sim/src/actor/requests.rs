@@ -4,6 +4,7 @@ use storage::format::proof::Proof;
 
 use super::*;
 use crate::host::SECRET;
+use crate::rights::{R, Who};
 
 impl World<'_> {
     pub(crate) fn ask(
@@ -103,6 +104,9 @@ impl World<'_> {
                 return self.rest(c);
             }
             (Ask::Names(_), Err(base::Errno::NOTDIR | base::Errno::NOENT)) => None,
+            (Ask::Names(ino), Err(base::Errno::ACCES)) if self.is_barred_perhaps(c, ino) => {
+                return self.rest(c);
+            }
             (Ask::Inode(_), Err(base::Errno::NFILE)) if self.preset.wasteful => {
                 return self.rest(c);
             }
@@ -136,7 +140,7 @@ impl World<'_> {
         let mode = granted.word.mode();
         let record = &reply.record;
         let times = (record.mtime.nanos(), record.ctime.nanos());
-        let seen = (record.mode, record.uid, record.project.0, times);
+        let seen = (record.mode, record.uid, record.gid, record.project.0, times);
         let mut lease = Lease {
             slot: granted.slot,
             word: granted.word,
@@ -147,8 +151,8 @@ impl World<'_> {
         };
         self.check_leases(c, ino, mode)?;
         let state = |body| {
-            let (mode, uid, project, (mtime, ctime)) = seen;
-            State { mode, uid, project, mtime, ctime, xattrs: None, body }
+            let (mode, uid, gid, project, (mtime, ctime)) = seen;
+            State { mode, uid, gid, project, mtime, ctime, xattrs: None, body }
         };
         if record.mode & S_IFMT == S_IFREG && record.nlink > 0 {
             let bytes = self.file_content(c, reply)?;
@@ -168,6 +172,12 @@ impl World<'_> {
         }
         let is_dir = record.mode & S_IFMT == S_IFDIR && record.nlink > 0;
         Ok(is_dir.then_some((ino, Ask::Names(ino))))
+    }
+
+    /// Whether the client's user may not read that, perhaps.
+    fn is_barred_perhaps(&self, c: usize, ino: u64) -> bool {
+        let who = Who::alone(self.actors[c].uid);
+        self.model.candidates(ino).iter().any(|s| who.may(s, R) != Some(true))
     }
 
     pub(crate) fn file_content(&self, c: usize, reply: &InodeReply) -> Result<Vec<u8>, String> {
@@ -198,8 +208,9 @@ impl World<'_> {
         if self.word(c, control::lease_word(lease.slot)) != lease.word.0 {
             return Ok(());
         }
-        let (mode, uid, project, (mtime, ctime)) = lease.record;
-        let view = State { mode, uid, project, mtime, ctime, xattrs: None, body: Body::Dir(names) };
+        let (mode, uid, gid, project, (mtime, ctime)) = lease.record;
+        let body = Body::Dir(names);
+        let view = State { mode, uid, gid, project, mtime, ctime, xattrs: None, body };
         self.see(c, ino, &view)?;
         if let Some(lease) = self.actors[c].session.as_mut().and_then(|s| s.leases.get_mut(&ino)) {
             (lease.seen, lease.view) = (true, Some(view));
@@ -274,7 +285,7 @@ impl World<'_> {
             let (ino, slot, word) = (r.u64()?, r.u32()?, LeaseWord(r.u64()?));
             let _proof = r.u64()?;
             if let Some(s) = &mut self.actors[c].session {
-                let (mode, record) = (LeaseMode::Write, (0, 0, 0, (0, 0)));
+                let (mode, record) = (LeaseMode::Write, (0, 0, 0, 0, (0, 0)));
                 s.leases.insert(ino, Lease { slot, word, mode, seen: true, record, view: None });
                 s.ever.insert(ino);
                 // Those that it wastes it never uses.

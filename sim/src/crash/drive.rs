@@ -127,6 +127,7 @@ pub fn format(
 impl Machine {
     fn open(region: &Arc<Region>, id: NodeId, epoch: u32) -> Result<Self, String> {
         let config = NodeConfig {
+            limits: service::core::limits::Limits::SHIPPED,
             node: id,
             lanes: 2,
             lane_bytes: LANE_BYTES_MIN.next_multiple_of(4096),

@@ -1,11 +1,62 @@
 //! What a thread of a process does: calls of the `FileSystem` trait, and what they give.
 
 use super::host::from_shared_memory;
+use crate::rights::Who;
 use base::{Errno, InodeId};
 use client::fs::{
-    Attr, Caller, CopyRange, FileSystem, Handle, NewNode, Rename, SetAttr, Whence, Written,
-    XattrMode,
+    AccountId, Amount, Attr, Caller, CopyRange, FileSystem, Handle, NewNode, Rename, SetAttr,
+    Whence, Written, XattrMode,
 };
+
+/// What a thread is to do: a call, for whom, and how it comes to what it names.
+#[derive(Clone, Debug)]
+pub struct Task {
+    /// The call.
+    pub call: Call,
+    /// On whose behalf.
+    pub who: Who,
+    /// What new files shall not be allowed.
+    pub umask: u32,
+    /// Names to look up before, from the root: who is bound may ask only about what it was shown.
+    pub paths: Vec<Vec<Step>>,
+}
+
+/// A directory, a name in it, and the inode to which it should lead.
+pub type Step = (u64, Vec<u8>, u64);
+
+/// A name that was looked up on the way.
+pub type Walked = (u64, Vec<u8>, Result<u64, Errno>);
+
+impl Task {
+    /// Looks up the names, and then makes the call. What a process was shown may be forgotten by then: it is looked up
+    /// again, as programs do.
+    pub fn perform<F: FileSystem + ?Sized>(&self, fs: &F) -> (Reply, Vec<Walked>) {
+        let Who { uid, gid, groups } = self.who;
+        let caller = Caller { uid, gid, groups, pid: 1, umask: self.umask };
+        let mut walked = Vec::new();
+        'walk: for walk in 1..=WALKS {
+            for (dir, name, ino) in self.paths.iter().flatten() {
+                let found = fs.lookup(&caller, InodeId(*dir), name).map(|attr| attr.ino.0);
+                if found == Err(Errno::STALE) && walk < WALKS {
+                    continue 'walk;
+                }
+                walked.push((*dir, name.clone(), found));
+                if found != Ok(*ino) {
+                    return (Ok(Value::Astray), walked);
+                }
+            }
+            let reply = perform(fs, &caller, &self.call);
+            let names = self.paths.iter().any(|path| !path.is_empty());
+            if !names || walk == WALKS || !matches!(reply, Err(Errno::STALE)) {
+                return (reply, walked);
+            }
+        }
+        (Ok(Value::Astray), walked)
+    }
+}
+
+/// So often it walks: threads make each other forget.
+const WALKS: usize = 20;
 
 /// A call.
 #[derive(Clone, Debug)]
@@ -35,6 +86,7 @@ pub enum Call {
     Link { ino: u64, dir: u64, name: Vec<u8> },
     Seek { handle: Handle, ino: u64, offset: u64, data: bool },
     SetProject { ino: u64, project: u64 },
+    SetQuota { ino: u64, user: Option<u32>, limit: Amount },
     Project { ino: u64 },
     Statfs,
     Fsync { handle: Handle, ino: u64 },
@@ -61,6 +113,21 @@ impl Call {
 }
 
 impl Call {
+    /// The inodes that it names by number, and not by what is open.
+    pub fn named(&self) -> Vec<u64> {
+        match self {
+            Self::Fgetattr { .. }
+            | Self::Release { .. }
+            | Self::Read { .. }
+            | Self::Write { .. }
+            | Self::Allocate { .. }
+            | Self::Clone { .. }
+            | Self::Seek { .. }
+            | Self::Fsync { .. } => Vec::new(),
+            _ => self.inodes(),
+        }
+    }
+
     /// The inodes that it names.
     pub fn inodes(&self) -> Vec<u64> {
         match self {
@@ -88,6 +155,7 @@ impl Call {
             | Self::ListXattr { ino }
             | Self::Seek { ino, .. }
             | Self::SetProject { ino, .. }
+            | Self::SetQuota { ino, .. }
             | Self::Project { ino }
             | Self::Fsync { ino, .. }
             | Self::FsyncInode { ino } => vec![*ino],
@@ -101,6 +169,8 @@ impl Call {
 #[allow(missing_docs)]
 pub enum Value {
     Nothing,
+    /// What the call is about was not where it was: it was not made.
+    Astray,
     Attr(Attr),
     Opened(Handle),
     Made(Attr, Handle),
@@ -207,6 +277,11 @@ pub fn perform<F: FileSystem + ?Sized>(fs: &F, caller: &Caller<'_>, call: &Call)
         }
         Call::SetProject { ino: at, project } => {
             fs.set_project(caller, ino(*at), ino(*project))?;
+            Value::Nothing
+        }
+        Call::SetQuota { ino: at, user, limit } => {
+            let account = user.map_or(AccountId::Directory(ino(*at)), AccountId::User);
+            fs.set_quota(caller, account, *limit)?;
             Value::Nothing
         }
         Call::Project { ino: at } => Value::Number(fs.project(caller, ino(*at))?.0),

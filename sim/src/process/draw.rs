@@ -1,16 +1,18 @@
 //! What a thread does next.
 
 use client::fs::{
-    Handle, O_APPEND, O_EXCL, O_RDONLY, O_RDWR, O_TRUNC, SetAttr, SetTime, Time, XattrMode, falloc,
+    Amount, Handle, O_APPEND, O_EXCL, O_RDONLY, O_RDWR, O_TRUNC, SetAttr, SetTime, Time, XattrMode,
+    falloc,
 };
 
-use super::call::Call;
+use super::call::{Call, Step};
 use super::effects::{ACL, DEFAULT_ACL};
 use super::host::Answer;
 use super::*;
 use crate::acl;
-use crate::actor::Kind;
+use crate::actor::{GUEST, Kind, quota};
 use crate::model::Body;
+use crate::rights::{OTHER, SHARED};
 
 const NAMES: u64 = 5;
 const DIRS: usize = 5;
@@ -64,8 +66,39 @@ impl World<'_> {
             thread.ops -= 1;
             self.draw_call(c, t)
         };
-        self.begin_call(c, t, call.clone());
-        Answer::Call(Box::new(call))
+        let who = self.draw_caller(c);
+        let umask = [0, 0o022, 0o027, 0o077][self.random.below(4) as usize];
+        let umask = if self.preset.hostile { umask } else { 0 };
+        let paths = if self.actors[c].uid == 0 { Vec::new() } else { self.paths_to(&call.named()) };
+        self.begin_call(c, t, call.clone(), (who, umask));
+        Answer::Call(Box::new(Task { call, who, umask, paths }))
+    }
+
+    /// On whose behalf a process does something: it is bound to a user, or does it for others, as a mount.
+    fn draw_caller(&mut self, c: usize) -> Who {
+        let uid = self.actors[c].uid;
+        if uid != 0 || !self.preset.has_users() {
+            return Who::of(uid);
+        }
+        Who::of([0, 0, GUEST, OTHER][self.random.below(4) as usize])
+    }
+
+    /// The names that lead to inodes, from the root.
+    fn paths_to(&self, inos: &[u64]) -> Vec<Vec<Step>> {
+        let mut paths: BTreeMap<u64, Vec<Step>> = BTreeMap::from([(1, Vec::new())]);
+        let mut dirs = vec![1];
+        while let Some(dir) = dirs.pop() {
+            let Some(Body::Dir(names)) = self.model.current(dir).map(|s| &s.body) else { continue };
+            for (name, ino) in names {
+                if !paths.contains_key(ino) {
+                    let mut path = paths.get(&dir).cloned().unwrap_or_default();
+                    path.push((dir, name.clone(), *ino));
+                    paths.insert(*ino, path);
+                    dirs.push(*ino);
+                }
+            }
+        }
+        inos.iter().filter_map(|ino| paths.get(ino).cloned()).collect()
     }
 
     /// When there is nothing more to do, what is open is closed, and all synced, once everything is healed.
@@ -83,7 +116,7 @@ impl World<'_> {
         (!std::mem::replace(&mut thread.synced, true)).then_some(Call::SyncAll)
     }
 
-    fn begin_call(&mut self, c: usize, t: usize, call: Call) {
+    fn begin_call(&mut self, c: usize, t: usize, call: Call, (who, umask): (Who, u32)) {
         let (since, at) = (self.model.now(), self.now);
         let Some(process) = self.process(c) else { return };
         let own: Vec<usize> = process.attached.iter().map(|a| a.session).collect();
@@ -104,7 +137,7 @@ impl World<'_> {
             Call::SyncAll => all,
             _ => Vec::new(),
         };
-        self.trace(|| format!("thread {c}.{t} calls {}", call.brief()));
+        self.trace(|| format!("thread {c}.{t} calls {} as {}", call.brief(), who.uid));
         let handle = if let Call::Write { handle, .. } = call { handle.0 } else { u64::MAX };
         let open = self.process(c).and_then(|p| p.open.get(&handle));
         let appends = open.is_some_and(|open| open.flags & O_APPEND != 0);
@@ -112,6 +145,8 @@ impl World<'_> {
             let (wrote, entries, first) = (0, 0, None);
             let under_way = UnderWay {
                 call,
+                who,
+                umask,
                 since,
                 at,
                 wrote,
@@ -166,6 +201,9 @@ impl World<'_> {
     }
 
     fn draw_any(&mut self, c: usize, t: usize) -> Option<Call> {
+        if self.preset.quota && self.random.chance(1, 6) {
+            return self.draw_quota(c, t);
+        }
         let kind = match self.random.below(62) {
             0..=3 => Kind::Create,
             4 | 5 => Kind::Mkdir,
@@ -218,6 +256,30 @@ impl World<'_> {
             }
         };
         self.draw_kind_of_call(c, t, kind)
+    }
+
+    /// Limits, and what is counted by them.
+    fn draw_quota(&mut self, c: usize, t: usize) -> Option<Call> {
+        match self.random.below(5) {
+            0 => return self.draw_kind_of_call(c, t, Kind::Project),
+            1 => return self.draw_kind_of_call(c, t, Kind::Chown),
+            2 => return self.draw_kind_of_call(c, t, Kind::Create),
+            _ => {}
+        }
+        self.draw_limits()
+    }
+
+    fn draw_limits(&mut self) -> Option<Call> {
+        let dir = self.draw_dir();
+        let user = [None, Some(GUEST), Some(OTHER)][self.random.below(3) as usize];
+        let number = user.map_or(quota::of_directory(dir), quota::of_user_number);
+        let (_, used) = self.count(number, None);
+        let blocks = if self.random.chance(1, 4) { 1 + self.random.below(40) } else { 0 };
+        let limit = match self.random.below(5) {
+            0 => Amount::default(),
+            _ => Amount { blocks, inodes: (used + self.random.below(4)).max(1) },
+        };
+        Some(Call::SetQuota { ino: if user.is_some() { 1 } else { dir }, user, limit })
     }
 
     /// Whether the call that makes it has not come back: nobody knows its number.
@@ -317,6 +379,7 @@ impl World<'_> {
             Kind::Unlink | Kind::Rename | Kind::Exchange | Kind::Link => {
                 self.draw_names(c, t, kind)
             }
+            Kind::Quota => self.draw_limits(),
             _ => self.draw_attributes(kind),
         }
     }
@@ -326,7 +389,8 @@ impl World<'_> {
         Some(match kind {
             Kind::List => Call::Readdir { dir },
             Kind::Mkdir if self.model.dirs().len() < DIRS => {
-                Call::Make { dir, name, mode: S_IFDIR | 0o755, target: Vec::new() }
+                let mode = S_IFDIR | self.draw_dir_mode();
+                Call::Make { dir, name, mode, target: Vec::new() }
             }
             Kind::Symlink => {
                 let target = self.draw_target().name;
@@ -340,7 +404,7 @@ impl World<'_> {
                 }
             }
             _ => {
-                let mode = [0o644, 0o644, 0o666, 0o600][self.random.below(4) as usize];
+                let mode = self.draw_mode([0o644, 0o644, 0o666, 0o600]);
                 let flags = [O_EXCL, 0, O_APPEND, O_TRUNC][self.random.below(4) as usize];
                 if self.random.chance(1, 4) {
                     let mode = S_IFREG | mode;
@@ -442,16 +506,26 @@ impl World<'_> {
         match kind {
             Kind::Truncate => is_file.then(|| Call::Truncate { ino, size: self.draw_offset() }),
             Kind::Chmod if is_file || is_dir => {
-                let bits = [0o644, 0o600, 0o640, 0o755][self.random.below(4) as usize];
+                let bits = self.draw_mode([0o644, 0o600, 0o640, 0o755]);
+                let of_dir = self.draw_dir_mode();
                 // To what it is, sometimes.
                 let same = self.random.chance(1, 3);
-                let mode = if is_dir { 0o755 } else { bits };
-                let mode = if same { self.model.current(ino)?.mode & 0o777 } else { mode };
+                let mode = if is_dir { of_dir } else { bits };
+                let mode = if same { self.model.current(ino)?.mode & 0o7777 } else { mode };
                 set(SetAttr { mode: Some(mode), ..none })
             }
             Kind::Chown => {
-                let uid = if self.random.chance(1, 2) { crate::actor::GUEST } else { 0 };
-                set(SetAttr { uid: Some(uid), ..none })
+                let uid = if self.random.chance(1, 2) { GUEST } else { 0 };
+                if !self.preset.hostile {
+                    return set(SetAttr { uid: Some(uid), ..none });
+                }
+                let uid = [None, Some(uid), Some(OTHER)][self.random.below(3) as usize];
+                let gid = [None, Some(0), Some(GUEST), Some(SHARED)][self.random.below(4) as usize];
+                let gid = if uid.is_none() { gid.or(Some(SHARED)) } else { gid };
+                set(SetAttr { uid, gid, ..none })
+            }
+            Kind::Utimes if self.preset.hostile && self.random.chance(1, 3) => {
+                set(SetAttr { mtime: Some(SetTime::Now), atime: Some(SetTime::Now), ..none })
             }
             Kind::Utimes => {
                 let time = self.now + REALTIME + self.random.below(1 << 40);
@@ -467,15 +541,12 @@ impl World<'_> {
                 set(SetAttr { mtime: Some(at(mtime)), atime: Some(at(time)), ..none })
             }
             Kind::SetAcl if is_file || is_dir => {
-                let (user, others) = (self.random.below(8) as u16, self.random.below(8) as u16);
-                let others = if is_file { others } else { 5 };
-                let value = Some(acl::list(7, user, others));
+                let value = Some(self.draw_list(is_dir));
                 Some(Call::SetXattr { ino, name: ACL, value, how: XattrMode::Set })
             }
             Kind::SetDefault if is_dir => {
-                let others = [5, 7][self.random.below(2) as usize];
-                let user = self.random.below(8) as u16;
-                let value = self.random.chance(3, 4).then(|| acl::list(7, user, others));
+                let value = self.draw_list(true);
+                let value = self.random.chance(3, 4).then_some(value);
                 Some(Call::SetXattr { ino, name: DEFAULT_ACL, value, how: XattrMode::Set })
             }
             Kind::SetXattr | Kind::RemoveXattr if is_file || is_dir => {
@@ -497,6 +568,41 @@ impl World<'_> {
             }
             _ => None,
         }
+    }
+
+    /// Permission bits of a file: of these, where it matters to nobody.
+    fn draw_mode(&mut self, usual: [u32; 4]) -> u32 {
+        const ALL: [u32; 12] =
+            [0o644, 0o600, 0o640, 0o660, 0o666, 0o000, 0o060, 0o604, 0o755, 0o4755, 0o6775, 0o2664];
+        let usual = usual[self.random.below(4) as usize];
+        if self.preset.hostile && self.random.chance(1, 2) {
+            return ALL[self.random.below(12) as usize];
+        }
+        usual
+    }
+
+    /// Permission bits of a directory.
+    fn draw_dir_mode(&mut self) -> u32 {
+        const ALL: [u32; 10] =
+            [0o755, 0o777, 0o1777, 0o2775, 0o3777, 0o700, 0o770, 0o711, 0o733, 0o555];
+        if self.preset.hostile { ALL[self.random.below(10) as usize] } else { 0o755 }
+    }
+
+    /// An access control list. Where rights matter to nobody, who passes by searches directories.
+    fn draw_list(&mut self, is_dir: bool) -> Vec<u8> {
+        let mut rights = || self.random.below(8) as u16;
+        let (owner, user, other, group, mask, others) =
+            (rights(), rights(), rights(), rights(), rights(), rights());
+        if !self.preset.hostile {
+            return acl::list(7, user, if is_dir { 5 | others & 2 } else { others });
+        }
+        let owner = if self.random.chance(2, 3) { 7 } else { owner };
+        let mask = if self.random.chance(1, 2) { 7 } else { mask };
+        let mut users = vec![(OTHER, other), (GUEST, user)];
+        users.retain(|_| self.random.chance(1, 2));
+        let mut groups = vec![(SHARED, other), (GUEST, group)];
+        groups.retain(|_| self.random.chance(1, 2));
+        acl::full([owner, group, mask, others], &users, &groups)
     }
 
     fn model_is_dir(&self, ino: u64) -> bool {

@@ -6,6 +6,7 @@ use base::InodeId;
 use storage::format::entry::{Op, mask};
 
 use crate::acl;
+use crate::actor::quota;
 use crate::model::{Body, Model, State, Xattrs};
 
 const S_IFMT: u32 = 0o170_000;
@@ -145,7 +146,7 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
     let mut w = Work { states: states.collect(), changed: Vec::new(), time };
     match *op {
         Op::Pad | Op::Reap { .. } => {}
-        Op::Create { ino, parent, mode, uid, name, target, .. } => {
+        Op::Create { ino, parent, mode, uid, gid, name, target, .. } => {
             w.expect(parent, name, None)?;
             if w.states.get(&ino.0).is_some_and(|s| s.mode != 0) {
                 return Err(format!("inode {ino} is there already"));
@@ -155,7 +156,7 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
                 S_IFLNK => Body::Symlink(target.to_vec(), 1),
                 _ => Body::File(Vec::new(), 1),
             };
-            let mut state = State::new(mode, uid, time, body);
+            let mut state = State { gid, ..State::new(mode, uid, time, body) };
             let dir = w.get(parent)?;
             state.project = dir.project;
             if mode & S_IFMT != S_IFLNK {
@@ -166,8 +167,9 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
             w.changed.push(ino.0);
             w.put_name(parent, name, Some(ino))?;
         }
-        Op::Tmpfile { ino, parent, mode, uid, .. } => {
-            let mut state = State::new(mode, uid, time, Body::File(Vec::new(), 0));
+        Op::Tmpfile { ino, parent, mode, uid, gid, .. } => {
+            let body = Body::File(Vec::new(), 0);
+            let mut state = State { gid, ..State::new(mode, uid, time, body) };
             let dir = w.get(parent)?;
             state.project = dir.project;
             let list = dir.xattrs.as_ref().and_then(|all| all.get(DEFAULT_ACL)).cloned();
@@ -252,7 +254,7 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
             bytes.resize(bytes.len().max(end), 0);
             bytes[offset as usize..end].copy_from_slice(&piece);
         }
-        Op::SetAttr { ino, mask, mode, uid, mtime, .. } => {
+        Op::SetAttr { ino, mask, mode, uid, gid, mtime, .. } => {
             w.changed.push(ino.0);
             let state = w.get(ino)?;
             if mask & mask::MODE != 0 {
@@ -263,6 +265,9 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
             }
             if mask & mask::UID != 0 {
                 state.uid = uid;
+            }
+            if mask & mask::GID != 0 {
+                state.gid = gid;
             }
             if mask & mask::MTIME != 0 {
                 state.mtime = mtime.nanos();
@@ -287,14 +292,18 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
                 w.changed.push(ino.0);
             }
         }
-        Op::SetQuota { .. } => return Err("a process sets no quotas".into()),
+        Op::SetQuota { ino, user, limit } => {
+            let number = user.map_or(quota::of_directory(ino.0), quota::of_user_number);
+            w.states.insert(number, quota::state(limit));
+            w.changed.push(number);
+        }
     }
     w.changed.sort_unstable();
     w.changed.dedup();
     let Work { mut states, changed, .. } = w;
     let stamped = changed.into_iter().filter_map(|ino| {
         let mut state = states.remove(&ino)?;
-        if state.body != Body::Gone {
+        if state.mode != 0 {
             state.ctime = time;
         }
         Some((ino, state))

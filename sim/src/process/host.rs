@@ -21,7 +21,7 @@ use storage::limits::OP_SLOTS;
 use storage::media::{Media, Segment};
 use storage::memory::{Mapped, MemoryRegion};
 
-use super::call::{Call, Reply};
+use super::call::{Reply, Task, Walked};
 
 /// Bytes of a thread's stack.
 const STACK: usize = 512 << 10;
@@ -49,8 +49,8 @@ pub enum Pause {
     Arena(u32),
     /// What shall it do?
     Next,
-    /// That is done.
-    Done(Reply),
+    /// That is done, and this was looked up before.
+    Done(Reply, Vec<Walked>),
 }
 
 /// What the world answers.
@@ -63,7 +63,7 @@ pub enum Answer {
     /// An arena: `None` if it may not be mapped.
     Arena(Result<Option<Shared>, Errno>),
     /// Do this.
-    Call(Box<Call>),
+    Call(Box<Task>),
     /// There is nothing more to do.
     End,
 }
@@ -446,7 +446,7 @@ impl Host for SimHost {
     }
 
     fn is_member(gid: u32) -> bool {
-        here(|facts| facts.uid.get()) == Some(gid)
+        here(|facts| crate::rights::Who::of(facts.uid.get()).in_group(gid)).unwrap_or(false)
     }
 
     fn thread() -> usize {

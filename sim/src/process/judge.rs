@@ -1,18 +1,23 @@
 //! Judging of calls: what an entry must be that a call appends, and what the call may give.
 
-use client::fs::{Attr, O_EXCL, O_TRUNC, Time, XattrMode, falloc};
+use base::InodeId;
+use client::fs::{Attr, O_ACCMODE, O_EXCL, O_RDONLY, O_TRUNC, Time, XattrMode, falloc};
 use storage::format::entry::mask;
 
-use super::call::{Call, Reply, Value};
+use super::call::{Call, Reply, Value, Walked};
 use super::effects::ACL;
 use super::host::CHANGED;
 use super::*;
 use crate::model::{Body, State};
+use crate::rights::{R, W, X};
 
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
 const S_IFLNK: u32 = 0o120_000;
+
+/// Something that a caller must be allowed, of an inode: why it is not, if it is known.
+type Need<'a> = (u64, Box<dyn Fn(&State) -> Option<Result<(), Errno>> + 'a>);
 
 fn nanos(time: Time) -> u64 {
     time.sec as u64 * 1_000_000_000 + u64::from(time.nsec)
@@ -27,8 +32,16 @@ fn has(state: &State, attr: &Attr) -> bool {
         // It may be there for a while.
         Body::Gone => return attr.nlink == 0,
     };
-    (state.mode, state.uid, state.mtime, state.ctime, size, links)
-        == (attr.mode, attr.uid, nanos(attr.mtime), nanos(attr.ctime), attr.size, attr.nlink)
+    (state.mode, state.uid, state.gid, state.mtime, state.ctime, size, links)
+        == (
+            attr.mode,
+            attr.uid,
+            attr.gid,
+            nanos(attr.mtime),
+            nanos(attr.ctime),
+            attr.size,
+            attr.nlink,
+        )
 }
 
 impl Part {
@@ -67,9 +80,21 @@ impl World<'_> {
             let what = brief(op);
             return Err(format!("client {c}.{t} does {seq} {what} in the middle of a {other}"));
         }
+        let void = self.may_be_void(c, t, op);
+        if !void && let Some(why) = self.oversteps(c, t, op) {
+            let who = Who::of(self.actors[c].uid);
+            let call = self.thread(c, t).and_then(|t| t.under_way.as_ref());
+            let (call, who) =
+                call.map_or_else(|| (String::new(), who), |u| (u.call.brief(), u.who));
+            let what = brief(op);
+            return Err(format!(
+                "client {c}.{t} does {seq} {what} for {call} as {}: {why}",
+                who.uid
+            ));
+        }
         // What was refused may have been the end of the file for its process.
         let size = match op {
-            Op::Write { offset, .. } if self.may_be_void(c, t, op) => *offset,
+            Op::Write { offset, .. } if void => *offset,
             _ => size,
         };
         let Some(under_way) = self.thread(c, t).and_then(|thread| thread.under_way.as_mut()) else {
@@ -102,6 +127,73 @@ impl World<'_> {
         Err(format!("client {c}.{t} does {seq} {} for {call}", brief(op)))
     }
 
+    /// Why an entry is none that the caller may bring about, or is not what the call comes to: as everything is at this
+    /// moment, under its leases.
+    fn oversteps(&self, c: usize, t: usize, op: &Op<'_>) -> Option<String> {
+        let bound = Who::of(self.actors[c].uid);
+        let u = self.actors[c].process.as_ref()?.threads[t].under_way.as_ref()?;
+        let ended = |ino: InodeId| self.model.current(ino.0).map_or(0, |s| bound.ends(s));
+        let ends_first = |ino: InodeId| match ended(ino) {
+            0 => None,
+            bits => Some(format!("the bits {bits:o} should have ended before")),
+        };
+        if let Some(why) = u.who.barred(&self.model, op) {
+            return Some(why.into());
+        }
+        match *op {
+            Op::Create { parent, mode, uid, gid, .. }
+            | Op::Tmpfile { parent, mode, uid, gid, .. } => {
+                let asked = match &u.call {
+                    Call::Make { mode, .. } => *mode,
+                    Call::Create { mode, .. } => S_IFREG | *mode,
+                    _ => S_IFREG | 0o644,
+                };
+                let dir = self.model.current(parent.0)?;
+                let (group, made) = u.who.makes(dir, asked, u.umask)?;
+                let good = (uid, gid, mode) == (u.who.uid, group, made);
+                (!good).then(|| format!("it should have group {group} and mode {made:o}"))
+            }
+            Op::Write { ino, clear_setid, .. } | Op::Truncate { ino, clear_setid, .. } => {
+                let state = self.model.current(ino.0)?;
+                let (mode, ends) = (state.mode, bound.ends(state));
+                // The entry ends them itself, but for what a member of the group would keep.
+                let clears = mode & (0o4000 | if mode & 0o10 != 0 { 0o2000 } else { 0 });
+                if clear_setid != (ends & clears != 0) || ends & !clears != 0 {
+                    return Some(format!("of {mode:o}, {ends:o} should end"));
+                }
+                let sized = matches!(u.call, Call::Truncate { .. });
+                let barred = sized && u.who.may(state, W) == Some(false);
+                barred.then(|| "it may not write to the file".into())
+            }
+            Op::Fallocate { ino, .. } | Op::Shift { ino, .. } | Op::CloneRange { ino, .. } => {
+                ends_first(ino)
+            }
+            Op::SetAttr { ino, mask, mode, uid, gid, .. } => {
+                let state = self.model.current(ino.0)?;
+                let Call::SetAttr { set, .. } = &u.call else {
+                    let who = if matches!(u.call, Call::SetXattr { .. }) { u.who } else { bound };
+                    let ends = match (&u.call, who.uid, who.in_group(state.gid)) {
+                        (Call::SetXattr { .. }, 0, _) | (Call::SetXattr { .. }, _, true) => 0,
+                        (Call::SetXattr { .. }, ..) => 0o2000,
+                        _ => who.ends(state),
+                    };
+                    let kept = state.mode & 0o7777 & !mode;
+                    let good = mask == mask::MODE && mode & !state.mode == 0 && kept & !ends == 0;
+                    return (!good).then(|| format!("of {:o}, {ends:o} may end", state.mode));
+                };
+                if let Err(errno) = u.who.sets(state, set) {
+                    return Some(format!("that is {errno:?}"));
+                }
+                let (fields, bits, owner, group) = u.who.set(state, set);
+                let good = fields == mask
+                    && (mask & mask::MODE == 0 || mode == bits)
+                    && (mask & (mask::UID | mask::GID) == 0 || (uid, gid) == (owner, group));
+                (!good).then(|| format!("it comes to {fields:x} {bits:o} {owner} {group}"))
+            }
+            _ => None,
+        }
+    }
+
     /// The write of several entries to the inode in the middle of which another thread of the process is.
     fn in_the_middle(&mut self, c: usize, t: usize, ino: u64) -> Option<String> {
         let session = self.by(c)?;
@@ -121,23 +213,223 @@ impl World<'_> {
     // --- results ---
 
     /// A call has come back.
-    pub(super) fn call_done(&mut self, c: usize, t: usize, reply: &Reply) -> Result<(), String> {
+    pub(super) fn call_done(
+        &mut self,
+        c: usize,
+        t: usize,
+        reply: &Reply,
+        walked: &[Walked],
+    ) -> Result<(), String> {
         let Some(under_way) = self.thread(c, t).and_then(|thread| thread.under_way.take()) else {
             return Err(format!("thread {c}.{t}: a result of no call"));
         };
         self.trace(|| format!("thread {c}.{t} gets {}", brief_reply(reply)));
         self.outcome.observations += 1;
         self.no_refusals(c)?;
-        let judged = match reply {
-            Ok(value) => self.judge_value(c, t, &under_way, value),
-            Err(errno) => self.judge_error(c, &under_way, *errno),
-        };
-        let judged =
-            judged.and_then(|()| self.judge_told(c, &under_way, reply.as_ref().err().copied()));
+        let walk = walked.iter().try_for_each(|step| self.judge_step(c, &under_way, step));
+        let judged = walk.and_then(|()| self.judge_reply((c, t), &under_way, reply));
         let oldest = self.actors.iter().filter_map(|a| a.process.as_ref()).flat_map(|p| &p.threads);
         let oldest = oldest.filter_map(|t| t.under_way.as_ref().map(|u| u.since)).min();
         self.model.forget_before(oldest.unwrap_or(self.model.now()));
-        judged.map_err(|e| format!("client {c}.{t}, {}: {e}", under_way.call.brief()))
+        let by = under_way.who.uid;
+        judged.map_err(|e| format!("client {c}.{t} as {by}, {}: {e}", under_way.call.brief()))
+    }
+
+    fn judge_reply(
+        &mut self,
+        (c, t): (usize, usize),
+        under_way: &UnderWay,
+        reply: &Reply,
+    ) -> Result<(), String> {
+        let judged = match reply {
+            Ok(Value::Astray) => return Ok(()),
+            Ok(value) => self.judge_value(c, t, under_way, value),
+            Err(errno) => self.judge_error(c, under_way, *errno),
+        };
+        judged?;
+        self.judge_told(c, under_way, reply.as_ref().err().copied())
+    }
+
+    /// A name was looked up on the way to what a call is about.
+    fn judge_step(
+        &mut self,
+        c: usize,
+        u: &UnderWay,
+        (dir, name, found): &Walked,
+    ) -> Result<(), String> {
+        let call = Call::Lookup { dir: *dir, name: name.clone() };
+        let judged = match found {
+            Ok(ino) => {
+                self.judge_let(c, u, &call)?;
+                self.saw_name(c, u, *dir, name, *ino)
+            }
+            Err(errno) => self.judge_error_of(c, u, &call, *errno),
+        };
+        judged.map_err(|e| format!("on the way, {}: {e}", call.brief()))
+    }
+
+    /// What a caller must be allowed for a call.
+    fn needs<'a>(&self, u: &UnderWay, call: &'a Call) -> Vec<Need<'a>> {
+        let who = u.who;
+        let access = |ino: u64, what: u32| -> Need<'a> {
+            let access = move |s: &State| match who.may(s, what)? {
+                true => Some(Ok(())),
+                false => Some(Err(Errno::ACCES)),
+            };
+            (ino, Box::new(access))
+        };
+        match call {
+            Call::Lookup { dir, .. } => vec![access(*dir, X)],
+            Call::Readdir { dir } => vec![access(*dir, R)],
+            Call::Make { dir, .. }
+            | Call::Tmpfile { dir }
+            | Call::Remove { dir, .. }
+            | Call::Link { dir, .. } => vec![access(*dir, X), access(*dir, W | X)],
+            Call::Create { dir, name, .. } => {
+                let there = self.leads(*dir, name, u).into_iter().flatten();
+                let mut all = vec![access(*dir, X), access(*dir, W | X)];
+                all.extend(there.map(|ino| access(ino, R | W)));
+                all
+            }
+            Call::Rename { dir, dir2, name, name2, flags } => {
+                let mut all = vec![access(*dir, W | X), access(*dir2, W | X)];
+                let mut moved = self.leads(*dir, name, u);
+                if *flags == 2 {
+                    moved.extend(self.leads(*dir2, name2, u));
+                }
+                let dirs = moved.into_iter().flatten().filter(|_| dir != dir2);
+                let dirs = dirs.filter(|ino| self.ever(*ino, u, |s| s.mode & S_IFMT == S_IFDIR));
+                all.extend(dirs.map(|ino| access(ino, W)));
+                all
+            }
+            Call::Open { ino, flags } => {
+                let write = flags & O_ACCMODE != O_RDONLY || flags & O_TRUNC != 0;
+                vec![access(*ino, R | if write { W } else { 0 })]
+            }
+            Call::Truncate { ino, .. } => vec![access(*ino, W)],
+            Call::GetXattr { ino, name } if *name != ACL => vec![access(*ino, R)],
+            Call::SetXattr { ino, name, .. } => {
+                let sets = move |s: &State| {
+                    let unsure = who.may(s, W).is_none() && !name.starts_with(b"system.");
+                    if unsure { None } else { Some(who.sets_xattr(s, name)) }
+                };
+                vec![(*ino, Box::new(sets))]
+            }
+            Call::SetAttr { ino, set } => {
+                let sets = move |s: &State| who.may(s, W).map(|_| who.sets(s, set));
+                vec![(*ino, Box::new(sets))]
+            }
+            Call::SetProject { ino, .. } | Call::SetQuota { ino, .. } => {
+                let sets =
+                    move |_: &State| Some(if who.uid == 0 { Ok(()) } else { Err(Errno::PERM) });
+                vec![(*ino, Box::new(sets))]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A call that has succeeded must have been allowed, at some moment. What appends entries is judged by these.
+    fn judge_let(&self, c: usize, u: &UnderWay, call: &Call) -> Result<(), String> {
+        let judged = match call {
+            Call::Create { .. } => return Ok(()),
+            Call::Rename { dir, name, dir2, name2, .. } if u.entries == 0 => {
+                // Both names of one inode.
+                self.judge_let(c, u, &Call::Lookup { dir: *dir, name: name.clone() })?;
+                return self.judge_let(c, u, &Call::Lookup { dir: *dir2, name: name2.clone() });
+            }
+            Call::Make { .. }
+            | Call::Tmpfile { .. }
+            | Call::Remove { .. }
+            | Call::Link { .. }
+            | Call::Rename { .. }
+            | Call::SetXattr { .. } => u.entries > 0,
+            _ => false,
+        };
+        if u.who.uid == 0 || judged {
+            return Ok(());
+        }
+        for (ino, need) in self.needs(u, call) {
+            let states = self.model.during(ino, u.since);
+            let mut states = states.iter().filter(|s| s.mode != 0).peekable();
+            let known = states.peek().is_some();
+            if known && !states.any(|s| !matches!(need(s), Some(Err(_)))) {
+                if self.is_tainted(c, u, &[ino]) {
+                    continue;
+                }
+                return Err(format!("it may not do that to {ino}; {}", self.what_may_be(u)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a call may have been refused with that error, by somebody's right.
+    fn may_be_barred(&self, u: &UnderWay, call: &Call, errno: Errno) -> bool {
+        let bars = |(ino, need): Need<'_>| {
+            let states = self.model.during(ino, u.since);
+            let mut states = states.iter().filter(|s| s.mode != 0);
+            states.any(|s| need(s).is_none_or(|need| need == Err(errno)))
+        };
+        if u.who.uid == 0 {
+            return false;
+        }
+        if matches!(errno, Errno::ACCES | Errno::PERM) && self.needs(u, call).into_iter().any(bars)
+        {
+            return true;
+        }
+        // A sticky directory.
+        let sticks = |dir: u64, name: &[u8]| {
+            let dirs = self.model.during(dir, u.since);
+            self.leads(dir, name, u).into_iter().flatten().any(|ino| {
+                let victims = self.model.during(ino, u.since);
+                dirs.iter().any(|dir| victims.iter().any(|v| !u.who.may_take(dir, v)))
+            })
+        };
+        errno == Errno::PERM
+            && match call {
+                Call::Remove { dir, name, .. } => sticks(*dir, name),
+                Call::Rename { dir, name, dir2, name2, .. } => {
+                    sticks(*dir, name) || sticks(*dir2, name2)
+                }
+                _ => false,
+            }
+    }
+
+    /// Who may not search a directory does not learn what is there.
+    fn judge_silence(&self, u: &UnderWay, call: &Call, errno: Errno) -> Result<(), String> {
+        let tells =
+            [Errno::NOENT, Errno::EXIST, Errno::ISDIR, Errno::NOTDIR, Errno::NOTEMPTY, Errno::NXIO];
+        let dirs = match call {
+            // What is to be linked is gone: nothing is said of names.
+            Call::Link { ino, .. }
+                if errno == Errno::NOENT && self.ever(*ino, u, State::is_gone) =>
+            {
+                Vec::new()
+            }
+            Call::Lookup { dir, .. }
+            | Call::Make { dir, .. }
+            | Call::Create { dir, .. }
+            | Call::Remove { dir, .. }
+            | Call::Link { dir, .. } => vec![*dir],
+            // The old name is looked for first.
+            Call::Rename { dir, name, .. }
+                if errno == Errno::NOENT && self.leads(*dir, name, u).contains(&None) =>
+            {
+                vec![*dir]
+            }
+            Call::Rename { dir, dir2, .. } => vec![*dir, *dir2],
+            _ => Vec::new(),
+        };
+        if u.who.uid == 0 || !tells.contains(&errno) {
+            return Ok(());
+        }
+        for dir in dirs {
+            let states = self.model.during(dir, u.since);
+            if !states.iter().any(|s| s.mode == 0 || s.is_gone() || u.who.may(s, X) != Some(false))
+            {
+                return Err(format!("fails with {errno:?}, and may not search {dir}"));
+            }
+        }
+        Ok(())
     }
 
     /// Nothing of a process that keeps the rules is ever refused.
@@ -176,10 +468,10 @@ impl World<'_> {
     }
 
     fn saw_attr(&mut self, c: usize, u: &UnderWay, attr: &Attr) -> Result<(), String> {
-        let Attr { ino, mode, nlink, uid, size, mtime, ctime, .. } = *attr;
+        let Attr { ino, mode, nlink, uid, gid, size, mtime, ctime, .. } = *attr;
         let what = || {
             let times = (nanos(mtime), nanos(ctime));
-            format!("{mode:o} uid {uid} nlink {nlink} size {size} times {times:?}")
+            format!("{mode:o} uid {uid} gid {gid} nlink {nlink} size {size} times {times:?}")
         };
         self.saw(c, u, ino.0, what, |state| has(state, attr))
     }
@@ -191,6 +483,7 @@ impl World<'_> {
         u: &UnderWay,
         value: &Value,
     ) -> Result<(), String> {
+        self.judge_let(c, u, &u.call)?;
         match (&u.call, value) {
             (Call::Lookup { dir, name }, Value::Attr(attr)) => {
                 self.saw_name(c, u, *dir, name, attr.ino.0)?;
@@ -214,6 +507,11 @@ impl World<'_> {
             }
             (Call::Create { dir, name, flags, .. }, Value::Made(attr, handle)) => {
                 self.opened((c, t), u, *handle, attr.ino.0, *flags);
+                if u.made.is_none() {
+                    // It was there: then it was opened.
+                    self.judge_let(c, u, &Call::Lookup { dir: *dir, name: name.clone() })?;
+                    self.judge_let(c, u, &Call::Open { ino: attr.ino.0, flags: *flags })?;
+                }
                 self.saw_name(c, u, *dir, name, attr.ino.0)?;
                 self.saw_attr(c, u, attr)
             }
@@ -308,7 +606,8 @@ impl World<'_> {
                 | Call::SetXattr { .. }
                 | Call::Remove { .. }
                 | Call::Rename { .. }
-                | Call::SetProject { .. },
+                | Call::SetProject { .. }
+                | Call::SetQuota { .. },
                 _,
             ) => did(u, 1),
             (Call::Release { .. } | Call::Statfs, _) => Ok(()),
@@ -410,7 +709,7 @@ impl World<'_> {
     }
 
     /// How many bytes of what was read are of one moment, where a piece is cut: at what was the end of the file, or,
-    /// if the client may not map every arena, anywhere.
+    /// if the client was not given every arena that it asked for, anywhere.
     fn first_part(
         &self,
         c: usize,
@@ -419,7 +718,7 @@ impl World<'_> {
         from: usize,
         got: &[u8],
     ) -> Option<usize> {
-        let maps_all = self.actors[c].uid == 0;
+        let maps_all = self.actors[c].process.as_ref().is_some_and(|p| !p.unmapped);
         let states = self.model.during(ino, u.since);
         let alike = states.iter().filter_map(|s| {
             let Body::File(all, _) = &s.body else { return None };
@@ -456,8 +755,24 @@ impl World<'_> {
             return self.judge_loss(c, u);
         }
         // Of what there may be too little of, `judge_told` knows more.
-        let lacks = self.is_refusal(c, u, errno);
-        if lacks || self.may_fail(c, u, errno) || self.is_tainted(c, u, &u.call.inodes()) {
+        if self.is_refusal(c, u, errno) {
+            return Ok(());
+        }
+        self.judge_error_of(c, u, &u.call, errno)
+    }
+
+    fn judge_error_of(
+        &mut self,
+        c: usize,
+        u: &UnderWay,
+        call: &Call,
+        errno: Errno,
+    ) -> Result<(), String> {
+        if self.is_tainted(c, u, &call.inodes()) {
+            return Ok(());
+        }
+        self.judge_silence(u, call, errno)?;
+        if self.may_fail(c, u, call, errno) || self.may_be_barred(u, call, errno) {
             return Ok(());
         }
         Err(format!("fails with {errno:?}; {}", self.what_may_be(u)))
@@ -497,7 +812,7 @@ impl World<'_> {
         if any { Ok(()) } else { Err("nothing was lost".into()) }
     }
 
-    fn may_fail(&mut self, c: usize, u: &UnderWay, errno: Errno) -> bool {
+    fn may_fail(&mut self, c: usize, u: &UnderWay, call: &Call, errno: Errno) -> bool {
         let gone = |ino: u64| self.ever(ino, u, State::is_gone);
         let none = |dir: u64, name: &[u8]| self.leads(dir, name, u).contains(&None);
         let some = |dir: u64, name: &[u8]| self.leads(dir, name, u).iter().any(Option::is_some);
@@ -528,11 +843,14 @@ impl World<'_> {
         let lost = self.actors[c].process.as_ref().is_some_and(|p| p.attached.len() > 1);
         let forgotten = self.outcome.faults.contains_key("bit-rot-noticed");
         let away = forgotten || !self.hosts[self.actors[c].node].is_patient();
-        // What was made in a session, and perhaps lost with it, is perhaps nowhere.
+        // What was made in a session, and perhaps lost with it, is perhaps nowhere. (A file that is open and gone otherwise
+        // has a state.)
         let never = |ino: u64| self.model.may_be_unborn(ino, u.since);
-        let by_handle = |ino: u64| lost && (away && gone(ino) || never(ino));
+        // (Or its making was refused.)
+        let refused = self.preset.doubts();
+        let by_handle = |ino: u64| lost && away && gone(ino) || (lost || refused) && never(ino);
         let open = |h: Handle| self.actors[c].process.as_ref().and_then(|p| p.open.get(&number(h)));
-        match (errno, &u.call) {
+        match (errno, call) {
             (Errno::NOENT | Errno::STALE, call) => match call {
                 Call::Lookup { dir, name } | Call::Remove { dir, name, .. } => {
                     gone(*dir) || none(*dir, name)
@@ -557,6 +875,7 @@ impl World<'_> {
                 | Call::GetXattr { ino, .. }
                 | Call::ListXattr { ino }
                 | Call::SetProject { ino, .. }
+                | Call::SetQuota { ino, .. }
                 | Call::Project { ino }
                 | Call::FsyncInode { ino } => gone(*ino),
                 Call::Fgetattr { ino, .. }
@@ -617,6 +936,18 @@ impl World<'_> {
             }
             (Errno::BADF, Call::Clone { to, .. }) => {
                 open(to.0).is_some_and(|open| open.flags & client::fs::O_APPEND != 0)
+            }
+            // Where the service would ask again, and may say no, programs copy by themselves.
+            (Errno::OPNOTSUPP, Call::Clone { from, to, .. }) => {
+                let bound = Who::of(self.actors[c].uid);
+                let unsure = |s: &State| {
+                    let listed = s.xattrs.as_ref().is_none_or(|all| all.contains_key(ACL));
+                    let all = s.mode & 0o444 == 0o444 && !listed;
+                    let owner = bound.uid == s.uid && s.mode & 0o400 != 0;
+                    !(all || owner)
+                };
+                bound.uid != 0
+                    && (self.ever(from.1, u, unsure) || self.ever(to.1, u, |s| bound.ends(s) != 0))
             }
             (Errno::INVAL, Call::Clone { from, to, len }) => {
                 let apart = from.2.abs_diff(to.2) >= *len && *len != 0;
@@ -704,19 +1035,18 @@ impl UnderWay {
                     && source_offset.wrapping_sub(from.2) == done
                     && (*len == 0 || done + n <= *len)
             }
-            (Call::SetAttr { ino, set }, Op::SetAttr { ino: of, mask, mode, uid, .. }) => {
-                let asked = [
-                    (mask::MODE, set.mode.is_some() || set.uid.is_some()),
-                    (mask::UID, set.uid.is_some()),
-                    (mask::GID, set.uid.is_some()),
-                    (mask::ATIME, set.atime.is_some()),
-                    (mask::MTIME, set.mtime.is_some()),
-                ];
-                of.0 == *ino
-                    && asked.iter().all(|(bit, asked)| *asked || mask & bit == 0)
-                    && set.mode.is_none_or(|asked| asked == *mode)
-                    && set.uid.is_none_or(|asked| asked == *uid)
-            }
+            // What it comes to, and which bits end before something else, is judged apart.
+            (Call::SetAttr { ino, .. }, Op::SetAttr { ino: of, .. })
+            | (
+                Call::Write { ino, .. }
+                | Call::Allocate { ino, .. }
+                | Call::Clone { to: (_, ino, _), .. }
+                | Call::Truncate { ino, .. }
+                | Call::Open { ino, .. }
+                | Call::SetXattr { ino, name: ACL, .. },
+                Op::SetAttr { ino: of, .. },
+            ) => of.0 == *ino,
+            (Call::Create { flags, .. }, Op::SetAttr { .. }) => flags & O_TRUNC != 0,
             (
                 Call::SetXattr { ino, name, value: Some(v), .. },
                 Op::SetXattr { ino: of, name: n, value },
@@ -740,6 +1070,10 @@ impl UnderWay {
             (Call::Link { ino, dir, name }, Op::Link { ino: of, parent, name: n }) => {
                 (of.0, parent.0) == (*ino, *dir) && n == name
             }
+            (
+                Call::SetQuota { ino, user, limit },
+                Op::SetQuota { ino: of, user: who, limit: l },
+            ) => (of.0, who, l) == (*ino, user, limit),
             (Call::SetProject { ino, project }, Op::SetProject { ino: of, project: p }) => {
                 (of.0, p.0) == (*ino, *project)
             }

@@ -82,6 +82,8 @@ impl Journal {
 pub struct Verdicts {
     stream: BTreeMap<StreamSeq, Said>,
     journals: BTreeMap<ClientId, Journal>,
+    /// What accounts use.
+    pub(crate) ledger: super::ledger::Ledger,
 }
 
 /// What an open file was told of.
@@ -176,6 +178,7 @@ impl World<'_> {
         let before = before.map(|said| said.upto).max().unwrap_or(0);
         let upto = header.last_seq.0;
         self.verdicts.stream.insert(at, Said { epoch: header.epoch, client, upto });
+        let barred = self.weigh(header, body, before)?;
         let Some(journal) = self.verdicts.journals.get_mut(&client) else { return Ok(()) };
         if header.is_farewell() || upto <= before {
             return Ok(());
@@ -195,7 +198,7 @@ impl World<'_> {
                 done.verdict = Some((at, false));
             }
             let errno = (header.refused.0 == seq).then_some(header.errno);
-            self.refused_entry(client, seq, errno)?;
+            self.refused_entry(client, seq, errno, barred.contains(&seq))?;
         }
         for seq in judged {
             if let Some(done) = self.done(client, seq) {
@@ -208,6 +211,44 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Goes through a chunk in its order: which of the operations that it refuses a limit may bar. None that it takes
+    /// may exceed one.
+    fn weigh(
+        &mut self,
+        header: &ChunkHeader,
+        body: &[u8],
+        before: u64,
+    ) -> Result<BTreeSet<u64>, String> {
+        let mut barred = BTreeSet::new();
+        if !self.preset.quota {
+            return Ok(barred);
+        }
+        let Verdicts { journals, ledger, .. } = &mut self.verdicts;
+        let journal = journals.get(&header.client);
+        let taken = entries(body, header.incarnation).filter_map(Result::ok);
+        let mut all: Vec<(u64, bool, Op<'_>)> =
+            taken.map(|(_, header, op)| (header.sequence.0, true, op)).collect();
+        let upto = header.last_seq.0.max(before);
+        let done = journal.into_iter().flat_map(|j| j.done.range(before + 1..upto + 1));
+        for (seq, done) in done {
+            if !all.iter().any(|(taken, ..)| taken == seq) {
+                let (_, op) = entry::decode(&done.bytes, header.incarnation)
+                    .map_err(|e| format!("{:?}: {seq}: {e}", header.client))?;
+                all.push((*seq, false, op));
+            }
+        }
+        all.sort_by_key(|(seq, ..)| *seq);
+        for (seq, taken, op) in all {
+            if taken {
+                let took = ledger.took(header.stream_seq, &op);
+                took.map_err(|e| format!("{:?}: {seq} {} {e}", header.client, brief(&op)))?;
+            } else if ledger.may_bar(&op) {
+                barred.insert(seq);
+            }
+        }
+        Ok(barred)
+    }
+
     fn done(&mut self, client: ClientId, seq: u64) -> Option<&mut Done> {
         self.verdicts.journals.get_mut(&client)?.done.get_mut(&seq)
     }
@@ -216,6 +257,7 @@ impl World<'_> {
     fn unsay(&mut self, from: StreamSeq) -> Result<(), String> {
         self.trace(|| format!("the stream begins anew at {from}"));
         self.verdicts.stream.retain(|at, _| *at < from);
+        self.verdicts.ledger.rewind(from);
         let clients: Vec<ClientId> = self.verdicts.journals.keys().copied().collect();
         for client in clients {
             let Some(journal) = self.verdicts.journals.get_mut(&client) else { continue };
@@ -236,6 +278,7 @@ impl World<'_> {
         client: ClientId,
         seq: u64,
         errno: Option<u16>,
+        barred: bool,
     ) -> Result<(), String> {
         let Some(journal) = self.verdicts.journals.get(&client) else { return Ok(()) };
         let Some(done) = journal.done.get(&seq) else { return Ok(()) };
@@ -246,21 +289,31 @@ impl World<'_> {
         let why = |text: &str| Err(format!("client {c} {client:?}: {seq} {what}: {text}"));
         if !done.void {
             let no_space = self.preset.full && errno.is_none_or(|e| e == Errno::NOSPC.0);
-            if !no_space {
+            let limited = self.preset.quota && errno.is_none_or(|e| e == Errno::DQUOT.0);
+            let limited = limited && (barred || !no_space);
+            if !no_space && !limited {
                 return why(&format!("refused with {errno:?}"));
+            }
+            if limited && !barred {
+                return why("refused with no limit that bars it");
             }
             if !needs_space(&op) {
                 return why("refused for want of space that it does not need");
             }
-            if done.promised {
+            if done.promised && !limited {
                 return why("refused for want of space, which was promised");
             }
             if done.returned == Returned::Done {
                 return why("refused when its call had said that it was done");
             }
-            self.outcome.no_space += 1;
+            if limited {
+                self.outcome.over_quota += 1;
+            } else {
+                self.outcome.no_space += 1;
+            }
         }
-        self.trace(|| format!("client {c} has no space for {seq} {what}"));
+        let lacks = if self.preset.quota { "quota" } else { "space" };
+        self.trace(|| format!("client {c} has no {lacks} for {seq} {what}"));
         self.do_again(client, seq)?;
         if let Some(process) = self.process(c).filter(|p| p.is_client(client)) {
             for ino in inos {
@@ -335,8 +388,29 @@ impl World<'_> {
 
     /// Whether an error is the one of the last refusal that the process can see.
     pub(super) fn is_refusal(&mut self, c: usize, u: &UnderWay, errno: Errno) -> bool {
-        if errno == Errno::NOSPC || !self.preset.doubts() || handle_of(&u.call).is_none() {
-            return errno == Errno::NOSPC && self.preset.full;
+        // Of several refusals at once LibFS cannot tell which its call was about: it says the last one's error.
+        let waits = matches!(
+            u.call,
+            Call::Make { .. } | Call::Create { .. } | Call::Tmpfile { .. } | Call::SetQuota { .. }
+        );
+        let attached = self.process(c).and_then(|p| p.attached.last()).cloned();
+        if self.preset.doubts()
+            && waits
+            && let Some(a) = attached
+        {
+            let (visible, shown) =
+                (a.memory.peek(control::REFUSED_SEQ), a.memory.peek(control::REFUSED_ERRNO));
+            let journal = self.verdicts.journals.get(&a.client);
+            let many = journal.is_some_and(|j| j.refused(u.refused, visible).nth(1).is_some());
+            if many && shown == u64::from(errno.0) {
+                return true;
+            }
+        }
+        let lacks = errno == Errno::NOSPC && self.preset.full;
+        let lacks = lacks || errno == Errno::DQUOT && self.preset.quota;
+        let named = matches!(errno, Errno::NOSPC | Errno::DQUOT);
+        if named || !self.preset.doubts() || handle_of(&u.call).is_none() {
+            return lacks;
         }
         let attached = self.process(c).and_then(|p| p.attached.last());
         attached.is_some_and(|a| a.memory.peek(control::REFUSED_ERRNO) == u64::from(errno.0))
@@ -361,7 +435,7 @@ impl World<'_> {
         // (What follows from a refusal and cannot be is refused for a reason of its own: the last one is told.)
         let shown = attached.memory.peek(control::REFUSED_ERRNO);
         let fd = handle_of(&u.call).is_some();
-        let no_space = errno == Some(Errno::NOSPC)
+        let no_space = matches!(errno, Some(Errno::NOSPC | Errno::DQUOT))
             || fd && errno.is_some_and(|e| u64::from(e.0) == shown && visible > 0);
         let waits =
             matches!(u.call, Call::Write { .. } | Call::Allocate { .. } | Call::Clone { .. });
@@ -374,7 +448,11 @@ impl World<'_> {
         for (client, seq) in &u.own {
             let journal = self.verdicts.journals.get_mut(client);
             let Some(done) = journal.and_then(|j| j.done.get_mut(seq)) else { continue };
-            done.returned = returned;
+            // A limit may bar a write for which there is space: that is told later.
+            let write = matches!(u.call, Call::Write { .. });
+            let limited = self.preset.quota && write && returned == Returned::Done;
+            done.returned = if limited { Returned::Later } else { returned };
+            let returned = done.returned;
             if returned == Returned::Done && matches!(done.verdict, Some((_, false))) {
                 let memory = &attached.memory;
                 let count = memory.peek(control::REFUSALS);

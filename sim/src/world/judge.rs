@@ -173,6 +173,6 @@ pub(crate) fn state_of(volume: &Volume, ino: u64) -> Result<State, String> {
         xattrs.insert(name, value);
     }
     let (mtime, ctime) = (record.mtime.nanos(), record.ctime.nanos());
-    let (mode, uid, project) = (record.mode, record.uid, record.project.0);
-    Ok(State { mode, uid, project, mtime, ctime, xattrs: Some(xattrs), body })
+    let (mode, uid, gid, project) = (record.mode, record.uid, record.gid, record.project.0);
+    Ok(State { mode, uid, gid, project, mtime, ctime, xattrs: Some(xattrs), body })
 }

@@ -306,6 +306,8 @@ impl Progress {
 pub const PIN_OPEN: u32 = 1;
 /// Pin: it was allowed to write when it opened it.
 pub const PIN_WRITE: u32 = 2;
+/// Pin: it was allowed to read when it opened it.
+pub const PIN_READ: u32 = 8;
 /// Pin: it has closed it since, which the head may not know.
 pub const PIN_CLOSED: u32 = 4;
 
@@ -363,7 +365,7 @@ impl Held {
             return Err(r.corrupt("fails its checksum"));
         }
         let free = Self { ino, what } == Self::FREE;
-        if !free && (ino == InodeId::NONE || !matches!(what, 1..=3 | 5 | 7)) {
+        if !free && (ino == InodeId::NONE || !matches!(what, 1..=3 | 5 | 7 | 9 | 11 | 13 | 15)) {
             return Err(r.corrupt("says what the service never writes"));
         }
         Ok(Some(Self { ino, what }))

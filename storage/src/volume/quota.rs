@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use base::InodeId;
+use base::planted::{Bug, planted};
 
 use super::{Applied, Done, Fault, Refusal, Volume};
 use crate::format::entry::Stamp;
@@ -164,7 +165,7 @@ impl Volume {
 
     /// Whether an inode may get a new owner.
     pub(super) fn may_give(&self, inode: &Inode, uid: u32) -> Result<(), Refusal> {
-        if uid == inode.uid {
+        if uid == inode.uid || planted(Bug::GivenUncounted) {
             return Ok(());
         }
         self.accounts.permits(AccountId::User(uid), inode.blocks, 1)

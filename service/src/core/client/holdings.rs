@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use base::planted::{Bug, planted};
 use base::{InodeId, Nanos};
-use storage::format::clients::{PIN_CLOSED, PIN_OPEN, PIN_WRITE};
+use storage::format::clients::{PIN_CLOSED, PIN_OPEN, PIN_READ, PIN_WRITE};
 use storage::format::control::{self, LeaseMode, LeaseWord};
 use storage::format::rpc::Granted;
+use storage::format::rpc::{WANT_READ, WANT_WRITE};
 use storage::limits::{LEASE_SLOTS, PIN_SLOTS};
 use storage::media::MediaError;
 
@@ -156,9 +157,15 @@ impl Client {
         self.returned.iter().filter(kept).map(|(i, r)| (*i, r.mode)).collect()
     }
 
-    /// The client has the inode open; with `write`, it was allowed to write then.
-    pub fn pin(&mut self, ino: InodeId, write: bool) -> Result<(), MediaError> {
-        let what = PIN_OPEN | if write { PIN_WRITE } else { 0 };
+    /// The client has the inode open; it was allowed to read or write then, if these are asked for.
+    pub fn pin_for(&mut self, ino: InodeId, flags: u8) -> Result<(), MediaError> {
+        let right = |flag, right| if flags & flag != 0 { right } else { 0 };
+        self.pin(ino, right(WANT_READ, PIN_READ) | right(WANT_WRITE, PIN_WRITE))
+    }
+
+    /// The client has the inode open, with these rights.
+    pub fn pin(&mut self, ino: InodeId, rights: u32) -> Result<(), MediaError> {
+        let what = PIN_OPEN | rights;
         let old = self.pins.get(&ino).copied();
         // Closed and opened again: what it wrote before keeps its right until it is settled.
         let what = what | old.map_or(0, |p| p.what & !PIN_CLOSED);
@@ -313,9 +320,21 @@ impl Client {
         self.slots.contains_key(&ino) || self.pins.contains_key(&ino)
     }
 
+    /// Whether it has it open, and was allowed to read it then: that outlives a change of the mode.
+    pub fn reads(&self, ino: InodeId) -> bool {
+        let reads = self.pins.get(&ino).is_some_and(|p| p.what & PIN_READ != 0);
+        reads && !planted(Bug::ReadRightForgotten)
+    }
+
     /// Inodes that the client has open.
     pub fn pins(&self) -> Vec<InodeId> {
         self.pins.keys().copied().collect()
+    }
+
+    /// Those of them that it did not close since, each with the bits of its pin.
+    pub fn open_with_rights(&self) -> impl Iterator<Item = (InodeId, u32)> {
+        let open = self.pins.iter().filter(|(_, p)| p.what & PIN_CLOSED == 0);
+        open.map(|(ino, p)| (*ino, p.what))
     }
 
     /// Those of them that it did not close since.

@@ -43,7 +43,7 @@ fn client() -> Client {
 #[test]
 fn what_is_said_to_be_closed_does_not_pile_up() {
     let mut client = client();
-    client.pin(InodeId(5), false).unwrap();
+    client.pin(InodeId(5), 0).unwrap();
     for round in 0..100 {
         for slot in 0..control::CLOSED_SLOTS as u64 {
             client
@@ -60,7 +60,7 @@ fn what_is_said_to_be_closed_does_not_pile_up() {
 #[test]
 fn what_could_not_be_opened_again_stays_closed() {
     let (mut client, ino) = (client(), InodeId(5));
-    client.pin(ino, false).unwrap();
+    client.pin(ino, 0).unwrap();
     client.set_word(control::CLOSED, ino.0);
     client.collect_closed().unwrap();
     client.reopens(ino);
@@ -68,9 +68,9 @@ fn what_could_not_be_opened_again_stays_closed() {
     assert_eq!(client.tell_closed().unwrap(), [ino]);
 
     // And with what could.
-    client.pin(InodeId(6), false).unwrap();
+    client.pin(InodeId(6), 0).unwrap();
     client.reopens(InodeId(6));
-    client.pin(InodeId(6), false).unwrap();
+    client.pin(InodeId(6), 0).unwrap();
     client.stays_closed(InodeId(6));
     assert_eq!(client.tell_closed().unwrap(), []);
 }

@@ -1,0 +1,79 @@
+//! Every bound of a node that decides how much it does at once, or keeps: tests and the simulator draw small ones, so that
+//! what happens at an edge happens in the first seconds.
+
+use storage::format::rpc;
+use storage::limits::RPC_SLOT_BYTES;
+
+/// Bytes of a reply's lists.
+pub const LIST_BYTES: usize = RPC_SLOT_BYTES - 8192;
+
+/// The bounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes that are applied before they are published without waiting for the time.
+    pub publish_bytes: u64,
+    /// Bytes copied in one slice of work.
+    pub slice_bytes: u64,
+    /// Copies of fewer bytes are not given to hostd.
+    pub host_min: u64,
+    /// Bytes of free blocks that are given back to the medium at a time.
+    pub discard_min: u64,
+    /// Chunks given up at a time: each time costs a persisted record.
+    pub release_step: u64,
+    /// Chunks kept that came before others.
+    pub stash: usize,
+    /// Chunks sent again at a time.
+    pub resend: u64,
+    /// Bytes fetched of a log at a time by the head.
+    pub fetch_bytes: usize,
+    /// Bytes fetched of a log at a time by an agent, for the head.
+    pub forward_bytes: usize,
+    /// Messages kept while a head is not ready.
+    pub unready: usize,
+    /// Inode numbers handed out at once.
+    pub numbers: u32,
+    /// Inodes freed in one chunk, beside a client's operations.
+    pub reaps: usize,
+    /// Locks in one report to a head.
+    pub report: usize,
+    /// Bytes of names or of an attribute in one reply.
+    pub xattr_bytes: usize,
+    /// Extents in one reply.
+    pub extents: usize,
+    /// Accounts in one reply.
+    pub accounts: usize,
+    /// Names looked at for one reply.
+    pub names: usize,
+    /// Pieces of a snapshot under way.
+    pub window: u32,
+}
+
+impl Limits {
+    /// As shipped.
+    pub const SHIPPED: Self = Self {
+        publish_bytes: 2 << 20,
+        slice_bytes: 256 * 1024,
+        host_min: 128 * 1024,
+        discard_min: 256 * 1024,
+        release_step: 32,
+        stash: 256,
+        resend: 64,
+        fetch_bytes: 1 << 20,
+        forward_bytes: 256 * 1024,
+        unready: 4096,
+        numbers: 256,
+        reaps: 256,
+        report: 2048,
+        xattr_bytes: 60 << 10,
+        extents: LIST_BYTES / rpc::EXTENT_BYTES,
+        accounts: LIST_BYTES / rpc::ACCOUNT_BYTES,
+        names: 4096,
+        window: 8,
+    };
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::SHIPPED
+    }
+}
