@@ -326,6 +326,8 @@ pub enum Bug {
     RefusedBetween = 213,
     /// Of a value that does not fit one reply the parts behind the second are left out.
     PartLost = 215,
+    /// A head that waits for nodes that are away does not say so to a node that joins.
+    AwayUntold = 240,
     /// In a sticky directory anybody who may write to it removes.
     StickyIgnored = 203,
     /// What is made in a set-group-ID directory gets the group of who makes it.
@@ -1038,6 +1040,11 @@ impl Bug {
             Bug::RefusedBetween,
             "refused-between",
             "what was refused while an allocation waited for its own verdict is never told",
+        ),
+        (
+            Bug::AwayUntold,
+            "away-untold",
+            "a head that waits for nodes that are away does not say so to a node that joins, which frees their files as the next head",
         ),
         (
             Bug::PartLost,

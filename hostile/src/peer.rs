@@ -156,7 +156,14 @@ impl World {
             _ => {
                 let raw = self.entries(1, 0, input).0;
                 let piece = u32::from(input.flag());
-                Message::Snapshot { seq, piece, last_inode: ino, end: input.flag(), raw }
+                Message::Snapshot {
+                    seq,
+                    piece,
+                    last_inode: ino,
+                    end: input.flag(),
+                    waits: input.flag(),
+                    raw,
+                }
             }
         }
     }

@@ -26,7 +26,7 @@
 //! 17 Resume         head -> member    stream seq u64: cut what you hold beyond it
 //! 18 SnapshotWant   syncing -> head   incarnation of the process u64
 //! 19 Snapshot       head -> syncing   stream seq u64, piece u32 (counted from 0), last inode u64, end u8,
-//!                                     raw log entries
+//!                                     waits u8 (somebody who is away may have files open), raw log entries
 //! 24 SnapshotAck    syncing -> head   stream seq u64, piece u32: applied here, and all before it
 //! 20 LockWant       agent -> head     client u64, inode u64, token u64, what u8 (1 set, 2 test,
 //!                                     3 cancel), wait u64, lock (storage::format::lock)
@@ -210,6 +210,7 @@ pub enum Message {
         piece: u32,
         last_inode: InodeId,
         end: bool,
+        waits: bool,
         raw: Vec<u8>,
     },
     SnapshotAck {
@@ -401,8 +402,9 @@ impl Message {
                 w.u64(*incarnation);
                 18
             }
-            Self::Snapshot { seq, piece, last_inode, end, raw } => {
-                w.u64(seq.0).u32(*piece).u64(last_inode.0).u8(u8::from(*end)).bytes(raw);
+            Self::Snapshot { seq, piece, last_inode, end, waits, raw } => {
+                w.u64(seq.0).u32(*piece).u64(last_inode.0);
+                w.u8(u8::from(*end)).u8(u8::from(*waits)).bytes(raw);
                 19
             }
             Self::SnapshotAck { seq, piece } => {
@@ -517,6 +519,7 @@ impl Message {
                 piece: r.u32()?,
                 last_inode: InodeId(r.u64()?),
                 end: r.flag()?,
+                waits: r.flag()?,
                 raw: r.rest().to_vec(),
             },
             20..=23 => Self::decode_lock(kind, &mut r)?,

@@ -13,7 +13,9 @@
 //! the node does not come back. As soon as it asks to join it tells its past sessions, and they last as long as it stays.
 //!
 //! **A new head** does not know what the clients of lost nodes had open, those of its predecessor above all. Until all of
-//! these nodes have told it, or the grace time is over, it frees no file without a name that may be older than itself.
+//! these nodes have told it, or the grace time is over, it frees no file without a name that may be older than itself. It
+//! waits for those only that were lost since it has joined, if the head that let it in waited for nobody: else what was removed
+//! within a minute of any restart would go on taking space.
 //!
 //! [`NodeConfig::grace`]: super::NodeConfig::grace
 
@@ -63,7 +65,8 @@ pub(super) struct Keeping {
     kept: BTreeMap<ClientId, Kept>,
     /// Nodes that were in the chain since this process began.
     seen: BTreeSet<NodeId>,
-    /// Nodes that were lost before this process began are back until then, or stay away.
+    /// Nodes that were lost before this process began, and for which the head waited of which it has its state, are back
+    /// until then, or stay away.
     strangers_until: Nanos,
     /// Head: nodes that are to say what is open there.
     unheard: BTreeSet<NodeId>,
@@ -262,14 +265,15 @@ impl Node {
     }
 
     /// A view has come: who is away is waited for from now on, who is back tells by itself what is open.
-    pub(super) fn review_kept(&mut self) {
+    pub(super) fn review_kept(&mut self, skipped: bool) {
         let first = self.keeping.seen.is_empty() && !self.chain.is_empty();
-        if first {
+        if first || skipped {
+            // Somebody may have come and gone meanwhile.
             // A volume that nobody has changed has no open files.
             let new = self.role() != Role::Syncing && self.ring.last() == StreamSeq(0);
             self.keeping.strangers_until = if new { 0 } else { self.now + self.config.grace };
         }
-        self.keeping.seen.extend(&self.chain);
+        self.keeping.seen.extend(self.chain.iter().chain(&self.syncing));
         if !self.is_head() {
             self.keeping.kept.clear();
             self.keeping.unheard.clear();
@@ -285,6 +289,20 @@ impl Node {
                 kept.until = until;
             }
         }
+    }
+
+    /// Head: whether somebody who is away, or joins beside that node, may have files open of which the next head does not
+    /// hear by itself.
+    pub(super) fn waits_for_others_than(&self, joining: NodeId) -> bool {
+        let known = |node: NodeId| self.chain.contains(&node) || node == joining;
+        let away = self.keeping.kept.keys().any(|client| !known(client.node()));
+        let away = away || self.awaits_lost() || self.syncing.iter().any(|node| !known(*node));
+        away && !planted(Bug::AwayUntold)
+    }
+
+    /// The head, whose state this node has taken, waits for nobody: from here on this node sees who is lost.
+    pub(super) const fn know_all_lost(&mut self) {
+        self.keeping.strangers_until = 0;
     }
 
     /// This node becomes head, and knows only what those in the chain tell.

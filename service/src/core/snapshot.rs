@@ -479,10 +479,13 @@ impl Node {
         let (seq, last_inode) = (going.seq, self.volume.last_inode());
         for raw in writer.done {
             let piece = going.next();
-            self.send(node, &Message::Snapshot { seq, piece, last_inode, end: false, raw }, out);
+            let message =
+                Message::Snapshot { seq, piece, last_inode, end: false, waits: true, raw };
+            self.send(node, &message, out);
         }
         let (piece, raw) = (going.next(), writer.raw);
-        self.send(node, &Message::Snapshot { seq, piece, last_inode, end, raw }, out);
+        let waits = self.waits_for_others_than(node);
+        self.send(node, &Message::Snapshot { seq, piece, last_inode, end, waits, raw }, out);
         if !end {
             going.dump = Some(dump);
         } else if planted(Bug::CaughtUpEarly) {

@@ -49,13 +49,14 @@ impl Node {
             return Ok(());
         }
         let (was, new_epoch) = (self.role(), epoch != self.epoch);
+        let skipped = epoch.0 > self.epoch.0.saturating_add(1);
         (self.epoch, self.chain, self.syncing) = (epoch, chain, syncing);
         log::info!("epoch {epoch}: chain {:?}, joining {:?}", self.chain, self.syncing);
         let members = self.chain.clone();
         self.acked.retain(|n, _| members.contains(n));
         let joining = self.syncing.clone();
         self.snapshots.retain(|n, _| joining.contains(n));
-        self.review_kept();
+        self.review_kept(skipped);
         self.followers.retain(|n| joining.contains(n));
         if new_epoch {
             // Pieces under way are refused as of an old epoch: who joins asks anew.
@@ -469,7 +470,7 @@ impl Node {
         &mut self,
         seq: StreamSeq,
         piece: u32,
-        end: bool,
+        (end, waits): (bool, bool),
         raw: &[u8],
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
@@ -517,6 +518,9 @@ impl Node {
             self.ring.restart(seq)?;
             self.incoming = None;
             self.joined_at = self.now;
+            if !waits {
+                self.know_all_lost();
+            }
             log::info!("state as of stream position {seq} is here");
             out.push(Effect::Position(seq));
             self.to_head(Message::Position { seq }, out);

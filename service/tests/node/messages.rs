@@ -92,6 +92,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             piece: token as u32,
             last_inode: ino,
             end: token % 2 == 0,
+            waits: token % 3 == 0,
             raw,
         },
     }

@@ -201,6 +201,54 @@ fn what_nobody_has_open_any_more_is_freed() {
     place.rig.check();
 }
 
+/// What is removed after a change of head is free at once, as soon as the old head is back: a node that has joined a chain
+/// which waits for nobody does not wait for nodes that were lost before it began.
+#[test]
+fn what_is_removed_under_a_new_head_is_freed() {
+    let mut place = Place::new(3);
+    for (n, others) in [(1, [0, 2]), (2, [0, 1])] {
+        place.ends(n);
+        place.view(&others, &[]);
+        place.returns(n, &others);
+    }
+    let mut maker = place.rig.attach(2, 0);
+    let ino = maker.create(&mut place.rig, b"file", 0o100_644);
+    maker.sync(&mut place.rig);
+    place.rig.event(2, Event::ClientGone(maker.client));
+    place.pass(10);
+    place.ends(0);
+    place.view(&[1, 2], &[]);
+    assert_eq!(place.rig.nodes[1].role(), Role::Head);
+    place.returns(0, &[1, 2]);
+    let mut other = place.rig.attach(1, 0);
+    unlink(&mut other, &mut place.rig, ino, b"file");
+    place.pass(50);
+    assert!((0..3).all(|n| !place.has(n, ino)), "nobody has it open");
+    place.rig.check();
+}
+
+/// A head that still waits for somebody says so to a node that joins, and that waits as well when it is head.
+#[test]
+fn who_joins_a_head_that_waits_waits_too() {
+    let mut place = Place::new(3);
+    let mut away = place.rig.attach(2, 0);
+    let ino = open_named(&mut away, &mut place.rig, b"file");
+    place.dead.insert(2);
+    place.view(&[0, 1], &[]);
+    place.ends(1);
+    place.view(&[0], &[]);
+    place.returns(1, &[0]);
+    let mut other = place.rig.attach(1, 0);
+    unlink(&mut other, &mut place.rig, ino, b"file");
+    place.ends(0);
+    place.view(&[1], &[]);
+    place.returns(0, &[1]);
+    place.pass(100);
+    assert!(place.has(1, ino), "node 3 may come back");
+    place.pass((2 * GRACE / MS) as usize);
+    assert!(!place.has(1, ino), "it has not");
+}
+
 /// A new head does not know what the clients of the old one have open, nor what they had open of what others remove.
 #[test]
 fn a_new_head_waits_for_the_old_one() {
