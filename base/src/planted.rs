@@ -326,6 +326,8 @@ pub enum Bug {
     RefusedBetween = 213,
     /// Of a value that does not fit one reply the parts behind the second are left out.
     PartLost = 215,
+    /// Extents are asked for where they are missing, also if others between are not known.
+    ListApart = 241,
     /// A head that waits for nodes that are away does not say so to a node that joins.
     AwayUntold = 240,
     /// In a sticky directory anybody who may write to it removes.
@@ -1040,6 +1042,11 @@ impl Bug {
             Bug::RefusedBetween,
             "refused-between",
             "what was refused while an allocation waited for its own verdict is never told",
+        ),
+        (
+            Bug::ListApart,
+            "list-apart",
+            "extents are asked for where they are missing, which forgets those that are known and do not touch them",
         ),
         (
             Bug::AwayUntold,
