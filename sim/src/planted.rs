@@ -12,7 +12,7 @@ use frontend::fuse::kernel;
 
 use crate::crash::catch::{Budget, catch};
 use crate::faults::Fault;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, Script, When};
 use crate::world::{MS, US};
 use crate::{Flavour, Preset, run};
 
@@ -239,14 +239,18 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::RefusalsKept => (&stops, &crashes),
         Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
         Bug::PinForgotten => (&crashes, &links),
-        Bug::UnpinLost | Bug::CloseNotRepeated => (&links, &links),
-        Bug::UnpinTaken => (&crashes, &links),
+        Bug::UnpinLost => (&links, &links),
+        Bug::CloseNotRepeated => (&links, &[OneWay(1, 0), OneWay(2, 0), Crash(0)]),
         Bug::PastForgotten | Bug::PinsOfLostFreed => (&planned, &crashes),
         Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
+    if bug == Bug::CloseNotRepeated {
+        // While the clients are at work, and not after that.
+        preset.active = 150 * MS;
+    }
     preset
 }
 
@@ -294,6 +298,7 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
 /// Processes with LibFS, and threads that meet.
 fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
     use crate::actor::Kind::*;
+    use Fault::{Crash, Hang};
     preset.make(Flavour::Plain);
     preset.by_hand = false;
     (preset.nodes, preset.clients, preset.faults) = (3, 3, 0);
@@ -324,20 +329,18 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::RecallBetween => vec![Chmod, SetXattr, SetXattr, Read, Append, Write, List],
         // Some change the directory, which others want, and some what is in it.
         Bug::GapRecalled => vec![Create, Unlink, Link, Rename, Chmod, Chmod, Utimes, Append],
+        // Few names lead to directories: most of what is drawn to change one finds none, and is drawn anew.
         Bug::GroundsUnchecked => {
-            vec![Project, Project, SetDefault, SetDefault, Tmpfile, Tmpfile, Tmpfile, Mkdir]
+            [vec![SetDefault; 12], vec![Tmpfile, Tmpfile, Mkdir, Project]].concat()
         }
-        Bug::UnpinLost | Bug::UnpinTaken | Bug::CloseNotRepeated => {
-            vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write]
-        }
-        Bug::OpeningCounts => {
-            vec![Create, Create, Create, Unlink, Unlink, Project, Project, Project]
-        }
+        Bug::UnpinLost => vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write],
+        Bug::UnpinTaken | Bug::CloseNotRepeated => vec![Tmpfile, Tmpfile, Tmpfile, Create, Unlink],
+        Bug::OpeningCounts => vec![Create, Create, Unlink, Read, Chmod, Truncate],
+        Bug::PinBeforeCount => vec![Create, Create, Unlink, Unlink, Read, Write],
         Bug::RefusalsKept => {
             vec![Write, Write, Append, Fallocate, Fallocate, Truncate, Unlink, Create]
         }
-        Bug::PinBeforeCount
-        | Bug::UnlinkedClosed
+        Bug::UnlinkedClosed
         | Bug::PinForgotten
         | Bug::PastForgotten
         | Bug::PinsOfLostFreed
@@ -347,7 +350,16 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         _ => Vec::new(),
     };
     match bug {
-        Bug::LaneOverrun | Bug::FrontierLate | Bug::FrontierIgnored => {
+        // Lanes come round while nobody takes what is in them. (What is overrun after that is on its way already.)
+        Bug::LaneOverrun => {
+            preset.favour = vec![Write, Write, Write, Write, Write, Create];
+            (preset.nodes, preset.clients, preset.threads) = (1, 1, 8);
+            (preset.ops, preset.syncs, preset.pace) = (40, 1000, MS);
+            (preset.write_min, preset.write_max, preset.file_max) = (700_000, 1_000_000, 1_000_000);
+            preset.starts = vec![60 * MS];
+            preset.script = Script::new(6).then(16 * MS, When::Now, &[(0, Hang(0), 8 * MS)]);
+        }
+        Bug::FrontierLate | Bug::FrontierIgnored => {
             preset.make(Flavour::Large);
             preset.favour = vec![Write, Write, Write, Read, Read, Create];
             (preset.clients, preset.threads, preset.ops, preset.syncs) = (1, 2, 100, 1000);
@@ -370,10 +382,17 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::PiecesDropped | Bug::SourceKept | Bug::LongWriteIgnored => {
             (preset.clients, preset.tight) = (1 + seed as usize % 2, true)
         }
-        Bug::PinBeforeCount => preset.tight = true,
-        Bug::OpeningCounts => {
-            (preset.pace, preset.closes, preset.narrow) = (20 * US, 2, 1);
-            (preset.clients, preset.threads) = (2, 6);
+        // Who removes the name stands with the file locked, about to write that down; others want the file meanwhile.
+        Bug::OpeningCounts | Bug::PinBeforeCount => {
+            preset.narrow_file = Some("libfs/log.rs");
+            (preset.nodes, preset.clients, preset.threads) = (1, 1, 8);
+            (preset.pace, preset.syncs, preset.ops) = (20 * US, 100, 100);
+            preset.closes = if bug == Bug::OpeningCounts { 1 } else { 3 };
+        }
+        // It has looked at the directory and stands, about to come in.
+        Bug::GroundsUnchecked => {
+            preset.narrow_file = Some("libfs/segment.rs");
+            (preset.pace, preset.closes, preset.syncs, preset.ops) = (20 * US, 2, 100, 80);
         }
         Bug::GapRecalled => {
             // One has taken a number and stands, another is about to.
@@ -381,8 +400,17 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             preset.pace = 20 * US;
             (preset.clients, preset.threads, preset.syncs) = (3, 6, 100);
         }
-        Bug::UnpinLost | Bug::UnpinTaken | Bug::CloseNotRepeated => {
-            (preset.pace, preset.closes) = (5 * MS, 2)
+        Bug::UnpinLost => (preset.pace, preset.closes) = (5 * MS, 2),
+        Bug::CloseNotRepeated => {
+            (preset.pace, preset.closes, preset.syncs, preset.ops) = (2 * MS, 1, 100, 100)
+        }
+        // A request comes after an operation that another thread is still to write; then the node dies, and is there
+        // again at once.
+        Bug::UnpinTaken => {
+            preset.narrow_file = Some("libfs/log.rs");
+            (preset.nodes, preset.clients, preset.threads) = (1, 2, 8);
+            (preset.pace, preset.closes, preset.syncs, preset.ops) = (2 * MS, 1, 100, 100);
+            preset.script = Script::new(16).then(10 * MS, When::Now, &[(0, Crash(0), MS)]);
         }
         // Time for faults.
         Bug::RefusalsKept
@@ -404,6 +432,7 @@ fn judge_of(why: &str) -> &'static str {
         ("leases conflict", "leases"),
         ("no progress", "progress"),
         ("no end after", "progress"),
+        ("went on no more", "logs"),
         ("members ", "replicas"),
         ("region of node", "checker"),
         ("differs from its state", "reopening"),

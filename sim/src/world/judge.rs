@@ -107,7 +107,25 @@ impl World<'_> {
                 ));
             }
         }
+        self.judge_logs()?;
         members.first().map_or(Ok(()), |n| self.judge_orphans(*n))
+    }
+
+    /// The log of every process went on: LibFS leaves nothing out, and writes over nothing that is still needed. The
+    /// service would expel its client, which loses what it did, and is told so: nothing else would object. (Clients by
+    /// hand spoil theirs, and what was not fenced is torn when the power goes.)
+    fn judge_logs(&self) -> Result<(), String> {
+        let by_hand = self.preset.by_hand || self.preset.hostile || self.preset.quota;
+        if by_hand || self.outcome.faults.contains_key("power-cut") {
+            return Ok(());
+        }
+        let broken = |host: &&Host| {
+            host.node.as_ref().is_some_and(|node| node.status().counters.broken_logs > 0)
+        };
+        match self.hosts.iter().find(broken) {
+            Some(host) => Err(format!("the log of a process of node {} went on no more", host.id)),
+            None => Ok(()),
+        }
     }
 
     /// What has no name is open somewhere. (What clients by hand have open is their affair.)
