@@ -328,8 +328,6 @@ pub enum Bug {
     PartLost = 215,
     /// Extents are asked for where they are missing, also if others between are not known.
     ListApart = 241,
-    /// A head that waits for nodes that are away does not say so to a node that joins.
-    AwayUntold = 240,
     /// In a sticky directory anybody who may write to it removes.
     StickyIgnored = 203,
     /// What is made in a set-group-ID directory gets the group of who makes it.
@@ -1047,11 +1045,6 @@ impl Bug {
             Bug::ListApart,
             "list-apart",
             "extents are asked for where they are missing, which forgets those that are known and do not touch them",
-        ),
-        (
-            Bug::AwayUntold,
-            "away-untold",
-            "a head that waits for nodes that are away does not say so to a node that joins, which frees their files as the next head",
         ),
         (
             Bug::PartLost,

@@ -268,6 +268,7 @@ fn is_client(bug: Bug) -> bool {
                 | Bug::PastForgotten
                 | Bug::PinsOfLostFreed
                 | Bug::TakeOverFrees
+                | Bug::ListApart
         )
 }
 
@@ -325,6 +326,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::SourceKept | Bug::OldExtents | Bug::PiecesDropped => {
             vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift]
         }
+        Bug::ListApart => vec![Write, Write, Write, Punch, Fallocate, Read, Read, Read],
         Bug::ReadUnchecked => vec![Truncate, Write, Write, Write, Read, Read, Punch, Create],
         Bug::RecallBetween => vec![Chmod, SetXattr, SetXattr, Read, Append, Write, List],
         // Some change the directory, which others want, and some what is in it.
@@ -412,6 +414,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             (preset.pace, preset.closes, preset.syncs, preset.ops) = (2 * MS, 1, 100, 100);
             preset.script = Script::new(16).then(10 * MS, When::Now, &[(0, Crash(0), MS)]);
         }
+        Bug::ListApart => preset.tight = true,
         // Time for faults.
         Bug::RefusalsKept
         | Bug::LossUntold

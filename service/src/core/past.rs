@@ -296,8 +296,7 @@ impl Node {
     pub(super) fn waits_for_others_than(&self, joining: NodeId) -> bool {
         let known = |node: NodeId| self.chain.contains(&node) || node == joining;
         let away = self.keeping.kept.keys().any(|client| !known(client.node()));
-        let away = away || self.awaits_lost() || self.syncing.iter().any(|node| !known(*node));
-        away && !planted(Bug::AwayUntold)
+        away || self.awaits_lost() || self.syncing.iter().any(|node| !known(*node))
     }
 
     /// The head, whose state this node has taken, waits for nobody: from here on this node sees who is lost.
