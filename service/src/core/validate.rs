@@ -8,6 +8,7 @@ use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, mask};
+use storage::format::item;
 use storage::format::rpc::InodeRecord;
 use storage::permission::{Creds, W, X};
 use storage::volume::Volume;
@@ -202,8 +203,13 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
         Op::SetAttr { ino, mask: fields, mode, uid, gid, .. } => {
             let r = record(volume, ino)?;
             let ended = r.mode & 0o7777 & !mode;
-            if fields == mask::MODE && mode & !r.mode == 0 && ended & !0o6000 == 0 {
-                // Who changes the content ends set-user-ID and set-group-ID.
+            let is_file = r.mode & item::S_IFMT == item::S_IFREG;
+            if fields == mask::MODE
+                && mode & !r.mode == 0
+                && matches!(ended, 0o2000 | 0o4000 | 0o6000)
+                && is_file
+            {
+                // Who changes the content ends set-user-ID and set-group-ID. (To the mode that it is, only the owner.)
                 return if creds.owns(&r) { Ok(()) } else { may_write(volume, known, ino) };
             }
             set_attr(&creds, &r, fields, mode, uid, gid)

@@ -4,7 +4,7 @@ use base::random::Random;
 use base::{Epoch, InodeId, Sequence};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
-use storage::format::entry::{Op, RawHeader, Stamp, op};
+use storage::format::entry::{Op, RawHeader, Stamp, mask, op};
 use storage::format::rpc::Request;
 use storage::limits::{LEASE_SLOTS, PAYLOAD_MAX, RPC_SLOT_BYTES, RPC_SLOTS};
 
@@ -386,6 +386,32 @@ fn attributes_of_others_are_not_read() {
     let bad = rig.attach(0, BAD);
     for request in [get, part(b"user.secret", 0)] {
         assert_eq!(bad.call(&mut rig, &request), Err(base::Errno::ACCES));
+    }
+}
+
+/// Who made a directory and owns it no more may not set its mode, not even to what it is. Seed 930818.
+#[test]
+fn a_mode_is_the_owners_to_set_also_to_what_it_is() {
+    let mut rig = Rig::new(1, 1);
+    let mut root = rig.attach(0, 0);
+    let mut bad = rig.attach(0, BAD);
+    let set = |ino, fields, mode, uid| {
+        let (atime, mtime) = (Stamp::default(), Stamp::default());
+        Op::SetAttr { ino, mask: fields, mode, uid, gid: 0, atime, mtime }
+    };
+    root.lease(&mut rig, InodeId::ROOT, LeaseMode::Write).expect("a lease");
+    root.append_in(&mut rig, InodeId::ROOT, &set(InodeId::ROOT, mask::MODE, 0o777, 0));
+    root.sync(&mut rig);
+    for (name, kind) in [(&b"dir"[..], 0o040_777), (b"file", 0o100_777)] {
+        let ino = bad.create(&mut rig, name, kind);
+        bad.sync(&mut rig);
+        root.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+        root.append_in(&mut rig, ino, &set(ino, mask::UID, 0, 0));
+        root.sync(&mut rig);
+        let before = bad.refusals();
+        bad.append_in(&mut rig, ino, &set(ino, mask::MODE, 0o777, 0));
+        bad.sync(&mut rig);
+        assert_eq!(bad.refusals(), before + 1, "{}", String::from_utf8_lossy(name));
     }
 }
 
