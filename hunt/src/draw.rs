@@ -389,9 +389,9 @@ impl Draw {
             0o711,
         ];
         let mode = self.one(&modes);
-        // Files with both lose more than they should in a mount (docs/mount.md).
-        let both = self.capabilities && self.mounted.contains(&true);
-        format!("0{:o}", if both { mode & 0o1777 } else { mode })
+        // Files with both lose more than they should in a mount (docs/mount.md), which serves, under `corbel run`, a file
+        // that is mapped, and the descriptor that was given capabilities.
+        format!("0{:o}", if self.capabilities { mode & 0o1777 } else { mode })
     }
 
     fn open(&mut self, process: usize) -> String {
@@ -659,7 +659,7 @@ impl Draw {
 
     fn xattr(&mut self, p: usize) -> Option<String> {
         let large = self.abilities.large_xattrs;
-        let capabilities = self.capabilities || !self.mounted.contains(&true);
+        let capabilities = self.capabilities;
         let known: Vec<&str> =
             XATTRS.into_iter().filter(|name| capabilities || *name != CAPABILITY).collect();
         let name = if self.chance(3) { "user.a" } else { self.one(&known) };

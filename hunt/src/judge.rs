@@ -16,6 +16,7 @@
 //! - where `getcwd` says that a directory is which others have moved, until somebody has looked there (docs/mount.md)
 //! - what `corbel run` opens anew for the kernel and could not open now: EACCES (docs/interception.md)
 //! - a file without a name in a directory that was removed: ENOENT, where ext4 says EPERM
+//! - what a mount's kernel says before ENOENT of a name that is made in a directory which others have removed (docs/mount.md)
 //! - positions in directories, locks that count from there on included
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -247,7 +247,15 @@ fn is_sync(name: &str) -> bool {
 /// Calls of which more may be asked before their answers are judged: nothing that was told after them may lie in between.
 fn is_asked_again(line: &str) -> bool {
     let name = line.split(' ').next().unwrap_or_default();
-    name == "getcwd" || line.contains("dontsync") || looks_first(name)
+    name == "getcwd" || line.contains("dontsync") || looks_first(name) || makes_name(line)
+}
+
+/// Calls that make a name.
+fn makes_name(line: &str) -> bool {
+    match line.split(' ').next().unwrap_or_default() {
+        "creat" | "mkdir" | "mknod" | "symlink" | "link" | "linkfd" | "rename" => true,
+        name => name == "open" && line.contains("creat"),
+    }
 }
 
 /// Changes that a mount's kernel may refuse until it has looked again (docs/mount.md).
@@ -629,6 +637,7 @@ impl Stage<'_> {
             || line.contains("tmpfile") && kind == "open: ENOENT for EPERM"
             || name == "getcwd" && self.elsewhere_now(actor, seat, real, reference)
             || line.contains("dontsync") && self.synced_is_same(actor, seat, line, reference)
+            || kind.ends_with(" for ENOENT") && self.made_where_all_is_gone(actor, seat, line)
         {
             return None;
         }
@@ -934,6 +943,24 @@ impl Stage<'_> {
     fn is_gone(&mut self, actor: usize, seat: usize, slot: &str) -> bool {
         let peer = &mut self.actors[actor].reference;
         peer.say(seat, &format!("fstat {slot}\n"));
+        let said = peer.hear(seat, CALL).unwrap_or_default();
+        field(&said.split(' ').collect::<Vec<_>>(), "nlink") == Some("0")
+    }
+
+    /// Whether a mount's kernel was asked to make a name in a directory that was removed, which it does not know if others
+    /// have done that: it compares types and rights first (docs/mount.md).
+    fn made_where_all_is_gone(&mut self, actor: usize, seat: usize, line: &str) -> bool {
+        let words: Vec<&str> = line.split(' ').collect();
+        if !makes_name(line) || self.views[actor].starts_with('r') {
+            return false;
+        }
+        let slots: Vec<&str> =
+            words[1..].iter().filter_map(|w| Some(w.split_once(':')?.0)).collect();
+        if slots.iter().any(|slot| self.is_gone(actor, seat, slot)) {
+            return true;
+        }
+        let peer = &mut self.actors[actor].reference;
+        peer.say(seat, "stat .\n");
         let said = peer.hear(seat, CALL).unwrap_or_default();
         field(&said.split(' ').collect::<Vec<_>>(), "nlink") == Some("0")
     }

@@ -65,6 +65,11 @@ fn check_name(name: &[u8]) -> Result<()> {
     if name_is_legal(name) { Ok(()) } else { Err(Errno::INVAL) }
 }
 
+/// Nothing is made in a directory that was removed, and nobody is asked for a right to it there.
+fn there_still(dir: &InodeRecord) -> Result<()> {
+    if dir.nlink == 0 { Err(Errno::NOENT) } else { Ok(()) }
+}
+
 impl<H: Host> LibFsOn<H> {
     /// What `name` leads to; `dir` is locked, and its lease held.
     fn find(&self, turn: &mut Turn<H>, dir: InodeId, state: &State, name: &[u8]) -> Step<Known, H> {
@@ -257,10 +262,8 @@ impl<H: Host> LibFsOn<H> {
             if self.find(turn, parent, &state, name)? != Known::Absent {
                 return Err(Errno::EXIST.into());
             }
+            there_still(&state.record)?;
             may(caller, &state.record, W | X)?;
-            if state.record.nlink == 0 {
-                return Err(Errno::NOENT.into());
-            }
             let is_dir = node.mode & S_IFMT == S_IFDIR;
             if is_dir && state.record.nlink >= LINK_MAX {
                 return Err(Errno::MLINK.into());
@@ -476,9 +479,6 @@ impl<H: Host> LibFsOn<H> {
     ) -> Result<Attr> {
         check_name(name)?;
         let (dir, inode) = (self.inode(parent), self.inode(ino));
-        if ino == parent {
-            return Err(Errno::PERM);
-        }
         self.run(|turn| {
             let mut locked = Locked::new(&[&dir, &inode]);
             self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
@@ -487,10 +487,8 @@ impl<H: Host> LibFsOn<H> {
             if self.find(turn, parent, locked.get(parent), name)? != Known::Absent {
                 return Err(Errno::EXIST.into());
             }
+            there_still(&locked.get(parent).record)?;
             may(caller, &locked.get(parent).record, W | X)?;
-            if locked.get(parent).record.nlink == 0 {
-                return Err(Errno::NOENT.into());
-            }
             let record = locked.get(ino).record.clone();
             if record.mode & S_IFMT == S_IFDIR {
                 return Err(Errno::PERM.into());
@@ -565,7 +563,7 @@ impl<H: Host> LibFsOn<H> {
             _ => {}
         }
         let across = old.ino != new.ino;
-        let other_dir = exchange && replaced.is_some_and(|(_, k)| k == S_IFDIR);
+        let other_dir = replaced.is_some_and(|(_, k)| k == S_IFDIR);
         let root = self.inode(InodeId::ROOT);
         let moved = self.inode(ino);
         let victim = replaced.map(|(i, _)| self.inode(i));
@@ -594,13 +592,33 @@ impl<H: Host> LibFsOn<H> {
         if there != Known::Present(ino, kind) || target != expected {
             return Err(Stop::Wait(Wait::Again));
         }
+        there_still(&locked.get(new.ino).record)?;
+        if moves_dir {
+            // Before anything is asked of who may do it: Linux knows from the names alone.
+            let skip: Vec<InodeId> = all.iter().map(|i| i.ino).collect();
+            let mut refusal = Errno::INVAL;
+            let mut below = match kind {
+                // Also when the target is not empty.
+                S_IFDIR => self.is_below(turn, &locked, &skip, new.ino, ino)?,
+                _ => Below::No,
+            };
+            if let (Below::No, Some((other, S_IFDIR))) = (&below, replaced) {
+                below = self.is_below(turn, &locked, &skip, old.ino, other)?;
+                if !exchange {
+                    // What is moved lies in it, so that it is not empty.
+                    refusal = Errno::NOTEMPTY;
+                }
+            }
+            match below {
+                Below::No => {}
+                Below::Yes => return Err(refusal.into()),
+                // Its holder may wait for what is locked here.
+                Below::Busy(inode) => return Err(Stop::Wait(Wait::Locked(inode))),
+            }
+        }
         let record = locked.get(ino).record.clone();
         may_remove(caller, &locked.get(old.ino).record, &record)?;
         may(caller, &locked.get(new.ino).record, W | X)?;
-        if locked.get(new.ino).record.nlink == 0 {
-            // The directory is gone itself.
-            return Err(Errno::NOENT.into());
-        }
         if let Some((other, other_kind)) = replaced {
             let victim = locked.get(other).record.clone();
             may_remove(caller, &locked.get(new.ino).record, &victim)?;
@@ -622,23 +640,6 @@ impl<H: Host> LibFsOn<H> {
             && !planted(Bug::ExchangedUnasked)
         {
             may(caller, &locked.get(other).record, W)?;
-        }
-        if moves_dir {
-            let skip: Vec<InodeId> = all.iter().map(|i| i.ino).collect();
-            let mut below = match kind {
-                // Also when the target is not empty.
-                S_IFDIR => self.is_below(turn, &locked, &skip, new.ino, ino)?,
-                _ => Below::No,
-            };
-            if let (Below::No, true, Some((other, S_IFDIR))) = (&below, exchange, replaced) {
-                below = self.is_below(turn, &locked, &skip, old.ino, other)?;
-            }
-            match below {
-                Below::No => {}
-                Below::Yes => return Err(Errno::INVAL.into()),
-                // Its holder may wait for what is locked here.
-                Below::Busy(inode) => return Err(Stop::Wait(Wait::Locked(inode))),
-            }
         }
         let own = |r: &InodeRecord| r.project == r.ino;
         let moved_own = own(&record)
