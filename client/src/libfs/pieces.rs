@@ -185,15 +185,6 @@ impl Pieces {
         self.forget_extents();
     }
 
-    /// Where to go on asking for extents, to know those at `offset`: at the end of what is known, if that is no farther
-    /// below than `near`. A list that does not touch what is known takes its place: then a read of both, with
-    /// bytes of the log between them, would ask for the one and the other in turn, for ever (seed 920407).
-    pub fn next_unknown(&self, offset: u64, near: u64) -> u64 {
-        let (from, to) = (self.known_from, self.known_to);
-        let bridges = from < to && to < offset && offset - to <= near;
-        if bridges && !planted(Bug::ListApart) { to } else { offset }
-    }
-
     /// Takes a fresh extent list, from offset `from` on, reflecting operations up to `as_of`. Of what lies
     /// below `from` it says nothing: that stays known only if the two touch.
     pub fn install(&mut self, from: u64, extents: &[Extent], complete: bool, as_of: Sequence) {
@@ -616,11 +607,6 @@ mod tests {
         assert!(pieces.will_move());
         pieces.install(0, &all, true, Sequence(5));
         assert!(!pieces.will_move());
-        // A part further up is asked for from where the known one ends.
-        pieces.install(0, &[e(0, 4096, false)], false, Sequence(5));
-        assert_eq!(pieces.next_unknown(12288, 16384), 4096);
-        assert_eq!(pieces.next_unknown(1 << 30, 16384), 1 << 30, "that is too far");
-        pieces.install(0, &all, true, Sequence(5));
         // Half of a list, from the middle of a known extent on.
         pieces.install(12288, &[e(12288, 4096, false)], false, Sequence(5));
         assert!(pieces.moves(8000, 8193) && !pieces.moves(12289, 12300));

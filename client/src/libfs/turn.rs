@@ -554,14 +554,13 @@ impl<H: Host> LibFsOn<H> {
     fn fetch_extents(&self, session: &'static Session<H>, ino: InodeId, from: u64) -> Result<()> {
         let inode = self.inode(ino);
         let _asking = inode.asking.write_unless(|| self.config.stops())?;
-        let (lease, after, from) = {
+        let (lease, after) = {
             let state = inode.state.read();
             if !self.held(session, &state, LeaseMode::Read) {
                 return Ok(());
             }
             let published = Sequence(session.segment.word(control::PUBLISHED));
-            let from = state.pieces.next_unknown(from, self.config.limits.read_piece as u64);
-            (state.lease, state.extents_after.max(state.last.min(published)), from)
+            (state.lease, state.extents_after.max(state.last.min(published)))
         };
         let mut body = Vec::new();
         session.call(&Request::Extents { ino, from }, after, &mut body)?;
