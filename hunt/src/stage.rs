@@ -637,7 +637,8 @@ impl Stage<'_> {
             || line.contains("tmpfile") && kind == "open: ENOENT for EPERM"
             || name == "getcwd" && self.elsewhere_now(actor, seat, real, reference)
             || line.contains("dontsync") && self.synced_is_same(actor, seat, line, reference)
-            || kind.ends_with(" for ENOENT") && self.made_where_all_is_gone(actor, seat, line)
+            || (kind.ends_with(": ENOTDIR for ENOENT") || kind.ends_with(": EACCES for ENOENT"))
+                && self.made_where_all_is_gone(actor, seat, line)
         {
             return None;
         }

@@ -244,10 +244,13 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
     if to.slash {
         return Err(Stop::Error(err::NOENT));
     }
-    if let Some(attr) = found {
-        protect::link(&attr)?;
-    }
-    if is_dir {
+    let barred = found.map_or(Ok(()), |attr| protect::link(&attr));
+    if is_dir || barred.is_err() {
+        // In a directory that was removed there is nobody to ask.
+        if fs()?.getattr(&who, to.parent)?.nlink == 0 {
+            return Err(Stop::Error(err::NOENT));
+        }
+        barred?;
         fs()?.access(&who, to.parent, 3)?;
         return Err(Stop::Error(err::PERM));
     }
