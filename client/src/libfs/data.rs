@@ -211,7 +211,8 @@ impl<H: Host> LibFsOn<H> {
         buf: &mut [u8],
     ) -> Step<usize, H> {
         let session = turn.session;
-        let extents = |from| Err(Stop::Wait(Wait::Extents { ino, from }));
+        let extents =
+            |at| Err(Stop::Wait(Wait::Extents { ino, from: state.pieces.asks_from(offset, at) }));
         let size = state.record.size;
         let len = (buf.len() as u64).min(size.saturating_sub(offset)) as usize;
         let mut done = 0;

@@ -156,6 +156,8 @@ impl World<'_> {
             Kind::Chown | Kind::Quota | Kind::Project => false,
             Kind::Clone => writes(target) && may(other, R),
             Kind::Write | Kind::Append | Kind::Truncate => writes(target) && plain(target),
+            // (To have made it gives no right to its times.)
+            Kind::Utimes => owns(target) || may(target, W),
             _ => writes(target),
         }
     }
