@@ -761,7 +761,7 @@ impl World<'_> {
         self.judge_error_of(c, u, &u.call, errno)
     }
 
-    fn judge_error_of(
+    pub(super) fn judge_error_of(
         &mut self,
         c: usize,
         u: &UnderWay,
