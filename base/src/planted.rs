@@ -328,6 +328,8 @@ pub enum Bug {
     PartLost = 215,
     /// Extents are asked for where they are missing, also if others between are not known.
     ListApart = 241,
+    /// A file without a name that went with its session before it was judged is told as a refusal.
+    NamelessOfPast = 242,
     /// In a sticky directory anybody who may write to it removes.
     StickyIgnored = 203,
     /// What is made in a set-group-ID directory gets the group of who makes it.
@@ -1050,6 +1052,11 @@ impl Bug {
             Bug::PartLost,
             "part-lost",
             "of a value that does not fit one reply the parts behind the second are left out",
+        ),
+        (
+            Bug::NamelessOfPast,
+            "nameless-of-past",
+            "a file without a name that went with its session, before a limit was asked, is EIO",
         ),
         (
             Bug::StickyIgnored,

@@ -199,9 +199,15 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::OpenUnchecked => {
             by_guests(&mut preset, bug);
         }
-        Bug::NamelessUnawaited | Bug::GivenUncounted | Bug::RefusedBetween => {
+        Bug::NamelessUnawaited
+        | Bug::NamelessOfPast
+        | Bug::GivenUncounted
+        | Bug::RefusedBetween => {
             by_guests(&mut preset, bug);
             preset.make(Flavour::Quota);
+            if bug == Bug::NamelessOfPast {
+                preset.pace = 20 * MS;
+            }
         }
         Bug::PartLost => preset.by_hand = false,
         Bug::SnapshotPieceLost => {}
@@ -237,6 +243,9 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::ClosedEarly | Bug::RightsOfPastLost => (&planned, &[]),
         Bug::NotInside | Bug::LeaseNotLookedAt | Bug::SealIgnored => (&stops, &links),
         Bug::RefusalsKept => (&stops, &crashes),
+        Bug::NamelessOfPast => {
+            (&[CutOff(0), CutOff(1), CutOff(2)], &[Hang(0), Hang(1), Hang(2), RegionLost(1)])
+        }
         Bug::LossUntold => (&[Hang(0), Hang(1), Hang(2)], &[CutOff(0), CutOff(1), CutOff(2)]),
         Bug::PinForgotten => (&crashes, &links),
         Bug::UnpinLost => (&links, &links),
@@ -289,6 +298,7 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::OwnerTrusted => vec![Create, Chown, Write, Write, Write],
         Bug::RightsOfPastLost => vec![Create, Chmod, Chmod, Write, Read],
         Bug::NamelessUnawaited => vec![Tmpfile, Create, Quota, Quota],
+        Bug::NamelessOfPast => vec![Tmpfile, Tmpfile, Tmpfile, Quota],
         Bug::GivenUncounted => vec![Create, Chown, Chown, Quota],
         Bug::RefusedBetween => vec![Create, Write, Write, Fallocate, Punch, Quota],
         Bug::ReadRightForgotten => vec![Create, Read, Read, Chmod, Chmod, Write],

@@ -307,9 +307,25 @@ impl<H: Host> LibFsOn<H> {
         mode: u32,
         linkable: bool,
     ) -> Result<(Attr, Arc<Inode<H>>)> {
+        for _ in 0..self.config.limits.attempts {
+            if let Some(made) = self.try_nameless(caller, parent, mode, linkable)? {
+                return Ok(made);
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    /// `None`: it went with its session before the service had judged it. Nobody knows of it, so it is made again.
+    fn try_nameless(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        mode: u32,
+        linkable: bool,
+    ) -> Result<Option<(Attr, Arc<Inode<H>>)>> {
         let dir = self.inode(parent);
         let before = self.current().map(|session| (session.number, session.refusals()));
-        let (mut limited, mut own) = (false, Sequence(0));
+        let (mut limited, mut own, mut by) = (false, Sequence(0), 0);
         let made = self.run(|turn| {
             let session = turn.session;
             let mut state = dir.state.write();
@@ -332,7 +348,7 @@ impl<H: Host> LibFsOn<H> {
             let op = Op::Tmpfile { ino, parent, mode, uid, gid, linkable };
             let logged = self.log(turn, ino.0, &[&child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
-            (child.last, own) = (place.sequence, place.sequence);
+            (child.last, own, by) = (place.sequence, place.sequence, session.number);
             child.open = 1;
             let attr = child.attr();
             let inode = Arc::new(Inode::with(ino, child));
@@ -341,21 +357,25 @@ impl<H: Host> LibFsOn<H> {
         })?;
         if limited && !planted(Bug::NamelessUnawaited) {
             // As for what has a name.
-            let settled =
-                self.settle_but(&made.1, before, (own, own)).map_err(|e| match self.current() {
-                    // It is not there: that was refused.
-                    Some(session)
-                        if matches!(e, Errno::NOENT | Errno::STALE)
-                            && before
-                                .is_some_and(|b| b != (session.number, session.refusals())) =>
-                    {
-                        session.refusal()
+            let settled = self.settle_but(&made.1, before, (own, own));
+            if let Err(e) = settled {
+                self.close_inode(&made.1);
+                return match self.current() {
+                    Some(session) if matches!(e, Errno::NOENT | Errno::STALE) => {
+                        if session.number != by && !planted(Bug::NamelessOfPast) {
+                            Ok(None)
+                        } else if before != Some((session.number, session.refusals())) {
+                            // It is not there: that was refused.
+                            Err(session.refusal())
+                        } else {
+                            Err(e)
+                        }
                     }
-                    _ => e,
-                });
-            settled.inspect_err(|_| self.close_inode(&made.1))?;
+                    _ => Err(e),
+                };
+            }
         }
-        Ok(made)
+        Ok(Some(made))
     }
 
     pub(crate) fn do_remove(
