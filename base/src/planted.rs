@@ -328,6 +328,10 @@ pub enum Bug {
     PartLost = 215,
     /// Extents are asked for where they are missing, also if others between are not known.
     ListApart = 241,
+    /// The row of an expelled client goes with its log, and with it what its process has open, for a restart.
+    PastOfExpelledForgotten = 244,
+    /// A head that could not keep a question until it was ready does not say so.
+    MissedUntold = 243,
     /// A file without a name that went with its session before it was judged is told as a refusal.
     NamelessOfPast = 242,
     /// In a sticky directory anybody who may write to it removes.
@@ -1052,6 +1056,16 @@ impl Bug {
             Bug::PartLost,
             "part-lost",
             "of a value that does not fit one reply the parts behind the second are left out",
+        ),
+        (
+            Bug::PastOfExpelledForgotten,
+            "past-of-expelled-forgotten",
+            "a restart forgets what the process of an expelled client has open",
+        ),
+        (
+            Bug::MissedUntold,
+            "missed-untold",
+            "a head that had no room to keep a question until it was ready does not have it asked again",
         ),
         (
             Bug::NamelessOfPast,

@@ -216,6 +216,8 @@ pub struct Node {
     ready: bool,
     positions: BTreeMap<NodeId, StreamSeq>,
     early: VecDeque<(NodeId, Epoch, Message)>,
+    /// Whose messages found no room in what is kept for later.
+    missed: BTreeSet<NodeId>,
 
     clients: BTreeMap<ClientId, Client>,
     active: BTreeSet<ClientId>,
@@ -356,6 +358,7 @@ impl Node {
             ready: false,
             positions: BTreeMap::new(),
             early: VecDeque::new(),
+            missed: BTreeSet::new(),
             clients: BTreeMap::new(),
             active: BTreeSet::new(),
             table,
@@ -615,8 +618,10 @@ impl Node {
             }
             Ok((epoch, message)) if epoch > self.epoch => {
                 // The peer knows the new view already; ours is on its way.
-                if self.early.len() < 4096 {
+                if self.early.len() < self.config.limits.early {
                     self.early.push_back((from, epoch, message));
+                } else {
+                    self.missed.insert(from);
                 }
                 Ok(())
             }
@@ -667,6 +672,7 @@ impl Node {
                 self.room_given(client, token, blocks);
                 Ok(())
             }
+            Message::Missed => self.peer_up(from, out),
             Message::RoomSought if from_head => {
                 self.room_sought = Some(self.now);
                 Ok(())

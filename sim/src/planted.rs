@@ -234,6 +234,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::ReportedTooFew
         | Bug::RewindAhead
         | Bug::ProgressOverstated => (&links, &crashes),
+        Bug::MissedUntold => (&crashes, &links),
         Bug::SuspectedAtOnce => (&links, &[]),
         Bug::LostNodeKept => (&crashes, &[]),
         Bug::EndUnheard => (&links, &ends),
@@ -251,6 +252,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::UnpinLost => (&links, &links),
         Bug::CloseNotRepeated => (&links, &[OneWay(1, 0), OneWay(2, 0), Crash(0)]),
         Bug::PastForgotten | Bug::PinsOfLostFreed => (&planned, &crashes),
+        Bug::PastOfExpelledForgotten => (&stops, &planned),
         Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
@@ -275,6 +277,7 @@ fn is_client(bug: Bug) -> bool {
                 | Bug::RecallBetween
                 | Bug::GapRecalled
                 | Bug::PastForgotten
+                | Bug::PastOfExpelledForgotten
                 | Bug::PinsOfLostFreed
                 | Bug::TakeOverFrees
                 | Bug::ListApart
@@ -355,6 +358,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::UnlinkedClosed
         | Bug::PinForgotten
         | Bug::PastForgotten
+        | Bug::PastOfExpelledForgotten
         | Bug::PinsOfLostFreed
         | Bug::TakeOverFrees => {
             vec![Tmpfile, Create, Create, Unlink, Unlink, Read, Write, Rename]
@@ -430,6 +434,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         | Bug::LossUntold
         | Bug::PinForgotten
         | Bug::PastForgotten
+        | Bug::PastOfExpelledForgotten
         | Bug::PinsOfLostFreed
         | Bug::TakeOverFrees
         | Bug::NotInside

@@ -31,12 +31,14 @@ fn record(random: &mut Random) -> Record {
 fn progress(random: &mut Random) -> Progress {
     let mut lanes = [0; LANES_MAX];
     lanes.iter_mut().for_each(|at| *at = random.below(1 << 55) * 64);
+    let sealed = random.chance(1, 2).then(|| Sequence(random.next_u64()));
     Progress {
         incarnation: random.next_u64() as u32,
         number: random.next_u64(),
         published: Sequence(random.next_u64()),
         lanes,
-        sealed: random.chance(1, 2).then(|| Sequence(random.next_u64())),
+        over: sealed.is_some() && random.chance(1, 2),
+        sealed,
     }
 }
 

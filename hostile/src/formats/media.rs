@@ -338,9 +338,11 @@ fn progresses() -> Vec<Vec<u8>> {
         published: Sequence(3),
         lanes,
         sealed: None,
+        over: false,
     };
     let sealed = Progress { sealed: Some(Sequence(9)), ..sample };
-    vec![sample.encode(), sealed.encode()]
+    let over = Progress { over: true, ..sealed };
+    vec![sample.encode(), sealed.encode(), over.encode()]
 }
 
 /// Where in its row the sample lies.

@@ -568,8 +568,11 @@ impl Client {
         }
     }
 
-    /// Its log is taken up no more.
-    pub fn forget_row(&mut self) -> Result<(), MediaError> {
+    /// Its log is taken up no more; what its process has open stays, if that lives.
+    pub fn end_log(&mut self) -> Result<(), MediaError> {
+        if self.expelled && !self.gone && !planted(Bug::PastOfExpelledForgotten) {
+            return self.row.end_log();
+        }
         self.row.forget()
     }
 

@@ -80,6 +80,8 @@ impl Node {
         if asks && !self.ready && from != self.me() {
             if self.unready.len() < self.config.limits.unready {
                 self.unready.push_back((from, message));
+            } else if !planted(Bug::MissedUntold) {
+                self.missed.insert(from);
             }
             return Ok(());
         }

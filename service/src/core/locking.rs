@@ -15,10 +15,6 @@ use super::locks::{LockTable, Wish};
 use super::message::{LockAsk, Message};
 use super::{Effect, Failure, Node};
 
-/// Requests that come while a takeover is under way, kept until its end. More than the clients of a
-/// chain have request slots.
-const EARLY_MAX: usize = 1 << 16;
-
 /// What a node keeps about file locks.
 #[derive(Debug, Default)]
 pub(super) struct Locking {
@@ -123,8 +119,10 @@ impl Node {
         if !self.ready || self.now < self.grants_from {
             // Not before every agent has said what its clients hold, and clients of lost nodes have
             // learnt that they hold nothing.
-            if self.locking.early.len() < EARLY_MAX {
+            if self.locking.early.len() < self.config.limits.unready {
                 self.locking.early.push((from, message));
+            } else {
+                self.missed.insert(from);
             }
             return Ok(());
         }
@@ -227,7 +225,9 @@ impl Node {
             return Ok(());
         }
         let early = std::mem::take(&mut self.locking.early);
-        early.into_iter().try_for_each(|(from, message)| self.lock_wanted(from, message, out))
+        early.into_iter().try_for_each(|(from, message)| self.lock_wanted(from, message, out))?;
+        self.tell_missed(out);
+        Ok(())
     }
 
     fn tell_of_locks(&mut self, told: BTreeSet<ClientId>, out: &mut Vec<Effect>) {

@@ -89,7 +89,8 @@ impl Node {
             let log = Segment::Log(row.record.segment);
             let size = control::LANES + u64::from(row.record.lanes) * row.record.lane_bytes;
             let whole = self.media.size(log).is_ok_and(|s| s >= size);
-            if replayed.ended.contains(&id) || id.node() != self.me() || !whole {
+            let over = row.row.progress().over || replayed.ended.contains(&id);
+            if over || id.node() != self.me() || !whole {
                 let sealed = row.row.progress().sealed.is_some();
                 if sealed && id.node() == self.me() && !self.table.rebooted {
                     // Its log was done with; its process may live.

@@ -169,7 +169,7 @@ impl Node {
             self.settled.remove(&header.client);
             if let Some(client) = self.clients.get_mut(&header.client) {
                 // All of it is in the stream: it must not be taken up again.
-                client.forget_row()?;
+                client.end_log()?;
             }
             return Ok(());
         }

@@ -314,6 +314,14 @@ impl Row {
         if self.strict { self.media.fence() } else { Ok(()) }
     }
 
+    /// The log counts no more; what the process has open does. Durable when it returns.
+    pub fn end_log(&mut self) -> Result<(), MediaError> {
+        self.progress.over = true;
+        self.progress.sealed.get_or_insert_default();
+        self.write_progress()?;
+        self.fence()
+    }
+
     /// The client is no more, or its log counts no more: nothing of it is taken up again. The row
     /// stays in use until it is removed.
     pub fn forget(&mut self) -> Result<(), MediaError> {

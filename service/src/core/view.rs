@@ -104,7 +104,20 @@ impl Node {
                 self.early.push_back((from, its_epoch, message));
             }
         }
+        // What they say first is needed for a takeover.
+        self.tell_missed(out);
         Ok(())
+    }
+
+    /// Who was not heard says everything again.
+    pub(super) fn tell_missed(&mut self, out: &mut Vec<Effect>) {
+        for node in std::mem::take(&mut self.missed) {
+            if node == self.me() {
+                self.ask_again();
+            } else {
+                self.send(node, &Message::Missed, out);
+            }
+        }
     }
 
     /// Clients of nodes that left the chain are gone: as soon as their leases have lapsed, for the node
@@ -268,6 +281,7 @@ impl Node {
             self.head_message(from, message, out)?;
         }
         self.serve_early_locks(out)?;
+        self.tell_missed(out);
         self.wake_lock_waiters();
         let all: Vec<_> = self.clients.keys().copied().collect();
         self.active.extend(all);

@@ -86,6 +86,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         21 => Message::LockFree { client },
         22 => Message::Room { client, token, blocks: odd(random) },
         24 => Message::RoomSought,
+        25 => Message::Missed,
         23 => Message::RoomBack { client, token, blocks: odd(random) },
         _ => Message::Snapshot {
             seq,

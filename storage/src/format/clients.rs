@@ -265,6 +265,8 @@ pub struct Progress {
     pub lanes: [u64; LANES_MAX],
     /// The last sequence that counts, of a client that was expelled or dismissed.
     pub sealed: Option<Sequence>,
+    /// All that counts of the log is in the stream: it is taken up no more. The row says what its process has open.
+    pub over: bool,
 }
 
 impl Progress {
@@ -272,7 +274,8 @@ impl Progress {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(PROGRESS_BYTES);
         let mut w = Writer(&mut bytes);
-        w.bytes(b"CBCP").u32(0).u32(self.incarnation).u32(self.sealed.is_some().into());
+        let flag = if self.over { 2 } else { u32::from(self.sealed.is_some()) };
+        w.bytes(b"CBCP").u32(0).u32(self.incarnation).u32(flag);
         w.u64(self.number).u64(self.published.0).u64(self.sealed.unwrap_or_default().0);
         self.lanes.iter().for_each(|at| {
             w.u64(*at);
@@ -295,10 +298,10 @@ impl Progress {
         zeroes(&mut r)?;
         let sealed = match flag {
             0 if last.0 == 0 => None,
-            1 => Some(last),
+            1 | 2 => Some(last),
             _ => return Err(r.corrupt("is neither sealed nor not")),
         };
-        Ok(Self { incarnation, number, published, lanes, sealed })
+        Ok(Self { incarnation, number, published, lanes, sealed, over: flag == 2 })
     }
 }
 
