@@ -328,6 +328,8 @@ pub enum Bug {
     PartLost = 215,
     /// Extents are asked for where they are missing, also if others between are not known.
     ListApart = 241,
+    /// Inodes that an operation asked for are forgotten for others that it needs.
+    NeededForgotten = 245,
     /// The row of an expelled client goes with its log, and with it what its process has open, for a restart.
     PastOfExpelledForgotten = 244,
     /// A head that could not keep a question until it was ready does not say so.
@@ -1056,6 +1058,11 @@ impl Bug {
             Bug::PartLost,
             "part-lost",
             "of a value that does not fit one reply the parts behind the second are left out",
+        ),
+        (
+            Bug::NeededForgotten,
+            "needed-forgotten",
+            "with few inodes remembered, those that one operation needs make room for each other for ever",
         ),
         (
             Bug::PastOfExpelledForgotten,

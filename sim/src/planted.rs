@@ -281,6 +281,7 @@ fn is_client(bug: Bug) -> bool {
                 | Bug::PinsOfLostFreed
                 | Bug::TakeOverFrees
                 | Bug::ListApart
+                | Bug::NeededForgotten
         )
 }
 
@@ -339,6 +340,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::SourceKept | Bug::OldExtents | Bug::PiecesDropped => {
             vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift]
         }
+        Bug::NeededForgotten => vec![Mkdir, Mkdir, Mkdir, Rename, Rename, Exchange],
         Bug::ListApart => vec![Write, Write, Write, Punch, Fallocate, Read, Read, Read],
         Bug::ReadUnchecked => vec![Truncate, Write, Write, Write, Read, Read, Punch, Create],
         Bug::RecallBetween => vec![Chmod, SetXattr, SetXattr, Read, Append, Write, List],
@@ -429,6 +431,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             preset.script = Script::new(16).then(10 * MS, When::Now, &[(0, Crash(0), MS)]);
         }
         Bug::ListApart => preset.tight = true,
+        Bug::NeededForgotten => (preset.clients, preset.tight) = (1, true),
         // Time for faults.
         Bug::RefusalsKept
         | Bug::LossUntold

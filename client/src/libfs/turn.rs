@@ -139,6 +139,9 @@ pub(crate) struct Turn<H: Host> {
     doubts: Vec<Doubt>,
     /// Leases that this attempt was judged by, beside those of what it changes.
     grounds: Vec<rpc::Granted>,
+    /// What it asked a lease for stays remembered until it is done: with few inodes remembered, two that it needs would
+    /// make room for each other for ever.
+    needed: Vec<Arc<Inode<H>>>,
 }
 
 /// An entry that was appended while the session was ended.
@@ -155,8 +158,8 @@ const FOUND_MAX: usize = 4;
 impl<H: Host> Turn<H> {
     fn new(session: &'static Session<H>) -> Self {
         let (shown, answer, failed) = (None, None, None);
-        let (found, doubts, grounds) = (Vec::new(), Vec::new(), Vec::new());
-        Self { session, shown, found, answer, failed, trimmed: false, doubts, grounds }
+        let (found, doubts, grounds, needed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { session, shown, found, answer, failed, trimmed: false, doubts, grounds, needed }
     }
 
     /// What this attempt appends counts on what `state`, of which it holds a lease, says; which it does not change.
@@ -210,6 +213,14 @@ impl<H: Host> Turn<H> {
         let found = self.found.iter().find(|f| f.dir == dir && f.name == name)?;
         let same = found.lease == Some(state.lease) && found.last == state.last;
         (same || planted(Bug::NameOfBefore)).then_some(found.known)
+    }
+
+    fn need(&mut self, inode: &Arc<Inode<H>>) {
+        if !self.needed.iter().any(|known| Arc::ptr_eq(known, inode))
+            && !planted(Bug::NeededForgotten)
+        {
+            self.needed.push(Arc::clone(inode));
+        }
     }
 
     /// The service's answer to a question, and whether nothing has changed here since it was asked.
@@ -357,6 +368,7 @@ impl<H: Host> LibFsOn<H> {
     ) -> Result<()> {
         let session = turn.session;
         let inode = self.inode(ino);
+        turn.need(&inode);
         let _asking = inode.asking.write_unless(|| self.config.stops())?;
         let (mode, flags, after) = {
             let state = inode.state.read();

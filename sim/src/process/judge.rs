@@ -701,7 +701,9 @@ impl World<'_> {
             match self.first_part(c, u, ino, from, got) {
                 Some(part) => at += part,
                 // It was cut elsewhere before this, where the bytes do not show it.
-                None if self.in_pieces(u, ino, (offset as usize, len, piece), bytes) => return Ok(()),
+                None if self.in_pieces(u, ino, (offset as usize, len, piece), bytes) => {
+                    return Ok(());
+                }
                 None => return Err(why),
             }
         }
