@@ -328,6 +328,8 @@ pub enum Bug {
     PartLost = 215,
     /// Extents are asked for where they are missing, also if others between are not known.
     ListApart = 241,
+    /// Who cuts a file by its name is asked before the lease that it is cut under.
+    TruncatedUnasked = 246,
     /// Inodes that an operation asked for are forgotten for others that it needs.
     NeededForgotten = 245,
     /// The row of an expelled client goes with its log, and with it what its process has open, for a restart.
@@ -1058,6 +1060,11 @@ impl Bug {
             Bug::PartLost,
             "part-lost",
             "of a value that does not fit one reply the parts behind the second are left out",
+        ),
+        (
+            Bug::TruncatedUnasked,
+            "truncated-unasked",
+            "who cuts a file is asked whether it may before it has the lease, and not then",
         ),
         (
             Bug::NeededForgotten,

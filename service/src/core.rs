@@ -216,8 +216,9 @@ pub struct Node {
     ready: bool,
     positions: BTreeMap<NodeId, StreamSeq>,
     early: VecDeque<(NodeId, Epoch, Message)>,
-    /// Whose messages found no room in what is kept for later.
-    missed: BTreeSet<NodeId>,
+    /// Whose messages found no room in what is kept for later, and of which epoch they were: who knows that epoch hears
+    /// nothing of one before.
+    missed: BTreeMap<NodeId, Epoch>,
 
     clients: BTreeMap<ClientId, Client>,
     active: BTreeSet<ClientId>,
@@ -358,7 +359,7 @@ impl Node {
             ready: false,
             positions: BTreeMap::new(),
             early: VecDeque::new(),
-            missed: BTreeSet::new(),
+            missed: BTreeMap::new(),
             clients: BTreeMap::new(),
             active: BTreeSet::new(),
             table,
@@ -621,7 +622,7 @@ impl Node {
                 if self.early.len() < self.config.limits.early {
                     self.early.push_back((from, epoch, message));
                 } else {
-                    self.missed.insert(from);
+                    self.missed.insert(from, epoch);
                 }
                 Ok(())
             }

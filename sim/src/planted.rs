@@ -196,6 +196,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::StickyIgnored
         | Bug::GroupOfMaker
         | Bug::MaskIgnored
+        | Bug::TruncatedUnasked
         | Bug::OpenUnchecked => {
             by_guests(&mut preset, bug);
         }
@@ -299,6 +300,7 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::StickyIgnored => vec![Create, Unlink, Rename, Exchange, Chmod],
         Bug::GroupOfMaker => vec![Create, Mkdir, Symlink, Unlink],
         Bug::MaskIgnored => vec![Create, SetAcl, SetAcl, Chmod, Read, List],
+        Bug::TruncatedUnasked => vec![Truncate, Truncate, Truncate, Chmod, Chmod, Create],
         Bug::OwnerTrusted => vec![Create, Chown, Write, Write, Write],
         Bug::RightsOfPastLost => vec![Create, Chmod, Chmod, Write, Read],
         Bug::NamelessUnawaited => vec![Tmpfile, Create, Quota, Quota],

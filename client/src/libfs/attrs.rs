@@ -66,7 +66,7 @@ impl<H: Host> LibFsOn<H> {
                 Ok(may(caller, &state.record, W)?)
             })?;
         }
-        self.truncate(inode, size)
+        self.truncate(inode, size, handle.is_none().then_some(caller))
     }
 
     fn set_fields(&self, caller: &Caller<'_>, inode: &Arc<Inode<H>>, set: &SetAttr) -> Result<()> {

@@ -48,7 +48,7 @@ impl<H: Host> LibFsOn<H> {
         }
         self.open_inode(caller, &inode, want)?;
         if flags & O_TRUNC != 0
-            && let Err(e) = self.truncate(&inode, 0)
+            && let Err(e) = self.truncate(&inode, 0, None)
         {
             self.close_inode(&inode);
             return Err(e);
@@ -614,7 +614,13 @@ impl<H: Host> LibFsOn<H> {
     }
 
     /// Sets the size; the times change also when it was that before.
-    pub(crate) fn truncate(&self, inode: &Arc<Inode<H>>, size: u64) -> Result<()> {
+    /// `who` must be allowed to write at that moment; `None`: a handle allows it.
+    pub(crate) fn truncate(
+        &self,
+        inode: &Arc<Inode<H>>,
+        size: u64,
+        who: Option<&Caller<'_>>,
+    ) -> Result<()> {
         if size > FILE_SIZE_MAX {
             return Err(Errno::FBIG);
         }
@@ -622,6 +628,10 @@ impl<H: Host> LibFsOn<H> {
             let mut state = inode.state.write();
             self.may_change(inode, &state)?;
             self.hold(turn, inode.ino, &mut state, LeaseMode::Write, 0)?;
+            if let Some(who) = who.filter(|_| !planted(Bug::TruncatedUnasked)) {
+                // The mode may have changed since it was looked at.
+                may(who, &state.record, W)?;
+            }
             self.end_privileges(turn, inode.ino, &mut state, true)?;
             let clear = self.clears_setid(&state);
             let now = Self::now(&[&state.record]);

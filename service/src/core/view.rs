@@ -111,7 +111,8 @@ impl Node {
 
     /// Who was not heard says everything again.
     pub(super) fn tell_missed(&mut self, out: &mut Vec<Effect>) {
-        for node in std::mem::take(&mut self.missed) {
+        let epoch = self.epoch;
+        for (node, _) in self.missed.extract_if(.., |_, of| *of <= epoch).collect::<Vec<_>>() {
             if node == self.me() {
                 self.ask_again();
             } else {
