@@ -151,7 +151,7 @@ impl World {
             26 => Message::Room { client, token, blocks: input.odd() },
             27 => Message::RoomBack { client, token, blocks: input.odd() },
             28 => Message::RoomSought,
-            31 => Message::Missed,
+            31 => Message::AskAgain,
             29 => Message::Kept { client, inodes: some(input) },
             30 => Message::Pinned { client, inodes: some(input), rights: some(input) },
             _ => {

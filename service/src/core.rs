@@ -58,6 +58,8 @@ pub use event::{Copier, Effect, Event};
 const BULK_MIN: usize = 64 * 1024;
 /// Messages to this node itself handled in one go before the driver gets a turn.
 const LOCAL_MAX: usize = 10_000;
+/// Messages kept of epochs to come. (What is beyond it is lost, and only a link that is renewed repeats it.)
+const EARLY_MAX: usize = 4096;
 
 /// What the service takes for [`NodeConfig::join_step`]: less than a millisecond.
 pub const JOIN_STEP: u32 = 128;
@@ -216,9 +218,8 @@ pub struct Node {
     ready: bool,
     positions: BTreeMap<NodeId, StreamSeq>,
     early: VecDeque<(NodeId, Epoch, Message)>,
-    /// Whose messages found no room in what is kept for later, and of which epoch they were: who knows that epoch hears
-    /// nothing of one before.
-    missed: BTreeMap<NodeId, Epoch>,
+    /// Whose questions found no room in what is kept until this head is ready.
+    missed: BTreeSet<NodeId>,
 
     clients: BTreeMap<ClientId, Client>,
     active: BTreeSet<ClientId>,
@@ -359,7 +360,7 @@ impl Node {
             ready: false,
             positions: BTreeMap::new(),
             early: VecDeque::new(),
-            missed: BTreeMap::new(),
+            missed: BTreeSet::new(),
             clients: BTreeMap::new(),
             active: BTreeSet::new(),
             table,
@@ -619,10 +620,8 @@ impl Node {
             }
             Ok((epoch, message)) if epoch > self.epoch => {
                 // The peer knows the new view already; ours is on its way.
-                if self.early.len() < self.config.limits.early {
+                if self.early.len() < EARLY_MAX {
                     self.early.push_back((from, epoch, message));
-                } else {
-                    self.missed.insert(from, epoch);
                 }
                 Ok(())
             }
@@ -673,7 +672,10 @@ impl Node {
                 self.room_given(client, token, blocks);
                 Ok(())
             }
-            Message::Missed => self.peer_up(from, out),
+            Message::AskAgain if from_head => {
+                self.ask_again();
+                Ok(())
+            }
             Message::RoomSought if from_head => {
                 self.room_sought = Some(self.now);
                 Ok(())

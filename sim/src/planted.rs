@@ -235,7 +235,6 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::ReportedTooFew
         | Bug::RewindAhead
         | Bug::ProgressOverstated => (&links, &crashes),
-        Bug::MissedUntold => (&crashes, &links),
         Bug::SuspectedAtOnce => (&links, &[]),
         Bug::LostNodeKept => (&crashes, &[]),
         Bug::EndUnheard => (&links, &ends),
@@ -283,6 +282,7 @@ fn is_client(bug: Bug) -> bool {
                 | Bug::TakeOverFrees
                 | Bug::ListApart
                 | Bug::NeededForgotten
+                | Bug::MissedUntold
         )
 }
 
@@ -315,7 +315,7 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
 /// Processes with LibFS, and threads that meet.
 fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
     use crate::actor::Kind::*;
-    use Fault::{Crash, Hang};
+    use Fault::{Crash, CrashAll, Hang};
     preset.make(Flavour::Plain);
     preset.by_hand = false;
     (preset.nodes, preset.clients, preset.faults) = (3, 3, 0);
@@ -434,6 +434,11 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         }
         Bug::ListApart => preset.tight = true,
         Bug::NeededForgotten => (preset.clients, preset.tight) = (1, true),
+        // Questions arrive while the head waits for what the third has.
+        Bug::MissedUntold => {
+            (preset.threads, preset.pace, preset.syncs, preset.ops) = (6, 200 * US, 100, 400);
+            preset.script = Script::new(12).then(10 * MS, When::Whole, &[(0, CrashAll, MS)]);
+        }
         // Time for faults.
         Bug::RefusalsKept
         | Bug::LossUntold

@@ -117,7 +117,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Room { client, token, blocks: 3 },
         Message::RoomBack { client, token, blocks: 3 },
         Message::RoomSought,
-        Message::Missed,
+        Message::AskAgain,
         Message::ClientGone { client },
         Message::Entries { client, first: Sequence(1), last: Sequence(2), raw: vec![7; 64] },
         Message::LeaseWant { client, ino, token, mode, flags: 1 },

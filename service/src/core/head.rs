@@ -81,7 +81,7 @@ impl Node {
             if self.unready.len() < self.config.limits.unready {
                 self.unready.push_back((from, message));
             } else if !planted(Bug::MissedUntold) {
-                self.missed.insert(from, self.epoch);
+                self.missed.insert(from);
             }
             return Ok(());
         }

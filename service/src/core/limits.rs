@@ -28,8 +28,6 @@ pub struct Limits {
     pub fetch_bytes: usize,
     /// Bytes fetched of a log at a time by an agent, for the head.
     pub forward_bytes: usize,
-    /// Messages kept of an epoch of which the coordinator has not told yet.
-    pub early: usize,
     /// Messages kept while a head is not ready.
     pub unready: usize,
     /// Inode numbers handed out at once.
@@ -62,7 +60,6 @@ impl Limits {
         resend: 64,
         fetch_bytes: 1 << 20,
         forward_bytes: 256 * 1024,
-        early: 4096,
         unready: 4096,
         numbers: 256,
         reaps: 256,

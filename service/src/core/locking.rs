@@ -122,7 +122,7 @@ impl Node {
             if self.locking.early.len() < self.config.limits.unready {
                 self.locking.early.push((from, message));
             } else {
-                self.missed.insert(from, self.epoch);
+                self.missed.insert(from);
             }
             return Ok(());
         }

@@ -41,7 +41,7 @@
 //!                                     which has ended, has open (core::past); also of a node that joins
 //! 29 Pinned         agent -> head     client u64, n u32, inodes u64 x n, m u32, inodes u64 x m: it has the first open,
 //!                                     too, and may write to the second
-//! 30 Missed         any -> any        what came from there found no room here: as if the link had been lost and were up again
+//! 30 AskAgain       head -> agent     some question found no room before the head was ready: ask all of them again
 //! ```
 
 use base::wire::{Corrupt, Reader, Writer};
@@ -135,7 +135,7 @@ pub enum Message {
         blocks: u64,
     },
     RoomSought,
-    Missed,
+    AskAgain,
     ClientGone {
         client: ClientId,
     },
@@ -300,7 +300,7 @@ impl Message {
                 CHUNK_ACK
             }
             Self::RoomSought => 27,
-            Self::Missed => 30,
+            Self::AskAgain => 30,
             Self::Room { client, token, blocks } => {
                 w.u64(client.0).u64(*token).u64(*blocks);
                 25
@@ -513,7 +513,7 @@ impl Message {
                 }
             }
             27 => Self::RoomSought,
-            30 => Self::Missed,
+            30 => Self::AskAgain,
             15 => Self::Position { seq: StreamSeq(r.u64()?) },
             16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
             17 => Self::Resume { seq: StreamSeq(r.u64()?) },

@@ -104,19 +104,16 @@ impl Node {
                 self.early.push_back((from, its_epoch, message));
             }
         }
-        // What they say first is needed for a takeover.
-        self.tell_missed(out);
         Ok(())
     }
 
-    /// Who was not heard says everything again.
+    /// Who was not heard asks again.
     pub(super) fn tell_missed(&mut self, out: &mut Vec<Effect>) {
-        let epoch = self.epoch;
-        for (node, _) in self.missed.extract_if(.., |_, of| *of <= epoch).collect::<Vec<_>>() {
+        for node in std::mem::take(&mut self.missed) {
             if node == self.me() {
                 self.ask_again();
             } else {
-                self.send(node, &Message::Missed, out);
+                self.send(node, &Message::AskAgain, out);
             }
         }
     }
@@ -174,6 +171,7 @@ impl Node {
         self.ready = false;
         self.positions.clear();
         self.unready.clear();
+        self.missed.clear();
         self.reported.clear();
         if !planted(Bug::SuspectedAtOnce) {
             // What the lost nodes' clients hold is not known here.

@@ -86,7 +86,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         21 => Message::LockFree { client },
         22 => Message::Room { client, token, blocks: odd(random) },
         24 => Message::RoomSought,
-        25 => Message::Missed,
+        25 => Message::AskAgain,
         23 => Message::RoomBack { client, token, blocks: odd(random) },
         _ => Message::Snapshot {
             seq,

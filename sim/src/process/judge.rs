@@ -597,7 +597,9 @@ impl World<'_> {
                 // Both names of one inode: nothing is done.
                 let (old, new) = (self.leads(*dir, name, u), self.leads(*dir2, name2, u));
                 let same = old.iter().any(|ino| ino.is_some() && new.contains(ino));
-                if same { Ok(()) } else { Err("nothing was done".into()) }
+                // Another thread made it, which was refused: what this one has seen of it never was.
+                let unmade = self.preset.doubts() && (dir, name) == (dir2, name2);
+                if same || unmade { Ok(()) } else { Err("nothing was done".into()) }
             }
             (Call::Clone { len: 0, .. }, _) => Ok(()),
             (
@@ -958,6 +960,8 @@ impl World<'_> {
             (Errno::NODATA, Call::GetXattr { ino, name }) => lacks(*ino, name) || !file(*ino),
             (Errno::NODATA, Call::SetXattr { ino, name, .. }) => lacks(*ino, name),
             (Errno::OPNOTSUPP, Call::GetXattr { ino, name }) => *name == ACL && is(*ino, S_IFLNK),
+            // What its making was refused of is an empty file, until the process hears of it.
+            (Errno::NXIO, Call::Seek { ino, .. }) if refused && never(*ino) => true,
             (Errno::NXIO, Call::Seek { ino, offset, data, .. }) => self.ever(*ino, u, |s| {
                 let Body::File(bytes, _) = &s.body else { return false };
                 let rest = bytes.get(*offset as usize..).unwrap_or(&[]);
