@@ -54,6 +54,12 @@ use validate::Known;
 
 pub use event::{Copier, Effect, Event};
 
+/// Why a client's operations were refused: what is not there was refused before, mostly, which is the reason to tell.
+fn cause(before: u16, errno: u16) -> u16 {
+    let follows = [base::Errno::NOENT.0, base::Errno::STALE.0].contains(&errno);
+    if follows && before != 0 { before } else { errno }
+}
+
 /// Bodies above this travel in the bulk class.
 const BULK_MIN: usize = 64 * 1024;
 /// Messages to this node itself handled in one go before the driver gets a turn.

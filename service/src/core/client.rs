@@ -18,6 +18,7 @@ use storage::format::rpc;
 use storage::limits::{OP_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
 use storage::media::{Media, MediaError, Segment};
 
+use super::cause;
 use super::message::Identity;
 use super::table::{Found, Row};
 
@@ -468,6 +469,7 @@ impl Client {
         if seq > self.refused {
             self.refused = seq;
             self.refusals += u64::from(count);
+            let errno = cause(self.word(control::REFUSED_ERRNO) as u16, errno);
             self.set_word(control::REFUSED_SEQ, seq.0);
             self.set_word(control::REFUSED_ERRNO, errno.into());
             self.set_word(control::REFUSALS, self.refusals);

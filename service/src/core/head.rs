@@ -583,7 +583,8 @@ impl Node {
         errno: base::Errno,
     ) {
         self.counters.refused += 1;
-        draft.refused = (draft.refused.0 + 1, header.sequence, errno.0);
+        draft.refused =
+            (draft.refused.0 + 1, header.sequence, super::cause(draft.refused.2, errno.0));
         let Some(known) = self.known.get_mut(&client) else { return };
         known.refusals += 1;
         let refusals = known.refusals;

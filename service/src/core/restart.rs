@@ -72,7 +72,7 @@ impl Node {
         if header.refusals > 0 {
             let (count, last, errno) = replayed.refused.entry(header.client).or_default();
             *count = count.saturating_add(header.refusals);
-            (*last, *errno) = (header.refused, header.errno);
+            (*last, *errno) = (header.refused, super::cause(*errno, header.errno));
         }
         Ok(())
     }
