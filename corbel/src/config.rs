@@ -156,6 +156,10 @@ config! {
     limits: LimitsConfig {
         /// Client processes of a node at once.
         clients: u32 = 256;
+        /// Client processes of one user, but root, on a node at once. Root finds a place that no other user can take.
+        clients_per_user: u32 = 192;
+        /// Connections of one user, but root, to hostd at once.
+        connections_per_user: u32 = 1024;
         /// Memory that nicfs may use for chunks in its pipelines.
         memory: Size = Size(256 << 20);
         /// Percentage of `memory` above which replication pauses.
@@ -326,6 +330,8 @@ impl Config {
             return refuse("log.lane_bytes", what, "write a multiple of 4KiB");
         }
         within("limits.clients", self.limits.clients.into(), 1, 4096)?;
+        within("limits.clients_per_user", self.limits.clients_per_user.into(), 1, 4096)?;
+        within("limits.connections_per_user", self.limits.connections_per_user.into(), 1, 7168)?;
         size("limits.memory", self.limits.memory, 32 << 20, 1 << 40)?;
         within("limits.high_watermark", self.limits.high_watermark.into(), 2, 95)?;
         let below = u64::from(self.limits.high_watermark) - 1;

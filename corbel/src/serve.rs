@@ -193,6 +193,7 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
         lanes: config.log.lanes,
         lane_bytes: config.log.lane_bytes.0,
         clients_max: limits.clients,
+        clients_per_user: limits.clients_per_user,
         memory: limits.memory.0,
         high: limits.high_watermark,
         low: limits.low_watermark,
@@ -240,6 +241,7 @@ fn serve(role: Role, config: &Config) -> Result<()> {
             region: config.node.region.clone(),
             durability: durability(config),
             socket: config.node.socket.clone(),
+            connections_per_user: config.limits.connections_per_user as usize,
         })
         .map_err(ended),
         Role::Coordinator => coordinator(config, &dir),

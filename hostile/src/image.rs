@@ -85,6 +85,7 @@ fn config() -> NodeConfig {
         lanes: 1,
         lane_bytes: crate::rig::LANE,
         clients_max: 8,
+        clients_per_user: 8,
         ring_bytes: STREAM,
         memory: 16 << 20,
         high: 70,

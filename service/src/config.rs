@@ -53,6 +53,8 @@ pub struct NicfsConfig {
     pub lane_bytes: u64,
     /// Client processes at once.
     pub clients_max: u32,
+    /// Client processes of one user, but root, at once.
+    pub clients_per_user: u32,
     /// Bytes of chunks under way; replication pauses at `high` percent and resumes at `low`.
     pub memory: u64,
     /// See `memory`.
@@ -72,6 +74,8 @@ pub struct HostdConfig {
     pub durability: Durability,
     /// Socket for processes (mode 0666).
     pub socket: PathBuf,
+    /// Connections of one user, but root, at once.
+    pub connections_per_user: usize,
 }
 
 /// The private socket between nicfs (which listens) and hostd, for a public socket.

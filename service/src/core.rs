@@ -84,6 +84,8 @@ pub struct NodeConfig {
     pub lane_bytes: u64,
     /// Clients at once.
     pub clients_max: u32,
+    /// Clients of one user, but root, at once; as many of its past sessions are remembered.
+    pub clients_per_user: u32,
     /// Bytes of the stream ring.
     pub ring_bytes: u64,
     /// Bytes of chunks that members have not acknowledged, against which the watermarks count.
@@ -174,6 +176,8 @@ pub struct Counters {
     pub expelled: u64,
     /// Logs that did not go on although more lies in them, or was to come.
     pub broken_logs: u64,
+    /// Processes that were not attached because there were too many, of all or of their user.
+    pub crowded_out: u64,
     pub requests: u64,
     pub bad_requests: u64,
     pub bad_messages: u64,

@@ -29,6 +29,10 @@ const SIGNALS: u64 = 3;
 const FIRST: u64 = 16;
 /// Processes connected at once.
 const CONNECTIONS_MAX: usize = 8192;
+/// Of these only root takes the last.
+const FOR_ROOT: usize = CONNECTIONS_MAX / 8;
+/// Before the next look for a connection when there was no descriptor for it.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(10);
 
 /// Who a process is, by the kernel's word at the time it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +74,7 @@ struct Hostd {
     nicfs: Option<OwnedFd>,
     conns: BTreeMap<u64, Conn>,
     pidfds: BTreeMap<u64, (ClientId, OwnedFd)>,
+    connections_per_user: usize,
     next: u64,
     queries: BTreeMap<u64, (u64, u32)>,
     /// Clients whose sockets ended while nicfs was away.
@@ -79,6 +84,7 @@ struct Hostd {
 /// Serves processes of this host until a signal ends it.
 pub fn run(config: HostdConfig) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|e| Error::new("hostd: signals", e))?;
+    crate::process::raise_descriptors();
     let region = FileRegion::open(&config.region, config.durability)
         .map_err(|e| Error::new(&format!("hostd: region {}", config.region.display()), e))?;
     let listener = listen(&config.socket, 0o666)
@@ -90,6 +96,7 @@ pub fn run(config: HostdConfig) -> Result<(), Error> {
         nicfs: None,
         conns: BTreeMap::new(),
         pidfds: BTreeMap::new(),
+        connections_per_user: config.connections_per_user,
         next: FIRST,
         queries: BTreeMap::new(),
         ended: BTreeSet::new(),
@@ -214,11 +221,26 @@ impl Hostd {
 
     fn accept(&mut self, listener: &OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = rustix::net::accept_with(listener, flags) {
-            if self.conns.len() >= CONNECTIONS_MAX {
+        loop {
+            let socket = match rustix::net::accept_with(listener, flags) {
+                Ok(socket) => socket,
+                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                    // It waits still: to look at it again and again would keep a processor busy.
+                    log::warn!("hostd has no descriptors left");
+                    std::thread::sleep(NO_DESCRIPTOR);
+                    return;
+                }
+                Err(_) => return,
+            };
+            let Ok(peer) = peer(socket.as_fd()) else { continue };
+            if let Some(text) = self.crowd(peer.uid) {
+                let _ = link::send_bytes(
+                    socket.as_fd(),
+                    &rpc::host_reply(Err((Errno::NFILE, text))),
+                    &[],
+                );
                 continue;
             }
-            let Ok(peer) = peer(socket.as_fd()) else { continue };
             let token = self.next;
             self.next += 1;
             if self.watch(socket.as_fd(), token).is_ok() {
@@ -226,6 +248,17 @@ impl Hostd {
                 self.conns.insert(token, conn);
             }
         }
+    }
+
+    /// Why there is no place for one more connection of this user.
+    fn crowd(&self, uid: u32) -> Option<&'static str> {
+        let own = || self.conns.values().filter(|c| c.peer.uid == uid).count();
+        if uid != 0 && own() >= self.connections_per_user {
+            return Some("too many connections of this user");
+        }
+        let left = if uid == 0 { 0 } else { FOR_ROOT };
+        let full = self.conns.len() >= CONNECTIONS_MAX - left;
+        full.then_some("too many connections to hostd")
     }
 
     fn reply(&self, token: u64, status: Result<u64, (Errno, &str)>, fds: &[BorrowedFd<'_>]) {

@@ -201,6 +201,7 @@ struct Driver {
 /// Serves until a signal ends it.
 pub fn run(config: NicfsConfig) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|e| Error::new("nicfs: signals", e))?;
+    crate::process::raise_descriptors();
     crate::process::raise_priority(-10);
     crate::process::keep_memory();
     let mut driver = Driver::new(config, signals)?;
@@ -259,6 +260,7 @@ impl Driver {
             lanes: config.lanes,
             lane_bytes: config.lane_bytes,
             clients_max: config.clients_max,
+            clients_per_user: config.clients_per_user,
             ring_bytes,
             memory: config.memory,
             high: config.high,

@@ -19,6 +19,16 @@ pub fn raise_priority(nice: i32) {
     }
 }
 
+/// As many descriptors as an administrator allows: each client has several.
+pub fn raise_descriptors() {
+    let which = rustix::process::Resource::Nofile;
+    let most = rustix::process::getrlimit(which).maximum;
+    let limit = rustix::process::Rlimit { current: most, maximum: most };
+    if let Err(e) = rustix::process::setrlimit(which, limit) {
+        log::warn!("cannot have as many descriptors as are allowed: {e}");
+    }
+}
+
 /// A thread of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Thread(libc::c_long);

@@ -35,6 +35,7 @@ fn config(dir: &Path) -> NicfsConfig {
         lanes: 2,
         lane_bytes: 5 << 20,
         clients_max: 16,
+        clients_per_user: 16,
         memory: 64 << 20,
         high: 70,
         low: 30,
@@ -55,7 +56,12 @@ fn service_process() {
         service::nicfs::run(config)
     } else {
         let (region, durability) = (config.region, config.durability);
-        service::hostd::run(HostdConfig { region, durability, socket: config.socket })
+        service::hostd::run(HostdConfig {
+            region,
+            durability,
+            socket: config.socket,
+            connections_per_user: 8,
+        })
     };
     ended.expect("a service ends in order or by force");
 }

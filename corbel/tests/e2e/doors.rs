@@ -16,6 +16,7 @@ fn a_cluster_on_one_machine_has_no_port_and_hears_no_stranger() {
         "ports that are not for metrics: []\n\
         coordinator.sock PermissionError\nnode-1.sock PermissionError\n\
         nicfs.status PermissionError\nhostd.sock.nicfs PermissionError\n\
+        beyond 1024: ['Too many open files in system: too many connections of this user']\n\
         coordinator.sock turned away\nnode-1.sock turned away\n"
     );
     text(&cluster.shell(2, "echo x > f").output().unwrap());

@@ -66,6 +66,18 @@ impl Recall {
 }
 
 impl Node {
+    /// Why a process of this user finds no place. Some are left for root: nobody shuts the administrator out.
+    fn crowd(&self, uid: u32) -> Option<&'static str> {
+        let (all, most) = (self.clients.len(), self.config.clients_max as usize);
+        let own = self.clients.values().filter(|c| c.identity.uid == uid).count();
+        let unbound = uid == 0;
+        if own >= self.config.clients_per_user as usize && !unbound {
+            return Some("too many clients of this user on a node");
+        }
+        let left = if unbound { 0 } else { most / 16 };
+        (all >= most - left).then_some("too many clients on this node")
+    }
+
     pub(super) fn attach(
         &mut self,
         token: u64,
@@ -84,8 +96,9 @@ impl Node {
         if self.closing.is_some() {
             return refuse(Errno::AGAIN, "this node is about to end");
         }
-        if self.clients.len() >= self.config.clients_max as usize {
-            return refuse(Errno::NFILE, "too many clients on this node");
+        if let Some(text) = self.crowd(identity.uid) {
+            self.counters.crowded_out += 1;
+            return refuse(Errno::NFILE, text);
         }
         let lanes = if lanes == 0 { self.config.lanes } else { lanes }.clamp(1, LANES_MAX as u32);
         let id = loop {

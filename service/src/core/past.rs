@@ -43,6 +43,8 @@ pub(super) struct Past {
     client: ClientId,
     /// Number and start time.
     process: (u32, u64),
+    /// Its user.
+    uid: u32,
     row: Row,
     /// What it has open, and the rights (`PIN_READ`, `PIN_WRITE`) that it was given then.
     pins: BTreeMap<InodeId, u32>,
@@ -86,6 +88,7 @@ impl Past {
         Self {
             client: record.client,
             process: (record.pid, record.start_time),
+            uid: record.uid,
             row,
             pins: open.map(|(_, ino, what)| (ino, what & RIGHTS)).collect(),
         }
@@ -94,7 +97,8 @@ impl Past {
     fn of_client(client: Client) -> Self {
         let pins = client.open_with_rights().map(|(ino, what)| (ino, what & RIGHTS)).collect();
         let (id, process) = (client.id, (client.pid, client.start_time));
-        Self { client: id, process, row: client.into_row(), pins }
+        let uid = client.identity.uid;
+        Self { client: id, process, uid, row: client.into_row(), pins }
     }
 
     fn report(&self) -> Message {
@@ -137,15 +141,30 @@ impl Node {
         let past = Past::of_client(client);
         out.push(Effect::Watch { client: id, pid: past.process.0, start_time: past.process.1 });
         self.keeping.past.push(past);
-        if self.keeping.past.len() > self.config.clients_max as usize {
-            let oldest = self.keeping.past.remove(0);
-            log::warn!(
-                "too many sessions have ended: what pid {} had open may go",
-                oldest.process.0
-            );
-            self.drop_past(oldest, out)?;
+        self.thin_past(out)
+    }
+
+    /// Of too many past sessions the oldest goes: of the user who has too many, else of who has most.
+    fn thin_past(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+        for past in &self.keeping.past {
+            *counts.entry(past.uid).or_default() += 1;
         }
-        Ok(())
+        let Some((uid, most)) = counts.into_iter().max_by_key(|(_, count)| *count) else {
+            return Ok(());
+        };
+        let (all, own) = (self.config.clients_max, self.config.clients_per_user);
+        let alone = uid != 0 && most > own as usize;
+        if self.keeping.past.len() <= all as usize && !alone {
+            return Ok(());
+        }
+        let Some(oldest) = self.keeping.past.iter().position(|p| p.uid == uid) else {
+            return Ok(());
+        };
+        let oldest = self.keeping.past.remove(oldest);
+        let pid = oldest.process.0;
+        log::warn!("too many sessions of user {uid} have ended: what pid {pid} had open may go");
+        self.drop_past(oldest, out)
     }
 
     fn drop_past(&mut self, past: Past, out: &mut Vec<Effect>) -> Result<(), Failure> {

@@ -6,6 +6,7 @@ mod broken;
 mod closed;
 mod closing;
 mod crash;
+mod crowds;
 mod fresh;
 mod grants;
 mod hostile;

@@ -361,3 +361,23 @@ fn who_is_expelled_keeps_what_is_open() {
         place.rig.check();
     }
 }
+
+#[test]
+fn a_user_whose_sessions_end_again_and_again_pushes_out_its_own_alone() {
+    let mut place = Place::new(2);
+    let other = place.rig.attach(1, 8).client;
+    for _ in 0..4 {
+        let own: Vec<ClientId> = (0..5).map(|_| place.rig.attach(1, 7).client).collect();
+        // The node loses its place, and is let in again.
+        place.view(&[0], &[1]);
+        place.pass(60);
+        place.view(&[0, 1], &[]);
+        assert_eq!(place.rig.nodes[1].role(), Role::Member);
+        let past: Vec<ClientId> = place.rig.nodes[1].past_clients().map(|p| p.0).collect();
+        assert!(past.contains(&other), "another user's is there still: {past:?}");
+        assert!(
+            past.iter().rev().take(5).eq(own.iter().rev()) || own.iter().all(|c| past.contains(c))
+        );
+        assert!(past.len() <= 7, "as many as the limit for a user is, and one of another");
+    }
+}

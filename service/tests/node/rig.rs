@@ -33,6 +33,7 @@ pub fn config(node: u32) -> NodeConfig {
         lanes: 1,
         lane_bytes: LANE,
         clients_max: 8,
+        clients_per_user: 6,
         ring_bytes: STREAM,
         memory: 16 << 20,
         high: 70,
@@ -240,6 +241,17 @@ impl Rig {
     pub fn attach_with(&mut self, n: usize, uid: u32, lanes: u32) -> Hand {
         let pid = 101 + self.token as u32;
         self.attach_as(n, uid, lanes, pid)
+    }
+
+    /// A process of which the node may have too many.
+    pub fn try_attach(&mut self, n: usize, uid: u32) -> bool {
+        self.token += 1;
+        let (token, pid) = (self.token, 101 + self.token as u32);
+        let groups = vec![];
+        let event = Event::Attach { token, pid, start_time: 1, uid, gid: uid, groups, lanes: 1 };
+        self.event(n, event);
+        self.deliver_all();
+        self.attached.iter().any(|a| a.0 == token)
     }
 
     /// The process of a client attaches anew.

@@ -132,6 +132,7 @@ impl Machine {
             lanes: 2,
             lane_bytes: LANE_BYTES_MIN.next_multiple_of(4096),
             clients_max: 16,
+            clients_per_user: 16,
             ring_bytes: RING_BYTES_MIN,
             memory: 64 << 20,
             high: 80,
