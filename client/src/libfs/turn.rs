@@ -139,6 +139,9 @@ pub(crate) struct Turn<H: Host> {
     doubts: Vec<Doubt>,
     /// Leases that this attempt was judged by, beside those of what it changes.
     grounds: Vec<rpc::Granted>,
+    /// What it has waited for. Nobody forgets that before it ends: with too few inodes remembered it would forget one
+    /// of those that it needs when it asks for the next, and never have all of them.
+    awaited: Vec<Arc<Inode<H>>>,
 }
 
 /// An entry that was appended while the session was ended.
@@ -155,8 +158,8 @@ const FOUND_MAX: usize = 4;
 impl<H: Host> Turn<H> {
     fn new(session: &'static Session<H>) -> Self {
         let (shown, answer, failed) = (None, None, None);
-        let (found, doubts, grounds) = (Vec::new(), Vec::new(), Vec::new());
-        Self { session, shown, found, answer, failed, trimmed: false, doubts, grounds }
+        let (found, doubts, grounds, awaited) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { session, shown, found, answer, failed, trimmed: false, doubts, grounds, awaited }
     }
 
     /// What this attempt appends counts on what `state`, of which it holds a lease, says; which it does not change.
@@ -293,6 +296,9 @@ impl<H: Host> LibFsOn<H> {
 
     fn wait_for(&self, turn: &mut Turn<H>, wait: Wait<H>) -> Result<()> {
         let session = turn.session;
+        if let Wait::Lease { ino, .. } | Wait::Renewal { ino } = wait {
+            turn.awaited.push(self.inode(ino));
+        }
         match wait {
             // Either a lease was lost, or the time of all of them is over: the service is being
             // restarted, or hangs. If it ends altogether the next round attaches anew.
