@@ -28,7 +28,8 @@ pub struct Limits {
     pub fetch_bytes: usize,
     /// Bytes fetched of a log at a time by an agent, for the head.
     pub forward_bytes: usize,
-    /// Messages kept while a head is not ready.
+    /// Requests of other nodes kept while a head is not ready: more than the clients of a chain have request slots. One
+    /// that is dropped is asked for never again, so this only keeps a node that breaks the rules from filling memory.
     pub unready: usize,
     /// Inode numbers handed out at once.
     pub numbers: u32,
@@ -44,8 +45,6 @@ pub struct Limits {
     pub accounts: usize,
     /// Names looked at for one reply.
     pub names: usize,
-    /// Pieces of a snapshot under way.
-    pub window: u32,
 }
 
 impl Limits {
@@ -60,7 +59,7 @@ impl Limits {
         resend: 64,
         fetch_bytes: 1 << 20,
         forward_bytes: 256 * 1024,
-        unready: 4096,
+        unready: 1 << 16,
         numbers: 256,
         reaps: 256,
         report: 2048,
@@ -68,7 +67,6 @@ impl Limits {
         extents: LIST_BYTES / rpc::EXTENT_BYTES,
         accounts: LIST_BYTES / rpc::ACCOUNT_BYTES,
         names: 4096,
-        window: 8,
     };
 }
 
