@@ -203,8 +203,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             by_guests(&mut preset, bug);
             preset.make(Flavour::Quota);
         }
-        Bug::PartLost => preset.by_hand = false,
-        Bug::SnapshotPieceLost => {}
+        Bug::PartLost | Bug::SnapshotPieceLost => {}
         Bug::RefusalsKept | Bug::JudgementUnawaited => {
             by_threads(&mut preset, bug, seed);
             preset.make(Flavour::Full);
@@ -276,7 +275,6 @@ fn is_client(bug: Bug) -> bool {
 fn by_guests(preset: &mut Preset, bug: Bug) {
     use crate::actor::Kind::*;
     preset.make(Flavour::Hostile);
-    preset.by_hand = false;
     (preset.nodes, preset.clients, preset.faults) = (3, 4, 0);
     preset.pace = MS;
     preset.favour = match bug {
@@ -301,7 +299,6 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
     use crate::actor::Kind::*;
     use Fault::{Crash, Hang};
     preset.make(Flavour::Plain);
-    preset.by_hand = false;
     (preset.nodes, preset.clients, preset.faults) = (3, 3, 0);
     preset.threads = 4;
     preset.points = preset.points.min(8);

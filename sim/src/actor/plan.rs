@@ -442,9 +442,12 @@ impl World<'_> {
                 self.rest(c)
             }
             Need::Nothing => self.enter(c, plan),
-            Need::Numbers => {
-                self.ask(c, plan, &Request::Inodes { count: self.preset.numbers }, Ask::Numbers)
-            }
+            Need::Numbers => self.ask(
+                c,
+                plan,
+                &Request::Inodes { count: self.preset.numbers.unwrap_or(3) },
+                Ask::Numbers,
+            ),
             Need::Lease(ino, mode) => {
                 let request = Request::Inode { ino: InodeId(ino), mode, flags: 0 };
                 self.ask(c, plan, &request, Ask::Inode(ino))
