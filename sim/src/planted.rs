@@ -186,6 +186,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::ReapAllowed
         | Bug::CycleAllowed
         | Bug::NotEmptyRemoved
+        | Bug::BrokenLogKept
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::ExistenceByValue
         | Bug::CapabilityHidden

@@ -104,8 +104,6 @@ pub struct Preset {
     pub numbers: Option<u32>,
     /// Who has written to a file mostly writes to it again.
     pub insists: bool,
-    /// Clients ask for more inode numbers than they use, so that their leases fill the table.
-    pub wasteful: bool,
     /// hostd hangs at every job.
     pub hostd_deaf: bool,
     /// Faults at their moments.
@@ -149,7 +147,6 @@ impl Preset {
             closes: 30,
             numbers: None,
             insists: false,
-            wasteful: false,
             hostd_deaf: false,
             script: Script::default(),
             threads: 1 + r.below(4),
@@ -194,6 +191,11 @@ impl Preset {
     /// It has a script.
     pub(crate) fn is_directed(&self) -> bool {
         !self.script.steps.is_empty()
+    }
+
+    /// One client writes its log by hand. Where honest operations may be refused, there is none.
+    pub(crate) const fn has_attacker(&self) -> bool {
+        self.hostile && !self.doubts()
     }
 
     /// There are several users.
@@ -519,7 +521,7 @@ impl<'a> World<'a> {
             .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random), grace));
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         for host in &mut hosts {
-            (host.keeps_chunks, host.by_hand) = (preset.doubts(), preset.hostile);
+            (host.keeps_chunks, host.by_hand) = (preset.doubts(), preset.has_attacker());
         }
         let mut world = Self {
             now: 0,
@@ -584,7 +586,7 @@ impl<'a> World<'a> {
 
     /// Whether a client is LibFS: all are but the one that tries what it may not.
     fn is_process(&self, c: usize) -> bool {
-        !(c == 0 && self.preset.hostile)
+        !(c == 0 && self.preset.has_attacker())
     }
 
     /// Whose a process is, where there are several: bound to a user, or the super-user's.

@@ -115,7 +115,7 @@ impl World<'_> {
     /// service would expel its client, which loses what it did, and is told so: nothing else would object. (Clients by
     /// hand spoil theirs, and what was not fenced is torn when the power goes.)
     fn judge_logs(&self) -> Result<(), String> {
-        if self.preset.hostile || self.outcome.faults.contains_key("power-cut") {
+        if self.preset.has_attacker() || self.outcome.faults.contains_key("power-cut") {
             return Ok(());
         }
         let broken = |host: &&Host| {
