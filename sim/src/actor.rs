@@ -61,10 +61,6 @@ pub(crate) struct Session {
     created: Vec<u64>,
     /// Entries that must be refused.
     dared: BTreeSet<u64>,
-    /// Writes whose space was promised.
-    promised: BTreeSet<u64>,
-    /// Its newest operation, if limits may bar it.
-    pending: Option<quota::Pending>,
     /// Its log ends in garbage: it ends soon.
     spoilt: bool,
     /// Where its newest entry begins in the segment.
@@ -394,12 +390,6 @@ impl World<'_> {
             let last = s.broken.unwrap_or(s.next) - 1;
             self.model.ended(s.number, last);
             self.unpin(s.number);
-            if self.preset.quota {
-                // It never says in a later session that something is still open, and what is there is counted.
-                let n = self.actors[c].node;
-                let incarnation = self.hosts[n].incarnation;
-                self.at(self.now, Item::To(n, incarnation, Event::ClientGone(s.client)));
-            }
         }
         let done = self.actors[c].ops == 0;
         self.actors[c].phase =
@@ -414,7 +404,6 @@ impl World<'_> {
         let whole = self.session(c).is_none_or(|s| s.broken.is_none());
         // What a session that has ended left in its log nobody takes.
         let whole = whole && self.actors[c].process.as_ref().is_none_or(Process::is_attached);
-        let by_hand_in_doubt = self.preset.doubts() && self.actors[c].process.is_none();
         let ended = if self.actors[c].process.is_some() {
             self.end_process(c, "killed")
         } else {
@@ -429,7 +418,7 @@ impl World<'_> {
         };
         let Some((client, session, last)) = ended else { return Ok(()) };
         let incarnation = self.hosts[n].incarnation;
-        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| whole && !by_hand_in_doubt) {
+        if let Some(node) = self.hosts[n].node.as_ref().filter(|_| whole) {
             let epoch = node.status().epoch;
             let ended = Ended { session, last, client, node: n, incarnation, epoch };
             self.at(self.now + 20 * MS, Item::Drained(ended, 0));
@@ -512,9 +501,6 @@ impl World<'_> {
         }
         self.trace(|| format!("client {c} attached as {:#x}", client.0));
         let number = self.model.begin();
-        if self.preset.doubts() {
-            self.model.doubt(number);
-        }
         self.actors[c].session = Some(Session {
             number,
             client,
@@ -528,8 +514,6 @@ impl World<'_> {
             ever: BTreeSet::new(),
             created: Vec::new(),
             dared: BTreeSet::new(),
-            promised: BTreeSet::new(),
-            pending: None,
             spoilt: false,
             newest_at: 0,
             broken: None,
@@ -631,47 +615,10 @@ impl World<'_> {
             if seq == 0 && self.session(c).is_some_and(|s| !s.dared.is_empty()) {
                 return Ok(true);
             }
-            let full = self.preset.full && errno == u64::from(base::Errno::NOSPC.0);
-            let limited = self.preset.quota && errno == u64::from(base::Errno::DQUOT.0);
-            if full || limited {
-                self.refused_for_now(c, seq, limited)?;
-                return Ok(true);
-            }
             let client = self.session(c).map_or(0, |s| s.client.0);
             return Err(format!("client {c} {client:#x}: operation {seq} refused with {errno}"));
         }
         Ok(true)
-    }
-
-    /// There was no space, or a limit: the operation never was.
-    fn refused_for_now(&mut self, c: usize, seq: u64, limited: bool) -> Result<(), String> {
-        let Some(s) = &mut self.actors[c].session else { return Ok(()) };
-        let (number, last) = (s.number, s.next - 1);
-        if s.promised.contains(&seq) && !limited {
-            return Err(format!(
-                "client {c}: {seq} refused with ENOSPC, and its space was promised"
-            ));
-        }
-        if s.dared.insert(seq) {
-            if seq != last {
-                return Err(format!("client {c}: {seq} refused long after it was synced"));
-            }
-            if limited {
-                self.outcome.over_quota += 1;
-                self.trace(|| format!("client {c} has no quota for {seq}"));
-                self.judge_limits(c, seq, true)?;
-            } else {
-                self.outcome.no_space += 1;
-                self.trace(|| format!("client {c} has no space for {seq}"));
-            }
-            self.model.taken(number, seq, true);
-            self.weigh_pending();
-            // What the client knows contains the operation that never was.
-            if let Some(s) = &mut self.actors[c].session {
-                s.leases.values_mut().for_each(|lease| lease.seen = false);
-            }
-        }
-        Ok(())
     }
 
     /// By the time that everything is synced, every entry that must be refused has been.

@@ -130,8 +130,6 @@ struct Past {
 #[derive(Clone, Copy, Debug)]
 struct Session {
     alive: bool,
-    /// Its newest operation may be refused for want of space.
-    doubtful: bool,
     lo: u64,
     hi: u64,
 }
@@ -173,7 +171,7 @@ impl Model {
 
     /// A client attached.
     pub fn begin(&mut self) -> usize {
-        self.sessions.push(Session { alive: true, doubtful: false, lo: 0, hi: u64::MAX });
+        self.sessions.push(Session { alive: true, lo: 0, hi: u64::MAX });
         self.sessions.len() - 1
     }
 
@@ -215,25 +213,6 @@ impl Model {
         for (ino, state) in changes {
             let (by, state) = (Some((session, seq)), Rc::new(state));
             self.inodes.entry(ino).or_default().push(Version { by, at, state });
-        }
-    }
-
-    /// The volume may be full: whether the newest operation of the session counts is known when it
-    /// is synced ([`Model::taken`]); the session does nothing before.
-    pub fn doubt(&mut self, session: usize) {
-        self.sessions[session].doubtful = true;
-    }
-
-    /// The newest operation of a doubtful session was taken, or refused.
-    pub fn taken(&mut self, session: usize, seq: u64, refused: bool) {
-        if refused {
-            for versions in self.inodes.values_mut() {
-                versions.retain(|v| v.by != Some((session, seq)));
-            }
-        }
-        let s = &mut self.sessions[session];
-        if s.alive {
-            (s.lo, s.hi) = (s.lo.max(seq), u64::MAX);
         }
     }
 
@@ -289,7 +268,7 @@ impl Model {
             counts(v)
                 && v.by.is_none_or(|(s, seq)| {
                     let s = &self.sessions[s];
-                    (s.alive && !s.doubtful) || seq <= s.lo
+                    s.alive || seq <= s.lo
                 })
         };
         let from = versions.iter().rposition(certain);
@@ -420,7 +399,7 @@ impl Model {
     fn is_certain(&self, v: &Version) -> bool {
         v.by.is_none_or(|(s, seq)| {
             let s = &self.sessions[s];
-            (s.alive && !s.doubtful) || seq <= s.lo
+            s.alive || seq <= s.lo
         })
     }
 
@@ -565,23 +544,6 @@ mod tests {
         assert!(m.may_have_xattr(10, b"user.a", Some(b"1")).is_err());
         m.headless(s);
         assert!(m.may_have_xattr(10, b"user.a", Some(b"1")).is_ok(), "the removal may be lost");
-    }
-
-    #[test]
-    fn an_operation_refused_for_want_of_space_never_was() {
-        let mut m = model();
-        let (a, b) = (m.begin(), m.begin());
-        m.doubt(a);
-        m.appended(a, 1, vec![(10, file("a"))]);
-        m.taken(a, 1, false);
-        m.appended(a, 2, vec![(10, file("b"))]);
-        assert!(m.observe(Some(b), 10, &file("a")).is_ok());
-        assert!(m.observe(Some(b), 10, &file("b")).is_err(), "decided by now");
-        m.taken(a, 2, true);
-        m.appended(a, 3, vec![(10, file("c"))]);
-        m.taken(a, 3, false);
-        assert!(m.observe(Some(b), 10, &file("a")).is_err());
-        assert!(m.observe(Some(b), 10, &file("c")).is_ok());
     }
 
     #[test]

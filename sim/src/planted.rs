@@ -186,6 +186,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::ReapAllowed
         | Bug::CycleAllowed
         | Bug::NotEmptyRemoved
+        | Bug::BrokenLogKept
         | Bug::RefusalUntold => preset.make(Flavour::Hostile),
         Bug::ExistenceByValue
         | Bug::CapabilityHidden
@@ -210,8 +211,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
                 preset.pace = 20 * MS;
             }
         }
-        Bug::PartLost => preset.by_hand = false,
-        Bug::SnapshotPieceLost => {}
+        Bug::PartLost | Bug::SnapshotPieceLost => {}
         Bug::RefusalsKept | Bug::JudgementUnawaited => {
             by_threads(&mut preset, bug, seed);
             preset.make(Flavour::Full);
@@ -290,7 +290,6 @@ fn is_client(bug: Bug) -> bool {
 fn by_guests(preset: &mut Preset, bug: Bug) {
     use crate::actor::Kind::*;
     preset.make(Flavour::Hostile);
-    preset.by_hand = false;
     (preset.nodes, preset.clients, preset.faults) = (3, 4, 0);
     preset.pace = MS;
     preset.favour = match bug {
@@ -317,7 +316,6 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
     use crate::actor::Kind::*;
     use Fault::{Crash, CrashAll, Hang};
     preset.make(Flavour::Plain);
-    preset.by_hand = false;
     (preset.nodes, preset.clients, preset.faults) = (3, 3, 0);
     preset.threads = 4;
     preset.points = preset.points.min(8);

@@ -7,6 +7,7 @@ mod draw;
 pub mod effects;
 pub mod host;
 mod judge;
+mod leases;
 mod ledger;
 pub mod verdict;
 
@@ -213,7 +214,7 @@ fn begin(home: &Home, limits: Limits) {
 }
 
 impl Process {
-    /// One that has not started.
+    /// One that has not started, each of whose threads will make so many calls.
     pub fn new(threads: usize, ops: u32, limits: Limits, (chance, narrow): (u64, Narrow)) -> Self {
         let thread = |_| Thread {
             fiber: Fiber::none(),
@@ -221,7 +222,7 @@ impl Process {
             answer: None,
             stamp: 0,
             due: Nanos::MAX,
-            ops: ops / threads as u32 + 1,
+            ops,
             under_way: None,
             idle: false,
             synced: false,
@@ -241,6 +242,11 @@ impl Process {
             narrow,
             life: 0,
         }
+    }
+
+    /// It comes to its end soon.
+    pub fn hurry(&mut self) {
+        self.threads.iter_mut().for_each(|thread| thread.ops = thread.ops.min(20));
     }
 
     /// Whether it has the inode open.
@@ -304,10 +310,10 @@ impl World<'_> {
                 .for_each(|p| p.threads.iter_mut().for_each(|t| t.ended = true));
             return Ok(());
         }
-        self.trace(|| format!("process {c} begins, life {life}"));
         let random = Random::new(self.random.next_u64());
         let Some(process) = self.process(c) else { return Ok(()) };
         let (home, limits) = (Rc::clone(&process.home), process.limits);
+        self.trace(|| format!("process {c} begins, life {life}, {limits:?}"));
         let fiber = Fiber::new(random, move || begin(&home, limits))?;
         self.install_fiber(c, 0, fiber);
         self.go_on(c, 0, 0, Answer::Go);
@@ -676,6 +682,7 @@ impl World<'_> {
         attached_last(self.process(c), index, seq);
         self.settle_touched(c, session, &op)?;
         self.judge_entry(c, t, (session, seq), &op)?;
+        self.judge_leases(c, seq, &op)?;
         if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
             && let Some(under_way) = self.thread(c, t).and_then(|t| t.under_way.as_mut())
         {

@@ -115,7 +115,7 @@ pub(crate) enum Moment {
 impl World<'_> {
     /// Notes what a script may wait for.
     pub(crate) fn moment(&mut self, moment: Moment) {
-        if !self.preset.script.steps.is_empty() {
+        if self.preset.is_directed() {
             self.stage.moments.push(moment);
         }
     }
@@ -294,7 +294,7 @@ pub const ALL: &[Scenario] = &[
         tells: "the ring runs full by what members write while a node joins",
         make: |p, _| {
             p.make(Flavour::Large);
-            (p.clients_at, p.pace, p.ops) = (vec![1, 1, 1], MS, 200);
+            (p.clients_at, p.pace, p.ops) = (vec![1, 1, 1], MS, 100);
             (p.capacity, p.active) = (160 << 20, 3000 * MS);
             p.favour = vec![Kind::Write, Kind::Chmod, Kind::Create];
             p.script = Script::new(4).then(200 * MS, When::Whole, &[(0, Fault::Crash(2), 30 * MS)]);
@@ -320,7 +320,7 @@ pub const ALL: &[Scenario] = &[
         name: "grant-before-replicated",
         tells: "what one client of the head writes another reads, members get none of it, the head dies",
         make: |p, _| {
-            (p.clients_at, p.pace, p.ops) = (vec![0, 0, 1, 2], MS, 400);
+            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 0, 1, 2], MS, 400, 1000);
             p.favour = vec![Kind::Read, Kind::List, Kind::Write, Kind::Chmod, Kind::Create];
             p.script = Script::new(2)
                 .then(200 * MS, When::Whole, &[(0, Fault::OneWay(0, 1), 900 * MS)])
@@ -466,9 +466,9 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "release-unnamed",
-        tells: "clients hold as many leases as they can, and want to write what they read",
+        tells: "clients that remember little give leases back all the time, and want to write what they read",
         make: |p, _| {
-            (p.wasteful, p.ops, p.pace) = (true, 200, MS);
+            (p.tight, p.ops, p.pace) = (true, 200, MS);
         },
     },
     Scenario {
@@ -497,6 +497,8 @@ pub const ALL: &[Scenario] = &[
         tells: "nicfs of a member hangs for longer than leases hold; its clients read on",
         make: |p, _| {
             (p.clients_at, p.pace, p.ops) = (vec![1, 0, 1, 2], 5 * MS, 1000);
+            // Nobody waits for the node that hangs.
+            p.syncs = 1000;
             p.favour = vec![Kind::Read, Kind::List, Kind::Write, Kind::Create, Kind::Unlink];
             (p.script, p.active) = (hangs(1), 3500 * MS);
         },
@@ -590,7 +592,7 @@ fn behind_its_member(p: &mut Preset) {
 /// what the member lacks must not be written anew.
 fn joins(p: &mut Preset, kinds: &[Kind]) {
     (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0], MS, 500, 1000);
-    (p.numbers, p.active) = (100, 300 * MS);
+    (p.numbers, p.active) = (Some(100), 300 * MS);
     p.favour = [&[Kind::Create, Kind::Mkdir, Kind::Write][..], kinds].concat();
     p.script = Script::new(1).then(
         100 * MS,

@@ -100,18 +100,14 @@ pub struct Preset {
     pub syncs: u64,
     /// A thread of a process closes a file before one in so many calls.
     pub closes: u64,
-    /// Inode numbers that a client asks for at once.
-    pub numbers: u32,
+    /// Inode numbers that a client asks for at once, if that matters.
+    pub numbers: Option<u32>,
     /// Who has written to a file mostly writes to it again.
     pub insists: bool,
-    /// Clients ask for more inode numbers than they use, so that their leases fill the table.
-    pub wasteful: bool,
     /// hostd hangs at every job.
     pub hostd_deaf: bool,
     /// Faults at their moments.
     pub script: Script,
-    /// Clients speak the protocol by hand; else they are LibFS itself.
-    pub by_hand: bool,
     /// Threads of a process, at most.
     pub threads: u64,
     /// One in so many accesses to what threads share is a pause of the thread, at least.
@@ -149,12 +145,10 @@ impl Preset {
             pace: 60 * MS,
             syncs: 8,
             closes: 30,
-            numbers: 3,
+            numbers: None,
             insists: false,
-            wasteful: false,
             hostd_deaf: false,
             script: Script::default(),
-            by_hand: r.chance(1, 4),
             threads: 1 + r.below(4),
             points: [2, 8, 40, 300][r.below(4) as usize],
             narrow: 2,
@@ -164,10 +158,8 @@ impl Preset {
         if r.chance(2, 3) {
             preset.nodes = 3;
         }
-        if !preset.by_hand {
-            preset.pace = [50 * US, 2 * MS, 60 * MS][r.below(3) as usize];
-            preset.closes = [3, 12, 60][r.below(3) as usize];
-        }
+        preset.pace = [50 * US, 2 * MS, 60 * MS][r.below(3) as usize];
+        preset.closes = [3, 12, 60][r.below(3) as usize];
         if preset.full {
             preset.make(Flavour::Full);
         } else if r.chance(1, 16) {
@@ -182,8 +174,8 @@ impl Preset {
     pub(crate) fn plain(seed: u64) -> Self {
         let mut preset = Self::of(seed);
         preset.make(Flavour::Plain);
-        preset.by_hand = true;
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
+        preset.threads = preset.threads.min(2);
         preset
     }
 
@@ -194,6 +186,16 @@ impl Preset {
             self.active = 1200 * MS;
         }
         self.focus = faults;
+    }
+
+    /// It has a script.
+    pub(crate) fn is_directed(&self) -> bool {
+        !self.script.steps.is_empty()
+    }
+
+    /// One client writes its log by hand. Where honest operations may be refused, there is none.
+    pub(crate) const fn has_attacker(&self) -> bool {
+        self.hostile && !self.doubts()
     }
 
     /// There are several users.
@@ -519,7 +521,7 @@ impl<'a> World<'a> {
             .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random), grace));
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         for host in &mut hosts {
-            (host.keeps_chunks, host.by_hand) = (preset.doubts(), preset.by_hand || preset.hostile);
+            (host.keeps_chunks, host.by_hand) = (preset.doubts(), preset.has_attacker());
         }
         let mut world = Self {
             now: 0,
@@ -582,10 +584,9 @@ impl<'a> World<'a> {
         Ok(world)
     }
 
-    /// Whether a client is LibFS: who tries what it may not, and whose operations may be refused, is not.
+    /// Whether a client is LibFS: all are but the one that tries what it may not.
     fn is_process(&self, c: usize) -> bool {
-        let guest = c == 0 && self.preset.hostile;
-        !self.preset.by_hand && !guest
+        !(c == 0 && self.preset.has_attacker())
     }
 
     /// Whose a process is, where there are several: bound to a user, or the super-user's.
@@ -603,8 +604,17 @@ impl<'a> World<'a> {
             }
             None => crate::process::Narrow::None,
         };
-        let limits = draw_limits(&mut self.random, self.preset.tight, self.preset.write_max);
-        Process::new(threads, self.preset.ops * 2, limits, (chance, narrow))
+        let mut limits = draw_limits(&mut self.random, self.preset.tight, self.preset.write_max);
+        if let Some(numbers) = self.preset.numbers {
+            limits.numbers = numbers;
+        }
+        // Where there is a script, each thread goes on until it has been played.
+        let calls = if self.preset.is_directed() {
+            self.preset.ops * 2
+        } else {
+            self.preset.ops * 2 / threads as u32 + 1
+        };
+        Process::new(threads, calls, limits, (chance, narrow))
     }
 
     pub(crate) fn trace(&mut self, line: impl FnOnce() -> String) {

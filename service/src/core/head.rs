@@ -786,7 +786,7 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         if !self.ready || !self.known.contains_key(&client) {
-            // The agent asks again once the chain is whole.
+            // Its agent, whose client is not known here, asks again when it has said who there is; so does this node's own.
             return Ok(());
         }
         // Whether the inode is there, and for whom, may lie in a log that is not fetched yet: it is judged

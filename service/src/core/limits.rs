@@ -28,7 +28,7 @@ pub struct Limits {
     pub fetch_bytes: usize,
     /// Bytes fetched of a log at a time by an agent, for the head.
     pub forward_bytes: usize,
-    /// Messages kept while a head is not ready.
+    /// Questions kept while a head is not ready; those beyond are asked again when it is.
     pub unready: usize,
     /// Inode numbers handed out at once.
     pub numbers: u32,
@@ -44,8 +44,6 @@ pub struct Limits {
     pub accounts: usize,
     /// Names looked at for one reply.
     pub names: usize,
-    /// Pieces of a snapshot under way.
-    pub window: u32,
 }
 
 impl Limits {
@@ -68,7 +66,6 @@ impl Limits {
         extents: LIST_BYTES / rpc::EXTENT_BYTES,
         accounts: LIST_BYTES / rpc::ACCOUNT_BYTES,
         names: 4096,
-        window: 8,
     };
 }
 

@@ -1,6 +1,5 @@
 //! Operations: the entry, what it brings about, the append.
 
-use storage::format::entry;
 use storage::limits::FILE_SIZE_MAX;
 
 use super::*;
@@ -17,7 +16,7 @@ const ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// One in so many entries is changed under its checksum.
-const BROKEN: u64 = 400;
+const BROKEN: u64 = 80;
 /// Realtime of the simulated clients.
 const REALTIME: Nanos = 1_700_000_000_000_000_000;
 
@@ -139,14 +138,6 @@ impl World<'_> {
         self.leave(c, slot)?;
         if appended {
             self.ring(c, false)?;
-            if self.preset.doubts() {
-                // Whether there was space is known only then. Where it was promised there is no haste.
-                let promised = self.session(c).is_some_and(|s| s.promised.contains(&(s.next - 1)));
-                return if promised { self.sync_later(c) } else { self.sync(c) };
-            }
-            if self.preset.insists && plan.kind == Kind::Write && self.random.chance(7, 8) {
-                return self.work(c, Plan { tries: 0, ..plan.clone() });
-            }
             if self.random.chance(1, 6) {
                 return self.look_at_own(c, plan);
             }
@@ -192,7 +183,7 @@ impl World<'_> {
             Kind::Unlink | Kind::Link | Kind::Rename | Kind::Exchange => {
                 self.rename_or_link(plan, &mut work, target)
             }
-            Kind::Quota => Some(self.set_quota(plan, &mut work)),
+            Kind::Quota => Some(self.set_quota(plan)),
             Kind::Project => self.set_project(plan, &mut work, target),
             Kind::SetXattr
             | Kind::RemoveXattr
@@ -205,7 +196,7 @@ impl World<'_> {
         };
         let Some(op) = op else { return Ok(true) };
         let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
-        if lawful && !self.preset.doubts() && self.random.chance(1, BROKEN) {
+        if lawful && self.random.chance(1, BROKEN) {
             self.break_newest(c, seq)?;
             return Ok(true);
         }
@@ -225,9 +216,6 @@ impl World<'_> {
         }
         let Some(number) = self.session(c).map(|s| s.number) else { return Ok(true) };
         *self.outcome.kinds.entry(plan.kind.name()).or_default() += 1;
-        if self.preset.quota {
-            self.note_pending(c, seq, &op, plan.kind, &work);
-        }
         self.account(c, number, seq, work);
         Ok(true)
     }
@@ -249,7 +237,6 @@ impl World<'_> {
         let changes = changed.iter().filter_map(|i| Some((*i, states.get(i)?.clone()))).collect();
         self.outcome.operations += 1;
         self.model.appended(session, seq, changes);
-        self.weigh_pending();
     }
 
     fn create<'a>(
@@ -710,21 +697,6 @@ impl World<'_> {
     // --- the log ---
 
     /// Into the log: `None` when there is no room. `ahead`: how far the entry's epoch is ahead.
-    /// Promises the blocks of a write, where the volume may run full: how many; none if there is no room for them.
-    fn promise(&mut self, c: usize, op: &Op<'_>) -> Result<u64, String> {
-        let Op::Write { offset, data, .. } = *op else { return Ok(0) };
-        if !self.preset.full || self.random.chance(1, 4) {
-            return Ok(0);
-        }
-        let blocks = entry::blocks_of(offset, data.len() as u64);
-        let promised = self.word(c, control::PROMISED) + blocks;
-        if promised > self.word(c, control::ROOM) {
-            return Ok(0);
-        }
-        self.put(c, control::PROMISED, promised)?;
-        Ok(blocks)
-    }
-
     pub(crate) fn append(
         &mut self,
         c: usize,
@@ -740,7 +712,6 @@ impl World<'_> {
         let epoch = base::Epoch(self.word(c, control::EPOCH) as u32 + ahead);
         let reclaimed = self.word(c, control::reclaim(lane));
         let time = self.now + REALTIME;
-        let blocks = self.promise(c, op)?;
         let Some(s) = self.session(c) else { return Ok(None) };
         let (lane_bytes, incarnation) = (s.descriptor.lane_bytes, s.descriptor.incarnation);
         let (mut head, mut seq) = (s.heads[lane], s.next);
@@ -751,8 +722,6 @@ impl World<'_> {
         let pad = left < length as u64;
         let end = head + length as u64 + if pad { left } else { 0 };
         if end.saturating_sub(lane_bytes) > reclaimed {
-            let promised = self.word(c, control::PROMISED) - blocks;
-            self.put(c, control::PROMISED, promised)?;
             return Ok(None);
         }
         let write = |at: u64, bytes: &[u8]| {
@@ -773,15 +742,11 @@ impl World<'_> {
             write(base + head % lane_bytes, &raw.seal(incarnation, &[])).map_err(fault)?;
             (head, seq) = (head + left, seq + 1);
         }
-        let bytes =
-            op.to_promised_entry(blocks, Sequence(seq), epoch, lane as u8, time, incarnation);
+        let bytes = op.to_entry(Sequence(seq), epoch, lane as u8, time, incarnation);
         debug_assert_eq!(bytes.len(), entry_bytes(bytes.len() - HEADER_BYTES));
         write(base + head % lane_bytes, &bytes).map_err(fault)?;
         self.media(c).fence().map_err(fault)?;
         if let Some(s) = &mut self.actors[c].session {
-            if blocks > 0 {
-                s.promised.insert(seq);
-            }
             s.newest_at = base + head % lane_bytes;
             (s.heads[lane], s.next) = (head + bytes.len() as u64, seq + 1);
         }

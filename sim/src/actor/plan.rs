@@ -6,9 +6,6 @@ use super::*;
 use crate::rights::{R, W, Who, X};
 use crate::scenario::Moment;
 
-/// Leases after which a wasteful client begins to work: soon there are no more.
-const NEARLY_ALL: usize = storage::limits::LEASE_SLOTS - 500;
-
 /// The plan of who has none.
 fn nothing() -> Plan {
     Plan { kind: Kind::List, dir: 1, name: Vec::new(), dir2: 1, name2: Vec::new(), tries: 0 }
@@ -19,11 +16,6 @@ impl World<'_> {
         self.actors[c].since = self.now;
         if self.actors[c].ops == 0 || self.random.chance(1, self.preset.syncs) {
             return self.sync(c);
-        }
-        if self.preset.wasteful && self.session(c).is_some_and(|s| s.leases.len() < NEARLY_ALL) {
-            let (name, name2) = (vec![b'a'], vec![b'a']);
-            let plan = Plan { kind: Kind::List, dir: 1, name, dir2: 1, name2, tries: 1 };
-            return self.ask(c, plan, &Request::Inodes { count: 256 }, Ask::Numbers);
         }
         self.actors[c].ops -= 1;
         if self.random.chance(1, 20) {
@@ -40,10 +32,6 @@ impl World<'_> {
         let dir2 = dirs[self.random.below(dirs.len() as u64) as usize];
         let mut name = || vec![b'a' + self.random.below(NAMES) as u8];
         let (name, name2) = (name(), name());
-        if self.preset.wasteful && self.random.chance(1, 3) {
-            let plan = Plan { kind: Kind::List, dir, name, dir2, name2, tries: 0 };
-            return self.ask(c, plan, &Request::Inodes { count: 256 }, Ask::Numbers);
-        }
         let kind = self.draw_kind(c);
         self.work(c, Plan { kind, dir, name, dir2, name2, tries: 0 })
     }
@@ -55,16 +43,6 @@ impl World<'_> {
         self.actors[c].phase = Phase::Sync(last);
         self.ring(c, true)?;
         self.look_for_sync(c, last)
-    }
-
-    /// The same, and the service may take its time.
-    pub(crate) fn sync_later(&mut self, c: usize) -> Result<(), String> {
-        let last = self.session(c).map_or(0, |s| s.next - 1);
-        self.put(c, control::SYNC_REQUEST, last)?;
-        self.actors[c].phase = Phase::Sync(last);
-        let pause = self.between(0, 4 * MS);
-        self.step_in(c, pause);
-        Ok(())
     }
 
     fn draw_kind(&mut self, c: usize) -> Kind {
@@ -82,10 +60,6 @@ impl World<'_> {
         let favoured = self.preset.favour.len() as u64;
         if favoured > 0 {
             return self.preset.favour[self.random.below(favoured) as usize];
-        }
-        if self.preset.quota && self.random.chance(1, 5) {
-            return [Kind::Quota, Kind::Quota, Kind::Project, Kind::Chown, Kind::Create]
-                [self.random.below(5) as usize];
         }
         match self.random.below(46) {
             0..=3 => Kind::Create,
@@ -199,11 +173,6 @@ impl World<'_> {
         if let Some(s) = self.session(c) {
             let number = s.number;
             self.model.vouched(number, seq)?;
-            if self.preset.doubts() {
-                self.judge_limits(c, seq, false)?;
-                self.model.taken(number, seq, false);
-                self.weigh_pending();
-            }
             self.outcome.fsyncs += 1;
             self.trace(|| format!("client {c} synced {seq}"));
             self.moment(Moment::Synced(c));
@@ -293,8 +262,6 @@ impl World<'_> {
             (Kind::List, _) => Need::Nothing,
             (Kind::Quota, _) if quota::of_user(plan) && plan.dir != 1 => Need::GiveUp,
             (Kind::Quota, _) => Need::Nothing,
-            // Of several entries only the last may be one that has no space.
-            (Kind::Tmpfile, _) if self.preset.doubts() => Need::GiveUp,
             // What is made in a directory depends on its attributes.
             (Kind::Create | Kind::Mkdir | Kind::Tmpfile, _) if !self.has_xattrs(plan.dir) => {
                 Need::GiveUp
@@ -417,7 +384,6 @@ impl World<'_> {
         self.drop_stale_numbers(c);
         if matches!(plan.kind, Kind::Read | Kind::List)
             && plan.tries == 0
-            && !self.preset.wasteful
             && self.random.chance(1, 2)
         {
             let target = self.target(plan.dir, &plan.name).filter(|_| plan.kind == Kind::Read);
@@ -442,9 +408,12 @@ impl World<'_> {
                 self.rest(c)
             }
             Need::Nothing => self.enter(c, plan),
-            Need::Numbers => {
-                self.ask(c, plan, &Request::Inodes { count: self.preset.numbers }, Ask::Numbers)
-            }
+            Need::Numbers => self.ask(
+                c,
+                plan,
+                &Request::Inodes { count: self.preset.numbers.unwrap_or(3) },
+                Ask::Numbers,
+            ),
             Need::Lease(ino, mode) => {
                 let request = Request::Inode { ino: InodeId(ino), mode, flags: 0 };
                 self.ask(c, plan, &request, Ask::Inode(ino))

@@ -1,9 +1,7 @@
-//! Quotas: limits of users and directories, and who may be barred by them.
+//! Quotas: limits of users and directories, as the model keeps them.
 //!
-//! The model keeps limits as if each account were an inode, under numbers that no inode has. An operation
-//! that a limit may bar waits for its answer; meanwhile others may change what is counted. It may be refused
-//! if at some moment since it was appended the limit may have barred it, and taken if at some moment it may
-//! not have. Inodes are counted exactly; of blocks it is only known which operations may need some.
+//! The model keeps limits as if each account were an inode, under numbers that no inode has. Who may be barred by them
+//! is judged by the stream (`process/ledger.rs`).
 
 use storage::format::rpc::{AccountId, Amount};
 use storage::volume::Volume;
@@ -59,14 +57,6 @@ pub(crate) fn state(limit: Amount) -> State {
     State::new(0, 0, 0, Body::Symlink(format!("{} {}", limit.blocks, limit.inodes).into_bytes(), 1))
 }
 
-fn limit(state: &State) -> Amount {
-    let Body::Symlink(text, _) = &state.body else { return Amount::default() };
-    let text = String::from_utf8_lossy(text);
-    let mut numbers = text.split(' ').map(|n| n.parse().unwrap_or(0));
-    let mut next = || numbers.next().unwrap_or(0);
-    Amount { blocks: next(), inodes: next() }
-}
-
 /// A file that its maker has open.
 #[derive(Debug)]
 pub(crate) struct Pin {
@@ -77,34 +67,12 @@ pub(crate) struct Pin {
     was: Option<State>,
 }
 
-/// An operation that limits may bar.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    seq: u64,
-    /// Accounts, and how many inodes more each would have.
-    adds: Vec<(u64, u64)>,
-    blocks: bool,
-    may_be_barred: bool,
-    may_pass: bool,
-}
-
 impl World<'_> {
-    /// The entry that sets limits.
-    pub(super) fn set_quota<'a>(&mut self, plan: &Plan, work: &mut Work) -> Op<'a> {
+    /// The entry that sets limits, which no guest may.
+    pub(super) fn set_quota<'a>(&mut self, plan: &Plan) -> Op<'a> {
         let user = of_user(plan).then(|| [5, GUEST, GUEST][self.random.below(3) as usize]);
-        let number = user.map_or(of_directory(plan.dir), of_user_number);
-        let limit = if !self.preset.quota {
-            let limit = self.random.below(2) << 40;
-            Amount { blocks: limit, inodes: limit }
-        } else if self.random.chance(1, 5) {
-            Amount::default()
-        } else {
-            let (_, used) = self.count(number, None);
-            let blocks = if self.random.chance(1, 4) { 1 + self.random.below(40) } else { 0 };
-            Amount { blocks, inodes: (used + self.random.below(4)).max(1) }
-        };
-        work.states.insert(number, state(limit));
-        work.changed.push(number);
+        let limit = self.random.below(2) << 40;
+        let limit = Amount { blocks: limit, inodes: limit };
         Op::SetQuota { ino: InodeId(plan.dir), user, limit }
     }
 
@@ -149,17 +117,6 @@ impl World<'_> {
         (least, most + lingers.count() as u64)
     }
 
-    /// What the limits of an account may be. Those of a directory go with it, when nobody has it open.
-    fn limits(&self, number: u64) -> Vec<Amount> {
-        let mut limits: Vec<Amount> = self.model.candidates(number).iter().map(limit).collect();
-        if let Some(AccountId::Directory(dir)) = account_of(number)
-            && self.model.candidates(dir.0).iter().any(State::is_gone)
-        {
-            limits.push(Amount::default());
-        }
-        limits
-    }
-
     /// What a session has made it has open.
     pub(super) fn pin(&mut self, session: usize, ino: u64) {
         self.pins.insert(ino, Pin { session, until: None, was: None });
@@ -193,83 +150,6 @@ impl World<'_> {
         }
     }
 
-    /// Notes which limits may bar the operation that was just appended, and is not yet in the model.
-    pub(super) fn note_pending(
-        &mut self,
-        c: usize,
-        seq: u64,
-        op: &Op<'_>,
-        kind: Kind,
-        work: &Work,
-    ) {
-        let of = |ino: u64| {
-            let state = work.states.get(&ino);
-            let numbers = state.map(|s| [of_user_number(s.uid), of_directory(s.project)]);
-            numbers.into_iter().flatten().filter(|number| *number != DIRECTORY)
-        };
-        let adds = match *op {
-            Op::Create { ino, .. } => of(ino.0).map(|a| (a, 1)).collect(),
-            Op::SetAttr { ino, mask, uid, .. } if mask & mask::UID != 0 => {
-                let same = self.model.current(ino.0).is_some_and(|s| s.uid == uid);
-                if same { Vec::new() } else { vec![(of_user_number(uid), 1)] }
-            }
-            Op::Write { ino, .. }
-            | Op::Truncate { ino, .. }
-            | Op::Fallocate { ino, .. }
-            | Op::CloneRange { ino, .. }
-            | Op::Shift { ino, .. } => of(ino.0).map(|a| (a, 0)).collect(),
-            _ => Vec::new(),
-        };
-        let blocks = kind.content() || kind == Kind::Chown;
-        if let Some(s) = &mut self.actors[c].session {
-            let (may_be_barred, may_pass) = (false, false);
-            s.pending = Some(Pending { seq, adds, blocks, may_be_barred, may_pass });
-        }
-    }
-
-    /// Looks again whether limits may bar, or not, what waits for its answer.
-    pub(crate) fn weigh_pending(&mut self) {
-        if !self.preset.quota {
-            return;
-        }
-        for c in 0..self.actors.len() {
-            let Some(s) = self.session(c) else { continue };
-            let Some(pending) = &s.pending else { continue };
-            let without = Some((s.number, pending.seq));
-            let (mut barred, mut passes) = (false, true);
-            for &(number, more) in &pending.adds {
-                let (least, most) = self.count(number, without);
-                let limits = self.limits(number);
-                let bars = |limit: u64, used| limit != 0 && more != 0 && used + more > limit;
-                barred |= limits
-                    .iter()
-                    .any(|l| bars(l.inodes, most) || (pending.blocks && l.blocks != 0));
-                passes &= limits.iter().any(|l| !bars(l.inodes, least));
-            }
-            if let Some(pending) = self.actors[c].session.as_mut().and_then(|s| s.pending.as_mut())
-            {
-                pending.may_be_barred |= barred;
-                pending.may_pass |= passes;
-            }
-        }
-    }
-
-    /// The answer: an operation was refused for a limit, or taken.
-    pub(super) fn judge_limits(&mut self, c: usize, seq: u64, refused: bool) -> Result<(), String> {
-        let Some(s) = &mut self.actors[c].session else { return Ok(()) };
-        let pending = s.pending.take_if(|p| p.seq <= seq);
-        match pending {
-            Some(p) if refused && !p.may_be_barred => {
-                Err(format!("client {c}: {seq} refused with no limit that bars it: {p:?}"))
-            }
-            Some(p) if !refused && !p.may_pass => {
-                Err(format!("client {c}: {seq} taken over a limit: {p:?}"))
-            }
-            None if refused => Err(format!("client {c}: {seq} refused with no limit of it")),
-            _ => Ok(()),
-        }
-    }
-
     /// In the end: the limits of an account.
     pub(crate) fn judge_limit(
         &mut self,
@@ -299,22 +179,6 @@ impl World<'_> {
         if !self.preset.quota {
             return Ok(());
         }
-        if !self.preset.by_hand {
-            // Of processes the stream says it exactly.
-            return self.verdicts.ledger.judge(volume);
-        }
-        for number in self.model.inodes() {
-            let Some(account) = account_of(number) else { continue };
-            let used = volume.account(account).used.inodes;
-            let (least, most) = self.count(number, None);
-            if (least..=most).contains(&used) {
-                continue;
-            }
-            let orphans: Vec<_> = volume.orphans().map_err(|e| format!("{e:?}"))?;
-            return Err(format!(
-                "{account:?} uses {used} inodes, not {least} to {most}; without a name are {orphans:?}"
-            ));
-        }
-        Ok(())
+        self.verdicts.ledger.judge(volume)
     }
 }

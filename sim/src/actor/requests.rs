@@ -107,9 +107,6 @@ impl World<'_> {
             (Ask::Names(ino), Err(base::Errno::ACCES)) if self.is_barred_perhaps(c, ino) => {
                 return self.rest(c);
             }
-            (Ask::Inode(_), Err(base::Errno::NFILE)) if self.preset.wasteful => {
-                return self.rest(c);
-            }
             (_, Err(e)) => return Err(format!("client {c}: {ask:?} refused with {e:?}")),
         };
         match next {

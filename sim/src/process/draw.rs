@@ -173,11 +173,18 @@ impl World<'_> {
         {
             return call;
         }
+        if self.preset.insists
+            && self.random.chance(7, 8)
+            && self.own_open(c, t, |open| open.flags & 3 == O_RDWR).is_some()
+            && let Some(call) = self.draw_content(c, t, Kind::Write)
+        {
+            return call;
+        }
         let favoured = self.preset.favour.len() as u64;
         for _ in 0..8 {
             let kind = match favoured {
                 0 => None,
-                _ if self.random.chance(1, 3) => None,
+                _ if !self.preset.is_directed() && self.random.chance(1, 3) => None,
                 n => Some(self.preset.favour[self.random.below(n) as usize]),
             };
             let drawn = match kind {

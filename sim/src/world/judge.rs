@@ -115,8 +115,7 @@ impl World<'_> {
     /// service would expel its client, which loses what it did, and is told so: nothing else would object. (Clients by
     /// hand spoil theirs, and what was not fenced is torn when the power goes.)
     fn judge_logs(&self) -> Result<(), String> {
-        let by_hand = self.preset.by_hand || self.preset.hostile || self.preset.quota;
-        if by_hand || self.outcome.faults.contains_key("power-cut") {
+        if self.preset.has_attacker() || self.outcome.faults.contains_key("power-cut") {
             return Ok(());
         }
         let broken = |host: &&Host| {

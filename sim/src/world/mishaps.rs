@@ -252,6 +252,10 @@ impl World<'_> {
         self.trace(|| "HEAL".into());
         self.healed = true;
         self.preset.hostd_deaf = false;
+        if self.preset.is_directed() {
+            // What was lost must not be written anew.
+            self.actors.iter_mut().filter_map(|a| a.process.as_mut()).for_each(Process::hurry);
+        }
         if self.machine.is_none() {
             self.start_coordinator()?;
         }

@@ -1,0 +1,56 @@
+//! Leases, as they lie in the memory that a process shares with its service: while one of them counts for writing, no
+//! other of the same inode counts.
+
+use base::planted::{Bug, planted};
+use storage::format::control::{LeaseMode, LeaseWord};
+use storage::limits::LEASE_SLOTS;
+
+use super::*;
+
+/// The leases of one in so many entries are looked at: where there is a script, and else. (A look goes through all that
+/// every process has.)
+const SELDOM: [u64; 2] = [4, 16];
+
+impl Attached {
+    /// The lease on an inode, by its word.
+    fn lease(&self, ino: u64) -> Option<LeaseMode> {
+        // Slots are taken from the first one on.
+        let slots = (0..LEASE_SLOTS as u32).map(control::lease_word);
+        let mut used = slots.map(|at| (self.memory.peek(at - 8), at)).take_while(|of| of.0 != 0);
+        let (_, at) = used.find(|of| of.0 == ino)?;
+        let word = LeaseWord(self.memory.peek(at));
+        (word.0 != 0).then(|| word.mode())
+    }
+}
+
+impl World<'_> {
+    /// What a process has just written is of these inodes: if it may, nobody else may at this moment.
+    pub(super) fn judge_leases(&self, c: usize, seq: u64, op: &Op<'_>) -> Result<(), String> {
+        if !seq.is_multiple_of(SELDOM[usize::from(!self.preset.is_directed())]) {
+            return Ok(());
+        }
+        for ino in effects::touched(op) {
+            if self.lease_of(c, ino, false) != Some(LeaseMode::Write) {
+                continue;
+            }
+            for other in (0..self.actors.len()).filter(|other| *other != c) {
+                if let Some(mode) = self.lease_of(other, ino, planted(Bug::LapseIgnored)) {
+                    return Err(format!(
+                        "leases conflict: inode {ino} is written by client {c}, {mode:?} at client {other}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The lease of a process that counts at this moment. `lapsed`: also when its time is over.
+    fn lease_of(&self, c: usize, ino: u64, lapsed: bool) -> Option<LeaseMode> {
+        let last = self.actors[c].process.as_ref()?.attached.last()?;
+        let host = &self.hosts[self.actors[c].node];
+        let in_time = host.clients_clock(self.now) < last.memory.peek(control::LEASES_UNTIL);
+        let attached = !last.ended && last.memory.peek(control::STATE) == control::STATE_ATTACHED;
+        let counts = attached && !host.gone && (in_time || lapsed);
+        counts.then(|| last.lease(ino)).flatten()
+    }
+}
