@@ -15,7 +15,7 @@ use storage::format::clients::{PIN_READ, PIN_WRITE};
 use storage::format::control::LeaseMode;
 use storage::format::lock::Lock;
 use storage::format::proof::Proof;
-use storage::format::rpc::{self, AccountId, InodeReply, Request, WANT_PIN};
+use storage::format::rpc::{self, AccountId, InodeReply, Request, WANT_PIN, WANT_READ, WANT_WRITE};
 use storage::permission::{R, X};
 
 use super::limits::LIST_BYTES;
@@ -456,9 +456,12 @@ impl Node {
             What::Inode { flags, .. } | What::Lookup { flags, .. } => flags,
             _ => 0,
         };
-        if flags & WANT_PIN != 0
-            && let Some(client) = self.clients.get_mut(&p.client)
+        if let Some(client) = self.clients.get_mut(&p.client)
+            && (flags & WANT_PIN != 0
+                || flags & (WANT_READ | WANT_WRITE) != 0 && client.has_pin(p.ino))
         {
+            // What it may from now on is written down also where it had it open before, for less: a service that starts
+            // anew, and a new head, know the right by this alone.
             client.pin_for(p.ino, flags)?;
         }
         let granted = if mode == LeaseMode::None {

@@ -9,7 +9,7 @@ use service::core::{Event, Node, Role};
 use storage::format::clients::{self, row_at};
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
-use storage::format::rpc::{self, Request, WANT_PIN, WANT_WRITE};
+use storage::format::rpc::{self, Request, WANT_PIN, WANT_READ, WANT_WRITE};
 use storage::media::{Media, Segment};
 use storage::memory::MemoryRegion;
 
@@ -191,12 +191,20 @@ fn a_request_under_way_is_asked_for_again() {
 /// write outlives the restart as it outlives a change of the mode.
 #[test]
 fn what_is_open_stays_open() {
+    // At once; and to read first, and to write through a second descriptor.
+    stays_open(&[WANT_PIN | WANT_WRITE]);
+    stays_open(&[WANT_PIN | WANT_READ, WANT_WRITE]);
+}
+
+fn stays_open(opened: &[u8]) {
     let mut rig = Rig::new(1, 9);
     let (mut owner, mut user) = (rig.attach(0, 5), rig.attach(0, 6));
     let ino = owner.create(&mut rig, b"file", 0o100_666);
     owner.sync(&mut rig);
-    let request = Request::Inode { ino, mode: LeaseMode::Write, flags: WANT_PIN | WANT_WRITE };
-    user.call(&mut rig, &request).expect("everybody may write");
+    for flags in opened {
+        let request = Request::Inode { ino, mode: LeaseMode::Write, flags: *flags };
+        user.call(&mut rig, &request).expect("everybody may write");
+    }
     owner.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
     let gone = Op::Unlink { ino, parent: InodeId::ROOT, name: b"file", open: false };
     let chmod = Op::SetAttr {
