@@ -60,6 +60,11 @@ pub fn hand_over(ino: u64) {
     }
 }
 
+fn is_handed(ino: u64) -> bool {
+    let (word, bit) = handed(ino);
+    word.load(Ordering::Relaxed) & bit != 0
+}
+
 static LIST: Mutex<[Held; HIDDEN]> = Mutex::new([NONE; HIDDEN]);
 
 /// The kernel's `struct flock`.
@@ -297,7 +302,13 @@ pub fn fcntl(r: &mut Regs, file: &InUse) -> Result<Option<isize>, Stop> {
         return Err(Stop::Error(err::BADF));
     }
     let ino = InodeId(ofd.ino.load(Ordering::Acquire)).0;
-    let fd = hidden(ino)?;
+    let fd = match hidden(ino) {
+        // It may not be opened now, and no lock of this process can be on it: there is nothing to give back.
+        Err(Stop::Error(err::ACCES)) if command != 5 && lock.kind == F_UNLCK && !is_handed(ino) => {
+            return Ok(Some(0));
+        }
+        other => other?,
+    };
     if command == 5 {
         let at = (&raw mut lock) as usize;
         let ret = sys::call3(nr::FCNTL, fd as usize, 5, at);
