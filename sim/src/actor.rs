@@ -437,7 +437,9 @@ impl World<'_> {
             return Ok(());
         };
         let status = node.status();
-        if status.epoch != ended.epoch || tries > 100 {
+        // A node that had lost its place before, and knew, has dropped the log.
+        let inside = status.chain.contains(&base::NodeId(ended.node as u32 + 1));
+        if status.epoch != ended.epoch || !inside || tries > 100 {
             return Ok(());
         }
         // What only this node has is lost with it.
