@@ -203,7 +203,12 @@ impl World<'_> {
         for seq in judged {
             if let Some(done) = self.done(client, seq) {
                 done.verdict = Some((at, true));
-                if done.void {
+                // To remove what never was is done already: nothing comes of it.
+                let removes =
+                    entries(&done.bytes, header.incarnation).next().is_some_and(|entry| {
+                        matches!(entry, Ok((_, _, Op::Unlink { .. } | Op::Rmdir { .. })))
+                    });
+                if done.void && !removes {
                     return Err(format!("{client:?}: {seq} is taken, and cannot be"));
                 }
             }
