@@ -56,7 +56,7 @@ fn half_a_root_is_not_completed_by_the_next() {
     let text = "Full Fetching; setxattr A/x user.big 3000; fsync; write A/x 4096 4096; chmod A/x 420; fsync; \
         rename A B; fsync; quota 100000; pause; setacl B 5 1; fsync; pause";
     let workload = Workload::parse(text).unwrap();
-    let mut lab = Lab::new(Effort::default(), false);
+    let mut lab = Lab::new(Effort::default().twice(), false);
     let found = lab.explore(&workload, Durability::Pmem, None);
     assert!(found.is_ok(), "{}", found.unwrap_err());
 }

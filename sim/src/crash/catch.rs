@@ -58,11 +58,28 @@ pub fn catch(bug: Bug, budget: Budget) -> Option<Found> {
     let found = found.or_else(|| {
         choose(bug);
         let (mut lab, models) = grounds()?;
-        let time = budget.time.saturating_sub(worked() - begin);
+        let time = (budget.time * 3 / 4).saturating_sub(worked() - begin);
         hunt(&mut lab, &models, Budget { time, ..half })
     });
+    let found = found.or_else(|| twice(budget.time.saturating_sub(worked() - begin)));
     choose(Bug::None);
     found
+}
+
+/// The directed workloads again, with every recovery crashed at every point: what takes two crashes to show.
+fn twice(time: Duration) -> Option<Found> {
+    let begin = worked();
+    let (mut lab, _) = grounds()?;
+    lab.effort = lab.effort.twice();
+    for workload in directed() {
+        if worked() - begin > time {
+            break;
+        }
+        if let Err(violation) = lab.explore(&workload, Durability::Pmem, None) {
+            return Some(Found { checked: lab.tally.checked, violation });
+        }
+    }
+    None
 }
 
 /// A laboratory in which every ground is made; None if the bug does not let it.

@@ -20,6 +20,7 @@ corbel-sim crash --workload TEXT [--disk] [--trace] [--at FENCE/CHOICE [--then F
   --seconds T    end after T seconds
   --threads N    (2)
   --random N     random states at each crash point, beside the enumerated ones (6)
+  --twice        crash every recovery again, at every point, not only some
   --synced       demand only what fsync covered, not all that has returned
   --no-disk      only memory, no disk
   --thin N       of the sequences of two operations only one in N
@@ -70,6 +71,7 @@ fn options(args: &mut dyn Iterator<Item = String>) -> Result<Options, String> {
                     .filter(|(i, n)| i < n)
                     .ok_or_else(|| format!("{text}: not a part like 0/4"))?;
             }
+            "--twice" => o.plan.effort = o.plan.effort.twice(),
             "--synced" => o.plan.returned = false,
             "--no-disk" => o.plan.disk = false,
             "--keep-going" => o.plan.keep_going = true,

@@ -29,6 +29,14 @@ impl Default for Effort {
     }
 }
 
+impl Effort {
+    /// The same with every recovery crashed at every point: some things take two crashes to show.
+    #[must_use]
+    pub fn twice(self) -> Self {
+        Self { nested: 1, nested_points: usize::MAX, ..self }
+    }
+}
+
 /// The moment and the choice that make one crash state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spot {
