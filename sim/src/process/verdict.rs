@@ -495,8 +495,11 @@ impl World<'_> {
         let mut now = told;
         if no_space {
             let suspect = |after: u64| {
-                let all = journal.done.range(told.clean + 1..);
-                all.filter(|(_, done)| of(done)).any(|(_, done)| done.seen < after)
+                // (What it has done itself it may have waited for: of several refusals at once it does not know whether
+                // that was among them, and the next call on the file may say so again.)
+                let own = |seq: u64| u.own.contains(&(attached.client, seq));
+                let mut all = journal.done.range(told.clean + 1..);
+                all.any(|(seq, done)| of(done) && !own(*seq) && done.seen < after)
             };
             let waited = matches!(u.call, Call::Allocate { .. } | Call::Clone { .. });
             // What it waited for itself; or what was not said before.
@@ -505,12 +508,13 @@ impl World<'_> {
             let own = refused(from).filter(|_| waited).map(|(seq, _)| *seq);
             let due = refused(told.perhaps).map(|(seq, _)| *seq).find(|seq| suspect(*seq));
             let (own, due) = (own.collect::<Vec<_>>(), due);
-            let Some(legit) = due.or(own.first().copied()) else {
-                // What was refused last may have failed with the same error, which is this call's own.
-                let own_error = errno.filter(|e| !matches!(*e, Errno::NOSPC | Errno::DQUOT));
-                if let Some(errno) = own_error
+            // What was refused last may have failed with the same error, which is this call's own.
+            let by_itself = errno.is_some_and(|errno| {
+                !matches!(errno, Errno::NOSPC | Errno::DQUOT)
                     && self.judge_error_of(c, u, &u.call, errno).is_ok()
-                {
+            });
+            let Some(legit) = due.or(own.first().copied()) else {
+                if by_itself {
                     return Ok(());
                 }
                 let why = format!("nothing was refused of which it is to hear: {told:?}");
@@ -518,10 +522,10 @@ impl World<'_> {
             };
             now.surely = visible;
             // (Of several refusals at once LibFS cannot tell which its call was about.)
-            if due.is_some() || own.len() == 1 {
+            if (due.is_some() || own.len() == 1) && !by_itself {
                 now.perhaps = now.perhaps.max(from).max(legit);
             }
-            if due.is_some() {
+            if due.is_some() && !by_itself {
                 now.clean = now.clean.max(before);
             }
             self.cleanse(c, ino, visible);
