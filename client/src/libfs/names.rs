@@ -250,9 +250,28 @@ impl<H: Host> LibFsOn<H> {
         if node.target.len() > TARGET_MAX {
             return Err(Errno::NAMETOOLONG);
         }
+        for _ in 0..self.config.limits.attempts {
+            if let Some(made) = self.try_make(caller, parent, name, node)? {
+                if !open && !planted(Bug::MadeStaysPinned) {
+                    self.close_inode(&made.1);
+                }
+                return Ok(made);
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    /// `None` as in [`Self::judged`].
+    fn try_make(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        name: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Option<(Attr, Arc<Inode<H>>)>> {
         let dir = self.inode(parent);
         let before = self.current().map(|session| (session.number, session.refusals()));
-        let (mut limited, mut own) = (false, Sequence(0));
+        let (mut limited, mut own, mut by) = (false, Sequence(0), 0);
         let made = self.run(|turn| {
             let session = turn.session;
             let mut state = dir.state.write();
@@ -276,7 +295,7 @@ impl<H: Host> LibFsOn<H> {
             let op = Op::Create { ino, parent, mode, rdev, uid, gid, name, target: node.target };
             let logged = self.log(turn, parent.0, &[&state, &child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
-            (child.last, own) = (place.sequence, place.sequence);
+            (child.last, own, by) = (place.sequence, place.sequence, session.number);
             // What is made is pinned.
             child.open = 1;
             let attr = child.attr();
@@ -287,15 +306,36 @@ impl<H: Host> LibFsOn<H> {
             dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
             Ok((attr, inode))
         })?;
-        if limited {
-            // Where a quota may bar it, the service's word is waited for.
-            let settled = self.settle_but(&dir, before, (own, own));
-            settled.inspect_err(|_| self.close_inode(&made.1))?;
+        if limited && !self.judged(&made.1, before, own, by)? {
+            return Ok(None);
         }
-        if !open && !planted(Bug::MadeStaysPinned) {
-            self.close_inode(&made.1);
+        Ok(Some(made))
+    }
+
+    /// Where a quota may bar what was made, the service's word is waited for. False: it went with its session `by`
+    /// before the service had judged it. Nobody knows of it, so it is made again.
+    fn judged(
+        &self,
+        made: &Arc<Inode<H>>,
+        before: Option<(u64, u64)>,
+        own: Sequence,
+        by: u64,
+    ) -> Result<bool> {
+        let Err(e) = self.settle_but(made, before, (own, own)) else { return Ok(true) };
+        self.close_inode(made);
+        match self.current() {
+            Some(session) if matches!(e, Errno::NOENT | Errno::STALE) => {
+                if session.number != by && !planted(Bug::NamelessOfPast) {
+                    Ok(false)
+                } else if before != Some((session.number, session.refusals())) {
+                    // It is not there: that was refused.
+                    Err(session.refusal())
+                } else {
+                    Err(e)
+                }
+            }
+            _ => Err(e),
         }
-        Ok(made)
     }
 
     /// Makes a regular file without a name, open. It goes when nobody has it open any more, unless
@@ -315,7 +355,7 @@ impl<H: Host> LibFsOn<H> {
         Err(Errno::IO)
     }
 
-    /// `None`: it went with its session before the service had judged it. Nobody knows of it, so it is made again.
+    /// `None` as in [`Self::judged`].
     fn try_nameless(
         &self,
         caller: &Caller<'_>,
@@ -355,25 +395,9 @@ impl<H: Host> LibFsOn<H> {
             self.remember_inode(Arc::clone(&inode));
             Ok((attr, inode))
         })?;
-        if limited && !planted(Bug::NamelessUnawaited) {
-            // As for what has a name.
-            let settled = self.settle_but(&made.1, before, (own, own));
-            if let Err(e) = settled {
-                self.close_inode(&made.1);
-                return match self.current() {
-                    Some(session) if matches!(e, Errno::NOENT | Errno::STALE) => {
-                        if session.number != by && !planted(Bug::NamelessOfPast) {
-                            Ok(None)
-                        } else if before != Some((session.number, session.refusals())) {
-                            // It is not there: that was refused.
-                            Err(session.refusal())
-                        } else {
-                            Err(e)
-                        }
-                    }
-                    _ => Err(e),
-                };
-            }
+        let waits = limited && !planted(Bug::NamelessUnawaited);
+        if waits && !self.judged(&made.1, before, own, by)? {
+            return Ok(None);
         }
         Ok(Some(made))
     }
