@@ -95,12 +95,14 @@ impl<H: Host> LibFsOn<H> {
         caller: &Caller<'_>,
         ino: InodeId,
         op: &Op<'_>,
+        before: &mut Option<(u64, u64)>,
     ) -> Result<Sequence> {
         if caller.uid != 0 {
             return Err(Errno::PERM);
         }
         self.with_state(ino, LeaseMode::Write, |turn, state| {
             let now = Self::now(&[&state.record]);
+            Self::count_in(before, turn.session);
             let place = self.log(turn, ino.0, &[state], op, now)?;
             state.last = place.sequence;
             if let Op::SetProject { project, .. } = *op

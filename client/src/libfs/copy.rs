@@ -85,7 +85,7 @@ impl<H: Host> LibFsOn<H> {
     fn copy(&self, copy: &CopyRange, upto: Upto) -> Result<u64> {
         let (from, to) = (self.handle(copy.from)?, self.handle(copy.to)?);
         self.report_refusal(&to)?;
-        let (mut done, mut whole, before) = (0, copy.len, self.refusals());
+        let (mut done, mut whole, mut before) = (0, copy.len, self.refusals());
         let mut sequences: Option<(Sequence, Sequence)> = None;
         while done < whole {
             let piece = CopyRange {
@@ -95,7 +95,12 @@ impl<H: Host> LibFsOn<H> {
                 ..*copy
             };
             let upto = if done > 0 && upto == Upto::Whole { Upto::End } else { upto };
-            let copied = self.run(|turn| self.try_copy(turn, &from.inode, &to.inode, &piece, upto));
+            let copied = self.run(|turn| {
+                if Self::count_in(&mut before, turn.session) {
+                    sequences = None;
+                }
+                self.try_copy(turn, &from.inode, &to.inode, &piece, upto)
+            });
             let Some(copied) = copied? else { break };
             let first = sequences.map_or(copied.sequence, |(first, _)| first);
             sequences = Some((first, copied.sequence));

@@ -687,7 +687,7 @@ impl<H: Host> LibFsOn<H> {
             _ => return Err(Errno::OPNOTSUPP),
         };
         self.report_refusal(&open)?;
-        let (inode, before) = (&open.inode, self.refusals());
+        let (inode, mut before) = (&open.inode, self.refusals());
         let last = self.run(|turn| {
             let mut state = inode.state.write();
             self.may_change(inode, &state)?;
@@ -695,6 +695,7 @@ impl<H: Host> LibFsOn<H> {
             self.end_privileges(turn, inode.ino, &mut state, false)?;
             let now = Self::now(&[&state.record]);
             let op = Op::Fallocate { ino: inode.ino, offset, len, mode: mode as u16 };
+            Self::count_in(&mut before, turn.session);
             let place = self.log(turn, open.hint, &[&state], &op, now)?;
             let moves = unshare || zeroes && state.pieces.moves(offset, end);
             if zeroes {
@@ -730,7 +731,7 @@ impl<H: Host> LibFsOn<H> {
             return Err(Errno::INVAL);
         }
         self.report_refusal(open)?;
-        let (inode, before) = (&open.inode, self.refusals());
+        let (inode, mut before) = (&open.inode, self.refusals());
         let last = self.run(|turn| {
             let mut state = inode.state.write();
             self.may_change(inode, &state)?;
@@ -746,6 +747,7 @@ impl<H: Host> LibFsOn<H> {
             self.end_privileges(turn, inode.ino, &mut state, false)?;
             let now = Self::now(&[&state.record]);
             let op = Op::Shift { ino: inode.ino, offset, len, insert, size };
+            Self::count_in(&mut before, turn.session);
             let place = self.log(turn, open.hint, &[&state], &op, now)?;
             state.pieces.forget();
             state.extents_after = place.sequence;
@@ -773,11 +775,24 @@ impl<H: Host> LibFsOn<H> {
             && (first.0..=last.0).contains(&session.segment.word(control::REFUSED_SEQ))
         {
             let told = (Ordering::Relaxed, Ordering::Relaxed);
-            // Unless there was something before, which is still to be said.
-            let (from, to) = (session.mark(count), session.mark(count + 1));
-            let _ = open.refusals.compare_exchange(from, to, told.0, told.1);
+            // Unless there was something before, which is still to be said. (Nothing was in this session, if this
+            // handle was last told of something in an earlier one.)
+            let (from, to) = (open.refusals.load(Ordering::Relaxed), session.mark(count + 1));
+            if session.marked(from) == count {
+                let _ = open.refusals.compare_exchange(from, to, told.0, told.1);
+            }
         }
         settled
+    }
+
+    /// A call that may be refused does something now, in this session: what was refused before is counted there, if it was
+    /// begun in an earlier one. Says whether it was.
+    pub(crate) fn count_in(before: &mut Option<(u64, u64)>, session: &Session<H>) -> bool {
+        let other = before.is_none_or(|(number, _)| number != session.number);
+        if other {
+            *before = Some((session.number, session.note_refusals()));
+        }
+        other
     }
 
     /// The service's proof of an inode.

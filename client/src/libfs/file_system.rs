@@ -326,13 +326,15 @@ impl<H: Host> FileSystem for LibFsOn<H> {
             AccountId::User(uid) => (InodeId::ROOT, Some(uid)),
             AccountId::Directory(ino) => (ino, None),
         };
-        let before = self.refusals();
-        let own = self.change_quota(caller, ino, &Op::SetQuota { ino, user, limit })?;
+        let mut before = self.refusals();
+        let op = Op::SetQuota { ino, user, limit };
+        let own = self.change_quota(caller, ino, &op, &mut before)?;
         self.settle_but(&self.inode(ino), before, (own, own))
     }
 
     fn set_project(&self, caller: &Caller<'_>, ino: InodeId, project: InodeId) -> Result<()> {
-        self.change_quota(caller, ino, &Op::SetProject { ino, project }).map(drop)
+        let op = Op::SetProject { ino, project };
+        self.change_quota(caller, ino, &op, &mut self.refusals()).map(drop)
     }
 
     fn project(&self, _: &Caller<'_>, ino: InodeId) -> Result<InodeId> {

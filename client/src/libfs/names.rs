@@ -270,7 +270,7 @@ impl<H: Host> LibFsOn<H> {
         node: &NewNode<'_>,
     ) -> Result<Option<(Attr, Arc<Inode<H>>)>> {
         let dir = self.inode(parent);
-        let before = self.current().map(|session| (session.number, session.refusals()));
+        let mut before = self.current().map(|session| (session.number, session.refusals()));
         let (mut limited, mut own, mut by) = (false, Sequence(0), 0);
         let made = self.run(|turn| {
             let session = turn.session;
@@ -293,6 +293,7 @@ impl<H: Host> LibFsOn<H> {
             let InodeRecord { mode, uid, gid, rdev, .. } = record;
             let mut child = new_state(session, granted, record, node.target);
             let op = Op::Create { ino, parent, mode, rdev, uid, gid, name, target: node.target };
+            Self::count_in(&mut before, session);
             let logged = self.log(turn, parent.0, &[&state, &child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
             (child.last, own, by) = (place.sequence, place.sequence, session.number);
@@ -364,7 +365,7 @@ impl<H: Host> LibFsOn<H> {
         linkable: bool,
     ) -> Result<Option<(Attr, Arc<Inode<H>>)>> {
         let dir = self.inode(parent);
-        let before = self.current().map(|session| (session.number, session.refusals()));
+        let mut before = self.current().map(|session| (session.number, session.refusals()));
         let (mut limited, mut own, mut by) = (false, Sequence(0), 0);
         let made = self.run(|turn| {
             let session = turn.session;
@@ -386,6 +387,7 @@ impl<H: Host> LibFsOn<H> {
             let InodeRecord { mode, uid, gid, .. } = record;
             let mut child = new_state(session, granted, record, &[]);
             let op = Op::Tmpfile { ino, parent, mode, uid, gid, linkable };
+            Self::count_in(&mut before, session);
             let logged = self.log(turn, ino.0, &[&child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
             (child.last, own, by) = (place.sequence, place.sequence, session.number);

@@ -495,11 +495,8 @@ impl World<'_> {
         let mut now = told;
         if no_space {
             let suspect = |after: u64| {
-                // (What it has done itself it may have waited for: of several refusals at once it does not know whether
-                // that was among them, and the next call on the file may say so again.)
-                let own = |seq: u64| u.own.contains(&(attached.client, seq));
-                let mut all = journal.done.range(told.clean + 1..);
-                all.any(|(seq, done)| of(done) && !own(*seq) && done.seen < after)
+                let all = journal.done.range(told.clean + 1..);
+                all.filter(|(_, done)| of(done)).any(|(_, done)| done.seen < after)
             };
             let waited = matches!(u.call, Call::Allocate { .. } | Call::Clone { .. });
             // What it waited for itself; or what was not said before.
