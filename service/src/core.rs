@@ -28,6 +28,7 @@ mod room;
 mod snapshot;
 mod stream;
 pub mod table;
+mod turn;
 pub mod validate;
 mod view;
 
@@ -49,6 +50,7 @@ use client::Client;
 use lease::LeaseTable;
 use message::Message;
 use ring::Ring;
+use stream::Waits;
 use table::Table;
 use validate::Known;
 
@@ -245,6 +247,10 @@ pub struct Node {
 
     local: VecDeque<Message>,
     stalled: VecDeque<(NodeId, Message)>,
+    /// What is stalled waits until the state up to there is published.
+    awaits: Option<StreamSeq>,
+    /// What was done in this turn.
+    turn: turn::Turn,
     /// What clients have open no more and did not say: looked at when the ring has room.
     let_go: Vec<InodeId>,
     known: BTreeMap<ClientId, Known>,
@@ -382,6 +388,8 @@ impl Node {
             next_segment: 0,
             local: VecDeque::new(),
             stalled: VecDeque::new(),
+            awaits: None,
+            turn: turn::Turn::default(),
             let_go: Vec::new(),
             known: BTreeMap::new(),
             leases: LeaseTable::default(),
@@ -443,7 +451,7 @@ impl Node {
         }
         let mut replayed = restart::Replayed::default();
         while node.applied < node.ring.last() {
-            node.apply_next()?;
+            node.apply_next(Waits::Never)?;
             node.note_replayed(&mut replayed)?;
         }
         let lost = node.table.rebooted && !strict && !found.is_empty();
@@ -468,6 +476,7 @@ impl Node {
         if self.failure.is_some() {
             return;
         }
+        self.begin_turn();
         if let Err(failure) = self.handle(event, out) {
             self.fail(failure);
         }
@@ -541,6 +550,7 @@ impl Node {
         if self.failure.is_some() {
             return false;
         }
+        self.begin_turn();
         let worked = self.work_slice(out).and_then(|more| {
             self.settle_down(out)?;
             // A request that was granted its lease just now may wait for a publication: who slept first
@@ -555,15 +565,13 @@ impl Node {
 
     fn work_slice(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         // While a snapshot comes, the ring stands at the snapshot's end and the state before it.
-        if self.incoming.is_none() && self.applied < self.ring.last() {
-            self.apply_next()?;
+        let behind = self.incoming.is_none() && self.applied < self.ring.last();
+        if behind && self.apply_next(Waits::ForPublication)? {
             return Ok(true);
         }
         self.retry_stalled(out)?;
-        if self.publish_step(out)? {
-            return Ok(true);
-        }
-        self.snapshot_step(out)
+        let more = self.publish_step(out)? || self.turn.cut_short;
+        Ok(more || self.snapshot_step(out)?)
     }
 
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {

@@ -190,7 +190,8 @@ fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits
         if random.chance(1, 2) { shipped } else { drawn }
     };
     limits.publish_bytes = small(limits.publish_bytes, 1, 20_000);
-    limits.slice_bytes = small(limits.slice_bytes, 1, 9000);
+    limits.turn = small(limits.turn, 1, 400);
+    limits.slice_bytes = small(limits.slice_bytes, 500, 9000);
     limits.host_min = small(limits.host_min, 1, 9000);
     limits.discard_min = small(limits.discard_min, 1, 20_000);
     limits.release_step = small(limits.release_step, 1, 4);

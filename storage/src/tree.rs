@@ -15,7 +15,7 @@
 
 mod cache;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
@@ -98,6 +98,8 @@ pub struct Root {
 pub struct Tree {
     media: Arc<dyn Media>,
     cache: RefCell<Cache>,
+    /// Pages looked at so far: what operations cost.
+    visits: Cell<u64>,
     root: Root,
     used: Bitmap,
     working: u64,
@@ -179,6 +181,7 @@ impl Tree {
         Self {
             media,
             cache: RefCell::new(Cache::new(cache)),
+            visits: Cell::new(0),
             root,
             used: Bitmap::new(pages),
             working: published + 1,
@@ -280,6 +283,7 @@ impl Tree {
     }
 
     fn get(&self, number: u64, level: u8) -> Result<Arc<Page>, Fault> {
+        self.visits.set(self.visits.get().wrapping_add(1));
         let mut cache = self.cache.borrow_mut();
         let page = match cache.get(number) {
             Some(page) => page,
@@ -353,6 +357,12 @@ impl Tree {
             page = self.get(page.child(i), level)?;
         }
         Ok((page, bound))
+    }
+
+    /// Pages that were looked at so far, from the cache or from the medium: a measure of what operations have cost that is
+    /// the same in every run.
+    pub fn visits(&self) -> u64 {
+        self.visits.get()
     }
 
     /// Shows the value of a key.

@@ -426,6 +426,11 @@ impl Node {
             left = left.saturating_sub(batch.taken);
             if head {
                 self.ingest(id, batch.first, batch.last, &batch.raw, out)?;
+                if self.turn_is_over() {
+                    self.active.insert(id);
+                    self.turn.cut_short = true;
+                    return Ok(false);
+                }
             } else {
                 let Batch { raw, first, last, .. } = batch;
                 let message = Message::Entries { client: id, first, last, raw };
@@ -478,6 +483,7 @@ impl Node {
     /// Looks at the clients that may want something, when the driver did not sleep.
     pub fn look_around(&mut self, now: Nanos, out: &mut Vec<Effect>) {
         self.now = now;
+        self.begin_turn();
         let active: Vec<ClientId> = self.active.iter().copied().collect();
         for id in active {
             let looked = match self.clients.get(&id) {

@@ -47,6 +47,14 @@ struct Draft {
     refused: (u32, Sequence, u16),
 }
 
+/// What became of an entry.
+enum Taken {
+    /// It is in the draft, or refused.
+    Up(Draft),
+    /// It waits until what was done before is published.
+    Later(Draft),
+}
+
 impl Draft {
     /// Bytes of the entries.
     fn len(&self) -> usize {
@@ -186,8 +194,16 @@ impl Node {
     pub(super) fn retry_stalled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.reap_let_go(out)?;
         // What held chunks back may be gone without a word (a snapshot for a node that is in the chain now).
+        self.turn.cut_short = false;
         if self.stalled.is_empty() || !self.ready || self.paused {
             return Ok(());
+        }
+        if let Some(upto) = self.awaits {
+            if self.published < upto {
+                self.publish_now = true;
+                return Ok(());
+            }
+            self.awaits = None;
         }
         let sought = planted(Bug::RoomUnsought) || self.room_for_batch()?;
         if !sought || !self.ring.has_room() {
@@ -389,14 +405,46 @@ impl Node {
                 continue;
             }
             let bytes = &raw[offset..raw.len().min(offset + entry_bytes(header.length as usize))];
+            if begun.0 > 0 && self.turn_is_over() {
+                self.turn.cut_short = true;
+                return self.leave(draft, client, incarnation, begun, (last, &raw[offset..]), out);
+            }
+            self.spend_entry(bytes.len());
             if draft.len() + bytes.len() + REAP_SLACK / 2 > draft.reserved {
                 self.close(draft, client, begun, incarnation, out)?;
                 draft = self.draft(raw.len() - offset)?;
             }
-            draft = self.one(draft, client, incarnation, &header, &op, bytes, begun, out)?;
+            draft = match self.one(draft, client, incarnation, &header, &op, bytes, begun, out)? {
+                Taken::Up(draft) => draft,
+                Taken::Later(draft) => {
+                    let rest = (last, &raw[offset..]);
+                    let begun = if begun.0 > 0 { begun } else { done };
+                    self.leave(draft, client, incarnation, begun, rest, out)?;
+                    self.awaits = Some(self.applied);
+                    self.publish_now = true;
+                    return Ok(());
+                }
+            };
             begun = header.sequence;
         }
         self.close(draft, client, last, incarnation, out)?;
+        self.give_room(client, out);
+        Ok(())
+    }
+
+    /// Ends a draft in the middle of what a client sent; the rest, from the entry after `begun` to `last`, is taken up later.
+    fn leave(
+        &mut self,
+        draft: Draft,
+        client: ClientId,
+        incarnation: u32,
+        begun: Sequence,
+        (last, rest): (Sequence, &[u8]),
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        self.close(draft, client, begun, incarnation, out)?;
+        let (first, raw) = (Sequence(begun.0 + 1), rest.to_vec());
+        self.stalled.push_front((client.node(), Message::Entries { client, first, last, raw }));
         self.give_room(client, out);
         Ok(())
     }
@@ -413,11 +461,11 @@ impl Node {
         bytes: &[u8],
         before: Sequence,
         out: &mut Vec<Effect>,
-    ) -> Result<Draft, Failure> {
+    ) -> Result<Taken, Failure> {
         if header.promised > 0 {
             self.redeem(client, header.promised);
         }
-        let Some(known) = self.known.get(&client) else { return Ok(draft) };
+        let Some(known) = self.known.get(&client) else { return Ok(Taken::Up(draft)) };
         let judged = if header.epoch > self.epoch && !planted(Bug::FutureEpochAccepted) {
             Err(base::Errno::STALE)
         } else {
@@ -425,7 +473,7 @@ impl Node {
         };
         if let Err(errno) = judged {
             self.refuse(&mut draft, client, header, op, errno);
-            return Ok(draft);
+            return Ok(Taken::Up(draft));
         }
         let mut tries = 0;
         let applied = loop {
@@ -438,6 +486,10 @@ impl Node {
             self.volume.keep_free(0);
             match applied {
                 Ok(applied) => break applied,
+                Err(Refusal::NeedsPublish) if self.may_wait(&draft) => {
+                    // Copying what is to be published first takes as long as it takes: others have their turns meanwhile.
+                    return Ok(Taken::Later(draft));
+                }
                 Err(Refusal::NeedsPublish)
                     if tries == 0 || (tries == 1 && self.volume.views_hold_pages()) =>
                 {
@@ -465,7 +517,7 @@ impl Node {
                     if errno == base::Errno::NOSPC {
                         self.seek_room(out);
                     }
-                    return Ok(draft);
+                    return Ok(Taken::Up(draft));
                 }
             }
         };
@@ -491,7 +543,12 @@ impl Node {
         if let Some(ino) = applied.orphaned {
             self.orphaned(&mut draft, client, incarnation, header, op, ino)?;
         }
-        Ok(draft)
+        Ok(Taken::Up(draft))
+    }
+
+    /// Whether there is something to publish, here or in the draft.
+    fn may_wait(&self, draft: &Draft) -> bool {
+        draft.count > 0 || self.job.is_some() || self.applied > self.published
     }
 
     /// An inode lost its last name: it goes at once unless somebody has it open.

@@ -14,6 +14,8 @@ pub struct Limits {
     pub publish_bytes: u64,
     /// Bytes copied in one slice of work.
     pub slice_bytes: u64,
+    /// What a turn may cost, in tree pages looked at (see `turn`): some milliseconds.
+    pub turn: u64,
     /// Copies of fewer bytes are not given to hostd.
     pub host_min: u64,
     /// Bytes of free blocks that are given back to the medium at a time.
@@ -51,6 +53,7 @@ impl Limits {
     pub const SHIPPED: Self = Self {
         publish_bytes: 2 << 20,
         slice_bytes: 256 * 1024,
+        turn: 20_000,
         host_min: 128 * 1024,
         discard_min: 256 * 1024,
         release_step: 32,

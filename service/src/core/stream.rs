@@ -32,6 +32,8 @@ pub(super) struct Job {
     upto: StreamSeq,
     clients: Vec<(ClientId, Sequence)>,
     next_copy: usize,
+    /// Bytes of that one that are done.
+    copied: u64,
     /// hostd runs the copies: job number and when it was asked.
     host: Option<(u64, Nanos)>,
     /// It was helped.
@@ -42,6 +44,58 @@ fn copy_len(item: &CopyItem) -> u64 {
     match *item {
         CopyItem::Copy { len, .. } | CopyItem::Zero { len, .. } => len,
     }
+}
+
+/// At most `most` bytes of an item, from `at` on.
+fn part_of(item: &CopyItem, at: u64, most: u64) -> CopyItem {
+    let len = copy_len(item).saturating_sub(at).min(most);
+    match *item {
+        CopyItem::Copy { from, to, .. } => {
+            CopyItem::Copy { from: (from.0, from.1 + at), to: (to.0, to.1 + at), len }
+        }
+        CopyItem::Zero { to, .. } => CopyItem::Zero { to: (to.0, to.1 + at), len },
+    }
+}
+
+impl Job {
+    /// The next copies of so many bytes; they count as done.
+    fn slice(&mut self, bytes: u64) -> Vec<CopyItem> {
+        let (mut items, mut left) = (Vec::new(), bytes);
+        while left > 0
+            && let Some(item) = self.sealed.copies.get(self.next_copy)
+        {
+            let part = part_of(item, self.copied, left);
+            let len = copy_len(&part);
+            (self.copied, left) = (self.copied + len, left.saturating_sub(len.max(64)));
+            if self.copied >= copy_len(item) {
+                (self.next_copy, self.copied) = (self.next_copy + 1, 0);
+            }
+            items.push(part);
+        }
+        items
+    }
+
+    /// Everything from that copy on is to be done here.
+    fn copy_from(&mut self, item: usize) {
+        (self.host, self.next_copy, self.copied) = (None, item, 0);
+    }
+}
+
+/// Whether a chunk may wait for its turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Waits {
+    /// It is applied before anything else is done.
+    Never,
+    /// What has to be published before it is published first, in as many turns as that takes.
+    ForPublication,
+}
+
+/// How far a chunk was applied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Applied {
+    Whole,
+    /// The entry at that place has to wait for a publication.
+    UpTo(usize),
 }
 
 impl Node {
@@ -266,32 +320,42 @@ impl Node {
 
     /// Applies the next chunk of the ring to the working state (not at the head, which applies
     /// while it validates).
-    pub(super) fn apply_next(&mut self) -> Result<(), Failure> {
+    /// `false`: it waits for a publication.
+    pub(super) fn apply_next(&mut self, waits: Waits) -> Result<bool, Failure> {
         let seq = StreamSeq(self.applied.0 + 1);
         let read = self.volume.has_read() && !planted(Bug::ChunkPartlyPublished);
-        if read && self.published < self.applied {
+        let unpublished = self.published < self.applied;
+        if read && unpublished {
             // Whatever overwrites the blocks has to wait for the publication of what reads them.
+            if waits == Waits::ForPublication {
+                self.publish_now = true;
+                return Ok(false);
+            }
             self.publish_all()?;
         }
-        if self.apply_chunk(seq, false)? {
-            return Ok(());
+        match self.apply_chunk(seq, false)? {
+            Applied::Whole => return Ok(true),
+            Applied::UpTo(0) if unpublished && waits == Waits::ForPublication => {
+                self.publish_now = true;
+                return Ok(false);
+            }
+            Applied::UpTo(_) => {}
         }
         // Not in the middle of the chunk: it is applied again after a crash, and would meet what
         // it did itself (a name that has moved on since). What came before it is published.
         self.take_back()?;
         self.publish_all()?;
-        if self.apply_chunk(seq, false)? {
-            return Ok(());
+        if self.apply_chunk(seq, false)? == Applied::Whole {
+            return Ok(true);
         }
         // The head had room for this chunk when everything before it was published. If here is
         // less, a crash in the next moment may cost a rejoin; not going on costs one now.
         self.take_back()?;
-        self.apply_chunk(seq, true).map(drop)
+        self.apply_chunk(seq, true).map(|_| true)
     }
 
-    /// Applies a chunk. `false`: some of it is applied, and the rest waits for a publication
-    /// (which is done at once when `partly`).
-    fn apply_chunk(&mut self, seq: StreamSeq, partly: bool) -> Result<bool, Failure> {
+    /// Applies a chunk, or some of it, where the rest waits for a publication (which is done at once when `partly`).
+    fn apply_chunk(&mut self, seq: StreamSeq, partly: bool) -> Result<Applied, Failure> {
         let Some(kept) = self.ring.get(seq).copied() else {
             return Err(Failure::Diverged(seq, "it is not in the ring".into()));
         };
@@ -306,7 +370,7 @@ impl Node {
             let mut applied = self.volume.apply(&header, &op, source);
             if matches!(applied, Err(Refusal::NeedsPublish)) {
                 if !partly && !planted(Bug::ChunkPartlyPublished) {
-                    return Ok(false);
+                    return Ok(Applied::UpTo(at));
                 }
                 // Everything before this chunk; its own copies lie in the ring already.
                 self.publish_working(StreamSeq(seq.0 - 1))?;
@@ -322,7 +386,7 @@ impl Node {
             }
         }
         self.applied_chunk(&kept.header);
-        Ok(true)
+        Ok(Applied::Whole)
     }
 
     /// Takes the working state back to the end of the last chunk that is applied whole.
@@ -385,7 +449,8 @@ impl Node {
             std::mem::take(&mut self.batch).into_iter().collect();
         let sealed = self.volume.seal(upto, self.epoch, &clients)?;
         (self.batch_bytes, self.batch_since, self.publish_now) = (0, None, false);
-        self.job = Some(Job { sealed, upto, clients, next_copy: 0, host: None, helped: false });
+        self.job =
+            Some(Job { sealed, upto, clients, next_copy: 0, copied: 0, host: None, helped: false });
         Ok(())
     }
 
@@ -408,17 +473,14 @@ impl Node {
                 return Ok(false);
             }
             // Isolated mode: hostd does not answer.
-            self.settle_job()?;
-            return Ok(self.publish_due());
+            let done = self.end_host_copies()?;
+            let Some(job) = &mut self.job else { return Ok(false) };
+            job.copy_from(if done { job.sealed.copies.len() } else { 0 });
+            return Ok(true);
         }
-        let mut bytes = 0;
-        let first = job.next_copy;
-        while job.next_copy < job.sealed.copies.len() && bytes < self.config.limits.slice_bytes {
-            bytes += copy_len(&job.sealed.copies[job.next_copy]);
-            job.next_copy += 1;
-        }
-        run_copies(&*self.media, &job.sealed.copies[first..job.next_copy])?;
-        self.counters.copied_bytes += bytes;
+        let items = job.slice(self.config.limits.slice_bytes);
+        run_copies(&*self.media, &items)?;
+        self.counters.copied_bytes += items.iter().map(copy_len).sum::<u64>();
         if job.next_copy < job.sealed.copies.len() {
             return Ok(true);
         }
@@ -445,23 +507,21 @@ impl Node {
         if job.host.is_none_or(|(asked, _)| asked != id) {
             return Ok(());
         }
-        job.host = None;
-        job.next_copy = job.sealed.copies.len();
-        self.counters.copied_bytes += job.sealed.copies.iter().map(copy_len).sum::<u64>();
-        if let Some(&first) = bad.iter().min()
-            && !planted(Bug::BadCopiesIgnored)
-        {
-            // The order of copies counts: everything from the first bad one on is done again.
-            let from = (first as usize).min(job.sealed.copies.len());
-            run_copies(&*self.media, &job.sealed.copies[from..])?;
-        }
-        self.finish_job()
+        let all = job.sealed.copies.len();
+        // The order of copies counts: everything from the first bad one on is done again, here.
+        let bad = bad.iter().min().filter(|_| !planted(Bug::BadCopiesIgnored));
+        job.copy_from(bad.map_or(all, |&first| all.min(first as usize)));
+        let done = &job.sealed.copies[..job.next_copy];
+        self.counters.copied_bytes += done.iter().map(copy_len).sum::<u64>();
+        if job.next_copy < all { Ok(()) } else { self.finish_job() }
     }
 
     pub(super) fn host_down(&mut self) {
         self.host = None;
-        if let Some(job) = &mut self.job {
-            job.host = None;
+        if let Some(job) = &mut self.job
+            && job.host.is_some()
+        {
+            job.copy_from(0);
         }
     }
 
@@ -480,10 +540,14 @@ impl Node {
 
     /// Publishes the job under way, if there is one, at once.
     fn settle_job(&mut self) -> Result<(), Failure> {
+        let hosted = self.job.as_ref().is_some_and(|job| job.host.is_some());
         let done = self.end_host_copies()?;
-        let Some(job) = &self.job else { return Ok(()) };
+        let Some(job) = &mut self.job else { return Ok(()) };
+        if hosted {
+            job.copy_from(0);
+        }
         if !done {
-            run_copies(&*self.media, &job.sealed.copies)?;
+            run_copies(&*self.media, &job.slice(u64::MAX))?;
         }
         self.finish_job()
     }

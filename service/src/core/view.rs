@@ -16,6 +16,7 @@ use storage::media::Segment;
 use storage::volume::{Params, Refusal, Volume, run_copies};
 
 use super::message::Message;
+use super::stream::Waits;
 use super::{Effect, Failure, Node, Role, entries};
 
 /// Inode numbers skipped at a takeover: the old head may have handed out numbers unknown here.
@@ -187,6 +188,7 @@ impl Node {
         self.held_grants.clear();
         self.recall_tokens.clear();
         self.stalled.clear();
+        self.awaits = None;
         self.let_go.clear();
         self.acked.clear();
         self.stash.clear();
@@ -247,7 +249,7 @@ impl Node {
             return Ok(());
         }
         while self.applied < self.ring.last() {
-            self.apply_next()?;
+            self.apply_next(Waits::Never)?;
         }
         for (node, seq) in self.positions.clone() {
             if node == self.me() || !self.chain.contains(&node) {
