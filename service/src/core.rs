@@ -21,6 +21,7 @@ mod locking;
 pub mod locks;
 pub mod message;
 mod past;
+mod publish;
 mod requests;
 mod restart;
 pub mod ring;
@@ -294,7 +295,7 @@ pub struct Node {
     batch: BTreeMap<ClientId, Sequence>,
     batch_bytes: u64,
     batch_since: Option<Nanos>,
-    job: Option<stream::Job>,
+    job: Option<publish::Job>,
     next_job: u64,
     publish_now: bool,
     /// hostd, while it lives.

@@ -180,6 +180,8 @@ struct Driver {
     serving: Option<Serving>,
     host_listener: OwnedFd,
     host: Option<Arc<HostLink>>,
+    /// Time for which peers and clients were not heard, at most.
+    longest_turn: Duration,
     admin: UnixListener,
     bells: BTreeMap<u64, (ClientId, OwnedFd)>,
     bell_of: BTreeMap<ClientId, u64>,
@@ -298,6 +300,7 @@ impl Driver {
             serving: None,
             host_listener,
             host: None,
+            longest_turn: Duration::ZERO,
             admin,
             bells: BTreeMap::new(),
             bell_of: BTreeMap::new(),
@@ -409,6 +412,7 @@ impl Driver {
             let wait = if slept { self.wait(next_tick) } else { Duration::ZERO };
             events.clear();
             self.net.poll(Some(wait), &mut events);
+            let begin = Instant::now();
             if let Some(coordinator) = &self.coordinator {
                 coordinator.turned();
             }
@@ -440,6 +444,7 @@ impl Driver {
             if let Some(trouble) = self.trouble.take() {
                 return Err(Error(trouble));
             }
+            self.longest_turn = self.longest_turn.max(begin.elapsed());
             let late = self.ends_by.is_some_and(|by| Instant::now() >= by);
             self.ended |= late || self.node.is_closed();
         }
@@ -807,7 +812,8 @@ impl Driver {
 
     fn answer_status(&mut self) {
         while let Ok((mut stream, _)) = self.admin.accept() {
-            let text = status::json(&self.node.status(), &self.net.counters(), self.host.is_some());
+            let own = status::Own { hostd: self.host.is_some(), longest_turn: self.longest_turn };
+            let text = status::json(&self.node.status(), &self.net.counters(), own);
             // The socket's buffer holds the answer; a reader that does not read loses it.
             let _ = stream.set_nonblocking(true);
             let _ = std::io::Write::write_all(&mut stream, text.as_bytes());

@@ -1,12 +1,23 @@
 //! What a node says of itself, as one JSON object.
 
+use std::time::Duration;
+
 use cluster::transport::Counters;
 use serde_json::{Value, json};
 
 use crate::core::{NodeStatus, Role};
 
+/// What the process knows and its node does not.
+#[derive(Clone, Copy, Debug)]
+pub struct Own {
+    /// hostd is there.
+    pub hostd: bool,
+    /// Time for which peers and clients were not heard, at most.
+    pub longest_turn: Duration,
+}
+
 /// The object, ended by a newline.
-pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
+pub fn json(status: &NodeStatus, net: &Counters, own: Own) -> String {
     let role = match status.role {
         Role::Outside => "outside",
         Role::Head => "head",
@@ -47,7 +58,7 @@ pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
         "leases": status.leases,
         "requests": status.requests,
         "recalls": status.recalls,
-        "hostd": host,
+        "hostd": own.hostd,
         "failure": status.failure,
         "clients": clients,
         "counters": {
@@ -80,6 +91,7 @@ pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
     object["counters"]["settled_copies"] = c.settled_copies.into();
     object["counters"]["broken_logs"] = c.broken_logs.into();
     object["counters"]["crowded_out"] = c.crowded_out.into();
+    object["longest_turn_us"] = (own.longest_turn.as_micros() as u64).into();
     object["locks"] = status.locks.into();
     object["counters"]["locks"] = c.locks.into();
     object["counters"]["locks_refused"] = c.locks_refused.into();

@@ -18,8 +18,12 @@ pub struct Limits {
     pub turn: u64,
     /// Copies of fewer bytes are not given to hostd.
     pub host_min: u64,
+    /// Bytes given to hostd at a time: it must answer while others wait for it.
+    pub host_bytes: u64,
     /// Bytes of free blocks that are given back to the medium at a time.
     pub discard_min: u64,
+    /// Bytes given back after one publication.
+    pub discard_max: u64,
     /// Chunks given up at a time: each time costs a persisted record.
     pub release_step: u64,
     /// Chunks kept that came before others.
@@ -55,7 +59,9 @@ impl Limits {
         slice_bytes: 256 * 1024,
         turn: 20_000,
         host_min: 128 * 1024,
+        host_bytes: 16 << 20,
         discard_min: 256 * 1024,
+        discard_max: 64 << 20,
         release_step: 32,
         stash: 256,
         resend: 64,
