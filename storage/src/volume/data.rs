@@ -126,7 +126,9 @@ impl Volume {
             }
         }
         for run in new {
-            if !old.contains(run) {
+            // (Both are in order: a file may have very many.)
+            let at = old.binary_search_by_key(&run.file, |r| r.file);
+            if at.is_err() || at.is_ok_and(|i| old[i] != *run) {
                 self.tree.put(Key::new(ino.0, kind::EXTENT, run.file), &run.encode())?;
             }
         }

@@ -228,7 +228,8 @@ impl Volume {
             }
         }
         for run in &new {
-            if !old.contains(run) {
+            let at = old.binary_search_by_key(&run.block, |s| s.block);
+            if at.is_err() || at.is_ok_and(|i| old[i] != *run) {
                 self.tree.put(Shared::key(arena, run.block), &run.encode())?;
             }
         }
