@@ -330,6 +330,10 @@ pub enum Bug {
     ListApart = 241,
     /// Who cuts a file by its name is asked before the lease that it is cut under.
     TruncatedUnasked = 246,
+    /// What a member has named in an earlier epoch counts in its next report.
+    NamedBefore = 247,
+    /// What did not fit in a turn is not taken up again.
+    RestForgotten = 248,
     /// Inodes that an operation asked for are forgotten for others that it needs.
     NeededForgotten = 245,
     /// The row of an expelled client goes with its log, and with it what its process has open, for a restart.
@@ -1066,6 +1070,12 @@ impl Bug {
             "truncated-unasked",
             "who cuts a file is asked whether it may before it has the lease, and not then",
         ),
+        (
+            Bug::NamedBefore,
+            "named-before",
+            "what a member has named in an earlier epoch counts in its next report",
+        ),
+        (Bug::RestForgotten, "rest-forgotten", "what did not fit in a turn is not taken up again"),
         (
             Bug::NeededForgotten,
             "needed-forgotten",

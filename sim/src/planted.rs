@@ -161,8 +161,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         return scenario.preset(seed);
     }
     use Fault::{
-        Coordinator, Crash, CutOff, Damage, Hang, Kill, LinkDown, OneWay, Planned, PowerCut,
-        RegionLost, Slow, Stop,
+        BitRot, Coordinator, Crash, CutOff, Damage, Hang, Kill, LinkDown, OneWay, Planned,
+        PowerCut, RegionLost, Slow, Stop,
     };
     let mut preset = Preset::of(seed);
     let head_lost = [OneWay(0, 1), LinkDown(0, 1), OneWay(1, 2), RegionLost(0), Crash(0)];
@@ -217,7 +217,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             preset.make(Flavour::Full);
         }
         bug if is_client(bug) => by_threads(&mut preset, bug, seed),
-        Bug::ReservedUnsent => preset.make(Flavour::Full),
+        Bug::ReservedUnsent | Bug::NamedBefore => preset.make(Flavour::Full),
         _ => preset.make(Flavour::Plain),
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
@@ -254,6 +254,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::PastForgotten | Bug::PinsOfLostFreed => (&planned, &crashes),
         Bug::PastOfExpelledForgotten => (&stops, &planned),
         Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
+        Bug::NamedBefore => (&[BitRot(1), BitRot(2)], &[Crash(1), Crash(2)]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),
     };

@@ -65,6 +65,11 @@ impl Node {
             self.followers.clear();
             self.joining.clear();
             self.promised.clear();
+            if !planted(Bug::NamedBefore) {
+                // Whoever has reported does so anew, and what has ended since may be unheard: it was said in an epoch that
+                // is over.
+                self.reported.clear();
+            }
         }
         if matches!(self.role(), Role::Head | Role::Member) {
             self.end_join()?;
