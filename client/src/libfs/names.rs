@@ -307,8 +307,14 @@ impl<H: Host> LibFsOn<H> {
             dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
             Ok((attr, inode))
         })?;
-        if limited && !self.judged(&made.1, before, own, by)? {
-            return Ok(None);
+        if limited {
+            // (By the directory, which shows what is refused until it is asked for anew.)
+            let settled = self.settle_but(&dir, before, (own, own));
+            settled.inspect_err(|_| self.close_inode(&made.1))?;
+            let same = self.current().is_some_and(|session| session.number == by);
+            if !same && !self.judged(&made.1, before, own, by)? {
+                return Ok(None);
+            }
         }
         Ok(Some(made))
     }
