@@ -20,4 +20,5 @@ mod quota;
 mod restart;
 mod rig;
 mod room;
+mod turns;
 mod waits;

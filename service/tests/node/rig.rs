@@ -47,6 +47,11 @@ pub fn config(node: u32) -> NodeConfig {
     }
 }
 
+/// With other bounds than those shipped.
+pub fn config_with(limits: service::core::limits::Limits) -> impl Fn(u32) -> NodeConfig {
+    move |node| NodeConfig { limits, ..config(node) }
+}
+
 pub fn format(node: u32) -> Arc<MemoryRegion> {
     let region = Arc::new(MemoryRegion::new());
     let params = Params {
@@ -93,6 +98,13 @@ impl Rig {
         Self::on(regions, seed)
     }
 
+    /// The same, configured as is said.
+    pub fn with(count: u32, seed: u64, config: impl Fn(u32) -> NodeConfig) -> Self {
+        let regions: Vec<_> = (1..=count).map(format).collect();
+        let media = regions.iter().map(|r| Arc::clone(r) as Arc<dyn Media>).collect();
+        Self::configured(regions, media, seed, config)
+    }
+
     /// The same on regions that exist.
     pub fn on(regions: Vec<Arc<MemoryRegion>>, seed: u64) -> Self {
         let media = regions.iter().map(|r| Arc::clone(r) as Arc<dyn Media>).collect();
@@ -101,6 +113,15 @@ impl Rig {
 
     /// The same, with nodes that see their regions through `media`.
     pub fn through(regions: Vec<Arc<MemoryRegion>>, media: Vec<Arc<dyn Media>>, seed: u64) -> Self {
+        Self::configured(regions, media, seed, config)
+    }
+
+    fn configured(
+        regions: Vec<Arc<MemoryRegion>>,
+        media: Vec<Arc<dyn Media>>,
+        seed: u64,
+        config: impl Fn(u32) -> NodeConfig,
+    ) -> Self {
         let nodes = (1u32..)
             .zip(media)
             .map(|(n, media)| {
@@ -200,6 +221,14 @@ impl Rig {
         let mut out = Vec::new();
         self.nodes[n].work(self.now, &mut out);
         self.effects(n, out);
+    }
+
+    /// One round of the driver: a look at clients that were awake, and a slice.
+    pub fn turn(&mut self, n: usize) {
+        let mut out = Vec::new();
+        self.nodes[n].look_around(self.now, &mut out);
+        self.effects(n, out);
+        self.slice(n);
     }
 
     /// One message of one link arrives; `false` when the link has none.
