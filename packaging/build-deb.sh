@@ -17,6 +17,7 @@ put 0644 capi/include/corbel.h usr/include/corbel.h
 put 0644 corbel/config/corbel.toml etc/corbel/corbel.toml
 put 0644 packaging/systemd/corbel.service lib/systemd/system/corbel.service
 put 0644 packaging/systemd/corbel-coordinator.service lib/systemd/system/corbel-coordinator.service
+put 0644 packaging/sysusers.d/corbel.conf usr/lib/sysusers.d/corbel.conf
 put 0644 LICENSE usr/share/doc/corbel/copyright
 install -d "$root/sbin" "$root/usr/share/man/man1" "$root/usr/share/bash-completion/completions"
 ln -s ../usr/bin/corbel "$root/sbin/mount.corbel"
@@ -41,4 +42,13 @@ Description: replicated POSIX file system on persistent memory
  Unmodified programs write to memory of their own machine from user space;
  fsync returns when every replica holds the data.
 TEXT
+cat > "$root/DEBIAN/postinst" <<'TEXT'
+#!/bin/sh
+set -e
+# The services' user; their directories are made by their units.
+if [ "$1" = configure ] && command -v systemd-sysusers >/dev/null; then
+    systemd-sysusers corbel.conf
+fi
+TEXT
+chmod 0755 "$root/DEBIAN/postinst"
 dpkg-deb --root-owner-group --build "$root" "target/corbel_${version}_amd64.deb"

@@ -43,3 +43,82 @@ fn a_cluster_is_not_put_where_others_may_write() {
     }
     fs::remove_dir(&dir).unwrap();
 }
+
+/// As the units run them: as a user that has nothing but its files, without any capability. What clients may is judged by who
+/// they are all the same: the super-user's file is the super-user's.
+#[test]
+fn services_need_no_capability_to_serve_root_and_others() {
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("corbel-bare-{}", std::process::id()));
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    chown(&dir, Some(3003), Some(3003)).unwrap();
+    let home = dir.join("c");
+    let bare = |user: &str, args: &[&str]| {
+        let mut command = limited();
+        command.args(["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]);
+        command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
+        let done = command.args(args).env("HOME", &dir).current_dir("/").output();
+        done.expect("setpriv starts (util-linux)")
+    };
+    // The program where that user reaches it.
+    let program = dir.join("corbel");
+    fs::copy(super::harness::CORBEL, &program).unwrap();
+    let library = std::path::Path::new(super::harness::CORBEL).with_file_name("libintercept.so");
+    fs::copy(super::harness::library(), dir.join("libintercept.so")).unwrap();
+    let (program, home_text) = (program.to_str().unwrap(), home.to_str().unwrap());
+    let up =
+        [program, "cluster", "up", "--no-mount", "--nodes", "2", "--capacity", "64MiB", "--dir"];
+    let started = bare("3003", &[&up[..], &[home_text]].concat());
+    assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+    // As RuntimeDirectoryMode has it; only the socket of hostd is for everybody.
+    for open in ["", "n1", "n1/run"] {
+        fs::set_permissions(home.join(open), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let pid = fs::read_to_string(home.join("n1/run/nicfs.pid")).unwrap();
+    let pid = pid.split_whitespace().next().unwrap();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(status.contains("CapBnd:\t0000000000000000"), "{status}");
+    let mount = home.join("n1/mnt");
+    let run = |script: &str| {
+        let socket = home.join("n1/run/hostd.sock");
+        let (socket, mount) = (socket.to_str().unwrap(), mount.to_str().unwrap());
+        let args = [program, "run", "--socket", socket, "--mount", mount, "--", "sh", "-c"];
+        [&args[..], &[script]].concat().iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let mnt = mount.to_str().unwrap();
+    let root = run(&format!(
+        "chmod 1777 {mnt}; echo s > {mnt}/root; chmod 600 {mnt}/root; cat {mnt}/root"
+    ));
+    let mut command = limited();
+    assert_eq!(text(&command.args(root).current_dir("/").output().unwrap()), "s\n");
+    let other =
+        run(&format!("echo m > {mnt}/mine; cat {mnt}/mine; cat {mnt}/root; stat -c %u {mnt}/mine"));
+    let other = bare("3002", &other.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(String::from_utf8_lossy(&other.stdout), "m\n3002\n");
+    let said = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(said.contains("Permission denied"), "{said}");
+    let down = bare("3003", &[program, "cluster", "down", "--dir", home_text]);
+    assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+/// The units ask for no more than that: systemd's own judgement, where it is installed.
+#[test]
+fn units_are_exposed_below_three() {
+    let units = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
+    for unit in ["corbel.service", "corbel-coordinator.service"] {
+        let mut command = std::process::Command::new("systemd-analyze");
+        command.args(["security", "--offline=true", "--threshold=30", "--no-pager"]);
+        match command.arg(units.join(unit)).output() {
+            Ok(judged) => {
+                let said = String::from_utf8_lossy(&judged.stdout).into_owned();
+                assert!(judged.status.success(), "{said}");
+                assert!(said.contains("Overall exposure level"), "{said}");
+            }
+            Err(e) => eprintln!("{unit} is not judged here: systemd-analyze: {e}"),
+        }
+    }
+}
