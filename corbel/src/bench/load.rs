@@ -9,12 +9,21 @@ use serde_json::Value;
 use crate::failure::{Context, Failure, Kind, Result};
 
 const SOURCE: &str = include_str!("../../../bench/load.c");
+const GREEDY: &str = include_str!("../../../bench/greedy.c");
 const SQLITE: &str = include_str!("../../../bench/sqlite.py");
 
 /// Compiles the load program into `dir`.
 pub fn compile(dir: &Path) -> Result<PathBuf> {
     let (source, program) = (dir.join("load.c"), dir.join("load"));
     std::fs::write(&source, SOURCE).context(source.display())?;
+    cc(&["-O2", "-o"], &[&program, &source], &[])?;
+    Ok(program)
+}
+
+/// The same for the program that asks for much.
+pub fn compile_greedy(dir: &Path) -> Result<PathBuf> {
+    let (source, program) = (dir.join("greedy.c"), dir.join("greedy"));
+    std::fs::write(&source, GREEDY).context(source.display())?;
     cc(&["-O2", "-o"], &[&program, &source], &[])?;
     Ok(program)
 }

@@ -66,7 +66,6 @@ fn services_need_no_capability_to_serve_root_and_others() {
     // The program where that user reaches it.
     let program = dir.join("corbel");
     fs::copy(super::harness::CORBEL, &program).unwrap();
-    let library = std::path::Path::new(super::harness::CORBEL).with_file_name("libintercept.so");
     fs::copy(super::harness::library(), dir.join("libintercept.so")).unwrap();
     let (program, home_text) = (program.to_str().unwrap(), home.to_str().unwrap());
     let up =
