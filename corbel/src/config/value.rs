@@ -225,6 +225,16 @@ words! {
 }
 
 words! {
+    /// How those who speak over TCP are known.
+    Authentication {
+        /// By certificates, in both directions.
+        Certificates = "certificates",
+        /// Not at all.
+        None = "none"
+    }
+}
+
+words! {
     /// What makes data durable on a node.
     Durability {
         /// Persistent memory.
