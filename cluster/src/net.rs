@@ -83,6 +83,8 @@ const SKIPS_MAX: u32 = 8;
 const RING_LOOKS: u32 = 32;
 /// Events taken from epoll in one go.
 const EVENTS: usize = 64;
+/// Connections accepted in one go.
+const ACCEPTS: usize = 16;
 /// Pause after the process ran out of descriptors, before connections are accepted again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -382,7 +384,10 @@ impl Net {
                     self.events.push(NetEvent::Ready { token: *token, readable, writable });
                 }
             }
-            TAG_TCP | TAG_LOCAL => self.accept(tag == TAG_TCP),
+            TAG_TCP | TAG_LOCAL => {
+                // Several: who waits behind many others is not kept waiting by them.
+                (0..ACCEPTS).all(|_| self.accept(tag == TAG_TCP));
+            }
             TAG_CONN => {
                 let Some(Some(conn)) = self.conns.get_mut(index) else { return };
                 if u64::from(conn.generation & 0xff_ffff) != generation {

@@ -32,6 +32,8 @@ const STRANGER_TIME: Duration = Duration::from_secs(2);
 const AHEAD_MAX: Duration = Duration::from_secs(3600);
 const LISTENER: u64 = u64::MAX;
 const EVENTS: usize = 64;
+/// Connections accepted in one go.
+const ACCEPTS: usize = 16;
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -196,7 +198,10 @@ impl Server {
         };
         for event in events {
             match event.data.u64() {
-                LISTENER => self.accept(),
+                LISTENER => {
+                    // Several: who waits behind many others is not kept waiting by them.
+                    (0..ACCEPTS).all(|_| self.accept());
+                }
                 index => self.serve(index as usize)?,
             }
         }
@@ -254,15 +259,16 @@ impl Server {
         Ok(verdict)
     }
 
-    fn accept(&mut self) {
+    /// Takes one connection; false if there is no other.
+    fn accept(&mut self) -> bool {
         let fd = match tcp::accept(self.listener.as_fd()) {
             Ok(Some(fd)) => fd,
-            Ok(None) => return,
+            Ok(None) => return false,
             Err(errno) => {
                 // Out of descriptors: it would be reported again at once.
                 self.notes.push(format!("cannot accept: {errno}; raise the open file limit"));
                 std::thread::sleep(Duration::from_millis(10));
-                return;
+                return false;
             }
         };
         let good = match self.address {
@@ -272,14 +278,14 @@ impl Server {
         self.make_room();
         if self.conns.iter().flatten().count() >= CONNECTIONS_MAX || !good {
             self.counters.refused += 1;
-            return;
+            return true;
         }
         let session = match (&self.keys, &self.address) {
             (Some(keys), PeerAddress::Tcp(_)) => match Session::answer(keys) {
                 Ok(session) => Some(session),
                 Err(error) => {
                     self.notes.push(format!("cannot answer a connection: {error}"));
-                    return;
+                    return true;
                 }
             },
             _ => None,
@@ -287,7 +293,7 @@ impl Server {
         let index = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
         let data = epoll::EventData::new_u64(index as u64);
         if epoll::add(&self.epoll, &fd, data, epoll::EventFlags::IN).is_err() {
-            return;
+            return true;
         }
         if index == self.conns.len() {
             self.conns.push(None);
@@ -300,6 +306,7 @@ impl Server {
             last_words: false,
             parting: false,
         });
+        true
     }
 
     /// Who has said nothing for longest makes room for a newcomer: silent connections keep nobody out.

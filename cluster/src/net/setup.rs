@@ -69,13 +69,14 @@ impl Net {
         }
     }
 
-    pub(super) fn accept(&mut self, tcp: bool) {
+    /// Takes one connection; false if there is no other.
+    pub(super) fn accept(&mut self, tcp: bool) -> bool {
         let listener = if tcp { &self.tcp } else { &self.local };
-        let Some(listener) = listener else { return };
+        let Some(listener) = listener else { return false };
         let accepted = tcp::accept(listener.as_fd());
         let fd = match accepted {
             Ok(Some(fd)) => fd,
-            Ok(None) => return,
+            Ok(None) => return false,
             Err(errno) => {
                 // Out of descriptors or memory: the connection stays waiting, and epoll would
                 // report it again at once.
@@ -83,20 +84,20 @@ impl Net {
                 self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
                 let what = format!("cannot accept connections: {errno}; raise the open file limit");
                 self.events.push(NetEvent::Rejected { node: None, what });
-                return;
+                return false;
             }
         };
         if !tcp && !tcp::is_ours(&fd) {
             self.counters.refused += 1;
             let what = "refused: a local connection of another user".to_owned();
             self.events.push(NetEvent::Rejected { node: None, what });
-            return;
+            return true;
         }
         self.make_room();
         if tcp && let Err(errno) = tcp::tune(&fd) {
             let what = format!("cannot set up an accepted connection: {errno}");
             self.events.push(NetEvent::Rejected { node: None, what });
-            return;
+            return true;
         }
         let tls = match &self.config.keys {
             Some(keys) if tcp => match Session::answer(keys) {
@@ -104,7 +105,7 @@ impl Net {
                 Err(error) => {
                     let what = format!("cannot answer a connection: {error}");
                     self.events.push(NetEvent::Rejected { node: None, what });
-                    return;
+                    return true;
                 }
             },
             _ => None,
@@ -120,6 +121,7 @@ impl Net {
                 self.events.push(NetEvent::Rejected { node: None, what });
             }
         }
+        true
     }
 
     /// Who has said no hello for longest makes room for a newcomer: silent connections keep nobody out.
