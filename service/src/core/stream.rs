@@ -46,7 +46,7 @@ fn copy_len(item: &CopyItem) -> u64 {
 
 impl Node {
     /// The member after this one.
-    fn successor(&self) -> Option<NodeId> {
+    pub(super) fn successor(&self) -> Option<NodeId> {
         let at = self.chain.iter().position(|n| *n == self.me())?;
         self.chain.get(at + 1).copied()
     }
