@@ -516,6 +516,8 @@ fn keys_are_renewed_under_traffic_and_revoked_ones_end_links() {
     }
     // The link still has the old certificate. Revoked, it ends, and the next has the new one.
     let line = format!("{} # lost\n", cluster::tls::keys::show_fingerprint(&fingerprint(&old.der)));
+    // Also where the own certificate has become one of no use.
+    std::fs::write(folder.0.join("node-2.pem"), "half a file").unwrap();
     std::fs::write(folder.0.join("revoked"), line).unwrap();
     until(&mut [&mut one, &mut two], "the end of the link", |at, event| {
         at == 1

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! They are read again when they have changed: before a new connection, and once a second. Connections that are there
-//! stay, but for those whose certificate has been revoked. Files that cannot be used leave those in use that were read before.
+//! stay, but for those whose certificate has been revoked. Files that cannot be used leave those in use that were read before;
+//! whom to believe does not wait for an own certificate that is of use.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -220,20 +221,33 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// What was read, ready for use.
-#[derive(Debug)]
 pub(crate) struct Loaded {
     pub client: Arc<ClientConfig>,
     pub server: Arc<ServerConfig>,
     judge: Arc<Judge>,
     /// When the own certificate ends.
     until: i64,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl core::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Loaded").field("judge", &self.judge).finish_non_exhaustive()
+    }
 }
 
 impl Loaded {
-    fn read(place: &KeyPlace) -> Result<Self, String> {
+    /// As the files are. Whom to believe is taken from them also if the own certificate is of no use; then that of `before`
+    /// stays, and why is said.
+    fn read(place: &KeyPlace, before: Option<&Self>) -> Result<(Self, Option<String>), String> {
         let judge = Arc::new(Judge::read(place)?);
         let provider = Arc::clone(&judge.provider);
-        let (chain, key) = own(place, &judge)?;
+        let (chain, key, trouble) = match (own(place, &judge), before) {
+            (Ok((chain, key)), _) => (chain, key, None),
+            (Err(why), Some(before)) => (before.chain.clone(), before.key.clone_key(), Some(why)),
+            (Err(why), None) => return Err(why),
+        };
         let until =
             chain.first().and_then(|own| validity(own)).map_or(i64::MAX, |(_, until)| until);
         let wrong = |e: Error| format!("{}: {e}", place.own().display());
@@ -248,14 +262,15 @@ impl Loaded {
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(wrong)?
             .with_client_cert_verifier(judge.clone())
-            .with_single_cert(chain, key)
+            .with_single_cert(chain.clone(), key.clone_key())
             .map_err(wrong)?;
         // Each connection is judged: none goes on with what another was believed.
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
-        Ok(Self { client: Arc::new(client), server: Arc::new(server), judge, until })
+        let (client, server) = (Arc::new(client), Arc::new(server));
+        Ok((Self { client, server, judge, until, chain, key }, trouble))
     }
 
     pub fn has_revoked(&self, fingerprint: &Fingerprint) -> bool {
@@ -550,7 +565,7 @@ impl Keys {
     /// Reads them; what is wrong and what to do, if they are of no use.
     pub fn open(place: KeyPlace) -> Result<Self, String> {
         let stamp = stamp(&place);
-        let loaded = Arc::new(Loaded::read(&place)?);
+        let loaded = Arc::new(Loaded::read(&place, None)?.0);
         let shared =
             Shared { stamp, looked: Instant::now(), loaded, warned: None, notes: Vec::new() };
         Ok(Self { place: Arc::new(place), shared: Arc::new(Mutex::new(shared)) })
@@ -567,10 +582,13 @@ impl Keys {
             return;
         }
         shared.stamp = stamp;
-        match Loaded::read(&self.place) {
-            Ok(loaded) => {
+        match Loaded::read(&self.place, Some(&shared.loaded)) {
+            Ok((loaded, trouble)) => {
                 shared.loaded = Arc::new(loaded);
-                shared.notes.push(format!("keys: read again from {}", self.place.folder.display()));
+                shared.notes.push(match trouble {
+                    None => format!("keys: read again from {}", self.place.folder.display()),
+                    Some(why) => format!("keys: the own certificate of before stays in use: {why}"),
+                });
             }
             Err(why) => {
                 shared.notes.push(format!("keys: what was read before stays in use: {why}"))
