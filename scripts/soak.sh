@@ -106,7 +106,7 @@ if cargo +nightly fuzz --version >/dev/null 2>&1; then
     targets=$(find fuzz/fuzz_targets -name '*.rs' | wc -l)
     part "random input, guided by coverage" 1 fuzz "$(($(share 10) / targets + 1))"
 else
-    part "random input (no cargo-fuzz here)" 1 hostile "$(($(share 10) / 14 + 1))"
+    part "random input (no cargo-fuzz here)" 1 hostile "$(($(share 10) / 15 + 1))"
 fi
 echo "== commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
 cat "$work/summary"
