@@ -8,8 +8,11 @@ use crate::config::{Authentication, Transport};
 use crate::failure::{Context, Result};
 use crate::local::Plan;
 
+/// A part: what it is about, and what measures it.
+type Part = (&'static str, fn(&Bench<'_>) -> Result<Measured>);
+
 /// What is measured, one after the other.
-const PARTS: &[(&str, fn(&Bench<'_>) -> Result<Measured>)] = &[("TLS beside plain TCP", tls)];
+const PARTS: &[Part] = &[("TLS beside plain TCP", tls)];
 
 /// All parts.
 pub fn doors(bench: &Bench<'_>) -> Result<Measured> {
