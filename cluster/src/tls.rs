@@ -10,6 +10,7 @@
 
 pub mod keys;
 pub(crate) mod session;
+mod signed;
 
 use base::NodeId;
 

@@ -44,8 +44,12 @@ impl Folder {
     }
 
     fn keys(&self, role: &str) -> Result<Keys, String> {
+        self.keys_that(role, true)
+    }
+
+    fn keys_that(&self, role: &str, encrypts: bool) -> Result<Keys, String> {
         let role = role.parse().unwrap();
-        Keys::open(KeyPlace { folder: self.0.clone(), role, cluster: NAME.to_owned() })
+        Keys::open(KeyPlace { folder: self.0.clone(), role, cluster: NAME.to_owned(), encrypts })
     }
 }
 
@@ -107,8 +111,13 @@ fn says(event: &NetEvent, needle: &str) -> bool {
 
 /// Two nodes with a link between them.
 fn linked(folder: &Folder) -> (Net, Net) {
-    let mut one = net(1, Some(folder.keys("node-1").unwrap()));
-    let mut two = net(2, Some(folder.keys("node-2").unwrap()));
+    linked_that(folder, [true; 2])
+}
+
+/// The same, each of which encrypts or would do without.
+fn linked_that(folder: &Folder, encrypt: [bool; 2]) -> (Net, Net) {
+    let mut one = net(1, Some(folder.keys_that("node-1", encrypt[0]).unwrap()));
+    let mut two = net(2, Some(folder.keys_that("node-2", encrypt[1]).unwrap()));
     two.set_peers(&peer(1, one.tcp_address().unwrap()));
     one.set_peers(&peer(2, two.tcp_address().unwrap()));
     up(&mut one, &mut two);
@@ -127,7 +136,13 @@ fn up(one: &mut Net, two: &mut Net) {
 fn frames_of_every_size_pass_in_both_directions() {
     let authority = Authority::new();
     let folder = folder("sizes", &authority, &["node-1", "node-2"]);
-    let (mut one, mut two) = linked(&folder);
+    for encrypt in [[true, true], [false, false], [true, false], [false, true]] {
+        let (one, two) = linked_that(&folder, encrypt);
+        pass(one, two);
+    }
+}
+
+fn pass(mut one: Net, mut two: Net) {
     let mut random = Random::new(5);
     let sizes = [0, 1, 17, 4096, 16 << 10, (16 << 10) + 1, 65_536, 300_000, 4 << 20];
     for (kind, size) in (1u16..).zip(sizes) {
@@ -149,6 +164,114 @@ fn frames_of_every_size_pass_in_both_directions() {
                 }
                 missing == [0, 0]
             });
+        }
+    }
+}
+
+/// What somebody between two nodes does to the bytes of the one that dials, by direction and what passed before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Between {
+    Listens,
+    /// Changes a bit.
+    Changes,
+    /// Says again what was said.
+    Repeats,
+    /// Leaves a piece out.
+    Drops,
+}
+
+/// Sits before `to`; tells what has passed to it. It leaves the handshakes alone, and what comes before `begin` is set.
+fn between(
+    to: SocketAddr,
+    what: Between,
+    begin: Arc<std::sync::atomic::AtomicBool>,
+) -> (SocketAddr, std::sync::mpsc::Receiver<Vec<u8>>) {
+    use std::sync::atomic::Ordering;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let (tells, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for mut near in listener.incoming().flatten().take(16) {
+            let Ok(mut far) = TcpStream::connect(to) else { continue };
+            let (mut far_in, mut near_out) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            std::thread::spawn(move || drop(std::io::copy(&mut far_in, &mut near_out)));
+            let (tells, begin) = (tells.clone(), Arc::clone(&begin));
+            std::thread::spawn(move || {
+                let mut bytes = [0u8; 64 << 10];
+                while let Ok(got) = near.read(&mut bytes).map(|got| got.min(bytes.len())) {
+                    let mut said = bytes[..got].to_vec();
+                    match what {
+                        _ if got == 0 => break,
+                        _ if !begin.load(Ordering::Acquire) => {}
+                        Between::Listens => {}
+                        Between::Changes => said[got / 2] ^= 4,
+                        Between::Repeats => said.extend_from_slice(&bytes[..got]),
+                        Between::Drops => said.clear(),
+                    }
+                    let _ = tells.send(bytes[..got].to_vec());
+                    if far.write_all(&said).is_err() {
+                        break;
+                    }
+                }
+                let _ = far.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    (at, told)
+}
+
+#[test]
+fn what_is_not_encrypted_is_signed() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let authority = Authority::new();
+    let folder = folder("signed", &authority, &["node-1", "node-2"]);
+    let cases = [
+        (true, Between::Listens),
+        (false, Between::Listens),
+        (false, Between::Changes),
+        (false, Between::Repeats),
+        (false, Between::Drops),
+        (true, Between::Changes),
+    ];
+    for (encrypts, what) in cases {
+        let mut one = net(1, Some(folder.keys_that("node-1", encrypts).unwrap()));
+        let mut two = net(2, Some(folder.keys_that("node-2", encrypts).unwrap()));
+        let begin = Arc::new(AtomicBool::new(false));
+        let (at, told) = between(two.tcp_address().unwrap(), what, Arc::clone(&begin));
+        two.set_peers(&peer(1, nowhere()));
+        one.set_peers(&peer(2, at));
+        up(&mut one, &mut two);
+        begin.store(true, Ordering::Release);
+        // Two frames: of what is left out, the next one tells.
+        let word = b"what everybody may read who listens";
+        for _ in 0..2 {
+            one.send(NodeId(2), Class::Bulk, 3, &[word]).unwrap();
+            while what == Between::Drops && begin.load(Ordering::Acquire) {
+                let passed = told.recv_timeout(LONG).unwrap();
+                let word_passed = passed.windows(word.len()).any(|w| w == word);
+                begin.store(!word_passed, Ordering::Release);
+            }
+        }
+        until(
+            &mut [&mut two, &mut one],
+            &format!("{what:?} {encrypts}"),
+            |at, event| match event {
+                NetEvent::Frame { body, .. } => {
+                    assert!(body == word, "{what:?}: a forged frame");
+                    what == Between::Listens
+                }
+                NetEvent::Down { reason, .. } if at == 0 => {
+                    assert!(what != Between::Listens, "{reason}");
+                    // The signature does not match, or not even the head of the record is one.
+                    matches!(reason, DownReason::Protocol(_))
+                }
+                _ => false,
+            },
+        );
+        if what == Between::Listens {
+            let passed: Vec<u8> = told.try_iter().flatten().collect();
+            let read = passed.windows(word.len()).any(|w| w == word);
+            assert_eq!(read, !encrypts, "encrypted: {encrypts}");
         }
     }
 }

@@ -279,7 +279,8 @@ pub fn issue(
     params.use_authority_key_identifier_extension = true;
     let key = KeyPair::generate().map_err(wrong("a key"))?;
     let cert = params.signed_by(&key, &issuer).map_err(wrong("the certificate"))?;
-    let place = KeyPlace { folder: from.to_path_buf(), role, cluster: cluster.to_owned() };
+    let place =
+        KeyPlace { folder: from.to_path_buf(), role, cluster: cluster.to_owned(), encrypts: true };
     believed(&place, cert.der()).map_err(|why| {
         let what = format!("{why}; {} and {} do not belong together", AUTHORITY, AUTHORITY_KEY);
         Failure::failed(what, "use the pair that `corbel cert authority` has made")
@@ -386,7 +387,8 @@ fn describe(path: &Path, cluster: &str) -> Result<Value> {
     let trouble = if is_authority {
         None
     } else {
-        let place = KeyPlace { folder, role: Role::Admin, cluster: cluster.to_owned() };
+        let place =
+            KeyPlace { folder, role: Role::Admin, cluster: cluster.to_owned(), encrypts: true };
         believed(&place, &der).err()
     };
     Ok(json!({
@@ -456,7 +458,8 @@ mod tests {
             (0o600, 0o600, 0o700)
         );
         assert!(!two.0.join(AUTHORITY_KEY).exists(), "the authority's key left its machine");
-        let place = |role| KeyPlace { folder: two.0.clone(), role, cluster: "c".into() };
+        let place =
+            |role| KeyPlace { folder: two.0.clone(), role, cluster: "c".into(), encrypts: true };
         cluster::tls::Keys::open(place(node)).unwrap();
         assert!(
             issue(&dir.0, &two.0, "c", node, 3, false).unwrap_err().message.contains("already")

@@ -19,7 +19,7 @@ use cluster::transport::PeerAddress;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::config::{Authentication, Config};
+use crate::config::{Authentication, Config, Encryption};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::local;
 use crate::metrics;
@@ -216,6 +216,7 @@ pub fn key_place(config: &Config, role: cluster::tls::Role) -> Option<KeyPlace> 
         folder: cluster.keys.clone(),
         role,
         cluster: cluster.id.clone(),
+        encrypts: cluster.encryption == Encryption::On,
     })
 }
 

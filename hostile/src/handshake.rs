@@ -67,7 +67,8 @@ impl Authority {
         let mut file = std::fs::OpenOptions::new();
         let file = file.write(true).create_new(true).mode(0o600).open(at);
         write!(file.expect("a file"), "{}{}", cert.pem(), key.serialize_pem()).expect("room");
-        let place = KeyPlace { folder: folder.to_owned(), role, cluster: NAME.to_owned() };
+        let place =
+            KeyPlace { folder: folder.to_owned(), role, cluster: NAME.to_owned(), encrypts: true };
         Keys::open(place).expect("keys")
     }
 }

@@ -177,7 +177,14 @@ pub struct KeyPlace {
     pub role: Role,
     /// The cluster's name.
     pub cluster: String,
+    /// Whether all is encrypted; else what goes to others that want it so, too, is signed only.
+    pub encrypts: bool,
 }
+
+/// What sides that would do without encryption agree on with each other.
+pub(crate) const SIGNED: &[u8] = b"corbel/signed";
+/// What all others agree on.
+const ENCRYPTED: &[u8] = b"corbel/encrypted";
 
 impl KeyPlace {
     /// The certificate of the authority.
@@ -267,6 +274,13 @@ impl Loaded {
         // Each connection is judged: none goes on with what another was believed.
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
+        let ways = if place.encrypts {
+            vec![ENCRYPTED.to_vec()]
+        } else {
+            vec![SIGNED.to_vec(), ENCRYPTED.to_vec()]
+        };
+        client.alpn_protocols.clone_from(&ways);
+        server.alpn_protocols = ways;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         let (client, server) = (Arc::new(client), Arc::new(server));
@@ -569,6 +583,11 @@ impl Keys {
         let shared =
             Shared { stamp, looked: Instant::now(), loaded, warned: None, notes: Vec::new() };
         Ok(Self { place: Arc::new(place), shared: Arc::new(Mutex::new(shared)) })
+    }
+
+    /// See [`KeyPlace::encrypts`].
+    pub(crate) fn encrypts(&self) -> bool {
+        self.place.encrypts
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Shared) -> T) -> T {

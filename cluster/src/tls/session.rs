@@ -10,6 +10,7 @@ use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConnection, Connection, Error, ServerConnection};
 
 use super::keys::{self, Fingerprint, Keys, name_of};
+use super::signed::{self, Next, Signed};
 use super::{Name, Role};
 use crate::decode::LinkError;
 use crate::tcp;
@@ -40,6 +41,18 @@ pub struct Session {
     start: usize,
     began: bool,
     peer: Option<(Name, Fingerprint)>,
+    way: Way,
+}
+
+/// How bytes go to and fro.
+enum Way {
+    /// In records of TLS.
+    Encrypted,
+    /// The handshake will tell. Until then it is fed record by record, so that nothing is taken for TLS that is not, and what is
+    /// written waits here.
+    Open { early: Vec<u8> },
+    /// Signed; of the data of the record that is being read, what is left, and where the record ends.
+    Signed { signed: Box<Signed>, left: core::ops::Range<usize>, end: usize },
 }
 
 impl core::fmt::Debug for Session {
@@ -108,8 +121,9 @@ fn failed(error: &Error) -> LinkError {
 }
 
 impl Session {
-    fn new(tls: Connection) -> Self {
-        let mut session = Self { tls, inbox: Vec::new(), start: 0, began: false, peer: None };
+    fn new(tls: Connection, encrypts: bool) -> Self {
+        let way = if encrypts { Way::Encrypted } else { Way::Open { early: Vec::new() } };
+        let mut session = Self { tls, inbox: Vec::new(), start: 0, began: false, peer: None, way };
         session.tls.set_buffer_limit(Some(PENDING));
         session
     }
@@ -118,16 +132,17 @@ impl Session {
     pub fn dial(keys: &Keys, whom: Role) -> Result<Self, LinkError> {
         let wrong = |e: String| LinkError::Io(format!("TLS: {e}"));
         let name = ServerName::try_from(whom.to_string()).map_err(|e| wrong(e.to_string()))?;
-        let client = ClientConnection::new(keys.fresh().client.clone(), name)
-            .map_err(|e| wrong(e.to_string()))?;
-        Ok(Self::new(client.into()))
+        let loaded = keys.fresh();
+        let client =
+            ClientConnection::new(loaded.client.clone(), name).map_err(|e| wrong(e.to_string()))?;
+        Ok(Self::new(client.into(), keys.encrypts()))
     }
 
     /// Expects somebody to speak.
     pub fn answer(keys: &Keys) -> Result<Self, LinkError> {
         let server = ServerConnection::new(keys.fresh().server.clone())
             .map_err(|e| LinkError::Io(format!("TLS: {e}")))?;
-        Ok(Self::new(server.into()))
+        Ok(Self::new(server.into(), keys.encrypts()))
     }
 
     /// Who is at the other end; known when the first byte of a frame is.
@@ -142,10 +157,12 @@ impl Session {
 
     /// Whether something waits for room in the socket.
     pub fn is_pending(&self) -> bool {
-        self.tls.wants_write()
+        let signed =
+            matches!(&self.way, Way::Signed { signed, .. } if !signed.pending().is_empty());
+        signed || self.tls.wants_write()
     }
 
-    /// Moves ciphertext to the socket. True if some is left.
+    /// Moves what is ready to the socket. True if some is left.
     pub fn flush(&mut self, fd: BorrowedFd<'_>) -> Result<bool, LinkError> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut Out(fd)) {
@@ -153,6 +170,14 @@ impl Session {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(true),
                 Err(e) if e.kind() == ErrorKind::BrokenPipe => return Err(LinkError::Closed),
                 Err(e) => return Err(LinkError::Io(e.to_string())),
+            }
+        }
+        if let Way::Signed { signed, .. } = &mut self.way {
+            while !signed.pending().is_empty() {
+                match tcp::send(fd, &[IoSlice::new(signed.pending())])? {
+                    0 => return Ok(true),
+                    sent => signed.sent(sent),
+                }
             }
         }
         Ok(false)
@@ -179,12 +204,160 @@ impl Session {
             if used == 0 {
                 return Ok(taken);
             }
-            let sent = self.tls.writer().write_vectored(&left[..used]).unwrap_or(0);
+            let sent = self.put(&left[..used])?;
             if sent == 0 {
                 return Ok(taken); // The handshake is not over, and enough waits for its end.
             }
             taken += sent;
         }
+    }
+
+    /// Takes some of what is to be sent; 0 if enough waits.
+    fn put(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, LinkError> {
+        match &mut self.way {
+            Way::Encrypted => Ok(self.tls.writer().write_vectored(parts).unwrap_or(0)),
+            Way::Open { early } => {
+                let room = PENDING.saturating_sub(early.len());
+                let part = parts.iter().find(|part| !part.is_empty());
+                let part = part.map_or(&[][..], |part| &part[..part.len().min(room)]);
+                early.extend_from_slice(part);
+                Ok(part.len())
+            }
+            Way::Signed { signed, .. } => {
+                let mut all: [&[u8]; 16] = [&[]; 16];
+                for (slice, part) in all.iter_mut().zip(parts) {
+                    *slice = part;
+                }
+                let mut taken = signed.write(&all)?;
+                // More than a record with one call of the system.
+                if let [first, ..] = parts {
+                    let data: &[u8] = first;
+                    while taken < data.len() && signed.pending().len() < PENDING {
+                        taken += signed.write(&[&data[taken..]])?;
+                    }
+                }
+                Ok(taken)
+            }
+        }
+    }
+
+    /// The handshake is over: both know by it how they go on.
+    fn settle(&mut self) -> Result<(), LinkError> {
+        if self.tls.is_handshaking() {
+            return Ok(());
+        }
+        if self.peer.is_none() {
+            self.peer = self.tls.peer_certificates().and_then(|chain| {
+                let first = chain.first()?;
+                Some((name_of(first).ok()?, keys::fingerprint(first)))
+            });
+        }
+        let Way::Open { early } = &mut self.way else { return Ok(()) };
+        let early = std::mem::take(early);
+        if self.tls.alpn_protocol() == Some(keys::SIGNED) {
+            let mut signed = Box::new(Signed::new(&self.tls)?);
+            let mut at = 0;
+            while at < early.len() {
+                at += signed.write(&[&early[at..]])?;
+            }
+            self.way = Way::Signed { signed, left: 0..0, end: 0 };
+        } else {
+            self.way = Way::Encrypted;
+            // It takes as much as this side keeps.
+            let taken = self.tls.writer().write(&early).unwrap_or(0);
+            if taken < early.len() {
+                return Err(LinkError::Io("too much was said before the handshake".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// As `read`, where not all is TLS.
+    fn read_records(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        drained: &mut bool,
+        dst: &mut Vec<u8>,
+        max: usize,
+    ) -> Result<usize, LinkError> {
+        loop {
+            if let Way::Signed { left, end, .. } = &mut self.way
+                && left.start < left.end
+            {
+                let take = (left.end - left.start).min(max);
+                dst.extend_from_slice(&self.inbox[left.start..left.start + take]);
+                left.start += take;
+                if left.start == left.end {
+                    self.start = *end;
+                }
+                return Ok(take);
+            }
+            match signed::next(&self.inbox[self.start..])? {
+                Next::Tls(len) => {
+                    self.feed(fd, len)?;
+                    if matches!(self.way, Way::Encrypted) {
+                        return Ok(0); // The caller goes on.
+                    }
+                    continue;
+                }
+                Next::Signed(len) => {
+                    let Way::Signed { signed, left, end } = &mut self.way else {
+                        let what = "a signed record came before the handshake was over";
+                        return Err(LinkError::Protocol(what.to_owned()));
+                    };
+                    let (data, whole) = signed.check(&self.inbox[self.start..], len)?;
+                    *left = self.start + data.start..self.start + data.end;
+                    *end = self.start + whole;
+                    continue;
+                }
+                Next::Part => {}
+            }
+            if *drained || !self.fill(fd, drained)? {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// Gives TLS one record: of the handshake, or why the other side ends it.
+    fn feed(&mut self, fd: BorrowedFd<'_>, len: usize) -> Result<(), LinkError> {
+        let mut bytes = &self.inbox[self.start..self.start + len];
+        while !bytes.is_empty() {
+            let used = self.tls.read_tls(&mut bytes).map_err(|e| LinkError::Io(e.to_string()))?;
+            if used == 0 {
+                return Err(LinkError::Closed);
+            }
+        }
+        self.start += len;
+        let processed = self.tls.process_new_packets();
+        let flushed = self.flush(fd);
+        let state = processed.map_err(|error| failed(&error))?;
+        flushed?;
+        if state.plaintext_bytes_to_read() > 0 && self.tls.alpn_protocol() == Some(keys::SIGNED) {
+            return Err(LinkError::Protocol(
+                "TLS came where signed records were agreed on".to_owned(),
+            ));
+        }
+        self.settle()?;
+        self.flush(fd).map(|_| ())
+    }
+
+    /// Reads more, behind what is left. False if there is nothing now.
+    fn fill(&mut self, fd: BorrowedFd<'_>, drained: &mut bool) -> Result<bool, LinkError> {
+        self.inbox.drain(..self.start);
+        self.start = 0;
+        let room = INBOX.saturating_sub(self.inbox.len());
+        self.inbox.reserve_exact(room);
+        if tcp::receive(fd, drained, &mut self.inbox, room)? == 0 {
+            return Ok(false);
+        }
+        if !std::mem::replace(&mut self.began, true) && self.inbox.starts_with(PLAIN) {
+            let _ = tcp::send(fd, &[IoSlice::new(&TO_PLAIN)]);
+            return Err(LinkError::Refused(
+                "a side without keys has connected: set cluster.authentication there as here"
+                    .to_owned(),
+            ));
+        }
+        Ok(true)
     }
 
     /// Appends at most `max` bytes to `dst`; 0 if there are none now.
@@ -196,6 +369,12 @@ impl Session {
         max: usize,
     ) -> Result<usize, LinkError> {
         loop {
+            if !matches!(self.way, Way::Encrypted) {
+                let got = self.read_records(fd, drained, dst, max)?;
+                if got > 0 || !matches!(self.way, Way::Encrypted) {
+                    return Ok(got);
+                }
+            }
             let got = self.take(dst, max)?;
             if got > 0 {
                 return Ok(got);
@@ -204,21 +383,8 @@ impl Session {
                 self.digest(fd)?;
                 continue;
             }
-            if *drained {
+            if *drained || !self.fill(fd, drained)? {
                 return Ok(0);
-            }
-            self.inbox.clear();
-            self.start = 0;
-            self.inbox.reserve_exact(INBOX);
-            if tcp::receive(fd, drained, &mut self.inbox, INBOX)? == 0 {
-                return Ok(0);
-            }
-            if !std::mem::replace(&mut self.began, true) && self.inbox.starts_with(PLAIN) {
-                let _ = tcp::send(fd, &[IoSlice::new(&TO_PLAIN)]);
-                return Err(LinkError::Refused(
-                    "a side without keys has connected: set cluster.authentication there as here"
-                        .to_owned(),
-                ));
             }
         }
     }
@@ -254,13 +420,7 @@ impl Session {
         if used == 0 {
             return Err(LinkError::Closed); // The other side has taken its leave.
         }
-        if self.peer.is_none() && !self.tls.is_handshaking() {
-            self.peer = self.tls.peer_certificates().and_then(|chain| {
-                let first = chain.first()?;
-                Some((name_of(first).ok()?, keys::fingerprint(first)))
-            });
-        }
-        Ok(())
+        self.settle()
     }
 }
 

@@ -235,6 +235,16 @@ words! {
 }
 
 words! {
+    /// Whether what passes over TCP is encrypted.
+    Encryption {
+        /// It is.
+        On = "on",
+        /// It is signed only, where both sides want it so.
+        Off = "off"
+    }
+}
+
+words! {
     /// What makes data durable on a node.
     Durability {
         /// Persistent memory.

@@ -44,6 +44,7 @@ fn keys(folder: &Path, role: &str, cluster: &str) -> Keys {
         folder: folder.to_owned(),
         role: role.parse().unwrap(),
         cluster: cluster.to_owned(),
+        encrypts: true,
     };
     Keys::open(place).unwrap()
 }
