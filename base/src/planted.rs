@@ -8,7 +8,7 @@
 
 /// A deliberately broken variant. Each says what goes wrong, so that the list is the list of what the tests prove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
+#[repr(u16)]
 pub enum Bug {
     /// None: the code as it is shipped.
     None = 0,
@@ -350,6 +350,18 @@ pub enum Bug {
     MaskIgnored = 205,
     /// A file is opened for writing by who may read it and no more.
     OpenUnchecked = 206,
+    /// The coordinator lets anybody with a certificate decide what becomes of a volume.
+    RoleUnchecked = 260,
+    /// Nobody asks whether a node has the certificate of the node that it says it is.
+    NodeOfCertificateUnchecked = 261,
+    /// Revoked certificates are believed.
+    RevokedBelieved = 262,
+    /// Certificates of other clusters of the same authority are believed.
+    ClusterUnchecked = 263,
+    /// Who dials takes anybody with a certificate for whom it means.
+    WhomUnchecked = 264,
+    /// A node takes chunks from any node.
+    ChunkOfAnyone = 265,
 }
 
 impl Bug {
@@ -1116,6 +1128,28 @@ impl Bug {
             "open-unchecked",
             "a file is opened for writing by who may read it and no more",
         ),
+        (
+            Bug::RoleUnchecked,
+            "role-unchecked",
+            "the coordinator lets anybody with a certificate decide what becomes of a volume",
+        ),
+        (
+            Bug::NodeOfCertificateUnchecked,
+            "node-of-certificate-unchecked",
+            "a node may say that it is another one than its certificate says",
+        ),
+        (Bug::RevokedBelieved, "revoked-believed", "revoked certificates are believed"),
+        (
+            Bug::ClusterUnchecked,
+            "cluster-unchecked",
+            "certificates of other clusters of the same authority are believed",
+        ),
+        (
+            Bug::WhomUnchecked,
+            "whom-unchecked",
+            "who dials takes anybody with a certificate for whom it means",
+        ),
+        (Bug::ChunkOfAnyone, "chunk-of-anyone", "a node takes chunks from any node"),
     ];
 
     /// The bug called `name`.
@@ -1126,12 +1160,12 @@ impl Bug {
 }
 
 #[cfg(feature = "planted")]
-static CHOSEN: core::sync::atomic::AtomicU8 = core::sync::atomic::AtomicU8::new(0);
+static CHOSEN: core::sync::atomic::AtomicU16 = core::sync::atomic::AtomicU16::new(0);
 
 /// Plants `bug`, and takes out the one before it. For the whole process: run the variants one after the other.
 #[cfg(feature = "planted")]
 pub fn choose(bug: Bug) {
-    CHOSEN.store(bug as u8, core::sync::atomic::Ordering::SeqCst);
+    CHOSEN.store(bug as u16, core::sync::atomic::Ordering::SeqCst);
 }
 
 /// Whether `bug` is planted.
@@ -1139,7 +1173,7 @@ pub fn choose(bug: Bug) {
 #[inline]
 #[must_use]
 pub fn planted(bug: Bug) -> bool {
-    CHOSEN.load(core::sync::atomic::Ordering::Relaxed) == bug as u8
+    CHOSEN.load(core::sync::atomic::Ordering::Relaxed) == bug as u16
 }
 
 /// Whether `bug` is planted: in a build that is shipped, never.

@@ -17,6 +17,17 @@ pub enum LinkError {
     Io(String),
     /// The peer broke the protocol.
     Protocol(String),
+    /// One of both is not whom the other takes for whom it should be; what to do.
+    Refused(String),
+}
+
+impl core::fmt::Display for LinkError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed by the other side"),
+            Self::Io(text) | Self::Protocol(text) | Self::Refused(text) => f.write_str(text),
+        }
+    }
 }
 
 impl From<Corrupt> for LinkError {

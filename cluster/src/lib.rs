@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`limits`]; [`wire`] (the frame and the hello, field by field); [`transport`]
 //! (the trait a service loop drives) and its implementations: [`net`] (one epoll loop over
-//! `tcp` sockets and `shm` rings) and [`mem`] (in one process, deterministic);
+//! `tcp` sockets and `shm` rings) and [`mem`] (in one process, deterministic); [`tls`] (who speaks);
 //! [`coordinator`] (membership, epochs, chains).
 
 pub mod coordinator;
@@ -14,6 +14,7 @@ pub mod net;
 mod queue;
 mod shm;
 mod tcp;
+pub mod tls;
 pub mod transport;
 pub mod wire;
 

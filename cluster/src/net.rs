@@ -18,6 +18,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::NodeId;
@@ -26,6 +27,9 @@ use rustix::event::{EventfdFlags, Timespec};
 
 use crate::decode::{LinkError, Pool};
 use crate::limits::{BODY_MAX, DIAL_PAUSE_MAX, DIAL_PAUSE_MIN};
+use crate::tcp;
+use crate::tls::Keys;
+use crate::tls::keys::Loaded;
 use crate::transport::{
     Class, Counters, DownReason, Interest, NetEvent, Peer, PeerAddress, SendError, Transport,
     socket_path,
@@ -50,6 +54,8 @@ pub struct NetConfig {
     pub spin: Duration,
     /// High watermark of the queue to a peer, low latency and bulk.
     pub queue_high: [usize; 2],
+    /// Who this node is over TCP, and whom it believes; without, whoever reaches the port is believed.
+    pub keys: Option<Keys>,
 }
 
 impl NetConfig {
@@ -63,6 +69,7 @@ impl NetConfig {
             run_dir: None,
             spin: SPIN,
             queue_high: [1 << 20, 16 << 20],
+            keys: None,
         }
     }
 }
@@ -76,6 +83,8 @@ const SKIPS_MAX: u32 = 8;
 const RING_LOOKS: u32 = 32;
 /// Events taken from epoll in one go.
 const EVENTS: usize = 64;
+/// Connections accepted in one go.
+const ACCEPTS: usize = 16;
 /// Pause after the process ran out of descriptors, before connections are accepted again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -112,6 +121,8 @@ pub struct Net {
     local: Option<OwnedFd>,
     tcp_address: Option<SocketAddr>,
     accept_at: Option<Instant>,
+    /// The keys by which the connections that are there have been judged.
+    judged: Option<Arc<Loaded>>,
     links: BTreeMap<NodeId, Link>,
     conns: Vec<Option<Conn>>,
     generation: u32,
@@ -153,14 +164,54 @@ impl Net {
         let Some(conn) = self.conns.get_mut(index).and_then(Option::take) else { return };
         self.counters.doorbells += conn.doorbells();
         let Some(node) = conn.node else {
-            if let DownReason::Protocol(what) = reason {
-                self.counters.corrupt += 1;
-                self.events.push(NetEvent::Rejected { node: None, what });
+            let what = match &reason {
+                DownReason::Protocol(what) => {
+                    self.counters.corrupt += 1;
+                    what.clone()
+                }
+                DownReason::Refused(what) => {
+                    self.counters.refused += 1;
+                    format!("refused: {what}")
+                }
+                _ => return,
+            };
+            let what = format!("{what} (from {})", tcp::whence(conn.fd()));
+            self.events.push(NetEvent::Rejected { node: None, what });
+            if conn.tls.is_some() {
+                self.part(index, conn);
             }
             return;
         };
         drop(conn);
         self.close_link(node, reason);
+    }
+
+    /// Leaves a stranger the time to read why it is not let in.
+    fn part(&mut self, index: usize, mut conn: Conn) {
+        tcp::end_speaking(conn.fd());
+        conn.phase = Phase::Parting;
+        conn.tls = None;
+        self.conns[index] = Some(conn);
+    }
+
+    /// Ends the links of peers whose certificates have been revoked, and says what became of the keys.
+    fn look_at_keys(&mut self) {
+        let Some(keys) = &self.config.keys else { return };
+        let now = keys.current();
+        for what in keys.take_notes() {
+            self.events.push(NetEvent::Rejected { node: None, what });
+        }
+        if self.judged.as_ref().is_some_and(|before| Arc::ptr_eq(before, &now)) {
+            return;
+        }
+        for index in 0..self.conns.len() {
+            let Some(conn) = self.conns[index].as_ref() else { continue };
+            if conn.tls.as_ref().is_some_and(|session| session.is_revoked(&now)) {
+                let what = "the certificate of its other end was revoked".to_owned();
+                self.close(index, DownReason::Refused(what));
+            }
+        }
+        self.judged = Some(now);
     }
 
     /// Ends both connections of a link, whichever are there.
@@ -169,7 +220,11 @@ impl Net {
         let conns = std::mem::take(&mut link.conns);
         let was_up = std::mem::take(&mut link.up);
         link.dial_at = (self.config.node < node).then(|| Instant::now() + link.pause);
-        link.pause = (link.pause * 2).min(DIAL_PAUSE_MAX);
+        link.pause = match reason {
+            // A person has to act.
+            DownReason::Refused(_) => DIAL_PAUSE_MAX,
+            _ => (link.pause * 2).min(DIAL_PAUSE_MAX),
+        };
         for index in conns.into_iter().flatten() {
             if let Some(conn) = self.conns[index].take() {
                 self.counters.doorbells += conn.doorbells();
@@ -219,10 +274,21 @@ impl Net {
             if conn.class != class || !conn.wants_turn() {
                 continue;
             }
-            if conn.phase == Phase::Open {
-                self.turn_open(index);
-            } else if conn.readable {
-                self.greet(index);
+            match conn.phase {
+                Phase::Open => self.turn_open(index),
+                Phase::Parting => {
+                    conn.readable = false;
+                    if tcp::discard(conn.fd()).is_err() {
+                        self.conns[index] = None;
+                    }
+                }
+                Phase::Connecting | Phase::Greeting => {
+                    if let Err(error) = conn.flush(&self.epoll) {
+                        self.fail(index, error);
+                    } else if conn.readable {
+                        self.greet(index);
+                    }
+                }
             }
         }
     }
@@ -318,7 +384,10 @@ impl Net {
                     self.events.push(NetEvent::Ready { token: *token, readable, writable });
                 }
             }
-            TAG_TCP | TAG_LOCAL => self.accept(tag == TAG_TCP),
+            TAG_TCP | TAG_LOCAL => {
+                // Several: who waits behind many others is not kept waiting by them.
+                (0..ACCEPTS).all(|_| self.accept(tag == TAG_TCP));
+            }
             TAG_CONN => {
                 let Some(Some(conn)) = self.conns.get_mut(index) else { return };
                 if u64::from(conn.generation & 0xff_ffff) != generation {
@@ -346,6 +415,7 @@ impl Net {
         for node in due {
             self.dial(node);
         }
+        self.look_at_keys();
         for index in 0..self.conns.len() {
             let late = self.conns[index].as_ref().and_then(|c| c.deadline).is_some_and(|d| d < now);
             if late {
@@ -515,6 +585,7 @@ impl From<LinkError> for DownReason {
             LinkError::Closed => Self::Closed,
             LinkError::Io(text) => Self::Io(text),
             LinkError::Protocol(text) => Self::Protocol(text),
+            LinkError::Refused(text) => Self::Refused(text),
         }
     }
 }

@@ -18,6 +18,7 @@ use rustix::net::{
 use crate::decode::{LinkError, Source};
 use crate::limits::TCP_DEAD;
 use crate::queue::Sink;
+use crate::tls::session::Session;
 
 /// Longest path of a local socket (`sun_path` with its NUL).
 const SOCKET_PATH_MAX: usize = 107;
@@ -30,55 +31,100 @@ fn failed(errno: Errno) -> LinkError {
     }
 }
 
-/// One turn of reading from, or writing to, a stream socket.
+/// One turn of reading from, or writing to, a stream socket; through TLS, if there is a session.
 #[derive(Debug)]
 pub struct Stream<'a> {
     fd: BorrowedFd<'a>,
+    session: Option<&'a mut Session>,
     /// The last read got less than it asked for: another would find nothing.
     drained: bool,
 }
 
 impl<'a> Stream<'a> {
-    pub fn new(fd: BorrowedFd<'a>) -> Self {
-        Self { fd, drained: false }
+    pub fn new(fd: BorrowedFd<'a>, session: Option<&'a mut Session>) -> Self {
+        Self { fd, session, drained: false }
+    }
+}
+
+/// Appends at most `max` bytes to `dst`, within its capacity. `drained` is set if another call would find nothing.
+pub fn receive(
+    fd: BorrowedFd<'_>,
+    drained: &mut bool,
+    dst: &mut Vec<u8>,
+    max: usize,
+) -> Result<usize, LinkError> {
+    if *drained {
+        return Ok(0);
+    }
+    let spare = dst.spare_capacity_mut();
+    let max = max.min(spare.len());
+    match rustix::net::recv(fd, &mut spare[..max], RecvFlags::empty()) {
+        Ok((_, 0)) => Err(LinkError::Closed),
+        Ok((_, got)) => {
+            let got = got.min(max);
+            *drained = got < max;
+            // SAFETY: the kernel has initialised `got` bytes after the end of `dst`, within
+            // its capacity.
+            unsafe { dst.set_len(dst.len() + got) };
+            Ok(got)
+        }
+        Err(Errno::AGAIN | Errno::INTR) => {
+            *drained = true;
+            Ok(0)
+        }
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+/// Sends what there is room for; 0: none now.
+pub fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>]) -> Result<usize, LinkError> {
+    let mut control = SendAncillaryBuffer::default();
+    match rustix::net::sendmsg(fd, parts, &mut control, SendFlags::NOSIGNAL) {
+        Ok(sent) => Ok(sent),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        Err(errno) => Err(failed(errno)),
     }
 }
 
 impl Source for Stream<'_> {
     fn read(&mut self, dst: &mut Vec<u8>, max: usize) -> Result<usize, LinkError> {
-        if self.drained {
-            return Ok(0);
-        }
-        let spare = dst.spare_capacity_mut();
-        let max = max.min(spare.len());
-        match rustix::net::recv(self.fd, &mut spare[..max], RecvFlags::empty()) {
-            Ok((_, 0)) => Err(LinkError::Closed),
-            Ok((_, got)) => {
-                let got = got.min(max);
-                self.drained = got < max;
-                // SAFETY: the kernel has initialised `got` bytes after the end of `dst`, within
-                // its capacity.
-                unsafe { dst.set_len(dst.len() + got) };
-                Ok(got)
-            }
-            Err(Errno::AGAIN | Errno::INTR) => {
-                self.drained = true;
-                Ok(0)
-            }
-            Err(errno) => Err(failed(errno)),
+        match &mut self.session {
+            Some(session) => session.read(self.fd, &mut self.drained, dst, max),
+            None => receive(self.fd, &mut self.drained, dst, max),
         }
     }
 }
 
 impl Sink for Stream<'_> {
     fn write(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, LinkError> {
-        let mut control = SendAncillaryBuffer::default();
-        match rustix::net::sendmsg(self.fd, parts, &mut control, SendFlags::NOSIGNAL) {
-            Ok(sent) => Ok(sent),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(errno) => Err(failed(errno)),
+        match &mut self.session {
+            Some(session) => session.write(self.fd, parts),
+            None => send(self.fd, parts),
         }
     }
+}
+
+/// Says nothing more, so that the other side reads what was said last before it sees the end: what it has sent and
+/// nobody has read would take that from it.
+pub fn end_speaking(fd: BorrowedFd<'_>) {
+    let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+}
+
+/// Takes what has come, and drops it. Closed if the other side is gone.
+pub fn discard(fd: BorrowedFd<'_>) -> Result<(), LinkError> {
+    let mut bytes = [0u8; 4096];
+    match rustix::net::recv(fd, &mut bytes[..], RecvFlags::DONTWAIT) {
+        Ok((_, 0)) => Err(LinkError::Closed),
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+/// Who is at the other end, for the log.
+pub fn whence(fd: BorrowedFd<'_>) -> String {
+    let peer = rustix::net::getpeername(fd).ok().flatten();
+    let address = peer.and_then(|any| SocketAddr::try_from(any).ok());
+    address.map_or_else(|| "this machine".to_owned(), |at| at.to_string())
 }
 
 /// Reads from a local socket and keeps a descriptor that comes along; the last one, if several do.
@@ -121,12 +167,19 @@ impl Source for Passing<'_> {
 }
 
 /// Sends the first frame of a connection, with a descriptor if there is one. The socket is fresh,
-/// so its buffer has room for all of it.
+/// so its buffer, or that of the session, has room for all of it.
 pub fn send_first(
     fd: BorrowedFd<'_>,
+    session: Option<&mut Session>,
     bytes: &[u8],
     pass: Option<BorrowedFd<'_>>,
 ) -> Result<(), LinkError> {
+    if let Some(session) = session {
+        return match session.write(fd, &[IoSlice::new(bytes)])? {
+            sent if sent == bytes.len() => Ok(()),
+            _ => Err(LinkError::Io("the hello was sent only in part".to_owned())),
+        };
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds;

@@ -105,6 +105,8 @@ pub enum DownReason {
     Io(String),
     /// The peer sent what no peer sends; what exactly.
     Protocol(String),
+    /// A certificate was not believed, here or there; what to do.
+    Refused(String),
     /// The peer has come back (newer incarnation or session) before its old link was seen to end.
     Replaced,
     /// [`Transport::set_peers`] or [`Transport::disconnect`].
@@ -117,6 +119,7 @@ impl core::fmt::Display for DownReason {
             Self::Closed => f.write_str("closed by the peer"),
             Self::Io(text) => write!(f, "connection failed: {text}"),
             Self::Protocol(text) => write!(f, "broke the protocol: {text}"),
+            Self::Refused(text) => f.write_str(text),
             Self::Replaced => f.write_str("replaced by a newer connection of the peer"),
             Self::Ours => f.write_str("closed by this node"),
         }

@@ -98,6 +98,11 @@ impl FrameHead {
     pub fn decode(bytes: &[u8], body_max: usize) -> Result<Self, Corrupt> {
         let mut r = Reader::new(FRAME, bytes);
         let head = Reader::new(FRAME, bytes).bytes(FRAME_HEAD)?;
+        if matches!(bytes, [0x14..=0x17, 3, ..]) {
+            return Err(
+                r.corrupt("is one of TLS: one side asks for certificates and the other has none")
+            );
+        }
         if r.u32()? != MAGIC {
             return Err(r.corrupt("does not begin with its magic: the peer is no Corbel node"));
         }
@@ -208,15 +213,18 @@ pub enum Refusal {
     OldIncarnation = 4,
     /// The hello, or the ring that came with it, breaks its format.
     Malformed = 5,
+    /// The dialler's certificate is another one's.
+    WrongRole = 6,
 }
 
 impl Refusal {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::WrongCluster,
         Self::WrongNode,
         Self::UnknownPeer,
         Self::OldIncarnation,
         Self::Malformed,
+        Self::WrongRole,
     ];
 
     /// The body: the code and a text for people.

@@ -51,6 +51,7 @@ fn config(folder: &Path, listen: &str) -> ServerConfig {
             lost_connection_ms: 100,
             ..Patience::default()
         },
+        keys: None,
     }
 }
 
@@ -95,6 +96,7 @@ fn client(server: &Running, node: u32, incarnation: u64) -> Client {
             run_dir: "/run/x".to_owned(),
             info: "rack 7".to_owned(),
         },
+        keys: None,
     })
     .unwrap()
 }
@@ -167,11 +169,11 @@ fn a_cluster_lives_through_it_all() {
     // The head accuses it.
     clients[0].suspect(NodeId(1), base::Epoch(3));
     until(&mut clients, "the suspicion", |c| chain(&c[0]) == (4, vec![2]));
-    let views = ask(&server.address, CLUSTER, PATIENCE).unwrap();
+    let views = ask(&server.address, CLUSTER, None, PATIENCE).unwrap();
     assert_eq!(views[0].chain, [NodeId(2)]);
-    let why = force(&server.address, CLUSTER, "v", PATIENCE).unwrap_err().to_string();
+    let why = force(&server.address, CLUSTER, None, "v", PATIENCE).unwrap_err().to_string();
     assert!(why.contains("nothing to force"), "{why}");
-    let why = ask(&server.address, CLUSTER + 1, PATIENCE).unwrap_err().to_string();
+    let why = ask(&server.address, CLUSTER + 1, None, PATIENCE).unwrap_err().to_string();
     assert!(why.contains("another cluster"), "{why}");
     assert!(server.end().counters().persisted >= 3);
 }

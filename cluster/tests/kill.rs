@@ -26,6 +26,7 @@ fn serve(folder: &Path) -> ! {
         cluster: CLUSTER,
         volumes: vec![VolumeSpec { name: "v".to_owned(), replicas: 3, nodes: Vec::new() }],
         patience: Patience { hold_ms: 0, ..Patience::default() },
+        keys: None,
     };
     let mut server = Server::open(&config).expect("the state is whole after each kill");
     println!("{}", server.address());
@@ -61,8 +62,13 @@ fn client(at: &PeerAddress, node: u32, epoch: u32) -> Client {
         run_dir: String::new(),
         info: String::new(),
     };
-    Client::new(ClientConfig { coordinator: at.clone(), cluster: CLUSTER, registration })
-        .expect("descriptors")
+    Client::new(ClientConfig {
+        coordinator: at.clone(),
+        cluster: CLUSTER,
+        registration,
+        keys: None,
+    })
+    .expect("descriptors")
 }
 
 /// Between two kills: the head evicts, the evicted catch up, over and over.

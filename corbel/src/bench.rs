@@ -2,6 +2,7 @@
 //! its own in memory), measures its baseline in the same run, and cleans up, also after an error
 //! or a signal. [`BENCHES`] is the list: name, what is asked, and the function.
 
+mod doors;
 pub mod failover;
 mod hunt;
 pub mod kernels;
@@ -93,6 +94,8 @@ verbs! {
     Failover = "failover",
     /// The mount beside ext4 and a pass-through: names, reads, writes, fsync, a build
     Mount = "mount",
+    /// What certificates and encryption cost between nodes, against plain TCP
+    Doors = "doors",
     /// CPU of an idle cluster
     Idle = "idle",
 }
@@ -210,6 +213,12 @@ pub const BENCHES: &[Row] = &[
             ("fsync_append_vs_passed", Asked::Max(1.0)),
         ],
         run: mount::mount,
+    },
+    Row {
+        name: "doors",
+        about: "fsync and sequential writes over TCP, with TLS and without, in turns",
+        asked: &[("tls_fsync_ratio", Asked::Max(1.3)), ("tls_seq_ratio", Asked::Min(0.6))],
+        run: doors::doors,
     },
     Row {
         name: "idle",

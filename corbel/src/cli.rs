@@ -79,6 +79,9 @@ pub enum Verb {
     Quota(crate::quota::QuotaArgs),
     /// Show what copy of the volume each node has; go on with one, if the chain has lost its own
     Recover(crate::recover::RecoverArgs),
+    /// Make and show the certificates by which machines know each other
+    #[command(subcommand)]
+    Cert(crate::cert::CertVerb),
     /// A local cluster for trying things
     #[command(subcommand)]
     Cluster(crate::cluster::ClusterVerb),

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use value::{Durability, Metrics, Size, Transport, Value};
+pub use value::{Authentication, Durability, Encryption, Metrics, Size, Transport, Value};
 
 use cluster::transport::PeerAddress;
 
@@ -103,6 +103,16 @@ config! {
         /// Address of the coordinator, which keeps membership, epochs and chains: IP:PORT, or the
         /// path of a socket if all nodes are on one machine; that answers its own user and root only.
         coordinator: PeerAddress = PeerAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 9560)));
+        /// How nodes, coordinator and administration know each other over TCP: by "certificates" in the directory
+        /// `keys`, or "none": whoever reaches a port is believed, and reads and replaces everything. Sockets of this
+        /// machine need neither: there the kernel says who speaks.
+        authentication: Authentication = Authentication::Certificates;
+        /// Directory of the keys: authority.pem, of what runs here node-N.pem, coordinator.pem or admin.pem (each
+        /// certificate and key, mode 0600), and the list "revoked". `corbel cert` makes them.
+        keys: PathBuf = "/etc/corbel/keys".into();
+        /// Whether what passes over TCP between those who have shown who they are is encrypted: "on", or "off" for links
+        /// that nobody else can listen to. Then it is signed all the same. It is encrypted unless both sides say "off".
+        encryption: Encryption = Encryption::On;
         /// Directory in which `corbel serve coordinator` keeps its state across restarts.
         coordinator_dir: PathBuf = "/var/lib/corbel/coordinator".into();
         /// Members of the volume's chain, the primary included. fsync waits for all of them.

@@ -4,6 +4,7 @@
 //! ```text
 //! DIR/cluster.json          what `up` was asked for
 //! DIR/coordinator/          state, coordinator.pid, log
+//! DIR/keys/                 who is who over TCP, if anything goes there
 //! DIR/net/                  network namespaces, if each node has its own
 //! DIR/nN/corbel.toml        configuration of node N
 //! DIR/nN/region/            its persistent memory
@@ -19,10 +20,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use cluster::tls::Role;
 use cluster::transport::PeerAddress;
 use rustix::process::Signal;
 
-use crate::config::{Config, Durability, Size, Transport};
+use crate::config::{Authentication, Config, Durability, Size, Transport};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::links::{Links, Side};
 use crate::process::{self, Identity};
@@ -50,6 +52,8 @@ pub struct Plan {
     pub mounted: bool,
     /// Whether each node has a network namespace of its own (see [`crate::links`]).
     pub apart: bool,
+    /// How they know each other where they speak over TCP.
+    pub authentication: Authentication,
 }
 
 impl Plan {
@@ -66,7 +70,13 @@ impl Plan {
             mount: None,
             mounted: true,
             apart: false,
+            authentication: Authentication::Certificates,
         }
+    }
+
+    /// Whether anything goes over TCP between its services.
+    fn has_tcp(&self) -> bool {
+        self.apart || self.transport == Transport::Tcp
     }
 }
 
@@ -78,6 +88,9 @@ pub struct Local {
     /// Whether what is started ends with this process.
     tied: bool,
 }
+
+/// Name of every local cluster.
+const NAME: &str = "local";
 
 /// The processes of a node: the supervisor last.
 pub const NODE_PROCESSES: [&str; 3] = ["nicfs", "hostd", "serve"];
@@ -193,7 +206,9 @@ impl Local {
     /// What a cluster consists of in its directory, in which there may be other things.
     fn made(&self) -> Vec<PathBuf> {
         let mut made: Vec<PathBuf> = self.nodes().map(|node| self.node_dir(node)).collect();
-        made.extend(["coordinator", "fabric", "cluster.json"].map(|name| self.dir.join(name)));
+        made.extend(
+            ["coordinator", "fabric", "keys", "cluster.json"].map(|name| self.dir.join(name)),
+        );
         made
     }
 
@@ -258,11 +273,29 @@ impl Local {
             let mut private = std::fs::DirBuilder::new();
             private.mode(0o700).create(this.dir.join(shared)).context(dir.display())?;
         }
+        if this.plan.has_tcp() && this.plan.authentication == Authentication::Certificates {
+            this.make_keys()?;
+        }
         let about = serde_json::json!({"nodes": this.plan.nodes, "replicas": this.plan.replicas, "apart": this.plan.apart, "version": 1});
         std::fs::write(this.dir.join("cluster.json"), about.to_string()).context(dir.display())?;
         let uuid = crate::mkfs::show_uuid(&crate::mkfs::new_uuid()?);
         for node in this.nodes() {
             this.corbel(node, &["mkfs", "--uuid", &uuid])?;
+        }
+        Ok(())
+    }
+
+    fn keys(&self) -> PathBuf {
+        self.dir.join("keys")
+    }
+
+    /// An authority of its own, and what it issues: all in one place, since all is on one machine.
+    fn make_keys(&self) -> Result<()> {
+        let (at, days) = (self.keys(), 3650);
+        crate::cert::make_authority(&at, days, false)?;
+        let nodes = self.nodes().map(|node| Role::Node(base::NodeId(node)));
+        for role in [Role::Coordinator, Role::Admin].into_iter().chain(nodes) {
+            crate::cert::issue(&at, &at, NAME, role, days, false)?;
         }
         Ok(())
     }
@@ -284,10 +317,12 @@ impl Local {
     fn node_config(&self, node: u32, addresses: &[SocketAddr]) -> Config {
         let mut config = Config::default();
         let (at, plan) = (self.node_dir(node), &self.plan);
-        config.cluster.id = "local".into();
+        config.cluster.id = NAME.into();
+        config.cluster.authentication = plan.authentication;
+        config.cluster.keys = self.keys();
         config.cluster.coordinator_dir = self.dir.join("coordinator");
         // On one machine there is no port for strangers to knock at.
-        config.cluster.coordinator = if plan.apart || plan.transport == Transport::Tcp {
+        config.cluster.coordinator = if plan.has_tcp() {
             PeerAddress::Tcp(addresses[0])
         } else {
             PeerAddress::Local(config.cluster.coordinator_dir.join("coordinator.sock"))

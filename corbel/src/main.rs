@@ -2,6 +2,7 @@
 
 mod ask;
 mod bench;
+mod cert;
 mod cli;
 mod cluster;
 mod crush;
@@ -39,6 +40,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Status(args) => status::run(global, &args, out)?,
         Verb::Quota(args) => quota::run(global, &args, out)?,
         Verb::Recover(args) => recover::run(global, &args, out)?,
+        Verb::Cert(verb) => cert::run(global, out, &verb)?,
         Verb::Cluster(verb) => cluster::run(out, &verb)?,
         Verb::Fsck(args) => return fsck::run(global, &args, out),
         Verb::Demo(args) => demo::run(&args, out)?,

@@ -7,9 +7,11 @@ use base::NodeId;
 use clap::Args;
 use cluster::coordinator::client;
 use cluster::coordinator::message::{Choice, Copies, Copy, DataState};
+use cluster::tls::{Keys, Role};
 use serde_json::{Value, json};
 
 use crate::cli::Global;
+use crate::config::Config;
 use crate::failure::{Failure, Kind, Result};
 use crate::output::Output;
 
@@ -37,7 +39,9 @@ pub fn run(global: &Global, args: &RecoverArgs, out: &Output) -> Result<()> {
     let config = global.load()?;
     let (at, id) = (&config.cluster.coordinator, &config.cluster.id);
     let cluster = cluster::coordinator::identity(id);
-    let copies = client::survey(at, cluster, id, PATIENCE).map_err(|e| unreachable(&e))?;
+    let keys = keys(&config)?;
+    let keys = keys.as_ref();
+    let copies = client::survey(at, cluster, keys, id, PATIENCE).map_err(|e| unreachable(&e))?;
     let Some(node) = args.go_on_with else {
         show(out, id, &copies, None);
         return Ok(());
@@ -65,14 +69,26 @@ pub fn run(global: &Global, args: &RecoverArgs, out: &Output) -> Result<()> {
     }
     let (incarnation, position) = (copy.incarnation, copy.position);
     let choice = Choice { node: copy.node, incarnation, epoch, position };
-    client::choose(at, cluster, id, choice, PATIENCE)
+    client::choose(at, cluster, keys, id, choice, PATIENCE)
         .map_err(|e| Failure::failed(e.to_string(), "`corbel recover` shows what there is"))?;
     show(out, id, &copies, Some(copy));
     Ok(())
 }
 
+/// Of who administers, if they are here; else of this node, which may look.
+fn keys(config: &Config) -> Result<Option<Keys>> {
+    let node = Role::Node(NodeId(config.node.id));
+    let admin =
+        crate::serve::key_place(config, Role::Admin).is_some_and(|place| place.own().exists());
+    crate::serve::keys(config, if admin { Role::Admin } else { node })
+}
+
 fn unreachable(error: &std::io::Error) -> Failure {
-    Failure::new(Kind::Unreachable, error.to_string(), "start it: `corbel serve coordinator`")
+    let remedy = match error.kind() {
+        std::io::ErrorKind::PermissionDenied => "`corbel cert show` says what the keys here are",
+        _ => "start it: `corbel serve coordinator`",
+    };
+    Failure::new(Kind::Unreachable, error.to_string(), remedy)
 }
 
 /// The node's copy, if it may be chosen.

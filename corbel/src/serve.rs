@@ -14,11 +14,13 @@ use clap::{Args, ValueEnum};
 use cluster::coordinator::View;
 use cluster::coordinator::embedded::{Server, ServerConfig};
 use cluster::coordinator::machine::{Patience, VolumeSpec};
+use cluster::tls::{KeyPlace, Keys};
+use cluster::transport::PeerAddress;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::config::Config;
-use crate::failure::{Context, Failure, Result};
+use crate::config::{Authentication, Config, Encryption};
+use crate::failure::{Context, Failure, Kind, Result};
 use crate::local;
 use crate::metrics;
 use crate::process::{self, Identity};
@@ -94,6 +96,8 @@ struct Kept {
 /// The supervisor of hostd and nicfs.
 pub fn supervise(global: &Global) -> Result<()> {
     let config = global.load()?;
+    // Said once, and not by services that are started again and again.
+    drop(keys(&config, cluster::tls::Role::Node(base::NodeId(config.node.id)))?);
     announce(&run_dir(&config), "serve")?;
     signals::catch();
     let (ends, ended) = mpsc::channel();
@@ -180,6 +184,7 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
     service::NicfsConfig {
         node: base::NodeId(node.id),
         cluster: config.cluster.id.clone(),
+        keys: key_place(config, cluster::tls::Role::Node(base::NodeId(node.id))),
         membership: service::Membership::Coordinator(config.cluster.coordinator.clone()),
         listen: node.listen,
         transport: match node.transport {
@@ -201,6 +206,35 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
     }
 }
 
+/// Where the keys of `role` lie, if it speaks over TCP and has to show who it is.
+pub fn key_place(config: &Config, role: cluster::tls::Role) -> Option<KeyPlace> {
+    let cluster = &config.cluster;
+    let nodes = matches!(role, cluster::tls::Role::Node(_))
+        && config.node.transport == crate::config::Transport::Tcp;
+    let tcp = nodes || matches!(cluster.coordinator, PeerAddress::Tcp(_));
+    (tcp && cluster.authentication == Authentication::Certificates).then(|| KeyPlace {
+        folder: cluster.keys.clone(),
+        role,
+        cluster: cluster.id.clone(),
+        encrypts: cluster.encryption == Encryption::On,
+    })
+}
+
+/// The keys of `role`, if there have to be any.
+pub fn keys(config: &Config, role: cluster::tls::Role) -> Result<Option<Keys>> {
+    let open = |place| {
+        Keys::open(place).map_err(|why| {
+            Failure::new(
+                Kind::Config,
+                format!("cluster.keys: {why}"),
+                "`corbel cert --help` shows how three machines get theirs; \
+                 cluster.authentication = \"none\" lets whoever reaches the ports read and replace everything",
+            )
+        })
+    };
+    key_place(config, role).map(open).transpose()
+}
+
 fn durability(config: &Config) -> storage::format::superblock::Durability {
     use storage::format::superblock::Durability as Media;
     match config.node.durability {
@@ -216,6 +250,13 @@ fn serve(role: Role, config: &Config) -> Result<()> {
         Role::Coordinator => config.cluster.coordinator_dir.clone(),
         Role::Nicfs | Role::Hostd => run_dir(config),
     };
+    let speaks = match role {
+        Role::Coordinator => cluster::tls::Role::Coordinator,
+        Role::Nicfs | Role::Hostd => cluster::tls::Role::Node(base::NodeId(config.node.id)),
+    };
+    if role != Role::Hostd {
+        drop(keys(config, speaks)?);
+    }
     announce(&dir, role.name())?;
     let ended = |error: service::Error| {
         Failure::failed(format!("{} of node {}: {error}", role.name(), config.node.id), "")
@@ -255,7 +296,8 @@ fn coordinator(config: &Config, dir: &Path) -> Result<()> {
     service::process::raise_priority(-15);
     service::process::Thread::current().realtime(2);
     let at = &config.cluster.coordinator;
-    let mut server = Server::open(&coordinator_config(config)).map_err(|error| {
+    let keys = keys(config, cluster::tls::Role::Coordinator)?;
+    let mut server = Server::open(&coordinator_config(config, keys)).map_err(|error| {
         Failure::failed(
             format!("coordinator on {at}, state in {}: {error}", dir.display()),
             "check cluster.coordinator, cluster.coordinator_dir and what listens there",
@@ -282,7 +324,7 @@ fn coordinator(config: &Config, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn coordinator_config(config: &Config) -> ServerConfig {
+fn coordinator_config(config: &Config, keys: Option<Keys>) -> ServerConfig {
     let cluster = &config.cluster;
     let millis = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
     ServerConfig {
@@ -301,6 +343,7 @@ fn coordinator_config(config: &Config) -> ServerConfig {
             grace_ms: millis(cluster.grace),
             ..Patience::default()
         },
+        keys,
     }
 }
 

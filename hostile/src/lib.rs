@@ -16,6 +16,7 @@ mod forge;
 pub mod formats;
 pub mod frames;
 pub mod fuse_request;
+pub mod handshake;
 pub mod image;
 pub mod input;
 pub mod lz4_block;
@@ -50,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     target("fabric", fabric::run, Vec::new),
     target("frames", frames::run, Vec::new),
     target("fuse_request", fuse_request::run, Vec::new),
+    target("handshake", handshake::run, Vec::new),
     target("image", image::run, Vec::new),
     target("lz4_block", lz4_block::run, Vec::new),
     target("media", |b| formats::run(formats::MEDIA, b), || formats::seeds(formats::MEDIA)),

@@ -368,6 +368,7 @@ mod tests {
             cluster: CLUSTER,
             volumes: vec![VolumeSpec { name: "v".into(), replicas: 1, nodes: vec![NodeId(1)] }],
             patience,
+            keys: None,
         })
         .expect("a coordinator");
         let coordinator = server.address();
@@ -384,7 +385,7 @@ mod tests {
             run_dir: String::new(),
             info: String::new(),
         };
-        let config = ClientConfig { coordinator, cluster: CLUSTER, registration };
+        let config = ClientConfig { coordinator, cluster: CLUSTER, registration, keys: None };
         let mut beat = Beat::start(config, Duration::ZERO).expect("a thread");
         let serves = |beat: &mut Beat| {
             beat.hear();

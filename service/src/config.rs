@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use base::NodeId;
+use cluster::tls::KeyPlace;
 use cluster::transport::PeerAddress;
 use storage::format::superblock::Durability;
 
@@ -38,6 +39,8 @@ pub struct NicfsConfig {
     pub listen: SocketAddr,
     /// Transport between nodes.
     pub transport: PeerTransport,
+    /// Keys of this node, for everything that goes over TCP; without, whoever reaches a port is believed.
+    pub keys: Option<KeyPlace>,
     /// Directory of the region, made by [`crate::nicfs::format`].
     pub region: PathBuf,
     /// What the region promises.

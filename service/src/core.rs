@@ -185,6 +185,8 @@ pub struct Counters {
     pub bad_requests: u64,
     pub bad_messages: u64,
     pub foreign: u64,
+    /// Messages of nodes that have no such part in the epoch, refused.
+    pub not_due: u64,
     /// Requests about inodes that their client was not shown.
     pub unshown: u64,
     pub old_epoch: u64,
@@ -625,6 +627,10 @@ impl Node {
             && epoch == self.epoch
         {
             // The bulk of all bytes: passed on in the memory in which it came.
+            if !self.sends_chunks(from) && !planted(Bug::ChunkOfAnyone) {
+                self.not_due(from, "sends a chunk");
+                return Ok(());
+            }
             return self.chunk_arrived(from, all_acked, body, out);
         }
         match Message::decode(kind, &body) {
@@ -654,6 +660,10 @@ impl Node {
         message: Message,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
+        if !self.is_due(from, &message) {
+            self.not_due(from, "says what is not its part in this epoch");
+            return Ok(());
+        }
         let from_head = self.chain.first() == Some(&from);
         match message {
             Message::Chunk { all_acked, chunk } => {
@@ -714,6 +724,43 @@ impl Node {
                 Ok(())
             }
             other => self.head_message(from, other, out),
+        }
+    }
+
+    fn not_due(&mut self, from: NodeId, what: &str) {
+        self.counters.not_due += 1;
+        if self.counters.not_due.is_power_of_two() {
+            log::warn!("node {from} {what}; it is not listened to");
+        }
+    }
+
+    /// Whether chunks of this epoch may come from `from`: down the chain, from the head (that sends what is missing, and
+    /// to who joins), and to a head that takes over from who holds more than it.
+    fn sends_chunks(&self, from: NodeId) -> bool {
+        let from_head = self.chain.first() == Some(&from);
+        match self.role() {
+            Role::Head => !self.ready && from != self.me() && self.chain.contains(&from),
+            Role::Member => from_head || self.predecessor() == Some(from),
+            Role::Syncing => from_head,
+            Role::Outside => false,
+        }
+    }
+
+    /// Whether `from` has the part in this epoch that goes with the message. Who it is, its link has shown.
+    fn is_due(&self, from: NodeId, message: &Message) -> bool {
+        let (member, joins) = (self.chain.contains(&from), self.syncing.contains(&from));
+        let from_head = self.chain.first() == Some(&from);
+        match message {
+            Message::Chunk { .. } => self.sends_chunks(from) || planted(Bug::ChunkOfAnyone),
+            // All that the volume holds goes out by it.
+            Message::StreamWant { .. } => {
+                from_head || self.successor() == Some(from) || self.is_head() && joins
+            }
+            Message::SnapshotWant { .. } | Message::SnapshotAck { .. } => joins,
+            Message::Position { .. } | Message::ChunkAck { .. } | Message::Kept { .. } => {
+                member || joins
+            }
+            _ => member,
         }
     }
 

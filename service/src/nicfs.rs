@@ -13,6 +13,7 @@ use base::{ClientId, Clock, Epoch, NodeId, StreamSeq, clock::SystemClock};
 use cluster::coordinator::client::ClientConfig;
 use cluster::coordinator::{CoordEvent, DataState, Registration, View};
 use cluster::net::{Net, NetConfig};
+use cluster::tls::Keys;
 use cluster::transport::{
     Class, Interest, NetEvent, Peer, PeerAddress, SendError, Transport, socket_path,
 };
@@ -175,6 +176,7 @@ struct Driver {
     node: Node,
     net: Net,
     incarnation: u64,
+    keys: Option<Keys>,
     /// The coordinator, and what the core was told of its word.
     coordinator: Option<Beat>,
     serving: Option<Serving>,
@@ -279,7 +281,9 @@ impl Driver {
             .map_err(|e| Error::new(&region_at, e))?;
         let clock = SystemClock::default();
         node.set_realtime_offset(clock.realtime().wrapping_sub(clock.monotonic()));
-        let net = Self::net(&config, incarnation)?;
+        let keys = config.keys.clone().map(Keys::open).transpose();
+        let keys = keys.map_err(|e| Error(format!("nicfs: keys: {e}")))?;
+        let net = Self::net(&config, keys.clone(), incarnation)?;
         let private = private_socket(&config.socket);
         let host_listener = listen(&private, 0o600)
             .map_err(|e| Error::new(&format!("nicfs: socket {}", private.display()), e))?;
@@ -297,6 +301,7 @@ impl Driver {
             net,
             incarnation,
             coordinator: None,
+            keys,
             serving: None,
             host_listener,
             host: None,
@@ -326,13 +331,14 @@ impl Driver {
         Ok(driver)
     }
 
-    fn net(config: &NicfsConfig, incarnation: u64) -> Result<Net, Error> {
+    fn net(config: &NicfsConfig, keys: Option<Keys>, incarnation: u64) -> Result<Net, Error> {
         let cluster = cluster::coordinator::identity(&config.cluster);
         let mut net = NetConfig::new(config.node, incarnation, cluster);
         match &config.transport {
             PeerTransport::Tcp => net.tcp = Some(config.listen),
             PeerTransport::Shm(dir) => net.run_dir = Some(dir.clone()),
         }
+        net.keys = keys;
         let half = usize::try_from(config.memory / 2).unwrap_or(usize::MAX).max(1 << 20);
         net.queue_high = [4 << 20, half.min(64 << 20)];
         Net::new(net).map_err(|e| Error::new("nicfs: transport", e))
@@ -380,6 +386,7 @@ impl Driver {
                         coordinator: address,
                         cluster: cluster::coordinator::identity(&self.config.cluster),
                         registration,
+                        keys: self.keys.clone(),
                     },
                     patience,
                 )

@@ -28,6 +28,7 @@ fn config(dir: &Path) -> NicfsConfig {
         membership: Membership::Standalone,
         listen: "127.0.0.1:0".parse().expect("an address"),
         transport: PeerTransport::Tcp,
+        keys: None,
         region: dir.join("region"),
         durability: Durability::Replicated,
         socket: dir.join("sock"),

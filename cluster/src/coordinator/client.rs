@@ -4,7 +4,7 @@
 //! over reconnections and heartbeats are sent by whoever polls when it is readable.
 
 use std::collections::VecDeque;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,11 +17,13 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use super::link::{Link, describe};
+use super::link::Link;
 use super::message::{Choice, Copies, DataState, MESSAGE_MAX, Message, Registration, View};
 use super::{CoordEvent, Coordinator};
 use crate::decode::LinkError;
 use crate::tcp;
+use crate::tls::session::{self, Session};
+use crate::tls::{Keys, Role};
 use crate::transport::PeerAddress;
 use crate::wire::{FRAME_HEAD, FrameHead};
 
@@ -50,6 +52,8 @@ pub struct ClientConfig {
     pub cluster: u128,
     /// What the node says of itself.
     pub registration: Registration,
+    /// Who the node is over TCP, and whom it believes; without, whoever answers there is believed.
+    pub keys: Option<Keys>,
 }
 
 #[derive(Debug)]
@@ -171,7 +175,16 @@ impl Client {
         match opened {
             Ok(fd) => {
                 self.wants_room = true;
-                self.phase = Phase::Connecting { link: Link::new(fd), since: now };
+                let session = match (&self.config.keys, &self.config.coordinator) {
+                    (Some(keys), PeerAddress::Tcp(_)) => {
+                        match Session::dial(keys, Role::Coordinator) {
+                            Ok(session) => Some(session),
+                            Err(error) => return self.down(&error.to_string(), RETRY_REFUSED),
+                        }
+                    }
+                    _ => None,
+                };
+                self.phase = Phase::Connecting { link: Link::new(fd, session), since: now };
             }
             Err(errno) => self.down(&errno.to_string(), RETRY),
         }
@@ -202,7 +215,26 @@ impl Client {
         let (epoll, wants_room) = (&self.epoll, &mut self.wants_room);
         match outcome.and_then(|()| Self::watch(epoll, wants_room, &link)) {
             Ok(()) => self.phase = Phase::Registering { link, since: now },
-            Err(error) => self.down(&describe(&error), RETRY),
+            Err(error) => self.lost(&error),
+        }
+    }
+
+    fn lost(&mut self, error: &LinkError) {
+        // Where one side does not believe the other, a person has to act.
+        let refused = matches!(error, LinkError::Refused(_));
+        self.down(&error.to_string(), if refused { RETRY_REFUSED } else { RETRY });
+    }
+
+    /// Ends the connection if the coordinator's certificate has been revoked, and says what became of the keys.
+    fn look_at_keys(&mut self) {
+        let Some(keys) = &self.config.keys else { return };
+        let loaded = keys.current();
+        let notes = keys.take_notes();
+        self.out.extend(notes.into_iter().map(CoordEvent::Trouble));
+        if let Phase::Registering { link, .. } | Phase::Ready { link } = &self.phase
+            && link.is_revoked(&loaded)
+        {
+            self.down("its certificate was revoked", RETRY_REFUSED);
         }
     }
 
@@ -221,12 +253,12 @@ impl Client {
             }
         }
         match ended {
-            Some(error) => self.down(&describe(&error), RETRY),
+            Some(error) => self.lost(&error),
             None => {
                 if let Phase::Registering { link, .. } | Phase::Ready { link } = &self.phase
                     && let Err(error) = Self::watch(&self.epoll, &mut self.wants_room, link)
                 {
-                    self.down(&describe(&error), RETRY);
+                    self.lost(&error);
                 }
             }
         }
@@ -323,7 +355,7 @@ impl Client {
         // From now, not from when it was due: a loop that was held up sends one, not ten.
         self.next_heartbeat = now + self.heartbeat;
         if let Err(error) = sent {
-            self.down(&describe(&error), RETRY);
+            self.lost(&error);
         }
     }
 
@@ -334,7 +366,7 @@ impl Client {
             return;
         };
         if let Err(error) = link.send(message) {
-            self.down(&describe(&error), RETRY);
+            self.lost(&error);
         }
     }
 
@@ -390,6 +422,7 @@ impl Coordinator for Client {
             }
         }
         self.receive();
+        self.look_at_keys();
         self.beat(now);
         let now = Instant::now();
         let deadline = self.deadline(now);
@@ -441,13 +474,20 @@ impl Coordinator for Client {
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-fn stream(to: &PeerAddress, timeout: Duration) -> std::io::Result<Box<dyn Stream>> {
+fn stream(
+    to: &PeerAddress,
+    keys: Option<&Keys>,
+    timeout: Duration,
+) -> std::io::Result<Box<dyn Stream>> {
     Ok(match to {
         PeerAddress::Tcp(at) => {
             let stream = TcpStream::connect_timeout(at, timeout)?;
             stream.set_read_timeout(Some(timeout))?;
             stream.set_write_timeout(Some(timeout))?;
-            Box::new(stream)
+            match keys {
+                Some(keys) => Box::new(session::Waiting::dial(keys, Role::Coordinator, stream)?),
+                None => Box::new(stream),
+            }
         }
         PeerAddress::Local(path) => {
             let stream = UnixStream::connect(path)?;
@@ -461,15 +501,17 @@ fn stream(to: &PeerAddress, timeout: Duration) -> std::io::Result<Box<dyn Stream
 /// One request over a connection of its own, waiting for the answer: for commands, not for loops.
 fn converse(
     coordinator: &PeerAddress,
+    keys: Option<&Keys>,
     request: &Message,
     timeout: Duration,
 ) -> std::io::Result<(Vec<View>, Copies)> {
     let explain = |e: std::io::Error| {
-        let text = format!("coordinator at {coordinator}: {e}; is it running?");
-        std::io::Error::new(e.kind(), text)
+        // Who was refused has been told why.
+        let running = if e.kind() == ErrorKind::PermissionDenied { "" } else { "; is it running?" };
+        std::io::Error::new(e.kind(), format!("coordinator at {coordinator}: {e}{running}"))
     };
     let other = |text: String| std::io::Error::other(format!("coordinator: {text}"));
-    let mut stream = stream(coordinator, timeout).map_err(explain)?;
+    let mut stream = stream(coordinator, keys, timeout).map_err(explain)?;
     let (kind, body) = request.encode();
     let head = FrameHead::new(kind, &[&body]).ok_or_else(|| other("too long".to_owned()))?;
     stream.write_all(&[&head.encode()[..], &body].concat()).map_err(explain)?;
@@ -495,20 +537,22 @@ fn converse(
 pub fn ask(
     coordinator: &PeerAddress,
     cluster: u128,
+    keys: Option<&Keys>,
     timeout: Duration,
 ) -> std::io::Result<Vec<View>> {
-    converse(coordinator, &Message::Ask { cluster }, timeout).map(|(views, _)| views)
+    converse(coordinator, keys, &Message::Ask { cluster }, timeout).map(|(views, _)| views)
 }
 
 /// What every node has of `volume`.
 pub fn survey(
     coordinator: &PeerAddress,
     cluster: u128,
+    keys: Option<&Keys>,
     volume: &str,
     timeout: Duration,
 ) -> std::io::Result<Copies> {
     let volume = volume.to_owned();
-    let answer = converse(coordinator, &Message::Survey { cluster, volume }, timeout);
+    let answer = converse(coordinator, keys, &Message::Survey { cluster, volume }, timeout);
     answer.map(|(_, copies)| copies)
 }
 
@@ -516,21 +560,24 @@ pub fn survey(
 pub fn choose(
     coordinator: &PeerAddress,
     cluster: u128,
+    keys: Option<&Keys>,
     volume: &str,
     choice: Choice,
     timeout: Duration,
 ) -> std::io::Result<()> {
     let volume = volume.to_owned();
-    converse(coordinator, &Message::Choose { cluster, volume, choice }, timeout).map(|_| ())
+    let request = Message::Choose { cluster, volume, choice };
+    converse(coordinator, keys, &request, timeout).map(|_| ())
 }
 
 /// Forms the chain of `volume` from the nodes that are there, without waiting for the others.
 pub fn force(
     coordinator: &PeerAddress,
     cluster: u128,
+    keys: Option<&Keys>,
     volume: &str,
     timeout: Duration,
 ) -> std::io::Result<()> {
     let volume = volume.to_owned();
-    converse(coordinator, &Message::Force { cluster, volume }, timeout).map(|_| ())
+    converse(coordinator, keys, &Message::Force { cluster, volume }, timeout).map(|_| ())
 }

@@ -4,10 +4,12 @@ use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base::Nanos;
+use base::planted::{Bug, planted};
 use rustix::event::{Timespec, epoll};
 
 use super::link::Link;
@@ -15,15 +17,23 @@ use super::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
 use super::message::{Message, View};
 use super::store::{Seat, Store};
 use crate::decode::LinkError;
+use crate::limits::STRANGERS_MAX;
 use crate::tcp;
+use crate::tls::keys::Loaded;
+use crate::tls::session::Session;
+use crate::tls::{Keys, Role};
 use crate::transport::PeerAddress;
 
 /// Connections at once; more are closed.
 const CONNECTIONS_MAX: usize = 256;
 /// A connection that has said nothing valid by then is closed.
 const STRANGER_TIME: Duration = Duration::from_secs(2);
+/// How far clocks of nodes may be ahead of this one's.
+const AHEAD_MAX: Duration = Duration::from_secs(3600);
 const LISTENER: u64 = u64::MAX;
 const EVENTS: usize = 64;
+/// Connections accepted in one go.
+const ACCEPTS: usize = 16;
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -38,6 +48,8 @@ pub struct ServerConfig {
     pub volumes: Vec<VolumeSpec>,
     /// How patient to be.
     pub patience: Patience,
+    /// Who this is over TCP, and whom it believes; without, whoever reaches the port is believed.
+    pub keys: Option<Keys>,
 }
 
 #[derive(Debug)]
@@ -48,6 +60,8 @@ struct Conn {
     watched: bool,
     /// To be closed once its queue is empty.
     last_words: bool,
+    /// Says nothing more, so that the other side reads what it was told; what it still sends is dropped.
+    parting: bool,
 }
 
 /// What the server has refused, for `status`.
@@ -75,6 +89,26 @@ pub struct Server {
     counters: ServerCounters,
     /// Texts for the log.
     notes: Vec<String>,
+    keys: Option<Keys>,
+    /// The keys by which the connections that are there have been judged.
+    judged: Option<Arc<Loaded>>,
+}
+
+/// A process says when it began. If that is far off, no process of its node could take its place for as long.
+fn too_new(registration: &super::Registration) -> Option<String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let most = u64::try_from((now + AHEAD_MAX).as_nanos()).unwrap_or(u64::MAX);
+    (registration.incarnation > most).then(|| {
+        format!(
+            "node {}: incarnation {} lies more than an hour ahead of the coordinator's clock; set the clocks of both",
+            registration.node, registration.incarnation
+        )
+    })
+}
+
+fn conn_whence(conns: &[Option<Conn>], index: usize) -> String {
+    let conn = conns.get(index).and_then(Option::as_ref);
+    conn.map_or_else(String::new, |conn| format!(" (from {})", conn.link.whence()))
 }
 
 /// Listens; where, if the port was left to the kernel.
@@ -114,6 +148,8 @@ impl Server {
             start: Instant::now(),
             counters: ServerCounters::default(),
             notes: Vec::new(),
+            keys: config.keys.clone(),
+            judged: None,
         })
     }
 
@@ -162,12 +198,37 @@ impl Server {
         };
         for event in events {
             match event.data.u64() {
-                LISTENER => self.accept(),
+                LISTENER => {
+                    // Several: who waits behind many others is not kept waiting by them.
+                    (0..ACCEPTS).all(|_| self.accept());
+                }
                 index => self.serve(index as usize)?,
             }
         }
         self.close_idle_strangers();
+        self.look_at_keys()?;
         self.step(Event::Tick).map(|_| ())
+    }
+
+    /// Ends the connections of those whose certificates have been revoked, and says what became of the keys.
+    fn look_at_keys(&mut self) -> std::io::Result<()> {
+        let Some(keys) = &self.keys else { return Ok(()) };
+        let now = keys.current();
+        self.notes.append(&mut keys.take_notes());
+        if self.judged.as_ref().is_some_and(|before| Arc::ptr_eq(before, &now)) {
+            return Ok(());
+        }
+        for index in 0..self.conns.len() {
+            let Some(conn) = self.conns[index].as_ref() else { continue };
+            if conn.link.is_revoked(&now) {
+                let whose = conn.link.role().map_or_else(String::new, |role| role.to_string());
+                self.notes
+                    .push(format!("closed a connection: the certificate of {whose} was revoked"));
+                self.close(index)?;
+            }
+        }
+        self.judged = Some(now);
+        Ok(())
     }
 
     fn now(&self) -> Nanos {
@@ -198,40 +259,71 @@ impl Server {
         Ok(verdict)
     }
 
-    fn accept(&mut self) {
+    /// Takes one connection; false if there is no other.
+    fn accept(&mut self) -> bool {
         let fd = match tcp::accept(self.listener.as_fd()) {
             Ok(Some(fd)) => fd,
-            Ok(None) => return,
+            Ok(None) => return false,
             Err(errno) => {
                 // Out of descriptors: it would be reported again at once.
                 self.notes.push(format!("cannot accept: {errno}; raise the open file limit"));
                 std::thread::sleep(Duration::from_millis(10));
-                return;
+                return false;
             }
         };
         let good = match self.address {
             PeerAddress::Tcp(_) => tcp::tune(&fd).is_ok(),
             PeerAddress::Local(_) => tcp::is_ours(&fd),
         };
+        self.make_room();
         if self.conns.iter().flatten().count() >= CONNECTIONS_MAX || !good {
             self.counters.refused += 1;
-            return;
+            return true;
         }
+        let session = match (&self.keys, &self.address) {
+            (Some(keys), PeerAddress::Tcp(_)) => match Session::answer(keys) {
+                Ok(session) => Some(session),
+                Err(error) => {
+                    self.notes.push(format!("cannot answer a connection: {error}"));
+                    return true;
+                }
+            },
+            _ => None,
+        };
         let index = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
         let data = epoll::EventData::new_u64(index as u64);
         if epoll::add(&self.epoll, &fd, data, epoll::EventFlags::IN).is_err() {
-            return;
+            return true;
         }
         if index == self.conns.len() {
             self.conns.push(None);
         }
         self.conns[index] = Some(Conn {
-            link: Link::new(fd),
+            link: Link::new(fd, session),
             speaker: None,
             since: Instant::now(),
             watched: false,
             last_words: false,
+            parting: false,
         });
+        true
+    }
+
+    /// Who has said nothing for longest makes room for a newcomer: silent connections keep nobody out.
+    fn make_room(&mut self) {
+        let since =
+            |slot: &Option<Conn>| slot.as_ref().filter(|c| c.speaker.is_none()).map(|c| c.since);
+        let strangers = self.conns.iter().filter_map(since).count();
+        if strangers < STRANGERS_MAX {
+            return;
+        }
+        let oldest = (0..self.conns.len())
+            .filter_map(|index| since(&self.conns[index]).map(|since| (since, index)))
+            .min();
+        if let Some((_, index)) = oldest {
+            self.counters.refused += 1;
+            self.conns[index] = None;
+        }
     }
 
     fn close_idle_strangers(&mut self) {
@@ -266,10 +358,16 @@ impl Server {
 
     fn serve(&mut self, index: usize) -> std::io::Result<()> {
         let Some(Some(conn)) = self.conns.get_mut(index) else { return Ok(()) };
+        if conn.parting {
+            if !conn.link.discard() {
+                self.conns[index] = None;
+            }
+            return Ok(());
+        }
         let flushed = conn.link.flush();
         if conn.last_words {
             if flushed != Ok(true) {
-                self.close(index)?;
+                self.part(index)?;
             }
             return Ok(());
         }
@@ -278,13 +376,33 @@ impl Server {
             self.hear(index, message)?;
         }
         if let Some(error) = ended.or(flushed.err()) {
-            if let LinkError::Protocol(what) = &error {
-                self.counters.corrupt += 1;
-                self.notes.push(format!("closed a connection: {what}"));
+            let whence = || conn_whence(&self.conns, index);
+            match &error {
+                LinkError::Protocol(what) => {
+                    self.counters.corrupt += 1;
+                    self.notes.push(format!("closed a connection: {what}{}", whence()));
+                }
+                LinkError::Refused(what) => {
+                    self.counters.refused += 1;
+                    self.notes.push(format!("refused: {what}{}", whence()));
+                }
+                LinkError::Closed | LinkError::Io(_) => {}
             }
-            return self.close(index);
+            return self.part(index);
         }
         self.watch(index);
+        Ok(())
+    }
+
+    /// Closes a connection whose other side may not have read yet what it was told.
+    fn part(&mut self, index: usize) -> std::io::Result<()> {
+        let Some(conn) = self.conns[index].as_mut() else { return Ok(()) };
+        if conn.speaker.is_some() || !conn.link.part() {
+            return self.close(index);
+        }
+        conn.parting = true;
+        let data = epoll::EventData::new_u64(index as u64);
+        let _ = epoll::modify(&self.epoll, conn.link.as_fd(), data, epoll::EventFlags::IN);
         Ok(())
     }
 
@@ -303,6 +421,11 @@ impl Server {
             return Ok(());
         }
         let speaker = conn.speaker.clone();
+        if let Some(why) = self.forbids(conn, &message) {
+            let whence = conn.link.whence();
+            self.refuse(index, &format!("{why} (from {whence})"));
+            return Ok(());
+        }
         match (message, speaker) {
             (Message::Register { cluster, registration }, None) => {
                 self.register(index, cluster, registration)
@@ -374,6 +497,38 @@ impl Server {
         }
     }
 
+    /// Why this side of a connection may not say this, by its certificate. What a node says after it has registered
+    /// is held against whom it registered as.
+    fn forbids(&self, conn: &Conn, message: &Message) -> Option<String> {
+        if self.keys.is_none() || matches!(self.address, PeerAddress::Local(_)) {
+            return None;
+        }
+        let Some(role) = conn.link.role() else {
+            return Some("no certificate was shown".to_owned());
+        };
+        match message {
+            Message::Register { registration, .. }
+                if role != Role::Node(registration.node)
+                    && !planted(Bug::NodeOfCertificateUnchecked) =>
+            {
+                let node = registration.node;
+                Some(format!(
+                    "who has the certificate of {role} registers as node {node}; give each node its own: \
+                     `corbel cert issue node-{node}`"
+                ))
+            }
+            Message::Force { .. } | Message::Choose { .. }
+                if role != Role::Admin && !planted(Bug::RoleUnchecked) =>
+            {
+                Some(format!(
+                    "{role} may not decide what becomes of a volume; ask with the certificate of admin: \
+                     `corbel cert issue admin`"
+                ))
+            }
+            _ => None,
+        }
+    }
+
     fn ask(&mut self, index: usize, event: Event) -> std::io::Result<()> {
         if let Err(why) = self.step(event)? {
             self.counters.refused += 1;
@@ -403,6 +558,10 @@ impl Server {
                 "node {} belongs to cluster {cluster:032x}, this coordinator to {:032x}; check the config",
                 registration.node, self.cluster
             );
+            self.refuse(index, &why);
+            return Ok(());
+        }
+        if let Some(why) = too_new(&registration) {
             self.refuse(index, &why);
             return Ok(());
         }

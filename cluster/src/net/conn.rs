@@ -12,6 +12,7 @@ use crate::limits::TURN_BYTES;
 use crate::queue::OutQueue;
 use crate::shm::Ring;
 use crate::tcp::{self, Stream};
+use crate::tls::session::Session;
 use crate::transport::{Class, NetEvent};
 use crate::wire::{FRAME_HEAD, FrameHead};
 
@@ -24,6 +25,8 @@ pub enum Phase {
     Greeting,
     /// Frames flow.
     Open,
+    /// It was not let in; what it still sends is dropped.
+    Parting,
 }
 
 /// What carries the bytes.
@@ -41,6 +44,8 @@ pub struct Conn {
     pub generation: u32,
     pub index: usize,
     pub io: Io,
+    /// TLS, over TCP with keys.
+    pub tls: Option<Box<Session>>,
     /// A local socket: rings are agreed on over it.
     pub local: bool,
     pub phase: Phase,
@@ -83,7 +88,12 @@ impl Conn {
             Io::Ring(ring) if self.phase == Phase::Open => ring.has_input(),
             _ => false,
         };
-        input || self.readable || self.writable && !self.queue.is_empty()
+        input || self.readable || self.writable && self.has_output()
+    }
+
+    /// Whether something waits for room in the socket, or in the ring.
+    fn has_output(&self) -> bool {
+        !self.queue.is_empty() || self.tls.as_ref().is_some_and(|session| session.is_pending())
     }
 
     /// See [`Ring::sleep`].
@@ -121,12 +131,15 @@ impl Conn {
             all[1] = &joined;
             &all[..2]
         };
-        let was_empty = self.queue.is_empty();
+        let was_empty = !self.has_output();
         match &mut self.io {
-            Io::Socket(fd) => self.queue.send(all, &mut Stream::new(fd.as_fd()))?,
+            Io::Socket(fd) => {
+                let session = self.tls.as_deref_mut();
+                self.queue.send(all, &mut Stream::new(fd.as_fd(), session))?;
+            }
             Io::Ring(ring) => self.queue.send(all, &mut **ring)?,
         }
-        if was_empty && !self.queue.is_empty() {
+        if was_empty && self.has_output() {
             self.flush(epoll)?;
         }
         Ok(())
@@ -138,10 +151,15 @@ impl Conn {
         self.writable = false;
         match &mut self.io {
             Io::Socket(fd) => {
-                if self.queue.is_empty() && !self.watched {
+                if let Some(session) = &mut self.tls {
+                    session.flush(fd.as_fd())?;
+                }
+                if self.queue.is_empty() && !self.watched && !self.has_output() {
                     return Ok(false);
                 }
-                let drained = self.queue.flush(&mut Stream::new(fd.as_fd()))?;
+                let Io::Socket(fd) = &self.io else { return Ok(false) };
+                let session = self.tls.as_deref_mut();
+                let drained = self.queue.flush(&mut Stream::new(fd.as_fd(), session))?;
                 self.watch(epoll)?;
                 Ok(drained)
             }
@@ -160,7 +178,7 @@ impl Conn {
 
     /// Watches for room exactly while something is queued.
     fn watch(&mut self, epoll: &OwnedFd) -> Result<(), LinkError> {
-        let wanted = !self.queue.is_empty();
+        let wanted = self.has_output();
         if wanted == self.watched {
             return Ok(());
         }
@@ -196,7 +214,7 @@ impl Conn {
                 if !self.readable {
                     return Ok(());
                 }
-                stream = Stream::new(AsFd::as_fd(&*fd));
+                stream = Stream::new(AsFd::as_fd(&*fd), self.tls.as_deref_mut());
                 &mut stream
             }
             Io::Ring(ring) => &mut **ring,

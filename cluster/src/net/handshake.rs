@@ -1,11 +1,15 @@
 //! Dialling, and the hello in both directions.
 
+use base::planted::{Bug, planted};
+
 use super::*;
 use crate::decode::Decoder;
 use crate::limits::{RING_BULK, RING_LOW_LATENCY};
 use crate::queue::OutQueue;
 use crate::shm::{self, Ring};
 use crate::tcp::{self, Passing, Stream};
+use crate::tls::Role;
+use crate::tls::session::Session;
 use crate::wire::{Hello, KIND_HELLO, KIND_REFUSAL, KIND_WELCOME, Refusal};
 use conn::Io;
 
@@ -63,12 +67,21 @@ impl Net {
         conn.writable = false;
         let outcome = rustix::net::sockopt::socket_error(conn.fd());
         let result = match outcome {
-            Ok(Ok(())) => conn.flush(&self.epoll).and_then(|_| self.say_hello(index)),
+            Ok(Ok(())) => self.secure(index).and_then(|()| self.say_hello(index)),
             Ok(Err(errno)) | Err(errno) => Err(LinkError::Io(errno.to_string())),
         };
         if let Err(error) = result {
             self.fail(index, error);
         }
+    }
+
+    /// TLS, if there are keys. What is said from now on is sent when the other side has shown who it is.
+    fn secure(&mut self, index: usize) -> Result<(), LinkError> {
+        let Some(conn) = self.conns[index].as_mut() else { return Ok(()) };
+        if let (Some(keys), Some(whom)) = (&self.config.keys, conn.node) {
+            conn.tls = Some(Box::new(Session::dial(keys, Role::Node(whom))?));
+        }
+        conn.flush(&self.epoll).map(|_| ())
     }
 
     fn say_hello(&mut self, index: usize) -> Result<(), LinkError> {
@@ -88,7 +101,9 @@ impl Net {
             ring_bytes: conn.local.then_some(conn.ring_bytes as u32),
         };
         let bytes = frame(KIND_HELLO, &hello.encode());
-        tcp::send_first(conn.fd(), &bytes, conn.ring_file.as_ref().map(AsFd::as_fd))
+        let Io::Socket(fd) = &conn.io else { return Ok(()) };
+        let file = conn.ring_file.as_ref().map(AsFd::as_fd);
+        tcp::send_first(fd.as_fd(), conn.tls.as_deref_mut(), &bytes, file)
     }
 
     /// Reads the hello or the answer to it.
@@ -100,7 +115,8 @@ impl Net {
             let mut source = Passing { fd: fd.as_fd(), passed: &mut passed };
             conn.decoder.next(&mut source, &mut self.pool)
         } else {
-            conn.decoder.next(&mut Stream::new(fd.as_fd()), &mut self.pool)
+            let mut source = Stream::new(fd.as_fd(), conn.tls.as_deref_mut());
+            conn.decoder.next(&mut source, &mut self.pool)
         };
         if passed.is_some() && !conn.dialled {
             conn.ring_file = passed;
@@ -124,10 +140,24 @@ impl Net {
         }
     }
 
-    /// Decides about a dialler.
-    fn judge(&self, hello: &Hello, local: bool) -> Result<(), (Refusal, String)> {
+    /// Decides about a dialler; `role`: what its certificate says, where one is asked for.
+    fn judge(
+        &self,
+        hello: &Hello,
+        local: bool,
+        role: Option<Role>,
+    ) -> Result<(), (Refusal, String)> {
         let me = self.config.node;
         let from = hello.from;
+        if let Some(role) = role.filter(|role| *role != Role::Node(from))
+            && !planted(Bug::NodeOfCertificateUnchecked)
+        {
+            let text = format!(
+                "node {from} was said, by who has the certificate of {role}; give each node its own: \
+                 `corbel cert issue node-{from}`"
+            );
+            return Err((Refusal::WrongRole, text));
+        }
         if hello.cluster != self.config.cluster {
             let text = format!(
                 "node {from} belongs to cluster {:032x}, this one to {:032x}; check the config",
@@ -160,11 +190,20 @@ impl Net {
     fn on_hello(&mut self, index: usize, body: &[u8]) -> Result<(), LinkError> {
         let hello = Hello::decode(body)?;
         let Some(conn) = self.conns[index].as_ref() else { return Ok(()) };
-        if let Err((refusal, text)) = self.judge(&hello, conn.local) {
-            let _ = tcp::send_first(conn.fd(), &frame(KIND_REFUSAL, &refusal.encode(&text)), None);
+        let role = match (&self.config.keys, &conn.tls) {
+            (Some(_), None) if !conn.local => return Err(LinkError::Closed),
+            (_, Some(session)) => Some(session.role().ok_or(LinkError::Closed)?),
+            (_, None) => None,
+        };
+        if let Err((refusal, text)) = self.judge(&hello, conn.local, role) {
+            self.say_first(index, KIND_REFUSAL, &refusal.encode(&text)).ok();
             self.counters.refused += 1;
-            self.conns[index] = None;
-            self.events.push(NetEvent::Rejected { node: None, what: format!("refused: {text}") });
+            let Some(conn) = self.conns[index].take() else { return Ok(()) };
+            let what = format!("refused: {text} (from {})", tcp::whence(conn.fd()));
+            self.events.push(NetEvent::Rejected { node: None, what });
+            if conn.tls.is_some() {
+                self.part(index, conn);
+            }
             return Ok(());
         }
         let Some(link) = self.links.get_mut(&hello.from) else { return Ok(()) };
@@ -193,10 +232,18 @@ impl Net {
             ..hello
         };
         self.open(index);
-        let Some(conn) = self.conns[index].as_ref() else { return Ok(()) };
-        tcp::send_first(conn.fd(), &frame(KIND_WELCOME, &answer.encode()), None)?;
+        self.say_first(index, KIND_WELCOME, &answer.encode())?;
         self.maybe_up(hello.from);
         Ok(())
+    }
+
+    fn say_first(&mut self, index: usize, kind: u16, body: &[u8]) -> Result<(), LinkError> {
+        let Some(conn) = self.conns[index].as_mut() else { return Ok(()) };
+        let fd = match &conn.io {
+            Io::Socket(fd) => fd.as_fd(),
+            Io::Ring(ring) => ring.socket(),
+        };
+        tcp::send_first(fd, conn.tls.as_deref_mut(), &frame(kind, body), None)
     }
 
     fn on_welcome(&mut self, index: usize, body: &[u8]) -> Result<(), LinkError> {
@@ -245,7 +292,8 @@ impl Net {
         let Some(mut conn) = self.conns[index].take() else { return };
         conn.phase = Phase::Open;
         conn.decoder.trust();
-        conn.readable = false;
+        // What a session has read ahead, epoll will not tell of.
+        conn.readable = conn.tls.is_some();
         if conn.local {
             let (node, file) = (conn.node, conn.ring_file.take());
             let Io::Socket(socket) = conn.io else { return };

@@ -8,6 +8,7 @@ use crate::decode::Decoder;
 use crate::limits::{HELLO_BODY_MAX, HELLO_TIMEOUT, STRANGERS_MAX};
 use crate::queue::OutQueue;
 use crate::tcp;
+use crate::tls::session::Session;
 use conn::Io;
 
 fn explain(error: std::io::Error, what: &str) -> std::io::Error {
@@ -44,6 +45,7 @@ impl Net {
             local,
             tcp_address,
             accept_at: None,
+            judged: None,
             links: BTreeMap::new(),
             conns: Vec::new(),
             generation: 0,
@@ -67,13 +69,14 @@ impl Net {
         }
     }
 
-    pub(super) fn accept(&mut self, tcp: bool) {
+    /// Takes one connection; false if there is no other.
+    pub(super) fn accept(&mut self, tcp: bool) -> bool {
         let listener = if tcp { &self.tcp } else { &self.local };
-        let Some(listener) = listener else { return };
+        let Some(listener) = listener else { return false };
         let accepted = tcp::accept(listener.as_fd());
         let fd = match accepted {
             Ok(Some(fd)) => fd,
-            Ok(None) => return,
+            Ok(None) => return false,
             Err(errno) => {
                 // Out of descriptors or memory: the connection stays waiting, and epoll would
                 // report it again at once.
@@ -81,28 +84,58 @@ impl Net {
                 self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
                 let what = format!("cannot accept connections: {errno}; raise the open file limit");
                 self.events.push(NetEvent::Rejected { node: None, what });
-                return;
+                return false;
             }
         };
-        let strangers = self.conns.iter().flatten().filter(|c| c.node.is_none()).count();
-        if strangers >= STRANGERS_MAX {
-            self.counters.refused += 1;
-            return;
-        }
         if !tcp && !tcp::is_ours(&fd) {
             self.counters.refused += 1;
             let what = "refused: a local connection of another user".to_owned();
             self.events.push(NetEvent::Rejected { node: None, what });
-            return;
+            return true;
         }
+        self.make_room();
         if tcp && let Err(errno) = tcp::tune(&fd) {
             let what = format!("cannot set up an accepted connection: {errno}");
             self.events.push(NetEvent::Rejected { node: None, what });
+            return true;
+        }
+        let tls = match &self.config.keys {
+            Some(keys) if tcp => match Session::answer(keys) {
+                Ok(session) => Some(Box::new(session)),
+                Err(error) => {
+                    let what = format!("cannot answer a connection: {error}");
+                    self.events.push(NetEvent::Rejected { node: None, what });
+                    return true;
+                }
+            },
+            _ => None,
+        };
+        match self.add(fd, !tcp, None, Class::LowLatency, Phase::Greeting) {
+            Ok(index) => {
+                if let Some(conn) = self.conns[index].as_mut() {
+                    conn.tls = tls;
+                }
+            }
+            Err(error) => {
+                let what = format!("cannot watch an accepted connection: {error}");
+                self.events.push(NetEvent::Rejected { node: None, what });
+            }
+        }
+        true
+    }
+
+    /// Who has said no hello for longest makes room for a newcomer: silent connections keep nobody out.
+    fn make_room(&mut self) {
+        let since = |slot: &Option<Conn>| slot.as_ref().filter(|c| c.node.is_none())?.deadline;
+        if self.conns.iter().filter_map(since).count() < STRANGERS_MAX {
             return;
         }
-        if let Err(error) = self.add(fd, !tcp, None, Class::LowLatency, Phase::Greeting) {
-            let what = format!("cannot watch an accepted connection: {error}");
-            self.events.push(NetEvent::Rejected { node: None, what });
+        let oldest = (0..self.conns.len())
+            .filter_map(|index| since(&self.conns[index]).map(|since| (since, index)))
+            .min();
+        if let Some((_, index)) = oldest {
+            self.counters.refused += 1;
+            self.conns[index] = None;
         }
     }
 
@@ -125,6 +158,7 @@ impl Net {
             generation: self.generation,
             index,
             io: Io::Socket(fd),
+            tls: None,
             local,
             phase,
             dialled: node.is_some(),

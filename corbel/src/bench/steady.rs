@@ -10,7 +10,6 @@ use super::trace::count_syscalls;
 use super::world::World;
 use super::{Bench, Measured};
 use crate::failure::{Context, Result};
-use crate::local::Plan;
 
 /// Turns of load and baseline.
 const TURNS: usize = 5;
@@ -130,9 +129,9 @@ pub fn sqlite(bench: &Bench<'_>) -> Result<Measured> {
 /// CPU of an idle cluster.
 pub fn idle(bench: &Bench<'_>) -> Result<Measured> {
     const WATCHED: Duration = Duration::from_secs(10);
-    let plan = Plan { replicas: bench.replicas, ..Plan::of(bench.replicas) };
+    let plan = World::plan(bench);
     let mounts: Vec<u32> = (1..=bench.replicas).collect();
-    let world = World::start(bench, Plan { transport: bench.transport, ..plan }, &mounts)?;
+    let world = World::start(bench, plan, &mounts)?;
     // Used once, then left alone: idle, not merely never touched.
     let path = world.file(1, "idle");
     figures(world.under_run(1, &["append", &path, "4096", "200"])?)?;

@@ -225,6 +225,26 @@ words! {
 }
 
 words! {
+    /// How those who speak over TCP are known.
+    Authentication {
+        /// By certificates, in both directions.
+        Certificates = "certificates",
+        /// Not at all.
+        None = "none"
+    }
+}
+
+words! {
+    /// Whether what passes over TCP is encrypted.
+    Encryption {
+        /// It is.
+        On = "on",
+        /// It is signed only, where both sides want it so.
+        Off = "off"
+    }
+}
+
+words! {
     /// What makes data durable on a node.
     Durability {
         /// Persistent memory.

@@ -140,6 +140,11 @@ impl Cluster {
         Some(Self::up(nodes, capacity, &[]))
     }
 
+    /// The same, whose nodes speak over TCP.
+    pub fn over_tcp(nodes: usize, capacity: &str) -> Option<Self> {
+        may_mount().then(|| Self::up(nodes, capacity, &["--transport", "tcp"]))
+    }
+
     /// One without mounts, which needs no rights.
     pub fn unmounted(nodes: usize, capacity: &str) -> Self {
         Self::up(nodes, capacity, &["--no-mount"])

@@ -12,6 +12,7 @@ mod doors;
 mod harness;
 mod helper;
 mod hunt;
+mod keys;
 mod lapse;
 mod locks;
 mod overload;

@@ -36,7 +36,7 @@ enum Applied {
 
 impl Node {
     /// The member after this one.
-    fn successor(&self) -> Option<NodeId> {
+    pub(super) fn successor(&self) -> Option<NodeId> {
         let at = self.chain.iter().position(|n| *n == self.me())?;
         self.chain.get(at + 1).copied()
     }

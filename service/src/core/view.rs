@@ -246,7 +246,9 @@ impl Node {
         if self.ready || !self.chain.iter().all(|n| self.positions.contains_key(n)) {
             return Ok(());
         }
-        let best = self.positions.iter().max_by_key(|(_, seq)| **seq).map(|(n, s)| (*n, *s));
+        // What somebody beside the chain has beyond it was never acknowledged.
+        let members = self.positions.iter().filter(|(node, _)| self.chain.contains(node));
+        let best = members.max_by_key(|(_, seq)| **seq).map(|(n, s)| (*n, *s));
         let Some((holder, most)) = best else { return Ok(()) };
         if most > self.ring.last() && !planted(Bug::TakeOverShort) {
             let from = StreamSeq(self.ring.last().0 + 1);

@@ -109,7 +109,7 @@ fn hunt(o: &Options) -> Result<ExitCode, String> {
     use base::planted::Bug;
     let (name, mut missed) = (o.bug.as_deref().unwrap_or(""), 0);
     let budget = super::catch::Budget::default();
-    let all = Bug::ALL.iter().filter(|b| (b.0 as u8) < 50 && (name == "all" || b.1 == name));
+    let all = Bug::ALL.iter().filter(|b| (b.0 as u16) < 50 && (name == "all" || b.1 == name));
     let all: Vec<_> = all.collect();
     for (bug, name, _) in &all {
         match super::catch::catch(*bug, budget) {
