@@ -1,6 +1,9 @@
-//! What it costs that the doors are shut. A list of parts, each with figures of its own: [`PARTS`].
+//! What it costs that the doors are shut, and whether they hold. A list of parts, each with figures of its own: [`PARTS`].
 
-use super::load::{figures, number};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::load::{self, figures, number};
 use super::steady::turns;
 use super::world::World;
 use super::{Bench, Measured};
@@ -12,7 +15,11 @@ use crate::local::Plan;
 type Part = (&'static str, fn(&Bench<'_>) -> Result<Measured>);
 
 /// What is measured, one after the other.
-const PARTS: &[Part] = &[("TLS beside plain TCP", tls)];
+const PARTS: &[Part] = &[
+    ("TLS beside plain TCP", tls),
+    ("a program that asks for much", turns_of_one),
+    ("twelve writers on a busy machine", storm),
+];
 
 /// All parts.
 pub fn doors(bench: &Bench<'_>) -> Result<Measured> {
@@ -22,6 +29,96 @@ pub fn doors(bench: &Bench<'_>) -> Result<Measured> {
         all.extend(part(bench)?);
     }
     Ok(all)
+}
+
+/// How long a node hears nobody else, whatever one program asks for.
+fn turns_of_one(bench: &Bench<'_>) -> Result<Measured> {
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let greedy = load::compile_greedy(world.scratch())?;
+    let dir = world.file(1, "");
+    let epoch = world.local.epoch(1)?;
+    let loads = match bench.quick {
+        false => {
+            [("modes", 400, 60), ("extents", 50_000, 1), ("deep", 1500, 1500), ("names", 50_000, 1)]
+        }
+        true => {
+            [("modes", 100, 10), ("extents", 10_000, 1), ("deep", 300, 300), ("names", 10_000, 1)]
+        }
+    };
+    let mut longest = 0.0f64;
+    for (name, size, count) in loads {
+        let mut command = world.local.run_command(1)?;
+        command.arg(&greedy).args([name, &dir, &size.to_string(), &count.to_string()]);
+        figures(command)?;
+        for node in world.local.nodes() {
+            let status = world.local.status(node)?;
+            longest = longest.max(number(&status, "longest_turn_us")? / 1e3);
+        }
+        bench.out.step(format!("  {name}: {longest:.1} ms so far"));
+    }
+    let evictions = world.local.epoch(1)? - epoch;
+    Ok(vec![("longest_turn_ms", longest), ("greedy_evictions", evictions as f64)])
+}
+
+/// Processes that do nothing but take the processor, for as long as this lives.
+struct Busy(Vec<Child>);
+
+impl Busy {
+    fn start(count: usize) -> Result<Self> {
+        let mut busy = Self(Vec::new());
+        for _ in 0..count {
+            let mut command = Command::new("sh");
+            command.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
+            busy.0.push(command.spawn().context("sh")?);
+        }
+        Ok(busy)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Programs that write and fsync on a node that is not the head, while everything else takes the processor: nobody loses its place,
+/// and no program hears of it.
+fn storm(bench: &Bench<'_>) -> Result<Measured> {
+    const WRITERS: usize = 12;
+    const BUSY: usize = 30;
+    let seconds = if bench.quick { 10 } else { 60 };
+    let world = World::start(bench, World::plan(bench), &[2])?;
+    let epoch = world.local.epoch(2)?;
+    let hostd = |node: u32| {
+        let pid = world.local.node_dir(node).join("run/hostd.pid");
+        std::fs::read_to_string(&pid).context(pid.display())
+    };
+    let before = world.local.nodes().map(hostd).collect::<Result<Vec<_>>>()?;
+    let _busy = Busy::start(BUSY)?;
+    let mut writers = Vec::new();
+    for writer in 0..WRITERS {
+        let path = world.file(2, &format!("storm-{writer}"));
+        let mut command =
+            world.under_run(2, &["records", &path, "100000000", &seconds.to_string()])?;
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        writers.push(command.spawn().context("corbel run")?);
+    }
+    let mut errors = 0;
+    for mut writer in writers {
+        errors += usize::from(!writer.wait().context("corbel run")?.success());
+    }
+    // What it may have cost shows a little later, too.
+    std::thread::sleep(Duration::from_secs(1));
+    let after = world.local.nodes().map(hostd).collect::<Result<Vec<_>>>()?;
+    let ended = before.iter().zip(&after).filter(|(before, after)| before != after).count();
+    Ok(vec![
+        ("storm_evictions", (world.local.epoch(2)? - epoch) as f64),
+        ("storm_errors", errors as f64),
+        ("storm_hostd_ended", ended as f64),
+    ])
 }
 
 /// The same cluster twice, with certificates and without, both over TCP, in turns.
