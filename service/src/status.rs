@@ -79,6 +79,7 @@ pub fn json(status: &NodeStatus, net: &Counters, host: bool) -> String {
     // The macro does not take many more fields than these.
     object["counters"]["settled_copies"] = c.settled_copies.into();
     object["counters"]["broken_logs"] = c.broken_logs.into();
+    object["counters"]["resized_logs"] = c.resized_logs.into();
     object["counters"]["crowded_out"] = c.crowded_out.into();
     object["locks"] = status.locks.into();
     object["counters"]["locks"] = c.locks.into();

@@ -21,4 +21,5 @@ mod recover;
 mod restart;
 mod run;
 mod semantics;
+mod space;
 mod suites;
