@@ -32,6 +32,9 @@ pub struct MkfsArgs {
     /// Remove what the region's directory holds first. All of its data is lost
     #[arg(long)]
     force: bool,
+    /// Reserve nothing: the volume has what the file system below has left. For trying things
+    #[arg(long)]
+    sparse: bool,
 }
 
 /// As `8-4-4-4-12` hexadecimal digits.
@@ -82,6 +85,7 @@ pub fn run(global: &Global, args: &MkfsArgs, out: &Output) -> Result<()> {
         uid: args.uid.unwrap_or_else(|| rustix::process::getuid().as_raw()),
         gid: args.gid.unwrap_or_else(|| rustix::process::getgid().as_raw()),
         mode: args.mode,
+        sparse: args.sparse,
     };
     service::nicfs::format(&crate::serve::nicfs_config(&config), &params).map_err(|error| {
         Failure::failed(
@@ -150,6 +154,7 @@ fn clear(config: &Config, force: bool) -> Result<()> {
 fn is_part(name: &str) -> bool {
     storage::region::segment_of(name).is_some()
         || name == storage::region::COPIES_LOCK
+        || name == storage::region::BALLAST
         || service::nicfs::EPOCH_FILES.contains(&name)
 }
 

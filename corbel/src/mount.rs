@@ -191,6 +191,7 @@ pub fn open_source(source: &str) -> Result<Arc<dyn FileSystem>> {
         fd_min: FD_MIN,
         stop: Some(frontend::patience::stop),
         patient: true,
+        whole_log: true,
         limits: libfs::Limits { inodes: libfs::limits::INODES_MAX, ..libfs::Limits::SHIPPED },
         ..libfs::Config::new(source.as_bytes())
     };

@@ -179,6 +179,8 @@ pub struct Counters {
     pub expelled: u64,
     /// Logs that did not go on although more lies in them, or was to come.
     pub broken_logs: u64,
+    /// Clients that were expelled because they made their logs longer or shorter.
+    pub resized_logs: u64,
     /// Processes that were not attached because there were too many, of all or of their user.
     pub crowded_out: u64,
     pub requests: u64,
@@ -287,6 +289,10 @@ pub struct Node {
     next_inode: u64,
     /// Blocks set aside for clients, in all.
     reserved: u64,
+    /// Free blocks of the volume that the file system below does not have, and when that was seen.
+    short: u64,
+    looked_below: Nanos,
+    logs_seen: Nanos,
     /// When somebody got no space although some was set aside.
     room_sought: Option<Nanos>,
 
@@ -416,6 +422,9 @@ impl Node {
             promoted_at: 0,
             next_inode,
             reserved: 0,
+            short: 0,
+            looked_below: 0,
+            logs_seen: 0,
             room_sought: None,
             applied: published,
             published,
@@ -578,7 +587,9 @@ impl Node {
     }
 
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        self.look_below()?;
         self.return_room(out);
+        self.mend_logs(out)?;
         self.collect_closed(out)?;
         self.collect_dozing(out)?;
         self.collect_ended(out)?;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use storage::media::{Media, MediaError, Segment};
+use storage::media::{Media, MediaError, Segment, Spare};
 
 /// `M` with a delay before each operation.
 #[derive(Debug)]
@@ -66,6 +66,18 @@ impl<M: Media> Media for Delayed<M> {
     }
     fn discard(&self, segment: Segment, offset: u64, len: u64) -> Result<(), MediaError> {
         self.wait().discard(segment, offset, len)
+    }
+    fn back(&self, ranges: &[(Segment, u64, u64)]) -> Result<(), MediaError> {
+        self.inner.back(ranges)
+    }
+    fn spare(&self) -> Result<Option<Spare>, MediaError> {
+        self.inner.spare()
+    }
+    fn mend(&self, segment: Segment, size: u64) -> Result<bool, MediaError> {
+        self.inner.mend(segment, size)
+    }
+    fn strip(&self, segment: Option<Segment>) -> Result<(), MediaError> {
+        self.inner.strip(segment)
     }
     fn remove(&self, segment: Segment) -> Result<(), MediaError> {
         self.wait().remove(segment)

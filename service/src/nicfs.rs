@@ -22,7 +22,7 @@ use storage::format::control;
 use storage::format::superblock::Durability;
 use storage::media::{Media, Segment};
 use storage::region::FileRegion;
-use storage::volume::{Params, Volume};
+use storage::volume::{Params, Volume, bytes_when_full};
 
 use crate::beat::Beat;
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
@@ -74,6 +74,41 @@ pub struct FormatParams {
     pub gid: u32,
     /// Permission bits of the root directory.
     pub mode: u32,
+    /// Whether nothing is reserved: the volume has what the file system below has left then.
+    pub sparse: bool,
+}
+
+/// What a region needs beside data and tree: the ring, a client's log, and a little.
+fn beside(config: &NicfsConfig, stream: u64) -> u64 {
+    let log = u64::from(config.lanes).saturating_mul(config.lane_bytes);
+    stream.saturating_add(log).saturating_add(4 << 20)
+}
+
+fn in_mib(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+/// Whether there is room for what the volume promises.
+fn has_room(region: &FileRegion, config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> {
+    let at = config.region.display();
+    let beside = beside(config, params.stream);
+    let (what, needed) = if params.sparse {
+        ("its ring and a log alone", beside)
+    } else {
+        let full = bytes_when_full(params.capacity);
+        ("a full one with its tree, ring and a log", full.saturating_add(beside))
+    };
+    match region.free_bytes().map_err(|e| Error::new(&format!("region {at}"), e))? {
+        Some(free) if free < needed => Err(Error(format!(
+            "no room for a volume of {}: {what} takes {}, and the file system of {at} has {} free; choose a smaller \
+            node.capacity or another file system{}",
+            in_mib(params.capacity),
+            in_mib(needed),
+            in_mib(free),
+            if params.sparse { "" } else { ", or give --sparse to have nothing reserved" },
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Makes the region of a node: directory, volume, stream ring.
@@ -84,6 +119,11 @@ pub fn format(config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> 
     region.keeps_its_promise().map_err(|e| Error::new(&at("region"), e))?;
     region.lock().map_err(|e| Error::new(&at("region"), e))?;
     end_copies(&region).map_err(|e| Error(format!("{}: hostd: {e}", at("region"))))?;
+    has_room(&region, config, params)?;
+    if !params.sparse {
+        let full = bytes_when_full(params.capacity);
+        region.reserve(full).map_err(|e| Error::new(&at("region"), e))?;
+    }
     let params = Params {
         uuid: params.uuid,
         name: params.name.clone(),
@@ -96,7 +136,11 @@ pub fn format(config: &NicfsConfig, params: &FormatParams) -> Result<(), Error> 
         gid: params.gid,
         mode: params.mode,
     };
-    Volume::format(Arc::new(region), &params).map_err(|e| Error::new(&at("volume in"), e))?;
+    let region: Arc<dyn Media> = Arc::new(region);
+    Volume::format(Arc::clone(&region), &params).map_err(|e| Error::new(&at("volume in"), e))?;
+    // All that the service would make at its start, so that it has room there.
+    let ring = crate::core::ring::bytes(params.stream_bytes);
+    region.ensure(Segment::Stream, ring).map_err(|e| Error::new(&at("ring in"), e))?;
     // A region that was in use before starts afresh for the coordinator, too.
     forget_epoch(&config.region)
 }
@@ -134,15 +178,27 @@ fn forget_epoch(region: &Path) -> Result<(), Error> {
     }
 }
 
-/// The last epoch that this node was a member of, noted before it served anything in it.
+/// The last epoch that this node was a member of, noted before it served anything in it. Where the file system is full,
+/// too: there are two files of one length, that are written in turn and change names.
 fn note_epoch(region: &Path, epoch: Epoch) -> Result<(), Error> {
     let path = epoch_file(region);
+    let fresh = region.join(EPOCH_FILES[1]);
+    let fill = || -> std::io::Result<()> {
+        let file =
+            std::fs::File::options().write(true).create(true).truncate(false).open(&fresh)?;
+        let text = format!("{:020}\n", epoch.0);
+        std::os::unix::fs::FileExt::write_all_at(&file, text.as_bytes(), 0)?;
+        file.set_len(text.len() as u64)?;
+        file.sync_all()
+    };
     let write = || -> std::io::Result<()> {
-        let fresh = path.with_extension("new");
-        let mut file = std::fs::File::create(&fresh)?;
-        std::io::Write::write_all(&mut file, format!("{}\n", epoch.0).as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&fresh, &path)?;
+        fill()?;
+        let (cwd, swap) = (rustix::fs::CWD, rustix::fs::RenameFlags::EXCHANGE);
+        if rustix::fs::renameat_with(cwd, &fresh, cwd, &path, swap).is_err() {
+            std::fs::rename(&fresh, &path)?;
+            // For the next time.
+            let _ = fill();
+        }
         std::fs::File::open(region)?.sync_all()
     };
     write().map_err(|e| Error::new(&format!("epoch file {}", path.display()), e))
@@ -251,6 +307,7 @@ impl Driver {
         region.keeps_its_promise().map_err(|e| Error::new(&region_at, e))?;
         // What the service before this one asked for must not come over what this one publishes.
         end_copies(&region).map_err(|e| Error(format!("{region_at}: hostd: {e}")))?;
+        take_up_reserve(&region).map_err(|e| Error::new(&region_at, e))?;
         let media: Arc<dyn Media> = if config.fabric_delay > 0 {
             Arc::new(crate::delayed::Delayed::new(region, config.fabric_delay))
         } else {
@@ -830,6 +887,19 @@ impl Driver {
 
 fn epoll_error(e: std::io::Error) -> Error {
     Error::new("nicfs: epoll", e)
+}
+
+/// A node that has lost some of what was reserved goes on with what there is.
+fn take_up_reserve(region: &FileRegion) -> Result<(), storage::volume::Fault> {
+    let parsed = storage::volume::read_superblocks(region)?;
+    let Some(superblock) = parsed.into_iter().flatten().next() else { return Ok(()) };
+    let full = bytes_when_full(superblock.capacity_blocks * storage::limits::BLOCK_BYTES);
+    let missing = region.take_up_reserve(full)?;
+    if missing > 0 {
+        let at = region.path().display();
+        log::warn!("{at}: of the reserved space {} are gone; make room there", in_mib(missing));
+    }
+    Ok(())
 }
 
 fn ring_bytes(media: &dyn Media) -> Result<u64, Error> {

@@ -91,6 +91,7 @@ pub fn json(status: &NodeStatus, net: &Counters, own: Own) -> String {
     object["counters"]["settled_copies"] = c.settled_copies.into();
     object["counters"]["broken_logs"] = c.broken_logs.into();
     object["counters"]["not_due"] = c.not_due.into();
+    object["counters"]["resized_logs"] = c.resized_logs.into();
     object["counters"]["crowded_out"] = c.crowded_out.into();
     object["longest_turn_us"] = (own.longest_turn.as_micros() as u64).into();
     object["locks"] = status.locks.into();

@@ -142,6 +142,7 @@ impl World {
             uid: 0,
             gid: 0,
             mode: 0o777,
+            sparse: true,
         };
         service::nicfs::format(&config(&dir), &params).expect("a region");
         let (nicfs, hostd) = (Service::start("nicfs", &dir), Service::start("hostd", &dir));
@@ -439,6 +440,83 @@ fn dead_clients_vanish() {
     let logs = std::fs::read_dir(world.dir.join("region")).expect("a region");
     let left = logs.flatten().filter(|e| e.file_name().as_encoded_bytes().starts_with(b"log."));
     assert_eq!(left.count(), 0);
+    world.check();
+}
+
+/// Attaches with bare hands: the socket, and the log's descriptor.
+fn bare_attach(world: &World) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+    use storage::format::rpc;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .expect("a socket");
+    let address = SocketAddrUnix::new(world.dir.join("sock")).expect("an address");
+    rustix::net::connect(&socket, &address).expect("hostd listens");
+    let request = rpc::host_request(rpc::HOST_ATTACH, 0);
+    rustix::net::send(&socket, &request, SendFlags::NOSIGNAL).expect("it takes requests");
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = rustix::net::RecvAncillaryBuffer::new(&mut space);
+    let mut reply = [0; rpc::HOST_MESSAGE_BYTES];
+    let mut into = [std::io::IoSliceMut::new(&mut reply)];
+    let flags = rustix::net::RecvFlags::CMSG_CLOEXEC;
+    rustix::net::recvmsg(&socket, &mut into, &mut control, flags).expect("an answer");
+    let log = control.drain().find_map(|message| match message {
+        rustix::net::RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    (socket, log.expect("a log"))
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < end, "{what}: not within half a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What a client does to the file of its log it does to itself: it is expelled, others go on, and the space comes back, as
+/// often as it takes some.
+#[test]
+fn a_log_is_no_longer_and_no_shorter_than_it_was_made() {
+    use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
+    type Attack = fn(&std::os::fd::OwnedFd, u64) -> rustix::io::Result<()>;
+    let attacks: [(&str, Attack); 6] = [
+        ("grows", |log, size| fallocate(log, FallocateFlags::empty(), 0, size + (64 << 20))),
+        ("grows unseen", |log, size| fallocate(log, FallocateFlags::KEEP_SIZE, size, 64 << 20)),
+        ("is longer", |log, size| ftruncate(log, size + (64 << 20))),
+        ("is shorter", |log, size| ftruncate(log, size / 2)),
+        ("is empty", |log, _| ftruncate(log, 0)),
+        ("is empty, then full", |log, size| {
+            ftruncate(log, 0)?;
+            fallocate(log, FallocateFlags::empty(), 0, size + (64 << 20))
+        }),
+    ];
+    let world = World::new("resized");
+    let (fs, me) = (world.attach(), me());
+    let (_, file) = fs.create(&me, InodeId::ROOT, b"f", 0o644, O_RDWR).expect("create");
+    let taken = |log: &std::os::fd::OwnedFd| fstat(log).expect("it is open").st_blocks * 512;
+    for (n, (what, attack)) in attacks.iter().enumerate() {
+        let (_socket, log) = bare_attach(&world);
+        let size = u64::try_from(fstat(&log).expect("it is open").st_size).expect("a size");
+        attack(&log, size).expect("the descriptor lets it");
+        let said = format!("\"resized_logs\":{}", n + 1);
+        until(what, || world.status().contains(&said));
+        // Nothing is left of it, though it holds the descriptor and tries again.
+        until(what, || taken(&log) == 0);
+        fallocate(&log, FallocateFlags::empty(), 0, 64 << 20).expect("the descriptor lets it");
+        until(what, || taken(&log) == 0);
+        fs.write(file, 0, what.as_bytes(), false).expect(what);
+        fs.fsync(file, false).expect(what);
+    }
+    // Holes in what is its own harm nobody, and nobody minds.
+    let (_socket, log) = bare_attach(&world);
+    let size = u64::try_from(fstat(&log).expect("it is open").st_size).expect("a size");
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&log, hole, 0, size).expect("the descriptor lets it");
+    fs.write(file, 0, b"holes", false).expect("write");
+    fs.fsync(file, false).expect("fsync");
+    fs.release(file);
     world.check();
 }
 

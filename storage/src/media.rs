@@ -23,6 +23,15 @@ pub enum Segment {
     Arena(u32),
 }
 
+/// Room below a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spare {
+    /// Bytes that arenas have, or that are reserved for them.
+    pub data: u64,
+    /// Bytes that the file system below can give beyond that, when all logs and the tree have what they may still take.
+    pub free: u64,
+}
+
 /// Why region memory could not be reached.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MediaError {
@@ -93,6 +102,25 @@ pub trait Media: Send + Sync {
     fn ensure(&self, segment: Segment, size: u64) -> Result<(), MediaError>;
     /// Gives the memory of a range back; it reads as zeroes afterwards.
     fn discard(&self, segment: Segment, offset: u64, len: u64) -> Result<(), MediaError>;
+    /// Takes memory for ranges that are about to be written to, so that no store fails for want of it. An
+    /// error says that there is none.
+    fn back(&self, _ranges: &[(Segment, u64, u64)]) -> Result<(), MediaError> {
+        Ok(())
+    }
+    /// How much there is below, if that is known to have an end.
+    fn spare(&self) -> Result<Option<Spare>, MediaError> {
+        Ok(None)
+    }
+    /// Whether whoever else may write to the segment has made it longer or shorter than `size`, or taken memory beyond
+    /// its end; it has that size again, and what was beyond is given back.
+    fn mend(&self, _segment: Segment, _size: u64) -> Result<bool, MediaError> {
+        Ok(false)
+    }
+    /// Takes away all that a segment has, which is removed next, also from whoever has it mapped; and
+    /// again, as often as this is called for any segment, if it was filled since.
+    fn strip(&self, _segment: Option<Segment>) -> Result<(), MediaError> {
+        Ok(())
+    }
     /// Removes a segment and its memory.
     fn remove(&self, segment: Segment) -> Result<(), MediaError>;
     /// Segments that exist.

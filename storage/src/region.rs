@@ -30,13 +30,18 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno as OsError;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
+use crate::backing::{self, Backing, Ballast};
 use crate::format::superblock::Durability;
-use crate::media::{Media, MediaError, Segment};
+use crate::media::{Media, MediaError, Segment, Spare};
 use crate::persist;
 
 const PAGE: u64 = 4096;
 /// The file whose lock says who copies; it holds nothing.
 pub const COPIES_LOCK: &str = "copies.lock";
+/// The file that holds the space which a volume promises and has not taken yet (see `backing`).
+pub const BALLAST: &str = "ballast";
+/// Stripped logs that are looked after; those of whom nobody has a descriptor any more are not.
+const STRIPPED: usize = 64;
 
 /// A region in the files of a directory.
 #[derive(Debug)]
@@ -50,6 +55,8 @@ pub struct FileRegion {
     /// Held while a fence writes back, so that a later fence cannot overtake it; holds the first
     /// failure.
     fencing: Mutex<Option<String>>,
+    backing: Mutex<Backing>,
+    stripped: Mutex<Vec<OwnedFd>>,
 }
 
 /// See [`FileRegion::copying`].
@@ -150,6 +157,8 @@ impl FileRegion {
             maps: RwLock::default(),
             dirty: Mutex::default(),
             fencing: Mutex::default(),
+            backing: Mutex::default(),
+            stripped: Mutex::default(),
         })
     }
 
@@ -263,10 +272,65 @@ impl FileRegion {
         failed.map_or(Ok(()), |e| Err(io("cannot stat a segment of", &self.path, e)))
     }
 
-    /// Bytes that the file system below can still take.
-    pub fn free_bytes(&self) -> Result<u64, MediaError> {
+    /// Bytes that the file system below can still take, if it says so.
+    pub fn free_bytes(&self) -> Result<Option<u64>, MediaError> {
         let v = rustix::fs::fstatvfs(&self.dir).map_err(|e| io("cannot stat", &self.path, e))?;
-        Ok(v.f_bavail.saturating_mul(v.f_frsize))
+        // A tmpfs without a limit has no number of blocks.
+        Ok((v.f_blocks > 0).then(|| v.f_bavail.saturating_mul(v.f_frsize)))
+    }
+
+    /// Reserves what tree and arenas may take in all.
+    pub fn reserve(&self, bytes: u64) -> Result<(), MediaError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        self.keep_ballast(flags, bytes).map(|_| ())
+    }
+
+    /// Takes up what [`FileRegion::reserve`] has reserved, if it has; says how many bytes are missing.
+    pub fn take_up_reserve(&self, bytes: u64) -> Result<u64, MediaError> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        self.keep_ballast(flags, bytes)
+    }
+
+    fn keep_ballast(&self, flags: OFlags, bytes: u64) -> Result<u64, MediaError> {
+        let path = self.path.join(BALLAST);
+        let file = match rustix::fs::openat(&self.dir, BALLAST, flags, Mode::RUSR | Mode::WUSR) {
+            Err(OsError::NOENT) => return Ok(0),
+            opened => opened.map_err(|e| io("cannot open", &path, e))?,
+        };
+        let mut used = 0;
+        for segment in self.segments()? {
+            if backing::is_promised(segment) {
+                let file = self.open_file(segment, OFlags::RDONLY)?;
+                used += backing::taken(&file).map_err(|e| io("cannot stat", &self.path, e))?;
+            }
+        }
+        // What is written in the file may have been cut short: it counts as far as it is there.
+        let wanted = bytes.saturating_sub(used);
+        let mut ballast = Ballast { file, bytes: 0, wanted };
+        let settled = ballast.settle();
+        if settled.is_err() {
+            ballast.bytes = self.ballast_size(&ballast.file)?;
+        }
+        let missing = wanted.saturating_sub(ballast.bytes);
+        lock(&self.backing).ballast = Some(ballast);
+        match settled {
+            Err(e) if flags.contains(OFlags::CREATE) => {
+                let _ = rustix::fs::unlinkat(&self.dir, BALLAST, rustix::fs::AtFlags::empty());
+                Err(io("cannot reserve space in", &path, e))
+            }
+            _ => Ok(missing),
+        }
+    }
+
+    fn ballast_size(&self, file: &OwnedFd) -> Result<u64, MediaError> {
+        backing::taken(file).map_err(|e| io("cannot stat", &self.path.join(BALLAST), e))
+    }
+
+    fn no_room(&self, segment: Segment, error: OsError) -> MediaError {
+        let text = "what the volume has taken on finds no room in the file system below: make room there, and the node \
+            goes on from where it was";
+        let path = self.path.join(file_name(segment));
+        MediaError::Io(format!("{}: {error}: {text}", path.display()))
     }
 
     /// A fresh descriptor of a segment, to be handed to another process.
@@ -334,9 +398,7 @@ impl FileRegion {
             Some(at) => (at, true),
             None => (map(MapFlags::SHARED).map_err(|e| io("cannot map", &path, e))?, false),
         };
-        if matches!(segment, Segment::Log(_)) {
-            crate::guard::watch(at as usize, bytes);
-        }
+        crate::guard::watch(at as usize, bytes, matches!(segment, Segment::Log(_)));
         Ok(Map { at: at.cast(), len, fd, dax })
     }
 
@@ -388,6 +450,15 @@ impl FileRegion {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether nobody else has the file open: then it can be leased.
+fn is_last(file: &OwnedFd) -> bool {
+    // SAFETY: two plain calls on a descriptor that is open.
+    unsafe {
+        libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
+            && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) == 0
     }
 }
 
@@ -514,12 +585,19 @@ impl Media for FileRegion {
         let path = self.path.join(file_name(segment));
         let fd = self.open_file(segment, OFlags::RDWR | OFlags::CREATE)?;
         let size = size.div_ceil(PAGE).saturating_mul(PAGE);
-        if self.file_size(segment, &fd)? < size {
+        let short = self.file_size(segment, &fd)? < size;
+        if short {
             rustix::fs::ftruncate(&fd, size).map_err(|e| io("cannot extend", &path, e))?;
-            if self.durability == Durability::Disk {
-                rustix::fs::fsync(&fd).map_err(|e| io("cannot sync", &path, e))?;
-                rustix::fs::fsync(&self.dir).map_err(|e| io("cannot sync", &self.path, e))?;
+        }
+        if backing::is_whole(segment) {
+            let mut backing = lock(&self.backing);
+            for run in backing.missing(segment, 0, size) {
+                backing.take(segment, &fd, run).map_err(|e| self.no_room(segment, e))?;
             }
+        }
+        if short && self.durability == Durability::Disk {
+            rustix::fs::fsync(&fd).map_err(|e| io("cannot sync", &path, e))?;
+            rustix::fs::fsync(&self.dir).map_err(|e| io("cannot sync", &self.path, e))?;
         }
         Ok(())
     }
@@ -530,8 +608,18 @@ impl Media for FileRegion {
             return Ok(());
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let mut backing = lock(&self.backing);
+        let stat = |e| io("cannot stat", &self.path.join(file_name(segment)), e);
+        let before = backing::taken(&map.fd).map_err(stat)?;
         match rustix::fs::fallocate(&map.fd, flags, offset, len) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                backing.forget(segment, offset, len);
+                let after = backing::taken(&map.fd).map_err(stat)?;
+                if backing::is_promised(segment) {
+                    backing.gave_back(before.saturating_sub(after));
+                }
+                Ok(())
+            }
             Err(OsError::OPNOTSUPP | OsError::NOSYS) => {
                 // SAFETY: a mapped range that no reference covers.
                 unsafe { std::ptr::write_bytes(map.at(offset), 0, len as usize) };
@@ -541,8 +629,87 @@ impl Media for FileRegion {
         }
     }
 
+    fn back(&self, ranges: &[(Segment, u64, u64)]) -> Result<(), MediaError> {
+        let mut backing = lock(&self.backing);
+        for &(segment, offset, len) in ranges {
+            let missing = backing.missing(segment, offset, len);
+            if missing.is_empty() {
+                continue;
+            }
+            let map = self.range(segment, offset, len)?;
+            for run in missing {
+                backing.take(segment, &map.fd, run).map_err(|e| self.no_room(segment, e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn spare(&self) -> Result<Option<Spare>, MediaError> {
+        let Some(free) = self.free_bytes()? else { return Ok(None) };
+        let (mut data, mut tree, mut logs) = (0, 0, 0u64);
+        for segment in self.segments()? {
+            // What is in use is mapped: its descriptor is at hand.
+            let mapped =
+                self.maps.read().unwrap_or_else(PoisonError::into_inner).get(&segment).cloned();
+            let opened = match mapped {
+                Some(_) => None,
+                None => match self.open_file(segment, OFlags::RDONLY) {
+                    Err(MediaError::Missing(_)) => continue,
+                    file => Some(file?),
+                },
+            };
+            let Some(file) = mapped.as_ref().map(|map| &map.fd).or(opened.as_ref()) else {
+                continue;
+            };
+            let taken = backing::taken(file).map_err(|e| io("cannot stat", &self.path, e))?;
+            let missing = self.file_size(segment, file)?.saturating_sub(taken);
+            match segment {
+                Segment::Arena(_) => data += taken,
+                Segment::Tree => tree = missing,
+                Segment::Log(_) => logs += missing,
+                _ => {}
+            }
+        }
+        let reserved = lock(&self.backing).ballast.as_ref().map(|ballast| ballast.bytes);
+        // A tree that nothing is reserved for grows with what there is: some of it is kept.
+        let kept = if reserved.is_some() { 0 } else { tree.min(free / 8) };
+        let data = data + reserved.unwrap_or(0).saturating_sub(tree);
+        Ok(Some(Spare { data, free: free.saturating_sub(logs).saturating_sub(kept) }))
+    }
+
+    fn mend(&self, segment: Segment, size: u64) -> Result<bool, MediaError> {
+        let map = self.map(segment, 0)?;
+        let path = || self.path.join(file_name(segment));
+        let is = self.file_size(segment, &map.fd)?;
+        let taken = backing::taken(&map.fd).map_err(|e| io("cannot stat", &path(), e))?;
+        // Some file systems count what they need themselves, at most this much.
+        if is == size && taken <= size + size / 64 + (64 << 10) {
+            return Ok(false);
+        }
+        rustix::fs::ftruncate(&map.fd, size).map_err(|e| io("cannot cut", &path(), e))?;
+        Ok(true)
+    }
+
+    fn strip(&self, segment: Option<Segment>) -> Result<(), MediaError> {
+        let mut stripped = lock(&self.stripped);
+        if let Some(segment) = segment {
+            stripped.push(self.open_file(segment, OFlags::RDWR)?);
+            if stripped.len() > STRIPPED {
+                stripped.remove(0);
+            }
+        }
+        stripped.retain(|file| {
+            if backing::taken(file).is_ok_and(|taken| taken == 0) && is_last(file) {
+                return false;
+            }
+            rustix::fs::ftruncate(file, 0).is_ok()
+        });
+        Ok(())
+    }
+
     fn remove(&self, segment: Segment) -> Result<(), MediaError> {
         let name = file_name(segment);
+        lock(&self.backing).forget_all(segment);
         self.maps.write().unwrap_or_else(PoisonError::into_inner).remove(&segment);
         lock(&self.dirty).remove(&segment);
         match rustix::fs::unlinkat(&self.dir, &name, rustix::fs::AtFlags::empty()) {

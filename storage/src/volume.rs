@@ -306,6 +306,17 @@ pub fn drop_half_roots(media: &dyn Media, uuid: &[u8; 16]) -> Result<(), MediaEr
     Ok(())
 }
 
+/// Pages that the tree of a volume of that capacity may have.
+const fn tree_pages(capacity_blocks: u64) -> u64 {
+    capacity_blocks / 4 + 4096
+}
+
+/// Bytes that the tree and the data of a volume of that capacity take when it is full.
+pub const fn bytes_when_full(capacity_bytes: u64) -> u64 {
+    let blocks = capacity_bytes / BLOCK_BYTES;
+    blocks.saturating_add(tree_pages(blocks)).saturating_mul(BLOCK_BYTES)
+}
+
 impl Volume {
     /// Makes an empty volume: superblock, root directory, the first two arenas, root record.
     pub fn format(media: Arc<dyn Media>, params: &Params) -> Result<Self, Fault> {
@@ -327,7 +338,7 @@ impl Volume {
             node: params.node,
             durability: params.durability,
             name: params.name.clone(),
-            tree_pages: capacity_blocks / 4 + 4096,
+            tree_pages: tree_pages(capacity_blocks),
             stream_bytes: params.stream_bytes,
         };
         media.ensure(Segment::Super, SUPER_BYTES)?;

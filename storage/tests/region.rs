@@ -152,3 +152,44 @@ fn a_segment_made_anew_is_seen_after_refresh() {
     region.read(Segment::Arena(0), 0, &mut buf).unwrap();
     assert_eq!(&buf, b"new");
 }
+
+/// What is reserved goes to what is written, and comes back when that is discarded.
+#[test]
+fn a_reserve_is_taken_and_given_back() {
+    const MIB: u64 = 1 << 20;
+    let dir = Dir::new("reserve");
+    let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
+    region.reserve(16 * MIB).unwrap();
+    let taken = |name: &str| {
+        let about = std::fs::metadata(dir.0.join(name)).unwrap();
+        std::os::unix::fs::MetadataExt::blocks(&about) * 512
+    };
+    let near = |is: u64, want: u64| assert!(is.abs_diff(want) <= 64 << 10, "{is} {want}");
+    near(taken("ballast"), 16 * MIB);
+    // Of sparse segments, as large as they are, what is written.
+    let (one, two) = (Segment::Arena(0), Segment::Arena(1));
+    for arena in [one, two] {
+        region.ensure(arena, 1 << 40).unwrap();
+    }
+    region.back(&[(one, (1 << 39) + 5, 4 * MIB), (two, 0, MIB), (two, 0, MIB)]).unwrap();
+    near(taken("arena.0"), 4 * MIB);
+    near(taken("ballast"), 11 * MIB);
+    let mut byte = [1];
+    region.read(one, (1 << 39) + 5, &mut byte).unwrap();
+    assert_eq!(byte, [0]);
+    region.discard(one, 1 << 39, 4 * MIB).unwrap();
+    near(taken("ballast"), 15 * MIB);
+    // It is taken again where it was given back.
+    region.back(&[(one, 1 << 39, 2 * MIB)]).unwrap();
+    near(taken("arena.0"), 2 * MIB);
+    near(taken("ballast"), 13 * MIB);
+    // Whoever opens it next knows what is taken.
+    let other = FileRegion::open(&dir.0, Durability::Replicated).unwrap();
+    assert_eq!(other.take_up_reserve(16 * MIB), Ok(0));
+    near(taken("ballast"), 13 * MIB);
+    other.back(&[(one, 0, MIB)]).unwrap();
+    near(taken("ballast"), 12 * MIB);
+    // The ring has all of its blocks at once.
+    region.ensure(Segment::Stream, 2 * MIB).unwrap();
+    near(taken("stream"), 2 * MIB);
+}

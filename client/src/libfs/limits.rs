@@ -109,6 +109,8 @@ pub struct Config {
     pub stop: Option<fn() -> bool>,
     /// Wait without end for a service that is away, instead of half a minute.
     pub patient: bool,
+    /// Take all the memory of the log at once: a store that finds none ends the process, which others depend on.
+    pub whole_log: bool,
     /// Bounds.
     pub limits: Limits,
 }
@@ -125,6 +127,7 @@ impl Config {
             mount: Vec::new(),
             stop: None,
             patient: false,
+            whole_log: false,
             limits: Limits::SHIPPED,
         }
     }

@@ -126,6 +126,9 @@ impl Host for Linux {
         })?;
         let [log, bell] = <[Kept; 2]>::try_from(fds).map_err(|_| Errno::IO)?;
         let memory = map_log(log.as_fd())?;
+        if config.whole_log {
+            take_whole(log.as_fd(), memory.len)?;
+        }
         Ok((memory, Connection { socket: RwLock::new(socket), bell }))
     }
 }
@@ -141,6 +144,18 @@ fn map_log(log: BorrowedFd<'_>) -> Result<Mapping> {
         return Err(Errno::IO);
     }
     Mapping::new(log, descriptor.segment_bytes() as usize, true)
+}
+
+/// Takes the memory that a log has a right to, where it can be taken before it is touched.
+fn take_whole(log: BorrowedFd<'_>, len: usize) -> Result<()> {
+    use rustix::io::Errno as OsError;
+    loop {
+        match rustix::fs::fallocate(log, rustix::fs::FallocateFlags::KEEP_SIZE, 0, len as u64) {
+            Err(OsError::INTR) => {}
+            Err(OsError::OPNOTSUPP | OsError::NOSYS) => return Ok(()),
+            done => return done.map_err(errno),
+        }
+    }
 }
 
 // --- memory ---

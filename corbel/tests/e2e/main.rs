@@ -22,4 +22,5 @@ mod recover;
 mod restart;
 mod run;
 mod semantics;
+mod space;
 mod suites;

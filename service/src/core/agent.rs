@@ -27,6 +27,10 @@ const ARRIVAL: Nanos = 1_000_000;
 const STOPPED: &str = "it was stopped inside an operation";
 /// ... or a mount does not let go.
 const KEPT: &str = "its kernel keeps what it may keep no more";
+/// ... or a process takes the space of others.
+const RESIZED: &str = "its log was made longer or shorter";
+/// Between two looks at the sizes of logs.
+const LOGS_PAUSE: Nanos = 20_000_000;
 
 /// A lease on its way back.
 #[derive(Debug)]
@@ -178,6 +182,13 @@ impl Node {
             gid: identity.gid,
             groups: identity.groups.clone(),
         };
+        let bytes = descriptor.segment_bytes();
+        if let Some(spare) = self.media.spare()?
+            && spare.free < bytes
+        {
+            let text = "the file system below has no room for a log that is full";
+            return Err(MediaError::Io(format!("{text}: {bytes} bytes, and {} left", spare.free)));
+        }
         let row = self.table.put(&record)?;
         let starts = self.table.starts();
         let media = std::sync::Arc::clone(&self.media);
@@ -252,14 +263,23 @@ impl Node {
     /// The row goes first: a log without one is removed at the next start.
     pub(super) fn remove_client(&mut self, id: ClientId) -> Result<(), Failure> {
         if let Some(client) = self.clients.remove(&id) {
-            let segment = Segment::Log(client.segment);
+            let (segment, resized) = (Segment::Log(client.segment), client.resized);
             client.close();
             self.table.remove(client.into_row())?;
-            self.media.remove(segment)?;
+            self.remove_log(segment, resized)?;
         }
         self.active.remove(&id);
         self.requests.retain(|r| r.client != id);
         Ok(())
+    }
+
+    /// Whoever has a descriptor keeps what lies in a file that is removed. From one who has shown what he
+    /// does with it everything is taken.
+    pub(super) fn remove_log(&mut self, segment: Segment, resized: bool) -> Result<(), Failure> {
+        if resized {
+            self.media.strip(Some(segment))?;
+        }
+        Ok(self.media.remove(segment)?)
     }
 
     /// A client rang its bell.
@@ -711,6 +731,30 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// Logs that were made longer or shorter, or take more than they should: whoever holds a log's descriptor can do
+    /// that. They have their size again, and their clients are expelled.
+    pub(super) fn mend_logs(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if self.now < self.logs_seen + LOGS_PAUSE {
+            return Ok(());
+        }
+        self.logs_seen = self.now;
+        let mut bad = Vec::new();
+        for client in self.clients.values_mut() {
+            let log = Segment::Log(client.segment);
+            client.resized |= self.media.mend(log, client.descriptor.segment_bytes())?;
+            if client.resized && !client.gone && !client.expelled {
+                bad.push(client.id);
+            }
+        }
+        for id in bad {
+            if self.expel(id, RESIZED, out)? {
+                self.counters.resized_logs += 1;
+            }
+        }
+        // Who was expelled may have the descriptor still.
+        Ok(self.media.strip(None)?)
     }
 
     /// `false` when the log could not be read to its end yet.

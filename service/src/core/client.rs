@@ -123,6 +123,8 @@ pub struct Client {
     pub gone: bool,
     /// Stopped inside an operation for too long.
     pub expelled: bool,
+    /// Its log was made longer or shorter.
+    pub resized: bool,
     /// When expelled, the last sequence that counts; the word of that name is the client's to spoil.
     sealed_at: Option<u64>,
     lanes: Vec<u64>,
@@ -247,6 +249,7 @@ impl Client {
             start_time: process.1,
             gone: false,
             expelled: false,
+            resized: false,
             sealed_at: None,
             lanes: vec![0; descriptor.lanes as usize],
             next: first,

@@ -135,7 +135,7 @@ impl Node {
         client.collect_closed()?;
         client.close();
         // The row is sealed: without its log it is one of these at the next start.
-        self.media.remove(Segment::Log(client.segment))?;
+        self.remove_log(Segment::Log(client.segment), client.resized)?;
         self.active.remove(&id);
         self.requests.retain(|r| r.client != id);
         let past = Past::of_client(client);

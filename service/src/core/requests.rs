@@ -657,7 +657,8 @@ impl Node {
                 });
             }
             What::StatFs => {
-                let s = self.volume.statfs();
+                let mut s = self.volume.statfs();
+                s.blocks_free = self.free_below();
                 rpc::reply_ok(&mut body);
                 let mut w = base::wire::Writer(&mut body);
                 w.u32(storage::limits::BLOCK_BYTES as u32).u64(s.blocks).u64(s.blocks_free);

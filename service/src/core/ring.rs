@@ -61,6 +61,11 @@ const fn chunk_bytes(header: &ChunkHeader) -> u64 {
     ((CHUNK_HEADER_BYTES + header.body_bytes as usize) as u64).next_multiple_of(64)
 }
 
+/// Bytes of a segment for a ring of that size.
+pub fn bytes(size: u64) -> u64 {
+    DATA + size.max(RING_BYTES_MIN).next_multiple_of(4096)
+}
+
 impl Ring {
     /// Opens the ring: finds the chunks that lie in it from the recorded oldest one on.
     pub fn open(
@@ -68,7 +73,7 @@ impl Ring {
         size: u64,
         published: StreamSeq,
     ) -> Result<Self, MediaError> {
-        let size = size.max(RING_BYTES_MIN).next_multiple_of(4096);
+        let size = bytes(size) - DATA;
         media.ensure(Segment::Stream, DATA + size)?;
         let mut ring =
             Self { media, size, head: 0, kept: VecDeque::new(), slot: 0, base: published };

@@ -11,6 +11,7 @@
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, Sequence, StreamSeq};
+use storage::limits::BLOCK_BYTES;
 
 use super::message::Message;
 use super::{Effect, Failure, Node, entries};
@@ -37,6 +38,10 @@ pub(super) const ROOM_MAX: u64 = 32_768;
 const SHORT: u64 = 8;
 /// Space counts as short for so long after somebody got none.
 const SOUGHT: Nanos = 2_000_000_000;
+/// Between two looks at the file system below.
+const BELOW_PAUSE: Nanos = 50_000_000;
+/// So many bytes are left there, for what members need between two looks.
+const BELOW_LEFT: u64 = 16 << 20;
 /// Between two words of it.
 const SEEK_PAUSE: Nanos = 50_000_000;
 /// Who promises nothing for so long gives back what he has...
@@ -100,9 +105,30 @@ impl Node {
         room >= blocks
     }
 
-    /// What no operation may have but those to which it was promised.
+    /// What no operation may have but those to which it was promised, and what only seems to be there.
     pub(super) fn kept_free(&self) -> u64 {
-        if planted(Bug::RoomUnkept) { 0 } else { self.reserved }
+        if planted(Bug::RoomUnkept) { 0 } else { self.reserved.saturating_add(self.short) }
+    }
+
+    /// Looks how much of what is free in the volume the file system below has. Members may share it, so each
+    /// has a part; as it is used the parts that others leave come in.
+    pub(super) fn look_below(&mut self) -> Result<(), Failure> {
+        if self.now < self.looked_below + BELOW_PAUSE && self.looked_below > 0 {
+            return Ok(());
+        }
+        self.looked_below = self.now;
+        let blocks = self.volume.superblock().capacity_blocks;
+        let below = self.media.spare()?.map(|spare| {
+            let part = spare.free.saturating_sub(BELOW_LEFT) / self.chain.len().max(1) as u64;
+            spare.data.saturating_add(part) / BLOCK_BYTES
+        });
+        self.short = below.map_or(0, |below| blocks.saturating_sub(below));
+        Ok(())
+    }
+
+    /// Blocks that are free in the volume and in the file system below.
+    pub(super) fn free_below(&self) -> u64 {
+        self.volume.blocks_free().saturating_sub(self.short)
     }
 
     /// Sets space aside for a client that writes.
@@ -156,8 +182,7 @@ impl Node {
     /// Returns what lies idle.
     pub(super) fn return_room(&mut self, out: &mut Vec<Effect>) {
         let sought = self.room_sought.is_some_and(|at| self.now < at + SOUGHT);
-        let short =
-            sought || self.volume.blocks_free() < self.volume.superblock().capacity_blocks / SHORT;
+        let short = sought || self.free_below() < self.volume.superblock().capacity_blocks / SHORT;
         let (now, after) = (self.now, if short { IDLE_SHORT } else { IDLE });
         let mut back = Vec::new();
         for client in self.clients.values_mut() {

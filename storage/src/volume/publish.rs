@@ -5,7 +5,7 @@ use base::{ClientId, Epoch, Sequence, StreamSeq};
 
 use super::{Blocks, Fault, Volume};
 use crate::format::item::kind;
-use crate::format::page::Key;
+use crate::format::page::{Key, PAGE_BYTES};
 use crate::format::superblock::{ROOT_AT, RootRecord};
 use crate::media::{Media, MediaError, Segment};
 use crate::tree::SealedTree;
@@ -127,6 +127,15 @@ impl Volume {
             last_inode: self.last_inode,
         };
         let copies = std::mem::take(&mut self.copies);
+        // Before anything of it is written, by whomever.
+        let copied = copies.iter().map(|item| match *item {
+            CopyItem::Copy { to, len, .. } | CopyItem::Zero { to, len } => (to.0, to.1, len),
+        });
+        let page = PAGE_BYTES as u64;
+        let pages = tree.pages.iter().map(|(number, _)| (Segment::Tree, number * page, page));
+        self.media
+            .back(&copied.chain(pages).collect::<Vec<_>>())
+            .inspect_err(|_| self.condemned.set(true))?;
         Ok(Sealed { copies, root, tree, freed: self.space.seal() })
     }
 
