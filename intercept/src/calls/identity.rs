@@ -40,6 +40,8 @@ pub fn change(r: &Regs) -> isize {
     if is_another() {
         // A child of vfork has its parent's memory, and cannot: what it executes begins a session of its own.
         if !table::in_vfork() {
+            // Who has become somebody with more rights can open what he could not before.
+            give_all();
             part();
         }
     } else if before.is_some_and(|before| before != who()) {
@@ -70,11 +72,7 @@ fn keep_rights(bound: bool) {
     if fsys::caller().uid != 0 && !bound {
         return;
     }
-    for number in table::used() {
-        if table::index(table::entry(number as i32)).is_some() {
-            let _ = demote::descriptor(number as i32);
-        }
-    }
+    give_all();
     if !table::in_vfork() && table::context().cwd.load(Ordering::Acquire) != 0 && cwd() != 0 {
         // The session of a child of fork begins at its first use: now, with the rights that are left. The next one,
         // when the services have been restarted, is begun by somebody who must show that he was shown the directory.
@@ -84,6 +82,15 @@ fn keep_rights(bound: bool) {
         {
             fs.vouch(ino, proof);
             fsys::show_cwd(ino, proof);
+        }
+    }
+}
+
+/// What is open becomes the kernel's, as far as this process may open it now.
+fn give_all() {
+    for number in table::used() {
+        if table::index(table::entry(number as i32)).is_some() {
+            let _ = demote::descriptor(number as i32);
         }
     }
 }
@@ -115,7 +122,7 @@ fn part() {
     // Another thread may have done it, or have begun a session as somebody who can still go back.
     if is_another() {
         for number in table::used() {
-            // What the mount could not open (a removed directory) is not served any more.
+            // What the mount could not open (a removed directory, a file that neither might open) is not served any more.
             table::clear(number as i32);
         }
         fsys::part();
