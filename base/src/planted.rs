@@ -334,6 +334,8 @@ pub enum Bug {
     NamedBefore = 247,
     /// What did not fit in a turn is not taken up again.
     RestForgotten = 248,
+    /// Blocks that were free once are given back to the medium although somebody has taken them since.
+    TakenDiscarded = 249,
     /// Inodes that an operation asked for are forgotten for others that it needs.
     NeededForgotten = 245,
     /// The row of an expelled client goes with its log, and with it what its process has open, for a restart.
@@ -1086,6 +1088,11 @@ impl Bug {
             Bug::NamedBefore,
             "named-before",
             "what a member has named in an earlier epoch counts in its next report",
+        ),
+        (
+            Bug::TakenDiscarded,
+            "taken-discarded",
+            "blocks that were free once go back to the medium although somebody has taken them since",
         ),
         (Bug::RestForgotten, "rest-forgotten", "what did not fit in a turn is not taken up again"),
         (

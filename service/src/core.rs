@@ -304,6 +304,8 @@ pub struct Node {
     batch_bytes: u64,
     batch_since: Option<Nanos>,
     job: Option<publish::Job>,
+    /// Blocks that were freed, and go back to the medium.
+    discards: VecDeque<storage::volume::Blocks>,
     next_job: u64,
     publish_now: bool,
     /// hostd, while it lives.
@@ -434,6 +436,7 @@ impl Node {
             batch_bytes: 0,
             batch_since: None,
             job: None,
+            discards: VecDeque::new(),
             next_job: 1,
             publish_now: false,
             host: None,
@@ -583,6 +586,7 @@ impl Node {
         }
         self.retry_stalled(out)?;
         let more = self.publish_step(out)? || self.turn.cut_short;
+        let more = self.discard_step()? || more;
         Ok(more || self.snapshot_step(out)?)
     }
 

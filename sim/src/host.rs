@@ -194,6 +194,7 @@ fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits
     limits.slice_bytes = small(limits.slice_bytes, 500, 9000);
     limits.host_min = small(limits.host_min, 1, 9000);
     limits.host_bytes = small(limits.host_bytes, 1, 9000);
+    limits.discard_max = small(limits.discard_max, 4096, 40_000);
     limits.discard_min = small(limits.discard_min, 1, 20_000);
     limits.release_step = small(limits.release_step, 1, 4);
     limits.stash = small(limits.stash as u64, 0, 3) as usize;

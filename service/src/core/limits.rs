@@ -22,7 +22,7 @@ pub struct Limits {
     pub host_bytes: u64,
     /// Bytes of free blocks that are given back to the medium at a time.
     pub discard_min: u64,
-    /// Bytes given back after one publication.
+    /// Bytes given back in one slice of work.
     pub discard_max: u64,
     /// Chunks given up at a time: each time costs a persisted record.
     pub release_step: u64,
@@ -61,7 +61,7 @@ impl Limits {
         host_min: 128 * 1024,
         host_bytes: 16 << 20,
         discard_min: 256 * 1024,
-        discard_max: 64 << 20,
+        discard_max: 16 << 20,
         release_step: 32,
         stash: 256,
         resend: 64,

@@ -2,8 +2,9 @@
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, Sequence, StreamSeq};
+use storage::limits::BLOCK_BYTES;
 use storage::media::Segment;
-use storage::volume::{CopyItem, Sealed, run_copies};
+use storage::volume::{Blocks, CopyItem, Sealed, run_copies};
 
 use super::client::Client;
 use super::{Effect, Failure, Node};
@@ -263,18 +264,34 @@ impl Node {
                 client.set_published(if seq.0 == 0 { client.settled } else { seq })?;
             }
         }
-        // Before anything is applied that uses them again; so what is more than fits in a turn is kept.
-        let mut left = self.config.limits.discard_max;
-        for blocks in freed {
-            let bytes = (blocks.len * storage::limits::BLOCK_BYTES).min(left);
-            if bytes >= self.config.limits.discard_min {
-                let at = blocks.block * storage::limits::BLOCK_BYTES;
-                self.media.discard(Segment::Arena(blocks.arena), at, bytes)?;
-                left -= bytes;
-            }
-        }
+        let long = self.config.limits.discard_min / BLOCK_BYTES;
+        self.discards.extend(freed.into_iter().filter(|blocks| blocks.len >= long.max(1)));
         self.give_up()?;
         self.remove_finished_clients()
+    }
+
+    /// Gives some of what was freed back to the medium, as far as nobody has taken it since; `true` when there is more.
+    pub(super) fn discard_step(&mut self) -> Result<bool, Failure> {
+        let mut left = self.config.limits.discard_max / BLOCK_BYTES;
+        while left > 0
+            && let Some(blocks) = self.discards.pop_front()
+        {
+            let now = Blocks { len: blocks.len.min(left), ..blocks };
+            left -= now.len;
+            let free = match planted(Bug::TakenDiscarded) {
+                true => vec![now],
+                false => self.volume.still_free(now),
+            };
+            for free in free {
+                let (at, bytes) = (free.block * BLOCK_BYTES, free.len * BLOCK_BYTES);
+                self.media.discard(Segment::Arena(free.arena), at, bytes)?;
+            }
+            if now.len < blocks.len {
+                let (block, len) = (blocks.block + now.len, blocks.len - now.len);
+                self.discards.push_front(Blocks { block, len, ..blocks });
+            }
+        }
+        Ok(!self.discards.is_empty())
     }
 
     /// Chunks that nobody needs any more leave the ring; their inodes are clean.

@@ -144,8 +144,8 @@ impl Volume {
     /// a later seal may run before an earlier one is published. After a crash, the stream from
     /// `RootRecord::stream_seq` on must be applied again before contents are read.
     ///
-    /// Returns the blocks that are free now: the caller may discard long runs of them, before it
-    /// applies anything else.
+    /// Returns the blocks that are free now: the caller may discard long runs of them, as far as they
+    /// are free when it does ([`Volume::still_free`]).
     pub fn publish(&mut self, sealed: Sealed) -> Result<Vec<Blocks>, Fault> {
         if planted(Bug::RootBeforePages) {
             self.flip_root(&sealed.root).inspect_err(|_| self.condemned.set(true))?;
@@ -168,6 +168,11 @@ impl Volume {
         self.space.publish(&sealed.freed);
         self.shares.published(next);
         Ok(sealed.freed)
+    }
+
+    /// Which of these blocks are in nobody's use, neither in the published nor in the working state.
+    pub fn still_free(&self, blocks: Blocks) -> Vec<Blocks> {
+        self.space.still_free(blocks)
     }
 
     fn flip_root(&self, root: &RootRecord) -> Result<(), MediaError> {

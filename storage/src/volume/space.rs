@@ -188,6 +188,18 @@ impl Space {
         }
     }
 
+    /// Which of these blocks can be allocated now.
+    pub fn still_free(&self, blocks: Blocks) -> Vec<Blocks> {
+        let Blocks { arena, block, len } = blocks;
+        let Some(space) = self.arenas.get(&arena) else { return Vec::new() };
+        let end = block.saturating_add(len);
+        let cut = |(&start, &run): (&u64, &u64)| {
+            let (from, to) = (start.max(block), (start + run).min(end));
+            (from < to).then(|| Blocks { arena, block: from, len: to - from })
+        };
+        space.free.range(..end).rev().map_while(cut).collect()
+    }
+
     /// Blocks that publishing gives back.
     pub fn pending(&self) -> u64 {
         self.pending
