@@ -51,7 +51,7 @@ use crate::media::{Media, MediaError, Segment};
 pub use crate::tree::Fault;
 use crate::tree::{Pin, Root, Tree};
 pub use digest::DIFFERENCES_MAX;
-pub use publish::{CopyItem, Sealed, run_copies};
+pub use publish::{CopyItem, Sealed, back_copies, run_copies};
 pub use quota::{AccountId, Amount};
 pub(crate) use share::append as append_shared;
 pub use space::Blocks;

@@ -4,7 +4,7 @@ use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, Sequence, StreamSeq};
 use storage::limits::BLOCK_BYTES;
 use storage::media::Segment;
-use storage::volume::{Blocks, CopyItem, Sealed, run_copies};
+use storage::volume::{Blocks, CopyItem, Sealed, back_copies, run_copies};
 
 use super::client::Client;
 use super::{Effect, Failure, Node};
@@ -158,6 +158,7 @@ impl Node {
         }
         let Some(job) = &mut self.job else { return Ok(false) };
         let items = job.slice(self.config.limits.slice_bytes);
+        back_copies(&*self.media, &items)?;
         run_copies(&*self.media, &items)?;
         self.counters.copied_bytes += items.iter().map(copy_len).sum::<u64>();
         if !job.is_copied() {
@@ -181,7 +182,9 @@ impl Node {
             self.next_job += 1;
             let (id, from) = (self.next_job, job.next);
             job.hosted = Some(Hosted { id, asked: self.now, helped: false, from });
-            out.push(Effect::Copies { id, items: job.slice(limits.host_bytes) });
+            let items = job.slice(limits.host_bytes);
+            back_copies(&*self.media, &items)?;
+            out.push(Effect::Copies { id, items });
             return Ok(true);
         };
         if self.now >= hosted.asked + HELP_AFTER && !hosted.helped {
@@ -238,7 +241,9 @@ impl Node {
     pub(super) fn settle_job(&mut self) -> Result<(), Failure> {
         self.end_host_copies()?;
         let Some(job) = &mut self.job else { return Ok(()) };
-        run_copies(&*self.media, &job.slice(u64::MAX))?;
+        let items = job.slice(u64::MAX);
+        back_copies(&*self.media, &items)?;
+        run_copies(&*self.media, &items)?;
         self.finish_job()
     }
 

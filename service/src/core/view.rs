@@ -13,7 +13,7 @@ use std::sync::Arc;
 use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, Nanos, NodeId, StreamSeq};
 use storage::media::Segment;
-use storage::volume::{Params, Refusal, Volume, run_copies};
+use storage::volume::{Params, Refusal, Volume, back_copies, run_copies};
 
 use super::message::Message;
 use super::stream::Waits;
@@ -553,6 +553,7 @@ impl Node {
     /// Publishes a part of a snapshot, as a state of before the stream.
     fn publish_piece(&mut self) -> Result<(), Failure> {
         let sealed = self.volume.seal(StreamSeq(0), self.epoch, &[])?;
+        back_copies(&*self.media, &sealed.copies)?;
         run_copies(&*self.media, &sealed.copies)?;
         self.volume.publish(sealed)?;
         Ok(())

@@ -34,8 +34,16 @@ pub enum CopyItem {
 /// Bytes of zeroes written at a time.
 const ZEROES: [u8; 4096] = [0; 4096];
 
+/// Takes memory for what copies are about to write to, whoever makes them: the node does, and knows what there is.
+pub fn back_copies(media: &dyn Media, copies: &[CopyItem]) -> Result<(), MediaError> {
+    let ranges = copies.iter().map(|item| match *item {
+        CopyItem::Copy { to, len, .. } | CopyItem::Zero { to, len } => (to.0, to.1, len),
+    });
+    media.back(&ranges.collect::<Vec<_>>())
+}
+
 /// Runs copies in order, and starts their write-back; the caller ends with a fence before it
-/// publishes.
+/// publishes. Memory for them was taken before ([`back_copies`]).
 pub fn run_copies(media: &dyn Media, copies: &[CopyItem]) -> Result<(), MediaError> {
     for item in copies {
         let (to, len) = match *item {
@@ -127,15 +135,11 @@ impl Volume {
             last_inode: self.last_inode,
         };
         let copies = std::mem::take(&mut self.copies);
-        // Before anything of it is written, by whomever.
-        let copied = copies.iter().map(|item| match *item {
-            CopyItem::Copy { to, len, .. } | CopyItem::Zero { to, len } => (to.0, to.1, len),
-        });
+        // Before any is written. (What the copies need is taken with each piece of them: all at once takes long.)
         let page = PAGE_BYTES as u64;
         let pages = tree.pages.iter().map(|(number, _)| (Segment::Tree, number * page, page));
-        self.media
-            .back(&copied.chain(pages).collect::<Vec<_>>())
-            .inspect_err(|_| self.condemned.set(true))?;
+        let backed = self.media.back(&pages.collect::<Vec<_>>());
+        backed.inspect_err(|_| self.condemned.set(true))?;
         Ok(Sealed { copies, root, tree, freed: self.space.seal() })
     }
 
