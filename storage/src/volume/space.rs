@@ -123,9 +123,14 @@ impl Space {
 
     /// Whether an arena has addresses for `want` blocks without waiting for a publication.
     pub fn has_addresses(&self, arena: u32, want: u64) -> bool {
-        // Cheap and safe: addresses not live and not pending anywhere are free everywhere.
-        self.live + self.pending + want <= self.capacity
-            || self.arenas.get(&arena).is_some_and(|a| a.free.values().sum::<u64>() >= want)
+        // Addresses not live and not pending anywhere are free everywhere. Each arena has addresses for all of the capacity,
+        // but what it gives up has memory until that is published: only a file that is larger than what is free may
+        // move to another arena beside that.
+        let beside = || {
+            let free = |a: &Arena| a.free.values().sum::<u64>() >= want;
+            self.pending == 0 && self.arenas.get(&arena).is_some_and(free)
+        };
+        self.live + self.pending + want <= self.capacity || beside()
     }
 
     /// Free runs of an arena.
