@@ -336,6 +336,8 @@ pub enum Bug {
     RestForgotten = 248,
     /// Blocks that were free once are given back to the medium although somebody has taken them since.
     TakenDiscarded = 249,
+    /// What a node says that joins is not heard where the view with it is not known yet.
+    JoinUnheard = 250,
     /// Inodes that an operation asked for are forgotten for others that it needs.
     NeededForgotten = 245,
     /// The row of an expelled client goes with its log, and with it what its process has open, for a restart.
@@ -1088,6 +1090,11 @@ impl Bug {
             Bug::NamedBefore,
             "named-before",
             "what a member has named in an earlier epoch counts in its next report",
+        ),
+        (
+            Bug::JoinUnheard,
+            "join-unheard",
+            "what a node says that joins is not heard where the view with it is not known yet",
         ),
         (
             Bug::TakenDiscarded,

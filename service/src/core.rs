@@ -665,8 +665,28 @@ impl Node {
                 }
                 Ok(())
             }
+            Ok((epoch, message)) if self.may_join(from, &message) => {
+                // So may the peer in the same epoch: who joins is in a view of its own.
+                if self.early.len() < EARLY_MAX {
+                    self.early.push_back((from, epoch, message));
+                }
+                Ok(())
+            }
             Ok((_, message)) => self.message(from, message, out),
         }
+    }
+
+    /// Whether that is what a node says that joins, and this one is in no view that is known here.
+    fn may_join(&self, from: NodeId, message: &Message) -> bool {
+        let stranger = !self.chain.contains(&from) && !self.syncing.contains(&from);
+        let joins = matches!(
+            message,
+            Message::SnapshotWant { .. }
+                | Message::Position { .. }
+                | Message::Kept { .. }
+                | Message::ClientGone { .. }
+        );
+        stranger && joins && !planted(Bug::JoinUnheard)
     }
 
     fn message(
@@ -772,9 +792,10 @@ impl Node {
                 from_head || self.successor() == Some(from) || self.is_head() && joins
             }
             Message::SnapshotWant { .. } | Message::SnapshotAck { .. } => joins,
-            Message::Position { .. } | Message::ChunkAck { .. } | Message::Kept { .. } => {
-                member || joins
-            }
+            Message::Position { .. }
+            | Message::ChunkAck { .. }
+            | Message::Kept { .. }
+            | Message::ClientGone { .. } => member || joins,
             _ => member,
         }
     }
