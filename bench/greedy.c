@@ -62,8 +62,9 @@ static void extents(long count) {
     scatter(fd, count);
     if (fchmod(fd, 0600) != 0 || fchmod(fd, 0644) != 0 || fsync(fd) != 0)
         die("fchmod");
-    if (fallocate(fd, FALLOC_FL_INSERT_RANGE, 0, 4096) != 0 ||
-        fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, 4096) != 0)
+    /* What would move too much is refused. */
+    if ((fallocate(fd, FALLOC_FL_INSERT_RANGE, 0, 4096) != 0 && errno != EOPNOTSUPP) ||
+        (fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, 4096) != 0 && errno != EOPNOTSUPP))
         die("fallocate");
     if (ftruncate(fd, 1) != 0 || fsync(fd) != 0)
         die("ftruncate");

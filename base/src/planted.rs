@@ -336,8 +336,28 @@ pub enum Bug {
     RestForgotten = 248,
     /// Blocks that were free once are given back to the medium although somebody has taken them since.
     TakenDiscarded = 249,
+    /// An operation goes into the stream as one entry, whatever it costs.
+    EntriesUncut = 251,
+    /// A user has as many leases as its clients ask for.
+    LeasesUncounted = 252,
+    /// A user's requests are served as fast as they come.
+    RequestsUncounted = 253,
+    /// Who was expelled again and again attaches at once.
+    ExpelledFree = 254,
+    /// What a kernel is said to keep is believed of any client.
+    KeptOfAnyone = 255,
     /// What a node says that joins is not heard where the view with it is not known yet.
     JoinUnheard = 250,
+    /// What moves to another directory keeps the reach that it had.
+    ReachForgotten = 256,
+    /// What is in a directory stays where it is when the directory lets in others.
+    SearchForgotten = 257,
+    /// A client says whom directories let come.
+    PlaceAllowed = 281,
+    /// What was in a small file that is gone stays in the arena.
+    FreedUncleared = 280,
+    /// A file is placed while others hold leases on it.
+    PlaceUnrecalled = 259,
     /// Inodes that an operation asked for are forgotten for others that it needs.
     NeededForgotten = 245,
     /// The row of an expelled client goes with its log, and with it what its process has open, for a restart.
@@ -1097,10 +1117,36 @@ impl Bug {
             "what a node says that joins is not heard where the view with it is not known yet",
         ),
         (
+            Bug::ReachForgotten,
+            "reach-forgotten",
+            "what moves to another directory stays in its arena",
+        ),
+        (
+            Bug::SearchForgotten,
+            "search-forgotten",
+            "files stay in the arenas of those whom a directory above lets in no more",
+        ),
+        (
+            Bug::FreedUncleared,
+            "freed-uncleared",
+            "what was in a small file that is gone stays in the arena",
+        ),
+        (Bug::PlaceAllowed, "place-allowed", "a client says whom directories let come"),
+        (
+            Bug::PlaceUnrecalled,
+            "place-unrecalled",
+            "blocks of a file move to another arena while clients hold leases and know where they were",
+        ),
+        (
             Bug::TakenDiscarded,
             "taken-discarded",
             "blocks that were free once go back to the medium although somebody has taken them since",
         ),
+        (Bug::LeasesUncounted, "leases-uncounted", "a user has as many leases as it asks for"),
+        (Bug::RequestsUncounted, "requests-uncounted", "a user's requests are served as they come"),
+        (Bug::ExpelledFree, "expelled-free", "who was expelled again and again attaches at once"),
+        (Bug::KeptOfAnyone, "kept-of-anyone", "any client may say that a kernel keeps things"),
+        (Bug::EntriesUncut, "entries-uncut", "an operation is one entry, whatever it costs"),
         (Bug::RestForgotten, "rest-forgotten", "what did not fit in a turn is not taken up again"),
         (
             Bug::NeededForgotten,

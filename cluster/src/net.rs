@@ -28,8 +28,8 @@ use rustix::event::{EventfdFlags, Timespec};
 use crate::decode::{LinkError, Pool};
 use crate::limits::{BODY_MAX, DIAL_PAUSE_MAX, DIAL_PAUSE_MIN};
 use crate::tcp;
-use crate::tls::Keys;
 use crate::tls::keys::Loaded;
+use crate::tls::{self, Keys};
 use crate::transport::{
     Class, Counters, DownReason, Interest, NetEvent, Peer, PeerAddress, SendError, Transport,
     socket_path,
@@ -92,6 +92,7 @@ const TAG_EXTRA: u64 = 0;
 const TAG_TCP: u64 = 1;
 const TAG_LOCAL: u64 = 2;
 const TAG_CONN: u64 = 3;
+const TAG_TLS: u64 = 4;
 
 fn data(tag: u64, generation: u32, index: usize) -> epoll::EventData {
     epoll::EventData::new_u64(tag << 56 | u64::from(generation & 0xff_ffff) << 32 | index as u64)
@@ -121,6 +122,8 @@ pub struct Net {
     local: Option<OwnedFd>,
     tcp_address: Option<SocketAddr>,
     accept_at: Option<Instant>,
+    /// Where handshakes are done, and what it rings with.
+    handshakes: Option<(tls::pool::Pool, Arc<OwnedFd>)>,
     /// The keys by which the connections that are there have been judged.
     judged: Option<Arc<Loaded>>,
     links: BTreeMap<NodeId, Link>,
@@ -399,7 +402,21 @@ impl Net {
                     self.connected(index);
                 }
             }
-            _ => unreachable!("only the four tags are ever registered"),
+            TAG_TLS => self.handshakes_back(),
+            _ => unreachable!("only these tags are ever registered"),
+        }
+    }
+
+    /// Parts of handshakes are done: those connections have their turn.
+    fn handshakes_back(&mut self) {
+        if let Some((_, bell)) = &self.handshakes {
+            tls::pool::heard(bell);
+        }
+        for conn in self.conns.iter_mut().flatten() {
+            if conn.tls.as_ref().is_some_and(|session| session.is_back()) {
+                conn.readable = true;
+                conn.listen(&self.epoll, true);
+            }
         }
     }
 

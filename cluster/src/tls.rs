@@ -9,12 +9,15 @@
 //! Connections over local sockets have no session: there the kernel says who speaks.
 
 pub mod keys;
+pub(crate) mod pool;
 pub(crate) mod session;
 mod signed;
 
 use base::NodeId;
 
 pub use keys::{KeyPlace, Keys};
+#[doc(hidden)]
+pub use pool::worked_here;
 
 /// As whom somebody speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

@@ -846,6 +846,106 @@ fn the_coordinator_holds_each_message_against_the_certificate() {
     assert_eq!(server.views()[0].epoch, epoch, "somebody has changed the chain");
 }
 
+/// It is said in time that the own certificate ends, and that the authority's does, which is the end of all.
+#[test]
+fn what_ends_soon_is_said_before_it_does() {
+    const DAY: i64 = 24 * HOUR;
+    let warnings = |name: &str, authority: &Authority, own: i64| {
+        let folder = folder(name, authority, &[]);
+        let wanted = Wanted { until: own, ..Wanted::role(NAME, "node-1") };
+        authority.issue(&wanted).write(&folder.0.join("node-1.pem"));
+        folder.keys("node-1").unwrap().warnings()
+    };
+    let (long, short) = (Authority::until(3000 * DAY), Authority::until(60 * DAY + HOUR));
+    assert_eq!(warnings("none", &long, 300 * DAY), Vec::<String>::new());
+    let own = warnings("own", &long, 5 * DAY + HOUR);
+    assert!(own.len() == 1 && own[0].contains("corbel cert renew node-1"), "{own:?}");
+    let all = warnings("both", &short, 5 * DAY + HOUR);
+    assert!(all.len() == 2 && all[1].contains("authority.pem ends in 60 days"), "{all:?}");
+    // Another one beside it, and it does not matter any more.
+    let folder = folder("beside", &short, &["node-1"]);
+    let keys = folder.keys("node-1").unwrap();
+    assert!(keys.warnings().iter().any(|what| what.contains("authority.pem")));
+    std::fs::write(folder.0.join("authority.pem"), short.pem().to_owned() + &long.pem()).unwrap();
+    keys.read_again();
+    assert!(!keys.warnings().iter().any(|what| what.contains("authority.pem")));
+    // Said when it is asked for, also if nothing has changed.
+    assert_eq!(keys.take_notes().len(), 1);
+    keys.read_again();
+    assert!(keys.take_notes()[0].contains("read again"));
+}
+
+/// Begins a TLS connection and says no more than the first bytes of it, or says them one by one.
+fn trickle(at: SocketAddr, slowly: bool) -> TcpStream {
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let provider = authority::provider();
+    let config = Stranger { chain: Vec::new(), key: None }.config();
+    drop(provider);
+    let mut tls = rustls::ClientConnection::new(config, "whoever".try_into().unwrap()).unwrap();
+    let mut hello = Vec::new();
+    tls.write_tls(&mut hello).unwrap();
+    if slowly {
+        let mut writer = stream.try_clone().unwrap();
+        std::thread::spawn(move || {
+            for byte in hello {
+                if writer.write_all(&[byte]).is_err() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+    } else {
+        // All of it: the other side computes its answer.
+        let _ = stream.write_all(&hello);
+    }
+    stream
+}
+
+/// A thousand who begin a handshake, some of them byte by byte, and those who end one: the thread that polls does no part of
+/// any, and who belongs to the cluster gets through meanwhile.
+#[test]
+fn the_thread_that_decides_does_no_handshake() {
+    let authority = Authority::new();
+    let folder = folder("pool", &authority, &["node-1", "node-2", "coordinator", "admin"]);
+    for encrypts in [true, false] {
+        let mut one = net(1, Some(folder.keys_that("node-1", encrypts).unwrap()));
+        let mut two = net(2, Some(folder.keys_that("node-2", encrypts).unwrap()));
+        let at = two.tcp_address().unwrap();
+        let crowd = std::thread::spawn(move || {
+            (0..1000).map(|i| trickle(at, i % 8 == 0)).collect::<Vec<_>>().len()
+        });
+        two.set_peers(&peer(1, nowhere()));
+        one.set_peers(&peer(2, at));
+        up(&mut one, &mut two);
+        let mut events = Vec::new();
+        while !crowd.is_finished() {
+            two.poll(Some(Duration::from_millis(1)), &mut events);
+        }
+        assert_eq!(crowd.join().unwrap(), 1000);
+        assert!(one.is_up(NodeId(2)) && two.is_up(NodeId(1)), "the link lives through it");
+        one.send(NodeId(2), Class::LowLatency, 9, &[b"still here"]).unwrap();
+        until(&mut [&mut one, &mut two], "the frame", |_, event| {
+            matches!(event, NetEvent::Frame { kind: 9, .. })
+        });
+    }
+    let mut server = server(&folder, Some(folder.keys("coordinator").unwrap()));
+    let PeerAddress::Tcp(at) = server.address() else { panic!("no port") };
+    let keys = folder.keys("admin").unwrap();
+    let asks = std::thread::spawn(move || {
+        let crowd: Vec<TcpStream> = (0..200).map(|i| trickle(at, i % 8 == 0)).collect();
+        let views = ask(&PeerAddress::Tcp(at), CLUSTER, Some(&keys), LONG);
+        drop(crowd);
+        views.map(|views| views.len()).map_err(|e| e.to_string())
+    });
+    assert_eq!(serve_until(&mut server, "admin", asks), Ok(1));
+    assert_eq!(
+        cluster::tls::worked_here(),
+        0,
+        "parts of handshakes done by the thread that decides"
+    );
+}
+
 #[test]
 fn commands_ask_with_the_keys_that_there_are() {
     let authority = Authority::new();

@@ -15,7 +15,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use cluster::tls::keys::{
-    believed, fingerprint, name_of, parse_revoked, show_fingerprint, validity,
+    AUTHORITY_SOON, RENEW_AUTHORITY, SOON, believed, fingerprint, name_of, parse_revoked,
+    show_fingerprint, validity,
 };
 use cluster::tls::{KeyPlace, Name, Role};
 use rcgen::{
@@ -391,6 +392,13 @@ fn describe(path: &Path, cluster: &str) -> Result<Value> {
             KeyPlace { folder, role: Role::Admin, cluster: cluster.to_owned(), encrypts: true };
         believed(&place, &der).err()
     };
+    let left = until.map(|until| until - now());
+    let soon = |soon: i64| left.is_some_and(|left| left < soon);
+    let warning = match is_authority {
+        true if soon(AUTHORITY_SOON) => Some(RENEW_AUTHORITY.to_owned()),
+        false if soon(SOON) => Some("renew it with `corbel cert renew`".to_owned()),
+        _ => None,
+    };
     Ok(json!({
         "file": path.display().to_string(),
         "role": if is_authority { "authority".to_owned() } else {
@@ -403,6 +411,7 @@ fn describe(path: &Path, cluster: &str) -> Result<Value> {
         "sha256": show_fingerprint(&fingerprint(&der)),
         "believed": trouble.is_none(),
         "trouble": trouble,
+        "warning": warning,
     }))
 }
 
@@ -411,8 +420,10 @@ fn line(one: &Value) -> String {
     let left = one["days_left"].as_i64().map_or_else(|| "?".to_owned(), |days| days.to_string());
     let trouble =
         one["trouble"].as_str().map_or_else(String::new, |why| format!("\n  not believed: {why}"));
+    let warning =
+        one["warning"].as_str().map_or_else(String::new, |what| format!("\n  ends soon: {what}"));
     format!(
-        "{}: {} of {}, {left} days left\n  sha256 {}{trouble}",
+        "{}: {} of {}, {left} days left\n  sha256 {}{trouble}{warning}",
         word("file"),
         word("role"),
         word("cluster"),
@@ -473,6 +484,12 @@ mod tests {
         revoke(&out, &two.0, &show_fingerprint(&fingerprint(&old))).unwrap();
         revoke(&out, &two.0, &show_fingerprint(&fingerprint(&old))).unwrap();
         assert_eq!(std::fs::read_to_string(two.0.join(REVOKED)).unwrap().lines().count(), 2);
+        // What ends soon is said of both: a node's counts for three days here, the authority for ten.
+        let ends = |path: &Path| describe(path, "c").unwrap()["warning"].take();
+        assert!(ends(&at).as_str().is_some_and(|what| what.contains("corbel cert renew")));
+        assert!(ends(&two.0.join(AUTHORITY)).as_str().is_some_and(|what| what.contains("another")));
+        make_authority(&dir.0, 3650, true).unwrap();
+        assert!(ends(&dir.0.join(AUTHORITY)).is_null());
         for der in [old, new] {
             assert!(believed(&place(node), &der).unwrap_err().contains("revoked"));
         }

@@ -339,6 +339,9 @@ pub fn status(out: &Output, dir: &Path) -> Result<()> {
         println!("  coordinator {}", coordinator.map_or("down".into(), |pid| format!("pid {pid}")));
         for node in &nodes {
             println!("  node {}: {}", node["node"], summary(node));
+            for warning in crate::status::warnings(&node["status"]) {
+                println!("    warning: {warning}");
+            }
         }
     });
     Ok(())

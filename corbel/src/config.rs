@@ -170,6 +170,10 @@ config! {
         clients_per_user: u32 = 192;
         /// Connections of one user, but root, to hostd at once.
         connections_per_user: u32 = 1024;
+        /// Leases of all clients of one user, but root, on a node. Beyond, each further one takes another of them back.
+        leases_per_user: u32 = 524_288;
+        /// Requests a second of all clients of one user, but root, on a node. Beyond, they wait.
+        requests_per_user: u32 = 50_000;
         /// Memory that nicfs may use for chunks in its pipelines.
         memory: Size = Size(256 << 20);
         /// Percentage of `memory` above which replication pauses.
@@ -342,6 +346,13 @@ impl Config {
         within("limits.clients", self.limits.clients.into(), 1, 4096)?;
         within("limits.clients_per_user", self.limits.clients_per_user.into(), 1, 4096)?;
         within("limits.connections_per_user", self.limits.connections_per_user.into(), 1, 7168)?;
+        within("limits.leases_per_user", self.limits.leases_per_user.into(), 1024, 1 << 31)?;
+        within(
+            "limits.requests_per_user",
+            self.limits.requests_per_user.into(),
+            10,
+            1_000_000_000,
+        )?;
         size("limits.memory", self.limits.memory, 32 << 20, 1 << 40)?;
         within("limits.high_watermark", self.limits.high_watermark.into(), 2, 95)?;
         let below = u64::from(self.limits.high_watermark) - 1;

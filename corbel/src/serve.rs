@@ -100,6 +100,7 @@ pub fn supervise(global: &Global) -> Result<()> {
     drop(keys(&config, cluster::tls::Role::Node(base::NodeId(config.node.id)))?);
     announce(&run_dir(&config), "serve")?;
     signals::catch();
+    signals::catch_again();
     let (ends, ended) = mpsc::channel();
     let mut kept: Vec<Kept> = [Role::Hostd, Role::Nicfs]
         .map(|role| Kept {
@@ -111,6 +112,12 @@ pub fn supervise(global: &Global) -> Result<()> {
         })
         .into();
     while signals::pending().is_none() {
+        if signals::take_again() {
+            let nicfs = kept.iter().filter(|one| one.role == Role::Nicfs);
+            nicfs.filter_map(|one| one.identity).for_each(|nicfs| {
+                nicfs.signal(rustix::process::Signal::HUP);
+            });
+        }
         for one in &mut kept {
             if one.due.is_some_and(|due| due <= Instant::now()) {
                 start(one, global, &ends)?;
@@ -199,6 +206,10 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
         lane_bytes: config.log.lane_bytes.0,
         clients_max: limits.clients,
         clients_per_user: limits.clients_per_user,
+        per_user: service::core::PerUser {
+            leases: limits.leases_per_user.into(),
+            requests: limits.requests_per_user.into(),
+        },
         memory: limits.memory.0,
         high: limits.high_watermark,
         low: limits.low_watermark,
@@ -292,12 +303,13 @@ fn serve(role: Role, config: &Config) -> Result<()> {
 /// Serves membership until a signal comes.
 fn coordinator(config: &Config, dir: &Path) -> Result<()> {
     signals::catch();
+    signals::catch_again();
     // A heartbeat that is handled late looks like a node that died.
     service::process::raise_priority(-15);
     service::process::Thread::current().realtime(2);
     let at = &config.cluster.coordinator;
     let keys = keys(config, cluster::tls::Role::Coordinator)?;
-    let mut server = Server::open(&coordinator_config(config, keys)).map_err(|error| {
+    let mut server = Server::open(&coordinator_config(config, keys.clone())).map_err(|error| {
         Failure::failed(
             format!("coordinator on {at}, state in {}: {error}", dir.display()),
             "check cluster.coordinator, cluster.coordinator_dir and what listens there",
@@ -310,6 +322,9 @@ fn coordinator(config: &Config, dir: &Path) -> Result<()> {
     let mut last = Vec::new();
     while signals::pending().is_none() {
         server.turn(Duration::from_secs(1)).context("coordinator")?;
+        if let Some(keys) = keys.as_ref().filter(|_| signals::take_again()) {
+            keys.read_again();
+        }
         for note in server.take_notes() {
             log::warn!("coordinator: {note}");
         }

@@ -2,7 +2,7 @@
 //! up by the ordinary path of an error.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::failure::{Failure, Kind, Result};
 
@@ -22,6 +22,27 @@ pub fn catch() {
         libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut());
         libc::sigaction(libc::SIGTERM, &action, std::ptr::null_mut());
     }
+}
+
+static AGAIN: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note_again(_: libc::c_int) {
+    AGAIN.store(true, Ordering::Relaxed);
+}
+
+/// From now on SIGHUP is noted, for services: what they read at the start is to be read again.
+pub fn catch_again() {
+    // SAFETY: as above.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = note_again as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        libc::sigaction(libc::SIGHUP, &action, std::ptr::null_mut());
+    }
+}
+
+/// Whether SIGHUP came since the last call.
+pub fn take_again() -> bool {
+    AGAIN.swap(false, Ordering::Relaxed)
 }
 
 /// The signal that came, if one did.

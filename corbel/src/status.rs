@@ -72,7 +72,15 @@ fn behind(socket: &Path, all: bool, out: &Output) -> Result<()> {
     Ok(())
 }
 
+/// What somebody has to do, soon.
+pub fn warnings(said: &Value) -> impl Iterator<Item = &str> {
+    said["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
 fn show(clients: &[User], said: &Value, all: bool) {
+    for warning in warnings(said) {
+        println!("  warning: {warning}");
+    }
     for client in clients {
         println!("  {:>8}  {:<6} {}", client.pid, client.path, client.command);
     }

@@ -86,6 +86,7 @@ fn config() -> NodeConfig {
         lane_bytes: crate::rig::LANE,
         clients_max: 8,
         clients_per_user: 8,
+        per_user: service::core::PerUser::SHIPPED,
         ring_bytes: STREAM,
         memory: 16 << 20,
         high: 70,

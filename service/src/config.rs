@@ -8,6 +8,8 @@ use cluster::tls::KeyPlace;
 use cluster::transport::PeerAddress;
 use storage::format::superblock::Durability;
 
+use crate::core::PerUser;
+
 /// How a node of the cluster reaches the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerTransport {
@@ -58,6 +60,8 @@ pub struct NicfsConfig {
     pub clients_max: u32,
     /// Client processes of one user, but root, at once.
     pub clients_per_user: u32,
+    /// What else one user, but root, may have.
+    pub per_user: PerUser,
     /// Bytes of chunks under way; replication pauses at `high` percent and resumes at `low`.
     pub memory: u64,
     /// See `memory`.

@@ -20,8 +20,10 @@ pub mod limits;
 mod locking;
 pub mod locks;
 pub mod message;
+mod parts;
 mod past;
 mod publish;
+mod reach;
 mod requests;
 mod restart;
 pub mod ring;
@@ -30,6 +32,7 @@ mod snapshot;
 mod stream;
 pub mod table;
 mod turn;
+mod users;
 pub mod validate;
 mod view;
 
@@ -75,6 +78,7 @@ pub const JOIN_STEP: u32 = 128;
 
 pub use past::GRACE;
 pub use room::Shares;
+pub use users::PerUser;
 
 /// What the core must know of its surroundings.
 #[derive(Clone, Debug)]
@@ -89,6 +93,8 @@ pub struct NodeConfig {
     pub clients_max: u32,
     /// Clients of one user, but root, at once; as many of its past sessions are remembered.
     pub clients_per_user: u32,
+    /// What else one user may have.
+    pub per_user: PerUser,
     /// Bytes of the stream ring.
     pub ring_bytes: u64,
     /// Bytes of chunks that members have not acknowledged, against which the watermarks count.
@@ -183,6 +189,12 @@ pub struct Counters {
     pub resized_logs: u64,
     /// Processes that were not attached because there were too many, of all or of their user.
     pub crowded_out: u64,
+    /// Processes that were not attached because clients of their user were expelled again and again.
+    pub barred: u64,
+    /// Looks at requests that had to wait because their user asked too fast.
+    pub throttled: u64,
+    /// Leases that were taken back because their user had too many.
+    pub leases_over: u64,
     pub requests: u64,
     pub bad_requests: u64,
     pub bad_messages: u64,
@@ -196,6 +208,8 @@ pub struct Counters {
     pub snapshots: u64,
     pub locks: u64,
     pub locks_refused: u64,
+    /// Entries that are parts of operations too long for a turn.
+    pub parts: u64,
 }
 
 /// The part that a node has in the current view.
@@ -243,6 +257,8 @@ pub struct Node {
     table: Table,
     /// Clients of an earlier run whose logs count if this node kept its place in the chain.
     taken_up: bool,
+    /// What users have asked for lately.
+    users: users::Users,
     /// Sessions that have ended while their processes live.
     keeping: past::Keeping,
     requests: Vec<requests::Pending>,
@@ -256,7 +272,9 @@ pub struct Node {
     awaits: Option<StreamSeq>,
     /// What was done in this turn.
     turn: turn::Turn,
-    /// What clients have open no more and did not say: looked at when the ring has room.
+    /// Operations of clients that are done in part.
+    cuts: BTreeMap<ClientId, parts::Cut>,
+    /// What clients have open no more and did not say, and what is freed in parts: looked at when the ring has room.
     let_go: Vec<InodeId>,
     known: BTreeMap<ClientId, Known>,
     leases: LeaseTable,
@@ -311,6 +329,7 @@ pub struct Node {
     /// hostd, while it lives.
     host: Option<Arc<dyn Copier>>,
     snapshots: BTreeMap<NodeId, snapshot::Outgoing>,
+    placing: reach::Placing,
     incoming: Option<view::Incoming>,
     /// When something was asked or heard about joining; when everything was here.
     joining_at: Nanos,
@@ -392,6 +411,7 @@ impl Node {
             active: BTreeSet::new(),
             table,
             taken_up: false,
+            users: users::Users::default(),
             keeping: past::Keeping::default(),
             requests: Vec::new(),
             recalls: Vec::new(),
@@ -401,6 +421,7 @@ impl Node {
             stalled: VecDeque::new(),
             awaits: None,
             turn: turn::Turn::default(),
+            cuts: BTreeMap::new(),
             let_go: Vec::new(),
             known: BTreeMap::new(),
             leases: LeaseTable::default(),
@@ -437,6 +458,7 @@ impl Node {
             batch_since: None,
             job: None,
             discards: VecDeque::new(),
+            placing: reach::Placing::default(),
             next_job: 1,
             publish_now: false,
             host: None,
@@ -570,7 +592,7 @@ impl Node {
             self.settle_down(out)?;
             // A request that was granted its lease just now may wait for a publication: who slept first
             // would answer it at the next timer.
-            Ok(more || self.publishes_at_once())
+            Ok(more || self.publishes_at_once() || self.turn.unanswered)
         });
         worked.unwrap_or_else(|failure| {
             self.fail(failure);
@@ -587,6 +609,7 @@ impl Node {
         self.retry_stalled(out)?;
         let more = self.publish_step(out)? || self.turn.cut_short;
         let more = self.discard_step()? || more;
+        let more = self.place_step(out)? || more;
         Ok(more || self.snapshot_step(out)?)
     }
 
@@ -595,6 +618,7 @@ impl Node {
         self.return_room(out);
         self.mend_logs(out)?;
         self.collect_closed(out)?;
+        self.collect_waiting()?;
         self.collect_dozing(out)?;
         self.collect_ended(out)?;
         self.expel_broken(out)?;
@@ -627,6 +651,7 @@ impl Node {
             .chain(grants)
             .chain(closing)
             .chain(kept)
+            .chain(self.waiting_deadline())
             .min()
     }
 
@@ -899,6 +924,7 @@ impl Node {
             all_acked: self.all_acked,
             leases: self.leases.len(),
             locks: self.locking.table.len(),
+            unplaced: self.volume.unplaced(),
             requests: self.requests.len(),
             recalls: self.recalls.len(),
             counters: self.counters,
@@ -941,6 +967,8 @@ pub struct NodeStatus {
     pub leases: usize,
     /// Ranges of file locks that the head has given out; 0 on others.
     pub locks: usize,
+    /// Inodes that are not yet where the directories above want them.
+    pub unplaced: u64,
     pub requests: usize,
     pub recalls: usize,
     pub counters: Counters,

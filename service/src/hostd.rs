@@ -110,7 +110,7 @@ pub fn run(config: HostdConfig) -> Result<(), Error> {
         }
         // Without nicfs there is nothing to do but to look for it again.
         let wait = if hostd.nicfs.is_some() { None } else { Some(Duration::from_millis(100)) };
-        match hostd.turn(&listener, wait) {
+        match hostd.turn(&listener, &signals, wait) {
             Ok(true) => {}
             Ok(false) => break,
             Err(e) => return Err(Error::new("hostd", e)),
@@ -196,7 +196,12 @@ impl Hostd {
     }
 
     /// Waits and handles what came; `false` when a signal asks to end.
-    fn turn(&mut self, listener: &OwnedFd, wait: Option<Duration>) -> std::io::Result<bool> {
+    fn turn(
+        &mut self,
+        listener: &OwnedFd,
+        signals: &Signals,
+        wait: Option<Duration>,
+    ) -> std::io::Result<bool> {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 64];
         let timeout = wait.map(|d| rustix::time::Timespec {
             tv_sec: d.as_secs() as i64,
@@ -209,7 +214,9 @@ impl Hostd {
         let tokens: Vec<u64> = ready.iter().map(|e| e.data.u64()).collect();
         for token in tokens {
             match token {
-                SIGNALS => return Ok(false),
+                // Nothing here is read again.
+                SIGNALS if signals.take().end => return Ok(false),
+                SIGNALS => {}
                 LISTENER => self.accept(listener),
                 NICFS => self.hear(),
                 token if self.pidfds.contains_key(&token) => self.process_ended(token),

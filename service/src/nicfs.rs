@@ -51,8 +51,12 @@ const TICK_EARLY: Duration = Duration::from_millis(40);
 const CLOSING: Duration = Duration::from_millis(1500);
 /// Clients without a bell are looked at this often.
 const MUTE_LOOK: Duration = Duration::from_millis(2);
-/// Slices of background work between two looks at the events.
+/// Slices of background work between two looks at the events...
 const SLICES: u32 = 4;
+/// ... unless they take that long.
+const SLICES_TIME: Duration = Duration::from_millis(5);
+/// Clients that have rung are served for so long before others than clients are heard again.
+const BELLS_TIME: Duration = Duration::from_millis(5);
 
 /// What `mkfs` chooses for the region of a node.
 #[derive(Clone, Debug)]
@@ -243,6 +247,8 @@ struct Driver {
     admin: UnixListener,
     bells: BTreeMap<u64, (ClientId, OwnedFd)>,
     bell_of: BTreeMap<ClientId, u64>,
+    /// Bells that have rung and are not looked at yet.
+    rung: VecDeque<u64>,
     next_bell: u64,
     /// Clients of an earlier run whose bells hostd has not handed over (yet).
     mute: BTreeSet<ClientId>,
@@ -322,6 +328,7 @@ impl Driver {
             lane_bytes: config.lane_bytes,
             clients_max: config.clients_max,
             clients_per_user: config.clients_per_user,
+            per_user: config.per_user,
             ring_bytes,
             memory: config.memory,
             high: config.high,
@@ -366,6 +373,7 @@ impl Driver {
             admin,
             bells: BTreeMap::new(),
             bell_of: BTreeMap::new(),
+            rung: VecDeque::new(),
             next_bell: TOKEN_BELLS,
             mute,
             look_at_mute: Instant::now(),
@@ -481,8 +489,16 @@ impl Driver {
                 coordinator.turned();
             }
             for event in events.drain(..) {
-                self.net_event(event)?;
+                match event {
+                    NetEvent::Ready { token, .. } if token >= TOKEN_BELLS => {
+                        if !self.rung.contains(&token) {
+                            self.rung.push_back(token);
+                        }
+                    }
+                    event => self.net_event(event)?,
+                }
             }
+            self.answer_bells()?;
             if !slept {
                 let mut effects = Vec::new();
                 self.node.look_around(self.now(), &mut effects);
@@ -495,10 +511,13 @@ impl Driver {
             if due || ticks {
                 if ticks {
                     next_tick = Instant::now() + TICK;
+                    // The machine's clock may be set while this runs.
+                    let offset = self.clock.realtime().wrapping_sub(self.clock.monotonic());
+                    self.node.set_realtime_offset(offset);
                 }
                 self.deliver(Event::Tick);
             }
-            busy = self.background();
+            busy = self.background() || !self.rung.is_empty();
             while self.host.as_ref().is_some_and(|host| host.has_heard()) {
                 self.host_speaks();
             }
@@ -539,8 +558,23 @@ impl Driver {
         }
     }
 
+    /// Those who rang, one after the other; whoever is not heard now is before who rings later.
+    fn answer_bells(&mut self) -> Result<(), Error> {
+        let begin = Instant::now();
+        while begin.elapsed() < BELLS_TIME
+            && let Some(token) = self.rung.pop_front()
+        {
+            self.ready(token)?;
+        }
+        Ok(())
+    }
+
     fn background(&mut self) -> bool {
+        let begin = Instant::now();
         for _ in 0..SLICES {
+            if begin.elapsed() >= SLICES_TIME {
+                return true;
+            }
             let mut effects = Vec::new();
             let more = self.node.work(self.now(), &mut effects);
             self.carry_out(effects);
@@ -600,8 +634,11 @@ impl Driver {
 
     /// More than one may ask: a terminal, and the supervisor that it asked as well.
     fn asked_to_end(&mut self) {
-        self.signals.take();
-        if self.ends_by.is_none() {
+        let asked = self.signals.take();
+        if let Some(keys) = self.keys.as_ref().filter(|_| asked.again) {
+            keys.read_again();
+        }
+        if asked.end && self.ends_by.is_none() {
             self.ends_by = Some(Instant::now() + CLOSING);
             self.deliver(Event::Closing);
         }
@@ -876,7 +913,11 @@ impl Driver {
 
     fn answer_status(&mut self) {
         while let Ok((mut stream, _)) = self.admin.accept() {
-            let own = status::Own { hostd: self.host.is_some(), longest_turn: self.longest_turn };
+            let own = status::Own {
+                hostd: self.host.is_some(),
+                longest_turn: self.longest_turn,
+                warnings: self.keys.as_ref().map(Keys::warnings).unwrap_or_default(),
+            };
             let text = status::json(&self.node.status(), &self.net.counters(), own);
             // The socket's buffer holds the answer; a reader that does not read loses it.
             let _ = stream.set_nonblocking(true);

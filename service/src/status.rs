@@ -8,12 +8,14 @@ use serde_json::{Value, json};
 use crate::core::{NodeStatus, Role};
 
 /// What the process knows and its node does not.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Own {
     /// hostd is there.
     pub hostd: bool,
     /// Time for which peers and clients were not heard, at most.
     pub longest_turn: Duration,
+    /// What somebody has to do, soon.
+    pub warnings: Vec<String>,
 }
 
 /// The object, ended by a newline.
@@ -93,8 +95,14 @@ pub fn json(status: &NodeStatus, net: &Counters, own: Own) -> String {
     object["counters"]["not_due"] = c.not_due.into();
     object["counters"]["resized_logs"] = c.resized_logs.into();
     object["counters"]["crowded_out"] = c.crowded_out.into();
+    object["counters"]["barred"] = c.barred.into();
+    object["counters"]["throttled"] = c.throttled.into();
+    object["counters"]["leases_over"] = c.leases_over.into();
+    object["counters"]["parts"] = c.parts.into();
     object["longest_turn_us"] = (own.longest_turn.as_micros() as u64).into();
+    object["warnings"] = own.warnings.into();
     object["locks"] = status.locks.into();
+    object["unplaced"] = status.unplaced.into();
     object["counters"]["locks"] = c.locks.into();
     object["counters"]["locks_refused"] = c.locks_refused.into();
     format!("{object}\n")

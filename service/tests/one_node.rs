@@ -37,6 +37,7 @@ fn config(dir: &Path) -> NicfsConfig {
         lane_bytes: 5 << 20,
         clients_max: 16,
         clients_per_user: 16,
+        per_user: service::core::PerUser::SHIPPED,
         memory: 64 << 20,
         high: 70,
         low: 30,

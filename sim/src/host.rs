@@ -7,7 +7,7 @@ use base::random::Random;
 use base::{Epoch, Nanos, NodeId, StreamSeq};
 use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
-use service::core::{Node, NodeConfig, Shares};
+use service::core::{Node, NodeConfig, PerUser, Shares};
 use service::serving::Serving;
 use storage::format::chunk::ChunkHeader;
 use storage::format::control::CLOCK_LAG_MS;
@@ -16,6 +16,7 @@ use storage::memory::MemoryRegion;
 use storage::volume::{Params, Volume};
 
 use crate::hostd::Hostd;
+use crate::process::REALTIME;
 use crate::world::Item;
 
 /// Heartbeat of the core.
@@ -269,6 +270,7 @@ impl Host {
             lane_bytes: storage::limits::LANE_BYTES_MIN.next_multiple_of(4096),
             clients_max: 16,
             clients_per_user: 16,
+            per_user: PerUser::SHIPPED,
             ring_bytes: RING_BYTES_MIN,
             memory: 64 << 20,
             high: 80,
@@ -283,7 +285,8 @@ impl Host {
         let media: Arc<MemoryRegion> = Arc::clone(&self.region);
         let mut node = Node::new(config, media, Random::new(seed))
             .map_err(|e| format!("node {} does not start: {e}", self.id))?;
-        node.set_realtime_offset(seed >> 2);
+        // Clocks of machines differ by seconds.
+        node.set_realtime_offset(REALTIME + (seed >> 2) % 5_000_000_000);
         let now_there = self.clock.local(now);
         let tell = |event| node.apply(now_there, event, &mut Vec::new());
         self.serving = Some(Serving::begin(tell));

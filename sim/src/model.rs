@@ -132,6 +132,16 @@ struct Session {
     alive: bool,
     lo: u64,
     hi: u64,
+    /// When it was over.
+    over: Option<u64>,
+}
+
+/// A version that was lost with its session, which saw it until then.
+#[derive(Clone, Debug)]
+struct Lost {
+    session: usize,
+    until: u64,
+    state: Rc<State>,
 }
 
 /// See the module.
@@ -139,6 +149,7 @@ struct Session {
 pub struct Model {
     inodes: BTreeMap<u64, Vec<Version>>,
     past: BTreeMap<u64, Vec<Past>>,
+    lost: BTreeMap<u64, Vec<Lost>>,
     sessions: Vec<Session>,
     /// Versions so far: the model's time.
     now: u64,
@@ -166,12 +177,16 @@ impl Model {
                 all.retain(|past| past.until > at);
                 !all.is_empty()
             });
+            self.lost.retain(|_, all| {
+                all.retain(|lost| lost.until > at);
+                !all.is_empty()
+            });
         }
     }
 
     /// A client attached.
     pub fn begin(&mut self) -> usize {
-        self.sessions.push(Session { alive: true, lo: 0, hi: u64::MAX });
+        self.sessions.push(Session { alive: true, lo: 0, hi: u64::MAX, over: None });
         self.sessions.len() - 1
     }
 
@@ -246,8 +261,11 @@ impl Model {
 
     /// The session is over; operations up to `hi` may count.
     pub fn ended(&mut self, session: usize, hi: u64) {
+        // What began before may have seen what is lost with it; what begins now has not.
+        self.now += 1;
         let s = &mut self.sessions[session];
         (s.alive, s.hi) = (false, s.hi.min(hi));
+        s.over.get_or_insert(self.now);
     }
 
     /// The newest version; right whenever no fault left doubt.
@@ -353,15 +371,29 @@ impl Model {
         } else if seen.xattrs.is_some() {
             Rc::make_mut(&mut kept[0].state).xattrs.clone_from(&seen.xattrs);
         }
-        *versions = kept;
+        let all = std::mem::replace(versions, kept);
+        self.lose(ino, all.into_iter().enumerate().filter(|(i, _)| !chosen.contains(i)));
         Ok(())
+    }
+
+    /// Keeps those of the versions that are lost for who saw them before.
+    fn lose(&mut self, ino: u64, versions: impl Iterator<Item = (usize, Version)>) {
+        for (_, Version { by, state, .. }) in versions {
+            let Some((session, seq)) = by else { continue };
+            let Session { hi, over, .. } = self.sessions[session];
+            let until = over.unwrap_or(self.now);
+            if seq > hi && until > self.asked_from {
+                self.lost.entry(ino).or_default().push(Lost { session, until, state });
+            }
+        }
     }
 
     /// Somebody has seen, at some moment since the model's time `since`, a part of the inode: one that `fits`. An
     /// error says what it may have been. (`since` [`u64::MAX`]: seen now.)
+    /// `by` are the sessions of who saw it, the last of them the present one.
     pub fn glimpse(
         &mut self,
-        by: Option<usize>,
+        by: &[usize],
         ino: u64,
         since: u64,
         gone: bool,
@@ -371,7 +403,13 @@ impl Model {
         {
             return Ok(());
         }
-        let may = self.watch(by, ino, since, gone, fits);
+        let may = self.watch(by.last().copied(), ino, since, gone, &fits);
+        let mut lost = self.lost.get(&ino).into_iter().flatten();
+        if may.is_err()
+            && lost.any(|l| by.contains(&l.session) && l.until > since && fits(&l.state))
+        {
+            return Ok(());
+        }
         may.map(drop).map_err(|may| format!("inode {ino}: {may}"))
     }
 
@@ -422,7 +460,9 @@ impl Model {
             return if gone { Ok(None) } else { Err("nobody made it".into()) };
         };
         // What surely did not survive is no version.
-        versions.retain(|v| self.counts(v));
+        let (there, lost) = versions.into_iter().partition::<Vec<_>, _>(|v| self.counts(v));
+        versions = there;
+        self.lose(ino, lost.into_iter().enumerate());
         let first = self.first_possible(&versions, since);
         let unborn = versions.first().is_none_or(|v| v.at > since || !self.is_certain(v));
         let matching: Vec<usize> =

@@ -816,6 +816,7 @@ fn kind_of(op: &Op<'_>) -> &'static str {
         Op::Truncate { .. } => "truncate",
         Op::Fallocate { .. } => "allocate",
         Op::Shift { .. } => "shift",
+        Op::Move { .. } => "move",
         Op::CloneRange { .. } => "clone",
         Op::SetAttr { .. } => "setattr",
         Op::SetXattr { .. } => "setxattr",
@@ -823,6 +824,7 @@ fn kind_of(op: &Op<'_>) -> &'static str {
         Op::SetProject { .. } => "project",
         Op::SetQuota { .. } => "quota",
         Op::Reap { .. } => "reap",
+        Op::Place { .. } => "place",
     }
 }
 

@@ -18,6 +18,7 @@ use crate::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
 use crate::media::{Media, MediaError, Segment};
 use crate::tree::read_page;
 use crate::volume::append_shared as append;
+use crate::volume::reach::Unplaced;
 use crate::volume::{ARENA_SERVICE, read_roots, read_superblocks};
 use items::Items;
 
@@ -240,6 +241,7 @@ fn judge(items: &Items, superblock: &Superblock, report: &mut Report) {
         }
     }
     judge_accounts(items, report);
+    judge_reach(items, report);
     for ino in items.strays.iter().filter(|ino| !items.inodes.contains_key(ino)) {
         report.damage(format!("inode {ino}"), "has items but no attributes");
     }
@@ -274,6 +276,34 @@ fn judge_accounts(items: &Items, report: &mut Report) {
             && !items.inodes.get(&dir.0).is_some_and(Inode::is_dir)
         {
             report.damage(format!("account {id:?}"), "is of no directory");
+        }
+    }
+}
+
+/// No inode is reached by more than the directory lets in that holds its name, or that is about to be so.
+fn judge_reach(items: &Items, report: &mut Report) {
+    for (ino, what) in &items.unplaced {
+        let is_dir = items.inodes.get(ino).map(Inode::is_dir);
+        if is_dir != Some(*what == Unplaced::Directory) {
+            report.damage(format!("inode {ino}"), "is to be placed as what it is not");
+        }
+    }
+    if items.inodes.get(&1).is_some_and(|root| root.reach != ReadClass::World) {
+        report.damage("directory 1", "is the root, and not everybody reaches it");
+    }
+    for (dir, ino) in &items.held {
+        let (Some(holder), Some(inode)) = (items.inodes.get(dir), items.inodes.get(ino)) else {
+            continue;
+        };
+        let (by, what) = (holder.lets_in(), items.unplaced.get(ino));
+        let reach = match what {
+            Some(Unplaced::Reach(reach)) => *reach,
+            _ => inode.reach,
+        };
+        let right = if inode.is_dir() { reach == by } else { reach.is_within(by) };
+        if !right && !items.unplaced.contains_key(dir) {
+            let problem = format!("is reached by {reach:?}, and directory {dir} lets in {by:?}");
+            report.damage(format!("inode {ino}"), problem);
         }
     }
 }

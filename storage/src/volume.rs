@@ -24,8 +24,10 @@ mod attrs;
 mod data;
 mod digest;
 mod names;
+mod parts;
 mod publish;
 mod quota;
+pub mod reach;
 mod share;
 mod space;
 
@@ -250,6 +252,9 @@ pub struct Volume {
     shares: share::Shares,
     condemned: Cell<bool>,
     accounts: quota::Accounts,
+    /// Items of the kind UNPLACED.
+    unplaced: u64,
+    moved: parts::Moved,
 }
 
 impl core::fmt::Debug for Volume {
@@ -398,6 +403,8 @@ impl Volume {
             shares: share::Shares::default(),
             condemned: Cell::new(false),
             accounts: quota::Accounts::default(),
+            unplaced: 0,
+            moved: parts::Moved::default(),
         }
     }
 
@@ -419,6 +426,7 @@ impl Volume {
         let mut space = Space::new(superblock.capacity_blocks);
         let (mut found, mut bad) = (share::Found::default(), None);
         let (mut inodes, mut accounts) = (0, quota::Accounts::default());
+        let mut unplaced = 0;
         let level = u8::try_from(root.level).unwrap_or(u8::MAX);
         let tree = Tree::open(
             media.clone(),
@@ -444,6 +452,10 @@ impl Volume {
                         let class = ReadClass::decode(value).map_err(corrupt(ino))?;
                         space.add(u32::try_from(key.item).unwrap_or(u32::MAX), class);
                     }
+                    kind::UNPLACED if key.ino == 0 => {
+                        reach::decode(value).map_err(corrupt(InodeId(key.item)))?;
+                        unplaced += 1;
+                    }
                     kind::EXTENT => {
                         let run = Run::decode(key.item, value).map_err(corrupt(ino))?;
                         // Arenas and what is shared come first: their keys have inode 0.
@@ -468,7 +480,7 @@ impl Volume {
         let shares = found.end().map_err(corrupt(InodeId::NONE))?;
         let mut volume = Self::with(media, tree, superblock, root);
         (volume.space, volume.inodes, volume.accounts) = (space, inodes, accounts);
-        volume.shares = shares;
+        (volume.shares, volume.unplaced) = (shares, unplaced);
         let arenas: Vec<u32> = volume.space.arenas().map(|(n, _)| n).collect();
         for arena in arenas {
             volume.ensure_arena(arena)?;
@@ -486,6 +498,10 @@ impl Volume {
         let mut volume = Self::with(self.media.clone(), tree, self.superblock.clone(), self.root);
         volume.inodes = self.root.inodes;
         volume.accounts = self.accounts.limits_alone();
+        // Whether there are any is all that is asked of a view.
+        volume.unplaced = 1;
+        let any = volume.unplaced_after(InodeId::NONE).map_or(true, |found| found.is_some());
+        volume.unplaced = u64::from(any);
         View { volume, _pin: pin }
     }
 
@@ -549,7 +565,9 @@ impl Volume {
             }
             Op::SetQuota { ino, limit, .. } => self.set_quota(AccountId::Directory(ino), limit),
             Op::Shift { .. } => self.shift(op, now),
+            Op::Move { ino, from, to, out } => self.move_part(ino, (from, to), out),
             Op::SetProject { ino, project } => self.set_project(ino, project, now),
+            Op::Place { ino, reach, later } => self.place(ino, reach, later),
         }
     }
 

@@ -159,7 +159,9 @@ impl<H: Host> LibFsOn<H> {
         if !self.kernel.is_there() {
             return false;
         }
-        let Some(session) = self.current() else { return false };
+        // Where nobody would wait for the kernel it asks each time.
+        let waited_for = |session: &&Session<H>| session.segment.descriptor.keeps;
+        let Some(session) = self.current().filter(waited_for) else { return false };
         let Some(inode) = self.inodes.read().get(&attr.ino.0).cloned() else { return false };
         let is_news = !inode.told.again(attr);
         // While names that may be wrong count, the kernel shall ask whenever it uses one.
@@ -199,7 +201,8 @@ impl<H: Host> LibFsOn<H> {
         if !self.kernel.is_there() {
             return 0;
         }
-        let Some(session) = self.current() else { return 0 };
+        let waited_for = |session: &&Session<H>| session.segment.descriptor.keeps;
+        let Some(session) = self.current().filter(waited_for) else { return 0 };
         let Some(dir) = self.inodes.read().get(&dir.0).cloned() else { return 0 };
         let Some(state) = dir.state.try_read() else { return 0 };
         let as_said = match state.names.get(name) {

@@ -177,7 +177,7 @@ impl Client {
                 self.wants_room = true;
                 let session = match (&self.config.keys, &self.config.coordinator) {
                     (Some(keys), PeerAddress::Tcp(_)) => {
-                        match Session::dial(keys, Role::Coordinator) {
+                        match Session::dial(keys, Role::Coordinator, None) {
                             Ok(session) => Some(session),
                             Err(error) => return self.down(&error.to_string(), RETRY_REFUSED),
                         }

@@ -20,6 +20,7 @@ use crate::decode::LinkError;
 use crate::limits::STRANGERS_MAX;
 use crate::tcp;
 use crate::tls::keys::Loaded;
+use crate::tls::pool::{self, Pool};
 use crate::tls::session::Session;
 use crate::tls::{Keys, Role};
 use crate::transport::PeerAddress;
@@ -31,6 +32,7 @@ const STRANGER_TIME: Duration = Duration::from_secs(2);
 /// How far clocks of nodes may be ahead of this one's.
 const AHEAD_MAX: Duration = Duration::from_secs(3600);
 const LISTENER: u64 = u64::MAX;
+const HANDSHAKES: u64 = u64::MAX - 1;
 const EVENTS: usize = 64;
 /// Connections accepted in one go.
 const ACCEPTS: usize = 16;
@@ -58,6 +60,8 @@ struct Conn {
     speaker: Option<Speaker>,
     since: Instant,
     watched: bool,
+    /// What arrives is not told.
+    deaf: bool,
     /// To be closed once its queue is empty.
     last_words: bool,
     /// Says nothing more, so that the other side reads what it was told; what it still sends is dropped.
@@ -90,6 +94,8 @@ pub struct Server {
     /// Texts for the log.
     notes: Vec<String>,
     keys: Option<Keys>,
+    /// Where handshakes are done, and what it rings with.
+    handshakes: Option<(Pool, Arc<OwnedFd>)>,
     /// The keys by which the connections that are there have been judged.
     judged: Option<Arc<Loaded>>,
 }
@@ -137,6 +143,11 @@ impl Server {
         let (listener, address) = listen(&config.listen)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+        let handshakes = config.keys.as_ref().map(|_| Pool::start()).transpose()?;
+        if let Some((_, bell)) = &handshakes {
+            let data = epoll::EventData::new_u64(HANDSHAKES);
+            epoll::add(&epoll, bell, data, epoll::EventFlags::IN)?;
+        }
         Ok(Self {
             cluster: config.cluster,
             listener,
@@ -149,6 +160,7 @@ impl Server {
             counters: ServerCounters::default(),
             notes: Vec::new(),
             keys: config.keys.clone(),
+            handshakes,
             judged: None,
         })
     }
@@ -202,6 +214,7 @@ impl Server {
                     // Several: who waits behind many others is not kept waiting by them.
                     (0..ACCEPTS).all(|_| self.accept());
                 }
+                HANDSHAKES => self.handshakes_back()?,
                 index => self.serve(index as usize)?,
             }
         }
@@ -281,13 +294,15 @@ impl Server {
             return true;
         }
         let session = match (&self.keys, &self.address) {
-            (Some(keys), PeerAddress::Tcp(_)) => match Session::answer(keys) {
-                Ok(session) => Some(session),
-                Err(error) => {
-                    self.notes.push(format!("cannot answer a connection: {error}"));
-                    return true;
+            (Some(keys), PeerAddress::Tcp(_)) => {
+                match Session::answer(keys, self.handshakes.as_ref().map(|(pool, _)| pool)) {
+                    Ok(session) => Some(session),
+                    Err(error) => {
+                        self.notes.push(format!("cannot answer a connection: {error}"));
+                        return true;
+                    }
                 }
-            },
+            }
             _ => None,
         };
         let index = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
@@ -303,6 +318,7 @@ impl Server {
             speaker: None,
             since: Instant::now(),
             watched: false,
+            deaf: false,
             last_words: false,
             parting: false,
         });
@@ -344,11 +360,25 @@ impl Server {
         self.watch(index);
     }
 
+    /// Parts of handshakes are done: those connections are served.
+    fn handshakes_back(&mut self) -> std::io::Result<()> {
+        if let Some((_, bell)) = &self.handshakes {
+            pool::heard(bell);
+        }
+        let back = |slot: &Option<Conn>| slot.as_ref().is_some_and(|c| c.link.is_back());
+        let all: Vec<usize> = (0..self.conns.len()).filter(|i| back(&self.conns[*i])).collect();
+        all.into_iter().try_for_each(|index| self.serve(index))
+    }
+
     fn watch(&mut self, index: usize) {
         let Some(conn) = self.conns[index].as_mut() else { return };
         let wanted = conn.link.has_queue() || conn.last_words;
-        if wanted != conn.watched {
-            let mut flags = epoll::EventFlags::IN;
+        // What arrives while a part of the handshake is done elsewhere is looked at afterwards.
+        let deaf = conn.link.is_away();
+        if wanted != conn.watched || deaf != conn.deaf {
+            conn.deaf = deaf;
+            let mut flags = epoll::EventFlags::empty();
+            flags.set(epoll::EventFlags::IN, !deaf);
             flags.set(epoll::EventFlags::OUT, wanted);
             let data = epoll::EventData::new_u64(index as u64);
             let changed = epoll::modify(&self.epoll, conn.link.as_fd(), data, flags);

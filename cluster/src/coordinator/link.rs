@@ -53,6 +53,16 @@ impl Link {
         self.session.as_ref().and_then(|session| session.role())
     }
 
+    /// Whether a part of the handshake is being done elsewhere.
+    pub fn is_away(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.is_away())
+    }
+
+    /// Whether it is done.
+    pub fn is_back(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.is_back())
+    }
+
     /// Whether the other side's certificate has been revoked since.
     pub fn is_revoked(&self, keys: &Loaded) -> bool {
         self.session.as_ref().is_some_and(|session| session.is_revoked(keys))

@@ -190,6 +190,15 @@ impl Conn {
         Ok(())
     }
 
+    /// Whether epoll tells what arrives: while a part of the handshake is done elsewhere it would tell the same all the time.
+    pub fn listen(&self, epoll: &OwnedFd, on: bool) {
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, on);
+        flags.set(epoll::EventFlags::OUT, self.watched);
+        // If it fails, epoll tells too much, or the connection ends when its time is over.
+        let _ = epoll::modify(epoll, self.fd(), data(TAG_CONN, self.generation, self.index), flags);
+    }
+
     /// Takes the doorbells of a ring. To be done before it is looked whether there is room, never after: a
     /// doorbell that says so would be taken for one that was known, and nobody would ring again.
     pub fn hear(&mut self) {

@@ -79,7 +79,8 @@ impl Net {
     fn secure(&mut self, index: usize) -> Result<(), LinkError> {
         let Some(conn) = self.conns[index].as_mut() else { return Ok(()) };
         if let (Some(keys), Some(whom)) = (&self.config.keys, conn.node) {
-            conn.tls = Some(Box::new(Session::dial(keys, Role::Node(whom))?));
+            let pool = self.handshakes.as_ref().map(|(pool, _)| pool);
+            conn.tls = Some(Box::new(Session::dial(keys, Role::Node(whom), pool)?));
         }
         conn.flush(&self.epoll).map(|_| ())
     }
@@ -125,6 +126,9 @@ impl Net {
         let result = match next {
             Ok(None) => {
                 conn.readable = false;
+                if conn.tls.as_ref().is_some_and(|session| session.is_away()) {
+                    conn.listen(&self.epoll, false);
+                }
                 return;
             }
             Ok(Some((KIND_HELLO, body))) if !dialled => self.on_hello(index, &body),

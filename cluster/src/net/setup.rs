@@ -8,6 +8,7 @@ use crate::decode::Decoder;
 use crate::limits::{HELLO_BODY_MAX, HELLO_TIMEOUT, STRANGERS_MAX};
 use crate::queue::OutQueue;
 use crate::tcp;
+use crate::tls::pool;
 use crate::tls::session::Session;
 use conn::Io;
 
@@ -38,6 +39,10 @@ impl Net {
                 epoll::add(&epoll, fd, data(tag, 0, 0), epoll::EventFlags::IN)?;
             }
         }
+        let handshakes = config.keys.as_ref().map(|_| pool::Pool::start()).transpose()?;
+        if let Some((_, bell)) = &handshakes {
+            epoll::add(&epoll, bell, data(TAG_TLS, 0, 0), epoll::EventFlags::IN)?;
+        }
         Ok(Self {
             config,
             epoll,
@@ -45,6 +50,7 @@ impl Net {
             local,
             tcp_address,
             accept_at: None,
+            handshakes,
             judged: None,
             links: BTreeMap::new(),
             conns: Vec::new(),
@@ -100,14 +106,16 @@ impl Net {
             return true;
         }
         let tls = match &self.config.keys {
-            Some(keys) if tcp => match Session::answer(keys) {
-                Ok(session) => Some(Box::new(session)),
-                Err(error) => {
-                    let what = format!("cannot answer a connection: {error}");
-                    self.events.push(NetEvent::Rejected { node: None, what });
-                    return true;
+            Some(keys) if tcp => {
+                match Session::answer(keys, self.handshakes.as_ref().map(|(pool, _)| pool)) {
+                    Ok(session) => Some(Box::new(session)),
+                    Err(error) => {
+                        let what = format!("cannot answer a connection: {error}");
+                        self.events.push(NetEvent::Rejected { node: None, what });
+                        return true;
+                    }
                 }
-            },
+            }
             _ => None,
         };
         match self.add(fd, !tcp, None, Class::LowLatency, Phase::Greeting) {

@@ -37,8 +37,13 @@ use super::{Name, Role};
 /// Between two looks whether the files have changed, without a new connection.
 const LOOK: Duration = Duration::from_secs(1);
 /// Seconds before its end from which on it is said, and how often.
-const SOON: i64 = 14 * 86_400;
+pub const SOON: i64 = 14 * 86_400;
 const WARN: Duration = Duration::from_secs(86_400);
+/// The same of the authority, to which each machine and each certificate has to be moved.
+pub const AUTHORITY_SOON: i64 = 90 * 86_400;
+/// What to do about that.
+pub const RENEW_AUTHORITY: &str = "no certificate is believed after it: put another authority's certificate beside it in \
+     every authority.pem, issue all anew from that one, and take this one out then";
 /// Longest file that is read.
 const FILE_MAX: u64 = 1 << 20;
 
@@ -234,6 +239,8 @@ pub(crate) struct Loaded {
     judge: Arc<Judge>,
     /// When the own certificate ends.
     until: i64,
+    /// When the last of the authority's does: nobody's is believed any more then.
+    authority_until: i64,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
@@ -284,7 +291,8 @@ impl Loaded {
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         let (client, server) = (Arc::new(client), Arc::new(server));
-        Ok((Self { client, server, judge, until, chain, key }, trouble))
+        let authority_until = judge.until;
+        Ok((Self { client, server, judge, until, authority_until, chain, key }, trouble))
     }
 
     pub fn has_revoked(&self, fingerprint: &Fingerprint) -> bool {
@@ -359,6 +367,8 @@ pub(crate) fn take_said() -> Option<String> {
 #[derive(Debug)]
 struct Judge {
     anchors: Vec<TrustAnchor<'static>>,
+    /// When the last of them ends.
+    until: i64,
     revoked: BTreeSet<Fingerprint>,
     cluster: String,
     provider: Arc<CryptoProvider>,
@@ -387,7 +397,9 @@ impl Judge {
                 .map_err(|e| format!("{}: {e}", at.display()))?,
         };
         let provider = Arc::new(provider());
-        Ok(Self { anchors, revoked, cluster: place.cluster.clone(), provider })
+        let ends = authority.iter().map(|der| validity(der).map_or(i64::MAX, |(_, until)| until));
+        let until = ends.max().unwrap_or(i64::MAX);
+        Ok(Self { anchors, until, revoked, cluster: place.cluster.clone(), provider })
     }
 
     fn has_revoked(&self, fingerprint: &Fingerprint) -> bool {
@@ -623,20 +635,51 @@ impl Keys {
         })
     }
 
+    /// What is about to be of no use, and what to do.
+    fn warnings_of(&self, loaded: &Loaded) -> Vec<String> {
+        let ends = |until: i64, soon: i64| {
+            let left = until.saturating_sub(now());
+            (left < soon).then(|| match left {
+                ..=0 => "has ended".to_owned(),
+                left => format!("ends in {} days", left / 86_400),
+            })
+        };
+        let mut all = Vec::new();
+        if let Some(how) = ends(loaded.until, SOON) {
+            let (at, role) = (self.place.own(), self.place.role);
+            let what = format!("`corbel cert renew {role}` where the authority's key is");
+            all.push(format!("{} {how}: {what}", at.display()));
+        }
+        if let Some(how) = ends(loaded.authority_until, AUTHORITY_SOON) {
+            all.push(format!("{} {how}: {RENEW_AUTHORITY}", self.place.authority().display()));
+        }
+        all
+    }
+
+    /// The same as of now, for `status`.
+    pub fn warnings(&self) -> Vec<String> {
+        self.with(|shared| self.warnings_of(&shared.loaded))
+    }
+
+    /// Reads the files again, also if they look as before: somebody says that they have changed.
+    pub fn read_again(&self) {
+        self.with(|shared| {
+            shared.stamp = Stamp::default();
+            self.look(shared);
+            shared.warned = None;
+        });
+    }
+
     /// Looks at the files once a second, and says in time that they are about to be of no use.
     pub(crate) fn current(&self) -> Arc<Loaded> {
         self.with(|shared| {
             if shared.looked.elapsed() >= LOOK {
                 self.look(shared);
-                let left = shared.loaded.until.saturating_sub(now());
-                if left < SOON && shared.warned.is_none_or(|at| at.elapsed() >= WARN) {
+                let warnings = self.warnings_of(&shared.loaded);
+                let due = shared.warned.is_none_or(|at| at.elapsed() >= WARN);
+                if !warnings.is_empty() && due {
                     shared.warned = Some(Instant::now());
-                    shared.notes.push(format!(
-                        "keys: {} ends in {} days: `corbel cert renew {}` where the authority's key is",
-                        self.place.own().display(),
-                        left / 86_400,
-                        self.place.role
-                    ));
+                    shared.notes.extend(warnings.into_iter().map(|what| format!("keys: {what}")));
                 }
             }
             Arc::clone(&shared.loaded)

@@ -1,15 +1,18 @@
 //! One connection's TLS: ciphertext on the socket's side, bytes of frames on ours.
 //!
-//! The handshake goes on by itself as bytes are read; what is written before it is over waits. Memory is bounded by
+//! The handshake goes on by itself as bytes are read, on a thread of its own where there is one ([`pool`](super::pool)): then
+//! this has nothing to give until it is back. What is written before it is over waits. Memory is bounded by
 //! [`INBOX`], [`PENDING`] and one record in each direction, whatever the other side sends or does not take.
 
 use std::io::{BufRead, ErrorKind, IoSlice, Write};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConnection, Connection, Error, ServerConnection};
 
 use super::keys::{self, Fingerprint, Keys, name_of};
+use super::pool::{Pool, Slot, work};
 use super::signed::{self, Next, Signed};
 use super::{Name, Role};
 use crate::decode::LinkError;
@@ -35,7 +38,13 @@ const TO_PLAIN: [u8; 28] = {
 };
 
 pub struct Session {
-    tls: Connection,
+    /// Ours, unless the pool has it.
+    tls: Option<Box<Connection>>,
+    /// Where it comes back to.
+    away: Option<Arc<Slot>>,
+    pool: Option<Pool>,
+    /// What was written before the handshake was over.
+    early: Vec<u8>,
     /// Ciphertext that was read and not looked at; what lies before `start` is used up.
     inbox: Vec<u8>,
     start: usize,
@@ -48,9 +57,8 @@ pub struct Session {
 enum Way {
     /// In records of TLS.
     Encrypted,
-    /// The handshake will tell. Until then it is fed record by record, so that nothing is taken for TLS that is not, and what is
-    /// written waits here.
-    Open { early: Vec<u8> },
+    /// The handshake will tell. Until then it is fed record by record, so that nothing is taken for TLS that is not.
+    Open,
     /// Signed; of the data of the record that is being read, what is left, and where the record ends.
     Signed { signed: Box<Signed>, left: core::ops::Range<usize>, end: usize },
 }
@@ -104,7 +112,7 @@ fn heard(alert: AlertDescription) -> String {
     format!("refused by the other side: {why}")
 }
 
-fn failed(error: &Error) -> LinkError {
+pub(super) fn failed(error: &Error) -> LinkError {
     if let Some(said) = keys::take_said() {
         return LinkError::Refused(said);
     }
@@ -121,28 +129,37 @@ fn failed(error: &Error) -> LinkError {
 }
 
 impl Session {
-    fn new(tls: Connection, encrypts: bool) -> Self {
-        let way = if encrypts { Way::Encrypted } else { Way::Open { early: Vec::new() } };
-        let mut session = Self { tls, inbox: Vec::new(), start: 0, began: false, peer: None, way };
-        session.tls.set_buffer_limit(Some(PENDING));
-        session
+    fn new(mut tls: Connection, encrypts: bool, pool: Option<&Pool>) -> Self {
+        let way = if encrypts { Way::Encrypted } else { Way::Open };
+        tls.set_buffer_limit(Some(PENDING));
+        Self {
+            tls: Some(Box::new(tls)),
+            away: None,
+            pool: pool.cloned(),
+            early: Vec::new(),
+            inbox: Vec::new(),
+            start: 0,
+            began: false,
+            peer: None,
+            way,
+        }
     }
 
     /// Begins to speak to whom the caller means.
-    pub fn dial(keys: &Keys, whom: Role) -> Result<Self, LinkError> {
+    pub fn dial(keys: &Keys, whom: Role, pool: Option<&Pool>) -> Result<Self, LinkError> {
         let wrong = |e: String| LinkError::Io(format!("TLS: {e}"));
         let name = ServerName::try_from(whom.to_string()).map_err(|e| wrong(e.to_string()))?;
         let loaded = keys.fresh();
         let client =
             ClientConnection::new(loaded.client.clone(), name).map_err(|e| wrong(e.to_string()))?;
-        Ok(Self::new(client.into(), keys.encrypts()))
+        Ok(Self::new(client.into(), keys.encrypts(), pool))
     }
 
     /// Expects somebody to speak.
-    pub fn answer(keys: &Keys) -> Result<Self, LinkError> {
+    pub fn answer(keys: &Keys, pool: Option<&Pool>) -> Result<Self, LinkError> {
         let server = ServerConnection::new(keys.fresh().server.clone())
             .map_err(|e| LinkError::Io(format!("TLS: {e}")))?;
-        Ok(Self::new(server.into(), keys.encrypts()))
+        Ok(Self::new(server.into(), keys.encrypts(), pool))
     }
 
     /// Who is at the other end; known when the first byte of a frame is.
@@ -155,17 +172,27 @@ impl Session {
         self.peer.as_ref().is_some_and(|(_, fingerprint)| loaded.has_revoked(fingerprint))
     }
 
+    /// Whether a part of the handshake is being done elsewhere: until it is back nothing is read.
+    pub fn is_away(&self) -> bool {
+        self.away.is_some()
+    }
+
+    /// Whether a part of the handshake is done, and there may be something to read.
+    pub fn is_back(&self) -> bool {
+        self.away.as_ref().is_some_and(|slot| slot.is_ready())
+    }
+
     /// Whether something waits for room in the socket.
     pub fn is_pending(&self) -> bool {
         let signed =
             matches!(&self.way, Way::Signed { signed, .. } if !signed.pending().is_empty());
-        signed || self.tls.wants_write()
+        signed || self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
     /// Moves what is ready to the socket. True if some is left.
     pub fn flush(&mut self, fd: BorrowedFd<'_>) -> Result<bool, LinkError> {
-        while self.tls.wants_write() {
-            match self.tls.write_tls(&mut Out(fd)) {
+        while let Some(tls) = self.tls.as_mut().filter(|tls| tls.wants_write()) {
+            match tls.write_tls(&mut Out(fd)) {
                 Ok(_) => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(true),
                 Err(e) if e.kind() == ErrorKind::BrokenPipe => return Err(LinkError::Closed),
@@ -214,16 +241,18 @@ impl Session {
 
     /// Takes some of what is to be sent; 0 if enough waits.
     fn put(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, LinkError> {
-        match &mut self.way {
-            Way::Encrypted => Ok(self.tls.writer().write_vectored(parts).unwrap_or(0)),
-            Way::Open { early } => {
-                let room = PENDING.saturating_sub(early.len());
+        match (&mut self.way, &mut self.tls) {
+            (Way::Encrypted, Some(tls)) if self.early.is_empty() => {
+                Ok(tls.writer().write_vectored(parts).unwrap_or(0))
+            }
+            (Way::Encrypted | Way::Open, _) => {
+                let room = PENDING.saturating_sub(self.early.len());
                 let part = parts.iter().find(|part| !part.is_empty());
                 let part = part.map_or(&[][..], |part| &part[..part.len().min(room)]);
-                early.extend_from_slice(part);
+                self.early.extend_from_slice(part);
                 Ok(part.len())
             }
-            Way::Signed { signed, .. } => {
+            (Way::Signed { signed, .. }, _) => {
                 let mut all: [&[u8]; 16] = [&[]; 16];
                 for (slice, part) in all.iter_mut().zip(parts) {
                     *slice = part;
@@ -243,19 +272,23 @@ impl Session {
 
     /// The handshake is over: both know by it how they go on.
     fn settle(&mut self) -> Result<(), LinkError> {
-        if self.tls.is_handshaking() {
+        let Some(tls) = self.tls.as_mut().filter(|tls| !tls.is_handshaking()) else {
             return Ok(());
-        }
+        };
         if self.peer.is_none() {
-            self.peer = self.tls.peer_certificates().and_then(|chain| {
+            self.peer = tls.peer_certificates().and_then(|chain| {
                 let first = chain.first()?;
                 Some((name_of(first).ok()?, keys::fingerprint(first)))
             });
         }
-        let Way::Open { early } = &mut self.way else { return Ok(()) };
-        let early = std::mem::take(early);
-        if self.tls.alpn_protocol() == Some(keys::SIGNED) {
-            let mut signed = Box::new(Signed::new(&self.tls)?);
+        if matches!(self.way, Way::Signed { .. })
+            || matches!(self.way, Way::Encrypted) && self.early.is_empty()
+        {
+            return Ok(());
+        }
+        let early = std::mem::take(&mut self.early);
+        if matches!(self.way, Way::Open) && tls.alpn_protocol() == Some(keys::SIGNED) {
+            let mut signed = Box::new(Signed::new(tls)?);
             let mut at = 0;
             while at < early.len() {
                 at += signed.write(&[&early[at..]])?;
@@ -264,12 +297,59 @@ impl Session {
         } else {
             self.way = Way::Encrypted;
             // It takes as much as this side keeps.
-            let taken = self.tls.writer().write(&early).unwrap_or(0);
+            let taken = tls.writer().write(&early).unwrap_or(0);
             if taken < early.len() {
                 return Err(LinkError::Io("too much was said before the handshake".to_owned()));
             }
         }
         Ok(())
+    }
+
+    /// Takes back what the pool has done. False if it has it still.
+    fn come_back(&mut self, fd: BorrowedFd<'_>) -> Result<bool, LinkError> {
+        let Some(slot) = &self.away else { return Ok(true) };
+        let Some(back) = slot.take() else { return Ok(false) };
+        self.away = None;
+        self.tls = Some(back.tls);
+        self.go_on(fd, back.used, back.outcome)?;
+        Ok(true)
+    }
+
+    /// Goes on after a part of a handshake, or of what comes after it.
+    fn go_on(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        used: usize,
+        outcome: Result<bool, LinkError>,
+    ) -> Result<(), LinkError> {
+        self.start += used;
+        // Its part of the handshake, or why it does not go on.
+        let flushed = self.flush(fd);
+        let has_bytes = outcome?;
+        flushed?;
+        let alpn = self.tls.as_ref().and_then(|tls| tls.alpn_protocol());
+        if has_bytes && !matches!(self.way, Way::Encrypted) && alpn == Some(keys::SIGNED) {
+            return Err(LinkError::Protocol(
+                "TLS came where signed records were agreed on".to_owned(),
+            ));
+        }
+        self.settle()?;
+        self.flush(fd).map(|_| ())
+    }
+
+    /// Gives TLS what was read, up to `end`. What belongs to a handshake is done elsewhere, if there is a place: then there is
+    /// nothing more to do now, and the answer is false.
+    fn digest(&mut self, fd: BorrowedFd<'_>, end: usize) -> Result<bool, LinkError> {
+        let Some(mut tls) = self.tls.take() else { return Ok(false) };
+        let bytes = &self.inbox[self.start..end];
+        if let Some(pool) = self.pool.as_ref().filter(|_| tls.is_handshaking()) {
+            self.away = Some(pool.give(tls, bytes.to_vec()));
+            return Ok(false);
+        }
+        let (used, outcome) = work(&mut tls, bytes);
+        self.tls = Some(tls);
+        self.go_on(fd, used, outcome)?;
+        Ok(true)
     }
 
     /// As `read`, where not all is TLS.
@@ -294,8 +374,8 @@ impl Session {
             }
             match signed::next(&self.inbox[self.start..])? {
                 Next::Tls(len) => {
-                    self.feed(fd, len)?;
-                    if matches!(self.way, Way::Encrypted) {
+                    let here = self.digest(fd, self.start + len)?;
+                    if !here || matches!(self.way, Way::Encrypted) {
                         return Ok(0); // The caller goes on.
                     }
                     continue;
@@ -316,29 +396,6 @@ impl Session {
                 return Ok(0);
             }
         }
-    }
-
-    /// Gives TLS one record: of the handshake, or why the other side ends it.
-    fn feed(&mut self, fd: BorrowedFd<'_>, len: usize) -> Result<(), LinkError> {
-        let mut bytes = &self.inbox[self.start..self.start + len];
-        while !bytes.is_empty() {
-            let used = self.tls.read_tls(&mut bytes).map_err(|e| LinkError::Io(e.to_string()))?;
-            if used == 0 {
-                return Err(LinkError::Closed);
-            }
-        }
-        self.start += len;
-        let processed = self.tls.process_new_packets();
-        let flushed = self.flush(fd);
-        let state = processed.map_err(|error| failed(&error))?;
-        flushed?;
-        if state.plaintext_bytes_to_read() > 0 && self.tls.alpn_protocol() == Some(keys::SIGNED) {
-            return Err(LinkError::Protocol(
-                "TLS came where signed records were agreed on".to_owned(),
-            ));
-        }
-        self.settle()?;
-        self.flush(fd).map(|_| ())
     }
 
     /// Reads more, behind what is left. False if there is nothing now.
@@ -369,6 +426,9 @@ impl Session {
         max: usize,
     ) -> Result<usize, LinkError> {
         loop {
+            if !self.come_back(fd)? {
+                return Ok(0);
+            }
             if !matches!(self.way, Way::Encrypted) {
                 let got = self.read_records(fd, drained, dst, max)?;
                 if got > 0 || !matches!(self.way, Way::Encrypted) {
@@ -380,7 +440,9 @@ impl Session {
                 return Ok(got);
             }
             if self.start < self.inbox.len() {
-                self.digest(fd)?;
+                if !self.digest(fd, self.inbox.len())? {
+                    return Ok(0);
+                }
                 continue;
             }
             if *drained || !self.fill(fd, drained)? {
@@ -391,7 +453,8 @@ impl Session {
 
     /// Plaintext that is there.
     fn take(&mut self, dst: &mut Vec<u8>, max: usize) -> Result<usize, LinkError> {
-        let mut reader = self.tls.reader();
+        let Some(tls) = &mut self.tls else { return Ok(0) };
+        let mut reader = tls.reader();
         match reader.fill_buf() {
             Ok([]) => Err(LinkError::Closed),
             Ok(bytes) => {
@@ -403,24 +466,6 @@ impl Session {
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(0),
             Err(_) => Err(LinkError::Closed),
         }
-    }
-
-    /// Gives TLS what was read.
-    fn digest(&mut self, fd: BorrowedFd<'_>) -> Result<(), LinkError> {
-        let mut bytes = &self.inbox[self.start..];
-        let used = self.tls.read_tls(&mut bytes).map_err(|e| LinkError::Io(e.to_string()))?;
-        self.start += used;
-        let processed = self.tls.process_new_packets();
-        // Its part of the handshake, or why it does not go on.
-        let flushed = self.flush(fd);
-        if let Err(error) = processed {
-            return Err(failed(&error));
-        }
-        flushed?;
-        if used == 0 {
-            return Err(LinkError::Closed); // The other side has taken its leave.
-        }
-        self.settle()
     }
 }
 

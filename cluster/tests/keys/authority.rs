@@ -79,7 +79,13 @@ fn at(seconds: i64) -> time::OffsetDateTime {
 
 impl Authority {
     pub fn new() -> Self {
+        Self::until(100 * 365 * 24 * HOUR)
+    }
+
+    /// One that ends in so many seconds.
+    pub fn until(until: i64) -> Self {
         let mut params = CertificateParams::default();
+        params.not_after = at(until);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         params.distinguished_name = DistinguishedName::new();

@@ -39,6 +39,13 @@ fn cert(args: &[&str], dir: &Path, out: &Path, cluster: &str) {
     text(&corbel(all));
 }
 
+/// Sends SIGHUP to the process of a pid file.
+fn hang_up(pid_file: &Path) {
+    let text = fs::read_to_string(pid_file).unwrap();
+    let pid = text.split_whitespace().next().unwrap();
+    assert!(std::process::Command::new("kill").args(["-HUP", pid]).status().unwrap().success());
+}
+
 fn keys(folder: &Path, role: &str, cluster: &str) -> Keys {
     let place = KeyPlace {
         folder: folder.to_owned(),
@@ -162,6 +169,13 @@ fn three_nodes_over_tcp_hear_each_other_and_nobody_else() {
     }
     assert!(writer.wait().unwrap().success());
     assert_eq!(chain(&cluster, 1), (epoch, 3), "renewed keys have cost a link");
+
+    // Who says that the files have changed is believed at once: by the supervisor, which tells nicfs, and by the coordinator.
+    let read = |log: &str| log.matches("read again").count();
+    let before = read(&cluster.log(2));
+    hang_up(&cluster.path("n2/run/serve.pid"));
+    wait_for("keys read again", LONG, || (read(&cluster.log(2)) > before).then_some(()));
+    assert_eq!(chain(&cluster, 1).1, 3, "nobody has ended by it");
 
     // Revoked, a node is out; with new keys it is back.
     for file in [&ours.join("node-3.pem"), &old] {

@@ -124,6 +124,7 @@ fn descriptors() -> Vec<Vec<u8>> {
         node: NodeId(1),
         epoch: Epoch(1),
         arena_bytes: 1 << 20,
+        keeps: true,
     };
     vec![sample.encode()]
 }

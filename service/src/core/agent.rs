@@ -100,6 +100,13 @@ impl Node {
         if self.closing.is_some() {
             return refuse(Errno::AGAIN, "this node is about to end");
         }
+        if self.is_barred(identity.uid) {
+            self.counters.barred += 1;
+            return refuse(
+                Errno::AGAIN,
+                "clients of this user were expelled again and again: wait",
+            );
+        }
         if let Some(text) = self.crowd(identity.uid) {
             self.counters.crowded_out += 1;
             return refuse(Errno::NFILE, text);
@@ -130,6 +137,7 @@ impl Node {
             node: self.me(),
             epoch: self.epoch,
             arena_bytes: self.arena_bytes(),
+            keeps: identity.is_mount(),
         };
         let client = match self.make_log(segment, descriptor, &identity, process) {
             Ok(client) => client,
@@ -356,12 +364,22 @@ impl Node {
         Ok(())
     }
 
-    fn collect_requests(&mut self, id: ClientId) -> Result<(), Failure> {
+    pub(super) fn collect_requests(&mut self, id: ClientId) -> Result<(), Failure> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        client.waits_until = None;
         let before = self.requests.len();
         for slot in 0..RPC_SLOTS {
             let Some((word, body)) = client.request(slot) else { continue };
             let parsed = Pending::parse(id, slot, &body);
+            let gives_back = parsed.as_ref().is_ok_and(Pending::gives_back);
+            if !gives_back
+                && let Err(at) =
+                    self.users.ask(client.identity.uid, &self.config.per_user, self.now)
+            {
+                self.counters.throttled += 1;
+                client.waits_until = Some(at);
+                continue;
+            }
             if !planted(Bug::UnpinTaken) {
                 let closes = parsed.as_ref().map_or(&[][..], Pending::closes);
                 closes.iter().try_for_each(|ino| client.write_closed(*ino))?;
@@ -769,6 +787,7 @@ impl Node {
         log::warn!("client {:#x} (pid {pid}) is expelled: {why}", id.0);
         client.seal()?;
         self.counters.expelled += 1;
+        self.price_expulsion(id);
         out.push(Effect::Detached(id));
         self.requests.retain(|r| r.client != id);
         self.drain_gone(id, out)?;
@@ -805,6 +824,9 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<Option<storage::format::rpc::Granted>, Failure> {
         let now = self.now;
+        if !self.may_hold_more(id, ino) {
+            return Ok(None);
+        }
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         if let Some(spare) = client.spare()
             && client.inside().is_empty()

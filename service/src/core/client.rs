@@ -147,6 +147,10 @@ pub struct Client {
     /// Closed, and the head is told: by `Pin::told`.
     told_closed: BTreeSet<(u64, InodeId)>,
     pin_slots: Slots,
+    /// The lease that was taken back last because its user had too many.
+    gone_last: InodeId,
+    /// Its requests were too many, and are looked at again then.
+    pub waits_until: Option<Nanos>,
     /// Values of the service words as last written.
     pub settled: Sequence,
     /// See `settled`.
@@ -266,6 +270,8 @@ impl Client {
             closed: BTreeSet::new(),
             told_closed: BTreeSet::new(),
             pin_slots: Slots::default(),
+            gone_last: InodeId::NONE,
+            waits_until: None,
             settled: Sequence(first - 1),
             published: Sequence(first - 1),
             replicated: Sequence(first - 1),
@@ -304,6 +310,7 @@ impl Client {
             node: record.client.node(),
             epoch: record.epoch,
             arena_bytes,
+            keeps: record.uid == 0,
         };
         let identity = Identity { uid: record.uid, gid: record.gid, groups: record.groups.clone() };
         let process = (record.pid, record.start_time);
@@ -498,7 +505,8 @@ impl Client {
             let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
             self.word(base) as u32 == rpc::SLOT_REQUEST
         };
-        (0..storage::limits::RPC_SLOTS).any(request)
+        let asks = self.waits_until.is_none_or(|at| now >= at);
+        asks && (0..storage::limits::RPC_SLOTS).any(request)
             || (self.sync_request().0 >= self.next && !self.sync_is_stale(now))
             || (appends && matches!(self.claims_next(0), Ok(Some(_))))
     }

@@ -14,6 +14,8 @@ use storage::volume::Refusal;
 
 use super::lease::{Action, Want};
 use super::message::{CHUNK_PREFIX, Message, chunk_frame};
+use super::parts::Step;
+use super::reach::SERVICE;
 use super::validate::{Known, judge};
 use super::{Effect, Failure, Node, entries};
 
@@ -21,6 +23,8 @@ use super::{Effect, Failure, Node, entries};
 const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
 /// No inode numbers from here on: far more than a volume can ever use.
 const NUMBERS_END: u64 = 1 << 62;
+/// Clients' clocks may be so much ahead of the head's.
+const AHEAD_MAX: u64 = 10_000_000_000;
 /// Room in a chunk for the service's own Reap entries.
 const REAP_SLACK: usize = 64 * 1024;
 
@@ -51,6 +55,8 @@ struct Draft {
 enum Taken {
     /// It is in the draft, or refused.
     Up(Draft),
+    /// A part of it is in the draft; the rest comes in further turns.
+    Part(Draft),
     /// It waits until what was done before is published.
     Later(Draft),
 }
@@ -194,7 +200,7 @@ impl Node {
     pub(super) fn retry_stalled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.reap_let_go(out)?;
         // What held chunks back may be gone without a word (a snapshot for a node that is in the chain now).
-        self.turn.cut_short = false;
+        self.turn.cut_short = !self.let_go.is_empty() && self.ready && self.ring.has_room();
         if self.stalled.is_empty() || !self.ready || self.paused {
             return Ok(());
         }
@@ -244,6 +250,7 @@ impl Node {
         // What the agent says is what its client holds: grants, recalls and returns that were under
         // way are void.
         let mut actions = Vec::new();
+        self.cuts.remove(&client);
         self.recall_tokens.retain(|(c, _), _| *c != client);
         self.leases.replace(client, leases, &mut actions);
         self.held_grants.retain(|g| g.want.client != client);
@@ -311,6 +318,7 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         let Some(known) = self.known.remove(&client) else { return Ok(()) };
+        self.cuts.remove(&client);
         self.reserved -= known.room;
         self.keep_lost(client, &known.pins);
         let mut actions = Vec::new();
@@ -348,11 +356,34 @@ impl Node {
         inodes: Vec<InodeId>,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let mut reaps = Vec::new();
+        let (mut reaps, mut parts) = (Vec::new(), 0);
         for ino in inodes {
             let orphan = self.volume.attr(ino)?.is_some_and(|r| r.nlink == 0);
-            if orphan && !self.is_pinned(ino) {
-                reaps.push(ino);
+            if !orphan || self.is_pinned(ino) {
+                continue;
+            }
+            match self.part_to_free(ino)? {
+                None => reaps.push(ino),
+                // One a turn: what is left is looked at again, and whether nobody has it open by then.
+                Some(part) => {
+                    if parts == 0 {
+                        self.counters.parts += 1;
+                        let time = self.realtime();
+                        let raw = part.to_entry(Sequence(1), self.epoch, 0, time, 0);
+                        let before = self.ring.last();
+                        self.emit(ClientId(0), Sequence(1), 0, &raw, out)?;
+                        if self.ring.last() == before {
+                            // It did not fit: what is published gives room. If nothing is to be, it stays as it is, until
+                            // somebody looks at all that has no name.
+                            if self.applied == self.published && self.job.is_none() {
+                                continue;
+                            }
+                            self.publish_now = true;
+                        }
+                    }
+                    parts += 1;
+                    self.let_go.push(ino);
+                }
             }
         }
         for inodes in reaps.chunks(self.config.limits.reaps) {
@@ -416,6 +447,12 @@ impl Node {
             }
             draft = match self.one(draft, client, incarnation, &header, &op, bytes, begun, out)? {
                 Taken::Up(draft) => draft,
+                Taken::Part(draft) => {
+                    self.turn.cut_short = true;
+                    let rest = (last, &raw[offset..]);
+                    let begun = if begun.0 > 0 { begun } else { done };
+                    return self.leave(draft, client, incarnation, begun, rest, out);
+                }
                 Taken::Later(draft) => {
                     let rest = (last, &raw[offset..]);
                     let begun = if begun.0 > 0 { begun } else { done };
@@ -442,7 +479,12 @@ impl Node {
         (last, rest): (Sequence, &[u8]),
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        self.close(draft, client, begun, incarnation, out)?;
+        if begun.0 == 0 {
+            // A part of the client's first operation: nothing of its own is settled by it, and a chunk that says so is its end.
+            self.close(draft, ClientId(0), Sequence(1), incarnation, out)?;
+        } else {
+            self.close(draft, client, begun, incarnation, out)?;
+        }
         let (first, raw) = (Sequence(begun.0 + 1), rest.to_vec());
         if !planted(Bug::RestForgotten) {
             let rest = Message::Entries { client, first, last, raw };
@@ -465,6 +507,10 @@ impl Node {
         before: Sequence,
         out: &mut Vec<Effect>,
     ) -> Result<Taken, Failure> {
+        // What a client takes for now may be any number; what is too far ahead is brought back before it is anybody's ctime.
+        let told = header.time;
+        let header =
+            &Header { time: told.min(self.realtime().saturating_add(AHEAD_MAX)), ..*header };
         if header.promised > 0 {
             self.redeem(client, header.promised);
         }
@@ -478,6 +524,24 @@ impl Node {
             self.refuse(&mut draft, client, header, op, errno);
             return Ok(Taken::Up(draft));
         }
+        let step = match self.part_of(client, header.sequence, op)? {
+            Step::Refuse(errno) => {
+                self.refuse(&mut draft, client, header, op, errno);
+                return Ok(Taken::Up(draft));
+            }
+            step => step,
+        };
+        let part = match &step {
+            Step::Part(part, _) | Step::Last(part) => Some(part),
+            _ => None,
+        };
+        let same = |part: &Op<'_>| {
+            let Header { sequence, epoch, lane, time, .. } = *header;
+            part.to_entry(sequence, epoch, lane, time, incarnation)
+        };
+        let (whole, op, cut_up) = (op, part.unwrap_or(op), part.is_some_and(|part| part != op));
+        let other = (cut_up || header.time != told).then(|| same(op));
+        let bytes = other.as_deref().unwrap_or(bytes);
         let mut tries = 0;
         let applied = loop {
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
@@ -516,7 +580,8 @@ impl Node {
                         Refusal::NeedsPublish => base::Errno::NOSPC,
                         other => other.errno(),
                     };
-                    self.refuse(&mut draft, client, header, op, errno);
+                    self.cuts.remove(&client);
+                    self.refuse(&mut draft, client, header, whole, errno);
                     if errno == base::Errno::NOSPC {
                         self.seek_room(out);
                     }
@@ -546,6 +611,12 @@ impl Node {
         if let Some(ino) = applied.orphaned {
             self.orphaned(&mut draft, client, incarnation, header, op, ino)?;
         }
+        if let Step::Part(_, next) = step {
+            self.counters.parts += 1;
+            self.cuts.insert(client, next);
+            return Ok(Taken::Part(draft));
+        }
+        self.cuts.remove(&client);
         Ok(Taken::Up(draft))
     }
 
@@ -580,6 +651,12 @@ impl Node {
             }
         }
         if self.is_pinned(ino) {
+            return Ok(());
+        }
+        if self.part_to_free(ino)?.is_some() {
+            // In parts, behind what is in the making.
+            self.let_go.push(ino);
+            self.turn.cut_short = true;
             return Ok(());
         }
         let reap = Op::Reap { ino };
@@ -630,6 +707,8 @@ impl Node {
             | Op::Tmpfile { ino, .. }
             | Op::SetQuota { ino, .. }
             | Op::SetProject { ino, .. }
+            | Op::Place { ino, .. }
+            | Op::Move { ino, .. }
             | Op::Reap { ino } => mark(ino),
         }
     }
@@ -742,6 +821,58 @@ impl Node {
             ..ChunkHeader::default()
         };
         self.issue(header, draft, out)
+    }
+
+    /// Emits operations of the service's own, one after the other, as long as they can be done and the turn is not over;
+    /// how many.
+    pub(super) fn emit_some(
+        &mut self,
+        ops: Vec<Op<'static>>,
+        out: &mut Vec<Effect>,
+    ) -> Result<usize, Failure> {
+        let (time, mut done) = (self.realtime(), 0);
+        let most = ops.len() * (entry_bytes(0) + entry_bytes(1));
+        let mut draft = self.draft(most)?;
+        self.volume.keep_free(self.kept_free());
+        for op in &ops {
+            if done > 0 && (self.turn_is_over() || draft.len() + REAP_SLACK / 2 > draft.reserved) {
+                break;
+            }
+            let bytes = op.to_entry(Sequence(1), self.epoch, 0, time, 0);
+            let Ok((header, _)) = storage::format::entry::decode(&bytes, 0) else { break };
+            let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
+            match self.volume.apply(&header, op, source) {
+                Ok(_) => {}
+                Err(Refusal::Fault(fault)) => return Err(fault.into()),
+                Err(Refusal::NeedsPublish) => {
+                    self.publish_now = true;
+                    break;
+                }
+                Err(_) => break,
+            }
+            draft.frame.extend_from_slice(&bytes);
+            draft.count += 1;
+            self.mark_dirty(op, draft.seq, ClientId(0));
+            self.spend_entry(bytes.len());
+            done += 1;
+        }
+        self.volume.keep_free(0);
+        if done == 0 {
+            return Ok(0);
+        }
+        let header = ChunkHeader {
+            epoch: self.epoch,
+            stream_seq: draft.seq,
+            client: ClientId(0),
+            last_seq: Sequence(1),
+            incarnation: 0,
+            entries: draft.count,
+            body_bytes: draft.len() as u32,
+            time,
+            ..ChunkHeader::default()
+        };
+        self.issue(header, draft, out)?;
+        Ok(done)
     }
 
     fn issue(
@@ -918,7 +1049,10 @@ impl Node {
     ) -> Result<(), Failure> {
         for action in actions {
             match action {
+                // The service gives back by itself.
+                Action::Recall(client, _) if client == SERVICE => {}
                 Action::Recall(client, ino) => self.recall_granted(client, ino, out),
+                Action::Grant(ino, want) if want.client == SERVICE => self.place_granted(ino),
                 Action::Grant(ino, want) => {
                     if let Some(flags) = want.judge
                         && let Err(errno) = self.open_check(want.client, ino, flags)?

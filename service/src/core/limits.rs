@@ -16,6 +16,8 @@ pub struct Limits {
     pub slice_bytes: u64,
     /// What a turn may cost, in tree pages looked at (see `turn`): some milliseconds.
     pub turn: u64,
+    /// Extents (or counts of owners of shared blocks) that one entry may change: more are changed in several entries.
+    pub pieces: u64,
     /// Copies of fewer bytes are not given to hostd.
     pub host_min: u64,
     /// Bytes given to hostd at a time: it must answer while others wait for it.
@@ -58,6 +60,7 @@ impl Limits {
         publish_bytes: 2 << 20,
         slice_bytes: 256 * 1024,
         turn: 20_000,
+        pieces: 2048,
         host_min: 128 * 1024,
         host_bytes: 16 << 20,
         discard_min: 256 * 1024,

@@ -91,6 +91,13 @@ pub struct Identity {
     pub groups: Vec<u32>,
 }
 
+impl Identity {
+    /// Whether it may be a mount for whose kernel others wait.
+    pub const fn is_mount(&self) -> bool {
+        self.uid == 0
+    }
+}
+
 /// What an agent asks about a file lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs)]

@@ -269,16 +269,20 @@ impl Node {
                 client.set_published(if seq.0 == 0 { client.settled } else { seq })?;
             }
         }
-        let long = self.config.limits.discard_min / BLOCK_BYTES;
-        self.discards.extend(freed.into_iter().filter(|blocks| blocks.len >= long.max(1)));
+        self.discards.extend(freed);
         self.give_up()?;
         self.remove_finished_clients()
     }
 
-    /// Gives some of what was freed back to the medium, as far as nobody has taken it since; `true` when there is more.
+    /// Takes out of the arenas some of what was freed, as far as nobody has taken it since: who has mapped an arena
+    /// shall not read for long what was in a file that is gone. Long runs go back to the medium, others are
+    /// cleared. `true` when there is more.
     pub(super) fn discard_step(&mut self) -> Result<bool, Failure> {
-        let mut left = self.config.limits.discard_max / BLOCK_BYTES;
+        let limits = self.config.limits;
+        let long = (limits.discard_min / BLOCK_BYTES).max(1);
+        let (mut left, mut clear) = (limits.discard_max / BLOCK_BYTES, limits.slice_bytes);
         while left > 0
+            && clear > 0
             && let Some(blocks) = self.discards.pop_front()
         {
             let now = Blocks { len: blocks.len.min(left), ..blocks };
@@ -289,7 +293,13 @@ impl Node {
             };
             for free in free {
                 let (at, bytes) = (free.block * BLOCK_BYTES, free.len * BLOCK_BYTES);
-                self.media.discard(Segment::Arena(free.arena), at, bytes)?;
+                let arena = Segment::Arena(free.arena);
+                if free.len >= long {
+                    self.media.discard(arena, at, bytes)?;
+                } else if !planted(Bug::FreedUncleared) {
+                    self.clear(arena, at, bytes)?;
+                    clear = clear.saturating_sub(bytes);
+                }
             }
             if now.len < blocks.len {
                 let (block, len) = (blocks.block + now.len, blocks.len - now.len);
@@ -297,6 +307,15 @@ impl Node {
             }
         }
         Ok(!self.discards.is_empty())
+    }
+
+    fn clear(&self, arena: Segment, at: u64, bytes: u64) -> Result<(), Failure> {
+        const ZEROES: &[u8] = &[0; 16 * BLOCK_BYTES as usize];
+        for from in (0..bytes).step_by(ZEROES.len()) {
+            let len = (bytes - from).min(ZEROES.len() as u64) as usize;
+            self.media.write(arena, at + from, &ZEROES[..len])?;
+        }
+        Ok(())
     }
 
     /// Chunks that nobody needs any more leave the ring; their inodes are clean.

@@ -157,6 +157,17 @@ impl Pending {
         matches!(self.what, What::Unpin(_))
     }
 
+    /// Whether it gives something back: that is never too much.
+    pub(super) const fn gives_back(&self) -> bool {
+        matches!(
+            self.what,
+            What::Unpin(_)
+                | What::Release(_)
+                | What::Keep { .. }
+                | What::Lock(LockAsk::Cancel { .. })
+        )
+    }
+
     /// Whether the answer comes out of this node's state. What only passes through, or is the head's to
     /// say, needs to come after the client's operations and no more.
     const fn asks_of_volume(&self) -> bool {
@@ -259,7 +270,13 @@ impl Node {
         let mut answered = false;
         let mut all = std::mem::take(&mut self.requests);
         let mut kept = Vec::with_capacity(all.len());
+        let (from, most) = (self.volume.tree().visits(), self.config.limits.turn);
+        let mut over = false;
         for mut pending in all.drain(..) {
+            if over {
+                kept.push(pending);
+                continue;
+            }
             let (client, ino) = (pending.client, pending.ino);
             if pending.pins() && kept.iter().any(|before: &Pending| before.unpins(client, ino)) {
                 // Opened again: the close before waits for its client's operations, and would take this
@@ -283,6 +300,8 @@ impl Node {
                     }
                     Step::Answer(body) => {
                         answered = true;
+                        // What others ask for is answered in the turns that follow.
+                        over = self.volume.tree().visits().saturating_sub(from) >= most;
                         if let Some(client) = self.clients.get_mut(&pending.client) {
                             if pending.pins() {
                                 client.stays_closed(pending.ino);
@@ -296,7 +315,8 @@ impl Node {
         }
         kept.append(&mut self.requests);
         self.requests = kept;
-        Ok(answered)
+        self.turn.unanswered = over;
+        Ok(answered && !over)
     }
 
     fn step(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {

@@ -24,8 +24,10 @@ use base::planted::{Bug, planted};
 use base::{Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
 use storage::acl;
 use storage::format::entry::{Op, Stamp, mask};
+use storage::format::item::ReadClass;
 use storage::format::rpc::{Extent, InodeRecord};
 use storage::limits::BLOCK_BYTES;
+use storage::volume::reach::Unplaced;
 use storage::volume::{AccountId, View, Volume};
 
 use super::message::Message;
@@ -286,6 +288,17 @@ impl Dump {
         let Some(record) = self.view.attr(ino)? else { return Ok(()) };
         if record.project != InodeId::NONE {
             out.op(&Op::SetProject { ino, project: record.project });
+        }
+        // As long as there is nothing to be done it follows from the names who reaches what everybody does.
+        let reach = self.view.reach(ino)?.unwrap_or_default();
+        match self.view.unplaced_of(ino)? {
+            None if self.view.unplaced() == 0 && reach == ReadClass::World => {}
+            Some(Unplaced::Directory) => out.op(&Op::Place { ino, reach, later: true }),
+            Some(Unplaced::Reach(then)) => {
+                out.op(&Op::Place { ino, reach, later: false });
+                out.op(&Op::Place { ino, reach: then, later: true });
+            }
+            None => out.op(&Op::Place { ino, reach, later: false }),
         }
         if let Some(list) = &record.default_acl {
             out.op(&Op::SetXattr { ino, name: acl::DEFAULT, value: &list.encode() });

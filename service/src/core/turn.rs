@@ -20,6 +20,8 @@ pub(super) struct Turn {
     spent: u64,
     /// Entries of a client had to be left for the next turn.
     pub(super) cut_short: bool,
+    /// Requests had to be left for the next turn.
+    pub(super) unanswered: bool,
 }
 
 impl Node {

@@ -78,6 +78,8 @@ fn touched(op: &Op<'_>) -> ([InodeId; 4], usize) {
         | Op::Shift { ino, .. }
         | Op::SetQuota { ino, .. }
         | Op::SetProject { ino, .. }
+        | Op::Place { ino, .. }
+        | Op::Move { ino, .. }
         | Op::Reap { ino } => ([ino, none, none, none], 1),
     }
 }
@@ -96,8 +98,12 @@ pub fn judge(
             return Err(Errno::STALE);
         }
     }
-    if matches!(op, Op::Reap { .. }) && !planted(Bug::ReapAllowed) {
-        // Only the service frees inodes.
+    if matches!(op, Op::Reap { .. } | Op::Move { .. }) && !planted(Bug::ReapAllowed) {
+        // Only the service frees inodes, and says where blocks lie.
+        return Err(Errno::PERM);
+    }
+    if matches!(op, Op::Place { .. }) && !planted(Bug::PlaceAllowed) {
+        // Only the service says where blocks lie.
         return Err(Errno::PERM);
     }
     if matches!(op, Op::CloneRange { zeroes: true, .. }) {
@@ -126,7 +132,7 @@ fn may_write(volume: &Volume, known: &Known, ino: InodeId) -> Result<(), Errno> 
 fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
     let creds = known.creds();
     match *op {
-        Op::Pad | Op::Reap { .. } => Ok(()),
+        Op::Pad | Op::Reap { .. } | Op::Place { .. } | Op::Move { .. } => Ok(()),
         Op::SetQuota { .. } | Op::SetProject { .. } => Err(Errno::PERM),
         Op::Create { parent, uid, gid, mode, .. } | Op::Tmpfile { parent, uid, gid, mode, .. } => {
             let dir = record(volume, parent)?;

@@ -189,6 +189,7 @@ impl Node {
         self.known.clear();
         self.reserved = 0;
         self.leases = super::lease::LeaseTable::default();
+        self.placing = super::reach::Placing::default();
         self.locking.begin_take_over();
         self.held_grants.clear();
         self.recall_tokens.clear();

@@ -33,7 +33,11 @@ struct Bad {
 
 impl Bad {
     fn new(rig: &mut Rig, good: InodeId) -> Self {
-        let hand = rig.attach(0, BAD);
+        // Whoever was expelled again and again waits.
+        while !rig.try_attach(0, BAD) {
+            rig.pass(20_000_000);
+        }
+        let hand = rig.last_attached(0, BAD);
         let own = hand.numbers(rig, 8).into_iter().map(|(ino, _)| ino).collect();
         Self { hand, own, good }
     }
@@ -61,7 +65,7 @@ impl Bad {
         let stamp = Stamp { sec: a as i64, nsec: b as u32 };
         let uid = if random.chance(1, 3) { 0 } else { BAD };
         let dir = if flag { 0o040_755 } else { b as u32 };
-        let operation = match random.below(15) {
+        let operation = match random.below(16) {
             0 => Op::Create { ino, parent, mode: dir, rdev: 0, uid, gid: uid, name, target: b"" },
             1 => create(self.own[0], InodeId::ROOT, name, 0o040_755, BAD),
             2 => Op::Link { ino, parent, name },
@@ -95,6 +99,7 @@ impl Bad {
                 source_offset: b,
                 zeroes: flag,
             },
+            14 => Op::Move { ino, from: a, to: b, out: flag },
             13 => Op::Shift { ino, offset: a, len: b, insert: flag, size: a.wrapping_add(b) },
             _ => Op::Reap { ino },
         };

@@ -17,6 +17,7 @@ mod nameless;
 mod past;
 mod proofs;
 mod quota;
+mod reach;
 mod restart;
 mod rig;
 mod room;

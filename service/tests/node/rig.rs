@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::random::Random;
 use base::wire::Reader;
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
-use service::core::{Effect, Event, Node, NodeConfig, Shares};
+use service::core::{Effect, Event, Node, NodeConfig, PerUser, Shares};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::Op;
 use storage::format::proof::Proof;
@@ -34,6 +34,7 @@ pub fn config(node: u32) -> NodeConfig {
         lane_bytes: LANE,
         clients_max: 8,
         clients_per_user: 6,
+        per_user: PerUser::SHIPPED,
         ring_bytes: STREAM,
         memory: 16 << 20,
         high: 70,
@@ -89,6 +90,8 @@ pub struct Rig {
     /// What heads told the coordinator: which process of which node has everything.
     pub caught_up: Vec<(NodeId, u64, Epoch)>,
     token: u64,
+    /// Tree pages looked at in the longest turn.
+    pub longest: u64,
 }
 
 impl Rig {
@@ -145,6 +148,7 @@ impl Rig {
             watched: Vec::new(),
             caught_up: Vec::new(),
             token: 0,
+            longest: 0,
         };
         let chain: Vec<NodeId> = (1..=rig.nodes.len() as u32).map(NodeId).collect();
         for n in 0..rig.nodes.len() {
@@ -182,8 +186,19 @@ impl Rig {
     /// Gives a node an event.
     pub fn event(&mut self, n: usize, event: Event) {
         let mut out = Vec::new();
+        let before = self.visits(n);
         self.nodes[n].apply(self.now, event, &mut out);
+        self.priced(n, before);
         self.effects(n, out);
+    }
+
+    fn visits(&self, n: usize) -> u64 {
+        self.nodes[n].volume().tree().visits()
+    }
+
+    /// A turn has ended.
+    fn priced(&mut self, n: usize, before: u64) {
+        self.longest = self.longest.max(self.visits(n).saturating_sub(before));
     }
 
     /// Time passes: what the driver would do with it.
@@ -219,7 +234,9 @@ impl Rig {
     /// One slice of it.
     pub fn slice(&mut self, n: usize) {
         let mut out = Vec::new();
+        let before = self.visits(n);
         self.nodes[n].work(self.now, &mut out);
+        self.priced(n, before);
         self.effects(n, out);
     }
 
@@ -283,6 +300,11 @@ impl Rig {
         self.attached.iter().any(|a| a.0 == token)
     }
 
+    /// The client that attached last.
+    pub fn last_attached(&self, n: usize, uid: u32) -> Hand {
+        self.hand(n, uid, self.token, 100 + self.token as u32)
+    }
+
     /// The process of a client attaches anew.
     pub fn attach_again(&mut self, hand: &Hand) -> Hand {
         self.attach_as(hand.n, hand.uid, 1, hand.pid)
@@ -295,6 +317,10 @@ impl Rig {
             Event::Attach { token, pid, start_time: 1, uid, gid: uid, groups: vec![], lanes };
         self.event(n, event);
         self.deliver_all();
+        self.hand(n, uid, token, pid)
+    }
+
+    fn hand(&self, n: usize, uid: u32, token: u64, pid: u32) -> Hand {
         let (_, client, segment) =
             *self.attached.iter().find(|a| a.0 == token).expect("the node takes clients");
         let media = Arc::clone(&self.regions[n]) as Arc<dyn Media>;
@@ -375,6 +401,12 @@ impl Hand {
         let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
         self.media.write(self.log, base + rpc::SLOT_BODY, body).expect("a slot");
         self.set(base, u64::from(rpc::SLOT_REQUEST) | (body.len() as u64) << 32);
+    }
+
+    /// Whether there is an answer in a slot.
+    pub fn has_reply(&self, slot: usize) -> bool {
+        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
+        self.word(base) as u32 == rpc::SLOT_REPLY
     }
 
     /// The answer in a slot, which is free afterwards.

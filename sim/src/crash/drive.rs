@@ -1,18 +1,19 @@
 //! Runs a workload: the production node over a region that records, and a client that speaks its
 //! protocol and composes log entries as LibFS does. What the oracle expects grows alongside.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::random::Random;
+use base::wire::Reader;
 use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence};
 use client::libfs::log::Log;
 use client::libfs::over_media::{ByHand, OverMedia};
 use service::core::ring::{RING_BYTES_MIN, Ring};
 use service::core::{Copier, Effect, Event as Input, Node, NodeConfig};
-use storage::format::control::{self, Descriptor, LeaseMode};
+use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::{Op, Stamp, mask};
-use storage::format::rpc::{self, AccountId, Amount, Request};
+use storage::format::rpc::{self, AccountId, Amount, Granted, InodeReply, Request};
 use storage::format::superblock::Durability;
 use storage::limits::LANE_BYTES_MIN;
 use storage::media::{Media, Segment};
@@ -133,6 +134,7 @@ impl Machine {
             lane_bytes: LANE_BYTES_MIN.next_multiple_of(4096),
             clients_max: 16,
             clients_per_user: 16,
+            per_user: service::core::PerUser::SHIPPED,
             ring_bytes: RING_BYTES_MIN,
             memory: 64 << 20,
             high: 80,
@@ -416,8 +418,8 @@ pub struct Session {
     memory: OverMedia,
     log: Log<ByHand>,
     fresh: Vec<u64>,
-    /// Leases held: there is nobody to whom they could go.
-    held: BTreeSet<u64>,
+    /// Leases held: only the service itself takes them back, to move what it places.
+    held: BTreeMap<u64, Granted>,
     /// Real inode numbers of the model's inodes.
     inodes: BTreeMap<u64, u64>,
     step: u64,
@@ -469,7 +471,7 @@ impl Session {
             segment,
             log: Log::new(descriptor),
             fresh: Vec::new(),
-            held: BTreeSet::new(),
+            held: BTreeMap::new(),
             inodes,
             step,
         };
@@ -523,10 +525,38 @@ impl Session {
     /// Takes a write lease.
     fn lease(&mut self, id: u64) -> Result<InodeId, String> {
         let ino = InodeId(*self.inodes.get(&id).ok_or("an inode without a number")?);
-        if self.held.insert(ino.0) {
-            self.ask(&Request::Inode { ino, mode: LeaseMode::Write, flags: 0 })?;
+        if !self.held.contains_key(&ino.0) {
+            self.take(ino)?;
         }
         Ok(ino)
+    }
+
+    fn take(&mut self, ino: InodeId) -> Result<(), String> {
+        let reply = self.ask(&Request::Inode { ino, mode: LeaseMode::Write, flags: 0 })?;
+        let reply = InodeReply::decode(&mut Reader::new("reply", &reply));
+        self.held.insert(ino.0, reply.map_err(|e| e.to_string())?.granted);
+        Ok(())
+    }
+
+    /// Takes again what it had to give back, before the next operation: nothing moves from then on until that is in the log.
+    fn take_again(&mut self) -> Result<(), String> {
+        for _ in 0..PATIENCE {
+            let mut gone = Vec::new();
+            for (ino, granted) in &self.held {
+                if self.word(control::lease_word(granted.slot))? != granted.word.0 {
+                    gone.push(*ino);
+                }
+            }
+            if gone.is_empty() {
+                return Ok(());
+            }
+            for ino in gone {
+                self.held.remove(&ino);
+                // What is removed is not there any more.
+                let _ = self.take(InodeId(ino));
+            }
+        }
+        Err("its leases are recalled again and again".into())
     }
 
     /// A fresh inode number.
@@ -535,10 +565,12 @@ impl Session {
             let reply = self.ask(&Request::Inodes { count: 8 })?;
             let mut r = base::wire::Reader::new("numbers", &reply);
             for _ in 0..r.u32().map_err(|e| e.to_string())? {
-                let ino = r.u64().map_err(|e| e.to_string())?;
+                let corrupt = |e: base::wire::Corrupt| e.to_string();
+                let (ino, slot) = (r.u64().map_err(corrupt)?, r.u32().map_err(corrupt)?);
+                let word = LeaseWord(r.u64().map_err(corrupt)?);
                 self.fresh.push(ino);
-                self.held.insert(ino);
-                r.bytes(20).map_err(|e| e.to_string())?;
+                self.held.insert(ino, Granted { slot, word });
+                r.u64().map_err(corrupt)?;
             }
         }
         self.fresh.pop().map(InodeId).ok_or_else(|| "no inode numbers".into())
@@ -568,6 +600,7 @@ impl Session {
         if fresh {
             self.inodes.insert(self.oracle.last().next(), made.0);
         }
+        self.take_again()?;
         self.perform(act, made, time).map_err(|e| format!("{act}: {e}"))?;
         self.oracle.push(model);
         let done = self.oracle.len();

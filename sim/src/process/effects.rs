@@ -36,11 +36,13 @@ pub fn touched(op: &Op<'_>) -> Vec<u64> {
         | Op::Truncate { ino, .. }
         | Op::Fallocate { ino, .. }
         | Op::Shift { ino, .. }
+        | Op::Move { ino, .. }
         | Op::SetAttr { ino, .. }
         | Op::SetXattr { ino, .. }
         | Op::RemoveXattr { ino, .. }
         | Op::SetProject { ino, .. }
         | Op::SetQuota { ino, .. }
+        | Op::Place { ino, .. }
         | Op::Reap { ino } => &[ino],
         Op::Pad => &[],
     };
@@ -145,7 +147,7 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
     let states = touched(op).into_iter().filter_map(|i| Some((i, model.current(i)?.clone())));
     let mut w = Work { states: states.collect(), changed: Vec::new(), time };
     match *op {
-        Op::Pad | Op::Reap { .. } => {}
+        Op::Pad | Op::Reap { .. } | Op::Place { .. } => {}
         Op::Create { ino, parent, mode, uid, gid, name, target, .. } => {
             w.expect(parent, name, None)?;
             if w.states.get(&ino.0).is_some_and(|s| s.mode != 0) {
@@ -227,6 +229,8 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
                 bytes[offset..end].fill(0);
             }
         }
+        // Where blocks lie is nothing that anybody sees.
+        Op::Move { .. } => {}
         Op::Shift { ino, offset, len, insert, size } => {
             let (offset, len) = (offset as usize, len as usize);
             let bytes = w.bytes(ino, false)?;

@@ -459,8 +459,9 @@ impl World<'_> {
         what: impl FnOnce() -> String,
         fits: impl Fn(&State) -> bool,
     ) -> Result<(), String> {
-        let by = self.by(c);
-        let seen = self.model.glimpse(by, ino, u.since, false, fits);
+        let sessions = |p: &mut Process| p.attached.iter().map(|a| a.session).collect::<Vec<_>>();
+        let by: Vec<usize> = self.process(c).map(sessions).unwrap_or_default();
+        let seen = self.model.glimpse(&by, ino, u.since, false, fits);
         if seen.is_err() && self.is_tainted(c, u, &[ino]) {
             return Ok(());
         }

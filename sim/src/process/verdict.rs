@@ -555,7 +555,7 @@ fn leaves_setid(model: &crate::model::Model, by: Who, op: &Op<'_>) -> bool {
 
 /// Whether there may be no space for it.
 fn needs_space(op: &Op<'_>) -> bool {
-    !matches!(op, Op::Pad | Op::Reap { .. } | Op::SetQuota { .. })
+    !matches!(op, Op::Pad | Op::Reap { .. } | Op::Place { .. } | Op::SetQuota { .. })
 }
 
 /// The open file of which a call would be told something.

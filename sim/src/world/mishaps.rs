@@ -136,25 +136,29 @@ impl World<'_> {
         })
     }
 
-    /// Another member has lost its region, and this would put out the one that has everything: which of the
-    /// two the coordinator then goes on with is chance.
+    /// A member has lost its region, and this would put out the last that has everything and is there: which of
+    /// them the coordinator then goes on with is chance.
     fn takes_last(&self, fault: Fault) -> bool {
-        let has = |seat: &NodeId| self.hosts[seat.0 as usize - 1].noted.is_some();
+        let host = |seat: &NodeId| &self.hosts[seat.0 as usize - 1];
         let seats = self.seats();
-        let mut sound = seats.iter().filter(|s| has(s));
-        let (Some(last), None) = (sound.next(), sound.next()) else { return false };
-        let last = last.0 as usize - 1;
-        let out = match fault {
+        if seats.iter().all(|s| host(s).noted.is_some()) {
+            return false;
+        }
+        let there = |s: &&NodeId| {
+            let host = host(s);
+            host.noted.is_some() && host.node.is_some() && !host.hung && !host.cut_off
+        };
+        let sound: Vec<usize> = seats.iter().filter(there).map(|s| s.0 as usize - 1).collect();
+        match fault {
             Fault::Crash(n)
             | Fault::Planned(n)
             | Fault::PowerCut(n)
             | Fault::Hang(n)
             | Fault::CutOff(n)
-            | Fault::Reconnect(n) => n == last,
-            Fault::CrashAll => true,
+            | Fault::Reconnect(n) => seats.len() > 1 && sound.iter().all(|s| *s == n),
+            Fault::CrashAll => seats.len() > 1,
             _ => false,
-        };
-        out && seats.len() > 1
+        }
     }
 
     /// A node that ends in order, as the driver waits for it.

@@ -11,6 +11,7 @@ use crate::format::item::{decode_name, kind, name_hash, orphan_value};
 use crate::format::page::Key;
 use crate::format::rpc::{AccountId, Amount};
 use crate::limits::{TARGET_MAX, XATTR_VALUE_MAX};
+use crate::volume::reach::{self, Unplaced};
 
 /// What the tree says.
 #[derive(Debug)]
@@ -34,6 +35,10 @@ pub(super) struct Items {
     pub lists: Sums<(Option<u32>, bool)>,
     pub arenas: std::collections::BTreeMap<u32, ReadClass>,
     pub orphans: BTreeSet<u64>,
+    /// Directory and inode of each name.
+    pub held: Vec<(u64, u64)>,
+    /// Inodes that are not placed yet.
+    pub unplaced: std::collections::BTreeMap<u64, Unplaced>,
     /// What accounts say they use.
     pub accounts: std::collections::BTreeMap<AccountId, Amount>,
     /// Inodes that have any item.
@@ -65,6 +70,8 @@ impl Items {
             lists: Sums::new(),
             arenas: std::collections::BTreeMap::new(),
             orphans: BTreeSet::new(),
+            held: Vec::new(),
+            unplaced: std::collections::BTreeMap::new(),
             accounts: std::collections::BTreeMap::new(),
             strays: BTreeSet::new(),
             kinds: Sums::new(),
@@ -112,6 +119,10 @@ impl Items {
                 Ok(shared) => self.shared.push(shared),
                 Err(e) => report.damage(place(), e.to_string()),
             },
+            (true, kind::UNPLACED) => match reach::decode(value) {
+                Ok(what) => drop(self.unplaced.insert(key.item, what)),
+                Err(e) => report.damage(place(), e.to_string()),
+            },
             (true, kind::CLIENT) if value.len() == 8 => report.counts.clients += 1,
             (true, kind::ARENA) => match (u32::try_from(key.item), ReadClass::decode(value)) {
                 (Ok(number), Ok(class)) => {
@@ -152,6 +163,7 @@ impl Items {
             report.damage(&place, "is there twice");
         }
         self.same_hash.2.push(name.to_vec());
+        self.held.push((key.ino, ino.0));
         *self.links.entry(ino.0).or_default() += 1;
         *self.entries.entry(key.ino).or_default() += 1;
         if mode == S_IFDIR {

@@ -18,7 +18,8 @@
 //!     16  8  client id           24  4  incarnation        28  4  lanes
 //!     32  8  bytes of a lane     40  8  first sequence     48  4  node     52  4  epoch
 //!     56  8  bytes of the data capacity of the volume (size of every arena mapping)
-//!     64 16  reserved, zero
+//!     64  4  1: what a kernel keeps under its leases is waited for (below); 0: it is not
+//!     68 12  reserved, zero
 //! ```
 //!
 //! # Operations and recall
@@ -39,7 +40,8 @@
 //! word the service looks at the bit, and while it is set the lease does not count as given back (nobody
 //! else is granted one). It adds one to the futex word `RECALLS` when it finds the bit set; the client then
 //! empties the kernel's cache of the inode in each slot whose bit is set and whose word is 0, and clears the
-//! bit. One that takes longer than `RECALL_TIMEOUT_MS` is expelled. `RECALLS` also grows when leases end
+//! bit. (Only of a client whose descriptor says so, which is root's: anybody could set bits, and hold others up. Others
+//! keep nothing in a kernel.) One that takes longer than `RECALL_TIMEOUT_MS` is expelled. `RECALLS` also grows when leases end
 //! without such a wait (the session ends, the node is fenced).
 //!
 //! # Time
@@ -278,6 +280,8 @@ pub struct Descriptor {
     pub epoch: Epoch,
     /// Bytes to map of each arena.
     pub arena_bytes: u64,
+    /// What a kernel keeps under its leases is waited for: the client is a mount of the super-user's.
+    pub keeps: bool,
 }
 
 const NAME: &str = "log descriptor";
@@ -301,7 +305,7 @@ impl Descriptor {
         let mut w = Writer(&mut bytes);
         w.bytes(b"CORBELOG").u32(2).u32(0).u64(self.client.0).u32(self.incarnation);
         w.u32(self.lanes).u64(self.lane_bytes).u64(self.first_sequence.0).u32(self.node.0);
-        w.u32(self.epoch.0).u64(self.arena_bytes).u64(0).u64(0);
+        w.u32(self.epoch.0).u64(self.arena_bytes).u32(u32::from(self.keeps)).u32(0).u64(0);
         let crc = crc32c(0, &bytes[16..]);
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -329,8 +333,13 @@ impl Descriptor {
             node: NodeId(r.u32()?),
             epoch: Epoch(r.u32()?),
             arena_bytes: r.u64()?,
+            keeps: match r.u32()? {
+                0 => false,
+                1 => true,
+                _ => return Err(r.corrupt("says impossible things of what a kernel keeps")),
+            },
         };
-        r.zeroes(16)?;
+        r.zeroes(12)?;
         if this.lanes == 0 || this.lanes as usize > LANES_MAX {
             return Err(r.corrupt("has no lanes or too many"));
         }

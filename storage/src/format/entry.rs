@@ -45,6 +45,8 @@
 //!                                                                  of a user the inode is the root)
 //! 17 SetProject     0                  directory   0               -
 //! 18 Shift          1 insert           offset      length          size afterwards u64
+//! 19 Move           1 to the service   first block end block       -   (written by the service only)
+//! 20 Place          1 later            0           0               reach, 12 bytes   (by the service only)
 //! ```
 
 use alloc::vec::Vec;
@@ -52,6 +54,7 @@ use alloc::vec::Vec;
 use base::planted::{Bug, planted};
 use base::{Epoch, InodeId, Sequence, crc32c};
 
+use super::item::ReadClass;
 use super::rpc::Amount;
 use super::{Corrupt, Reader, Writer};
 use crate::limits::{
@@ -85,6 +88,8 @@ pub mod op {
     pub const SET_QUOTA: u8 = 16;
     pub const SET_PROJECT: u8 = 17;
     pub const SHIFT: u8 = 18;
+    pub const MOVE: u8 = 19;
+    pub const PLACE: u8 = 20;
 }
 
 /// Flag of Unlink and Rmdir: the client itself still has the inode open.
@@ -105,8 +110,12 @@ pub const TMPFILE_LINKABLE: u16 = 1;
 
 /// Flag of Shift: a hole is put in; without it, the range is taken out.
 pub const SHIFT_INSERT: u16 = 1;
+/// Flag of Move: to the service's arena, and not to that of the file's class.
+pub const MOVE_OUT: u16 = 1;
 /// Flag of CloneRange.
 pub const CLONE_ZEROES: u16 = 1;
+/// Flag of Place: there is still something to do.
+pub const PLACE_LATER: u16 = 1;
 
 /// Fields of a SetAttr mask.
 #[allow(missing_docs)]
@@ -262,6 +271,22 @@ pub enum Op<'a> {
         len: u64,
         insert: bool,
         size: u64,
+    },
+    /// What the directories on the way let come to an inode (`volume/reach.rs`). Of a directory it is so at once, and
+    /// `later` says that what is in it is still to be looked at; of others it is so, with their blocks, or is to be `later`.
+    Place {
+        ino: InodeId,
+        reach: ReadClass,
+        later: bool,
+    },
+    /// Moves blocks `from..to` of a file to the service's arena (`out`), or to that of the file's class. Nothing
+    /// that a program sees changes: the service does so before and after a file changes its class, where that
+    /// takes long.
+    Move {
+        ino: InodeId,
+        from: u64,
+        to: u64,
+        out: bool,
     },
 }
 
@@ -436,6 +461,11 @@ impl Op<'_> {
                 w.u64(source.0).u64(source_offset);
             }
             Op::Reap { ino } => (raw.op, raw.inode) = (op::REAP, ino.0),
+            Op::Place { ino, reach, later } => {
+                (raw.op, raw.inode) = (op::PLACE, ino.0);
+                raw.flags = if later { PLACE_LATER } else { 0 };
+                w.bytes(&reach.encode());
+            }
             Op::SetQuota { ino, user, limit } => {
                 (raw.op, raw.inode) = (op::SET_QUOTA, ino.0);
                 (raw.a, raw.b) = (limit.blocks, limit.inodes);
@@ -449,6 +479,10 @@ impl Op<'_> {
                 (raw.op, raw.inode, raw.a, raw.b) = (op::SHIFT, ino.0, offset, len);
                 raw.flags = if insert { SHIFT_INSERT } else { 0 };
                 w.u64(size);
+            }
+            Op::Move { ino, from, to, out } => {
+                (raw.op, raw.inode, raw.a, raw.b) = (op::MOVE, ino.0, from, to);
+                raw.flags = if out { MOVE_OUT } else { 0 };
             }
             Op::Tmpfile { ino, parent, mode, uid, gid, linkable } => {
                 (raw.op, raw.inode, raw.a) = (op::TMPFILE, ino.0, parent.0);
@@ -615,7 +649,7 @@ fn decode_op(
     }
     let known = match kind {
         op::UNLINK | op::RMDIR | op::WRITE | op::TRUNCATE | op::TMPFILE | op::SET_QUOTA => 1,
-        op::CLONE_RANGE | op::SHIFT => 1,
+        op::CLONE_RANGE | op::SHIFT | op::PLACE | op::MOVE => 1,
         op::RENAME => 7,
         op::FALLOCATE => u16::MAX,
         _ => 0,
@@ -625,7 +659,7 @@ fn decode_op(
     let unused = match kind {
         op::PAD => inode | a | b,
         op::LINK | op::UNLINK | op::RMDIR | op::TRUNCATE | op::SETATTR | op::SET_PROJECT => b,
-        op::SETXATTR | op::REMOVEXATTR | op::REAP => a | b,
+        op::SETXATTR | op::REMOVEXATTR | op::REAP | op::PLACE => a | b,
         _ => 0,
     };
     if unused != 0 {
@@ -715,6 +749,10 @@ fn decode_op(
             Op::CloneRange { ino, offset: a, len: b, source, source_offset, zeroes }
         }
         op::REAP => Op::Reap { ino },
+        op::PLACE => {
+            let reach = ReadClass::decode(r.bytes(12)?)?;
+            Op::Place { ino, reach, later: flags & PLACE_LATER != 0 }
+        }
         op::SET_QUOTA => {
             let (uid, zero) = (r.u32()?, r.u32()?);
             let user = (flags & QUOTA_USER != 0).then_some(uid);
@@ -729,6 +767,12 @@ fn decode_op(
             range(a, b)?;
             range(size, 0)?;
             Op::Shift { ino, offset: a, len: b, insert: flags & SHIFT_INSERT != 0, size }
+        }
+        op::MOVE => {
+            if a >= b {
+                return Err(r.corrupt("moves no blocks"));
+            }
+            Op::Move { ino, from: a, to: b, out: flags & MOVE_OUT != 0 }
         }
         op::TMPFILE => {
             let (uid, gid) = (r.u32()?, r.u32()?);

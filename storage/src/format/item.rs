@@ -18,6 +18,9 @@
 //! 0     20 directory   inode                        used: u64 each; only where there is a limit
 //! 0     21 shared      arena << 40 | block          blocks u64, owners u64: so many places in files
 //!                                                   (at least 2) map each of these blocks
+//! 0     22 unplaced    inode                        of a directory: empty, what it holds is still to be
+//!                                                   looked at; of others: the class that it shall have
+//!                                                   as its reach, 12 bytes as for an arena
 //! ```
 //!
 //! The hash of a name is SipHash-1-3 keyed with the volume's uuid, cut to 55 bits (names) or 47
@@ -25,13 +28,14 @@
 //! readdir cookie: stable, below 2^63, above the cookies 1 and 2 of `.` and `..`.
 //!
 //! ```text
-//! attributes, 104 bytes, or 112 with the last field
+//! attributes, 104 bytes, 112 with the quota's directory, 124 with the reach as well
 //!   0 4 mode    4 4 nlink    8 4 uid   12 4 gid   16 4 rdev
 //!  20 4 number of xattrs; bit 31: one is an access list, bit 30: one is a default list (acl)
 //!  24 8 size   32 8 blocks allocated (4 KiB)
 //!  40 12 atime 52 12 mtime  64 12 ctime 76 12 btime     each seconds i64, nanoseconds u32
 //!  88 8 of a directory: parent inode    96 8 of a directory: entries
-//! 104 8 directory whose quota counts the inode, not 0
+//! 104 8 directory whose quota counts the inode; 0 only if there is a reach
+//! 112 12 reach: whom the directories on the way let come so far, a class as of an arena; absent: everybody
 //! ```
 
 use base::InodeId;
@@ -55,6 +59,7 @@ pub mod kind {
     pub const USER_ACCOUNT: u8 = 19;
     pub const DIRECTORY_ACCOUNT: u8 = 20;
     pub const SHARED: u8 = 21;
+    pub const UNPLACED: u8 = 22;
 }
 
 /// Bytes of a value piece of targets and xattrs.
@@ -64,7 +69,9 @@ pub const COLLISIONS_MAX: u64 = 256;
 /// Bytes of the attributes.
 pub const INODE_BYTES: usize = 104;
 /// Bytes of the attributes of an inode that a directory's quota counts.
-pub const INODE_BYTES_MAX: usize = 112;
+const INODE_BYTES_COUNTED: usize = 112;
+/// Bytes of the attributes of an inode that not everybody can reach.
+pub const INODE_BYTES_MAX: usize = 124;
 
 /// Attributes of an inode as they lie in the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -94,6 +101,8 @@ pub struct Inode {
     pub entries: u64,
     /// The directory whose quota counts it, or 0.
     pub project: InodeId,
+    /// Whom the directories on the way let come so far, or fewer.
+    pub reach: ReadClass,
 }
 
 /// The bytes of an inode's attributes.
@@ -193,8 +202,13 @@ impl Inode {
         b[88..96].copy_from_slice(&self.parent.0.to_le_bytes());
         b[96..104].copy_from_slice(&self.entries.to_le_bytes());
         b[104..112].copy_from_slice(&self.project.0.to_le_bytes());
-        let counted = self.project != InodeId::NONE;
-        InodeItem { bytes: b, len: if counted { INODE_BYTES_MAX } else { INODE_BYTES } }
+        b[112..124].copy_from_slice(&self.reach.encode());
+        let len = match (self.reach, self.project) {
+            (ReadClass::World, InodeId::NONE) => INODE_BYTES,
+            (ReadClass::World, _) => INODE_BYTES_COUNTED,
+            _ => INODE_BYTES_MAX,
+        };
+        InodeItem { bytes: b, len }
     }
 
     /// Reads and checks the item.
@@ -226,7 +240,12 @@ impl Inode {
         };
         if r.left() > 0 {
             inode.project = InodeId(r.u64()?);
-            if inode.project == InodeId::NONE {
+            if r.left() > 0 {
+                inode.reach = ReadClass::decode(r.bytes(12)?)?;
+                if inode.reach == ReadClass::World {
+                    return Err(r.corrupt("spell out a reach that goes without saying"));
+                }
+            } else if inode.project == InodeId::NONE {
                 return Err(r.corrupt("name no directory for their quota"));
             }
         }
@@ -237,11 +256,21 @@ impl Inode {
         Ok(inode)
     }
 
-    /// Class of its blocks. Whom an access list lets read cannot be expressed by mappings: the
-    /// service reads for all but the owner.
-    pub const fn class(&self) -> ReadClass {
-        match (self.acl, self.mode & 0o400) {
-            (false, _) => ReadClass::of(self.mode, self.uid, self.gid),
+    /// Class of its blocks: who may read it, of those who come so far. Whom an access list lets read cannot be
+    /// expressed by mappings: the service reads for all but the owner.
+    pub fn class(&self) -> ReadClass {
+        self.whom(self.mode).meet(self.reach)
+    }
+
+    /// Of a directory: whom it lets come to what is in it, or fewer.
+    pub fn lets_in(&self) -> ReadClass {
+        self.whom(self.mode << 2).meet(self.reach)
+    }
+
+    /// To whom these read bits of a mode give something.
+    fn whom(&self, mode: u32) -> ReadClass {
+        match (self.acl, mode & 0o400) {
+            (false, _) => ReadClass::of(mode, self.uid, self.gid),
             (true, 0) => ReadClass::Service,
             (true, _) => ReadClass::Owner { uid: self.uid },
         }
@@ -335,14 +364,18 @@ impl Run {
     }
 }
 
+/// A user that nobody is.
+pub const NOBODY: u32 = u32::MAX;
+
 /// Who may read the blocks of an arena.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum ReadClass {
     /// Everybody.
+    #[default]
     World,
     /// A user and the members of a group.
     Group {
-        /// Owner.
+        /// Owner, or [`NOBODY`].
         uid: u32,
         /// Group.
         gid: u32,
@@ -366,6 +399,34 @@ impl ReadClass {
             0o400 => Self::Owner { uid },
             _ => Self::Service,
         }
+    }
+
+    /// Those who are in both, or fewer: who is in which group is not known here.
+    pub fn meet(self, other: Self) -> Self {
+        match (self, other) {
+            _ if self == other => self,
+            (Self::World, class) | (class, Self::World) => class,
+            (Self::Owner { uid }, Self::Group { uid: of, .. })
+            | (Self::Group { uid: of, .. }, Self::Owner { uid })
+                if uid == of =>
+            {
+                Self::Owner { uid }
+            }
+            (Self::Group { gid, .. }, Self::Group { gid: other, .. }) if gid == other => {
+                Self::Group { uid: NOBODY, gid }
+            }
+            (Self::Group { uid, .. }, Self::Group { uid: other, .. })
+                if uid == other && uid != NOBODY =>
+            {
+                Self::Owner { uid }
+            }
+            _ => Self::Service,
+        }
+    }
+
+    /// Whether all who are in it are in the other, too.
+    pub fn is_within(self, other: Self) -> bool {
+        self.meet(other) == self
     }
 
     /// Whether a process with these credentials may map the arena (the super-user any).

@@ -7,7 +7,7 @@
 //! ```text
 //! superblock, 256 bytes                          root record, 128 bytes
 //!      0   8  magic "CORBELSB"                        0   4  magic "CBRR"
-//!      8   4  version 2                               4   4  CRC32C of bytes 8..128
+//!      8   4  version 3                               4   4  CRC32C of bytes 8..128
 //!     12   4  CRC32C of bytes 16..256                 8   4  version 1
 //!     16  16  uuid of the volume                     12   4  level of the root page
 //!     32   8  created, realtime nanoseconds          16   8  transaction, grows by 1
@@ -57,11 +57,11 @@ pub const VOLUME_NAME_MAX: usize = 64;
 const SUPER: &str = "superblock";
 const ROOT: &str = "root record";
 
-/// Of the region as a whole. 2: files may share blocks.
-const VERSION: u32 = 2;
-/// What is said of a region of version 1.
-const OLDER: &str = "is of version 1, made before files could share blocks: copy its files with the \
-                     corbel that made it, or let this node join anew after mkfs";
+/// Of the region as a whole. 2: files may share blocks. 3: blocks lie in arenas of those whom all directories above let come.
+const VERSION: u32 = 3;
+/// What is said of a region of an older version.
+const OLDER: &str = "is of an older version, in which users could map what directories keep from them: copy its \
+                     files with the corbel that made it, or let this node join anew after mkfs";
 
 /// What a region promises about persisted bytes (DESIGN section 4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,7 +153,7 @@ impl Superblock {
         }
         match r.u32()? {
             VERSION => {}
-            1 => return Err(r.corrupt(OLDER)),
+            1 | 2 => return Err(r.corrupt(OLDER)),
             _ => return Err(r.corrupt("has an unknown version")),
         }
         if r.u32()? != crc32c(0, &whole[16..]) {

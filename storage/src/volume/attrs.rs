@@ -36,6 +36,7 @@ impl Volume {
         }
         let mut inode = self.need(ino)?;
         let (before, was) = (inode.class(), inode);
+        let let_in = inode.lets_in();
         if mask & mask::MODE != 0 {
             inode.mode = (inode.mode & S_IFMT) | mode;
         }
@@ -67,24 +68,32 @@ impl Volume {
             self.account_inode(&was, false);
             self.account_inode(&inode, true);
         }
+        self.lets_in_others(ino, &inode, let_in)?;
         self.put_inode(ino, &inode)?;
         Ok(Applied::default())
     }
 
     /// Whether the blocks of an inode can move to the arena of the class that it has now.
-    fn may_reclass(&self, ino: InodeId, inode: &Inode, before: ReadClass) -> Result<(), Refusal> {
+    pub(super) fn may_reclass(
+        &self,
+        ino: InodeId,
+        inode: &Inode,
+        before: ReadClass,
+    ) -> Result<(), Refusal> {
         if before != inode.class() && inode.blocks > 0 {
-            // What others share stays where it is.
-            let shared = self.shared_blocks(ino)?;
-            self.can_allocate(inode.class(), inode.blocks, inode.blocks - shared)?;
-            self.can_release(ino, 0, u64::MAX)?;
+            self.can_move(ino, inode.class(), (self.moved.upto(ino), u64::MAX))?;
         }
         Ok(())
     }
 
-    fn reclass(&mut self, ino: InodeId, inode: &Inode, before: ReadClass) -> Result<(), Fault> {
+    pub(super) fn reclass(
+        &mut self,
+        ino: InodeId,
+        inode: &Inode,
+        before: ReadClass,
+    ) -> Result<(), Fault> {
         if before != inode.class() && inode.blocks > 0 {
-            self.move_blocks(ino, inode)?;
+            self.move_blocks(ino, inode.class(), (self.moved.upto(ino), u64::MAX))?;
         }
         Ok(())
     }
@@ -107,7 +116,7 @@ impl Volume {
         if is_default && !inode.is_dir() {
             return if list.is_some() { Err(Refusal::Invalid) } else { Ok(Applied::default()) };
         }
-        let before = inode.class();
+        let (before, let_in) = (inode.class(), inode.lets_in());
         let had = if is_default { inode.default_acl } else { inode.acl };
         let kept = list.as_ref().filter(|list| is_default || !list.is_minimal());
         if is_default {
@@ -125,6 +134,7 @@ impl Volume {
             None => {}
         }
         self.reclass(ino, &inode, before)?;
+        self.lets_in_others(ino, &inode, let_in)?;
         inode.ctime = now;
         self.put_inode(ino, &inode)?;
         Ok(Applied::default())

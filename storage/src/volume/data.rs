@@ -148,7 +148,7 @@ impl Volume {
     }
 
     /// The arena for a class, if it exists.
-    fn arena_for(&self, class: ReadClass) -> Option<u32> {
+    pub(super) fn arena_for(&self, class: ReadClass) -> Option<u32> {
         let full = self.space.arenas().count() >= ARENAS_MAX as usize;
         self.space.arena_of(class).or(full.then_some(ARENA_SERVICE))
     }
@@ -343,6 +343,7 @@ impl Volume {
         setid: bool,
         now: Stamp,
     ) -> Done {
+        self.moved.forget(ino);
         self.account_blocks(inode, held);
         (inode.mtime, inode.ctime) = (now, now);
         if setid {
@@ -654,20 +655,6 @@ impl Volume {
             }
         }
         Ok(())
-    }
-
-    /// Moves the blocks of a file to the arena of the class that it has now. The caller has checked
-    /// that it can be done.
-    pub(super) fn move_blocks(&mut self, ino: InodeId, inode: &Inode) -> Result<(), Fault> {
-        let old = self.runs(ino, 0, u64::MAX, usize::MAX)?;
-        let mut new = Vec::with_capacity(old.len());
-        for run in &old {
-            for (part, shared) in self.parts(run, run.file, run.end())? {
-                self.move_run(&part, shared, inode, &mut new, (u64::MAX, u64::MAX))?;
-                self.release(&part)?;
-            }
-        }
-        self.replace_runs(ino, &old, &new)
     }
 
     /// Reads from a file as far as its copies have been run; returns the bytes read (less than

@@ -115,6 +115,7 @@ impl Volume {
             btime: now,
             parent: if is_dir { parent } else { InodeId::NONE },
             project: dir.project,
+            reach: dir.lets_in(),
             ..Default::default()
         };
         self.may_take(&inode, 0, 1)?;
@@ -148,7 +149,8 @@ impl Volume {
             return if same && inode.is_file() { ALREADY } else { Err(Refusal::Exists) };
         }
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..Default::default() };
-        let mut inode = Inode { mode, uid, gid, project: dir.project, ..times };
+        let mut inode =
+            Inode { mode, uid, gid, project: dir.project, reach: dir.lets_in(), ..times };
         self.may_take(&inode, 0, 1)?;
         self.inherit((parent, &dir), ino, &mut inode)?;
         self.put_inode(ino, &inode)?;
@@ -185,6 +187,9 @@ impl Volume {
         if inode.nlink == 0 {
             self.tree.remove(Key::new(0, kind::ORPHAN, ino.0))?;
         }
+        // One without a name belongs where it gets one.
+        let also = inode.nlink > 0;
+        self.reached_by(ino, &mut inode, dir.lets_in(), also)?;
         inode.nlink += 1;
         inode.ctime = now;
         self.put_inode(ino, &inode)?;
@@ -379,6 +384,10 @@ impl Volume {
         if is_dir {
             inode.parent = new_parent;
         }
+        if across {
+            let (by, also) = (self.need(new_parent)?.lets_in(), inode.nlink > 1);
+            self.reached_by(old.ino, &mut inode, by, also)?;
+        }
         inode.ctime = now;
         self.put_inode(old.ino, &inode)?;
         let mut from = self.need(parent)?;
@@ -439,6 +448,12 @@ impl Volume {
         if b.is_dir() {
             b.parent = parent;
         }
+        if across {
+            let (here, there) = (self.need(parent)?.lets_in(), self.need(new_parent)?.lets_in());
+            let (a_also, b_also) = (a.nlink > 1, b.nlink > 1);
+            self.reached_by(old.ino, &mut a, there, a_also)?;
+            self.reached_by(new.ino, &mut b, here, b_also)?;
+        }
         (a.ctime, b.ctime) = (now, now);
         self.put_inode(old.ino, &a)?;
         self.put_inode(new.ino, &b)?;
@@ -463,6 +478,7 @@ impl Volume {
         }
         self.can_release(ino, 0, u64::MAX)?;
         self.unmap(ino, 0, u64::MAX)?;
+        self.moved.forget(ino);
         self.account_inode(&inode, false);
         if inode.is_dir() {
             self.drop_quota(super::AccountId::Directory(ino))?;
@@ -478,6 +494,7 @@ impl Volume {
         }
         debug_assert!(!self.tree.contains(attr_key(ino))?);
         self.tree.remove(Key::new(0, kind::ORPHAN, ino.0))?;
+        self.placed(ino)?;
         self.inodes -= 1;
         Ok(Applied::default())
     }

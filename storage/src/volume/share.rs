@@ -18,7 +18,7 @@ use base::wire::Corrupt;
 use super::data::{place, push};
 use super::space::Space;
 use super::{Blocks, CopyItem, Fault, Refusal, Volume, corrupt};
-use crate::format::item::{Inode, Run, Shared};
+use crate::format::item::{Inode, ReadClass, Run, Shared};
 use crate::limits::BLOCK_BYTES;
 
 /// Ranges read by unpublished operations from which on publishing is advisable: each change of
@@ -315,16 +315,21 @@ impl Volume {
         self.can_store(need.shared, need.shared)
     }
 
-    /// Blocks of a file that others share.
-    pub(super) fn shared_blocks(&self, ino: InodeId) -> Result<u64, Fault> {
+    /// Blocks of a file's runs, within `from..to`, that others share.
+    pub(super) fn shared_blocks(&self, runs: &[Run], from: u64, to: u64) -> Result<u64, Fault> {
         let mut sum = 0;
         if self.shares.count > 0 {
-            for run in self.runs(ino, 0, u64::MAX, usize::MAX)? {
-                let parts = self.parts(&run, run.file, run.end())?;
+            for run in runs {
+                let parts = self.parts(run, from.max(run.file), to.min(run.end()))?;
                 sum += parts.iter().filter(|(_, shared)| *shared).map(|(p, _)| p.len).sum::<u64>();
             }
         }
         Ok(sum)
+    }
+
+    /// Items that count owners of shared blocks.
+    pub(super) const fn share_items(&self) -> u64 {
+        self.shares.count
     }
 
     /// Gives a file blocks of its own for those of `from..to` that others share, with what they
@@ -351,7 +356,7 @@ impl Volume {
                     push(&mut new, part);
                     continue;
                 }
-                self.move_run(&part, true, inode, &mut new, (offset, end))?;
+                self.move_run(&part, true, inode.class(), &mut new, (offset, end))?;
                 given_up.push(part);
             }
             if run.end() > to {
@@ -364,17 +369,17 @@ impl Volume {
         self.replace_runs(ino, &old, &new)
     }
 
-    /// Allocates blocks of the inode's class for a run, appends them to `list`, and has the bytes
+    /// Allocates blocks of a class for a run, appends them to `list`, and has the bytes
     /// copied but for `offset..end`.
     pub(super) fn move_run(
         &mut self,
         run: &Run,
         shared: bool,
-        inode: &Inode,
+        class: ReadClass,
         list: &mut Vec<Run>,
         (offset, end): (u64, u64),
     ) -> Result<(), Fault> {
-        let arena = self.make_arena(inode.class())?;
+        let arena = self.make_arena(class)?;
         let mut at = run.file;
         while at < run.end() {
             let goal = list.last().filter(|r| r.arena == arena).map(|r| r.block + r.len);

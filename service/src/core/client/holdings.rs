@@ -39,6 +39,9 @@ impl Client {
     /// Whether a kernel may still cache what the client learnt under its lease on `ino`, which may
     /// be one that was taken back.
     pub fn keeps(&self, ino: InodeId) -> bool {
+        if !self.identity.is_mount() && !planted(Bug::KeptOfAnyone) {
+            return false;
+        }
         let slot = self.slots.get(&ino).or_else(|| self.returned.get(&ino).map(|r| &r.slot));
         let Some(&slot) = slot else { return false };
         let (word, bit) = control::kept(slot);
@@ -374,6 +377,25 @@ impl Client {
     /// Leases held here.
     pub fn leases(&self) -> Vec<(InodeId, LeaseMode)> {
         self.modes.iter().map(|(ino, lease)| (*ino, lease.mode)).collect()
+    }
+
+    /// How many.
+    pub fn lease_count(&self) -> u64 {
+        self.modes.len() as u64
+    }
+
+    /// Whether it has one on an inode.
+    pub fn has_lease(&self, ino: InodeId) -> bool {
+        self.modes.contains_key(&ino)
+    }
+
+    /// A lease to be taken back because its user has too many: another one each time, and none on `but`.
+    pub fn next_to_go(&mut self, but: InodeId) -> Option<InodeId> {
+        let after = InodeId(self.gone_last.0.saturating_add(1));
+        let mut all = self.modes.range(after..).chain(self.modes.range(..after)).map(|(i, _)| *i);
+        let next = all.find(|i| *i != but && !self.unmade.contains(i))?;
+        self.gone_last = next;
+        Some(next)
     }
 
     /// Some read lease whose slot can be taken when the table is full.

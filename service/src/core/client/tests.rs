@@ -32,6 +32,7 @@ fn client() -> Client {
         node: NodeId(1),
         epoch,
         arena_bytes: 1 << 20,
+        keeps: false,
     };
     let identity = Identity { uid: 1000, gid: 1000, groups: Vec::new() };
     let row = table.put(&record).unwrap();
