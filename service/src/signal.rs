@@ -58,8 +58,8 @@ impl Signals {
         let mut info = [0u8; std::mem::size_of::<libc::signalfd_siginfo>()];
         let mut asked = Asked::default();
         while rustix::io::read(&self.0, &mut info).is_ok_and(|n| n > 0) {
-            // The number of the signal comes first.
-            let again = info[..4] == (libc::SIGHUP as u32).to_ne_bytes();
+            // The number of the signal comes first, in four bytes; none needs more than one of them.
+            let again = info[..4].iter().map(|byte| i32::from(*byte)).sum::<i32>() == libc::SIGHUP;
             asked.again |= again;
             asked.end |= !again;
         }

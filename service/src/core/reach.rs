@@ -191,7 +191,8 @@ impl Node {
             return self.release_placed(ino, out).map(|()| true);
         };
         let class = if placed { class } else { ReadClass::Service };
-        let to = self.volume.moved_end(ino, (at, u64::MAX), Some(class), self.config.limits.pieces)?;
+        let to =
+            self.volume.moved_end(ino, (at, u64::MAX), Some(class), self.config.limits.pieces)?;
         let place = Op::Place { ino, reach, later: false };
         let (op, next) = match (placed, at, to) {
             (false, 0, u64::MAX) => (place, None),

@@ -339,6 +339,7 @@ fn a_file_of_many_extents_follows_its_directory_in_turns() {
         for of in [InodeId::ROOT, dir] {
             hand.lease(&mut rig, of, LeaseMode::Write).expect("a lease");
         }
+        let granted = hand.lease(&mut rig, ino, LeaseMode::Write).expect("a lease").granted;
         hand.append(&Op::Rename {
             ino,
             parent: InodeId::ROOT,
@@ -353,7 +354,6 @@ fn a_file_of_many_extents_follows_its_directory_in_turns() {
         until_settled(&mut rig, &hand);
         assert_eq!(hand.refusals(), 0);
         assert_eq!(rig.nodes[0].volume().unplaced(), 1);
-        let granted = hand.lease(&mut rig, ino, LeaseMode::Read).expect("a lease").granted;
         rig.longest = 0;
         for _ in 0..turns.unwrap_or(10_000) {
             rig.slice(0);
@@ -377,7 +377,7 @@ fn a_file_of_many_extents_follows_its_directory_in_turns() {
             rig.deliver_all();
         }
         assert!(rig.longest <= 4 * FEW.turn, "{} pages in one turn", rig.longest);
-        assert!(!hand.holds(granted));
+        assert!(!hand.holds(granted), "after {turns:?} turns");
         for n in members {
             let volume = rig.nodes[n].volume();
             assert_eq!(volume.unplaced(), 0, "{turns:?}, node {}", n + 1);
