@@ -866,7 +866,7 @@ fn what_ends_soon_is_said_before_it_does() {
     let folder = folder("beside", &short, &["node-1"]);
     let keys = folder.keys("node-1").unwrap();
     assert!(keys.warnings().iter().any(|what| what.contains("authority.pem")));
-    std::fs::write(folder.0.join("authority.pem"), short.pem().to_owned() + &long.pem()).unwrap();
+    std::fs::write(folder.0.join("authority.pem"), short.pem().to_owned() + long.pem()).unwrap();
     keys.read_again();
     assert!(!keys.warnings().iter().any(|what| what.contains("authority.pem")));
     // Said when it is asked for, also if nothing has changed.
