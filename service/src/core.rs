@@ -309,7 +309,7 @@ pub struct Node {
     reserved: u64,
     /// Free blocks of the volume that the file system below does not have, and when that was seen.
     short: u64,
-    looked_below: Nanos,
+    looked_below: (Nanos, StreamSeq),
     logs_seen: Nanos,
     /// When somebody got no space although some was set aside.
     room_sought: Option<Nanos>,
@@ -446,7 +446,7 @@ impl Node {
             next_inode,
             reserved: 0,
             short: 0,
-            looked_below: 0,
+            looked_below: (0, StreamSeq(0)),
             logs_seen: 0,
             room_sought: None,
             applied: published,

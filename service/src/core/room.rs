@@ -40,6 +40,8 @@ const SHORT: u64 = 8;
 const SOUGHT: Nanos = 2_000_000_000;
 /// Between two looks at the file system below.
 const BELOW_PAUSE: Nanos = 50_000_000;
+/// The same while nobody writes here: it costs some system calls for each segment.
+const BELOW_PAUSE_IDLE: Nanos = 1_000_000_000;
 /// So many bytes are left there, for what members need between two looks.
 const BELOW_LEFT: u64 = 16 << 20;
 /// Between two words of it.
@@ -113,10 +115,12 @@ impl Node {
     /// Looks how much of what is free in the volume the file system below has. Members may share it, so each
     /// has a part; as it is used the parts that others leave come in.
     pub(super) fn look_below(&mut self) -> Result<(), Failure> {
-        if self.now < self.looked_below + BELOW_PAUSE && self.looked_below > 0 {
+        let (at, seq) = self.looked_below;
+        let pause = if seq == self.ring.last() { BELOW_PAUSE_IDLE } else { BELOW_PAUSE };
+        if self.now < at + pause && at > 0 {
             return Ok(());
         }
-        self.looked_below = self.now;
+        self.looked_below = (self.now, self.ring.last());
         let blocks = self.volume.superblock().capacity_blocks;
         let below = self.media.spare()?.map(|spare| {
             let part = spare.free.saturating_sub(BELOW_LEFT) / self.chain.len().max(1) as u64;
