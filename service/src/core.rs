@@ -608,6 +608,8 @@ impl Node {
         }
         self.retry_stalled(out)?;
         let more = self.publish_step(out)? || self.turn.cut_short;
+        // What waited for a publication goes on after it.
+        let more = more || behind && self.job.is_none();
         let more = self.discard_step()? || more;
         let more = self.place_step(out)? || more;
         Ok(more || self.snapshot_step(out)?)

@@ -208,7 +208,7 @@ impl Node {
         if done == 0 && self.publish_now && moving.waits < WAITS {
             // Blocks or pages are free when what was done before is published.
             self.placing.moving = Some(Moving { waits: moving.waits + 1, ..moving });
-            return Ok(true);
+            return Ok(self.job.is_none());
         }
         match next {
             Some(next) if done > 0 => self.placing.moving = Some(Moving { waits: 0, ..next }),

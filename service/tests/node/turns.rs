@@ -457,3 +457,38 @@ fn no_time_of_a_client_is_far_ahead() {
     }
     rig.check();
 }
+
+/// Each copy reads what the one before has written, so a member publishes that first: one after the other, at once, and not
+/// one each time something else wakes it.
+#[test]
+fn a_member_that_is_behind_goes_on_after_each_publication() {
+    let mut rig = Rig::new(2, 41);
+    let mut hand = rig.attach(0, 0);
+    let ino = file(&mut rig, &mut hand, b"file");
+    hand.append(&Op::Write { ino, offset: 0, data: &[7; 100], clear_setid: false });
+    hand.sync(&mut rig);
+    rig.settle();
+    const COPIES: u64 = 20;
+    for i in 0..COPIES {
+        hand.append(&Op::CloneRange {
+            ino,
+            offset: (i + 1) * BLOCK_BYTES + 1,
+            len: 100,
+            source: ino,
+            source_offset: i * BLOCK_BYTES + i.min(1),
+            zeroes: false,
+        });
+        hand.set(control::SYNC_REQUEST, hand.seq);
+        rig.event(0, Event::Doorbell(hand.client));
+        rig.work(0);
+    }
+    rig.deliver_all();
+    for n in [0, 1] {
+        rig.work(n);
+        let attr = rig.nodes[n].volume().attr(ino).expect("sound").expect("a file");
+        assert_eq!(attr.size, COPIES * BLOCK_BYTES + 101, "node {}", n + 1);
+    }
+    rig.settle();
+    assert_eq!(hand.refusals(), 0);
+    rig.check();
+}
