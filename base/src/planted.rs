@@ -342,6 +342,8 @@ pub enum Bug {
     LeasesUncounted = 252,
     /// A user's requests are served as fast as they come.
     RequestsUncounted = 253,
+    /// Set-id bits are taken for ended by an operation that may be refused.
+    EndedSetidTrusted = 310,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1115,6 +1117,11 @@ impl Bug {
             Bug::JoinUnheard,
             "join-unheard",
             "what a node says that joins is not heard where the view with it is not known yet",
+        ),
+        (
+            Bug::EndedSetidTrusted,
+            "ended-setid-trusted",
+            "set-id bits are taken for ended by an operation that may be refused",
         ),
         (
             Bug::ReachForgotten,

@@ -203,6 +203,10 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::OpenUnchecked => {
             by_guests(&mut preset, bug);
         }
+        Bug::EndedSetidTrusted => {
+            by_guests(&mut preset, bug);
+            preset.make(Flavour::Full);
+        }
         Bug::NamelessUnawaited
         | Bug::NamelessOfPast
         | Bug::GivenUncounted
@@ -304,6 +308,7 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::MaskIgnored => vec![Create, SetAcl, SetAcl, Chmod, Read, List],
         Bug::TruncatedUnasked => vec![Truncate, Truncate, Truncate, Chmod, Chmod, Create],
         Bug::OwnerTrusted => vec![Create, Chown, Write, Write, Write],
+        Bug::EndedSetidTrusted => vec![Append, Append, Write, Write, Chmod, Chmod, Create],
         Bug::RightsOfPastLost => vec![Create, Chmod, Chmod, Write, Read],
         Bug::NamelessUnawaited => vec![Tmpfile, Create, Quota, Quota],
         Bug::NamelessOfPast => vec![Tmpfile, Tmpfile, Tmpfile, Quota],

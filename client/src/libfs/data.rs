@@ -571,6 +571,7 @@ impl<H: Host> LibFsOn<H> {
         let op = Op::SetAttr { ino, mask, mode, uid: 0, gid: 0, atime: none, mtime: none };
         state.last = self.log(turn, ino.0, &[state], &op, now)?.sequence;
         state.record.mode &= !ends;
+        state.ended_setid = true;
         Ok(())
     }
 
@@ -599,7 +600,8 @@ impl<H: Host> LibFsOn<H> {
     pub(crate) fn clears_setid(&self, state: &State) -> bool {
         let mode = state.record.mode;
         let setid = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
-        setid && H::euid() != 0
+        let ended = state.ended_setid && !planted(Bug::EndedSetidTrusted);
+        (setid || ended) && H::euid() != 0
     }
 
     /// Content changed by an own operation.
@@ -610,6 +612,7 @@ impl<H: Host> LibFsOn<H> {
         if clear {
             let group = if state.record.mode & 0o10 != 0 { 0o2000 } else { 0 };
             state.record.mode &= !(0o4000 | group);
+            state.ended_setid = true;
         }
     }
 

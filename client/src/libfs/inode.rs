@@ -130,6 +130,9 @@ pub struct State {
     pub blocks_guessed: bool,
     /// The file is known to have no capabilities.
     pub no_capability: bool,
+    /// Set-id bits have been ended by an own operation, which may be refused: until the service says what mode the file has,
+    /// each one that changes its content ends them again.
+    pub ended_setid: bool,
     /// How often operations that had returned were lost with a session. Who has it open says so at its next fsync,
     /// once ([`Open::losses`](super::Open)).
     pub losses: u32,

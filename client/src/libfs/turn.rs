@@ -449,7 +449,7 @@ impl<H: Host> LibFsOn<H> {
         state.record = reply.record;
         state.learnt = self.learnt.add(1, Ordering::Relaxed) + 1;
         state.blocks_guessed = false;
-        state.no_capability = false;
+        (state.no_capability, state.ended_setid) = (false, false);
         state.names = Default::default();
         state.target = reply.target;
         // The answer reflects all that this client did to the inode, published (that was asked for, and the service

@@ -158,7 +158,9 @@ impl World<'_> {
                 let (mode, ends) = (state.mode, bound.ends(state));
                 // The entry ends them itself, but for what a member of the group would keep.
                 let clears = mode & (0o4000 | if mode & 0o10 != 0 { 0o2000 } else { 0 });
-                if clear_setid != (ends & clears != 0) || ends & !clears != 0 {
+                // It may say so again where one that did may be refused.
+                let misses = !clear_setid && ends & clears != 0;
+                if misses || clear_setid && bound.uid == 0 || ends & !clears != 0 {
                     return Some(format!("of {mode:o}, {ends:o} should end"));
                 }
                 let sized = matches!(u.call, Call::Truncate { .. });

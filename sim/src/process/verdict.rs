@@ -332,7 +332,6 @@ impl World<'_> {
     fn do_again(&mut self, client: ClientId, from: u64) -> Result<(), String> {
         let Some(journal) = self.verdicts.journals.get_mut(&client) else { return Ok(()) };
         let (session, incarnation) = (journal.session, journal.incarnation);
-        let bound = Who::of(self.actors[journal.actor].uid);
         let out = self.model.take_out(session, from);
         for (seq, done) in journal.done.range_mut(from..) {
             let refused = matches!(done.verdict, Some((_, false)));
@@ -342,7 +341,7 @@ impl World<'_> {
             let (header, op) = entry::decode(&done.bytes, incarnation)
                 .map_err(|e| format!("{client:?}: {seq}: {e}"))?;
             match effects::effects(&self.model, &op, header.time) {
-                Ok(changes) if !leaves_setid(&self.model, bound, &op) => {
+                Ok(changes) => {
                     done.void = false;
                     self.model.put_back(session, *seq, done.at, changes);
                 }
@@ -540,17 +539,6 @@ impl World<'_> {
         }
         Ok(())
     }
-}
-
-/// Whether it leaves set-id bits that must end with it: those that an operation before it ended, which was refused.
-fn leaves_setid(model: &crate::model::Model, by: Who, op: &Op<'_>) -> bool {
-    let (Op::Write { ino, clear_setid: false, .. } | Op::Truncate { ino, clear_setid: false, .. }) =
-        *op
-    else {
-        return false;
-    };
-    let mode = model.current(ino.0).map_or(0, |s| s.mode);
-    by.uid != 0 && (mode & 0o4000 != 0 || mode & 0o2010 == 0o2010)
 }
 
 /// Whether there may be no space for it.
