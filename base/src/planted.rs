@@ -344,6 +344,8 @@ pub enum Bug {
     RequestsUncounted = 253,
     /// Set-id bits are taken for ended by an operation that may be refused.
     EndedSetidTrusted = 310,
+    /// What was promised to an operation is taken from the account each time it is tried.
+    RedeemedTwice = 311,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1122,6 +1124,11 @@ impl Bug {
             Bug::EndedSetidTrusted,
             "ended-setid-trusted",
             "set-id bits are taken for ended by an operation that may be refused",
+        ),
+        (
+            Bug::RedeemedTwice,
+            "redeemed-twice",
+            "what was promised to an operation is taken from the account each time it is tried",
         ),
         (
             Bug::ReachForgotten,

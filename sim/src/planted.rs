@@ -223,7 +223,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             preset.make(Flavour::Full);
         }
         bug if is_client(bug) => by_threads(&mut preset, bug, seed),
-        Bug::ReservedUnsent | Bug::NamedBefore => preset.make(Flavour::Full),
+        Bug::ReservedUnsent | Bug::NamedBefore | Bug::RedeemedTwice => preset.make(Flavour::Full),
         _ => preset.make(Flavour::Plain),
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {

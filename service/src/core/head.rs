@@ -512,7 +512,7 @@ impl Node {
         let header =
             &Header { time: told.min(self.realtime().saturating_add(AHEAD_MAX)), ..*header };
         if header.promised > 0 {
-            self.redeem(client, header.promised);
+            self.redeem_of(client, header);
         }
         let Some(known) = self.known.get(&client) else { return Ok(Taken::Up(draft)) };
         let judged = if header.epoch > self.epoch && !planted(Bug::FutureEpochAccepted) {

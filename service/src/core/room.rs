@@ -11,6 +11,7 @@
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, Sequence, StreamSeq};
+use storage::format::entry::Header;
 use storage::limits::BLOCK_BYTES;
 
 use super::message::Message;
@@ -98,6 +99,15 @@ impl Node {
         }
         self.redeem(client, blocks);
         Ok(())
+    }
+
+    /// What an operation was promised, which is judged now: once, however often it is tried, and in how many parts it is done.
+    pub(super) fn redeem_of(&mut self, client: ClientId, header: &Header) {
+        let Some(known) = self.known.get_mut(&client) else { return };
+        if header.sequence > known.room_from || planted(Bug::RedeemedTwice) {
+            known.room_from = header.sequence;
+            self.redeem(client, header.promised);
+        }
     }
 
     /// So many of a client's promised blocks are judged: whether it had them.

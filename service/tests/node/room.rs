@@ -19,6 +19,8 @@ struct Writer {
     hand: Hand,
     ino: InodeId,
     at: u64,
+    /// Bytes so far: its log has no laps.
+    written: u64,
     promised: Vec<u64>,
 }
 
@@ -27,7 +29,7 @@ impl Writer {
         let mut hand = rig.attach(n, 0);
         let ino = hand.create(rig, name.as_bytes(), 0o100_644);
         hand.sync(rig);
-        Self { hand, ino, at: 0, promised: Vec::new() }
+        Self { hand, ino, at: 0, written: 0, promised: Vec::new() }
     }
 
     /// As the library does it: `true` if there is room.
@@ -56,10 +58,18 @@ impl Writer {
         let bytes = op.to_promised_entry(for_it, seq, epoch, 0, 77, incarnation);
         hand.put(&bytes);
         self.at += blocks * BLOCK_BYTES;
+        self.written += blocks * BLOCK_BYTES;
         if promised {
             self.promised.push(self.hand.seq);
         }
         true
+    }
+
+    /// Begins anew: what the file had is free when that is published.
+    fn cut(&mut self) {
+        let hand = &mut self.hand;
+        hand.append(&Op::Truncate { ino: self.ino, size: 0, clear_setid: false });
+        self.at = 0;
     }
 
     /// Nothing that was promised is refused; a write without a promise may be, and nothing else.
@@ -95,7 +105,7 @@ fn view(rig: &mut Rig, epoch: u32, chain: &[u32]) {
 
 /// Writers on all nodes fill the volume while messages come late, heads change and logs are read when it suits the
 /// services.
-fn fill(seed: u64, trouble: bool) -> (u64, u64) {
+fn fill(seed: u64, trouble: bool, cuts: bool) -> (u64, u64) {
     let mut rig = Rig::new(3, seed);
     shrink(&mut rig);
     let mut random = Random::new(seed);
@@ -112,7 +122,7 @@ fn fill(seed: u64, trouble: bool) -> (u64, u64) {
             0..=9 => {
                 let (blocks, force) = (1 + random.below(24), random.chance(1, 3));
                 let before = writers[w].promised.len();
-                if writers[w].at < 3 << 20 && writers[w].write(blocks, force) {
+                if writers[w].written < 3 << 20 && writers[w].write(blocks, force) {
                     promised += blocks * (writers[w].promised.len() - before) as u64;
                 }
                 writers[w].hand.ring(&mut rig);
@@ -130,6 +140,7 @@ fn fill(seed: u64, trouble: bool) -> (u64, u64) {
                 view(&mut rig, epoch, &chain.clone());
             }
             18 => rig.deliver_all(),
+            19 if cuts && random.chance(1, 2) => writers[w].cut(),
             _ => {}
         }
         writers.iter().for_each(Writer::judge);
@@ -150,11 +161,20 @@ fn fill(seed: u64, trouble: bool) -> (u64, u64) {
 fn what_is_promised_is_never_refused() {
     let mut full = 0;
     for seed in 1..40 {
-        let (promised, free) = fill(seed, seed % 2 == 0);
+        let (promised, free) = fill(seed, seed % 2 == 0, false);
         assert!(promised > 256, "seed {seed}: {promised} blocks only were promised");
         full += u32::from(free < 24);
     }
     assert!(full > 20, "only {full} volumes became full");
+}
+
+/// The same where operations wait for a publication, which frees what was cut.
+#[test]
+fn what_is_promised_is_there_once_it_is_free() {
+    for seed in 66..90 {
+        eprintln!("seed {seed}");
+        fill(seed, seed % 2 == 0, true);
+    }
 }
 
 /// What an idle client has goes to those who write: in the end all of the volume is used.
