@@ -536,8 +536,10 @@ impl Node {
             _ => None,
         };
         let same = |part: &Op<'_>| {
-            let Header { sequence, epoch, lane, time, .. } = *header;
-            part.to_entry(sequence, epoch, lane, time, incarnation)
+            let Header { sequence, epoch, lane, time, promised, .. } = *header;
+            // The next head counts what it was promised with the part that settles it.
+            let promised = if matches!(step, Step::Part(..)) { 0 } else { promised };
+            part.to_promised_entry(promised, sequence, epoch, lane, time, incarnation)
         };
         let (whole, op, cut_up) = (op, part.unwrap_or(op), part.is_some_and(|part| part != op));
         let other = (cut_up || header.time != told).then(|| same(op));
