@@ -143,7 +143,7 @@ impl<H: Host> LibFsOn<H> {
             return Err(Errno::INVAL.into());
         }
         let source = locked.get(from.ino);
-        if !certainly_readable(source, H::euid()) || self.clears_setid(locked.get(to.ino)) {
+        if !certainly_readable(source, H::euid()) || self.has_setid(locked.get(to.ino)) {
             return Err(Errno::OPNOTSUPP.into());
         }
         self.end_privileges(turn, to.ino, locked.get(to.ino), false)?;

@@ -597,11 +597,16 @@ impl<H: Host> LibFsOn<H> {
         Ok(())
     }
 
-    pub(crate) fn clears_setid(&self, state: &State) -> bool {
+    /// Whether the file has set-id bits that a write ends.
+    pub(crate) fn has_setid(&self, state: &State) -> bool {
         let mode = state.record.mode;
-        let setid = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010;
+        (mode & 0o4000 != 0 || mode & 0o2010 == 0o2010) && H::euid() != 0
+    }
+
+    /// Whether a write says that it ends them.
+    fn clears_setid(&self, state: &State) -> bool {
         let ended = state.ended_setid && !planted(Bug::EndedSetidTrusted);
-        (setid || ended) && H::euid() != 0
+        self.has_setid(state) || ended && H::euid() != 0
     }
 
     /// Content changed by an own operation.
