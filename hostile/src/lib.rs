@@ -26,6 +26,7 @@ pub mod peer;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../service/tests/node/rig.rs"]
 mod rig;
+pub mod siege;
 pub mod text;
 
 /// A target.

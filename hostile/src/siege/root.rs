@@ -1,0 +1,163 @@
+//! The super-user's side: lays the ground, starts each attack as the stranger, does what it asks for, and looks whether the
+//! cluster serves as before.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::attacker::Attacker;
+use super::{Attack, Ground, Outcome, STRANGER, Tried, arenas};
+
+/// No attack takes longer.
+const LIMIT: Duration = Duration::from_secs(120);
+/// What is appended, or freed, has been published after this time.
+const PUBLISHED: Duration = Duration::from_secs(20);
+
+/// How one ended, and what was wrong afterwards.
+#[derive(Debug)]
+pub struct Ended {
+    /// Which.
+    pub attack: Attack,
+    /// How.
+    pub outcome: Tried,
+}
+
+/// Lets other users attach to the services of a cluster, as an administrator does who wants them to.
+pub fn open_doors(cluster: &Path) -> std::io::Result<()> {
+    for dir in ["", "n1", "n1/run", "n2"] {
+        fs::set_permissions(cluster.join(dir), fs::Permissions::from_mode(0o711))?;
+    }
+    Ok(())
+}
+
+/// Runs one, in a process of the stranger's.
+pub fn run(attack: Attack, cluster: &Path, program: &Path) -> Ended {
+    let name = format!("{}-{}", attack.name, std::process::id());
+    let ground = Ground::new(cluster, &name);
+    let outcome = ground.make().map_err(|e| format!("the ground: {e}"));
+    let outcome = outcome.and_then(|()| besiege(attack, &ground, program));
+    // Whatever came of it, the super-user is served, on both nodes.
+    let outcome = outcome.and_then(|outcome| match serves(&ground) {
+        Ok(_) => Ok(outcome),
+        Err(e) => Ok(Outcome::Succeeded(format!(
+            "the super-user is not served any more: {e} ({outcome:?})"
+        ))),
+    });
+    let _ = fs::remove_dir_all(ground.path(""));
+    Ended { attack, outcome }
+}
+
+fn besiege(attack: Attack, ground: &Ground, program: &Path) -> Tried {
+    let mut command = Command::new(program);
+    command.args(["--attack", attack.name]).arg(&ground.cluster).arg(&ground.name).current_dir("/");
+    command.uid(STRANGER).gid(STRANGER).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().map_err(|e| format!("{}: {e}", program.display()))?;
+    let watch = child.id();
+    let (told, ended) = std::sync::mpsc::channel::<()>();
+    // Nobody waits for ever for an attacker.
+    let guard = std::thread::spawn(move || {
+        if ended.recv_timeout(LIMIT).is_err()
+            && let Some(pid) = rustix::process::Pid::from_raw(watch as i32)
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    });
+    let outcome = converse(&mut child, ground);
+    drop(told);
+    let _ = child.kill();
+    let _ = child.wait();
+    let _ = guard.join();
+    outcome
+}
+
+fn converse(child: &mut Child, ground: &Ground) -> Tried {
+    let (Some(mut to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err("no pipes".into());
+    };
+    for line in BufReader::new(from).lines() {
+        let line = line.map_err(|e| e.to_string())?;
+        let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        match word {
+            "held" => return Ok(Outcome::Held(rest.to_owned())),
+            "succeeded" => return Ok(Outcome::Succeeded(rest.to_owned())),
+            "untried" => return Err(rest.to_owned()),
+            "ask" => {
+                let answer = match asked(rest, ground) {
+                    Ok(said) => format!("ok {said}\n"),
+                    Err(e) => format!("no {}\n", e.replace('\n', " ")),
+                };
+                to.write_all(answer.as_bytes()).map_err(|e| e.to_string())?;
+            }
+            _ => return Err(format!("it says {line:?}")),
+        }
+    }
+    Err("it ended without a word".into())
+}
+
+fn asked(what: &str, ground: &Ground) -> Result<String, String> {
+    let words: Vec<&str> = what.split(' ').collect();
+    let path = |part: &str| ground.path(part);
+    let io = |e: std::io::Error| e.to_string();
+    match words[..] {
+        ["serve"] => serves(ground).map(|took| took.as_millis().to_string()),
+        ["touch", part] => {
+            let begin = Instant::now();
+            fs::write(path(part), b"x").map_err(io)?;
+            Ok(begin.elapsed().as_millis().to_string())
+        }
+        ["attach"] => Attacker::attach(&ground.socket()).map(|_| String::new()),
+        ["number", part] => {
+            let number = fs::symlink_metadata(path(part)).map_err(io)?;
+            Ok(std::os::unix::fs::MetadataExt::ino(&number).to_string())
+        }
+        ["stat", part] => ground.stat(part).map_err(io),
+        ["read", part] => fs::read(ground.there(part))
+            .map_err(io)
+            .map(|bytes| format!("{:.60}", String::from_utf8_lossy(&bytes))),
+        ["remove", part] => fs::remove_file(path(part)).map_err(io).map(|()| String::new()),
+        ["mode", part, bits] => {
+            let bits = u32::from_str_radix(bits, 8).map_err(|e| e.to_string())?;
+            fs::set_permissions(path(part), fs::Permissions::from_mode(bits)).map_err(io)?;
+            Ok(String::new())
+        }
+        ["rename", from, to] => {
+            fs::rename(path(from), path(to)).map_err(io).map(|()| String::new())
+        }
+        // The super-user is shown all arenas: it is there to be found.
+        ["find", part] => {
+            let (root, begin) = (Attacker::attach(&ground.socket())?, Instant::now());
+            loop {
+                let found = arenas::search(&root, &ground.marker(part))?;
+                if found > 0 {
+                    return Ok(found.to_string());
+                }
+                if begin.elapsed() > PUBLISHED {
+                    return Err(format!("{part} is in no arena"));
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        _ => Err(format!("what is {what:?}?")),
+    }
+}
+
+/// A write and fsync on each node, read on the other; how long it took.
+fn serves(ground: &Ground) -> Result<Duration, String> {
+    let begin = Instant::now();
+    let (here, there) = (ground.path("serves"), ground.there("serves"));
+    for (to, from, text) in [(&here, &there, "one"), (&there, &here, "two")] {
+        let mut file = fs::File::create(to).map_err(|e| format!("{}: {e}", to.display()))?;
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.sync_all())
+            .map_err(|e| format!("fsync: {e}"))?;
+        let read = fs::read_to_string(from).map_err(|e| format!("{}: {e}", from.display()))?;
+        if read != text {
+            return Err(format!("{} is {read:?} and not {text:?}", from.display()));
+        }
+    }
+    Ok(begin.elapsed())
+}
