@@ -18,7 +18,7 @@ step "lints" cargo clippy --workspace --exclude intercept --all-targets --quiet 
 # must do without std.
 step "lints of the interception library" cargo clippy --quiet -p intercept -- -D warnings
 step "interception library" cargo build --quiet -p intercept
-step "programs" cargo build --quiet -p corbel -p capi
+step "programs" cargo build --quiet -p corbel -p capi -p hostile
 echo "== tests"
 cargo test --workspace --no-fail-fast 2>&1 | tee "$log" | grep -vE '^test .* ok$|^$|^running '
 grep -qE '^test result: ' "$log" || failed=$((failed + 1))

@@ -216,8 +216,16 @@ pub const BENCHES: &[Row] = &[
     },
     Row {
         name: "doors",
-        about: "fsync and sequential writes over TCP, with TLS and without, in turns",
-        asked: &[("tls_fsync_ratio", Asked::Max(1.3)), ("tls_seq_ratio", Asked::Min(0.6))],
+        about: "TLS beside plain TCP; the longest turn; a storm of writers; attacks of a local user",
+        asked: &[
+            ("tls_fsync_ratio", Asked::Max(1.3)),
+            ("tls_seq_ratio", Asked::Min(0.6)),
+            ("longest_turn_ms", Asked::Max(50.0)),
+            ("storm_evictions", Asked::Max(0.0)),
+            ("storm_errors", Asked::Max(0.0)),
+            ("attacks", Asked::Min(40.0)),
+            ("succeeded", Asked::Max(0.0)),
+        ],
         run: doors::doors,
     },
     Row {

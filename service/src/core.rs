@@ -616,9 +616,10 @@ impl Node {
     }
 
     fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        // What clients took of the file system below comes back first.
+        self.mend_logs(out)?;
         self.look_below()?;
         self.return_room(out);
-        self.mend_logs(out)?;
         self.collect_closed(out)?;
         self.collect_waiting()?;
         self.collect_dozing(out)?;

@@ -662,7 +662,12 @@ impl Media for FileRegion {
                 continue;
             };
             let taken = backing::taken(file).map_err(|e| io("cannot stat", &self.path, e))?;
-            let missing = self.file_size(segment, file)?.saturating_sub(taken);
+            // A log's file has the size that its client gives it, until that is seen; what it may have is what is mapped.
+            let size = match (&mapped, segment) {
+                (Some(map), Segment::Log(_)) => map.len,
+                _ => self.file_size(segment, file)?,
+            };
+            let missing = size.saturating_sub(taken);
             match segment {
                 Segment::Arena(_) => data += taken,
                 Segment::Tree => tree = missing,

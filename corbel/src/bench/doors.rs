@@ -19,6 +19,7 @@ const PARTS: &[Part] = &[
     ("TLS beside plain TCP", tls),
     ("a program that asks for much", turns_of_one),
     ("twelve writers on a busy machine", storm),
+    ("attacks of a local user", siege),
 ];
 
 /// All parts.
@@ -118,6 +119,41 @@ fn storm(bench: &Bench<'_>) -> Result<Measured> {
         ("storm_evictions", (world.local.epoch(2)? - epoch) as f64),
         ("storm_errors", errors as f64),
         ("storm_hostd_ended", ended as f64),
+    ])
+}
+
+/// Attacks of a local user (the crate `hostile`), and how many came to something.
+fn siege(bench: &Bench<'_>) -> Result<Measured> {
+    let program = crate::local::own_program()?.with_file_name("corbel-siege");
+    if !rustix::process::geteuid().is_root() || !program.exists() {
+        let remedy =
+            "run it as root, with corbel-siege beside corbel (cargo build --release -p hostile)";
+        bench.out.step(format!("  not attacked: {remedy}"));
+        return Ok(Measured::new());
+    }
+    let world = World::start(bench, World::plan(bench), &[1, 2])?;
+    let epoch = world.local.epoch(1)?;
+    let mut command = Command::new(&program);
+    command.arg(world.local.dir());
+    let said = command.stdin(Stdio::null()).output().context(program.display())?;
+    crate::signals::check()?;
+    let text = String::from_utf8_lossy(&said.stdout);
+    for line in text.lines().filter(|line| line.contains("SUCCEEDED") || line.contains("UNTRIED")) {
+        bench.out.step(format!("  {line}"));
+    }
+    let last = text.lines().last().unwrap_or_default();
+    let figures: serde_json::Value = serde_json::from_str(last).map_err(|error| {
+        crate::failure::Failure::failed(
+            format!("corbel-siege: {error}: {last:?}"),
+            "run corbel-siege DIR by hand on a cluster with mounts",
+        )
+    })?;
+    // What could not be tried is not held.
+    let succeeded = number(&figures, "succeeded")? + number(&figures, "untried")?;
+    Ok(vec![
+        ("attacks", number(&figures, "attacks")?),
+        ("succeeded", succeeded),
+        ("siege_evictions", (world.local.epoch(1)? - epoch) as f64),
     ])
 }
 

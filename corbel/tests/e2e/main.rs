@@ -22,5 +22,6 @@ mod recover;
 mod restart;
 mod run;
 mod semantics;
+mod siege;
 mod space;
 mod suites;

@@ -150,12 +150,14 @@ impl<F: FileSystem + ?Sized> Server<F> {
             INODES => {
                 let (ino, proof) = numbers(name).ok_or(Errno::NOENT)?;
                 let attr = self.fs.getattr(&call.caller, ino).map_err(|_| Errno::NOENT)?;
+                let shown = || proof.is_some_and(|p| self.fs.prove(ino) == Ok(p));
+                let may = (self.options.may_open_by_number)(&call.caller, &attr);
+                if !may && !shown() {
+                    // As where there is none: nobody is told which numbers there are.
+                    return Err(Errno::NOENT);
+                }
                 if attr.is_dir() {
                     return Err(Errno::ISDIR);
-                }
-                let shown = || proof.is_some_and(|p| self.fs.prove(ino) == Ok(p));
-                if !(self.options.may_open_by_number)(&call.caller, &attr) && !shown() {
-                    return Err(Errno::ACCES);
                 }
                 self.count_lookup(&attr);
                 // The entry is never kept: the next caller may be another one.

@@ -223,10 +223,9 @@ impl Attacker {
 
     /// Appends an operation, with nobody to look at leases.
     pub fn append(&self, op: &Op<'_>, time: u64) -> Result<Sequence, String> {
-        self.log
-            .append(&self.memory, 0, op, time)
-            .map(|place| place.sequence)
-            .map_err(|e| format!("{e:?}"))
+        let place = self.log.append(&self.memory, 0, op, time).map_err(|e| format!("{e:?}"))?;
+        self.set(control::LAST_SEQUENCE, place.sequence.0);
+        Ok(place.sequence)
     }
 
     /// Whether it counts no more.

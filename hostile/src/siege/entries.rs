@@ -12,19 +12,24 @@ use super::{Attack, Ground, Outcome, STRANGER, Tried, attack};
 pub(super) const ATTACKS: &[Attack] = &[
     attack("entry-write-secret", "bytes into a file of root's", |g| {
         let ino = g.ino("secret")?;
-        changes(g, "secret", &[Op::Write { ino, offset: 0, data: b"hostile", clear_setid: true }])
+        changes(
+            g,
+            "secret",
+            &[],
+            &[Op::Write { ino, offset: 0, data: b"hostile", clear_setid: true }],
+        )
     }),
     attack("entry-cut-secret", "cuts a file of root's", |g| {
         let ino = g.ino("secret")?;
-        changes(g, "secret", &[Op::Truncate { ino, size: 0, clear_setid: true }])
+        changes(g, "secret", &[], &[Op::Truncate { ino, size: 0, clear_setid: true }])
     }),
     attack("entry-chmod-secret", "opens a file of root's to all", |g| {
-        let op = setattr(g.ino("secret")?, mask::MODE, 0o100_666, 0);
-        changes(g, "secret", &[op])
+        let op = setattr(g.ino("secret")?, mask::MODE, 0o666, 0);
+        changes(g, "secret", &[], &[op])
     }),
     attack("entry-chown-secret", "takes a file of root's for its own", |g| {
         let op = setattr(g.ino("secret")?, mask::UID, 0, STRANGER);
-        changes(g, "secret", &[op])
+        changes(g, "secret", &[], &[op])
     }),
     attack("entry-give-setid", "gives a program of its own to root, with set-user-ID", give_setid),
     attack("entry-make-as-root", "makes a set-user-ID program that is root's", |g| {
@@ -35,7 +40,12 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
     attack("entry-write-setid", "writes into root's set-user-ID program", |g| {
         let ino = g.ino("setid")?;
-        changes(g, "setid", &[Op::Write { ino, offset: 0, data: b"hostile", clear_setid: false }])
+        changes(
+            g,
+            "setid",
+            &["setid"],
+            &[Op::Write { ino, offset: 0, data: b"hostile", clear_setid: false }],
+        )
     }),
     attack("entry-reap", "frees an inode that is in use", |g| {
         let ino = g.ino("pub/mine")?;
@@ -55,11 +65,16 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
     attack("entry-unlink-closed", "removes a name from a closed directory", |g| {
         let (ino, parent) = (g.ino("closed/open")?, g.ino("closed")?);
-        changes(g, "closed/open", &[Op::Unlink { ino, parent, name: b"open", open: false }])
+        changes(g, "closed/open", &[], &[Op::Unlink { ino, parent, name: b"open", open: false }])
     }),
     attack("entry-unlink-sticky", "removes root's file from a sticky directory", |g| {
         let (ino, parent) = (g.ino("sticky/root")?, g.ino("sticky")?);
-        changes(g, "sticky/root", &[Op::Unlink { ino, parent, name: b"root", open: false }])
+        changes(
+            g,
+            "sticky/root",
+            &["sticky", "sticky/root"],
+            &[Op::Unlink { ino, parent, name: b"root", open: false }],
+        )
     }),
     attack("entry-rename-sticky", "puts its own file over root's in a sticky directory", |g| {
         let (ino, parent, replaced, new_parent) =
@@ -75,13 +90,14 @@ pub(super) const ATTACKS: &[Attack] = &[
             exchange: false,
             open: false,
         };
-        changes(g, "sticky/root", &[op])
+        changes(g, "sticky/root", &["pub", "sticky", "pub/mine", "sticky/root"], &[op])
     }),
     attack("entry-clone-secret", "clones root's bytes into a file of its own", |g| {
         let (ino, source) = (g.ino("pub/mine")?, g.ino("secret")?);
         changes(
             g,
             "pub/mine",
+            &["pub/mine"],
             &[Op::CloneRange {
                 ino,
                 offset: 0,
@@ -106,7 +122,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
     attack("entry-quota", "gives itself more space", |g| {
         let (ino, limit) = (InodeId::ROOT, Amount { blocks: 1 << 40, inodes: 1 << 40 });
-        changes(g, "", &[Op::SetQuota { ino, user: Some(STRANGER), limit }])
+        changes(g, "", &[], &[Op::SetQuota { ino, user: Some(STRANGER), limit }])
     }),
     attack("entry-number", "a file under a number that is another's", |g| {
         let (ino, parent) = (g.ino("secret")?, g.ino("pub")?);
@@ -136,7 +152,8 @@ fn setattr(ino: InodeId, mask: u64, mode: u32, uid: u32) -> Op<'static> {
 }
 
 fn create(ino: InodeId, parent: InodeId, name: &[u8], mode: u32, uid: u32) -> Op<'_> {
-    Op::Create { ino, parent, mode, rdev: 0x101, uid, gid: uid, name, target: b"" }
+    let rdev = if mode & 0o170_000 == 0o060_000 { 0x101 } else { 0 };
+    Op::Create { ino, parent, mode, rdev, uid, gid: uid, name, target: b"" }
 }
 
 /// Appends each; all must be refused, or it is expelled. How they were.
@@ -153,9 +170,13 @@ fn refused(attacker: &Attacker, ops: &[Op<'_>]) -> Result<(bool, String), String
     Ok((true, said.join(", ")))
 }
 
-/// Without any lease: nothing of it may be seen of a part afterwards.
-fn changes(ground: &Ground, part: &str, ops: &[Op<'_>]) -> Tried {
+/// With leases on what it can walk to, and without on the rest: nothing of it may be seen of a part afterwards.
+fn changes(ground: &Ground, part: &str, leases: &[&str], ops: &[Op<'_>]) -> Tried {
     let attacker = Attacker::attach(&ground.socket())?;
+    for path in leases {
+        let path = format!("{}/{path}", ground.name);
+        attacker.walk(&path, LeaseMode::Write)?.map_err(|e| format!("{path}: {e:?}"))?;
+    }
     let state = || -> Result<String, String> {
         let read = ground.root(&format!("read {part}")).unwrap_or_default();
         Ok(ground.root(&format!("stat {part}"))? + &read)
@@ -192,7 +213,7 @@ fn makes(ground: &Ground, mode: u32, uid: u32) -> Tried {
 
 fn give_setid(ground: &Ground) -> Tried {
     let ino = ground.ino("pub/mine")?;
-    let ops = [setattr(ino, mask::MODE | mask::UID, 0o104_755, 0), setattr(ino, mask::UID, 0, 0)];
+    let ops = [setattr(ino, mask::MODE | mask::UID, 0o4755, 0), setattr(ino, mask::UID, 0, 0)];
     held(ground, "pub/mine", LeaseMode::Write, |_| ops.to_vec())
 }
 
@@ -220,7 +241,7 @@ fn time(ground: &Ground) -> Tried {
     let attacker = Attacker::attach(&ground.socket())?;
     let path = format!("{}/pub/mine", ground.name);
     let reply = attacker.walk(&path, LeaseMode::Write)?.map_err(|e| format!("{e:?}"))?;
-    attacker.append(&setattr(reply.record.ino, mask::MODE, 0o100_600, 0), u64::MAX)?;
+    attacker.append(&setattr(reply.record.ino, mask::MODE, 0o600, 0), u64::MAX)?;
     let judged = attacker.judged()?;
     let stat = ground.root("stat pub/mine")?;
     let ctime: u64 = stat.rsplit(' ').next().and_then(|t| t.parse().ok()).ok_or("no ctime")?;

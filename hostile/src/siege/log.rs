@@ -76,7 +76,7 @@ fn lengths(ground: &Ground) -> Tried {
 
 fn setattr(ino: InodeId) -> Op<'static> {
     let none = storage::format::entry::Stamp::default();
-    Op::SetAttr { ino, mask: mask::MODE, mode: 0o100_777, uid: 0, gid: 0, atime: none, mtime: none }
+    Op::SetAttr { ino, mask: mask::MODE, mode: 0o777, uid: 0, gid: 0, atime: none, mtime: none }
 }
 
 fn words(ground: &Ground) -> Tried {
