@@ -118,7 +118,7 @@ impl Attacker {
         let mut bytes = [0; control::DESCRIPTOR_BYTES];
         let _ = memory.read(0, &mut bytes);
         let descriptor = Descriptor::decode(&bytes).map_err(|e| e.to_string())?;
-        let log = Log::new(descriptor.clone());
+        let log = Log::new(descriptor);
         Ok(Self { socket, log_file, memory, log, descriptor, bell })
     }
 

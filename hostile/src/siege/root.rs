@@ -41,11 +41,9 @@ pub fn run(attack: Attack, cluster: &Path, program: &Path) -> Ended {
     let outcome = ground.make().map_err(|e| format!("the ground: {e}"));
     let outcome = outcome.and_then(|()| besiege(attack, &ground, program));
     // Whatever came of it, the super-user is served, on both nodes.
-    let outcome = outcome.and_then(|outcome| match serves(&ground) {
-        Ok(_) => Ok(outcome),
-        Err(e) => Ok(Outcome::Succeeded(format!(
-            "the super-user is not served any more: {e} ({outcome:?})"
-        ))),
+    let outcome = outcome.map(|outcome| match serves(&ground) {
+        Ok(_) => outcome,
+        Err(e) => Outcome::Succeeded(format!("root is not served any more: {e} ({outcome:?})")),
     });
     let _ = fs::remove_dir_all(ground.path(""));
     Ended { attack, outcome }
