@@ -511,8 +511,8 @@ impl Node {
         let told = header.time;
         let header =
             &Header { time: told.min(self.realtime().saturating_add(AHEAD_MAX)), ..*header };
-        if header.promised > 0 {
-            self.redeem_of(client, header);
+        if planted(Bug::RedeemedTwice) {
+            self.redeem(client, header.promised);
         }
         let Some(known) = self.known.get(&client) else { return Ok(Taken::Up(draft)) };
         let judged = if header.epoch > self.epoch && !planted(Bug::FutureEpochAccepted) {
@@ -521,11 +521,13 @@ impl Node {
             judge(&self.volume, &self.leases, client, known, op)
         };
         if let Err(errno) = judged {
+            self.redeem(client, header.promised);
             self.refuse(&mut draft, client, header, op, errno);
             return Ok(Taken::Up(draft));
         }
         let step = match self.part_of(client, header.sequence, op)? {
             Step::Refuse(errno) => {
+                self.redeem(client, header.promised);
                 self.refuse(&mut draft, client, header, op, errno);
                 return Ok(Taken::Up(draft));
             }
@@ -549,7 +551,9 @@ impl Node {
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
             // Where the order is made, and nowhere else.
             self.volume.enforce_quotas(true);
-            self.volume.keep_free(self.kept_free());
+            // What it was promised is its own. The account has it until the operation is judged: it may have to wait.
+            let own = self.promised_to(client, header);
+            self.volume.keep_free(self.kept_free().saturating_sub(own));
             let applied = self.volume.apply(header, op, source);
             self.volume.enforce_quotas(false);
             self.volume.keep_free(0);
@@ -583,6 +587,7 @@ impl Node {
                         other => other.errno(),
                     };
                     self.cuts.remove(&client);
+                    self.redeem(client, header.promised);
                     self.refuse(&mut draft, client, header, whole, errno);
                     if errno == base::Errno::NOSPC {
                         self.seek_room(out);
@@ -591,6 +596,7 @@ impl Node {
                 }
             }
         };
+        self.redeem(client, header.promised);
         draft.frame.extend_from_slice(bytes);
         draft.count += 1;
         self.mark_dirty(op, draft.seq, client);

@@ -101,18 +101,17 @@ impl Node {
         Ok(())
     }
 
-    /// What an operation was promised, which is judged now: once, however often it is tried, and in how many parts it is done.
-    pub(super) fn redeem_of(&mut self, client: ClientId, header: &Header) {
-        let Some(known) = self.known.get_mut(&client) else { return };
-        if header.sequence > known.room_from || planted(Bug::RedeemedTwice) {
-            known.room_from = header.sequence;
-            self.redeem(client, header.promised);
-        }
+    /// What of its client's account is an operation's.
+    pub(super) fn promised_to(&self, client: ClientId, header: &Header) -> u64 {
+        self.known.get(&client).map_or(0, |known| known.room.min(header.promised))
     }
 
     /// So many of a client's promised blocks are judged: whether it had them.
     pub(super) fn redeem(&mut self, client: ClientId, blocks: u64) -> bool {
         let Some(room) = self.known.get(&client).map(|known| known.room) else { return false };
+        if blocks == 0 {
+            return true;
+        }
         self.set_room(client, room.saturating_sub(blocks));
         room >= blocks
     }
