@@ -130,8 +130,11 @@ pub fn read_pid_file(path: &Path) -> Option<Identity> {
 
 /// Starts `command` in the background, its output appended to `log`; returns who it is.
 pub fn start(mut command: Command, log: &Path) -> Result<(Child, Identity)> {
+    use std::os::unix::fs::OpenOptionsExt;
     use std::os::unix::process::CommandExt;
-    let file = fs::OpenOptions::new().create(true).append(true).open(log).context(log.display())?;
+    // Who was refused what is nobody else's business.
+    let mut file = fs::OpenOptions::new();
+    let file = file.create(true).append(true).mode(0o600).open(log).context(log.display())?;
     let copy = file.try_clone().context(log.display())?;
     command.stdin(Stdio::null()).stdout(file).stderr(copy).process_group(0);
     let name = PathBuf::from(command.get_program());

@@ -151,6 +151,10 @@ fn regions(ground: &Ground) -> Tried {
         "n1/region/stream",
         "n1/region/arena.0",
         "n1/region/arena.1",
+        "n1/run/log",
+        "n1/run/mount.log",
+        "coordinator/log",
+        "n1/run/coordinator.log",
     ] {
         found.extend(Some(ground.cluster.join(file)).filter(|path| fs::File::open(path).is_ok()));
     }

@@ -226,6 +226,10 @@ impl World<'_> {
             return Err(format!("thread {c}.{t}: a result of no call"));
         };
         self.trace(|| format!("thread {c}.{t} gets {}", brief_reply(reply)));
+        // What it sees may be so because another's session is over, whose process has not seen it yet.
+        for other in 0..self.actors.len() {
+            self.look_at_ended(other)?;
+        }
         self.outcome.observations += 1;
         self.no_refusals(c)?;
         let walk = walked.iter().try_for_each(|step| self.judge_step(c, &under_way, step));
