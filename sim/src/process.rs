@@ -698,6 +698,10 @@ impl World<'_> {
         self.outcome.operations += 1;
         *self.outcome.kinds.entry(kind_of(&op)).or_default() += 1;
         self.model.appended(session, seq, changes);
+        if void {
+            // It rests on what was refused: its process takes for done what is not.
+            self.taint(c, session, seq, effects::touched(&op));
+        }
         if let Some(attached) = self.process(c).and_then(|p| p.attached.get(index)).cloned() {
             self.note_done((c, t), &attached, &header, &op, (bytes.clone(), void));
         }

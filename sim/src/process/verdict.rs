@@ -320,10 +320,8 @@ impl World<'_> {
         let lacks = if self.preset.quota { "quota" } else { "space" };
         self.trace(|| format!("client {c} has no {lacks} for {seq} {what}"));
         self.do_again(client, seq)?;
-        if let Some(process) = self.process(c).filter(|p| p.is_client(client)) {
-            for ino in inos {
-                process.tainted.insert(ino, Taint { session, until: Nanos::MAX, seq });
-            }
+        if self.process(c).is_some_and(|p| p.is_client(client)) {
+            self.taint(c, session, seq, inos);
         }
         Ok(())
     }
@@ -359,6 +357,14 @@ impl World<'_> {
                 u.at <= taint.until && u.current.is_none_or(|session| session <= taint.session)
             })
         })
+    }
+
+    /// What a process knows of these inodes is not so until it is told.
+    pub(super) fn taint(&mut self, c: usize, session: usize, seq: u64, inos: Vec<u64>) {
+        let Some(process) = self.process(c) else { return };
+        for ino in inos {
+            process.tainted.insert(ino, Taint { session, until: Nanos::MAX, seq });
+        }
     }
 
     /// Whether an operation may be one that cannot be, since its process does not know of a refusal.
