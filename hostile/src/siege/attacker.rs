@@ -24,6 +24,8 @@ use storage::limits::RPC_SLOT_BYTES;
 
 /// Longer than anything here may take, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Whose clients were expelled again and again waits before the next may attach, half a minute at the most.
+const BARRED: Duration = Duration::from_secs(60);
 const DESCRIPTORS: usize = 4;
 
 /// A connection to hostd.
@@ -104,7 +106,7 @@ impl Attacker {
         let mut fds = loop {
             match ask(&socket, rpc::HOST_ATTACH, 1)? {
                 (Ok(_), fds) => break fds,
-                (Err(Errno::AGAIN), _) if begin.elapsed() < PATIENCE => {
+                (Err(Errno::AGAIN), _) if begin.elapsed() < BARRED => {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 (Err(e), _) => return Err(format!("attach: {e:?}")),

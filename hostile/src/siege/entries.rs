@@ -130,7 +130,6 @@ pub(super) const ATTACKS: &[Attack] = &[
             vec![create(ino, parent, b"taken", 0o100_644, STRANGER)]
         })
     }),
-    attack("entry-names", "names with slashes, dots, zeroes and none at all", names),
     attack("entry-security", "gives its program capabilities", |g| {
         let ino = g.ino("pub/mine")?;
         let value = [1, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 1, 0, 0, 0, 0, 0, 0];
@@ -144,6 +143,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
     attack("entry-time", "a time of the year 2554", time),
     attack("entry-cycle", "puts a directory below itself", cycle),
+    attack("entry-names", "names with slashes, dots and zeroes", names),
 ];
 
 fn setattr(ino: InodeId, mask: u64, mode: u32, uid: u32) -> Op<'static> {
@@ -219,8 +219,8 @@ fn give_setid(ground: &Ground) -> Tried {
 
 fn names(ground: &Ground) -> Tried {
     let path = format!("{}/pub", ground.name);
-    let long = [b'a'; 256];
-    let bad: [&[u8]; 7] = [b"", b".", b"..", b"a/b", b"../secret", b"a\0b", &long];
+    // Each costs a client: they are few, since the next has to wait for longer.
+    let bad: [&[u8]; 3] = [b"../secret", b"..", b"a\0b"];
     let mut said = Vec::new();
     for name in bad {
         let attacker = Attacker::attach(&ground.socket())?;

@@ -13,7 +13,7 @@ use super::attacker::Attacker;
 use super::{Attack, Ground, Outcome, STRANGER, Tried, arenas};
 
 /// No attack takes longer.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 /// What is appended, or freed, has been published after this time.
 const PUBLISHED: Duration = Duration::from_secs(20);
 
