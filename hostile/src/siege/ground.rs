@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fs;
 use std::io::{BufRead as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
 use base::InodeId;
@@ -82,52 +82,41 @@ impl Ground {
         }
     }
 
-    /// Makes all of it, as root.
+    /// Makes all of it, as root. Each has its mode and owner before there is anything in it: nobody was ever let in.
     pub fn make(&self) -> std::io::Result<()> {
-        let mode = |part: &str, mode: u32| {
-            fs::set_permissions(self.path(part), fs::Permissions::from_mode(mode))
+        let mode = |part: &str, bits: u32| {
+            fs::set_permissions(self.path(part), fs::Permissions::from_mode(bits))
         };
-        for dir in ["", "closed", "way", "sticky", "pub"] {
+        for (dir, bits) in
+            [("", 0o755), ("closed", 0o700), ("way", 0o755), ("sticky", 0o1777), ("pub", 0o777)]
+        {
             fs::create_dir(self.path(dir))?;
+            mode(dir, bits)?;
         }
-        let files = [
-            "secret",
-            "closed/open",
-            "group",
-            "way/open",
-            "setid",
-            "sticky/root",
-            "pub/attributes",
-            "pub/mine",
-        ];
-        for part in files {
+        let (root, others, mine) =
+            ((None, None), (None, Some(OTHERS)), (Some(STRANGER), Some(STRANGER)));
+        for (part, bits, (uid, gid)) in [
+            ("secret", 0o600, root),
+            ("closed/open", 0o644, root),
+            ("group", 0o640, others),
+            ("way/open", 0o644, root),
+            ("setid", 0o4755, root),
+            ("sticky/root", 0o644, root),
+            ("pub/attributes", 0o644, root),
+            ("pub/mine", 0o644, mine),
+        ] {
+            let path = self.path(part);
+            let mut file =
+                fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            chown(&path, uid, gid)?;
+            mode(part, bits)?;
             let marker = self.marker(part);
-            let mut file = fs::File::create(self.path(part))?;
             file.write_all(&marker.as_bytes().repeat(BYTES / marker.len()))?;
             file.sync_all()?;
         }
-        chown(self.path("group"), None, Some(OTHERS))?;
-        chown(self.path("pub/mine"), Some(STRANGER), Some(STRANGER))?;
         for name in ["trusted.key", "user.key"] {
             let path = self.path("pub/attributes");
             rustix::fs::setxattr(&path, name, b"value", rustix::fs::XattrFlags::empty())?;
-        }
-        for (part, bits) in [
-            ("secret", 0o600),
-            ("closed/open", 0o644),
-            ("closed", 0o700),
-            ("group", 0o640),
-            ("way/open", 0o644),
-            ("way", 0o755),
-            ("setid", 0o4755),
-            ("sticky", 0o1777),
-            ("sticky/root", 0o644),
-            ("pub", 0o777),
-            ("pub/attributes", 0o644),
-            ("pub/mine", 0o644),
-            ("", 0o755),
-        ] {
-            mode(part, bits)?;
         }
         rustix::fs::fsync(fs::File::open(self.path(""))?)?;
         Ok(())
