@@ -346,6 +346,8 @@ pub enum Bug {
     EndedSetidTrusted = 310,
     /// What was promised to an operation is taken from the account each time it is tried.
     RedeemedTwice = 311,
+    /// Who may not write to a file gives it another name.
+    LinkOfOthers = 312,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1124,6 +1126,11 @@ impl Bug {
             Bug::EndedSetidTrusted,
             "ended-setid-trusted",
             "set-id bits are taken for ended by an operation that may be refused",
+        ),
+        (
+            Bug::LinkOfOthers,
+            "link-of-others",
+            "who may not write to a file gives it another name",
         ),
         (
             Bug::RedeemedTwice,

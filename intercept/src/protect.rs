@@ -1,8 +1,8 @@
 //! What the kernel forbids in directories that everybody may write to, whatever the file system:
-//! `/proc/sys/fs/protected_hardlinks`, `protected_symlinks`, `protected_regular` (proc_sys_fs(5)).
+//! `/proc/sys/fs/protected_symlinks`, `protected_regular` (proc_sys_fs(5)). (What `protected_hardlinks` says, Corbel says itself.)
 
 use base::InodeId;
-use client::fs::{Attr, S_IFREG};
+use client::fs::Attr;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use crate::calls::limit;
@@ -43,22 +43,8 @@ impl Setting {
     }
 }
 
-static HARDLINKS: Setting = Setting::new(b"/proc/sys/fs/protected_hardlinks\0");
 static SYMLINKS: Setting = Setting::new(b"/proc/sys/fs/protected_symlinks\0");
 static REGULAR: Setting = Setting::new(b"/proc/sys/fs/protected_regular\0");
-
-/// Before a second name is made: of a file of others only who may read and write it, and without set-id.
-pub fn link(attr: &Attr) -> Result<(), Stop> {
-    let who = caller();
-    if who.uid == 0 || who.uid == attr.uid || HARDLINKS.get() == 0 {
-        return Ok(());
-    }
-    let set_id = attr.mode & 0o4000 != 0 || attr.mode & 0o2010 == 0o2010;
-    if attr.kind() != S_IFREG || set_id || fs()?.access(&who, attr.ino, 6).is_err() {
-        return Err(Stop::Error(err::PERM));
-    }
-    Ok(())
-}
 
 /// Before a symbolic link in `dir` is followed: where everybody may put one, only one's own, and the
 /// directory's owner's.

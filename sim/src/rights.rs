@@ -114,6 +114,18 @@ impl Who {
         dir.mode & 0o1000 == 0 || self.owns(dir) || self.owns(victim)
     }
 
+    /// Whether they may give it another name: what proc_sys_fs(5) says of `protected_hardlinks`. `None`: nobody knows
+    /// the list.
+    pub fn may_link(&self, s: &State) -> Option<bool> {
+        let set_id = s.mode & 0o4000 != 0 || s.mode & 0o2000 != 0 && s.mode & 0o10 != 0;
+        match () {
+            () if s.mode == 0 => None,
+            () if self.owns(s) => Some(true),
+            () if s.mode & S_IFMT != S_IFREG || set_id => Some(false),
+            () => self.may(s, R | W),
+        }
+    }
+
     /// The set-id bits that end when they change the content of a file.
     pub fn ends(&self, s: &State) -> u32 {
         if self.uid == 0 || s.mode & S_IFMT != S_IFREG {
@@ -216,8 +228,14 @@ impl Who {
         let may = |ino, what| self.may(state(ino), what) != Some(false);
         let fits = |all: bool, why| if all { None } else { Some(why) };
         match *op {
-            Op::Create { parent, .. } | Op::Tmpfile { parent, .. } | Op::Link { parent, .. } => {
+            Op::Create { parent, .. } | Op::Tmpfile { parent, .. } => {
                 fits(may(parent, W | X), "it may not write to the directory")
+            }
+            Op::Link { ino, parent, .. } => {
+                fits(may(parent, W | X), "it may not write to the directory").or_else(|| {
+                    let may = self.may_link(state(ino)) != Some(false);
+                    fits(may, "it may not give files of others another name")
+                })
             }
             Op::Unlink { ino, parent, .. } | Op::Rmdir { ino, parent, .. } => {
                 fits(may(parent, W | X), "it may not write to the directory").or_else(|| {

@@ -15,6 +15,7 @@ pub const X: u32 = 1;
 
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
+const S_IFREG: u32 = 0o100_000;
 
 /// Who asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +66,18 @@ impl Creds<'_> {
         self.uid == 0 || self.uid == r.uid
     }
 
+    /// Whether they may give the inode one more name. A file of others keeps its blocks, its set-id bits and its place in
+    /// somebody's quota for as long as it has one: so of these only who may read and write it gives it another, and never
+    /// with set-user-ID (what Linux calls `protected_hardlinks`, proc_sys_fs(5); here it holds wherever a call
+    /// comes from).
+    pub fn may_link(&self, r: &InodeRecord) -> Result<(), Errno> {
+        if self.owns(r) || planted(Bug::LinkOfOthers) {
+            return Ok(());
+        }
+        let plain = r.mode & S_IFMT == S_IFREG && r.mode & 0o4000 == 0 && r.mode & 0o2010 != 0o2010;
+        if plain && self.may(r, R | W).is_ok() { Ok(()) } else { Err(Errno::PERM) }
+    }
+
     /// Sticky rule: in a sticky directory only the owner of the entry or of the directory removes.
     pub fn may_remove(&self, dir: &InodeRecord, victim: &InodeRecord) -> Result<(), Errno> {
         self.may(dir, W | X)?;
@@ -111,6 +124,20 @@ mod tests {
         list.chmod(0o617);
         (r.mode, r.acl) = (0o100_617, Some(list.into()));
         assert_eq!(who(5, 9).may(&r, R), Err(Errno::ACCES), "the mask bounds who is named");
+    }
+
+    #[test]
+    fn files_of_others_get_no_more_names() {
+        let file = |mode| InodeRecord { mode, uid: 5, gid: 9, ..InodeRecord::default() };
+        let who = |uid, gid| Creds { uid, gid, groups: &[] };
+        for mode in [0o100_644, 0o100_600, 0o104_777, 0o102_777, 0o010_666, 0o120_777, 0o020_666] {
+            assert_eq!(who(6, 6).may_link(&file(mode)), Err(Errno::PERM), "{mode:o}");
+            assert_eq!(who(5, 6).may_link(&file(mode)), Ok(()), "{mode:o}: its owner");
+            assert_eq!(who(0, 0).may_link(&file(mode)), Ok(()), "{mode:o}: the super-user");
+        }
+        assert_eq!(who(6, 6).may_link(&file(0o100_666)), Ok(()));
+        assert_eq!(who(6, 9).may_link(&file(0o102_660)), Ok(()), "not set-id, as nobody executes it");
+        assert_eq!(who(6, 6).may_link(&file(0o100_660)), Err(Errno::PERM));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use storage::limits::{LINK_MAX, NAME_MAX, TARGET_MAX};
 
 use super::host::Host;
 use super::inode::{Inode, Known, Names, State, attr};
-use super::permission::{R, W, X, may, may_remove};
+use super::permission::{R, W, X, may, may_link, may_remove};
 use super::pieces::Pieces;
 use super::session::Session;
 use super::sync::WriteGuard;
@@ -540,8 +540,9 @@ impl<H: Host> LibFsOn<H> {
                 return Err(Errno::EXIST.into());
             }
             there_still(&locked.get(parent).record)?;
-            may(caller, &locked.get(parent).record, W | X)?;
             let record = locked.get(ino).record.clone();
+            may_link(caller, &record)?;
+            may(caller, &locked.get(parent).record, W | X)?;
             if record.mode & S_IFMT == S_IFDIR {
                 return Err(Errno::PERM.into());
             }

@@ -19,6 +19,11 @@ pub fn owns(caller: &Caller<'_>, r: &InodeRecord) -> bool {
     creds(caller).owns(r)
 }
 
+/// Whether the caller may give the inode one more name.
+pub fn may_link(caller: &Caller<'_>, r: &InodeRecord) -> Result<()> {
+    creds(caller).may_link(r)
+}
+
 /// Whether the caller may take `victim` out of `dir`.
 pub fn may_remove(caller: &Caller<'_>, dir: &InodeRecord, victim: &InodeRecord) -> Result<()> {
     creds(caller).may_remove(dir, victim)

@@ -37,6 +37,9 @@ fn nothing_that_a_stranger_tries_comes_to_anything() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let figures = json(&output);
     assert!(figures["attacks"].as_u64().is_some_and(|n| n >= 40), "{said}");
+    let bad: Vec<&str> =
+        said.lines().filter(|l| l.contains("SUCCEEDED") || l.contains("UNTRIED")).collect();
+    assert!(bad.is_empty(), "{bad:#?} of\n{said}");
     assert_eq!((&figures["succeeded"], &figures["untried"]), (&0.into(), &0.into()), "{said}");
     // Nobody lost its place, and no service ended.
     assert_eq!([epoch(1), epoch(2)], before, "{said}");

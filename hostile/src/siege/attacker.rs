@@ -199,6 +199,18 @@ impl Attacker {
         })
     }
 
+    /// The root of the volume, with a lease.
+    pub fn root(&self, mode: LeaseMode) -> Result<Result<InodeReply, Errno>, String> {
+        let request = Request::Inode { ino: InodeId::ROOT, mode, flags: 0 };
+        Ok(match self.request(&request, Proof::NONE)? {
+            Ok(body) => {
+                Ok(InodeReply::decode(&mut Reader::new("reply", &body))
+                    .map_err(|e| e.to_string())?)
+            }
+            Err(e) => Err(e),
+        })
+    }
+
     /// The way to a part of the ground, name by name, as far as it is let.
     pub fn walk(&self, path: &str, mode: LeaseMode) -> Result<Result<InodeReply, Errno>, String> {
         let (mut at, mut last) = ((InodeId::ROOT, Proof::NONE), None);

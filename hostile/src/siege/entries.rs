@@ -15,21 +15,21 @@ pub(super) const ATTACKS: &[Attack] = &[
         changes(
             g,
             "secret",
-            &[],
+            &["secret"],
             &[Op::Write { ino, offset: 0, data: b"hostile", clear_setid: true }],
         )
     }),
     attack("entry-cut-secret", "cuts a file of root's", |g| {
         let ino = g.ino("secret")?;
-        changes(g, "secret", &[], &[Op::Truncate { ino, size: 0, clear_setid: true }])
+        changes(g, "secret", &["secret"], &[Op::Truncate { ino, size: 0, clear_setid: true }])
     }),
     attack("entry-chmod-secret", "opens a file of root's to all", |g| {
         let op = setattr(g.ino("secret")?, mask::MODE, 0o666, 0);
-        changes(g, "secret", &[], &[op])
+        changes(g, "secret", &["secret"], &[op])
     }),
     attack("entry-chown-secret", "takes a file of root's for its own", |g| {
         let op = setattr(g.ino("secret")?, mask::UID, 0, STRANGER);
-        changes(g, "secret", &[], &[op])
+        changes(g, "secret", &["secret"], &[op])
     }),
     attack("entry-give-setid", "gives a program of its own to root, with set-user-ID", give_setid),
     attack("entry-make-as-root", "makes a set-user-ID program that is root's", |g| {
@@ -63,6 +63,14 @@ pub(super) const ATTACKS: &[Attack] = &[
             vec![Op::Move { ino, from: 0, to: u64::MAX, out: true }]
         })
     }),
+    attack("entry-link-secret", "another name for a file of root's", |g| links(g, "secret")),
+    attack("entry-link-setid", "another name for root's set-user-ID program", |g| {
+        links(g, "setid")
+    }),
+    attack("entry-link-readable", "another name for a file of root's that it may read", |g| {
+        links(g, "sticky/root")
+    }),
+    attack("entry-link-directory", "another name for a directory", |g| links(g, "way")),
     attack("entry-unlink-closed", "removes a name from a closed directory", |g| {
         let (ino, parent) = (g.ino("closed/open")?, g.ino("closed")?);
         changes(g, "closed/open", &[], &[Op::Unlink { ino, parent, name: b"open", open: false }])
@@ -72,7 +80,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         changes(
             g,
             "sticky/root",
-            &["sticky", "sticky/root"],
+            &["sticky/root", "sticky"],
             &[Op::Unlink { ino, parent, name: b"root", open: false }],
         )
     }),
@@ -90,14 +98,14 @@ pub(super) const ATTACKS: &[Attack] = &[
             exchange: false,
             open: false,
         };
-        changes(g, "sticky/root", &["pub", "sticky", "pub/mine", "sticky/root"], &[op])
+        changes(g, "sticky/root", &["pub/mine", "sticky/root", "pub", "sticky"], &[op])
     }),
     attack("entry-clone-secret", "clones root's bytes into a file of its own", |g| {
         let (ino, source) = (g.ino("pub/mine")?, g.ino("secret")?);
         changes(
             g,
             "pub/mine",
-            &["pub/mine"],
+            &["pub/mine", "secret"],
             &[Op::CloneRange {
                 ino,
                 offset: 0,
@@ -122,13 +130,12 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
     attack("entry-quota", "gives itself more space", |g| {
         let (ino, limit) = (InodeId::ROOT, Amount { blocks: 1 << 40, inodes: 1 << 40 });
-        changes(g, "", &[], &[Op::SetQuota { ino, user: Some(STRANGER), limit }])
+        changes(g, "", &[ROOT], &[Op::SetQuota { ino, user: Some(STRANGER), limit }])
     }),
     attack("entry-number", "a file under a number that is another's", |g| {
         let (ino, parent) = (g.ino("secret")?, g.ino("pub")?);
-        held(g, "pub", LeaseMode::Write, |_| {
-            vec![create(ino, parent, b"taken", 0o100_644, STRANGER)]
-        })
+        let op = create(ino, parent, b"taken", 0o100_644, STRANGER);
+        changes(g, "secret", &["secret", "pub"], &[op])
     }),
     attack("entry-security", "gives its program capabilities", |g| {
         let ino = g.ino("pub/mine")?;
@@ -145,6 +152,11 @@ pub(super) const ATTACKS: &[Attack] = &[
     attack("entry-cycle", "puts a directory below itself", cycle),
     attack("entry-names", "names with slashes, dots and zeroes", names),
 ];
+
+/// The root of the volume, where leases are asked for.
+const ROOT: &str = "/";
+/// How often it takes leases that it lost before it could use them.
+const TRIES: u32 = 5;
 
 fn setattr(ino: InodeId, mask: u64, mode: u32, uid: u32) -> Op<'static> {
     let none = Stamp::default();
@@ -172,19 +184,37 @@ fn refused(attacker: &Attacker, ops: &[Op<'_>]) -> Result<(bool, String), String
 
 /// With leases on what it can walk to, and without on the rest: nothing of it may be seen of a part afterwards.
 fn changes(ground: &Ground, part: &str, leases: &[&str], ops: &[Op<'_>]) -> Tried {
-    let attacker = Attacker::attach(&ground.socket())?;
-    for path in leases {
-        let path = format!("{}/{path}", ground.name);
-        attacker.walk(&path, LeaseMode::Write)?.map_err(|e| format!("{path}: {e:?}"))?;
-    }
     let state = || -> Result<String, String> {
         let read = ground.root(&format!("read {part}")).unwrap_or_default();
         Ok(ground.root(&format!("stat {part}"))? + &read)
     };
     let before = state()?;
-    let (all, said) = refused(&attacker, ops)?;
+    let attacker = Attacker::attach(&ground.socket())?;
+    // Somebody may want a lease back just then: what is refused for that says nothing of rights.
+    let mut said = String::new();
+    for _ in 0..TRIES {
+        for path in leases {
+            let had = match *path {
+                ROOT => attacker.root(LeaseMode::Write)?,
+                _ => attacker.walk(&format!("{}/{path}", ground.name), LeaseMode::Write)?,
+            };
+            had.map_err(|e| format!("{path}: {e:?}"))?;
+        }
+        let (all, how) = refused(&attacker, ops)?;
+        if !all {
+            return Ok(Outcome::Succeeded(how));
+        }
+        let stale = how.contains("STALE");
+        said = how;
+        if leases.is_empty() || !stale {
+            break;
+        }
+    }
+    if !leases.is_empty() && said.contains("STALE") {
+        return Err(format!("it never has the leases {leases:?}: {said}"));
+    }
     let after = state()?;
-    Ok(Outcome::of(!all || before != after, format!("{said}; {before:.40} and then {after:.40}")))
+    Ok(Outcome::of(before != after, format!("{said}; {before:.40} and then {after:.40}")))
 }
 
 /// With a lease on a part, which it may have.
@@ -199,6 +229,12 @@ fn held<'a>(
     let reply = attacker.walk(&path, mode)?.map_err(|e| format!("{path}: {e:?}"))?;
     let (all, said) = refused(&attacker, &ops(&reply))?;
     Ok(Outcome::of(!all, said))
+}
+
+/// It keeps what others want to be rid of: the blocks, and a program with set-user-ID when it has been mended.
+fn links(ground: &Ground, part: &str) -> Tried {
+    let (ino, parent) = (ground.ino(part)?, ground.ino("pub")?);
+    changes(ground, part, &[part, "pub"], &[Op::Link { ino, parent, name: b"kept" }])
 }
 
 fn makes(ground: &Ground, mode: u32, uid: u32) -> Tried {

@@ -112,7 +112,8 @@ fn within(ground: &Ground) -> Result<u64, String> {
 }
 
 fn kept(ground: &Ground) -> Tried {
-    let mut slowest = 0;
+    // A busy machine makes one of them slow; the attack would make each.
+    let mut waits = Vec::new();
     for _ in 0..4 {
         let Ok(attacker) = Attacker::attach(&ground.socket()) else { break };
         let path = format!("{}/pub", ground.name);
@@ -120,9 +121,10 @@ fn kept(ground: &Ground) -> Tried {
         for word in 0..LEASE_SLOTS as u64 / 64 {
             attacker.set(control::KEPT + word * 8, u64::MAX);
         }
-        slowest = slowest.max(within(ground)?);
+        waits.push(within(ground)?);
     }
-    Ok(Outcome::of(slowest > 900, format!("root waits for {slowest} ms at the most")))
+    let fastest = waits.iter().min().ok_or("no client of it could attach")?;
+    Ok(Outcome::of(*fastest > 900, format!("root waits for {waits:?} ms")))
 }
 
 fn sequences(ground: &Ground) -> Tried {

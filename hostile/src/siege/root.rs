@@ -107,6 +107,7 @@ fn asked(what: &str, ground: &Ground) -> Result<String, String> {
             fs::write(path(part), b"x").map_err(io)?;
             Ok(begin.elapsed().as_millis().to_string())
         }
+        ["ports"] => ports(&ground.cluster).map_err(io),
         ["attach"] => Attacker::attach(&ground.socket()).map(|_| String::new()),
         ["number", part] => {
             let number = fs::symlink_metadata(path(part)).map_err(io)?;
@@ -141,6 +142,45 @@ fn asked(what: &str, ground: &Ground) -> Result<String, String> {
         }
         _ => Err(format!("what is {what:?}?")),
     }
+}
+
+/// TCP ports on which processes listen whose command names the cluster's directory.
+fn ports(cluster: &Path) -> std::io::Result<String> {
+    let mut sockets = std::collections::HashSet::new();
+    let mut whose = 0;
+    for process in fs::read_dir("/proc")?.flatten().map(|e| e.path()) {
+        // Each may end meanwhile.
+        let Ok(command) = fs::read(process.join("cmdline")) else { continue };
+        if !String::from_utf8_lossy(&command).contains(&*cluster.to_string_lossy()) {
+            continue;
+        }
+        whose += 1;
+        for fd in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
+            if let Ok(to) = fs::read_link(fd.path())
+                && let Some(number) = to.to_string_lossy().strip_prefix("socket:[")
+            {
+                sockets.insert(number.trim_end_matches(']').to_owned());
+            }
+        }
+    }
+    if whose < 2 {
+        return Err(std::io::Error::other("no process names the cluster's directory"));
+    }
+    let mut ports = Vec::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        for line in fs::read_to_string(table).unwrap_or_default().lines() {
+            // Local address, state, inode: proc(5).
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if let [_, local, _, "0A", _, _, _, _, _, inode, ..] = words[..]
+                && sockets.contains(inode)
+                && let Some((_, port)) = local.rsplit_once(':')
+                && let Ok(port) = u16::from_str_radix(port, 16)
+            {
+                ports.push(port.to_string());
+            }
+        }
+    }
+    Ok(ports.join(" "))
 }
 
 /// A write and fsync on each node, read on the other; how long it took.

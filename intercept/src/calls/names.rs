@@ -218,13 +218,12 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
     }
     let path = Path::get(from)?;
     let who = caller();
-    let (ino, found, is_dir) = if flags & at::EMPTY_PATH != 0 && path.bytes().is_empty() {
+    let ino = if flags & at::EMPTY_PATH != 0 && path.bytes().is_empty() {
         // The open file itself. One that the kernel has (all without a name) it also links.
         match regular(from_dir as usize) {
-            Ok(file) => (InodeId(file.ofd().ino.load(Ordering::Acquire)), None, false),
+            Ok(file) => InodeId(file.ofd().ino.load(Ordering::Acquire)),
             Err(Stop::Error(err::ISDIR)) if who.uid == 0 => {
-                let dir = super::attrs::descriptor(from_dir as usize)?;
-                (dir.ino, Some(dir), true)
+                super::attrs::descriptor(from_dir as usize)?.ino
             }
             Err(Stop::Error(err::ISDIR)) => return Err(Stop::Kernel),
             Err(stop) => return Err(stop),
@@ -234,8 +233,7 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
             // Whether this user has opened the descriptor only the kernel knows.
             return Err(Stop::Kernel);
         }
-        let attr = path::resolve(from_dir, &path, flags & at::SYMLINK_FOLLOW != 0)?.exists()?;
-        (attr.ino, Some(attr), attr.is_dir())
+        path::resolve(from_dir, &path, flags & at::SYMLINK_FOLLOW != 0)?.exists()?.ino
     };
     let to = find(to_dir, to, Last::Name)?;
     if to.attr.is_some() {
@@ -243,16 +241,6 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
     }
     if to.slash {
         return Err(Stop::Error(err::NOENT));
-    }
-    let barred = found.map_or(Ok(()), |attr| protect::link(&attr));
-    if is_dir || barred.is_err() {
-        // In a directory that was removed there is nobody to ask.
-        if fs()?.getattr(&who, to.parent)?.nlink == 0 {
-            return Err(Stop::Error(err::NOENT));
-        }
-        barred?;
-        fs()?.access(&who, to.parent, 3)?;
-        return Err(Stop::Error(err::PERM));
     }
     fs()?.link(&who, ino, to.parent, to.name())?;
     Ok(0)

@@ -155,6 +155,7 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
                 // What has no name can be had only from somebody who has it open.
                 return Err(Errno::NOENT);
             }
+            creds.may_link(&r)?;
             creds.may(&record(volume, parent)?, W | X)
         }
         Op::Unlink { ino, parent, .. } | Op::Rmdir { ino, parent, .. } => {

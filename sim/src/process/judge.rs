@@ -289,8 +289,14 @@ impl World<'_> {
             Call::Readdir { dir } => vec![access(*dir, R)],
             Call::Make { dir, .. }
             | Call::Tmpfile { dir }
-            | Call::Remove { dir, .. }
-            | Call::Link { dir, .. } => vec![access(*dir, X), access(*dir, W | X)],
+            | Call::Remove { dir, .. } => vec![access(*dir, X), access(*dir, W | X)],
+            Call::Link { ino, dir, .. } => {
+                let links = move |s: &State| match who.may_link(s)? {
+                    true => Some(Ok(())),
+                    false => Some(Err(Errno::PERM)),
+                };
+                vec![access(*dir, X), access(*dir, W | X), (*ino, Box::new(links))]
+            }
             Call::Create { dir, name, .. } => {
                 let there = self.leads(*dir, name, u).into_iter().flatten();
                 let mut all = vec![access(*dir, X), access(*dir, W | X)];
