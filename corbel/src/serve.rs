@@ -179,6 +179,7 @@ fn note_end(kept: &mut [Kept], role: Role, how: &str) {
 /// Runs `corbel serve`.
 pub fn run(global: &Global, args: &ServeArgs) -> Result<()> {
     local::tie();
+    service::process::give_up_rights();
     match args.role {
         None => supervise(global),
         Some(role) => serve(role, &global.load()?),

@@ -29,6 +29,55 @@ pub fn raise_descriptors() {
     }
 }
 
+/// Gives up every right that goes beyond its user's, for this thread and all that it starts from now on, for good: a service
+/// speaks to clients and peers, and needs none. What it did with one, priorities above others', it is left the limits for;
+/// who may not raise those (a container without CAP_SYS_RESOURCE) keeps CAP_SYS_NICE.
+///
+/// As root it then opens what is root's, or everybody's, and nothing else: region, keys and run directory belong to who runs a
+/// service. To be called before there is a second thread.
+pub fn give_up_rights() {
+    use rustix::thread as own;
+    if own::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
+        let left = if raise_limits().is_ok() {
+            own::CapabilitySet::empty()
+        } else {
+            own::CapabilitySet::SYS_NICE
+        };
+        let all = (0..64).map(|bit| own::CapabilitySet::from_bits_retain(1 << bit));
+        // The first that the kernel does not know ends them.
+        let known = all.take_while(|one| own::capability_is_in_bounding_set(*one).is_ok());
+        for one in known.filter(|one| !left.contains(*one)) {
+            // Who lacks CAP_SETPCAP cannot; a new program is bounded by `no_new_privs` all the same.
+            let _ = own::remove_capability_from_bounding_set(one);
+        }
+        let _ = own::clear_ambient_capability_set();
+        let had = own::capabilities(None).map_or(own::CapabilitySet::empty(), |s| s.permitted);
+        let left = own::CapabilitySets {
+            effective: left & had,
+            permitted: left & had,
+            inheritable: own::CapabilitySet::empty(),
+        };
+        if let Err(e) = own::set_capabilities(None, left) {
+            log::warn!("this service keeps rights that it does not need: {e}");
+        }
+    }
+    if let Err(e) = own::set_no_new_privs(true) {
+        log::warn!("programs that this service starts may get more rights than it has: {e}");
+    }
+}
+
+/// Nice values down to -15 (20 less than the limit), and the two lowest realtime priorities.
+fn raise_limits() -> rustix::io::Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    for (which, least) in [(Resource::Nice, 35), (Resource::Rtprio, 2)] {
+        let limit = getrlimit(which);
+        let at_least = |value: Option<u64>| value.map(|value| value.max(least));
+        let limit = Rlimit { current: at_least(limit.current), maximum: at_least(limit.maximum) };
+        setrlimit(which, limit)?;
+    }
+    Ok(())
+}
+
 /// A thread of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Thread(libc::c_long);

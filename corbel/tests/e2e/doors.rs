@@ -44,6 +44,33 @@ fn a_cluster_is_not_put_where_others_may_write() {
     fs::remove_dir(&dir).unwrap();
 }
 
+/// Also when root starts them: whoever takes over what speaks to clients and peers is not root of the machine.
+#[test]
+fn services_of_root_give_its_rights_up() {
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    let Some(cluster) = Cluster::new(2, "64MiB") else { return };
+    for service in ["n1/run/serve", "n1/run/nicfs", "n1/run/hostd", "coordinator/coordinator"] {
+        let pid = fs::read_to_string(cluster.path(&format!("{service}.pid"))).unwrap();
+        let pid = pid.split_whitespace().next().unwrap();
+        for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            let line = |name: &str| {
+                let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+                line.trim_start_matches(':').trim().to_owned()
+            };
+            // Priorities, where the limits of them cannot be raised.
+            const SYS_NICE: u64 = 1 << 23;
+            for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+                let has = u64::from_str_radix(&line(set), 16).unwrap();
+                assert_eq!(has & !SYS_NICE, 0, "{service}: {status}");
+            }
+            assert_eq!(line("NoNewPrivs"), "1", "{service}");
+        }
+    }
+}
+
 /// As the units run them: as a user that has nothing but its files, without any capability. What clients may is judged by who
 /// they are all the same: the super-user's file is the super-user's.
 #[test]

@@ -9,7 +9,7 @@ use crate::entry::Regs;
 use crate::fsys::{caller, fs, maker};
 use crate::path::{self, Found, Last, Path, Stop};
 use crate::sys::{self, Stat, at, err, nr};
-use crate::{demote, mem, mounts, protect, table};
+use crate::{demote, mem, mounts, table};
 
 const CWD: i32 = at::FDCWD;
 /// Kinds of devices.
