@@ -348,6 +348,10 @@ pub enum Bug {
     RedeemedTwice = 311,
     /// Who may not write to a file gives it another name.
     LinkOfOthers = 312,
+    /// Further names of a file count in no quota.
+    LinksUncounted = 313,
+    /// Extended attributes count in no quota.
+    AttributesUncounted = 314,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1127,11 +1131,9 @@ impl Bug {
             "ended-setid-trusted",
             "set-id bits are taken for ended by an operation that may be refused",
         ),
-        (
-            Bug::LinkOfOthers,
-            "link-of-others",
-            "who may not write to a file gives it another name",
-        ),
+        (Bug::LinksUncounted, "links-uncounted", "further names of a file count in no quota"),
+        (Bug::AttributesUncounted, "attributes-uncounted", "extended attributes count in no quota"),
+        (Bug::LinkOfOthers, "link-of-others", "who may not write to a file gives it another name"),
         (
             Bug::RedeemedTwice,
             "redeemed-twice",

@@ -90,9 +90,10 @@ impl Failure {
     pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
         let (kind, remedy) = match error.kind() {
             std::io::ErrorKind::NotFound => (Kind::Failed, "check that the path exists"),
-            std::io::ErrorKind::PermissionDenied => {
-                (Kind::Environment, "run as its owner (a service opens what is its own user's, also as root) or as root, or use a directory of your own")
-            }
+            std::io::ErrorKind::PermissionDenied => (
+                Kind::Environment,
+                "run as its owner (a service opens what is its own user's, also as root) or as root, or use a directory of your own",
+            ),
             std::io::ErrorKind::StorageFull => (Kind::Environment, "free some space there"),
             std::io::ErrorKind::AddrInUse => {
                 (Kind::Environment, "end what listens there, or choose another address")

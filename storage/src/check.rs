@@ -263,8 +263,9 @@ fn judge_accounts(items: &Items, report: &mut Report) {
         let directory = (inode.project.0 != 0).then_some(AccountId::Directory(inode.project));
         for id in [Some(AccountId::User(inode.uid)), directory].into_iter().flatten() {
             let sum = sums.entry(id).or_default();
-            sum.blocks = sum.blocks.saturating_add(inode.blocks);
-            sum.inodes += 1;
+            let weight = inode.weight();
+            sum.blocks = sum.blocks.saturating_add(weight.blocks);
+            sum.inodes = sum.inodes.saturating_add(weight.inodes);
         }
     }
     for (id, says) in &items.accounts {
@@ -354,7 +355,7 @@ fn judge_inodes(items: &Items, report: &mut Report) {
             report.damage(place(), "has an access list that its type cannot have");
         }
         if xattrs != inode.xattrs {
-            let problem = format!("counts {} xattrs, and has {xattrs}", inode.xattrs);
+            let problem = format!("counts {} pieces of xattrs, and has {xattrs}", inode.xattrs);
             report.damage(place(), problem);
         }
     }

@@ -136,7 +136,11 @@ mod tests {
             assert_eq!(who(0, 0).may_link(&file(mode)), Ok(()), "{mode:o}: the super-user");
         }
         assert_eq!(who(6, 6).may_link(&file(0o100_666)), Ok(()));
-        assert_eq!(who(6, 9).may_link(&file(0o102_660)), Ok(()), "not set-id, as nobody executes it");
+        assert_eq!(
+            who(6, 9).may_link(&file(0o102_660)),
+            Ok(()),
+            "not set-id, as nobody executes it"
+        );
         assert_eq!(who(6, 6).may_link(&file(0o100_660)), Err(Errno::PERM));
     }
 

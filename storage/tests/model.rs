@@ -34,6 +34,13 @@ impl Node {
         self.mode & 0o170000 == 0o040000
     }
 
+    /// Four pieces of 960 bytes are a block, and what is less is free.
+    fn attribute_blocks(&self) -> u64 {
+        let pieces =
+            |(name, value): (&Vec<u8>, &Vec<u8>)| (5 + name.len() + value.len()).div_ceil(960);
+        self.xattrs.iter().map(pieces).sum::<usize>() as u64 / 4
+    }
+
     fn list(&self, name: &[u8]) -> Option<Acl> {
         Acl::decode(self.xattrs.get(name)?).unwrap()
     }
@@ -603,17 +610,21 @@ impl World {
         let inodes = self.volume.inodes_after(InodeId(0), usize::MAX).unwrap();
         assert!(inodes.iter().map(|i| i.0).eq(model.nodes.keys().copied()), "inodes");
         let mut orphans = BTreeSet::new();
-        let mut used: BTreeMap<AccountId, u64> = BTreeMap::new();
+        let mut used: BTreeMap<AccountId, Amount> = BTreeMap::new();
         for (ino, node) in &model.nodes {
+            let data = self.volume.attr(InodeId(*ino)).unwrap().unwrap().blocks / 8;
             // The root is the super-user's, all else the same user's.
-            *used.entry(AccountId::User(if *ino == 1 { 0 } else { 10 })).or_default() += 1;
-            if node.project != 0 {
-                *used.entry(AccountId::Directory(InodeId(node.project))).or_default() += 1;
+            let user = AccountId::User(if *ino == 1 { 0 } else { 10 });
+            let tree = (node.project != 0).then_some(AccountId::Directory(InodeId(node.project)));
+            for id in [Some(user), tree].into_iter().flatten() {
+                let used = used.entry(id).or_default();
+                used.inodes += if node.is_dir() { 1 } else { node.nlink.max(1).into() };
+                used.blocks += data + node.attribute_blocks();
             }
         }
         for account in self.volume.accounts(None, usize::MAX) {
-            let want = used.remove(&account.id).unwrap_or(0);
-            assert_eq!(account.used.inodes, want, "{:?}", account.id);
+            let want = used.remove(&account.id).unwrap_or_default();
+            assert_eq!(account.used, want, "{:?}", account.id);
         }
         assert!(used.is_empty(), "accounts that are not shown: {used:?}");
         for (&ino, node) in &model.nodes {

@@ -389,6 +389,82 @@ fn quotas_bound_users_and_directories_exactly() {
     assert!(storage::check::check(&*d.media).unwrap().is_sound());
 }
 
+/// Whoever may have a few inodes has no more of the tree than they can take: a name counts as an inode, attributes as blocks.
+#[test]
+fn quotas_count_names_and_attributes() {
+    let mut d = Driver::new(64 << 20);
+    let user = AccountId::User(10);
+    let used = |d: &Driver| d.volume.account(user).used;
+    let amount = |blocks, inodes| Amount { blocks, inodes };
+    let link = |name| Op::Link { ino: InodeId(3), parent: InodeId(2), name };
+    let unlink = |name| Op::Unlink { ino: InodeId(3), parent: InodeId(2), name, open: false };
+    let set = |name, value| Op::SetXattr { ino: InodeId(3), name, value };
+    d.apply(&create(2, 1, b"d", DIR)).unwrap();
+    d.apply(&create(3, 2, b"f", FILE)).unwrap();
+    let limit = amount(20, 4);
+    d.apply(&Op::SetQuota { ino: InodeId(1), user: Some(10), limit }).unwrap();
+    d.volume.enforce_quotas(true);
+    d.apply(&link(b"g")).unwrap();
+    d.apply(&link(b"h")).unwrap();
+    assert_eq!((used(&d), d.apply(&link(b"i"))), (amount(0, 4), Err(Refusal::Quota)));
+    assert_eq!(d.apply(&create(4, 2, b"i", FILE)), Err(Refusal::Quota));
+    // What is there already takes nothing, and what goes gives it back.
+    assert!(d.apply(&link(b"h")).is_ok());
+    d.apply(&unlink(b"f")).unwrap();
+    assert_eq!(used(&d), amount(0, 3));
+    d.apply(&Op::Rename {
+        ino: InodeId(3),
+        parent: InodeId(2),
+        name: b"g",
+        new_parent: InodeId(2),
+        new_name: b"i",
+        replaced: InodeId(0),
+        noreplace: false,
+        exchange: false,
+        open: false,
+    })
+    .unwrap();
+    assert_eq!(used(&d), amount(0, 3));
+    // Attributes: the first few hundred bytes are free, and every four pieces a block.
+    d.apply(&set(b"user.small", &[1; 900])).unwrap();
+    assert_eq!(used(&d), amount(0, 3));
+    d.apply(&set(b"user.large", &[1; 64 << 10])).unwrap();
+    assert_eq!(used(&d), amount(17, 3));
+    assert_eq!(d.apply(&set(b"user.other", &[1; 16 << 10])), Err(Refusal::Quota));
+    d.apply(&set(b"user.large", &[2; 32 << 10])).unwrap();
+    assert_eq!(used(&d), amount(9, 3), "another value in place of it");
+    d.apply(&set(b"user.other", &[1; 16 << 10])).unwrap();
+    assert_eq!(d.apply(&write(3, 0, &[1; 8 * 4096])), Err(Refusal::Quota), "data and attributes");
+    d.publish();
+    let before = used(&d);
+    d.reopen();
+    assert_eq!(used(&d), before);
+    d.volume.enforce_quotas(true);
+    d.apply(&Op::RemoveXattr { ino: InodeId(3), name: b"user.large" }).unwrap();
+    d.apply(&Op::RemoveXattr { ino: InodeId(3), name: b"user.other" }).unwrap();
+    assert_eq!(used(&d), amount(0, 3));
+    // Lists that directories hand on: a large one is barred where the limit is reached.
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    let mut entry = |tag: u16, perm: u16, id: u32| {
+        list.extend([tag.to_le_bytes(), perm.to_le_bytes()].concat());
+        list.extend(id.to_le_bytes());
+    };
+    entry(1, 7, !0);
+    (0..250).for_each(|id| entry(2, 7, 100 + id));
+    [(4, 7), (16, 7), (32, 5)].map(|(tag, perm)| entry(tag, perm, !0));
+    d.apply(&Op::SetXattr { ino: InodeId(2), name: b"system.posix_acl_default", value: &list })
+        .unwrap();
+    d.apply(&unlink(b"h")).unwrap();
+    d.apply(&create(5, 2, b"sub", DIR)).unwrap();
+    assert_eq!(used(&d), amount(1, 3));
+    let limit = amount(1, 0);
+    d.apply(&Op::SetQuota { ino: InodeId(1), user: Some(10), limit }).unwrap();
+    assert_eq!(d.apply(&create(6, 2, b"more", DIR)), Err(Refusal::Quota));
+    d.publish();
+    let report = storage::check::check(&*d.media).unwrap();
+    assert!(report.is_sound(), "{:?}", report.findings);
+}
+
 /// A wrong sum on media is found.
 #[test]
 fn the_checker_adds_up_the_accounts() {

@@ -531,10 +531,15 @@ impl<H: Host> LibFsOn<H> {
     ) -> Result<Attr> {
         check_name(name)?;
         let (dir, inode) = (self.inode(parent), self.inode(ino));
-        self.run(|turn| {
+        let mut before = self.current().map(|session| (session.number, session.refusals()));
+        let (mut limited, mut own) = (false, Sequence(0));
+        let attr = self.run(|turn| {
+            let session = turn.session;
             let mut locked = Locked::new(&[&dir, &inode]);
             self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
             self.hold(turn, ino, locked.get(ino), LeaseMode::Write, 0)?;
+            // (Its only name is counted with the inode.)
+            limited = locked.get(parent).record.limited && locked.get(ino).record.nlink > 0;
             search(caller, &locked.get(parent).record)?;
             if self.find(turn, parent, locked.get(parent), name)? != Known::Absent {
                 return Err(Errno::EXIST.into());
@@ -557,7 +562,9 @@ impl<H: Host> LibFsOn<H> {
             }
             let now = Self::now(&[&locked.get(parent).record, &record]);
             let op = Op::Link { ino, parent, name };
+            Self::count_in(&mut before, session);
             let place = self.log(turn, parent.0, &locked.states(), &op, now)?;
+            own = place.sequence;
             let state = locked.get(parent);
             let known = Known::Present(ino, record.mode & S_IFMT);
             state.names.put(name, known, self.config.limits.names);
@@ -568,7 +575,11 @@ impl<H: Host> LibFsOn<H> {
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
             Ok(state.attr())
-        })
+        })?;
+        if limited {
+            self.settle_but(&dir, before, (own, own))?;
+        }
+        Ok(attr)
     }
 
     pub(crate) fn do_rename(&self, caller: &Caller<'_>, rename: &Rename<'_>) -> Result<()> {

@@ -115,9 +115,7 @@ impl World<'_> {
         match plan.kind {
             Kind::Create | Kind::Mkdir | Kind::Symlink | Kind::Tmpfile => may(plan.dir, W | X),
             Kind::Unlink | Kind::Reap => takes(plan.dir, target),
-            Kind::Link => {
-                may(plan.dir2, W | X) && who.may_link(state(target)) == Some(true)
-            }
+            Kind::Link => may(plan.dir2, W | X) && who.may_link(state(target)) == Some(true),
             Kind::Rename | Kind::Exchange => {
                 let moves = |ino| plan.dir == plan.dir2 || !self.is_dir(ino) || may(ino, W);
                 let lets = if other == 0 { may(plan.dir2, W | X) } else { takes(plan.dir2, other) };

@@ -287,9 +287,9 @@ impl World<'_> {
         match call {
             Call::Lookup { dir, .. } => vec![access(*dir, X)],
             Call::Readdir { dir } => vec![access(*dir, R)],
-            Call::Make { dir, .. }
-            | Call::Tmpfile { dir }
-            | Call::Remove { dir, .. } => vec![access(*dir, X), access(*dir, W | X)],
+            Call::Make { dir, .. } | Call::Tmpfile { dir } | Call::Remove { dir, .. } => {
+                vec![access(*dir, X), access(*dir, W | X)]
+            }
             Call::Link { ino, dir, .. } => {
                 let links = move |s: &State| match who.may_link(s)? {
                     true => Some(Ok(())),

@@ -187,6 +187,7 @@ impl Items {
     }
 
     fn xattr(&mut self, key: Key, value: &[u8], report: &mut Report) {
+        *self.xattrs.entry(key.ino).or_default() += 1;
         let place = || format!("inode {}, xattr {:x}", key.ino, key.item);
         if key.item & 0xff != 0 {
             let (ino, first, pieces, missing) = &mut self.xattr;
@@ -203,7 +204,6 @@ impl Items {
             report.damage(format!("inode {}", self.xattr.0), "has an xattr that is cut short");
         }
         self.xattr = (key.ino, key.item, 1, 0);
-        *self.xattrs.entry(key.ino).or_default() += 1;
         let head = value.split_first_chunk::<5>().map(|(head, rest)| {
             let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
             (usize::from(head[0]), len, rest)

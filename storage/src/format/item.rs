@@ -64,6 +64,8 @@ pub mod kind {
 
 /// Bytes of a value piece of targets and xattrs.
 pub const PIECE_BYTES: usize = VALUE_MAX;
+/// So many pieces of attributes count as a block where there are limits: what is less is free.
+pub const PIECES_A_BLOCK: u64 = (super::page::PAGE_BYTES / PIECE_BYTES) as u64;
 /// Names of one directory that may share a hash.
 pub const COLLISIONS_MAX: u64 = 256;
 /// Bytes of the attributes.
@@ -82,7 +84,7 @@ pub struct Inode {
     pub uid: u32,
     pub gid: u32,
     pub rdev: u32,
-    /// Number of extended attributes, at most [`XATTRS_MAX`].
+    /// Pieces of its extended attributes, [`PIECE_BYTES`] or less each, at most [`XATTRS_MAX`].
     pub xattrs: u32,
     /// One of them is an access list: the mode alone does not say who may read.
     pub acl: bool,
@@ -180,6 +182,18 @@ impl Inode {
     /// Whether it is a symbolic link.
     pub const fn is_link(&self) -> bool {
         self.mode & S_IFMT == S_IFLNK
+    }
+
+    /// What accounts count of it: its blocks of data, and one for each [`PIECES_A_BLOCK`] full pieces of attributes; itself
+    /// under each of its names.
+    pub fn weight(&self) -> Amount {
+        let names = if self.is_dir() { 1 } else { self.nlink.max(1) };
+        Amount { blocks: self.blocks.saturating_add(self.attribute_blocks()), inodes: names.into() }
+    }
+
+    /// What its attributes count as.
+    pub fn attribute_blocks(&self) -> u64 {
+        u64::from(self.xattrs) / PIECES_A_BLOCK
     }
 
     /// The bytes of the item.

@@ -7,7 +7,7 @@
 //! ```text
 //! superblock, 256 bytes                          root record, 128 bytes
 //!      0   8  magic "CORBELSB"                        0   4  magic "CBRR"
-//!      8   4  version 3                               4   4  CRC32C of bytes 8..128
+//!      8   4  version 4                               4   4  CRC32C of bytes 8..128
 //!     12   4  CRC32C of bytes 16..256                 8   4  version 1
 //!     16  16  uuid of the volume                     12   4  level of the root page
 //!     32   8  created, realtime nanoseconds          16   8  transaction, grows by 1
@@ -58,9 +58,10 @@ const SUPER: &str = "superblock";
 const ROOT: &str = "root record";
 
 /// Of the region as a whole. 2: files may share blocks. 3: blocks lie in arenas of those whom all directories above let come.
-const VERSION: u32 = 3;
+/// 4: inodes count the pieces of their attributes, accounts those and names.
+const VERSION: u32 = 4;
 /// What is said of a region of an older version.
-const OLDER: &str = "is of an older version, in which users could map what directories keep from them: copy its \
+const OLDER: &str = "is of an older version, which let users map or take what was not theirs: copy its \
                      files with the corbel that made it, or let this node join anew after mkfs";
 
 /// What a region promises about persisted bytes (DESIGN section 4).
@@ -153,7 +154,7 @@ impl Superblock {
         }
         match r.u32()? {
             VERSION => {}
-            1 | 2 => return Err(r.corrupt(OLDER)),
+            1..VERSION => return Err(r.corrupt(OLDER)),
             _ => return Err(r.corrupt("has an unknown version")),
         }
         if r.u32()? != crc32c(0, &whole[16..]) {

@@ -7,7 +7,9 @@ use base::InodeId;
 use super::{Applied, Done, Fault, Refusal, Volume, corrupt};
 use crate::acl::{self, Acl};
 use crate::format::entry::{Op, Stamp, mask};
-use crate::format::item::{COLLISIONS_MAX, Inode, PIECE_BYTES, ReadClass, S_IFMT, XATTRS_MAX};
+use crate::format::item::{
+    COLLISIONS_MAX, Inode, PIECE_BYTES, ReadClass, S_IFDIR, S_IFLNK, S_IFMT, XATTRS_MAX,
+};
 use crate::format::item::{kind, name_hash};
 use crate::format::page::Key;
 use crate::format::{Corrupt, Reader};
@@ -24,6 +26,11 @@ fn first_piece(piece: &[u8]) -> Result<(&[u8], usize, &[u8]), Corrupt> {
         return Err(r.corrupt("has an illegal name or a value over the limit"));
     }
     Ok((name, len, r.rest()))
+}
+
+/// Pieces in which an attribute is stored: length of its name, length of its value, name, value.
+fn pieces_of(name: &[u8], len: usize) -> u32 {
+    u32::try_from((1 + 4 + name.len() + len).div_ceil(PIECE_BYTES)).unwrap_or(u32::MAX)
 }
 
 impl Volume {
@@ -128,16 +135,43 @@ impl Volume {
             }
         }
         self.may_reclass(ino, &inode, before)?;
+        let kept = kept.map(Acl::encode);
+        let (weight, had_blocks) = (inode.weight(), inode.attribute_blocks());
+        if let Some(list) = &kept {
+            let grown = Inode { xattrs: self.pieces_with(ino, &inode, name, list)?, ..inode };
+            self.may_take(&inode, grown.attribute_blocks().saturating_sub(had_blocks), 0)?;
+        }
         match kept {
-            Some(list) => self.put_xattr(ino, &mut inode, name, &list.encode())?,
+            Some(list) => self.put_xattr(ino, &mut inode, name, &list)?,
             None if had => self.drop_xattr(ino, &mut inode, name)?,
             None => {}
         }
+        self.account_change(&inode, weight);
         self.reclass(ino, &inode, before)?;
         self.lets_in_others(ino, &inode, let_in)?;
         inode.ctime = now;
         self.put_inode(ino, &inode)?;
         Ok(Applied::default())
+    }
+
+    /// What the lists that a new inode of this type gets from its directory count as; or more.
+    pub(super) fn inherited_blocks(
+        &self,
+        parent: (InodeId, &Inode),
+        mode: u32,
+    ) -> Result<u64, Fault> {
+        let (parent, dir) = parent;
+        if !dir.default_acl {
+            return Ok(0);
+        }
+        let Some(list) = self.acl(parent, acl::DEFAULT)? else { return Ok(0) };
+        let lists = match mode & S_IFMT {
+            S_IFLNK => 0,
+            S_IFDIR => 2,
+            _ => 1,
+        };
+        let xattrs = lists * pieces_of(acl::DEFAULT, list.encode().len());
+        Ok(Inode { xattrs, ..Inode::default() }.attribute_blocks())
     }
 
     /// What a new inode gets from the default list of its directory: permission bits and a list of
@@ -207,13 +241,49 @@ impl Volume {
         if name.is_empty() || name.len() > XATTR_NAME_MAX || value.len() > XATTR_VALUE_MAX {
             return Err(Refusal::Invalid);
         }
+        let before = inode.weight();
+        let grown = Inode { xattrs: self.pieces_with(ino, &inode, name, value)?, ..inode };
+        self.may_take(
+            &inode,
+            grown.attribute_blocks().saturating_sub(inode.attribute_blocks()),
+            0,
+        )?;
         self.put_xattr(ino, &mut inode, name, value)?;
+        self.account_change(&inode, before);
         inode.ctime = now;
         self.put_inode(ino, &inode)?;
         Ok(Applied::default())
     }
 
-    /// Stores an extended attribute; the caller stores the inode.
+    /// Pieces of attributes that an inode will have.
+    fn pieces_with(
+        &self,
+        ino: InodeId,
+        inode: &Inode,
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<u32, Refusal> {
+        let had = match self.find_xattr(ino, name)? {
+            Ok(item) => self.pieces(ino, item)?,
+            Err(_) => 0,
+        };
+        let more = pieces_of(name, value.len());
+        let pieces = inode.xattrs.saturating_sub(had).saturating_add(more);
+        if pieces > XATTRS_MAX { Err(Refusal::NoSpace) } else { Ok(pieces) }
+    }
+
+    /// Pieces of one attribute.
+    fn pieces(&self, ino: InodeId, item: u64) -> Result<u32, Fault> {
+        let key = |piece| Key::new(ino.0, kind::XATTR, item + piece);
+        let mut pieces = 0;
+        self.tree.scan(key(0), key(255), &mut |_, _| {
+            pieces += 1;
+            true
+        })?;
+        Ok(pieces)
+    }
+
+    /// Stores an extended attribute; the caller stores the inode, and counts what it takes.
     fn put_xattr(
         &mut self,
         ino: InodeId,
@@ -223,15 +293,13 @@ impl Volume {
     ) -> Result<(), Refusal> {
         let item = match self.find_xattr(ino, name)? {
             Ok(item) => {
-                self.drop_pieces(ino, item)?;
+                inode.xattrs = inode.xattrs.saturating_sub(self.drop_pieces(ino, item)?);
                 item
             }
-            Err(Some(item)) if inode.xattrs < XATTRS_MAX => {
-                inode.xattrs += 1;
-                item
-            }
-            Err(_) => return Err(Refusal::NoSpace),
+            Err(Some(item)) => item,
+            Err(None) => return Err(Refusal::NoSpace),
         };
+        inode.xattrs = inode.xattrs.saturating_add(pieces_of(name, value.len())).min(XATTRS_MAX);
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         piece.push(name.len() as u8);
         piece.extend_from_slice(&(value.len() as u32).to_le_bytes());
@@ -245,18 +313,22 @@ impl Volume {
         Ok(())
     }
 
-    fn drop_pieces(&mut self, ino: InodeId, item: u64) -> Result<(), Fault> {
-        for piece in 0..256 {
-            if !self.tree.remove(Key::new(ino.0, kind::XATTR, item + piece))? {
-                break;
-            }
+    /// Removes an attribute's pieces; how many they were.
+    fn drop_pieces(&mut self, ino: InodeId, item: u64) -> Result<u32, Fault> {
+        let mut pieces = 0;
+        while pieces < 256
+            && self.tree.remove(Key::new(ino.0, kind::XATTR, item + u64::from(pieces)))?
+        {
+            pieces += 1;
         }
-        Ok(())
+        Ok(pieces)
     }
 
     pub(super) fn remove_xattr(&mut self, ino: InodeId, name: &[u8], now: Stamp) -> Done {
         let mut inode = self.need(ino)?;
+        let before = inode.weight();
         self.drop_xattr(ino, &mut inode, name)?;
+        self.account_change(&inode, before);
         inode.ctime = now;
         self.put_inode(ino, &inode)?;
         Ok(Applied::default())
@@ -265,8 +337,7 @@ impl Volume {
     /// Removes an extended attribute; the caller stores the inode.
     fn drop_xattr(&mut self, ino: InodeId, inode: &mut Inode, name: &[u8]) -> Result<(), Refusal> {
         let Ok(item) = self.find_xattr(ino, name)? else { return Err(Refusal::NoAttribute) };
-        self.drop_pieces(ino, item)?;
-        inode.xattrs = inode.xattrs.saturating_sub(1);
+        inode.xattrs = inode.xattrs.saturating_sub(self.drop_pieces(ino, item)?);
         Ok(())
     }
 

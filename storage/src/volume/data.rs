@@ -344,7 +344,7 @@ impl Volume {
         now: Stamp,
     ) -> Done {
         self.moved.forget(ino);
-        self.account_blocks(inode, held);
+        self.account_change(inode, Inode { blocks: held, ..*inode }.weight());
         (inode.mtime, inode.ctime) = (now, now);
         if setid {
             inode.mode &= !S_ISUID;

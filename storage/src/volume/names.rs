@@ -118,7 +118,7 @@ impl Volume {
             reach: dir.lets_in(),
             ..Default::default()
         };
-        self.may_take(&inode, 0, 1)?;
+        self.may_take(&inode, self.inherited_blocks((parent, &dir), mode)?, 1)?;
         self.inherit((parent, &dir), ino, &mut inode)?;
         self.put_inode(ino, &inode)?;
         for (i, piece) in target.chunks(PIECE_BYTES).enumerate() {
@@ -151,7 +151,7 @@ impl Volume {
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..Default::default() };
         let mut inode =
             Inode { mode, uid, gid, project: dir.project, reach: dir.lets_in(), ..times };
-        self.may_take(&inode, 0, 1)?;
+        self.may_take(&inode, self.inherited_blocks((parent, &dir), mode)?, 1)?;
         self.inherit((parent, &dir), ino, &mut inode)?;
         self.put_inode(ino, &inode)?;
         self.tree.put(Key::new(0, kind::ORPHAN, ino.0), item::orphan_value(linkable))?;
@@ -182,6 +182,10 @@ impl Volume {
         if inode.project != dir.project {
             return Err(Refusal::CrossQuota);
         }
+        let before = inode.weight();
+        if inode.nlink > 0 {
+            self.may_take(&inode, 0, 1)?;
+        }
         let item = self.free_item(parent, name)?;
         self.put_name(parent, item, ino, inode.mode, name)?;
         if inode.nlink == 0 {
@@ -192,6 +196,7 @@ impl Volume {
         self.reached_by(ino, &mut inode, dir.lets_in(), also)?;
         inode.nlink += 1;
         inode.ctime = now;
+        self.account_change(&inode, before);
         self.put_inode(ino, &inode)?;
         dir.entries += 1;
         self.touch_dir(parent, &mut dir, now)?;
@@ -261,8 +266,10 @@ impl Volume {
         inode: &mut Inode,
         now: Stamp,
     ) -> Result<Option<InodeId>, Fault> {
+        let before = inode.weight();
         inode.nlink = if inode.is_dir() { 0 } else { inode.nlink.saturating_sub(1) };
         inode.ctime = now;
+        self.account_change(inode, before);
         self.put_inode(ino, inode)?;
         if inode.nlink > 0 {
             return Ok(None);

@@ -1,7 +1,8 @@
 //! Quotas: what the inodes of a user, and those of a directory's tree, may take in blocks and number.
 //!
 //! Which account an inode belongs to is in its attributes: its owner, and the quota directory that it
-//! was made or put under ([`Inode::project`], which what is made in a directory inherits). What an
+//! was made or put under ([`Inode::project`], which what is made in a directory inherits). What it takes is its data, its
+//! attributes and its names ([`Inode::weight`]): all that its user can make grow. What an
 //! account uses is summed up when the volume is opened and kept in memory; of accounts that have a
 //! limit it is also on media, changed in the same transaction as the inodes, and the checker compares.
 //!
@@ -50,7 +51,7 @@ impl Accounts {
 
     /// An inode found at open.
     pub fn found_inode(&mut self, inode: &Inode) {
-        self.add(inode.uid, inode.project, inode.blocks, 1);
+        self.add(inode.uid, inode.project, inode.weight());
     }
 
     /// An account found at open; what it uses is summed up from the inodes.
@@ -65,20 +66,20 @@ impl Accounts {
         }
     }
 
-    pub fn add(&mut self, uid: u32, project: InodeId, blocks: u64, inodes: u64) {
+    pub fn add(&mut self, uid: u32, project: InodeId, more: Amount) {
         for account in accounts(uid, project) {
             self.change(account, |a| {
-                a.blocks = a.blocks.saturating_add(blocks);
-                a.inodes = a.inodes.saturating_add(inodes);
+                a.blocks = a.blocks.saturating_add(more.blocks);
+                a.inodes = a.inodes.saturating_add(more.inodes);
             });
         }
     }
 
-    pub fn take(&mut self, uid: u32, project: InodeId, blocks: u64, inodes: u64) {
+    pub fn take(&mut self, uid: u32, project: InodeId, less: Amount) {
         for account in accounts(uid, project) {
             self.change(account, |a| {
-                a.blocks = a.blocks.saturating_sub(blocks);
-                a.inodes = a.inodes.saturating_sub(inodes);
+                a.blocks = a.blocks.saturating_sub(less.blocks);
+                a.inodes = a.inodes.saturating_sub(less.inodes);
             });
         }
     }
@@ -143,23 +144,28 @@ impl Volume {
         ids.try_for_each(|id| self.accounts.permits(id, blocks, inodes))
     }
 
-    /// The blocks of an inode were `before`.
-    pub(super) fn account_blocks(&mut self, inode: &Inode, before: u64) {
-        let (uid, project) = (inode.uid, inode.project);
-        if inode.blocks > before {
-            self.accounts.add(uid, project, inode.blocks - before, 0);
-        } else if inode.blocks < before {
-            self.accounts.take(uid, project, before - inode.blocks, 0);
+    /// What an inode takes was `before`.
+    pub(super) fn account_change(&mut self, inode: &Inode, before: Amount) {
+        let (uid, project, mut now) = (inode.uid, inode.project, inode.weight());
+        if planted(Bug::LinksUncounted) {
+            now.inodes = before.inodes;
+        }
+        if planted(Bug::AttributesUncounted) {
+            now.blocks = inode.blocks;
+        }
+        if now != before {
+            self.accounts.add(uid, project, now);
+            self.accounts.take(uid, project, before);
         }
     }
 
     /// An inode came to be, or is no more.
     pub(super) fn account_inode(&mut self, inode: &Inode, there: bool) {
-        let (uid, project) = (inode.uid, inode.project);
+        let (uid, project, weight) = (inode.uid, inode.project, inode.weight());
         if there {
-            self.accounts.add(uid, project, inode.blocks, 1);
+            self.accounts.add(uid, project, weight);
         } else {
-            self.accounts.take(uid, project, inode.blocks, 1);
+            self.accounts.take(uid, project, weight);
         }
     }
 
@@ -168,7 +174,8 @@ impl Volume {
         if uid == inode.uid || planted(Bug::GivenUncounted) {
             return Ok(());
         }
-        self.accounts.permits(AccountId::User(uid), inode.blocks, 1)
+        let Amount { blocks, inodes } = inode.weight();
+        self.accounts.permits(AccountId::User(uid), blocks, inodes)
     }
 
     /// Sets the limits of an account; without any it has none.
