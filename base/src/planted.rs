@@ -352,6 +352,8 @@ pub enum Bug {
     LinksUncounted = 313,
     /// Extended attributes count in no quota.
     AttributesUncounted = 314,
+    /// What a client has made and closed is reported as one of its fresh numbers, as long as its node is behind.
+    ClosedReported = 315,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1133,6 +1135,11 @@ impl Bug {
         ),
         (Bug::LinksUncounted, "links-uncounted", "further names of a file count in no quota"),
         (Bug::AttributesUncounted, "attributes-uncounted", "extended attributes count in no quota"),
+        (
+            Bug::ClosedReported,
+            "closed-reported",
+            "what a client has made and closed is reported as a fresh number while its node is behind",
+        ),
         (Bug::LinkOfOthers, "link-of-others", "who may not write to a file gives it another name"),
         (
             Bug::RedeemedTwice,

@@ -26,7 +26,8 @@ const DEPTH_MAX: usize = 1000;
     corbel quota set --user alice --bytes 10GiB         all files that alice owns\n  \
     corbel quota set --dir /projects/a --bytes 1TiB --inodes 1000000\n  \
     corbel quota clear --dir /projects/a\n\nPaths are those of the volume: / is its root. Space is \
-    counted in blocks of 4 KiB.\nA directory is counted with all that is below it; what is moved in or \
+    counted in blocks of 4 KiB:\ndata, and a block for each 3.75 KiB of extended attributes. Each name of a file \
+    counts as\nan inode, each directory as one.\nA directory is counted with all that is below it; what is moved in or \
     out of it is copied\n(EXDEV). A directory with a quota inside another is counted by its own only. \
     Limits of\nusers and directories hold together; the super-user's files have none of their own."
 )]

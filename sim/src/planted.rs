@@ -200,6 +200,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::GroupOfMaker
         | Bug::MaskIgnored
         | Bug::TruncatedUnasked
+        | Bug::LinkOfOthers
         | Bug::OpenUnchecked => {
             by_guests(&mut preset, bug);
         }
@@ -210,6 +211,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::NamelessUnawaited
         | Bug::NamelessOfPast
         | Bug::GivenUncounted
+        | Bug::LinksUncounted
+        | Bug::AttributesUncounted
         | Bug::RefusedBetween => {
             by_guests(&mut preset, bug);
             preset.make(Flavour::Quota);
@@ -313,6 +316,9 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::NamelessUnawaited => vec![Tmpfile, Create, Quota, Quota],
         Bug::NamelessOfPast => vec![Tmpfile, Tmpfile, Tmpfile, Quota],
         Bug::GivenUncounted => vec![Create, Chown, Chown, Quota],
+        Bug::LinkOfOthers => vec![Create, Mkdir, Link, Link, Chmod],
+        Bug::LinksUncounted => vec![Create, Mkdir, Link, Link, Link, Unlink, Quota],
+        Bug::AttributesUncounted => vec![Create, SetXattr, SetXattr, SetXattr, RemoveXattr, Quota],
         Bug::RefusedBetween => vec![Create, Write, Write, Fallocate, Punch, Quota],
         Bug::ReadRightForgotten => vec![Create, Read, Read, Chmod, Chmod, Write],
         _ => Vec::new(),

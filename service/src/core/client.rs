@@ -137,6 +137,8 @@ pub struct Client {
     returned: BTreeMap<InodeId, Returned>,
     /// Numbers that it was handed out and that nothing in the stream is made with.
     unmade: BTreeSet<InodeId>,
+    /// Of them: something is made with it in what the head has judged, and it is closed. Its chunk is not applied here yet.
+    unmade_closed: BTreeSet<InodeId>,
     /// Numbers that something is made with, which the table does not say yet.
     made: Vec<InodeId>,
     lease_slots: Slots,
@@ -262,6 +264,7 @@ impl Client {
             modes: BTreeMap::new(),
             returned: BTreeMap::new(),
             unmade: BTreeSet::new(),
+            unmade_closed: BTreeSet::new(),
             made: Vec::new(),
             lease_slots: Slots::default(),
             // Words of an earlier run must not come again: the client may remember them.

@@ -349,7 +349,7 @@ impl Node {
                 settled: c.settled,
                 identity: c.identity.clone(),
                 leases: c.leases().into_iter().chain(c.returned()).collect(),
-                pins: c.pins().into_iter().chain(c.unmade().iter().copied()).collect(),
+                pins: c.reported_pins(),
                 rights: c.rights(),
                 room: c.count_room(),
             })

@@ -558,7 +558,9 @@ impl World<'_> {
             }
             Kind::SetXattr | Kind::RemoveXattr if is_file || is_dir => {
                 let name = [&b"user.a"[..], b"user.b"][self.random.below(2) as usize];
-                let mut data = vec![0; 1 + self.random.below(600) as usize];
+                // (Where there are limits some are so large that they count.)
+                let most = if self.preset.quota && self.random.chance(1, 8) { 20_000 } else { 600 };
+                let mut data = vec![0; 1 + self.random.below(most) as usize];
                 self.random.fill(&mut data);
                 let how = match self.random.below(4) {
                     0 => XattrMode::Create,

@@ -82,8 +82,16 @@ impl Client {
         &self.unmade
     }
 
+    /// What a head that does not know is to hold for open by this client: what is, and numbers that something can still be
+    /// made with. What it made with one and closed is neither, though this node may not have come so far in the stream.
+    pub fn reported_pins(&self) -> Vec<InodeId> {
+        let unmade = self.unmade.difference(&self.unmade_closed);
+        self.pins.keys().chain(unmade).copied().collect()
+    }
+
     /// Something in the stream is made with the number.
     pub fn note_made(&mut self, ino: InodeId) {
+        self.unmade_closed.remove(&ino);
         if self.unmade.remove(&ino) {
             self.made.push(ino);
         }
@@ -309,6 +317,9 @@ impl Client {
         {
             self.told_closed.remove(&(last, ino));
             self.unpin(ino)?;
+            if self.unmade.contains(&ino) && !planted(Bug::ClosedReported) {
+                self.unmade_closed.insert(ino);
+            }
         }
         Ok(())
     }
