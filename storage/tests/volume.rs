@@ -451,7 +451,9 @@ fn quotas_count_names_and_attributes() {
     };
     entry(1, 7, !0);
     (0..250).for_each(|id| entry(2, 7, 100 + id));
-    [(4, 7), (16, 7), (32, 5)].map(|(tag, perm)| entry(tag, perm, !0));
+    for (tag, perm) in [(4, 7), (16, 7), (32, 5)] {
+        entry(tag, perm, !0);
+    }
     d.apply(&Op::SetXattr { ino: InodeId(2), name: b"system.posix_acl_default", value: &list })
         .unwrap();
     d.apply(&unlink(b"h")).unwrap();
