@@ -17,6 +17,7 @@ pub mod formats;
 pub mod frames;
 pub mod fuse_request;
 pub mod handshake;
+pub mod hostd;
 pub mod image;
 pub mod input;
 pub mod lz4_block;
@@ -53,6 +54,7 @@ pub const TARGETS: &[Target] = &[
     target("frames", frames::run, Vec::new),
     target("fuse_request", fuse_request::run, Vec::new),
     target("handshake", handshake::run, Vec::new),
+    target("hostd", hostd::run, Vec::new),
     target("image", image::run, Vec::new),
     target("lz4_block", lz4_block::run, Vec::new),
     target("media", |b| formats::run(formats::MEDIA, b), || formats::seeds(formats::MEDIA)),

@@ -31,6 +31,8 @@ const FIRST: u64 = 16;
 const CONNECTIONS_MAX: usize = 8192;
 /// Of these only root takes the last.
 const FOR_ROOT: usize = CONNECTIONS_MAX / 8;
+/// Arenas that a process may have asked for and not been told of.
+const QUESTIONS_EACH: u32 = 64;
 /// Before the next look for a connection when there was no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(10);
 
@@ -66,6 +68,8 @@ struct Conn {
     /// Its doorbell, for a nicfs that starts again.
     bell: Option<OwnedFd>,
     attaching: bool,
+    /// Arenas that it has asked for and nicfs has not answered.
+    asking: u32,
 }
 
 struct Hostd {
@@ -76,7 +80,11 @@ struct Hostd {
     pidfds: BTreeMap<u64, (ClientId, OwnedFd)>,
     connections_per_user: usize,
     next: u64,
+    /// Connection and arena of each question, which has a number of its own: the answer to one must never be taken for that to
+    /// another, though both come from the same process.
     queries: BTreeMap<u64, (u64, u32)>,
+    /// Requests that could not be read.
+    bad: u64,
     /// Clients whose sockets ended while nicfs was away.
     ended: BTreeSet<ClientId>,
 }
@@ -99,6 +107,7 @@ pub fn run(config: HostdConfig) -> Result<(), Error> {
         connections_per_user: config.connections_per_user,
         next: FIRST,
         queries: BTreeMap::new(),
+        bad: 0,
         ended: BTreeSet::new(),
     };
     hostd.watch(listener.as_fd(), LISTENER).map_err(|e| Error::new("hostd: epoll", e))?;
@@ -251,7 +260,8 @@ impl Hostd {
             let token = self.next;
             self.next += 1;
             if self.watch(socket.as_fd(), token).is_ok() {
-                let conn = Conn { socket, peer, client: None, bell: None, attaching: false };
+                let conn =
+                    Conn { socket, peer, client: None, bell: None, attaching: false, asking: 0 };
                 self.conns.insert(token, conn);
             }
         }
@@ -285,10 +295,14 @@ impl Hostd {
     }
 
     fn nicfs_lost(&mut self) {
-        log::warn!("nicfs is gone");
-        self.nicfs = None;
+        if self.nicfs.take().is_some() {
+            log::warn!("nicfs is gone");
+        }
         self.pidfds.clear();
         for (_, (conn, _)) in std::mem::take(&mut self.queries) {
+            if let Some(conn) = self.conns.get_mut(&conn) {
+                conn.asking = 0;
+            }
             self.reply(conn, Err((Errno::AGAIN, "the node service is not running")), &[]);
         }
         let waiting: Vec<u64> =
@@ -320,14 +334,16 @@ impl Hostd {
         match request {
             Ok((rpc::HOST_ATTACH, lanes)) => self.attach(token, lanes as u32),
             Ok((rpc::HOST_ARENA, arena)) if u32::try_from(arena).is_ok() => {
-                self.queries.insert(token, (token, arena as u32));
-                if !self.tell(&Packet::ArenaQuery { token, arena: arena as u32 }, None) {
-                    self.reply(token, Err((Errno::AGAIN, "the node service is not running")), &[]);
-                }
+                self.ask_for(token, arena as u32);
             }
             Ok(_) => self.reply(token, Err((Errno::INVAL, "unknown request")), &[]),
             Err(e) => {
-                log::warn!("request of process {}: {e}", self.conns[&token].peer.pid);
+                self.bad += 1;
+                // A process cannot fill the log with them.
+                if self.bad.is_power_of_two() {
+                    let pid = self.conns[&token].peer.pid;
+                    log::warn!("request of process {pid}: {e} ({} so far)", self.bad);
+                }
                 let refusal = if rpc::is_foreign_host_request(&buffer) {
                     (Errno::PROTONOSUPPORT, "program and service are of two versions")
                 } else {
@@ -336,6 +352,25 @@ impl Hostd {
                 self.reply(token, Err(refusal), &[]);
             }
         }
+    }
+
+    /// Asks nicfs who may map an arena.
+    fn ask_for(&mut self, token: u64, arena: u32) {
+        let Some(conn) = self.conns.get_mut(&token) else { return };
+        if conn.asking >= QUESTIONS_EACH {
+            self.reply(token, Err((Errno::AGAIN, "too many questions at once")), &[]);
+            return;
+        }
+        conn.asking += 1;
+        let question = self.next;
+        self.next += 1;
+        // (Before it is sent: what cannot be is answered with all others.)
+        self.queries.insert(question, (token, arena));
+        if self.nicfs.is_none() {
+            self.nicfs_lost();
+            return;
+        }
+        self.tell(&Packet::ArenaQuery { token: question, arena }, None);
     }
 
     /// Tells nicfs, or the one that comes next.
@@ -474,24 +509,31 @@ impl Hostd {
 
     fn attached(&mut self, token: u64, client: ClientId, segment: u32) {
         let log = self.region.open_segment(Segment::Log(segment), true);
-        let (Some(conn), Ok(log)) = (self.conns.get_mut(&token), log) else {
+        let Some(conn) = self.conns.get_mut(&token) else {
             self.tell(&Packet::Gone { client }, None);
             return;
         };
         conn.attaching = false;
         let pid = conn.peer.pid;
-        let Some(Ok(bell)) = conn.bell.as_ref().map(OwnedFd::try_clone) else { return };
-        conn.client = Some(client);
+        let bell = conn.bell.as_ref().map(OwnedFd::try_clone);
         // The socket's end tells of exec as well as of exit; a forked child may hold it open.
-        if !self.watch_process(client, pid) {
+        let (Ok(log), Some(Ok(bell)), true) = (log, bell, self.watch_process(client, pid)) else {
+            self.pidfds.retain(|_, (c, _)| *c != client);
             self.tell(&Packet::Gone { client }, None);
+            self.reply(token, Err((Errno::NFILE, "hostd has no descriptors left")), &[]);
             return;
+        };
+        if let Some(conn) = self.conns.get_mut(&token) {
+            conn.client = Some(client);
         }
         self.reply(token, Ok(client.0), &[log.as_fd(), bell.as_fd()]);
     }
 
     fn hand_out(&mut self, token: u64, class: Option<ReadClass>, bytes: u64) {
         let Some((conn, arena)) = self.queries.remove(&token) else { return };
+        if let Some(conn) = self.conns.get_mut(&conn) {
+            conn.asking = conn.asking.saturating_sub(1);
+        }
         let Some(class) = class else {
             self.reply(conn, Err((Errno::NOENT, "there is no such arena")), &[]);
             return;

@@ -7,7 +7,7 @@ use client::libfs::linux::Mapping;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use storage::format::rpc;
 
-use super::attacker::{Attacker, ask};
+use super::attacker::{Attacker, ask, receive, send};
 use super::{Attack, Ground, Outcome, Tried, attack};
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -37,6 +37,11 @@ pub(super) const ATTACKS: &[Attack] = &[
     attack("arena-written", "an arena is written through the descriptor of a reader", written),
     attack("arena-reopened", "an arena's descriptor is opened again, for writing", reopened),
     attack("arena-cut", "an arena is cut, or made longer, through the descriptor of a reader", cut),
+    attack(
+        "arena-asked-twice",
+        "an arena that it may have and one that it may not are asked for in one breath",
+        asked_twice,
+    ),
     attack("arena-numbers", "arenas that there are not, by any number", numbers),
 ];
 
@@ -140,6 +145,38 @@ fn cut(ground: &Ground) -> Tried {
         rustix::fs::fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096);
     let any = cut.is_ok() || grown.is_ok() || punched.is_ok();
     Ok(Outcome::of(any, format!("{cut:?}, {grown:?}, {punched:?}")))
+}
+
+/// Who decides and who hands out are two processes: an answer must not be taken for that of another question.
+fn asked_twice(ground: &Ground) -> Tried {
+    let there = ground.root("find secret")?;
+    let attacker = Attacker::attach(&ground.socket())?;
+    let socket = &attacker.socket;
+    let mut open = None;
+    for arena in 0..ARENAS {
+        if let (Ok(_), _) = ask(socket, rpc::HOST_ARENA, arena)? {
+            open = Some(arena);
+            break;
+        }
+    }
+    let open = open.ok_or("it is given no arena")?;
+    let (marker, mut found, mut asked) = (ground.marker("secret"), 0, 0);
+    for _ in 0..3 {
+        for other in 0..ARENAS {
+            for arena in [open, other, open, other] {
+                send(socket, &rpc::host_request(rpc::HOST_ARENA, arena))?;
+            }
+            asked += 4;
+            for _ in 0..4 {
+                // One answer to each question, whatever it is.
+                let (_, fds) = receive(socket)?;
+                for fd in &fds {
+                    found += occurrences(fd, &marker)?;
+                }
+            }
+        }
+    }
+    Ok(Outcome::of(found > 0, format!("{found} times in {asked} answers ({there} times there)")))
 }
 
 fn numbers(ground: &Ground) -> Tried {

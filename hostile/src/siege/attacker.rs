@@ -1,8 +1,8 @@
 //! A client worked by hand, over the real socket, with real memory: it keeps no rule that it is not made to keep.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use client::libfs::host::Memory as _;
 use client::libfs::linux::{Linux, Mapping};
 use client::libfs::log::Log;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 use storage::format::control::{self, Descriptor, LeaseMode};
 use storage::format::entry::Op;
@@ -30,22 +30,29 @@ const DESCRIPTORS: usize = 4;
 
 /// A connection to hostd.
 pub fn connect(socket: &Path) -> Result<OwnedFd, String> {
+    connect_to(&SocketAddrUnix::new(socket).map_err(|e| e.to_string())?)
+}
+
+/// A connection to a socket that speaks in packets.
+pub fn connect_to(address: &SocketAddrUnix) -> Result<OwnedFd, String> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
     let fd = fd.map_err(|e| format!("socket: {e}"))?;
     let limit = rustix::net::sockopt::Timeout::Recv;
     let set = rustix::net::sockopt::set_socket_timeout(&fd, limit, Some(PATIENCE));
     set.map_err(|e| e.to_string())?;
-    let address = SocketAddrUnix::new(socket).map_err(|e| e.to_string())?;
-    rustix::net::connect(&fd, &address).map_err(|e| format!("connect: {e}"))?;
+    rustix::net::connect(&fd, address).map_err(|e| format!("connect: {e}"))?;
     Ok(fd)
 }
 
-/// Sends bytes with descriptors.
+/// Sends bytes.
 pub fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<(), String> {
-    let mut none = SendAncillaryBuffer::default();
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut none, SendFlags::NOSIGNAL);
-    sent.map(drop).map_err(|e| format!("send: {e}"))
+    send_with(socket, bytes, &[])
+}
+
+/// Sends bytes with descriptors.
+pub fn send_with(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
+    service::link::send_bytes(socket.as_fd(), bytes, fds).map_err(|e| format!("send: {e}"))
 }
 
 /// What comes back: bytes, and descriptors.

@@ -107,6 +107,7 @@ fn asked(what: &str, ground: &Ground) -> Result<String, String> {
             fs::write(path(part), b"x").map_err(io)?;
             Ok(begin.elapsed().as_millis().to_string())
         }
+        ["session"] => session(&ground.cluster),
         ["ports"] => ports(&ground.cluster).map_err(io),
         ["attach"] => Attacker::attach(&ground.socket()).map(|_| String::new()),
         ["number", part] => {
@@ -142,6 +143,29 @@ fn asked(what: &str, ground: &Ground) -> Result<String, String> {
         }
         _ => Err(format!("what is {what:?}?")),
     }
+}
+
+/// A session of programs under `corbel run` that goes on for a while, with files of the volume open; the name of its socket.
+fn session(cluster: &Path) -> Result<String, String> {
+    let own = std::env::current_exe().map_err(|e| e.to_string())?;
+    let (node, program) = (cluster.join("n1"), own.with_file_name("corbel"));
+    let mut command = Command::new(&program);
+    command.arg("run").arg("--mount").arg(node.join("mnt"));
+    command.arg("--socket").arg(node.join("run/hostd.sock")).args(["--", "sh", "-c"]);
+    // Programs that share a file, which they write behind one another: the kernel's, and the session's.
+    command.args(["exec 3<>$0; (echo a >&3); cat <&3; sleep 15", "session-file"]);
+    command.current_dir(node.join("mnt")).stdin(Stdio::null()).stdout(Stdio::null());
+    let child = command.spawn().map_err(|e| format!("{}: {e}", program.display()))?;
+    let (name, begin) = (format!("corbel-run-0-{}", child.id()), Instant::now());
+    while begin.elapsed() < PUBLISHED {
+        let all = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        if all.lines().any(|line| line.ends_with(&format!("@{name}"))) {
+            std::thread::sleep(Duration::from_millis(500));
+            return Ok(name);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(format!("there is no socket {name}"))
 }
 
 /// TCP ports on which processes listen whose command names the cluster's directory.

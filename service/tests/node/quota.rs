@@ -154,7 +154,8 @@ fn who_joins_counts_the_same() {
     assert_eq!(accounts[0], accounts[1]);
     let of = |id| accounts[1].iter().find(|a| a.id == id).copied();
     let limit = Amount { blocks: 100, inodes: 100 };
-    let used = Amount { blocks: 2, inodes: 2 };
+    // The directory, and the file under each of its names.
+    let used = Amount { blocks: 2, inodes: 3 };
     let id = AccountId::Directory(sub);
     assert_eq!(of(id), Some(Account { id, limit, used }));
     let limits = |n: &service::core::Node| n.volume().limits().collect::<Vec<_>>();
