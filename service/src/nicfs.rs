@@ -31,6 +31,7 @@ use crate::core::{Effect, Event, GRACE, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
 use crate::link::{self, Packet};
+use crate::process::Held;
 use crate::serving::{Clocks, Serving};
 use crate::signal::Signals;
 use crate::status;
@@ -55,6 +56,8 @@ const MUTE_LOOK: Duration = Duration::from_millis(2);
 const SLICES: u32 = 4;
 /// ... unless they take that long.
 const SLICES_TIME: Duration = Duration::from_millis(5);
+/// What came over links is taken for so long before the rest of the turn is done: chunks in bulk come by the dozen.
+const EVENTS_TIME: Duration = Duration::from_millis(5);
 /// Clients that have rung are served for so long before others than clients are heard again.
 const BELLS_TIME: Duration = Duration::from_millis(5);
 
@@ -476,19 +479,24 @@ impl Driver {
     }
 
     fn serve(&mut self) -> Result<(), Error> {
-        let mut events = Vec::new();
+        let (mut events, mut heard) = (Vec::new(), VecDeque::new());
         let mut next_tick = Instant::now();
         let mut busy = true;
+        let mut held = Held::default();
         while !self.ended {
             let slept = !busy && self.node.prepare_to_sleep();
             let wait = if slept { self.wait(next_tick) } else { Duration::ZERO };
-            events.clear();
-            self.net.poll(Some(wait), &mut events);
+            if heard.is_empty() {
+                self.net.poll(Some(wait), &mut events);
+                heard.extend(events.drain(..));
+            }
             let begin = Instant::now();
             if let Some(coordinator) = &self.coordinator {
                 coordinator.turned();
             }
-            for event in events.drain(..) {
+            while begin.elapsed() < EVENTS_TIME
+                && let Some(event) = heard.pop_front()
+            {
                 match event {
                     NetEvent::Ready { token, .. } if token >= TOKEN_BELLS => {
                         if !self.rung.contains(&token) {
@@ -517,7 +525,7 @@ impl Driver {
                 }
                 self.deliver(Event::Tick);
             }
-            busy = self.background() || !self.rung.is_empty();
+            busy = self.background() || !self.rung.is_empty() || !heard.is_empty();
             while self.host.as_ref().is_some_and(|host| host.has_heard()) {
                 self.host_speaks();
             }
@@ -527,7 +535,7 @@ impl Driver {
             if let Some(trouble) = self.trouble.take() {
                 return Err(Error(trouble));
             }
-            self.longest_turn = self.longest_turn.max(begin.elapsed());
+            self.longest_turn = self.longest_turn.max(held.turn(begin.elapsed(), slept));
             let late = self.ends_by.is_some_and(|by| Instant::now() >= by);
             self.ended |= late || self.node.is_closed();
         }

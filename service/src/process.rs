@@ -153,6 +153,41 @@ fn ran(process: i32) -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
+/// For how long turns hold this thread: the time that they have the processor for, or wait for something else than that. That
+/// others have it meanwhile is not the turn's doing.
+#[derive(Debug, Default)]
+pub struct Held {
+    ran: std::time::Duration,
+    waits: i64,
+}
+
+impl Held {
+    /// A turn that took so long has ended. `slept`: the thread has waited once since the one before.
+    pub fn turn(&mut self, took: std::time::Duration, slept: bool) -> std::time::Duration {
+        // SAFETY: all zeroes is a value of the structure, which the call fills.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            if libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) != 0 {
+                return took;
+            }
+            usage
+        };
+        let time = |t: libc::timeval| {
+            std::time::Duration::from_secs(t.tv_sec as u64)
+                + std::time::Duration::from_micros(t.tv_usec as u64)
+        };
+        let before = std::mem::replace(
+            self,
+            Self { ran: time(usage.ru_utime) + time(usage.ru_stime), waits: usage.ru_nvcsw },
+        );
+        if self.waits - before.waits > i64::from(slept) {
+            return took;
+        }
+        // (What it ran outside of turns is next to nothing.)
+        self.ran.saturating_sub(before.ran).min(took)
+    }
+}
+
 /// Keeps freed memory for the next chunk. By default the allocator maps and unmaps every buffer of
 /// a chunk's size, and the kernel clears each page anew: that was more than half of all CPU time of
 /// a sequential write.
@@ -202,6 +237,35 @@ mod tests {
             std::thread::sleep(Duration::from_millis(2));
         }
         watch.starves(enough) == starves
+    }
+
+    #[test]
+    fn a_turn_holds_its_thread_by_working_or_waiting() {
+        let long = Duration::from_millis(20);
+        let mut held = Held::default();
+        held.turn(Duration::ZERO, false);
+        // On the processor for as long, whoever has it in between.
+        let begin = Instant::now();
+        let ran = || {
+            // SAFETY: the call fills the structure, of which all zeroes is a value.
+            unsafe {
+                let mut time: libc::timespec = std::mem::zeroed();
+                libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time);
+                Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+            }
+        };
+        let first = ran();
+        while ran() - first < long {}
+        let worked = held.turn(begin.elapsed(), false);
+        assert!(worked >= long * 9 / 10, "{worked:?}");
+        let begin = Instant::now();
+        std::thread::sleep(long);
+        let waited = held.turn(begin.elapsed(), false);
+        assert!(waited >= long, "{waited:?}");
+        // It slept before it began, and then did next to nothing.
+        std::thread::sleep(long);
+        let slept = held.turn(Duration::from_secs(1), true);
+        assert!(slept < long, "{slept:?}");
     }
 
     #[test]
