@@ -354,6 +354,8 @@ pub enum Bug {
     AttributesUncounted = 314,
     /// What a client has made and closed is reported as one of its fresh numbers, as long as its node is behind.
     ClosedReported = 315,
+    /// A node that was sent a snapshot knows only the inode numbers that are in it.
+    NumbersForgotten = 316,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1135,6 +1137,11 @@ impl Bug {
         ),
         (Bug::LinksUncounted, "links-uncounted", "further names of a file count in no quota"),
         (Bug::AttributesUncounted, "attributes-uncounted", "extended attributes count in no quota"),
+        (
+            Bug::NumbersForgotten,
+            "numbers-forgotten",
+            "a node that was sent a snapshot knows only the inode numbers that are in it",
+        ),
         (
             Bug::ClosedReported,
             "closed-reported",

@@ -745,8 +745,8 @@ impl Node {
                 self.snapshot_acked(from, seq, piece);
                 Ok(())
             }
-            Message::Snapshot { seq, piece, end, waits, raw, .. } if from_head => {
-                self.snapshot_arrived(seq, piece, (end, waits), &raw, out)
+            Message::Snapshot { seq, piece, last_inode, end, waits, raw } if from_head => {
+                self.snapshot_arrived(seq, piece, last_inode, (end, waits), &raw, out)
             }
             Message::Granted { client, ino, token, mode, errno, stream } if from_head => {
                 self.granted(client, ino, token, mode, errno, stream);

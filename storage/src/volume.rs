@@ -824,6 +824,11 @@ impl Volume {
         InodeId(self.last_inode)
     }
 
+    /// Numbers up to there were used elsewhere: what is copied from another node does not show those of what is gone.
+    pub fn note_used(&mut self, last: InodeId) {
+        self.last_inode = self.last_inode.max(last.0);
+    }
+
     /// Whether publishing soon is advisable: free pages run low, much waits to be freed, or much
     /// is held in DRAM that only publishing lets go.
     pub fn wants_publish(&self) -> bool {

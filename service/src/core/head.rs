@@ -22,7 +22,7 @@ use super::{Effect, Failure, Node, entries};
 /// Bytes before the entries in a draft.
 const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
 /// No inode numbers from here on: far more than a volume can ever use.
-const NUMBERS_END: u64 = 1 << 62;
+pub(super) const NUMBERS_END: u64 = 1 << 62;
 /// Clients' clocks may be so much ahead of the head's.
 const AHEAD_MAX: u64 = 10_000_000_000;
 /// Room in a chunk for the service's own Reap entries.

@@ -11,10 +11,11 @@
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
-use base::{ClientId, Epoch, Nanos, NodeId, StreamSeq};
+use base::{ClientId, Epoch, InodeId, Nanos, NodeId, StreamSeq};
 use storage::media::Segment;
 use storage::volume::{Params, Refusal, Volume, back_copies, run_copies};
 
+use super::head::NUMBERS_END;
 use super::message::Message;
 use super::stream::Waits;
 use super::{Effect, Failure, Node, Role, entries};
@@ -493,6 +494,7 @@ impl Node {
         &mut self,
         seq: StreamSeq,
         piece: u32,
+        last_inode: InodeId,
         (end, waits): (bool, bool),
         raw: &[u8],
         out: &mut Vec<Effect>,
@@ -512,6 +514,14 @@ impl Node {
         let Some((segment, base)) = self.ring.next_body(raw.len()) else {
             return Err(Failure::Diverged(seq, "a snapshot piece exceeds the stream ring".into()));
         };
+        // As head it gives none of these out again, also of what is gone.
+        if last_inode.0 >= NUMBERS_END {
+            let what = format!("a snapshot says that inode {last_inode} was used");
+            return Err(Failure::Diverged(seq, what));
+        }
+        if !planted(Bug::NumbersForgotten) {
+            self.volume.note_used(last_inode);
+        }
         // The free part of the ring holds the piece while its data is copied out.
         self.media.write(segment, base, raw)?;
         for entry in entries(raw, 0) {
