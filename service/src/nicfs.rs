@@ -482,7 +482,7 @@ impl Driver {
         let (mut events, mut heard) = (Vec::new(), VecDeque::new());
         let mut next_tick = Instant::now();
         let mut busy = true;
-        let mut held = Held::default();
+        let mut held = Held::new();
         while !self.ended {
             let slept = !busy && self.node.prepare_to_sleep();
             let wait = if slept { self.wait(next_tick) } else { Duration::ZERO };
@@ -518,6 +518,7 @@ impl Driver {
             let ticks = Instant::now() + TICK_EARLY >= next_tick;
             if due || ticks {
                 if ticks {
+                    held.look();
                     next_tick = Instant::now() + TICK;
                     // The machine's clock may be set while this runs.
                     let offset = self.clock.realtime().wrapping_sub(self.clock.monotonic());
@@ -535,7 +536,7 @@ impl Driver {
             if let Some(trouble) = self.trouble.take() {
                 return Err(Error(trouble));
             }
-            self.longest_turn = self.longest_turn.max(held.turn(begin.elapsed(), slept));
+            self.longest_turn = self.longest_turn.max(held.turn(begin.elapsed()));
             let late = self.ends_by.is_some_and(|by| Instant::now() >= by);
             self.ended |= late || self.node.is_closed();
         }

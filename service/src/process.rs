@@ -155,36 +155,65 @@ fn ran(process: i32) -> Option<u64> {
 
 /// For how long turns hold this thread: the time that they have the processor for, or wait for something else than that. That
 /// others have it meanwhile is not the turn's doing.
-#[derive(Debug, Default)]
+///
+/// The kernel is asked now and then ([`Self::look`]) and about turns that were long, so that short ones cost nothing. What ran since it
+/// was asked last counts as the turn's own: never less than it was, and more by what ran between.
+#[derive(Debug)]
 pub struct Held {
-    ran: std::time::Duration,
-    waits: i64,
+    schedstat: Option<std::fs::File>,
+    ran: u64,
+    waited: u64,
 }
 
+/// Turns under this are short.
+const SHORT: std::time::Duration = std::time::Duration::from_millis(5);
+
 impl Held {
-    /// A turn that took so long has ended. `slept`: the thread has waited once since the one before.
-    pub fn turn(&mut self, took: std::time::Duration, slept: bool) -> std::time::Duration {
-        // SAFETY: all zeroes is a value of the structure, which the call fills.
-        let usage = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            if libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) != 0 {
-                return took;
-            }
-            usage
-        };
-        let time = |t: libc::timeval| {
-            std::time::Duration::from_secs(t.tv_sec as u64)
-                + std::time::Duration::from_micros(t.tv_usec as u64)
-        };
-        let before = std::mem::replace(
-            self,
-            Self { ran: time(usage.ru_utime) + time(usage.ru_stime), waits: usage.ru_nvcsw },
-        );
-        if self.waits - before.waits > i64::from(slept) {
+    /// By the thread that calls, which is the one that does the turns.
+    pub fn new() -> Self {
+        let schedstat = std::fs::File::open("/proc/thread-self/schedstat").ok();
+        let mut this = Self { schedstat, ran: 0, waited: 0 };
+        this.look();
+        this
+    }
+
+    /// Time on the processor, and time for which it was ready to run and others had it, since the kernel was asked before.
+    pub fn look(&mut self) -> Option<(std::time::Duration, std::time::Duration)> {
+        use std::os::unix::fs::FileExt as _;
+        let mut text = [0; 96];
+        let got = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;
+        let mut words = std::str::from_utf8(&text[..got]).ok()?.split_whitespace();
+        let (ran, waited) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let before =
+            (std::mem::replace(&mut self.ran, ran), std::mem::replace(&mut self.waited, waited));
+        let since = |now: u64, then: u64| std::time::Duration::from_nanos(now.saturating_sub(then));
+        Some((since(ran, before.0), since(waited, before.1)))
+    }
+
+    /// For how long a turn held the thread that has taken so long.
+    pub fn turn(&mut self, took: std::time::Duration) -> std::time::Duration {
+        if took < SHORT {
             return took;
         }
-        // (What it ran outside of turns is next to nothing.)
-        self.ran.saturating_sub(before.ran).min(took)
+        match self.look() {
+            Some((ran, waited)) => held(took, ran, waited),
+            None => took,
+        }
+    }
+}
+
+/// Of a turn: what it ran for, and what it neither ran for nor waited for the processor.
+fn held(
+    took: std::time::Duration,
+    ran: std::time::Duration,
+    waited: std::time::Duration,
+) -> std::time::Duration {
+    took.min(ran.max(took.saturating_sub(waited)))
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -242,10 +271,7 @@ mod tests {
     #[test]
     fn a_turn_holds_its_thread_by_working_or_waiting() {
         let long = Duration::from_millis(20);
-        let mut held = Held::default();
-        held.turn(Duration::ZERO, false);
-        // On the processor for as long, whoever has it in between.
-        let begin = Instant::now();
+        let mut held = Held::new();
         let ran = || {
             // SAFETY: the call fills the structure, of which all zeroes is a value.
             unsafe {
@@ -254,18 +280,25 @@ mod tests {
                 Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
             }
         };
-        let first = ran();
+        // On the processor for as long, whoever has it in between.
+        let (begin, first) = (Instant::now(), ran());
         while ran() - first < long {}
-        let worked = held.turn(begin.elapsed(), false);
+        let worked = held.turn(begin.elapsed());
         assert!(worked >= long * 9 / 10, "{worked:?}");
+        // It waits for something else than the processor, but for what it waits for that afterwards.
+        let before = held.waited;
         let begin = Instant::now();
         std::thread::sleep(long);
-        let waited = held.turn(begin.elapsed(), false);
-        assert!(waited >= long, "{waited:?}");
-        // It slept before it began, and then did next to nothing.
-        std::thread::sleep(long);
-        let slept = held.turn(Duration::from_secs(1), true);
-        assert!(slept < long, "{slept:?}");
+        let took = begin.elapsed();
+        let waited = held.turn(took);
+        let others = Duration::from_nanos(held.waited - before);
+        assert!(waited + others >= long, "{waited:?}, {others:?}");
+        let ms = Duration::from_millis;
+        assert_eq!(super::held(ms(90), ms(1), ms(88)), ms(2), "others had it");
+        assert_eq!(super::held(ms(90), ms(70), ms(40)), ms(70), "it ran");
+        assert_eq!(super::held(ms(90), ms(1), ms(0)), ms(90), "it waited for something");
+        assert_eq!(super::held(ms(10), ms(70), ms(70)), ms(10), "others ran before it");
+        assert_eq!(held.turn(Duration::from_millis(1)), Duration::from_millis(1));
     }
 
     #[test]
