@@ -102,11 +102,11 @@ part "histories of the cluster" 3 \
     $sim --seeds 100000000 --from "${now}000" --seconds "$(share 20)" --keep-going
 part "suites of others, on a mount and under corbel run" 1 scripts/suites/soak.sh "$(share 15)"
 part "the hunter, three nodes with faults" 1 hunter "$(share 20)"
+targets=$(find fuzz/fuzz_targets -name '*.rs' | wc -l)
 if cargo +nightly fuzz --version >/dev/null 2>&1; then
-    targets=$(find fuzz/fuzz_targets -name '*.rs' | wc -l)
     part "random input, guided by coverage" 1 fuzz "$(($(share 10) / targets + 1))"
 else
-    part "random input (no cargo-fuzz here)" 1 hostile "$(($(share 10) / 15 + 1))"
+    part "random input (no cargo-fuzz here)" 1 hostile "$(($(share 10) / targets + 1))"
 fi
 echo "== commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
 cat "$work/summary"

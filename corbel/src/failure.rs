@@ -92,7 +92,7 @@ impl Failure {
             std::io::ErrorKind::NotFound => (Kind::Failed, "check that the path exists"),
             std::io::ErrorKind::PermissionDenied => (
                 Kind::Environment,
-                "run as its owner (a service opens what is its own user's, also as root) or as root, or use a directory of your own",
+                "run as its owner (a service of root opens only what is root's), or use a directory of your own",
             ),
             std::io::ErrorKind::StorageFull => (Kind::Environment, "free some space there"),
             std::io::ErrorKind::AddrInUse => {

@@ -32,6 +32,8 @@ const CONNECTIONS: usize = 6;
 const SEGMENTS: u32 = 8;
 /// nicfs answers questions in such groups: whoever asks again before that is asked about twice.
 const GROUP: usize = 3;
+/// Name of a stage's directory, before the number of its process.
+const DIR: &str = "corbel-hostd-";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Whom nicfs lets map an arena. The odd ones nobody, whoever asks.
@@ -57,9 +59,9 @@ fn stage() -> &'static Mutex<Stage> {
 
 impl Stage {
     fn new() -> Self {
-        let dir = std::env::temp_dir().join(format!("corbel-hostd-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir_all(&dir).expect("a directory");
+        remove_left();
+        let dir = std::env::temp_dir().join(format!("{DIR}{}", std::process::id()));
+        fs::create_dir(&dir).expect("a directory");
         let (region, socket) = (dir.join("region"), dir.join("hostd.sock"));
         drop(FileRegion::create(&region, Durability::Replicated).expect("a region"));
         for n in 0..SEGMENTS {
@@ -83,6 +85,17 @@ impl Stage {
             std::thread::sleep(Duration::from_millis(5));
         }
         Self { dir, socket, hostd }
+    }
+}
+
+/// What processes that have ended left there: nobody ends a stage in order.
+fn remove_left() {
+    for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(DIR).and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -385,7 +385,7 @@ impl Node {
         let durability = volume.superblock().durability;
         let strict = durability == Durability::Pmem;
         let (table, found) = Table::open(Arc::clone(&media), strict, config.boot, config.secret)?;
-        let next_inode = volume.last_inode().0 + 1;
+        let next_inode = volume.last_inode().0.saturating_add(1);
         // A copy: what else is drawn stays as it was.
         let run = random.clone().next_u64() | 1;
         let mut node = Self {

@@ -295,9 +295,8 @@ impl Hostd {
     }
 
     fn nicfs_lost(&mut self) {
-        if self.nicfs.take().is_some() {
-            log::warn!("nicfs is gone");
-        }
+        log::warn!("nicfs is gone");
+        self.nicfs = None;
         self.pidfds.clear();
         for (_, (conn, _)) in std::mem::take(&mut self.queries) {
             if let Some(conn) = self.conns.get_mut(&conn) {
@@ -357,19 +356,19 @@ impl Hostd {
     /// Asks nicfs who may map an arena.
     fn ask_for(&mut self, token: u64, arena: u32) {
         let Some(conn) = self.conns.get_mut(&token) else { return };
-        if conn.asking >= QUESTIONS_EACH {
-            self.reply(token, Err((Errno::AGAIN, "too many questions at once")), &[]);
-            return;
+        let refusal = match (&self.nicfs, conn.asking) {
+            (None, _) => Some("the node service is not running"),
+            (_, QUESTIONS_EACH..) => Some("too many questions at once"),
+            _ => None,
+        };
+        if let Some(text) = refusal {
+            return self.reply(token, Err((Errno::AGAIN, text)), &[]);
         }
         conn.asking += 1;
         let question = self.next;
         self.next += 1;
-        // (Before it is sent: what cannot be is answered with all others.)
+        // Before it is sent: if nicfs is lost over it, all questions are answered.
         self.queries.insert(question, (token, arena));
-        if self.nicfs.is_none() {
-            self.nicfs_lost();
-            return;
-        }
         self.tell(&Packet::ArenaQuery { token: question, arena }, None);
     }
 
@@ -520,7 +519,7 @@ impl Hostd {
         let (Ok(log), Some(Ok(bell)), true) = (log, bell, self.watch_process(client, pid)) else {
             self.pidfds.retain(|_, (c, _)| *c != client);
             self.tell(&Packet::Gone { client }, None);
-            self.reply(token, Err((Errno::NFILE, "hostd has no descriptors left")), &[]);
+            self.reply(token, Err((Errno::NFILE, "hostd cannot hand out the log")), &[]);
             return;
         };
         if let Some(conn) = self.conns.get_mut(&token) {

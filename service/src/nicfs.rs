@@ -526,7 +526,8 @@ impl Driver {
                 }
                 self.deliver(Event::Tick);
             }
-            busy = self.background() || !self.rung.is_empty() || !heard.is_empty();
+            // What others have said already comes before background work.
+            busy = !heard.is_empty() || self.background() || !self.rung.is_empty();
             while self.host.as_ref().is_some_and(|host| host.has_heard()) {
                 self.host_speaks();
             }

@@ -156,8 +156,9 @@ fn ran(process: i32) -> Option<u64> {
 /// For how long turns hold this thread: the time that they have the processor for, or wait for something else than that. That
 /// others have it meanwhile is not the turn's doing.
 ///
-/// The kernel is asked now and then ([`Self::look`]) and about turns that were long, so that short ones cost nothing. What ran since it
-/// was asked last counts as the turn's own: never less than it was, and more by what ran between.
+/// The kernel is asked now and then ([`Self::look`]) and about turns that were long, so that short ones cost nothing. What it says is of
+/// the time since it was asked before. All that the thread ran in that time counts, so never less than the turn did; of what it waited
+/// for other things, what others had the processor for before the turn is missing.
 #[derive(Debug)]
 pub struct Held {
     schedstat: Option<std::fs::File>,

@@ -32,15 +32,20 @@ pub fn may_mount() -> bool {
 /// The interception library, which is built alone, as it must be: see intercept/Cargo.toml.
 pub fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "intercept"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "intercept builds");
-        Path::new(CORBEL).with_file_name("libintercept.so")
-    })
+    BUILT.get_or_init(|| built("intercept", "libintercept.so"))
+}
+
+/// Builds a package, and says where what comes of it lies beside `corbel`.
+pub fn built(package: &str, file: &str) -> PathBuf {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "-p", package]);
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("cargo runs").success(), "{package} builds");
+    let path = Path::new(CORBEL).with_file_name(file);
+    assert!(path.exists(), "{}", path.display());
+    path
 }
 
 /// A command with a limit of time; the program and its arguments are to be added.

@@ -1,7 +1,7 @@
 //! The differential hunter: that it finds what is planted, that it finds nothing in a few fixed histories, and that
 //! what it found once stays mended.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
@@ -17,16 +17,8 @@ const LIES: usize = 2;
 
 /// The program that carries out calls.
 fn worker() {
-    static BUILT: OnceLock<()> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "hunt"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "corbel-hunt builds");
-        assert!(Path::new(CORBEL).with_file_name("corbel-hunt").exists());
-    });
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| harness::built("hunt", "corbel-hunt"));
 }
 
 fn hunt(scratch: &Scratch, args: &[&str]) -> (Output, Value) {

@@ -1,27 +1,12 @@
 //! The siege of the crate `hostile`: whatever a local user tries on a cluster that runs, it comes to nothing, and everybody else is
 //! served meanwhile.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
-use super::harness::{CORBEL, Cluster, json};
+use super::harness::{Cluster, built, json};
 
 /// Far more than it takes, on a busy machine.
 const LIMIT: &str = "600";
-
-fn program() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "hostile"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "corbel-siege builds");
-        Path::new(CORBEL).with_file_name("corbel-siege")
-    })
-}
 
 #[test]
 fn nothing_that_a_stranger_tries_comes_to_anything() {
@@ -32,7 +17,7 @@ fn nothing_that_a_stranger_tries_comes_to_anything() {
     let epoch = |node| cluster.status(node)["epoch"].as_u64();
     let before = [epoch(1), epoch(2)];
     let mut command = Command::new("timeout");
-    command.arg(LIMIT).arg(program()).arg(cluster.path(""));
+    command.arg(LIMIT).arg(built("hostile", "corbel-siege")).arg(cluster.path(""));
     let output = command.output().expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let figures = json(&output);

@@ -76,6 +76,7 @@ fn converse(child: &mut Child, ground: &Ground) -> Tried {
     let (Some(mut to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
         return Err("no pipes".into());
     };
+    let mut started = Started::default();
     for line in BufReader::new(from).lines() {
         let line = line.map_err(|e| e.to_string())?;
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
@@ -84,7 +85,7 @@ fn converse(child: &mut Child, ground: &Ground) -> Tried {
             "succeeded" => return Ok(Outcome::Succeeded(rest.to_owned())),
             "untried" => return Err(rest.to_owned()),
             "ask" => {
-                let answer = match asked(rest, ground) {
+                let answer = match asked(rest, ground, &mut started) {
                     Ok(said) => format!("ok {said}\n"),
                     Err(e) => format!("no {}\n", e.replace('\n', " ")),
                 };
@@ -96,7 +97,25 @@ fn converse(child: &mut Child, ground: &Ground) -> Tried {
     Err("it ended without a word".into())
 }
 
-fn asked(what: &str, ground: &Ground) -> Result<String, String> {
+/// What the super-user has started for an attack: it ends with its input.
+#[derive(Default)]
+struct Started(Vec<Child>);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            drop(child.stdin.take());
+            let begin = Instant::now();
+            while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < PUBLISHED {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn asked(what: &str, ground: &Ground, started: &mut Started) -> Result<String, String> {
     let words: Vec<&str> = what.split(' ').collect();
     let path = |part: &str| ground.path(part);
     let io = |e: std::io::Error| e.to_string();
@@ -107,7 +126,7 @@ fn asked(what: &str, ground: &Ground) -> Result<String, String> {
             fs::write(path(part), b"x").map_err(io)?;
             Ok(begin.elapsed().as_millis().to_string())
         }
-        ["session"] => session(&ground.cluster),
+        ["session"] => session(&ground.cluster, started),
         ["ports"] => ports(&ground.cluster).map_err(io),
         ["attach"] => Attacker::attach(&ground.socket()).map(|_| String::new()),
         ["number", part] => {
@@ -145,18 +164,19 @@ fn asked(what: &str, ground: &Ground) -> Result<String, String> {
     }
 }
 
-/// A session of programs under `corbel run` that goes on for a while, with files of the volume open; the name of its socket.
-fn session(cluster: &Path) -> Result<String, String> {
+/// A session of programs under `corbel run`, with files of the volume open; the name of its socket.
+fn session(cluster: &Path, started: &mut Started) -> Result<String, String> {
     let own = std::env::current_exe().map_err(|e| e.to_string())?;
     let (node, program) = (cluster.join("n1"), own.with_file_name("corbel"));
     let mut command = Command::new(&program);
     command.arg("run").arg("--mount").arg(node.join("mnt"));
     command.arg("--socket").arg(node.join("run/hostd.sock")).args(["--", "sh", "-c"]);
     // Programs that share a file, which they write behind one another: the kernel's, and the session's.
-    command.args(["exec 3<>$0; (echo a >&3); cat <&3; sleep 15", "session-file"]);
-    command.current_dir(node.join("mnt")).stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(["exec 3<>$0; (echo a >&3); cat <&3; read end", "session-file"]);
+    command.current_dir(node.join("mnt")).stdin(Stdio::piped()).stdout(Stdio::null());
     let child = command.spawn().map_err(|e| format!("{}: {e}", program.display()))?;
     let (name, begin) = (format!("corbel-run-0-{}", child.id()), Instant::now());
+    started.0.push(child);
     while begin.elapsed() < PUBLISHED {
         let all = fs::read_to_string("/proc/net/unix").unwrap_or_default();
         if all.lines().any(|line| line.ends_with(&format!("@{name}"))) {

@@ -199,7 +199,7 @@ impl Node {
         self.let_go.clear();
         self.acked.clear();
         self.stash.clear();
-        self.next_inode = self.volume.last_inode().0 + TAKEOVER_SKIP;
+        self.next_inode = self.volume.last_inode().0.saturating_add(TAKEOVER_SKIP);
         self.rewind_clients();
         self.renew_recalls();
         // What the old head granted and is not written down is in no report: it is no more.
@@ -276,7 +276,8 @@ impl Node {
         for client in self.known.keys().copied().collect::<Vec<_>>() {
             self.redeem_judged(client)?;
         }
-        self.next_inode = self.next_inode.max(self.volume.last_inode().0 + TAKEOVER_SKIP);
+        let after = self.volume.last_inode().0.saturating_add(TAKEOVER_SKIP);
+        self.next_inode = self.next_inode.max(after);
         self.note_first_number();
         log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
         self.advance_acks(out)?;
