@@ -518,7 +518,7 @@ impl Driver {
             let ticks = Instant::now() + TICK_EARLY >= next_tick;
             if due || ticks {
                 if ticks {
-                    held.look();
+                    held.look(!slept);
                     next_tick = Instant::now() + TICK;
                     // The machine's clock may be set while this runs.
                     let offset = self.clock.realtime().wrapping_sub(self.clock.monotonic());

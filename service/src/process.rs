@@ -1,6 +1,8 @@
 //! What a service asks of the system for itself.
 #![allow(unsafe_code)]
 
+use std::time::Duration;
+
 /// Raises the priority of this process, where it may: others depend on its heartbeats. `nice` is
 /// its nice value, below 0.
 ///
@@ -139,7 +141,7 @@ impl Watch {
 
     /// It could go on, and has not run for `enough` since the first look. One that is stopped, or sleeps, or
     /// that has run, is late for another reason.
-    pub fn starves(&self, enough: std::time::Duration) -> bool {
+    pub fn starves(&self, enough: Duration) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process));
         let state = stat.ok().and_then(|stat| Some(stat.rsplit_once(") ")?.1.chars().next()));
         let (Some(Some('R')), Some(first)) = (state, self.ran) else { return false };
@@ -154,62 +156,91 @@ fn ran(process: i32) -> Option<u64> {
 }
 
 /// For how long turns hold this thread: the time that they have the processor for, or wait for something else than that. That
-/// others have it meanwhile is not the turn's doing.
+/// others have it meanwhile is not the turn's doing, be they other threads or other virtual machines.
 ///
 /// The kernel is asked now and then ([`Self::look`]) and about turns that were long, so that short ones cost nothing. What it says is of
 /// the time since it was asked before. All that the thread ran in that time counts, so never less than the turn did; of what it waited
-/// for other things, what others had the processor for before the turn is missing.
+/// for other things, what others had the processor for before the turn, or another processor of this machine, is missing.
 #[derive(Debug)]
 pub struct Held {
+    /// Of this thread: nanoseconds that it ran, and that it was ready to run and others of this machine did.
     schedstat: Option<std::fs::File>,
+    /// Of the machine: what it was ready to run and its host let others.
+    stat: Option<std::fs::File>,
+    before: Spent,
+}
+
+/// Where time went, in nanoseconds since the beginning of something.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
     ran: u64,
     waited: u64,
+    /// On all processors together.
+    stolen: u64,
 }
 
 /// Turns under this are short.
-const SHORT: std::time::Duration = std::time::Duration::from_millis(5);
+const SHORT: Duration = Duration::from_millis(5);
 
 impl Held {
     /// By the thread that calls, which is the one that does the turns.
     pub fn new() -> Self {
-        let schedstat = std::fs::File::open("/proc/thread-self/schedstat").ok();
-        let mut this = Self { schedstat, ran: 0, waited: 0 };
-        this.look();
+        let open = |path| std::fs::File::open(path).ok();
+        let (schedstat, stat) = (open("/proc/thread-self/schedstat"), open("/proc/stat"));
+        let mut this = Self { schedstat, stat, before: Spent::default() };
+        this.look(true);
         this
     }
 
-    /// Time on the processor, and time for which it was ready to run and others had it, since the kernel was asked before.
-    pub fn look(&mut self) -> Option<(std::time::Duration, std::time::Duration)> {
-        use std::os::unix::fs::FileExt as _;
-        let mut text = [0; 96];
-        let got = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;
-        let mut words = std::str::from_utf8(&text[..got]).ok()?.split_whitespace();
+    /// Asks the kernel, which does not say everywhere.
+    fn now(&self, stolen: bool) -> Option<Spent> {
+        let mut text = [0; 256];
+        let mut words = start_of(self.schedstat.as_ref()?, &mut text)?.split_whitespace();
         let (ran, waited) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        let before =
-            (std::mem::replace(&mut self.ran, ran), std::mem::replace(&mut self.waited, waited));
-        let since = |now: u64, then: u64| std::time::Duration::from_nanos(now.saturating_sub(then));
-        Some((since(ran, before.0), since(waited, before.1)))
+        let mut text = [0; 256];
+        let stat = self.stat.as_ref().filter(|_| stolen);
+        let stolen = stat.and_then(|stat| steal(start_of(stat, &mut text)?));
+        Some(Spent { ran, waited, stolen: stolen.unwrap_or(self.before.stolen) })
+    }
+
+    /// What went until now is of no turn to come. What the host let others have is asked for where this machine is `busy`: it takes
+    /// long on one of many processors, and of one that sleeps nothing is taken.
+    pub fn look(&mut self, busy: bool) {
+        if let Some(now) = self.now(busy) {
+            self.before = now;
+        }
     }
 
     /// For how long a turn held the thread that has taken so long.
-    pub fn turn(&mut self, took: std::time::Duration) -> std::time::Duration {
+    pub fn turn(&mut self, took: Duration) -> Duration {
         if took < SHORT {
             return took;
         }
-        match self.look() {
-            Some((ran, waited)) => held(took, ran, waited),
-            None => took,
-        }
+        let Some(now) = self.now(true) else { return took };
+        held(took, now, std::mem::replace(&mut self.before, now))
     }
 }
 
+/// What a file of the kernel's begins with, as far as it is read now.
+fn start_of<'a>(file: &std::fs::File, text: &'a mut [u8]) -> Option<&'a str> {
+    let got = std::os::unix::fs::FileExt::read_at(file, text, 0).ok()?;
+    // Cut in the middle of a word: numbers are ASCII.
+    std::str::from_utf8(&text[..got]).ok()
+}
+
+/// Nanoseconds for which others than this virtual machine had its processors, by the first line of `/proc/stat` (proc(5): the eighth
+/// number after `cpu`, in hundredths of a second).
+fn steal(stat: &str) -> Option<u64> {
+    let steal: u64 = stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()?;
+    Some(steal.saturating_mul(10_000_000))
+}
+
 /// Of a turn: what it ran for, and what it neither ran for nor waited for the processor.
-fn held(
-    took: std::time::Duration,
-    ran: std::time::Duration,
-    waited: std::time::Duration,
-) -> std::time::Duration {
-    took.min(ran.max(took.saturating_sub(waited)))
+fn held(took: Duration, now: Spent, before: Spent) -> Duration {
+    let since =
+        |spent: fn(&Spent) -> u64| Duration::from_nanos(spent(&now).saturating_sub(spent(&before)));
+    let others = since(|spent| spent.waited) + since(|spent| spent.stolen);
+    took.min(since(|spent| spent.ran).max(took.saturating_sub(others)))
 }
 
 impl Default for Held {
@@ -287,18 +318,30 @@ mod tests {
         let worked = held.turn(begin.elapsed());
         assert!(worked >= long * 9 / 10, "{worked:?}");
         // It waits for something else than the processor, but for what it waits for that afterwards.
-        let before = held.waited;
+        let before = held.before;
         let begin = Instant::now();
         std::thread::sleep(long);
         let took = begin.elapsed();
         let waited = held.turn(took);
-        let others = Duration::from_nanos(held.waited - before);
+        let others = held.before.waited - before.waited + held.before.stolen - before.stolen;
+        let others = Duration::from_nanos(others);
         assert!(waited + others >= long, "{waited:?}, {others:?}");
         let ms = Duration::from_millis;
-        assert_eq!(super::held(ms(90), ms(1), ms(88)), ms(2), "others had it");
-        assert_eq!(super::held(ms(90), ms(70), ms(40)), ms(70), "it ran");
-        assert_eq!(super::held(ms(90), ms(1), ms(0)), ms(90), "it waited for something");
-        assert_eq!(super::held(ms(10), ms(70), ms(70)), ms(10), "others ran before it");
+        let held_for = |took, [ran, waited, stolen]: [u64; 3]| {
+            let before = Spent { ran: 5, waited: 6, stolen: 7 };
+            let now = |spent, ms: u64| spent + ms * 1_000_000;
+            let (ran, waited) = (now(before.ran, ran), now(before.waited, waited));
+            let now = Spent { ran, waited, stolen: now(before.stolen, stolen) };
+            super::held(ms(took), now, before)
+        };
+        assert_eq!(held_for(90, [1, 88, 0]), ms(2), "others had it");
+        assert_eq!(held_for(90, [1, 8, 80]), ms(2), "others, and other machines had it");
+        assert_eq!(held_for(90, [70, 40, 0]), ms(70), "it ran");
+        assert_eq!(held_for(90, [1, 0, 0]), ms(90), "it waited for something");
+        assert_eq!(held_for(10, [70, 70, 0]), ms(10), "others ran before it");
+        let stat = "cpu  1971325 519542 1187976 1936574 15217 0 4038 8621 0 0\ncpu0 1 2 3 4 5 6 7";
+        assert_eq!(super::steal(stat), Some(86_210_000_000));
+        assert_eq!(super::steal("cpu  1 2 3 4"), None, "a kernel before 2.6.11");
         assert_eq!(held.turn(Duration::from_millis(1)), Duration::from_millis(1));
     }
 
