@@ -3,6 +3,11 @@
 set -u
 cd "$(dirname "$0")/.."
 log=$(mktemp)
+# Tests wait for services more than they compute: on few processors more of them run at a time, above all where others
+# want the processors, too.
+threads=$(nproc)
+: "${RUST_TEST_THREADS:=$((threads < 5 ? 5 : threads))}"
+export RUST_TEST_THREADS
 trap 'rm -f "$log"' EXIT
 failed=0
 
