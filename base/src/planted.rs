@@ -356,6 +356,10 @@ pub enum Bug {
     ClosedReported = 315,
     /// A node that was sent a snapshot knows only the inode numbers that are in it.
     NumbersForgotten = 316,
+    /// A directory is not empty by what a limit bars from it.
+    RefusedIsThere = 317,
+    /// A head hands out inode numbers that an earlier one may have handed out.
+    NumbersOfAnother = 318,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1137,6 +1141,16 @@ impl Bug {
         ),
         (Bug::LinksUncounted, "links-uncounted", "further names of a file count in no quota"),
         (Bug::AttributesUncounted, "attributes-uncounted", "extended attributes count in no quota"),
+        (
+            Bug::NumbersOfAnother,
+            "numbers-of-another",
+            "a head hands out inode numbers that an earlier one may have handed out",
+        ),
+        (
+            Bug::RefusedIsThere,
+            "refused-is-there",
+            "a directory is not empty by what a limit bars from it",
+        ),
         (
             Bug::NumbersForgotten,
             "numbers-forgotten",

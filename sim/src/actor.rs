@@ -11,11 +11,12 @@ mod requests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ClientId, InodeId, Nanos, Sequence};
+use client::libfs::log::Log;
+use client::libfs::over_media::{ByHand, OverMedia};
 use service::core::Event;
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
-use storage::format::entry::{HEADER_BYTES, Op, RawHeader, Stamp, entry_bytes, mask, op};
+use storage::format::entry::{HEADER_BYTES, Op, RawHeader, Stamp, mask};
 use storage::format::rpc::{self, InodeReply, Request};
-use storage::limits::RPC_SLOT_BYTES;
 use storage::media::{Media, Segment};
 
 use crate::model::{Body, State};
@@ -50,9 +51,8 @@ pub(crate) struct Session {
     number: usize,
     pub(crate) client: ClientId,
     segment: Segment,
-    descriptor: Descriptor,
-    heads: Vec<u64>,
-    next: u64,
+    memory: OverMedia,
+    log: Log<ByHand>,
     leases: BTreeMap<u64, Lease>,
     fresh: Vec<u64>,
     event: u64,
@@ -69,6 +69,13 @@ pub(crate) struct Session {
     broken: Option<u64>,
     /// Its node has been out of the chain since it began.
     doubted: bool,
+}
+
+impl Session {
+    /// The sequence of what it does next.
+    fn next(&self) -> u64 {
+        self.log.last().0 + 1
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -234,7 +241,7 @@ pub(crate) enum Phase {
     Attaching(Nanos),
     Idle,
     Working(Plan),
-    Asked(Plan, usize, Ask),
+    Asked(Plan, usize, Ask, Vec<u8>),
     Inside(Plan, usize),
     Space(Plan, u64),
     Sync(u64),
@@ -365,7 +372,7 @@ impl World<'_> {
             return self.judge_dismissed_process(c);
         }
         let Some(s) = self.session(c).filter(|_| self.actors[c].node == n) else { return Ok(()) };
-        let (last, ends) = (s.next - 1, s.broken.is_some() || s.spoilt);
+        let (last, ends) = (s.log.last().0, s.broken.is_some() || s.spoilt);
         let there = self.media(c).size(s.segment).is_ok();
         if ends || !there || self.word(c, control::STATE) != control::STATE_GONE {
             return Ok(());
@@ -387,7 +394,7 @@ impl World<'_> {
     pub(crate) fn end_session(&mut self, c: usize, why: &str) {
         if let Some(s) = self.actors[c].session.take() {
             self.trace(|| format!("client {c} {:#x} ends: {why}", s.client.0));
-            let last = s.broken.unwrap_or(s.next) - 1;
+            let last = s.broken.map_or(s.log.last().0, |broken| broken - 1);
             self.model.ended(s.number, last);
             self.unpin(s.number);
         }
@@ -407,7 +414,7 @@ impl World<'_> {
         let ended = if self.actors[c].process.is_some() {
             self.end_process(c, "killed")
         } else {
-            let ended = self.session(c).map(|s| (s.client, s.number, s.next - 1));
+            let ended = self.session(c).map(|s| (s.client, s.number, s.log.last().0));
             // What it writes after it was expelled, and its log removed, nobody reads.
             let there = self.session(c).is_some_and(|s| self.media(c).size(s.segment).is_ok());
             let inside = matches!(self.actors[c].phase, Phase::Inside(..));
@@ -461,14 +468,12 @@ impl World<'_> {
         let data = [1; 200];
         let ino = InodeId::ROOT;
         let op = Op::SetXattr { ino, name: b"user.torn", value: &data };
-        let bytes =
-            op.to_entry(Sequence(s.next), s.descriptor.epoch, 0, 1, s.descriptor.incarnation);
-        let lane_bytes = s.descriptor.lane_bytes;
-        let at = s.heads[0] % lane_bytes;
-        if at + bytes.len() as u64 <= lane_bytes {
-            let (segment, at) = (s.segment, s.descriptor.lane_offset(0) + at);
-            let cut = if s.next % 2 == 0 { 64 } else { 128 };
-            self.media(c).write(segment, at, &bytes[..cut]).map_err(|e| e.to_string())?;
+        let &Descriptor { epoch, incarnation, .. } = s.log.descriptor();
+        let bytes = op.to_entry(Sequence(s.next()), epoch, 0, 1, incarnation);
+        let at = s.log.next_at(0);
+        if at + bytes.len() as u64 <= s.log.descriptor().lane_offset(1) {
+            let cut = if s.next() % 2 == 0 { 64 } else { 128 };
+            self.media(c).write(s.segment, at, &bytes[..cut]).map_err(|e| e.to_string())?;
         }
         Ok(())
     }
@@ -503,13 +508,14 @@ impl World<'_> {
         }
         self.trace(|| format!("client {c} attached as {:#x}", client.0));
         let number = self.model.begin();
+        let region = std::sync::Arc::clone(&self.hosts[n].region);
+        let memory = OverMedia::new(region, segment);
         self.actors[c].session = Some(Session {
             number,
             client,
             segment,
-            heads: vec![0; descriptor.lanes as usize],
-            next: descriptor.first_sequence.0,
-            descriptor,
+            memory,
+            log: Log::new(descriptor),
             leases: BTreeMap::new(),
             fresh: Vec::new(),
             event: 0,
@@ -567,7 +573,9 @@ impl World<'_> {
             }
             Phase::Idle => self.choose(c)?,
             Phase::Working(plan) => self.work(c, plan)?,
-            Phase::Asked(plan, slot, ask) => self.look_for_reply(c, plan, slot, ask)?,
+            Phase::Asked(plan, slot, ask, body) => {
+                self.look_for_reply(c, plan, slot, ask, body)?;
+            }
             Phase::Inside(plan, slot) => self.finish(c, &plan, slot)?,
             Phase::Space(plan, before) => {
                 if self.word(c, control::reclaim(0)) == before {
@@ -629,7 +637,7 @@ impl World<'_> {
         let epoch = self.word(c, control::EPOCH);
         let Some(s) = self.session(c) else { return Ok(()) };
         // A new head counts anew.
-        let counts = epoch == u64::from(s.descriptor.epoch.0);
+        let counts = epoch == u64::from(s.log.descriptor().epoch.0);
         let due = s.dared.range(..=seq).count() as u64;
         if counts && refusals < due {
             return Err(format!("hostile client {c}: {due} entries to refuse, {refusals} refused"));

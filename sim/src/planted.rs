@@ -213,9 +213,14 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::GivenUncounted
         | Bug::LinksUncounted
         | Bug::AttributesUncounted
+        | Bug::RefusedIsThere
         | Bug::RefusedBetween => {
             by_guests(&mut preset, bug);
             preset.make(Flavour::Quota);
+            if bug == Bug::RefusedIsThere {
+                // What is barred is seen between two threads.
+                (preset.threads, preset.pace) = (4, 50 * US);
+            }
             if bug == Bug::NamelessOfPast {
                 preset.pace = 20 * MS;
             }
@@ -319,6 +324,7 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::LinkOfOthers => vec![Create, Mkdir, Link, Link, Chmod],
         Bug::LinksUncounted => vec![Create, Mkdir, Link, Link, Link, Unlink, Quota],
         Bug::AttributesUncounted => vec![Create, SetXattr, SetXattr, SetXattr, RemoveXattr, Quota],
+        Bug::RefusedIsThere => vec![Mkdir, Create, Create, Unlink, Unlink, Rename, Quota],
         Bug::RefusedBetween => vec![Create, Write, Write, Fallocate, Punch, Quota],
         Bug::ReadRightForgotten => vec![Create, Read, Read, Chmod, Chmod, Write],
         _ => Vec::new(),

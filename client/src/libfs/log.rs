@@ -118,6 +118,16 @@ impl<H: Host> Log<H> {
         }
     }
 
+    /// One whose first lane has so many bytes already, and `last` in it: of a client that writes some of its entries elsewhere.
+    pub fn resume(descriptor: Descriptor, at: u64, last: Sequence) -> Self {
+        let log = Self::new(descriptor);
+        if let Some(lane) = log.lanes.first() {
+            lane.head.write().at = at;
+        }
+        log.next.store(last.0 + 1, Ordering::Relaxed);
+        log
+    }
+
     /// What the service said about it.
     pub const fn descriptor(&self) -> &Descriptor {
         &self.descriptor
@@ -126,6 +136,12 @@ impl<H: Host> Log<H> {
     /// The highest sequence handed out.
     pub fn last(&self) -> Sequence {
         Sequence(self.next.load(Ordering::Acquire) - 1)
+    }
+
+    /// Where in the segment the next entry of a lane begins, unless it does not fit before the lane's end.
+    pub fn next_at(&self, lane: u8) -> u64 {
+        let head = self.lanes[usize::from(lane)].head.read();
+        self.descriptor.lane_offset(lane.into()) + head.at % self.descriptor.lane_bytes
     }
 
     /// The lane for a thread or handle with hint `hint`.

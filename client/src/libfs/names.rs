@@ -442,8 +442,8 @@ impl<H: Host> LibFsOn<H> {
                 (false, true) => return Err(Errno::ISDIR.into()),
                 _ => {}
             }
-            if is_rmdir && record.entries > 0 {
-                return Err(Errno::NOTEMPTY.into());
+            if is_rmdir {
+                self.is_empty(turn, &record)?;
             }
             self.keep_for_kernel(turn, &victim, locked.get(ino), &mut kept)?;
             let now = Self::now(&[&locked.get(parent).record, &record]);
@@ -463,6 +463,19 @@ impl<H: Host> LibFsOn<H> {
         });
         self.keep_only(kept, removed.ok());
         removed.map(|_| ())
+    }
+
+    /// Before a directory goes: nothing is in it. Where a limit may bar what this process has put there, the service's word is
+    /// waited for: what it refuses was never there.
+    fn is_empty(&self, turn: &Turn<H>, dir: &InodeRecord) -> Step<(), H> {
+        if dir.entries == 0 {
+            return Ok(());
+        }
+        let unsure = dir.limited && turn.shown(dir.ino).is_none_or(|shown| shown.entries == 0);
+        if unsure && !planted(Bug::RefusedIsThere) {
+            return Err(Stop::Wait(Wait::Renewal { ino: dir.ino }));
+        }
+        Err(Errno::NOTEMPTY.into())
     }
 
     /// Before a directory goes: somebody may stand in it, of whom a kernel in front of this says nothing. It counts as
@@ -715,9 +728,8 @@ impl<H: Host> LibFsOn<H> {
         }
         if let Some((other, S_IFDIR)) = replaced
             && !exchange
-            && locked.get(other).record.entries > 0
         {
-            return Err(Errno::NOTEMPTY.into());
+            self.is_empty(turn, &locked.get(other).record)?;
         }
         if let Some(victim) = victim.as_ref().filter(|_| !exchange) {
             self.keep_for_kernel(turn, victim, locked.get(victim.ino), kept)?;

@@ -12,6 +12,7 @@ use base::{Errno, InodeId, Sequence};
 use client::libfs::host::Memory as _;
 use client::libfs::linux::{Linux, Mapping};
 use client::libfs::log::Log;
+use client::libfs::requests::{self, Seen};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
     SocketFlags, SocketType,
@@ -20,7 +21,6 @@ use storage::format::control::{self, Descriptor, LeaseMode};
 use storage::format::entry::Op;
 use storage::format::proof::Proof;
 use storage::format::rpc::{self, Granted, InodeReply, Request};
-use storage::limits::RPC_SLOT_BYTES;
 
 /// Longer than anything here may take, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -148,22 +148,17 @@ impl Attacker {
 
     /// Puts a body into a slot.
     pub fn post(&self, slot: usize, body: &[u8]) {
-        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
-        self.memory.write(base + rpc::SLOT_BODY, body);
-        self.set(base, u64::from(rpc::SLOT_REQUEST) | (body.len() as u64) << 32);
+        requests::put(&self.memory, slot, body);
         self.ring();
     }
 
     /// Waits for a slot's reply.
     pub fn reply(&self, slot: usize) -> Result<Vec<u8>, String> {
-        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
-            let word = self.word(base);
-            if word as u32 == rpc::SLOT_REPLY {
-                let mut body = vec![0; (word >> 32) as usize];
-                let _ = self.memory.read(base + rpc::SLOT_BODY, &mut body);
-                self.set(base, 0);
+            if requests::look(&self.memory, slot) == Seen::Reply {
+                let mut body = Vec::new();
+                requests::take(&self.memory, slot, &mut body);
                 return Ok(body);
             }
             if self.is_over() {

@@ -22,6 +22,9 @@ use super::{Effect, Failure, Node, Role, entries};
 
 /// Inode numbers skipped at a takeover: the old head may have handed out numbers unknown here.
 const TAKEOVER_SKIP: u64 = 1 << 20;
+/// Numbers that the head of an epoch hands out begin at so many times the epoch: what another head has handed out, and who has
+/// them, may be known to nobody who is left, and a process that still has one of those open must not find another's file there.
+const NUMBERS_EACH: u64 = 1 << 32;
 /// A joining node that hears nothing asks again after this time.
 const JOIN_AGAIN: u64 = 500_000_000;
 /// One that has everything and is not in the chain after this time begins anew.
@@ -199,7 +202,7 @@ impl Node {
         self.let_go.clear();
         self.acked.clear();
         self.stash.clear();
-        self.next_inode = self.volume.last_inode().0.saturating_add(TAKEOVER_SKIP);
+        self.next_inode = self.first_number();
         self.rewind_clients();
         self.renew_recalls();
         // What the old head granted and is not written down is in no report: it is no more.
@@ -243,6 +246,15 @@ impl Node {
         self.take_over_step(out)
     }
 
+    /// The first inode number that a new head hands out: above all that were used and all that heads before it may have handed out.
+    fn first_number(&self) -> u64 {
+        let used = self.volume.last_inode().0.saturating_add(TAKEOVER_SKIP);
+        match u64::from(self.epoch.0).saturating_mul(NUMBERS_EACH) {
+            own if own < NUMBERS_END && !planted(Bug::NumbersOfAnother) => used.max(own),
+            _ => used,
+        }
+    }
+
     /// Goes on with a takeover as far as what the members said allows.
     pub(super) fn take_over_step(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         if self.ready || !self.chain.iter().all(|n| self.positions.contains_key(n)) {
@@ -276,8 +288,7 @@ impl Node {
         for client in self.known.keys().copied().collect::<Vec<_>>() {
             self.redeem_judged(client)?;
         }
-        let after = self.volume.last_inode().0.saturating_add(TAKEOVER_SKIP);
-        self.next_inode = self.next_inode.max(after);
+        self.next_inode = self.next_inode.max(self.first_number());
         self.note_first_number();
         log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
         self.advance_acks(out)?;

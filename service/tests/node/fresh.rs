@@ -1,8 +1,10 @@
 //! What a node answers reflects what its client did before it asked, also where the node is not the head: it has
 //! the client's operations in its ring first, and in the state that it answers from a little later.
 
+use std::collections::BTreeSet;
+
 use base::wire::Reader;
-use base::{Errno, InodeId};
+use base::{Epoch, Errno, InodeId, NodeId};
 use service::core::Event;
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, mask};
@@ -218,4 +220,25 @@ fn what_another_answers_is_not_waited_for() {
         let (answer, slices) = ask(&mut t.rig, &t.hand, &request);
         assert!(answer.is_ok() && slices == 0, "{request:?}: {answer:?} after {slices}");
     }
+}
+
+/// A process may have open what was made under a number that nobody knows of who is left.
+#[test]
+fn two_heads_never_hand_out_the_same_number() {
+    let mut rig = Rig::new(3, 3);
+    let mut given = BTreeSet::new();
+    for head in 0..3u32 {
+        let chain: Vec<NodeId> = (head + 1..=3).map(NodeId).collect();
+        for n in 0..3 {
+            let chain = chain.clone();
+            let view = Event::View { epoch: Epoch(head + 2), chain, syncing: Vec::new(), lapse: 0 };
+            rig.event(n, view);
+        }
+        rig.pass(1_000_000_000);
+        let hand = rig.attach(head as usize, 0);
+        for (number, _) in hand.numbers(&mut rig, 64) {
+            assert!(given.insert(number), "{number} of head {}", head + 1);
+        }
+    }
+    assert!(given.len() > 100, "{}", given.len());
 }

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use base::random::Random;
 use base::wire::Reader;
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
+use client::libfs::log::Log;
+use client::libfs::over_media::{ByHand, OverMedia};
+use client::libfs::requests::{self, Seen};
 use service::core::{Effect, Event, Node, NodeConfig, PerUser, Shares};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::Op;
 use storage::format::proof::Proof;
 use storage::format::rpc::{self, Granted, InodeReply, Request};
 use storage::format::superblock::Durability;
-use storage::limits::RPC_SLOT_BYTES;
 use storage::media::{Media, Segment};
 use storage::memory::MemoryRegion;
 use storage::volume::{Params, Volume};
@@ -329,8 +331,9 @@ impl Rig {
         let descriptor = Descriptor::decode(&descriptor).expect("a descriptor");
         assert_eq!(descriptor.client, client);
         let log = Segment::Log(segment);
-        let proofs = true;
-        Hand { media, n, uid, pid, client, log, descriptor, at: 0, seq: 0, proofs }
+        let memory = OverMedia::new(Arc::clone(&media), log);
+        let (at, seq, proofs) = (0, 0, true);
+        Hand { media, memory, n, uid, pid, client, log, descriptor, at, seq, proofs }
     }
 
     /// No damage on any node.
@@ -345,6 +348,7 @@ impl Rig {
 /// A client's side of its log, worked by hand.
 pub struct Hand {
     pub media: Arc<dyn Media>,
+    memory: OverMedia,
     pub n: usize,
     pub uid: u32,
     pub pid: u32,
@@ -381,12 +385,13 @@ impl Hand {
     }
 
     pub fn append(&mut self, op: &Op<'_>) -> Sequence {
-        self.seq += 1;
-        let epoch = Epoch(self.word(control::EPOCH) as u32);
-        let seq = Sequence(self.seq);
-        let bytes = op.to_entry(seq, epoch, 0, 77, self.descriptor.incarnation);
-        self.put(&bytes);
-        seq
+        let log = Log::<ByHand>::resume(self.descriptor, self.at, Sequence(self.seq));
+        let place = log.append(&self.memory, 0, op, 77).expect("room in the lane");
+        self.at = log.next_at(0) - self.descriptor.lane_offset(0);
+        assert!(self.at > 0, "the test's log has no laps");
+        self.seq = place.sequence.0;
+        self.set(control::LAST_SEQUENCE, self.seq);
+        place.sequence
     }
 
     pub fn post(&self, slot: usize, request: &Request<'_>, after: u64) {
@@ -398,27 +403,18 @@ impl Hand {
     }
 
     pub fn post_raw(&self, slot: usize, body: &[u8]) {
-        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
-        self.media.write(self.log, base + rpc::SLOT_BODY, body).expect("a slot");
-        self.set(base, u64::from(rpc::SLOT_REQUEST) | (body.len() as u64) << 32);
+        requests::put(&self.memory, slot, body);
     }
 
     /// Whether there is an answer in a slot.
     pub fn has_reply(&self, slot: usize) -> bool {
-        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
-        self.word(base) as u32 == rpc::SLOT_REPLY
+        requests::look(&self.memory, slot) == Seen::Reply
     }
 
     /// The answer in a slot, which is free afterwards.
     pub fn reply(&self, slot: usize) -> Option<Vec<u8>> {
-        let base = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
-        let word = self.word(base);
-        if word as u32 != rpc::SLOT_REPLY {
-            return None;
-        }
-        let mut body = vec![0; (word >> 32) as usize];
-        self.media.read(self.log, base + rpc::SLOT_BODY, &mut body).expect("a slot");
-        self.set(base, 0);
+        let mut body = Vec::new();
+        self.has_reply(slot).then(|| requests::take(&self.memory, slot, &mut body))?;
         Some(body)
     }
 

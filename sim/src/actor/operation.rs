@@ -646,18 +646,17 @@ impl World<'_> {
         let raw = RawHeader {
             op: kind,
             length,
-            sequence: s.next,
+            sequence: s.next(),
             lane: 0,
-            epoch: s.descriptor.epoch.0,
+            epoch: s.log.descriptor().epoch.0,
             inode: 1,
             a,
             b,
             ..RawHeader::default()
         };
-        let seed = s.descriptor.incarnation ^ u32::from(!honest);
+        let seed = s.log.descriptor().incarnation ^ u32::from(!honest);
         let (segment, bytes) = (s.segment, raw.seal(seed, &[]));
-        let at = s.descriptor.lane_offset(0) + s.heads[0] % s.descriptor.lane_bytes;
-        let seq = s.next;
+        let (at, seq) = (s.log.next_at(0), s.next());
         self.media(c).write(segment, at, &bytes).map_err(|e| format!("client {c}: {e}"))?;
         self.trace(|| format!("client {c} dares {seq} garbage op {kind} length {length}"));
         self.outcome.dared += 1;
@@ -705,51 +704,22 @@ impl World<'_> {
     ) -> Result<Option<u64>, String> {
         let lane = match self.session(c) {
             Some(s) if self.preset.write_max < 100_000 => {
-                self.random.below(s.heads.len() as u64) as usize
+                self.random.below(s.log.descriptor().lanes.into()) as u8
             }
             _ => 0,
         };
         let epoch = base::Epoch(self.word(c, control::EPOCH) as u32 + ahead);
-        let reclaimed = self.word(c, control::reclaim(lane));
         let time = self.now + REALTIME;
-        let Some(s) = self.session(c) else { return Ok(None) };
-        let (lane_bytes, incarnation) = (s.descriptor.lane_bytes, s.descriptor.incarnation);
-        let (mut head, mut seq) = (s.heads[lane], s.next);
-        let segment = s.segment;
-        let base = s.descriptor.lane_offset(lane);
-        let length = op.to_entry(Sequence(seq), epoch, lane as u8, time, incarnation).len();
-        let left = lane_bytes - head % lane_bytes;
-        let pad = left < length as u64;
-        let end = head + length as u64 + if pad { left } else { 0 };
-        if end.saturating_sub(lane_bytes) > reclaimed {
-            return Ok(None);
-        }
-        let write = |at: u64, bytes: &[u8]| {
-            let media = self.media(c);
-            media.write(segment, at, bytes)?;
-            media.persist(segment, at, bytes.len() as u64)
-        };
-        let fault = |e: storage::media::MediaError| format!("client {c}: {e}");
-        if pad {
-            let raw = RawHeader {
-                op: op::PAD,
-                length: (left - HEADER_BYTES as u64) as u32,
-                sequence: seq,
-                lane: lane as u8,
-                epoch: epoch.0,
-                ..RawHeader::default()
-            };
-            write(base + head % lane_bytes, &raw.seal(incarnation, &[])).map_err(fault)?;
-            (head, seq) = (head + left, seq + 1);
-        }
-        let bytes = op.to_entry(Sequence(seq), epoch, lane as u8, time, incarnation);
-        debug_assert_eq!(bytes.len(), entry_bytes(bytes.len() - HEADER_BYTES));
-        write(base + head % lane_bytes, &bytes).map_err(fault)?;
-        self.media(c).fence().map_err(fault)?;
-        if let Some(s) = &mut self.actors[c].session {
-            s.newest_at = base + head % lane_bytes;
-            (s.heads[lane], s.next) = (head + bytes.len() as u64, seq + 1);
-        }
+        let mut payload = Vec::new();
+        let raw = RawHeader { time, epoch: epoch.0, ..op.encode(&mut payload) };
+        let payload = if let Op::Write { data, .. } = *op { data } else { &payload };
+        let Some(s) = &mut self.actors[c].session else { return Ok(None) };
+        let Ok(room) = s.log.room(&s.memory, lane, payload.len()) else { return Ok(None) };
+        let place = room.append(raw, payload).persist();
+        let seq = place.sequence.0;
+        let descriptor = s.log.descriptor();
+        s.newest_at = descriptor.lane_offset(lane.into())
+            + (place.position - HEADER_BYTES as u64) % descriptor.lane_bytes;
         self.put(c, control::LAST_SEQUENCE, seq)?;
         Ok(Some(seq))
     }

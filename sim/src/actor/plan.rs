@@ -38,7 +38,7 @@ impl World<'_> {
 
     /// Asks that everything so far survive.
     pub(crate) fn sync(&mut self, c: usize) -> Result<(), String> {
-        let last = self.session(c).map_or(0, |s| s.next - 1);
+        let last = self.session(c).map_or(0, |s| s.log.last().0);
         self.put(c, control::SYNC_REQUEST, last)?;
         self.actors[c].phase = Phase::Sync(last);
         self.ring(c, true)?;

@@ -1,5 +1,6 @@
 //! Requests and replies: leases, names, numbers; what the client sees is compared with the model.
 
+use client::libfs::requests::{self as slots, Seen};
 use storage::format::proof::Proof;
 
 use super::*;
@@ -15,19 +16,15 @@ impl World<'_> {
         ask: Ask,
     ) -> Result<(), String> {
         let Some(s) = self.session(c) else { return Ok(()) };
-        let (segment, after) = (s.segment, Sequence(s.next - 1));
+        let (memory, after) = (&s.memory, s.log.last());
         let mut body = Vec::new();
         // What a plan is about the client has been shown; that a stranger is refused is not tested here.
         let proof = request.names().map_or(Proof::NONE, |ino| Proof::new(SECRET, ino));
         request.encode_shown(after, proof, &mut body);
         let slot = c % storage::limits::RPC_SLOTS;
-        let at = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
-        self.media(c)
-            .write(segment, at + rpc::SLOT_BODY, &body)
-            .map_err(|e| format!("client {c}: {e}"))?;
-        self.put(c, at, u64::from(rpc::SLOT_REQUEST) | (body.len() as u64) << 32)?;
+        slots::put(memory, slot, &body);
         self.trace(|| format!("client {c} asks {ask:?} after {after}"));
-        self.actors[c].phase = Phase::Asked(plan, slot, ask);
+        self.actors[c].phase = Phase::Asked(plan, slot, ask, body);
         self.ring(c, true)?;
         self.wait(c)
     }
@@ -38,23 +35,19 @@ impl World<'_> {
         plan: Plan,
         slot: usize,
         ask: Ask,
+        mut body: Vec<u8>,
     ) -> Result<(), String> {
-        let at = control::RPC + (slot * RPC_SLOT_BYTES) as u64;
-        let word = self.word(c, at);
-        if word as u32 == rpc::SLOT_AGAIN {
-            // nicfs was started anew; it ends between two steps here, so the body is whole.
-            self.put(c, at, u64::from(rpc::SLOT_REQUEST) | (word & !0xffff_ffff))?;
+        let Some(memory) = self.session(c).map(|s| &s.memory) else { return Ok(()) };
+        let seen = slots::look(memory, slot);
+        if seen == Seen::Again {
+            // nicfs was started anew.
+            slots::put(memory, slot, &body);
         }
-        if word as u32 != rpc::SLOT_REPLY {
+        if seen != Seen::Reply {
             self.ring(c, true)?;
             return self.wait(c);
         }
-        let Some(segment) = self.session(c).map(|s| s.segment) else { return Ok(()) };
-        let mut body = vec![0; ((word >> 32) as usize).min(RPC_SLOT_BYTES - 64)];
-        self.media(c)
-            .read(segment, at + rpc::SLOT_BODY, &mut body)
-            .map_err(|e| format!("client {c}: {e}"))?;
-        self.put(c, at, u64::from(rpc::SLOT_FREE))?;
+        slots::take(memory, slot, &mut body);
         let (status, mut r) = rpc::reply_status(&body).map_err(|e| e.to_string())?;
         self.trace(|| format!("client {c} hears {ask:?} {status:?}"));
         let next = match (ask, status) {

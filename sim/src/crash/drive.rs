@@ -9,6 +9,7 @@ use base::wire::Reader;
 use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence};
 use client::libfs::log::Log;
 use client::libfs::over_media::{ByHand, OverMedia};
+use client::libfs::requests::{self, Seen as Slot};
 use service::core::ring::{RING_BYTES_MIN, Ring};
 use service::core::{Copier, Effect, Event as Input, Node, NodeConfig};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
@@ -502,17 +503,12 @@ impl Session {
     fn ask(&mut self, request: &Request<'_>) -> Result<Vec<u8>, String> {
         let mut body = Vec::new();
         request.encode(Sequence(self.log.last().0), &mut body);
-        let fault = |e: storage::media::MediaError| e.to_string();
-        let at = control::RPC;
-        self.media.write(self.segment, at + rpc::SLOT_BODY, &body).map_err(fault)?;
-        self.put(at, u64::from(rpc::SLOT_REQUEST) | (body.len() as u64) << 32)?;
+        requests::put(&self.memory, 0, &body);
         self.ring()?;
         for _ in 0..PATIENCE {
-            let word = self.word(at)?;
-            if word as u32 == rpc::SLOT_REPLY {
-                let mut reply = vec![0; (word >> 32) as usize];
-                self.media.read(self.segment, at + rpc::SLOT_BODY, &mut reply).map_err(fault)?;
-                self.put(at, u64::from(rpc::SLOT_FREE))?;
+            if requests::look(&self.memory, 0) == Slot::Reply {
+                let mut reply = Vec::new();
+                requests::take(&self.memory, 0, &mut reply);
                 let (status, mut r) = rpc::reply_status(&reply).map_err(|e| e.to_string())?;
                 status.map_err(|e| format!("{request:?} refused with {e:?}"))?;
                 return Ok(r.rest().to_vec());
