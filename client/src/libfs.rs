@@ -161,8 +161,10 @@ impl<H: Host> LibFsOn<H> {
         let mut session = self.attach_patiently(*number + 1)?;
         session.previous = self.current();
         *number += 1;
-        // Sessions are few (one, unless the service restarts) and other threads may be inside the
-        // old one at any moment: they are freed with the client.
+        // Other threads may be inside the old one at any moment: sessions are freed with the client. What they hold of the
+        // service is given back, of all but the last, of which the service may have something to say yet.
+        let earlier = session.previous.and_then(|before| before.previous);
+        core::iter::successors(earlier, |session| session.previous).for_each(Session::part);
         let session: &'static Session<H> = Box::leak(Box::new(session));
         self.take_stock(session);
         let kept = self.keep_open(session);

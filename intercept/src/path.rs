@@ -255,6 +255,8 @@ pub enum Last {
     Remove,
     /// Followed, or made if it is not there (O_CREAT): EISDIR if a slash stands behind it.
     Create,
+    /// The same, and never followed (O_CREAT with O_EXCL or O_NOFOLLOW).
+    CreateHere,
 }
 
 /// Resolves `path`; the last component is followed when `follow`.
@@ -284,7 +286,7 @@ fn root_of(fs: &dyn FileSystem, who: &Caller<'_>, dir: InodeId) -> Result<Attr, 
 
 fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found, Stop> {
     let fs = fs()?;
-    let literal = matches!(mode, Last::Name | Last::Remove);
+    let literal = matches!(mode, Last::Name | Last::Remove | Last::CreateHere);
     let mut dir = dir;
     let mut links = 0;
     // The path that a symbolic link was replaced in; from there on `from` counts in it.
@@ -315,7 +317,8 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
         let (name, tail) = rest.split_at(end);
         let last = tail.iter().all(|b| *b == b'/');
         let dot = name == b"." || name == b"..";
-        let to_make = last && mode == Last::Create && !tail.is_empty() && !dot;
+        let creates = matches!(mode, Last::Create | Last::CreateHere);
+        let to_make = last && creates && !tail.is_empty() && !dot;
         if to_make || name.len() > NAME_MAX {
             // Who may not search the directory is not told what is wrong with a name in it.
             fs.access(who, dir, 1)?;

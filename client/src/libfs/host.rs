@@ -49,6 +49,9 @@ pub trait Memory: Send + Sync + Debug {
     fn fence(&self);
     /// Waits while the word of 32 bits is `seen`: until woken, or for so many nanoseconds. May return early.
     fn wait(&self, at: u64, seen: u32, limit: u64);
+    /// What it shares with others is given up: from now on nothing that is done here is seen elsewhere, nor the other way round.
+    /// The first `kept` bytes are as they were, and the others zeroes. Threads may be reading and writing meanwhile.
+    fn part(&self, _kept: u64) {}
     /// Told of each entry of the log when its header is there: the service may read it from now on. For those
     /// who judge.
     #[inline]

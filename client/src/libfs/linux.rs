@@ -189,6 +189,35 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// See [`Memory::part`]: memory of this process's own takes the place of the mapping in one step, so that a file that is
+    /// removed is no more when the last who has it open or mapped lets it go.
+    fn replace(&self, kept: usize) -> Result<()> {
+        let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, self.len);
+        let kept = kept.min(len);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing.
+        let own = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, prot, flags) }
+            .map_err(errno)?;
+        // SAFETY: both ranges are mapped, and they do not overlap; others may store to the first meanwhile, in words
+        // (which nobody asks for any more), and nobody knows the second.
+        unsafe { core::ptr::copy_nonoverlapping(self.base.as_ptr(), own.cast::<u8>(), kept) };
+        // SAFETY: the range is the fresh mapping's.
+        let moved = unsafe { rustix::mm::madvise(own, len, rustix::mm::Advice::LinuxDontFork) }
+            .and_then(|()| {
+                let to = self.base.as_ptr().cast();
+                let how = rustix::mm::MremapFlags::MAYMOVE;
+                // SAFETY: what was mapped there is this value's alone, and stays mapped without a gap, as memory of the same
+                // length; it is reached only through atomics and raw copies, whose readers know that it is over
+                // (`Log::part`).
+                unsafe { rustix::mm::mremap_fixed(own, len, len, how, to) }
+            });
+        if moved.is_err() {
+            // SAFETY: the fresh mapping is where it was made, and nobody knows it.
+            let _ = unsafe { rustix::mm::munmap(own, len) };
+        }
+        moved.map(|_| ()).map_err(errno)
+    }
+
     #[inline]
     fn at(&self, offset: u64, len: usize) -> Option<*mut u8> {
         let end = usize::try_from(offset).ok()?.checked_add(len)?;
@@ -220,6 +249,11 @@ impl Drop for Mapping {
 }
 
 impl Memory for Mapping {
+    fn part(&self, kept: u64) {
+        // Where that fails it stays shared, which costs memory only.
+        let _ = self.replace(usize::try_from(kept).unwrap_or(usize::MAX));
+    }
+
     #[inline]
     fn load(&self, at: u64, order: Ordering) -> u64 {
         self.word(at).load(order)
@@ -428,4 +462,29 @@ fn connect(config: &Config) -> Result<Kept> {
     let address = SocketAddrUnix::new(&config.socket[..]).map_err(errno)?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(errno)?;
     Ok(raise(socket, config))
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_that_parts_keeps_its_beginning_and_nothing_goes_through_it() {
+        let file =
+            rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+        let (kept, len) = (control::RPC, control::LANES as usize + (1 << 20));
+        rustix::fs::ftruncate(&file, len as u64).expect("memory");
+        let [ours, others] =
+            [true, true].map(|w| Mapping::new(file.as_fd(), len, w).expect("mapped"));
+        ours.store(control::REPLICATED, 7, Ordering::SeqCst);
+        ours.write(control::LANES, b"entry");
+        ours.part(kept);
+        let mut bytes = [1; 5];
+        assert!(ours.read(control::LANES, &mut bytes) && bytes == [0; 5], "{bytes:?}");
+        assert_eq!(ours.load(control::REPLICATED, Ordering::SeqCst), 7);
+        ours.store(control::REPLICATED, 8, Ordering::SeqCst);
+        ours.write(control::LANES, b"later");
+        assert!(others.read(control::LANES, &mut bytes) && &bytes == b"entry", "{bytes:?}");
+        assert_eq!(others.load(control::REPLICATED, Ordering::SeqCst), 7);
+    }
 }

@@ -190,6 +190,15 @@ impl<H: Host> Log<H> {
         lane.is_some_and(|lane| place.position >= lane.frontier.load(Ordering::Acquire))
     }
 
+    /// Nothing of it is [intact](Self::is_intact) from now on, so that its memory may become other memory.
+    pub fn part(&self) {
+        for lane in &self.lanes {
+            let _head = lane.head.write();
+            lane.frontier.store(u64::MAX, Ordering::SeqCst);
+        }
+        core::sync::atomic::fence(Ordering::SeqCst);
+    }
+
     /// Copies a payload out; whoever does asks [afterwards](Self::is_intact) whether it was all there.
     #[must_use]
     pub fn read(&self, memory: &H::Memory, place: &Place, buf: &mut [u8]) -> bool {

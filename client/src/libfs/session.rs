@@ -4,7 +4,7 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
@@ -41,6 +41,8 @@ pub struct Session<H: Host> {
     pub log: Log<H>,
     slots: Slots<H>,
     arenas: RwLock<BTreeMap<u32, Arena<H>>, H>,
+    /// Its memory is shared with nobody any more.
+    parted: AtomicBool,
     /// The session that this one replaces.
     pub previous: Option<&'static Session<H>>,
     /// Inode numbers at hand, each pre-leased.
@@ -72,6 +74,7 @@ impl<H: Host> Session<H> {
             slots: Slots::new(config.limits.requests),
             segment,
             arenas: RwLock::new(BTreeMap::new()),
+            parted: AtomicBool::new(false),
             previous: None,
             fresh: RwLock::new(Vec::new()),
             fetching: RwLock::new(()),
@@ -160,6 +163,18 @@ impl<H: Host> Session<H> {
         }
     }
 
+    /// The session is over, and was so before another one that is over as well: what it was told last is kept, and its log and the
+    /// arenas, which are as large as they are, go. Threads may still be inside.
+    pub fn part(&self) {
+        let sealed = self.segment.word(control::SEALED_AT) != control::SEAL_PENDING;
+        if self.segment.attached() || !sealed || self.parted.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.arenas.write().clear();
+        self.log.part();
+        self.segment.memory.part(control::RPC);
+    }
+
     /// Whether the bytes of a log entry certainly lie there still.
     #[inline]
     pub fn is_intact(&self, place: &Place) -> bool {
@@ -167,8 +182,8 @@ impl<H: Host> Session<H> {
     }
 
     /// Whether operations of session `number` up to `last`, which had returned, may be lost with
-    /// it: not all of them had reached every member when it ended. A session is never unmapped, so
-    /// its words can still be read.
+    /// it: not all of them had reached every member when it ended. The words of a session are never
+    /// unmapped, so they can still be read.
     pub fn lost_with(&self, number: u64, last: Sequence) -> bool {
         let mut at = Some(self);
         while let Some(session) = at {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -306,4 +306,53 @@ fn open_files_without_a_name_outlive_the_services() {
             assert_eq!(wrong, serde_json::json!([]), "node {node}, {name}");
         }
     }
+}
+
+/// How many logs a process has mapped that are removed.
+fn removed_logs(pid: &str) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", pid.trim())).expect("it runs");
+    maps.lines().filter(|map| map.contains("/log.") && map.ends_with("(deleted)")).count()
+}
+
+const PATIENT: &str = "import os
+fd = os.open('patient', os.O_RDWR | os.O_CREAT)
+print(os.getpid())
+for i in range(100):
+    assert os.pread(fd, 1 << 20, 0) == b'x' * (i << 12), i
+    os.pwrite(fd, b'x' * 4096, i << 12)
+    os.fsync(fd)
+    input()
+    print(i)
+";
+
+/// Who outlives the services holds on to no log of before: each is as large as its lanes, and a mount lives for months.
+#[test]
+fn logs_of_before_are_given_back() {
+    const TIMES: usize = 6;
+    let Some(cluster) = Cluster::new(1, "256MiB") else { return };
+    let mut command = cluster.hooked(1, &[]);
+    command.args(["python3", "-u", "-c", PATIENT]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut said = || lines.next().expect("it goes on").expect("a line");
+    let pid = said();
+    let mount = fs::read_to_string(cluster.path("n1/run/mount.pid")).expect("it is mounted");
+    let mount = mount.split_whitespace().next().expect("a number");
+    let mut go_on = child.stdin.take().expect("a pipe");
+    for i in 0..TIMES {
+        go_on.write_all(b"\n").expect("it reads");
+        assert_eq!(said(), i.to_string());
+        fs::write(cluster.mount(1).join("file"), i.to_string()).expect("a file");
+        cluster.restart_services(1);
+    }
+    go_on.write_all(b"\n").expect("it reads");
+    assert_eq!(said(), TIMES.to_string());
+    let last = fs::read_to_string(cluster.mount(1).join("file")).expect("a file");
+    assert_eq!(last, (TIMES - 1).to_string());
+    for (who, process) in [("the program", &*pid), ("the mount", mount)] {
+        assert!((0..=1).contains(&removed_logs(process)), "{who}: {}", removed_logs(process));
+    }
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    cluster.assert_nothing_refused();
 }

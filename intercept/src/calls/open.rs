@@ -78,7 +78,7 @@ fn named(q: &Request) -> Reply {
     let exclusive = creates && flags & o::EXCL != 0;
     let last = match (creates, flags & o::NOFOLLOW == 0 && !exclusive) {
         (true, true) => Last::Create,
-        (true, false) => Last::Name,
+        (true, false) => Last::CreateHere,
         (false, true) => Last::Follow,
         (false, false) => Last::Keep,
     };
