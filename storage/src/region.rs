@@ -127,6 +127,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Drop for FileRegion {
+    fn drop(&mut self) {
+        // Not left to the descriptor: a child that this process forks a moment before has it, too,
+        // and with it the lock, until it executes its program.
+        let _ = rustix::fs::flock(&self.dir, FlockOperation::Unlock);
+    }
+}
+
 impl FileRegion {
     /// Makes the directory (mode 0700; it may exist, but hold no segments) and opens the region.
     pub fn create(path: &Path, durability: Durability) -> Result<Self, MediaError> {

@@ -120,6 +120,27 @@ fn names_modes_and_locks() {
     other.lock().unwrap();
 }
 
+/// A process that forks between the making of a region and its end gives its child all that is
+/// open, for as long as the child has not executed its program.
+#[test]
+fn a_region_that_is_let_go_is_free_although_a_child_has_its_descriptor() {
+    let dir = Dir::new("forked");
+    let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
+    region.lock().unwrap();
+    let of_children: Vec<_> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|n: &i32| {
+            std::fs::read_link(format!("/proc/self/fd/{n}")).is_ok_and(|to| to == dir.0)
+        })
+        // SAFETY: the descriptor is that of `region`, which lives longer than the copy takes.
+        .map(|n| unsafe { std::os::fd::BorrowedFd::borrow_raw(n) }.try_clone_to_owned().unwrap())
+        .collect();
+    assert!(!of_children.is_empty());
+    drop(region);
+    FileRegion::open(&dir.0, Durability::Replicated).unwrap().lock().unwrap();
+}
+
 #[test]
 fn a_client_that_truncates_its_log_harms_itself_only() {
     let dir = Dir::new("truncate");

@@ -147,7 +147,14 @@ impl Chain {
 pub struct Store {
     folder: PathBuf,
     /// Keeps two coordinators from one folder; released when the process ends, however it ends.
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // A child that this process is about to execute has the descriptor, too, for a moment.
+        let _ = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
+    }
 }
 
 fn explain(error: &io::Error, what: &str, path: &Path) -> io::Error {
@@ -171,7 +178,7 @@ impl Store {
                 io::Error::other(format!("{path}: another coordinator uses this folder; stop it"))
             },
         )?;
-        let store = Self { folder: folder.to_owned(), _lock: lock };
+        let store = Self { folder: folder.to_owned(), lock };
         let image = store.read()?;
         Ok((store, image))
     }
