@@ -19,7 +19,7 @@ use crate::judge::{Difference, Judge, Pass};
 use crate::peer::{Launch, Peer, Silence};
 use crate::script::{Script, Step};
 use crate::text::field;
-use crate::worker::{SEATS, named_slot};
+use crate::worker::{SEATS, SLOTS, named_slot};
 use section::{Section, is_lossy};
 
 /// A call takes no longer, also while a node restarts and on a busy machine.
@@ -233,8 +233,17 @@ fn as_under_run(name: &str, locked: bool, real: &mut String, reference: &str) {
 fn gives_away(line: &str) -> bool {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
-        ["flock", ..] | ["lock" | "getlk", _, "ofd", ..] => true,
+        ["flock" | "lock", ..] | ["getlk", _, "ofd", ..] => true,
         ["mmap", _, _, _, _, _, kind, ..] => kind.contains("shared"),
+        _ => false,
+    }
+}
+
+/// What such a call says if the file cannot be opened now as it was once, and which calls hand over all that is open.
+fn is_barred(line: &str, answer: &str) -> bool {
+    match (line.split(' ').next().unwrap_or_default(), answer) {
+        ("exec" | "spawn", "-1 EACCES") => true,
+        (_, "-1 EACCES") => gives_away(line),
         _ => false,
     }
 }
@@ -813,8 +822,7 @@ impl Stage<'_> {
             Err(silence) => return Ok(Some(self.silent(step, silence, ""))),
         };
         if self.views[actor].starts_with('r')
-            && gives_away(line)
-            && real == "-1 EACCES"
+            && is_barred(line, &real)
             && self.may_not_open_again(actor, seat, &words)
         {
             // It keeps what it has, and the kernel cannot have it (docs/interception.md).
@@ -871,12 +879,18 @@ impl Stage<'_> {
         Ok(None)
     }
 
-    /// Whether what is in a slot could not be opened now: its mode or owner has changed since, or who has it.
+    /// Whether what is in a slot could not be opened now: its mode or owner has changed since, or who has it. Where
+    /// the call names no slot: in any of them.
     fn may_not_open_again(&mut self, actor: usize, seat: usize, words: &[&str]) -> bool {
-        let slot = words.iter().find(|word| named_slot(word).is_some()).unwrap_or(&"s0");
+        let slots: Vec<usize> = match words.iter().find_map(|word| named_slot(word)) {
+            Some(slot) => vec![slot],
+            None => (0..SLOTS).collect(),
+        };
         let peer = &mut self.actors[actor].reference;
-        peer.say(seat, &format!("again {slot}\n"));
-        peer.hear(seat, CALL).is_ok_and(|answer| answer == "-1 EACCES")
+        slots.into_iter().any(|slot| {
+            peer.say(seat, &format!("again s{slot}\n"));
+            peer.hear(seat, CALL).is_ok_and(|answer| answer == "-1 EACCES")
+        })
     }
 
     /// What the reference is asked instead, once the worker has answered; nothing, if the call does not count;

@@ -80,17 +80,35 @@ struct Flock {
     pad2: i32,
 }
 
-fn hidden(ino: u64) -> Result<i32, Stop> {
+/// Whether the kernel lets a lock be set through a descriptor: one to read with takes none to write.
+fn serves(fd: i32, access: Option<u32>) -> bool {
+    let has = sys::call3(nr::FCNTL, fd as usize, F_GETFL, 0) as u32 & o::ACCMODE;
+    access.is_none_or(|access| has == o::RDWR || has == access)
+}
+
+/// A descriptor of the inode that locks of this process go through. `access`: what it must be open for; anything that the
+/// process may open it for, if nothing is said.
+fn hidden(ino: u64, access: Option<u32>) -> Result<i32, Stop> {
     if table::in_vfork() {
         return Err(Stop::Error(-37)); // ENOLCK: a vfork child may do no such thing
     }
-    let known = || LIST.lock().iter().find(|h| h.ino == ino && h.fd >= 0).map(|h| h.fd);
+    let known = || {
+        let list = LIST.lock();
+        list.iter().find(|h| h.ino == ino && h.fd >= 0 && serves(h.fd, access)).map(|h| h.fd)
+    };
     if let Some(fd) = known() {
         return Ok(fd);
     }
-    let fd = demote::open_inode(ino, o::RDWR).or_else(|_| demote::open_inode(ino, 0))?;
+    // The mode may let this process do one thing only.
+    let fd = demote::open_inode(ino, o::RDWR).or_else(|refused| {
+        match access {
+            Some(access) => demote::open_inode(ino, access),
+            None => demote::open_inode(ino, 0).or_else(|_| demote::open_inode(ino, o::WRONLY)),
+        }
+        .map_err(|_| refused)
+    })?;
     let mut list = LIST.lock();
-    if list.iter().any(|h| h.ino == ino && h.fd >= 0) {
+    if list.iter().any(|h| h.ino == ino && h.fd >= 0 && serves(h.fd, access)) {
         // Another thread was quicker, and may have locked.
         drop(list);
         keep(ino, fd);
@@ -98,13 +116,35 @@ fn hidden(ino: u64) -> Result<i32, Stop> {
     }
     let free = list.iter().position(|h| h.ino == 0);
     match list.iter().position(|h| h.ino == ino).or(free) {
-        Some(slot) => (list[slot].ino, list[slot].fd, list[slot].given) = (ino, fd, false),
+        Some(slot) => {
+            let before = replace(&mut list[slot], ino, fd);
+            drop(list);
+            if before >= 0 {
+                // Were it closed, the locks that were set through it would go.
+                keep(ino, before);
+            }
+        }
         None => {
             table::close_internal(fd);
             return Err(Stop::Error(-37)); // ENOLCK
         }
     }
     Ok(fd)
+}
+
+/// Another descriptor of the inode is the hidden one from now on; the one of before, if it has no place yet, or -1.
+fn replace(held: &mut Held, ino: u64, fd: i32) -> i32 {
+    held.ino = ino;
+    held.given = false;
+    let before = core::mem::replace(&mut held.fd, fd);
+    // What was opened while the inode was known is kept already.
+    match held.kept.iter_mut().find(|kept| **kept == fd) {
+        Some(place) => {
+            *place = before;
+            -1
+        }
+        None => before,
+    }
 }
 
 /// Keeps the list as it is, for a fork.
@@ -302,7 +342,13 @@ pub fn fcntl(r: &mut Regs, file: &InUse) -> Result<Option<isize>, Stop> {
         return Err(Stop::Error(err::BADF));
     }
     let ino = InodeId(ofd.ino.load(Ordering::Acquire)).0;
-    let fd = match hidden(ino) {
+    let access = match lock.kind {
+        _ if command == 5 => None,
+        0 => Some(0),
+        1 => Some(o::WRONLY),
+        _ => None,
+    };
+    let fd = match hidden(ino, access) {
         // It may not be opened now, and no lock of this process can be on it: there is nothing to give back.
         Err(Stop::Error(err::ACCES)) if command != 5 && lock.kind == F_UNLCK && !is_handed(ino) => {
             return Ok(Some(0));
