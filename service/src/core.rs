@@ -326,6 +326,8 @@ pub struct Node {
     discards: VecDeque<storage::volume::Blocks>,
     next_job: u64,
     publish_now: bool,
+    /// What was published when the chunk after `applied` was found to wait for more.
+    waits_beyond: Option<StreamSeq>,
     /// hostd, while it lives.
     host: Option<Arc<dyn Copier>>,
     snapshots: BTreeMap<NodeId, snapshot::Outgoing>,
@@ -461,6 +463,7 @@ impl Node {
             placing: reach::Placing::default(),
             next_job: 1,
             publish_now: false,
+            waits_beyond: None,
             host: None,
             snapshots: BTreeMap::new(),
             incoming: None,

@@ -840,6 +840,44 @@ impl Volume {
             || self.shares.many_read()
     }
 
+    /// Whether these operations, one after the other, may meet [`Refusal::NeedsPublish`]: asked by who does not want to be
+    /// in the middle of them then. Says so too often rather than too seldom.
+    pub fn may_have_to_wait<'a>(
+        &self,
+        ops: impl Iterator<Item = &'a Op<'a>>,
+    ) -> Result<bool, Fault> {
+        let (mut fresh, mut moved, mut count) = (0u64, 0u64, 0u64);
+        let touched = |len: u64| len / BLOCK_BYTES + 2;
+        for op in ops {
+            count += 1;
+            match *op {
+                Op::Write { data, .. } => fresh = fresh.saturating_add(touched(data.len() as u64)),
+                Op::Truncate { .. } => fresh = fresh.saturating_add(1),
+                Op::Fallocate { len, .. } | Op::CloneRange { len, .. } => {
+                    fresh = fresh.saturating_add(touched(len));
+                }
+                // All of it, if it changes its class; of a file that comes into being here that is what is written to it.
+                Op::SetAttr { ino, .. }
+                | Op::SetXattr { ino, .. }
+                | Op::RemoveXattr { ino, .. }
+                | Op::Place { ino, .. }
+                | Op::Shift { ino, .. } => {
+                    let there = self.inode(ino)?.map_or(0, |inode| inode.blocks);
+                    moved = moved.saturating_add(there.saturating_add(fresh));
+                }
+                Op::Move { from, to, .. } => moved = moved.saturating_add(to.saturating_sub(from)),
+                _ => {}
+            }
+        }
+        let blocks = fresh.saturating_add(moved);
+        let taken = self.space.live() + self.space.pending();
+        let addresses = (self.space.pending() > 0 || moved > 0)
+            && taken.saturating_add(blocks) > self.space.capacity();
+        let reserve = self.superblock.tree_pages / PAGES_RESERVE_SHARE + PAGES_PER_OP;
+        let pages = (4 * count).saturating_add(blocks / 16).min(self.superblock.tree_pages / 4);
+        Ok(addresses || self.pages_in_waiting() > 0 && self.tree.free_pages() < reserve + pages)
+    }
+
     /// Whether unpublished operations read blocks: overwriting these has to wait.
     pub fn has_read(&self) -> bool {
         self.shares.any_read()

@@ -34,6 +34,17 @@ enum Applied {
     UpTo(usize),
 }
 
+/// What is done where an entry of a chunk may have to wait for a publication.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Care {
+    /// It is found out before the first is applied, as far as that can be said.
+    Beforehand,
+    /// Those before it stay applied.
+    Whole,
+    /// What was applied of the chunk is published with what came before it.
+    Partly,
+}
+
 impl Node {
     /// The member after this one.
     pub(super) fn successor(&self) -> Option<NodeId> {
@@ -261,6 +272,12 @@ impl Node {
         let seq = StreamSeq(self.applied.0 + 1);
         let read = self.volume.has_read() && !planted(Bug::ChunkPartlyPublished);
         let unpublished = self.published < self.applied;
+        let wary = unpublished && waits == Waits::ForPublication;
+        if wary && self.waits_beyond == Some(self.published) {
+            // Nothing has been published since it was found that this has to wait.
+            self.publish_now = true;
+            return Ok(false);
+        }
         if read && unpublished {
             // Whatever overwrites the blocks has to wait for the publication of what reads them.
             if waits == Waits::ForPublication {
@@ -269,9 +286,10 @@ impl Node {
             }
             self.publish_all()?;
         }
-        match self.apply_chunk(seq, false)? {
+        match self.apply_chunk(seq, if wary { Care::Beforehand } else { Care::Whole })? {
             Applied::Whole => return Ok(true),
-            Applied::UpTo(0) if unpublished && waits == Waits::ForPublication => {
+            Applied::UpTo(0) if wary => {
+                self.waits_beyond = Some(self.published);
                 self.publish_now = true;
                 return Ok(false);
             }
@@ -281,31 +299,35 @@ impl Node {
         // it did itself (a name that has moved on since). What came before it is published.
         self.take_back()?;
         self.publish_all()?;
-        if self.apply_chunk(seq, false)? == Applied::Whole {
+        if self.apply_chunk(seq, Care::Whole)? == Applied::Whole {
             return Ok(true);
         }
         // The head had room for this chunk when everything before it was published. If here is
         // less, a crash in the next moment may cost a rejoin; not going on costs one now.
         self.take_back()?;
-        self.apply_chunk(seq, true).map(|_| true)
+        self.apply_chunk(seq, Care::Partly).map(|_| true)
     }
 
-    /// Applies a chunk, or some of it, where the rest waits for a publication (which is done at once when `partly`).
-    fn apply_chunk(&mut self, seq: StreamSeq, partly: bool) -> Result<Applied, Failure> {
+    /// Applies a chunk, or some of it, where the rest waits for a publication.
+    fn apply_chunk(&mut self, seq: StreamSeq, care: Care) -> Result<Applied, Failure> {
         let Some(kept) = self.ring.get(seq).copied() else {
             return Err(Failure::Diverged(seq, "it is not in the ring".into()));
         };
         let body = self.ring.body(&kept)?;
         let (segment, base) = self.ring.body_at(&kept);
-        for (at, entry) in entries(&body, kept.header.incarnation).enumerate() {
-            let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
+        let all: Result<Vec<_>, _> = entries(&body, kept.header.incarnation).collect();
+        let all = all.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
+        if care == Care::Beforehand && self.volume.may_have_to_wait(all.iter().map(|e| &e.2))? {
+            return Ok(Applied::UpTo(0));
+        }
+        for (at, (offset, header, op)) in all.into_iter().enumerate() {
             if planted(Bug::EntrySkipped) && at > 0 && at as u32 + 1 == kept.header.entries {
                 continue;
             }
             let source = (segment, base + offset as u64 + 64);
             let mut applied = self.volume.apply(&header, &op, source);
             if matches!(applied, Err(Refusal::NeedsPublish)) {
-                if !partly && !planted(Bug::ChunkPartlyPublished) {
+                if care != Care::Partly && !planted(Bug::ChunkPartlyPublished) {
                     return Ok(Applied::UpTo(at));
                 }
                 // Everything before this chunk; its own copies lie in the ring already.
@@ -333,7 +355,7 @@ impl Node {
         self.snapshots.clear();
         self.volume = Volume::open(Arc::clone(&self.media))?;
         while self.applied < upto {
-            self.apply_chunk(StreamSeq(self.applied.0 + 1), true)?;
+            self.apply_chunk(StreamSeq(self.applied.0 + 1), Care::Partly)?;
         }
         Ok(())
     }
