@@ -234,6 +234,7 @@ fn gives_away(line: &str) -> bool {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
         ["flock" | "lock", ..] | ["getlk", _, "ofd", ..] => true,
+        ["linkfd", _, _, "empty"] => true,
         ["mmap", _, _, _, _, _, kind, ..] => kind.contains("shared"),
         _ => false,
     }
@@ -267,9 +268,9 @@ fn makes_name(line: &str) -> bool {
     }
 }
 
-/// Changes that a mount's kernel may refuse until it has looked again (docs/mount.md).
+/// Changes that a mount's kernel may refuse, or for another reason, until it has looked again (docs/mount.md).
 fn looks_first(name: &str) -> bool {
-    let changes = ["chmod", "chown", "utimens", "setacl", "setxattr", "removexattr"];
+    let changes = ["chmod", "chown", "utimens", "setacl", "setxattr", "removexattr", "linkfd"];
     changes.iter().any(|change| name.ends_with(change))
 }
 
@@ -660,7 +661,25 @@ impl Stage<'_> {
         {
             difference.detail = self.where_bytes_differ(actor, step).unwrap_or_default();
         }
+        if difference.detail.is_empty() {
+            difference.detail = self.as_both_have_it(actor, seat, line).unwrap_or_default();
+        }
         Some(difference)
+    }
+
+    /// Where both workers stand in what a slot has open, and what they know of it.
+    fn as_both_have_it(&mut self, actor: usize, seat: usize, line: &str) -> Option<String> {
+        let slot = line.split(' ').find(|word| named_slot(word).is_some())?;
+        let actor = &mut self.actors[actor];
+        let mut said = Vec::new();
+        for question in ["lseek SLOT 0 cur", "getfl SLOT", "fstat SLOT"] {
+            let question = question.replace("SLOT", slot);
+            for (who, peer) in [("reference", &mut actor.reference), ("real", &mut actor.real)] {
+                peer.say(seat, &format!("{question}\n"));
+                said.push(format!("{who} {question}: {}", peer.hear(seat, CALL).ok()?));
+            }
+        }
+        Some(said.join("; "))
     }
 
     /// A mount's kernel judges some calls of users by the owner that it saw last, and is right when it has looked
@@ -673,12 +692,14 @@ impl Stage<'_> {
         kind: &str,
         reference: &str,
     ) -> bool {
-        let refused = ["EPERM for success", "EACCES for success"].iter().any(|s| kind.ends_with(s));
+        let refusals = ["EPERM for success", "EACCES for success", "EACCES for EPERM"];
+        let refused = refusals.iter().any(|s| kind.ends_with(s));
         let words: Vec<&str> = line.split(' ').collect();
         if !refused || !looks_first(words[0]) {
             return false;
         }
-        let look = if words[0].starts_with('f') { "fstat" } else { "stat" };
+        let open = words[0].starts_with('f') || words[0] == "linkfd";
+        let look = if open { "fstat" } else { "stat" };
         let peer = &mut self.actors[actor].real;
         std::thread::sleep(NAMES_KEPT);
         peer.say(seat, &format!("{look} {}\n{line}\n", words[1]));
@@ -822,10 +843,11 @@ impl Stage<'_> {
             Err(silence) => return Ok(Some(self.silent(step, silence, ""))),
         };
         if self.views[actor].starts_with('r')
-            && is_barred(line, &real)
-            && self.may_not_open_again(actor, seat, &words)
+            && (is_barred(line, &real) && self.may_not_open_again(actor, seat, &words)
+                || words[0] == "linkfd" && real == "-1 ENOENT")
         {
-            // It keeps what it has, and the kernel cannot have it (docs/interception.md).
+            // It keeps what it has, and the kernel cannot have it; or the kernel has it, and knows that another process
+            // has opened it (docs/interception.md).
             source.heard(step, &real);
             return Ok(None);
         }
