@@ -123,6 +123,7 @@ fn names_modes_and_locks() {
 /// A process that forks between the making of a region and its end gives its child all that is
 /// open, for as long as the child has not executed its program.
 #[test]
+#[allow(unsafe_code)]
 fn a_region_that_is_let_go_is_free_although_a_child_has_its_descriptor() {
     let dir = Dir::new("forked");
     let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
