@@ -126,6 +126,9 @@ pub struct Report {
     pub histories: u64,
     /// Differences found; of scripts: how many differ.
     pub differences: u64,
+    /// Histories that ended early at a known limit: a process under `run` was refused what it has open and could not
+    /// open now.
+    pub barred: u64,
     /// Faults brought about.
     pub faults: u64,
     /// How long it took.
@@ -257,6 +260,11 @@ impl<'a> Hunt<'a> {
             let outcome = play(&mut self.ground, &self.setting, &name, &views, &mut draw)?;
             report.operations += outcome.calls;
             let Some(difference) = outcome.difference else { continue };
+            if difference.kind.starts_with(stage::BARRED) {
+                report.barred += 1;
+                self.say(&format!("seed {seed} ended at a limit: {}", difference.kind));
+                continue;
+            }
             report.differences += 1;
             self.say(&format!(
                 "\nFOUND by seed {seed} ({}; {about}), call {}\n{}",

@@ -224,6 +224,27 @@ impl Peer {
         }
     }
 
+    /// How those of its processes that are ours to wait for have ended, so far.
+    pub fn ends(&self) -> String {
+        let started = i32::try_from(self.child.id()).unwrap_or(0);
+        let pids = std::iter::once(started).chain(self.children.iter().copied());
+        let ends = pids.filter_map(|pid| {
+            // SAFETY: all zeros is such a structure.
+            #[allow(unsafe_code)]
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            // SAFETY: the structure is ours, and filled when the call succeeds.
+            #[allow(unsafe_code)]
+            let (found, status) = unsafe {
+                let done = libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options);
+                (done == 0 && info.si_pid() != 0, info.si_status())
+            };
+            let how = if info.si_code == libc::CLD_EXITED { "exit code" } else { "signal" };
+            found.then(|| format!("{pid}: {how} {status}"))
+        });
+        ends.collect::<Vec<_>>().join(", ")
+    }
+
     /// The process on a seat has ended as it should.
     pub fn leave(&mut self, seat: usize) {
         self.seats[seat].process = None;

@@ -32,6 +32,8 @@ const TICKS: Duration = Duration::from_millis(15);
 const NAMES_KEPT: Duration = Duration::from_millis(300);
 /// Calls told to a process at once.
 pub const BATCH: usize = 24;
+/// How the kind of a difference begins that is a limit of `run` (docs/interception.md).
+pub const BARRED: &str = "barred: ";
 /// Between the root of a volume and the directory of a history: names may lead upwards.
 const NEST: &str = "x/y/z"; // also in worker/processes.rs
 
@@ -100,6 +102,14 @@ pub struct Outcome {
     pub difference: Option<Difference>,
     /// Calls that were made and compared.
     pub calls: u64,
+}
+
+/// The end of a file, as far as there is one.
+fn last_lines(path: &Path, count: usize) -> String {
+    let text = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
 struct Actor {
@@ -474,7 +484,16 @@ impl Stage<'_> {
 
     fn silent(&self, step: &Step, silence: Silence, who: &str) -> Difference {
         let said = if silence == Silence::Dead { "died" } else { "hangs" };
-        self.difference(step, format!("{}: {who}{said}", step.name()), "an answer", said)
+        let mut difference =
+            self.difference(step, format!("{}: {who}{said}", step.name()), "an answer", said);
+        // Who started it ends a moment after it.
+        std::thread::sleep(Duration::from_millis(200));
+        let ends = self.actors.iter().enumerate().map(|(number, actor)| {
+            format!("actor {number}: [{}] [{}]\n", actor.real.ends(), actor.reference.ends())
+        });
+        difference.detail = ends.collect();
+        difference.detail.push_str(&last_lines(&self.setting.log, 10));
+        difference
     }
 
     /// Several calls of one process.
@@ -515,6 +534,9 @@ impl Stage<'_> {
             } else {
                 match self.special(first, *actor, *seat, &lines[0], source)? {
                     Some(found) if self.excuse(&found)? => None,
+                    Some(found) if found.detail.is_empty() => {
+                        Some(self.explained(found, (*actor, *seat), (first, &lines[0]), 0))
+                    }
                     found => found,
                 }
             };
@@ -539,7 +561,7 @@ impl Stage<'_> {
         if compared {
             self.actors[actor].reference.say(seat, &text);
         }
-        for (step, line) in steps.iter().zip(lines) {
+        for (number, (step, line)) in steps.iter().zip(lines).enumerate() {
             self.done.push(step.clone());
             let mut answers = [Ok(String::new()), Ok(String::new())];
             answers[0] = self.actors[actor].real.hear(seat, CALL);
@@ -563,9 +585,11 @@ impl Stage<'_> {
                 source.heard(step, &reference);
                 self.note(step.name());
                 if let Some(difference) = self.judge(step, (actor, seat), line, &real, &reference) {
-                    found = Some(difference.clone());
                     if self.excuse(&difference)? {
                         found = self.judge_alone(step, (actor, seat), line, &real)?;
+                    } else {
+                        let (who, unread) = ((actor, seat), steps.len() - 1 - number);
+                        found = Some(self.explained(difference, who, (step, line), unread));
                     }
                 }
             }
@@ -654,17 +678,42 @@ impl Stage<'_> {
         {
             return None;
         }
-        let mut difference = self.difference(step, kind, reference, real);
-        if difference.kind.ends_with(": sum")
+        Some(self.difference(step, kind, reference, real))
+    }
+
+    /// A difference with what can be learnt of it, once `unread` answers to what was told after the call are heard. What
+    /// a process under `run` is refused because it could not open the file now is a limit, not a difference, but both
+    /// sides are no longer the same.
+    fn explained(
+        &mut self,
+        mut difference: Difference,
+        (actor, seat): (usize, usize),
+        (step, line): (&Step, &str),
+        unread: usize,
+    ) -> Difference {
+        let both = &mut self.actors[actor];
+        for peer in [&mut both.real, &mut both.reference] {
+            if (0..unread).any(|_| peer.hear(seat, CALL).is_err()) {
+                return difference;
+            }
+        }
+        let reads = difference.kind.ends_with(": sum")
             || line.starts_with("read")
-            || line.starts_with("pread")
-        {
+            || line.starts_with("pread");
+        if reads && unread == 0 {
             difference.detail = self.where_bytes_differ(actor, step).unwrap_or_default();
         }
         if difference.detail.is_empty() {
             difference.detail = self.as_both_have_it(actor, seat, line).unwrap_or_default();
         }
-        Some(difference)
+        let words: Vec<&str> = line.split(' ').collect();
+        if self.views[actor].starts_with('r')
+            && difference.got == "-1 EACCES"
+            && self.may_not_open_again(actor, seat, &words)
+        {
+            difference.kind = format!("{BARRED}{}", difference.kind);
+        }
+        difference
     }
 
     /// Where both workers stand in what a slot has open, and what they know of it.

@@ -1,11 +1,15 @@
 //! A few hundred histories, and a few that once found something.
 
-use sim::{Preset, run};
+use sim::{Flavour, Preset, run};
 
 fn check(seed: u64) {
-    let outcome = run(seed, Preset::of(seed), None);
+    check_as(seed, Preset::of(seed));
+}
+
+fn check_as(seed: u64, preset: Preset) {
+    let outcome = run(seed, preset.clone(), None);
     if let Some(why) = outcome.violation {
-        let again = run(seed, Preset::of(seed), None);
+        let again = run(seed, preset, None);
         let same = (again.hash, again.events) == (outcome.hash, outcome.events);
         let word = if same { "the same again" } else { "ANOTHER HISTORY when run again" };
         panic!(
@@ -33,6 +37,9 @@ fn seeds_that_found_something() {
     let small = [71, 84, 87, 113, 260, 377, 436, 1376, 1379, 1589, 1593, 2217, 5456];
     let large = [9_305_651, 9_403_704, 1_795_291_928_306];
     small.into_iter().chain(large).for_each(check);
+    let mut preset = Preset::of(5_319_006);
+    preset.make(Flavour::Large);
+    check_as(5_319_006, preset);
 }
 
 #[test]

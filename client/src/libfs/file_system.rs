@@ -110,10 +110,15 @@ impl<H: Host> FileSystem for LibFsOn<H> {
             }
             match self.lookup(caller, parent, name) {
                 Ok(attr) => match self.do_open(caller, attr.ino, flags) {
-                    Ok(handle) => {
-                        let attr = self.fgetattr(handle).inspect_err(|_| self.release(handle))?;
-                        return Ok((attr, handle));
-                    }
+                    Ok(handle) => match self.fgetattr(handle) {
+                        Ok(attr) => return Ok((attr, handle)),
+                        // Gone before nicfs heard that it is open here.
+                        Err(Errno::NOENT | Errno::STALE) => self.release(handle),
+                        Err(e) => {
+                            self.release(handle);
+                            return Err(e);
+                        }
+                    },
                     // Replaced meanwhile.
                     Err(Errno::NOENT | Errno::STALE) => {}
                     Err(e) => return Err(e),

@@ -71,13 +71,14 @@ pub fn run(out: &Output, options: &Options) -> Result<bool> {
     drop(hunt);
     let figures = json!({
         "operations": report.operations, "histories": report.histories, "differences": report.differences,
-        "faults": report.faults, "seconds": report.seconds, "seed": report.seed,
+        "barred": report.barred, "faults": report.faults, "seconds": report.seconds, "seed": report.seed,
     });
     out.result(&json!({"bench": "hunt", "figures": figures}), || {
         println!(
-            "{} operations in {} histories, {} faults, {} differences; {} s, first seed {}",
+            "{} operations in {} histories ({} ended at a known limit), {} faults, {} differences; {} s, first seed {}",
             report.operations,
             report.histories,
+            report.barred,
             report.faults,
             report.differences,
             report.seconds,
