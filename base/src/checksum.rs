@@ -122,6 +122,20 @@ mod tests {
                 let streams = unsafe { x86::streams(seed, slice) };
                 assert_eq!(streams, portable(seed, slice), "from {from} len {len}");
             }
+            #[cfg(target_arch = "x86_64")]
+            if crate::cpu::wide_clmul() {
+                let mut to = vec![0u8; len + 64];
+                let shift = to.as_ptr().align_offset(64);
+                // SAFETY: the CPU has what it takes; the ranges are of that length, and the second is aligned.
+                let (done, sum) = unsafe {
+                    let to = to.as_mut_ptr().add(shift);
+                    x86::stream_folds(seed, slice.as_ptr(), to, len)
+                };
+                assert_eq!(done, len - len % x86::STEP);
+                assert_eq!(sum, portable(seed, &slice[..done]), "from {from} len {len}");
+                assert_eq!(to[shift..shift + done], slice[..done]);
+                assert!(to[shift + done..].iter().all(|b| *b == 0));
+            }
             let cut = random.below(len as u64 + 1) as usize;
             assert_eq!(crc32c(crc32c(seed, &slice[..cut]), &slice[cut..]), crc32c(seed, slice));
         }

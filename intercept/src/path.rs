@@ -138,6 +138,17 @@ fn descriptor_path(path: &[u8]) -> Option<i32> {
     core::str::from_utf8(&digits[..end]).ok()?.parse().ok()
 }
 
+/// The descriptor of this process that a path of `/proc` or `/dev` names and nothing behind it.
+pub fn own_descriptor(path: &[u8]) -> Option<i32> {
+    let fd = descriptor_path(path)?;
+    let behind = path.iter().rposition(|b| *b == b'/')?;
+    path[behind + 1..]
+        .iter()
+        .all(u8::is_ascii_digit)
+        .then_some(fd)
+        .filter(|_| !path.ends_with(b"/"))
+}
+
 /// What follows the name of this process in `/proc`.
 fn own_process(path: &[u8]) -> Option<&[u8]> {
     if let Some(rest) = path.strip_prefix(b"self").or_else(|| path.strip_prefix(b"thread-self")) {

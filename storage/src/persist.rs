@@ -36,6 +36,23 @@ pub unsafe fn copy_persistent(to: *mut u8, data: &[u8]) {
     unsafe { copy_cached(to, data) };
 }
 
+/// Copies as much of `data` as it can in one pass that also sums it: as [`copy_persistent`] and
+/// [`crc32c`](base::checksum::crc32c) of what was stored. How many bytes that was, and the sum. Others may write to `data` meanwhile.
+///
+/// # Safety
+/// As [`copy_persistent`].
+#[inline]
+pub unsafe fn copy_summed(to: *mut u8, data: &[u8], crc: u32) -> (usize, u32) {
+    #[cfg(target_arch = "x86_64")]
+    if data.len() >= NON_TEMPORAL_MIN && (to as usize).is_multiple_of(64) && base::cpu::wide_clmul()
+    {
+        // SAFETY: the CPU has what it takes, `to` is aligned, the ranges are those of the caller.
+        return unsafe { base::checksum::x86::stream_folds(crc, data.as_ptr(), to, data.len()) };
+    }
+    let _ = (to, data);
+    (0, crc)
+}
+
 /// Whole lines by one store each: a write-combining buffer is full at once, and 64 stores fit into
 /// the store queue, so that what follows (the checksum) runs while they drain. Returns the bytes
 /// done.

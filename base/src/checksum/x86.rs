@@ -207,6 +207,63 @@ pub fn folds(seed: u32, bytes: &[u8]) -> u32 {
     finish(reduce(one).into(), tail)
 }
 
+/// What is copied past the cache and summed in one pass: steps of [`STEP`] bytes, as many as there are; how many bytes, and
+/// the CRC of them. Each byte is read once, so the sum is that of what was stored, whoever else writes to `from` meanwhile.
+///
+/// # Safety
+/// The CPU has AVX-512 F and VL, VPCLMULQDQ, PCLMULQDQ and SSE4.2. `from .. from + len` may be read, and
+/// `to .. to + len`, elsewhere, is memory that may be written, with `to` a multiple of 64.
+#[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,pclmulqdq,sse4.2")]
+pub unsafe fn stream_folds(seed: u32, from: *const u8, to: *mut u8, len: usize) -> (usize, u32) {
+    let end = len - len % STEP;
+    if end == 0 {
+        return (0, seed);
+    }
+    // SAFETY: `at` is a multiple of STEP below `end`, so the four lines are inside both ranges.
+    let pass = |at: usize| unsafe { pass_on(from.add(at), to.add(at)) };
+    let mut x = pass(0);
+    // The running remainder is added to the first four bytes, in the register.
+    x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(!seed as i32)));
+    let by = everywhere(BY_256);
+    for at in (STEP..end).step_by(STEP) {
+        for (x, next) in x.iter_mut().zip(pass(at)) {
+            *x = fold(*x, by, next);
+        }
+    }
+    (end, !reduce(merge(x)))
+}
+
+/// Bytes that [`stream_folds`] takes at once.
+pub const STEP: usize = 256;
+
+/// Four lines from there to here past the cache, and their bytes as they were stored.
+///
+/// # Safety
+/// As [`stream_folds`], for [`STEP`] bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn pass_on(from: *const u8, to: *mut u8) -> [__m512i; 4] {
+    let (a, b, c, d): (__m512i, __m512i, __m512i, __m512i);
+    // SAFETY: reads the four lines that the caller vouches for. Not by intrinsics: those may be read again where the
+    // value is wanted again, and another thread may have changed the bytes.
+    unsafe {
+        core::arch::asm!(
+            "vmovdqu64 {a}, [{from}]",
+            "vmovdqu64 {b}, [{from} + 64]",
+            "vmovdqu64 {c}, [{from} + 128]",
+            "vmovdqu64 {d}, [{from} + 192]",
+            from = in(reg) from, a = out(zmm_reg) a, b = out(zmm_reg) b, c = out(zmm_reg) c,
+            d = out(zmm_reg) d, options(nostack, readonly, preserves_flags)
+        );
+    }
+    let lines = [a, b, c, d];
+    for (line, bytes) in lines.iter().enumerate() {
+        // SAFETY: inside what the caller vouches for, and aligned as that is.
+        unsafe { _mm512_stream_si512(to.add(64 * line).cast(), *bytes) };
+    }
+    lines
+}
+
 /// Four consecutive vectors into one.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]

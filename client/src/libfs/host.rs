@@ -45,6 +45,12 @@ pub trait Memory: Send + Sync + Debug {
     fn write(&self, at: u64, data: &[u8]);
     /// The same so that the next [`fence`](Self::fence) of this thread makes it persistent.
     fn write_persistent(&self, at: u64, data: &[u8]);
+    /// Writes persistently as much of the beginning of `data`, whole lines, as can be summed in the same pass; how many
+    /// bytes that was, and the CRC32C of what was written, continued from `crc`. Others may change `data` meanwhile.
+    #[inline]
+    fn write_summed(&self, _at: u64, _data: &[u8], crc: u32) -> (usize, u32) {
+        (0, crc)
+    }
     /// Makes what this thread has written persistently persistent.
     fn fence(&self);
     /// Waits while the word of 32 bits is `seen`: until woken, or for so many nanoseconds. May return early.

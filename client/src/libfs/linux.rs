@@ -325,6 +325,13 @@ impl Memory for Mapping {
     }
 
     #[inline]
+    fn write_summed(&self, at: u64, data: &[u8], crc: u32) -> (usize, u32) {
+        let Some(at) = self.at(at, data.len()) else { return (0, crc) };
+        // SAFETY: as above.
+        unsafe { persist::copy_summed(at, data, crc) }
+    }
+
+    #[inline]
     fn fence(&self) {
         persist::fence();
     }

@@ -258,7 +258,9 @@ impl<'a, H: Host> Room<'a, H> {
         // Payload first: its streaming stores drain while the checksum is computed.
         let mut seal = raw.begin(incarnation);
         let mut to = at + HEADER_BYTES as u64;
-        for piece in payload.chunks(STAGE) {
+        let done = seal.add_summed(|crc| self.memory.write_summed(to, payload, crc));
+        to += done as u64;
+        for piece in payload[done..].chunks(STAGE) {
             let lines = piece.len().next_multiple_of(64);
             let stage = &mut self.head.stage.0;
             stage[..piece.len()].copy_from_slice(piece);

@@ -1,12 +1,11 @@
 //! Making, removing and renaming names; reading links.
 
-use base::InodeId;
 use client::fs::{NewNode, Rename, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use core::sync::atomic::Ordering;
 
 use super::{Reply, process, regular};
 use crate::entry::Regs;
-use crate::fsys::{caller, fs, maker};
+use crate::fsys::{self, caller, fs, maker};
 use crate::path::{self, Found, Last, Path, Stop};
 use crate::sys::{self, Stat, at, err, nr};
 use crate::{demote, mem, mounts, table};
@@ -221,13 +220,19 @@ fn link(from_dir: i32, from: usize, to_dir: i32, to: usize, flags: u32) -> Reply
     let ino = if flags & at::EMPTY_PATH != 0 && path.bytes().is_empty() {
         // The open file itself. One that the kernel has (all without a name) it also links.
         match regular(from_dir as usize) {
-            Ok(file) => InodeId(file.ofd().ino.load(Ordering::Acquire)),
+            Ok(file) => fsys::shown(file.ofd())?,
             Err(Stop::Error(err::ISDIR)) if who.uid == 0 => {
                 super::attrs::descriptor(from_dir as usize)?.ino
             }
             Err(Stop::Error(err::ISDIR)) => return Err(Stop::Kernel),
             Err(stop) => return Err(stop),
         }
+    } else if flags & at::SYMLINK_FOLLOW != 0
+        && let Some(file) =
+            path::own_descriptor(path.bytes()).and_then(|fd| regular(fd as usize).ok())
+    {
+        // The same, by its link in /proc: the kernel, to which it would have to be given, might not be allowed to open it now.
+        fsys::shown(file.ofd())?
     } else {
         if flags & at::EMPTY_PATH != 0 && from_dir != CWD && who.uid != 0 {
             // Whether this user has opened the descriptor only the kernel knows.

@@ -376,6 +376,14 @@ impl Seal {
         self.crc = crc32c(self.crc, piece);
     }
 
+    /// The next pieces were summed elsewhere: from what it was to what `add` gives.
+    #[inline]
+    pub fn add_summed<T>(&mut self, add: impl FnOnce(u32) -> (T, u32)) -> T {
+        let done;
+        (done, self.crc) = add(self.crc);
+        done
+    }
+
     /// The 64 bytes.
     #[inline]
     pub fn end(mut self) -> [u8; HEADER_BYTES] {
