@@ -607,6 +607,7 @@ impl Node {
         // While a snapshot comes, the ring stands at the snapshot's end and the state before it.
         let behind = self.incoming.is_none() && self.applied < self.ring.last();
         if behind && self.apply_next(Waits::ForPublication)? {
+            self.take_over_caught_up(out)?;
             return Ok(true);
         }
         self.retry_stalled(out)?;

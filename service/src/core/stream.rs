@@ -343,6 +343,7 @@ impl Node {
                 Err(refusal) => return Err(Failure::Diverged(seq, refusal.to_string())),
             }
         }
+        self.spend_entry(kept.header.body_bytes as usize);
         self.applied_chunk(&kept.header);
         Ok(Applied::Whole)
     }

@@ -270,6 +270,10 @@ impl Node {
             return Ok(());
         }
         while self.applied < self.ring.last() {
+            if self.turn_is_over() {
+                // The rest in slices of work, the last of which comes back here.
+                return Ok(());
+            }
             self.apply_next(Waits::Never)?;
         }
         for (node, seq) in self.positions.clone() {
@@ -307,6 +311,14 @@ impl Node {
         self.wake_lock_waiters();
         let all: Vec<_> = self.clients.keys().copied().collect();
         self.active.extend(all);
+        Ok(())
+    }
+
+    /// A head that takes over has done what it was behind.
+    pub(super) fn take_over_caught_up(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        if self.is_head() && self.applied == self.ring.last() {
+            self.take_over_step(out)?;
+        }
         Ok(())
     }
 

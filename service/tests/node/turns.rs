@@ -492,3 +492,52 @@ fn a_member_that_is_behind_goes_on_after_each_publication() {
     assert_eq!(hand.refusals(), 0);
     rig.check();
 }
+
+/// A node that becomes head may be behind by all that its ring holds. That is done in turns, too: others are heard
+/// meanwhile, and it serves when all of it is done.
+#[test]
+fn a_takeover_of_what_is_behind_is_done_in_turns() {
+    let mut rig = Rig::with(2, 43, config_with(FEW));
+    let mut hand = rig.attach(1, 0);
+    let ino = file(&mut rig, &mut hand, b"file");
+    hand.sync(&mut rig);
+    rig.settle();
+    let chmods = 4000;
+    for i in 0..chmods {
+        hand.append(&chmod(ino, 0o600 + i % 64));
+    }
+    hand.set(control::SYNC_REQUEST, hand.seq);
+    rig.event(1, Event::Doorbell(hand.client));
+    let mut turns = 0;
+    while hand.word(control::REPLICATED) < hand.seq {
+        rig.deliver_all();
+        // The member keeps and acknowledges; it applies nothing.
+        rig.slice(0);
+        turns += 1;
+        assert!(turns < 10_000, "it does not go on");
+    }
+    assert!(turns > 4, "{turns} turns of the first head");
+    rig.longest = 0;
+    let view = Event::View {
+        epoch: base::Epoch(2),
+        chain: vec![base::NodeId(2)],
+        syncing: Vec::new(),
+        lapse: 0,
+    };
+    rig.event(1, view);
+    rig.links.retain(|(to, from, _)| to.0 != 1 && from.0 != 1);
+    assert!(rig.longest <= 4 * FEW.turn, "{} pages in one turn", rig.longest);
+    let mut turns = 0;
+    let granted = loop {
+        if let Ok(granted) = hand.lease(&mut rig, InodeId::ROOT, LeaseMode::Write) {
+            break granted;
+        }
+        rig.turn(1);
+        turns += 1;
+        assert!(turns < 10_000, "it never serves");
+    };
+    assert!(hand.holds(granted.granted));
+    assert!(rig.longest <= 4 * FEW.turn, "{} pages in one turn", rig.longest);
+    let attr = rig.nodes[1].volume().attr(ino).expect("sound").expect("a file");
+    assert_eq!(attr.mode & 0o777, 0o600 + (chmods - 1) % 64);
+}
