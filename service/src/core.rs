@@ -15,10 +15,12 @@ pub mod client;
 mod closing;
 pub mod event;
 mod head;
+mod join;
 pub mod lease;
 pub mod limits;
 mod locking;
 pub mod locks;
+mod member;
 pub mod message;
 mod parts;
 mod past;
@@ -36,13 +38,13 @@ mod users;
 pub mod validate;
 mod view;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
 use base::random::Random;
 use base::wire::Corrupt;
-use base::{ClientId, Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
+use base::{ClientId, Epoch, Nanos, NodeId, Sequence, StreamSeq};
 use cluster::transport::Class;
 use storage::format::chunk::ChunkHeader;
 use storage::format::entry::{self, Header, Op, entry_bytes};
@@ -51,12 +53,10 @@ use storage::media::{Media, MediaError};
 use storage::volume::{Fault, Volume};
 
 use client::Client;
-use lease::LeaseTable;
 use message::Message;
 use ring::Ring;
 use stream::Waits;
 use table::Table;
-use validate::Known;
 
 pub use event::{Copier, Effect, Event};
 
@@ -247,95 +247,23 @@ pub struct Node {
     serves_until: Nanos,
     /// The chain agreed on the stream; leases may be granted.
     ready: bool,
-    positions: BTreeMap<NodeId, StreamSeq>,
+    /// Messages of views that are not here yet.
     early: VecDeque<(NodeId, Epoch, Message)>,
-    /// Whose questions found no room in what is kept until this head is ready.
-    missed: BTreeSet<NodeId>,
-
-    clients: BTreeMap<ClientId, Client>,
-    active: BTreeSet<ClientId>,
-    table: Table,
-    /// Clients of an earlier run whose logs count if this node kept its place in the chain.
-    taken_up: bool,
-    /// What users have asked for lately.
-    users: users::Users,
-    /// Sessions that have ended while their processes live.
-    keeping: past::Keeping,
-    requests: Vec<requests::Pending>,
-    recalls: Vec<agent::Recall>,
-    next_token: u64,
-    next_segment: u32,
-
+    /// What this node's parts have to say to each other.
     local: VecDeque<Message>,
-    stalled: VecDeque<(NodeId, Message)>,
-    /// What is stalled waits until the state up to there is published.
-    awaits: Option<StreamSeq>,
+    next_token: u64,
     /// What was done in this turn.
     turn: turn::Turn,
-    /// Operations of clients that are done in part.
-    cuts: BTreeMap<ClientId, parts::Cut>,
-    /// What clients have open no more and did not say, and what is freed in parts: looked at when the ring has room.
-    let_go: Vec<InodeId>,
-    known: BTreeMap<ClientId, Known>,
-    leases: LeaseTable,
+    /// Locks of files: of clients here, and, at the head, of all.
     locking: locking::Locking,
-    held_grants: Vec<head::HeldGrant>,
-    /// Recalls under way, by what they take back.
-    recall_tokens: BTreeMap<(ClientId, InodeId), u64>,
-    dirty: BTreeMap<InodeId, (StreamSeq, ClientId)>,
-    acked: BTreeMap<NodeId, StreamSeq>,
-    all_acked: StreamSeq,
-    /// For how long some member has not acknowledged what it should have, and when that was looked at.
-    acks_missing: Nanos,
-    watched_at: Nanos,
-    unacked_bytes: u64,
-    paused: bool,
-    followers: BTreeSet<NodeId>,
-    /// Which process of a joining node asked for what it is sent.
-    joining: BTreeMap<NodeId, u64>,
-    /// Followers that the coordinator was asked to let into the chain, and when last.
-    promised: BTreeMap<NodeId, Nanos>,
-    /// What members asked of a head that was not ready; they ask but once.
-    unready: VecDeque<(NodeId, Message)>,
-    /// Clients of which each member's report under way has spoken.
-    reported: BTreeMap<NodeId, BTreeSet<ClientId>>,
-    /// Clients of nodes that left the chain, and when their leases have lapsed for certain.
-    lingering: BTreeMap<ClientId, Nanos>,
-    /// A new head grants nothing before those of all lost nodes have.
-    grants_from: Nanos,
-    promoted_at: Nanos,
-    next_inode: u64,
-    /// Blocks set aside for clients, in all.
-    reserved: u64,
-    /// Free blocks of the volume that the file system below does not have, and when that was seen.
-    short: u64,
-    looked_below: (Nanos, StreamSeq),
-    logs_seen: Nanos,
-    /// When somebody got no space although some was set aside.
-    room_sought: Option<Nanos>,
+    /// Sessions that have ended while their processes live: those of this node, and, at the head, of all.
+    keeping: past::Keeping,
 
-    applied: StreamSeq,
-    published: StreamSeq,
-    settled: BTreeMap<ClientId, Sequence>,
-    stash: BTreeMap<StreamSeq, Vec<u8>>,
-    batch: BTreeMap<ClientId, Sequence>,
-    batch_bytes: u64,
-    batch_since: Option<Nanos>,
-    job: Option<publish::Job>,
-    /// Blocks that were freed, and go back to the medium.
-    discards: VecDeque<storage::volume::Blocks>,
-    next_job: u64,
-    publish_now: bool,
-    /// What was published when the chunk after `applied` was found to wait for more.
-    waits_beyond: Option<StreamSeq>,
-    /// hostd, while it lives.
-    host: Option<Arc<dyn Copier>>,
-    snapshots: BTreeMap<NodeId, snapshot::Outgoing>,
-    placing: reach::Placing,
-    incoming: Option<view::Incoming>,
-    /// When something was asked or heard about joining; when everything was here.
-    joining_at: Nanos,
-    joined_at: Nanos,
+    agent: agent::Agent,
+    member: member::Member,
+    join: join::Join,
+    /// Made anew by each takeover, and empty elsewhere.
+    head: head::Head,
     now: Nanos,
 }
 
@@ -406,69 +334,16 @@ impl Node {
             closing: None,
             serves_until: 0,
             ready: false,
-            positions: BTreeMap::new(),
             early: VecDeque::new(),
-            missed: BTreeSet::new(),
-            clients: BTreeMap::new(),
-            active: BTreeSet::new(),
-            table,
-            taken_up: false,
-            users: users::Users::default(),
-            keeping: past::Keeping::default(),
-            requests: Vec::new(),
-            recalls: Vec::new(),
-            next_token: 1,
-            next_segment: 0,
             local: VecDeque::new(),
-            stalled: VecDeque::new(),
-            awaits: None,
+            next_token: 1,
             turn: turn::Turn::default(),
-            cuts: BTreeMap::new(),
-            let_go: Vec::new(),
-            known: BTreeMap::new(),
-            leases: LeaseTable::default(),
             locking: locking::Locking::new(run),
-            held_grants: Vec::new(),
-            recall_tokens: BTreeMap::new(),
-            dirty: BTreeMap::new(),
-            acked: BTreeMap::new(),
-            all_acked: StreamSeq(0),
-            acks_missing: 0,
-            watched_at: 0,
-            unacked_bytes: 0,
-            paused: false,
-            followers: BTreeSet::new(),
-            joining: BTreeMap::new(),
-            promised: BTreeMap::new(),
-            unready: VecDeque::new(),
-            reported: BTreeMap::new(),
-            lingering: BTreeMap::new(),
-            grants_from: 0,
-            promoted_at: 0,
-            next_inode,
-            reserved: 0,
-            short: 0,
-            looked_below: (0, StreamSeq(0)),
-            logs_seen: 0,
-            room_sought: None,
-            applied: published,
-            published,
-            settled: BTreeMap::new(),
-            stash: BTreeMap::new(),
-            batch: BTreeMap::new(),
-            batch_bytes: 0,
-            batch_since: None,
-            job: None,
-            discards: VecDeque::new(),
-            placing: reach::Placing::default(),
-            next_job: 1,
-            publish_now: false,
-            waits_beyond: None,
-            host: None,
-            snapshots: BTreeMap::new(),
-            incoming: None,
-            joining_at: 0,
-            joined_at: 0,
+            keeping: past::Keeping::default(),
+            agent: agent::Agent::new(table),
+            member: member::Member::new(published),
+            join: join::Join::default(),
+            head: head::Head::new(next_inode),
             now: 0,
         };
         if node.ring.oldest().0 > published.0 + 1 {
@@ -476,7 +351,7 @@ impl Node {
             // coordinator was not told that it is.
             log::warn!("the region holds half a snapshot; the node joins anew");
             node.ring.restart(published)?;
-            let found = match node.table.rebooted {
+            let found = match node.agent.table.rebooted {
                 true => found,
                 false => {
                     found.into_iter().for_each(|row| node.take_past(row));
@@ -490,11 +365,11 @@ impl Node {
             node.ring.restart(published)?;
         }
         let mut replayed = restart::Replayed::default();
-        while node.applied < node.ring.last() {
+        while node.member.applied < node.ring.last() {
             node.apply_next(Waits::Never)?;
             node.note_replayed(&mut replayed)?;
         }
-        let lost = node.table.rebooted && !strict && !found.is_empty();
+        let lost = node.agent.table.rebooted && !strict && !found.is_empty();
         if lost || planted(Bug::LogsDropped) {
             // Pages of the logs may be there or not, in any order: only the stream counts.
             log::warn!("the machine was started anew: what was not fsynced is lost");
@@ -545,7 +420,7 @@ impl Node {
                 out.push(Effect::Arena { token, class, bytes });
             }
             Event::CopiesDone { id, bad } => self.copies_done(id, &bad)?,
-            Event::HostUp(host) => self.host = Some(host),
+            Event::HostUp(host) => self.member.host = Some(host),
             Event::HostDown => self.host_down(),
             Event::Closing => {
                 self.begin_closing();
@@ -572,7 +447,7 @@ impl Node {
 
     fn fail(&mut self, failure: Failure) {
         log::error!("node {} stops: {failure}", self.config.node);
-        for client in self.clients.values_mut() {
+        for client in self.agent.clients.values_mut() {
             let settled = client.settled;
             client.dismiss(settled);
         }
@@ -605,7 +480,7 @@ impl Node {
 
     fn work_slice(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         // While a snapshot comes, the ring stands at the snapshot's end and the state before it.
-        let behind = self.incoming.is_none() && self.applied < self.ring.last();
+        let behind = self.join.incoming.is_none() && self.member.applied < self.ring.last();
         if behind && self.apply_next(Waits::ForPublication)? {
             self.take_over_caught_up(out)?;
             return Ok(true);
@@ -613,7 +488,7 @@ impl Node {
         self.retry_stalled(out)?;
         let more = self.publish_step(out)? || self.turn.cut_short;
         // What waited for a publication goes on after it.
-        let more = more || behind && self.job.is_none();
+        let more = more || behind && self.member.job.is_none();
         let more = self.discard_step()? || more;
         let more = self.place_step(out)? || more;
         Ok(more || self.snapshot_step(out)?)
@@ -643,12 +518,13 @@ impl Node {
 
     /// When `Tick` is due next, besides every 100 ms.
     pub fn deadline(&self) -> Option<Nanos> {
-        let recalls = self.recalls.iter().map(|r| r.look_at);
-        let dozing = self.clients.values().filter_map(|c| c.dozing_since.map(|t| t + agent::DOZE));
+        let recalls = self.agent.recalls.iter().map(|r| r.look_at);
+        let dozing =
+            self.agent.clients.values().filter_map(|c| c.dozing_since.map(|t| t + agent::DOZE));
         let publish = self.publish_deadline();
-        let lapsed = self.lingering.values().copied().min();
-        let grants = (!self.held_grants.is_empty() && self.now < self.grants_from)
-            .then_some(self.grants_from);
+        let lapsed = self.head.lingering.values().copied().min();
+        let grants = (!self.head.held_grants.is_empty() && self.now < self.head.grants_from)
+            .then_some(self.head.grants_from);
         let closing = self.closing_deadline();
         let kept = self.kept_deadline();
         recalls
@@ -773,7 +649,7 @@ impl Node {
                 Ok(())
             }
             Message::RoomSought if from_head => {
-                self.room_sought = Some(self.now);
+                self.agent.room_sought = Some(self.now);
                 Ok(())
             }
             Message::LockDone { client, token, errno, found } if from_head => {
@@ -785,7 +661,7 @@ impl Node {
                 Ok(())
             }
             Message::Progress { client, replicated, .. } if from_head => {
-                if let Some(client) = self.clients.get_mut(&client) {
+                if let Some(client) = self.agent.clients.get_mut(&client) {
                     client.set_replicated(replicated);
                 }
                 Ok(())
@@ -926,17 +802,18 @@ impl Node {
             chain: self.chain.clone(),
             syncing: self.syncing.clone(),
             stream: self.ring.last(),
-            applied: self.applied,
-            published: self.published,
-            all_acked: self.all_acked,
-            leases: self.leases.len(),
+            applied: self.member.applied,
+            published: self.member.published,
+            all_acked: self.member.all_acked,
+            leases: self.head.leases.len(),
             locks: self.locking.table.len(),
             unplaced: self.volume.unplaced(),
-            requests: self.requests.len(),
-            recalls: self.recalls.len(),
+            requests: self.agent.requests.len(),
+            recalls: self.agent.recalls.len(),
             counters: self.counters,
             failure: self.failure.as_ref().map(ToString::to_string),
             clients: self
+                .agent
                 .clients
                 .values()
                 .map(|c| ClientStatus {

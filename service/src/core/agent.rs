@@ -1,5 +1,7 @@
 //! The agent: serves the clients of this machine.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, Nanos, Sequence};
 use storage::format::clients::{GROUPS_MAX, Record};
@@ -11,6 +13,8 @@ use storage::media::{MediaError, Segment};
 use super::client::{Batch, Client};
 use super::message::{Identity, Message};
 use super::requests::Pending;
+use super::table::Table;
+use super::users::Users;
 use super::{Effect, Failure, Node, Role};
 
 /// Appended entries that nobody waits for are fetched this much later, in one go.
@@ -69,11 +73,51 @@ impl Recall {
     }
 }
 
+/// What a node has as the agent of the clients on its machine, whatever its part in the chain.
+#[derive(Debug)]
+pub(super) struct Agent {
+    pub clients: BTreeMap<ClientId, Client>,
+    /// Those that are looked at in each round.
+    pub active: BTreeSet<ClientId>,
+    /// What outlives this process of them.
+    pub table: Table,
+    /// Clients of an earlier run whose logs count if this node kept its place in the chain.
+    pub taken_up: bool,
+    /// What users have asked for lately.
+    pub users: Users,
+    /// Questions that are not answered yet.
+    pub requests: Vec<Pending>,
+    /// Leases that are being taken back.
+    pub recalls: Vec<Recall>,
+    pub next_segment: u32,
+    pub logs_seen: Nanos,
+    /// When somebody got no space although some was set aside.
+    pub room_sought: Option<Nanos>,
+}
+
+impl Agent {
+    /// Without clients.
+    pub(super) fn new(table: Table) -> Self {
+        Self {
+            clients: BTreeMap::new(),
+            active: BTreeSet::new(),
+            table,
+            taken_up: false,
+            users: Users::default(),
+            requests: Vec::new(),
+            recalls: Vec::new(),
+            next_segment: 0,
+            logs_seen: 0,
+            room_sought: None,
+        }
+    }
+}
+
 impl Node {
     /// Why a process of this user finds no place. Some are left for root: nobody shuts the administrator out.
     fn crowd(&self, uid: u32) -> Option<&'static str> {
-        let (all, most) = (self.clients.len(), self.config.clients_max as usize);
-        let own = self.clients.values().filter(|c| c.identity.uid == uid).count();
+        let (all, most) = (self.agent.clients.len(), self.config.clients_max as usize);
+        let own = self.agent.clients.values().filter(|c| c.identity.uid == uid).count();
         let unbound = uid == 0;
         if own >= self.config.clients_per_user as usize && !unbound {
             return Some("too many clients of this user on a node");
@@ -115,9 +159,10 @@ impl Node {
         let id = loop {
             let number = (self.random.next_u64() >> 33) as u32 | 1;
             let id = ClientId::new(self.me(), number);
-            let unused = self.volume.published(id)?.0 == 0 && !self.settled.contains_key(&id);
+            let unused =
+                self.volume.published(id)?.0 == 0 && !self.member.settled.contains_key(&id);
             let unused = unused && !self.is_past(id);
-            if unused && !self.clients.contains_key(&id) {
+            if unused && !self.agent.clients.contains_key(&id) {
                 break id;
             }
         };
@@ -126,8 +171,8 @@ impl Node {
             log::warn!("process {}: only its first {GROUPS_MAX} groups count", process.0);
             identity.groups.truncate(GROUPS_MAX);
         }
-        let segment = self.next_segment;
-        self.next_segment += 1;
+        let segment = self.agent.next_segment;
+        self.agent.next_segment += 1;
         let descriptor = Descriptor {
             client: id,
             incarnation: self.random.next_u64() as u32 | 1,
@@ -153,8 +198,8 @@ impl Node {
         };
         client.set_lock_run(self.locking.run);
         client.set_leases_until(self.serves_until);
-        self.clients.insert(id, client);
-        self.active.insert(id);
+        self.agent.clients.insert(id, client);
+        self.agent.active.insert(id);
         let up = Message::ClientUp {
             client: id,
             incarnation: descriptor.incarnation,
@@ -197,8 +242,8 @@ impl Node {
             let text = "the file system below has no room for a log that is full";
             return Err(MediaError::Io(format!("{text}: {bytes} bytes, and {} left", spare.free)));
         }
-        let row = self.table.put(&record)?;
-        let starts = self.table.starts();
+        let row = self.agent.table.put(&record)?;
+        let starts = self.agent.table.starts();
         let media = std::sync::Arc::clone(&self.media);
         Client::create(media, segment, descriptor, identity.clone(), process, row, starts)
     }
@@ -209,10 +254,10 @@ impl Node {
         id: ClientId,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let Some(client) = self.clients.get_mut(&id) else { return self.past_gone(id, out) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return self.past_gone(id, out) };
         client.gone = true;
-        self.requests.retain(|r| r.client != id);
-        self.active.insert(id);
+        self.agent.requests.retain(|r| r.client != id);
+        self.agent.active.insert(id);
         self.drain_gone(id, out)
     }
 
@@ -221,7 +266,7 @@ impl Node {
         if !planted(Bug::DeadTailDropped) && !self.drain(id, out)? {
             return Ok(());
         }
-        if let Some(client) = self.clients.get_mut(&id) {
+        if let Some(client) = self.agent.clients.get_mut(&id) {
             if client.wants_seal() {
                 client.seal()?;
             }
@@ -234,8 +279,8 @@ impl Node {
                 self.counters.broken_logs += 1;
             }
         }
-        self.recalls.retain(|r| r.client != id);
-        if let Some(client) = self.clients.get_mut(&id)
+        self.agent.recalls.retain(|r| r.client != id);
+        if let Some(client) = self.agent.clients.get_mut(&id)
             && client.expelled
         {
             // Its process goes on with what it has open.
@@ -245,9 +290,9 @@ impl Node {
         }
         self.to_head(Message::ClientGone { client: id }, out);
         self.locking.drop_client(id);
-        self.active.remove(&id);
-        self.publish_now = true;
-        if let Some(client) = self.clients.get_mut(&id) {
+        self.agent.active.remove(&id);
+        self.member.publish_now = true;
+        if let Some(client) = self.agent.clients.get_mut(&id) {
             client.dozing_since = None;
         }
         Ok(())
@@ -264,20 +309,21 @@ impl Node {
     }
 
     fn finished(&self, which: impl Fn(&Client) -> bool) -> Vec<ClientId> {
-        let done = |c: &&Client| !self.active.contains(&c.id) && c.published.0 + 1 >= c.next().0;
-        self.clients.values().filter(|c| which(c)).filter(done).map(|c| c.id).collect()
+        let done =
+            |c: &&Client| !self.agent.active.contains(&c.id) && c.published.0 + 1 >= c.next().0;
+        self.agent.clients.values().filter(|c| which(c)).filter(done).map(|c| c.id).collect()
     }
 
     /// The row goes first: a log without one is removed at the next start.
     pub(super) fn remove_client(&mut self, id: ClientId) -> Result<(), Failure> {
-        if let Some(client) = self.clients.remove(&id) {
+        if let Some(client) = self.agent.clients.remove(&id) {
             let (segment, resized) = (Segment::Log(client.segment), client.resized);
             client.close();
-            self.table.remove(client.into_row())?;
+            self.agent.table.remove(client.into_row())?;
             self.remove_log(segment, resized)?;
         }
-        self.active.remove(&id);
-        self.requests.retain(|r| r.client != id);
+        self.agent.active.remove(&id);
+        self.agent.requests.retain(|r| r.client != id);
         Ok(())
     }
 
@@ -292,17 +338,17 @@ impl Node {
 
     /// A client rang its bell.
     pub(super) fn rang(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if !self.clients.contains_key(&id) {
+        if !self.agent.clients.contains_key(&id) {
             return Ok(());
         }
-        self.active.insert(id);
+        self.agent.active.insert(id);
         self.look_at(id, out)
     }
 
     /// An operation of a client of this node is in the stream: what it made or unlinked.
     pub(super) fn note_done(&mut self, id: ClientId, op: &Op<'_>) -> Result<(), Failure> {
         if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = *op
-            && let Some(client) = self.clients.get_mut(&id)
+            && let Some(client) = self.agent.clients.get_mut(&id)
         {
             client.note_made(ino);
         }
@@ -316,7 +362,7 @@ impl Node {
             Op::Rename { replaced, open: false, exchange: false, .. } => replaced,
             _ => return Ok(()),
         };
-        if let Some(client) = self.clients.get_mut(&id)
+        if let Some(client) = self.agent.clients.get_mut(&id)
             && client.has_pin(ino)
             && self.volume.attr(ino)?.is_none_or(|r| r.nlink == 0)
         {
@@ -327,12 +373,12 @@ impl Node {
 
     /// Looks at everything that a client may want.
     fn look_at(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if self.clients.get(&id).is_some_and(|client| client.gone || client.expelled) {
+        if self.agent.clients.get(&id).is_some_and(|client| client.gone || client.expelled) {
             // What lies in its slots is asked by nobody.
             return self.drain_gone(id, out);
         }
         self.collect_requests(id)?;
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(()) };
         if client.sync_request() > client.replicated {
             self.counters.syncs += 1;
             if planted(Bug::AckUnfetched) {
@@ -342,7 +388,7 @@ impl Node {
             }
             self.drain(id, out)?;
             self.persist_alone(id)?;
-            if let Some(client) = self.clients.get_mut(&id)
+            if let Some(client) = self.agent.clients.get_mut(&id)
                 && client.note_sync(self.now)
             {
                 client.dozing_since.get_or_insert(self.now);
@@ -357,7 +403,7 @@ impl Node {
     /// also starts write-back of the log, so that nothing depends on the ring alone.
     fn persist_alone(&mut self, id: ClientId) -> Result<(), Failure> {
         if self.chain.len() == 1
-            && let Some(client) = self.clients.get(&id)
+            && let Some(client) = self.agent.clients.get(&id)
         {
             client.persist()?;
         }
@@ -365,16 +411,16 @@ impl Node {
     }
 
     pub(super) fn collect_requests(&mut self, id: ClientId) -> Result<(), Failure> {
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(()) };
         client.waits_until = None;
-        let before = self.requests.len();
+        let before = self.agent.requests.len();
         for slot in 0..RPC_SLOTS {
             let Some((word, body)) = client.request(slot) else { continue };
             let parsed = Pending::parse(id, slot, &body);
             let gives_back = parsed.as_ref().is_ok_and(Pending::gives_back);
             if !gives_back
                 && let Err(at) =
-                    self.users.ask(client.identity.uid, &self.config.per_user, self.now)
+                    self.agent.users.ask(client.identity.uid, &self.config.per_user, self.now)
             {
                 self.counters.throttled += 1;
                 client.waits_until = Some(at);
@@ -389,7 +435,7 @@ impl Node {
             }
             self.counters.requests += 1;
             match parsed {
-                Ok(pending) => self.requests.push(pending),
+                Ok(pending) => self.agent.requests.push(pending),
                 Err(e) => {
                     self.counters.bad_requests += 1;
                     if self.counters.bad_requests.is_power_of_two() {
@@ -403,17 +449,18 @@ impl Node {
             }
         }
         // The slots do not say which of them came first; who pins again what it unpinned is later.
-        self.requests[before..].sort_by_key(|pending| !pending.goes_first());
+        self.agent.requests[before..].sort_by_key(|pending| !pending.goes_first());
         Ok(())
     }
 
     /// Goes on with the logs of ended clients for which the head had no room before.
     pub(super) fn collect_ended(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let ended: Vec<ClientId> = self
+            .agent
             .active
             .iter()
             .copied()
-            .filter(|id| self.clients.get(id).is_some_and(|c| c.gone || c.expelled))
+            .filter(|id| self.agent.clients.get(id).is_some_and(|c| c.gone || c.expelled))
             .collect();
         ended.into_iter().try_for_each(|id| self.drain_gone(id, out))
     }
@@ -421,18 +468,19 @@ impl Node {
     /// Clients whose appended entries have waited long enough.
     pub(super) fn collect_dozing(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let due: Vec<ClientId> = self
+            .agent
             .clients
             .values()
             .filter(|c| c.dozing_since.is_some_and(|t| self.now >= t + DOZE))
             .map(|c| c.id)
             .collect();
         for id in due {
-            if let Some(client) = self.clients.get_mut(&id) {
+            if let Some(client) = self.agent.clients.get_mut(&id) {
                 client.dozing_since = None;
             }
             if self.drain(id, out)? {
-                self.active.insert(id);
-            } else if let Some(client) = self.clients.get_mut(&id) {
+                self.agent.active.insert(id);
+            } else if let Some(client) = self.agent.clients.get_mut(&id) {
                 client.dozing_since = Some(self.now);
             }
         }
@@ -447,14 +495,14 @@ impl Node {
         if !head && self.role() != super::Role::Member {
             return Ok(false);
         }
-        let mut left = self.clients.get(&id).map_or(0, Client::capacity);
+        let mut left = self.agent.clients.get(&id).map_or(0, Client::capacity);
         loop {
-            let blocked = !self.ready || self.paused || !self.stalled.is_empty();
+            let blocked = !self.ready || self.head.paused || !self.head.stalled.is_empty();
             if head && (blocked || !self.room_for_batch()?) {
                 return Ok(false);
             }
             let limits = &self.config.limits;
-            let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
+            let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(true) };
             let batch =
                 client.fetch(if head { limits.fetch_bytes } else { limits.forward_bytes })?;
             if batch.last.0 == 0 {
@@ -465,7 +513,7 @@ impl Node {
             if head {
                 self.ingest(id, batch.first, batch.last, &batch.raw, out)?;
                 if self.turn_is_over() {
-                    self.active.insert(id);
+                    self.agent.active.insert(id);
                     self.turn.cut_short = true;
                     return Ok(false);
                 }
@@ -496,8 +544,8 @@ impl Node {
         }
         let mut quiet = true;
         let mut still = std::collections::BTreeSet::new();
-        for id in std::mem::take(&mut self.active) {
-            let Some(client) = self.clients.get(&id) else { continue };
+        for id in std::mem::take(&mut self.agent.active) {
+            let Some(client) = self.agent.clients.get(&id) else { continue };
             if client.gone || client.expelled {
                 still.insert(id);
                 continue;
@@ -514,7 +562,7 @@ impl Node {
                 still.insert(id);
             }
         }
-        self.active = still;
+        self.agent.active = still;
         quiet
     }
 
@@ -522,9 +570,9 @@ impl Node {
     pub fn look_around(&mut self, now: Nanos, out: &mut Vec<Effect>) {
         self.now = now;
         self.begin_turn();
-        let active: Vec<ClientId> = self.active.iter().copied().collect();
+        let active: Vec<ClientId> = self.agent.active.iter().copied().collect();
         for id in active {
-            let looked = match self.clients.get(&id) {
+            let looked = match self.agent.clients.get(&id) {
                 Some(client) if client.gone || client.wants_service(true, now) => {
                     self.look_at(id, out)
                 }
@@ -543,26 +591,26 @@ impl Node {
             // Its clients are dismissed.
             return;
         }
-        self.recalls.push(Recall::new(client, ino, token, self.now));
+        self.agent.recalls.push(Recall::new(client, ino, token, self.now));
     }
 
     /// A client gives a lease back. Taken from it as if recalled: another of its threads may be in
     /// the middle of an operation under it, whose entry must reach the head before the lease does.
     pub(super) fn release_wanted(&mut self, client: ClientId, ino: InodeId) {
         let recall = Recall::new(client, ino, 0, self.now);
-        self.recalls.push(Recall { reported: true, ..recall });
+        self.agent.recalls.push(Recall { reported: true, ..recall });
     }
 
     /// What was under way between head and agent is lost: the recalls that were asked for, and the
     /// answers. A lease that was taken back counts as held (`client_ups` says so) until everything
     /// that was done under it is with the head again.
     pub(super) fn renew_recalls(&mut self) {
-        let before = std::mem::take(&mut self.recalls);
-        for client in self.clients.values() {
+        let before = std::mem::take(&mut self.agent.recalls);
+        for client in self.agent.clients.values() {
             for (ino, _) in client.returned() {
                 let same = |r: &&Recall| r.client == client.id && r.ino == ino && r.revoked;
                 let under_way = before.iter().find(same);
-                self.recalls.push(Recall {
+                self.agent.recalls.push(Recall {
                     client: client.id,
                     ino,
                     token: 0,
@@ -581,7 +629,7 @@ impl Node {
     /// Advances recalls; `true` when one ended.
     pub(super) fn step_recalls(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let mut ended = false;
-        let mut recalls = std::mem::take(&mut self.recalls);
+        let mut recalls = std::mem::take(&mut self.agent.recalls);
         let mut kept = Vec::new();
         for mut recall in recalls.drain(..) {
             if recall.look_at > self.now {
@@ -595,9 +643,11 @@ impl Node {
             }
         }
         // An expelled client's recalls were dropped with it.
-        kept.append(&mut self.recalls);
-        kept.retain(|r| self.clients.get(&r.client).is_some_and(|c| !c.expelled) || !r.revoked);
-        self.recalls = kept;
+        kept.append(&mut self.agent.recalls);
+        kept.retain(|r| {
+            self.agent.clients.get(&r.client).is_some_and(|c| !c.expelled) || !r.revoked
+        });
+        self.agent.recalls = kept;
         Ok(ended)
     }
 
@@ -608,16 +658,16 @@ impl Node {
         } else {
             Message::Recalled { client: id, ino, token }
         };
-        if recall.reported && self.requests.iter().any(|r| r.wants(id, ino)) {
+        if recall.reported && self.agent.requests.iter().any(|r| r.wants(id, ino)) {
             // Its client asks for it again: the head grants what it holds for taken.
             return Ok(true);
         }
         // A lease that was granted and is not written down yet: its client uses it first.
-        if !recall.revoked && self.requests.iter().any(|r| r.is_granted(id, ino)) {
+        if !recall.revoked && self.agent.requests.iter().any(|r| r.is_granted(id, ino)) {
             recall.look_at = self.now + LOOK;
             return Ok(false);
         }
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.agent.clients.get_mut(&id) else {
             self.to_head(recalled, out);
             return Ok(true);
         };
@@ -670,7 +720,7 @@ impl Node {
             recall.look_at = self.now + LOOK;
             return Ok(false);
         }
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(false) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(false) };
         if client.has_gap()? && !planted(Bug::GapRecalled) {
             // Another thread, which came in later, has a number before those of this lease and has not written yet: they
             // cannot be taken before it.
@@ -685,7 +735,7 @@ impl Node {
         }
         // Before the lease, for which somebody may wait who removes one of them.
         self.tell_closed(id, out)?;
-        if let Some(client) = self.clients.get_mut(&id) {
+        if let Some(client) = self.agent.clients.get_mut(&id) {
             // The stores of a payload go around the cache, and may arrive a little later than the word that
             // says that its writer is out: what was done under the lease must be in the log that was read.
             let since = *recall.unsound_since.get_or_insert(self.now);
@@ -703,7 +753,7 @@ impl Node {
 
     /// Tells the head what a client has closed; its log was read since it said so.
     fn tell_closed(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(()) };
         let inodes = client.tell_closed()?;
         if !inodes.is_empty() {
             self.to_head(Message::Unpin { client: id, inodes }, out);
@@ -714,10 +764,10 @@ impl Node {
     /// What clients have closed and could not ask for.
     pub(super) fn collect_closed(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let some = |client: &&Client| !client.gone && !client.expelled && client.closes_now();
-        for id in self.clients.values().filter(some).map(|c| c.id).collect::<Vec<_>>() {
-            self.clients.get_mut(&id).map_or(Ok(()), Client::collect_closed)?;
+        for id in self.agent.clients.values().filter(some).map(|c| c.id).collect::<Vec<_>>() {
+            self.agent.clients.get_mut(&id).map_or(Ok(()), Client::collect_closed)?;
             let gap = |client: &mut Client| client.has_gap();
-            if self.drain(id, out)? && !self.clients.get_mut(&id).map_or(Ok(false), gap)? {
+            if self.drain(id, out)? && !self.agent.clients.get_mut(&id).map_or(Ok(false), gap)? {
                 self.tell_closed(id, out)?;
             }
         }
@@ -730,7 +780,7 @@ impl Node {
         if planted(Bug::BrokenLogKept) {
             return Ok(());
         }
-        for client in self.clients.values_mut() {
+        for client in self.agent.clients.values_mut() {
             if client.stands_for_ever(self.now)? {
                 broken.push(client.id);
             }
@@ -740,7 +790,7 @@ impl Node {
             if !self.drain(id, out)? {
                 continue;
             }
-            let Some(client) = self.clients.get_mut(&id) else { continue };
+            let Some(client) = self.agent.clients.get_mut(&id) else { continue };
             if client.stands_for_ever(self.now)? {
                 let why = client.standing_words()?;
                 if self.expel(id, &why, out)? {
@@ -754,12 +804,12 @@ impl Node {
     /// Logs that were made longer or shorter, or take more than they should: whoever holds a log's descriptor can do
     /// that. They have their size again, and their clients are expelled.
     pub(super) fn mend_logs(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if self.now < self.logs_seen + LOGS_PAUSE {
+        if self.now < self.agent.logs_seen + LOGS_PAUSE {
             return Ok(());
         }
-        self.logs_seen = self.now;
+        self.agent.logs_seen = self.now;
         let mut bad = Vec::new();
-        for client in self.clients.values_mut() {
+        for client in self.agent.clients.values_mut() {
             let log = Segment::Log(client.segment);
             client.resized |= self.media.mend(log, client.descriptor.segment_bytes())?;
             if client.resized && !client.gone && !client.expelled {
@@ -777,19 +827,19 @@ impl Node {
 
     /// `false` when the log could not be read to its end yet.
     fn expel(&mut self, id: ClientId, why: &str, out: &mut Vec<Effect>) -> Result<bool, Failure> {
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(true) };
         client.begin_expel();
         if !self.drain(id, out)? {
             return Ok(false);
         }
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(true) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(true) };
         let pid = client.pid;
         log::warn!("client {:#x} (pid {pid}) is expelled: {why}", id.0);
         client.seal()?;
         self.counters.expelled += 1;
         self.price_expulsion(id);
         out.push(Effect::Detached(id));
-        self.requests.retain(|r| r.client != id);
+        self.agent.requests.retain(|r| r.client != id);
         self.drain_gone(id, out)?;
         Ok(true)
     }
@@ -798,7 +848,7 @@ impl Node {
     pub(super) fn fence(&mut self, fenced: bool, _out: &mut Vec<Effect>) -> Result<(), Failure> {
         if fenced && !self.fenced && !planted(Bug::FencedServes) {
             log::warn!("the coordinator is out of reach: leases are suspended");
-            for client in self.clients.values_mut() {
+            for client in self.agent.clients.values_mut() {
                 client.suspend_all();
             }
             self.serves_until(0);
@@ -810,7 +860,7 @@ impl Node {
     /// The leases of the clients here count until then, and no longer if nothing more is heard.
     pub(super) fn serves_until(&mut self, until: Nanos) {
         self.serves_until = until;
-        self.clients.values().for_each(|client| client.set_leases_until(until));
+        self.agent.clients.values().for_each(|client| client.set_leases_until(until));
     }
 
     /// Gives a lease word for `(client, ino)`, taking back an idle one when the table is full. `token`
@@ -827,14 +877,14 @@ impl Node {
         if !self.may_hold_more(id, ino) {
             return Ok(None);
         }
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(None) };
         if let Some(spare) = client.spare()
             && client.inside().is_empty()
             && let Some(last) = client.give_up(spare)?
         {
             self.to_head(Message::Released { client: id, ino: spare, token: last }, out);
         }
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(None) };
         Ok(client.grant(ino, mode, token, now)?)
     }
 }

@@ -37,7 +37,7 @@ impl Node {
             return;
         }
         let mut inside = BTreeMap::new();
-        for client in self.clients.values_mut() {
+        for client in self.agent.clients.values_mut() {
             client.suspend_all();
             inside.insert(client.id, client.inside());
         }
@@ -60,7 +60,7 @@ impl Node {
             return Ok(());
         }
         let mut done = true;
-        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+        for id in self.agent.clients.keys().copied().collect::<Vec<_>>() {
             done &= self.is_at_rest(id, out)?;
         }
         if let Some(closing) = &mut self.closing {
@@ -71,7 +71,7 @@ impl Node {
 
     /// Whether all of a client's log is on every member, and nothing comes to it.
     fn is_at_rest(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<bool, Failure> {
-        let (Some(closing), Some(client)) = (&mut self.closing, self.clients.get(&id)) else {
+        let (Some(closing), Some(client)) = (&mut self.closing, self.agent.clients.get(&id)) else {
             return Ok(true);
         };
         if let Some(inside) = closing.inside.get_mut(&id) {
@@ -84,18 +84,18 @@ impl Node {
             return Ok(false);
         }
         let at_rest = |c: &super::Client| c.replicated.0 + 1 >= c.next().0 && !c.is_unsound();
-        Ok(self.clients.get(&id).is_none_or(at_rest))
+        Ok(self.agent.clients.get(&id).is_none_or(at_rest))
     }
 
     /// The end. Whoever is not at rest, and whoever nobody can take anything from, goes on with the next nicfs.
     pub(super) fn shutdown(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let alone = self.chain == [self.me()];
         let mut left = 0;
-        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+        for id in self.agent.clients.keys().copied().collect::<Vec<_>>() {
             let rests = self.is_at_rest(id, out)? && self.closing.is_some();
             if (!rests || alone) && !planted(Bug::ClosedEarly) {
                 left += u32::from(!rests);
-            } else if let Some(client) = self.clients.get_mut(&id) {
+            } else if let Some(client) = self.agent.clients.get_mut(&id) {
                 client.dismiss(base::Sequence(client.next().0 - 1));
             }
         }

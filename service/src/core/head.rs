@@ -1,9 +1,9 @@
 //! The head: judges entries, orders them into the stream, grants leases and inode numbers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::planted::{Bug, planted};
-use base::{ClientId, InodeId, NodeId, Sequence, StreamSeq};
+use base::{ClientId, InodeId, Nanos, NodeId, Sequence, StreamSeq};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Header, Op, entry_bytes};
@@ -12,7 +12,7 @@ use storage::limits::{CHUNK_BYTES_MAX, LEASE_SLOTS};
 use storage::permission::{R, W};
 use storage::volume::Refusal;
 
-use super::lease::{Action, Want};
+use super::lease::{Action, LeaseTable, Want};
 use super::message::{CHUNK_PREFIX, Message, chunk_frame};
 use super::parts::Step;
 use super::reach::SERVICE;
@@ -38,6 +38,98 @@ pub(super) struct HeldGrant {
     /// Somebody else wants it already: it is recalled as soon as it is granted. A recall that
     /// overtook its grant would find nothing, and the grant would then stand against the table.
     recall: bool,
+}
+
+/// What a node has as head, and nobody else: begun by a takeover, given up with the view that ends it.
+#[derive(Debug)]
+pub(super) struct Head {
+    /// How far the stream of each member reaches, as it said.
+    pub positions: BTreeMap<NodeId, StreamSeq>,
+    /// What members asked of a head that was not ready; they ask but once.
+    pub unready: VecDeque<(NodeId, Message)>,
+    /// Whose questions found no room in that.
+    pub missed: BTreeSet<NodeId>,
+    /// Clients of which each member's report under way has spoken.
+    pub reported: BTreeMap<NodeId, BTreeSet<ClientId>>,
+    /// The clients of all members.
+    pub known: BTreeMap<ClientId, Known>,
+    /// Clients of nodes that left the chain, and when their leases have lapsed for certain.
+    pub lingering: BTreeMap<ClientId, Nanos>,
+
+    /// What has to be put into the stream, and found no room.
+    pub stalled: VecDeque<(NodeId, Message)>,
+    /// What is stalled waits until the state up to there is published.
+    pub awaits: Option<StreamSeq>,
+    /// Operations of clients that are done in part.
+    pub cuts: BTreeMap<ClientId, super::parts::Cut>,
+    /// What clients have open no more and did not say, and what is freed in parts: looked at when the ring has room.
+    pub let_go: Vec<InodeId>,
+
+    pub leases: LeaseTable,
+    pub held_grants: Vec<HeldGrant>,
+    /// Recalls under way, by what they take back.
+    pub recall_tokens: BTreeMap<(ClientId, InodeId), u64>,
+    /// It grants nothing before the leases of all lost nodes have lapsed.
+    pub grants_from: Nanos,
+    /// The next inode number to be handed out.
+    pub next_inode: u64,
+    /// Blocks set aside for clients, in all.
+    pub reserved: u64,
+    pub placing: super::reach::Placing,
+
+    /// How far the others have acknowledged.
+    pub acked: BTreeMap<NodeId, StreamSeq>,
+    /// For how long some member has not acknowledged what it should have, and when that was looked at.
+    pub acks_missing: Nanos,
+    pub watched_at: Nanos,
+    /// Bytes of chunks that not all have.
+    pub unacked_bytes: u64,
+    /// Nothing more is taken from clients.
+    pub paused: bool,
+
+    /// Nodes that join and have everything.
+    pub followers: BTreeSet<NodeId>,
+    /// Which process of a joining node asked for what it is sent.
+    pub joining: BTreeMap<NodeId, u64>,
+    pub snapshots: BTreeMap<NodeId, super::snapshot::Outgoing>,
+    /// Followers that the coordinator was asked to let into the chain, and when last.
+    pub promised: BTreeMap<NodeId, Nanos>,
+    pub promoted_at: Nanos,
+}
+
+impl Head {
+    /// Of a volume in which all numbers below that one may have been used.
+    pub(super) fn new(next_inode: u64) -> Self {
+        Self {
+            positions: BTreeMap::new(),
+            unready: VecDeque::new(),
+            missed: BTreeSet::new(),
+            reported: BTreeMap::new(),
+            known: BTreeMap::new(),
+            lingering: BTreeMap::new(),
+            stalled: VecDeque::new(),
+            awaits: None,
+            cuts: BTreeMap::new(),
+            let_go: Vec::new(),
+            leases: LeaseTable::default(),
+            held_grants: Vec::new(),
+            recall_tokens: BTreeMap::new(),
+            grants_from: 0,
+            next_inode,
+            reserved: 0,
+            placing: super::reach::Placing::default(),
+            acked: BTreeMap::new(),
+            acks_missing: 0,
+            watched_at: 0,
+            unacked_bytes: 0,
+            paused: false,
+            followers: BTreeSet::new(),
+            joining: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            promised: BTreeMap::new(),
+            promoted_at: 0,
+        }
+    }
 }
 
 /// A chunk in the making: the whole Chunk message, its beginning still blank.
@@ -92,10 +184,10 @@ impl Node {
         }
         let asks = matches!(message, Message::LeaseWant { .. } | Message::NumbersWant { .. });
         if asks && !self.ready && from != self.me() {
-            if self.unready.len() < self.config.limits.unready {
-                self.unready.push_back((from, message));
+            if self.head.unready.len() < self.config.limits.unready {
+                self.head.unready.push_back((from, message));
             } else if !planted(Bug::MissedUntold) {
-                self.missed.insert(from);
+                self.head.missed.insert(from);
             }
             return Ok(());
         }
@@ -108,10 +200,10 @@ impl Node {
         ) || matches!(message, Message::Released { .. })
             && !planted(Bug::ReleaseOvertakes);
         let unready = !self.ready && !planted(Bug::UnreadyOrders);
-        if ordered && (unready || !self.stalled.is_empty()) {
+        if ordered && (unready || !self.head.stalled.is_empty()) {
             // Before all members have said what they hold, the stream may go on beyond what is here:
             // nothing may be put into it.
-            self.stalled.push_back((from, message));
+            self.head.stalled.push_back((from, message));
             return Ok(());
         }
         match message {
@@ -136,14 +228,14 @@ impl Node {
                 Ok(())
             }
             Message::ClientGone { .. } | Message::Unpin { .. } if !self.ring.has_room() => {
-                self.stalled.push_back((from, message));
+                self.head.stalled.push_back((from, message));
                 Ok(())
             }
             Message::ClientGone { client } => self.forget_client(client, out),
             Message::Entries { client, first, last, raw } => {
-                if !self.ring.has_room() || self.paused {
+                if !self.ring.has_room() || self.head.paused {
                     let message = Message::Entries { client, first, last, raw };
-                    self.stalled.push_back((from, message));
+                    self.head.stalled.push_back((from, message));
                     return Ok(());
                 }
                 self.ingest(client, first, last, &raw, out)
@@ -158,13 +250,13 @@ impl Node {
             Message::Recalled { client, ino, token } => {
                 // The answer to a recall that a report of the client made void, or that crossed a
                 // return of the lease, says nothing of what the client was granted since.
-                let stale = self.recall_tokens.get(&(client, ino)) != Some(&token);
+                let stale = self.head.recall_tokens.get(&(client, ino)) != Some(&token);
                 if stale && !planted(Bug::StaleRecall) {
                     return Ok(());
                 }
-                self.recall_tokens.remove(&(client, ino));
+                self.head.recall_tokens.remove(&(client, ino));
                 let mut actions = Vec::new();
-                self.leases.released(client, ino, &mut actions);
+                self.head.leases.released(client, ino, &mut actions);
                 self.act(actions, out)
             }
             want @ Message::LockWant { .. } => self.lock_wanted(from, want, out),
@@ -179,14 +271,14 @@ impl Node {
                 Ok(())
             }
             Message::Released { client, ino, token } => {
-                let crossed = self.leases.token(client, ino) != Some(token);
+                let crossed = self.head.leases.token(client, ino) != Some(token);
                 if crossed && !planted(Bug::ReleaseUnnamed) {
                     // It crossed a grant, which stands.
                     return Ok(());
                 }
                 let mut actions = Vec::new();
-                self.recall_tokens.remove(&(client, ino));
-                self.leases.released(client, ino, &mut actions);
+                self.head.recall_tokens.remove(&(client, ino));
+                self.head.leases.released(client, ino, &mut actions);
                 self.act(actions, out)
             }
             _ => {
@@ -200,26 +292,26 @@ impl Node {
     pub(super) fn retry_stalled(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.reap_let_go(out)?;
         // What held chunks back may be gone without a word (a snapshot for a node that is in the chain now).
-        self.turn.cut_short = !self.let_go.is_empty() && self.ready && self.ring.has_room();
-        if self.stalled.is_empty() || !self.ready || self.paused {
+        self.turn.cut_short = !self.head.let_go.is_empty() && self.ready && self.ring.has_room();
+        if self.head.stalled.is_empty() || !self.ready || self.head.paused {
             return Ok(());
         }
-        if let Some(upto) = self.awaits {
-            if self.published < upto {
-                self.publish_now = true;
+        if let Some(upto) = self.head.awaits {
+            if self.member.published < upto {
+                self.member.publish_now = true;
                 return Ok(());
             }
-            self.awaits = None;
+            self.head.awaits = None;
         }
         let sought = planted(Bug::RoomUnsought) || self.room_for_batch()?;
         if !sought || !self.ring.has_room() {
             return Ok(());
         }
-        let mut waiting = std::mem::take(&mut self.stalled);
+        let mut waiting = std::mem::take(&mut self.head.stalled);
         while let Some((from, message)) = waiting.pop_front() {
             self.head_message(from, message, out)?;
-            if !self.stalled.is_empty() {
-                self.stalled.append(&mut waiting);
+            if !self.head.stalled.is_empty() {
+                self.head.stalled.append(&mut waiting);
                 break;
             }
         }
@@ -235,28 +327,28 @@ impl Node {
         pins: &[InodeId],
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        self.reported.entry(client.node()).or_default().insert(client);
-        let unknown = !self.known.contains_key(&client);
-        let slot = self.known.entry(client).or_insert(known);
+        self.head.reported.entry(client.node()).or_default().insert(client);
+        let unknown = !self.head.known.contains_key(&client);
+        let slot = self.head.known.entry(client).or_insert(known);
         let reported: BTreeSet<InodeId> = pins.iter().copied().collect();
         if planted(Bug::UnpinLost) {
             slot.pins.extend(reported);
         } else {
             // A pin that the agent does not name was taken back in a message that was lost with its link, or belongs
             // to a grant that was: that one is asked for again.
-            self.let_go.extend(slot.pins.difference(&reported));
+            self.head.let_go.extend(slot.pins.difference(&reported));
             slot.pins = reported;
         }
         // What the agent says is what its client holds: grants, recalls and returns that were under
         // way are void.
         let mut actions = Vec::new();
-        self.cuts.remove(&client);
-        self.recall_tokens.retain(|(c, _), _| *c != client);
-        self.leases.replace(client, leases, &mut actions);
-        self.held_grants.retain(|g| g.want.client != client);
+        self.head.cuts.remove(&client);
+        self.head.recall_tokens.retain(|(c, _), _| *c != client);
+        self.head.leases.replace(client, leases, &mut actions);
+        self.head.held_grants.retain(|g| g.want.client != client);
         for (ino, mode) in leases {
             if ino.0 < NUMBERS_END {
-                self.next_inode = self.next_inode.max(ino.0 + 1);
+                self.head.next_inode = self.head.next_inode.max(ino.0 + 1);
             }
             // A number that does not exist yet, leased for writing and pinned, is one of its fresh ones. What
             // it made and removed is pinned no more: a number is used once. A head that knew the
@@ -270,7 +362,7 @@ impl Node {
             }
         }
         let seen = self.settled_of(client).max(settled);
-        self.settled.insert(client, seen);
+        self.member.settled.insert(client, seen);
         self.tell_progress(client, seen, out);
         self.reap_let_go(out)?;
         self.act(actions, out)
@@ -278,17 +370,17 @@ impl Node {
 
     /// Frees of what clients let go what nobody else has; a head that takes over looks at all there is.
     pub(super) fn reap_let_go(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if self.let_go.is_empty() || !self.ready || !self.ring.has_room() {
+        if self.head.let_go.is_empty() || !self.ready || !self.ring.has_room() {
             return Ok(());
         }
-        let inodes = std::mem::take(&mut self.let_go);
+        let inodes = std::mem::take(&mut self.head.let_go);
         self.reap_unpinned(inodes, out)
     }
 
     /// What members sent during a takeover says of more that all have it than was known when the clients
     /// were reported.
     pub(super) fn tell_all_progress(&mut self, out: &mut Vec<Effect>) {
-        for client in self.known.keys().copied().collect::<Vec<_>>() {
+        for client in self.head.known.keys().copied().collect::<Vec<_>>() {
             let settled = self.settled_of(client);
             self.tell_progress(client, settled, out);
         }
@@ -297,13 +389,14 @@ impl Node {
     /// Says again how far a client is: the message that said it first may be lost, also when the head
     /// that sent it was another one and the client is of this node.
     fn tell_progress(&mut self, client: ClientId, settled: Sequence, out: &mut Vec<Effect>) {
-        let unacked = (self.all_acked.0 + 1..=self.ring.last().0)
+        let unacked = (self.member.all_acked.0 + 1..=self.ring.last().0)
             .filter_map(|seq| self.ring.get(StreamSeq(seq)))
             .any(|kept| kept.header.client == client);
         let unacked = unacked && !planted(Bug::ProgressOverstated);
         let replicated = if unacked { Sequence(0) } else { settled };
         if client.node() == self.me() {
-            let local = self.clients.get_mut(&client).filter(|_| !planted(Bug::ProgressForgotten));
+            let local =
+                self.agent.clients.get_mut(&client).filter(|_| !planted(Bug::ProgressForgotten));
             local.into_iter().for_each(|local| local.set_replicated(replicated));
             return;
         }
@@ -317,15 +410,15 @@ impl Node {
         client: ClientId,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let Some(known) = self.known.remove(&client) else { return Ok(()) };
-        self.cuts.remove(&client);
-        self.reserved -= known.room;
+        let Some(known) = self.head.known.remove(&client) else { return Ok(()) };
+        self.head.cuts.remove(&client);
+        self.head.reserved -= known.room;
         self.keep_lost(client, &known.pins);
         let mut actions = Vec::new();
-        self.recall_tokens.retain(|(c, _), _| *c != client);
-        self.leases.gone(client, &mut actions);
+        self.head.recall_tokens.retain(|(c, _), _| *c != client);
+        self.head.leases.gone(client, &mut actions);
         self.forget_locks(client, out);
-        self.held_grants.retain(|g| g.want.client != client);
+        self.head.held_grants.retain(|g| g.want.client != client);
         self.reap_unpinned(known.pins.iter().copied().collect(), out)?;
         // An empty chunk with sequence 0: every member forgets how far it was.
         self.emit(ClientId(client.0), Sequence(0), 0, &[], out)?;
@@ -338,7 +431,7 @@ impl Node {
         inodes: &[InodeId],
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let Some(known) = self.known.get_mut(&client) else { return Ok(()) };
+        let Some(known) = self.head.known.get_mut(&client) else { return Ok(()) };
         let dropped: Vec<InodeId> =
             inodes.iter().copied().filter(|i| known.pins.remove(i)).collect();
         // With what is open go the rights that it gave.
@@ -347,7 +440,7 @@ impl Node {
     }
 
     fn is_pinned(&self, ino: InodeId) -> bool {
-        self.known.values().any(|k| k.pins.contains(&ino)) || self.is_kept(ino)
+        self.head.known.values().any(|k| k.pins.contains(&ino)) || self.is_kept(ino)
     }
 
     /// Frees those of the inodes that have neither a name nor anybody who has them open.
@@ -375,14 +468,16 @@ impl Node {
                         if self.ring.last() == before {
                             // It did not fit: what is published gives room. If nothing is to be, it stays as it is, until
                             // somebody looks at all that has no name.
-                            if self.applied == self.published && self.job.is_none() {
+                            if self.member.applied == self.member.published
+                                && self.member.job.is_none()
+                            {
                                 continue;
                             }
-                            self.publish_now = true;
+                            self.member.publish_now = true;
                         }
                     }
                     parts += 1;
-                    self.let_go.push(ino);
+                    self.head.let_go.push(ino);
                 }
             }
         }
@@ -410,7 +505,7 @@ impl Node {
         raw: &[u8],
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let Some(known) = self.known.get(&client) else { return Ok(()) };
+        let Some(known) = self.head.known.get(&client) else { return Ok(()) };
         let incarnation = known.incarnation;
         let done = self.settled_of(client);
         if last <= done && !planted(Bug::RetryTwice) {
@@ -457,8 +552,8 @@ impl Node {
                     let rest = (last, &raw[offset..]);
                     let begun = if begun.0 > 0 { begun } else { done };
                     self.leave(draft, client, incarnation, begun, rest, out)?;
-                    self.awaits = Some(self.applied);
-                    self.publish_now = true;
+                    self.head.awaits = Some(self.member.applied);
+                    self.member.publish_now = true;
                     return Ok(());
                 }
             };
@@ -488,7 +583,7 @@ impl Node {
         let (first, raw) = (Sequence(begun.0 + 1), rest.to_vec());
         if !planted(Bug::RestForgotten) {
             let rest = Message::Entries { client, first, last, raw };
-            self.stalled.push_front((client.node(), rest));
+            self.head.stalled.push_front((client.node(), rest));
         }
         self.give_room(client, out);
         Ok(())
@@ -514,11 +609,11 @@ impl Node {
         if planted(Bug::RedeemedTwice) {
             self.redeem(client, header.promised);
         }
-        let Some(known) = self.known.get(&client) else { return Ok(Taken::Up(draft)) };
+        let Some(known) = self.head.known.get(&client) else { return Ok(Taken::Up(draft)) };
         let judged = if header.epoch > self.epoch && !planted(Bug::FutureEpochAccepted) {
             Err(base::Errno::STALE)
         } else {
-            judge(&self.volume, &self.leases, client, known, op)
+            judge(&self.volume, &self.head.leases, client, known, op)
         };
         if let Err(errno) = judged {
             self.redeem(client, header.promised);
@@ -571,13 +666,13 @@ impl Node {
                         log::warn!(
                             "the tree is nearly full: snapshots for joining nodes begin anew"
                         );
-                        self.snapshots.retain(|_, s| s.is_sent());
+                        self.head.snapshots.retain(|_, s| s.is_sent());
                     }
                     tries += 1;
                     // What is in the draft must be in the ring before its copies can run.
                     let rest = draft.reserved;
                     self.close(draft, client, before, incarnation, out)?;
-                    self.publish_working(self.applied)?;
+                    self.publish_working(self.member.applied)?;
                     draft = self.draft(rest)?;
                 }
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
@@ -586,7 +681,7 @@ impl Node {
                         Refusal::NeedsPublish => base::Errno::NOSPC,
                         other => other.errno(),
                     };
-                    self.cuts.remove(&client);
+                    self.head.cuts.remove(&client);
                     self.redeem(client, header.promised);
                     self.refuse(&mut draft, client, header, whole, errno);
                     if errno == base::Errno::NOSPC {
@@ -606,9 +701,9 @@ impl Node {
         {
             // Alone among the operations they use content that is there. Who joins would do them on
             // content that may be newer: their snapshots begin anew when they ask again.
-            self.snapshots.retain(|_, s| s.is_sent());
+            self.head.snapshots.retain(|_, s| s.is_sent());
         }
-        if let Some(known) = self.known.get_mut(&client)
+        if let Some(known) = self.head.known.get_mut(&client)
             && let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
         {
             known.fresh.remove(ino);
@@ -621,16 +716,16 @@ impl Node {
         }
         if let Step::Part(_, next) = step {
             self.counters.parts += 1;
-            self.cuts.insert(client, next);
+            self.head.cuts.insert(client, next);
             return Ok(Taken::Part(draft));
         }
-        self.cuts.remove(&client);
+        self.head.cuts.remove(&client);
         Ok(Taken::Up(draft))
     }
 
     /// Whether there is something to publish, here or in the draft.
     fn may_wait(&self, draft: &Draft) -> bool {
-        draft.count > 0 || self.job.is_some() || self.applied > self.published
+        draft.count > 0 || self.member.job.is_some() || self.member.applied > self.member.published
     }
 
     /// An inode lost its last name: it goes at once unless somebody has it open.
@@ -650,7 +745,7 @@ impl Node {
                 | Op::Rename { open: true, .. }
                 | Op::Tmpfile { .. }
         );
-        if let Some(known) = self.known.get_mut(&client) {
+        if let Some(known) = self.head.known.get_mut(&client) {
             if open {
                 known.pins.insert(ino);
             } else {
@@ -663,7 +758,7 @@ impl Node {
         }
         if self.part_to_free(ino)?.is_some() {
             // In parts, behind what is in the making.
-            self.let_go.push(ino);
+            self.head.let_go.push(ino);
             self.turn.cut_short = true;
             return Ok(());
         }
@@ -685,7 +780,7 @@ impl Node {
     pub(super) fn mark_dirty(&mut self, op: &Op<'_>, seq: StreamSeq, client: ClientId) {
         let mut mark = |ino: InodeId| {
             if ino != InodeId::NONE {
-                self.dirty.insert(ino, (seq, client));
+                self.member.dirty.insert(ino, (seq, client));
             }
         };
         match *op {
@@ -732,7 +827,7 @@ impl Node {
         self.counters.refused += 1;
         draft.refused =
             (draft.refused.0 + 1, header.sequence, super::cause(draft.refused.2, errno.0));
-        let Some(known) = self.known.get_mut(&client) else { return };
+        let Some(known) = self.head.known.get_mut(&client) else { return };
         known.refusals += 1;
         let refusals = known.refusals;
         if refusals.is_power_of_two() {
@@ -853,7 +948,7 @@ impl Node {
                 Ok(_) => {}
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
                 Err(Refusal::NeedsPublish) => {
-                    self.publish_now = true;
+                    self.member.publish_now = true;
                     break;
                 }
                 Err(_) => break,
@@ -894,13 +989,13 @@ impl Node {
         if !self.ring.put(header, &frame[FRAME_HEAD..], reserved)? {
             return Err(Failure::Diverged(header.stream_seq, "the stream ring is full".into()));
         }
-        for node in self.followers.iter().copied().collect::<Vec<_>>() {
-            self.send_frame(node, frame.clone(), self.all_acked, out);
+        for node in self.head.followers.iter().copied().collect::<Vec<_>>() {
+            self.send_frame(node, frame.clone(), self.member.all_acked, out);
         }
         if let Some(next) = self.chain.get(1).copied() {
-            self.send_frame(next, frame, self.all_acked, out);
+            self.send_frame(next, frame, self.member.all_acked, out);
         }
-        self.unacked_bytes += u64::from(header.body_bytes);
+        self.head.unacked_bytes += u64::from(header.body_bytes);
         self.note_chunk(&header)?;
         self.applied_chunk(&header);
         self.advance_acks(out)
@@ -916,7 +1011,7 @@ impl Node {
             self.counters.bad_messages += 1;
             return Ok(());
         }
-        let acked = self.acked.entry(from).or_default();
+        let acked = self.head.acked.entry(from).or_default();
         *acked = (*acked).max(seq);
         self.advance_acks(out)
     }
@@ -924,27 +1019,27 @@ impl Node {
     /// Works out what every member holds, and tells those who wait for it.
     pub(super) fn advance_acks(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let mut all = self.ring.last();
-        for node in self.chain.iter().chain(&self.followers) {
+        for node in self.chain.iter().chain(&self.head.followers) {
             if *node != self.me() && !planted(Bug::EarlyAck) {
                 all = all.min(self.acked_by(*node));
             }
         }
-        if all > self.all_acked {
-            let from = self.all_acked;
-            self.all_acked = all;
-            self.acks_missing = 0;
+        if all > self.member.all_acked {
+            let from = self.member.all_acked;
+            self.member.all_acked = all;
+            self.head.acks_missing = 0;
             for seq in from.0 + 1..=all.0 {
                 let Some(header) = self.ring.get(StreamSeq(seq)).map(|k| k.header) else {
                     continue;
                 };
-                self.unacked_bytes =
-                    self.unacked_bytes.saturating_sub(u64::from(header.body_bytes));
+                self.head.unacked_bytes =
+                    self.head.unacked_bytes.saturating_sub(u64::from(header.body_bytes));
                 self.replicated(header.client, header.last_seq, out);
             }
             self.give_up()?;
         }
-        if self.all_acked == self.ring.last() {
-            self.unacked_bytes = 0;
+        if self.member.all_acked == self.ring.last() {
+            self.head.unacked_bytes = 0;
         }
         self.flow();
         self.promote_followers(out);
@@ -956,10 +1051,10 @@ impl Node {
     /// acknowledged nothing more is taken from clients, until it is below the low one.
     fn flow(&mut self) {
         let memory = self.config.memory.max(1);
-        if self.unacked_bytes * 100 > memory * u64::from(self.config.high) {
-            self.paused = true;
-        } else if self.unacked_bytes * 100 <= memory * u64::from(self.config.low) {
-            self.paused = false;
+        if self.head.unacked_bytes * 100 > memory * u64::from(self.config.high) {
+            self.head.paused = true;
+        } else if self.head.unacked_bytes * 100 <= memory * u64::from(self.config.low) {
+            self.head.paused = false;
         }
     }
 
@@ -967,9 +1062,9 @@ impl Node {
         if seq.0 == 0 || client.0 == 0 {
             return;
         }
-        if let Some(local) = self.clients.get_mut(&client) {
+        if let Some(local) = self.agent.clients.get_mut(&client) {
             local.set_replicated(seq);
-        } else if self.known.contains_key(&client) {
+        } else if self.head.known.contains_key(&client) {
             let message = Message::Progress { client, settled: seq, replicated: seq };
             self.to_agent(client, message, out);
         }
@@ -984,13 +1079,13 @@ impl Node {
         flags: u8,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        if !self.ready || !self.known.contains_key(&client) {
+        if !self.ready || !self.head.known.contains_key(&client) {
             // Its agent, whose client is not known here, asks again when it has said who there is; so does this node's own.
             return Ok(());
         }
         // Whether the inode is there, and for whom, may lie in a log that is not fetched yet: it is judged
         // when nobody else writes.
-        let judge = self.leases.is_written_beside(client, ino).then_some(flags);
+        let judge = self.head.leases.is_written_beside(client, ino).then_some(flags);
         let want = Want { client, token, mode, judge };
         if judge.is_none()
             && let Err(errno) = self.open_check(client, ino, flags)?
@@ -999,14 +1094,14 @@ impl Node {
             return Ok(());
         }
         let mut actions = Vec::new();
-        self.leases.want(ino, want, &mut actions);
+        self.head.leases.want(ino, want, &mut actions);
         self.act(actions, out)
     }
 
     fn deny(&mut self, ino: InodeId, want: Want, errno: base::Errno, out: &mut Vec<Effect>) {
         let Want { client, token, mode, .. } = want;
         // What it is judged by.
-        let stream = self.applied;
+        let stream = self.member.applied;
         let message = Message::Granted { client, ino, token, mode, errno: errno.0, stream };
         self.to_agent(client, message, out);
     }
@@ -1018,7 +1113,7 @@ impl Node {
         ino: InodeId,
         flags: u8,
     ) -> Result<Result<(), base::Errno>, Failure> {
-        let Some(known) = self.known.get_mut(&client) else {
+        let Some(known) = self.head.known.get_mut(&client) else {
             return Ok(Err(base::Errno::STALE));
         };
         let Some(record) = self.volume.attr(ino)? else {
@@ -1038,7 +1133,7 @@ impl Node {
         if flags & WANT_PIN != 0 {
             known.pins.insert(ino);
             // The agent asks after it has said that the inode is closed, and that may have been put off.
-            for (_, put_off) in &mut self.stalled {
+            for (_, put_off) in &mut self.head.stalled {
                 if let Message::Unpin { client: by, inodes } = put_off
                     && *by == client
                 {
@@ -1067,12 +1162,12 @@ impl Node {
                     {
                         self.deny(ino, want, errno, out);
                         // The table says that it has the lease; it may have had a lesser one before.
-                        if self.leases.take_back(want.client, ino) {
+                        if self.head.leases.take_back(want.client, ino) {
                             self.recall_granted(want.client, ino, out);
                         }
                         continue;
                     }
-                    let until = match self.dirty.get(&ino) {
+                    let until = match self.member.dirty.get(&ino) {
                         Some((seq, by))
                             if *by != want.client && !planted(Bug::GrantBeforeReplicated) =>
                         {
@@ -1080,7 +1175,7 @@ impl Node {
                         }
                         _ => StreamSeq(0),
                     };
-                    self.held_grants.push(HeldGrant { ino, want, until, recall: false });
+                    self.head.held_grants.push(HeldGrant { ino, want, until, recall: false });
                 }
             }
         }
@@ -1090,19 +1185,19 @@ impl Node {
 
     /// Grants whose inodes are now on every member.
     pub(super) fn release_grants(&mut self, out: &mut Vec<Effect>) {
-        if self.held_grants.is_empty() || self.now < self.grants_from {
+        if self.head.held_grants.is_empty() || self.now < self.head.grants_from {
             return;
         }
-        let all = self.all_acked;
+        let all = self.member.all_acked;
         let (free, held): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.held_grants).into_iter().partition(|g| g.until <= all);
-        self.held_grants = held;
+            std::mem::take(&mut self.head.held_grants).into_iter().partition(|g| g.until <= all);
+        self.head.held_grants = held;
         let mut recalls = Vec::new();
         for HeldGrant { ino, want, until, recall } in free {
             self.counters.leases_granted += 1;
             // Another node may lag behind by everything; this one knows exactly.
             let local = want.client.node() == self.me();
-            let stream = if local { until } else { self.applied };
+            let stream = if local { until } else { self.member.applied };
             let Want { client, token, mode, .. } = want;
             if mode == LeaseMode::Write {
                 self.give_room(client, out);
@@ -1124,7 +1219,7 @@ impl Node {
     /// have asked.
     fn recall_granted(&mut self, client: ClientId, ino: InodeId, out: &mut Vec<Effect>) {
         let held = |g: &&mut HeldGrant| g.want.client == client && g.ino == ino;
-        let mut grants = self.held_grants.iter_mut();
+        let mut grants = self.head.held_grants.iter_mut();
         let last = match planted(Bug::RecallBetween) {
             true => grants.find(held),
             false => grants.rfind(held),
@@ -1138,7 +1233,7 @@ impl Node {
     fn recall(&mut self, client: ClientId, ino: InodeId, out: &mut Vec<Effect>) {
         self.counters.recalls += 1;
         let token = self.token();
-        self.recall_tokens.insert((client, ino), token);
+        self.head.recall_tokens.insert((client, ino), token);
         self.to_agent(client, Message::Recall { client, ino, token }, out);
     }
 
@@ -1146,16 +1241,16 @@ impl Node {
         if !self.ready {
             return;
         }
-        let Some(known) = self.known.get_mut(&client) else { return };
+        let Some(known) = self.head.known.get_mut(&client) else { return };
         // A client has no slots for more leases than these.
-        let held = known.fresh.len() >= LEASE_SLOTS || self.next_inode >= NUMBERS_END;
+        let held = known.fresh.len() >= LEASE_SLOTS || self.head.next_inode >= NUMBERS_END;
         let count = if held { 0 } else { count.clamp(1, self.config.limits.numbers) };
-        let first = InodeId(self.next_inode);
-        self.next_inode += u64::from(count);
+        let first = InodeId(self.head.next_inode);
+        self.head.next_inode += u64::from(count);
         for n in 0..u64::from(count) {
             let ino = InodeId(first.0 + n);
             known.fresh.insert(ino);
-            self.leases.adopt(client, ino, LeaseMode::Write);
+            self.head.leases.adopt(client, ino, LeaseMode::Write);
         }
         self.give_room(client, out);
         self.to_agent(client, Message::Numbers { client, token, first, count }, out);

@@ -91,14 +91,14 @@ impl Node {
 
     /// Agent: a lock that the client waits for may be free.
     pub(super) fn lock_freed(&self, client: ClientId) {
-        if let Some(client) = self.clients.get(&client) {
+        if let Some(client) = self.agent.clients.get(&client) {
             client.tell_of_locks();
         }
     }
 
     /// Agent: a new head knows no waiters; those who wait must ask again.
     pub(super) fn wake_lock_waiters(&self) {
-        for client in self.clients.values() {
+        for client in self.agent.clients.values() {
             client.set_lock_run(self.locking.run);
             client.tell_of_locks();
         }
@@ -116,17 +116,17 @@ impl Node {
             self.counters.bad_messages += 1;
             return Ok(());
         }
-        if !self.ready || self.now < self.grants_from {
+        if !self.ready || self.now < self.head.grants_from {
             // Not before every agent has said what its clients hold, and clients of lost nodes have
             // learnt that they hold nothing.
             if self.locking.early.len() < self.config.limits.unready {
                 self.locking.early.push((from, message));
             } else {
-                self.missed.insert(from);
+                self.head.missed.insert(from);
             }
             return Ok(());
         }
-        if !self.known.contains_key(&client) {
+        if !self.head.known.contains_key(&client) {
             return Ok(());
         }
         let mut told = BTreeSet::new();
@@ -171,7 +171,7 @@ impl Node {
         if lock.kind == LockKind::None {
             return Ok(Ok(()));
         }
-        let Some(known) = self.known.get(&client) else { return Ok(Err(Errno::STALE)) };
+        let Some(known) = self.head.known.get(&client) else { return Ok(Err(Errno::STALE)) };
         if !known.pins.contains(&ino) {
             return Ok(Err(Errno::BADF));
         }
@@ -196,7 +196,7 @@ impl Node {
             self.counters.bad_messages += 1;
             return;
         }
-        if !self.known.contains_key(&client) {
+        if !self.head.known.contains_key(&client) {
             return;
         }
         let mut told = BTreeSet::new();
@@ -221,7 +221,7 @@ impl Node {
 
     /// Head: the takeover is done; what was asked during it is answered.
     pub(super) fn serve_early_locks(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if !self.ready || self.now < self.grants_from {
+        if !self.ready || self.now < self.head.grants_from {
             return Ok(());
         }
         let early = std::mem::take(&mut self.locking.early);

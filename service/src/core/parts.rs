@@ -64,7 +64,7 @@ impl Node {
             return Ok(Step::Whole);
         }
         let none = Cut { sequence, at: 0, changed: false };
-        let cut = self.cuts.get(&client).filter(|cut| cut.sequence == sequence);
+        let cut = self.head.cuts.get(&client).filter(|cut| cut.sequence == sequence);
         let cut = cut.copied().unwrap_or(none);
         match *op {
             Op::Truncate { ino, size, clear_setid } => {

@@ -121,23 +121,25 @@ impl Node {
 
     /// Remembers a session of an earlier run.
     pub(super) fn take_past(&mut self, found: Found) {
-        self.next_segment = self.next_segment.max(found.record.segment.saturating_add(1));
+        self.agent.next_segment =
+            self.agent.next_segment.max(found.record.segment.saturating_add(1));
         self.keeping.past.push(Past::of_row(found));
     }
 
     /// A session is over, its log counts no more, and its process lives.
     pub(super) fn retire(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        let ended = self.clients.get(&id).is_none_or(|c| c.gone || planted(Bug::PastForgotten));
+        let ended =
+            self.agent.clients.get(&id).is_none_or(|c| c.gone || planted(Bug::PastForgotten));
         if ended {
             return self.remove_client(id);
         }
-        let Some(mut client) = self.clients.remove(&id) else { return Ok(()) };
+        let Some(mut client) = self.agent.clients.remove(&id) else { return Ok(()) };
         client.collect_closed()?;
         client.close();
         // The row is sealed: without its log it is one of these at the next start.
         self.remove_log(Segment::Log(client.segment), client.resized)?;
-        self.active.remove(&id);
-        self.requests.retain(|r| r.client != id);
+        self.agent.active.remove(&id);
+        self.agent.requests.retain(|r| r.client != id);
         let past = Past::of_client(client);
         out.push(Effect::Watch { client: id, pid: past.process.0, start_time: past.process.1 });
         self.keeping.past.push(past);
@@ -172,7 +174,7 @@ impl Node {
         if matches!(self.role(), Role::Head | Role::Member | Role::Syncing) {
             self.to_head(Message::Kept { client: past.client, inodes: Vec::new() }, out);
         }
-        Ok(self.table.remove(past.row)?)
+        Ok(self.agent.table.remove(past.row)?)
     }
 
     /// The process of a past session has ended.
@@ -203,13 +205,15 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<Option<Vec<InodeId>>, Failure> {
         let process = |c: &Client| (c.pid, c.start_time);
-        let Some(own) = self.clients.get(&id).map(process) else { return Ok(Some(Vec::new())) };
+        let Some(own) = self.agent.clients.get(&id).map(process) else {
+            return Ok(Some(Vec::new()));
+        };
         let ends = |other: &ClientId| {
-            let client = self.clients.get(other).filter(|c| c.id != id && process(c) == own);
+            let client = self.agent.clients.get(other).filter(|c| c.id != id && process(c) == own);
             client.is_some_and(|c| c.expelled && !c.gone)
         };
         if before.iter().any(ends) {
-            self.publish_now = true;
+            self.member.publish_now = true;
             return Ok(None);
         }
         // Whose they were is not the client's to say.
@@ -224,7 +228,7 @@ impl Node {
         if planted(Bug::RightsOfPastLost) {
             all.values_mut().for_each(|rights| *rights = 0);
         }
-        if let Some(client) = self.clients.get_mut(&id) {
+        if let Some(client) = self.agent.clients.get_mut(&id) {
             all.iter().try_for_each(|(ino, rights)| client.pin(*ino, *rights))?;
         }
         if !kept.is_empty() {
@@ -248,10 +252,10 @@ impl Node {
         inodes: Vec<InodeId>,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        self.reported.entry(client.node()).or_default().insert(client);
+        self.head.reported.entry(client.node()).or_default().insert(client);
         let pins: BTreeSet<InodeId> = inodes.into_iter().collect();
         let before = self.keeping.kept.remove(&client);
-        self.let_go.extend(before.iter().flat_map(|kept| kept.pins.difference(&pins)));
+        self.head.let_go.extend(before.iter().flat_map(|kept| kept.pins.difference(&pins)));
         if !pins.is_empty() {
             let until = self.kept_until(client.node());
             self.keeping.kept.insert(client, Kept { pins, until });
@@ -261,7 +265,7 @@ impl Node {
 
     /// A client has open what an earlier session of its process had.
     pub(super) fn pinned(&mut self, client: ClientId, inodes: Vec<InodeId>, rights: Vec<InodeId>) {
-        if let Some(known) = self.known.get_mut(&client) {
+        if let Some(known) = self.head.known.get_mut(&client) {
             known.pins.extend(inodes);
             known.rights.extend(rights);
         }
@@ -334,7 +338,7 @@ impl Node {
 
     /// Numbers handed out from here on are this head's.
     pub(super) const fn note_first_number(&mut self) {
-        self.keeping.first_number = self.next_inode;
+        self.keeping.first_number = self.head.next_inode;
     }
 
     /// Whether somebody may come back of whose open files nothing is known here.
@@ -354,7 +358,7 @@ impl Node {
     pub(super) fn end_unnamed(&mut self, node: NodeId, named: &BTreeSet<ClientId>) {
         let over = |c: &ClientId, _: &mut Kept| c.node() == node && !named.contains(c);
         let over = self.keeping.kept.extract_if(.., over);
-        self.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
+        self.head.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
         self.heard_of(node);
     }
 
@@ -372,10 +376,10 @@ impl Node {
         }
         let now = self.now;
         let over = self.keeping.kept.extract_if(.., |_, kept| kept.until <= now);
-        self.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
+        self.head.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
         if self.keeping.sweep && !self.awaits_lost() {
             self.keeping.sweep = false;
-            self.let_go.extend(self.volume.orphans()?);
+            self.head.let_go.extend(self.volume.orphans()?);
         }
         self.reap_let_go(out)
     }

@@ -107,56 +107,57 @@ impl Job {
 impl Node {
     /// Whether the applied chunks should be published now.
     fn publish_due(&self) -> bool {
-        if self.applied == self.published {
+        if self.member.applied == self.member.published {
             return false;
         }
-        let waited = self.batch_since.is_some_and(|t| self.now >= t + PUBLISH_AFTER);
-        self.publish_now
+        let waited = self.member.batch_since.is_some_and(|t| self.now >= t + PUBLISH_AFTER);
+        self.member.publish_now
             || waited
-            || self.batch_bytes >= self.config.limits.publish_bytes
+            || self.member.batch_bytes >= self.config.limits.publish_bytes
             || self.volume.wants_publish()
             || !self.ring.has_room()
     }
 
     /// Whether the next slice begins to publish.
     pub(super) fn publishes_at_once(&self) -> bool {
-        self.job.is_none() && self.publish_due()
+        self.member.job.is_none() && self.publish_due()
     }
 
     /// When there is something to publish, if nothing comes before.
     pub(super) fn publish_deadline(&self) -> Option<Nanos> {
-        match &self.job {
+        match &self.member.job {
             // Looking earlier would find the same: hostd copies.
             Some(job) => {
                 let after = |h: Hosted| if h.helped { HOST_TIMEOUT } else { HELP_AFTER };
                 job.hosted.map(|h| h.asked + after(h))
             }
-            None => self.batch_since.map(|t| t + PUBLISH_AFTER),
+            None => self.member.batch_since.map(|t| t + PUBLISH_AFTER),
         }
     }
 
     fn seal(&mut self, upto: StreamSeq) -> Result<(), Failure> {
         let clients: Vec<(ClientId, Sequence)> =
-            std::mem::take(&mut self.batch).into_iter().collect();
+            std::mem::take(&mut self.member.batch).into_iter().collect();
         let sealed = self.volume.seal(upto, self.epoch, &clients)?;
-        (self.batch_bytes, self.batch_since, self.publish_now) = (0, None, false);
+        (self.member.batch_bytes, self.member.batch_since, self.member.publish_now) =
+            (0, None, false);
         let (next, hosted, isolated) = (Place::default(), None, false);
-        self.job = Some(Job { sealed, upto, clients, next, hosted, isolated });
+        self.member.job = Some(Job { sealed, upto, clients, next, hosted, isolated });
         Ok(())
     }
 
     /// One step of publishing; `true` when there is more to do at once.
     pub(super) fn publish_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
-        if self.job.is_none() {
+        if self.member.job.is_none() {
             if !self.publish_due() {
                 return Ok(false);
             }
-            self.seal(self.applied)?;
+            self.seal(self.member.applied)?;
         }
         if self.waits_for_host(out)? {
             return Ok(false);
         }
-        let Some(job) = &mut self.job else { return Ok(false) };
+        let Some(job) = &mut self.member.job else { return Ok(false) };
         let items = job.slice(self.config.limits.slice_bytes);
         back_copies(&*self.media, &items)?;
         run_copies(&*self.media, &items)?;
@@ -171,16 +172,19 @@ impl Node {
     /// Whether hostd copies; it is asked for the next piece if it is worth its while.
     fn waits_for_host(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let limits = &self.config.limits;
-        let Some(job) = &mut self.job else { return Ok(false) };
+        let Some(job) = &mut self.member.job else { return Ok(false) };
         let Some(hosted) = &mut job.hosted else {
             let begins = job.next == Place::default();
-            if self.host.is_none() || job.isolated || job.left(limits.host_min) < limits.host_min {
+            if self.member.host.is_none()
+                || job.isolated
+                || job.left(limits.host_min) < limits.host_min
+            {
                 self.counters.isolated_copies += u64::from(begins);
                 return Ok(false);
             }
             self.counters.host_copies += u64::from(begins);
-            self.next_job += 1;
-            let (id, from) = (self.next_job, job.next);
+            self.member.next_job += 1;
+            let (id, from) = (self.member.next_job, job.next);
             job.hosted = Some(Hosted { id, asked: self.now, helped: false, from });
             let items = job.slice(limits.host_bytes);
             back_copies(&*self.media, &items)?;
@@ -189,7 +193,7 @@ impl Node {
         };
         if self.now >= hosted.asked + HELP_AFTER && !hosted.helped {
             hosted.helped = true;
-            self.host.iter().for_each(|host| host.help(hosted.id));
+            self.member.host.iter().for_each(|host| host.help(hosted.id));
         }
         if self.now < hosted.asked + HOST_TIMEOUT {
             return Ok(true);
@@ -201,7 +205,7 @@ impl Node {
 
     /// hostd ran the copies.
     pub(super) fn copies_done(&mut self, id: u64, bad: &[u32]) -> Result<(), Failure> {
-        let Some(job) = &mut self.job else { return Ok(()) };
+        let Some(job) = &mut self.member.job else { return Ok(()) };
         let Some(hosted) = job.hosted.take_if(|hosted| hosted.id == id) else { return Ok(()) };
         if !bad.is_empty() && !planted(Bug::BadCopiesIgnored) {
             (job.next, job.isolated) = (hosted.from, true);
@@ -210,8 +214,8 @@ impl Node {
     }
 
     pub(super) fn host_down(&mut self) {
-        self.host = None;
-        if let Some(job) = &mut self.job
+        self.member.host = None;
+        if let Some(job) = &mut self.member.job
             && let Some(hosted) = job.hosted.take()
         {
             (job.next, job.isolated) = (hosted.from, true);
@@ -221,17 +225,17 @@ impl Node {
     /// Ends hostd's part of the job under way, now: it must not copy beside this node, nor after
     /// it, when what it reads and writes is something else. What it has not done is done here.
     fn end_host_copies(&mut self) -> Result<(), Failure> {
-        let Some(hosted) = self.job.as_mut().and_then(|job| job.hosted.take()) else {
+        let Some(hosted) = self.member.job.as_mut().and_then(|job| job.hosted.take()) else {
             return Ok(());
         };
-        let done = match self.host.clone().filter(|_| !planted(Bug::LateCopies)) {
+        let done = match self.member.host.clone().filter(|_| !planted(Bug::LateCopies)) {
             None => false,
             Some(host) => {
                 self.counters.settled_copies += 1;
                 host.settle(hosted.id).map_err(Failure::Host)?
             }
         };
-        if let Some(job) = self.job.as_mut().filter(|_| !done) {
+        if let Some(job) = self.member.job.as_mut().filter(|_| !done) {
             (job.next, job.isolated) = (hosted.from, true);
         }
         Ok(())
@@ -240,7 +244,7 @@ impl Node {
     /// Publishes the job under way, if there is one, at once.
     pub(super) fn settle_job(&mut self) -> Result<(), Failure> {
         self.end_host_copies()?;
-        let Some(job) = &mut self.job else { return Ok(()) };
+        let Some(job) = &mut self.member.job else { return Ok(()) };
         let items = job.slice(u64::MAX);
         back_copies(&*self.media, &items)?;
         run_copies(&*self.media, &items)?;
@@ -250,26 +254,26 @@ impl Node {
     /// Forgets the job under way: the volume it belongs to goes.
     pub(super) fn drop_job(&mut self) -> Result<(), Failure> {
         self.end_host_copies()?;
-        self.job = None;
+        self.member.job = None;
         Ok(())
     }
 
     fn finish_job(&mut self) -> Result<(), Failure> {
-        let Some(job) = self.job.take() else { return Ok(()) };
+        let Some(job) = self.member.job.take() else { return Ok(()) };
         if !planted(Bug::NumberAgain) {
-            self.clients.values_mut().try_for_each(Client::write_made)?;
+            self.agent.clients.values_mut().try_for_each(Client::write_made)?;
         }
         let freed = self.volume.publish(job.sealed)?;
         self.counters.publishes += 1;
-        self.published = job.upto;
+        self.member.published = job.upto;
         for (id, seq) in job.clients {
-            if let Some(client) = self.clients.get_mut(&id) {
+            if let Some(client) = self.agent.clients.get_mut(&id) {
                 // The chunk that makes everybody forget a client (sequence 0) comes after all that
                 // it wrote, which may be in the same batch.
                 client.set_published(if seq.0 == 0 { client.settled } else { seq })?;
             }
         }
-        self.discards.extend(freed);
+        self.member.discards.extend(freed);
         self.give_up()?;
         self.remove_finished_clients()
     }
@@ -283,7 +287,7 @@ impl Node {
         let (mut left, mut clear) = (limits.discard_max / BLOCK_BYTES, limits.slice_bytes);
         while left > 0
             && clear > 0
-            && let Some(blocks) = self.discards.pop_front()
+            && let Some(blocks) = self.member.discards.pop_front()
         {
             let now = Blocks { len: blocks.len.min(left), ..blocks };
             left -= now.len;
@@ -303,10 +307,10 @@ impl Node {
             }
             if now.len < blocks.len {
                 let (block, len) = (blocks.block + now.len, blocks.len - now.len);
-                self.discards.push_front(Blocks { block, len, ..blocks });
+                self.member.discards.push_front(Blocks { block, len, ..blocks });
             }
         }
-        Ok(!self.discards.is_empty())
+        Ok(!self.member.discards.is_empty())
     }
 
     fn clear(&self, arena: Segment, at: u64, bytes: u64) -> Result<(), Failure> {
@@ -320,13 +324,13 @@ impl Node {
 
     /// Chunks that nobody needs any more leave the ring; their inodes are clean.
     pub(super) fn give_up(&mut self) -> Result<(), Failure> {
-        let hold = self.snapshots.values().map(|s| StreamSeq(s.seq.0)).min();
-        let mut done = self.published.min(self.all_acked);
+        let hold = self.head.snapshots.values().map(|s| StreamSeq(s.seq.0)).min();
+        let mut done = self.member.published.min(self.member.all_acked);
         let mut step = self.config.limits.release_step;
         if planted(Bug::PublishedTooFar) {
-            (done, step) = (self.all_acked, 1);
+            (done, step) = (self.member.all_acked, 1);
         }
-        self.dirty.retain(|_, at| at.0 > done);
+        self.member.dirty.retain(|_, at| at.0 > done);
         let keep = hold.map_or(done, |h| h.min(done));
         // In larger steps: each costs a persisted record.
         if keep.0 >= self.ring.oldest().0 + step || !self.ring.has_room() {
@@ -337,13 +341,13 @@ impl Node {
 
     /// Publishes everything that is applied, at once.
     pub(super) fn publish_all(&mut self) -> Result<(), Failure> {
-        self.publish_through(self.applied)
+        self.publish_through(self.member.applied)
     }
 
     fn publish_through(&mut self, upto: StreamSeq) -> Result<(), Failure> {
         loop {
             self.settle_job()?;
-            if self.published >= upto {
+            if self.member.published >= upto {
                 return Ok(());
             }
             self.seal(upto)?;

@@ -67,33 +67,34 @@ impl Node {
     /// Some of what is to be placed; `true` when there is more to do at once.
     pub(super) fn place_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let count = self.volume.unplaced();
-        let rests = self.now < self.placing.rest && self.placing.last.1 == count;
-        if self.placing.moving.is_none() {
-            let next = self.placing.granted.pop_front();
-            self.placing.moving = next.map(|ino| Moving { ino, at: 0, placed: false, waits: 0 });
+        let rests = self.now < self.head.placing.rest && self.head.placing.last.1 == count;
+        if self.head.placing.moving.is_none() {
+            let next = self.head.placing.granted.pop_front();
+            self.head.placing.moving =
+                next.map(|ino| Moving { ino, at: 0, placed: false, waits: 0 });
         }
-        if let Some(moving) = self.placing.moving {
+        if let Some(moving) = self.head.placing.moving {
             return self.move_on(moving, out);
         }
         if count == 0 || rests || !self.may_place() {
             return Ok(false);
         }
-        if let Some(walk) = self.placing.walk {
+        if let Some(walk) = self.head.placing.walk {
             return self.walk_on(walk, out);
         }
-        let Some((ino, what)) = self.volume.unplaced_after(self.placing.after)? else {
-            let progress = std::mem::take(&mut self.placing.progress);
-            self.placing.after = InodeId::NONE;
-            let same = !progress && self.placing.last.1 == count;
-            let rest = if same { (2 * self.placing.last.0).clamp(REST.0, REST.1) } else { 0 };
-            (self.placing.last, self.placing.rest) = ((rest, count), self.now + rest);
+        let Some((ino, what)) = self.volume.unplaced_after(self.head.placing.after)? else {
+            let progress = std::mem::take(&mut self.head.placing.progress);
+            self.head.placing.after = InodeId::NONE;
+            let same = !progress && self.head.placing.last.1 == count;
+            let rest = if same { (2 * self.head.placing.last.0).clamp(REST.0, REST.1) } else { 0 };
+            (self.head.placing.last, self.head.placing.rest) = ((rest, count), self.now + rest);
             return Ok(!same);
         };
-        self.placing.after = ino;
+        self.head.placing.after = ino;
         match what {
             Unplaced::Directory => {
                 let lets_in = self.volume.lets_in(ino)?.unwrap_or_default();
-                self.placing.walk = Some(Walk { dir: ino, lets_in, cookie: 0 });
+                self.head.placing.walk = Some(Walk { dir: ino, lets_in, cookie: 0 });
             }
             Unplaced::Reach(reach) => self.ask_for(ino, reach, out)?,
         }
@@ -102,20 +103,20 @@ impl Node {
 
     /// Whether the head may put something into the stream, and knows of all leases.
     fn may_place(&self) -> bool {
-        let heads = self.is_head() && self.ready && self.now >= self.grants_from;
-        heads && !self.paused && self.ring.has_room()
+        let heads = self.is_head() && self.ready && self.now >= self.head.grants_from;
+        heads && !self.head.paused && self.ring.has_room()
     }
 
     /// The next names of a directory.
     fn walk_on(&mut self, walk: Walk, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let Walk { dir, lets_in, cookie } = walk;
-        self.placing.walk = None;
+        self.head.placing.walk = None;
         let (Some(now), Some(reach)) = (self.volume.lets_in(dir)?, self.volume.reach(dir)?) else {
             return Ok(true);
         };
         if now != lets_in {
             // It has changed again: all that was looked at must be looked at anew.
-            self.placing.walk = Some(Walk { dir, lets_in: now, cookie: 0 });
+            self.head.placing.walk = Some(Walk { dir, lets_in: now, cookie: 0 });
             return Ok(true);
         }
         let (mut names, most) = (Vec::new(), self.config.join_step.max(1) as usize);
@@ -134,16 +135,16 @@ impl Node {
         }
         let all = ops.len();
         let done = self.emit_some(ops, out)?;
-        self.placing.progress |= done > 0;
+        self.head.placing.progress |= done > 0;
         if done == all && end == Some(true) {
             return Ok(true);
         }
         let cookie = at.iter().rev().find(|(n, _)| *n <= done).map_or(cookie, |(_, next)| *next);
-        self.placing.walk = Some(Walk { cookie, ..walk });
+        self.head.placing.walk = Some(Walk { cookie, ..walk });
         if done == 0 && all > 0 {
             // The tree has no room, not before something is published at least.
-            self.placing.rest = self.now + REST.0;
-            self.placing.last = (REST.0, self.volume.unplaced());
+            self.head.placing.rest = self.now + REST.0;
+            self.head.placing.last = (REST.0, self.volume.unplaced());
         }
         Ok(done > 0 || all == 0)
     }
@@ -158,19 +159,19 @@ impl Node {
         if !self.volume.placing_moves(ino, reach)? || planted(Bug::PlaceUnrecalled) {
             return self.place_now(ino, reach, out);
         }
-        if !self.placing.asked.insert(ino) {
+        if !self.head.placing.asked.insert(ino) {
             return Ok(());
         }
         let want = Want { client: SERVICE, token: 0, mode: LeaseMode::Write, judge: None };
         let mut actions = Vec::new();
-        self.leases.want(ino, want, &mut actions);
+        self.head.leases.want(ino, want, &mut actions);
         self.act(actions, out)
     }
 
     /// Nobody else has a lease on the file now.
     pub(super) fn place_granted(&mut self, ino: InodeId) {
-        self.placing.asked.remove(&ino);
-        self.placing.granted.push_back(ino);
+        self.head.placing.asked.remove(&ino);
+        self.head.placing.granted.push_back(ino);
     }
 
     /// Goes on with a file: its blocks move in as many parts, one a turn, as one operation of a client would.
@@ -180,7 +181,7 @@ impl Node {
             return Ok(false);
         }
         let Moving { ino, at, placed, .. } = moving;
-        self.placing.moving = None;
+        self.head.placing.moving = None;
         let reach = match self.volume.unplaced_of(ino)? {
             Some(Unplaced::Reach(reach)) if !placed => reach,
             None if placed => ReadClass::World,
@@ -204,14 +205,14 @@ impl Node {
             }
         };
         let done = self.emit_some(vec![op], out)?;
-        self.placing.progress |= done > 0;
-        if done == 0 && self.publish_now && moving.waits < WAITS {
+        self.head.placing.progress |= done > 0;
+        if done == 0 && self.member.publish_now && moving.waits < WAITS {
             // Blocks or pages are free when what was done before is published.
-            self.placing.moving = Some(Moving { waits: moving.waits + 1, ..moving });
-            return Ok(self.job.is_none());
+            self.head.placing.moving = Some(Moving { waits: moving.waits + 1, ..moving });
+            return Ok(self.member.job.is_none());
         }
         match next {
-            Some(next) if done > 0 => self.placing.moving = Some(Moving { waits: 0, ..next }),
+            Some(next) if done > 0 => self.head.placing.moving = Some(Moving { waits: 0, ..next }),
             // There is no room: it is tried again.
             _ => self.release_placed(ino, out)?,
         }
@@ -220,7 +221,7 @@ impl Node {
 
     fn release_placed(&mut self, ino: InodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let mut actions = Vec::new();
-        self.leases.released(SERVICE, ino, &mut actions);
+        self.head.leases.released(SERVICE, ino, &mut actions);
         self.act(actions, out)
     }
 
@@ -231,7 +232,7 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         let done = self.emit_some(vec![Op::Place { ino, reach, later: false }], out)?;
-        self.placing.progress |= done > 0;
+        self.head.placing.progress |= done > 0;
         Ok(())
     }
 }

@@ -205,7 +205,7 @@ impl Node {
         stream: StreamSeq,
     ) {
         let waiting = |p: &&mut Pending| p.client == client && p.stage == Stage::Asked(token);
-        let Some(at) = self.requests.iter_mut().find(waiting) else {
+        let Some(at) = self.agent.requests.iter_mut().find(waiting) else {
             return;
         };
         if errno == Errno::NOENT.0 && matches!(at.what, What::Lookup { .. }) {
@@ -217,10 +217,10 @@ impl Node {
         at.stage = Stage::Granted(mode, stream, token);
         if errno != 0 {
             let (slot, pins) = (at.slot, at.pins());
-            self.requests.retain(|p| !(p.client == client && p.slot == slot));
+            self.agent.requests.retain(|p| !(p.client == client && p.slot == slot));
             let mut reply = Vec::new();
             rpc::reply_error(Errno(errno), &mut reply);
-            if let Some(client) = self.clients.get_mut(&client) {
+            if let Some(client) = self.agent.clients.get_mut(&client) {
                 if pins {
                     client.stays_closed(ino);
                 }
@@ -237,7 +237,7 @@ impl Node {
         count: u32,
     ) {
         let waiting = |p: &&mut Pending| p.client == client && p.stage == Stage::Asked(token);
-        if let Some(pending) = self.requests.iter_mut().find(waiting) {
+        if let Some(pending) = self.agent.requests.iter_mut().find(waiting) {
             pending.stage = Stage::Numbers(first, count);
         }
     }
@@ -250,9 +250,9 @@ impl Node {
         found: Option<Lock>,
     ) {
         let waiting = |p: &Pending| p.client == client && p.stage == Stage::Asked(token);
-        let Some(at) = self.requests.iter().position(waiting) else { return };
-        let What::Lock(ask) = self.requests[at].what else { return };
-        let pending = self.requests.remove(at);
+        let Some(at) = self.agent.requests.iter().position(waiting) else { return };
+        let What::Lock(ask) = self.agent.requests[at].what else { return };
+        let pending = self.agent.requests.remove(at);
         self.note_lock(client, pending.ino, ask, errno);
         let mut body = Vec::new();
         match ask {
@@ -260,7 +260,7 @@ impl Node {
             LockAsk::Test { .. } => rpc::put_lock_test(&mut body, found.as_ref()),
             LockAsk::Set { .. } | LockAsk::Cancel { .. } => rpc::reply_ok(&mut body),
         }
-        if let Some(client) = self.clients.get(&client) {
+        if let Some(client) = self.agent.clients.get(&client) {
             client.answer(pending.slot, &body);
         }
     }
@@ -268,7 +268,7 @@ impl Node {
     /// Advances requests; `true` when one was answered.
     pub(super) fn step_requests(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let mut answered = false;
-        let mut all = std::mem::take(&mut self.requests);
+        let mut all = std::mem::take(&mut self.agent.requests);
         let mut kept = Vec::with_capacity(all.len());
         let (from, most) = (self.volume.tree().visits(), self.config.limits.turn);
         let mut over = false;
@@ -302,7 +302,7 @@ impl Node {
                         answered = true;
                         // What others ask for is answered in the turns that follow.
                         over = self.volume.tree().visits().saturating_sub(from) >= most;
-                        if let Some(client) = self.clients.get_mut(&pending.client) {
+                        if let Some(client) = self.agent.clients.get_mut(&pending.client) {
                             if pending.pins() {
                                 client.stays_closed(pending.ino);
                             }
@@ -313,8 +313,8 @@ impl Node {
                 }
             }
         }
-        kept.append(&mut self.requests);
-        self.requests = kept;
+        kept.append(&mut self.agent.requests);
+        self.agent.requests = kept;
         self.turn.unanswered = over;
         Ok(answered && !over)
     }
@@ -327,7 +327,7 @@ impl Node {
             Stage::Drain => self.step_drain(p, out),
             Stage::Lease => self.step_ask(p, out),
             Stage::Asked(_) => Ok(Step::Wait),
-            Stage::Gone(stream) if self.applied < stream => Ok(Step::Wait),
+            Stage::Gone(stream) if self.member.applied < stream => Ok(Step::Wait),
             Stage::Gone(_) => {
                 if let What::Lookup { dir, name, .. } = &p.what
                     && self.volume.lookup(*dir, name)?.is_some_and(|(ino, _)| ino == p.ino)
@@ -344,11 +344,11 @@ impl Node {
     }
 
     fn step_drain(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
-        let Some(client) = self.clients.get(&p.client) else { return Ok(Step::Wait) };
+        let Some(client) = self.agent.clients.get(&p.client) else { return Ok(Step::Wait) };
         if client.settled < p.after {
             let next = client.next();
             let drained = self.drain(p.client, out)?;
-            let Some(client) = self.clients.get(&p.client) else { return Ok(Step::Wait) };
+            let Some(client) = self.agent.clients.get(&p.client) else { return Ok(Step::Wait) };
             if client.settled < p.after {
                 // What was never handed out cannot be waited for. What was, but is not there, is
                 // being written by another thread of the client, perhaps behind a finished one.
@@ -357,7 +357,7 @@ impl Node {
                 return if never { refuse(Errno::INVAL) } else { Ok(Step::Wait) };
             }
         }
-        let Some(client) = self.clients.get(&p.client) else { return Ok(Step::Wait) };
+        let Some(client) = self.agent.clients.get(&p.client) else { return Ok(Step::Wait) };
         if client.applied < p.after && p.asks_of_volume() && !planted(Bug::OwnWritesUnseen) {
             // Settled is what lies in the ring. A member applies it a little later, and would answer as if
             // it had not been.
@@ -370,17 +370,17 @@ impl Node {
     /// Whether the client came to the inode by a name, as far as the request needs one.
     fn was_shown(&self, p: &Pending) -> bool {
         let Some((ino, proof)) = p.shown else { return true };
-        let Some(client) = self.clients.get(&p.client) else { return false };
+        let Some(client) = self.agent.clients.get(&p.client) else { return false };
         client.identity.uid == 0
             || ino == InodeId::ROOT
-            || proof == Proof::new(self.table.secret(), ino)
+            || proof == Proof::new(self.agent.table.secret(), ino)
             || client.has(ino)
     }
 
     /// What shows the client later that it was shown the inode now.
     fn proof_for(&self, client: ClientId, ino: InodeId) -> Proof {
-        match self.clients.get(&client) {
-            Some(client) if client.identity.uid != 0 => Proof::new(self.table.secret(), ino),
+        match self.agent.clients.get(&client) {
+            Some(client) if client.identity.uid != 0 => Proof::new(self.agent.table.secret(), ino),
             _ => Proof::NONE,
         }
     }
@@ -419,7 +419,7 @@ impl Node {
             _ => return self.answer_simple(p, out),
         };
         if flags & WANT_PIN != 0
-            && let Some(client) = self.clients.get_mut(&p.client)
+            && let Some(client) = self.agent.clients.get_mut(&p.client)
         {
             client.reopens(p.ino);
         }
@@ -434,15 +434,16 @@ impl Node {
     /// client's own operations up to `after`.
     fn fresh_enough(&mut self, p: &Pending, stream: StreamSeq, content: bool) -> bool {
         if !content || planted(Bug::GrantBeforePublished) {
-            return self.applied >= stream;
+            return self.member.applied >= stream;
         }
-        let own = self.clients.get(&p.client).is_some_and(|c| c.published >= p.after);
+        let own = self.agent.clients.get(&p.client).is_some_and(|c| c.published >= p.after);
         // A block allocated by an operation that is not published holds bytes of its former life.
-        let clean = self.dirty.get(&p.ino).is_none_or(|(seq, _)| *seq <= self.published);
-        if self.published >= stream && own && clean {
+        let clean =
+            self.member.dirty.get(&p.ino).is_none_or(|(seq, _)| *seq <= self.member.published);
+        if self.member.published >= stream && own && clean {
             return true;
         }
-        self.publish_now = true;
+        self.member.publish_now = true;
         false
     }
 
@@ -454,7 +455,7 @@ impl Node {
         token: u64,
         out: &mut Vec<Effect>,
     ) -> Stepped {
-        if self.applied < stream {
+        if self.member.applied < stream {
             return Ok(Step::Wait);
         }
         if let What::Lookup { dir, name, .. } = &p.what {
@@ -476,7 +477,7 @@ impl Node {
             What::Inode { flags, .. } | What::Lookup { flags, .. } => flags,
             _ => 0,
         };
-        if let Some(client) = self.clients.get_mut(&p.client)
+        if let Some(client) = self.agent.clients.get_mut(&p.client)
             && (flags & WANT_PIN != 0
                 || flags & (WANT_READ | WANT_WRITE) != 0 && client.has_pin(p.ino))
         {
@@ -500,7 +501,7 @@ impl Node {
         }
         let target = self.volume.symlink(p.ino)?;
         let reflected = self.reflected(p, regular);
-        let proof = Proof::new(self.table.secret(), p.ino);
+        let proof = Proof::new(self.agent.table.secret(), p.ino);
         let directory = record.mode & S_IFMT == S_IFDIR;
         let parent_proof = if directory && self.may(p.client, p.ino, X)?.is_ok() {
             self.proof_for(p.client, record.parent)
@@ -523,7 +524,7 @@ impl Node {
     }
 
     fn reflected(&self, p: &Pending, content: bool) -> Sequence {
-        let client = self.clients.get(&p.client);
+        let client = self.agent.clients.get(&p.client);
         client.map_or(Sequence(0), |c| if content { c.published } else { c.applied })
     }
 
@@ -541,13 +542,13 @@ impl Node {
         let mut given = 0u32;
         for n in 0..u64::from(count.min(4096)) {
             let ino = InodeId(first.0.saturating_add(n));
-            if let Some(client) = self.clients.get_mut(&p.client) {
+            if let Some(client) = self.agent.clients.get_mut(&p.client) {
                 client.hand_out(ino);
             }
             let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, 0, out)? else {
                 break;
             };
-            if let Some(client) = self.clients.get_mut(&p.client) {
+            if let Some(client) = self.agent.clients.get_mut(&p.client) {
                 // Who makes it reads and writes it, whatever its mode.
                 client.pin(ino, PIN_READ | PIN_WRITE)?;
             }
@@ -563,7 +564,7 @@ impl Node {
     /// Permission of a client on an inode, by the attributes here and now.
     fn may(&self, client: ClientId, ino: InodeId, what: u32) -> Result<Result<(), Errno>, Failure> {
         let Some(record) = self.volume.attr(ino)? else { return Ok(Err(Errno::NOENT)) };
-        let Some(client) = self.clients.get(&client) else { return Ok(Err(Errno::STALE)) };
+        let Some(client) = self.agent.clients.get(&client) else { return Ok(Err(Errno::STALE)) };
         let id = &client.identity;
         let creds = storage::permission::Creds { uid: id.uid, gid: id.gid, groups: &id.groups };
         Ok(creds.may(&record, what))
@@ -586,7 +587,8 @@ impl Node {
 
     /// Whether an attribute is there for the super-user only (xattr(7)).
     fn is_hidden(&self, client: ClientId, name: &[u8]) -> bool {
-        let super_user = self.clients.get(&client).is_some_and(|client| client.identity.uid == 0);
+        let super_user =
+            self.agent.clients.get(&client).is_some_and(|client| client.identity.uid == 0);
         name.starts_with(b"trusted.") && !super_user
     }
 
@@ -657,7 +659,7 @@ impl Node {
                 }
             }
             What::Unpin(inodes) => {
-                if let Some(client) = self.clients.get_mut(&p.client) {
+                if let Some(client) = self.agent.clients.get_mut(&p.client) {
                     let inodes = client.tell_these(&inodes)?;
                     if !inodes.is_empty() {
                         self.to_head(Message::Unpin { client: p.client, inodes }, out);
@@ -687,11 +689,11 @@ impl Node {
             What::Accounts { after, upto } => {
                 // What was in the stream when it was asked is in the answer.
                 let upto = upto.unwrap_or_else(|| self.ring.last());
-                if self.applied < upto {
+                if self.member.applied < upto {
                     p.what = What::Accounts { after, upto: Some(upto) };
                     return Ok(Step::Wait);
                 }
-                let Some(client) = self.clients.get(&p.client) else { return done() };
+                let Some(client) = self.agent.clients.get(&p.client) else { return done() };
                 let uid = client.identity.uid;
                 let own = AccountId::User(uid);
                 rpc::reply_ok(&mut body);
@@ -707,7 +709,7 @@ impl Node {
                 all.iter().for_each(|account| account.encode(&mut body));
             }
             What::Release(slots) => {
-                let Some(client) = self.clients.get(&p.client) else { return done() };
+                let Some(client) = self.agent.clients.get(&p.client) else { return done() };
                 // The client may have asked for some of them again, and be using them.
                 for ino in client.inodes_of(&slots.into_iter().collect()) {
                     self.release_wanted(p.client, ino);
@@ -716,7 +718,7 @@ impl Node {
             }
             What::Read { offset, len } => {
                 // Who has it open was asked then.
-                let reads = self.clients.get(&p.client).is_some_and(|c| c.reads(p.ino));
+                let reads = self.agent.clients.get(&p.client).is_some_and(|c| c.reads(p.ino));
                 if !reads && let Err(errno) = self.may(p.client, p.ino, R)? {
                     return refuse(errno);
                 }
@@ -765,7 +767,7 @@ impl Node {
     /// Everything asked of a head that is no more is asked of the new one.
     pub(super) fn ask_again(&mut self) {
         if self.role() != Role::Outside {
-            self.requests.iter_mut().for_each(Pending::ask_again);
+            self.agent.requests.iter_mut().for_each(Pending::ask_again);
         }
     }
 }

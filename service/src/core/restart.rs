@@ -55,7 +55,7 @@ pub(super) struct Replayed {
 impl Node {
     /// Takes note of the chunk replayed last: how far its client is, or that it ended; and what it made.
     pub(super) fn note_replayed(&mut self, replayed: &mut Replayed) -> Result<(), Failure> {
-        let Some(kept) = self.ring.get(self.applied).copied() else { return Ok(()) };
+        let Some(kept) = self.ring.get(self.member.applied).copied() else { return Ok(()) };
         let header = kept.header;
         for entry in entries(&self.ring.body(&kept)?, header.incarnation) {
             if let Ok((_, _, Op::Create { ino, .. } | Op::Tmpfile { ino, .. })) = entry {
@@ -63,10 +63,10 @@ impl Node {
             }
         }
         if header.is_farewell() {
-            self.settled.remove(&header.client);
+            self.member.settled.remove(&header.client);
             replayed.ended.insert(header.client);
         } else if header.client.0 != 0 {
-            let settled = self.settled.entry(header.client).or_default();
+            let settled = self.member.settled.entry(header.client).or_default();
             *settled = (*settled).max(header.last_seq);
         }
         if header.refusals > 0 {
@@ -92,7 +92,7 @@ impl Node {
             let over = row.row.progress().over || replayed.ended.contains(&id);
             if over || id.node() != self.me() || !whole {
                 let sealed = row.row.progress().sealed.is_some();
-                if sealed && id.node() == self.me() && !self.table.rebooted {
+                if sealed && id.node() == self.me() && !self.agent.table.rebooted {
                     // Its log was done with; its process may live.
                     self.take_past(row);
                 } else {
@@ -101,9 +101,9 @@ impl Node {
                 continue;
             }
             let published = self.volume.published(id)?;
-            let settled = self.settled.get(&id).copied().unwrap_or(published);
+            let settled = self.member.settled.get(&id).copied().unwrap_or(published);
             let media = Arc::clone(&self.media);
-            let (arena, starts) = (self.arena_bytes(), self.table.starts());
+            let (arena, starts) = (self.arena_bytes(), self.agent.table.starts());
             let upto = (settled, published);
             let mut client = match Client::take_up(media, row, arena, upto, starts, self.now) {
                 Ok(client) => client,
@@ -113,7 +113,7 @@ impl Node {
                     continue;
                 }
             };
-            client.gone |= self.table.rebooted;
+            client.gone |= self.agent.table.rebooted;
             self.sort_numbers(&mut client, &replayed.made)?;
             if let Some((count, last, errno)) = replayed.refused.get(&id) {
                 client.refuse(*count, *last, *errno);
@@ -125,10 +125,10 @@ impl Node {
                 if client.gone { ", ended" } else { "" },
                 client.settled
             );
-            self.active.insert(id);
-            self.clients.insert(id, client);
+            self.agent.active.insert(id);
+            self.agent.clients.insert(id, client);
         }
-        self.taken_up = !self.clients.is_empty();
+        self.agent.taken_up = !self.agent.clients.is_empty();
         self.drop_logs(dropped)
     }
 
@@ -155,12 +155,12 @@ impl Node {
     /// Removes rows, and the logs that no client has.
     pub(super) fn drop_logs(&mut self, rows: Vec<Found>) -> Result<(), Failure> {
         for found in rows {
-            self.table.remove(found.row)?;
+            self.agent.table.remove(found.row)?;
         }
-        let kept: BTreeSet<u32> = self.clients.values().map(|c| c.segment).collect();
+        let kept: BTreeSet<u32> = self.agent.clients.values().map(|c| c.segment).collect();
         for segment in self.media.segments()? {
             let Segment::Log(number) = segment else { continue };
-            self.next_segment = self.next_segment.max(number.saturating_add(1));
+            self.agent.next_segment = self.agent.next_segment.max(number.saturating_add(1));
             if !kept.contains(&number) {
                 self.drop_log(segment);
                 self.media.remove(segment)?;

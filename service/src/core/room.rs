@@ -57,8 +57,8 @@ impl Node {
 
     /// Sets an account.
     fn set_room(&mut self, client: ClientId, room: u64) {
-        if let Some(known) = self.known.get_mut(&client) {
-            self.reserved = self.reserved - known.room + room;
+        if let Some(known) = self.head.known.get_mut(&client) {
+            self.head.reserved = self.head.reserved - known.room + room;
             known.room = room;
         }
     }
@@ -72,7 +72,7 @@ impl Node {
     ) -> Result<(), Failure> {
         // A client cannot have more than it was given.
         self.set_room(client, room.min(2 * ROOM_MAX));
-        if let Some(known) = self.known.get_mut(&client) {
+        if let Some(known) = self.head.known.get_mut(&client) {
             (known.room_token, known.room_from) = (token, settled);
         }
         if self.ready { self.redeem_judged(client) } else { Ok(()) }
@@ -80,7 +80,7 @@ impl Node {
 
     /// What was in the stream before its agent knew it is promised no more.
     pub(super) fn redeem_judged(&mut self, client: ClientId) -> Result<(), Failure> {
-        let Some(known) = self.known.get(&client) else { return Ok(()) };
+        let Some(known) = self.head.known.get(&client) else { return Ok(()) };
         let (from, incarnation, room) = (known.room_from, known.incarnation, known.room);
         if self.settled_of(client) <= from || room == 0 {
             return Ok(());
@@ -103,12 +103,12 @@ impl Node {
 
     /// What of its client's account is an operation's.
     pub(super) fn promised_to(&self, client: ClientId, header: &Header) -> u64 {
-        self.known.get(&client).map_or(0, |known| known.room.min(header.promised))
+        self.head.known.get(&client).map_or(0, |known| known.room.min(header.promised))
     }
 
     /// So many of a client's promised blocks are judged: whether it had them.
     pub(super) fn redeem(&mut self, client: ClientId, blocks: u64) -> bool {
-        let Some(room) = self.known.get(&client).map(|known| known.room) else { return false };
+        let Some(room) = self.head.known.get(&client).map(|known| known.room) else { return false };
         if blocks == 0 {
             return true;
         }
@@ -118,35 +118,39 @@ impl Node {
 
     /// What no operation may have but those to which it was promised, and what only seems to be there.
     pub(super) fn kept_free(&self) -> u64 {
-        if planted(Bug::RoomUnkept) { 0 } else { self.reserved.saturating_add(self.short) }
+        if planted(Bug::RoomUnkept) {
+            0
+        } else {
+            self.head.reserved.saturating_add(self.member.short)
+        }
     }
 
     /// Looks how much of what is free in the volume the file system below has. Members may share it, so each
     /// has a part; as it is used the parts that others leave come in.
     pub(super) fn look_below(&mut self) -> Result<(), Failure> {
-        let (at, seq) = self.looked_below;
+        let (at, seq) = self.member.looked_below;
         let pause = if seq == self.ring.last() { BELOW_PAUSE_IDLE } else { BELOW_PAUSE };
         if self.now < at + pause && at > 0 {
             return Ok(());
         }
-        self.looked_below = (self.now, self.ring.last());
+        self.member.looked_below = (self.now, self.ring.last());
         let blocks = self.volume.superblock().capacity_blocks;
         let below = self.media.spare()?.map(|spare| {
             let part = spare.free.saturating_sub(BELOW_LEFT) / self.chain.len().max(1) as u64;
             spare.data.saturating_add(part) / BLOCK_BYTES
         });
-        self.short = below.map_or(0, |below| blocks.saturating_sub(below));
+        self.member.short = below.map_or(0, |below| blocks.saturating_sub(below));
         Ok(())
     }
 
     /// Blocks that are free in the volume and in the file system below.
     pub(super) fn free_below(&self) -> u64 {
-        self.volume.blocks_free().saturating_sub(self.short)
+        self.volume.blocks_free().saturating_sub(self.member.short)
     }
 
     /// Sets space aside for a client that writes.
     pub(super) fn give_room(&mut self, client: ClientId, out: &mut Vec<Effect>) {
-        let Some(known) = self.known.get(&client) else { return };
+        let Some(known) = self.head.known.get(&client) else { return };
         let (token, room) = (known.room_token, known.room);
         let free = self.volume.blocks_free().saturating_sub(self.kept_free());
         let Shares { share, most, least } = self.config.room;
@@ -162,11 +166,11 @@ impl Node {
     /// An operation was refused for want of space, and some is set aside for others: what of it lies idle shall come
     /// back.
     pub(super) fn seek_room(&mut self, out: &mut Vec<Effect>) {
-        let lately = self.room_sought.is_some_and(|at| self.now < at + SEEK_PAUSE);
-        if self.reserved == 0 || lately {
+        let lately = self.agent.room_sought.is_some_and(|at| self.now < at + SEEK_PAUSE);
+        if self.head.reserved == 0 || lately {
             return;
         }
-        self.room_sought = Some(self.now);
+        self.agent.room_sought = Some(self.now);
         for node in self.chain.clone() {
             if node != self.me() {
                 self.send(node, &Message::RoomSought, out);
@@ -176,7 +180,7 @@ impl Node {
 
     /// A client does not need so many of its blocks.
     pub(super) fn room_returned(&mut self, client: ClientId, token: u64, blocks: u64) {
-        if self.known.get(&client).is_some_and(|known| known.room_token == token) {
+        if self.head.known.get(&client).is_some_and(|known| known.room_token == token) {
             self.redeem(client, blocks);
         }
     }
@@ -185,7 +189,7 @@ impl Node {
 
     /// The head has set space aside for a client of this node.
     pub(super) fn room_given(&mut self, client: ClientId, token: u64, blocks: u64) {
-        if let Some(client) = self.clients.get_mut(&client)
+        if let Some(client) = self.agent.clients.get_mut(&client)
             && client.room_token == token
         {
             client.add_room(blocks, self.now);
@@ -194,11 +198,11 @@ impl Node {
 
     /// Returns what lies idle.
     pub(super) fn return_room(&mut self, out: &mut Vec<Effect>) {
-        let sought = self.room_sought.is_some_and(|at| self.now < at + SOUGHT);
+        let sought = self.agent.room_sought.is_some_and(|at| self.now < at + SOUGHT);
         let short = sought || self.free_below() < self.volume.superblock().capacity_blocks / SHORT;
         let (now, after) = (self.now, if short { IDLE_SHORT } else { IDLE });
         let mut back = Vec::new();
-        for client in self.clients.values_mut() {
+        for client in self.agent.clients.values_mut() {
             let blocks = client.idle_room(now, after);
             if blocks > 0 {
                 let (client, token) = (client.id, client.room_token);

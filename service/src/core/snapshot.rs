@@ -423,40 +423,40 @@ impl Node {
         if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
             return Ok(());
         }
-        self.followers.remove(&from);
-        let before = self.joining.insert(from, incarnation);
+        self.head.followers.remove(&from);
+        let before = self.head.joining.insert(from, incarnation);
         let asks_again = before == Some(incarnation);
         if before.is_some_and(|old| old != incarnation) {
             // What was promised for the process before it, the coordinator refuses to this one.
-            self.promised.remove(&from);
+            self.head.promised.remove(&from);
         }
         let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
-        if self.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped) {
+        if self.head.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped) {
             // It may be in the chain already, by the word of this head, and must not be wiped. It asks again.
             return Ok(());
         }
         let comes = |s: &Outgoing| s.is_open() || self.now < s.heard + LOST;
-        if asks_again && self.snapshots.get(&from).is_some_and(comes) {
+        if asks_again && self.head.snapshots.get(&from).is_some_and(comes) {
             // There was more to do before the next piece than the node waits. Beginning anew would take
             // as long again.
             return Ok(());
         }
         // What it held before is about to be wiped.
-        self.acked.remove(&from);
+        self.head.acked.remove(&from);
         self.counters.snapshots += 1;
         // Content is read from the arenas, which hold what is published, and must not be older.
         self.publish_all()?;
-        log::info!("node {from} joins at stream position {}", self.applied);
+        log::info!("node {from} joins at stream position {}", self.member.applied);
         let dump = Some(Dump::new(self.volume.view()));
-        let (seq, heard) = (self.applied, self.now);
-        self.snapshots.insert(from, Outgoing { seq, dump, number: 0, acked: 0, heard });
+        let (seq, heard) = (self.member.applied, self.now);
+        self.head.snapshots.insert(from, Outgoing { seq, dump, number: 0, acked: 0, heard });
         Ok(())
     }
 
     /// A joining node has applied a piece.
     pub(super) fn snapshot_acked(&mut self, from: NodeId, seq: StreamSeq, piece: u32) {
         let now = self.now;
-        if let Some(going) = self.snapshots.get_mut(&from).filter(|s| s.seq == seq) {
+        if let Some(going) = self.head.snapshots.get_mut(&from).filter(|s| s.seq == seq) {
             // Of a snapshot that was begun anew at the same position: no piece counts that was not sent.
             let acked = piece.saturating_add(1).min(going.number);
             if acked > going.acked {
@@ -468,14 +468,14 @@ impl Node {
     /// Makes and sends the next piece of a snapshot; `true` when there was one.
     pub(super) fn snapshot_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
         let open = |(n, s): (&NodeId, &Outgoing)| s.is_open().then_some(*n);
-        let Some(node) = self.snapshots.iter().find_map(open) else { return Ok(false) };
-        let Some(mut going) = self.snapshots.remove(&node) else { return Ok(false) };
+        let Some(node) = self.head.snapshots.iter().find_map(open) else { return Ok(false) };
+        let Some(mut going) = self.head.snapshots.remove(&node) else { return Ok(false) };
         let Some(mut dump) = going.dump.take() else { return Ok(false) };
         let mut writer = Synthetic::default();
         let mut left = self.config.join_step.max(1);
         while left > 0 && writer.len() < PIECE && dump.stage != Stage::Done {
-            let reads = dump.reads().and_then(|ino| self.dirty.get(&ino));
-            let moving = reads.is_some_and(|(seq, _)| *seq > self.published);
+            let reads = dump.reads().and_then(|ino| self.member.dirty.get(&ino));
+            let moving = reads.is_some_and(|(seq, _)| *seq > self.member.published);
             if moving && !planted(Bug::MovedContent) {
                 // Blocks that an operation has moved hold nothing before it is published.
                 self.publish_all()?;
@@ -502,11 +502,11 @@ impl Node {
         if !end {
             going.dump = Some(dump);
         } else if planted(Bug::CaughtUpEarly) {
-            let process = self.joining.get(&node).copied().unwrap_or(0);
+            let process = self.head.joining.get(&node).copied().unwrap_or(0);
             out.push(Effect::CaughtUp(node, process, self.epoch));
         }
         // The entry stays, and with it the chunks after `seq`, until the node says it is done.
-        self.snapshots.insert(node, going);
+        self.head.snapshots.insert(node, going);
         Ok(true)
     }
 }

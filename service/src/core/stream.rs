@@ -76,7 +76,7 @@ impl Node {
                 return Ok(());
             }
         };
-        if self.incoming.is_some() {
+        if self.join.incoming.is_some() {
             // The snapshot comes first; what is missing afterwards is asked for.
             return Ok(());
         }
@@ -90,8 +90,8 @@ impl Node {
                 let seq = header.stream_seq;
                 self.to_head(Message::ChunkAck { seq }, out);
             }
-            if self.stash.len() < self.config.limits.stash {
-                self.stash.insert(header.stream_seq, frame);
+            if self.member.stash.len() < self.config.limits.stash {
+                self.member.stash.insert(header.stream_seq, frame);
             }
             return Ok(());
         }
@@ -103,13 +103,13 @@ impl Node {
                 break;
             }
             let next = StreamSeq(self.ring.last().0 + 1);
-            self.stash.retain(|seq, _| *seq >= next);
-            if let Some(frame) = self.stash.remove(&next) {
+            self.member.stash.retain(|seq, _| *seq >= next);
+            if let Some(frame) = self.member.stash.remove(&next) {
                 let header = ChunkHeader::decode(&frame[CHUNK_PREFIX..]).ok();
                 next_frame = header.map(|h| (h, frame));
             }
         }
-        self.all_acked = self.all_acked.max(all_acked.min(self.ring.last()));
+        self.member.all_acked = self.member.all_acked.max(all_acked.min(self.ring.last()));
         if self.is_head() && !self.ready {
             self.take_over_step(out)?;
         }
@@ -165,19 +165,19 @@ impl Node {
         self.counters.chunks += 1;
         self.counters.entries += u64::from(header.entries);
         self.counters.entry_bytes += u64::from(header.body_bytes);
-        self.batch_since.get_or_insert(self.now);
+        self.member.batch_since.get_or_insert(self.now);
         if header.is_farewell() {
-            self.settled.remove(&header.client);
-            if let Some(client) = self.clients.get_mut(&header.client) {
+            self.member.settled.remove(&header.client);
+            if let Some(client) = self.agent.clients.get_mut(&header.client) {
                 // All of it is in the stream: it must not be taken up again.
                 client.end_log()?;
             }
             return Ok(());
         }
         if header.client.0 != 0 {
-            let settled = self.settled.entry(header.client).or_default();
+            let settled = self.member.settled.entry(header.client).or_default();
             *settled = (*settled).max(header.last_seq);
-            if let Some(client) = self.clients.get_mut(&header.client) {
+            if let Some(client) = self.agent.clients.get_mut(&header.client) {
                 if header.refusals > 0 && !planted(Bug::RefusalUntold) {
                     client.refuse(header.refusals, header.refused, header.errno);
                 }
@@ -192,8 +192,8 @@ impl Node {
         if self.ring.next_body(body).is_none() {
             self.publish_all()?;
             // A member keeps what others may lack; under pressure only what it has not published.
-            let keep = if self.is_head() { self.all_acked } else { self.published };
-            self.ring.release(self.published.min(keep))?;
+            let keep = if self.is_head() { self.member.all_acked } else { self.member.published };
+            self.ring.release(self.member.published.min(keep))?;
         }
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Node {
             let mut frame = chunk_frame(CHUNK_HEADER_BYTES + body.len());
             frame.extend_from_slice(&kept.header.encode());
             frame.extend_from_slice(&body);
-            self.send_frame(to, frame, self.all_acked, out);
+            self.send_frame(to, frame, self.member.all_acked, out);
             seq.0 += 1;
         }
         Ok(true)
@@ -245,43 +245,44 @@ impl Node {
 
     /// A member that does not acknowledge although it should is reported to the coordinator.
     pub(super) fn watch_acks(&mut self, out: &mut Vec<Effect>) {
-        let waited = self.now.saturating_sub(self.watched_at).min(WATCH_STEP);
-        self.watched_at = self.now;
-        if !self.is_head() || self.all_acked >= self.ring.last() {
-            self.acks_missing = 0;
+        let waited = self.now.saturating_sub(self.head.watched_at).min(WATCH_STEP);
+        self.head.watched_at = self.now;
+        if !self.is_head() || self.member.all_acked >= self.ring.last() {
+            self.head.acks_missing = 0;
             return;
         }
-        self.acks_missing += waited;
-        if self.acks_missing > SUSPECT_AFTER {
-            let behind = |n: &&NodeId| **n != self.me() && self.acked_by(**n) <= self.all_acked;
-            if let Some(node) = self.chain.iter().chain(&self.followers).find(behind) {
+        self.head.acks_missing += waited;
+        if self.head.acks_missing > SUSPECT_AFTER {
+            let behind =
+                |n: &&NodeId| **n != self.me() && self.acked_by(**n) <= self.member.all_acked;
+            if let Some(node) = self.chain.iter().chain(&self.head.followers).find(behind) {
                 out.push(Effect::Suspect(*node));
             }
-            self.acks_missing = 0;
+            self.head.acks_missing = 0;
         }
     }
 
     pub(super) fn acked_by(&self, node: NodeId) -> StreamSeq {
-        self.acked.get(&node).copied().unwrap_or(StreamSeq(0))
+        self.head.acked.get(&node).copied().unwrap_or(StreamSeq(0))
     }
 
     /// Applies the next chunk of the ring to the working state (not at the head, which applies
     /// while it validates).
     /// `false`: it waits for a publication.
     pub(super) fn apply_next(&mut self, waits: Waits) -> Result<bool, Failure> {
-        let seq = StreamSeq(self.applied.0 + 1);
+        let seq = StreamSeq(self.member.applied.0 + 1);
         let read = self.volume.has_read() && !planted(Bug::ChunkPartlyPublished);
-        let unpublished = self.published < self.applied;
+        let unpublished = self.member.published < self.member.applied;
         let wary = unpublished && waits == Waits::ForPublication;
-        if wary && self.waits_beyond == Some(self.published) {
+        if wary && self.member.waits_beyond == Some(self.member.published) {
             // Nothing has been published since it was found that this has to wait.
-            self.publish_now = true;
+            self.member.publish_now = true;
             return Ok(false);
         }
         if read && unpublished {
             // Whatever overwrites the blocks has to wait for the publication of what reads them.
             if waits == Waits::ForPublication {
-                self.publish_now = true;
+                self.member.publish_now = true;
                 return Ok(false);
             }
             self.publish_all()?;
@@ -289,8 +290,8 @@ impl Node {
         match self.apply_chunk(seq, if wary { Care::Beforehand } else { Care::Whole })? {
             Applied::Whole => return Ok(true),
             Applied::UpTo(0) if wary => {
-                self.waits_beyond = Some(self.published);
-                self.publish_now = true;
+                self.member.waits_beyond = Some(self.member.published);
+                self.member.publish_now = true;
                 return Ok(false);
             }
             Applied::UpTo(_) => {}
@@ -351,33 +352,33 @@ impl Node {
     /// Takes the working state back to the end of the last chunk that is applied whole.
     fn take_back(&mut self) -> Result<(), Failure> {
         self.settle_job()?;
-        let upto = std::mem::replace(&mut self.applied, self.published);
+        let upto = std::mem::replace(&mut self.member.applied, self.member.published);
         // Their views are of a volume that nobody asks any more for their pages.
-        self.snapshots.clear();
+        self.head.snapshots.clear();
         self.volume = Volume::open(Arc::clone(&self.media))?;
-        while self.applied < upto {
-            self.apply_chunk(StreamSeq(self.applied.0 + 1), Care::Partly)?;
+        while self.member.applied < upto {
+            self.apply_chunk(StreamSeq(self.member.applied.0 + 1), Care::Partly)?;
         }
         Ok(())
     }
 
     /// A chunk's operations are in the working state.
     pub(super) fn applied_chunk(&mut self, header: &ChunkHeader) {
-        self.applied = header.stream_seq;
+        self.member.applied = header.stream_seq;
         if header.client.0 != 0 {
-            self.batch.insert(header.client, header.last_seq);
-            if let Some(client) = self.clients.get_mut(&header.client) {
+            self.member.batch.insert(header.client, header.last_seq);
+            if let Some(client) = self.agent.clients.get_mut(&header.client) {
                 client.applied = client.applied.max(header.last_seq);
             }
         }
-        self.batch_bytes += u64::from(header.body_bytes);
-        self.batch_since.get_or_insert(self.now);
+        self.member.batch_bytes += u64::from(header.body_bytes);
+        self.member.batch_since.get_or_insert(self.now);
     }
 
     /// Settled sequences of the clients whose operations are in the stream.
     pub(super) fn settled_of(&mut self, client: ClientId) -> Sequence {
         let volume = &self.volume;
-        let known: &mut BTreeMap<ClientId, Sequence> = &mut self.settled;
+        let known: &mut BTreeMap<ClientId, Sequence> = &mut self.member.settled;
         *known.entry(client).or_insert_with(|| volume.published(client).unwrap_or_default())
     }
 }

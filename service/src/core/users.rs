@@ -107,52 +107,52 @@ impl Users {
 impl Node {
     /// Why a user does not attach now, if its clients were expelled again and again.
     pub(super) fn is_barred(&mut self, uid: u32) -> bool {
-        self.users.is_barred(uid, self.now)
+        self.agent.users.is_barred(uid, self.now)
     }
 
     /// A client was expelled.
     pub(super) fn price_expulsion(&mut self, id: ClientId) {
-        if let Some(client) = self.clients.get(&id) {
-            self.users.expelled(client.identity.uid, self.now);
+        if let Some(client) = self.agent.clients.get(&id) {
+            self.agent.users.expelled(client.identity.uid, self.now);
         }
     }
 
     /// Clients whose requests were too many are looked at when some of them can be served.
     pub(super) fn collect_waiting(&mut self) -> Result<(), Failure> {
         let now = self.now;
-        self.users.forget(now);
+        self.agent.users.forget(now);
         let due = |c: &&Client| c.waits_until.is_some_and(|at| now >= at);
-        for id in self.clients.values().filter(due).map(|c| c.id).collect::<Vec<_>>() {
+        for id in self.agent.clients.values().filter(due).map(|c| c.id).collect::<Vec<_>>() {
             self.collect_requests(id)?;
-            self.active.insert(id);
+            self.agent.active.insert(id);
         }
         Ok(())
     }
 
     /// When that is.
     pub(super) fn waiting_deadline(&self) -> Option<Nanos> {
-        self.clients.values().filter_map(|c| c.waits_until).min()
+        self.agent.clients.values().filter_map(|c| c.waits_until).min()
     }
 
     /// Whether a client may have one lease more. If its user has too many, one of them is on its way back then.
     pub(super) fn may_hold_more(&mut self, id: ClientId, ino: InodeId) -> bool {
-        let Some(client) = self.clients.get(&id) else { return true };
+        let Some(client) = self.agent.clients.get(&id) else { return true };
         let uid = client.identity.uid;
         if uid == 0 || client.has_lease(ino) || planted(Bug::LeasesUncounted) {
             return true;
         }
         let of_user = |c: &&Client| c.identity.uid == uid && !c.gone && !c.expelled;
-        let held: u64 = self.clients.values().filter(of_user).map(Client::lease_count).sum();
+        let held: u64 = self.agent.clients.values().filter(of_user).map(Client::lease_count).sum();
         let limit = self.config.per_user.leases;
         if held < limit {
             return true;
         }
         self.counters.leases_over += 1;
         // Of the client that has most of them.
-        let most = self.clients.values().filter(of_user).max_by_key(|c| c.lease_count());
+        let most = self.agent.clients.values().filter(of_user).max_by_key(|c| c.lease_count());
         let most = most.map(|c| c.id);
         if let Some(id) = most
-            && let Some(older) = self.clients.get_mut(&id).and_then(|c| c.next_to_go(ino))
+            && let Some(older) = self.agent.clients.get_mut(&id).and_then(|c| c.next_to_go(ino))
         {
             self.release_wanted(id, older);
         }

@@ -8,36 +8,21 @@
 //!
 //! A node that joins gets a snapshot (`snapshot`), then the stream from its moment on.
 
-use std::sync::Arc;
-
 use base::planted::{Bug, planted};
-use base::{ClientId, Epoch, InodeId, Nanos, NodeId, StreamSeq};
-use storage::media::Segment;
-use storage::volume::{Params, Refusal, Volume, back_copies, run_copies};
+use base::{ClientId, Epoch, Nanos, NodeId, StreamSeq};
 
 use super::head::NUMBERS_END;
 use super::message::Message;
 use super::stream::Waits;
-use super::{Effect, Failure, Node, Role, entries};
+use super::{Effect, Failure, Node, Role};
 
 /// Inode numbers skipped at a takeover: the old head may have handed out numbers unknown here.
 const TAKEOVER_SKIP: u64 = 1 << 20;
 /// Numbers that the head of an epoch hands out begin at so many times the epoch: what another head has handed out, and who has
 /// them, may be known to nobody who is left, and a process that still has one of those open must not find another's file there.
 const NUMBERS_EACH: u64 = 1 << 32;
-/// A joining node that hears nothing asks again after this time.
-const JOIN_AGAIN: u64 = 500_000_000;
-/// One that has everything and is not in the chain after this time begins anew.
-const JOIN_GIVE_UP: u64 = 5_000_000_000;
 /// Between two requests to let a follower into the chain.
 const PROMOTE_PAUSE: u64 = 50_000_000;
-
-/// A snapshot arriving.
-#[derive(Debug, Default)]
-pub(super) struct Incoming {
-    /// The snapshot of which pieces have arrived, and the piece that is next.
-    begun: Option<(StreamSeq, u32)>,
-}
 
 impl Node {
     pub(super) fn on_view(
@@ -58,21 +43,21 @@ impl Node {
         (self.epoch, self.chain, self.syncing) = (epoch, chain, syncing);
         log::info!("epoch {epoch}: chain {:?}, joining {:?}", self.chain, self.syncing);
         let members = self.chain.clone();
-        self.acked.retain(|n, _| members.contains(n));
+        self.head.acked.retain(|n, _| members.contains(n));
         let joining = self.syncing.clone();
-        self.snapshots.retain(|n, _| joining.contains(n));
+        self.head.snapshots.retain(|n, _| joining.contains(n));
         self.review_kept(skipped);
-        self.followers.retain(|n| joining.contains(n));
+        self.head.followers.retain(|n| joining.contains(n));
         if new_epoch {
             // Pieces under way are refused as of an old epoch: who joins asks anew.
-            self.snapshots.clear();
-            self.followers.clear();
-            self.joining.clear();
-            self.promised.clear();
+            self.head.snapshots.clear();
+            self.head.followers.clear();
+            self.head.joining.clear();
+            self.head.promised.clear();
             if !planted(Bug::NamedBefore) {
                 // Whoever has reported does so anew, and what has ended since may be unheard: it was said in an epoch that
                 // is over.
-                self.reported.clear();
+                self.head.reported.clear();
             }
         }
         if matches!(self.role(), Role::Head | Role::Member) {
@@ -92,8 +77,9 @@ impl Node {
             Role::Syncing | Role::Outside => {
                 // Whoever is to join had lost its place: others have served since, and may have
                 // granted anew what the clients of an earlier run held.
-                let lost =
-                    self.role() == Role::Syncing && self.taken_up && !planted(Bug::JoinKeepsLogs);
+                let lost = self.role() == Role::Syncing
+                    && self.agent.taken_up
+                    && !planted(Bug::JoinKeepsLogs);
                 if lost || matches!(was, Role::Head | Role::Member) {
                     self.leave_chain(out)?;
                 }
@@ -102,7 +88,7 @@ impl Node {
                 }
             }
         }
-        for client in self.clients.values() {
+        for client in self.agent.clients.values() {
             client.set_epoch(epoch);
         }
         out.push(Effect::Position(self.ring.last()));
@@ -119,7 +105,7 @@ impl Node {
 
     /// Who was not heard asks again.
     pub(super) fn tell_missed(&mut self, out: &mut Vec<Effect>) {
-        for node in std::mem::take(&mut self.missed) {
+        for node in std::mem::take(&mut self.head.missed) {
             if node == self.me() {
                 self.ask_again();
             } else {
@@ -135,13 +121,13 @@ impl Node {
             return Ok(());
         }
         let lost: Vec<_> =
-            self.known.keys().copied().filter(|c| !self.chain.contains(&c.node())).collect();
+            self.head.known.keys().copied().filter(|c| !self.chain.contains(&c.node())).collect();
         for client in lost {
-            if self.lingering.contains_key(&client) {
+            if self.head.lingering.contains_key(&client) {
                 continue;
             }
             if lapse > 0 && !planted(Bug::SuspectedAtOnce) {
-                self.lingering.insert(client, self.now + lapse);
+                self.head.lingering.insert(client, self.now + lapse);
             } else {
                 self.head_message(client.node(), Message::ClientGone { client }, out)?;
             }
@@ -154,10 +140,15 @@ impl Node {
         if !self.is_head() || !self.ready {
             return Ok(());
         }
-        let over: Vec<ClientId> =
-            self.lingering.iter().filter(|(_, at)| **at <= self.now).map(|(c, _)| *c).collect();
+        let over: Vec<ClientId> = self
+            .head
+            .lingering
+            .iter()
+            .filter(|(_, at)| **at <= self.now)
+            .map(|(c, _)| *c)
+            .collect();
         for client in over {
-            self.lingering.remove(&client);
+            self.head.lingering.remove(&client);
             self.head_message(client.node(), Message::ClientGone { client }, out)?;
         }
         Ok(())
@@ -166,10 +157,10 @@ impl Node {
     /// A member has told of all its clients: those that it did not name have ended, and the word of
     /// it was lost.
     fn report_ends(&mut self, from: NodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        let named = self.reported.remove(&from).unwrap_or_default();
+        let named = self.head.reported.remove(&from).unwrap_or_default();
         let ended =
             |c: &&ClientId| c.node() == from && !named.contains(*c) && !planted(Bug::EndUnheard);
-        let ended: Vec<ClientId> = self.known.keys().filter(ended).copied().collect();
+        let ended: Vec<ClientId> = self.head.known.keys().filter(ended).copied().collect();
         for client in ended {
             self.head_message(from, Message::ClientGone { client }, out)?;
         }
@@ -179,30 +170,30 @@ impl Node {
 
     fn begin_take_over(&mut self, lapse: Nanos, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.ready = false;
-        self.positions.clear();
-        self.unready.clear();
-        self.missed.clear();
-        self.reported.clear();
+        self.head.positions.clear();
+        self.head.unready.clear();
+        self.head.missed.clear();
+        self.head.reported.clear();
         if !planted(Bug::SuspectedAtOnce) {
             // What the lost nodes' clients hold is not known here.
-            self.grants_from = self.grants_from.max(self.now + lapse);
+            self.head.grants_from = self.head.grants_from.max(self.now + lapse);
         }
-        self.lingering.clear();
+        self.head.lingering.clear();
         self.await_lost();
-        self.positions.insert(self.me(), self.ring.last());
-        self.known.clear();
-        self.reserved = 0;
-        self.leases = super::lease::LeaseTable::default();
-        self.placing = super::reach::Placing::default();
+        self.head.positions.insert(self.me(), self.ring.last());
+        self.head.known.clear();
+        self.head.reserved = 0;
+        self.head.leases = super::lease::LeaseTable::default();
+        self.head.placing = super::reach::Placing::default();
         self.locking.begin_take_over();
-        self.held_grants.clear();
-        self.recall_tokens.clear();
-        self.stalled.clear();
-        self.awaits = None;
-        self.let_go.clear();
-        self.acked.clear();
-        self.stash.clear();
-        self.next_inode = self.first_number();
+        self.head.held_grants.clear();
+        self.head.recall_tokens.clear();
+        self.head.stalled.clear();
+        self.head.awaits = None;
+        self.head.let_go.clear();
+        self.head.acked.clear();
+        self.member.stash.clear();
+        self.head.next_inode = self.first_number();
         self.rewind_clients();
         self.renew_recalls();
         // What the old head granted and is not written down is in no report: it is no more.
@@ -222,7 +213,7 @@ impl Node {
         if !self.is_head() {
             return Ok(());
         }
-        self.positions.insert(from, seq);
+        self.head.positions.insert(from, seq);
         if self.chain.contains(&from) {
             self.report_ends(from, out)?;
         }
@@ -232,14 +223,14 @@ impl Node {
                 self.counters.bad_messages += 1;
                 return Ok(());
             }
-            let acked = self.acked.entry(from).or_default();
+            let acked = self.head.acked.entry(from).or_default();
             *acked = (*acked).max(seq);
             let complete = self.send_all(from, StreamSeq(seq.0 + 1), out)?;
             if complete && self.syncing.contains(&from) {
                 // From here on it is sent every chunk and nothing is acknowledged without it, so
                 // that whatever is acknowledged when it enters the chain is there.
-                self.followers.insert(from);
-                self.snapshots.remove(&from);
+                self.head.followers.insert(from);
+                self.head.snapshots.remove(&from);
             }
             return self.advance_acks(out);
         }
@@ -257,11 +248,11 @@ impl Node {
 
     /// Goes on with a takeover as far as what the members said allows.
     pub(super) fn take_over_step(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if self.ready || !self.chain.iter().all(|n| self.positions.contains_key(n)) {
+        if self.ready || !self.chain.iter().all(|n| self.head.positions.contains_key(n)) {
             return Ok(());
         }
         // What somebody beside the chain has beyond it was never acknowledged.
-        let members = self.positions.iter().filter(|(node, _)| self.chain.contains(node));
+        let members = self.head.positions.iter().filter(|(node, _)| self.chain.contains(node));
         let best = members.max_by_key(|(_, seq)| **seq).map(|(n, s)| (*n, *s));
         let Some((holder, most)) = best else { return Ok(()) };
         if most > self.ring.last() && !planted(Bug::TakeOverShort) {
@@ -269,18 +260,18 @@ impl Node {
             self.send(holder, &Message::StreamWant { from }, out);
             return Ok(());
         }
-        while self.applied < self.ring.last() {
+        while self.member.applied < self.ring.last() {
             if self.turn_is_over() {
                 // The rest in slices of work, the last of which comes back here.
                 return Ok(());
             }
             self.apply_next(Waits::Never)?;
         }
-        for (node, seq) in self.positions.clone() {
+        for (node, seq) in self.head.positions.clone() {
             if node == self.me() || !self.chain.contains(&node) {
                 continue;
             }
-            self.acked.insert(node, seq);
+            self.head.acked.insert(node, seq);
             self.send_all(node, StreamSeq(seq.0 + 1), out)?;
         }
         // Handle what this node's own clients reported before anything is granted.
@@ -289,10 +280,10 @@ impl Node {
             self.message(me, message, out)?;
         }
         self.ready = true;
-        for client in self.known.keys().copied().collect::<Vec<_>>() {
+        for client in self.head.known.keys().copied().collect::<Vec<_>>() {
             self.redeem_judged(client)?;
         }
-        self.next_inode = self.next_inode.max(self.first_number());
+        self.head.next_inode = self.head.next_inode.max(self.first_number());
         self.note_first_number();
         log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
         self.advance_acks(out)?;
@@ -303,20 +294,20 @@ impl Node {
         self.reap_unpinned(orphans, out)?;
         self.ask_again();
         self.retry_stalled(out)?;
-        for (from, message) in std::mem::take(&mut self.unready) {
+        for (from, message) in std::mem::take(&mut self.head.unready) {
             self.head_message(from, message, out)?;
         }
         self.serve_early_locks(out)?;
         self.tell_missed(out);
         self.wake_lock_waiters();
-        let all: Vec<_> = self.clients.keys().copied().collect();
-        self.active.extend(all);
+        let all: Vec<_> = self.agent.clients.keys().copied().collect();
+        self.agent.active.extend(all);
         Ok(())
     }
 
     /// A head that takes over has done what it was behind.
     pub(super) fn take_over_caught_up(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if self.is_head() && self.applied == self.ring.last() {
+        if self.is_head() && self.member.applied == self.ring.last() {
             self.take_over_step(out)?;
         }
         Ok(())
@@ -340,23 +331,23 @@ impl Node {
 
     /// Nodes that hold everything enter the chain.
     pub(super) fn promote_followers(&mut self, out: &mut Vec<Effect>) {
-        if self.now < self.promoted_at + PROMOTE_PAUSE {
+        if self.now < self.head.promoted_at + PROMOTE_PAUSE {
             return;
         }
-        for node in &self.followers {
-            let process = self.joining.get(node).copied();
+        for node in &self.head.followers {
+            let process = self.head.joining.get(node).copied();
             if let Some(process) = process
-                && self.acked_by(*node) >= self.all_acked
+                && self.acked_by(*node) >= self.member.all_acked
             {
-                self.promoted_at = self.now;
-                self.promised.insert(*node, self.now);
+                self.head.promoted_at = self.now;
+                self.head.promised.insert(*node, self.now);
                 out.push(Effect::CaughtUp(*node, process, self.epoch));
             }
         }
     }
 
     fn rewind_clients(&mut self) {
-        for client in self.clients.values_mut() {
+        for client in self.agent.clients.values_mut() {
             client.rewind();
         }
     }
@@ -364,8 +355,9 @@ impl Node {
     /// What the clients of this node hold, for a head that does not know. Also those that ended:
     /// what they wrote may not be settled yet, and the head takes entries only of clients it knows.
     fn client_ups(&mut self) -> Vec<Message> {
-        self.clients.values_mut().for_each(super::client::Client::forget_tokens);
+        self.agent.clients.values_mut().for_each(super::client::Client::forget_tokens);
         let mut ups: Vec<_> = self
+            .agent
             .clients
             .values_mut()
             .map(|c| Message::ClientUp {
@@ -380,7 +372,10 @@ impl Node {
             })
             .collect();
         ups.extend(
-            self.clients.keys().flat_map(|c| self.locking.report(*c, self.config.limits.report)),
+            self.agent
+                .clients
+                .keys()
+                .flat_map(|c| self.locking.report(*c, self.config.limits.report)),
         );
         ups.extend(self.past_reports());
         ups
@@ -399,8 +394,8 @@ impl Node {
         self.to_head(Message::Position { seq }, out);
         self.ask_again();
         self.wake_lock_waiters();
-        let all: Vec<_> = self.clients.keys().copied().collect();
-        self.active.extend(all);
+        let all: Vec<_> = self.agent.clients.keys().copied().collect();
+        self.agent.active.extend(all);
         self.want_stream(out);
     }
 
@@ -408,19 +403,19 @@ impl Node {
     /// goes on without it.
     fn leave_chain(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         log::warn!("this node is no longer in the chain; its clients must attach anew");
-        for client in self.clients.values_mut() {
+        for client in self.agent.clients.values_mut() {
             let kept = client.settled.min(client.replicated);
             client.dismiss(kept);
             out.push(Effect::Detached(client.id));
         }
-        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+        for id in self.agent.clients.keys().copied().collect::<Vec<_>>() {
             self.retire(id, out)?;
         }
-        self.requests.clear();
-        self.recalls.clear();
+        self.agent.requests.clear();
+        self.agent.recalls.clear();
         self.locking.drop_all();
         self.ready = false;
-        self.taken_up = false;
+        self.agent.taken_up = false;
         Ok(())
     }
 
@@ -441,7 +436,7 @@ impl Node {
             }
             Role::Syncing => {
                 if self.chain.first() == Some(&node) {
-                    match self.incoming {
+                    match self.join.incoming {
                         Some(_) => self.begin_join(out),
                         None => {
                             self.report_past(out);
@@ -456,184 +451,16 @@ impl Node {
     }
 
     pub(super) fn peer_down(&mut self, node: NodeId) {
-        self.snapshots.remove(&node);
-        self.reported.remove(&node);
+        self.head.snapshots.remove(&node);
+        self.head.reported.remove(&node);
     }
 
     pub(super) fn resume(&mut self, seq: StreamSeq, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if seq < self.applied {
+        if seq < self.member.applied {
             return Err(Failure::Diverged(seq, "the chain went on without it".into()));
         }
         self.ring.cut(seq);
         self.acknowledge(out);
-        Ok(())
-    }
-
-    // --- joining ---
-
-    fn begin_join(&mut self, out: &mut Vec<Effect>) {
-        log::info!("joining: asking the head for the volume's state");
-        self.incoming = Some(Incoming::default());
-        self.joining_at = self.now;
-        // What processes here have open goes before: who asks for the snapshot has told it.
-        self.report_past(out);
-        self.want_snapshot(out);
-    }
-
-    fn report_past(&mut self, out: &mut Vec<Effect>) {
-        for message in self.past_reports() {
-            self.to_head(message, out);
-        }
-    }
-
-    fn want_snapshot(&mut self, out: &mut Vec<Effect>) {
-        self.to_head(Message::SnapshotWant { incarnation: self.config.incarnation }, out);
-    }
-
-    /// It is in the chain: what it asked for since it had everything will not come.
-    fn end_join(&mut self) -> Result<(), Failure> {
-        match self.incoming.take().and_then(|i| i.begun) {
-            None => Ok(()),
-            Some((seq, _)) => {
-                Err(Failure::Diverged(seq, "it is in the chain with half a snapshot".into()))
-            }
-        }
-    }
-
-    /// What a joining node asked for may have come before the head knew of it, or got lost.
-    pub(super) fn join_again(&mut self, out: &mut Vec<Effect>) {
-        if self.role() != Role::Syncing || self.now < self.joining_at + JOIN_AGAIN {
-            return;
-        }
-        self.joining_at = self.now;
-        match self.incoming {
-            Some(_) => self.want_snapshot(out),
-            // The head no longer keeps what is missing here, or it would be in the chain by now.
-            None if self.now > self.joined_at + JOIN_GIVE_UP => self.begin_join(out),
-            None => self.to_head(Message::Position { seq: self.ring.last() }, out),
-        }
-    }
-
-    pub(super) fn snapshot_arrived(
-        &mut self,
-        seq: StreamSeq,
-        piece: u32,
-        last_inode: InodeId,
-        (end, waits): (bool, bool),
-        raw: &[u8],
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
-        let Some(incoming) = &mut self.incoming else { return Ok(()) };
-        // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
-        // which its end alone would be a state with nothing in it.
-        let headless = planted(Bug::SnapshotHeadless) && incoming.begun.is_none();
-        if piece != 0 && incoming.begun != Some((seq, piece)) && !headless {
-            return Ok(());
-        }
-        incoming.begun = Some((seq, piece + 1));
-        self.joining_at = self.now;
-        if (piece == 0 || headless) && !planted(Bug::JoinKeepsOld) {
-            self.wipe(seq)?;
-        }
-        let Some((segment, base)) = self.ring.next_body(raw.len()) else {
-            return Err(Failure::Diverged(seq, "a snapshot piece exceeds the stream ring".into()));
-        };
-        // As head it gives none of these out again, also of what is gone.
-        if last_inode.0 >= NUMBERS_END {
-            let what = format!("a snapshot says that inode {last_inode} was used");
-            return Err(Failure::Diverged(seq, what));
-        }
-        if !planted(Bug::NumbersForgotten) {
-            self.volume.note_used(last_inode);
-        }
-        // The free part of the ring holds the piece while its data is copied out.
-        self.media.write(segment, base, raw)?;
-        for entry in entries(raw, 0) {
-            let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
-            let source = (segment, base + offset as u64 + 64);
-            let mut applied = self.volume.apply(&header, &op, source);
-            if matches!(applied, Err(Refusal::NeedsPublish)) {
-                self.publish_piece()?;
-                applied = self.volume.apply(&header, &op, source);
-            }
-            match applied {
-                Ok(_) => {}
-                Err(Refusal::Fault(fault)) => return Err(fault.into()),
-                // Content of a file that was removed or cut since: the stream says so, too.
-                Err(Refusal::NoEntry) => {}
-                Err(refusal) => {
-                    return Err(Failure::Diverged(seq, format!("snapshot: {refusal}")));
-                }
-            }
-        }
-        self.publish_piece()?;
-        self.to_head(Message::SnapshotAck { seq, piece }, out);
-        if end {
-            let sealed = self.volume.seal(seq, self.epoch, &[])?;
-            self.volume.publish(sealed)?;
-            (self.applied, self.published) = (seq, seq);
-            self.ring.restart(seq)?;
-            self.incoming = None;
-            self.joined_at = self.now;
-            if !waits {
-                self.know_all_lost();
-            }
-            log::info!("state as of stream position {seq} is here");
-            out.push(Effect::Position(seq));
-            self.to_head(Message::Position { seq }, out);
-        }
-        Ok(())
-    }
-
-    /// Publishes a part of a snapshot, as a state of before the stream.
-    fn publish_piece(&mut self) -> Result<(), Failure> {
-        let sealed = self.volume.seal(StreamSeq(0), self.epoch, &[])?;
-        back_copies(&*self.media, &sealed.copies)?;
-        run_copies(&*self.media, &sealed.copies)?;
-        self.volume.publish(sealed)?;
-        Ok(())
-    }
-
-    /// Makes the volume empty before a snapshot comes.
-    fn wipe(&mut self, seq: StreamSeq) -> Result<(), Failure> {
-        self.drop_job()?;
-        let old = self.volume.superblock().clone();
-        let params = Params {
-            uuid: old.uuid,
-            name: old.name.clone(),
-            node: old.node,
-            durability: old.durability,
-            capacity_bytes: old.capacity_blocks * storage::limits::BLOCK_BYTES,
-            stream_bytes: old.stream_bytes,
-            time: old.created,
-            uid: 0,
-            gid: 0,
-            mode: 0o755,
-        };
-        for segment in self.media.segments()? {
-            match segment {
-                Segment::Log(_) if planted(Bug::JoinKeepsLogs) => {}
-                Segment::Log(_) => self.media.remove(segment)?,
-                // Emptied, not removed: hostd and clients have them mapped.
-                Segment::Arena(_) | Segment::Tree => {
-                    self.media.discard(segment, 0, self.media.size(segment)?)?;
-                }
-                Segment::Super | Segment::Stream | Segment::Clients => {}
-            }
-        }
-        if !planted(Bug::JoinKeepsLogs) {
-            for (_, client) in std::mem::take(&mut self.clients) {
-                self.table.remove(client.into_row())?;
-            }
-        }
-        self.locking.drop_all();
-        self.batch.clear();
-        self.settled.clear();
-        self.stash.clear();
-        self.dirty.clear();
-        self.volume = Volume::format(Arc::clone(&self.media), &params)?;
-        self.ring.restart(seq)?;
-        (self.applied, self.published) = (StreamSeq(0), StreamSeq(0));
         Ok(())
     }
 }

@@ -1,0 +1,71 @@
+//! What a node has as a keeper of the volume, whatever its part in the chain: how far its working state is in the stream, and
+//! what of it is published. (The stream comes in by `stream`; `publish` brings it to the media.)
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use base::{ClientId, InodeId, Nanos, Sequence, StreamSeq};
+use storage::volume::Blocks;
+
+use super::Copier;
+use super::publish::Job;
+
+/// See the module.
+pub(super) struct Member {
+    /// The chunks up to there are in the working state.
+    pub applied: StreamSeq,
+    /// Those up to there on the media.
+    pub published: StreamSeq,
+    /// Those up to there on all members, as far as it is known here.
+    pub all_acked: StreamSeq,
+    /// Chunks that came before the one that is next.
+    pub stash: BTreeMap<StreamSeq, Vec<u8>>,
+    /// How far the stream has each client.
+    pub settled: BTreeMap<ClientId, Sequence>,
+    /// Inodes by the last chunk that changed them, and for whom, until all have published it.
+    pub dirty: BTreeMap<InodeId, (StreamSeq, ClientId)>,
+    /// What was published when the chunk after `applied` was found to wait for more.
+    pub waits_beyond: Option<StreamSeq>,
+
+    /// Clients whose operations are applied and not published, and how far.
+    pub batch: BTreeMap<ClientId, Sequence>,
+    pub batch_bytes: u64,
+    pub batch_since: Option<Nanos>,
+    /// Somebody waits for a publication.
+    pub publish_now: bool,
+    /// A publication under way.
+    pub job: Option<Job>,
+    pub next_job: u64,
+    /// hostd, while it lives.
+    pub host: Option<Arc<dyn Copier>>,
+    /// Blocks that were freed, and go back to the medium.
+    pub discards: VecDeque<Blocks>,
+    /// Free blocks of the volume that the file system below does not have, and when that was seen.
+    pub short: u64,
+    pub looked_below: (Nanos, StreamSeq),
+}
+
+impl Member {
+    /// Of a volume that is published so far.
+    pub(super) fn new(published: StreamSeq) -> Self {
+        Self {
+            applied: published,
+            published,
+            all_acked: StreamSeq(0),
+            stash: BTreeMap::new(),
+            settled: BTreeMap::new(),
+            dirty: BTreeMap::new(),
+            waits_beyond: None,
+            batch: BTreeMap::new(),
+            batch_bytes: 0,
+            batch_since: None,
+            publish_now: false,
+            job: None,
+            next_job: 1,
+            host: None,
+            discards: VecDeque::new(),
+            short: 0,
+            looked_below: (0, StreamSeq(0)),
+        }
+    }
+}
