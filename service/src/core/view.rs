@@ -11,7 +11,7 @@
 use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, Nanos, NodeId, StreamSeq};
 
-use super::head::NUMBERS_END;
+use super::head::{Head, NUMBERS_END};
 use super::message::Message;
 use super::stream::Waits;
 use super::{Effect, Failure, Node, Role};
@@ -59,6 +59,11 @@ impl Node {
                 // is over.
                 self.head.reported.clear();
             }
+        }
+        if self.role() != Role::Head {
+            // (Until when leases of lost nodes may stand is so for whoever is head then.)
+            let grants_from = self.head.grants_from;
+            self.head = Head { grants_from, ..Head::new(self.first_number()) };
         }
         if matches!(self.role(), Role::Head | Role::Member) {
             self.end_join()?;
@@ -170,30 +175,16 @@ impl Node {
 
     fn begin_take_over(&mut self, lapse: Nanos, out: &mut Vec<Effect>) -> Result<(), Failure> {
         self.ready = false;
-        self.head.positions.clear();
-        self.head.unready.clear();
-        self.head.missed.clear();
-        self.head.reported.clear();
+        let mut head = Head::new(self.first_number());
         if !planted(Bug::SuspectedAtOnce) {
             // What the lost nodes' clients hold is not known here.
-            self.head.grants_from = self.head.grants_from.max(self.now + lapse);
+            head.grants_from = self.head.grants_from.max(self.now + lapse);
         }
-        self.head.lingering.clear();
+        head.positions.insert(self.me(), self.ring.last());
+        self.head = head;
         self.await_lost();
-        self.head.positions.insert(self.me(), self.ring.last());
-        self.head.known.clear();
-        self.head.reserved = 0;
-        self.head.leases = super::lease::LeaseTable::default();
-        self.head.placing = super::reach::Placing::default();
         self.locking.begin_take_over();
-        self.head.held_grants.clear();
-        self.head.recall_tokens.clear();
-        self.head.stalled.clear();
-        self.head.awaits = None;
-        self.head.let_go.clear();
-        self.head.acked.clear();
         self.member.stash.clear();
-        self.head.next_inode = self.first_number();
         self.rewind_clients();
         self.renew_recalls();
         // What the old head granted and is not written down is in no report: it is no more.
