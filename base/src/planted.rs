@@ -360,6 +360,8 @@ pub enum Bug {
     RefusedIsThere = 317,
     /// A head hands out inode numbers that an earlier one may have handed out.
     NumbersOfAnother = 318,
+    /// After a write that went elsewhere than the kernel believes the mount drops its pages later, not when it reads next.
+    MisplacedLater = 319,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1261,6 +1263,11 @@ impl Bug {
             "who dials takes anybody with a certificate for whom it means",
         ),
         (Bug::ChunkOfAnyone, "chunk-of-anyone", "a node takes chunks from any node"),
+        (
+            Bug::MisplacedLater,
+            "misplaced-later",
+            "what was appended elsewhere than the kernel believes is dropped from its pages after the answer",
+        ),
     ];
 
     /// The bug called `name`.

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use base::InodeId;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::calls::limit::{room, with_room};
 use crate::format::{Ofd, state};
@@ -98,8 +98,17 @@ fn leaves_as_directory(index: usize, ofd: &Ofd) -> bool {
     }
 }
 
+/// Directories were given to the kernel by this process, or by whose fork it is: it may stand in one by the kernel's word.
+static DIRECTORIES: AtomicBool = AtomicBool::new(false);
+
+/// Whether the kernel has directories of this process.
+pub fn gave_directories() -> bool {
+    DIRECTORIES.load(Ordering::Relaxed)
+}
+
 /// The placeholder of a directory is the directory itself.
 fn reopen_directory(index: usize) -> Result<i32, isize> {
+    DIRECTORIES.store(true, Ordering::Relaxed);
     let number = number_of(index).ok_or(err::BADF)?;
     let (mut path, mut digits) = ([0u8; 40], [0; 20]);
     let mut len = 0;

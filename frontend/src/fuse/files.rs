@@ -41,6 +41,11 @@ const MAY_EXECUTE: u32 = 1;
 /// The kernel opens a file to execute it (`__FMODE_EXEC`); no program can ask for that.
 const FMODE_EXEC: u32 = 0x20;
 
+/// Whether a file opened with these flags goes past the cache because it is appended to.
+pub(super) fn goes_past_to_append(flags: u32) -> bool {
+    flags & O_APPEND != 0 && flags & O_ACCMODE != O_RDONLY
+}
+
 fn padded(name_len: usize) -> usize {
     (size_of::<Dirent>() + name_len).next_multiple_of(DIRENT_ALIGN)
 }
@@ -53,7 +58,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     fn open_out(&self, fh: u64, ino: InodeId, attr: Option<&Attr>, asked: u32) -> OpenOut {
         let keep = self.may_keep_pages(ino, attr);
         let mut flags = if keep { FOPEN_KEEP_CACHE } else { 0 };
-        if asked & O_APPEND != 0 && asked & O_ACCMODE != O_RDONLY {
+        if goes_past_to_append(asked) {
             flags |= FOPEN_DIRECT_IO;
         }
         if self.goes_direct(asked) {
@@ -201,7 +206,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.fs.write(opened.handle, at, data, append)?
         };
         self.counters.bytes_written.fetch_add(written.len as u64, Ordering::Relaxed);
-        if opened.direct
+        let misplaced = append && written.offset != at;
+        if (opened.direct || opened.appends && misplaced)
             && !mapped
             && written.len > 0
             && let Some(kernel) = self.kernel.get()
@@ -211,10 +217,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
             let part = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
             kernel.inode(call.ino, part(written.offset), part(written.len as u64));
         }
-        if append && written.offset != at {
-            // Somebody else has made the file longer than the kernel knew: its cached pages hold
-            // our data in the wrong place. The file is right; what it caches must go.
-            self.forget_attributes(call.ino);
+        if misplaced {
+            // Somebody else has made the file longer than the kernel knew, or shorter: its cached pages hold our data
+            // in the wrong place. The file is right; what it caches must go.
+            self.forget_size(call.ino);
         }
         if flags & WRITE_KILL_SUIDGID != 0 {
             let attr = self.fs.fgetattr(opened.handle)?;

@@ -410,6 +410,7 @@ pub const BUGS: &[Bug] = &[
     Bug::ReadUnnoted,
     Bug::CutAsked,
     Bug::MostUnsettled,
+    Bug::MisplacedLater,
 ];
 
 /// How often all threads wait for each other before that counts as wrong.

@@ -488,6 +488,11 @@ impl Table {
         self.with(ino, |pages, _| pages.least = pages.least.min(end));
     }
 
+    /// What the kernel is writing goes elsewhere than it believes: it does not know where the file ends.
+    pub fn misplaced(&self, ino: InodeId) {
+        self.with(ino, |pages, _| pages.sized = false);
+    }
+
     /// A request of the kernel that changes the inode is served, until the result is dropped. It may make
     /// the file that long, and the kernel's version moves when it has the answer.
     pub fn change(&self, ino: InodeId, end: u64) -> Change<'_> {

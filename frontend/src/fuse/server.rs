@@ -19,7 +19,7 @@ use client::fs::{Result, S_IFREG};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::callers::Callers;
-use super::files::told_by;
+use super::files::{goes_past_to_append, told_by};
 use super::groups::GroupCache;
 use super::locks::Locks;
 use super::pages::{For, Table, Verdict, unseen};
@@ -136,6 +136,8 @@ pub(super) struct Opened {
     pub ino: InodeId,
     /// Opened with `O_DIRECT`: see [`Server::goes_direct`].
     pub direct: bool,
+    /// Opened for appending: past the cache, too.
+    pub appends: bool,
     /// Opened for reading.
     pub reads: bool,
 }
@@ -543,6 +545,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
+    /// What the kernel wrote went elsewhere than it believes. Where the server tends the pages nothing is sent after the
+    /// answer: the kernel would throw away what it asks next, and with it the news of where the file ends. It drops the pages then.
+    pub(super) fn forget_size(&self, ino: InodeId) {
+        if self.tends_pages && !planted(Bug::MisplacedLater) {
+            self.known.misplaced(ino);
+        } else {
+            self.forget_attributes(ino);
+        }
+    }
+
     /// Whether a file opened with these flags goes past the cache for good, so that the kernel takes several
     /// writes to it at once. It drops the pages that a write makes old before the write; not all kernels do so
     /// again after it, so the server does, for the sake of those who map the file.
@@ -677,8 +689,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
     pub(super) fn register(&self, handle: Handle, ino: InodeId, flags: u32) -> u64 {
         let fh = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
         let (direct, reads) = (self.goes_direct(flags), flags & O_ACCMODE != O_WRONLY);
+        let appends = goes_past_to_append(flags);
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-        opened.insert(fh, Opened { handle, ino, direct, reads });
+        opened.insert(fh, Opened { handle, ino, direct, appends, reads });
         fh
     }
 

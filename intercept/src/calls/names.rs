@@ -115,6 +115,10 @@ fn remove(dirfd: i32, at: usize, dir: bool) -> Reply {
             b".." => return Err(Stop::Error(err::NOTEMPTY)),
             name => fs()?.rmdir(&caller(), found.parent, name)?,
         }
+        if demote::gave_directories() {
+            // Who stands in it by the kernel's word is to be told that it is gone.
+            tell_kernel(dirfd, at);
+        }
         return Ok(0);
     }
     if found.dot || found.slash {

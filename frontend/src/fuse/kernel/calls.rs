@@ -10,14 +10,17 @@ use super::{
     World,
 };
 use crate::fuse::wire::{
-    AttrOut, CreateIn, Dirent, EntryOut, FOPEN_KEEP_CACHE, ForgetIn, FuseAttr, GETATTR_FH,
-    GetattrIn, OpenIn, OpenOut, ReadIn, ReleaseIn, SetattrIn, WriteIn, fattr, op,
+    AttrOut, CreateIn, Dirent, EntryOut, FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, ForgetIn, FuseAttr,
+    GETATTR_FH, GetattrIn, OpenIn, OpenOut, ReadIn, ReleaseIn, SetattrIn, WriteIn, fattr, op,
 };
+use client::fs::O_APPEND;
 
 const ENOENT: i32 = -2;
 const PAGE_BYTES: usize = PAGE_CELLS * CELL;
 /// Handles that stay open, one for each of [`FILES`]: the server counts from 1.
 const HANDLES: [u64; 2] = [1, 2];
+/// The same, opened for appending.
+const APPENDS: [u64; 2] = [3, 4];
 
 /// What an answer says of an inode.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +69,7 @@ pub fn draw(world: &Arc<World>, number: u64, alone: bool) -> Result<Fiber, Strin
             4 => format!("seek {}", FILES[file]),
             5 | 6 => format!("stat {file}"),
             7 => format!("open {file}"),
+            9 if more % 3 == 0 => format!("append {}", FILES[file]),
             8 | 9 => format!("write {} {at} {wide}", FILES[file]),
             10 => format!("chmod {}", FILES[file]),
             11 => format!("create {file}"),
@@ -83,6 +87,7 @@ pub fn draw(world: &Arc<World>, number: u64, alone: bool) -> Result<Fiber, Strin
             4 => world.seek(&since, file),
             5 | 6 => world.stat(&since, file),
             7 => world.open(&since, file),
+            9 if more % 3 == 0 => world.append(file),
             8 | 9 => world.write(file, at, wide),
             10 => world.chmod(file, back),
             11 => world.create(&since, file),
@@ -117,6 +122,13 @@ impl World {
                 let (_, body) = self.call(op::OPEN, FILES[at], &[asked.as_bytes()]);
                 let (out, _) = reply::<OpenOut>(&body)?;
                 assert_eq!(out.fh.get(), HANDLES[at]);
+            }
+            for at in 0..2 {
+                let asked = OpenIn { flags: (2 | O_APPEND).into(), ..OpenIn::default() };
+                let (_, body) = self.call(op::OPEN, FILES[at], &[asked.as_bytes()]);
+                let (out, _) = reply::<OpenOut>(&body)?;
+                assert_eq!(out.fh.get(), APPENDS[at]);
+                assert_ne!(out.open_flags.get() & FOPEN_DIRECT_IO, 0);
             }
             Ok(())
         };
@@ -510,6 +522,53 @@ impl World {
         if error == 0 { Ok(()) } else { Err(format!("write: {error}")) }
     }
 
+    /// A write past the pages, to where the kernel believes that the file ends; where it goes, it is not told.
+    fn append(&self, file: usize) -> Result<(), String> {
+        let ino = FILES[file];
+        self.lock_inode(ino);
+        let (number, at) = {
+            let mut state = self.shared.lock();
+            let inode = state.kernel.inode(ino);
+            let at = inode.size;
+            if at >= CELLS {
+                inode.writing = false;
+                return Ok(());
+            }
+            state.writes += 1;
+            let number = state.writes;
+            state.early.push(number);
+            (number, at)
+        };
+        let data = number.to_le_bytes();
+        let arg = WriteIn {
+            fh: APPENDS[file].into(),
+            offset: ((at * CELL) as u64).into(),
+            size: (CELL as u32).into(),
+            flags: O_APPEND.into(),
+            ..WriteIn::default()
+        };
+        let (error, _) = self.call(op::WRITE, ino, &[arg.as_bytes(), &data]);
+        if error != 0 {
+            return Err(format!("append: {error}"));
+        }
+        {
+            // It drops what it believes to have written over.
+            self.shared.wait(|state| {
+                let inode = state.kernel.inode(ino);
+                let page = (at / PAGE_CELLS).min(PAGES - 1);
+                (!inode.locked[page]).then(|| inode.pages[page] = None)
+            });
+        }
+        let mut state = self.shared.lock();
+        state.kernel.bump(ino);
+        let inode = state.kernel.inode(ino);
+        (inode.writing, inode.valid) = (false, false);
+        inode.size = inode.size.max(at + 1);
+        state.early.retain(|early| *early != number);
+        Self::returned(&mut state, ino, |truth| truth.files[&ino].cells.contains(&number));
+        Ok(())
+    }
+
     /// A change of this node has returned: what is so of it counts from here on.
     fn returned(state: &mut State, ino: u64, is: impl Fn(&Truth) -> bool) {
         let at = state.states.iter().position(is).unwrap_or(0);
@@ -685,10 +744,14 @@ impl World {
             }
         });
         // Who looks first has to be alone, for a moment (`pages`, "What is not covered").
-        let (more, opens) = {
+        let (more, opens, appends) = {
             let mut state = self.shared.lock();
-            (state.random.chance(1, 2), state.random.chance(1, 3))
+            let random = &mut state.random;
+            (random.chance(1, 2), random.chance(1, 3), random.chance(1, 3))
         };
+        if appends {
+            self.append(file)?;
+        }
         if opens {
             let since = self.shared.lock().returned.clone();
             self.open(&since, file)?;
@@ -697,6 +760,12 @@ impl World {
         self.read(&since, file)?;
         if more {
             self.write_elsewhere(file, 0, 1, true)?;
+            let since = self.shared.lock().returned.clone();
+            self.read(&since, file)?;
+        }
+        if appends {
+            self.write_elsewhere(file, size, 1, true)?;
+            self.append(file)?;
             let since = self.shared.lock().returned.clone();
             self.read(&since, file)?;
         }

@@ -209,10 +209,14 @@ impl FileSystem for Volume {
         })
     }
 
-    fn write(&self, handle: Handle, offset: u64, data: &[u8], _: bool) -> Result<Written> {
+    fn write(&self, handle: Handle, offset: u64, data: &[u8], append: bool) -> Result<Written> {
         self.at_once(|state| {
             let ino = state.handle(handle)?;
             state.hold(ino);
+            let end = state.truth().files.get(&ino).map_or(0, |file| file.size * CELL) as u64;
+            // Files end there for good.
+            let last = ((CELLS - 1) * CELL) as u64;
+            let offset = if append { end.min(last) } else { offset };
             let cell = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).unwrap_or(0);
             let from = offset as usize / CELL;
             state.change(|truth, now| {
