@@ -636,9 +636,8 @@ impl Draw {
         };
         let (mut uid, gid) = (who(), who());
         let how = self.random.below(3);
-        if (uid, gid) == (-1, -1) && (self.is_mounted(p) || self.processes[p].other || how == 0) {
-            // Of that a mount learns next to nothing (docs/mount.md); nor does it of an open file that is the kernel's, or
-            // of somebody whose names are.
+        if (uid, gid) == (-1, -1) && self.processes[p].other {
+            // Of a stranger a mount learns next to nothing by that (docs/mount.md).
             uid = 0;
         }
         Some(match how {

@@ -709,6 +709,7 @@ impl Stage<'_> {
         let words: Vec<&str> = line.split(' ').collect();
         if self.views[actor].starts_with('r')
             && difference.got == "-1 EACCES"
+            && words.iter().any(|word| named_slot(word).is_some())
             && self.may_not_open_again(actor, seat, &words)
         {
             difference.kind = format!("{BARRED}{}", difference.kind);
@@ -1059,13 +1060,17 @@ impl Stage<'_> {
     /// have done that: it compares types and rights first (docs/mount.md).
     fn made_where_all_is_gone(&mut self, actor: usize, seat: usize, line: &str) -> bool {
         let words: Vec<&str> = line.split(' ').collect();
-        if !makes_name(line) || self.views[actor].starts_with('r') {
+        if !makes_name(line) {
             return false;
         }
         let slots: Vec<&str> =
             words[1..].iter().filter_map(|w| Some(w.split_once(':')?.0)).collect();
         if slots.iter().any(|slot| self.is_gone(actor, seat, slot)) {
             return true;
+        }
+        if self.views[actor].starts_with('r') {
+            // Where it stands is not the kernel's.
+            return false;
         }
         let peer = &mut self.actors[actor].reference;
         peer.say(seat, "stat .\n");

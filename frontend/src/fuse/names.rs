@@ -208,9 +208,14 @@ impl<F: FileSystem + ?Sized> Server<F> {
             set.handle = Some(self.opened(arg.fh.get(), call.ino)?.handle);
         }
         let _change = self.known.change(call.ino, set.size.unwrap_or(0));
+        if valid & fattr::FIELDS == 0 {
+            // chown to the same owner, which has its time: of that the kernel tells only this.
+            let owner = self.fs.getattr(&Caller::ROOT, call.ino)?.uid;
+            set.uid = [0, owner].contains(&call.caller.uid).then_some(owner);
+        }
         let mut attr = self.fs.setattr(&call.caller, call.ino, &set)?;
         if valid & fattr::FIELDS == 0 && [0, attr.uid].contains(&call.caller.uid) {
-            // chown to the same owner, which ends set-id bits; of that the kernel tells only this.
+            // It also ends set-id bits.
             attr = self.clear_set_id(call, call.ino, attr)?;
         }
         if valid & fattr::KILL_SUIDGID != 0 && set.size.is_some() {
