@@ -362,6 +362,8 @@ pub enum Bug {
     NumbersOfAnother = 318,
     /// After a write that went elsewhere than the kernel believes the mount drops its pages later, not when it reads next.
     MisplacedLater = 319,
+    /// What a client closed is looked for after what it opens again is asked for.
+    ClosedLater = 320,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1263,6 +1265,11 @@ impl Bug {
             "who dials takes anybody with a certificate for whom it means",
         ),
         (Bug::ChunkOfAnyone, "chunk-of-anyone", "a node takes chunks from any node"),
+        (
+            Bug::ClosedLater,
+            "closed-later",
+            "what a client has closed is found after it has asked to open it again",
+        ),
         (
             Bug::MisplacedLater,
             "misplaced-later",

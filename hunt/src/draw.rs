@@ -677,7 +677,9 @@ impl Draw {
         Some(match self.random.below(12) {
             0..5 => {
                 let length = if name == CAPABILITY && !self.chance(4) { 20 } else { length };
-                let flags = self.one(&["-", "-", "create", "replace"]);
+                // A value that is what it was before some file systems do not count as a change.
+                let flags =
+                    if length == 0 { "create" } else { self.one(&["-", "-", "create", "replace"]) };
                 format!("{prefix}setxattr {whom} {name} {length} {} {flags}", self.next_pattern())
             }
             5..8 => {

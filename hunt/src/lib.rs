@@ -318,6 +318,11 @@ impl<'a> Hunt<'a> {
         });
         let text = format!("# seed {seed}; {about}\n{comment}{script}");
         fs::write(dir.join(format!("{seed}.txt")), text)?;
+        // A whole tree may be too long to be shown.
+        let whole = format!("{}\n\n{}\n", difference.expected, difference.got);
+        if whole.len() > 1000 {
+            fs::write(dir.join(format!("{seed}-whole.txt")), whole)?;
+        }
         self.ground.keep_logs(&dir.join(format!("{seed}-logs")));
         Ok(())
     }

@@ -271,9 +271,13 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::PastOfExpelledForgotten => (&stops, &planned),
         Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
         Bug::NamedBefore => (&[BitRot(1), BitRot(2)], &[Crash(1), Crash(2)]),
-        Bug::ClosedReported => (&[Slow(1), Slow(2), Slow(0)], &[CutOff(0), Planned(0), OneWay(0, 1)]),
+        Bug::ClosedReported => {
+            (&[Slow(1), Slow(2), Slow(0)], &[CutOff(0), Planned(0), OneWay(0, 1)])
+        }
         Bug::NumbersForgotten => (&joins, &[CutOff(0), Crash(0), Planned(0)]),
-        Bug::NumbersOfAnother => (&[CutOff(0), RegionLost(1)], &[Crash(0), Crash(1), RegionLost(2)]),
+        Bug::NumbersOfAnother => {
+            (&[CutOff(0), RegionLost(1)], &[Crash(0), Crash(1), RegionLost(2)])
+        }
         Bug::JoinUnheard => (&joins, &[LinkDown(0, 1), LinkDown(0, 2), Planned(1)]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         _ => (&[], &[]),

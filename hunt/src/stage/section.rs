@@ -14,6 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use super::{Actor, CALL, Stage, TICKS, remove_below};
@@ -312,12 +313,23 @@ impl Stage<'_> {
             let may_be_gone = synced.names != section.names;
             let sums = !section.mapped;
             if let Some(why) = self.judge.compare_synced(said, ino, &synced.said, may_be_gone, sums)
+                && !(why == "it is gone" && self.is_above(ino))
             {
                 let kind = format!("synced beside a fault: {why}");
                 return Some(self.difference(step, kind, &synced.said, said));
             }
         }
         None
+    }
+
+    /// Whether an inode has a name in one of the directories above that of the history: links may lead there.
+    fn is_above(&self, ino: &str) -> bool {
+        let real = self.real(&self.views[0].clone());
+        let above = real.ancestors().skip(1).take(super::NEST.split('/').count());
+        above.filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten().any(|entry| {
+            std::fs::symlink_metadata(entry.path())
+                .is_ok_and(|about| about.ino().to_string() == ino)
+        })
     }
 
     /// Removes everything, and begins with nothing.

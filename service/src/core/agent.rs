@@ -426,6 +426,10 @@ impl Node {
                 client.waits_until = Some(at);
                 continue;
             }
+            if parsed.as_ref().is_ok_and(Pending::pins) && !planted(Bug::ClosedLater) {
+                // What it closed before it opened it again: found later, that would take away the pin that is asked for.
+                client.collect_closed()?;
+            }
             if !planted(Bug::UnpinTaken) {
                 let closes = parsed.as_ref().map_or(&[][..], Pending::closes);
                 closes.iter().try_for_each(|ino| client.write_closed(*ino))?;

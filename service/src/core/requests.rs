@@ -182,7 +182,7 @@ impl Pending {
     }
 
     /// Whether it asks for a pin.
-    const fn pins(&self) -> bool {
+    pub(super) const fn pins(&self) -> bool {
         matches!(self.what, What::Inode { flags, .. } | What::Lookup { flags, .. } if flags & WANT_PIN != 0)
     }
 
