@@ -31,6 +31,8 @@ impl Worker {
         let fd = slot.ok_or(Stop::NoSlot)?.fd;
         let mut about = super::meta::empty_stat();
         done(sys!(fstat(fd, &raw mut about)))?;
+        // Where the mode has changed, too, a mount's kernel hears of the bytes only when it reads.
+        sys!(pread(fd, std::ptr::null_mut(), 0, 0));
         let offset = args.length(1)?.min(map.length);
         let length = args.length(2)?.min(map.length - offset);
         Ok((map, (map.address + offset) as *mut u8, length))

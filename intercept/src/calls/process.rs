@@ -140,7 +140,13 @@ fn find_cwd() -> Option<u64> {
     let mut buf = [0u8; PATH_MAX];
     let len = sys::call2(nr::GETCWD, buf.as_mut_ptr() as usize, buf.len());
     let len = usize::try_from(len).ok()?.checked_sub(1)?;
-    path::inode_of(&buf[..len])
+    let ino = path::inode_of(&buf[..len])?;
+    // The kernel says where it was when it looked last; another node may have moved it since, and something else there.
+    let mut stat = sys::Stat::default();
+    let to = (&raw mut stat) as usize;
+    let here = c"".as_ptr() as usize;
+    let done = sys::call4(nr::NEWFSTATAT, at::FDCWD as usize, here, to, at::EMPTY_PATH as usize);
+    (done == 0 && stat.ino == ino).then_some(ino)
 }
 
 /// fork, vfork, clone, clone3.
