@@ -31,4 +31,6 @@ pub mod region;
 #[cfg(feature = "std")]
 pub mod tree;
 #[cfg(feature = "std")]
+mod untouched;
+#[cfg(feature = "std")]
 pub mod volume;

@@ -34,6 +34,7 @@ use crate::backing::{self, Backing, Ballast};
 use crate::format::superblock::Durability;
 use crate::media::{Media, MediaError, Segment, Spare};
 use crate::persist;
+use crate::untouched;
 
 const PAGE: u64 = 4096;
 /// The file whose lock says who copies; it holds nothing.
@@ -566,6 +567,15 @@ impl Media for FileRegion {
             return Err(MediaError::Io(format!("{:?}: copy onto itself", from.0)));
         }
         if self.durability != Durability::Pmem {
+            if len >= untouched::WORTH_ASKING && !untouched::has_content(target.at(to.1)) {
+                // SAFETY: the source range is mapped (checked), and `source` keeps it so.
+                let written =
+                    unsafe { untouched::write_through(&target.fd, source.at(from.1), to.1, len) };
+                return written.map_err(|e| match e {
+                    OsError::NOSPC | OsError::DQUOT => self.no_room(to.0, e),
+                    e => io("cannot write to", &self.path.join(file_name(to.0)), e),
+                });
+            }
             // SAFETY: both ranges are mapped and do not overlap (checked above).
             unsafe {
                 std::ptr::copy_nonoverlapping(source.at(from.1), target.at(to.1), len as usize);

@@ -215,3 +215,52 @@ fn a_reserve_is_taken_and_given_back() {
     region.ensure(Segment::Stream, 2 * MIB).unwrap();
     near(taken("stream"), 2 * MIB);
 }
+
+/// The first copy into blocks goes through the file, later ones through the mapping: whatever was there before, whether it
+/// was taken beforehand, and wherever it begins, all who have the segment mapped find the bytes that were copied, and zeroes
+/// or what there was beside them.
+#[test]
+fn copies_into_untouched_blocks_are_copies() {
+    const SIZE: u64 = 1 << 20;
+    for mode in MODES {
+        let dir = Dir::new(&format!("untouched-{mode}"));
+        let region = FileRegion::create(&dir.0, mode).unwrap();
+        let mut random = base::random::Random::new(4);
+        region.ensure(Segment::Stream, SIZE).unwrap();
+        region.ensure(Segment::Arena(0), SIZE).unwrap();
+        let mut source = vec![0; SIZE as usize];
+        random.fill(&mut source);
+        region.write(Segment::Stream, 0, &source).unwrap();
+        let other = FileRegion::open(&dir.0, mode).unwrap();
+        let mut model = vec![0u8; SIZE as usize];
+        for step in 0..200 {
+            let unit = [1, 64, 4096][random.below(3) as usize];
+            let len = 1 + random.below(SIZE / 4);
+            let from = random.below(SIZE - len);
+            let to = random.below(SIZE - len) / unit * unit;
+            let (a, b) = (to as usize, (to + len) as usize);
+            match random.below(5) {
+                0 => {
+                    let (first, end) = (to.next_multiple_of(4096), (to + len) & !4095);
+                    if first < end {
+                        region.discard(Segment::Arena(0), first, end - first).unwrap();
+                        model[first as usize..end as usize].fill(0);
+                    }
+                }
+                1 => region.back(&[(Segment::Arena(0), to, len)]).unwrap(),
+                _ => {
+                    region.copy((Segment::Stream, from), (Segment::Arena(0), to), len).unwrap();
+                    model[a..b].copy_from_slice(&source[from as usize..(from + len) as usize]);
+                }
+            }
+            if random.chance(1, 6) {
+                let mut seen = vec![0; SIZE as usize];
+                other.read(Segment::Arena(0), 0, &mut seen).unwrap();
+                assert!(seen == model, "{mode}: step {step}");
+                // Who reads everything has touched everything.
+                region.discard(Segment::Arena(0), 0, SIZE).unwrap();
+                model.fill(0);
+            }
+        }
+    }
+}
