@@ -364,6 +364,8 @@ pub enum Bug {
     MisplacedLater = 319,
     /// What a client closed is looked for after what it opens again is asked for.
     ClosedLater = 320,
+    /// A chunk that is kept until it is applied is taken for another that has its number since.
+    RecentMistaken = 400,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1265,6 +1267,11 @@ impl Bug {
             "who dials takes anybody with a certificate for whom it means",
         ),
         (Bug::ChunkOfAnyone, "chunk-of-anyone", "a node takes chunks from any node"),
+        (
+            Bug::RecentMistaken,
+            "recent-mistaken",
+            "a chunk that is kept until it is applied is taken for another that has its number since",
+        ),
         (
             Bug::ClosedLater,
             "closed-later",

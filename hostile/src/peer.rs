@@ -105,7 +105,7 @@ impl World {
                 let (first, incarnation) = (input.odd(), token as u32);
                 let (raw, count) = self.entries(first.min(1 << 60), incarnation, input);
                 let last = Sequence(first.saturating_add(u64::from(count)));
-                Message::Entries { client, first: Sequence(first), last, raw }
+                Message::Entries { client, first: Sequence(first), last, raw: raw.into() }
             }
             6 => Message::LeaseWant { client, ino, token, mode, flags: input.u8() },
             7 => Message::Granted {

@@ -14,6 +14,7 @@ mod agent;
 pub mod client;
 mod closing;
 pub mod event;
+pub mod frame;
 mod head;
 mod join;
 pub mod lease;
@@ -556,7 +557,7 @@ impl Node {
             }
             return self.chunk_arrived(from, all_acked, body, out);
         }
-        match Message::decode(kind, &body) {
+        match Message::take(kind, body) {
             Err(e) => {
                 self.counters.bad_messages += 1;
                 log::warn!("message of node {from} refused: {e}");
@@ -735,8 +736,8 @@ impl Node {
             && matches!(self.role(), Role::Head | Role::Member)
     }
 
-    fn send(&self, to: NodeId, message: &Message, out: &mut Vec<Effect>) {
-        let (kind, body) = message.encode(self.epoch);
+    fn send(&self, to: NodeId, message: Message, out: &mut Vec<Effect>) {
+        let (kind, body) = message.into_body(self.epoch);
         // Only chunks may overtake each other: their sequence puts them in order again. (And acknowledgements bytes that
         // wait for the link: `nicfs::queue_up`.)
         let class = Class::LowLatency;
@@ -747,7 +748,7 @@ impl Node {
     fn to_head(&mut self, message: Message, out: &mut Vec<Effect>) {
         match self.chain.first().copied() {
             Some(head) if head == self.me() => self.local.push_back(message),
-            Some(head) => self.send(head, &message, out),
+            Some(head) => self.send(head, message, out),
             None => {}
         }
     }
@@ -757,7 +758,7 @@ impl Node {
         if client.node() == self.me() {
             self.local.push_back(message);
         } else {
-            self.send(client.node(), &message, out);
+            self.send(client.node(), message, out);
         }
     }
 

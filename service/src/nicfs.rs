@@ -26,6 +26,7 @@ use storage::volume::{Params, Volume, bytes_when_full};
 
 use crate::beat::Beat;
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
+use crate::core::frame::Body;
 use crate::core::message::{CHUNK, CHUNK_ACK, ENTRIES};
 use crate::core::{Effect, Event, GRACE, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
@@ -216,18 +217,18 @@ fn noted_epoch(region: &Path) -> Option<Epoch> {
 }
 
 /// Frames that found no room: kind and body.
-type Backlog = VecDeque<(u16, Vec<u8>)>;
+type Backlog = VecDeque<(u16, Body)>;
 
 /// Puts a message behind those that wait for a link. Of acknowledgements the newest says it all, and whoever waits for it does
 /// not wait for bytes: it overtakes chunks and entries. It overtakes nothing else: what a node says of its clients
 /// (`ClientUp`) is about what it had not acknowledged then.
-fn queue_up(queue: &mut Backlog, kind: u16, body: Vec<u8>) {
+fn queue_up(queue: &mut Backlog, kind: u16, body: Body) {
     if kind != CHUNK_ACK {
         queue.push_back((kind, body));
         return;
     }
     queue.retain(|(kind, _)| *kind != CHUNK_ACK);
-    let waits_for = |(kind, _): &(u16, Vec<u8>)| ![CHUNK, ENTRIES].contains(kind);
+    let waits_for = |(kind, _): &(u16, Body)| ![CHUNK, ENTRIES].contains(kind);
     let place = queue.iter().rposition(waits_for).map_or(0, |last| last + 1);
     queue.insert(place, (kind, body));
 }
@@ -887,7 +888,7 @@ impl Driver {
         }
     }
 
-    fn send(&mut self, to: NodeId, class: Class, kind: u16, body: Vec<u8>) {
+    fn send(&mut self, to: NodeId, class: Class, kind: u16, body: Body) {
         let queue = self.waiting.get_mut(&(to, class)).filter(|q| !q.is_empty());
         if let Some(queue) = queue {
             queue_up(queue, kind, body);
@@ -975,13 +976,13 @@ mod tests {
         let mut queue = Backlog::new();
         let kinds = [CLIENT_UP, ENTRIES, CHUNK_ACK, CHUNK, CLIENT_UP, ENTRIES, CHUNK, CHUNK_ACK];
         for (n, kind) in (0..).zip(kinds) {
-            queue_up(&mut queue, kind, vec![n]);
+            queue_up(&mut queue, kind, vec![n].into());
         }
         let order: Vec<u8> = queue.iter().map(|(_, body)| body[0]).collect();
         assert_eq!(order, [0, 1, 3, 4, 7, 5, 6]);
         let mut bytes = Backlog::new();
         for (n, kind) in (0..).zip([ENTRIES, CHUNK, CHUNK_ACK]) {
-            queue_up(&mut bytes, kind, vec![n]);
+            queue_up(&mut bytes, kind, vec![n].into());
         }
         assert_eq!(bytes[0].0, CHUNK_ACK);
     }

@@ -200,6 +200,7 @@ fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits
     limits.release_step = small(limits.release_step, 1, 4);
     limits.stash = small(limits.stash as u64, 0, 3) as usize;
     limits.resend = small(limits.resend, 1, 3);
+    limits.recent_bytes = small(limits.recent_bytes as u64, 0, 3000) as usize;
     limits.unready = small(limits.unready as u64, 0, 3) as usize;
     limits.numbers = small(limits.numbers.into(), 1, 3) as u32;
     limits.reaps = small(limits.reaps as u64, 1, 2) as usize;

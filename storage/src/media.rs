@@ -78,6 +78,22 @@ pub trait Media: Send + Sync {
     fn size(&self, segment: Segment) -> Result<u64, MediaError>;
     /// Copies bytes out.
     fn read(&self, segment: Segment, offset: u64, buf: &mut [u8]) -> Result<(), MediaError>;
+    /// Copies bytes out, behind what `to` holds. (Memory that is about to be filled need not be zeroed before.)
+    fn append(
+        &self,
+        segment: Segment,
+        offset: u64,
+        len: usize,
+        to: &mut alloc::vec::Vec<u8>,
+    ) -> Result<(), MediaError> {
+        let start = to.len();
+        to.resize(start + len, 0);
+        let done = self.read(segment, offset, &mut to[start..]);
+        if done.is_err() {
+            to.truncate(start);
+        }
+        done
+    }
     /// Copies bytes in; not durable before `persist` + `fence`.
     fn write(&self, segment: Segment, offset: u64, data: &[u8]) -> Result<(), MediaError>;
     /// Starts write-back of a range.

@@ -499,6 +499,23 @@ impl Media for FileRegion {
         Ok(())
     }
 
+    fn append(
+        &self,
+        segment: Segment,
+        offset: u64,
+        len: usize,
+        to: &mut Vec<u8>,
+    ) -> Result<(), MediaError> {
+        let map = self.range(segment, offset, len as u64)?;
+        to.reserve(len);
+        // SAFETY: as above; the target is spare capacity of a vector of our own, which is that long.
+        unsafe {
+            std::ptr::copy_nonoverlapping(map.at(offset), to.as_mut_ptr().add(to.len()), len);
+            to.set_len(to.len() + len);
+        }
+        Ok(())
+    }
+
     fn write(&self, segment: Segment, offset: u64, data: &[u8]) -> Result<(), MediaError> {
         let map = self.range(segment, offset, data.len() as u64)?;
         // SAFETY: the target range is mapped (checked) and no reference covers it.

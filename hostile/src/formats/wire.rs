@@ -119,7 +119,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::RoomSought,
         Message::AskAgain,
         Message::ClientGone { client },
-        Message::Entries { client, first: Sequence(1), last: Sequence(2), raw: vec![7; 64] },
+        Message::Entries { client, first: Sequence(1), last: Sequence(2), raw: vec![7; 64].into() },
         Message::LeaseWant { client, ino, token, mode, flags: 1 },
         Message::Granted { client, ino, token, mode, errno: 0, stream: seq },
         Message::NumbersWant { client, token, count: 3 },

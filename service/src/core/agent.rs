@@ -11,7 +11,7 @@ use storage::limits::{LANES_MAX, RPC_SLOTS};
 use storage::media::{MediaError, Segment};
 
 use super::client::{Batch, Client};
-use super::message::{Identity, Message};
+use super::message::{Identity, Message, Raw};
 use super::requests::Pending;
 use super::table::Table;
 use super::users::Users;
@@ -515,7 +515,7 @@ impl Node {
             }
             left = left.saturating_sub(batch.taken);
             if head {
-                self.ingest(id, batch.first, batch.last, &batch.raw, out)?;
+                self.ingest(id, batch.first, batch.last, batch.raw, out)?;
                 if self.turn_is_over() {
                     self.agent.active.insert(id);
                     self.turn.cut_short = true;
@@ -523,6 +523,7 @@ impl Node {
                 }
             } else {
                 let Batch { raw, first, last, .. } = batch;
+                let raw = Raw::Checked(raw);
                 let message = Message::Entries { client: id, first, last, raw };
                 self.to_head(message, out);
             }

@@ -19,6 +19,7 @@ use storage::limits::{OP_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
 use storage::media::{Media, MediaError, Segment};
 
 use super::cause;
+use super::frame::Checked;
 use super::message::Identity;
 use super::table::{Found, Row};
 
@@ -128,6 +129,8 @@ pub struct Client {
     /// When expelled, the last sequence that counts; the word of that name is the client's to spoil.
     sealed_at: Option<u64>,
     lanes: Vec<u64>,
+    /// Bytes that the last fetch found.
+    fetched: usize,
     next: u64,
     marks: VecDeque<Mark>,
     slots: BTreeMap<InodeId, u32>,
@@ -197,10 +200,10 @@ impl std::fmt::Debug for Client {
 }
 
 /// Entries as fetched: raw bytes, one after the other, without pads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Batch {
-    /// The bytes.
-    pub raw: Vec<u8>,
+    /// The entries.
+    pub raw: Checked,
     /// Sequence that was expected first; a dead client's entries may begin later.
     pub first: Sequence,
     /// Sequence of the last entry taken, pads included; 0 when nothing was there.
@@ -287,6 +290,7 @@ impl Client {
             refused: Sequence(0),
             dozing_since: None,
             sync_waits: None,
+            fetched: 0,
             unsound: None,
             standing: None,
             end_told: false,

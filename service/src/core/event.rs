@@ -8,6 +8,8 @@ use cluster::transport::Class;
 use storage::format::item::ReadClass;
 use storage::volume::CopyItem;
 
+use super::frame::Body;
+
 /// Ends the copies that hostd runs, for a node that cannot wait for [`Event::CopiesDone`]: it wants to
 /// publish at once, or hostd has not answered for too long. Copies that came later would go over
 /// newer content.
@@ -114,7 +116,7 @@ pub enum Effect {
         /// Kind.
         kind: u16,
         /// Body.
-        body: Vec<u8>,
+        body: Body,
     },
     /// To hostd: hand out `Segment::Log(segment)`.
     Attached {

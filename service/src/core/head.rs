@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Nanos, NodeId, Sequence, StreamSeq};
-use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
+use storage::format::chunk::ChunkHeader;
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Header, Op, entry_bytes};
 use storage::format::rpc::{WANT_PIN, WANT_READ, WANT_WRITE};
@@ -13,14 +13,14 @@ use storage::permission::{R, W};
 use storage::volume::Refusal;
 
 use super::lease::{Action, LeaseTable, Want};
-use super::message::{CHUNK_PREFIX, Message, chunk_frame};
+use super::frame::Checked;
+use super::message::{Message, Raw};
 use super::parts::Step;
 use super::reach::SERVICE;
 use super::validate::{Known, judge};
+use super::stream::send_chunk;
 use super::{Effect, Failure, Node, entries};
 
-/// Bytes before the entries in a draft.
-const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
 /// No inode numbers from here on: far more than a volume can ever use.
 pub(super) const NUMBERS_END: u64 = 1 << 62;
 /// Clients' clocks may be so much ahead of the head's.
@@ -132,9 +132,9 @@ impl Head {
     }
 }
 
-/// A chunk in the making: the whole Chunk message, its beginning still blank.
-struct Draft {
-    frame: Vec<u8>,
+/// A chunk in the making.
+struct Draft<'a> {
+    entries: Entries<'a>,
     count: u32,
     source: (storage::media::Segment, u64),
     reserved: usize,
@@ -143,20 +143,98 @@ struct Draft {
     refused: (u32, Sequence, u16),
 }
 
-/// What became of an entry.
-enum Taken {
-    /// It is in the draft, or refused.
-    Up(Draft),
-    /// A part of it is in the draft; the rest comes in further turns.
-    Part(Draft),
-    /// It waits until what was done before is published.
-    Later(Draft),
+/// The entries of a draft: those that came, as they lie there, as long as all of them are taken as they are; else a copy.
+struct Entries<'a> {
+    raw: &'a [u8],
+    /// Where those that were taken begin, and how many bytes they are.
+    taken: (usize, usize),
+    copy: Option<Checked>,
 }
 
-impl Draft {
+impl<'a> Entries<'a> {
+    /// None yet, of those.
+    const fn of(raw: &'a [u8]) -> Self {
+        Self { raw, taken: (0, 0), copy: None }
+    }
+
+    fn len(&self) -> usize {
+        self.copy.as_ref().map_or(self.taken.1, Checked::len)
+    }
+
+    /// The entry that lies there is the next.
+    fn push(&mut self, at: usize, len: usize) {
+        let (begin, have) = self.taken;
+        if self.copy.is_none() && (have == 0 || begin + have == at) {
+            self.taken = (if have == 0 { at } else { begin }, have + len);
+            return;
+        }
+        let bytes = &self.raw[at..at + len];
+        self.copied(len).end().extend_from_slice(bytes);
+    }
+
+    /// An entry that was made here is the next.
+    fn push_made(&mut self, bytes: &[u8]) {
+        self.copied(bytes.len()).end().extend_from_slice(bytes);
+    }
+
+    fn copied(&mut self, more: usize) -> &mut Checked {
+        let (begin, len) = self.taken;
+        let taken = &self.raw[begin..begin + len];
+        self.copy.get_or_insert_with(|| {
+            let mut copy = Checked::none(0, len + more);
+            copy.end().extend_from_slice(taken);
+            copy
+        })
+    }
+
+    /// Where they begin in what came, if they are all of it from there on.
+    fn rest_of_all(&self) -> Option<usize> {
+        let (begin, len) = self.taken;
+        (self.copy.is_none() && len > 0 && begin + len == self.raw.len()).then_some(begin)
+    }
+
+    /// Them, in memory of their own.
+    fn detach(mut self) -> Checked {
+        self.copied(0);
+        self.copy.unwrap_or_else(|| Checked::none(0, 0))
+    }
+}
+
+/// What became of an entry.
+enum Taken<'a> {
+    /// It is in the draft, or refused.
+    Up(Draft<'a>),
+    /// A part of it is in the draft; the rest comes in further turns.
+    Part(Draft<'a>),
+    /// It waits until what was done before is published.
+    Later(Draft<'a>),
+}
+
+/// What is left of a draft beside its entries.
+struct Ended {
+    count: u32,
+    reserved: usize,
+    seq: StreamSeq,
+    refused: (u32, Sequence, u16),
+}
+
+impl Draft<'_> {
     /// Bytes of the entries.
     fn len(&self) -> usize {
-        self.frame.len() - FRAME_HEAD
+        self.entries.len()
+    }
+
+    /// Its entries apart, or where they begin in what came, all of which they are from there on.
+    fn end(self) -> (Ended, Result<Checked, usize>) {
+        let Self { entries, count, reserved, seq, refused, .. } = self;
+        let ended = Ended { count, reserved, seq, refused };
+        (ended, entries.rest_of_all().map_or_else(|| Ok(entries.detach()), Err))
+    }
+
+    /// Its entries, in memory of their own.
+    fn end_apart(self) -> (Ended, Checked) {
+        let Self { entries, count, reserved, seq, refused, .. } = self;
+        (Ended { count, reserved, seq, refused }, entries.detach())
     }
 }
 
@@ -238,7 +316,14 @@ impl Node {
                     self.head.stalled.push_back((from, message));
                     return Ok(());
                 }
-                self.ingest(client, first, last, &raw, out)
+                let Some(known) = self.head.known.get(&client) else { return Ok(()) };
+                let (raw, wrong) = raw.check(known.incarnation);
+                if let Some(e) = wrong {
+                    // Only an agent of this cluster sends these, and it checked them.
+                    log::warn!("entries of client {client:?}: {e}");
+                    self.counters.bad_messages += 1;
+                }
+                self.ingest(client, first, last, raw, out)
             }
             Message::LeaseWant { client, ino, token, mode, flags } => {
                 self.lease_wanted(client, ino, token, mode, flags, out)
@@ -502,7 +587,7 @@ impl Node {
         client: ClientId,
         first: Sequence,
         last: Sequence,
-        raw: &[u8],
+        raw: Checked,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         let Some(known) = self.head.known.get(&client) else { return Ok(()) };
@@ -516,92 +601,97 @@ impl Node {
             self.counters.bad_messages += 1;
             return Ok(());
         }
-        let (mut draft, mut begun) = (self.draft(raw.len())?, Sequence(0));
-        for entry in entries(raw, incarnation) {
-            let (offset, header, op) = match entry {
-                Ok(entry) => entry,
-                Err(e) => {
-                    // Only an agent of this cluster sends these, and it checked them.
-                    log::warn!("entries of client {client:?}: {e}");
-                    self.counters.bad_messages += 1;
-                    break;
-                }
-            };
+        let body = raw.body();
+        let (mut draft, mut begun) = (self.draft(body.len(), body)?, Sequence(0));
+        // Where the rest begins that has to wait, and whether for a publication.
+        let mut rest = None;
+        for (offset, header, op) in raw.entries() {
             if header.sequence <= done && !planted(Bug::RetryTwice) {
                 continue;
             }
-            let bytes = &raw[offset..raw.len().min(offset + entry_bytes(header.length as usize))];
+            let len = entry_bytes(header.length as usize).min(body.len() - offset);
             if begun.0 > 0 && self.turn_is_over() {
                 self.turn.cut_short = true;
-                return self.leave(draft, client, incarnation, begun, (last, &raw[offset..]), out);
+                rest = Some((offset, false));
+                break;
             }
-            self.spend_entry(bytes.len());
-            if draft.len() + bytes.len() + REAP_SLACK / 2 > draft.reserved {
+            self.spend_entry(len);
+            if draft.len() + len + REAP_SLACK / 2 > draft.reserved {
                 self.close(draft, client, begun, incarnation, out)?;
-                draft = self.draft(raw.len() - offset)?;
+                draft = self.draft(body.len() - offset, body)?;
             }
-            draft = match self.one(draft, client, incarnation, &header, &op, bytes, begun, out)? {
+            let entry = (offset, len);
+            draft = match self.one(draft, client, incarnation, &header, &op, entry, begun, out)? {
                 Taken::Up(draft) => draft,
                 Taken::Part(draft) => {
                     self.turn.cut_short = true;
-                    let rest = (last, &raw[offset..]);
-                    let begun = if begun.0 > 0 { begun } else { done };
-                    return self.leave(draft, client, incarnation, begun, rest, out);
+                    rest = Some((offset, false));
+                    begun = if begun.0 > 0 { begun } else { done };
+                    draft
                 }
                 Taken::Later(draft) => {
-                    let rest = (last, &raw[offset..]);
-                    let begun = if begun.0 > 0 { begun } else { done };
-                    self.leave(draft, client, incarnation, begun, rest, out)?;
-                    self.head.awaits = Some(self.member.applied);
-                    self.member.publish_now = true;
-                    return Ok(());
+                    rest = Some((offset, true));
+                    begun = if begun.0 > 0 { begun } else { done };
+                    draft
                 }
             };
+            if rest.is_some() {
+                break;
+            }
             begun = header.sequence;
         }
-        self.close(draft, client, last, incarnation, out)?;
-        self.give_room(client, out);
-        Ok(())
-    }
-
-    /// Ends a draft in the middle of what a client sent; the rest, from the entry after `begun` to `last`, is taken up later.
-    fn leave(
-        &mut self,
-        draft: Draft,
-        client: ClientId,
-        incarnation: u32,
-        begun: Sequence,
-        (last, rest): (Sequence, &[u8]),
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
-        if begun.0 == 0 {
-            // A part of the client's first operation: nothing of its own is settled by it, and a chunk that says so is its end.
-            self.close(draft, ClientId(0), Sequence(1), incarnation, out)?;
-        } else {
-            self.close(draft, client, begun, incarnation, out)?;
-        }
-        let (first, raw) = (Sequence(begun.0 + 1), rest.to_vec());
+        let Some((offset, awaits)) = rest else {
+            let (ended, own) = draft.end();
+            let entries = own.unwrap_or_else(|begin| raw.from(begin));
+            self.issue_settled(ended, entries, client, last, incarnation, out)?;
+            self.give_room(client, out);
+            return Ok(());
+        };
+        self.leave(draft, client, incarnation, begun, out)?;
+        let first = Sequence(begun.0 + 1);
         if !planted(Bug::RestForgotten) {
+            let raw = Raw::Checked(raw.from(offset));
             let rest = Message::Entries { client, first, last, raw };
             self.head.stalled.push_front((client.node(), rest));
         }
         self.give_room(client, out);
+        if awaits {
+            self.head.awaits = Some(self.member.applied);
+            self.member.publish_now = true;
+        }
         Ok(())
+    }
+
+    /// Ends a draft in the middle of what a client sent; the rest, from the entry after `begun` on, is taken up later.
+    fn leave(
+        &mut self,
+        draft: Draft<'_>,
+        client: ClientId,
+        incarnation: u32,
+        begun: Sequence,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if begun.0 == 0 {
+            // A part of the client's first operation: nothing of its own is settled by it, and a chunk that says so is its end.
+            self.close(draft, ClientId(0), Sequence(1), incarnation, out)
+        } else {
+            self.close(draft, client, begun, incarnation, out)
+        }
     }
 
     /// Judges and applies one entry.
     #[allow(clippy::too_many_arguments)]
-    fn one(
+    fn one<'a>(
         &mut self,
-        mut draft: Draft,
+        mut draft: Draft<'a>,
         client: ClientId,
         incarnation: u32,
         header: &Header,
         op: &Op<'_>,
-        bytes: &[u8],
+        (at, len): (usize, usize),
         before: Sequence,
         out: &mut Vec<Effect>,
-    ) -> Result<Taken, Failure> {
+    ) -> Result<Taken<'a>, Failure> {
         // What a client takes for now may be any number; what is too far ahead is brought back before it is anybody's ctime.
         let told = header.time;
         let header =
@@ -640,7 +730,6 @@ impl Node {
         };
         let (whole, op, cut_up) = (op, part.unwrap_or(op), part.is_some_and(|part| part != op));
         let other = (cut_up || header.time != told).then(|| same(op));
-        let bytes = other.as_deref().unwrap_or(bytes);
         let mut tries = 0;
         let applied = loop {
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
@@ -670,10 +759,10 @@ impl Node {
                     }
                     tries += 1;
                     // What is in the draft must be in the ring before its copies can run.
-                    let rest = draft.reserved;
+                    let (rest, raw) = (draft.reserved, draft.entries.raw);
                     self.close(draft, client, before, incarnation, out)?;
                     self.publish_working(self.member.applied)?;
-                    draft = self.draft(rest)?;
+                    draft = self.draft(rest, raw)?;
                 }
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
                 Err(refusal) => {
@@ -692,7 +781,10 @@ impl Node {
             }
         };
         self.redeem(client, header.promised);
-        draft.frame.extend_from_slice(bytes);
+        match other {
+            Some(bytes) => draft.entries.push_made(&bytes),
+            None => draft.entries.push(at, len),
+        }
         draft.count += 1;
         self.mark_dirty(op, draft.seq, client);
         self.note_done(client, op)?;
@@ -724,14 +816,14 @@ impl Node {
     }
 
     /// Whether there is something to publish, here or in the draft.
-    fn may_wait(&self, draft: &Draft) -> bool {
+    fn may_wait(&self, draft: &Draft<'_>) -> bool {
         draft.count > 0 || self.member.job.is_some() || self.member.applied > self.member.published
     }
 
     /// An inode lost its last name: it goes at once unless somebody has it open.
     fn orphaned(
         &mut self,
-        draft: &mut Draft,
+        draft: &mut Draft<'_>,
         client: ClientId,
         incarnation: u32,
         header: &Header,
@@ -767,7 +859,7 @@ impl Node {
             reap.to_entry(header.sequence, self.epoch, header.lane, header.time, incarnation);
         match self.volume.apply(header, &reap, draft.source) {
             Ok(_) => {
-                draft.frame.extend_from_slice(&bytes);
+                draft.entries.push_made(&bytes);
                 draft.count += 1;
                 Ok(())
             }
@@ -818,7 +910,7 @@ impl Node {
 
     fn refuse(
         &mut self,
-        draft: &mut Draft,
+        draft: &mut Draft<'_>,
         client: ClientId,
         header: &Header,
         op: &Op<'_>,
@@ -842,15 +934,15 @@ impl Node {
         }
     }
 
-    fn draft(&mut self, want: usize) -> Result<Draft, Failure> {
+    /// Begins a chunk that may become that long, of some of the entries of `raw`.
+    fn draft<'a>(&mut self, want: usize, raw: &'a [u8]) -> Result<Draft<'a>, Failure> {
         let reserved = (want + REAP_SLACK).min(CHUNK_BYTES_MAX);
         self.make_room(reserved)?;
         let seq = StreamSeq(self.ring.last().0 + 1);
         match self.ring.next_body(reserved) {
             Some(source) => {
-                let mut frame = chunk_frame(CHUNK_HEADER_BYTES + want);
-                frame.resize(FRAME_HEAD, 0);
-                Ok(Draft { frame, count: 0, source, reserved, seq, refused: Default::default() })
+                let entries = Entries::of(raw);
+                Ok(Draft { entries, count: 0, source, reserved, seq, refused: Default::default() })
             }
             // Members lag by a whole ring: only waiting for them, or for their end, helps; the
             // callers check `has_room` before they come here.
@@ -861,29 +953,43 @@ impl Node {
     /// Ends a draft: into the ring, down the chain. `settled` is what it settles.
     fn close(
         &mut self,
-        draft: Draft,
+        draft: Draft<'_>,
         client: ClientId,
         settled: Sequence,
         incarnation: u32,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        if draft.count == 0 && settled <= self.settled_of(client) {
+        let (ended, entries) = draft.end_apart();
+        self.issue_settled(ended, entries, client, settled, incarnation, out)
+    }
+
+    /// The same of a draft that has ended.
+    fn issue_settled(
+        &mut self,
+        ended: Ended,
+        entries: Checked,
+        client: ClientId,
+        settled: Sequence,
+        incarnation: u32,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if ended.count == 0 && settled <= self.settled_of(client) {
             return Ok(());
         }
         let header = ChunkHeader {
             epoch: self.epoch,
-            stream_seq: draft.seq,
+            stream_seq: ended.seq,
             client,
             last_seq: settled,
             incarnation,
-            entries: draft.count,
-            body_bytes: draft.len() as u32,
+            entries: ended.count,
+            body_bytes: entries.len() as u32,
             time: self.realtime(),
-            refusals: draft.refused.0,
-            refused: draft.refused.1,
-            errno: draft.refused.2,
+            refusals: ended.refused.0,
+            refused: ended.refused.1,
+            errno: ended.refused.2,
         };
-        self.issue(header, draft, out)
+        self.issue(header, entries, ended.reserved, out)
     }
 
     /// Emits a chunk of the service's own, already judged; applies it here.
@@ -895,14 +1001,14 @@ impl Node {
         raw: &[u8],
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let mut draft = self.draft(raw.len())?;
+        let mut draft = self.draft(raw.len(), raw)?;
         for entry in entries(raw, incarnation).flatten() {
             let (offset, header, op) = entry;
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
             match self.volume.apply(&header, &op, source) {
                 Ok(_) => {
-                    let end = raw.len().min(offset + entry_bytes(header.length as usize));
-                    draft.frame.extend_from_slice(&raw[offset..end]);
+                    let len = entry_bytes(header.length as usize).min(raw.len() - offset);
+                    draft.entries.push(offset, len);
                     draft.count += 1;
                 }
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
@@ -912,18 +1018,7 @@ impl Node {
         if draft.count == 0 && last.0 != 0 {
             return Ok(());
         }
-        let header = ChunkHeader {
-            epoch: self.epoch,
-            stream_seq: draft.seq,
-            client,
-            last_seq: last,
-            incarnation,
-            entries: draft.count,
-            body_bytes: draft.len() as u32,
-            time: self.realtime(),
-            ..ChunkHeader::default()
-        };
-        self.issue(header, draft, out)
+        self.issue_own(draft, client, last, incarnation, self.realtime(), out)
     }
 
     /// Emits operations of the service's own, one after the other, as long as they can be done and the turn is not over;
@@ -935,7 +1030,7 @@ impl Node {
     ) -> Result<usize, Failure> {
         let (time, mut done) = (self.realtime(), 0);
         let most = ops.len() * (entry_bytes(0) + entry_bytes(1));
-        let mut draft = self.draft(most)?;
+        let mut draft = self.draft(most, &[])?;
         self.volume.keep_free(self.kept_free());
         for op in &ops {
             if done > 0 && (self.turn_is_over() || draft.len() + REAP_SLACK / 2 > draft.reserved) {
@@ -953,7 +1048,7 @@ impl Node {
                 }
                 Err(_) => break,
             }
-            draft.frame.extend_from_slice(&bytes);
+            draft.entries.push_made(&bytes);
             draft.count += 1;
             self.mark_dirty(op, draft.seq, ClientId(0));
             self.spend_entry(bytes.len());
@@ -963,37 +1058,50 @@ impl Node {
         if done == 0 {
             return Ok(0);
         }
+        self.issue_own(draft, ClientId(0), Sequence(1), 0, time, out)?;
+        Ok(done)
+    }
+
+    /// Ends a draft of the service's own.
+    fn issue_own(
+        &mut self,
+        draft: Draft<'_>,
+        client: ClientId,
+        last_seq: Sequence,
+        incarnation: u32,
+        time: u64,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let (ended, checked) = draft.end_apart();
         let header = ChunkHeader {
             epoch: self.epoch,
-            stream_seq: draft.seq,
-            client: ClientId(0),
-            last_seq: Sequence(1),
-            incarnation: 0,
-            entries: draft.count,
-            body_bytes: draft.len() as u32,
+            stream_seq: ended.seq,
+            client,
+            last_seq,
+            incarnation,
+            entries: ended.count,
+            body_bytes: checked.len() as u32,
             time,
             ..ChunkHeader::default()
         };
-        self.issue(header, draft, out)?;
-        Ok(done)
+        self.issue(header, checked, ended.reserved, out)
     }
 
     fn issue(
         &mut self,
         header: ChunkHeader,
-        draft: Draft,
+        checked: Checked,
+        reserved: usize,
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let Draft { mut frame, reserved, .. } = draft;
-        frame[CHUNK_PREFIX..FRAME_HEAD].copy_from_slice(&header.encode());
-        if !self.ring.put(header, &frame[FRAME_HEAD..], reserved)? {
+        if !self.ring.put(header, checked.body(), reserved)? {
             return Err(Failure::Diverged(header.stream_seq, "the stream ring is full".into()));
         }
-        for node in self.head.followers.iter().copied().collect::<Vec<_>>() {
-            self.send_frame(node, frame.clone(), self.member.all_acked, out);
-        }
-        if let Some(next) = self.chain.get(1).copied() {
-            self.send_frame(next, frame, self.member.all_acked, out);
+        let next = self.chain.get(1).copied();
+        let all = self.head.followers.iter().copied().chain(next).collect::<Vec<_>>();
+        if !all.is_empty() {
+            let body = checked.into_chunk(&header, self.epoch, self.member.all_acked);
+            all.into_iter().for_each(|node| send_chunk(node, body.clone(), out));
         }
         self.head.unacked_bytes += u64::from(header.body_bytes);
         self.note_chunk(&header)?;

@@ -28,6 +28,8 @@ pub struct Limits {
     pub discard_max: u64,
     /// Chunks given up at a time: each time costs a persisted record.
     pub release_step: u64,
+    /// Bytes of chunks that are kept in memory until they are applied; those beyond are read back from the ring.
+    pub recent_bytes: usize,
     /// Chunks kept that came before others.
     pub stash: usize,
     /// Chunks sent again at a time.
@@ -66,6 +68,7 @@ impl Limits {
         discard_min: 256 * 1024,
         discard_max: 16 << 20,
         release_step: 32,
+        recent_bytes: 8 << 20,
         stash: 256,
         resend: 64,
         fetch_bytes: 1 << 20,

@@ -8,6 +8,7 @@ use base::{ClientId, InodeId, Nanos, Sequence, StreamSeq};
 use storage::volume::Blocks;
 
 use super::Copier;
+use super::frame::Recent;
 use super::publish::Job;
 
 /// See the module.
@@ -20,6 +21,8 @@ pub(super) struct Member {
     pub all_acked: StreamSeq,
     /// Chunks that came before the one that is next.
     pub stash: BTreeMap<StreamSeq, Vec<u8>>,
+    /// Chunks that are in the ring and not applied yet.
+    pub recent: Recent,
     /// How far the stream has each client.
     pub settled: BTreeMap<ClientId, Sequence>,
     /// Inodes by the last chunk that changed them, and for whom, until all have published it.
@@ -53,6 +56,7 @@ impl Member {
             published,
             all_acked: StreamSeq(0),
             stash: BTreeMap::new(),
+            recent: Recent::default(),
             settled: BTreeMap::new(),
             dirty: BTreeMap::new(),
             waits_beyond: None,

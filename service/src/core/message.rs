@@ -10,7 +10,8 @@
 //!                                     n u32, inodes u64 x n pinned, the same opened for writing,
 //!                                     token u64, blocks u64 promised beyond settled
 //!  4 ClientGone     agent -> head     client u64
-//!  5 Entries        agent -> head     client u64, first seq u64, last seq u64, raw log entries
+//!  5 Entries        agent -> head     client u64, first seq u64, last seq u64, 64 bytes of zeroes (so that the head can
+//!                                     make a chunk of it where it lies), raw log entries
 //!  6 LeaseWant      agent -> head     client u64, inode u64, token u64, mode u8, flags u8
 //!  7 Granted        head -> agent     client u64, inode u64, token u64, mode u8, errno u16, stream u64
 //!  8 NumbersWant    agent -> head     client u64, token u64, count u32
@@ -48,6 +49,8 @@ use base::wire::{Corrupt, Reader, Writer};
 use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::lock::{LOCK_BYTES, Lock, LockSpace};
+
+use super::frame::{Body, Checked, FRAME_HEAD, Frame};
 
 /// Kind of a chunk message.
 pub const CHUNK: u16 = 1;
@@ -150,7 +153,7 @@ pub enum Message {
         client: ClientId,
         first: Sequence,
         last: Sequence,
-        raw: Vec<u8>,
+        raw: Raw,
     },
     LeaseWant {
         client: ClientId,
@@ -259,6 +262,65 @@ pub enum Message {
 
 const NAME: &str = "peer message";
 
+/// What the head of an Entries message lacks to be as long as a chunk's.
+const ENTRIES_ZEROES: usize = FRAME_HEAD - 28;
+
+fn entries_head(r: &mut Reader<'_>) -> Result<(ClientId, Sequence, Sequence), Corrupt> {
+    let head = (ClientId(r.u64()?), Sequence(r.u64()?), Sequence(r.u64()?));
+    if r.bytes(ENTRIES_ZEROES)?.iter().any(|b| *b != 0) {
+        return Err(r.corrupt("has bytes set that must be zero"));
+    }
+    Ok(head)
+}
+
+/// Entries of a log, in a message.
+#[derive(Clone, Debug)]
+pub enum Raw {
+    /// As they came from another node.
+    Unchecked(Frame),
+    /// As they were fetched here, or checked before.
+    Checked(Checked),
+}
+
+impl Raw {
+    /// The bytes.
+    pub fn body(&self) -> &[u8] {
+        match self {
+            Self::Unchecked(frame) => frame.body(),
+            Self::Checked(checked) => checked.body(),
+        }
+    }
+
+    fn into_frame(self) -> Frame {
+        match self {
+            Self::Unchecked(frame) => frame,
+            Self::Checked(checked) => checked.into_frame(),
+        }
+    }
+
+    /// The whole entries that it begins with, and what is wrong with the first that is none.
+    pub fn check(self, incarnation: u32) -> (Checked, Option<Corrupt>) {
+        match self {
+            Self::Checked(checked) if checked.incarnation() == incarnation => (checked, None),
+            other => Checked::of(other.into_frame(), incarnation),
+        }
+    }
+}
+
+impl PartialEq for Raw {
+    fn eq(&self, other: &Self) -> bool {
+        self.body() == other.body()
+    }
+}
+
+impl Eq for Raw {}
+
+impl From<Vec<u8>> for Raw {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Unchecked(bytes.into())
+    }
+}
+
 fn take_inodes(r: &mut Reader<'_>) -> Result<Vec<InodeId>, Corrupt> {
     let n = r.u32()? as usize;
     if n > LIST_MAX || n > r.left() / 8 {
@@ -345,7 +407,8 @@ impl Message {
                 4
             }
             Self::Entries { client, first, last, raw } => {
-                w.u64(client.0).u64(first.0).u64(last.0).bytes(raw);
+                w.u64(client.0).u64(first.0).u64(last.0).bytes(&[0; ENTRIES_ZEROES]);
+                w.bytes(raw.body());
                 ENTRIES
             }
             Self::LeaseWant { client, ino, token, mode, flags } => {
@@ -449,6 +512,34 @@ impl Message {
         (kind, out)
     }
 
+    /// Kind and body; what is long is sent in the memory in which it lies.
+    pub fn into_body(self, epoch: Epoch) -> (u16, Body) {
+        if let Self::Entries { client, first, last, raw } = self {
+            let body = raw.into_frame().into_body(|head| {
+                let mut bytes = Vec::with_capacity(FRAME_HEAD);
+                Writer(&mut bytes).u32(epoch.0).u64(client.0).u64(first.0).u64(last.0);
+                bytes.resize(FRAME_HEAD, 0);
+                head.copy_from_slice(&bytes);
+            });
+            return (ENTRIES, body);
+        }
+        let (kind, body) = self.encode(epoch);
+        (kind, body.into())
+    }
+
+    /// Epoch and message, of a body that need not be kept: what is long stays in its memory.
+    pub fn take(kind: u16, body: Vec<u8>) -> Result<(Epoch, Self), Corrupt> {
+        if kind != ENTRIES {
+            return Self::decode(kind, &body);
+        }
+        let mut r = Reader::new(NAME, &body);
+        let epoch = Epoch(r.u32()?);
+        let (client, first, last) = entries_head(&mut r)?;
+        let short = Corrupt::new(NAME, "is shorter than its head");
+        let raw = Raw::Unchecked(Frame::received(body).ok_or(short)?);
+        Ok((epoch, Self::Entries { client, first, last, raw }))
+    }
+
     /// Epoch and message.
     pub fn decode(kind: u16, body: &[u8]) -> Result<(Epoch, Self), Corrupt> {
         let mut r = Reader::new(NAME, body);
@@ -458,12 +549,11 @@ impl Message {
             CHUNK_ACK => Self::ChunkAck { seq: StreamSeq(r.u64()?) },
             3 => Self::decode_client_up(&mut r)?,
             4 => Self::ClientGone { client: ClientId(r.u64()?) },
-            ENTRIES => Self::Entries {
-                client: ClientId(r.u64()?),
-                first: Sequence(r.u64()?),
-                last: Sequence(r.u64()?),
-                raw: r.rest().to_vec(),
-            },
+            ENTRIES => {
+                let (client, first, last) = entries_head(&mut r)?;
+                let raw = Raw::Unchecked(r.rest().to_vec().into());
+                Self::Entries { client, first, last, raw }
+            }
             6 => Self::LeaseWant {
                 client: ClientId(r.u64()?),
                 ino: InodeId(r.u64()?),

@@ -235,10 +235,15 @@ impl Ring {
 
     /// Body of a kept chunk.
     pub fn body(&self, kept: &Kept) -> Result<Vec<u8>, MediaError> {
-        let (segment, at) = self.body_at(kept);
-        let mut body = vec![0u8; kept.header.body_bytes as usize];
-        self.media.read(segment, at, &mut body)?;
+        let mut body = Vec::new();
+        self.append_body(kept, &mut body)?;
         Ok(body)
+    }
+
+    /// The same behind what `to` holds.
+    pub fn append_body(&self, kept: &Kept, to: &mut Vec<u8>) -> Result<(), MediaError> {
+        let (segment, at) = self.body_at(kept);
+        self.media.append(segment, at, kept.header.body_bytes as usize, to)
     }
 
     /// Gives up chunks up to `seq`. The slot is written lazily: when the space is needed soon.

@@ -173,7 +173,7 @@ impl Node {
         self.agent.room_sought = Some(self.now);
         for node in self.chain.clone() {
             if node != self.me() {
-                self.send(node, &Message::RoomSought, out);
+                self.send(node, Message::RoomSought, out);
             }
         }
     }

@@ -494,11 +494,11 @@ impl Node {
             let piece = going.next();
             let message =
                 Message::Snapshot { seq, piece, last_inode, end: false, waits: true, raw };
-            self.send(node, &message, out);
+            self.send(node, message, out);
         }
         let (piece, raw) = (going.next(), writer.raw);
         let waits = self.waits_for_others_than(node);
-        self.send(node, &Message::Snapshot { seq, piece, last_inode, end, waits, raw }, out);
+        self.send(node, Message::Snapshot { seq, piece, last_inode, end, waits, raw }, out);
         if !end {
             going.dump = Some(dump);
         } else if planted(Bug::CaughtUpEarly) {

@@ -8,8 +8,9 @@ use base::{ClientId, Nanos, NodeId, Sequence, StreamSeq};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::volume::{Refusal, Volume};
 
-use super::message::{CHUNK, CHUNK_PREFIX, Message, chunk_frame, set_chunk_prefix};
-use super::{Effect, Failure, Node, entries};
+use super::frame::{Body, Checked, Frame};
+use super::message::{CHUNK, CHUNK_PREFIX, Message};
+use super::{Effect, Failure, Node};
 
 /// A member that has not acknowledged for this long although it should have is reported.
 const SUSPECT_AFTER: Nanos = 600_000_000;
@@ -43,6 +44,12 @@ enum Care {
     Whole,
     /// What was applied of the chunk is published with what came before it.
     Partly,
+}
+
+/// Sends a Chunk message.
+pub(super) fn send_chunk(to: NodeId, body: Body, out: &mut Vec<Effect>) {
+    let class = super::class_of(body.len());
+    out.push(Effect::Send { to, class, kind: CHUNK, body });
 }
 
 impl Node {
@@ -124,40 +131,25 @@ impl Node {
         all_acked: StreamSeq,
         out: &mut Vec<Effect>,
     ) -> Result<bool, Failure> {
-        let body = &frame[CHUNK_PREFIX + CHUNK_HEADER_BYTES..];
-        let mut count = 0;
-        for entry in entries(body, header.incarnation) {
-            if entry.is_err() && !planted(Bug::DamageIgnored) {
-                return Ok(false);
-            }
-            count += 1;
-        }
-        if count != header.entries && !planted(Bug::DamageIgnored) {
+        let Some(frame) = Frame::received(frame) else { return Ok(false) };
+        let whole = frame.len();
+        let (checked, wrong) = Checked::of(frame, header.incarnation);
+        let right = wrong.is_none() && checked.entries().count() == header.entries as usize;
+        if !(right && checked.len() == whole || planted(Bug::DamageIgnored)) {
             return Ok(false);
         }
-        self.make_room(body.len())?;
-        if !self.ring.put(header, body, body.len())? {
+        self.make_room(checked.len())?;
+        if !self.ring.put(header, checked.body(), checked.len())? {
             return Ok(false);
         }
         self.note_chunk(&header)?;
         self.acknowledge(out);
+        let body = checked.into_chunk(&header, self.epoch, all_acked);
+        self.member.recent.keep(header, &body, self.config.limits.recent_bytes);
         if let Some(next) = self.successor() {
-            self.send_frame(next, frame, all_acked, out);
+            send_chunk(next, body, out);
         }
         Ok(true)
-    }
-
-    /// Sends a Chunk message that lies in `frame` from its chunk on.
-    pub(super) fn send_frame(
-        &self,
-        to: NodeId,
-        mut frame: Vec<u8>,
-        all_acked: StreamSeq,
-        out: &mut Vec<Effect>,
-    ) {
-        set_chunk_prefix(&mut frame, self.epoch, all_acked);
-        let class = super::class_of(frame.len());
-        out.push(Effect::Send { to, class, kind: CHUNK, body: frame });
     }
 
     /// Bookkeeping for a chunk that is in the ring.
@@ -204,7 +196,7 @@ impl Node {
         if let Some(&head) = self.chain.first()
             && head != self.me()
         {
-            self.send(head, &message, out);
+            self.send(head, message, out);
         }
     }
 
@@ -216,7 +208,7 @@ impl Node {
         };
         if let Some(source) = source {
             let from = StreamSeq(self.ring.last().0 + 1);
-            self.send(source, &Message::StreamWant { from }, out);
+            self.send(source, Message::StreamWant { from }, out);
         }
     }
 
@@ -233,11 +225,12 @@ impl Node {
                 log::warn!("node {to} wants chunk {seq}, which is no longer kept");
                 return Ok(false);
             };
-            let body = self.ring.body(&kept)?;
-            let mut frame = chunk_frame(CHUNK_HEADER_BYTES + body.len());
-            frame.extend_from_slice(&kept.header.encode());
-            frame.extend_from_slice(&body);
-            self.send_frame(to, frame, self.member.all_acked, out);
+            // Whoever gets it checks it.
+            let frame = Frame::filled(kept.header.body_bytes as usize, |to| {
+                self.ring.append_body(&kept, to)
+            })?;
+            let body = frame.into_chunk(&kept.header, self.epoch, self.member.all_acked);
+            send_chunk(to, body, out);
             seq.0 += 1;
         }
         Ok(true)
@@ -314,10 +307,21 @@ impl Node {
         let Some(kept) = self.ring.get(seq).copied() else {
             return Err(Failure::Diverged(seq, "it is not in the ring".into()));
         };
-        let body = self.ring.body(&kept)?;
         let (segment, base) = self.ring.body_at(&kept);
-        let all: Result<Vec<_>, _> = entries(&body, kept.header.incarnation).collect();
-        let all = all.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
+        let chunk = match self.member.recent.take(&kept.header) {
+            Some(chunk) => chunk,
+            None => {
+                let frame = Frame::filled(kept.header.body_bytes as usize, |to| {
+                    self.ring.append_body(&kept, to)
+                })?;
+                let (checked, wrong) = Checked::of(frame, kept.header.incarnation);
+                if let Some(e) = wrong {
+                    return Err(Failure::Diverged(seq, e.to_string()));
+                }
+                checked.into()
+            }
+        };
+        let all: Vec<_> = chunk.entries().collect();
         if care == Care::Beforehand && self.volume.may_have_to_wait(all.iter().map(|e| &e.2))? {
             return Ok(Applied::UpTo(0));
         }
@@ -345,6 +349,7 @@ impl Node {
             }
         }
         self.spend_entry(kept.header.body_bytes as usize);
+        self.member.recent.done(seq);
         self.applied_chunk(&kept.header);
         Ok(Applied::Whole)
     }

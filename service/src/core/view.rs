@@ -114,7 +114,7 @@ impl Node {
             if node == self.me() {
                 self.ask_again();
             } else {
-                self.send(node, &Message::AskAgain, out);
+                self.send(node, Message::AskAgain, out);
             }
         }
     }
@@ -248,7 +248,7 @@ impl Node {
         let Some((holder, most)) = best else { return Ok(()) };
         if most > self.ring.last() && !planted(Bug::TakeOverShort) {
             let from = StreamSeq(self.ring.last().0 + 1);
-            self.send(holder, &Message::StreamWant { from }, out);
+            self.send(holder, Message::StreamWant { from }, out);
             return Ok(());
         }
         while self.member.applied < self.ring.last() {

@@ -54,7 +54,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             room: (odd(random), odd(random)),
         },
         3 => Message::ClientGone { client },
-        4 => Message::Entries { client, first: Sequence(odd(random)), last: settled, raw },
+        4 => Message::Entries { client, first: Sequence(odd(random)), last: settled, raw: raw.into() },
         5 => Message::LeaseWant { client, ino, token, mode, flags: token as u8 },
         6 => Message::Granted { client, ino, token, mode, errno: token as u16, stream: seq },
         7 => Message::NumbersWant { client, token, count: ino.0 as u32 },
@@ -160,7 +160,7 @@ fn a_node_speaks_for_its_own_clients_only() {
     let raw = forged.to_entry(Sequence(hand.seq + 1), Epoch(1), 0, 1, hand.descriptor.incarnation);
     let (first, last) = (Sequence(hand.seq + 1), Sequence(hand.seq + 1));
     let forged = [
-        Message::Entries { client, first, last, raw },
+        Message::Entries { client, first, last, raw: raw.into() },
         Message::Released { client, ino, token: 0 },
         Message::Recalled { client, ino, token: 1 },
         Message::Unpin { client, inodes: vec![ino] },

@@ -168,7 +168,7 @@ impl Rig {
                 Effect::Send { to, kind, body, .. } => {
                     let link = self.links.iter_mut().find(|(t, f, _)| (*t, *f) == (to, from));
                     if let Some((_, _, queue)) = link {
-                        queue.push_back((kind, body));
+                        queue.push_back((kind, body.to_vec()));
                     }
                 }
                 Effect::Attached { token, client, segment } => {

@@ -213,7 +213,7 @@ impl Machine {
             match effect {
                 Effect::Copies { id, items } => self.host.ask(id, items),
                 Effect::Attached { .. } | Effect::AttachRefused { .. } => self.out.push(effect),
-                Effect::Send { kind, body, .. } => self.frames.push((kind, body)),
+                Effect::Send { kind, body, .. } => self.frames.push((kind, body.to_vec())),
                 _ => {}
             }
         }

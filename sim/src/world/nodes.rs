@@ -259,7 +259,7 @@ impl World<'_> {
         for effect in effects {
             match effect {
                 Effect::Send { to, class, kind, body } => {
-                    self.send(n, to.0 as usize - 1, class, kind, body);
+                    self.send(n, to.0 as usize - 1, class, kind, body.to_vec());
                 }
                 Effect::Attached { token, client, segment } => {
                     let (actor, stamp) = ((token >> 40) as usize, token & 0xff_ffff_ffff);

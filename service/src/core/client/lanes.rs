@@ -11,6 +11,7 @@ use storage::limits::{LANES_MAX, OP_SLOTS};
 use storage::media::MediaError;
 
 use super::{Batch, Client, Mark, Standing};
+use crate::core::frame::Checked;
 
 /// A log that has not gone on for so long is looked into; and after the same time again it is given
 /// up. Stores need nanoseconds to arrive; this is for the service's own sake, which may have been stopped.
@@ -152,9 +153,8 @@ impl Client {
             out.truncate(start);
             return Ok(good.then_some(total));
         }
-        out.resize(start + total as usize, 0);
         let at = self.descriptor.lane_offset(lane) + in_lane;
-        self.media.read(self.log(), at, &mut out[start..])?;
+        self.media.append(self.log(), at, total as usize, out)?;
         match entry::decode(&out[start..], self.descriptor.incarnation) {
             Ok((header, _)) if usize::from(header.lane) == lane => Ok(Some(total)),
             _ => {
@@ -171,8 +171,11 @@ impl Client {
 
     /// Copies complete entries in sequence, up to `max` bytes but one at least.
     pub fn fetch(&mut self, max: usize) -> Result<Batch, MediaError> {
-        let mut batch = Batch { first: Sequence(self.next), ..Batch::default() };
+        let raw = Checked::none(self.descriptor.incarnation, self.fetched.min(max));
+        let mut batch = Batch { raw, first: Sequence(self.next), last: Sequence(0), taken: 0 };
         while batch.taken < self.capacity() && self.fetch_next(&mut batch, max)? {}
+        // What comes next is mostly as long.
+        self.fetched = batch.raw.len();
         Ok(batch)
     }
 
@@ -218,12 +221,12 @@ impl Client {
             return Ok(Some(false));
         }
         let copied = batch.raw.len();
-        let Some(total) = self.copy_entry(lane, head, &mut batch.raw)? else { return Ok(None) };
+        let Some(total) = self.copy_entry(lane, head, batch.raw.end())? else { return Ok(None) };
         // The copy is what counts: its sequence must be the one expected, too.
         let start = self.lanes[lane];
         self.lanes[lane] += total;
         self.next = seq + 1;
-        let promised = promise_of(&batch.raw[copied..]);
+        let promised = promise_of(&batch.raw.body()[copied..]);
         self.marks.push_back(Mark { seq, lane, start, end: start + total, promised });
         if seq <= self.settled.0 {
             self.use_room(promised);

@@ -1,0 +1,280 @@
+//! Log entries on their way through a node, in one buffer: filled once, from the log or by the link, and from there written to the
+//! ring, sent on, applied. In front of the entries is room for the head of the message that they become, whichever it is.
+//!
+//! | type | what is known of the bytes |
+//! | --- | --- |
+//! | [`Frame`] | nothing |
+//! | [`Checked`] | whole entries one behind the other, whose checksums were compared here, in this memory |
+//! | [`Body`] | a message that is sent: it changes no more, and its memory may be shared |
+//!
+//! So a checksum is computed once on each node: what wants entries takes [`Checked`], and there is no other way to get it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::planted::{Bug, planted};
+use base::wire::Corrupt;
+use base::{Epoch, StreamSeq};
+use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
+use storage::format::entry::{self, Header, Op, entry_bytes};
+
+use super::message::{CHUNK_PREFIX, set_chunk_prefix};
+
+/// Bytes in front of the entries: the head of a Chunk message, which is the longest.
+pub const FRAME_HEAD: usize = CHUNK_PREFIX + CHUNK_HEADER_BYTES;
+
+/// Bytes with room for a head in front of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Frame {
+    bytes: Vec<u8>,
+    /// Where what counts begins; at least [`FRAME_HEAD`].
+    begin: usize,
+}
+
+impl Frame {
+    /// An empty one that can take `len` bytes without moving.
+    pub fn with_capacity(len: usize) -> Self {
+        let mut bytes = Vec::with_capacity(FRAME_HEAD + len);
+        bytes.resize(FRAME_HEAD, 0);
+        Self { bytes, begin: FRAME_HEAD }
+    }
+
+    /// A message as it was received, whose head has the length of a chunk's. `None`: it is shorter than that.
+    pub fn received(bytes: Vec<u8>) -> Option<Self> {
+        (bytes.len() >= FRAME_HEAD).then_some(Self { bytes, begin: FRAME_HEAD })
+    }
+
+    /// One with `len` bytes that `fill` puts at the end.
+    pub fn filled<E>(
+        len: usize,
+        fill: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let mut frame = Self::with_capacity(len);
+        fill(&mut frame.bytes)?;
+        Ok(frame)
+    }
+
+    /// The Chunk message that has the bytes as its entries.
+    pub fn into_chunk(self, header: &ChunkHeader, epoch: Epoch, all_acked: StreamSeq) -> Body {
+        self.into_body(|head| {
+            set_chunk_prefix(head, epoch, all_acked);
+            head[CHUNK_PREFIX..].copy_from_slice(&header.encode());
+        })
+    }
+
+    /// What counts.
+    pub fn body(&self) -> &[u8] {
+        &self.bytes[self.begin..]
+    }
+
+    /// Bytes that count.
+    pub fn len(&self) -> usize {
+        self.bytes.len() - self.begin
+    }
+
+    /// Whether none do.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The message that has the bytes as they lie here, behind a head that `fill` writes.
+    pub fn into_body(mut self, fill: impl FnOnce(&mut [u8])) -> Body {
+        let from = self.begin - FRAME_HEAD;
+        fill(&mut self.bytes[from..self.begin]);
+        Body { bytes: Arc::new(self.bytes), from }
+    }
+}
+
+impl From<Vec<u8>> for Frame {
+    /// A copy.
+    fn from(bytes: Vec<u8>) -> Self {
+        let mut frame = Self::with_capacity(bytes.len());
+        frame.bytes.extend_from_slice(&bytes);
+        frame
+    }
+}
+
+/// Whole entries of one log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Checked {
+    frame: Frame,
+    incarnation: u32,
+}
+
+impl Checked {
+    /// None yet, of a log of that incarnation.
+    pub fn none(incarnation: u32, capacity: usize) -> Self {
+        Self { frame: Frame::with_capacity(capacity), incarnation }
+    }
+
+    /// What whole entries `frame` begins with, and what is wrong with the first that is none.
+    pub fn of(mut frame: Frame, incarnation: u32) -> (Self, Option<Corrupt>) {
+        let (mut good, mut wrong) = (0, None);
+        for entry in super::entries(frame.body(), incarnation) {
+            match entry {
+                Ok((at, header, _)) => good = at + entry_bytes(header.length as usize),
+                Err(e) => wrong = Some(e),
+            }
+        }
+        let good = good.min(frame.len());
+        if !planted(Bug::DamageIgnored) {
+            frame.bytes.truncate(frame.begin + good);
+        }
+        (Self { frame, incarnation }, wrong)
+    }
+
+    /// The entries: offset, header, operation.
+    pub fn entries(&self) -> impl Iterator<Item = (usize, Header, Op<'_>)> {
+        checked_entries(self.frame.body())
+    }
+
+    /// Their bytes.
+    pub fn body(&self) -> &[u8] {
+        self.frame.body()
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.frame.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.frame.is_empty()
+    }
+
+    /// Of which log they are.
+    pub const fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
+    /// Where the next entry is put. Whoever puts one there has compared its checksum there.
+    pub(super) fn end(&mut self) -> &mut Vec<u8> {
+        &mut self.frame.bytes
+    }
+
+    /// Those from that offset on (of an entry), in the same memory.
+    pub fn from(mut self, offset: usize) -> Self {
+        self.frame.begin += offset.min(self.frame.len());
+        self
+    }
+
+    /// The bytes, for another message than a chunk.
+    pub fn into_frame(self) -> Frame {
+        self.frame
+    }
+
+    /// The Chunk message that has all of them.
+    pub fn into_chunk(self, header: &ChunkHeader, epoch: Epoch, all_acked: StreamSeq) -> Body {
+        self.frame.into_chunk(header, epoch, all_acked)
+    }
+}
+
+/// Entries whose checksums were compared before.
+fn checked_entries(body: &[u8]) -> impl Iterator<Item = (usize, Header, Op<'_>)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = body.get(at..).filter(|r| !r.is_empty())?;
+        // What can be wrong with them was found when they were checked.
+        let (header, op) = entry::decode_checked(rest).ok()?;
+        let offset = at;
+        at = (at + entry_bytes(header.length as usize)).min(body.len());
+        Some((offset, header, op))
+    })
+}
+
+/// A message on its way out.
+#[derive(Clone, Debug)]
+pub struct Body {
+    bytes: Arc<Vec<u8>>,
+    from: usize,
+}
+
+impl Body {
+    /// The entries of a Chunk message that was made of [`Checked`] ones.
+    fn entries(&self) -> impl Iterator<Item = (usize, Header, Op<'_>)> {
+        checked_entries(&self[FRAME_HEAD..])
+    }
+}
+
+impl std::ops::Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.from..]
+    }
+}
+
+impl From<Vec<u8>> for Body {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { bytes: Arc::new(bytes), from: 0 }
+    }
+}
+
+impl PartialEq for Body {
+    fn eq(&self, other: &Self) -> bool {
+        self[..] == other[..]
+    }
+}
+
+impl Eq for Body {}
+
+/// Chunks that are in the ring and not applied yet, in the memory in which they came: so that nobody reads them back from the ring.
+/// At most so many bytes; those beyond are read back.
+#[derive(Debug, Default)]
+pub struct Recent {
+    chunks: VecDeque<(ChunkHeader, Body)>,
+    bytes: usize,
+}
+
+impl Recent {
+    /// Keeps a chunk, if there is room.
+    pub fn keep(&mut self, header: ChunkHeader, body: &Body, most: usize) {
+        if self.bytes + body.len() <= most {
+            self.bytes += body.len();
+            self.chunks.push_back((header, body.clone()));
+        }
+    }
+
+    /// The chunk of that header, if it is here; what comes before it is needed no more.
+    pub fn take(&mut self, header: &ChunkHeader) -> Option<Chunk> {
+        while let Some((first, body)) = self.chunks.front()
+            && first.stream_seq <= header.stream_seq
+        {
+            let mistaken = planted(Bug::RecentMistaken) && first.stream_seq == header.stream_seq;
+            if first == header || mistaken {
+                return Some(Chunk(body.clone()));
+            }
+            self.bytes -= body.len();
+            self.chunks.pop_front();
+        }
+        None
+    }
+
+    /// The chunk is applied.
+    pub fn done(&mut self, seq: StreamSeq) {
+        while let Some((first, body)) = self.chunks.front()
+            && first.stream_seq <= seq
+        {
+            self.bytes -= body.len();
+            self.chunks.pop_front();
+        }
+    }
+}
+
+/// A chunk whose entries were checked here.
+#[derive(Clone, Debug)]
+pub struct Chunk(Body);
+
+impl Chunk {
+    /// Its entries.
+    pub fn entries(&self) -> impl Iterator<Item = (usize, Header, Op<'_>)> {
+        self.0.entries()
+    }
+}
+
+impl From<Checked> for Chunk {
+    fn from(checked: Checked) -> Self {
+        Self(checked.into_frame().into_body(|_| ()))
+    }
+}
