@@ -114,6 +114,15 @@ pub trait Media: Send + Sync {
     ) -> Result<u64, MediaError>;
     /// Copies between segments (never overlapping); not durable before `persist` + `fence`.
     fn copy(&self, from: (Segment, u64), to: (Segment, u64), len: u64) -> Result<(), MediaError>;
+    /// The same of several ranges in order, of which each goes behind the one before it.
+    fn copy_run(&self, from: &[(Segment, u64, u64)], to: (Segment, u64)) -> Result<(), MediaError> {
+        let mut at = to.1;
+        for &(segment, offset, len) in from {
+            self.copy((segment, offset), (to.0, at), len)?;
+            at += len;
+        }
+        Ok(())
+    }
     /// Makes sure that a segment exists with at least `size` bytes (zeroes where new).
     fn ensure(&self, segment: Segment, size: u64) -> Result<(), MediaError>;
     /// Gives the memory of a range back; it reads as zeroes afterwards.

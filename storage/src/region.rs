@@ -584,15 +584,6 @@ impl Media for FileRegion {
             return Err(MediaError::Io(format!("{:?}: copy onto itself", from.0)));
         }
         if self.durability != Durability::Pmem {
-            if len >= untouched::WORTH_ASKING && !untouched::has_content(target.at(to.1)) {
-                // SAFETY: the source range is mapped (checked), and `source` keeps it so.
-                let written =
-                    unsafe { untouched::write_through(&target.fd, source.at(from.1), to.1, len) };
-                return written.map_err(|e| match e {
-                    OsError::NOSPC | OsError::DQUOT => self.no_room(to.0, e),
-                    e => io("cannot write to", &self.path.join(file_name(to.0)), e),
-                });
-            }
             // SAFETY: both ranges are mapped and do not overlap (checked above).
             unsafe {
                 std::ptr::copy_nonoverlapping(source.at(from.1), target.at(to.1), len as usize);
@@ -612,6 +603,39 @@ impl Media for FileRegion {
                 persist::copy_persistent(target.at(to.1 + done), &buffer[..n]);
             }
             done += n as u64;
+        }
+        Ok(())
+    }
+
+    fn copy_run(&self, from: &[(Segment, u64, u64)], to: (Segment, u64)) -> Result<(), MediaError> {
+        let len = from.iter().fold(0u64, |all, piece| all.saturating_add(piece.2));
+        let target = self.range(to.0, to.1, len)?;
+        let mut at = to.1;
+        let written = self.durability != Durability::Pmem
+            && len >= untouched::WORTH_ASKING
+            // (What a file goes on with may begin in a block that it has.)
+            && !untouched::has_content(target.at(at + len - 1));
+        if written {
+            let mut run = untouched::Run::new();
+            for &(segment, offset, bytes) in from {
+                let source = self.range(segment, offset, bytes)?;
+                run.push(source.at(offset), bytes, source);
+            }
+            let done = run.write(&target.fd, at).map_err(|e| match e {
+                OsError::NOSPC | OsError::DQUOT => self.no_room(to.0, e),
+                e => io("cannot write to", &self.path.join(file_name(to.0)), e),
+            })?;
+            // What the kernel did not take in one go is copied as ever.
+            at += done;
+        }
+        let mut skip = at - to.1;
+        for &(segment, offset, bytes) in from {
+            let gone = skip.min(bytes);
+            skip -= gone;
+            if gone < bytes {
+                self.copy((segment, offset + gone), (to.0, at), bytes - gone)?;
+                at += bytes - gone;
+            }
         }
         Ok(())
     }

@@ -6,13 +6,13 @@
 //! mapping. Both reach the same pages.
 #![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::io::Errno as OsError;
 
 const PAGE: usize = 4096;
-/// Below this a fault or two cost less than asking.
-pub(crate) const WORTH_ASKING: u64 = 32 * 1024;
+/// Below this a fault costs less than asking, and writing.
+pub(crate) const WORTH_ASKING: u64 = 4096;
 
 /// Whether the page at `at`, of a shared mapping, holds content already. Where the kernel does not tell, it does.
 pub(crate) fn has_content(at: *const u8) -> bool {
@@ -23,36 +23,42 @@ pub(crate) fn has_content(at: *const u8) -> bool {
     !told || seen & 1 == 1
 }
 
-/// Writes `len` bytes from `from` to the file at `offset`.
-///
-/// # Safety
-/// `from .. from + len` must be mapped; others may write to it meanwhile.
-pub(crate) unsafe fn write_through(
-    file: &OwnedFd,
-    from: *const u8,
-    offset: u64,
-    len: u64,
-) -> Result<(), OsError> {
-    use std::os::fd::AsRawFd;
-    let mut done = 0;
-    while done < len {
-        // SAFETY: the caller vouches for the source, which only the kernel reads: no slice covers what others may write.
-        let written = unsafe {
-            libc::pwrite64(
-                file.as_raw_fd(),
-                from.add(done as usize).cast(),
-                (len - done) as usize,
-                (offset + done) as i64,
-            )
-        };
-        match u64::try_from(written) {
-            Ok(0) => return Err(OsError::NOSPC),
-            Ok(n) => done += n,
-            Err(_) => match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) => {}
-                code => return Err(OsError::from_raw_os_error(code.unwrap_or(libc::EIO))),
-            },
+/// Pieces of mapped memory that are written to a file one behind the other.
+#[derive(Debug)]
+pub(crate) struct Run<K> {
+    pieces: Vec<libc::iovec>,
+    /// What keeps them mapped.
+    keep: Vec<K>,
+}
+
+impl<K> Run<K> {
+    /// Without pieces.
+    pub(crate) const fn new() -> Self {
+        Self { pieces: Vec::new(), keep: Vec::new() }
+    }
+
+    /// The next piece, which `keep` keeps mapped. Others may write to it meanwhile.
+    pub(crate) fn push(&mut self, at: *const u8, bytes: u64, keep: K) {
+        self.pieces.push(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: bytes as usize });
+        self.keep.push(keep);
+    }
+
+    /// Writes them to the file at `offset`; how many bytes of them the kernel took.
+    pub(crate) fn write(&self, file: &OwnedFd, offset: u64) -> Result<u64, OsError> {
+        loop {
+            // SAFETY: each piece lies in memory that `keep` keeps mapped, and only the kernel reads it: no slice
+            // covers what others may write.
+            let taken = unsafe {
+                let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len() as i32);
+                libc::pwritev(file.as_raw_fd(), pieces, count, offset as i64)
+            };
+            match u64::try_from(taken) {
+                Ok(taken) => return Ok(taken),
+                Err(_) => match std::io::Error::last_os_error().raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    code => return Err(OsError::from_raw_os_error(code.unwrap_or(libc::EIO))),
+                },
+            }
         }
     }
-    Ok(())
 }

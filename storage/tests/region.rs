@@ -238,7 +238,7 @@ fn copies_into_untouched_blocks_are_copies() {
             let len = 1 + random.below(SIZE / 4);
             let from = random.below(SIZE - len);
             let to = random.below(SIZE - len) / unit * unit;
-            let (a, b) = (to as usize, (to + len) as usize);
+            let a = to as usize;
             match random.below(5) {
                 0 => {
                     let (first, end) = (to.next_multiple_of(4096), (to + len) & !4095);
@@ -249,7 +249,16 @@ fn copies_into_untouched_blocks_are_copies() {
                 }
                 1 => region.back(&[(Segment::Arena(0), to, len)]).unwrap(),
                 _ => {
-                    region.copy((Segment::Stream, from), (Segment::Arena(0), to), len).unwrap();
+                    // In pieces, as a log has them.
+                    let piece = 1 + random.below(len);
+                    let run: Vec<_> = (0..len)
+                        .step_by(piece as usize)
+                        .map(|at| (Segment::Stream, from + at, piece.min(len - at)))
+                        .take(1000)
+                        .collect();
+                    let len = run.iter().map(|piece| piece.2).sum::<u64>();
+                    region.copy_run(&run, (Segment::Arena(0), to)).unwrap();
+                    let b = (to + len) as usize;
                     model[a..b].copy_from_slice(&source[from as usize..(from + len) as usize]);
                 }
             }

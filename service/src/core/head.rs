@@ -12,13 +12,13 @@ use storage::limits::{CHUNK_BYTES_MAX, LEASE_SLOTS};
 use storage::permission::{R, W};
 use storage::volume::Refusal;
 
-use super::lease::{Action, LeaseTable, Want};
 use super::frame::Checked;
+use super::lease::{Action, LeaseTable, Want};
 use super::message::{Message, Raw};
 use super::parts::Step;
 use super::reach::SERVICE;
-use super::validate::{Known, judge};
 use super::stream::send_chunk;
+use super::validate::{Known, judge};
 use super::{Effect, Failure, Node, entries};
 
 /// No inode numbers from here on: far more than a volume can ever use.

@@ -54,7 +54,12 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             room: (odd(random), odd(random)),
         },
         3 => Message::ClientGone { client },
-        4 => Message::Entries { client, first: Sequence(odd(random)), last: settled, raw: raw.into() },
+        4 => Message::Entries {
+            client,
+            first: Sequence(odd(random)),
+            last: settled,
+            raw: raw.into(),
+        },
         5 => Message::LeaseWant { client, ino, token, mode, flags: token as u8 },
         6 => Message::Granted { client, ino, token, mode, errno: token as u16, stream: seq },
         7 => Message::NumbersWant { client, token, count: ino.0 as u32 },

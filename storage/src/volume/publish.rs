@@ -42,13 +42,38 @@ pub fn back_copies(media: &dyn Media, copies: &[CopyItem]) -> Result<(), MediaEr
     media.back(&ranges.collect::<Vec<_>>())
 }
 
+/// Copies of a run: what is written one after the other, mostly the payloads of a log that goes on.
+const RUN: usize = 64;
+
+/// The copies that `copies` begins with and whose targets lie one behind the other: sources, and target.
+#[allow(clippy::type_complexity)] // as `Media::copy_run` takes them
+fn first_run(copies: &[CopyItem]) -> Option<(Vec<(Segment, u64, u64)>, (Segment, u64))> {
+    let mut run: Option<(Vec<_>, (Segment, u64), u64)> = None;
+    for item in copies.iter().take(RUN) {
+        let CopyItem::Copy { from, to, len } = *item else { break };
+        let (sources, begin, end) = run.get_or_insert_with(|| (Vec::new(), to, to.1));
+        if to != (begin.0, *end) {
+            break;
+        }
+        sources.push((from.0, from.1, len));
+        *end += len;
+    }
+    run.map(|(sources, to, _)| (sources, to))
+}
+
 /// Runs copies in order, and starts their write-back; the caller ends with a fence before it
 /// publishes. Memory for them was taken before ([`back_copies`]).
 pub fn run_copies(media: &dyn Media, copies: &[CopyItem]) -> Result<(), MediaError> {
-    for item in copies {
+    let mut copied = 0;
+    for (at, item) in copies.iter().enumerate() {
         let (to, len) = match *item {
-            CopyItem::Copy { from, to, len } => {
-                media.copy(from, to, len)?;
+            CopyItem::Copy { to, len, .. } => {
+                if at >= copied
+                    && let Some((run, to)) = first_run(&copies[at..])
+                {
+                    media.copy_run(&run, to)?;
+                    copied = at + run.len();
+                }
                 (to, len)
             }
             CopyItem::Zero { to, len } => {
