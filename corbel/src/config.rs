@@ -1,4 +1,4 @@
-//! The configuration file: TOML in four sections, every key with its meaning, default and bounds.
+//! The configuration file: TOML in five sections, every key with its meaning, default and bounds.
 //!
 //! The table in [`config!`] below is the only place that knows the keys: structures, reading,
 //! `corbel config generate` and the documented file `config/corbel.toml` come from it. Reading
@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use value::{Authentication, Durability, Encryption, Metrics, Size, Transport, Value};
+pub use value::{Authentication, Cores, Durability, Encryption, Metrics, Size, Transport, Value};
 
 use cluster::transport::PeerAddress;
 
@@ -154,6 +154,12 @@ config! {
         metrics: Metrics = Metrics(None);
         /// Delay added to every fabric operation of nicfs, to stand for PCIe in measurements.
         fabric_delay: Duration = Duration::ZERO;
+    }
+    /// How the services of this node work.
+    service: ServiceConfig {
+        /// Processor cores that hostd and nicfs use, for example "2,4-7", so that applications keep theirs; "" leaves
+        /// them all. nicfs has as many threads for bulk work as these are cores.
+        cores: Cores = Cores::default();
     }
     /// The operation log of each client process.
     log: LogConfig {

@@ -270,6 +270,12 @@ fn serve(role: Role, config: &Config) -> Result<()> {
         drop(keys(config, speaks)?);
     }
     announce(&dir, role.name())?;
+    if role != Role::Coordinator {
+        service::process::keep_to(&config.service.cores.0).map_err(|why| {
+            let remedy = "name cores of this machine that the service may use (nproc --all, taskset -p 1), or \"\"";
+            Failure::new(Kind::Config, format!("service.cores: {why}"), remedy)
+        })?;
+    }
     let ended = |error: service::Error| {
         Failure::failed(format!("{} of node {}: {error}", role.name(), config.node.id), "")
     };
