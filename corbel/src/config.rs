@@ -11,7 +11,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use value::{Authentication, Cores, Durability, Encryption, Metrics, Size, Transport, Value};
+pub use value::{
+    Authentication, Compression, Cores, Durability, Encryption, Metrics, Size, Transport, Value,
+};
 
 use cluster::transport::PeerAddress;
 
@@ -113,6 +115,10 @@ config! {
         /// Whether what passes over TCP between those who have shown who they are is encrypted: "on", or "off" for links
         /// that nobody else can listen to. Then it is signed all the same. It is encrypted unless both sides say "off".
         encryption: Encryption = Encryption::On;
+        /// How bulk messages between nodes are compressed (each member keeps them as they were): "auto", when they have to wait
+        /// for a link that is slower than compressing is, and look as if they would gain something; "lz4" or "zstd", always;
+        /// "none". What is sent small, an fsync above all, is sent as it is.
+        compression: Compression = Compression::Auto;
         /// Directory in which `corbel serve coordinator` keeps its state across restarts.
         coordinator_dir: PathBuf = "/var/lib/corbel/coordinator".into();
         /// Members of the volume's chain, the primary included. fsync waits for all of them.

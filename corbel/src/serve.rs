@@ -214,6 +214,16 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
         memory: limits.memory.0,
         high: limits.high_watermark,
         low: limits.low_watermark,
+        compression: {
+            use crate::config::Compression as Word;
+            use service::packing::Compression;
+            match config.cluster.compression {
+                Word::Auto => Compression::Auto,
+                Word::None => Compression::None,
+                Word::Lz4 => Compression::Lz4,
+                Word::Zstd => Compression::Zstd,
+            }
+        },
         fabric_delay: u64::try_from(node.fabric_delay.as_nanos()).unwrap_or(u64::MAX),
     }
 }

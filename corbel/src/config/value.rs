@@ -292,6 +292,20 @@ words! {
 }
 
 words! {
+    /// How what passes between nodes is compressed.
+    Compression {
+        /// Where it pays.
+        Auto = "auto",
+        /// Not at all.
+        None = "none",
+        /// LZ4.
+        Lz4 = "lz4",
+        /// Zstandard.
+        Zstd = "zstd"
+    }
+}
+
+words! {
     /// What makes data durable on a node.
     Durability {
         /// Persistent memory.
