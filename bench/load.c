@@ -8,6 +8,9 @@
  *   load seq     PATH BYTES COUNT    COUNT sequential writes of BYTES, one fsync; timed as a whole
  *   load fill    PATH BYTES COUNT    as seq: makes the file that `read` reads
  *   load read    PATH BYTES COUNT    COUNT random reads of BYTES
+ *   load mixed-P PATH BYTES COUNT    as seq, with bytes of which P percent can be compressed away
+ *   load rewrite PATH BYTES COUNT    COUNT times write the same 16 blocks of BYTES eight times over, then fsync
+ *   load tmp     DIR  BYTES COUNT    COUNT times make, write, close and remove 16 files of BYTES, then fsync a file
  *   load files   DIR  BYTES COUNT    COUNT times create, write, fsync, close, unlink
  *   load records PATH COUNT SECONDS  append numbered records with fsync, say each one acknowledged
  *   load verify  PATH                say which numbers are there
@@ -209,6 +212,76 @@ static void sequential(const char *path, size_t bytes, size_t count, uint64_t *s
     fs_close(fd);
 }
 
+/* Of each KiB `percent` are one byte again and again, and the rest is noise: 8 MiB of that, which no codec's window
+ * spans. */
+static void mixed(const char *path, size_t bytes, size_t count, uint64_t *samples, unsigned percent) {
+    size_t pool = (size_t)8 << 20;
+    uint8_t *noise = malloc(pool);
+    if (noise == NULL || bytes > pool)
+        die("memory");
+    for (size_t i = 0; i < pool; i++)
+        noise[i] = i % 1024 < 1024 * (size_t)percent / 100 ? 'c' : (uint8_t)(next_random() >> 24);
+    int fd = open_or_die(path, O_WRONLY | O_CREAT);
+    size_t at = 0;
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = now();
+        if (fs_write(fd, noise + at, bytes) != (ssize_t)bytes)
+            die("write");
+        samples[i] = now() - start;
+        at = at + 2 * bytes <= pool ? at + bytes : 0;
+    }
+    if (fs_fsync(fd) != 0)
+        die("fsync");
+    report(samples, count, now() - begin, bytes);
+    fs_close(fd);
+}
+
+/* Blocks that are written eight times between two fsyncs. */
+static void rewrite(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    int fd = open_or_die(path, O_WRONLY | O_CREAT);
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = now();
+        for (size_t turn = 0; turn < 8; turn++)
+            for (size_t block = 0; block < 16; block++) {
+                buffer[0] = (char)(i + turn + block);
+                if (fs_pwrite(fd, buffer, bytes, (off_t)(block * bytes)) != (ssize_t)bytes)
+                    die("pwrite");
+            }
+        if (fs_fsync(fd) != 0)
+            die("fsync");
+        samples[i] = now() - start;
+    }
+    report(samples, count, now() - begin, 128 * bytes);
+    fs_close(fd);
+}
+
+/* Files that are gone before the next fsync. */
+static void temporary(const char *dir, size_t bytes, size_t count, uint64_t *samples) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/stays", dir);
+    int stays = open_or_die(path, O_WRONLY | O_CREAT);
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = now();
+        for (size_t n = 0; n < 16; n++) {
+            snprintf(path, sizeof path, "%s/tmp-%zu", dir, n);
+            int fd = open_or_die(path, O_WRONLY | O_CREAT);
+            if (fs_write(fd, buffer, bytes) != (ssize_t)bytes)
+                die("write");
+            fs_close(fd);
+            if (fs_unlink(path) != 0)
+                die("unlink");
+        }
+        if (fs_fsync(stays) != 0)
+            die("fsync");
+        samples[i] = now() - start;
+    }
+    report(samples, count, now() - begin, 16 * bytes);
+    fs_close(stays);
+}
+
 static void random_reads(const char *path, size_t bytes, size_t count, uint64_t *samples) {
     int fd = open_or_die(path, O_RDONLY);
     off_t size = 0;
@@ -343,6 +416,12 @@ int main(int argc, char **argv) {
         append_sync(path, bytes, count, samples);
     else if (strcmp(load, "seq") == 0 || strcmp(load, "fill") == 0)
         sequential(path, bytes, count, samples);
+    else if (strncmp(load, "mixed-", 6) == 0 && strtoul(load + 6, NULL, 10) <= 100)
+        mixed(path, bytes, count, samples, (unsigned)strtoul(load + 6, NULL, 10));
+    else if (strcmp(load, "rewrite") == 0)
+        rewrite(path, bytes, count, samples);
+    else if (strcmp(load, "tmp") == 0)
+        temporary(path, bytes, count, samples);
     else if (strcmp(load, "read") == 0)
         random_reads(path, bytes, count, samples);
     else if (strcmp(load, "files") == 0)

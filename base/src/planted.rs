@@ -398,6 +398,18 @@ pub enum Bug {
     MaskIgnored = 205,
     /// A file is opened for writing by who may read it and no more.
     OpenUnchecked = 206,
+    /// A message that is not packed overtakes those that are being packed.
+    PackedOvertaken = 217,
+    /// A message is delivered before one that is still being unpacked.
+    UnpackedOvertakes = 218,
+    /// What waited to be packed or unpacked outlives its link.
+    PackedOutlives = 219,
+    /// A chunk that came packed is passed on in place of another one of its sequence.
+    StalePassedOn = 220,
+    /// A packed message may claim to hold more than so few bytes can.
+    BombTaken = 282,
+    /// What was unpacked is not compared with its checksum.
+    PackedSumIgnored = 283,
     /// The coordinator lets anybody with a certificate decide what becomes of a volume.
     RoleUnchecked = 260,
     /// Nobody asks whether a node has the certificate of the node that it says it is.
@@ -1244,6 +1256,36 @@ impl Bug {
             Bug::OpenUnchecked,
             "open-unchecked",
             "a file is opened for writing by who may read it and no more",
+        ),
+        (
+            Bug::PackedOvertaken,
+            "packed-overtaken",
+            "a message that is not packed overtakes those that are being packed",
+        ),
+        (
+            Bug::UnpackedOvertakes,
+            "unpacked-overtakes",
+            "a message is delivered before one that is still being unpacked",
+        ),
+        (
+            Bug::PackedOutlives,
+            "packed-outlives",
+            "what waited to be packed or unpacked outlives its link",
+        ),
+        (
+            Bug::StalePassedOn,
+            "stale-passed-on",
+            "a chunk that came packed is passed on in place of another one of its sequence",
+        ),
+        (
+            Bug::BombTaken,
+            "bomb-taken",
+            "a packed message may claim to hold more than so few bytes can",
+        ),
+        (
+            Bug::PackedSumIgnored,
+            "packed-sum-ignored",
+            "what was unpacked is not compared with its checksum",
         ),
         (
             Bug::RoleUnchecked,

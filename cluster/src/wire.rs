@@ -14,7 +14,7 @@
 //!            24        body
 //!
 //! hello: offset  size  field     (kind 0xff01, from the dialler; 0xff02, the answer)
-//!             0     2  protocol      1
+//!             0     2  protocol      3
 //!             2     1  class         0 low latency, 1 bulk
 //!             3     1  ring          1: a shared memory file comes with this frame, else 0
 //!             4     4  from          node that speaks
@@ -40,8 +40,8 @@ use crate::transport::Class;
 /// Bytes before the body.
 pub const FRAME_HEAD: usize = 24;
 /// Version of the hello and of all that follows, the messages of the service included; a peer with
-/// another one is refused. 2: chunks say what they refuse, snapshots are acknowledged.
-pub const PROTOCOL: u16 = 2;
+/// another one is refused. 2: chunks say what they refuse, snapshots are acknowledged. 3: messages may be packed.
+pub const PROTOCOL: u16 = 3;
 /// First kind that belongs to the transport.
 pub const KIND_RESERVED: u16 = 0xff00;
 pub(crate) const KIND_HELLO: u16 = 0xff01;

@@ -7,6 +7,7 @@ pub mod failover;
 mod hunt;
 pub mod kernels;
 mod library;
+mod line;
 pub mod load;
 mod mount;
 mod race;
@@ -96,6 +97,8 @@ verbs! {
     Mount = "mount",
     /// What certificates and encryption cost between nodes, against plain TCP
     Doors = "doors",
+    /// Links of 1 Gbit/s, in network namespaces: replicated bytes against what such a link takes (as root)
+    Compress = "compress",
     /// CPU of an idle cluster
     Idle = "idle",
 }
@@ -227,6 +230,12 @@ pub const BENCHES: &[Row] = &[
             ("succeeded", Asked::Max(0.0)),
         ],
         run: doors::doors,
+    },
+    Row {
+        name: "compress",
+        about: "replicated bytes a second over those of a link of 1 Gbit/s: 80 % compressible, and noise",
+        asked: &[("effective_ratio_80", Asked::Min(3.0)), ("effective_ratio_0", Asked::Min(0.97))],
+        run: line::compress,
     },
     Row {
         name: "idle",

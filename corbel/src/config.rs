@@ -1,4 +1,4 @@
-//! The configuration file: TOML in four sections, every key with its meaning, default and bounds.
+//! The configuration file: TOML in five sections, every key with its meaning, default and bounds.
 //!
 //! The table in [`config!`] below is the only place that knows the keys: structures, reading,
 //! `corbel config generate` and the documented file `config/corbel.toml` come from it. Reading
@@ -11,7 +11,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use value::{Authentication, Durability, Encryption, Metrics, Size, Transport, Value};
+pub use value::{
+    Authentication, Compression, Cores, Durability, Encryption, Metrics, Size, Transport, Value,
+};
 
 use cluster::transport::PeerAddress;
 
@@ -113,6 +115,10 @@ config! {
         /// Whether what passes over TCP between those who have shown who they are is encrypted: "on", or "off" for links
         /// that nobody else can listen to. Then it is signed all the same. It is encrypted unless both sides say "off".
         encryption: Encryption = Encryption::On;
+        /// How bulk messages between nodes are compressed (each member keeps them as they were): "auto", when they have to wait
+        /// for a link that is slower than compressing is, and look as if they would gain something; "lz4" or "zstd", always;
+        /// "none". What is sent small, an fsync above all, is sent as it is.
+        compression: Compression = Compression::Auto;
         /// Directory in which `corbel serve coordinator` keeps its state across restarts.
         coordinator_dir: PathBuf = "/var/lib/corbel/coordinator".into();
         /// Members of the volume's chain, the primary included. fsync waits for all of them.
@@ -154,6 +160,12 @@ config! {
         metrics: Metrics = Metrics(None);
         /// Delay added to every fabric operation of nicfs, to stand for PCIe in measurements.
         fabric_delay: Duration = Duration::ZERO;
+    }
+    /// How the services of this node work.
+    service: ServiceConfig {
+        /// Processor cores that hostd and nicfs use, for example "2,4-7", so that applications keep theirs; "" leaves
+        /// them all. nicfs has as many threads for bulk work as these are cores.
+        cores: Cores = Cores::default();
     }
     /// The operation log of each client process.
     log: LogConfig {

@@ -94,6 +94,26 @@ impl Links {
         self.tool(Side::Hub, "ip", &format!("link set n{node} {how}"))
     }
 
+    /// Limits the link of a node, in both directions, to so many bits a second.
+    pub fn limit(&self, node: u32, bits: u64) -> Result<()> {
+        // What passes at once is what the line takes in two milliseconds; what waits, in thirty.
+        let (burst, waits) = (bits / 8 / 500, bits / 8 * 3 / 100);
+        let how = format!("root tbf rate {bits}bit burst {burst} limit {waits}");
+        self.tool(Side::Hub, "tc", &format!("qdisc replace dev n{node} {how}"))?;
+        self.tool(Side::Node(node), "tc", &format!("qdisc replace dev port {how}"))
+    }
+
+    /// Has the calling thread, and what it starts, go on in the network of that side.
+    pub fn move_to(&self, side: Side) -> Result<()> {
+        use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+        let path = self.path(side);
+        let space = std::fs::File::open(&path).context(path.display())?;
+        let kind = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind)
+            .map_err(std::io::Error::from)
+            .context(path.display())
+    }
+
     /// Gives the namespaces up; each goes with its last process.
     pub fn remove(&self) {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();

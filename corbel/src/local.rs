@@ -24,7 +24,7 @@ use cluster::tls::Role;
 use cluster::transport::PeerAddress;
 use rustix::process::Signal;
 
-use crate::config::{Authentication, Config, Durability, Size, Transport};
+use crate::config::{Authentication, Compression, Config, Durability, Size, Transport};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::links::{Links, Side};
 use crate::process::{self, Identity};
@@ -54,6 +54,8 @@ pub struct Plan {
     pub apart: bool,
     /// How they know each other where they speak over TCP.
     pub authentication: Authentication,
+    /// How what passes between them is compressed.
+    pub compression: Compression,
 }
 
 impl Plan {
@@ -71,6 +73,7 @@ impl Plan {
             mounted: true,
             apart: false,
             authentication: Authentication::Certificates,
+            compression: Compression::Auto,
         }
     }
 
@@ -320,6 +323,7 @@ impl Local {
         let (at, plan) = (self.node_dir(node), &self.plan);
         config.cluster.id = NAME.into();
         config.cluster.authentication = plan.authentication;
+        config.cluster.compression = plan.compression;
         config.cluster.keys = self.keys();
         config.cluster.coordinator_dir = self.dir.join("coordinator");
         // On one machine there is no port for strangers to knock at.

@@ -214,6 +214,16 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
         memory: limits.memory.0,
         high: limits.high_watermark,
         low: limits.low_watermark,
+        compression: {
+            use crate::config::Compression as Word;
+            use service::packing::Compression;
+            match config.cluster.compression {
+                Word::Auto => Compression::Auto,
+                Word::None => Compression::None,
+                Word::Lz4 => Compression::Lz4,
+                Word::Zstd => Compression::Zstd,
+            }
+        },
         fabric_delay: u64::try_from(node.fabric_delay.as_nanos()).unwrap_or(u64::MAX),
     }
 }
@@ -270,6 +280,12 @@ fn serve(role: Role, config: &Config) -> Result<()> {
         drop(keys(config, speaks)?);
     }
     announce(&dir, role.name())?;
+    if role != Role::Coordinator {
+        service::process::keep_to(&config.service.cores.0).map_err(|why| {
+            let remedy = "name cores of this machine that the service may use (nproc --all, taskset -p 1), or \"\"";
+            Failure::new(Kind::Config, format!("service.cores: {why}"), remedy)
+        })?;
+    }
     let ended = |error: service::Error| {
         Failure::failed(format!("{} of node {}: {error}", role.name(), config.node.id), "")
     };

@@ -3,10 +3,12 @@
 //! - [`coding`]: Reed-Solomon codes, bit-exact with ISA-L and Jerasure.
 //! - [`checksum`]: CRC32C, incremental and combined from parts.
 //! - [`compress`]: LZ4 blocks and the test for data not worth compressing.
+//! - [`codec`]: codecs by number, for what is packed and has to be unpacked elsewhere.
 //! - [`crush`]: CRUSH placement, bit-exact with Ceph.
 //! - [`engine`]: who does the arithmetic; one trait, chosen by what the CPU has.
 
 pub mod checksum;
+pub mod codec;
 pub mod coding;
 pub mod compress;
 pub mod crush;

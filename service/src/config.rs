@@ -9,6 +9,7 @@ use cluster::transport::PeerAddress;
 use storage::format::superblock::Durability;
 
 use crate::core::PerUser;
+use crate::packing::Compression;
 
 /// How a node of the cluster reaches the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,6 +69,8 @@ pub struct NicfsConfig {
     pub high: u32,
     /// See `memory`.
     pub low: u32,
+    /// How messages to other nodes are packed.
+    pub compression: Compression,
     /// Artificial delay of each fabric operation, in nanoseconds.
     pub fabric_delay: u64,
 }

@@ -771,6 +771,11 @@ impl Node {
         self.volume.superblock().capacity_blocks * storage::limits::BLOCK_BYTES
     }
 
+    /// Whether chunks that come are passed on to another node.
+    pub fn passes_on(&self) -> bool {
+        self.successor().is_some()
+    }
+
     /// Position in the stream.
     pub fn position(&self) -> StreamSeq {
         self.ring.last()

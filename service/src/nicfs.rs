@@ -27,11 +27,12 @@ use storage::volume::{Params, Volume, bytes_when_full};
 use crate::beat::Beat;
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, private_socket};
 use crate::core::frame::Body;
-use crate::core::message::{CHUNK, CHUNK_ACK, ENTRIES};
 use crate::core::{Effect, Event, GRACE, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
 use crate::link::{self, Packet};
+use crate::packing::{self, Line, Moved, Packing};
+use crate::pool::{self, Pool};
 use crate::process::Held;
 use crate::serving::{Clocks, Serving};
 use crate::signal::Signals;
@@ -42,6 +43,7 @@ const TOKEN_HOST_LISTENER: u64 = 2;
 const TOKEN_HOST: u64 = 3;
 const TOKEN_ADMIN: u64 = 4;
 const TOKEN_COORDINATOR: u64 = 5;
+const TOKEN_WORK: u64 = 6;
 const TOKEN_BELLS: u64 = 1 << 32;
 /// Heartbeat of the core.
 const TICK: Duration = Duration::from_millis(100);
@@ -216,21 +218,9 @@ fn noted_epoch(region: &Path) -> Option<Epoch> {
     std::fs::read_to_string(epoch_file(region)).ok()?.trim().parse().ok().map(Epoch)
 }
 
-/// Frames that found no room: kind and body.
-type Backlog = VecDeque<(u16, Body)>;
-
-/// Puts a message behind those that wait for a link. Of acknowledgements the newest says it all, and whoever waits for it does
-/// not wait for bytes: it overtakes chunks and entries. It overtakes nothing else: what a node says of its clients
-/// (`ClientUp`) is about what it had not acknowledged then.
-fn queue_up(queue: &mut Backlog, kind: u16, body: Body) {
-    if kind != CHUNK_ACK {
-        queue.push_back((kind, body));
-        return;
-    }
-    queue.retain(|(kind, _)| *kind != CHUNK_ACK);
-    let waits_for = |(kind, _): &(u16, Body)| ![CHUNK, ENTRIES].contains(kind);
-    let place = queue.iter().rposition(waits_for).map_or(0, |last| last + 1);
-    queue.insert(place, (kind, body));
+/// What a piece of work comes to.
+enum Ended {
+    Packing(packing::Done),
 }
 
 struct Driver {
@@ -258,7 +248,8 @@ struct Driver {
     mute: BTreeSet<ClientId>,
     look_at_mute: Instant,
     attaching: BTreeMap<u64, OwnedFd>,
-    waiting: BTreeMap<(NodeId, Class), Backlog>,
+    packing: Packing,
+    pool: Pool<Ended>,
     /// When this process began.
     began: Instant,
     state: DataState,
@@ -362,6 +353,8 @@ impl Driver {
         let state = noted_epoch(&config.region)
             .map_or(DataState::Fresh, |epoch| DataState::Intact { epoch });
         let mute = node.status().clients.iter().map(|c| c.client).collect();
+        let work = usize::try_from(config.memory / 4).unwrap_or(usize::MAX);
+        let limits = pool::Limits::of_service(work);
         let mut driver = Self {
             signals,
             clock,
@@ -382,7 +375,8 @@ impl Driver {
             mute,
             look_at_mute: Instant::now(),
             attaching: BTreeMap::new(),
-            waiting: BTreeMap::new(),
+            packing: Packing::new(config.compression, limits.threads, packing::Limits::SHIPPED),
+            pool: Pool::new(limits).map_err(|e| Error::new("nicfs: pool", e))?,
             began: Instant::now(),
             state,
             ends_by: None,
@@ -396,6 +390,7 @@ impl Driver {
         driver.net.register(fd, TOKEN_HOST_LISTENER, Interest::READ).map_err(epoll_error)?;
         let fd = driver.admin.as_fd();
         driver.net.register(fd, TOKEN_ADMIN, Interest::READ).map_err(epoll_error)?;
+        driver.net.register(driver.pool.bell(), TOKEN_WORK, Interest::READ).map_err(epoll_error)?;
         driver.join()?;
         Ok(driver)
     }
@@ -507,6 +502,9 @@ impl Driver {
                     event => self.net_event(event)?,
                 }
             }
+            if self.pool.has_ended() {
+                self.work_ended();
+            }
             self.answer_bells()?;
             if !slept {
                 let mut effects = Vec::new();
@@ -612,13 +610,14 @@ impl Driver {
             NetEvent::Up { node, .. } => self.deliver(Event::PeerUp(node)),
             NetEvent::Down { node, reason } => {
                 log::info!("link to node {node} ended: {reason}");
-                self.waiting.retain(|(n, _), _| *n != node);
+                self.packing.down(node);
                 self.deliver(Event::PeerDown(node));
             }
-            NetEvent::Frame { from, kind, body, .. } => {
-                self.deliver(Event::Frame { from, kind, body });
+            NetEvent::Frame { from, class, kind, body } => self.hear(from, class, kind, body),
+            NetEvent::Drained { node, class } => {
+                self.packing.drained(node, class);
+                self.transmit(node, class);
             }
-            NetEvent::Drained { node, class } => self.resend(node, class),
             NetEvent::Rejected { what, .. } => log::warn!("{what}"),
             NetEvent::Ready { token, .. } => return self.ready(token),
         }
@@ -632,6 +631,7 @@ impl Driver {
             TOKEN_HOST => self.host_speaks(),
             TOKEN_ADMIN => self.answer_status(),
             TOKEN_COORDINATOR => self.coordinator_speaks()?,
+            TOKEN_WORK => self.work_ended(),
             bell => {
                 if let Some((client, fd)) = self.bells.get(&bell) {
                     let _ = rustix::io::read(fd, &mut [0u8; 8]);
@@ -888,35 +888,95 @@ impl Driver {
         }
     }
 
+    // --- messages ---
+
     fn send(&mut self, to: NodeId, class: Class, kind: u16, body: Body) {
-        let queue = self.waiting.get_mut(&(to, class)).filter(|q| !q.is_empty());
-        if let Some(queue) = queue {
-            queue_up(queue, kind, body);
+        if !self.net.is_up(to) {
             return;
         }
-        match self.net.send(to, class, kind, &[&body]) {
-            Ok(()) | Err(SendError::Down) => {}
-            Err(SendError::Full) => {
-                self.waiting.entry((to, class)).or_default().push_back((kind, body));
+        let line = self.line(to, class);
+        let piece = self.packing.send(to, class, kind, body, line);
+        self.work(piece);
+        self.transmit(to, class);
+    }
+
+    fn line(&self, to: NodeId, class: Class) -> Line {
+        Line { now: self.now(), queued: self.net.queued(to, class) }
+    }
+
+    /// Gives the transport what it takes of what is ready.
+    fn transmit(&mut self, to: NodeId, class: Class) {
+        while let Some((kind, body)) = self.packing.next(to, class) {
+            let line = self.line(to, class);
+            match self.net.send(to, class, kind, &[&body]) {
+                Ok(()) => self.packing.sent(to, class, body.len(), line),
+                Err(SendError::Down) => {}
+                Err(SendError::Full) => self.packing.put_back(to, class, kind, body),
+                Err(e) => log::error!("message {kind} to node {to}: {e}"),
             }
-            Err(e) => log::error!("message {kind} to node {to}: {e}"),
         }
     }
 
-    fn resend(&mut self, node: NodeId, class: Class) {
-        let Some(mut queue) = self.waiting.remove(&(node, class)) else { return };
-        while let Some((kind, body)) = queue.pop_front() {
-            match self.net.send(node, class, kind, &[&body]) {
-                Err(SendError::Full) => {
-                    queue.push_front((kind, body));
-                    break;
+    fn hear(&mut self, from: NodeId, class: Class, kind: u16, body: Vec<u8>) {
+        if self.packing.is_plain(from, class, kind) {
+            self.deliver(Event::Frame { from, kind, body });
+            return;
+        }
+        let keep = self.node.passes_on();
+        let piece = self.packing.hear(from, class, kind, body, keep);
+        self.work(piece);
+        self.deliver_heard(from, class);
+        while self.packing.is_full() {
+            let ended = self.pool.wait();
+            if ended.is_empty() {
+                break;
+            }
+            self.take_up(ended);
+        }
+    }
+
+    fn deliver_heard(&mut self, from: NodeId, class: Class) {
+        while let Some(heard) = self.packing.next_heard(from, class) {
+            if let Some(packed) = heard.packed {
+                self.net.recycle(packed);
+            }
+            match heard.body {
+                Ok(body) => self.deliver(Event::Frame { from, kind: heard.kind, body }),
+                Err(damaged) => {
+                    log::warn!("message {} of node {from}: {damaged}", heard.kind);
+                    match damaged.instead(heard.kind, self.node.status().epoch) {
+                        Some(body) => self.deliver(Event::Frame { from, kind: heard.kind, body }),
+                        None => self.net.disconnect(from),
+                    }
                 }
-                Err(e) => log::warn!("message {kind} to node {node}: {e}"),
-                Ok(()) => {}
             }
         }
-        if !queue.is_empty() {
-            self.waiting.insert((node, class), queue);
+    }
+
+    // --- work ---
+
+    /// Has a piece done, beside this thread if there is room for it.
+    fn work(&mut self, piece: Option<packing::Piece>) {
+        let Some(piece) = piece else { return };
+        let bytes = piece.bytes();
+        if let Err(piece) = self.pool.give(bytes, move || Ended::Packing(piece.work())) {
+            let ended = piece();
+            self.take_up(vec![ended]);
+        }
+    }
+
+    fn work_ended(&mut self) {
+        let ended = self.pool.take();
+        self.take_up(ended);
+    }
+
+    fn take_up(&mut self, ended: Vec<Ended>) {
+        for Ended::Packing(done) in ended {
+            match self.packing.done(done) {
+                Some(Moved::Out(to, class)) => self.transmit(to, class),
+                Some(Moved::In(from, class)) => self.deliver_heard(from, class),
+                None => {}
+            }
         }
     }
 
@@ -928,6 +988,8 @@ impl Driver {
                 hostd: self.host.is_some(),
                 longest_turn: self.longest_turn,
                 warnings: self.keys.as_ref().map(Keys::warnings).unwrap_or_default(),
+                compression: self.packing.compression(),
+                packing: self.packing.counters(),
             };
             let text = status::json(&self.node.status(), &self.net.counters(), own);
             // The socket's buffer holds the answer; a reader that does not read loses it.
@@ -962,28 +1024,4 @@ fn ring_bytes(media: &dyn Media) -> Result<u64, Error> {
         let what = media.size(Segment::Super).map_or("missing", |_| "damaged");
         Error(format!("nicfs: both superblocks are {what}; was `corbel mkfs` run on this region?"))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// (It overtook everything: a head that had dropped what was acknowledged from its ring heard then, by `ClientUp`, of space
-    /// promised to just that, and kept it free for as long as the client lived.)
-    #[test]
-    fn acknowledgements_overtake_bytes_alone() {
-        const CLIENT_UP: u16 = 3;
-        let mut queue = Backlog::new();
-        let kinds = [CLIENT_UP, ENTRIES, CHUNK_ACK, CHUNK, CLIENT_UP, ENTRIES, CHUNK, CHUNK_ACK];
-        for (n, kind) in (0..).zip(kinds) {
-            queue_up(&mut queue, kind, vec![n].into());
-        }
-        let order: Vec<u8> = queue.iter().map(|(_, body)| body[0]).collect();
-        assert_eq!(order, [0, 1, 3, 4, 7, 5, 6]);
-        let mut bytes = Backlog::new();
-        for (n, kind) in (0..).zip([ENTRIES, CHUNK, CHUNK_ACK]) {
-            queue_up(&mut bytes, kind, vec![n].into());
-        }
-        assert_eq!(bytes[0].0, CHUNK_ACK);
-    }
 }

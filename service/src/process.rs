@@ -80,6 +80,25 @@ fn raise_limits() -> rustix::io::Result<()> {
     Ok(())
 }
 
+/// Keeps this thread, and all that is started from it, to some cores; what is wrong with them. To be called before there
+/// is a second thread.
+pub fn keep_to(cores: &[u16]) -> Result<(), String> {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    if cores.is_empty() {
+        return Ok(());
+    }
+    let may = sched_getaffinity(None).map_err(|e| e.to_string())?;
+    let mut set = CpuSet::new();
+    for core in cores {
+        let number = usize::from(*core);
+        if number >= CpuSet::MAX_CPU || !may.is_set(number) {
+            return Err(format!("core {core} is not there, or not this process's to use"));
+        }
+        set.set(number);
+    }
+    sched_setaffinity(None, &set).map_err(|e| e.to_string())
+}
+
 /// A thread of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Thread(libc::c_long);
@@ -343,6 +362,20 @@ mod tests {
         assert_eq!(super::steal(stat), Some(86_210_000_000));
         assert_eq!(super::steal("cpu  1 2 3 4"), None, "a kernel before 2.6.11");
         assert_eq!(held.turn(Duration::from_millis(1)), Duration::from_millis(1));
+    }
+
+    #[test]
+    fn a_thread_is_kept_to_cores_that_are_there() {
+        let kept = std::thread::spawn(|| {
+            let may = || rustix::thread::sched_getaffinity(None).expect("a set");
+            let first = (0..1024).find(|core| may().is_set(*core)).expect("it runs somewhere");
+            assert!(super::keep_to(&[]).is_ok());
+            let why = super::keep_to(&[first as u16, 1023]).expect_err("no such core");
+            assert!(why.contains("1023"), "{why}");
+            super::keep_to(&[first as u16]).expect("its own");
+            assert_eq!((may().count(), may().is_set(first)), (1, true));
+        });
+        kept.join().expect("no panic");
     }
 
     #[test]

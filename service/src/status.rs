@@ -6,6 +6,7 @@ use cluster::transport::Counters;
 use serde_json::{Value, json};
 
 use crate::core::{NodeStatus, Role};
+use crate::packing::{self, Compression};
 
 /// What the process knows and its node does not.
 #[derive(Clone, Debug)]
@@ -16,6 +17,10 @@ pub struct Own {
     pub longest_turn: Duration,
     /// What somebody has to do, soon.
     pub warnings: Vec<String>,
+    /// How messages to other nodes are packed.
+    pub compression: Compression,
+    /// What that came to.
+    pub packing: packing::Counters,
 }
 
 /// The object, ended by a newline.
@@ -99,6 +104,19 @@ pub fn json(status: &NodeStatus, net: &Counters, own: Own) -> String {
     object["counters"]["throttled"] = c.throttled.into();
     object["counters"]["leases_over"] = c.leases_over.into();
     object["counters"]["parts"] = c.parts.into();
+    let p = own.packing;
+    object["counters"]["message_bytes"] = p.raw_out.into();
+    object["counters"]["message_wire_bytes"] = p.wire_out.into();
+    object["counters"]["packed"] = p.packed.into();
+    object["counters"]["packed_from_bytes"] = p.packed_from.into();
+    object["counters"]["packed_to_bytes"] = p.packed_to.into();
+    object["counters"]["packed_in_vain"] = p.not_worth.into();
+    object["counters"]["packed_passed_on"] = p.passed_on.into();
+    object["counters"]["unpacked"] = p.unpacked.into();
+    object["counters"]["unpacked_bytes"] = p.unpacked_to.into();
+    object["counters"]["bad_packed"] = p.bad.into();
+    object["compression"] = own.compression.name().into();
+    object["compression_ratio"] = p.ratio().into();
     object["longest_turn_us"] = (own.longest_turn.as_micros() as u64).into();
     object["warnings"] = own.warnings.into();
     object["locks"] = status.locks.into();

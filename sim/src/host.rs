@@ -8,6 +8,7 @@ use base::{Epoch, Nanos, NodeId, StreamSeq};
 use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
 use service::core::{Node, NodeConfig, PerUser, Shares};
+use service::packing::{self, Compression, Packing};
 use service::serving::Serving;
 use storage::format::chunk::ChunkHeader;
 use storage::format::control::CLOCK_LAG_MS;
@@ -34,6 +35,10 @@ pub const CREATED: Nanos = 1_000_000_000;
 pub const GRACE_SHORT: Nanos = 50_000_000;
 /// ... or longer than any history.
 pub const GRACE_LONG: Nanos = 1_000_000_000_000;
+
+/// Nearly everything is long enough to be packed here.
+const PACKING: packing::Limits =
+    packing::Limits { short: 60, long: 250, inline: 400, kept: 30_000, held: usize::MAX };
 
 /// What the regions of a history are like.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +110,10 @@ pub struct Host {
     pub region: Arc<MemoryRegion>,
     /// nicfs, while it lives.
     pub node: Option<Node>,
+    /// How it packs what it sends.
+    pub compression: Compression,
+    /// What it has packed, and is about to.
+    pub packing: Packing,
     /// Judges read every chunk of its ring.
     pub keeps_chunks: bool,
     /// Some client speaks the protocol by hand.
@@ -231,6 +240,8 @@ impl Host {
             damage: false,
             region: fresh_region(id, shape)?,
             node: None,
+            compression: Compression::None,
+            packing: Packing::new(Compression::None, 1, PACKING),
             keeps_chunks: false,
             by_hand: false,
             looked: StreamSeq(0),
@@ -292,6 +303,7 @@ impl Host {
         let tell = |event| node.apply(now_there, event, &mut Vec::new());
         self.serving = Some(Serving::begin(tell));
         self.node = Some(node);
+        self.packing = Packing::new(self.compression, 2, PACKING);
         self.looked = StreamSeq(0);
         self.incarnation += 1;
         self.has_view = false;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use base::planted::{Bug, choose};
 use frontend::fuse::kernel;
+use service::packing::Compression;
 
 use crate::crash::catch::{Budget, catch};
 use crate::faults::Fault;
@@ -226,6 +227,13 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             }
         }
         Bug::PartLost | Bug::SnapshotPieceLost => {}
+        Bug::PackedOvertaken
+        | Bug::UnpackedOvertakes
+        | Bug::PackedOutlives
+        | Bug::StalePassedOn => {
+            preset.make(Flavour::Plain);
+            (preset.nodes, preset.compression) = (3, Some(Compression::Lz4));
+        }
         Bug::ClosedReported => preset.make(Flavour::Large),
         Bug::NumbersForgotten | Bug::NumbersOfAnother => preset.make(Flavour::Quota),
         Bug::RefusalsKept | Bug::JudgementUnawaited => {
@@ -280,6 +288,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         }
         Bug::JoinUnheard => (&joins, &[LinkDown(0, 1), LinkDown(0, 2), Planned(1)]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
+        Bug::PackedOutlives => (&links, &coordinator),
+        Bug::StalePassedOn => (&head_lost, &crashes),
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());

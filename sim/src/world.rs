@@ -19,6 +19,7 @@ use cluster::coordinator::store::{Image, Seat};
 use cluster::coordinator::{DataState, Registration, View};
 use cluster::transport::Class;
 use service::core::{Effect, Event, Role};
+use service::packing::{Compression, Piece};
 use storage::format::superblock::Durability;
 use storage::media::{Media, Segment};
 use storage::volume::Volume;
@@ -106,6 +107,8 @@ pub struct Preset {
     pub insists: bool,
     /// hostd hangs at every job.
     pub hostd_deaf: bool,
+    /// How nodes pack what they send; none: drawn.
+    pub compression: Option<Compression>,
     /// Faults at their moments.
     pub script: Script,
     /// Threads of a process, at most.
@@ -148,6 +151,7 @@ impl Preset {
             numbers: None,
             insists: false,
             hostd_deaf: false,
+            compression: None,
             script: Script::default(),
             threads: 1 + r.below(4),
             points: [2, 8, 40, 300][r.below(4) as usize],
@@ -294,6 +298,12 @@ fn draw_limits(random: &mut Random, tight: bool, write_max: u64) -> Limits {
     limits
 }
 
+/// How nodes pack what they send; not drawn from the numbers of others.
+fn draw_compression(seed: u64) -> Compression {
+    use Compression::{Auto, Lz4, None, Zstd};
+    [None, None, None, Lz4, Zstd, Auto][Random::new(seed ^ 0x9ac7).below(6) as usize]
+}
+
 /// What came of a history.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
@@ -361,6 +371,7 @@ pub(crate) enum Item {
     Frame {
         from: usize,
         to: usize,
+        class: Class,
         link: u64,
         kind: u16,
         body: Vec<u8>,
@@ -378,6 +389,8 @@ pub(crate) enum Item {
     Run(usize),
     /// For this incarnation of a node only.
     To(usize, u64, Event),
+    /// A piece of work of a node, in that incarnation, comes to its end.
+    Worked(usize, u64, Piece),
     /// hostd of a node copies some of a job.
     Copies(usize, Arc<Hostd>, u64),
     Connect(usize, u64),
@@ -430,6 +443,7 @@ impl Item {
             | Self::PeerDown { at: n, .. }
             | Self::Run(n)
             | Self::To(n, ..)
+            | Self::Worked(n, ..)
             | Self::Closing { n, .. }
             | Self::Connect(n, _)
             | Self::Registered(n, ..)
@@ -522,6 +536,7 @@ impl<'a> World<'a> {
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         for host in &mut hosts {
             (host.keeps_chunks, host.by_hand) = (preset.doubts(), preset.has_attacker());
+            host.compression = preset.compression.unwrap_or_else(|| draw_compression(seed));
         }
         let mut world = Self {
             now: 0,
@@ -668,7 +683,7 @@ impl<'a> World<'a> {
             return Ok(());
         }
         match item {
-            Item::Frame { from, to, link, kind, mut body } => {
+            Item::Frame { from, to, class, link, kind, mut body } => {
                 self.damage(to, kind, &mut body);
                 if self.believes(to, from) == Some(link) {
                     self.trace(|| {
@@ -681,8 +696,7 @@ impl<'a> World<'a> {
                             of_lease(kind, &body)
                         )
                     });
-                    let from = NodeId(from as u32 + 1);
-                    self.deliver(to, Event::Frame { from, kind, body })?;
+                    self.arrived(from, to, class, kind, body)?;
                 }
             }
             Item::PeerUp { at, peer, link } => self.peer_up(at, peer, link)?,
@@ -693,6 +707,7 @@ impl<'a> World<'a> {
                     self.deliver(n, event)?;
                 }
             }
+            Item::Worked(n, incarnation, piece) => self.worked(n, incarnation, piece)?,
             Item::Copies(n, hostd, id) => self.hostd_steps(n, hostd, id)?,
             Item::Connect(n, incarnation) => self.connect(n, incarnation),
             Item::ToCoordinator(n, connection, incarnation, up) => {

@@ -116,11 +116,14 @@ mod tests {
             command.current_dir(&dir).args(args);
             command
         };
-        for load in ["persist", "write", "append", "seq", "read", "memcpy"] {
+        for load in [
+            "persist", "write", "append", "seq", "read", "memcpy", "mixed-0", "mixed-80", "rewrite",
+        ] {
             let got = figures(run(&[load, "f", "4096", "100"])).unwrap();
             assert_eq!(got["ops"], 100, "{load}");
         }
         assert_eq!(figures(run(&["files", ".", "4096", "10"])).unwrap()["ops"], 10);
+        assert_eq!(figures(run(&["tmp", ".", "4096", "10"])).unwrap()["ops"], 10);
         for (args, code) in [(&["append", "f", "0", "1"][..], 2), (&["x", "f", "16", "1"], 2)] {
             assert_eq!(run(args).output().unwrap().status.code(), Some(code));
         }

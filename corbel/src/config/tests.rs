@@ -23,6 +23,8 @@ fn every_key_survives_writing_and_reading() {
     config.node.metrics = Metrics(Some("127.0.0.1:1".parse().unwrap()));
     config.log.lane_bytes = Size(12345 * 4096);
     config.cluster.failure_timeout = Duration::from_micros(1_500_001);
+    config.service.cores = Cores(vec![0, 2, 3, 4, 9]);
+    assert_eq!(config.service.cores.show(), "\"0,2-4,9\"");
     assert_eq!(Config::parse("x", &config.render()).unwrap(), config);
 }
 
@@ -39,6 +41,9 @@ fn errors_name_file_line_key_and_remedy() {
         ("[node]\nlisten = \"localhost\"", "f:2: node.listen", "IP:PORT"),
         ("[node]\nmetrics = \"0.0.0.0:80\"", "f:2: node.metrics", "loopback"),
         ("[node]\ntransport = \"rdma\"", "f:2: node.transport", "tcp"),
+        ("[service]\ncores = \"3-1\"", "f:2: service.cores", "2,4-7"),
+        ("[service]\ncores = \"1,\"", "f:2: service.cores", "2,4-7"),
+        ("[service]\ncores = \"0-2000\"", "f:2: service.cores", "below 1024"),
         ("node = 3", "f:1: node is not a section", "[node]"),
         ("[node\nid = 1", "f:1: the text is no TOML", "key = value"),
     ];

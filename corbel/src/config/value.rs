@@ -182,6 +182,53 @@ impl Value for Metrics {
     }
 }
 
+/// Processor cores, by number; none: all.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Cores(pub Vec<u16>);
+
+/// Numbers of cores that the system calls take.
+const CORES_MAX: u16 = 1024;
+
+impl Cores {
+    fn parse(list: &str) -> Option<Vec<u16>> {
+        let mut cores = Vec::new();
+        for part in list.split(',').filter(|_| !list.is_empty()) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let [first, last] = [first, last].map(|n| n.trim().parse::<u16>().ok());
+            let (first, last) = (first?, last?);
+            if first > last || last >= CORES_MAX {
+                return None;
+            }
+            cores.extend(first..=last);
+        }
+        cores.sort_unstable();
+        cores.dedup();
+        Some(cores)
+    }
+}
+
+impl Value for Cores {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        let list = text(value, "\"2,4-7\"")?;
+        Self::parse(list).map(Self).ok_or_else(|| Wrong {
+            what: format!("is {list:?}, which is no list of cores"),
+            remedy: format!(
+                "write numbers and ranges of cores below {CORES_MAX}, for example \"2,4-7\", or \"\" for all"
+            ),
+        })
+    }
+
+    fn show(&self) -> String {
+        let runs = self.0.chunk_by(|a, b| a + 1 == *b);
+        let runs = runs.filter_map(|run| match run {
+            [] => None,
+            [one] => Some(one.to_string()),
+            [first, .., last] => Some(format!("{first}-{last}")),
+        });
+        quote(&runs.collect::<Vec<_>>().join(","))
+    }
+}
+
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$word_doc:meta])* $variant:ident = $word:literal),* }) => {
         $(#[$doc])*
@@ -241,6 +288,20 @@ words! {
         On = "on",
         /// It is signed only, where both sides want it so.
         Off = "off"
+    }
+}
+
+words! {
+    /// How what passes between nodes is compressed.
+    Compression {
+        /// Where it pays.
+        Auto = "auto",
+        /// Not at all.
+        None = "none",
+        /// LZ4.
+        Lz4 = "lz4",
+        /// Zstandard.
+        Zstd = "zstd"
     }
 }
 

@@ -43,6 +43,7 @@
 //! 29 Pinned         agent -> head     client u64, n u32, inodes u64 x n, m u32, inodes u64 x m: it has the first open,
 //!                                     too, and may write to the second
 //! 30 AskAgain       head -> agent     some question found no room before the head was ready: ask all of them again
+//! 31 Packed         any -> any        1, 5 or 19, compressed ([`crate::packing`]): the core never meets it
 //! ```
 
 use base::wire::{Corrupt, Reader, Writer};
@@ -58,6 +59,10 @@ pub const CHUNK: u16 = 1;
 pub const CHUNK_ACK: u16 = 2;
 /// Kind of a batch of log entries.
 pub const ENTRIES: u16 = 5;
+/// Kind of a piece of a snapshot.
+pub const SNAPSHOT: u16 = 19;
+/// Kind of what holds one of these, compressed.
+pub const PACKED: u16 = 31;
 /// Bytes before the chunk in a Chunk message: epoch and what is acknowledged by all.
 pub const CHUNK_PREFIX: usize = 12;
 
@@ -478,7 +483,7 @@ impl Message {
             Self::Snapshot { seq, piece, last_inode, end, waits, raw } => {
                 w.u64(seq.0).u32(*piece).u64(last_inode.0);
                 w.u8(u8::from(*end)).u8(u8::from(*waits)).bytes(raw);
-                19
+                SNAPSHOT
             }
             Self::SnapshotAck { seq, piece } => {
                 w.u64(seq.0).u32(*piece);
@@ -615,7 +620,7 @@ impl Message {
             16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
             17 => Self::Resume { seq: StreamSeq(r.u64()?) },
             18 => Self::SnapshotWant { incarnation: r.u64()? },
-            19 => Self::Snapshot {
+            SNAPSHOT => Self::Snapshot {
                 seq: StreamSeq(r.u64()?),
                 piece: r.u32()?,
                 last_inode: InodeId(r.u64()?),

@@ -1,5 +1,7 @@
 //! Links between the nodes: delay, order, loss.
 
+use service::packing::{Line, Moved};
+
 use super::*;
 
 impl World<'_> {
@@ -14,7 +16,115 @@ impl World<'_> {
         link.up.then_some(link.number)
     }
 
+    /// Whether what `from` sends to `to` now is on its way.
+    fn is_linked(&self, from: usize, to: usize) -> bool {
+        let link = self.links.get(&(from.min(to), from.max(to)));
+        link.is_some_and(|l| l.up && l.believes[usize::from(from > to)] == Some(l.number))
+    }
+
+    /// A node sends a message: packed perhaps, and then later.
     pub(crate) fn send(&mut self, from: usize, to: usize, class: Class, kind: u16, body: Vec<u8>) {
+        if self.hosts[from].compression == Compression::None || !self.is_linked(from, to) {
+            self.transmit(from, to, class, kind, body);
+            return;
+        }
+        let line = self.line();
+        let node = NodeId(to as u32 + 1);
+        let piece = self.hosts[from].packing.send(node, class, kind, body.into(), line);
+        self.begin_work(from, piece);
+        self.transmit_ready(from, to, class);
+    }
+
+    /// As it seems to a sender: nothing waits here, but what if it did.
+    fn line(&mut self) -> Line {
+        let queued = if self.random.chance(1, 2) { 1 << 16 } else { 0 };
+        Line { now: self.now, queued }
+    }
+
+    fn transmit_ready(&mut self, from: usize, to: usize, class: Class) {
+        let node = NodeId(to as u32 + 1);
+        while let Some((kind, body)) = self.hosts[from].packing.next(node, class) {
+            let (line, bytes) = (self.line(), body.len());
+            self.transmit(from, to, class, kind, body.to_vec());
+            self.hosts[from].packing.sent(node, class, bytes, line);
+        }
+    }
+
+    /// A piece of work takes its time; another one may be done before.
+    fn begin_work(&mut self, n: usize, piece: Option<Piece>) {
+        let Some(piece) = piece else { return };
+        let delay = match self.random.below(12) {
+            0 => self.between(MS, 20 * MS),
+            _ => self.between(US, 300 * US),
+        };
+        let incarnation = self.hosts[n].incarnation;
+        self.at(self.now + delay, Item::Worked(n, incarnation, piece));
+    }
+
+    /// A piece of work is done.
+    pub(crate) fn worked(
+        &mut self,
+        n: usize,
+        incarnation: u64,
+        piece: Piece,
+    ) -> Result<(), String> {
+        if self.hosts[n].incarnation != incarnation || self.hosts[n].node.is_none() {
+            return Ok(());
+        }
+        self.trace(|| format!("worked {}", n + 1));
+        match self.hosts[n].packing.done(piece.work()) {
+            Some(Moved::Out(to, class)) => self.transmit_ready(n, to.0 as usize - 1, class),
+            Some(Moved::In(from, class)) => self.deliver_heard(n, from, class)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// A message has come.
+    pub(crate) fn arrived(
+        &mut self,
+        from: usize,
+        to: usize,
+        class: Class,
+        kind: u16,
+        body: Vec<u8>,
+    ) -> Result<(), String> {
+        let node = NodeId(from as u32 + 1);
+        let host = &mut self.hosts[to];
+        if host.packing.is_plain(node, class, kind) {
+            return self.deliver(to, Event::Frame { from: node, kind, body });
+        }
+        let keep = host.node.as_ref().is_some_and(|n| n.passes_on());
+        let piece = host.packing.hear(node, class, kind, body, keep);
+        self.begin_work(to, piece);
+        self.deliver_heard(to, node, class)
+    }
+
+    fn deliver_heard(&mut self, n: usize, from: NodeId, class: Class) -> Result<(), String> {
+        while let Some(heard) = self.hosts[n].packing.next_heard(from, class) {
+            let kind = heard.kind;
+            let epoch = self.hosts[n].node.as_ref().map(|node| node.status().epoch);
+            match heard.body {
+                Ok(body) => self.deliver(n, Event::Frame { from, kind, body })?,
+                Err(damaged) => match damaged.instead(kind, epoch.unwrap_or_default()) {
+                    Some(body) => self.deliver(n, Event::Frame { from, kind, body })?,
+                    None => self.break_link(n, from.0 as usize - 1),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// One end does not want the other any more, for now.
+    fn break_link(&mut self, a: usize, b: usize) {
+        if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {
+            link.cut += 1;
+            self.update_links();
+            self.at(self.now + MS, Item::End(Fault::LinkDown(a, b)));
+        }
+    }
+
+    fn transmit(&mut self, from: usize, to: usize, class: Class, kind: u16, body: Vec<u8>) {
         let slow = self.hosts.get(to).is_some_and(|h| h.slow);
         let delay = match (slow, self.random.below(20)) {
             (true, _) => self.between(MS, 20 * MS),
@@ -32,13 +142,16 @@ impl World<'_> {
         *last = (*last + 1).max(now + delay);
         let (at, number) = (*last, link.number);
         self.moment(Moment::Sent(from, to, kind));
-        self.at(at, Item::Frame { from, to, link: number, kind, body });
+        self.at(at, Item::Frame { from, to, class, link: number, kind, body });
     }
 
     /// A bit of a chunk changes on the way, if that is what befalls the node.
     pub(crate) fn damage(&mut self, to: usize, kind: u16, body: &mut [u8]) {
-        let prefix = service::core::message::CHUNK_PREFIX;
-        if kind != service::core::message::CHUNK || !self.hosts[to].damage || body.len() <= prefix {
+        use service::core::message::{CHUNK, CHUNK_PREFIX, PACKED};
+        // Of what travels packed any bit.
+        let packed = kind == PACKED && body.get(4..6) == Some(&CHUNK.to_le_bytes()[..]);
+        let prefix = if packed { 0 } else { CHUNK_PREFIX };
+        if !(kind == CHUNK || packed) || !self.hosts[to].damage || body.len() <= prefix {
             return;
         }
         if self.random.chance(1, 3) {
@@ -104,6 +217,7 @@ impl World<'_> {
             return Ok(());
         }
         *believes = None;
+        self.hosts[at].packing.down(NodeId(peer as u32 + 1));
         self.trace(|| format!("down {} misses {}", at + 1, peer + 1));
         self.deliver(at, Event::PeerDown(NodeId(peer as u32 + 1)))
     }
