@@ -364,6 +364,8 @@ pub enum Bug {
     MisplacedLater = 319,
     /// What a client closed is looked for after what it opens again is asked for.
     ClosedLater = 320,
+    /// What fewer members hold than the volume asks for is acknowledged.
+    MinReplicasIgnored = 98,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1274,6 +1276,11 @@ impl Bug {
             Bug::MisplacedLater,
             "misplaced-later",
             "what was appended elsewhere than the kernel believes is dropped from its pages after the answer",
+        ),
+        (
+            Bug::MinReplicasIgnored,
+            "min-replicas-ignored",
+            "what fewer members hold than the volume asks for is acknowledged",
         ),
     ];
 

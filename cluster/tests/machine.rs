@@ -14,7 +14,7 @@ const INTACT: fn(u32) -> DataState = |e| DataState::Intact { epoch: Epoch(e) };
 
 fn spec(replicas: u16, nodes: &[u32]) -> VolumeSpec {
     let nodes = nodes.iter().map(|n| NodeId(*n)).collect();
-    VolumeSpec { name: "v".to_owned(), replicas, nodes }
+    VolumeSpec { name: "v".to_owned(), replicas, nodes, ..VolumeSpec::default() }
 }
 
 fn seat(node: u32, incarnation: u64) -> Seat {
@@ -35,6 +35,7 @@ fn registration(node: u32, incarnation: u64, position: u64, state: DataState) ->
         tcp: None,
         run_dir: String::new(),
         info: String::new(),
+        ..Registration::default()
     }
 }
 
@@ -335,6 +336,20 @@ fn a_pause_of_the_coordinator_is_not_held_against_the_nodes() {
     assert_eq!(world.chain(), (1, vec![1, 2, 3]));
     world.pass(700, &[(2, 1)]);
     assert_eq!(world.chain(), (2, vec![2]));
+}
+
+/// Every member hears from the coordinator how many of them must hold what is acknowledged, whatever its own file says.
+#[test]
+fn the_view_says_how_many_must_hold_what_is_acknowledged() {
+    let least = |replicas, min_replicas| {
+        let spec = VolumeSpec { min_replicas, ..spec(replicas, &[]) };
+        let machine = Machine::new(1, &[spec], Patience::default(), None, 0);
+        machine.map(|machine| machine.view("v").unwrap().min_replicas)
+    };
+    let majorities = [1, 2, 3, 4, 5].map(|replicas| least(replicas, 0).unwrap());
+    assert_eq!(majorities, [1, 2, 2, 3, 3]);
+    assert_eq!((least(3, 1), least(3, 3)), (Ok(1), Ok(3)));
+    assert!(least(3, 4).unwrap_err().contains("at most 3"));
 }
 
 #[test]

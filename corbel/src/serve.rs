@@ -350,6 +350,7 @@ fn coordinator_config(config: &Config, keys: Option<Keys>) -> ServerConfig {
         volumes: vec![VolumeSpec {
             name: cluster.id.clone(),
             replicas: u16::try_from(cluster.replicas).unwrap_or(u16::MAX),
+            min_replicas: u16::try_from(cluster.min_replicas).unwrap_or(u16::MAX),
             nodes: Vec::new(),
         }],
         patience: Patience {
@@ -369,6 +370,7 @@ fn show_view(view: &View) -> Value {
         "volume": view.volume,
         "epoch": view.epoch.0,
         "replicas": view.replicas,
+        "min_replicas": view.min_replicas,
         "chain": numbers(&view.chain),
         "syncing": numbers(&view.syncing),
         "members": view.members.iter().map(|m| json!({

@@ -366,7 +366,12 @@ mod tests {
             listen: "127.0.0.1:0".parse().expect("an address"),
             folder: folder.clone(),
             cluster: CLUSTER,
-            volumes: vec![VolumeSpec { name: "v".into(), replicas: 1, nodes: vec![NodeId(1)] }],
+            volumes: vec![VolumeSpec {
+                name: "v".into(),
+                replicas: 1,
+                nodes: vec![NodeId(1)],
+                ..VolumeSpec::default()
+            }],
             patience,
             keys: None,
         })
@@ -384,6 +389,7 @@ mod tests {
             tcp: None,
             run_dir: String::new(),
             info: String::new(),
+            ..Registration::default()
         };
         let config = ClientConfig { coordinator, cluster: CLUSTER, registration, keys: None };
         let mut beat = Beat::start(config, Duration::ZERO).expect("a thread");

@@ -240,6 +240,8 @@ pub struct Node {
     epoch: Epoch,
     chain: Vec<NodeId>,
     syncing: Vec<NodeId>,
+    /// So many members must hold what is acknowledged.
+    least: usize,
     fenced: bool,
     /// The service is about to end.
     closing: Option<closing::Closing>,
@@ -330,6 +332,7 @@ impl Node {
             epoch: Epoch(0),
             chain: Vec::new(),
             syncing: Vec::new(),
+            least: 1,
             fenced: false,
             closing: None,
             serves_until: 0,
@@ -407,6 +410,7 @@ impl Node {
             Event::View { epoch, chain, syncing, lapse } => {
                 self.on_view(epoch, chain, syncing, lapse, out)?;
             }
+            Event::Needs { members } => self.needs(members, out)?,
             Event::ServesUntil(until) => self.serves_until(until),
             Event::Fenced(fenced) => self.fence(fenced, out)?,
             Event::Attach { token, pid, start_time, uid, gid, groups, lanes } => {
@@ -775,6 +779,16 @@ impl Node {
         self.ring.last()
     }
 
+    /// Up to where the stream is acknowledged, as far as it is known here.
+    pub fn acknowledged(&self) -> StreamSeq {
+        self.member.all_acked
+    }
+
+    /// What this node holds of the stream: nothing while a snapshot comes.
+    pub fn holds(&self) -> StreamSeq {
+        if self.join.incoming.is_some() { StreamSeq(0) } else { self.ring.last() }
+    }
+
     /// A chunk that the ring keeps, and its body: for judges, who want to know what became of each operation.
     pub fn chunk(&self, seq: StreamSeq) -> Option<(ChunkHeader, Vec<u8>)> {
         let kept = self.ring.get(seq)?;
@@ -801,6 +815,8 @@ impl Node {
             epoch: self.epoch,
             chain: self.chain.clone(),
             syncing: self.syncing.clone(),
+            min_replicas: self.least,
+            too_few: self.too_few(),
             stream: self.ring.last(),
             applied: self.member.applied,
             published: self.member.published,
@@ -844,6 +860,10 @@ pub struct NodeStatus {
     pub epoch: Epoch,
     pub chain: Vec<NodeId>,
     pub syncing: Vec<NodeId>,
+    /// So many members must hold what is acknowledged.
+    pub min_replicas: usize,
+    /// The chain has fewer: nothing is acknowledged.
+    pub too_few: bool,
     pub stream: StreamSeq,
     pub applied: StreamSeq,
     pub published: StreamSeq,

@@ -443,6 +443,7 @@ impl Driver {
                     run_dir,
                     // When this copy was published last, for a person who has to choose between copies.
                     info: self.node.volume().root().time.to_string(),
+                    ..Registration::default()
                 };
                 // Longer than nicfs waits for hostd.
                 let patience = match self.config.durability {
@@ -701,6 +702,7 @@ impl Driver {
         self.net.set_peers(&peers);
         let syncing = view.syncing.clone();
         let lapse = u64::from(view.lapse_ms) * 1_000_000;
+        self.deliver(Event::Needs { members: view.min_replicas.into() });
         self.deliver(Event::View { epoch: view.epoch, chain, syncing, lapse });
         self.progress(self.node.position());
         Ok(())

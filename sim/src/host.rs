@@ -117,6 +117,10 @@ pub struct Host {
     pub boot: u128,
     /// Counts the starts of nicfs.
     pub incarnation: u64,
+    /// What it holds of the stream, also while nicfs is away.
+    pub holds: StreamSeq,
+    /// What it has acknowledged as head of the chain.
+    pub acknowledged: StreamSeq,
     /// The epoch noted beside the region.
     pub noted: Option<Epoch>,
     /// A view has arrived since the start.
@@ -236,6 +240,8 @@ impl Host {
             chunks: Vec::new(),
             boot: 1,
             incarnation: 0,
+            holds: StreamSeq(0),
+            acknowledged: StreamSeq(0),
             noted: None,
             has_view: false,
             next_tick: 0,
@@ -292,6 +298,7 @@ impl Host {
         self.serving = Some(Serving::begin(tell));
         self.node = Some(node);
         self.looked = StreamSeq(0);
+        self.acknowledged = StreamSeq(u64::MAX);
         self.incarnation += 1;
         self.has_view = false;
         self.next_tick = now;

@@ -280,6 +280,9 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         }
         Bug::JoinUnheard => (&joins, &[LinkDown(0, 1), LinkDown(0, 2), Planned(1)]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
+        Bug::MinReplicasIgnored => {
+            (&[CutOff(1), CutOff(2), Crash(1)], &[Crash(2), Hang(1), Hang(2)])
+        }
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
@@ -498,6 +501,7 @@ fn judge_of(why: &str) -> &'static str {
         ("refused when its call", "refusals"),
         ("hostile", "hostile"),
         ("ended in order", "order"),
+        ("is acknowledged, which", "replicas"),
         ("inode ", "model"),
     ];
     known.iter().find(|(words, _)| why.contains(words)).map_or("other", |(_, judge)| judge)

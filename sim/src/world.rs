@@ -62,6 +62,8 @@ pub enum Flavour {
 pub struct Preset {
     /// Nodes.
     pub nodes: usize,
+    /// So many members must hold what is acknowledged; 0: a majority.
+    pub min_replicas: u16,
     /// Clients in all.
     pub clients: usize,
     /// Operations of each client.
@@ -126,6 +128,7 @@ impl Preset {
         let mut r = Random::new(seed ^ 0x5eed);
         let mut preset = Self {
             nodes: 1 + r.below(3) as usize,
+            min_replicas: 0,
             clients: 1 + r.below(4) as usize,
             ops: 20 + r.below(60) as u32,
             faults: r.below(7) as u32,
@@ -158,6 +161,9 @@ impl Preset {
         if r.chance(2, 3) {
             preset.nodes = 3;
         }
+        // Not drawn from the others' numbers: a majority mostly, or all, or the last one alone.
+        let all = preset.nodes as u16;
+        preset.min_replicas = [0, 0, 0, 0, 1, all][Random::new(seed ^ 0x1ea5).below(6) as usize];
         preset.pace = [50 * US, 2 * MS, 60 * MS][r.below(3) as usize];
         preset.closes = [3, 12, 60][r.below(3) as usize];
         if preset.full {
@@ -175,6 +181,7 @@ impl Preset {
         let mut preset = Self::of(seed);
         preset.make(Flavour::Plain);
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
+        preset.min_replicas = 0;
         preset.threads = preset.threads.min(2);
         preset
     }
@@ -183,6 +190,7 @@ impl Preset {
     pub fn focus(&mut self, faults: Vec<Fault>) {
         if !faults.is_empty() {
             (self.nodes, self.clients, self.faults) = (3, self.clients.max(3), 8);
+            self.min_replicas = self.min_replicas.min(2);
             self.active = 1200 * MS;
         }
         self.focus = faults;

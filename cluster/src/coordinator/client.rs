@@ -18,7 +18,9 @@ use rustix::time::{
 };
 
 use super::link::Link;
-use super::message::{Choice, Copies, DataState, MESSAGE_MAX, Message, Registration, View};
+use super::message::{
+    Choice, Copies, DataState, MESSAGE_MAX, Message, PROTOCOL, Registration, View,
+};
 use super::{CoordEvent, Coordinator};
 use crate::decode::LinkError;
 use crate::tcp;
@@ -207,6 +209,7 @@ impl Client {
     fn register(&mut self, mut link: Link, now: Instant) {
         let outcome = match rustix::net::sockopt::socket_error(&link) {
             Ok(Ok(())) => link.send(&Message::Register {
+                protocol: PROTOCOL,
                 cluster: self.config.cluster,
                 registration: self.config.registration.clone(),
             }),
@@ -540,7 +543,8 @@ pub fn ask(
     keys: Option<&Keys>,
     timeout: Duration,
 ) -> std::io::Result<Vec<View>> {
-    converse(coordinator, keys, &Message::Ask { cluster }, timeout).map(|(views, _)| views)
+    let ask = Message::Ask { cluster, protocol: PROTOCOL };
+    converse(coordinator, keys, &ask, timeout).map(|(views, _)| views)
 }
 
 /// What every node has of `volume`.

@@ -19,14 +19,26 @@ use super::store::{Image, Seat};
 use volume::Volume;
 
 /// A volume as the configuration describes it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct VolumeSpec {
     /// Its name.
     pub name: String,
     /// Replicas wanted, 1 or more.
     pub replicas: u16,
+    /// So many members of the chain must hold what is acknowledged: with fewer, fsync waits. 0: a majority of `replicas`.
+    pub min_replicas: u16,
     /// Nodes that may register, in the order in which they are preferred; empty: any.
     pub nodes: Vec<NodeId>,
+}
+
+impl VolumeSpec {
+    /// How many members must hold what is acknowledged.
+    pub const fn least(&self) -> u16 {
+        match self.min_replicas {
+            0 => self.replicas / 2 + 1,
+            given => given,
+        }
+    }
 }
 
 /// How patient the coordinator is. All in milliseconds.
@@ -165,6 +177,12 @@ impl Machine {
                 return Err(format!(
                     "volume \"{}\": the name must be 1 to 64 of a-z A-Z 0-9 - _ . and replicas 1 to 16",
                     spec.name
+                ));
+            }
+            if spec.min_replicas > spec.replicas {
+                return Err(format!(
+                    "volume \"{}\": min_replicas is {}, of {} replicas; write at most {}, or 0 for a majority",
+                    spec.name, spec.min_replicas, spec.replicas, spec.replicas
                 ));
             }
             let chain = image.volumes.remove(&spec.name).unwrap_or_default();

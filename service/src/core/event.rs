@@ -52,6 +52,12 @@ pub enum Event {
         /// So long from now on clients of nodes that left the chain may still use their leases.
         lapse: Nanos,
     },
+    /// So many members must hold what is acknowledged (the coordinator's word, the same on all of them): with fewer in the
+    /// chain nothing is. 1 before it is told.
+    Needs {
+        /// How many; 0: not told.
+        members: usize,
+    },
     /// Leases of this node's clients hold until this time of the clients' clock (CLOCK_MONOTONIC),
     /// unless it is told again; later than what was said before, or 0.
     ServesUntil(Nanos),

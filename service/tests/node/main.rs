@@ -11,6 +11,7 @@ mod fresh;
 mod grants;
 mod hostile;
 mod joins;
+mod least;
 mod locks;
 mod messages;
 mod nameless;

@@ -3,12 +3,18 @@
 use super::*;
 
 impl World<'_> {
-    pub(crate) fn start_coordinator(&mut self) -> Result<(), String> {
-        let spec = VolumeSpec {
+    /// The volume as it is configured.
+    pub(crate) fn spec(&self) -> VolumeSpec {
+        VolumeSpec {
             name: VOLUME.into(),
             replicas: self.preset.nodes as u16,
+            min_replicas: self.preset.min_replicas,
             nodes: (1..=self.preset.nodes).map(|n| NodeId(n as u32)).collect(),
-        };
+        }
+    }
+
+    pub(crate) fn start_coordinator(&mut self) -> Result<(), String> {
+        let spec = self.spec();
         let image = self.image.clone();
         let patience = Patience::default();
         self.machine = Some(Machine::new(CLUSTER, &[spec], patience, image, self.now)?);
@@ -84,6 +90,7 @@ impl World<'_> {
                     tcp: None,
                     run_dir: String::new(),
                     info: String::new(),
+                    ..Registration::default()
                 };
                 if self.coordinate(CoEvent::Register(registration)) {
                     self.tell_node(n, Item::Registered(n, connection, sent));
@@ -178,6 +185,7 @@ impl World<'_> {
         });
         let (epoch, syncing) = (view.epoch, view.syncing.clone());
         let lapse = Nanos::from(view.lapse_ms) * MS;
+        self.deliver(n, Event::Needs { members: view.min_replicas.into() })?;
         self.deliver(n, Event::View { epoch, chain, syncing, lapse })?;
         self.update_links();
         Ok(())

@@ -36,6 +36,7 @@ impl World<'_> {
                 self.trace(|| format!("replaced {}: {why}", n + 1));
                 *self.outcome.faults.entry("bit-rot-noticed").or_default() += 1;
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
+                self.hosts[n].holds = StreamSeq(0);
                 self.hosts[n].start(self.now, seed)?;
             }
             (Err(why), _) => return Err(why),
@@ -147,6 +148,7 @@ impl World<'_> {
         let clock = self.hosts[n].clock;
         let Some(node) = &mut self.hosts[n].node else { return Ok(()) };
         node.apply(clock.local(self.now), event, &mut effects);
+        self.judge_acknowledged(n)?;
         self.look_at_verdicts(n)?;
         self.carry_out(n, effects)?;
         self.look_at_hostd(n);
@@ -242,6 +244,7 @@ impl World<'_> {
             let position = node.position();
             self.tell_coordinator(n, Up::Beat(now, position));
         }
+        self.judge_acknowledged(n)?;
         self.look_at_verdicts(n)?;
         self.carry_out(n, effects)?;
         self.look_at_hostd(n);

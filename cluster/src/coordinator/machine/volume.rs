@@ -85,6 +85,7 @@ impl Volume {
             volume: self.spec.name.clone(),
             epoch: self.chain.epoch,
             replicas: self.spec.replicas,
+            min_replicas: self.spec.least(),
             chain: self.chain.seats.iter().map(|s| s.node).collect(),
             incarnations: self.chain.seats.iter().map(|s| s.incarnation).collect(),
             syncing: self.syncing.clone(),
