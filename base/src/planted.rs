@@ -366,6 +366,14 @@ pub enum Bug {
     ClosedLater = 320,
     /// What fewer members hold than the volume asks for is acknowledged.
     MinReplicasIgnored = 98,
+    /// A member whose process was started again has lost its place.
+    RestartIsLoss = 99,
+    /// Another process takes the number of a node that is there.
+    DoubleTakesPlace = 100,
+    /// A region of another volume is let in.
+    AnyVolumeJoins = 101,
+    /// The locks of a node's clients are free when its nicfs was started again.
+    LocksOfRestartDropped = 102,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1281,6 +1289,18 @@ impl Bug {
             Bug::MinReplicasIgnored,
             "min-replicas-ignored",
             "what fewer members hold than the volume asks for is acknowledged",
+        ),
+        (Bug::RestartIsLoss, "restart-is-loss", "who was started again has lost its place"),
+        (
+            Bug::DoubleTakesPlace,
+            "double-takes-place",
+            "another process takes the number of a node that is there",
+        ),
+        (Bug::AnyVolumeJoins, "any-volume-joins", "a region of another volume is let in"),
+        (
+            Bug::LocksOfRestartDropped,
+            "locks-of-restart-dropped",
+            "the locks of a node's clients are free when its nicfs was started again",
         ),
     ];
 

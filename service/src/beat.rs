@@ -37,6 +37,7 @@ const CORE_PRIORITY: i32 = 1;
 
 /// What the core wants told to the coordinator.
 enum Order {
+    Opened(StreamSeq, String),
     CaughtUp(NodeId, u64, Epoch),
     Suspect(NodeId, Epoch),
 }
@@ -168,6 +169,12 @@ impl Beat {
         self.shared.position.store(position.0, Ordering::Release);
     }
 
+    /// See [`Coordinator::opened`].
+    pub fn opened(&self, position: StreamSeq, info: String) {
+        self.shared.position.store(position.0, Ordering::Release);
+        self.order(Order::Opened(position, info));
+    }
+
     /// See [`Coordinator::caught_up`].
     pub fn caught_up(&self, node: NodeId, incarnation: u64, epoch: Epoch) {
         self.order(Order::CaughtUp(node, incarnation, epoch));
@@ -263,6 +270,7 @@ impl Beater {
                     self.client.caught_up(node, process, epoch);
                 }
                 Order::Suspect(node, epoch) => self.client.suspect(node, epoch),
+                Order::Opened(position, info) => self.client.opened(position, info),
             }
         }
         let hangs = self

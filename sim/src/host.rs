@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use base::random::Random;
+use cluster::coordinator::message::BEFORE_MAX;
 use base::{Epoch, Nanos, NodeId, StreamSeq};
 use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
@@ -123,6 +124,10 @@ pub struct Host {
     pub acknowledged: StreamSeq,
     /// The epoch noted beside the region.
     pub noted: Option<Epoch>,
+    /// Processes that had the region since the one that noted that, this one the last.
+    pub processes: Vec<u64>,
+    /// Before that nicfs has its region, and is not ready.
+    pub opens_at: Nanos,
     /// A view has arrived since the start.
     pub has_view: bool,
     /// When `Tick` is due.
@@ -243,6 +248,8 @@ impl Host {
             holds: StreamSeq(0),
             acknowledged: StreamSeq(0),
             noted: None,
+            processes: Vec::new(),
+            opens_at: 0,
             has_view: false,
             next_tick: 0,
             next_run: Nanos::MAX,
@@ -264,6 +271,11 @@ impl Host {
     /// Whether nobody stays away for longer than he is waited for.
     pub const fn is_patient(&self) -> bool {
         self.grace == GRACE_LONG
+    }
+
+    /// Processes that had the region before this one.
+    pub fn before(&self) -> Vec<u64> {
+        self.processes.iter().copied().filter(|process| *process != self.incarnation).collect()
     }
 
     /// Starts nicfs.
@@ -300,6 +312,10 @@ impl Host {
         self.looked = StreamSeq(0);
         self.acknowledged = StreamSeq(u64::MAX);
         self.incarnation += 1;
+        self.processes.push(self.incarnation);
+        if self.processes.len() > BEFORE_MAX {
+            self.processes.remove(1);
+        }
         self.has_view = false;
         self.next_tick = now;
         self.slept = false;

@@ -361,6 +361,7 @@ pub(crate) enum Up {
     /// And when it was sent.
     Register(Nanos),
     Beat(Nanos, StreamSeq),
+    Opened(StreamSeq),
     Joined(Seat, base::Epoch),
     Suspect(NodeId, base::Epoch),
 }
@@ -389,6 +390,8 @@ pub(crate) enum Item {
     /// hostd of a node copies some of a job.
     Copies(usize, Arc<Hostd>, u64),
     Connect(usize, u64),
+    /// nicfs is ready.
+    Opened(usize, u64),
     ToCoordinator(usize, u64, u64, Up),
     Disconnected(usize, u64),
     Registered(usize, u64, Nanos),
@@ -440,6 +443,7 @@ impl Item {
             | Self::To(n, ..)
             | Self::Closing { n, .. }
             | Self::Connect(n, _)
+            | Self::Opened(n, _)
             | Self::Registered(n, ..)
             | Self::Confirm(n, ..)
             | Self::View(n, ..) => Some(*n),
@@ -703,8 +707,20 @@ impl<'a> World<'a> {
             }
             Item::Copies(n, hostd, id) => self.hostd_steps(n, hostd, id)?,
             Item::Connect(n, incarnation) => self.connect(n, incarnation),
+            Item::Opened(n, incarnation) => {
+                if self.hosts[n].incarnation == incarnation
+                    && let Some(node) = &self.hosts[n].node
+                {
+                    let position = node.position();
+                    if !self.hosts[n].connected {
+                        // What it is about to be registered as is so no more: it registers anew.
+                        self.hosts[n].connection += 1;
+                    }
+                    self.tell_coordinator(n, Up::Opened(position));
+                }
+            }
             Item::ToCoordinator(n, connection, incarnation, up) => {
-                self.coordinator_hears(n, connection, incarnation, up);
+                self.coordinator_hears(n, connection, incarnation, up)?;
             }
             Item::Disconnected(n, incarnation) => {
                 let by = self.speaker(n, incarnation);

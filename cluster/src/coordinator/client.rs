@@ -459,6 +459,21 @@ impl Coordinator for Client {
         self.config.registration.state = state;
     }
 
+    fn opened(&mut self, position: StreamSeq, info: String) {
+        self.config.registration.position = position;
+        self.config.registration.info.clone_from(&info);
+        self.config.registration.opening = false;
+        // Else it registers as what it is.
+        if let Phase::Ready { link } = &mut self.phase
+            && let Err(error) = link.send(&Message::Opened { position, info })
+        {
+            self.lost(&error);
+        }
+        if matches!(self.phase, Phase::Registering { .. }) {
+            self.down("registers anew", Duration::ZERO);
+        }
+    }
+
     fn caught_up(&mut self, node: NodeId, incarnation: u64, epoch: Epoch) {
         self.request(&Message::CaughtUp { node, epoch, incarnation });
     }

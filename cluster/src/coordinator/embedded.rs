@@ -507,6 +507,9 @@ impl Server {
                 }
                 Ok(())
             }
+            (Message::Opened { position, info }, Some(by)) => {
+                self.ask(index, Event::Opened(by, position, info))
+            }
             (Message::CaughtUp { node, epoch, incarnation }, Some(by)) => {
                 self.ask(index, Event::CaughtUp(by, Seat { node, incarnation }, epoch))
             }

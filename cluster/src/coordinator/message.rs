@@ -32,6 +32,7 @@
 //!                           u64 stream position: go on with this copy alone, as it was shown
 //!   17  view        coord   the fields of 6, u16 replicas that must hold what is acknowledged; to who speaks protocol 2
 //!   18  ask         anyone  u128 cluster, u16 protocol: all views, please
+//!   19  opened      node    u64 stream position, string info: it is ready (after a registration with `opening`)
 //! ```
 //!
 //! Versions: the coordinator is updated first. It speaks to each in the protocol in which that has introduced itself.
@@ -250,6 +251,13 @@ pub enum Message {
     },
     /// 3
     Refused(String),
+    /// 19
+    Opened {
+        /// End of the node's stream.
+        position: StreamSeq,
+        /// As in its registration.
+        info: String,
+    },
     /// 4
     Heartbeat {
         /// Echoed by the confirmation.
@@ -599,6 +607,11 @@ impl Message {
                 put_text(w, text, TEXT_MAX);
                 3
             }
+            Self::Opened { position, info } => {
+                w.u64(position.0);
+                put_text(w, info, INFO_MAX);
+                19
+            }
             Self::Heartbeat { number, position } => {
                 w.u64(*number).u64(position.0);
                 4
@@ -700,6 +713,9 @@ impl Message {
                 Self::Choose { cluster, volume, choice }
             }
             17 => Self::View(View::take(2, r)?),
+            19 => {
+                Self::Opened { position: StreamSeq(r.u64()?), info: take_text(r, INFO_MAX)? }
+            }
             18 => match (r.u128()?, r.u16()?) {
                 (_, 0 | 1) => return Err(r.corrupt("asks in a protocol that has other words")),
                 (cluster, protocol) => Self::Ask { cluster, protocol },

@@ -362,12 +362,8 @@ impl Node {
                 room: c.count_room(),
             })
             .collect();
-        ups.extend(
-            self.agent
-                .clients
-                .keys()
-                .flat_map(|c| self.locking.report(*c, self.config.limits.report)),
-        );
+        let all = self.agent.clients.keys();
+        ups.extend(all.flat_map(|c| self.locking.report(*c, self.config.limits.report)));
         ups.extend(self.past_reports());
         ups
     }

@@ -61,6 +61,7 @@ impl World<'_> {
                 self.hostd_ends(n)?;
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
                 self.hosts[n].noted = None;
+                self.hosts[n].processes.clear();
                 self.hosts[n].holds = StreamSeq(0);
             }
             Fault::LinkDown(a, b) => {

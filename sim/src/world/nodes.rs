@@ -37,6 +37,7 @@ impl World<'_> {
                 *self.outcome.faults.entry("bit-rot-noticed").or_default() += 1;
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
                 self.hosts[n].holds = StreamSeq(0);
+                self.hosts[n].processes.clear();
                 self.hosts[n].start(self.now, seed)?;
             }
             (Err(why), _) => return Err(why),
@@ -45,6 +46,15 @@ impl World<'_> {
         let incarnation = self.hosts[n].incarnation;
         let delay = self.between(100 * US, 2 * MS);
         self.at(self.now + delay, Item::Connect(n, incarnation));
+        let opens = match self.random.below(4) {
+            0 | 1 => 0,
+            2 => self.between(0, 60 * MS),
+            _ => self.between(0, 700 * MS),
+        };
+        self.hosts[n].opens_at = self.now + opens;
+        if opens > 0 {
+            self.at(self.now + opens, Item::Opened(n, incarnation));
+        }
         if !self.hosts[n].hostd_down {
             let delay = self.between(0, 3 * MS);
             self.hostd_starts(n, delay);
