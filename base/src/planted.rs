@@ -374,6 +374,12 @@ pub enum Bug {
     AnyVolumeJoins = 101,
     /// The locks of a node's clients are free when its nicfs was started again.
     LocksOfRestartDropped = 102,
+    /// Who comes back always takes a snapshot.
+    ReturnForgotten = 103,
+    /// Who comes back keeps what it holds beyond the agreed stream.
+    ReturnUncut = 104,
+    /// A chunk that comes too early, and finds no room, is not asked for again.
+    DroppedForgotten = 105,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1297,6 +1303,17 @@ impl Bug {
             "another process takes the number of a node that is there",
         ),
         (Bug::AnyVolumeJoins, "any-volume-joins", "a region of another volume is let in"),
+        (
+            Bug::DroppedForgotten,
+            "dropped-forgotten",
+            "a chunk that comes too early, and finds no room, is not asked for again",
+        ),
+        (Bug::ReturnForgotten, "return-forgotten", "who comes back always takes a snapshot"),
+        (
+            Bug::ReturnUncut,
+            "return-uncut",
+            "who comes back keeps what it holds beyond the agreed stream",
+        ),
         (
             Bug::LocksOfRestartDropped,
             "locks-of-restart-dropped",

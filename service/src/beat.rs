@@ -38,6 +38,7 @@ const CORE_PRIORITY: i32 = 1;
 /// What the core wants told to the coordinator.
 enum Order {
     Opened(StreamSeq, String),
+    Leave(Sender<()>),
     CaughtUp(NodeId, u64, Epoch),
     Suspect(NodeId, Epoch),
 }
@@ -185,6 +186,13 @@ impl Beat {
         self.order(Order::Suspect(node, epoch));
     }
 
+    /// See [`Coordinator::leave`]: it has been said when this returns, if it can be.
+    pub fn leave(self) {
+        let (done, heard) = channel();
+        self.order(Order::Leave(done));
+        let _ = heard.recv_timeout(WAIT);
+    }
+
     fn order(&self, order: Order) {
         let _ = self.orders.send(order);
         ring(&self.shared.wake);
@@ -271,6 +279,11 @@ impl Beater {
                 }
                 Order::Suspect(node, epoch) => self.client.suspect(node, epoch),
                 Order::Opened(position, info) => self.client.opened(position, info),
+                Order::Leave(done) => {
+                    self.client.leave();
+                    // Whoever waited no longer is no trouble.
+                    let _ = done.send(());
+                }
             }
         }
         let hangs = self

@@ -206,6 +206,10 @@ pub struct Counters {
     pub old_epoch: u64,
     pub syncs: u64,
     pub snapshots: u64,
+    /// Bytes of snapshots that this node took in to join.
+    pub snapshot_bytes: u64,
+    /// Nodes that came back, and were sent what they had missed of the stream.
+    pub returns: u64,
     pub locks: u64,
     pub locks_refused: u64,
     /// Entries that are parts of operations too long for a turn.
@@ -242,6 +246,8 @@ pub struct Node {
     syncing: Vec<NodeId>,
     /// So many members must hold what is acknowledged.
     least: usize,
+    /// So many the chain has when it is whole.
+    wanted: usize,
     fenced: bool,
     /// The service is about to end.
     closing: Option<closing::Closing>,
@@ -333,6 +339,7 @@ impl Node {
             chain: Vec::new(),
             syncing: Vec::new(),
             least: 1,
+            wanted: 1,
             fenced: false,
             closing: None,
             serves_until: 0,
@@ -410,7 +417,10 @@ impl Node {
             Event::View { epoch, chain, syncing, lapse } => {
                 self.on_view(epoch, chain, syncing, lapse, out)?;
             }
-            Event::Needs { members } => self.needs(members, out)?,
+            Event::Needs { members, replicas } => {
+                self.wanted = replicas;
+                self.needs(members, out)?;
+            }
             Event::ServesUntil(until) => self.serves_until(until),
             Event::Fenced(fenced) => self.fence(fenced, out)?,
             Event::Attach { token, pid, start_time, uid, gid, groups, lanes } => {
@@ -594,6 +604,7 @@ impl Node {
         let joins = matches!(
             message,
             Message::SnapshotWant { .. }
+                | Message::Return { .. }
                 | Message::Position { .. }
                 | Message::Kept { .. }
                 | Message::ClientGone { .. }
@@ -623,7 +634,11 @@ impl Node {
                 Ok(())
             }
             Message::Position { seq } => self.position_arrived(from, seq, out),
-            Message::Resume { seq } if from_head => self.resume(seq, out),
+            Message::Resume { seq, last } if from_head => self.resume(seq, last, out),
+            Message::Return { incarnation, last, epoch, published } => {
+                self.return_wanted(from, incarnation, (last, epoch), published, out);
+                Ok(())
+            }
             Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation),
             Message::SnapshotAck { seq, piece } => {
                 self.snapshot_acked(from, seq, piece);
@@ -703,7 +718,9 @@ impl Node {
             Message::StreamWant { .. } => {
                 from_head || self.successor() == Some(from) || self.is_head() && joins
             }
-            Message::SnapshotWant { .. } | Message::SnapshotAck { .. } => joins,
+            Message::SnapshotWant { .. }
+            | Message::SnapshotAck { .. }
+            | Message::Return { .. } => joins,
             Message::Position { .. }
             | Message::ChunkAck { .. }
             | Message::Kept { .. }

@@ -591,6 +591,9 @@ impl Driver {
             self.ended |= late || self.node.is_closed();
         }
         self.deliver(Event::Shutdown);
+        if let Some(coordinator) = self.coordinator.take().filter(|_| self.node.may_leave()) {
+            coordinator.leave();
+        }
         Ok(())
     }
 
@@ -732,10 +735,6 @@ impl Driver {
             }
             note_epoch(&self.config.region, view.epoch)?;
             self.state = DataState::Intact { epoch: view.epoch };
-        } else if view.syncing.contains(&me) {
-            // What lies here is about to be replaced: it counts no longer.
-            forget_epoch(&self.config.region)?;
-            self.state = DataState::Fresh;
         }
         let peers: Vec<Peer> = view
             .members
@@ -753,7 +752,8 @@ impl Driver {
         self.net.set_peers(&peers);
         let syncing = view.syncing.clone();
         let lapse = u64::from(view.lapse_ms) * 1_000_000;
-        self.deliver(Event::Needs { members: view.min_replicas.into() });
+        let (members, replicas) = (view.min_replicas.into(), view.replicas.into());
+        self.deliver(Event::Needs { members, replicas });
         self.deliver(Event::View { epoch: view.epoch, chain, syncing, lapse });
         self.progress(self.node.position());
         Ok(())
@@ -919,9 +919,23 @@ impl Driver {
                         coordinator.suspect(node, epoch);
                     }
                 }
+                Effect::Wipes => self.forget_region(),
                 Effect::Position(position) => self.progress(position),
             }
         }
+    }
+
+    /// What lies here is about to be replaced: it counts no longer.
+    fn forget_region(&mut self) {
+        if self.state == DataState::Fresh {
+            return;
+        }
+        match forget_epoch(&self.config.region) {
+            Ok(()) => self.state = DataState::Fresh,
+            // What was asked for must not come.
+            Err(e) => self.trouble = Some(format!("nicfs: {e}")),
+        }
+        self.progress(self.node.position());
     }
 
     fn attached(&mut self, token: u64, client: ClientId, segment: u32) {

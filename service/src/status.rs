@@ -128,6 +128,8 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["min_replicas"] = status.min_replicas.into();
     object["too_few_replicas"] = status.too_few.into();
     object["counters"]["locks"] = c.locks.into();
+    object["counters"]["snapshot_bytes"] = c.snapshot_bytes.into();
+    object["counters"]["returns"] = c.returns.into();
     object["counters"]["locks_refused"] = c.locks_refused.into();
     format!("{object}\n")
 }

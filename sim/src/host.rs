@@ -207,6 +207,8 @@ fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits
     limits.discard_max = small(limits.discard_max, 4096, 40_000);
     limits.discard_min = small(limits.discard_min, 1, 20_000);
     limits.release_step = small(limits.release_step, 1, 4);
+    // Joins by a snapshot in every other history, and not only where too much was missed.
+    limits.returns = small(limits.returns.into(), 0, 0) as u32;
     limits.stash = small(limits.stash as u64, 0, 3) as usize;
     limits.resend = small(limits.resend, 1, 3);
     limits.unready = small(limits.unready as u64, 0, 3) as usize;

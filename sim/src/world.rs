@@ -394,6 +394,8 @@ pub(crate) enum Item {
     Opened(usize, u64),
     ToCoordinator(usize, u64, u64, Up),
     Disconnected(usize, u64),
+    /// It has said so before it ended.
+    Left(usize, u64),
     Registered(usize, u64, Nanos),
     Confirm(usize, u64, Nanos),
     View(usize, u64, View),
@@ -725,6 +727,10 @@ impl<'a> World<'a> {
             Item::Disconnected(n, incarnation) => {
                 let by = self.speaker(n, incarnation);
                 self.coordinate(CoEvent::Disconnected(by));
+            }
+            Item::Left(n, incarnation) => {
+                let by = self.speaker(n, incarnation);
+                self.coordinate(CoEvent::Leave(by));
             }
             Item::Registered(n, connection, sent) => {
                 if self.reaches(n, connection) {

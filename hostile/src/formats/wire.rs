@@ -133,7 +133,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Progress { client, settled: Sequence(1), replicated: Sequence(2) },
         Message::Position { seq },
         Message::StreamWant { from: seq },
-        Message::Resume { seq },
+        Message::Resume { seq, last: seq },
         Message::SnapshotWant { incarnation: 7 },
         Message::Snapshot {
             seq,

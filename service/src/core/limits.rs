@@ -28,6 +28,9 @@ pub struct Limits {
     pub discard_max: u64,
     /// Chunks given up at a time: each time costs a persisted record.
     pub release_step: u64,
+    /// How often who comes back asks for the rest of the stream, before it asks for a snapshot: a head of an older version
+    /// does not answer.
+    pub returns: u32,
     /// Chunks kept that came before others.
     pub stash: usize,
     /// Chunks sent again at a time.
@@ -66,6 +69,7 @@ impl Limits {
         discard_min: 256 * 1024,
         discard_max: 16 << 20,
         release_step: 32,
+        returns: 4,
         stash: 256,
         resend: 64,
         fetch_bytes: 1 << 20,

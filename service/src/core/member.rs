@@ -20,6 +20,8 @@ pub(super) struct Member {
     pub all_acked: StreamSeq,
     /// Chunks that came before the one that is next.
     pub stash: BTreeMap<StreamSeq, Vec<u8>>,
+    /// The first and the last of those that found no room there, and are not asked for again yet.
+    pub dropped: Option<(StreamSeq, StreamSeq)>,
     /// How far the stream has each client.
     pub settled: BTreeMap<ClientId, Sequence>,
     /// Inodes by the last chunk that changed them, and for whom, until all have published it.
@@ -53,6 +55,7 @@ impl Member {
             published,
             all_acked: StreamSeq(0),
             stash: BTreeMap::new(),
+            dropped: None,
             settled: BTreeMap::new(),
             dirty: BTreeMap::new(),
             waits_beyond: None,

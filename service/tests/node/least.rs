@@ -32,7 +32,7 @@ fn is_synced(hand: &Hand) -> bool {
 fn both() -> (Rig, Hand, InodeId) {
     let mut rig = Rig::new(2, 7);
     for n in 0..2 {
-        rig.event(n, Event::Needs { members: 2 });
+        rig.event(n, Event::Needs { members: 2, replicas: 2 });
     }
     let mut hand = rig.attach(0, 0);
     let file = hand.create(&mut rig, b"file", 0o100_644);
@@ -83,7 +83,7 @@ fn a_new_head_that_is_too_few_acknowledges_nothing_of_what_the_old_one_had_not()
     wants_sync(&mut rig, &other);
     assert!(other.word(control::SETTLED) >= other.seq && !is_synced(&other), "{file}");
     // A person lowers what the volume asks for.
-    rig.event(1, Event::Needs { members: 1 });
+    rig.event(1, Event::Needs { members: 1, replicas: 2 });
     rig.settle();
     assert!(is_synced(&other));
 }
@@ -116,7 +116,7 @@ fn writers_pause_when_the_ring_is_full_of_what_is_not_acknowledged() {
     let all = || others.iter().map(|(other, _)| other).chain([&hand]);
     assert!(all().all(|hand| !is_synced(hand)));
     assert!(all().any(|hand| hand.word(control::SETTLED) < hand.seq), "the ring is full");
-    rig.event(0, Event::Needs { members: 1 });
+    rig.event(0, Event::Needs { members: 1, replicas: 2 });
     for _ in 0..10 {
         rig.settle();
     }

@@ -20,6 +20,7 @@ mod proofs;
 mod quota;
 mod reach;
 mod restart;
+mod returns;
 mod rig;
 mod room;
 mod turns;

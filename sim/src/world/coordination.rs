@@ -195,10 +195,6 @@ impl World<'_> {
             host.processes = vec![host.incarnation];
         } else {
             chain.retain(|x| *x != me);
-            if view.syncing.contains(&me) {
-                host.noted = None;
-                host.processes = vec![host.incarnation];
-            }
         }
         host.has_view = true;
         self.trace(|| {
@@ -207,7 +203,10 @@ impl World<'_> {
         });
         let (epoch, syncing) = (view.epoch, view.syncing.clone());
         let lapse = Nanos::from(view.lapse_ms) * MS;
-        self.deliver(n, Event::Needs { members: view.min_replicas.into() })?;
+        self.deliver(n, Event::Needs {
+            members: view.min_replicas.into(),
+            replicas: view.replicas.into(),
+        })?;
         self.deliver(n, Event::View { epoch, chain, syncing, lapse })?;
         self.update_links();
         Ok(())

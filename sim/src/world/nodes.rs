@@ -303,6 +303,10 @@ impl World<'_> {
                     self.moment(Moment::Suspects(n, node.0 as usize - 1));
                     self.tell_coordinator(n, Up::Suspect(node, epoch.unwrap_or_default()));
                 }
+                Effect::Wipes => {
+                    self.hosts[n].noted = None;
+                    self.hosts[n].processes = vec![self.hosts[n].incarnation];
+                }
                 Effect::Position(_) => {}
             }
         }
