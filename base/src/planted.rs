@@ -366,6 +366,22 @@ pub enum Bug {
     ClosedLater = 320,
     /// A chunk that is kept until it is applied is taken for another that has its number since.
     RecentMistaken = 400,
+    /// What fewer members hold than the volume asks for is acknowledged.
+    MinReplicasIgnored = 98,
+    /// A member whose process was started again has lost its place.
+    RestartIsLoss = 99,
+    /// Another process takes the number of a node that is there.
+    DoubleTakesPlace = 100,
+    /// A region of another volume is let in.
+    AnyVolumeJoins = 101,
+    /// The locks of a node's clients are free when its nicfs was started again.
+    LocksOfRestartDropped = 102,
+    /// Who comes back always takes a snapshot.
+    ReturnForgotten = 103,
+    /// Who comes back keeps what it holds beyond the agreed stream.
+    ReturnUncut = 104,
+    /// A chunk that comes too early, and finds no room, is not asked for again.
+    DroppedForgotten = 105,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1323,6 +1339,34 @@ impl Bug {
             Bug::MisplacedLater,
             "misplaced-later",
             "what was appended elsewhere than the kernel believes is dropped from its pages after the answer",
+        ),
+        (
+            Bug::MinReplicasIgnored,
+            "min-replicas-ignored",
+            "what fewer members hold than the volume asks for is acknowledged",
+        ),
+        (Bug::RestartIsLoss, "restart-is-loss", "who was started again has lost its place"),
+        (
+            Bug::DoubleTakesPlace,
+            "double-takes-place",
+            "another process takes the number of a node that is there",
+        ),
+        (Bug::AnyVolumeJoins, "any-volume-joins", "a region of another volume is let in"),
+        (
+            Bug::DroppedForgotten,
+            "dropped-forgotten",
+            "a chunk that comes too early, and finds no room, is not asked for again",
+        ),
+        (Bug::ReturnForgotten, "return-forgotten", "who comes back always takes a snapshot"),
+        (
+            Bug::ReturnUncut,
+            "return-uncut",
+            "who comes back keeps what it holds beyond the agreed stream",
+        ),
+        (
+            Bug::LocksOfRestartDropped,
+            "locks-of-restart-dropped",
+            "the locks of a node's clients are free when its nicfs was started again",
         ),
     ];
 

@@ -89,6 +89,9 @@ pub trait Coordinator {
     /// What this node has, for heartbeats and the next registration.
     fn set_progress(&mut self, position: StreamSeq, state: DataState);
 
+    /// A node that registered as opening is ready: the end of its stream, and what else it says of itself.
+    fn opened(&mut self, position: StreamSeq, info: String);
+
     /// `node` (this node, or one in `syncing` if this node is the head) has all of the stream, as far as the
     /// process `incarnation` of it goes.
     fn caught_up(&mut self, node: NodeId, incarnation: u64, epoch: Epoch);

@@ -44,6 +44,7 @@ fn config(folder: &Path, listen: &str) -> ServerConfig {
             name: "v".to_owned(),
             replicas: 2,
             nodes: vec![NodeId(1), NodeId(2)],
+            ..VolumeSpec::default()
         }],
         patience: Patience {
             heartbeat_ms: 20,
@@ -95,6 +96,7 @@ fn client(server: &Running, node: u32, incarnation: u64) -> Client {
             tcp: Some("10.0.0.1:700".parse().unwrap()),
             run_dir: "/run/x".to_owned(),
             info: "rack 7".to_owned(),
+            ..Registration::default()
         },
         keys: None,
     })

@@ -706,6 +706,7 @@ fn server(folder: &Folder, keys: Option<Keys>) -> Server {
             name: "v".to_owned(),
             replicas: 2,
             nodes: vec![NodeId(1), NodeId(2)],
+            ..VolumeSpec::default()
         }],
         patience: Patience { failure_timeout_ms: 5000, ..Patience::default() },
         keys,
@@ -723,6 +724,7 @@ fn registration(node: u32, incarnation: u64) -> Registration {
         tcp: Some("10.0.0.1:700".parse().unwrap()),
         run_dir: String::new(),
         info: String::new(),
+        ..Registration::default()
     }
 }
 
@@ -775,13 +777,13 @@ fn choice() -> Choice {
 fn asks(what: &str) -> Message {
     let (cluster, volume) = (CLUSTER, "v".to_owned());
     match what {
-        "ask" => Message::Ask { cluster },
+        "ask" => Message::Ask { cluster, protocol: 2 },
         "survey" => Message::Survey { cluster, volume },
         "force" => Message::Force { cluster, volume },
         "choose" => Message::Choose { cluster, volume, choice: choice() },
         node => {
             let node = node.parse().unwrap();
-            Message::Register { cluster, registration: registration(node, 2) }
+            Message::Register { protocol: 2, cluster, registration: registration(node, 2) }
         }
     }
 }

@@ -24,7 +24,7 @@ fn serve(folder: &Path) -> ! {
         listen: "127.0.0.1:0".parse().expect("an address"),
         folder: folder.to_owned(),
         cluster: CLUSTER,
-        volumes: vec![VolumeSpec { name: "v".to_owned(), replicas: 3, nodes: Vec::new() }],
+        volumes: vec![VolumeSpec { name: "v".to_owned(), replicas: 3, ..VolumeSpec::default() }],
         patience: Patience { hold_ms: 0, ..Patience::default() },
         keys: None,
     };
@@ -61,6 +61,7 @@ fn client(at: &PeerAddress, node: u32, epoch: u32) -> Client {
         tcp: None,
         run_dir: String::new(),
         info: String::new(),
+        ..Registration::default()
     };
     Client::new(ClientConfig {
         coordinator: at.clone(),

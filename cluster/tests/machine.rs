@@ -14,7 +14,7 @@ const INTACT: fn(u32) -> DataState = |e| DataState::Intact { epoch: Epoch(e) };
 
 fn spec(replicas: u16, nodes: &[u32]) -> VolumeSpec {
     let nodes = nodes.iter().map(|n| NodeId(*n)).collect();
-    VolumeSpec { name: "v".to_owned(), replicas, nodes }
+    VolumeSpec { name: "v".to_owned(), replicas, nodes, ..VolumeSpec::default() }
 }
 
 fn seat(node: u32, incarnation: u64) -> Seat {
@@ -35,6 +35,12 @@ fn registration(node: u32, incarnation: u64, position: u64, state: DataState) ->
         tcp: None,
         run_dir: String::new(),
         info: String::new(),
+        // Who has data has the region of the processes before it.
+        before: match state {
+            DataState::Fresh => Vec::new(),
+            DataState::Intact { .. } => (1..incarnation).collect(),
+        },
+        ..Registration::default()
     }
 }
 
@@ -215,16 +221,122 @@ fn the_end_of_a_connection_shortens_the_wait() {
     assert_eq!(world.chain(), (2, vec![2, 3]));
 }
 
+/// It has the region of the process before it, so nothing is lost: neither its place, nor the order, head, middle and tail.
 #[test]
-fn a_member_that_restarts_at_once_is_out_at_once() {
+fn a_member_that_restarts_at_once_keeps_its_place() {
+    for node in 1..=3 {
+        let mut world = three();
+        world.register(node, 2, 7, INTACT(1));
+        assert_eq!(world.chain(), (2, vec![1, 2, 3]), "node {node}: in a new epoch");
+        let view = world.view();
+        assert!(view.is_member(NodeId(node), 2) && !view.is_member(NodeId(node), 1));
+        assert_eq!((world.syncing(), view.lapse_ms), (vec![], 0));
+    }
+}
+
+#[test]
+fn a_member_that_restarts_without_its_region_is_out_at_once() {
     let mut world = three();
-    world.register(1, 2, 7, INTACT(1));
+    world.step(Event::Disconnected(by(1, 1))).unwrap();
+    let other = Registration { before: vec![], ..registration(1, 2, 7, INTACT(1)) };
+    world.step(Event::Register(other)).unwrap();
     assert_eq!(world.chain(), (2, vec![2, 3]));
     assert_eq!(world.syncing(), [1]);
     let old = Event::Heartbeat(by(1, 1), StreamSeq(0));
     assert!(world.step(old).unwrap_err().contains("not registered"));
     let late = Event::Register(registration(1, 1, 0, INTACT(1)));
     assert!(world.step(late).unwrap_err().contains("newer process"));
+}
+
+/// It says so as soon as it has its region, long before it can serve: then it is waited for, a while.
+#[test]
+fn who_is_about_to_be_ready_is_waited_for() {
+    let opens = |world: &mut World, incarnation| {
+        let before = (1..incarnation).collect();
+        let new = registration(2, incarnation, 7, INTACT(1));
+        let event = Event::Register(Registration { opening: true, before, ..new });
+        world.step(event).unwrap();
+    };
+    let opened = Event::Opened(by(2, 2), StreamSeq(9), String::new());
+    let mut world = three();
+    world.step(Event::Disconnected(by(2, 1))).unwrap();
+    world.pass(100, &[(1, 1), (3, 1)]);
+    opens(&mut world, 2);
+    world.pass(300, &[(1, 1), (3, 1), (2, 2)]);
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]), "it is not ready yet");
+    world.step(opened.clone()).unwrap();
+    assert_eq!(world.chain(), (2, vec![1, 2, 3]));
+    // Not for ever, and no longer if it is started again and again.
+    let mut world = three();
+    world.step(Event::Disconnected(by(2, 1))).unwrap();
+    opens(&mut world, 2);
+    world.pass(200, &[(1, 1), (3, 1), (2, 2)]);
+    world.step(Event::Disconnected(by(2, 2))).unwrap();
+    opens(&mut world, 3);
+    world.pass(150, &[(1, 1), (3, 1), (2, 3)]);
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.pass(100, &[(1, 1), (3, 1), (2, 3)]);
+    assert_eq!(world.chain(), (2, vec![1, 3]));
+    assert!(world.syncing().is_empty(), "it has not said that it can");
+    world.step(Event::Opened(by(2, 3), StreamSeq(9), String::new())).unwrap();
+    assert_eq!(world.syncing(), [2]);
+    // Nobody waits for one that has died again.
+    let mut world = three();
+    world.step(Event::Disconnected(by(2, 1))).unwrap();
+    opens(&mut world, 2);
+    world.step(Event::Disconnected(by(2, 2))).unwrap();
+    world.pass(150, &[(1, 1), (3, 1)]);
+    assert_eq!(world.chain(), (2, vec![1, 3]));
+    assert!(world.step(opened).is_ok(), "a late word changes nothing");
+    assert_eq!(world.chain(), (2, vec![1, 3]));
+}
+
+#[test]
+fn a_double_never_pushes_the_real_one_out() {
+    let mut world = three();
+    let double = |incarnation| registration(2, incarnation, 0, DataState::Fresh);
+    let refused = world.step(Event::Register(double(5))).unwrap_err();
+    assert!(refused.contains("another node.id"), "{refused}");
+    world.step(Event::Heartbeat(by(2, 1), StreamSeq(0))).unwrap();
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    // Nor when the coordinator has forgotten who is there.
+    world.restart();
+    assert!(world.step(Event::Register(double(5))).unwrap_err().contains("wait a moment"));
+    world.register(2, 1, 0, INTACT(1));
+    assert!(world.step(Event::Register(double(6))).unwrap_err().contains("another node.id"));
+    // When the real one is gone it may have the number.
+    for node in [1, 3] {
+        world.register(node, 1, 0, INTACT(1));
+    }
+    world.pass(2000, &[(1, 1), (3, 1)]);
+    world.step(Event::Register(double(7))).unwrap();
+    assert_eq!((world.chain(), world.syncing()), ((2, vec![1, 3]), vec![2]));
+}
+
+#[test]
+fn a_region_of_another_volume_is_not_let_in() {
+    let of = |node, incarnation, region, state| Registration {
+        region,
+        ..registration(node, incarnation, 0, state)
+    };
+    let mut world = World::new(spec(3, &[1, 2, 3]));
+    world.step(Event::Register(of(1, 1, 7, DataState::Fresh))).unwrap();
+    let refused = world.step(Event::Register(of(2, 1, 8, DataState::Fresh))).unwrap_err();
+    let remedy = "corbel mkfs --force --uuid 00000000-0000-0000-0000-000000000007";
+    assert!(refused.contains(remedy), "{refused}");
+    for node in [2, 3] {
+        world.step(Event::Register(of(node, 2, 7, DataState::Fresh))).unwrap();
+    }
+    assert_eq!(world.chain(), (1, vec![1, 2, 3]));
+    world.pass(2000, &[(1, 1), (2, 2), (3, 2)]);
+    world.step(Event::Disconnected(by(3, 2))).unwrap();
+    world.pass(300, &[(1, 1), (2, 2)]);
+    assert_eq!(world.chain(), (2, vec![1, 2]));
+    // It has data, and all that it would take is to be put into the wrong place.
+    assert!(world.step(Event::Register(of(3, 3, 9, INTACT(1)))).is_err());
+    assert!(world.syncing().is_empty());
+    world.step(Event::Register(of(3, 4, 7, INTACT(1)))).unwrap();
+    assert_eq!(world.syncing(), [3]);
 }
 
 #[test]
@@ -337,6 +449,20 @@ fn a_pause_of_the_coordinator_is_not_held_against_the_nodes() {
     assert_eq!(world.chain(), (2, vec![2]));
 }
 
+/// Every member hears from the coordinator how many of them must hold what is acknowledged, whatever its own file says.
+#[test]
+fn the_view_says_how_many_must_hold_what_is_acknowledged() {
+    let least = |replicas, min_replicas| {
+        let spec = VolumeSpec { min_replicas, ..spec(replicas, &[]) };
+        let machine = Machine::new(1, &[spec], Patience::default(), None, 0);
+        machine.map(|machine| machine.view("v").unwrap().min_replicas)
+    };
+    let majorities = [1, 2, 3, 4, 5].map(|replicas| least(replicas, 0).unwrap());
+    assert_eq!(majorities, [1, 2, 2, 3, 3]);
+    assert_eq!((least(3, 1), least(3, 3)), (Ok(1), Ok(3)));
+    assert!(least(3, 4).unwrap_err().contains("at most 3"));
+}
+
 #[test]
 fn leaving_in_order() {
     let mut world = three();
@@ -384,6 +510,8 @@ fn spare_nodes_step_in() {
 #[derive(Clone, Debug, Default)]
 struct Node {
     incarnation: u64,
+    /// The first process that had its region.
+    since: u64,
     running: bool,
     fresh: bool,
     /// Number of the last acknowledged write that it has.
@@ -403,6 +531,7 @@ struct History {
     nodes: BTreeMap<u32, Node>,
     acked: u64,
     epoch: u32,
+    healing: bool,
 }
 
 impl History {
@@ -412,7 +541,7 @@ impl History {
         let count = u32::from(replicas) + random.below(2) as u32;
         let nodes = (1..=count).map(|n| (n, Node { fresh: true, ..Node::default() })).collect();
         let world = World::new(spec(replicas, &[]));
-        Self { seed, random, world, nodes, acked: 0, epoch: 0 }
+        Self { seed, random, world, nodes, acked: 0, epoch: 0, healing: false }
     }
 
     /// Feeds an event; the coordinator may die at any action of it.
@@ -448,7 +577,9 @@ impl History {
         assert!(view.epoch.0 >= node.epoch, "seed {seed}: the epoch of node {id} went back");
         node.epoch = view.epoch.0;
         // A member notes that it is one before it does anything as such.
-        node.fresh &= !view.is_member(id, node.incarnation);
+        if view.is_member(id, node.incarnation) {
+            (node.fresh, node.since) = (false, node.incarnation);
+        }
     }
 
     fn judge(&mut self) {
@@ -474,7 +605,13 @@ impl History {
     fn register(&mut self, id: u32) {
         let node = self.nodes[&id].clone();
         let state = if node.fresh { DataState::Fresh } else { INTACT(node.epoch) };
-        self.feed(Event::Register(registration(id, node.incarnation, node.has, state)));
+        let before = (node.since..node.incarnation).collect();
+        let opening = self.random.chance(1, 3);
+        let new = registration(id, node.incarnation, node.has, state);
+        self.feed(Event::Register(Registration { before, opening, ..new }));
+        if opening && (self.healing || self.random.chance(3, 4)) {
+            self.feed(Event::Opened(by(id, node.incarnation), StreamSeq(node.has), String::new()));
+        }
     }
 
     /// The chain acknowledges a write, if every process in it lives; a node that is in a chain has
@@ -528,7 +665,9 @@ impl History {
                 node.mute = false;
                 node.incarnation += 1;
                 if wipe {
-                    (node.fresh, node.has) = (true, 0);
+                    (node.fresh, node.has, node.since) = (true, 0, node.incarnation);
+                    // Whoever may be the real one is not pushed out; of a process that has ended this is known by then.
+                    self.feed(Event::Disconnected(speaker));
                 }
                 self.register(id);
             }
@@ -590,6 +729,7 @@ impl History {
 
     /// All come back, with what they have: then the chain must become whole.
     fn heal(&mut self) {
+        self.healing = true;
         for id in self.nodes.keys().copied().collect::<Vec<_>>() {
             let node = self.nodes.get_mut(&id).unwrap();
             node.mute = false;
@@ -614,8 +754,9 @@ impl History {
                 self.feed(Event::CaughtUp(speaker, who, view.epoch));
             }
             for id in self.nodes.keys().copied().collect::<Vec<_>>() {
-                let unknown = self.world.view().member(NodeId(id)).is_none();
-                if unknown {
+                // Refused, as long as the process before it was thought to live; or not ready.
+                let known = self.world.view().member(NodeId(id)).map(|m| m.incarnation);
+                if known != Some(self.nodes[&id].incarnation) || round % 20 == 0 {
                     self.register(id);
                 }
             }

@@ -2,7 +2,7 @@
 
 use base::random::Random;
 use base::{Epoch, NodeId, StreamSeq};
-use cluster::coordinator::message::{Choice, Copies, Copy, Message};
+use cluster::coordinator::message::{Choice, Copies, Copy, Message, PROTOCOL};
 use cluster::coordinator::store::{Chain, Image, Seat};
 use cluster::coordinator::{DataState, Member, Registration, View};
 use cluster::decode::{Decoder, LinkError, Pool, Source};
@@ -39,6 +39,7 @@ fn view(random: &mut Random) -> View {
         volume: "v-1_x.y".to_owned(),
         epoch: Epoch(random.next_u64() as u32),
         replicas: random.below(9) as u16,
+        min_replicas: random.below(9) as u16,
         incarnations: chain.iter().map(|_| random.next_u64()).collect(),
         chain,
         syncing: nodes(random, 100),
@@ -63,8 +64,13 @@ fn message(random: &mut Random) -> Message {
                 tcp: m.tcp,
                 run_dir: m.run_dir,
                 info: m.info,
+                ..Registration::default()
             };
-            Message::Register { cluster: u128::from(random.next_u64()) << 64, registration }
+            Message::Register {
+                protocol: PROTOCOL,
+                cluster: u128::from(random.next_u64()) << 64,
+                registration,
+            }
         }
         1 => Message::Welcome { heartbeat_ms: epoch.0, failure_timeout_ms: node.0 },
         2 => Message::Refused(text(random, 1000)),
@@ -75,7 +81,7 @@ fn message(random: &mut Random) -> Message {
         7 => Message::Suspect { node, epoch },
         8 => Message::Leave,
         9 => Message::Denied(text(random, 1000)),
-        10 => Message::Ask { cluster: 7 },
+        10 => Message::Ask { cluster: 7, protocol: 1 + random.below(2) as u16 },
         11 => Message::Force { cluster: 8, volume: "x".to_owned() },
         12 => Message::Survey { cluster: 8, volume: "x".to_owned() },
         13 => {
@@ -102,6 +108,37 @@ fn message(random: &mut Random) -> Message {
         }
         _ => Message::Done,
     }
+}
+
+/// One version back: who introduces itself in the older words is understood, and answered in them.
+#[test]
+fn the_protocol_before_this_one_is_spoken() {
+    for seed in 0..300 {
+        let mut random = Random::new(seed);
+        let view = View { min_replicas: 0, ..view(&mut random) };
+        let (kind, body) = Message::View(view.clone()).encode_for(1);
+        assert_eq!((kind, Message::decode(kind, &body)), (6, Ok(Message::View(view))));
+    }
+    let registration = Registration {
+        volume: "data".to_owned(),
+        node: NodeId(1),
+        incarnation: 3,
+        before: vec![1, 2],
+        region: 7,
+        ..Registration::default()
+    };
+    let register = |protocol| {
+        let registration = registration.clone();
+        let (kind, body) = Message::Register { protocol, cluster: 7, registration }.encode();
+        Message::decode(kind, &body)
+    };
+    let Ok(Message::Register { protocol: 1, registration: old, .. }) = register(1) else {
+        panic!("{:?}", register(1));
+    };
+    assert_eq!(old, Registration { before: Vec::new(), region: 0, ..registration.clone() });
+    assert!(register(2).is_ok_and(|m| matches!(m, Message::Register { protocol: 2, .. })));
+    let newer = register(PROTOCOL + 1).unwrap_err().to_string();
+    assert!(newer.contains("update the coordinator first"), "{newer}");
 }
 
 #[test]

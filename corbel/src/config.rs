@@ -123,6 +123,10 @@ config! {
         coordinator_dir: PathBuf = "/var/lib/corbel/coordinator".into();
         /// Members of the volume's chain, the primary included. fsync waits for all of them.
         replicas: u32 = 3;
+        /// Members that must hold what fsync has promised: while the chain has fewer, fsync waits, and `corbel status`
+        /// says so. 0 is a majority of `replicas` (2 of 3); 1 goes on with the last copy alone. What the coordinator is
+        /// told counts.
+        min_replicas: u32 = 0;
         /// Interval of the heartbeats of a node to the coordinator.
         heartbeat: Duration = Duration::from_millis(100);
         /// Silence after which a node counts as dead; leases last half of it. At least four
@@ -338,6 +342,8 @@ impl Config {
             refuse(key, format!("is {value}"), &format!("write a value from {low} to {high}"))
         };
         within("cluster.replicas", self.cluster.replicas.into(), 1, 16)?;
+        let most = u64::from(self.cluster.replicas);
+        within("cluster.min_replicas", self.cluster.min_replicas.into(), 0, most)?;
         let size = |key: &str, value: Size, low: u64, high: u64| {
             if (low..=high).contains(&value.0) {
                 return Ok(());

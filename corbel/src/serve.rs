@@ -1,7 +1,7 @@
 //! `corbel serve`: the services of a node, each a process of its own, kept running.
 //!
 //! Without a role it is the supervisor: it starts hostd and nicfs as children, starts them again
-//! when they end (after 0.1 s, then longer each time, up to 5 s), and ends them when it is ended.
+//! when they end (at once, then after 0.1 s, and longer each time, up to 5 s), and ends them when it is ended.
 //! They end with it even when it is killed. Pid files and the sockets that answer `corbel status`
 //! lie beside the socket of hostd.
 
@@ -59,7 +59,7 @@ impl Role {
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A child that ran this long is not in a loop of failures.
-const SETTLED: Duration = Duration::from_secs(10);
+const SETTLED: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The run directory of a node: pid files, sockets.
@@ -107,7 +107,7 @@ pub fn supervise(global: &Global) -> Result<()> {
             role,
             identity: None,
             since: Instant::now(),
-            pause: PAUSE_MIN,
+            pause: Duration::ZERO,
             due: Some(Instant::now()),
         })
         .into();
@@ -168,12 +168,13 @@ fn start(one: &mut Kept, global: &Global, ends: &mpsc::Sender<(Role, String)>) -
 fn note_end(kept: &mut [Kept], role: Role, how: &str) {
     let Some(one) = kept.iter_mut().find(|one| one.role == role) else { return };
     if one.since.elapsed() > SETTLED {
-        one.pause = PAUSE_MIN;
+        // The others wait for it.
+        one.pause = Duration::ZERO;
     }
     log::error!("{} ended ({how}); starting it again in {:?}", role.name(), one.pause);
     one.identity = None;
     one.due = Some(Instant::now() + one.pause);
-    one.pause = (one.pause * 2).min(PAUSE_MAX);
+    one.pause = (one.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
 }
 
 /// Runs `corbel serve`.
@@ -366,6 +367,7 @@ fn coordinator_config(config: &Config, keys: Option<Keys>) -> ServerConfig {
         volumes: vec![VolumeSpec {
             name: cluster.id.clone(),
             replicas: u16::try_from(cluster.replicas).unwrap_or(u16::MAX),
+            min_replicas: u16::try_from(cluster.min_replicas).unwrap_or(u16::MAX),
             nodes: Vec::new(),
         }],
         patience: Patience {
@@ -385,6 +387,7 @@ fn show_view(view: &View) -> Value {
         "volume": view.volume,
         "epoch": view.epoch.0,
         "replicas": view.replicas,
+        "min_replicas": view.min_replicas,
         "chain": numbers(&view.chain),
         "syncing": numbers(&view.syncing),
         "members": view.members.iter().map(|m| json!({

@@ -101,8 +101,9 @@ pub fn line(said: &Value) -> String {
     let word = |key: &str| said[key].as_str().unwrap_or("?").to_string();
     let number = |key: &str| said[key].as_u64().map_or("?".into(), |n| n.to_string());
     let clients = said["clients"].as_array().map_or(0, Vec::len);
+    let waits = if said["too_few_replicas"] == true { ", fsync WAITS" } else { "" };
     format!(
-        "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients",
+        "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients{waits}",
         word("role"),
         number("epoch"),
         list("chain"),

@@ -18,8 +18,8 @@ const VOLUMES: [&str; 3] = ["data", "more", "none such"];
 fn specs() -> [VolumeSpec; 2] {
     let nodes = vec![NodeId(1), NodeId(2), NodeId(3), NodeId(4)];
     [
-        VolumeSpec { name: "data".into(), replicas: 3, nodes },
-        VolumeSpec { name: "more".into(), replicas: 1, nodes: Vec::new() },
+        VolumeSpec { name: "data".into(), replicas: 3, min_replicas: 2, nodes },
+        VolumeSpec { name: "more".into(), replicas: 1, ..VolumeSpec::default() },
     ]
 }
 
@@ -44,6 +44,7 @@ fn registration(input: &mut Input<'_>) -> Registration {
         tcp: None,
         run_dir: "/run".into(),
         info: String::new(),
+        ..Registration::default()
     }
 }
 

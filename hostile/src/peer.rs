@@ -129,7 +129,7 @@ impl World {
             },
             15 => Message::Position { seq },
             16 => Message::StreamWant { from: seq },
-            17 => Message::Resume { seq },
+            17 => Message::Resume { seq, last: seq },
             18 => Message::SnapshotWant { incarnation: input.odd() },
             19 => {
                 let ask = match input.below(3) {

@@ -37,6 +37,8 @@ const CORE_PRIORITY: i32 = 1;
 
 /// What the core wants told to the coordinator.
 enum Order {
+    Opened(StreamSeq, String),
+    Leave(Sender<()>),
     CaughtUp(NodeId, u64, Epoch),
     Suspect(NodeId, Epoch),
 }
@@ -168,6 +170,12 @@ impl Beat {
         self.shared.position.store(position.0, Ordering::Release);
     }
 
+    /// See [`Coordinator::opened`].
+    pub fn opened(&self, position: StreamSeq, info: String) {
+        self.shared.position.store(position.0, Ordering::Release);
+        self.order(Order::Opened(position, info));
+    }
+
     /// See [`Coordinator::caught_up`].
     pub fn caught_up(&self, node: NodeId, incarnation: u64, epoch: Epoch) {
         self.order(Order::CaughtUp(node, incarnation, epoch));
@@ -176,6 +184,13 @@ impl Beat {
     /// See [`Coordinator::suspect`].
     pub fn suspect(&self, node: NodeId, epoch: Epoch) {
         self.order(Order::Suspect(node, epoch));
+    }
+
+    /// See [`Coordinator::leave`]: it has been said when this returns, if it can be.
+    pub fn leave(self) {
+        let (done, heard) = channel();
+        self.order(Order::Leave(done));
+        let _ = heard.recv_timeout(WAIT);
     }
 
     fn order(&self, order: Order) {
@@ -263,6 +278,12 @@ impl Beater {
                     self.client.caught_up(node, process, epoch);
                 }
                 Order::Suspect(node, epoch) => self.client.suspect(node, epoch),
+                Order::Opened(position, info) => self.client.opened(position, info),
+                Order::Leave(done) => {
+                    self.client.leave();
+                    // Whoever waited no longer is no trouble.
+                    let _ = done.send(());
+                }
             }
         }
         let hangs = self
@@ -366,7 +387,12 @@ mod tests {
             listen: "127.0.0.1:0".parse().expect("an address"),
             folder: folder.clone(),
             cluster: CLUSTER,
-            volumes: vec![VolumeSpec { name: "v".into(), replicas: 1, nodes: vec![NodeId(1)] }],
+            volumes: vec![VolumeSpec {
+                name: "v".into(),
+                replicas: 1,
+                nodes: vec![NodeId(1)],
+                ..VolumeSpec::default()
+            }],
             patience,
             keys: None,
         })
@@ -384,6 +410,7 @@ mod tests {
             tcp: None,
             run_dir: String::new(),
             info: String::new(),
+            ..Registration::default()
         };
         let config = ClientConfig { coordinator, cluster: CLUSTER, registration, keys: None };
         let mut beat = Beat::start(config, Duration::ZERO).expect("a thread");

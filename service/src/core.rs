@@ -207,6 +207,10 @@ pub struct Counters {
     pub old_epoch: u64,
     pub syncs: u64,
     pub snapshots: u64,
+    /// Bytes of snapshots that this node took in to join.
+    pub snapshot_bytes: u64,
+    /// Nodes that came back, and were sent what they had missed of the stream.
+    pub returns: u64,
     pub locks: u64,
     pub locks_refused: u64,
     /// Entries that are parts of operations too long for a turn.
@@ -241,6 +245,10 @@ pub struct Node {
     epoch: Epoch,
     chain: Vec<NodeId>,
     syncing: Vec<NodeId>,
+    /// So many members must hold what is acknowledged.
+    least: usize,
+    /// So many the chain has when it is whole.
+    wanted: usize,
     fenced: bool,
     /// The service is about to end.
     closing: Option<closing::Closing>,
@@ -331,6 +339,8 @@ impl Node {
             epoch: Epoch(0),
             chain: Vec::new(),
             syncing: Vec::new(),
+            least: 1,
+            wanted: 1,
             fenced: false,
             closing: None,
             serves_until: 0,
@@ -407,6 +417,10 @@ impl Node {
             Event::PeerDown(node) => self.peer_down(node),
             Event::View { epoch, chain, syncing, lapse } => {
                 self.on_view(epoch, chain, syncing, lapse, out)?;
+            }
+            Event::Needs { members, replicas } => {
+                self.wanted = replicas;
+                self.needs(members, out)?;
             }
             Event::ServesUntil(until) => self.serves_until(until),
             Event::Fenced(fenced) => self.fence(fenced, out)?,
@@ -591,6 +605,7 @@ impl Node {
         let joins = matches!(
             message,
             Message::SnapshotWant { .. }
+                | Message::Return { .. }
                 | Message::Position { .. }
                 | Message::Kept { .. }
                 | Message::ClientGone { .. }
@@ -620,7 +635,11 @@ impl Node {
                 Ok(())
             }
             Message::Position { seq } => self.position_arrived(from, seq, out),
-            Message::Resume { seq } if from_head => self.resume(seq, out),
+            Message::Resume { seq, last } if from_head => self.resume(seq, last, out),
+            Message::Return { incarnation, last, epoch, published } => {
+                self.return_wanted(from, incarnation, (last, epoch), published, out);
+                Ok(())
+            }
             Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation),
             Message::SnapshotAck { seq, piece } => {
                 self.snapshot_acked(from, seq, piece);
@@ -700,7 +719,9 @@ impl Node {
             Message::StreamWant { .. } => {
                 from_head || self.successor() == Some(from) || self.is_head() && joins
             }
-            Message::SnapshotWant { .. } | Message::SnapshotAck { .. } => joins,
+            Message::SnapshotWant { .. } | Message::SnapshotAck { .. } | Message::Return { .. } => {
+                joins
+            }
             Message::Position { .. }
             | Message::ChunkAck { .. }
             | Message::Kept { .. }
@@ -781,6 +802,16 @@ impl Node {
         self.ring.last()
     }
 
+    /// Up to where the stream is acknowledged, as far as it is known here.
+    pub fn acknowledged(&self) -> StreamSeq {
+        self.member.all_acked
+    }
+
+    /// What this node holds of the stream: nothing while a snapshot comes.
+    pub fn holds(&self) -> StreamSeq {
+        if self.join.incoming.is_some() { StreamSeq(0) } else { self.ring.last() }
+    }
+
     /// A chunk that the ring keeps, and its body: for judges, who want to know what became of each operation.
     pub fn chunk(&self, seq: StreamSeq) -> Option<(ChunkHeader, Vec<u8>)> {
         let kept = self.ring.get(seq)?;
@@ -807,6 +838,8 @@ impl Node {
             epoch: self.epoch,
             chain: self.chain.clone(),
             syncing: self.syncing.clone(),
+            min_replicas: self.least,
+            too_few: self.too_few(),
             stream: self.ring.last(),
             applied: self.member.applied,
             published: self.member.published,
@@ -850,6 +883,10 @@ pub struct NodeStatus {
     pub epoch: Epoch,
     pub chain: Vec<NodeId>,
     pub syncing: Vec<NodeId>,
+    /// So many members must hold what is acknowledged.
+    pub min_replicas: usize,
+    /// The chain has fewer: nothing is acknowledged.
+    pub too_few: bool,
     pub stream: StreamSeq,
     pub applied: StreamSeq,
     pub published: StreamSeq,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use base::random::Random;
 use base::{ClientId, Clock, Epoch, NodeId, StreamSeq, clock::SystemClock};
 use cluster::coordinator::client::ClientConfig;
+use cluster::coordinator::message::BEFORE_MAX;
 use cluster::coordinator::{CoordEvent, DataState, Registration, View};
 use cluster::net::{Net, NetConfig};
 use cluster::tls::Keys;
@@ -172,31 +173,57 @@ pub fn abandon(config: &NicfsConfig) -> Result<FileRegion, Error> {
     Ok(region)
 }
 
-/// What nicfs keeps in a region's directory beside the region: the last epoch that it served in, and what becomes it.
-pub const EPOCH_FILES: [&str; 2] = ["epoch", "epoch.new"];
-
-fn epoch_file(region: &Path) -> std::path::PathBuf {
-    region.join(EPOCH_FILES[0])
-}
+/// What nicfs keeps in a region's directory beside the region: the last epoch that it served in, the processes that had the region
+/// since, and what becomes each.
+pub const EPOCH_FILES: [&str; 4] = ["epoch", "epoch.new", "processes", "processes.new"];
 
 fn forget_epoch(region: &Path) -> Result<(), Error> {
-    match std::fs::remove_file(epoch_file(region)) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::new(&format!("{}", epoch_file(region).display()), e))
+    for name in [EPOCH_FILES[0], EPOCH_FILES[2]] {
+        match std::fs::remove_file(region.join(name)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::new(&format!("{}", region.join(name).display()), e));
+            }
+            _ => {}
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
-/// The last epoch that this node was a member of, noted before it served anything in it. Where the file system is full,
-/// too: there are two files of one length, that are written in turn and change names.
+/// The last epoch that this node was a member of, noted before it served anything in it.
 fn note_epoch(region: &Path, epoch: Epoch) -> Result<(), Error> {
-    let path = epoch_file(region);
-    let fresh = region.join(EPOCH_FILES[1]);
+    note(region, [EPOCH_FILES[0], EPOCH_FILES[1]], &format!("{:020}\n", epoch.0))
+}
+
+/// The processes that had the region since one was a member in the epoch that is noted, that one first. Who takes the
+/// region over names them to the coordinator, and may go on in their place: the region belongs to one process at a time.
+fn note_processes(region: &Path, processes: &[u64]) -> Result<(), Error> {
+    let all = processes.iter().copied().chain(std::iter::repeat(0)).take(BEFORE_MAX);
+    let text: String = all.map(|process| format!("{process:020}\n")).collect();
+    note(region, [EPOCH_FILES[2], EPOCH_FILES[3]], &text)
+}
+
+fn noted_processes(region: &Path) -> Vec<u64> {
+    let text = std::fs::read_to_string(region.join(EPOCH_FILES[2])).unwrap_or_default();
+    let all = text.lines().map_while(|line| line.parse().ok());
+    all.filter(|process| *process != 0).take(BEFORE_MAX).collect()
+}
+
+/// Adds a process; of too many those in the middle go.
+fn with_process(mut before: Vec<u64>, process: u64) -> Vec<u64> {
+    before.push(process);
+    if before.len() > BEFORE_MAX {
+        before.remove(1);
+    }
+    before
+}
+
+/// Writes a file. Where the file system is full, too: there are two of one length, that are written in turn and change names.
+fn note(region: &Path, [name, fresh]: [&str; 2], text: &str) -> Result<(), Error> {
+    let path = region.join(name);
+    let fresh = region.join(fresh);
     let fill = || -> std::io::Result<()> {
         let file =
             std::fs::File::options().write(true).create(true).truncate(false).open(&fresh)?;
-        let text = format!("{:020}\n", epoch.0);
         std::os::unix::fs::FileExt::write_all_at(&file, text.as_bytes(), 0)?;
         file.set_len(text.len() as u64)?;
         file.sync_all()
@@ -211,11 +238,11 @@ fn note_epoch(region: &Path, epoch: Epoch) -> Result<(), Error> {
         }
         std::fs::File::open(region)?.sync_all()
     };
-    write().map_err(|e| Error::new(&format!("epoch file {}", path.display()), e))
+    write().map_err(|e| Error::new(&format!("file {}", path.display()), e))
 }
 
 fn noted_epoch(region: &Path) -> Option<Epoch> {
-    std::fs::read_to_string(epoch_file(region)).ok()?.trim().parse().ok().map(Epoch)
+    std::fs::read_to_string(region.join(EPOCH_FILES[0])).ok()?.trim().parse().ok().map(Epoch)
 }
 
 /// What a piece of work comes to.
@@ -306,6 +333,14 @@ impl Driver {
             .map_err(|e| Error::new(&region_at, e))?;
         region.lock().map_err(|e| Error::new(&region_at, e))?;
         region.keeps_its_promise().map_err(|e| Error::new(&region_at, e))?;
+        let incarnation = incarnation();
+        let keys = config.keys.clone().map(Keys::open).transpose();
+        let keys = keys.map_err(|e| Error(format!("nicfs: keys: {e}")))?;
+        let mut net = Self::net(&config, keys.clone(), incarnation)?;
+        let state = noted_epoch(&config.region)
+            .map_or(DataState::Fresh, |epoch| DataState::Intact { epoch });
+        // Before anything that takes long: the others wait for who is about to be back.
+        let beat = Self::register(&config, &region, (&net, &keys), incarnation, state)?;
         // What the service before this one asked for must not come over what this one publishes.
         end_copies(&region).map_err(|e| Error(format!("{region_at}: hostd: {e}")))?;
         take_up_reserve(&region).map_err(|e| Error::new(&region_at, e))?;
@@ -314,7 +349,6 @@ impl Driver {
         } else {
             Arc::new(region)
         };
-        let incarnation = incarnation();
         let ring_bytes = ring_bytes(&*media)?;
         let node_config = NodeConfig {
             limits: crate::core::limits::Limits::SHIPPED,
@@ -340,9 +374,6 @@ impl Driver {
             .map_err(|e| Error::new(&region_at, e))?;
         let clock = SystemClock::default();
         node.set_realtime_offset(clock.realtime().wrapping_sub(clock.monotonic()));
-        let keys = config.keys.clone().map(Keys::open).transpose();
-        let keys = keys.map_err(|e| Error(format!("nicfs: keys: {e}")))?;
-        let net = Self::net(&config, keys.clone(), incarnation)?;
         let private = private_socket(&config.socket);
         let host_listener = listen(&private, 0o600)
             .map_err(|e| Error::new(&format!("nicfs: socket {}", private.display()), e))?;
@@ -350,8 +381,9 @@ impl Driver {
         let admin = UnixListener::bind(&config.admin)
             .and_then(|l| l.set_nonblocking(true).map(|()| l))
             .map_err(|e| Error::new(&format!("nicfs: socket {}", config.admin.display()), e))?;
-        let state = noted_epoch(&config.region)
-            .map_or(DataState::Fresh, |epoch| DataState::Intact { epoch });
+        if let Some(beat) = &beat {
+            net.register(beat.as_fd(), TOKEN_COORDINATOR, Interest::READ).map_err(epoll_error)?;
+        }
         let mute = node.status().clients.iter().map(|c| c.client).collect();
         let work = usize::try_from(config.memory / 4).unwrap_or(usize::MAX);
         let limits = pool::Limits::of_service(work);
@@ -361,7 +393,7 @@ impl Driver {
             node,
             net,
             incarnation,
-            coordinator: None,
+            coordinator: beat,
             keys,
             serving: None,
             host_listener,
@@ -391,7 +423,7 @@ impl Driver {
         let fd = driver.admin.as_fd();
         driver.net.register(fd, TOKEN_ADMIN, Interest::READ).map_err(epoll_error)?;
         driver.net.register(driver.pool.bell(), TOKEN_WORK, Interest::READ).map_err(epoll_error)?;
-        driver.join()?;
+        driver.join();
         Ok(driver)
     }
 
@@ -408,59 +440,76 @@ impl Driver {
         Net::new(net).map_err(|e| Error::new("nicfs: transport", e))
     }
 
-    /// Registers with the coordinator, or stands alone.
-    fn join(&mut self) -> Result<(), Error> {
-        match self.config.membership.clone() {
-            Membership::Standalone => {
-                let event = Event::View {
-                    epoch: Epoch(1),
-                    chain: vec![self.config.node],
-                    syncing: Vec::new(),
-                    lapse: 0,
-                };
-                self.deliver(event);
-                // Nobody can take the place of a node that stands alone.
-                self.deliver(Event::ServesUntil(u64::MAX));
-                Ok(())
+    /// Registers with the coordinator, if there is one, as who has the region and is about to be ready.
+    fn register(
+        config: &NicfsConfig,
+        region: &FileRegion,
+        (net, keys): (&Net, &Option<Keys>),
+        incarnation: u64,
+        state: DataState,
+    ) -> Result<Option<Beat>, Error> {
+        let Membership::Coordinator(address) = &config.membership else { return Ok(None) };
+        let before = match state {
+            DataState::Fresh => Vec::new(),
+            DataState::Intact { .. } => noted_processes(&config.region),
+        };
+        // Before it is in anybody's place: whoever comes after it has to know of it.
+        note_processes(&config.region, &with_process(before.clone(), incarnation))?;
+        let (tcp, run_dir) = match &config.transport {
+            PeerTransport::Tcp => (net.tcp_address(), String::new()),
+            PeerTransport::Shm(dir) => (None, dir.display().to_string()),
+        };
+        let superblock = storage::volume::read_superblocks(region)
+            .map_err(|e| Error::new("nicfs: superblock", e))?;
+        let uuid = superblock.into_iter().flatten().next().map(|s| s.uuid);
+        let registration = Registration {
+            volume: config.cluster.clone(),
+            node: config.node,
+            incarnation,
+            position: StreamSeq(0),
+            state,
+            tcp,
+            run_dir,
+            info: String::new(),
+            before,
+            region: uuid.map_or(0, u128::from_be_bytes),
+            opening: true,
+        };
+        // Longer than nicfs waits for hostd.
+        let patience = match config.durability {
+            Durability::Disk => Duration::from_secs(3),
+            _ => Duration::ZERO,
+        };
+        let client = ClientConfig {
+            coordinator: address.clone(),
+            cluster: cluster::coordinator::identity(&config.cluster),
+            registration,
+            keys: keys.clone(),
+        };
+        let beat = Beat::start(client, patience);
+        beat.map(Some).map_err(|e| Error::new("nicfs: coordinator", e))
+    }
+
+    /// Is ready: the coordinator hears of it. Without one this node stands alone.
+    fn join(&mut self) {
+        if self.coordinator.is_some() {
+            self.serving = Some(Serving::begin(|event| self.deliver(event)));
+            // When this copy was published last, for a person who has to choose between copies.
+            let info = self.node.volume().root().time.to_string();
+            if let Some(beat) = &self.coordinator {
+                beat.opened(self.node.position(), info);
             }
-            Membership::Coordinator(address) => {
-                self.serving = Some(Serving::begin(|event| self.deliver(event)));
-                let (tcp, run_dir) = match &self.config.transport {
-                    PeerTransport::Tcp => (self.net.tcp_address(), String::new()),
-                    PeerTransport::Shm(dir) => (None, dir.display().to_string()),
-                };
-                let registration = Registration {
-                    volume: self.config.cluster.clone(),
-                    node: self.config.node,
-                    incarnation: self.incarnation,
-                    position: self.node.position(),
-                    state: self.state,
-                    tcp,
-                    run_dir,
-                    // When this copy was published last, for a person who has to choose between copies.
-                    info: self.node.volume().root().time.to_string(),
-                };
-                // Longer than nicfs waits for hostd.
-                let patience = match self.config.durability {
-                    Durability::Disk => Duration::from_secs(3),
-                    _ => Duration::ZERO,
-                };
-                let beat = Beat::start(
-                    ClientConfig {
-                        coordinator: address,
-                        cluster: cluster::coordinator::identity(&self.config.cluster),
-                        registration,
-                        keys: self.keys.clone(),
-                    },
-                    patience,
-                )
-                .map_err(|e| Error::new("nicfs: coordinator", e))?;
-                let fd = beat.as_fd();
-                self.net.register(fd, TOKEN_COORDINATOR, Interest::READ).map_err(epoll_error)?;
-                self.coordinator = Some(beat);
-                Ok(())
-            }
+            return;
         }
+        let event = Event::View {
+            epoch: Epoch(1),
+            chain: vec![self.config.node],
+            syncing: Vec::new(),
+            lapse: 0,
+        };
+        self.deliver(event);
+        // Nobody can take the place of a node that stands alone.
+        self.deliver(Event::ServesUntil(u64::MAX));
     }
 
     fn now(&self) -> u64 {
@@ -541,6 +590,9 @@ impl Driver {
             self.ended |= late || self.node.is_closed();
         }
         self.deliver(Event::Shutdown);
+        if let Some(coordinator) = self.coordinator.take().filter(|_| self.node.may_leave()) {
+            coordinator.leave();
+        }
         Ok(())
     }
 
@@ -679,12 +731,11 @@ impl Driver {
         }
         if member {
             // Noted before anything is acknowledged or served in the epoch.
+            if noted_processes(&self.config.region) != [self.incarnation] {
+                note_processes(&self.config.region, &[self.incarnation])?;
+            }
             note_epoch(&self.config.region, view.epoch)?;
             self.state = DataState::Intact { epoch: view.epoch };
-        } else if view.syncing.contains(&me) {
-            // What lies here is about to be replaced: it counts no longer.
-            forget_epoch(&self.config.region)?;
-            self.state = DataState::Fresh;
         }
         let peers: Vec<Peer> = view
             .members
@@ -702,6 +753,8 @@ impl Driver {
         self.net.set_peers(&peers);
         let syncing = view.syncing.clone();
         let lapse = u64::from(view.lapse_ms) * 1_000_000;
+        let (members, replicas) = (view.min_replicas.into(), view.replicas.into());
+        self.deliver(Event::Needs { members, replicas });
         self.deliver(Event::View { epoch: view.epoch, chain, syncing, lapse });
         self.progress(self.node.position());
         Ok(())
@@ -867,9 +920,23 @@ impl Driver {
                         coordinator.suspect(node, epoch);
                     }
                 }
+                Effect::Wipes => self.forget_region(),
                 Effect::Position(position) => self.progress(position),
             }
         }
+    }
+
+    /// What lies here is about to be replaced: it counts no longer.
+    fn forget_region(&mut self) {
+        if self.state == DataState::Fresh {
+            return;
+        }
+        match forget_epoch(&self.config.region) {
+            Ok(()) => self.state = DataState::Fresh,
+            // What was asked for must not come.
+            Err(e) => self.trouble = Some(format!("nicfs: {e}")),
+        }
+        self.progress(self.node.position());
     }
 
     fn attached(&mut self, token: u64, client: ClientId, segment: u32) {

@@ -23,8 +23,30 @@ pub struct Own {
     pub packing: packing::Counters,
 }
 
+/// Why fsync waits, and what to do, if the chain has fewer members than must hold what is acknowledged.
+fn too_few(status: &NodeStatus) -> Option<String> {
+    let listed = |nodes: &[base::NodeId]| {
+        nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    };
+    let members = matches!(status.role, Role::Head | Role::Member);
+    (members && status.too_few).then(|| {
+        let joins = match &status.syncing[..] {
+            [] => "start the services of the other nodes".to_owned(),
+            nodes => format!("node {} is being brought up to date, wait for it", listed(nodes)),
+        };
+        format!(
+            "fsync waits: the chain is node {} alone, and {} members must hold what is acknowledged \
+             (cluster.min_replicas); {joins}. If they are lost for good, and only then: lower cluster.min_replicas \
+             in the coordinator's configuration and start it again",
+            listed(&status.chain),
+            status.min_replicas
+        )
+    })
+}
+
 /// The object, ended by a newline.
-pub fn json(status: &NodeStatus, net: &Counters, own: Own) -> String {
+pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
+    own.warnings.extend(too_few(status));
     let role = match status.role {
         Role::Outside => "outside",
         Role::Head => "head",
@@ -121,7 +143,11 @@ pub fn json(status: &NodeStatus, net: &Counters, own: Own) -> String {
     object["warnings"] = own.warnings.into();
     object["locks"] = status.locks.into();
     object["unplaced"] = status.unplaced.into();
+    object["min_replicas"] = status.min_replicas.into();
+    object["too_few_replicas"] = status.too_few.into();
     object["counters"]["locks"] = c.locks.into();
+    object["counters"]["snapshot_bytes"] = c.snapshot_bytes.into();
+    object["counters"]["returns"] = c.returns.into();
     object["counters"]["locks_refused"] = c.locks_refused.into();
     format!("{object}\n")
 }

@@ -91,6 +91,8 @@ impl Fault {
             Self::LinkDown(..) | Self::CutOff(_) | Self::OneWay(..) => random.below(1500 * ms),
             Self::CrashAll if random.chance(1, 2) => random.below(20 * ms),
             Self::Hang(_) => random.below(1500 * ms),
+            // Its supervisor starts it again at once.
+            Self::Crash(_) if random.chance(1, 2) => random.below(60 * ms),
             Self::Crash(_)
             | Self::Planned(_)
             | Self::CrashAll

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use base::random::Random;
 use base::{Epoch, Nanos, NodeId, StreamSeq};
+use cluster::coordinator::message::BEFORE_MAX;
 use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
 use service::core::{Node, NodeConfig, PerUser, Shares};
@@ -126,8 +127,16 @@ pub struct Host {
     pub boot: u128,
     /// Counts the starts of nicfs.
     pub incarnation: u64,
+    /// What it holds of the stream, also while nicfs is away.
+    pub holds: StreamSeq,
+    /// What it has acknowledged as head of the chain.
+    pub acknowledged: StreamSeq,
     /// The epoch noted beside the region.
     pub noted: Option<Epoch>,
+    /// Processes that had the region since the one that noted that, this one the last.
+    pub processes: Vec<u64>,
+    /// Before that nicfs has its region, and is not ready.
+    pub opens_at: Nanos,
     /// A view has arrived since the start.
     pub has_view: bool,
     /// When `Tick` is due.
@@ -207,6 +216,8 @@ fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits
     limits.discard_max = small(limits.discard_max, 4096, 40_000);
     limits.discard_min = small(limits.discard_min, 1, 20_000);
     limits.release_step = small(limits.release_step, 1, 4);
+    // Joins by a snapshot in every other history, and not only where too much was missed.
+    limits.returns = small(limits.returns.into(), 0, 0) as u32;
     limits.stash = small(limits.stash as u64, 0, 3) as usize;
     limits.resend = small(limits.resend, 1, 3);
     limits.recent_bytes = small(limits.recent_bytes as u64, 0, 3000) as usize;
@@ -248,7 +259,11 @@ impl Host {
             chunks: Vec::new(),
             boot: 1,
             incarnation: 0,
+            holds: StreamSeq(0),
+            acknowledged: StreamSeq(0),
             noted: None,
+            processes: Vec::new(),
+            opens_at: 0,
             has_view: false,
             next_tick: 0,
             next_run: Nanos::MAX,
@@ -270,6 +285,11 @@ impl Host {
     /// Whether nobody stays away for longer than he is waited for.
     pub const fn is_patient(&self) -> bool {
         self.grace == GRACE_LONG
+    }
+
+    /// Processes that had the region before this one.
+    pub fn before(&self) -> Vec<u64> {
+        self.processes.iter().copied().filter(|process| *process != self.incarnation).collect()
     }
 
     /// Starts nicfs.
@@ -305,7 +325,12 @@ impl Host {
         self.node = Some(node);
         self.packing = Packing::new(self.compression, 2, PACKING);
         self.looked = StreamSeq(0);
+        self.acknowledged = StreamSeq(u64::MAX);
         self.incarnation += 1;
+        self.processes.push(self.incarnation);
+        if self.processes.len() > BEFORE_MAX {
+            self.processes.remove(1);
+        }
         self.has_view = false;
         self.next_tick = now;
         self.slept = false;

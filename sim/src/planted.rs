@@ -290,6 +290,9 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::CoordinatorForgets => (&coordinator, &[]),
         Bug::PackedOutlives => (&links, &coordinator),
         Bug::StalePassedOn => (&head_lost, &crashes),
+        Bug::MinReplicasIgnored => {
+            (&[CutOff(1), CutOff(2), Crash(1)], &[Crash(2), Hang(1), Hang(2)])
+        }
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
@@ -508,6 +511,7 @@ fn judge_of(why: &str) -> &'static str {
         ("refused when its call", "refusals"),
         ("hostile", "hostile"),
         ("ended in order", "order"),
+        ("is acknowledged, which", "replicas"),
         ("inode ", "model"),
     ];
     known.iter().find(|(words, _)| why.contains(words)).map_or("other", |(_, judge)| judge)

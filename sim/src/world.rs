@@ -63,6 +63,8 @@ pub enum Flavour {
 pub struct Preset {
     /// Nodes.
     pub nodes: usize,
+    /// So many members must hold what is acknowledged; 0: a majority.
+    pub min_replicas: u16,
     /// Clients in all.
     pub clients: usize,
     /// Operations of each client.
@@ -129,6 +131,7 @@ impl Preset {
         let mut r = Random::new(seed ^ 0x5eed);
         let mut preset = Self {
             nodes: 1 + r.below(3) as usize,
+            min_replicas: 0,
             clients: 1 + r.below(4) as usize,
             ops: 20 + r.below(60) as u32,
             faults: r.below(7) as u32,
@@ -162,6 +165,9 @@ impl Preset {
         if r.chance(2, 3) {
             preset.nodes = 3;
         }
+        // Not drawn from the others' numbers: a majority mostly, or all, or the last one alone.
+        let all = preset.nodes as u16;
+        preset.min_replicas = [0, 0, 0, 0, 1, all][Random::new(seed ^ 0x1ea5).below(6) as usize];
         preset.pace = [50 * US, 2 * MS, 60 * MS][r.below(3) as usize];
         preset.closes = [3, 12, 60][r.below(3) as usize];
         if preset.full {
@@ -179,6 +185,7 @@ impl Preset {
         let mut preset = Self::of(seed);
         preset.make(Flavour::Plain);
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
+        preset.min_replicas = 0;
         preset.threads = preset.threads.min(2);
         preset
     }
@@ -187,6 +194,7 @@ impl Preset {
     pub fn focus(&mut self, faults: Vec<Fault>) {
         if !faults.is_empty() {
             (self.nodes, self.clients, self.faults) = (3, self.clients.max(3), 8);
+            self.min_replicas = self.min_replicas.min(2);
             self.active = 1200 * MS;
         }
         self.focus = faults;
@@ -363,6 +371,7 @@ pub(crate) enum Up {
     /// And when it was sent.
     Register(Nanos),
     Beat(Nanos, StreamSeq),
+    Opened(StreamSeq),
     Joined(Seat, base::Epoch),
     Suspect(NodeId, base::Epoch),
 }
@@ -394,8 +403,12 @@ pub(crate) enum Item {
     /// hostd of a node copies some of a job.
     Copies(usize, Arc<Hostd>, u64),
     Connect(usize, u64),
+    /// nicfs is ready.
+    Opened(usize, u64),
     ToCoordinator(usize, u64, u64, Up),
     Disconnected(usize, u64),
+    /// It has said so before it ended.
+    Left(usize, u64),
     Registered(usize, u64, Nanos),
     Confirm(usize, u64, Nanos),
     View(usize, u64, View),
@@ -446,6 +459,7 @@ impl Item {
             | Self::Worked(n, ..)
             | Self::Closing { n, .. }
             | Self::Connect(n, _)
+            | Self::Opened(n, _)
             | Self::Registered(n, ..)
             | Self::Confirm(n, ..)
             | Self::View(n, ..) => Some(*n),
@@ -710,12 +724,28 @@ impl<'a> World<'a> {
             Item::Worked(n, incarnation, piece) => self.worked(n, incarnation, piece)?,
             Item::Copies(n, hostd, id) => self.hostd_steps(n, hostd, id)?,
             Item::Connect(n, incarnation) => self.connect(n, incarnation),
+            Item::Opened(n, incarnation) => {
+                if self.hosts[n].incarnation == incarnation
+                    && let Some(node) = &self.hosts[n].node
+                {
+                    let position = node.position();
+                    if !self.hosts[n].connected {
+                        // What it is about to be registered as is so no more: it registers anew.
+                        self.hosts[n].connection += 1;
+                    }
+                    self.tell_coordinator(n, Up::Opened(position));
+                }
+            }
             Item::ToCoordinator(n, connection, incarnation, up) => {
-                self.coordinator_hears(n, connection, incarnation, up);
+                self.coordinator_hears(n, connection, incarnation, up)?;
             }
             Item::Disconnected(n, incarnation) => {
                 let by = self.speaker(n, incarnation);
                 self.coordinate(CoEvent::Disconnected(by));
+            }
+            Item::Left(n, incarnation) => {
+                let by = self.speaker(n, incarnation);
+                self.coordinate(CoEvent::Leave(by));
             }
             Item::Registered(n, connection, sent) => {
                 if self.reaches(n, connection) {

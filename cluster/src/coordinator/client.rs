@@ -18,7 +18,9 @@ use rustix::time::{
 };
 
 use super::link::Link;
-use super::message::{Choice, Copies, DataState, MESSAGE_MAX, Message, Registration, View};
+use super::message::{
+    Choice, Copies, DataState, MESSAGE_MAX, Message, PROTOCOL, Registration, View,
+};
 use super::{CoordEvent, Coordinator};
 use crate::decode::LinkError;
 use crate::tcp;
@@ -207,6 +209,7 @@ impl Client {
     fn register(&mut self, mut link: Link, now: Instant) {
         let outcome = match rustix::net::sockopt::socket_error(&link) {
             Ok(Ok(())) => link.send(&Message::Register {
+                protocol: PROTOCOL,
                 cluster: self.config.cluster,
                 registration: self.config.registration.clone(),
             }),
@@ -456,6 +459,21 @@ impl Coordinator for Client {
         self.config.registration.state = state;
     }
 
+    fn opened(&mut self, position: StreamSeq, info: String) {
+        self.config.registration.position = position;
+        self.config.registration.info.clone_from(&info);
+        self.config.registration.opening = false;
+        // Else it registers as what it is.
+        if let Phase::Ready { link } = &mut self.phase
+            && let Err(error) = link.send(&Message::Opened { position, info })
+        {
+            self.lost(&error);
+        }
+        if matches!(self.phase, Phase::Registering { .. }) {
+            self.down("registers anew", Duration::ZERO);
+        }
+    }
+
     fn caught_up(&mut self, node: NodeId, incarnation: u64, epoch: Epoch) {
         self.request(&Message::CaughtUp { node, epoch, incarnation });
     }
@@ -540,7 +558,8 @@ pub fn ask(
     keys: Option<&Keys>,
     timeout: Duration,
 ) -> std::io::Result<Vec<View>> {
-    converse(coordinator, keys, &Message::Ask { cluster }, timeout).map(|(views, _)| views)
+    let ask = Message::Ask { cluster, protocol: PROTOCOL };
+    converse(coordinator, keys, &ask, timeout).map(|(views, _)| views)
 }
 
 /// What every node has of `volume`.

@@ -457,10 +457,12 @@ impl Server {
             return Ok(());
         }
         match (message, speaker) {
-            (Message::Register { cluster, registration }, None) => {
+            (Message::Register { protocol, cluster, registration }, None) => {
+                self.speaks(index, protocol);
                 self.register(index, cluster, registration)
             }
-            (Message::Ask { cluster }, None) if cluster == self.cluster => {
+            (Message::Ask { cluster, protocol }, None) if cluster == self.cluster => {
+                self.speaks(index, protocol);
                 for view in self.machine.views() {
                     self.say(index, &Message::View(view));
                 }
@@ -504,6 +506,9 @@ impl Server {
                     Err(why) => self.refuse(index, &why),
                 }
                 Ok(())
+            }
+            (Message::Opened { position, info }, Some(by)) => {
+                self.ask(index, Event::Opened(by, position, info))
             }
             (Message::CaughtUp { node, epoch, incarnation }, Some(by)) => {
                 self.ask(index, Event::CaughtUp(by, Seat { node, incarnation }, epoch))
@@ -556,6 +561,13 @@ impl Server {
                 ))
             }
             _ => None,
+        }
+    }
+
+    /// What the other side of a connection understands.
+    fn speaks(&mut self, index: usize, protocol: u16) {
+        if let Some(conn) = self.conns[index].as_mut() {
+            conn.link.set_protocol(protocol);
         }
     }
 

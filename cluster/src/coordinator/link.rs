@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::message::{MESSAGE_MAX, Message};
+use super::message::{MESSAGE_MAX, Message, PROTOCOL};
 use crate::decode::{Decoder, LinkError, Pool};
 use crate::queue::OutQueue;
 use crate::tcp::{self, Stream};
@@ -23,6 +23,8 @@ pub struct Link {
     decoder: Decoder,
     pool: Pool,
     queue: OutQueue,
+    /// What the other side speaks.
+    protocol: u16,
 }
 
 impl Link {
@@ -33,7 +35,13 @@ impl Link {
             decoder: Decoder::for_socket(MESSAGE_MAX),
             pool: Pool::default(),
             queue: OutQueue::new(QUEUE_MAX),
+            protocol: PROTOCOL,
         }
+    }
+
+    /// The other side has said what it speaks.
+    pub fn set_protocol(&mut self, protocol: u16) {
+        self.protocol = protocol.min(PROTOCOL);
     }
 
     /// Sends, or queues what does not fit.
@@ -41,7 +49,7 @@ impl Link {
         if self.queue.is_full() {
             return Err(LinkError::Io("it does not read what it is sent".to_owned()));
         }
-        let (kind, body) = message.encode();
+        let (kind, body) = message.encode_for(self.protocol);
         let head = FrameHead::new(kind, &[&body])
             .ok_or_else(|| LinkError::Io("a message is too long".to_owned()))?;
         let mut stream = Stream::new(self.fd.as_fd(), self.session.as_deref_mut());

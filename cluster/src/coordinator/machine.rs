@@ -5,6 +5,7 @@
 //! - the epoch only grows, by one with each change of the chain; 0 means that there is no chain;
 //! - the chain has at least one seat from epoch 1 on, at most `replicas`, and no node twice;
 //! - a seat is added only at epoch 0, by re-forming from the seats before it, or from `syncing`;
+//! - a seat passes to another process of its node only if that has the region of the process before it;
 //! - `syncing` and the chain share no node, and together are at most `replicas`, or the chain alone;
 //! - whatever was pushed was persisted by an earlier action.
 
@@ -19,14 +20,26 @@ use super::store::{Image, Seat};
 use volume::Volume;
 
 /// A volume as the configuration describes it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct VolumeSpec {
     /// Its name.
     pub name: String,
     /// Replicas wanted, 1 or more.
     pub replicas: u16,
+    /// So many members of the chain must hold what is acknowledged: with fewer, fsync waits. 0: a majority of `replicas`.
+    pub min_replicas: u16,
     /// Nodes that may register, in the order in which they are preferred; empty: any.
     pub nodes: Vec<NodeId>,
+}
+
+impl VolumeSpec {
+    /// How many members must hold what is acknowledged.
+    pub const fn least(&self) -> u16 {
+        match self.min_replicas {
+            0 => self.replicas / 2 + 1,
+            given => given,
+        }
+    }
 }
 
 /// How patient the coordinator is. All in milliseconds.
@@ -42,6 +55,8 @@ pub struct Patience {
     pub grace_ms: u32,
     /// A node that was suspected is not brought back for this long.
     pub hold_ms: u32,
+    /// A member whose process was started again keeps its place if that is ready within this time after it has come.
+    pub return_ms: u32,
 }
 
 impl Default for Patience {
@@ -52,6 +67,7 @@ impl Default for Patience {
             lost_connection_ms: 150,
             grace_ms: 2000,
             hold_ms: 1000,
+            return_ms: 400,
         }
     }
 }
@@ -102,6 +118,8 @@ pub struct Speaker {
 pub enum Event {
     /// A node introduces itself.
     Register(Registration),
+    /// A process that had said that it is about to be ready is; what it has by now.
+    Opened(Speaker, StreamSeq, String),
     /// It lives.
     Heartbeat(Speaker, StreamSeq),
     /// Its connection ended.
@@ -165,6 +183,12 @@ impl Machine {
                 return Err(format!(
                     "volume \"{}\": the name must be 1 to 64 of a-z A-Z 0-9 - _ . and replicas 1 to 16",
                     spec.name
+                ));
+            }
+            if spec.min_replicas > spec.replicas {
+                return Err(format!(
+                    "volume \"{}\": min_replicas is {}, of {} replicas; write at most {}, or 0 for a majority",
+                    spec.name, spec.min_replicas, spec.replicas, spec.replicas
                 ));
             }
             let chain = image.volumes.remove(&spec.name).unwrap_or_default();
@@ -265,6 +289,9 @@ impl Machine {
             Event::Register(registration) => {
                 let name = registration.volume.clone();
                 self.volume(&name)?.register(registration, now)
+            }
+            Event::Opened(by, position, info) => {
+                self.volume(&by.volume)?.opened(&by, position, info)
             }
             Event::Heartbeat(by, position) => self.volume(&by.volume)?.heard(&by, position, now),
             Event::Disconnected(by) => self.volume(&by.volume)?.disconnected(&by, now),

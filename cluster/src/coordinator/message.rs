@@ -3,9 +3,11 @@
 //!
 //! ```text
 //! kind  message     from    fields
-//!    1  register    node    u16 protocol (1), u128 cluster, string volume, u32 node, u64 incarnation,
+//!    1  register    node    u16 protocol (1 or 2), u128 cluster, string volume, u32 node, u64 incarnation,
 //!                           u64 stream position, u8 state (0 fresh, 1 intact), u32 epoch (0 if fresh),
-//!                           string tcp ("" or address:port), string run dir, string info
+//!                           string tcp ("" or address:port), string run dir, string info; from protocol 2 on
+//!                           list u64 of incarnations before it, u128 volume of the region, u8 opening (1: it is not
+//!                           ready yet, and is about to be)
 //!    2  welcome     coord   u32 heartbeat ms, u32 failure timeout ms
 //!    3  refused     coord   string why; the connection is closed
 //!    4  heartbeat   node    u64 number, u64 stream position
@@ -14,11 +16,12 @@
 //!                           u64 incarnation of the process that is the member,
 //!                           list u32 syncing, list member: u32 node, u64 incarnation, u8 reachable,
 //!                           u64 stream position, string tcp, string run dir, string info
-//!    7  caught up   node    u32 node, u32 epoch
+//!                           u32 lapse ms; to who speaks protocol 1
+//!    7  caught up   node    u32 node, u32 epoch, u64 incarnation
 //!    8  suspect     node    u32 node, u32 epoch
 //!    9  leave       node    -
 //!   10  denied      coord   string why
-//!   11  ask         anyone  u128 cluster: all views, please
+//!   11  ask         anyone  u128 cluster: all views, please; by who speaks protocol 1
 //!   12  force       anyone  u128 cluster, string volume: form the chain from those that are there
 //!   13  done        coord   - (after the views of an ask, a force, a choice)
 //!   14  survey      anyone  u128 cluster, string volume: what every node has, please
@@ -27,7 +30,12 @@
 //!                           (as in register), u64 stream position, string info
 //!   16  choose      anyone  u128 cluster, string volume, u32 node, u64 incarnation, u32 epoch,
 //!                           u64 stream position: go on with this copy alone, as it was shown
+//!   17  view        coord   the fields of 6, u16 replicas that must hold what is acknowledged; to who speaks protocol 2
+//!   18  ask         anyone  u128 cluster, u16 protocol: all views, please
+//!   19  opened      node    u64 stream position, string info: it is ready (after a registration with `opening`)
 //! ```
+//!
+//! Versions: the coordinator is updated first. It speaks to each in the protocol in which that has introduced itself.
 
 use std::net::SocketAddr;
 
@@ -46,13 +54,19 @@ pub const PATH_MAX: usize = 256;
 pub const INFO_MAX: usize = 1024;
 /// Longest text of a refusal.
 pub const TEXT_MAX: usize = 1024;
-const PROTOCOL: u16 = 1;
+/// What this program speaks.
+pub const PROTOCOL: u16 = 2;
+/// The oldest that it understands.
+pub const PROTOCOL_OLDEST: u16 = 1;
+/// Processes of which a region says that they had it, at most.
+pub const BEFORE_MAX: usize = 8;
 const ADDRESS_MAX: usize = 64;
 
 /// What a node has of the volume's data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DataState {
     /// Nothing (yet).
+    #[default]
     Fresh,
     /// What it had as a member of the chain of this epoch.
     Intact {
@@ -107,7 +121,7 @@ pub struct Choice {
 }
 
 /// What a node says of itself.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Registration {
     /// Which volume.
     pub volume: String,
@@ -125,6 +139,13 @@ pub struct Registration {
     pub run_dir: String,
     /// Free-form, for `status` and the service.
     pub info: String,
+    /// Processes of the node that had its region before, from the last that was a member on, the newest last. None of them
+    /// lives: the region belongs to one process at a time.
+    pub before: Vec<u64>,
+    /// Identity of the volume in the region; 0 if it is not told.
+    pub region: u128,
+    /// The process has its region, and is not ready to serve yet.
+    pub opening: bool,
 }
 
 /// A registered node as others see it.
@@ -155,6 +176,8 @@ pub struct View {
     pub epoch: Epoch,
     /// Replicas wanted; the chain may be shorter for a while.
     pub replicas: u16,
+    /// So many members must hold what is acknowledged; 0 if the coordinator is too old to say so.
+    pub min_replicas: u16,
     /// Head first.
     pub chain: Vec<NodeId>,
     /// Of each member of the chain, the process that is one. A node that has restarted still finds
@@ -184,9 +207,19 @@ impl View {
 
     /// Whether two views say the same of the membership.
     pub fn same(&self, other: &Self) -> bool {
-        let Self { volume, epoch, replicas, chain, incarnations, syncing, members, lapse_ms: _ } =
-            self;
-        (volume, epoch, replicas) == (&other.volume, &other.epoch, &other.replicas)
+        let Self {
+            volume,
+            epoch,
+            replicas,
+            min_replicas,
+            chain,
+            incarnations,
+            syncing,
+            members,
+            lapse_ms: _,
+        } = self;
+        (volume, epoch) == (&other.volume, &other.epoch)
+            && (replicas, min_replicas) == (&other.replicas, &other.min_replicas)
             && (chain, incarnations, syncing) == (&other.chain, &other.incarnations, &other.syncing)
             && *members == other.members
     }
@@ -202,6 +235,8 @@ impl View {
 pub enum Message {
     /// 1
     Register {
+        /// What the node speaks.
+        protocol: u16,
         /// Identity of the cluster.
         cluster: u128,
         /// What the node says of itself.
@@ -216,6 +251,13 @@ pub enum Message {
     },
     /// 3
     Refused(String),
+    /// 19
+    Opened {
+        /// End of the node's stream.
+        position: StreamSeq,
+        /// As in its registration.
+        info: String,
+    },
     /// 4
     Heartbeat {
         /// Echoed by the confirmation.
@@ -228,7 +270,7 @@ pub enum Message {
         /// Of the heartbeat.
         number: u64,
     },
-    /// 6
+    /// 17, or 6
     View(View),
     /// 7
     CaughtUp {
@@ -254,6 +296,8 @@ pub enum Message {
     Ask {
         /// Identity of the cluster.
         cluster: u128,
+        /// What the asker speaks.
+        protocol: u16,
     },
     /// 12
     Force {
@@ -362,23 +406,50 @@ fn take_nodes(r: &mut Reader<'_>) -> Result<Vec<NodeId>, Corrupt> {
 }
 
 impl Registration {
-    fn put(&self, w: &mut Writer<'_>) {
+    fn put(&self, protocol: u16, w: &mut Writer<'_>) {
         put_text(w, &self.volume, NAME_MAX);
         w.u32(self.node.0).u64(self.incarnation).u64(self.position.0);
         put_state(w, self.state);
         put_address(w, self.tcp);
         put_text(w, &self.run_dir, PATH_MAX);
         put_text(w, &self.info, INFO_MAX);
+        if protocol >= 2 {
+            let newest = &self.before[self.before.len().saturating_sub(BEFORE_MAX)..];
+            w.u16(newest.len() as u16);
+            for before in newest {
+                w.u64(*before);
+            }
+            w.u128(self.region).u8(u8::from(self.opening));
+        }
     }
 
-    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+    fn take(protocol: u16, r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         let volume = take_name(r)?;
         let (node, incarnation) = (take_node(r)?, r.u64()?);
         let position = StreamSeq(r.u64()?);
         let state = take_state(r)?;
         let tcp = take_address(r)?;
         let (run_dir, info) = (take_text(r, PATH_MAX)?, take_text(r, INFO_MAX)?);
-        Ok(Self { volume, node, incarnation, position, state, tcp, run_dir, info })
+        let mut this = Self {
+            volume,
+            node,
+            incarnation,
+            position,
+            state,
+            tcp,
+            run_dir,
+            info,
+            ..Self::default()
+        };
+        if protocol >= 2 {
+            let count = usize::from(r.u16()?);
+            if count > BEFORE_MAX {
+                return Err(r.corrupt("names more processes of a region than 8"));
+            }
+            this.before = (0..count).map(|_| r.u64()).collect::<Result<_, _>>()?;
+            (this.region, this.opening) = (r.u128()?, r.flag()?);
+        }
+        Ok(this)
     }
 }
 
@@ -413,11 +484,7 @@ impl Copies {
 
     fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         let epoch = Epoch(r.u32()?);
-        let lives = match r.u8()? {
-            0 => false,
-            1 => true,
-            _ => return Err(r.corrupt("has a flag that is neither 0 nor 1")),
-        };
+        let lives = r.flag()?;
         let mut copies = Vec::new();
         for _ in 0..take_count(r)? {
             let (node, incarnation, flags) = (take_node(r)?, r.u64()?, r.u8()?);
@@ -453,11 +520,7 @@ impl Member {
 
     fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         let (node, incarnation) = (take_node(r)?, r.u64()?);
-        let reachable = match r.u8()? {
-            0 => false,
-            1 => true,
-            _ => return Err(r.corrupt("has a flag that is neither 0 nor 1")),
-        };
+        let reachable = r.flag()?;
         let position = StreamSeq(r.u64()?);
         let tcp = take_address(r)?;
         let (run_dir, info) = (take_text(r, PATH_MAX)?, take_text(r, INFO_MAX)?);
@@ -466,7 +529,7 @@ impl Member {
 }
 
 impl View {
-    fn put(&self, w: &mut Writer<'_>) {
+    fn put(&self, protocol: u16, w: &mut Writer<'_>) {
         put_text(w, &self.volume, NAME_MAX);
         w.u32(self.epoch.0).u16(self.replicas);
         w.u16(self.chain.len() as u16);
@@ -479,9 +542,12 @@ impl View {
             member.put(w);
         }
         w.u32(self.lapse_ms);
+        if protocol >= 2 {
+            w.u16(self.min_replicas);
+        }
     }
 
-    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+    fn take(protocol: u16, r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         let volume = take_name(r)?;
         let (epoch, replicas) = (Epoch(r.u32()?), r.u16()?);
         let (mut chain, mut incarnations) = (Vec::new(), Vec::new());
@@ -502,19 +568,35 @@ impl View {
             return Err(r.corrupt("has a node both in the chain and syncing"));
         }
         let lapse_ms = r.u32()?;
-        Ok(Self { volume, epoch, replicas, chain, incarnations, syncing, members, lapse_ms })
+        let min_replicas = if protocol >= 2 { r.u16()? } else { 0 };
+        Ok(Self {
+            volume,
+            epoch,
+            replicas,
+            min_replicas,
+            chain,
+            incarnations,
+            syncing,
+            members,
+            lapse_ms,
+        })
     }
 }
 
 impl Message {
-    /// Kind and body.
+    /// Kind and body, as this program speaks.
     pub fn encode(&self) -> (u16, Vec<u8>) {
+        self.encode_for(PROTOCOL)
+    }
+
+    /// Kind and body for a side that speaks another protocol.
+    pub fn encode_for(&self, protocol: u16) -> (u16, Vec<u8>) {
         let mut body = Vec::new();
         let w = &mut Writer(&mut body);
         let kind = match self {
-            Self::Register { cluster, registration } => {
-                w.u16(PROTOCOL).u128(*cluster);
-                registration.put(w);
+            Self::Register { protocol, cluster, registration } => {
+                w.u16(*protocol).u128(*cluster);
+                registration.put(*protocol, w);
                 1
             }
             Self::Welcome { heartbeat_ms, failure_timeout_ms } => {
@@ -525,6 +607,11 @@ impl Message {
                 put_text(w, text, TEXT_MAX);
                 3
             }
+            Self::Opened { position, info } => {
+                w.u64(position.0);
+                put_text(w, info, INFO_MAX);
+                19
+            }
             Self::Heartbeat { number, position } => {
                 w.u64(*number).u64(position.0);
                 4
@@ -534,8 +621,8 @@ impl Message {
                 5
             }
             Self::View(view) => {
-                view.put(w);
-                6
+                view.put(protocol, w);
+                if protocol >= 2 { 17 } else { 6 }
             }
             Self::CaughtUp { node, epoch, incarnation } => {
                 w.u32(node.0).u32(epoch.0).u64(*incarnation);
@@ -550,9 +637,14 @@ impl Message {
                 put_text(w, text, TEXT_MAX);
                 10
             }
-            Self::Ask { cluster } => {
+            Self::Ask { cluster, protocol } => {
                 w.u128(*cluster);
-                11
+                if *protocol < 2 {
+                    11
+                } else {
+                    w.u16(*protocol);
+                    18
+                }
             }
             Self::Force { cluster, volume } => {
                 w.u128(*cluster);
@@ -585,16 +677,21 @@ impl Message {
         let r = &mut Reader::new("coordinator message", body);
         let message = match kind {
             1 => {
-                if r.u16()? != PROTOCOL {
-                    return Err(r.corrupt("speaks another protocol: update the older side"));
+                let protocol = r.u16()?;
+                if protocol > PROTOCOL {
+                    return Err(r.corrupt("speaks a newer protocol: update the coordinator first"));
                 }
-                Self::Register { cluster: r.u128()?, registration: Registration::take(r)? }
+                if protocol < PROTOCOL_OLDEST {
+                    return Err(r.corrupt("speaks a protocol that is too old: update the node"));
+                }
+                let (cluster, registration) = (r.u128()?, Registration::take(protocol, r)?);
+                Self::Register { protocol, cluster, registration }
             }
             2 => Self::Welcome { heartbeat_ms: r.u32()?, failure_timeout_ms: r.u32()? },
             3 => Self::Refused(take_text(r, TEXT_MAX)?),
             4 => Self::Heartbeat { number: r.u64()?, position: StreamSeq(r.u64()?) },
             5 => Self::Confirm { number: r.u64()? },
-            6 => Self::View(View::take(r)?),
+            6 => Self::View(View::take(1, r)?),
             7 => Self::CaughtUp {
                 node: take_node(r)?,
                 epoch: Epoch(r.u32()?),
@@ -603,7 +700,7 @@ impl Message {
             8 => Self::Suspect { node: take_node(r)?, epoch: Epoch(r.u32()?) },
             9 => Self::Leave,
             10 => Self::Denied(take_text(r, TEXT_MAX)?),
-            11 => Self::Ask { cluster: r.u128()? },
+            11 => Self::Ask { cluster: r.u128()?, protocol: 1 },
             12 => Self::Force { cluster: r.u128()?, volume: take_name(r)? },
             13 => Self::Done,
             14 => Self::Survey { cluster: r.u128()?, volume: take_name(r)? },
@@ -615,6 +712,12 @@ impl Message {
                 let choice = Choice { node, incarnation, epoch, position };
                 Self::Choose { cluster, volume, choice }
             }
+            17 => Self::View(View::take(2, r)?),
+            19 => Self::Opened { position: StreamSeq(r.u64()?), info: take_text(r, INFO_MAX)? },
+            18 => match (r.u128()?, r.u16()?) {
+                (_, 0 | 1) => return Err(r.corrupt("asks in a protocol that has other words")),
+                (cluster, protocol) => Self::Ask { cluster, protocol },
+            },
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;

@@ -66,6 +66,7 @@ fn registration(node: u32, incarnation: u64) -> Registration {
         tcp: Some("127.0.0.1:9".parse().unwrap()),
         run_dir: String::new(),
         info: String::new(),
+        ..Registration::default()
     }
 }
 

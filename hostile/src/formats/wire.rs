@@ -133,7 +133,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Progress { client, settled: Sequence(1), replicated: Sequence(2) },
         Message::Position { seq },
         Message::StreamWant { from: seq },
-        Message::Resume { seq },
+        Message::Resume { seq, last: seq },
         Message::SnapshotWant { incarnation: 7 },
         Message::Snapshot {
             seq,
@@ -167,6 +167,7 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         tcp: "127.0.0.1:7".parse().ok(),
         run_dir: "/run".into(),
         info: "{}".into(),
+        ..Registration::default()
     };
     let fresh = Registration { state: DataState::Fresh, tcp: None, ..registration.clone() };
     let member = Member {
@@ -182,6 +183,7 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         volume: "data".into(),
         epoch,
         replicas: 2,
+        min_replicas: 2,
         incarnations: vec![5],
         chain: vec![node],
         syncing: vec![NodeId(4)],
@@ -201,8 +203,8 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
     let none = Copy { state: DataState::Fresh, seated: true, ..copy.clone() };
     let copies = Copies { epoch, lives: false, copies: vec![copy, none] };
     let all = [
-        Message::Register { cluster: 7, registration: fresh },
-        Message::Register { cluster: 7, registration },
+        Message::Register { protocol: 2, cluster: 7, registration: fresh },
+        Message::Register { protocol: 2, cluster: 7, registration },
         Message::Welcome { heartbeat_ms: 100, failure_timeout_ms: 500 },
         Message::Refused("no".into()),
         Message::Heartbeat { number: 1, position },
@@ -212,7 +214,7 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         Message::Suspect { node, epoch },
         Message::Leave,
         Message::Denied("no".into()),
-        Message::Ask { cluster: 7 },
+        Message::Ask { cluster: 7, protocol: 2 },
         Message::Force { cluster: 8, volume: "x".into() },
         Message::Done,
         Message::Survey { cluster: 8, volume: "x".into() },

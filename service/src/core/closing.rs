@@ -28,6 +28,8 @@ pub(super) struct Closing {
     look_at: Nanos,
     /// Everything that counts is on every member.
     done: bool,
+    /// The end has come, and so many clients are to go on with the next nicfs, in the same session.
+    left: Option<u32>,
 }
 
 impl Node {
@@ -41,7 +43,7 @@ impl Node {
             client.suspend_all();
             inside.insert(client.id, client.inside());
         }
-        self.closing = Some(Closing { inside, look_at: self.now, done: false });
+        self.closing = Some(Closing { inside, look_at: self.now, done: false, left: None });
     }
 
     /// Whether an end in order has come to its end: [`Event::Shutdown`](super::Event::Shutdown) takes nothing
@@ -104,6 +106,19 @@ impl Node {
                 "{left} clients have operations that not every member has: their logs are kept"
             );
         }
+        if let Some(closing) = &mut self.closing {
+            closing.left = Some(left);
+        }
+        if self.is_head() && !alone && self.member.all_acked < self.ring.last() {
+            // The next head may not have it, and what is published cannot be cut.
+            return Ok(());
+        }
         self.publish_all()
+    }
+
+    /// After the end: whether nobody waits for this node to come back, so that the others can go on without it at once.
+    pub fn may_leave(&self) -> bool {
+        let done = self.closing.as_ref().is_some_and(|c| c.done && c.left == Some(0));
+        done && self.chain.len() > 1 && self.chain.contains(&self.me())
     }
 }

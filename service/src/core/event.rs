@@ -54,6 +54,14 @@ pub enum Event {
         /// So long from now on clients of nodes that left the chain may still use their leases.
         lapse: Nanos,
     },
+    /// So many members must hold what is acknowledged (the coordinator's word, the same on all of them): with fewer in the
+    /// chain nothing is. 1 before it is told.
+    Needs {
+        /// How many; 0: not told.
+        members: usize,
+        /// Members that the chain has when nobody is away.
+        replicas: usize,
+    },
     /// Leases of this node's clients hold until this time of the clients' clock (CLOCK_MONOTONIC),
     /// unless it is told again; later than what was said before, or 0.
     ServesUntil(Nanos),
@@ -162,6 +170,9 @@ pub enum Effect {
     CaughtUp(NodeId, u64, Epoch),
     /// To the coordinator: the member does not acknowledge.
     Suspect(NodeId),
+    /// What lies in the region is about to be replaced, by a snapshot that is asked for with the next `Send`: it counts no
+    /// longer as a copy of the volume.
+    Wipes,
     /// The stream position changed: tell the coordinator at the next heartbeat.
     Position(StreamSeq),
 }

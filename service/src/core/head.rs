@@ -1127,6 +1127,10 @@ impl Node {
     /// Works out what every member holds, and tells those who wait for it.
     pub(super) fn advance_acks(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
         let mut all = self.ring.last();
+        if self.too_few() && !planted(Bug::MinReplicasIgnored) {
+            // However many of them have it: it is not what the volume promises.
+            all = self.member.all_acked;
+        }
         for node in self.chain.iter().chain(&self.head.followers) {
             if *node != self.me() && !planted(Bug::EarlyAck) {
                 all = all.min(self.acked_by(*node));
@@ -1153,6 +1157,21 @@ impl Node {
         self.promote_followers(out);
         self.release_grants(out);
         Ok(())
+    }
+
+    /// The coordinator says how many members must hold what is acknowledged.
+    pub(super) fn needs(&mut self, members: usize, out: &mut Vec<Effect>) -> Result<(), Failure> {
+        let members = members.max(1);
+        if members == self.least {
+            return Ok(());
+        }
+        self.least = members;
+        if self.is_head() && self.ready { self.advance_acks(out) } else { Ok(()) }
+    }
+
+    /// The chain, and those who have everything and are about to enter it, are fewer than must hold what is acknowledged.
+    pub(super) fn too_few(&self) -> bool {
+        self.chain.len() + self.head.followers.len() < self.least
     }
 
     /// Flow control (LineFS section 4): above the high watermark of what members have not

@@ -1,10 +1,18 @@
 //! Joining: a node that has lost its place, or is new, gets the state of the volume as of some place in the stream, then the
 //! stream from there on. (Who sends it: `snapshot`.)
+//!
+//! # Who comes back
+//!
+//! A node that was in the chain has the stream up to some chunk, and perhaps chunks behind that which the others never had: they
+//! went on from what all members held. Only the head of an epoch makes chunks in it, so two streams are the same up to the last chunk of that
+//! epoch which both have. The node says of which epoch its last chunk is; the head looks up where its own stream leaves that epoch, and the
+//! earlier of the two is where they part. If the head's ring has what comes then, and the node has published nothing beyond, it cuts its ring there and
+//! gets the rest: nothing of the volume is copied. Else it takes a snapshot.
 
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
-use base::{InodeId, Nanos, StreamSeq};
+use base::{Epoch, InodeId, Nanos, NodeId, StreamSeq};
 use storage::media::Segment;
 use storage::volume::{Params, Refusal, Volume, back_copies, run_copies};
 
@@ -22,10 +30,23 @@ const JOIN_GIVE_UP: u64 = 5_000_000_000;
 pub(super) struct Join {
     /// A snapshot that was asked for, until all of it is here.
     pub incoming: Option<Incoming>,
+    /// Instead of one the rest of the stream was asked for, so many times.
+    pub returning: Option<u32>,
+    /// It comes.
+    pub behind: Option<Behind>,
     /// When something was asked or heard about joining.
     pub joining_at: Nanos,
     /// When everything was here.
     pub joined_at: Nanos,
+}
+
+/// What was missed of the stream is on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Behind {
+    /// The last chunk that the head had.
+    last: StreamSeq,
+    /// Up to here it was asked for.
+    asked: StreamSeq,
 }
 
 /// A snapshot arriving.
@@ -42,7 +63,135 @@ impl Node {
         self.join.joining_at = self.now;
         // What processes here have open goes before: who asks for the snapshot has told it.
         self.report_past(out);
-        self.want_snapshot(out);
+        self.member.stash.clear();
+        (self.member.dropped, self.join.behind) = (None, None);
+        self.join.returning = self.may_return().then_some(0);
+        match self.join.returning {
+            Some(_) => self.want_return(out),
+            None => self.want_snapshot(out),
+        }
+    }
+
+    /// What is here may be the beginning of the stream that the head has.
+    fn may_return(&self) -> bool {
+        let asks = self.config.limits.returns > 0 && !planted(Bug::ReturnForgotten);
+        asks && self.ring.last().0 > 0 && self.ring.last_epoch().0 > 0
+    }
+
+    fn want_return(&mut self, out: &mut Vec<Effect>) {
+        let (last, epoch) = (self.ring.last(), self.ring.last_epoch());
+        let (incarnation, published) = (self.config.incarnation, self.member.published);
+        self.to_head(Message::Return { incarnation, last, epoch, published }, out);
+    }
+
+    /// Head: a node is back, whose stream ends with that chunk of that epoch.
+    pub(super) fn return_wanted(
+        &mut self,
+        from: NodeId,
+        incarnation: u64,
+        (last, epoch): (StreamSeq, Epoch),
+        published: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) {
+        self.heard_of(from);
+        if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
+            return;
+        }
+        if !self.begins_anew(from, incarnation) {
+            return;
+        }
+        self.head.snapshots.remove(&from);
+        self.head.acked.remove(&from);
+        let agreed = self.parts_at(last, epoch).filter(|at| {
+            let rest = *at == self.ring.last() || self.ring.get(StreamSeq(at.0 + 1)).is_some();
+            rest && *at >= published
+        });
+        self.counters.returns += u64::from(agreed.is_some());
+        log::info!("node {from} is back with the stream up to {last}: {agreed:?} is common");
+        let (seq, last) = (agreed.unwrap_or_default(), self.ring.last());
+        self.send(from, Message::Resume { seq, last }, out);
+    }
+
+    /// Up to where a stream is this one that ends with chunk `last` of that epoch; `None` if that is not known any more.
+    fn parts_at(&self, last: StreamSeq, epoch: Epoch) -> Option<StreamSeq> {
+        if planted(Bug::ReturnUncut) {
+            return Some(last.min(self.ring.last()));
+        }
+        let mut at = self.ring.last();
+        loop {
+            let made = match self.ring.get(at) {
+                Some(kept) => kept.header.epoch,
+                None => self.ring.epoch_before().filter(|_| at.0 + 1 == self.ring.oldest().0)?,
+            };
+            if made <= epoch {
+                return Some(at.min(last));
+            }
+            at.0 = at.0.checked_sub(1)?;
+        }
+    }
+
+    /// The head says up to where the stream here is its own.
+    pub(super) fn resume(
+        &mut self,
+        seq: StreamSeq,
+        last: StreamSeq,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        if self.role() != Role::Syncing || self.join.returning.take().is_none() {
+            return Ok(());
+        }
+        if seq.0 == 0 || seq < self.member.published || seq > self.ring.last() {
+            self.want_snapshot(out);
+            return Ok(());
+        }
+        self.ring.cut(seq)?;
+        if self.member.applied > seq {
+            self.take_back_to(seq)?;
+        }
+        self.member.dirty.retain(|_, at| at.0 <= seq);
+        self.count_settled()?;
+        self.join.incoming = None;
+        (self.join.joining_at, self.join.joined_at) = (self.now, self.now);
+        log::info!("what is here of the stream goes on from {seq}, to {last}");
+        out.push(Effect::Position(seq));
+        self.join.behind = Some(Behind { last, asked: seq });
+        self.catch_up(out);
+        Ok(())
+    }
+
+    /// Asks for what it has missed, some at a time; when all of that is here it tells so, and is sent all that comes.
+    pub(super) fn catch_up(&mut self, out: &mut Vec<Effect>) {
+        let Some(behind) = self.join.behind else { return };
+        let seq = self.ring.last();
+        if seq >= behind.last {
+            self.join.behind = None;
+            self.to_head(Message::Position { seq }, out);
+        } else if seq >= behind.asked {
+            let asked = StreamSeq(seq.0 + self.config.limits.resend);
+            self.join.behind = Some(Behind { asked, ..behind });
+            (self.join.joining_at, self.join.joined_at) = (self.now, self.now);
+            self.want_stream(out);
+        }
+    }
+
+    /// How far the stream has each client: what is published, and what is in the ring.
+    fn count_settled(&mut self) -> Result<(), Failure> {
+        self.member.settled.clear();
+        for seq in self.member.published.0 + 1..=self.ring.last().0 {
+            let Some(header) = self.ring.get(StreamSeq(seq)).map(|kept| kept.header) else {
+                continue;
+            };
+            if header.client.0 == 0 {
+                continue;
+            }
+            if header.is_farewell() {
+                self.member.settled.remove(&header.client);
+                continue;
+            }
+            let before = self.settled_of(header.client);
+            self.member.settled.insert(header.client, before.max(header.last_seq));
+        }
+        Ok(())
     }
 
     pub(super) fn report_past(&mut self, out: &mut Vec<Effect>) {
@@ -52,11 +201,13 @@ impl Node {
     }
 
     fn want_snapshot(&mut self, out: &mut Vec<Effect>) {
+        out.push(Effect::Wipes);
         self.to_head(Message::SnapshotWant { incarnation: self.config.incarnation }, out);
     }
 
     /// It is in the chain: what it asked for since it had everything will not come.
     pub(super) fn end_join(&mut self) -> Result<(), Failure> {
+        (self.join.returning, self.join.behind) = (None, None);
         match self.join.incoming.take().and_then(|i| i.begun) {
             None => Ok(()),
             Some((seq, _)) => {
@@ -72,9 +223,20 @@ impl Node {
         }
         self.join.joining_at = self.now;
         match self.join.incoming {
-            Some(_) => self.want_snapshot(out),
+            Some(_) => match &mut self.join.returning {
+                Some(tries) if *tries < self.config.limits.returns => {
+                    *tries += 1;
+                    self.want_return(out);
+                }
+                _ => {
+                    self.join.returning = None;
+                    self.want_snapshot(out);
+                }
+            },
             // The head no longer keeps what is missing here, or it would be in the chain by now.
             None if self.now > self.join.joined_at + JOIN_GIVE_UP => self.begin_join(out),
+            // Some of it was lost.
+            None if self.join.behind.is_some() => self.want_stream(out),
             None => self.to_head(Message::Position { seq: self.ring.last() }, out),
         }
     }
@@ -88,6 +250,11 @@ impl Node {
         raw: &[u8],
         out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
+        if self.join.returning.is_some() {
+            // What was asked for before.
+            return Ok(());
+        }
+        self.counters.snapshot_bytes += raw.len() as u64;
         let Some(incoming) = &mut self.join.incoming else { return Ok(()) };
         // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
         // which its end alone would be a state with nothing in it.

@@ -30,6 +30,9 @@ pub struct Limits {
     pub release_step: u64,
     /// Bytes of chunks that are kept in memory until they are applied; those beyond are read back from the ring.
     pub recent_bytes: usize,
+    /// How often who comes back asks for the rest of the stream, before it asks for a snapshot: a head of an older version
+    /// does not answer.
+    pub returns: u32,
     /// Chunks kept that came before others.
     pub stash: usize,
     /// Chunks sent again at a time.
@@ -69,6 +72,7 @@ impl Limits {
         discard_max: 16 << 20,
         release_step: 32,
         recent_bytes: 8 << 20,
+        returns: 4,
         stash: 256,
         resend: 64,
         fetch_bytes: 1 << 20,

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, NodeId};
 use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::locks::FileLocks;
@@ -26,6 +27,8 @@ pub(super) struct Locking {
     early: Vec<(NodeId, Message)>,
     /// Agent: what its clients were granted.
     held: BTreeMap<ClientId, BTreeMap<InodeId, FileLocks>>,
+    /// Agent: clients of an earlier run, of which the process before this one knew that.
+    untold: BTreeSet<ClientId>,
 }
 
 impl Locking {
@@ -42,11 +45,18 @@ impl Locking {
     /// Agent: a client is no more.
     pub(super) fn drop_client(&mut self, client: ClientId) {
         self.held.remove(&client);
+        self.untold.remove(&client);
+    }
+
+    /// Agent: a client of an earlier run goes on. Which locks it has, it says when it is asked for them, soon.
+    pub(super) fn take_up(&mut self, client: ClientId) {
+        self.untold.insert(client);
     }
 
     /// Agent: no client is left.
     pub(super) fn drop_all(&mut self) {
         self.held.clear();
+        self.untold.clear();
     }
 
     fn remember(&mut self, client: ClientId, ino: InodeId, lock: Lock) {
@@ -68,11 +78,14 @@ impl Locking {
         let all: Vec<(InodeId, Lock)> =
             files.flat_map(|(ino, file)| file.iter().map(|h| (*ino, h.lock))).collect();
         let mut pieces: Vec<Vec<_>> = all.chunks(most).map(<[_]>::to_vec).collect();
-        if pieces.is_empty() {
+        // What clients of an earlier run had locked the head knows better than this process, until they have asked for it
+        // again. (What they give up meanwhile waits in their slots.)
+        let whole = !self.untold.contains(&client) || planted(Bug::LocksOfRestartDropped);
+        if pieces.is_empty() && whole {
             // "Nothing" is told, too: the head may have granted what never arrived here.
             pieces.push(Vec::new());
         }
-        let piece = |(n, locks)| Message::LockHeld { client, first: n == 0, locks };
+        let piece = |(n, locks)| Message::LockHeld { client, first: whole && n == 0, locks };
         pieces.into_iter().enumerate().map(piece).collect()
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Member {
     pub stash: BTreeMap<StreamSeq, Vec<u8>>,
     /// Chunks that are in the ring and not applied yet.
     pub recent: Recent,
+    /// The first and the last of those that found no room there, and are not asked for again yet.
+    pub dropped: Option<(StreamSeq, StreamSeq)>,
     /// How far the stream has each client.
     pub settled: BTreeMap<ClientId, Sequence>,
     /// Inodes by the last chunk that changed them, and for whom, until all have published it.
@@ -57,6 +59,7 @@ impl Member {
             all_acked: StreamSeq(0),
             stash: BTreeMap::new(),
             recent: Recent::default(),
+            dropped: None,
             settled: BTreeMap::new(),
             dirty: BTreeMap::new(),
             waits_beyond: None,

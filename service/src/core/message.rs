@@ -24,7 +24,8 @@
 //! 14 Progress       head -> agent     client u64, settled u64, replicated u64
 //! 15 Position       member -> head    stream seq u64 of the last chunk held
 //! 16 StreamWant     any -> any        from stream seq u64: send what you hold from there on
-//! 17 Resume         head -> member    stream seq u64: cut what you hold beyond it
+//! 17 Resume         head -> syncing   stream seq u64: what you hold up to there is the stream; 0: you need a snapshot;
+//!                                     stream seq u64 of the last chunk: ask for the rest, and tell your position then
 //! 18 SnapshotWant   syncing -> head   incarnation of the process u64
 //! 19 Snapshot       head -> syncing   stream seq u64, piece u32 (counted from 0), last inode u64, end u8,
 //!                                     waits u8 (somebody who is away may have files open), raw log entries
@@ -42,6 +43,8 @@
 //!                                     which has ended, has open (core::past); also of a node that joins
 //! 29 Pinned         agent -> head     client u64, n u32, inodes u64 x n, m u32, inodes u64 x m: it has the first open,
 //!                                     too, and may write to the second
+//! 31 Return         syncing -> head   incarnation of the process u64, stream seq u64 of the last chunk held, epoch u32 of that
+//!                                     chunk, published u64: it has this of the stream, and wants the rest
 //! 30 AskAgain       head -> agent     some question found no room before the head was ready: ask all of them again
 //! 31 Packed         any -> any        1, 5 or 19, compressed ([`crate::packing`]): the core never meets it
 //! ```
@@ -218,6 +221,13 @@ pub enum Message {
     },
     Resume {
         seq: StreamSeq,
+        last: StreamSeq,
+    },
+    Return {
+        incarnation: u64,
+        last: StreamSeq,
+        epoch: Epoch,
+        published: StreamSeq,
     },
     SnapshotWant {
         incarnation: u64,
@@ -472,9 +482,13 @@ impl Message {
                 w.u64(from.0);
                 16
             }
-            Self::Resume { seq } => {
-                w.u64(seq.0);
+            Self::Resume { seq, last } => {
+                w.u64(seq.0).u64(last.0);
                 17
+            }
+            Self::Return { incarnation, last, epoch, published } => {
+                w.u64(*incarnation).u64(last.0).u32(epoch.0).u64(published.0);
+                31
             }
             Self::SnapshotWant { incarnation } => {
                 w.u64(*incarnation);
@@ -618,7 +632,13 @@ impl Message {
             30 => Self::AskAgain,
             15 => Self::Position { seq: StreamSeq(r.u64()?) },
             16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
-            17 => Self::Resume { seq: StreamSeq(r.u64()?) },
+            17 => Self::Resume { seq: StreamSeq(r.u64()?), last: StreamSeq(r.u64()?) },
+            31 => Self::Return {
+                incarnation: r.u64()?,
+                last: StreamSeq(r.u64()?),
+                epoch: Epoch(r.u32()?),
+                published: StreamSeq(r.u64()?),
+            },
             18 => Self::SnapshotWant { incarnation: r.u64()? },
             SNAPSHOT => Self::Snapshot {
                 seq: StreamSeq(r.u64()?),

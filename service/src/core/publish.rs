@@ -332,6 +332,10 @@ impl Node {
         }
         self.member.dirty.retain(|_, at| at.0 > done);
         let keep = hold.map_or(done, |h| h.min(done));
+        // Somebody is away, and may come back for what it has missed.
+        if self.chain.len() < self.wanted && self.ring.is_roomy() {
+            return Ok(());
+        }
         // In larger steps: each costs a persisted record.
         if keep.0 >= self.ring.oldest().0 + step || !self.ring.has_room() {
             self.ring.release(keep)?;

@@ -127,6 +127,7 @@ impl Node {
             );
             self.agent.active.insert(id);
             self.agent.clients.insert(id, client);
+            self.locking.take_up(id);
         }
         self.agent.taken_up = !self.agent.clients.is_empty();
         self.drop_logs(dropped)

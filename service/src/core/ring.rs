@@ -49,6 +49,8 @@ pub struct Ring {
     slot: u64,
     /// Sequence before the first chunk when nothing is kept.
     base: StreamSeq,
+    /// Epoch of that chunk; 0: not known.
+    base_epoch: Epoch,
 }
 
 impl std::fmt::Debug for Ring {
@@ -75,23 +77,32 @@ impl Ring {
     ) -> Result<Self, MediaError> {
         let size = bytes(size) - DATA;
         media.ensure(Segment::Stream, DATA + size)?;
-        let mut ring =
-            Self { media, size, head: 0, kept: VecDeque::new(), slot: 0, base: published };
-        if let Some((number, position, seq)) = ring.newest_slot()? {
+        let mut ring = Self {
+            media,
+            size,
+            head: 0,
+            kept: VecDeque::new(),
+            slot: 0,
+            base: published,
+            base_epoch: Epoch(0),
+        };
+        if let Some((number, position, seq, epoch)) = ring.newest_slot()? {
             ring.slot = number;
             ring.head = position;
             ring.scan(seq)?;
+            // Of the oldest chunk, if there is one.
+            ring.base_epoch = if ring.kept.is_empty() { epoch } else { Epoch(0) };
         }
         if ring.last() < published {
             // Everything that lies here is published already.
             ring.kept.clear();
-            ring.base = published;
+            (ring.base, ring.base_epoch) = (published, Epoch(0));
         }
         Ok(ring)
     }
 
-    fn newest_slot(&self) -> Result<Option<(u64, u64, StreamSeq)>, MediaError> {
-        let mut best = None;
+    fn newest_slot(&self) -> Result<Option<(u64, u64, StreamSeq, Epoch)>, MediaError> {
+        let mut best: Option<(u64, u64, StreamSeq, Epoch)> = None;
         for at in [0, 64] {
             let mut bytes = [0u8; SLOT];
             self.media.read(Segment::Stream, at, &mut bytes)?;
@@ -99,6 +110,7 @@ impl Ring {
             let mut parse = || -> Result<_, base::wire::Corrupt> {
                 let (magic, crc) = (r.u32()?, r.u32()?);
                 let (number, position, seq) = (r.u64()?, r.u64()?, r.u64()?);
+                let epoch = Epoch(r.u32()?);
                 if magic != MAGIC || crc != crc32c(0, &bytes[8..]) {
                     return Err(r.corrupt("fails its checksum"));
                 }
@@ -107,10 +119,10 @@ impl Ring {
                 if seq == 0 || ![number, position, seq].iter().all(|n| counts.contains(n)) {
                     return Err(r.corrupt("has a position that the ring cannot reach"));
                 }
-                Ok((number, position, StreamSeq(seq)))
+                Ok((number, position, StreamSeq(seq), epoch))
             };
             if let Ok(slot) = parse()
-                && best.is_none_or(|(n, _, _)| slot.0 > n)
+                && best.is_none_or(|(n, ..)| slot.0 > n)
             {
                 best = Some(slot);
             }
@@ -135,6 +147,10 @@ impl Ring {
                 }
             }
             let Some(kept) = found else { break };
+            if self.kept.back().is_some_and(|last| last.header.epoch > kept.header.epoch) {
+                // Of a stream that was cut: epochs only grow.
+                break;
+            }
             self.head = kept.position + chunk_bytes(&kept.header);
             self.kept.push_back(kept);
             expected = StreamSeq(expected.0 + 1);
@@ -165,6 +181,22 @@ impl Ring {
     /// Sequence of the newest chunk.
     pub fn last(&self) -> StreamSeq {
         self.kept.back().map_or(self.base, |k| k.header.stream_seq)
+    }
+
+    /// Epoch in which the newest chunk was made; 0: not known.
+    pub fn last_epoch(&self) -> Epoch {
+        self.kept.back().map_or(self.base_epoch, |k| k.header.epoch)
+    }
+
+    /// Epoch in which the chunk before the oldest was made, if it is known.
+    pub fn epoch_before(&self) -> Option<Epoch> {
+        Some(self.base_epoch).filter(|epoch| epoch.0 > 0)
+    }
+
+    /// Whether more is free than what a few chunks take: what nobody here needs can stay.
+    pub fn is_roomy(&self) -> bool {
+        let tail = self.kept.front().map_or(self.head, |k| k.position);
+        self.head - tail < self.size / 4
     }
 
     /// Sequence of the oldest chunk kept (of the next one, if none is).
@@ -252,7 +284,7 @@ impl Ring {
         while let Some(front) = self.kept.front()
             && front.header.stream_seq <= seq
         {
-            self.base = front.header.stream_seq;
+            (self.base, self.base_epoch) = (front.header.stream_seq, front.header.epoch);
             self.kept.pop_front();
         }
         if self.kept.len() == before {
@@ -260,25 +292,34 @@ impl Ring {
         }
         match self.kept.front().copied() {
             Some(k) => self.record(k.position, k.header.stream_seq, k.header.epoch)?,
-            None => self.record(self.head, StreamSeq(self.base.0 + 1), Epoch(0))?,
+            None => self.record(self.head, StreamSeq(self.base.0 + 1), self.base_epoch)?,
         }
         self.media.fence()
     }
 
-    /// Drops chunks after `seq` (a chain that went on without them).
-    pub fn cut(&mut self, seq: StreamSeq) {
+    /// Drops chunks after `seq` (a chain that went on without them); durable when it returns.
+    pub fn cut(&mut self, seq: StreamSeq) -> Result<(), MediaError> {
+        let before = self.head;
         while let Some(back) = self.kept.back()
             && back.header.stream_seq > seq
         {
             self.head = back.position;
             self.kept.pop_back();
         }
+        if self.head == before {
+            return Ok(());
+        }
+        // Where a scan would find the first of them.
+        let at = DATA + self.head % self.size;
+        self.media.write(Segment::Stream, at, &[0; CHUNK_HEADER_BYTES])?;
+        self.media.persist(Segment::Stream, at, CHUNK_HEADER_BYTES as u64)?;
+        self.media.fence()
     }
 
     /// Begins anew after `seq`: a snapshot replaced everything before.
     pub fn restart(&mut self, seq: StreamSeq) -> Result<(), MediaError> {
         self.kept.clear();
-        self.base = seq;
+        (self.base, self.base_epoch) = (seq, Epoch(0));
         self.record(self.head, StreamSeq(seq.0 + 1), Epoch(0))?;
         self.media.fence()
     }

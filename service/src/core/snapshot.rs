@@ -423,16 +423,8 @@ impl Node {
         if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
             return Ok(());
         }
-        self.head.followers.remove(&from);
-        let before = self.head.joining.insert(from, incarnation);
-        let asks_again = before == Some(incarnation);
-        if before.is_some_and(|old| old != incarnation) {
-            // What was promised for the process before it, the coordinator refuses to this one.
-            self.head.promised.remove(&from);
-        }
-        let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
-        if self.head.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped) {
-            // It may be in the chain already, by the word of this head, and must not be wiped. It asks again.
+        let asks_again = self.head.joining.get(&from) == Some(&incarnation);
+        if !self.begins_anew(from, incarnation) {
             return Ok(());
         }
         let comes = |s: &Outgoing| s.is_open() || self.now < s.heard + LOST;
@@ -451,6 +443,19 @@ impl Node {
         let (seq, heard) = (self.member.applied, self.now);
         self.head.snapshots.insert(from, Outgoing { seq, dump, number: 0, acked: 0, heard });
         Ok(())
+    }
+
+    /// A process of a node joins, from the beginning. `false`: it may be in the chain already, by the word of this head, and
+    /// must neither be wiped nor cut. It asks again.
+    pub(super) fn begins_anew(&mut self, from: NodeId, incarnation: u64) -> bool {
+        self.head.followers.remove(&from);
+        let before = self.head.joining.insert(from, incarnation);
+        if before.is_some_and(|old| old != incarnation) {
+            // What was promised for the process before it, the coordinator refuses to this one.
+            self.head.promised.remove(&from);
+        }
+        let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
+        !self.head.promised.get(&from).is_some_and(open) || planted(Bug::PromisedWiped)
     }
 
     /// A joining node has applied a piece.

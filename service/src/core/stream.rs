@@ -99,6 +99,10 @@ impl Node {
             }
             if self.member.stash.len() < self.config.limits.stash {
                 self.member.stash.insert(header.stream_seq, frame);
+            } else {
+                let seq = header.stream_seq;
+                let (first, last) = self.member.dropped.unwrap_or((seq, seq));
+                self.member.dropped = Some((first.min(seq), last.max(seq)));
             }
             return Ok(());
         }
@@ -116,6 +120,8 @@ impl Node {
                 next_frame = header.map(|h| (h, frame));
             }
         }
+        self.want_dropped(out);
+        self.catch_up(out);
         self.member.all_acked = self.member.all_acked.max(all_acked.min(self.ring.last()));
         if self.is_head() && !self.ready {
             self.take_over_step(out)?;
@@ -210,6 +216,22 @@ impl Node {
             let from = StreamSeq(self.ring.last().0 + 1);
             self.send(source, Message::StreamWant { from }, out);
         }
+    }
+
+    /// What came too early and found no room in the stash is asked for when it is next: who has been away is sent much at
+    /// once, in two classes.
+    fn want_dropped(&mut self, out: &mut Vec<Effect>) {
+        let next = StreamSeq(self.ring.last().0 + 1);
+        let Some((first, last)) = self.member.dropped.filter(|(first, _)| next >= *first) else {
+            return;
+        };
+        // So much is sent.
+        let rest = StreamSeq(next.0 + self.config.limits.resend);
+        self.member.dropped = (last >= rest).then_some((rest, last));
+        if next <= last && !planted(Bug::DroppedForgotten) {
+            self.want_stream(out);
+        }
+        debug_assert!(first <= last, "they were put in order");
     }
 
     /// Sends what the ring holds from `from` on. Says whether it could.
@@ -356,8 +378,13 @@ impl Node {
 
     /// Takes the working state back to the end of the last chunk that is applied whole.
     fn take_back(&mut self) -> Result<(), Failure> {
+        self.take_back_to(self.member.applied)
+    }
+
+    /// Takes it back to the end of that chunk, which is in the ring, or published.
+    pub(super) fn take_back_to(&mut self, upto: StreamSeq) -> Result<(), Failure> {
         self.settle_job()?;
-        let upto = std::mem::replace(&mut self.member.applied, self.member.published);
+        self.member.applied = self.member.published;
         // Their views are of a volume that nobody asks any more for their pages.
         self.head.snapshots.clear();
         self.volume = Volume::open(Arc::clone(&self.media))?;

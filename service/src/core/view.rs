@@ -362,12 +362,8 @@ impl Node {
                 room: c.count_room(),
             })
             .collect();
-        ups.extend(
-            self.agent
-                .clients
-                .keys()
-                .flat_map(|c| self.locking.report(*c, self.config.limits.report)),
-        );
+        let all = self.agent.clients.keys();
+        ups.extend(all.flat_map(|c| self.locking.report(*c, self.config.limits.report)));
         ups.extend(self.past_reports());
         ups
     }
@@ -429,6 +425,7 @@ impl Node {
                 if self.chain.first() == Some(&node) {
                     match self.join.incoming {
                         Some(_) => self.begin_join(out),
+                        None if self.join.behind.is_some() => self.want_stream(out),
                         None => {
                             self.report_past(out);
                             self.to_head(Message::Position { seq: self.ring.last() }, out);
@@ -444,14 +441,5 @@ impl Node {
     pub(super) fn peer_down(&mut self, node: NodeId) {
         self.head.snapshots.remove(&node);
         self.head.reported.remove(&node);
-    }
-
-    pub(super) fn resume(&mut self, seq: StreamSeq, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if seq < self.member.applied {
-            return Err(Failure::Diverged(seq, "the chain went on without it".into()));
-        }
-        self.ring.cut(seq);
-        self.acknowledge(out);
-        Ok(())
     }
 }

@@ -40,7 +40,7 @@ fn assert_same(rig: &Rig) {
 
 /// Two nodes, a file, and the second one out of the chain in epoch 2.
 fn left_alone() -> Rig {
-    let mut rig = Rig::new(2, 1);
+    let mut rig = Rig::forgetful(2, 1);
     let mut hand = rig.attach(0, 0);
     let file = hand.create(&mut rig, b"file", 0o100_644);
     hand.append(&Op::Write { ino: file, offset: 0, data: &[7; 9000], clear_setid: false });
@@ -97,7 +97,7 @@ fn a_snapshot_that_takes_long_to_make_is_made_once() {
 #[test]
 fn a_snapshot_begins_anew_with_a_new_head() {
     let three = NodeId(3);
-    let mut rig = Rig::new(3, 1);
+    let mut rig = Rig::forgetful(3, 1);
     let mut hand = rig.attach(2, 0);
     let mut files = Vec::new();
     for (at, name) in [b"a", b"b", b"c", b"d"].into_iter().enumerate() {
@@ -445,7 +445,7 @@ fn no_name_of_a_user_is_in_the_way_of_a_node_that_joins() {
 /// A removed directory that somebody has open is an inode like others, on a node that joins as well. Seeds 113 and 436.
 #[test]
 fn a_removed_directory_that_is_open_is_on_a_node_that_joins() {
-    let mut rig = Rig::new(2, 1);
+    let mut rig = Rig::forgetful(2, 1);
     let (mut hand, other) = (rig.attach(0, 0), rig.attach(0, 0));
     let dir = hand.create(&mut rig, b"dir", 0o040_755);
     hand.sync(&mut rig);
@@ -505,7 +505,7 @@ fn what_is_asked_of_a_head_that_takes_over_is_answered() {
 /// the head before it had.
 #[test]
 fn who_joins_knows_which_numbers_were_used() {
-    let mut rig = Rig::new(2, 1);
+    let mut rig = Rig::forgetful(2, 1);
     let mut hand = rig.attach(0, 0);
     let ino = hand.create(&mut rig, b"file", 0o100_644);
     hand.sync(&mut rig);

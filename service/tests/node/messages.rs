@@ -40,7 +40,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         start: random.below(9),
         end: 9 + random.below(9),
     };
-    match random.below(26) {
+    match random.below(27) {
         0 => Message::Chunk { all_acked: seq, chunk: raw },
         1 => Message::ChunkAck { seq },
         2 => Message::ClientUp {
@@ -71,7 +71,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         13 => Message::Progress { client, settled, replicated: Sequence(odd(random)) },
         14 => Message::Position { seq },
         15 => Message::StreamWant { from: seq },
-        16 => Message::Resume { seq },
+        16 => Message::Resume { seq, last: StreamSeq(random.next_u64()) },
         17 => Message::SnapshotWant { incarnation: random.next_u64() },
         18 => {
             let ask = match random.below(3) {
@@ -93,6 +93,12 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         22 => Message::Room { client, token, blocks: odd(random) },
         24 => Message::RoomSought,
         25 => Message::AskAgain,
+        26 => Message::Return {
+            incarnation: random.next_u64(),
+            last: seq,
+            epoch: Epoch(7),
+            published: seq,
+        },
         23 => Message::RoomBack { client, token, blocks: odd(random) },
         _ => Message::Snapshot {
             seq,
@@ -294,7 +300,7 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
             room: (0, 0),
         },
         Message::LeaseWant { client: own, ino, token: 1, mode: LeaseMode::Write, flags: 0 },
-        Message::Resume { seq: StreamSeq(0) },
+        Message::Resume { seq: StreamSeq(0), last: StreamSeq(0) },
     ] {
         said(&mut rig, 0, 4, &message);
     }

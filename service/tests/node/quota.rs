@@ -35,7 +35,7 @@ fn quota(ino: InodeId, user: Option<u32>, blocks: u64, inodes: u64) -> Op<'stati
 
 /// A directory with a quota of 8 blocks and 5 inodes, everybody may write in it.
 fn world(count: u32) -> (Rig, Hand, InodeId) {
-    let mut rig = Rig::new(count, 1);
+    let mut rig = Rig::forgetful(count, 1);
     let mut root = rig.attach(0, 0);
     let dir = root.create(&mut rig, b"dir", 0o040_777);
     for op in [Op::SetProject { ino: dir, project: dir }, quota(dir, None, 8, 5)] {

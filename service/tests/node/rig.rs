@@ -103,6 +103,13 @@ impl Rig {
         Self::on(regions, seed)
     }
 
+    /// The same, and whoever joins takes a snapshot.
+    pub fn forgetful(count: u32, seed: u64) -> Self {
+        let shipped = service::core::limits::Limits::SHIPPED;
+        let limits = service::core::limits::Limits { returns: 0, ..shipped };
+        Self::with(count, seed, config_with(limits))
+    }
+
     /// The same, configured as is said.
     pub fn with(count: u32, seed: u64, config: impl Fn(u32) -> NodeConfig) -> Self {
         let regions: Vec<_> = (1..=count).map(format).collect();

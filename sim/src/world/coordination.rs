@@ -3,12 +3,18 @@
 use super::*;
 
 impl World<'_> {
-    pub(crate) fn start_coordinator(&mut self) -> Result<(), String> {
-        let spec = VolumeSpec {
+    /// The volume as it is configured.
+    pub(crate) fn spec(&self) -> VolumeSpec {
+        VolumeSpec {
             name: VOLUME.into(),
             replicas: self.preset.nodes as u16,
+            min_replicas: self.preset.min_replicas,
             nodes: (1..=self.preset.nodes).map(|n| NodeId(n as u32)).collect(),
-        };
+        }
+    }
+
+    pub(crate) fn start_coordinator(&mut self) -> Result<(), String> {
+        let spec = self.spec();
         let image = self.image.clone();
         let patience = Patience::default();
         self.machine = Some(Machine::new(CLUSTER, &[spec], patience, image, self.now)?);
@@ -65,10 +71,10 @@ impl World<'_> {
         connection: u64,
         incarnation: u64,
         up: Up,
-    ) {
+    ) -> Result<(), String> {
         if self.hosts[n].cut_off || self.hosts[n].connection != connection || self.machine.is_none()
         {
-            return;
+            return Ok(());
         }
         let by = self.speaker(n, incarnation);
         match up {
@@ -84,13 +90,24 @@ impl World<'_> {
                     tcp: None,
                     run_dir: String::new(),
                     info: String::new(),
+                    before: host.before(),
+                    region: 0,
+                    opening: self.now < host.opens_at,
                 };
-                if self.coordinate(CoEvent::Register(registration)) {
+                let before = self.keeps_place(n, &registration);
+                let heard = self.coordinate(CoEvent::Register(registration));
+                if before && !self.seats().contains(&self.hosts[n].id) {
+                    return Err(format!("node {} is back in time, and has lost its place", n + 1));
+                }
+                if heard {
                     self.tell_node(n, Item::Registered(n, connection, sent));
                     if let Some(view) = self.machine.as_ref().and_then(|m| m.view(VOLUME)) {
                         self.tell_node(n, Item::View(n, connection, view));
                     }
                 }
+            }
+            Up::Opened(position) => {
+                self.coordinate(CoEvent::Opened(by, position, String::new()));
             }
             Up::Beat(sent, position) => {
                 if self.coordinate(CoEvent::Heartbeat(by, position)) {
@@ -104,6 +121,16 @@ impl World<'_> {
                 self.coordinate(CoEvent::Suspect(by, node, epoch));
             }
         }
+        Ok(())
+    }
+
+    /// A process of the node is in the chain, and this one has its region: it goes on in its place.
+    fn keeps_place(&self, n: usize, registration: &Registration) -> bool {
+        let host = &self.hosts[n];
+        let mut seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|v| &v.seats);
+        let seat = seats.find(|seat| seat.node == host.id);
+        let ours = |seat: &Seat| registration.before.contains(&seat.incarnation);
+        host.noted.is_some() && seat.is_some_and(ours)
     }
 
     pub(crate) fn coordinate(&mut self, event: CoEvent) -> bool {
@@ -156,7 +183,7 @@ impl World<'_> {
     pub(crate) fn is_seated(&self, n: usize) -> bool {
         let host = &self.hosts[n];
         let mut seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|v| &v.seats);
-        seats.any(|s| (s.node, s.incarnation) == (host.id, host.incarnation))
+        seats.any(|s| s.node == host.id && host.processes.contains(&s.incarnation))
     }
 
     pub(crate) fn view_arrived(&mut self, n: usize, view: &View) -> Result<(), String> {
@@ -165,11 +192,9 @@ impl World<'_> {
         let mut chain = view.chain.clone();
         if member {
             host.noted = Some(view.epoch);
+            host.processes = vec![host.incarnation];
         } else {
             chain.retain(|x| *x != me);
-            if view.syncing.contains(&me) {
-                host.noted = None;
-            }
         }
         host.has_view = true;
         self.trace(|| {
@@ -178,6 +203,10 @@ impl World<'_> {
         });
         let (epoch, syncing) = (view.epoch, view.syncing.clone());
         let lapse = Nanos::from(view.lapse_ms) * MS;
+        self.deliver(
+            n,
+            Event::Needs { members: view.min_replicas.into(), replicas: view.replicas.into() },
+        )?;
         self.deliver(n, Event::View { epoch, chain, syncing, lapse })?;
         self.update_links();
         Ok(())

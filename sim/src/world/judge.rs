@@ -30,6 +30,27 @@ impl World<'_> {
         true
     }
 
+    /// What a head acknowledges is held by as many members as the volume asks for. (A member that is away holds what it had.)
+    pub(crate) fn judge_acknowledged(&mut self, n: usize) -> Result<(), String> {
+        let Some(node) = &self.hosts[n].node else { return Ok(()) };
+        let (holds, upto, heads) = (node.holds(), node.acknowledged(), node.role() == Role::Head);
+        self.hosts[n].holds = holds;
+        // What a new process says first was acknowledged before it.
+        let before = std::mem::replace(&mut self.hosts[n].acknowledged, upto);
+        if !heads || upto <= before {
+            return Ok(());
+        }
+        let least = usize::from(self.spec().least());
+        let holders = self.hosts.iter().filter(|host| host.holds >= upto).count();
+        if holders < least {
+            return Err(format!(
+                "node {}: {upto} of the stream is acknowledged, which {holders} nodes hold, of at least {least}",
+                n + 1
+            ));
+        }
+        Ok(())
+    }
+
     pub(crate) fn state_of_affairs(&self) -> String {
         let mut text = String::new();
         for host in &self.hosts {

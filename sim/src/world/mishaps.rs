@@ -1,5 +1,7 @@
 //! Faults begin and end; in the end all are healed.
 
+use service::core::Node;
+
 use super::*;
 
 /// How long an end in order may take (as in `service::nicfs`).
@@ -61,6 +63,8 @@ impl World<'_> {
                 self.hostd_ends(n)?;
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
                 self.hosts[n].noted = None;
+                self.hosts[n].processes.clear();
+                self.hosts[n].holds = StreamSeq(0);
             }
             Fault::LinkDown(a, b) => {
                 if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {
@@ -180,6 +184,12 @@ impl World<'_> {
         self.deliver(n, Event::Shutdown)?;
         for c in 0..self.actors.len() {
             self.judge_dismissed(c, n)?;
+        }
+        if self.hosts[n].node.as_ref().is_some_and(Node::may_leave) {
+            let host = &self.hosts[n];
+            if host.connected && !host.cut_off {
+                self.at(self.now + 50 * US, Item::Left(n, incarnation));
+            }
         }
         self.stop_node(n, true);
         self.at(self.now + lasts, Item::End(Fault::Planned(n)));

@@ -36,6 +36,8 @@ impl World<'_> {
                 self.trace(|| format!("replaced {}: {why}", n + 1));
                 *self.outcome.faults.entry("bit-rot-noticed").or_default() += 1;
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
+                self.hosts[n].holds = StreamSeq(0);
+                self.hosts[n].processes.clear();
                 self.hosts[n].start(self.now, seed)?;
             }
             (Err(why), _) => return Err(why),
@@ -44,6 +46,15 @@ impl World<'_> {
         let incarnation = self.hosts[n].incarnation;
         let delay = self.between(100 * US, 2 * MS);
         self.at(self.now + delay, Item::Connect(n, incarnation));
+        let opens = match self.random.below(4) {
+            0 | 1 => 0,
+            2 => self.between(0, 60 * MS),
+            _ => self.between(0, 700 * MS),
+        };
+        self.hosts[n].opens_at = self.now + opens;
+        if opens > 0 {
+            self.at(self.now + opens, Item::Opened(n, incarnation));
+        }
         if !self.hosts[n].hostd_down {
             let delay = self.between(0, 3 * MS);
             self.hostd_starts(n, delay);
@@ -147,6 +158,7 @@ impl World<'_> {
         let clock = self.hosts[n].clock;
         let Some(node) = &mut self.hosts[n].node else { return Ok(()) };
         node.apply(clock.local(self.now), event, &mut effects);
+        self.judge_acknowledged(n)?;
         self.look_at_verdicts(n)?;
         self.carry_out(n, effects)?;
         self.look_at_hostd(n);
@@ -242,6 +254,7 @@ impl World<'_> {
             let position = node.position();
             self.tell_coordinator(n, Up::Beat(now, position));
         }
+        self.judge_acknowledged(n)?;
         self.look_at_verdicts(n)?;
         self.carry_out(n, effects)?;
         self.look_at_hostd(n);
@@ -289,6 +302,10 @@ impl World<'_> {
                     self.trace(|| format!("node {} suspects {node}", n + 1));
                     self.moment(Moment::Suspects(n, node.0 as usize - 1));
                     self.tell_coordinator(n, Up::Suspect(node, epoch.unwrap_or_default()));
+                }
+                Effect::Wipes => {
+                    self.hosts[n].noted = None;
+                    self.hosts[n].processes = vec![self.hosts[n].incarnation];
                 }
                 Effect::Position(_) => {}
             }

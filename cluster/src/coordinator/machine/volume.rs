@@ -25,6 +25,30 @@ struct Node {
     heard: Nanos,
     /// The volume's epoch when this process came: it has seen no chain before that.
     came: Epoch,
+    /// Of a process that is not ready yet: until when it keeps the place of the one before it.
+    opening: Option<Nanos>,
+}
+
+/// As `8-4-4-4-12` hexadecimal digits, which `corbel mkfs` prints and takes.
+fn show_uuid(uuid: u128) -> String {
+    let hex = format!("{uuid:032x}");
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+impl Node {
+    /// It is there, and has its region.
+    fn is_ready(&self) -> bool {
+        self.reachable && self.connected && !self.registration.opening
+    }
+
+    /// The region of the process that holds the seat is this one's now: that one is dead, and has lost nothing.
+    fn follows(&self, seat: &Seat) -> bool {
+        let new = &self.registration;
+        new.node == seat.node
+            && matches!(new.state, DataState::Intact { .. })
+            && new.before.contains(&seat.incarnation)
+            && !planted(Bug::RestartIsLoss)
+    }
 }
 
 /// See the module.
@@ -85,6 +109,7 @@ impl Volume {
             volume: self.spec.name.clone(),
             epoch: self.chain.epoch,
             replicas: self.spec.replicas,
+            min_replicas: self.spec.least(),
             chain: self.chain.seats.iter().map(|s| s.node).collect(),
             incarnations: self.chain.seats.iter().map(|s| s.incarnation).collect(),
             syncing: self.syncing.clone(),
@@ -108,6 +133,7 @@ impl Volume {
     pub fn extend_deadlines(&mut self, pause: Nanos) {
         for node in self.nodes.values_mut() {
             node.deadline += pause;
+            node.opening = node.opening.map(|until| until + pause);
         }
         self.quiet_until += pause;
         self.reform_at = self.reform_at.map(|at| at + pause);
@@ -124,15 +150,17 @@ impl Volume {
         })
     }
 
-    /// The process that holds the seat may still live: it was heard of not long ago.
+    /// The process that holds the seat may still live: it was heard of not long ago. Or there is another that follows
+    /// it, and is about to be ready.
     fn may_live(&self, seat: &Seat) -> bool {
-        self.nodes
-            .get(&seat.node)
-            .is_some_and(|n| n.reachable && n.registration.incarnation == seat.incarnation)
+        self.nodes.get(&seat.node).is_some_and(|n| {
+            let same = n.registration.incarnation == seat.incarnation;
+            n.reachable && (same || n.opening.is_some() && n.follows(seat))
+        })
     }
 
     pub fn register(&mut self, new: Registration, now: Nanos) -> Result<(), Refused> {
-        self.may_register(&new)?;
+        self.may_register(&new, now)?;
         let node = new.node;
         let timeout = millis(self.patience.failure_timeout_ms);
         let same =
@@ -143,6 +171,10 @@ impl Volume {
         let hold_until = self.nodes.get(&node).map_or(0, |n| n.hold_until);
         let others_live = self.chain.seats.iter().any(|s| self.lives(s));
         let came = self.nodes.get(&node).filter(|_| same).map_or(self.chain.epoch, |n| n.came);
+        // One that is started again and again is waited for no longer than one that is started once.
+        let before = self.nodes.get(&node).and_then(|n| n.opening);
+        let until = now + millis(self.patience.return_ms);
+        let opening = new.opening.then(|| before.map_or(until, |before| before.min(until)));
         let entry = Node {
             registration: new,
             deadline: now + timeout,
@@ -151,6 +183,7 @@ impl Volume {
             hold_until,
             heard: now,
             came,
+            opening,
         };
         self.nodes.insert(node, entry);
         self.woke(node, others_live, now);
@@ -166,7 +199,7 @@ impl Volume {
         }
     }
 
-    fn may_register(&self, new: &Registration) -> Result<(), Refused> {
+    fn may_register(&self, new: &Registration, now: Nanos) -> Result<(), Refused> {
         let (node, epoch) = (new.node, self.chain.epoch);
         if !self.spec.nodes.is_empty() && !self.spec.nodes.contains(&node) {
             return Err(format!(
@@ -185,6 +218,8 @@ impl Volume {
                 old.registration.incarnation
             ));
         }
+        self.is_no_double(new, now)?;
+        self.has_the_volume(new)?;
         if let Some(seat) = self.seat(node)
             && seat.incarnation > new.incarnation
         {
@@ -201,6 +236,81 @@ impl Volume {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Whoever takes a node's number has its region, or the one that had the number is gone.
+    fn is_no_double(&self, new: &Registration, now: Nanos) -> Result<(), Refused> {
+        let node = new.node;
+        let follows =
+            |incarnation| incarnation == new.incarnation || new.before.contains(&incarnation);
+        let lives = self.nodes.get(&node).filter(|old| old.connected && old.reachable);
+        if let Some(old) = lives
+            && !follows(old.registration.incarnation)
+            && !planted(Bug::DoubleTakesPlace)
+        {
+            let at = match (old.registration.tcp, &*old.registration.run_dir) {
+                (Some(tcp), _) => format!("at {tcp}"),
+                (None, dir) => format!("in {dir}"),
+            };
+            return Err(format!(
+                "node {node}: another process of that number is there ({at}), with another region; give one of the \
+                 two another node.id, or stop the one that is there"
+            ));
+        }
+        // After a start of this coordinator nobody is there at first.
+        if let Some(seat) = self.seat(node)
+            && !self.nodes.contains_key(&node)
+            && now < self.quiet_until
+            && !follows(seat.incarnation)
+            && !planted(Bug::DoubleTakesPlace)
+        {
+            return Err(format!(
+                "node {node}: the process that is in the chain may be about to come back; wait a moment"
+            ));
+        }
+        Ok(())
+    }
+
+    /// A region of another volume would be overwritten, or pass for a copy of this one.
+    fn has_the_volume(&self, new: &Registration) -> Result<(), Refused> {
+        if new.region == 0 || planted(Bug::AnyVolumeJoins) {
+            return Ok(());
+        }
+        // Members know best; before there are some, whoever came first.
+        let seated = |id: &NodeId| self.seat(*id).is_some();
+        let others =
+            self.nodes.iter().filter(|(id, n)| **id != new.node && n.registration.region != 0);
+        let other = others.min_by_key(|(id, n)| (!seated(id), !n.reachable, n.came));
+        let Some((id, other)) = other.filter(|(_, n)| n.registration.region != new.region) else {
+            return Ok(());
+        };
+        let keeps_place = self.seat(new.node).is_some_and(|seat| {
+            seat.incarnation == new.incarnation || new.before.contains(&seat.incarnation)
+        });
+        if keeps_place && seated(id) {
+            // They were made into one volume before anybody looked.
+            return Ok(());
+        }
+        let (theirs, uuid) = (show_uuid(new.region), show_uuid(other.registration.region));
+        Err(format!(
+            "node {}: its region holds volume {theirs}, but this one is {uuid} (as node {id} has it): name the right \
+             node.region, or give up what is there with `corbel mkfs --force --uuid {uuid}`",
+            new.node
+        ))
+    }
+
+    /// A process is ready.
+    pub fn opened(
+        &mut self,
+        by: &Speaker,
+        position: StreamSeq,
+        info: String,
+    ) -> Result<(), Refused> {
+        let node = self.speaker(by)?;
+        (node.registration.position, node.registration.info) = (position, info);
+        node.registration.opening = false;
+        node.opening = None;
+        Ok(())
     }
 
     /// The registered process that speaks.
@@ -379,7 +489,7 @@ impl Volume {
     }
 
     fn may_be_chosen(&self, id: NodeId, node: &Node) -> Result<Epoch, Refused> {
-        if !node.reachable || !node.connected {
+        if !node.is_ready() {
             return Err(format!("node {id} does not answer; start its services"));
         }
         let DataState::Intact { epoch } = node.registration.state else {
@@ -415,6 +525,7 @@ impl Volume {
         let soon = now + millis(self.patience.heartbeat_ms) / 2;
         let silent = self.nodes.values().filter(|node| node.reachable).map(|node| node.deadline);
         let held = self.nodes.values().map(|node| node.hold_until);
+        let held = held.chain(self.nodes.values().filter_map(|node| node.opening));
         let waits = held.chain([self.quiet_until]).chain(self.reform_at).filter(|at| *at > now);
         silent.chain(waits).chain((!whole).then_some(soon)).min().unwrap_or(Nanos::MAX)
     }
@@ -427,10 +538,13 @@ impl Volume {
             if node.deadline <= now {
                 node.reachable = false;
             }
+            // It is waited for no longer. (It is registered, and joins when it is ready.)
+            node.opening = node.opening.filter(|until| now < *until);
         }
         if self.chain.epoch.0 == 0 {
             self.form();
         } else if self.chain.seats.iter().any(|s| self.lives(s)) {
+            self.renew();
             self.evict(quiet);
         } else {
             self.reform(now);
@@ -460,7 +574,7 @@ impl Volume {
 
     /// The first chain: of the configured nodes as soon as as many as wanted are there.
     fn form(&mut self) {
-        let there = |id: &NodeId| self.nodes.get(id).is_some_and(|n| n.reachable && n.connected);
+        let there = |id: &NodeId| self.nodes.get(id).is_some_and(Node::is_ready);
         let mut order: Vec<NodeId> = if self.spec.nodes.is_empty() {
             self.nodes.keys().copied().collect()
         } else {
@@ -484,15 +598,29 @@ impl Volume {
         Some(Seat { node, incarnation: entry.registration.incarnation })
     }
 
-    /// Some member lives: those that do not make room. A member that has restarted is out at once,
-    /// a silent one when its time is up, unless all had been silent.
+    /// Some member lives, and others were started again: they go on in their places. Nothing was acknowledged
+    /// without them, and nobody has given away what their clients hold.
+    fn renew(&mut self) {
+        let mut renewed = false;
+        for seat in &mut self.chain.seats {
+            let node = self.nodes.get(&seat.node);
+            if let Some(node) = node.filter(|n| n.is_ready() && n.follows(seat)) {
+                seat.incarnation = node.registration.incarnation;
+                renewed = true;
+            }
+        }
+        // Messages of the processes before them are of an epoch that is over.
+        self.chain.epoch.0 += u32::from(renewed);
+    }
+
+    /// Some member lives: those that do not make room. A member that has lost its region, or cannot say that it is the same,
+    /// is out at once, a silent one when its time is up, unless all had been silent.
     fn evict(&mut self, quiet: bool) {
         self.reform_at = None;
         let stays = |seat: &Seat| {
-            let restarted = self
-                .nodes
-                .get(&seat.node)
-                .is_some_and(|n| n.registration.incarnation != seat.incarnation);
+            let restarted = self.nodes.get(&seat.node).is_some_and(|n| {
+                n.registration.incarnation != seat.incarnation && !n.follows(seat)
+            });
             self.may_live(seat) || quiet && !restarted
         };
         let left: Vec<Seat> = self.chain.seats.iter().copied().filter(stays).collect();
@@ -510,7 +638,7 @@ impl Volume {
             let registration = &node.registration;
             let same = registration.incarnation == seat.incarnation;
             let has_data = same || registration.state != DataState::Fresh;
-            if node.reachable && node.connected && has_data {
+            if node.is_ready() && has_data {
                 let seat = Seat { node: seat.node, incarnation: registration.incarnation };
                 found.push((registration.position, seat));
             }
@@ -523,9 +651,9 @@ impl Volume {
     /// died before they had noted it, or all have lost their memory. A person must tell which.
     fn all_are_empty(&self) -> bool {
         self.chain.seats.iter().all(|seat| {
-            self.nodes.get(&seat.node).is_some_and(|n| {
-                n.reachable && n.connected && n.registration.state == DataState::Fresh
-            })
+            self.nodes
+                .get(&seat.node)
+                .is_some_and(|n| n.is_ready() && n.registration.state == DataState::Fresh)
         })
     }
 
@@ -556,10 +684,7 @@ impl Volume {
         let in_chain: Vec<NodeId> = self.chain.seats.iter().map(|s| s.node).collect();
         let fits = |id: &NodeId| {
             !in_chain.contains(id)
-                && self
-                    .nodes
-                    .get(id)
-                    .is_some_and(|n| n.reachable && n.connected && n.hold_until <= now)
+                && self.nodes.get(id).is_some_and(|n| n.is_ready() && n.hold_until <= now)
         };
         let room = usize::from(self.spec.replicas).saturating_sub(in_chain.len());
         let head_lives = self.chain.seats.first().is_some_and(|s| self.lives(s));
