@@ -228,6 +228,21 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::PartLost | Bug::SnapshotPieceLost => {}
         Bug::ClosedReported => preset.make(Flavour::Large),
         Bug::NumbersForgotten | Bug::NumbersOfAnother => preset.make(Flavour::Quota),
+        Bug::LocksUnreported
+        | Bug::LocksOfEndedKept
+        | Bug::LocksOfPastHead
+        | Bug::DowngradeIgnored => {
+            use crate::actor::Kind::{Create, Lock};
+            preset.make(Flavour::Plain);
+            (preset.pace, preset.closes) = (2 * MS, 60);
+            preset.favour = vec![Create, Lock, Lock, Lock];
+        }
+        Bug::DirectoryUnpinned => {
+            use crate::actor::Kind::{Mkdir, OpenDir};
+            preset.make(Flavour::Plain);
+            (preset.pace, preset.closes) = (2 * MS, 60);
+            preset.favour = vec![Mkdir, OpenDir, OpenDir, OpenDir];
+        }
         Bug::RefusalsKept | Bug::JudgementUnawaited => {
             by_threads(&mut preset, bug, seed);
             preset.make(Flavour::Full);
@@ -238,6 +253,9 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
         Bug::EarlyAck | Bug::GrantBeforeReplicated | Bug::TakeOverShort => (&head_lost, &[]),
+        Bug::LocksUnreported => (&head_lost, &[Planned(0), Hang(0), CutOff(0)]),
+        Bug::LocksOfPastHead => (&[Hang(0), CutOff(0)], &[OneWay(0, 1), LinkDown(0, 1)]),
+        Bug::LocksOfEndedKept => (&ends, &[]),
         Bug::OldEpochAccepted | Bug::FencedServes => (&split, &[]),
         Bug::RingOverrun | Bug::GapAcknowledged => (&slow, &links),
         Bug::PublishedTooFar => (&crashes, &[]),

@@ -482,6 +482,7 @@ pub struct World<'a> {
     pub(crate) healed: bool,
     pub(crate) stage: Stage,
     pub(crate) verdicts: crate::process::verdict::Verdicts,
+    pub(crate) locks: crate::process::locks::Locks,
     sink: Option<&'a mut dyn FnMut(&str)>,
 }
 
@@ -539,6 +540,7 @@ impl<'a> World<'a> {
             healed: false,
             stage: Stage::default(),
             verdicts: Default::default(),
+            locks: Default::default(),
             sink,
             preset,
         };

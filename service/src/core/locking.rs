@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, NodeId};
 use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::locks::FileLocks;
@@ -33,8 +34,8 @@ impl Locking {
         Self { run, ..Self::default() }
     }
 
-    /// This node becomes head and knows nothing of others yet.
-    pub(super) fn begin_take_over(&mut self) {
+    /// This node becomes head and knows nothing of others yet; or is head no more.
+    pub(super) fn drop_table(&mut self) {
         self.table = LockTable::default();
         self.early.clear();
     }
@@ -64,7 +65,8 @@ impl Locking {
 
     /// Agent: what a client holds, for a head that does not know.
     pub(super) fn report(&self, client: ClientId, most: usize) -> Vec<Message> {
-        let files = self.held.get(&client).into_iter().flatten();
+        let files = self.held.get(&client).filter(|_| !planted(Bug::LocksUnreported));
+        let files = files.into_iter().flatten();
         let all: Vec<(InodeId, Lock)> =
             files.flat_map(|(ino, file)| file.iter().map(|h| (*ino, h.lock))).collect();
         let mut pieces: Vec<Vec<_>> = all.chunks(most).map(<[_]>::to_vec).collect();
@@ -214,6 +216,9 @@ impl Node {
 
     /// Head: a client ended.
     pub(super) fn forget_locks(&mut self, client: ClientId, out: &mut Vec<Effect>) {
+        if planted(Bug::LocksOfEndedKept) {
+            return;
+        }
         let mut told = BTreeSet::new();
         self.locking.table.gone(self.now, client, &mut told);
         self.tell_of_locks(told, out);
