@@ -226,7 +226,23 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             }
         }
         Bug::PartLost | Bug::SnapshotPieceLost => {}
-        Bug::ClosedReported => preset.make(Flavour::Large),
+        // A node that waits for publications, one after the other, is behind what its client has made and closed.
+        Bug::ClosedReported => {
+            use crate::actor::Kind::{Clone, Create, Shift, Unlink};
+            preset.make(Flavour::Plain);
+            (preset.threads, preset.pace, preset.closes) = (3, 50 * US, 1);
+            (preset.ops, preset.syncs) = (300, 50);
+            preset.favour = vec![Clone, Clone, Clone, Shift, Create, Create, Create, Unlink];
+        }
+        // What was closed a moment ago is opened again, while others have it taken away.
+        Bug::ClosedLater => {
+            use crate::actor::Kind::{Chmod, Create, Read, Unlink};
+            preset.make(Flavour::Plain);
+            (preset.nodes, preset.clients, preset.faults) = (3, 4, 0);
+            (preset.threads, preset.pace, preset.closes) = (3, 50 * US, 1);
+            (preset.ops, preset.syncs) = (200, 100);
+            preset.favour = vec![Create, Read, Read, Read, Chmod, Unlink];
+        }
         Bug::NumbersForgotten | Bug::NumbersOfAnother => preset.make(Flavour::Quota),
         Bug::LocksUnreported
         | Bug::LocksOfEndedKept
@@ -289,9 +305,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::PastOfExpelledForgotten => (&stops, &planned),
         Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
         Bug::NamedBefore => (&[BitRot(1), BitRot(2)], &[Crash(1), Crash(2)]),
-        Bug::ClosedReported => {
-            (&[Slow(1), Slow(2), Slow(0)], &[CutOff(0), Planned(0), OneWay(0, 1)])
-        }
+        Bug::ClosedReported => (&[LinkDown(0, 1), LinkDown(0, 2)], &[Slow(1), Slow(2)]),
         Bug::NumbersForgotten => (&joins, &[CutOff(0), Crash(0), Planned(0)]),
         Bug::NumbersOfAnother => {
             (&[CutOff(0), RegionLost(1)], &[Crash(0), Crash(1), RegionLost(2)])
@@ -301,7 +315,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
-    if bug == Bug::CloseNotRepeated {
+    if matches!(bug, Bug::CloseNotRepeated | Bug::ClosedReported) {
         // While the clients are at work, and not after that.
         preset.active = 150 * MS;
     }
