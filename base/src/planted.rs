@@ -382,6 +382,16 @@ pub enum Bug {
     ReturnUncut = 104,
     /// A chunk that comes too early, and finds no room, is not asked for again.
     DroppedForgotten = 105,
+    /// A new head is not told which file locks clients hold.
+    LocksUnreported = 321,
+    /// The file locks of a client that has ended stay.
+    LocksOfEndedKept = 322,
+    /// A node that is head no more goes on counting the file locks that it gave out.
+    LocksOfPastHead = 323,
+    /// A directory that is opened is not pinned.
+    DirectoryUnpinned = 324,
+    /// Of a file lock that is made a read lock nobody is told, and it stays one to write.
+    DowngradeIgnored = 325,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1325,6 +1335,27 @@ impl Bug {
             "who dials takes anybody with a certificate for whom it means",
         ),
         (Bug::ChunkOfAnyone, "chunk-of-anyone", "a node takes chunks from any node"),
+        (Bug::LocksUnreported, "locks-unreported", "a new head is not told of file locks"),
+        (
+            Bug::LocksOfEndedKept,
+            "locks-of-ended-kept",
+            "the file locks of a client that has ended stay",
+        ),
+        (
+            Bug::LocksOfPastHead,
+            "locks-of-past-head",
+            "who is head no more still tells of file locks",
+        ),
+        (
+            Bug::DirectoryUnpinned,
+            "directory-unpinned",
+            "a directory that is open goes when it is removed",
+        ),
+        (
+            Bug::DowngradeIgnored,
+            "downgrade-ignored",
+            "a lock to write that is made one to read stays one to write",
+        ),
         (
             Bug::RecentMistaken,
             "recent-mistaken",

@@ -137,6 +137,8 @@ pub struct Stage<'a> {
     shared: bool,
     /// Somebody has locked something.
     locked: bool,
+    /// Nodes whose services were ended in order, and started again, while calls went on.
+    ended: BTreeSet<u32>,
     name: String,
     done: Vec<Step>,
     calls: u64,
@@ -171,6 +173,7 @@ pub fn play(
         passes: BTreeMap::new(),
         shared: false,
         locked: false,
+        ended: BTreeSet::new(),
         name: name.into(),
         done: Vec::new(),
         calls: 0,
@@ -428,6 +431,13 @@ impl Stage<'_> {
         }
         let epoch = self.ground.epoch()?;
         self.ground.fault(what, beside.is_some())?;
+        if let Some(node) = what.strip_prefix("term ").filter(|_| self.locked) {
+            if beside.is_none() {
+                std::thread::sleep(LOCKS_BACK);
+            } else if let Ok(node) = node.trim().parse() {
+                self.ended.insert(node);
+            }
+        }
         if beside.is_none() && is_lossy(what) && self.ground.epoch()? != epoch {
             if self.locked {
                 std::thread::sleep(LOCKS_BACK);
@@ -714,7 +724,47 @@ impl Stage<'_> {
         {
             difference.kind = format!("{BARRED}{}", difference.kind);
         }
+        if self.is_of_a_lost_lock(actor, seat, &words, &difference) {
+            difference.kind = format!("{BARRED}{}", difference.kind);
+        }
         difference
+    }
+
+    /// A lock is had, or nothing is in its way, where the reference knows one of a process on a node whose services were
+    /// ended in order while calls went on: its client asks for it again within a second, and somebody else may be first
+    /// (docs/service.md). Whose it is a record lock of a process tells; of others it may be anybody's on such a node.
+    fn is_of_a_lost_lock(
+        &mut self,
+        actor: usize,
+        seat: usize,
+        words: &[&str],
+        difference: &Difference,
+    ) -> bool {
+        let (got, expected) = (&difference.got, &difference.expected);
+        let had = match words[0] {
+            "lock" | "flock" => got.starts_with("0 0") && expected == "-1 EAGAIN",
+            "getlk" => got.contains(" type=2 ") && !expected.contains(" type=2 "),
+            _ => false,
+        };
+        if !had || self.ended.is_empty() {
+            return false;
+        }
+        let ended = |actor: usize| self.ended.contains(&self.ground.view(&self.views[actor]).node);
+        let anybody = (0..self.actors.len()).any(ended);
+        if words[0] == "flock" {
+            return anybody;
+        }
+        let question = format!("getlk {}\n", words[1..].join(" "));
+        let reference = &mut self.actors[actor].reference;
+        reference.say(seat, &question);
+        let Ok(answer) = reference.hear(seat, CALL) else { return false };
+        let tokens: Vec<&str> = answer.split(' ').collect();
+        let pid = field(&tokens, "pid").and_then(|pid| pid.parse::<i32>().ok());
+        let is = |actor: &Actor| pid.is_some_and(|pid| actor.reference.seat_of(pid).is_some());
+        match self.actors.iter().position(is) {
+            Some(holder) => self.ended.contains(&self.ground.view(&self.views[holder]).node),
+            None => pid == Some(-1) && anybody,
+        }
     }
 
     /// Where both workers stand in what a slot has open, and what they know of it.

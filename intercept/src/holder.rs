@@ -1,8 +1,8 @@
 //! The descriptor holder: a socket in `corbel run` that keeps one descriptor of each open file description that was
 //! given to the kernel, and that looks at files with code when a process asks (objects.rs).
 //!
-//! A request is 16 bytes of native integers, one a connection: operation, index, generation, the state's number; of LOOK:
-//! operation, the session's secret, 0, 0. PUT, LOOK and the reply to GET carry descriptors (SCM_RIGHTS). Each is answered by 16 bytes.
+//! A request is 20 bytes of native integers, one a connection: operation, index, generation, the state's number (of LOOK 0,
+//! 0, 0), the session's secret. PUT, LOOK and the reply to GET carry descriptors (SCM_RIGHTS). Each is answered by 20 bytes.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ const DROP: u32 = 3;
 /// Enter the files sent along in the session's table.
 const LOOK: u32 = 4;
 
-const BODY: usize = 16;
+const BODY: usize = 20;
 /// No descriptor came; or one did, and there was no number for it.
 const NO_DESCRIPTOR: i32 = -1;
 const NO_NUMBER: i32 = -2;
@@ -115,7 +115,8 @@ fn exchange(socket: i32, body: &mut [u32; BODY / 4], fds: &[i32]) -> Option<i32>
 
 fn about(op: u32, index: usize) -> [u32; BODY / 4] {
     let number = session::counters().number.load(Ordering::Relaxed);
-    [op, index as u32, table::ofd(index).generation.load(Ordering::Acquire), number]
+    let generation = table::ofd(index).generation.load(Ordering::Acquire);
+    [op, index as u32, generation, number, session::header().secret]
 }
 
 /// A descriptor of a description for the others who share it.
@@ -144,5 +145,5 @@ pub fn forget(index: usize) {
 
 /// Has files with code entered in the session's table.
 pub fn look_at(fds: &[i32]) {
-    let _ = ask([LOOK, session::header().secret, 0, 0], fds);
+    let _ = ask([LOOK, 0, 0, 0, session::header().secret], fds);
 }

@@ -113,6 +113,10 @@ pub(crate) enum Kind {
     Link,
     Read,
     List,
+    /// A lock on a file that is open; processes only.
+    Lock,
+    /// A directory is kept open; processes only.
+    OpenDir,
     // What must be refused, whoever does it:
     /// A directory moves into itself.
     Cycle,
@@ -359,6 +363,7 @@ impl World<'_> {
     pub(crate) fn doubt_session(&mut self, c: usize) {
         if let Some(attached) = self.actors[c].process.as_ref().and_then(|p| p.attached.last()) {
             self.model.headless(attached.session);
+            self.locks.doubt(c);
         }
         if let Some(s) = &mut self.actors[c].session {
             s.doubted = true;

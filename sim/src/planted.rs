@@ -234,8 +234,39 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             preset.make(Flavour::Plain);
             (preset.nodes, preset.compression) = (3, Some(Compression::Lz4));
         }
-        Bug::ClosedReported => preset.make(Flavour::Large),
+        // A node that waits for publications, one after the other, is behind what its client has made and closed.
+        Bug::ClosedReported => {
+            use crate::actor::Kind::{Clone, Create, Shift, Unlink};
+            preset.make(Flavour::Plain);
+            (preset.threads, preset.pace, preset.closes) = (3, 50 * US, 1);
+            (preset.ops, preset.syncs) = (300, 50);
+            preset.favour = vec![Clone, Clone, Clone, Shift, Create, Create, Create, Unlink];
+        }
+        // What was closed a moment ago is opened again, while others have it taken away.
+        Bug::ClosedLater => {
+            use crate::actor::Kind::{Chmod, Create, Read, Unlink};
+            preset.make(Flavour::Plain);
+            (preset.nodes, preset.clients, preset.faults) = (3, 4, 0);
+            (preset.threads, preset.pace, preset.closes) = (3, 50 * US, 1);
+            (preset.ops, preset.syncs) = (200, 100);
+            preset.favour = vec![Create, Read, Read, Read, Chmod, Unlink];
+        }
         Bug::NumbersForgotten | Bug::NumbersOfAnother => preset.make(Flavour::Quota),
+        Bug::LocksUnreported
+        | Bug::LocksOfEndedKept
+        | Bug::LocksOfPastHead
+        | Bug::DowngradeIgnored => {
+            use crate::actor::Kind::{Create, Lock};
+            preset.make(Flavour::Plain);
+            (preset.pace, preset.closes) = (2 * MS, 60);
+            preset.favour = vec![Create, Lock, Lock, Lock];
+        }
+        Bug::DirectoryUnpinned => {
+            use crate::actor::Kind::{Mkdir, OpenDir};
+            preset.make(Flavour::Plain);
+            (preset.pace, preset.closes) = (2 * MS, 60);
+            preset.favour = vec![Mkdir, OpenDir, OpenDir, OpenDir];
+        }
         Bug::RefusalsKept | Bug::JudgementUnawaited => {
             by_threads(&mut preset, bug, seed);
             preset.make(Flavour::Full);
@@ -246,6 +277,9 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
         Bug::EarlyAck | Bug::GrantBeforeReplicated | Bug::TakeOverShort => (&head_lost, &[]),
+        Bug::LocksUnreported => (&head_lost, &[Planned(0), Hang(0), CutOff(0)]),
+        Bug::LocksOfPastHead => (&[Hang(0), CutOff(0)], &[OneWay(0, 1), LinkDown(0, 1)]),
+        Bug::LocksOfEndedKept => (&ends, &[]),
         Bug::OldEpochAccepted | Bug::FencedServes => (&split, &[]),
         Bug::RingOverrun | Bug::GapAcknowledged => (&slow, &links),
         Bug::PublishedTooFar => (&crashes, &[]),
@@ -279,9 +313,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::PastOfExpelledForgotten => (&stops, &planned),
         Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
         Bug::NamedBefore => (&[BitRot(1), BitRot(2)], &[Crash(1), Crash(2)]),
-        Bug::ClosedReported => {
-            (&[Slow(1), Slow(2), Slow(0)], &[CutOff(0), Planned(0), OneWay(0, 1)])
-        }
+        Bug::ClosedReported => (&[LinkDown(0, 1), LinkDown(0, 2)], &[Slow(1), Slow(2)]),
         Bug::NumbersForgotten => (&joins, &[CutOff(0), Crash(0), Planned(0)]),
         Bug::NumbersOfAnother => {
             (&[CutOff(0), RegionLost(1)], &[Crash(0), Crash(1), RegionLost(2)])
@@ -296,7 +328,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
-    if bug == Bug::CloseNotRepeated {
+    if matches!(bug, Bug::CloseNotRepeated | Bug::ClosedReported) {
         // While the clients are at work, and not after that.
         preset.active = 150 * MS;
     }

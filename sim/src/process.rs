@@ -9,6 +9,7 @@ pub mod host;
 mod judge;
 mod leases;
 mod ledger;
+pub(crate) mod locks;
 pub mod verdict;
 
 use std::cell::RefCell;
@@ -102,10 +103,19 @@ struct Open {
     ino: u64,
     flags: u32,
     thread: usize,
+    /// The model's time at which it was opened.
+    since: u64,
     /// Sessions that had ended when it was opened, or when a loss was told.
     ended: usize,
     /// What it was told of refusals.
     refused: verdict::Told,
+}
+
+impl Open {
+    /// Whether it is a directory.
+    const fn is_dir(&self) -> bool {
+        self.flags & client::fs::O_DIRECTORY != 0
+    }
 }
 
 /// A thread.
@@ -615,6 +625,7 @@ impl World<'_> {
         }
         for (session, state, sealed, last) in ends {
             self.trace(|| format!("client {c}: session {session} has ended, state {state}"));
+            self.locks.doubt(c);
             let expelled = state == control::STATE_EXPELLED && sealed != control::SEAL_PENDING;
             self.model.ended(session, if expelled { sealed.min(last) } else { last });
         }
@@ -758,6 +769,7 @@ impl World<'_> {
 
     /// The process ends where it is.
     pub(crate) fn end_process(&mut self, c: usize, why: &str) -> Option<(ClientId, usize, u64)> {
+        self.locks.end_of(c);
         let process = self.process(c)?;
         for thread in &mut process.threads {
             thread.fiber.kill();

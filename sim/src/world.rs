@@ -510,6 +510,7 @@ pub struct World<'a> {
     pub(crate) healed: bool,
     pub(crate) stage: Stage,
     pub(crate) verdicts: crate::process::verdict::Verdicts,
+    pub(crate) locks: crate::process::locks::Locks,
     sink: Option<&'a mut dyn FnMut(&str)>,
 }
 
@@ -568,6 +569,7 @@ impl<'a> World<'a> {
             healed: false,
             stage: Stage::default(),
             verdicts: Default::default(),
+            locks: Default::default(),
             sink,
             preset,
         };

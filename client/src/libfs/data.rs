@@ -118,7 +118,8 @@ impl<H: Host> LibFsOn<H> {
             if !state.pinned && held && turn.session.segment.take_closed(ino) {
                 state.pinned = true;
             }
-            let flags = if state.pinned { 0 } else { rpc::WANT_PIN };
+            let pinned = state.pinned || planted(Bug::DirectoryUnpinned);
+            let flags = if pinned { 0 } else { rpc::WANT_PIN };
             self.hold(turn, ino, &mut state, LeaseMode::Read, flags)?;
             if state.record.mode & S_IFMT != S_IFDIR {
                 return Err(Errno::NOTDIR.into());

@@ -2,9 +2,9 @@
 //! share, so that a description given to the kernel by one of them is the same one for all. It also looks at the
 //! programs and libraries that they map (directory.rs).
 //!
-//! One request a connection (SOCK_SEQPACKET, abstract address), 16 bytes of native integers:
-//! operation (1 put, 2 get, 3 drop), description, generation, the number of the state; or 4 (look), the session's secret, 0, 0. Every request is
-//! answered by 16 bytes, a look when the files that came with it are entered; the answer to a get that succeeds
+//! One request a connection (SOCK_SEQPACKET, abstract address), 20 bytes of native integers:
+//! operation (1 put, 2 get, 3 drop, 4 look), description, generation, the number of the state (of a look 0, 0, 0), the session's secret. Every request is
+//! answered by 20 bytes, a look when the files that came with it are entered; the answer to a get that succeeds
 //! carries the descriptor.
 
 use std::collections::HashMap;
@@ -28,6 +28,8 @@ const PUT: u32 = 1;
 const GET: u32 = 2;
 const DROP: u32 = 3;
 const LOOK: u32 = 4;
+/// Bytes of a request, and of an answer.
+const BODY: usize = 20;
 /// Descriptors kept for the session's own user, and for each other; more are refused, and their sharers reopen.
 const KEPT_MAX: usize = 4096;
 const KEPT_FOR_OTHERS: usize = 512;
@@ -123,12 +125,21 @@ impl Desk {
         Ok(())
     }
 
-    /// Keeps, gives or drops a descriptor of that user's.
+    /// Keeps, gives or drops a descriptor of that user's. The last process that shares a description may have become
+    /// somebody else since it was put here: who knows the secret drops it whoever has put it.
     fn keep(&self, uid: u32, mut request: Request) -> rustix::io::Result<()> {
         let (key, generation) = ((request.state, request.index), request.generation);
         let own = uid == rustix::process::getuid().as_raw();
         let most = if own { KEPT_MAX } else { KEPT_FOR_OTHERS };
         let mut all = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if request.op == DROP && request.secret == self.secret {
+            for kept in all.values_mut() {
+                kept.retain(|at, (g, _)| *at != key || *g != generation);
+            }
+            all.retain(|_, kept| !kept.is_empty());
+            drop(all);
+            return reply(&request.peer, &request.body, None);
+        }
         if !all.contains_key(&uid) && all.len() > OTHERS_MAX {
             return Err(rustix::io::Errno::NFILE);
         }
@@ -141,9 +152,6 @@ impl Desk {
                 }
             }
             GET => answer = kept.get(&key).filter(|(g, _)| *g == generation),
-            DROP if kept.get(&key).is_some_and(|(g, _)| *g == generation) => {
-                kept.remove(&key);
-            }
             _ => {}
         }
         let answer = answer.map(|(_, fd)| fd.try_clone()).transpose();
@@ -157,7 +165,7 @@ impl Desk {
 
     fn look(&self, request: Request) {
         // Who knows the secret is of the session.
-        if request.index != self.secret {
+        if request.secret != self.secret {
             return;
         }
         for fd in request.fds {
@@ -169,11 +177,12 @@ impl Desk {
 
 struct Request {
     peer: OwnedFd,
-    body: [u8; 16],
+    body: [u8; BODY],
     op: u32,
     index: u32,
     generation: u32,
     state: u32,
+    secret: u32,
     fds: Vec<OwnedFd>,
 }
 
@@ -181,7 +190,7 @@ impl Request {
     fn receive(peer: OwnedFd) -> rustix::io::Result<Self> {
         let patience = std::time::Duration::from_secs(1);
         sockopt::set_socket_timeout(&peer, sockopt::Timeout::Recv, Some(patience))?;
-        let mut body = [0u8; 16];
+        let mut body = [0u8; BODY];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ASKED_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut room);
         let got = net::recvmsg(
@@ -207,6 +216,7 @@ impl Request {
             index: word(4),
             generation: word(8),
             state: word(12),
+            secret: word(16),
             fds,
         })
     }

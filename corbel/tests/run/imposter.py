@@ -48,7 +48,7 @@ if imposter == 0:
             c, _ = s.accept()
         except TimeoutError:
             break
-        body, control, _, _ = c.recvmsg(16, socket.CMSG_SPACE(128))
+        body, control, _, _ = c.recvmsg(20, socket.CMSG_SPACE(128))
         for _, _, data in control:
             got += len(array.array("i", data))
         if body == b"end":

@@ -252,6 +252,10 @@ impl Worker {
             return Err(Stop::NoSlot);
         }
         let mut at = args.maybe(2)?;
+        if at.is_none() && super::calls::is_directory(from) {
+            // Where it stands is each file system's own, and so is whether that is too far.
+            return Err(Stop::NoSlot);
+        }
         let pointer = at.as_mut().map_or(std::ptr::null_mut(), |o| &raw mut *o);
         let sent = done(sys!(sendfile(to, from, pointer, args.length(3)?)) as i64)?;
         Ok(format!("{sent} 0 from={}", at.map_or("-".into(), |o: i64| o.to_string())))

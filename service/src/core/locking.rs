@@ -36,8 +36,8 @@ impl Locking {
         Self { run, ..Self::default() }
     }
 
-    /// This node becomes head and knows nothing of others yet.
-    pub(super) fn begin_take_over(&mut self) {
+    /// This node becomes head and knows nothing of others yet; or is head no more.
+    pub(super) fn drop_table(&mut self) {
         self.table = LockTable::default();
         self.early.clear();
     }
@@ -74,7 +74,8 @@ impl Locking {
 
     /// Agent: what a client holds, for a head that does not know.
     pub(super) fn report(&self, client: ClientId, most: usize) -> Vec<Message> {
-        let files = self.held.get(&client).into_iter().flatten();
+        let files = self.held.get(&client).filter(|_| !planted(Bug::LocksUnreported));
+        let files = files.into_iter().flatten();
         let all: Vec<(InodeId, Lock)> =
             files.flat_map(|(ino, file)| file.iter().map(|h| (*ino, h.lock))).collect();
         let mut pieces: Vec<Vec<_>> = all.chunks(most).map(<[_]>::to_vec).collect();
@@ -227,6 +228,9 @@ impl Node {
 
     /// Head: a client ended.
     pub(super) fn forget_locks(&mut self, client: ClientId, out: &mut Vec<Effect>) {
+        if planted(Bug::LocksOfEndedKept) {
+            return;
+        }
         let mut told = BTreeSet::new();
         self.locking.table.gone(self.now, client, &mut told);
         self.tell_of_locks(told, out);

@@ -64,6 +64,9 @@ impl Node {
             // (Until when leases of lost nodes may stand is so for whoever is head then.)
             let grants_from = self.head.grants_from;
             self.head = Head { grants_from, ..Head::new(self.first_number()) };
+            if !planted(Bug::LocksOfPastHead) {
+                self.locking.drop_table();
+            }
         }
         if matches!(self.role(), Role::Head | Role::Member) {
             self.end_join()?;
@@ -183,7 +186,7 @@ impl Node {
         head.positions.insert(self.me(), self.ring.last());
         self.head = head;
         self.await_lost();
-        self.locking.begin_take_over();
+        self.locking.drop_table();
         self.member.stash.clear();
         self.rewind_clients();
         self.renew_recalls();

@@ -147,6 +147,17 @@ fn a_new_head_knows_the_locks_of_the_living_only() {
 }
 
 #[test]
+fn who_is_head_no_more_counts_no_locks() {
+    let (mut rig, hands, ino) = world(2, 5);
+    set(&hands[0], &mut rig, ino, record(1, Write, 0, 9), 0).expect("it is free");
+    assert_eq!(rig.nodes[0].status().locks, 1);
+    view(&mut rig, 2, &[2, 1]);
+    assert_eq!(rig.nodes[1].role(), Role::Head);
+    assert_eq!(rig.nodes[1].status().locks, 1, "the new head is told");
+    assert_eq!(rig.nodes[0].status().locks, 0, "and counts them alone");
+}
+
+#[test]
 fn nobody_locks_what_he_has_not_open_or_may_not_open() {
     let (mut rig, hands, ino) = world(2, 5);
     let stranger = rig.attach(1, 1000);

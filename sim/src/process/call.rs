@@ -4,7 +4,7 @@ use super::host::from_shared_memory;
 use crate::rights::Who;
 use base::{Errno, InodeId};
 use client::fs::{
-    AccountId, Amount, Attr, Caller, CopyRange, FileSystem, Handle, NewNode, Rename, SetAttr,
+    AccountId, Amount, Attr, Caller, CopyRange, FileSystem, Handle, Lock, NewNode, Rename, SetAttr,
     Whence, Written, XattrMode,
 };
 
@@ -55,6 +55,11 @@ impl Task {
     }
 }
 
+/// So often it asks for a lock for which it waits ...
+const LOCK_TURNS: u32 = 4;
+/// ... and so long it waits to be told, each time.
+const LOCK_WAIT_MS: u64 = 20;
+
 /// So often it walks: threads make each other forget.
 const WALKS: usize = 20;
 
@@ -71,7 +76,10 @@ pub enum Call {
     Create { dir: u64, name: Vec<u8>, mode: u32, flags: u32 },
     Tmpfile { dir: u64 },
     Open { ino: u64, flags: u32 },
+    OpenDir { ino: u64, what: u32 },
     Release { handle: Handle, ino: u64 },
+    Lock { ino: u64, lock: Lock, wait: bool },
+    TestLock { ino: u64, lock: Lock },
     Read { handle: Handle, ino: u64, offset: u64, len: usize },
     Write { handle: Handle, ino: u64, offset: u64, data: Vec<u8>, append: bool, shared: bool },
     Truncate { ino: u64, size: u64 },
@@ -118,6 +126,8 @@ impl Call {
         match self {
             Self::Fgetattr { .. }
             | Self::Release { .. }
+            | Self::Lock { .. }
+            | Self::TestLock { .. }
             | Self::Read { .. }
             | Self::Write { .. }
             | Self::Allocate { .. }
@@ -144,6 +154,9 @@ impl Call {
             | Self::Fgetattr { ino, .. }
             | Self::Readlink { ino }
             | Self::Open { ino, .. }
+            | Self::OpenDir { ino, .. }
+            | Self::Lock { ino, .. }
+            | Self::TestLock { ino, .. }
             | Self::Release { ino, .. }
             | Self::Read { ino, .. }
             | Self::Write { ino, .. }
@@ -179,6 +192,8 @@ pub enum Value {
     Number(u64),
     /// Names and what they lead to.
     Names(Vec<(Vec<u8>, u64)>),
+    /// A lock that bars one, if there is one.
+    Barring(Option<Lock>),
 }
 
 /// What became of a call.
@@ -215,6 +230,25 @@ pub fn perform<F: FileSystem + ?Sized>(fs: &F, caller: &Caller<'_>, call: &Call)
             Value::Made(attr, handle)
         }
         Call::Open { ino: at, flags } => Value::Opened(fs.open(caller, ino(*at), *flags)?),
+        Call::OpenDir { ino: at, what } => Value::Opened(fs.open_dir(caller, ino(*at), *what)?),
+        Call::Lock { ino: at, lock, wait } => {
+            let number = if *wait { lock.owner } else { 0 };
+            let mut turns = if *wait { LOCK_TURNS } else { 1 };
+            loop {
+                let seen = if *wait { fs.lock_event()? } else { 0 };
+                turns -= 1;
+                match fs.lock(ino(*at), lock, number) {
+                    Err(Errno::AGAIN) if turns > 0 => fs.await_lock_event(seen, LOCK_WAIT_MS),
+                    Err(Errno::AGAIN) if *wait => {
+                        fs.cancel_lock(ino(*at), number);
+                        return Err(Errno::AGAIN);
+                    }
+                    done => break done?,
+                }
+            }
+            Value::Nothing
+        }
+        Call::TestLock { ino: at, lock } => Value::Barring(fs.test_lock(ino(*at), lock)?),
         Call::Release { handle, .. } => {
             fs.release(*handle);
             Value::Nothing

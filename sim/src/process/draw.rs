@@ -1,8 +1,8 @@
 //! What a thread does next.
 
 use client::fs::{
-    Amount, Handle, O_APPEND, O_EXCL, O_RDONLY, O_RDWR, O_TRUNC, SetAttr, SetTime, Time, XattrMode,
-    falloc,
+    Amount, Handle, LockKind, O_APPEND, O_EXCL, O_RDONLY, O_RDWR, O_TRUNC, SetAttr, SetTime, Time,
+    XattrMode, falloc,
 };
 
 use super::call::{Call, Step};
@@ -12,7 +12,7 @@ use super::*;
 use crate::acl;
 use crate::actor::{GUEST, Kind, quota};
 use crate::model::Body;
-use crate::rights::{OTHER, SHARED};
+use crate::rights::{OTHER, R, SHARED, X};
 
 const NAMES: u64 = 5;
 const DIRS: usize = 5;
@@ -23,6 +23,8 @@ const S_IFREG: u32 = 0o100_000;
 const S_IFLNK: u32 = 0o120_000;
 /// Files that a thread has open at a time.
 const OPEN_MAX: usize = 4;
+/// Directories.
+const OPEN_DIRS: usize = 2;
 
 /// A directory, a name in it, and what that leads to.
 struct Target {
@@ -103,6 +105,9 @@ impl World<'_> {
 
     /// When there is nothing more to do, what is open is closed, and all synced, once everything is healed.
     fn last_call(&mut self, c: usize, t: usize) -> Option<Call> {
+        if let Some(unlock) = self.draw_unlock(c, t, None) {
+            return Some(unlock);
+        }
         let process = self.process(c)?;
         let open = process.open.iter().find(|(_, open)| open.thread == t);
         if let Some((handle, open)) = open.map(|(h, o)| (*h, o.clone())) {
@@ -138,6 +143,7 @@ impl World<'_> {
             _ => Vec::new(),
         };
         self.trace(|| format!("thread {c}.{t} calls {} as {}", call.brief(), who.uid));
+        self.begin_lock(c, t, &call);
         let handle = if let Call::Write { handle, .. } = call { handle.0 } else { u64::MAX };
         let open = self.process(c).and_then(|p| p.open.get(&handle));
         let appends = open.is_some_and(|open| open.flags & O_APPEND != 0);
@@ -211,7 +217,7 @@ impl World<'_> {
         if self.preset.quota && self.random.chance(1, 6) {
             return self.draw_quota(c, t);
         }
-        let kind = match self.random.below(62) {
+        let kind = match self.random.below(70) {
             0..=3 => Kind::Create,
             4 | 5 => Kind::Mkdir,
             6 => Kind::Symlink,
@@ -257,6 +263,8 @@ impl World<'_> {
                 return Some(Call::Fgetattr { handle, ino });
             }
             59 => return self.draw_close(c, t),
+            62..=65 => Kind::Lock,
+            66 | 67 => Kind::OpenDir,
             _ => {
                 let at = self.draw_target();
                 return Some(Call::Lookup { dir: at.dir, name: at.name });
@@ -324,6 +332,11 @@ impl World<'_> {
         t: usize,
         fits: impl Fn(&Open) -> bool,
     ) -> Option<(Handle, u64)> {
+        self.own(c, t, |open| !open.is_dir() && fits(open))
+    }
+
+    /// A file or directory that the thread has open.
+    fn own(&mut self, c: usize, t: usize, fits: impl Fn(&Open) -> bool) -> Option<(Handle, u64)> {
         let open = &self.process(c)?.open;
         let own: Vec<(u64, u64)> = open
             .iter()
@@ -335,9 +348,59 @@ impl World<'_> {
     }
 
     fn draw_close(&mut self, c: usize, t: usize) -> Option<Call> {
-        let (handle, ino) = self.own_open(c, t, |_| true)?;
+        let (handle, ino) = self.own(c, t, |_| true)?;
+        if let Some(unlock) = self.draw_unlock(c, t, Some(ino)) {
+            // Who closes a file has no locks on it any more.
+            return Some(unlock);
+        }
         self.process(c)?.open.remove(&handle.0);
         Some(Call::Release { handle, ino })
+    }
+
+    /// How many files, or directories, a thread has open.
+    fn count_open(&mut self, c: usize, t: usize, dirs: bool) -> usize {
+        let Some(process) = self.process(c) else { return 0 };
+        process.open.values().filter(|o| o.thread == t && o.is_dir() == dirs).count()
+    }
+
+    /// A directory is opened, or something is done in one that is open, which others may have removed.
+    fn draw_of_open_dir(&mut self, c: usize, t: usize) -> Option<Call> {
+        let count = self.count_open(c, t, true);
+        if count == 0 || count < OPEN_DIRS && self.random.chance(1, 4) {
+            let at = self.draw_target();
+            let dir = at.ino.filter(|_| self.random.chance(7, 8)).unwrap_or(at.dir);
+            let what = [0, R | X, X][self.random.below(3) as usize];
+            return Some(Call::OpenDir { ino: dir, what });
+        }
+        let (handle, ino) = self.own(c, t, Open::is_dir)?;
+        let name = self.draw_target().name;
+        Some(match self.random.below(8) {
+            0 => {
+                self.process(c)?.open.remove(&handle.0);
+                Call::Release { handle, ino }
+            }
+            1 => Call::Readdir { dir: ino },
+            2 => Call::Lookup { dir: ino, name },
+            3 => Call::Make { dir: ino, name, mode: S_IFREG | 0o644, target: Vec::new() },
+            4 => Call::FsyncInode { ino },
+            // Somebody removes it.
+            5 => {
+                let (dir, name) = self.name_of(ino)?;
+                Call::Remove { dir, name, is_dir: true }
+            }
+            _ => Call::Getattr { ino },
+        })
+    }
+
+    /// A name that leads to a directory.
+    fn name_of(&self, ino: u64) -> Option<(u64, Vec<u8>)> {
+        self.model.dirs().into_iter().find_map(|dir| match &self.model.current(dir)?.body {
+            Body::Dir(names) => {
+                let (name, _) = names.iter().find(|(_, to)| **to == ino)?;
+                Some((dir, name.clone()))
+            }
+            _ => None,
+        })
     }
 
     /// A file to work on: one that is open, or else (and sometimes anyhow) one to be opened first.
@@ -347,9 +410,7 @@ impl World<'_> {
         if let Some(found) = self.own_open(c, t, writable).filter(|_| !anew) {
             return Ok(found);
         }
-        let count =
-            self.process(c).map_or(0, |p| p.open.values().filter(|o| o.thread == t).count());
-        if count >= OPEN_MAX {
+        if self.count_open(c, t, false) >= OPEN_MAX {
             return Err(self.draw_close(c, t));
         }
         let at = self.draw_target();
@@ -387,6 +448,16 @@ impl World<'_> {
                 self.draw_names(c, t, kind)
             }
             Kind::Quota => self.draw_limits(),
+            Kind::Lock => {
+                let (_, ino) = self.own_open(c, t, |_| true)?;
+                let lock = self.draw_lock(c, t);
+                if lock.kind != LockKind::None && self.random.chance(1, 5) {
+                    return Some(Call::TestLock { ino, lock });
+                }
+                let wait = lock.kind != LockKind::None && self.random.chance(1, 3);
+                Some(Call::Lock { ino, lock, wait })
+            }
+            Kind::OpenDir => self.draw_of_open_dir(c, t),
             _ => self.draw_attributes(kind),
         }
     }

@@ -1,7 +1,10 @@
 //! Judging of calls: what an entry must be that a call appends, and what the call may give.
 
 use base::InodeId;
-use client::fs::{Attr, O_ACCMODE, O_EXCL, O_RDONLY, O_TRUNC, Time, XattrMode, falloc};
+use client::fs::{
+    Attr, LockKind, LockSpace, O_ACCMODE, O_DIRECTORY, O_EXCL, O_RDONLY, O_TRUNC, Time, XattrMode,
+    falloc,
+};
 use storage::format::entry::mask;
 
 use super::call::{Call, Reply, Value, Walked};
@@ -232,13 +235,15 @@ impl World<'_> {
         }
         self.outcome.observations += 1;
         self.no_refusals(c)?;
+        let locked = self.judge_lock((c, t), &under_way, reply);
         let walk = walked.iter().try_for_each(|step| self.judge_step(c, &under_way, step));
         let judged = walk.and_then(|()| self.judge_reply((c, t), &under_way, reply));
         let oldest = self.actors.iter().filter_map(|a| a.process.as_ref()).flat_map(|p| &p.threads);
         let oldest = oldest.filter_map(|t| t.under_way.as_ref().map(|u| u.since)).min();
         self.model.forget_before(oldest.unwrap_or(self.model.now()));
         let by = under_way.who.uid;
-        judged.map_err(|e| format!("client {c}.{t} as {by}, {}: {e}", under_way.call.brief()))
+        judged.map_err(|e| format!("client {c}.{t} as {by}, {}: {e}", under_way.call.brief()))?;
+        locked
     }
 
     fn judge_reply(
@@ -318,6 +323,7 @@ impl World<'_> {
                 let write = flags & O_ACCMODE != O_RDONLY || flags & O_TRUNC != 0;
                 vec![access(*ino, R | if write { W } else { 0 })]
             }
+            Call::OpenDir { ino, what } if *what != 0 => vec![access(*ino, *what)],
             Call::Truncate { ino, .. } => vec![access(*ino, W)],
             Call::GetXattr { ino, name } if *name != ACL => vec![access(*ino, R)],
             Call::SetXattr { ino, name, .. } => {
@@ -537,6 +543,15 @@ impl World<'_> {
                 self.opened((c, t), u, *handle, *ino, *flags);
                 self.saw(c, u, *ino, || "a file".into(), |s| s.mode & S_IFMT == S_IFREG)
             }
+            (Call::OpenDir { ino, .. }, Value::Opened(handle)) => {
+                self.opened((c, t), u, *handle, *ino, O_DIRECTORY);
+                // Whoever has it open opens it again when it is gone.
+                let fits = |s: &State| s.is_gone() || s.mode & S_IFMT == S_IFDIR;
+                self.saw(c, u, *ino, || "a directory".into(), fits)
+            }
+            (Call::Lock { .. }, Value::Nothing) | (Call::TestLock { .. }, Value::Barring(_)) => {
+                Ok(())
+            }
             (Call::Readlink { ino }, Value::Bytes(target)) => {
                 let fits = |s: &State| matches!(&s.body, Body::Symlink(to, _) if to == target);
                 self.saw(c, u, *ino, || format!("a link to {target:?}"), fits)
@@ -663,10 +678,11 @@ impl World<'_> {
         ino: u64,
         flags: u32,
     ) {
-        let refused = self.told_at_open(c, u);
+        let (refused, since) = (self.told_at_open(c, u), self.model.now());
         let Some(process) = self.process(c) else { return };
         let ended = process.attached.len();
-        process.open.insert(number(handle), Open { ino, flags, thread: t, ended, refused });
+        let open = Open { ino, flags, thread: t, since, ended, refused };
+        process.open.insert(number(handle), open);
     }
 
     fn saw_name(
@@ -862,6 +878,13 @@ impl World<'_> {
         if any { Ok(()) } else { Err("nothing was lost".into()) }
     }
 
+    /// Whether a process has had a directory open all the while.
+    fn keeps_dir(&self, c: usize, ino: u64, u: &UnderWay) -> bool {
+        let Some(process) = &self.actors[c].process else { return false };
+        let mut open = process.open.values();
+        open.any(|open| open.is_dir() && open.ino == ino && open.since <= u.since)
+    }
+
     fn may_fail(&mut self, c: usize, u: &UnderWay, call: &Call, errno: Errno) -> bool {
         let gone = |ino: u64| self.ever(ino, u, State::is_gone);
         let none = |dir: u64, name: &[u8]| self.leads(dir, name, u).contains(&None);
@@ -916,7 +939,14 @@ impl World<'_> {
                         || *flags == 2 && none(*dir2, name2)
                 }
                 Call::Link { ino, dir, .. } => gone(*ino) || gone(*dir),
+                // What is open is there.
+                Call::Getattr { ino } | Call::OpenDir { ino, .. }
+                    if self.keeps_dir(c, *ino, u) && !(lost && away) =>
+                {
+                    (lost || refused) && never(*ino)
+                }
                 Call::Getattr { ino }
+                | Call::OpenDir { ino, .. }
                 | Call::Readlink { ino }
                 | Call::Open { ino, .. }
                 | Call::Truncate { ino, .. }
@@ -934,9 +964,26 @@ impl World<'_> {
                 | Call::Allocate { ino, .. }
                 | Call::Seek { ino, .. }
                 | Call::Fsync { ino, .. } => by_handle(*ino),
+                Call::Lock { ino, lock, .. } => lock.kind != LockKind::None && by_handle(*ino),
+                Call::TestLock { ino, .. } => by_handle(*ino),
                 Call::Clone { from, to, .. } => by_handle(from.1) || by_handle(to.1),
                 Call::Release { .. } | Call::Statfs | Call::SyncAll => false,
             },
+            // Whether it may be barred is judged apart.
+            (Errno::AGAIN, Call::Lock { lock, .. }) => lock.kind != LockKind::None,
+            (Errno::DEADLK, Call::Lock { lock, wait, .. }) => {
+                *wait && lock.space == LockSpace::Record
+            }
+            // Who could not open it now gets no lock.
+            (Errno::ACCES, Call::Lock { ino, .. } | Call::TestLock { ino, .. }) => {
+                let bound = Who::of(self.actors[c].uid);
+                let barred =
+                    |s: &State| bound.may(s, R) != Some(true) && bound.may(s, W) != Some(true);
+                bound.uid != 0 && self.ever(*ino, u, barred)
+            }
+            (Errno::NOTDIR, Call::OpenDir { ino, .. }) => {
+                self.ever(*ino, u, |s| s.mode & S_IFMT != S_IFDIR)
+            }
             (Errno::EXIST, Call::Make { dir, name, .. } | Call::Link { dir, name, .. }) => {
                 some(*dir, name)
             }

@@ -129,6 +129,7 @@ impl World<'_> {
             }
         }
         self.judge_logs()?;
+        self.judge_locks()?;
         members.first().map_or(Ok(()), |n| self.judge_orphans(*n))
     }
 

@@ -102,6 +102,11 @@ impl World<'_> {
         let incarnation = self.hosts[n].incarnation;
         self.hosts[n].stop();
         self.trace(|| format!("stop {}", n + 1));
+        for c in 0..self.actors.len() {
+            if self.actors[c].node == n {
+                self.locks.doubt(c);
+            }
+        }
         for item in std::mem::take(&mut self.hosts[n].held) {
             // What nobody read is lost; which links have ended is the fabric's to know.
             if matches!(item, Item::PeerDown { .. }) {
