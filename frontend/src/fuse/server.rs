@@ -9,6 +9,7 @@
 //!   DESTROY or by dropping the server.
 
 use std::collections::HashMap;
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -74,8 +75,20 @@ pub struct Options {
     pub kernel_checks: bool,
     /// The transport can serve requests over io_uring, if the kernel offers that.
     pub io_uring: bool,
+    /// Whoever asks is a virtual machine, which may be hostile.
+    pub guest: Option<Guest>,
     /// The rule of `.corbel/inode/NUMBER` for those who show no proof; by default root and the owner.
     pub may_open_by_number: Box<MayOpenByNumber>,
+}
+
+/// What is different for a guest: it has no virtual directory, looks nothing up by `.` and `..`, and names only nodes that
+/// it was told of, so that it stays below the root that it was given.
+#[derive(Clone, Copy, Debug)]
+pub struct Guest {
+    /// Nodes that it may know at once; then what would tell it of another is ENOMEM.
+    pub nodes_max: usize,
+    /// Open files and directories; then ENFILE.
+    pub handles_max: usize,
 }
 
 impl Default for Options {
@@ -87,6 +100,7 @@ impl Default for Options {
             shared_locks: false,
             kernel_checks: true,
             io_uring: false,
+            guest: None,
             may_open_by_number: Box::new(|caller, attr| caller.uid == 0 || caller.uid == attr.uid),
         }
     }
@@ -149,6 +163,8 @@ pub(super) struct Call<'a> {
     pub unique: u64,
     pub ino: InodeId,
     pub caller: Caller<'a>,
+    /// The data of a WRITE that are not among the arguments.
+    pub data: &'a [IoSlice<'a>],
 }
 
 type Run<F> = fn(&Server<F>, &Call<'_>, Args<'_>, &mut dyn ReplySink) -> Result<Answer>;
@@ -333,7 +349,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// Serves one request.
     pub fn handle(&self, request: &[u8], sink: &mut dyn ReplySink) {
-        let (header, parsed) = Request::parse(request);
+        self.handle_pieces(request, &[], sink);
+    }
+
+    /// The same where the data of a WRITE, and nothing but these, lie elsewhere than the rest of the request, as pieces
+    /// that others may change meanwhile.
+    pub fn handle_pieces(&self, request: &[u8], data: &[IoSlice<'_>], sink: &mut dyn ReplySink) {
+        let (header, parsed) = Request::parse(request, data);
         let Some(header) = header else {
             // Without a header there is no number to reply to.
             self.counters.malformed.fetch_add(1, Ordering::Relaxed);
@@ -398,18 +420,64 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let groups = groups.as_deref().unwrap_or(&[]);
         let caller = Caller { uid, gid, groups, pid, umask: 0 };
         let (unique, ino) = (header.unique.get(), InodeId(header.nodeid.get()));
-        let call = Call { unique, ino, caller };
+        let call = Call { unique, ino, caller, data: request.data };
         let args = Args::new(request.body);
-        if virtual_dir::is_virtual(call.ino) {
+        if let Some(guest) = &self.options.guest {
+            self.check_guest(guest, opcode, ino)?;
+        } else if virtual_dir::is_virtual(call.ino) {
             return self.virtual_call(opcode, &call, args, sink);
+        } else {
+            self.callers.count(pid, opcode);
         }
-        self.callers.count(pid, opcode);
         let answer = run(self, &call, args, sink);
         match answer {
             // The name was found a moment ago, and what it led to is gone: the kernel looks again.
             Err(Errno::NOENT) if by_number(opcode) => Err(Errno::STALE),
             answer => answer,
         }
+    }
+
+    /// What a guest may name: nodes that it was told of, and no more of them than it may know.
+    fn check_guest(&self, guest: &Guest, opcode: u32, ino: InodeId) -> Result<()> {
+        // These say nothing by their node, or it is only looked for among those that it was told of.
+        let free = matches!(
+            opcode,
+            op::INIT | op::DESTROY | op::INTERRUPT | op::FORGET | op::BATCH_FORGET | op::SYNCFS
+        );
+        if !free {
+            self.check_told(ino)?;
+        }
+        let tells = matches!(
+            opcode,
+            op::LOOKUP
+                | op::MKNOD
+                | op::MKDIR
+                | op::SYMLINK
+                | op::LINK
+                | op::CREATE
+                | op::TMPFILE
+                | op::READDIRPLUS
+        );
+        let opens = matches!(opcode, op::OPEN | op::OPENDIR | op::CREATE | op::TMPFILE);
+        if tells && self.known.len() >= guest.nodes_max {
+            return Err(Errno::NOMEM);
+        }
+        let opened = || self.opened.read().unwrap_or_else(PoisonError::into_inner).len();
+        if opens && opened() >= guest.handles_max {
+            return Err(Errno::NFILE);
+        }
+        Ok(())
+    }
+
+    /// Who is a guest may use a node only after it was told of it. ESTALE if it was not.
+    pub(super) fn check_told(&self, ino: InodeId) -> Result<()> {
+        let free = self.options.guest.is_none() || ino == InodeId::ROOT;
+        if free || self.known.is_told(ino) { Ok(()) } else { Err(Errno::STALE) }
+    }
+
+    /// Whether this is the name of the virtual directory, which guests do not have.
+    pub(super) fn is_virtual_name(&self, parent: InodeId, name: &[u8]) -> bool {
+        self.options.guest.is_none() && virtual_dir::is_its_name(parent, name)
     }
 
     fn reply(&self, header: &InHeader, answer: &Result<Answer>, sink: &mut dyn ReplySink) -> bool {
@@ -439,6 +507,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let asked: &InitIn = args.take()?;
         let (major, minor) = (asked.major.get(), asked.minor.get());
         let ours = InitOut { major: MAJOR.into(), minor: MINOR.into(), ..InitOut::default() };
+        if self.options.guest.is_some() && self.is_ready() {
+            return Err(Errno::IO); // a guest that begins anew gets a server of its own
+        }
         if major > MAJOR {
             return Ok(Answer::of(&ours)); // the kernel asks again, in our version
         }
@@ -482,9 +553,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// No WRITEBACK_CACHE: a write is in the file system when it returns. Access lists go with
     /// DONT_MASK, since a default list takes the place of the umask; without them modes come masked.
     fn wanted_flags(&self) -> u64 {
+        // A handle that a guest kept would name a node that it no longer knows.
+        let export = if self.options.guest.is_none() { init::EXPORT_SUPPORT } else { 0 };
         let always = init::ASYNC_READ
             | init::ATOMIC_O_TRUNC
-            | init::EXPORT_SUPPORT
+            | export
             | init::BIG_WRITES
             | init::ASYNC_DIO
             | init::PARALLEL_DIROPS
