@@ -19,7 +19,7 @@ use frontend::fuse::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::hal::{Chain, Piece, Queue, Transport, Woken, gather, scatter, skip};
-use crate::tenant::Limits;
+use crate::limits::Limits;
 
 /// Between two looks of the watch.
 const LOOK: Duration = Duration::from_millis(100);

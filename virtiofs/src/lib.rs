@@ -6,14 +6,18 @@
 //! - [`vring`] and [`vhost`]: the first transport, vhost-user on a Unix socket, with [`inflight`] for what a device that
 //!   was killed had begun;
 //! - [`memory`]: the guest's memory;
-//! - [`tenant`]: a directory of a file system, and nothing beside it, with users mapped and limits;
+//! - [`tenant`]: a directory of a file system, and nothing beside it, with users mapped ([`ids`]) and [`limits`];
+//! - [`sandbox`]: what the process gives up before it serves;
 //! - [`driver`]: the other side, without a virtual machine, for tests and benches.
 
 pub mod device;
 pub mod driver;
 pub mod hal;
+pub mod ids;
 pub mod inflight;
+pub mod limits;
 pub mod memory;
+pub mod sandbox;
 pub mod tenant;
 pub mod vhost;
 pub mod vring;
