@@ -93,12 +93,12 @@ pub struct VirtiofsArgs {
     /// Socket of the node (the configuration's if left out); backend corbel
     #[arg(long, value_name = "SOCKET")]
     source: Option<PathBuf>,
-    /// The tag that the device says it has, for monitors that ask it
-    #[arg(long, default_value = "corbel")]
-    tag: String,
-    /// Whose device it is, in logs (the tag if left out)
+    /// The tag that the device says it has, for monitors that ask it (QEMU has it from its own command line)
     #[arg(long)]
-    tenant: Option<String>,
+    tag: Option<String>,
+    /// Whose device it is, in logs
+    #[arg(long, value_name = "NAME", default_value = "guest")]
+    tenant: String,
     /// Request queues at most; the monitor says how many there are
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=64))]
     request_queues: u64,
@@ -324,7 +324,7 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         println!("{{\n  \"type\": \"fs\",\n  \"features\": [\n    \"separate-options\"\n  ]\n}}");
         return Ok(());
     }
-    if args.tag.is_empty() || args.tag.len() > vhost::TAG_MAX {
+    if args.tag.as_ref().is_some_and(|tag| tag.is_empty() || tag.len() > vhost::TAG_MAX) {
         return Err(usage(format!("--tag: 1 to {} bytes", vhost::TAG_MAX)));
     }
     local::tie();
@@ -361,8 +361,7 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
     options.guest.nodes_max = count(args.nodes_max);
     options.guest.handles_max = count(args.handles_max);
     let device = Device::new(fs, options);
-    let tenant = args.tenant.as_deref().unwrap_or(&args.tag);
-    let rings = vhost::rings(tenant, count(args.request_queues)).context("queues")?;
+    let rings = vhost::rings(&args.tenant, count(args.request_queues)).context("queues")?;
     let crew = device.start(&*rings).context("starting threads")?;
     let (ended, end) = std::io::pipe().context("pipe")?;
     let (tag, once) = (args.tag.clone(), args.once);
@@ -371,7 +370,7 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         .spawn(move || {
             for stream in listener.incoming() {
                 match stream {
-                    Ok(stream) => vhost::serve(&rings, &tag, stream),
+                    Ok(stream) => vhost::serve(&rings, tag.as_deref(), stream),
                     Err(error) => log::warn!("waiting for a monitor: {error}"),
                 }
                 if once {
@@ -381,8 +380,8 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
             drop(end);
         })
         .context("starting a thread")?;
-    let said = serde_json::json!({"listening": args.socket_path, "tag": args.tag});
-    out.result(&said, || println!("tag {}: waiting for a virtual machine", args.tag));
+    let said = serde_json::json!({"listening": args.socket_path, "tenant": args.tenant});
+    out.result(&said, || println!("{}: waiting for a virtual machine", args.tenant));
     signals.wait_or(&ended).context("waiting for signals")?;
     if let Some((dir, name)) =
         socket_dir.zip(args.socket_path.as_ref().and_then(|path| path.file_name()))

@@ -42,7 +42,8 @@ fn config_space(tag: &str, queues: usize) -> Vec<u8> {
 /// One monitor's session.
 struct Session {
     rings: Arc<Vrings>,
-    config: Vec<u8>,
+    /// What the guest may read, if it was given a tag here and not by its monitor.
+    config: Option<Vec<u8>>,
     memory: Arc<Memory>,
     inflight: Option<Arc<Inflight>>,
     features: u64,
@@ -166,8 +167,10 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_protocol_features(&mut self) -> Result<Protocol> {
-        Ok(Protocol::MQ
-            | Protocol::CONFIG
+        // QEMU has the tag from its own command line, and some of its versions do not take well to being offered another.
+        let config = if self.config.is_some() { Protocol::CONFIG } else { Protocol::empty() };
+        Ok(config
+            | Protocol::MQ
             | Protocol::INFLIGHT_SHMFD
             | Protocol::CONFIGURE_MEM_SLOTS
             | Protocol::RESET_DEVICE)
@@ -188,8 +191,8 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        let to = from.checked_add(size as usize).unwrap_or(usize::MAX);
-        let part = self.config.get(from..to);
+        let to = from.saturating_add(size as usize);
+        let part = self.config.as_ref().and_then(|config| config.get(from..to));
         part.map(<[u8]>::to_vec).ok_or_else(|| refuse(format!("no configuration at {offset}")))
     }
 
@@ -286,11 +289,12 @@ pub fn rings(tenant: &str, queues: usize) -> std::io::Result<Arc<Vrings>> {
     Ok(Arc::new(Vrings { all, tenant: tenant.into() }))
 }
 
-/// Does what a monitor asks, until it hangs up. The queues are stopped then, and as if they had never been used.
-pub fn serve(rings: &Arc<Vrings>, tag: &str, stream: UnixStream) {
+/// Does what a monitor asks, until it hangs up. The queues are stopped then, and as if they had never been used. The guest is told
+/// `tag` by monitors that ask us for it.
+pub fn serve(rings: &Arc<Vrings>, tag: Option<&str>, stream: UnixStream) {
     let session = Session {
         rings: rings.clone(),
-        config: config_space(tag, rings.all.len() - 1),
+        config: tag.map(|tag| config_space(tag, rings.all.len() - 1)),
         memory: Arc::default(),
         inflight: None,
         features: 0,

@@ -104,7 +104,7 @@ impl State {
     fn interrupt(&self) {
         if let Some(call) = &self.call {
             // Full means that the guest has been told.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(call, &1u64.to_le_bytes());
         }
     }
 
@@ -169,7 +169,7 @@ impl Vring {
     }
 
     fn ring_bell(&self) {
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.bell, &1u64.to_le_bytes());
     }
 
     /// Chains that were refused.

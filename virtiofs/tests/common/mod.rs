@@ -55,7 +55,7 @@ impl Host {
         let listener = UnixListener::bind(root.join("socket")).unwrap();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                vhost::serve(&rings, "test", stream.unwrap());
+                vhost::serve(&rings, Some("test"), stream.unwrap());
             }
         });
         Self { fs, device, root, _crew: crew }
@@ -69,6 +69,11 @@ impl Host {
     /// A file beside it.
     pub fn outside(&self) -> PathBuf {
         self.root.join("outside")
+    }
+
+    /// Where a monitor connects.
+    pub fn socket(&self) -> PathBuf {
+        self.root.join("socket")
     }
 
     pub fn connect(&self) -> UnixStream {
