@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use ::virtiofs::device::{Device, Options};
 use ::virtiofs::ids::{IdMap, Rule};
+use ::virtiofs::ledger::Ledger;
 use ::virtiofs::limits::{Limits, Rate};
 use ::virtiofs::sandbox::{self, Seccomp};
 use ::virtiofs::tenant::{self, Tenant};
 use ::virtiofs::vhost;
 use clap::{Args, ValueEnum};
 use client::fs::FileSystem;
+use frontend::fuse::Guest;
 use frontend::process::EndingSignals;
 
 use crate::cli::Global;
@@ -169,6 +171,10 @@ pub struct VirtiofsArgs {
     /// Open files of the process at most
     #[arg(long, value_name = "N")]
     rlimit_nofile: Option<u64>,
+    /// File in which the device keeps what it must know of its guest, so that it can be killed and started again without
+    /// the guest's noticing more than a pause
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
     /// End when the monitor hangs up
     #[arg(long)]
     once: bool,
@@ -338,6 +344,15 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
     let sandbox = args.sandbox.unwrap_or(if is_root { Sandbox::Namespace } else { Sandbox::None });
     let listener = args.listen()?;
     let socket_dir = args.socket_dir();
+    let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let guest = Guest { nodes_max: count(args.nodes_max), handles_max: count(args.handles_max) };
+    let (ledger, kept) = match &args.state {
+        None => (None, None),
+        Some(path) => {
+            let (ledger, kept) = Ledger::open(path, &guest).context(path.display())?;
+            (Some(Arc::new(ledger)), kept)
+        }
+    };
     for option in args.without_effect() {
         log::info!("{option} has no effect here");
     }
@@ -351,16 +366,22 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         Filter::Trap => Seccomp::Trap,
     })
     .map_err(environment)?;
-    let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let mut options = Options {
         threads: count(args.thread_pool_size) + 1,
         poll: Duration::from_micros(args.poll_us),
         limits: Arc::new(args.limits()),
         ..Options::default()
     };
-    options.guest.nodes_max = count(args.nodes_max);
-    options.guest.handles_max = count(args.handles_max);
+    options.guest = guest;
+    options.ledger = ledger;
     let device = Device::new(fs, options);
+    if let Some(kept) = kept {
+        let (told, opened) = (kept.told.len(), kept.opened.len());
+        let lost = device.resume(kept);
+        log::info!(
+            "goes on with a guest that knows {told} inodes and has {opened} files open; {lost} of these are lost"
+        );
+    }
     let rings = vhost::rings(&args.tenant, count(args.request_queues)).context("queues")?;
     let crew = device.start(&*rings).context("starting threads")?;
     let (ended, end) = std::io::pipe().context("pipe")?;

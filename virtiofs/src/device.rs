@@ -18,7 +18,9 @@ use frontend::fuse::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::again::{self, Instead};
 use crate::hal::{Chain, Piece, Queue, Transport, Woken, gather, scatter, skip};
+use crate::ledger::{Kept, Ledger};
 use crate::limits::Limits;
 
 /// Between two looks of the watch.
@@ -41,8 +43,8 @@ pub struct Options {
     pub guest: Guest,
     /// Operations and bytes a second.
     pub limits: Arc<Limits>,
-    /// What the file system says of itself.
-    pub config_text: String,
+    /// The book that outlives the device.
+    pub ledger: Option<Arc<Ledger>>,
 }
 
 impl Default for Options {
@@ -52,7 +54,7 @@ impl Default for Options {
             poll: Duration::from_micros(20),
             guest: Guest { nodes_max: 1 << 20, handles_max: 1 << 16 },
             limits: Arc::default(),
-            config_text: String::new(),
+            ledger: None,
         }
     }
 }
@@ -86,7 +88,7 @@ impl Device {
             fs.clone(),
             ServerOptions {
                 groups_from_proc: false,
-                config_text: options.config_text.clone(),
+                ledger: options.ledger.clone().map(|ledger| ledger as Arc<_>),
                 shared_locks: true,
                 guest: Some(options.guest),
                 ..ServerOptions::default()
@@ -109,8 +111,16 @@ impl Device {
         self.server.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Goes on for the guest of a device that was killed; how many of its open files are lost.
+    pub fn resume(&self, kept: Kept) -> usize {
+        self.server().resume(kept.told, kept.opened)
+    }
+
     /// The guest is gone, or begins anew: what it had open and locked is given back.
     pub fn reset(&self) {
+        if let Some(ledger) = &self.options.ledger {
+            ledger.clear();
+        }
         let fresh = Self::server_of(&self.fs, &self.options);
         let old = {
             let mut server = self.server.write().unwrap_or_else(PoisonError::into_inner);
@@ -177,7 +187,7 @@ impl Device {
             let data: Vec<Piece> = skip(chain.readable(), WRITE_HEAD).collect();
             let slices: Vec<IoSlice<'_>> = data.iter().map(Piece::as_slice).collect();
             server.handle_pieces(&head, &slices, &mut Sink::new(chain, &mut scratch.payload));
-        } else if len <= WRITE_HEAD {
+        } else if len <= WRITE_HEAD && !(chain.is_again() && again::concerns(opcode)) {
             server.handle(&head[..had], &mut Sink::new(chain, &mut scratch.payload));
         } else {
             let request = &mut scratch.request;
@@ -188,9 +198,35 @@ impl Device {
             for piece in skip(chain.readable(), had) {
                 done += piece.read(&mut request[done..]);
             }
-            server.handle(&request[..done], &mut Sink::new(chain, &mut scratch.payload));
+            if chain.is_again() && again::concerns(opcode) {
+                Self::serve_again(&server, &request[..done], chain, &mut scratch.payload);
+            } else {
+                server.handle(&request[..done], &mut Sink::new(chain, &mut scratch.payload));
+            }
         }
         scratch.shrink();
+    }
+
+    /// Serves a request that may have been done already.
+    fn serve_again(
+        server: &Server<dyn FileSystem>,
+        request: &[u8],
+        chain: Box<dyn Chain>,
+        payload: &mut Vec<u8>,
+    ) {
+        let mut sink = Sink::new(chain, payload);
+        sink.holds_errors = true;
+        server.handle(request, &mut sink);
+        let Some((unique, error)) = sink.held.take() else { return };
+        sink.holds_errors = false;
+        match again::instead(request, error) {
+            Instead::Fail => sink.send(OutHeader::alone(unique, error).as_bytes(), 0),
+            Instead::Done => sink.send(again::done(unique).as_bytes(), 0),
+            Instead::Ask(request) => {
+                server.handle(&request, &mut sink);
+                true
+            }
+        };
     }
 }
 
@@ -228,13 +264,17 @@ struct Sink<'a> {
     room: usize,
     /// Where the payload is read to directly, if it was.
     places: Option<Vec<Piece>>,
+    /// An error is not sent, but kept in `held`: number and error.
+    holds_errors: bool,
+    held: Option<(u64, i32)>,
 }
 
 impl<'a> Sink<'a> {
     fn new(chain: Box<dyn Chain>, payload: &'a mut Vec<u8>) -> Self {
         let room = chain.writable().iter().map(Piece::len).sum::<usize>();
         let room = room.saturating_sub(size_of::<OutHeader>());
-        Self { chain: Some(chain), shared: None, payload, room, places: None }
+        let (shared, places, held) = (None, None, None);
+        Self { chain: Some(chain), shared, payload, room, places, holds_errors: false, held }
     }
 
     fn take(&mut self) -> Option<Box<dyn Chain>> {
@@ -279,6 +319,13 @@ impl ReplySink for Sink<'_> {
     }
 
     fn send(&mut self, head: &[u8], payload_len: usize) -> bool {
+        if self.holds_errors
+            && let Ok((out, _)) = OutHeader::ref_from_prefix(head)
+            && out.error.get() != 0
+        {
+            self.held = Some((out.unique.get(), out.error.get()));
+            return true;
+        }
         let Some(chain) = self.take() else { return false };
         if head.len() + payload_len > self.room + size_of::<OutHeader>() {
             // The guest has left no room for what it asked for.

@@ -5,16 +5,19 @@
 //! - [`device`]: takes requests from queues and serves them, on threads bound to each;
 //! - [`vring`] and [`vhost`]: the first transport, vhost-user on a Unix socket, with [`inflight`] for what a device that
 //!   was killed had begun;
+//! - [`ledger`]: what the next device must know, if this one is killed; `again`: requests that come to it a second time;
 //! - [`memory`]: the guest's memory;
 //! - [`tenant`]: a directory of a file system, and nothing beside it, with users mapped ([`ids`]) and [`limits`];
 //! - [`sandbox`]: what the process gives up before it serves;
 //! - [`driver`]: the other side, without a virtual machine, for tests and benches.
 
+mod again;
 pub mod device;
 pub mod driver;
 pub mod hal;
 pub mod ids;
 pub mod inflight;
+pub mod ledger;
 pub mod limits;
 pub mod memory;
 pub mod sandbox;

@@ -386,6 +386,16 @@ impl Table {
         is_new
     }
 
+    /// It was told of an inode so many times, by a server before this one.
+    pub fn restore(&self, ino: InodeId, lookups: u64) {
+        if lookups > 0 {
+            let known = Known { lookups, pages: None };
+            if self.shard(ino).insert(ino.0, known).is_none() {
+                self.len.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// The kernel has forgotten `count` of the times it was told; whether those were all.
     pub fn uncount(&self, ino: InodeId, count: u64) -> bool {
         let mut shard = self.shard(ino);

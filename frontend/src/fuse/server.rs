@@ -15,7 +15,9 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use base::{Errno, InodeId};
-use client::fs::{Attr, Caching, Caller, FileSystem, Handle, Invalidate, O_ACCMODE, O_WRONLY};
+use client::fs::{
+    Attr, Caching, Caller, FileSystem, Handle, Invalidate, O_ACCMODE, O_DSYNC, O_WRONLY,
+};
 use client::fs::{Result, S_IFREG};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -77,8 +79,36 @@ pub struct Options {
     pub io_uring: bool,
     /// Whoever asks is a virtual machine, which may be hostile.
     pub guest: Option<Guest>,
+    /// Where to keep what another server would need.
+    pub ledger: Option<Arc<dyn Ledger>>,
     /// The rule of `.corbel/inode/NUMBER` for those who show no proof; by default root and the owner.
     pub may_open_by_number: Box<MayOpenByNumber>,
+}
+
+/// Told of what a server must know of its guest, so that another server can go on with it after this one was killed
+/// ([`Server::resume`]). Each is told before the guest is.
+pub trait Ledger: Send + Sync {
+    /// INIT was agreed upon.
+    fn begun(&self);
+    /// The guest was told of an inode once more.
+    fn told(&self, ino: InodeId);
+    /// It has forgotten it so many times.
+    fn forgot(&self, ino: InodeId, count: u64);
+    /// It has opened a file or a directory.
+    fn opened(&self, open: &OpenFile);
+    /// It has closed it.
+    fn closed(&self, fh: u64);
+}
+
+/// An open file, as a [`Ledger`] keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenFile {
+    /// The guest's handle.
+    pub fh: u64,
+    /// Its inode.
+    pub ino: InodeId,
+    /// The flags that it was opened with.
+    pub flags: u32,
 }
 
 /// What is different for a guest: it has no virtual directory, looks nothing up by `.` and `..`, and names only nodes that
@@ -101,6 +131,7 @@ impl Default for Options {
             kernel_checks: true,
             io_uring: false,
             guest: None,
+            ledger: None,
             may_open_by_number: Box::new(|caller, attr| caller.uid == 0 || caller.uid == attr.uid),
         }
     }
@@ -546,6 +577,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
             max_pages: ((IO_BYTES_MAX / 4096) as u16).into(),
             ..ours
         };
+        if let Some(ledger) = &self.options.ledger {
+            ledger.begun();
+        }
         self.ready.store(true, Ordering::Release);
         Ok(Answer::of(&out))
     }
@@ -758,6 +792,38 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
+    /// Goes on where a server was killed that had told its guest of these inodes, so many times each, and had opened these
+    /// files for it. How many of them could not be opened again.
+    pub fn resume(
+        &self,
+        told: impl IntoIterator<Item = (InodeId, u64)>,
+        opened: impl IntoIterator<Item = OpenFile>,
+    ) -> usize {
+        let _ = self.caching.set(Caching::Nothing);
+        told.into_iter().for_each(|(ino, lookups)| self.known.restore(ino, lookups));
+        let mut lost = 0;
+        for OpenFile { fh, ino, flags } in opened {
+            self.last_handle.fetch_max(fh, Ordering::Relaxed);
+            // Whether it may was asked when it did.
+            let handle = match self.fs.open(&Caller::ROOT, ino, flags & (O_ACCMODE | O_DSYNC)) {
+                Err(Errno::ISDIR) => self.fs.open_dir(&Caller::ROOT, ino, 0),
+                handle => handle,
+            };
+            let Ok(handle) =
+                handle.inspect_err(|e| log::warn!("open file {fh} of inode {ino}: {e}"))
+            else {
+                lost += 1;
+                continue;
+            };
+            let (direct, reads) = (false, flags & O_ACCMODE != O_WRONLY);
+            let appends = goes_past_to_append(flags);
+            let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
+            opened.insert(fh, Opened { handle, ino, direct, appends, reads });
+        }
+        self.ready.store(true, Ordering::Release);
+        lost
+    }
+
     /// Registers an open file under a number of ours.
     pub(super) fn register(&self, handle: Handle, ino: InodeId, flags: u32) -> u64 {
         let fh = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
@@ -765,6 +831,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let appends = goes_past_to_append(flags);
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
         opened.insert(fh, Opened { handle, ino, direct, appends, reads });
+        drop(opened);
+        if let Some(ledger) = &self.options.ledger {
+            ledger.opened(&OpenFile { fh, ino, flags });
+        }
         fh
     }
 
@@ -779,6 +849,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
         if opened.get(&fh)?.ino != ino {
             return None;
+        }
+        if let Some(ledger) = &self.options.ledger {
+            ledger.closed(fh);
         }
         opened.remove(&fh)
     }
@@ -803,11 +876,20 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// The kernel is about to be told of an inode; whether it does not know it.
     pub(super) fn count_lookup(&self, attr: &Attr) -> bool {
-        attr.ino != InodeId::ROOT && self.known.count(attr)
+        if attr.ino == InodeId::ROOT {
+            return false;
+        }
+        if let Some(ledger) = &self.options.ledger {
+            ledger.told(attr.ino);
+        }
+        self.known.count(attr)
     }
 
     /// The kernel dropped `count` of the references that it was given.
     pub(super) fn uncount_lookup(&self, ino: InodeId, count: u64) {
+        if let Some(ledger) = &self.options.ledger {
+            ledger.forgot(ino, count);
+        }
         if self.known.uncount(ino, count) {
             self.fs.forget(ino);
         }

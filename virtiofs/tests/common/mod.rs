@@ -25,7 +25,7 @@ pub struct Host {
     _crew: Crew,
 }
 
-fn scratch() -> PathBuf {
+pub fn scratch() -> PathBuf {
     let n = COUNT.fetch_add(1, Ordering::Relaxed);
     let root = std::env::temp_dir().join(format!("virtiofs-{}-{n}", std::process::id()));
     std::fs::create_dir_all(root.join("shared")).unwrap();
