@@ -411,15 +411,19 @@ struct Seat {
     queue: Arc<dyn Queue>,
     lead: Mutex<Lead>,
     free: Condvar,
-    begun: Instant,
-    /// Milliseconds since `begun`, plus 1, when the leader took the request that it is at; 0: it is at none.
+    /// Looks of the watch so far, beginning with 1: a clock that costs nothing.
+    looks: AtomicU64,
+    /// What they were when the leader took the request that it is at; 0: it is at none.
     since: AtomicU64,
+    /// The leader's number, as in `lead`.
+    leader: AtomicU64,
 }
 
 impl Seat {
     fn new(index: usize, queue: Arc<dyn Queue>) -> Self {
         let (lead, free) = (Mutex::default(), Condvar::new());
-        Self { index, queue, lead, free, begun: Instant::now(), since: AtomicU64::new(0) }
+        let (looks, since, leader) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
+        Self { index, queue, lead, free, looks, since, leader }
     }
 
     fn lead(&self) -> MutexGuard<'_, Lead> {
@@ -439,6 +443,7 @@ impl Seat {
         }
         lead.last += 1;
         lead.leader = lead.last;
+        self.leader.store(lead.leader, Ordering::Release);
         self.since.store(0, Ordering::Release);
         Some(lead.leader)
     }
@@ -448,20 +453,17 @@ impl Seat {
         let mut lead = self.lead();
         if lead.leader == leader {
             lead.leader = 0;
+            self.leader.store(0, Ordering::Release);
             self.free.notify_one();
         }
     }
 
     fn is_led_by(&self, leader: u64) -> bool {
-        self.lead().leader == leader
+        self.leader.load(Ordering::Acquire) == leader
     }
 
     fn has_others(&self) -> bool {
         self.lead().waiting > 0
-    }
-
-    fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
     }
 
     fn end(&self) {
@@ -527,7 +529,7 @@ impl Seat {
                 device.serve(chain, scratch);
                 return true;
             }
-            self.since.store(self.now(), Ordering::Release);
+            self.since.store(self.looks.load(Ordering::Relaxed), Ordering::Release);
             device.serve(chain, scratch);
             if !self.is_led_by(leader) {
                 return true; // deposed meanwhile
@@ -538,10 +540,10 @@ impl Seat {
 
     /// Takes the lead from who does not come back; true if nobody is there to have it.
     fn depose(&self) -> bool {
+        let now = self.looks.fetch_add(1, Ordering::Relaxed);
         let since = self.since.load(Ordering::Acquire);
-        let look = u64::try_from(LOOK.as_millis()).unwrap_or(0);
-        if since == 0 || self.now().saturating_sub(since) < look {
-            return false;
+        if since == 0 || now <= since {
+            return false; // it is at none, or has just taken it
         }
         let mut lead = self.lead();
         // It may have come back since.
@@ -550,6 +552,7 @@ impl Seat {
         }
         self.since.store(0, Ordering::Release);
         lead.leader = 0;
+        self.leader.store(0, Ordering::Release);
         self.free.notify_one();
         lead.waiting == 0 && lead.threads < THREADS_MAX
     }

@@ -9,7 +9,7 @@
 //! - [`memory`]: the guest's memory;
 //! - [`tenant`]: a directory of a file system, and nothing beside it, with users mapped ([`ids`]) and [`limits`];
 //! - [`sandbox`]: what the process gives up before it serves;
-//! - [`driver`]: the other side, without a virtual machine, for tests and benches.
+//! - [`driver`]: the other side, without a virtual machine, for tests and benches ([`measure`]).
 
 mod again;
 pub mod device;
@@ -19,6 +19,7 @@ pub mod ids;
 pub mod inflight;
 pub mod ledger;
 pub mod limits;
+pub mod measure;
 pub mod memory;
 pub mod sandbox;
 pub mod tenant;

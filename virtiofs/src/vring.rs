@@ -6,13 +6,13 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use frontend::fuse::{IO_BYTES_MAX, REQUEST_BYTES_MAX};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, epoll};
 use virtio_queue::{Queue as Rings, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -26,6 +26,11 @@ pub const SIZE_MAX: u16 = 1024;
 pub const PIECES_MAX: usize = IO_BYTES_MAX / 4096 + 64;
 /// How long a monitor that stops a queue waits for the requests that are being served.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// What an event is of.
+const BELL: epoll::EventData = epoll::EventData::new_u64(1);
+const KICK: epoll::EventData = epoll::EventData::new_u64(2);
+const NO_EVENT: epoll::EventData = epoll::EventData::new_u64(0);
 
 /// Descriptor flags.
 const NEXT: u16 = 1;
@@ -45,7 +50,7 @@ struct Held {
 struct State {
     rings: Rings,
     memory: Arc<Memory>,
-    kick: Option<Arc<OwnedFd>>,
+    kick: Option<OwnedFd>,
     call: Option<File>,
     /// As [`Vring::set_enabled`] says.
     enabled: bool,
@@ -120,6 +125,8 @@ pub struct Vring {
     idle: Condvar,
     /// Readable when whoever waits shall look at the state again.
     bell: OwnedFd,
+    /// Bell and kick. Of the kick only that there was one more is waited for, so that nobody needs to read it.
+    events: OwnedFd,
     ended: AtomicBool,
     malformed: AtomicU64,
 }
@@ -154,11 +161,15 @@ impl Vring {
             draining: false,
             armed: false,
         };
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&events, &bell, BELL, epoll::EventFlags::IN)?;
         Ok(Arc::new(Self {
             index,
             state: Mutex::new(state),
             idle: Condvar::new(),
-            bell: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            bell,
+            events,
             ended: AtomicBool::new(false),
             malformed: AtomicU64::new(0),
         }))
@@ -166,6 +177,13 @@ impl Vring {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The monitor has the same descriptor, so that it would stay among the events when ours is closed.
+    fn drop_kick(&self, state: &mut State) {
+        if let Some(kick) = state.kick.take() {
+            let _ = epoll::delete(&self.events, kick);
+        }
     }
 
     fn ring_bell(&self) {
@@ -233,7 +251,13 @@ impl Vring {
     /// Rings that are not all in the guest's memory.
     pub fn start(&self, kick: Option<File>, region: Option<Arc<Region>>) -> Result<(), String> {
         let mut state = self.state();
-        state.kick = kick.map(|file| Arc::new(OwnedFd::from(file)));
+        self.drop_kick(&mut state);
+        if let Some(kick) = kick {
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&self.events, &kick, KICK, flags)
+                .map_err(|e| format!("queue {}: kick: {e}", self.index))?;
+            state.kick = Some(kick.into());
+        }
         let map = state.memory.map().clone();
         state.rings.set_ready(true);
         state.broken = false;
@@ -297,7 +321,7 @@ impl Vring {
     /// Stops, when nobody writes to the guest's memory any more for its sake; the next entry of the avail ring.
     pub fn stop_at(&self) -> u16 {
         let mut state = self.state();
-        state.kick = None;
+        self.drop_kick(&mut state);
         state.rings.set_ready(false);
         self.ring_bell();
         state.draining = true;
@@ -475,7 +499,7 @@ impl Queue for Arc<Vring> {
                 (0..32).for_each(|_| std::hint::spin_loop());
             }
         }
-        let kick = {
+        {
             let mut state = self.state();
             if state.runs() {
                 let map = state.memory.map().clone();
@@ -486,27 +510,12 @@ impl Queue for Arc<Vring> {
                     return Woken::Look;
                 }
             }
-            state.kick.clone()
-        };
-        let mut fds = vec![PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN)];
-        if let Some(kick) = &kick {
-            fds.push(PollFd::from_borrowed_fd(kick.as_fd(), PollFlags::IN));
         }
-        let polled = poll(&mut fds, None);
-        let mut count = [0u8; 8];
-        if polled.is_ok() {
-            if !fds[0].revents().is_empty() {
-                let _ = rustix::io::read(&self.bell, &mut count);
-            }
-            let kicked = fds.get(1).map(PollFd::revents).unwrap_or(PollFlags::empty());
-            if let Some(kick) = &kick
-                && kicked.contains(PollFlags::IN)
-            {
-                let _ = rustix::io::read(&**kick, &mut count);
-            } else if !kicked.is_empty() {
-                // A descriptor that cannot be waited for: the queue stands until it gets another one.
-                self.state().kick = None;
-            }
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: NO_EVENT }; 2];
+        // A wait that is cut short is a look too many.
+        let count = epoll::wait(&self.events, &mut events[..], None).unwrap_or(0);
+        if events[..count].iter().any(|event| { event.data } == BELL) {
+            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         }
         if self.ended.load(Ordering::Acquire) {
             return Woken::Stop;
