@@ -13,6 +13,7 @@ mod race;
 mod steady;
 mod straw2;
 mod trace;
+mod virtiofs;
 pub mod world;
 
 use clap::{Args, Subcommand};
@@ -96,6 +97,8 @@ verbs! {
     Mount = "mount",
     /// What certificates and encryption cost between nodes, against plain TCP
     Doors = "doors",
+    /// The virtio-fs device beside virtiofsd, by a driver without a virtual machine
+    Virtiofs = "virtiofs",
     /// CPU of an idle cluster
     Idle = "idle",
 }
@@ -227,6 +230,17 @@ pub const BENCHES: &[Row] = &[
             ("succeeded", Asked::Max(0.0)),
         ],
         run: doors::doors,
+    },
+    Row {
+        name: "virtiofs",
+        about: "the virtio-fs device beside virtiofsd: times, and ratios (below 1: faster)",
+        asked: &[
+            ("null_vs_virtiofsd", Asked::Max(0.8)),
+            ("dir_vs_virtiofsd", Asked::Max(0.8)),
+            ("corbel_fsync_vs_virtiofsd", Asked::Max(1.0)),
+            ("queues_4_over_1", Asked::Min(1.6)),
+        ],
+        run: virtiofs::virtiofs,
     },
     Row {
         name: "idle",
