@@ -20,6 +20,10 @@ fi
 needed="cc:gcc ld:binutils git:git sqlite3:sqlite3 python3:python3 tar:tar find:findutils sha256sum:coreutils"
 # What the tests run beside that: each says "skipped" or fails without.
 [ "${1:-}" != tools ] || needed="$needed setfattr:attr setfacl:acl rsync:rsync setpriv:util-linux perl:perl-base"
+# A guest of its own, in software emulation (virtiofs/tests/guest.rs).
+guest=no
+[ "${1:-}" != tools ] || [ "$(uname -m)" != x86_64 ] || guest=yes
+[ $guest = no ] || needed="$needed qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio dpkg-deb:dpkg"
 missing=""
 for pair in $needed; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
@@ -52,3 +56,22 @@ for tool in fsx@0.3.2 pjdfstest@0.2.2; do
     echo "prepare: installing $tool in target/tools"
     cargo install --quiet --locked --root target/tools "$tool"
 done
+
+# The kernel that the guest boots: Debian's own package, unpacked, with the few modules that it needs.
+[ $guest = yes ] && [ ! -e target/tools/guest/vmlinuz ] || exit 0
+package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: *\(linux-image-[^ ]*\)$/\1/p' | head -n 1)
+if [ -z "$package" ]; then
+    echo "prepare: no package has a kernel for a guest: the tests with one say that they are skipped" >&2
+    exit 0
+fi
+echo "prepare: unpacking $package in target/tools/guest"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+(cd "$work" && apt-get download -qq "$package" && dpkg-deb --fsys-tarfile "$package"_*.deb | tar -x)
+mkdir -p target/tools/guest
+for module in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci fuse virtiofs; do
+    find "$work/lib/modules" -name "$module.ko" -exec cp {} target/tools/guest/ \;
+done
+cp "$work"/boot/vmlinuz-* target/tools/guest/vmlinuz.new
+mv target/tools/guest/vmlinuz.new target/tools/guest/vmlinuz

@@ -31,12 +31,12 @@ use rustix::fs::{
     self as sys, AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags,
     SeekFrom, Statx, StatxFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
-use rustix::io::{self, IoSlice, ReadWriteFlags};
+use rustix::io::{self, IoSlice, IoSliceMut, ReadWriteFlags};
 
 use crate::fs::{
     Attr, Caller, DirEntry, FileSystem, Handle, NewNode, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
     O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY, Rename, Result, S_IFBLK, S_IFCHR, S_IFDIR, S_IFLNK,
-    S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode,
+    S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode, gather,
 };
 use crate::kept::{Kept, Watch};
 use crate::mutex::Mutex;
@@ -53,6 +53,8 @@ const DENTS_BYTES: usize = 16 * 1024;
 const REOPEN_DEPTH_MAX: u32 = 64;
 /// Directory entries looked at when an inode is searched by number; a second or two.
 const SEARCH_ENTRIES_MAX: u32 = 1 << 20;
+/// Pieces of memory that one system call takes.
+const IOV_MAX: usize = 1024;
 /// Times that open-or-create follows a name that appears and vanishes under it.
 const CREATE_TRIES: u32 = 16;
 
@@ -668,6 +670,44 @@ impl FileSystem for DirFs {
             }
         }
         Ok(Written { len: done, offset })
+    }
+
+    fn read_pieces(
+        &self,
+        handle: Handle,
+        offset: u64,
+        pieces: &mut [IoSliceMut<'_>],
+    ) -> Result<usize> {
+        let open = self.handle(handle)?;
+        let mut done = 0;
+        for some in pieces.chunks_mut(IOV_MAX) {
+            let asked: usize = some.iter().map(|piece| piece.len()).sum();
+            let at = offset.checked_add(done as u64).ok_or(Errno::INVAL)?;
+            match io::retry_on_intr(|| io::preadv(&open.fd, some, at)) {
+                Ok(n) => done += n,
+                Err(error) if done == 0 => return Err(errno(error)),
+                Err(_) => break, // the next read meets the error again
+            }
+            if done < asked {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_pieces(
+        &self,
+        handle: Handle,
+        offset: u64,
+        pieces: &[IoSlice<'_>],
+        append: bool,
+    ) -> Result<Written> {
+        let open = self.handle(handle)?;
+        if append || open.append || pieces.len() > IOV_MAX {
+            return self.write(handle, offset, &gather(pieces), append);
+        }
+        let len = io::retry_on_intr(|| io::pwritev(&open.fd, pieces, offset)).map_err(errno)?;
+        Ok(Written { len, offset })
     }
 
     fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()> {

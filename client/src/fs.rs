@@ -12,9 +12,11 @@
 //! - Time stamps, set-id clearing and sticky rules are the implementation's task, as on a local
 //!   Linux file system.
 
+use alloc::vec;
 use alloc::vec::Vec;
 
 use base::{Errno, InodeId};
+use rustix::io::{IoSlice, IoSliceMut};
 
 pub use storage::acl::is_acl;
 pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
@@ -319,6 +321,13 @@ pub enum Caching {
     All,
 }
 
+/// Pieces in one.
+pub fn gather(pieces: &[IoSlice<'_>]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(pieces.iter().map(|piece| piece.len()).sum());
+    pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+    bytes
+}
+
 /// A file system, as the front ends see it. The module text has the rules.
 pub trait FileSystem: Send + Sync {
     /// Attributes of `name` in directory `parent` (search permission needed). `.` and `..` work.
@@ -386,6 +395,39 @@ pub trait FileSystem: Send + Sync {
     fn read(&self, handle: Handle, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// Writes at `offset`, or at the end for an `O_APPEND` handle (or when `append` is given).
     fn write(&self, handle: Handle, offset: u64, data: &[u8], append: bool) -> Result<Written>;
+    /// [`read`](Self::read) into one piece after the other. The pieces may be memory that somebody else changes
+    /// meanwhile (a guest's): nothing may be concluded from what is found in them. By default what is read goes
+    /// through a buffer if there are several.
+    fn read_pieces(
+        &self,
+        handle: Handle,
+        offset: u64,
+        pieces: &mut [IoSliceMut<'_>],
+    ) -> Result<usize> {
+        if let [piece] = pieces {
+            return self.read(handle, offset, piece);
+        }
+        let mut buf = vec![0; pieces.iter().map(|piece| piece.len()).sum()];
+        let len = self.read(handle, offset, &mut buf)?.min(buf.len());
+        let mut rest = &buf[..len];
+        for piece in pieces {
+            let (part, more) = rest.split_at(piece.len().min(rest.len()));
+            piece[..part.len()].copy_from_slice(part);
+            rest = more;
+        }
+        Ok(len)
+    }
+    /// [`write`](Self::write) of one piece after the other, at one place. The pieces may be memory that somebody
+    /// else changes meanwhile: by default they are copied before anything is made of them.
+    fn write_pieces(
+        &self,
+        handle: Handle,
+        offset: u64,
+        pieces: &[IoSlice<'_>],
+        append: bool,
+    ) -> Result<Written> {
+        self.write(handle, offset, &gather(pieces), append)
+    }
     /// Writes back what was stored in a shared mapping. As with Linux's own file systems, which do not see the
     /// store, no privileges of the file end by that.
     fn write_back(&self, handle: Handle, offset: u64, data: &[u8]) -> Result<Written> {

@@ -10,6 +10,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use base::{Errno, InodeId};
+use rustix::io::{IoSlice, IoSliceMut};
 
 use crate::fs::{
     Attr, Caller, DirEntry, FileSystem, Handle, NewNode, O_APPEND, O_EXCL, O_TRUNC, Rename, Result,
@@ -482,15 +483,46 @@ impl FileSystem for NullFs {
         Ok(len)
     }
 
+    fn read_pieces(
+        &self,
+        handle: Handle,
+        offset: u64,
+        pieces: &mut [IoSliceMut<'_>],
+    ) -> Result<usize> {
+        let state = self.state.lock();
+        let (ino, _) = state.handle(handle)?;
+        let size = state.get(ino)?.attr.size;
+        drop(state);
+        let mut left = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let mut done = 0;
+        for piece in pieces {
+            let len = piece.len().min(left);
+            piece[..len].fill(0);
+            (left, done) = (left - len, done + len);
+        }
+        Ok(done)
+    }
+
     fn write(&self, handle: Handle, offset: u64, data: &[u8], append: bool) -> Result<Written> {
+        self.write_pieces(handle, offset, &[IoSlice::new(data)], append)
+    }
+
+    fn write_pieces(
+        &self,
+        handle: Handle,
+        offset: u64,
+        pieces: &[IoSlice<'_>],
+        append: bool,
+    ) -> Result<Written> {
+        let len = pieces.iter().map(|piece| piece.len()).sum::<usize>();
         let mut state = self.state.lock();
         let (ino, always) = state.handle(handle)?;
         let inode = state.get_mut(ino)?;
         let offset = if append || always { inode.attr.size } else { offset };
-        let end = check_size(offset.checked_add(data.len() as u64).ok_or(Errno::FBIG)?)?;
+        let end = check_size(offset.checked_add(len as u64).ok_or(Errno::FBIG)?)?;
         inode.resize(end.max(inode.attr.size));
         state.changes += 1;
-        Ok(Written { len: data.len(), offset })
+        Ok(Written { len, offset })
     }
 
     fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()> {

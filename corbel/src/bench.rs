@@ -14,6 +14,7 @@ mod race;
 mod steady;
 mod straw2;
 mod trace;
+mod virtiofs;
 pub mod world;
 
 use clap::{Args, Subcommand};
@@ -99,6 +100,8 @@ verbs! {
     Doors = "doors",
     /// Links of 1 Gbit/s, in network namespaces: replicated bytes against what such a link takes (as root)
     Compress = "compress",
+    /// The virtio-fs device beside virtiofsd, by a driver without a virtual machine
+    Virtiofs = "virtiofs",
     /// CPU of an idle cluster
     Idle = "idle",
 }
@@ -236,6 +239,17 @@ pub const BENCHES: &[Row] = &[
         about: "replicated bytes a second over those of a link of 1 Gbit/s: 80 % compressible, and noise",
         asked: &[("effective_ratio_80", Asked::Min(3.0)), ("effective_ratio_0", Asked::Min(0.97))],
         run: line::compress,
+    },
+    Row {
+        name: "virtiofs",
+        about: "the virtio-fs device beside virtiofsd: times, and ratios (below 1: faster)",
+        asked: &[
+            ("null_vs_virtiofsd", Asked::Max(0.8)),
+            ("dir_vs_virtiofsd", Asked::Max(0.8)),
+            ("corbel_fsync_vs_virtiofsd", Asked::Max(1.0)),
+            ("queues_4_over_1", Asked::Min(1.6)),
+        ],
+        run: virtiofs::virtiofs,
     },
     Row {
         name: "idle",

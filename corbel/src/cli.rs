@@ -61,6 +61,8 @@ impl Global {
 pub enum Verb {
     /// Mount the volume, for every program of this machine
     Mount(crate::mount::MountArgs),
+    /// Be a virtio-fs device, for a virtual machine that mounts it
+    Virtiofs(Box<crate::virtiofs::VirtiofsArgs>),
     /// Make the region of a node and an empty volume in it
     Mkfs(crate::mkfs::MkfsArgs),
     /// Run the services of a node, or one of them, or the coordinator

@@ -21,6 +21,7 @@ mod run;
 mod serve;
 mod signals;
 mod status;
+mod virtiofs;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
     let global = &cli.global;
     match cli.verb {
         Verb::Mount(args) => mount::run(global, out, &args)?,
+        Verb::Virtiofs(args) => virtiofs::run(global, out, &args)?,
         Verb::Mkfs(args) => mkfs::run(global, &args, out)?,
         Verb::Serve(args) => serve::run(global, &args)?,
         Verb::Status(args) => status::run(global, &args, out)?,

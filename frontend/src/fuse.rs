@@ -19,7 +19,7 @@ mod virtual_dir;
 pub mod wire;
 
 pub use reply::{Answer, LaterReply, ReplySink};
-pub use server::{IO_BYTES_MAX, Options, REQUEST_BYTES_MAX, Server};
+pub use server::{Guest, IO_BYTES_MAX, Ledger, OpenFile, Options, REQUEST_BYTES_MAX, Server};
 
 #[cfg(test)]
 mod lock_tests;

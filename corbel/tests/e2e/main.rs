@@ -25,3 +25,4 @@ mod semantics;
 mod siege;
 mod space;
 mod suites;
+mod virtiofs;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use base::{Errno, InodeId};
 use client::fs::{
     Attr, Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_RDONLY,
-    O_TRUNC, Result, Whence,
+    O_TRUNC, Result, Whence, gather,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -13,7 +13,6 @@ use super::pages::For;
 use super::parse::Args;
 use super::reply::{Answer, ReplySink};
 use super::server::{Call, IO_BYTES_MAX, Server};
-use super::virtual_dir;
 use super::wire::{
     CopyFileRangeIn, CreateIn, Dirent, EntryOut, FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE,
     FOPEN_PARALLEL_DIRECT_WRITES, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, LseekOut,
@@ -114,7 +113,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &CreateIn = args.take()?;
         let name = args.name()?;
         args.end()?;
-        if virtual_dir::is_its_name(call.ino, name) {
+        if self.is_virtual_name(call.ino, name) {
             return Err(Errno::EXIST);
         }
         let flags = arg.flags.get() & (OPEN_FLAGS | O_EXCL);
@@ -174,10 +173,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
         args.end()?;
         let opened = self.opened(arg.fh.get(), call.ino)?;
         let from = offset(arg.offset.get())?;
-        let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
+        let asked = (arg.size.get() as usize).min(IO_BYTES_MAX);
         self.known.fill(call.ino);
-        let len = self.fs.read(opened.handle, from, room)?.min(room.len());
-        if len < room.len() {
+        let (len, room) = if let Some(mut pieces) = sink.pieces(asked) {
+            let room = pieces.iter().map(|piece| piece.len()).sum();
+            (self.fs.read_pieces(opened.handle, from, &mut pieces)?.min(room), room)
+        } else {
+            let room = sink.payload(asked);
+            (self.fs.read(opened.handle, from, room)?.min(room.len()), room.len())
+        };
+        if len < room {
             self.known.ends(call.ino, from + len as u64);
         }
         self.counters.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
@@ -191,19 +196,28 @@ impl<F: FileSystem + ?Sized> Server<F> {
         _: &mut dyn ReplySink,
     ) -> Result<Answer> {
         let arg: &WriteIn = args.take()?;
-        let data = args.bytes(arg.size.get() as usize)?;
+        let len = arg.size.get() as usize;
+        let inline = if call.data.is_empty() { args.bytes(len)? } else { &[] };
         args.end()?;
+        if !call.data.is_empty() && call.data.iter().map(|piece| piece.len()).sum::<usize>() != len
+        {
+            return Err(Errno::INVAL);
+        }
         let opened = self.opened(arg.fh.get(), call.ino)?;
         let at = offset(arg.offset.get())?;
         let flags = arg.write_flags.get();
         // Pages of a shared mapping: without a write-back cache the kernel keeps no others.
         let mapped = flags & WRITE_CACHE != 0;
         let append = arg.flags.get() & O_APPEND != 0 && !mapped;
-        let _change = self.known.change(call.ino, at.saturating_add(data.len() as u64));
+        let _change = self.known.change(call.ino, at.saturating_add(len as u64));
         let written = if mapped {
+            let gathered = gather(call.data);
+            let data = if call.data.is_empty() { inline } else { &gathered };
             self.fs.write_back(opened.handle, at, data)?
+        } else if call.data.is_empty() {
+            self.fs.write(opened.handle, at, inline, append)?
         } else {
-            self.fs.write(opened.handle, at, data, append)?
+            self.fs.write_pieces(opened.handle, at, call.data, append)?
         };
         self.counters.bytes_written.fetch_add(written.len as u64, Ordering::Relaxed);
         let misplaced = append && written.offset != at;
@@ -412,7 +426,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
         let mut listing = Listing { room, used: 0 };
         self.fs.readdir(&Caller::ROOT, call.ino, arg.offset.get(), &mut |entry| {
-            virtual_dir::is_its_name(call.ino, entry.name) || listing.push(None, entry)
+            self.is_virtual_name(call.ino, entry.name) || listing.push(None, entry)
         })?;
         Ok(Answer::Payload(listing.used))
     }
@@ -430,7 +444,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let mut found: Vec<Listed> = Vec::new();
         let mut left = size;
         self.fs.readdir(&Caller::ROOT, call.ino, arg.offset.get(), &mut |entry| {
-            if virtual_dir::is_its_name(call.ino, entry.name) {
+            if self.is_virtual_name(call.ino, entry.name) {
                 return true;
             }
             let Some(rest) = left.checked_sub(size_of::<EntryOut>() + padded(entry.name.len()))

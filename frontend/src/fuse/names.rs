@@ -49,10 +49,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let name = args.any_name()?;
         args.end()?;
-        if virtual_dir::is_its_name(call.ino, name) {
+        if self.is_virtual_name(call.ino, name) {
             return Ok(Answer::of(&self.virtual_root_entry()));
         }
         if name == b"." || name == b".." {
+            if self.options.guest.is_some() {
+                return Err(Errno::STALE); // only those ask that had EXPORT_SUPPORT
+            }
             return self.lookup_dot(call, name);
         }
         match self.fs.lookup(&call.caller, call.ino, name) {
@@ -259,7 +262,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         name: &[u8],
         node: &NewNode<'_>,
     ) -> Result<Answer> {
-        if virtual_dir::is_its_name(call.ino, name) {
+        if self.is_virtual_name(call.ino, name) {
             return Err(Errno::EXIST);
         }
         let attr = self.fs.mknod(caller, call.ino, name, node)?;
@@ -312,7 +315,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// A name that shall go or move: not the virtual directory's.
     fn removable<'a>(&self, parent: InodeId, args: &mut Args<'a>) -> Result<&'a [u8]> {
         let name = args.name()?;
-        if virtual_dir::is_its_name(parent, name) { Err(Errno::PERM) } else { Ok(name) }
+        if self.is_virtual_name(parent, name) { Err(Errno::PERM) } else { Ok(name) }
     }
 
     pub(super) fn unlink(
@@ -352,6 +355,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if virtual_dir::is_virtual(new_parent) {
             return Err(Errno::PERM);
         }
+        self.check_told(new_parent)?;
         if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
             return Err(Errno::INVAL);
         }
@@ -393,9 +397,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if virtual_dir::is_virtual(old) {
             return Err(Errno::PERM);
         }
-        if virtual_dir::is_its_name(call.ino, name) {
+        if self.is_virtual_name(call.ino, name) {
             return Err(Errno::EXIST);
         }
+        self.check_told(old)?;
         let _change = self.known.change(old, 0);
         let attr = self.fs.link(&call.caller, old, call.ino, name)?;
         Ok(Answer::of(&self.new_entry(call.ino, name, &attr)))

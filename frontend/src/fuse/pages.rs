@@ -59,6 +59,7 @@
 //! `tests` has a kernel as it is described here, and goes through interleavings.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -315,6 +316,8 @@ struct Known {
 pub(super) struct Table {
     begun: Instant,
     shards: [Mutex<HashMap<u64, Known>>; SHARDS],
+    /// What is in them.
+    len: AtomicUsize,
     dropped: [Condvar; SHARDS],
     #[cfg(any(test, feature = "planted"))]
     clock: std::sync::OnceLock<std::sync::Arc<super::kernel::Shared>>,
@@ -325,6 +328,7 @@ impl Default for Table {
         Self {
             begun: Instant::now(),
             shards: Default::default(),
+            len: AtomicUsize::new(0),
             dropped: Default::default(),
             #[cfg(any(test, feature = "planted"))]
             clock: std::sync::OnceLock::new(),
@@ -375,7 +379,21 @@ impl Table {
         if let Some(pages) = &mut known.pages {
             pages.tell(attr, now);
         }
-        known.lookups == 1
+        let is_new = known.lookups == 1;
+        if is_new {
+            self.len.fetch_add(1, Ordering::Relaxed);
+        }
+        is_new
+    }
+
+    /// It was told of an inode so many times, by a server before this one.
+    pub fn restore(&self, ino: InodeId, lookups: u64) {
+        if lookups > 0 {
+            let known = Known { lookups, pages: None };
+            if self.shard(ino).insert(ino.0, known).is_none() {
+                self.len.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// The kernel has forgotten `count` of the times it was told; whether those were all.
@@ -386,9 +404,15 @@ impl Table {
         let gone = known.lookups == 0;
         if gone {
             shard.remove(&ino.0);
+            self.len.fetch_sub(1, Ordering::Relaxed);
             self.dropped[Self::index(ino)].notify_all();
         }
         gone
+    }
+
+    /// How many inodes the kernel may know.
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
     }
 
     /// Whether the kernel was told of it and may know it.
@@ -411,6 +435,7 @@ impl Table {
         let mut all = Vec::new();
         for shard in &self.shards {
             let taken = std::mem::take(&mut *shard.lock().unwrap_or_else(PoisonError::into_inner));
+            self.len.fetch_sub(taken.len(), Ordering::Relaxed);
             all.extend(taken.into_keys().map(InodeId));
         }
         self.dropped.iter().for_each(Condvar::notify_all);

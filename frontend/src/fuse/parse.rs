@@ -1,6 +1,8 @@
 //! Taking a request apart. Every length is checked against what is there; what does not fit is
 //! EINVAL before anything is done.
 
+use std::io::IoSlice;
+
 use base::Errno;
 use client::fs::Result;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -19,18 +21,24 @@ pub struct Request<'a> {
     pub header: &'a InHeader,
     /// What follows it, without extensions.
     pub body: &'a [u8],
+    /// The data of a WRITE that are not in `body`, but after it.
+    pub data: &'a [IoSlice<'a>],
 }
 
 impl<'a> Request<'a> {
     /// Checks the frame. The header comes back in both cases if there is one, for the reply.
-    pub fn parse(bytes: &'a [u8]) -> (Option<&'a InHeader>, Result<Self>) {
+    pub fn parse(bytes: &'a [u8], data: &'a [IoSlice<'a>]) -> (Option<&'a InHeader>, Result<Self>) {
         let Ok((header, rest)) = InHeader::ref_from_prefix(bytes) else {
             return (None, Err(Errno::IO));
         };
         let extensions = usize::from(header.total_extlen.get()) * 8;
-        let whole = header.len.get() as usize == bytes.len() && extensions <= rest.len();
+        let after: usize = data.iter().map(|piece| piece.len()).sum();
+        // Extensions stand at the end of all.
+        let whole = header.len.get() as usize == bytes.len() + after
+            && extensions <= rest.len()
+            && (after == 0 || extensions == 0);
         let request = if whole {
-            Ok(Self { header, body: &rest[..rest.len() - extensions] })
+            Ok(Self { header, body: &rest[..rest.len() - extensions], data })
         } else {
             Err(Errno::IO)
         };

@@ -1,5 +1,6 @@
 //! Where replies go, and what they are made of.
 
+use std::io::IoSliceMut;
 use std::time::Duration;
 
 use client::fs::{Attr, Time};
@@ -17,6 +18,12 @@ const ADVISED_IO_BYTES: u32 = 4096;
 pub trait ReplySink {
     /// Room for `len` bytes, with any content; less if the transport has less.
     fn payload(&mut self, len: usize) -> &mut [u8];
+    /// The place of the payload itself, for `len` bytes or less, if the transport has it in pieces that file
+    /// data may be read into, and that count as the room then. Nothing is read from there: others may
+    /// write to it (a guest).
+    fn pieces(&mut self, _len: usize) -> Option<Vec<IoSliceMut<'_>>> {
+        None
+    }
     /// The way back for a reply that comes after this call, from any thread; none if the transport
     /// has no such way.
     fn later(&mut self) -> Option<Box<dyn LaterReply>> {

@@ -9,12 +9,15 @@
 //!   DESTROY or by dropping the server.
 
 use std::collections::HashMap;
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use base::{Errno, InodeId};
-use client::fs::{Attr, Caching, Caller, FileSystem, Handle, Invalidate, O_ACCMODE, O_WRONLY};
+use client::fs::{
+    Attr, Caching, Caller, FileSystem, Handle, Invalidate, O_ACCMODE, O_DSYNC, O_WRONLY,
+};
 use client::fs::{Result, S_IFREG};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -74,8 +77,48 @@ pub struct Options {
     pub kernel_checks: bool,
     /// The transport can serve requests over io_uring, if the kernel offers that.
     pub io_uring: bool,
+    /// Whoever asks is a virtual machine, which may be hostile.
+    pub guest: Option<Guest>,
+    /// Where to keep what another server would need.
+    pub ledger: Option<Arc<dyn Ledger>>,
     /// The rule of `.corbel/inode/NUMBER` for those who show no proof; by default root and the owner.
     pub may_open_by_number: Box<MayOpenByNumber>,
+}
+
+/// Told of what a server must know of its guest, so that another server can go on with it after this one was killed
+/// ([`Server::resume`]). Each is told before the guest is.
+pub trait Ledger: Send + Sync {
+    /// INIT was agreed upon.
+    fn begun(&self);
+    /// The guest was told of an inode once more.
+    fn told(&self, ino: InodeId);
+    /// It has forgotten it so many times.
+    fn forgot(&self, ino: InodeId, count: u64);
+    /// It has opened a file or a directory.
+    fn opened(&self, open: &OpenFile);
+    /// It has closed it.
+    fn closed(&self, fh: u64);
+}
+
+/// An open file, as a [`Ledger`] keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenFile {
+    /// The guest's handle.
+    pub fh: u64,
+    /// Its inode.
+    pub ino: InodeId,
+    /// The flags that it was opened with.
+    pub flags: u32,
+}
+
+/// What is different for a guest: it has no virtual directory, looks nothing up by `.` and `..`, and names only nodes that
+/// it was told of, so that it stays below the root that it was given.
+#[derive(Clone, Copy, Debug)]
+pub struct Guest {
+    /// Nodes that it may know at once; then what would tell it of another is ENOMEM.
+    pub nodes_max: usize,
+    /// Open files and directories; then ENFILE.
+    pub handles_max: usize,
 }
 
 impl Default for Options {
@@ -87,6 +130,8 @@ impl Default for Options {
             shared_locks: false,
             kernel_checks: true,
             io_uring: false,
+            guest: None,
+            ledger: None,
             may_open_by_number: Box::new(|caller, attr| caller.uid == 0 || caller.uid == attr.uid),
         }
     }
@@ -149,6 +194,8 @@ pub(super) struct Call<'a> {
     pub unique: u64,
     pub ino: InodeId,
     pub caller: Caller<'a>,
+    /// The data of a WRITE that are not among the arguments.
+    pub data: &'a [IoSlice<'a>],
 }
 
 type Run<F> = fn(&Server<F>, &Call<'_>, Args<'_>, &mut dyn ReplySink) -> Result<Answer>;
@@ -333,7 +380,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// Serves one request.
     pub fn handle(&self, request: &[u8], sink: &mut dyn ReplySink) {
-        let (header, parsed) = Request::parse(request);
+        self.handle_pieces(request, &[], sink);
+    }
+
+    /// The same where the data of a WRITE, and nothing but these, lie elsewhere than the rest of the request, as pieces
+    /// that others may change meanwhile.
+    pub fn handle_pieces(&self, request: &[u8], data: &[IoSlice<'_>], sink: &mut dyn ReplySink) {
+        let (header, parsed) = Request::parse(request, data);
         let Some(header) = header else {
             // Without a header there is no number to reply to.
             self.counters.malformed.fetch_add(1, Ordering::Relaxed);
@@ -398,18 +451,64 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let groups = groups.as_deref().unwrap_or(&[]);
         let caller = Caller { uid, gid, groups, pid, umask: 0 };
         let (unique, ino) = (header.unique.get(), InodeId(header.nodeid.get()));
-        let call = Call { unique, ino, caller };
+        let call = Call { unique, ino, caller, data: request.data };
         let args = Args::new(request.body);
-        if virtual_dir::is_virtual(call.ino) {
+        if let Some(guest) = &self.options.guest {
+            self.check_guest(guest, opcode, ino)?;
+        } else if virtual_dir::is_virtual(call.ino) {
             return self.virtual_call(opcode, &call, args, sink);
+        } else {
+            self.callers.count(pid, opcode);
         }
-        self.callers.count(pid, opcode);
         let answer = run(self, &call, args, sink);
         match answer {
             // The name was found a moment ago, and what it led to is gone: the kernel looks again.
             Err(Errno::NOENT) if by_number(opcode) => Err(Errno::STALE),
             answer => answer,
         }
+    }
+
+    /// What a guest may name: nodes that it was told of, and no more of them than it may know.
+    fn check_guest(&self, guest: &Guest, opcode: u32, ino: InodeId) -> Result<()> {
+        // These say nothing by their node, or it is only looked for among those that it was told of.
+        let free = matches!(
+            opcode,
+            op::INIT | op::DESTROY | op::INTERRUPT | op::FORGET | op::BATCH_FORGET | op::SYNCFS
+        );
+        if !free {
+            self.check_told(ino)?;
+        }
+        let tells = matches!(
+            opcode,
+            op::LOOKUP
+                | op::MKNOD
+                | op::MKDIR
+                | op::SYMLINK
+                | op::LINK
+                | op::CREATE
+                | op::TMPFILE
+                | op::READDIRPLUS
+        );
+        let opens = matches!(opcode, op::OPEN | op::OPENDIR | op::CREATE | op::TMPFILE);
+        if tells && self.known.len() >= guest.nodes_max {
+            return Err(Errno::NOMEM);
+        }
+        let opened = || self.opened.read().unwrap_or_else(PoisonError::into_inner).len();
+        if opens && opened() >= guest.handles_max {
+            return Err(Errno::NFILE);
+        }
+        Ok(())
+    }
+
+    /// Who is a guest may use a node only after it was told of it. ESTALE if it was not.
+    pub(super) fn check_told(&self, ino: InodeId) -> Result<()> {
+        let free = self.options.guest.is_none() || ino == InodeId::ROOT;
+        if free || self.known.is_told(ino) { Ok(()) } else { Err(Errno::STALE) }
+    }
+
+    /// Whether this is the name of the virtual directory, which guests do not have.
+    pub(super) fn is_virtual_name(&self, parent: InodeId, name: &[u8]) -> bool {
+        self.options.guest.is_none() && virtual_dir::is_its_name(parent, name)
     }
 
     fn reply(&self, header: &InHeader, answer: &Result<Answer>, sink: &mut dyn ReplySink) -> bool {
@@ -439,6 +538,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let asked: &InitIn = args.take()?;
         let (major, minor) = (asked.major.get(), asked.minor.get());
         let ours = InitOut { major: MAJOR.into(), minor: MINOR.into(), ..InitOut::default() };
+        if self.options.guest.is_some() && self.is_ready() {
+            return Err(Errno::IO); // a guest that begins anew gets a server of its own
+        }
         if major > MAJOR {
             return Ok(Answer::of(&ours)); // the kernel asks again, in our version
         }
@@ -475,6 +577,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
             max_pages: ((IO_BYTES_MAX / 4096) as u16).into(),
             ..ours
         };
+        if let Some(ledger) = &self.options.ledger {
+            ledger.begun();
+        }
         self.ready.store(true, Ordering::Release);
         Ok(Answer::of(&out))
     }
@@ -482,9 +587,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// No WRITEBACK_CACHE: a write is in the file system when it returns. Access lists go with
     /// DONT_MASK, since a default list takes the place of the umask; without them modes come masked.
     fn wanted_flags(&self) -> u64 {
+        // A handle that a guest kept would name a node that it no longer knows.
+        let export = if self.options.guest.is_none() { init::EXPORT_SUPPORT } else { 0 };
         let always = init::ASYNC_READ
             | init::ATOMIC_O_TRUNC
-            | init::EXPORT_SUPPORT
+            | export
             | init::BIG_WRITES
             | init::ASYNC_DIO
             | init::PARALLEL_DIROPS
@@ -685,6 +792,38 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
+    /// Goes on where a server was killed that had told its guest of these inodes, so many times each, and had opened these
+    /// files for it. How many of them could not be opened again.
+    pub fn resume(
+        &self,
+        told: impl IntoIterator<Item = (InodeId, u64)>,
+        opened: impl IntoIterator<Item = OpenFile>,
+    ) -> usize {
+        let _ = self.caching.set(Caching::Nothing);
+        told.into_iter().for_each(|(ino, lookups)| self.known.restore(ino, lookups));
+        let mut lost = 0;
+        for OpenFile { fh, ino, flags } in opened {
+            self.last_handle.fetch_max(fh, Ordering::Relaxed);
+            // Whether it may was asked when it did.
+            let handle = match self.fs.open(&Caller::ROOT, ino, flags & (O_ACCMODE | O_DSYNC)) {
+                Err(Errno::ISDIR) => self.fs.open_dir(&Caller::ROOT, ino, 0),
+                handle => handle,
+            };
+            let Ok(handle) =
+                handle.inspect_err(|e| log::warn!("open file {fh} of inode {ino}: {e}"))
+            else {
+                lost += 1;
+                continue;
+            };
+            let (direct, reads) = (false, flags & O_ACCMODE != O_WRONLY);
+            let appends = goes_past_to_append(flags);
+            let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
+            opened.insert(fh, Opened { handle, ino, direct, appends, reads });
+        }
+        self.ready.store(true, Ordering::Release);
+        lost
+    }
+
     /// Registers an open file under a number of ours.
     pub(super) fn register(&self, handle: Handle, ino: InodeId, flags: u32) -> u64 {
         let fh = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
@@ -692,6 +831,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let appends = goes_past_to_append(flags);
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
         opened.insert(fh, Opened { handle, ino, direct, appends, reads });
+        drop(opened);
+        if let Some(ledger) = &self.options.ledger {
+            ledger.opened(&OpenFile { fh, ino, flags });
+        }
         fh
     }
 
@@ -706,6 +849,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
         if opened.get(&fh)?.ino != ino {
             return None;
+        }
+        if let Some(ledger) = &self.options.ledger {
+            ledger.closed(fh);
         }
         opened.remove(&fh)
     }
@@ -730,11 +876,20 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// The kernel is about to be told of an inode; whether it does not know it.
     pub(super) fn count_lookup(&self, attr: &Attr) -> bool {
-        attr.ino != InodeId::ROOT && self.known.count(attr)
+        if attr.ino == InodeId::ROOT {
+            return false;
+        }
+        if let Some(ledger) = &self.options.ledger {
+            ledger.told(attr.ino);
+        }
+        self.known.count(attr)
     }
 
     /// The kernel dropped `count` of the references that it was given.
     pub(super) fn uncount_lookup(&self, ino: InodeId, count: u64) {
+        if let Some(ledger) = &self.options.ledger {
+            ledger.forgot(ino, count);
+        }
         if self.known.uncount(ino, count) {
             self.fs.forget(ino);
         }

@@ -1,0 +1,249 @@
+//! `corbel virtiofs` as a process, in front of a volume and of a directory, driven without a virtual machine.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ::virtiofs::driver::{Config, Driver};
+use frontend::fuse::wire::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::harness::{CORBEL, Cluster, Scratch, corbel, json, text, wait_for};
+
+const ROOT: u64 = 1;
+
+/// A device that ends with its test.
+struct Device {
+    child: Child,
+    socket: PathBuf,
+    args: Vec<String>,
+}
+
+impl Device {
+    fn start(socket: PathBuf, args: &[&str]) -> Self {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Self { child: Self::spawn(&socket, &args), socket, args }
+    }
+
+    fn spawn(socket: &Path, args: &[String]) -> Child {
+        let mut command = Command::new(CORBEL);
+        command.arg("virtiofs").args(args).arg("--socket-path").arg(socket);
+        command.env("CORBEL_TIED_TO", std::process::id().to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("corbel starts")
+    }
+
+    fn connect(&self) -> std::os::unix::net::UnixStream {
+        wait_for("the device", Duration::from_secs(60), || {
+            std::os::unix::net::UnixStream::connect(&self.socket).ok()
+        })
+    }
+
+    fn guest(&self, config: Config) -> Driver {
+        let mut guest = Driver::over(self.connect(), config).expect("a device");
+        guest.init().expect("INIT");
+        guest
+    }
+
+    /// kill -9, and another one in its place.
+    fn replace(&mut self, guest: &mut Driver) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.child = Self::spawn(&self.socket, &self.args);
+        guest.reconnect(self.connect()).expect("the device goes on");
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn made(guest: &mut Driver, dir: u64, name: &str) -> (u64, u64) {
+    let arg = CreateIn { flags: 2.into(), mode: 0o644.into(), ..CreateIn::default() };
+    let name = format!("{name}\0");
+    let reply = guest.call(op::CREATE, dir, &[arg.as_bytes(), name.as_bytes()]).expect("a reply");
+    assert_eq!(reply.error, 0);
+    let (entry, rest) = EntryOut::read_from_prefix(&reply.body).expect("an entry");
+    (entry.nodeid.get(), OpenOut::read_from_prefix(rest).expect("a handle").0.fh.get())
+}
+
+fn write(guest: &mut Driver, (node, fh): (u64, u64), at: u64, data: &[u8]) -> i32 {
+    let size = u32::try_from(data.len()).expect("short");
+    let arg = WriteIn { fh: fh.into(), offset: at.into(), size: size.into(), ..WriteIn::default() };
+    guest.call_on(1, op::WRITE, node, &[arg.as_bytes()], data, 0).expect("a reply").error
+}
+
+fn read(guest: &mut Driver, (node, fh): (u64, u64), at: u64, len: usize) -> Vec<u8> {
+    let size = u32::try_from(len).expect("short");
+    let arg = ReadIn { fh: fh.into(), offset: at.into(), size: size.into(), ..ReadIn::default() };
+    let reply = guest.call_on(1, op::READ, node, &[arg.as_bytes()], &[], len).expect("a reply");
+    assert_eq!(reply.error, 0);
+    reply.body
+}
+
+fn lock(guest: &mut Driver, (node, fh): (u64, u64), opcode: u32, owner: u64, kind: u32) -> Vec<u8> {
+    let lk = FileLock { start: 0.into(), end: 99.into(), kind: kind.into(), pid: 7.into() };
+    let arg = LkIn { fh: fh.into(), owner: owner.into(), lk, ..LkIn::default() };
+    guest.request(opcode, node, &[arg.as_bytes()], 0)
+}
+
+#[test]
+fn a_tenant_has_its_directory_of_the_volume_and_nothing_else() {
+    let Some(cluster) = Cluster::new(3, "128MiB") else { return };
+    let mount = cluster.mount(1);
+    std::fs::create_dir_all(mount.join("tenants/one")).expect("a directory");
+    std::fs::write(mount.join("secret"), "secret").expect("a file");
+    let secret =
+        std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(mount.join("secret")).expect("it"));
+    let (source, state) =
+        (cluster.socket(1).display().to_string(), cluster.path("state").display().to_string());
+    let rule = "map:0:100000:65536";
+    let mut device = Device::start(
+        cluster.path("fs.sock"),
+        &[
+            "--source",
+            &source,
+            "--shared-dir",
+            "/tenants/one",
+            "--state",
+            &state,
+            "--iops",
+            "1000000",
+            "--translate-uid",
+            rule,
+            "--translate-gid",
+            rule,
+        ],
+    );
+    std::os::unix::fs::chown(mount.join("tenants/one"), Some(100_000), Some(100_000))
+        .expect("root");
+    let mut guest = device.guest(Config { queues: 2, ..Config::default() });
+    let file = made(&mut guest, ROOT, "file");
+    let bytes: Vec<u8> = (0..60_000u32).map(|i| (i % 249) as u8).collect();
+    assert_eq!(write(&mut guest, file, 0, &bytes), 0);
+    let sync = FsyncIn { fh: file.1.into(), ..FsyncIn::default() };
+    assert_eq!(guest.call(op::FSYNC, file.0, &[sync.as_bytes()]).expect("a reply").error, 0);
+    // On another node, at its place, and as a user of the host.
+    let there = cluster.mount(2).join("tenants/one/file");
+    assert_eq!(std::fs::read(&there).expect("it"), bytes);
+    let meta = std::fs::metadata(&there).expect("it");
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&meta), 100_000);
+    // What another node changes, the guest sees.
+    std::fs::write(&there, "changed").expect("a write");
+    assert_eq!(read(&mut guest, file, 0, 100), b"changed");
+    // Nothing else: by number, by a name that a mount has, upwards.
+    for (opcode, node, arg) in [
+        (op::GETATTR, secret, GetattrIn::default().as_bytes().to_vec()),
+        (op::OPEN, secret, OpenIn::default().as_bytes().to_vec()),
+        (op::LOOKUP, ROOT, b"..\0".to_vec()),
+        (op::LOOKUP, ROOT, b".corbel\0".to_vec()),
+        (op::LOOKUP, 1 << 63 | 2, format!("{secret}\0").into_bytes()),
+    ] {
+        let reply = guest.call(opcode, node, &[&arg]).expect("a reply");
+        assert!([-116, -2].contains(&reply.error), "opcode {opcode}: {}", reply.error);
+    }
+    // Requests that wait for a lock hold no thread: there are more of them than threads, and the queue goes on.
+    let held = lock(&mut guest, file, op::SETLK, 1, F_WRLCK);
+    let q = &mut guest.queues[1];
+    let head = q.prepare(0, &held, &[], 4096, 0);
+    q.offer(head);
+    q.notify();
+    q.wait().expect("the lock");
+    for slot in 1..7 {
+        let request = lock(&mut guest, file, op::SETLKW, slot as u64 + 10, F_WRLCK);
+        let q = &mut guest.queues[1];
+        let head = q.prepare(slot, &request, &[], 4096, 0);
+        q.offer(head);
+        q.notify();
+    }
+    assert_eq!(read(&mut guest, file, 0, 4), b"chan");
+    let free = lock(&mut guest, file, op::SETLK, 1, F_UNLCK);
+    let q = &mut guest.queues[1];
+    let head = q.prepare(0, &free, &[], 4096, 0);
+    q.offer(head);
+    q.notify();
+    // The one that unlocks and the one that gets it; no other one.
+    for _ in 0..2 {
+        q.wait().expect("an answer");
+    }
+    assert_eq!(q.wait_for(Duration::from_millis(200)).expect("a wait"), None);
+    drop(guest);
+    // A new guest, whose device is killed under it.
+    let mut guest = device.guest(Config::default());
+    let file = made(&mut guest, ROOT, "kept");
+    assert_eq!(write(&mut guest, file, 0, b"before"), 0);
+    let sync = FsyncIn { fh: file.1.into(), ..FsyncIn::default() };
+    assert_eq!(guest.call(op::FSYNC, file.0, &[sync.as_bytes()]).expect("a reply").error, 0);
+    device.replace(&mut guest);
+    assert_eq!(write(&mut guest, file, 6, b" and after"), 0);
+    assert_eq!(read(&mut guest, file, 0, 100), b"before and after");
+    // The node's service ends and comes back: a pause.
+    cluster.restart_nicfs(1);
+    assert_eq!(read(&mut guest, file, 0, 6), b"before");
+    assert_eq!(write(&mut guest, file, 0, b"BEFORE"), 0);
+    cluster.assert_nobody_expelled();
+}
+
+#[test]
+fn it_is_started_as_virtiofsd_is() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.path("shared")).expect("a directory");
+    let shared = scratch.path("shared").display().to_string();
+    let said = text(&corbel(["virtiofs", "--print-capabilities"]));
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(said["type"], "fs");
+    let device = Device::start(
+        scratch.path("s"),
+        &[
+            "--backend",
+            "dir",
+            "--shared-dir",
+            &shared,
+            "--readonly",
+            "--xattr",
+            "--cache",
+            "always",
+            "--thread-pool-size",
+            "0",
+            "--announce-submounts",
+            "--sandbox",
+            "none",
+            "--log-level",
+            "error",
+        ],
+    );
+    std::fs::write(scratch.path("shared/f"), "x").expect("a file");
+    let mut guest = device.guest(Config::default());
+    let found = guest.call(op::LOOKUP, ROOT, &[b"f\0"]).expect("a reply");
+    let node = EntryOut::read_from_prefix(&found.body).expect("an entry").0.nodeid.get();
+    assert_eq!(guest.call(op::UNLINK, ROOT, &[b"f\0"]).expect("a reply").error, -30);
+    let open = OpenIn { flags: 2.into(), ..OpenIn::default() };
+    assert_eq!(guest.call(op::OPEN, node, &[open.as_bytes()]).expect("a reply").error, -30);
+    // A second one does not take its place.
+    let place = scratch.path("s").display().to_string();
+    let refused = corbel(["--json", "virtiofs", "--backend", "null", "--socket-path", &place]);
+    assert_eq!(
+        (refused.status.code(), json(&refused)["error"]["code"].as_str()),
+        (Some(1), Some("failed"))
+    );
+    for wrong in [
+        &["--backend", "dir"][..],
+        &["--backend", "null", "--tag", "a tag that is longer than any guest could ever read"],
+        &["--backend", "null", "--translate-uid", "map:0:1"],
+        &[
+            "--backend",
+            "dir",
+            "--shared-dir",
+            &shared,
+            "--posix-acl",
+            "--translate-uid",
+            "map:0:1:1",
+        ],
+    ] {
+        let args = ["virtiofs", "--sandbox", "none", "--socket-path", "/dev/shm/never"];
+        let refused = corbel(args.iter().chain(wrong));
+        assert_eq!(refused.status.code(), Some(2), "{wrong:?}: {refused:?}");
+    }
+}

@@ -1,0 +1,607 @@
+//! A device: takes requests from the queues of a transport and serves them.
+//!
+//! Each queue has one thread that leads: it takes requests and serves them at once. Before one that may wait for a disk or
+//! other nodes (`fsync`) it hands the lead to a thread that is free, if there is one. A leader that does not come back from a
+//! request, since the node of the file system is away, is deposed by the watch, which gives the queue another thread: so what
+//! needs no node goes on. A request that waits for a lock has no thread at all.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use client::fs::FileSystem;
+use frontend::fuse::wire::{InHeader, OutHeader, WriteIn, op};
+use frontend::fuse::{
+    Guest, IO_BYTES_MAX, LaterReply, Options as ServerOptions, REQUEST_BYTES_MAX, ReplySink, Server,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::again::{self, Instead};
+use crate::hal::{Chain, Piece, Queue, Transport, Woken, gather, scatter, skip};
+use crate::ledger::{Kept, Ledger};
+use crate::limits::Limits;
+
+/// Between two looks of the watch.
+const LOOK: Duration = Duration::from_millis(100);
+/// Threads of a queue at most, when all of them wait.
+const THREADS_MAX: usize = 64;
+/// Header and arguments of a WRITE: what is copied of it.
+const WRITE_HEAD: usize = size_of::<InHeader>() + size_of::<WriteIn>();
+/// A thread keeps buffers up to this size between requests.
+const KEEP_BYTES: usize = 256 << 10;
+
+/// How a device behaves.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Threads of each queue: one leads, the others take what may wait.
+    pub threads: usize,
+    /// How long a thread looks for the next request before it sleeps, when requests come fast.
+    pub poll: Duration,
+    /// Nodes and open files of the guest.
+    pub guest: Guest,
+    /// Operations and bytes a second.
+    pub limits: Arc<Limits>,
+    /// The book that outlives the device.
+    pub ledger: Option<Arc<Ledger>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            threads: 2,
+            poll: Duration::from_micros(20),
+            guest: Guest { nodes_max: 1 << 20, handles_max: 1 << 16 },
+            limits: Arc::default(),
+            ledger: None,
+        }
+    }
+}
+
+/// What a device serves, to one guest after the other.
+pub struct Device {
+    fs: Arc<dyn FileSystem>,
+    options: Options,
+    server: RwLock<Arc<Server<dyn FileSystem>>>,
+    /// Requests that came in a form that is none.
+    malformed: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// A device in front of `fs`.
+    pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Arc<Self> {
+        let server = RwLock::new(Self::server_of(&fs, &options));
+        let (malformed, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { fs, options, server, malformed, ended })
+    }
+
+    fn server_of(fs: &Arc<dyn FileSystem>, options: &Options) -> Arc<Server<dyn FileSystem>> {
+        let server = Arc::new(Server::new(
+            fs.clone(),
+            ServerOptions {
+                groups_from_proc: false,
+                ledger: options.ledger.clone().map(|ledger| ledger as Arc<_>),
+                shared_locks: true,
+                guest: Some(options.guest),
+                ..ServerOptions::default()
+            },
+        ));
+        if server.shares_locks() {
+            let locks = server.clone();
+            let spawned = std::thread::Builder::new()
+                .name("virtiofs-locks".into())
+                .spawn(move || locks.run_locks());
+            if let Err(error) = spawned {
+                log::error!("nobody serves those who wait for locks: {error}");
+            }
+        }
+        server
+    }
+
+    /// The server of the guest that is there.
+    pub fn server(&self) -> Arc<Server<dyn FileSystem>> {
+        self.server.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Goes on for the guest of a device that was killed; how many of its open files are lost.
+    pub fn resume(&self, kept: Kept) -> usize {
+        self.server().resume(kept.told, kept.opened)
+    }
+
+    /// The guest is gone, or begins anew: what it had open and locked is given back.
+    pub fn reset(&self) {
+        if let Some(ledger) = &self.options.ledger {
+            ledger.clear();
+        }
+        let fresh = Self::server_of(&self.fs, &self.options);
+        let old = {
+            let mut server = self.server.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *server, fresh)
+        };
+        old.close_locks();
+    }
+
+    /// Requests that could not be read.
+    pub fn malformed(&self) -> u64 {
+        self.malformed.load(Ordering::Relaxed)
+    }
+
+    /// Counters as text: `name value` lines.
+    pub fn stats_text(&self) -> String {
+        self.server().stats_text()
+    }
+
+    /// Starts the threads of all queues.
+    ///
+    /// # Errors
+    /// Out of threads.
+    pub fn start(self: &Arc<Self>, transport: &dyn Transport) -> std::io::Result<Crew> {
+        let queues = transport.queues();
+        let mut crew = Crew { device: self.clone(), seats: Vec::new(), watch: None };
+        for (index, queue) in queues.into_iter().enumerate() {
+            let seat = Arc::new(Seat::new(index, queue));
+            crew.seats.push(seat.clone());
+            for _ in 0..self.options.threads.max(1) {
+                seat.add(self)?;
+            }
+        }
+        let (device, seats) = (self.clone(), crew.seats.clone());
+        let watch = std::thread::Builder::new()
+            .name("virtiofs-watch".into())
+            .spawn(move || watch(&device, &seats))?;
+        crew.watch = Some(watch);
+        Ok(crew)
+    }
+
+    /// Serves one request.
+    pub fn serve(&self, chain: Box<dyn Chain>, scratch: &mut Scratch) {
+        let len: usize = chain.readable().iter().map(Piece::len).sum();
+        let mut head = [0u8; WRITE_HEAD];
+        let had = gather(chain.readable(), &mut head);
+        let Ok((header, _)) = InHeader::ref_from_prefix(&head[..had]) else {
+            self.malformed.fetch_add(1, Ordering::Relaxed);
+            chain.complete(0);
+            return;
+        };
+        if len > REQUEST_BYTES_MAX {
+            self.malformed.fetch_add(1, Ordering::Relaxed);
+            let mut sink = Sink::new(chain, &mut scratch.payload);
+            sink.refuse(header.unique.get());
+            return;
+        }
+        let opcode = header.opcode.get();
+        if opcode == op::INIT && self.server().is_ready() {
+            self.reset();
+        }
+        let server = self.server();
+        if opcode == op::WRITE && had == WRITE_HEAD {
+            // The data stay where they are.
+            let data: Vec<Piece> = skip(chain.readable(), WRITE_HEAD).collect();
+            let slices: Vec<IoSlice<'_>> = data.iter().map(Piece::as_slice).collect();
+            server.handle_pieces(&head, &slices, &mut Sink::new(chain, &mut scratch.payload));
+        } else if len <= WRITE_HEAD && !(chain.is_again() && again::concerns(opcode)) {
+            server.handle(&head[..had], &mut Sink::new(chain, &mut scratch.payload));
+        } else {
+            let request = &mut scratch.request;
+            request.resize(len, 0);
+            request[..had].copy_from_slice(&head[..had]);
+            // From behind what was looked at: it is not read twice.
+            let mut done = had;
+            for piece in skip(chain.readable(), had) {
+                done += piece.read(&mut request[done..]);
+            }
+            if chain.is_again() && again::concerns(opcode) {
+                Self::serve_again(&server, &request[..done], chain, &mut scratch.payload);
+            } else {
+                server.handle(&request[..done], &mut Sink::new(chain, &mut scratch.payload));
+            }
+        }
+        scratch.shrink();
+    }
+
+    /// Serves a request that may have been done already.
+    fn serve_again(
+        server: &Server<dyn FileSystem>,
+        request: &[u8],
+        chain: Box<dyn Chain>,
+        payload: &mut Vec<u8>,
+    ) {
+        let mut sink = Sink::new(chain, payload);
+        sink.holds_errors = true;
+        server.handle(request, &mut sink);
+        let Some((unique, error)) = sink.held.take() else { return };
+        sink.holds_errors = false;
+        match again::instead(request, error) {
+            Instead::Fail => sink.send(OutHeader::alone(unique, error).as_bytes(), 0),
+            Instead::Done => sink.send(again::done(unique).as_bytes(), 0),
+            Instead::Ask(request) => {
+                server.handle(&request, &mut sink);
+                true
+            }
+        };
+    }
+}
+
+/// A thread's buffers.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    request: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+impl Scratch {
+    fn shrink(&mut self) {
+        for buffer in [&mut self.request, &mut self.payload] {
+            if buffer.capacity() > KEEP_BYTES {
+                *buffer = Vec::new();
+            }
+        }
+    }
+}
+
+/// Whoever comes first answers.
+type Shared = Arc<Mutex<Option<Box<dyn Chain>>>>;
+
+fn take(shared: &Shared) -> Option<Box<dyn Chain>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// The way back of one request.
+struct Sink<'a> {
+    chain: Option<Box<dyn Chain>>,
+    /// Where the chain is once a later reply was asked for.
+    shared: Option<Shared>,
+    payload: &'a mut Vec<u8>,
+    /// Bytes of payload that the guest has room for.
+    room: usize,
+    /// Where the payload is read to directly, if it was.
+    places: Option<Vec<Piece>>,
+    /// An error is not sent, but kept in `held`: number and error.
+    holds_errors: bool,
+    held: Option<(u64, i32)>,
+}
+
+impl<'a> Sink<'a> {
+    fn new(chain: Box<dyn Chain>, payload: &'a mut Vec<u8>) -> Self {
+        let room = chain.writable().iter().map(Piece::len).sum::<usize>();
+        let room = room.saturating_sub(size_of::<OutHeader>());
+        let (shared, places, held) = (None, None, None);
+        Self { chain: Some(chain), shared, payload, room, places, holds_errors: false, held }
+    }
+
+    fn take(&mut self) -> Option<Box<dyn Chain>> {
+        self.chain.take().or_else(|| self.shared.as_ref().and_then(take))
+    }
+
+    /// EIO, without a look at the request.
+    fn refuse(&mut self, unique: u64) {
+        let error = -i32::from(base::Errno::IO.0);
+        self.send(OutHeader::alone(unique, error).as_bytes(), 0);
+    }
+}
+
+impl ReplySink for Sink<'_> {
+    fn payload(&mut self, len: usize) -> &mut [u8] {
+        let len = len.min(self.room).min(IO_BYTES_MAX);
+        if self.payload.len() < len {
+            self.payload.resize(len, 0);
+        }
+        &mut self.payload[..len]
+    }
+
+    fn pieces(&mut self, len: usize) -> Option<Vec<IoSliceMut<'_>>> {
+        let chain = self.chain.as_ref()?;
+        let mut left = len;
+        let places = skip(chain.writable(), size_of::<OutHeader>())
+            .map(|piece| {
+                let piece = piece.take(left);
+                left -= piece.len();
+                piece
+            })
+            .filter(|piece| !piece.is_empty())
+            .collect();
+        Some(self.places.insert(places).iter_mut().map(Piece::as_slice_mut).collect())
+    }
+
+    fn later(&mut self) -> Option<Box<dyn LaterReply>> {
+        if let Some(chain) = self.chain.take() {
+            self.shared = Some(Arc::new(Mutex::new(Some(chain))));
+        }
+        Some(Box::new(Later(self.shared.clone()?)))
+    }
+
+    fn send(&mut self, head: &[u8], payload_len: usize) -> bool {
+        if self.holds_errors
+            && let Ok((out, _)) = OutHeader::ref_from_prefix(head)
+            && out.error.get() != 0
+        {
+            self.held = Some((out.unique.get(), out.error.get()));
+            return true;
+        }
+        let Some(chain) = self.take() else { return false };
+        if head.len() + payload_len > self.room + size_of::<OutHeader>() {
+            // The guest has left no room for what it asked for.
+            let unique =
+                head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+            let error = OutHeader::alone(unique, -i32::from(base::Errno::IO.0));
+            let room: usize = chain.writable().iter().map(Piece::len).sum();
+            let fits = room >= size_of::<OutHeader>();
+            let written = if fits { scatter(error.as_bytes(), chain.writable()) } else { 0 };
+            chain.complete(u32::try_from(written).unwrap_or(0));
+            return false;
+        }
+        let mut written = scatter(head, chain.writable());
+        if self.places.is_some() {
+            written += payload_len;
+        } else if payload_len > 0 {
+            let to: Vec<Piece> = skip(chain.writable(), head.len()).collect();
+            written += scatter(&self.payload[..payload_len.min(self.payload.len())], &to);
+        }
+        chain.complete(u32::try_from(written).unwrap_or(0));
+        true
+    }
+}
+
+impl Drop for Sink<'_> {
+    fn drop(&mut self) {
+        if let Some(chain) = self.chain.take() {
+            chain.complete(0); // FORGET and the like
+        } else if let Some(shared) = &self.shared
+            && let Some(chain) = shared.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+        {
+            chain.put_off();
+        }
+    }
+}
+
+struct Later(Shared);
+
+impl LaterReply for Later {
+    fn send(self: Box<Self>, reply: &[u8]) {
+        if let Some(chain) = take(&self.0) {
+            chain.reply(reply);
+        }
+    }
+}
+
+/// Whether a request is likely to wait for a disk or for other nodes.
+fn may_wait(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        op::FSYNC | op::FSYNCDIR | op::SYNCFS | op::FALLOCATE | op::COPY_FILE_RANGE | op::DESTROY
+    )
+}
+
+/// Operation and size of a request, as far as its first bytes say.
+fn peek(chain: &dyn Chain) -> (u32, u64) {
+    let mut head = [0u8; WRITE_HEAD];
+    let had = gather(chain.readable(), &mut head);
+    let Ok((header, rest)) = InHeader::ref_from_prefix(&head[..had]) else { return (0, 0) };
+    let opcode = header.opcode.get();
+    let bytes = match opcode {
+        // Both have it at the same place.
+        op::READ | op::WRITE => WriteIn::ref_from_prefix(rest).map_or(0, |(arg, _)| arg.size.get()),
+        _ => 0,
+    };
+    (opcode, u64::from(bytes).min(IO_BYTES_MAX as u64))
+}
+
+#[derive(Debug, Default)]
+struct Lead {
+    /// Who leads: a number, or 0.
+    leader: u64,
+    last: u64,
+    /// Threads that wait for the lead, and all.
+    waiting: usize,
+    threads: usize,
+    ended: bool,
+}
+
+/// The lead of a queue.
+struct Seat {
+    index: usize,
+    queue: Arc<dyn Queue>,
+    lead: Mutex<Lead>,
+    free: Condvar,
+    /// Looks of the watch so far, beginning with 1: a clock that costs nothing.
+    looks: AtomicU64,
+    /// What they were when the leader took the request that it is at; 0: it is at none.
+    since: AtomicU64,
+    /// The leader's number, as in `lead`.
+    leader: AtomicU64,
+}
+
+impl Seat {
+    fn new(index: usize, queue: Arc<dyn Queue>) -> Self {
+        let (lead, free) = (Mutex::default(), Condvar::new());
+        let (looks, since, leader) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
+        Self { index, queue, lead, free, looks, since, leader }
+    }
+
+    fn lead(&self) -> MutexGuard<'_, Lead> {
+        self.lead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the lead; the leader's number, or None at the end.
+    fn take(&self) -> Option<u64> {
+        let mut lead = self.lead();
+        lead.waiting += 1;
+        while lead.leader != 0 && !lead.ended {
+            lead = self.free.wait(lead).unwrap_or_else(PoisonError::into_inner);
+        }
+        lead.waiting -= 1;
+        if lead.ended {
+            return None;
+        }
+        lead.last += 1;
+        lead.leader = lead.last;
+        self.leader.store(lead.leader, Ordering::Release);
+        self.since.store(0, Ordering::Release);
+        Some(lead.leader)
+    }
+
+    /// Gives it away, if it is still that leader's.
+    fn give(&self, leader: u64) {
+        let mut lead = self.lead();
+        if lead.leader == leader {
+            lead.leader = 0;
+            self.leader.store(0, Ordering::Release);
+            self.free.notify_one();
+        }
+    }
+
+    fn is_led_by(&self, leader: u64) -> bool {
+        self.leader.load(Ordering::Acquire) == leader
+    }
+
+    fn has_others(&self) -> bool {
+        self.lead().waiting > 0
+    }
+
+    fn end(&self) {
+        self.lead().ended = true;
+        self.free.notify_all();
+        self.queue.stop();
+    }
+
+    fn add(self: &Arc<Self>, device: &Arc<Device>) -> std::io::Result<()> {
+        self.lead().threads += 1;
+        let (seat, device) = (self.clone(), device.clone());
+        let spawned =
+            std::thread::Builder::new().name(format!("virtiofs-{}", self.index)).spawn(move || {
+                seat.run(&device);
+                seat.lead().threads -= 1;
+            });
+        if let Err(error) = spawned {
+            self.lead().threads -= 1;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The body of a thread.
+    fn run(&self, device: &Device) {
+        let mut scratch = Scratch::default();
+        while let Some(leader) = self.take() {
+            if !self.led(device, leader, &mut scratch) {
+                self.give(leader);
+                return;
+            }
+        }
+    }
+
+    /// Leads until the lead is gone; false when the queue has ended.
+    fn led(&self, device: &Device, leader: u64, scratch: &mut Scratch) -> bool {
+        let poll = device.options.poll;
+        let mut spin = Duration::ZERO;
+        let bounded = self.index > 0 && device.options.limits.is_bounded();
+        loop {
+            if bounded && let Some(delay) = device.options.limits.delay() {
+                std::thread::sleep(delay.min(LOOK));
+                if device.ended.load(Ordering::Acquire) {
+                    return false;
+                }
+                continue;
+            }
+            let Some(chain) = self.queue.next() else {
+                let slept = Instant::now();
+                if self.queue.wait(spin) == Woken::Stop {
+                    return false;
+                }
+                // Looking pays where the next request comes soon.
+                spin = if slept.elapsed() <= poll * 4 { poll } else { Duration::ZERO };
+                continue;
+            };
+            let (opcode, bytes) = peek(&*chain);
+            if bounded {
+                device.options.limits.charge(bytes);
+            }
+            if may_wait(opcode) && self.has_others() {
+                self.give(leader);
+                device.serve(chain, scratch);
+                return true;
+            }
+            self.since.store(self.looks.load(Ordering::Relaxed), Ordering::Release);
+            device.serve(chain, scratch);
+            if !self.is_led_by(leader) {
+                return true; // deposed meanwhile
+            }
+            self.since.store(0, Ordering::Release);
+        }
+    }
+
+    /// Takes the lead from who does not come back; true if nobody is there to have it.
+    fn depose(&self) -> bool {
+        let now = self.looks.fetch_add(1, Ordering::Relaxed);
+        let since = self.since.load(Ordering::Acquire);
+        if since == 0 || now <= since {
+            return false; // it is at none, or has just taken it
+        }
+        let mut lead = self.lead();
+        // It may have come back since.
+        if self.since.load(Ordering::Acquire) != since || lead.leader == 0 {
+            return false;
+        }
+        self.since.store(0, Ordering::Release);
+        lead.leader = 0;
+        self.leader.store(0, Ordering::Release);
+        self.free.notify_one();
+        lead.waiting == 0 && lead.threads < THREADS_MAX
+    }
+}
+
+fn watch(device: &Arc<Device>, seats: &[Arc<Seat>]) {
+    while !device.ended.load(Ordering::Acquire) {
+        std::thread::park_timeout(LOOK);
+        for seat in seats {
+            if seat.depose()
+                && let Err(error) = seat.add(device)
+            {
+                log::warn!("all threads of queue {} wait, and {error}", seat.index);
+            }
+        }
+    }
+}
+
+/// The threads of a device.
+pub struct Crew {
+    device: Arc<Device>,
+    seats: Vec<Arc<Seat>>,
+    watch: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Crew {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Crew").field("queues", &self.seats.len()).finish_non_exhaustive()
+    }
+}
+
+impl Crew {
+    /// Threads of all queues.
+    pub fn threads(&self) -> usize {
+        self.seats.iter().map(|seat| seat.lead().threads).sum()
+    }
+}
+
+impl Drop for Crew {
+    /// Ends them, but for those that a request holds up.
+    fn drop(&mut self) {
+        self.device.ended.store(true, Ordering::Release);
+        for seat in &self.seats {
+            seat.end();
+        }
+        if let Some(watch) = self.watch.take() {
+            watch.thread().unpark();
+            let _ = watch.join();
+        }
+        self.device.server().close_locks();
+    }
+}

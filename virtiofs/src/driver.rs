@@ -1,0 +1,624 @@
+//! The other side of a device, without a virtual machine: what a monitor and a guest's driver do, in memory of our own. For tests
+//! and benches; it can also do what no decent driver does.
+#![allow(unsafe_code)] // a descriptor that is only known by its number
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use frontend::fuse::wire::{InHeader, InitIn, InitInExt, OutHeader, op};
+use rustix::event::{PollFd, PollFlags, poll};
+use vhost::vhost_user::message::{
+    VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Where the guest's memory begins. Not at 0, so that a device which does not add it is found.
+pub const BASE: u64 = 0x4000_0000;
+/// Bytes of a page, of which long data are made.
+pub const PAGE: usize = 4096;
+/// Whoever waits longer for a reply has found a fault.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Flags of a descriptor.
+pub mod flag {
+    /// Another one follows.
+    pub const NEXT: u16 = 1;
+    /// The device writes to it.
+    pub const WRITE: u16 = 2;
+    /// It is a table of descriptors.
+    pub const INDIRECT: u16 = 4;
+}
+
+const INDIRECT_DESC: u64 = 1 << 28;
+const EVENT_IDX: u64 = 1 << 29;
+const PROTOCOL_FEATURES: u64 = 1 << 30;
+const VERSION_1: u64 = 1 << 32;
+
+/// What the driver uses of the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Request queues, beside the first one.
+    pub queues: usize,
+    /// Descriptors of each.
+    pub size: u16,
+    /// Requests at once in a queue; each has memory of its own.
+    pub slots: usize,
+    /// Bytes of data of a request at most.
+    pub data: usize,
+    /// Tables of descriptors in place of chains.
+    pub indirect: bool,
+    /// Indices of interest in place of flags.
+    pub event_index: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { queues: 1, size: 256, slots: 8, data: 16 * PAGE, indirect: true, event_index: true }
+    }
+}
+
+/// A failure in words.
+pub type Result<T> = std::result::Result<T, String>;
+
+fn text(what: &str) -> impl Fn(vhost::Error) -> String + '_ {
+    move |error| format!("{what}: {error}")
+}
+
+fn io_text(what: &str) -> impl Fn(std::io::Error) -> String + '_ {
+    move |error| format!("{what}: {error}")
+}
+
+/// One queue of the driver.
+pub struct DriverQueue {
+    map: Arc<GuestMemoryMmap<()>>,
+    /// Descriptors.
+    pub size: u16,
+    /// Address of the table.
+    pub table: u64,
+    /// Address of the avail ring.
+    pub avail: u64,
+    /// Address of the used ring.
+    pub used: u64,
+    /// Of the slots' memory: request, reply, data, table.
+    slots: u64,
+    config: Config,
+    next_avail: u16,
+    kicked_at: u16,
+    next_used: u16,
+    kick: EventFd,
+    call: EventFd,
+}
+
+impl std::fmt::Debug for DriverQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DriverQueue").field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+/// Bytes for the request without its data, and for the reply without its.
+const HEAD: usize = PAGE;
+
+impl DriverQueue {
+    fn slot_bytes(config: &Config) -> usize {
+        2 * HEAD
+            + config.data.next_multiple_of(PAGE)
+            + 16 * Self::chain_max(config).next_multiple_of(PAGE)
+    }
+
+    /// Descriptors of the longest chain.
+    fn chain_max(config: &Config) -> usize {
+        2 + config.data.div_ceil(PAGE)
+    }
+
+    /// Bytes of the rings and all slots.
+    fn bytes(config: &Config) -> usize {
+        let size = usize::from(config.size);
+        let rings = 16 * size + (6 + 2 * size).next_multiple_of(PAGE) + (6 + 8 * size);
+        rings.next_multiple_of(PAGE) + config.slots * Self::slot_bytes(config)
+    }
+
+    fn new(map: Arc<GuestMemoryMmap<()>>, at: u64, config: Config) -> Result<Self> {
+        let size = u64::from(config.size);
+        let avail = at + 16 * size;
+        let used = avail + (6 + 2 * size).next_multiple_of(PAGE as u64);
+        let slots = (used + 6 + 8 * size).next_multiple_of(PAGE as u64);
+        let event =
+            || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(io_text("eventfd"));
+        if !config.indirect && Self::chain_max(&config) * config.slots > usize::from(config.size) {
+            return Err("more slots than descriptors".into());
+        }
+        Ok(Self {
+            map,
+            size: config.size,
+            table: at,
+            avail,
+            used,
+            slots,
+            config,
+            next_avail: 0,
+            kicked_at: 0,
+            next_used: 0,
+            kick: event()?,
+            call: event()?,
+        })
+    }
+
+    /// Writes into the guest's memory.
+    pub fn put<T: vm_memory::ByteValued>(&self, value: T, at: u64) {
+        let _ = self.map.write_obj(value, GuestAddress(at));
+    }
+
+    /// Writes bytes into the guest's memory.
+    pub fn put_bytes(&self, bytes: &[u8], at: u64) {
+        let _ = self.map.write_slice(bytes, GuestAddress(at));
+    }
+
+    /// Reads from the guest's memory.
+    pub fn get_bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let _ = self.map.read_slice(&mut bytes, GuestAddress(at));
+        bytes
+    }
+
+    /// Writes a descriptor into a table.
+    pub fn describe(&self, table: u64, index: u16, address: u64, len: u32, flags: u16, next: u16) {
+        let at = table + 16 * u64::from(index);
+        self.put(address, at);
+        self.put(len, at + 8);
+        self.put(flags, at + 12);
+        self.put(next, at + 14);
+    }
+
+    /// Where a slot's memory lies: request, reply, data, table.
+    pub fn slot(&self, slot: usize) -> (u64, u64, u64, u64) {
+        let at = self.slots + (slot * Self::slot_bytes(&self.config)) as u64;
+        let data = at + 2 * HEAD as u64;
+        (at, at + HEAD as u64, data, data + self.config.data.next_multiple_of(PAGE) as u64)
+    }
+
+    /// Makes a head available, without a kick.
+    pub fn offer(&mut self, head: u16) {
+        self.put(head, self.avail + 4 + 2 * u64::from(self.next_avail % self.size));
+        self.next_avail = self.next_avail.wrapping_add(1);
+        let _ = self.map.store(self.next_avail, GuestAddress(self.avail + 2), Ordering::Release);
+    }
+
+    /// Tells the device, if it wants to know.
+    pub fn notify(&mut self) {
+        fence(Ordering::SeqCst);
+        let load = |at: u64| self.map.load::<u16>(GuestAddress(at), Ordering::Acquire).unwrap_or(0);
+        let wants = if self.config.event_index {
+            let event = load(self.used + 4 + 8 * u64::from(self.size));
+            let (new, old) = (self.next_avail, self.kicked_at);
+            new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+        } else {
+            load(self.used) & 1 == 0
+        };
+        self.kicked_at = self.next_avail;
+        if wants {
+            self.kick_anyway();
+        }
+    }
+
+    /// Tells the device.
+    pub fn kick_anyway(&self) {
+        let _ = self.kick.write(1);
+    }
+
+    /// Puts a request into a slot: its head and, page by page, `data` that follow it; and where `reply` bytes, and `room` bytes
+    /// of data, may go. The head of the chain.
+    pub fn prepare(
+        &mut self,
+        slot: usize,
+        head: &[u8],
+        data: &[u8],
+        reply: usize,
+        room: usize,
+    ) -> u16 {
+        let (request_at, reply_at, data_at, own_table) = self.slot(slot);
+        self.put_bytes(head, request_at);
+        self.put_bytes(data, data_at);
+        self.chain(
+            slot,
+            own_table,
+            request_at,
+            head.len(),
+            data_at,
+            data.len(),
+            reply_at,
+            reply,
+            room,
+        )
+    }
+
+    /// As [`prepare`](Self::prepare), of data that are in place.
+    pub fn prepare_head(
+        &mut self,
+        slot: usize,
+        head: &[u8],
+        data: usize,
+        reply: usize,
+        room: usize,
+    ) -> u16 {
+        let (request_at, reply_at, data_at, own_table) = self.slot(slot);
+        self.put_bytes(head, request_at);
+        self.chain(slot, own_table, request_at, head.len(), data_at, data, reply_at, reply, room)
+    }
+
+    #[allow(clippy::too_many_arguments)] // the parts of a chain, by name
+    fn chain(
+        &self,
+        slot: usize,
+        own_table: u64,
+        request_at: u64,
+        request: usize,
+        data_at: u64,
+        data: usize,
+        reply_at: u64,
+        reply: usize,
+        room: usize,
+    ) -> u16 {
+        let first = if self.config.indirect {
+            0
+        } else {
+            u16::try_from(slot * Self::chain_max(&self.config)).unwrap_or(0)
+        };
+        let table = if self.config.indirect { own_table } else { self.table };
+        let pages = |len: usize, flags: u16| {
+            (0..len.div_ceil(PAGE)).map(move |page| {
+                let at = data_at + (page * PAGE) as u64;
+                (at, (len - page * PAGE).min(PAGE), flags)
+            })
+        };
+        let parts = [(request_at, request, 0)]
+            .into_iter()
+            .chain(pages(data, 0))
+            .chain((reply > 0).then_some((reply_at, reply, flag::WRITE)))
+            .chain(pages(room, flag::WRITE));
+        let mut count = 0u16;
+        for (at, len, flags) in parts {
+            if count > 0 {
+                let last = table + 16 * u64::from(first + count - 1);
+                let flags: u16 = self.map.read_obj(GuestAddress(last + 12)).unwrap_or(0);
+                self.put(flags | flag::NEXT, last + 12);
+                self.put(first + count, last + 14);
+            }
+            self.describe(table, first + count, at, u32::try_from(len).unwrap_or(0), flags, 0);
+            count += 1;
+        }
+        if !self.config.indirect {
+            return first;
+        }
+        let head = u16::try_from(slot).unwrap_or(0);
+        self.describe(self.table, head, own_table, u32::from(count) * 16, flag::INDIRECT, 0);
+        head
+    }
+
+    /// The slot of a head.
+    pub fn slot_of(&self, head: u16) -> usize {
+        let per = if self.config.indirect { 1 } else { Self::chain_max(&self.config) };
+        usize::from(head) / per
+    }
+
+    /// What was given back: head and bytes written. Without waiting.
+    pub fn pop(&mut self) -> Option<(u16, u32)> {
+        let at = self.map.load::<u16>(GuestAddress(self.used + 2), Ordering::Acquire).unwrap_or(0);
+        if at == self.next_used {
+            return None;
+        }
+        let element = self.used + 4 + 8 * u64::from(self.next_used % self.size);
+        let head: u32 = self.map.read_obj(GuestAddress(element)).unwrap_or(0);
+        let written: u32 = self.map.read_obj(GuestAddress(element + 4)).unwrap_or(0);
+        self.next_used = self.next_used.wrapping_add(1);
+        Some((u16::try_from(head).unwrap_or(u16::MAX), written))
+    }
+
+    /// Waits for the next one that is given back.
+    ///
+    /// # Errors
+    /// Nothing came for a minute.
+    pub fn wait(&mut self) -> Result<(u16, u32)> {
+        self.wait_for(PATIENCE)?.ok_or_else(|| "the device has not answered for a minute".into())
+    }
+
+    /// The same for so long; None if nothing came.
+    ///
+    /// # Errors
+    /// The wait failed.
+    pub fn wait_for(&mut self, limit: Duration) -> Result<Option<(u16, u32)>> {
+        loop {
+            if let Some(found) = self.pop() {
+                return Ok(Some(found));
+            }
+            if self.config.event_index {
+                self.put(self.next_used, self.avail + 4 + 2 * u64::from(self.size));
+                fence(Ordering::SeqCst);
+                if let Some(found) = self.pop() {
+                    return Ok(Some(found));
+                }
+            }
+            let timeout = rustix::time::Timespec::try_from(limit).map_err(|e| e.to_string())?;
+            // SAFETY: the descriptor is the queue's own, and open as long as the queue.
+            let call = unsafe { BorrowedFd::borrow_raw(self.call.as_raw_fd()) };
+            let mut fds = [PollFd::from_borrowed_fd(call, PollFlags::IN)];
+            if poll(&mut fds, Some(&timeout)).map_err(|e| e.to_string())? == 0 {
+                return Ok(self.pop());
+            }
+            let _ = self.call.read();
+        }
+    }
+}
+
+/// A reply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reply {
+    /// Negative error number, or 0.
+    pub error: i32,
+    /// What follows the header.
+    pub body: Vec<u8>,
+}
+
+/// A guest, as a device sees it.
+pub struct Driver {
+    /// The monitor's side of the socket.
+    pub frontend: Frontend,
+    /// The queues; the first is for FORGET.
+    pub queues: Vec<DriverQueue>,
+    /// What a device that is killed leaves behind.
+    pub inflight: Option<(VhostUserInflight, File)>,
+    memory: Arc<GuestMemoryMmap<()>>,
+    config: Config,
+    unique: u64,
+    /// User of the requests.
+    pub uid: u32,
+    /// And group.
+    pub gid: u32,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Driver {
+    /// Connects to a device and starts its queues. INIT is not sent.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn connect(path: &Path, config: Config) -> Result<Self> {
+        let stream = UnixStream::connect(path).map_err(io_text("connecting"))?;
+        Self::over(stream, config)
+    }
+
+    /// The same over a socket that is connected.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn over(stream: UnixStream, config: Config) -> Result<Self> {
+        let each = DriverQueue::bytes(&config);
+        let total = each * (config.queues + 1);
+        let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|e| e.to_string())?;
+        rustix::fs::ftruncate(&fd, total as u64).map_err(|e| e.to_string())?;
+        // Two regions that meet, so that something lies across.
+        let half = (total / 2).next_multiple_of(PAGE);
+        let file = File::from(fd);
+        let second = file.try_clone().map_err(io_text("memory"))?;
+        let ranges = [
+            (GuestAddress(BASE), half, Some(FileOffset::new(file, 0))),
+            (
+                GuestAddress(BASE + half as u64),
+                total - half,
+                Some(FileOffset::new(second, half as u64)),
+            ),
+        ];
+        let map = GuestMemoryMmap::from_ranges_with_files(ranges).map_err(|e| e.to_string())?;
+        let map = Arc::new(map);
+        let queues = (0..=config.queues)
+            .map(|i| DriverQueue::new(map.clone(), BASE + (i * each) as u64, config))
+            .collect::<Result<Vec<_>>>()?;
+        let frontend = Frontend::from_stream(stream, config.queues as u64 + 1);
+        let (inflight, unique) = (None, 0);
+        let mut driver =
+            Self { frontend, queues, inflight, memory: map, config, unique, uid: 0, gid: 0 };
+        driver.start()?;
+        Ok(driver)
+    }
+
+    /// The same guest, with another device, or the same one over another connection: it goes on with its queues as they are.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn reconnect(&mut self, stream: UnixStream) -> Result<()> {
+        self.frontend = Frontend::from_stream(stream, self.config.queues as u64 + 1);
+        self.start()
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let f = &mut self.frontend;
+        f.set_owner().map_err(text("SET_OWNER"))?;
+        let offered = f.get_features().map_err(text("GET_FEATURES"))?;
+        let mut wanted = VERSION_1 | PROTOCOL_FEATURES;
+        if self.config.indirect {
+            wanted |= INDIRECT_DESC;
+        }
+        if self.config.event_index {
+            wanted |= EVENT_IDX;
+        }
+        if offered & wanted != wanted {
+            return Err(format!("the device offers {offered:#x}, and {wanted:#x} is wanted"));
+        }
+        let protocol = f.get_protocol_features().map_err(text("GET_PROTOCOL_FEATURES"))?;
+        let mut used = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK;
+        used |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        let used = used & protocol;
+        f.set_protocol_features(used).map_err(text("SET_PROTOCOL_FEATURES"))?;
+        f.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        if used.contains(VhostUserProtocolFeatures::MQ) {
+            let there = f.get_queue_num().map_err(text("GET_QUEUE_NUM"))?;
+            if there < self.queues.len() as u64 {
+                return Err(format!("the device has {there} queues of {}", self.queues.len()));
+            }
+        }
+        if used.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            if self.inflight.is_none() {
+                let queues = u16::try_from(self.queues.len()).unwrap_or(1);
+                let asked = VhostUserInflight::new(0, 0, queues, self.config.size);
+                self.inflight = Some(f.get_inflight_fd(&asked).map_err(text("GET_INFLIGHT_FD"))?);
+            }
+            if let Some((inflight, file)) = &self.inflight {
+                f.set_inflight_fd(inflight, file.as_raw_fd()).map_err(text("SET_INFLIGHT_FD"))?;
+            }
+        }
+        f.set_features(wanted).map_err(text("SET_FEATURES"))?;
+        let regions: Vec<_> = self
+            .memory
+            .iter()
+            .map(VhostUserMemoryRegionInfo::from_guest_region)
+            .collect::<std::result::Result<_, _>>()
+            .map_err(text("memory"))?;
+        f.set_mem_table(&regions).map_err(text("SET_MEM_TABLE"))?;
+        for (index, queue) in self.queues.iter().enumerate() {
+            let user = |guest: u64| {
+                let address = self.memory.get_host_address(GuestAddress(guest));
+                address.map(|at| at as u64).map_err(|e| e.to_string())
+            };
+            let data = VringConfigData {
+                queue_max_size: queue.size,
+                queue_size: queue.size,
+                flags: 0,
+                desc_table_addr: user(queue.table)?,
+                used_ring_addr: user(queue.used)?,
+                avail_ring_addr: user(queue.avail)?,
+                log_addr: None,
+            };
+            f.set_vring_num(index, queue.size).map_err(text("SET_VRING_NUM"))?;
+            // What was not given back was not taken, where nobody keeps book of it.
+            let used = self.memory.load::<u16>(GuestAddress(queue.used + 2), Ordering::Acquire);
+            f.set_vring_base(index, used.unwrap_or(0)).map_err(text("SET_VRING_BASE"))?;
+            f.set_vring_addr(index, &data).map_err(text("SET_VRING_ADDR"))?;
+            f.set_vring_call(index, &queue.call).map_err(text("SET_VRING_CALL"))?;
+            f.set_vring_kick(index, &queue.kick).map_err(text("SET_VRING_KICK"))?;
+            f.set_vring_enable(index, true).map_err(text("SET_VRING_ENABLE"))?;
+        }
+        Ok(())
+    }
+
+    /// A request: its header and `parts`, and the length of `data` that follow in pages.
+    pub fn request(&mut self, opcode: u32, node: u64, parts: &[&[u8]], data: usize) -> Vec<u8> {
+        self.unique += 2;
+        let len = size_of::<InHeader>() + parts.iter().map(|part| part.len()).sum::<usize>() + data;
+        let header = InHeader {
+            len: u32::try_from(len).unwrap_or(0).into(),
+            opcode: opcode.into(),
+            unique: self.unique.into(),
+            nodeid: node.into(),
+            uid: self.uid.into(),
+            gid: self.gid.into(),
+            pid: 1.into(),
+            ..InHeader::default()
+        };
+        let mut request = header.as_bytes().to_vec();
+        parts.iter().for_each(|part| request.extend_from_slice(part));
+        request
+    }
+
+    /// The reply in a slot, `reply` bytes of which lie in the first piece.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn reply(&self, queue: usize, slot: usize, written: u32, reply: usize) -> Result<Reply> {
+        let queue = &self.queues[queue];
+        let (_, reply_at, data_at, _) = queue.slot(slot);
+        let written = written as usize;
+        let mut bytes = queue.get_bytes(reply_at, written.min(reply));
+        bytes.extend(queue.get_bytes(data_at, written.saturating_sub(reply)));
+        let (header, body) = OutHeader::read_from_prefix(&bytes)
+            .map_err(|_| format!("a reply of {written} bytes"))?;
+        if header.len.get() as usize != written {
+            return Err(format!("a reply of {written} bytes says {}", header.len.get()));
+        }
+        Ok(Reply { error: header.error.get(), body: body.to_vec() })
+    }
+
+    /// Sends a request with `data`, and waits for its reply, which has room for `room` bytes of data. Nothing else may be
+    /// under way in the queue.
+    ///
+    /// # Errors
+    /// No reply, or one that is none.
+    pub fn call_on(
+        &mut self,
+        queue: usize,
+        opcode: u32,
+        node: u64,
+        parts: &[&[u8]],
+        data: &[u8],
+        room: usize,
+    ) -> Result<Reply> {
+        let head = self.request(opcode, node, parts, data.len());
+        // Data follow the header of a reply in pages of their own.
+        let reply = if room > 0 { size_of::<OutHeader>() } else { HEAD };
+        let q = &mut self.queues[queue];
+        let offered = q.prepare(0, &head, data, reply, room);
+        q.offer(offered);
+        q.notify();
+        let (back, written) = q.wait()?;
+        if back != offered {
+            return Err(format!("head {back} came back, of {offered}"));
+        }
+        self.reply(queue, 0, written, reply)
+    }
+
+    /// The same on the first request queue.
+    ///
+    /// # Errors
+    /// As [`call_on`](Self::call_on).
+    pub fn call(&mut self, opcode: u32, node: u64, parts: &[&[u8]]) -> Result<Reply> {
+        self.call_on(1, opcode, node, parts, &[], 0)
+    }
+
+    /// Sends what has no reply (FORGET) on the first queue.
+    ///
+    /// # Errors
+    /// It is not given back.
+    pub fn tell(&mut self, opcode: u32, node: u64, parts: &[&[u8]]) -> Result<()> {
+        let head = self.request(opcode, node, parts, 0);
+        let q = &mut self.queues[0];
+        let offered = q.prepare(0, &head, &[], 0, 0);
+        q.offer(offered);
+        q.notify();
+        q.wait().map(drop)
+    }
+
+    /// INIT, as Linux 6.12 sends it.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn init(&mut self) -> Result<Reply> {
+        let arg = InitIn {
+            major: 7.into(),
+            minor: 41.into(),
+            max_readahead: 131_072.into(),
+            flags: u32::MAX.into(),
+        };
+        let reply = self.call(op::INIT, 0, &[arg.as_bytes(), InitInExt::default().as_bytes()])?;
+        if reply.error == 0 { Ok(reply) } else { Err(format!("INIT: error {}", reply.error)) }
+    }
+
+    /// Stops the queues and hangs up.
+    pub fn hang_up(self) {
+        for index in 0..self.queues.len() {
+            let _ = self.frontend.get_vring_base(index);
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! A file system for virtual machines: virtio-fs devices (virtio 1.3, 5.11) with any
+//! [`FileSystem`](client::fs::FileSystem) behind them. DPFS, sections 3 and 4.
+//!
+//! - [`hal`]: what a transport gives: queues, requests as scatter lists, completion;
+//! - [`device`]: takes requests from queues and serves them, on threads bound to each;
+//! - [`vring`] and [`vhost`]: the first transport, vhost-user on a Unix socket, with [`inflight`] for what a device that
+//!   was killed had begun;
+//! - [`ledger`]: what the next device must know, if this one is killed; `again`: requests that come to it a second time;
+//! - [`memory`]: the guest's memory;
+//! - [`tenant`]: a directory of a file system, and nothing beside it, with users mapped ([`ids`]) and [`limits`];
+//! - [`sandbox`]: what the process gives up before it serves;
+//! - [`driver`]: the other side, without a virtual machine, for tests and benches ([`measure`]).
+
+mod again;
+pub mod device;
+pub mod driver;
+pub mod hal;
+pub mod ids;
+pub mod inflight;
+pub mod ledger;
+pub mod limits;
+pub mod measure;
+pub mod memory;
+pub mod sandbox;
+pub mod tenant;
+pub mod vhost;
+pub mod vring;

@@ -1,0 +1,225 @@
+//! A device that is killed at any moment and started again: its guest sees a pause, and nothing else.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::random::Random;
+use client::dir::{self, DirFs};
+use common::{create, read_in, scratch, write_in};
+use frontend::fuse::wire::*;
+use virtiofs::device::{Device, Options};
+use virtiofs::driver::{Config, Driver};
+use virtiofs::ledger::Ledger;
+use virtiofs::vhost;
+use zerocopy::{FromBytes, IntoBytes};
+
+const ROOT: u64 = 1;
+const PLACE: &str = "VIRTIOFS_TEST_DEVICE";
+
+/// Not a test: the device, as a process that can be killed.
+#[test]
+fn device_process() {
+    let Some(root) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
+    let shared = root.join("shared");
+    let fs = DirFs::open(shared.to_str().unwrap().as_bytes(), dir::Options::default()).unwrap();
+    let mut options = Options::default();
+    options.guest.nodes_max = 1000;
+    let (ledger, kept) = Ledger::open(&root.join("state"), &options.guest).unwrap();
+    options.ledger = Some(Arc::new(ledger));
+    let device = Device::new(Arc::new(fs), options);
+    if let Some(kept) = kept {
+        // Those are lost that have no name any more.
+        device.resume(kept);
+    }
+    let rings = vhost::rings("test", 4).unwrap();
+    let _crew = device.start(&*rings).unwrap();
+    let socket = root.join("socket");
+    let _ = std::fs::remove_file(&socket);
+    let listener = UnixListener::bind(root.join("socket.new")).unwrap();
+    std::fs::rename(root.join("socket.new"), socket).unwrap();
+    for stream in listener.incoming() {
+        vhost::serve(&rings, None, stream.unwrap());
+    }
+}
+
+struct Process {
+    root: PathBuf,
+    child: Child,
+}
+
+impl Process {
+    fn start(root: &Path) -> Self {
+        Self { root: root.to_path_buf(), child: Self::spawn(root) }
+    }
+
+    fn spawn(root: &Path) -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "device_process", "--nocapture"])
+            .env(PLACE, root)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    fn connect(&self) -> UnixStream {
+        for _ in 0..6000 {
+            if let Ok(stream) = UnixStream::connect(self.root.join("socket")) {
+                return stream;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the device does not come up");
+    }
+
+    /// kill -9, and another one.
+    fn replace(&mut self, guest: &mut Driver) {
+        self.kill();
+        self.child = Self::spawn(&self.root);
+        guest.reconnect(self.connect()).unwrap();
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(self.root.join("socket"));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+#[test]
+fn open_files_and_inodes_survive_the_device() {
+    let mut device = Process::start(&scratch());
+    let mut guest = Driver::over(device.connect(), Config::default()).unwrap();
+    guest.init().unwrap();
+    let (node, fh) = create(&mut guest, 1, ROOT, b"f");
+    let wrote = guest.call_on(1, op::WRITE, node, &[&write_in(fh, 0, 5)], b"hello", 0).unwrap();
+    assert_eq!(wrote.error, 0);
+    for round in 0..3 {
+        device.replace(&mut guest);
+        // Without INIT, by the same node and handle; from the other side as well.
+        let read = guest.call_on(1, op::READ, node, &[&read_in(fh, 0, 100)], &[], 100).unwrap();
+        assert_eq!((read.error, &*read.body), (0, &b"hello"[..]), "round {round}");
+        let asked = guest.call(op::GETATTR, node, &[GetattrIn::default().as_bytes()]).unwrap();
+        assert_eq!(asked.error, 0);
+    }
+    let release = ReleaseIn { fh: fh.into(), ..ReleaseIn::default() };
+    assert_eq!(guest.call(op::RELEASE, node, &[release.as_bytes()]).unwrap().error, 0);
+    guest.tell(op::FORGET, node, &[ForgetIn { nlookup: 1.into() }.as_bytes()]).unwrap();
+    device.replace(&mut guest);
+    let read = guest.call_on(1, op::READ, node, &[&read_in(fh, 0, 1)], &[], 1).unwrap();
+    assert_eq!(read.error, -libc::ESTALE);
+}
+
+/// Many requests under way, most of which can be done only once; the device is killed among them. Each is answered, once, as if
+/// nothing had happened.
+#[test]
+fn nothing_under_way_is_lost_or_fails() {
+    let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
+        u64::from(std::process::id())
+            ^ u64::from(std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos())
+    });
+    println!("SEED={seed}");
+    let mut random = Random::new(seed);
+    let mut device = Process::start(&scratch());
+    let shared = device.root.join("shared");
+    let slots = 16;
+    let config = Config { queues: 2, slots, ..Config::default() };
+    let mut guest = Driver::over(device.connect(), config).unwrap();
+    guest.init().unwrap();
+    let (mut made, mut next) = (Vec::new(), 0u32);
+    for _ in 0..6 {
+        // Head by queue: what was asked, and what must be there after it.
+        let mut under_way: BTreeMap<(usize, u16), (String, bool)> = BTreeMap::new();
+        for slot in 1..slots {
+            for queue in 1..=2 {
+                let request = if random.below(2) == 0 || made.is_empty() {
+                    next += 1;
+                    let name = format!("n{next}");
+                    let z = format!("{name}\0");
+                    let (opcode, arg) = match random.below(4) {
+                        0 => (
+                            op::MKDIR,
+                            MkdirIn { mode: 0o755.into(), ..MkdirIn::default() }
+                                .as_bytes()
+                                .to_vec(),
+                        ),
+                        1 => (
+                            op::CREATE,
+                            CreateIn {
+                                flags: 0o302.into(),
+                                mode: 0o644.into(),
+                                ..CreateIn::default()
+                            }
+                            .as_bytes()
+                            .to_vec(),
+                        ),
+                        2 => (
+                            op::MKNOD,
+                            MknodIn { mode: 0o100_644.into(), ..MknodIn::default() }
+                                .as_bytes()
+                                .to_vec(),
+                        ),
+                        _ => (op::SYMLINK, Vec::new()),
+                    };
+                    let target: &[u8] = if opcode == op::SYMLINK { b"to\0" } else { b"" };
+                    let request = guest.request(opcode, ROOT, &[&arg, z.as_bytes(), target], 0);
+                    (request, name, true)
+                } else {
+                    let at = random.below(made.len() as u64) as usize;
+                    let name: String = made.swap_remove(at);
+                    let kind = std::fs::symlink_metadata(shared.join(&name)).unwrap().file_type();
+                    let opcode = if kind.is_dir() { op::RMDIR } else { op::UNLINK };
+                    let request = guest.request(opcode, ROOT, &[format!("{name}\0").as_bytes()], 0);
+                    (request, name, false)
+                };
+                let q = &mut guest.queues[queue];
+                let head = q.prepare(slot, &request.0, &[], 4096, 0);
+                q.offer(head);
+                under_way.insert((queue, head), (request.1, request.2));
+            }
+        }
+        for queue in 1..=2 {
+            guest.queues[queue].notify();
+        }
+        // Some have been done by then, some said so, some are in the middle.
+        for _ in 0..random.below(2000) {
+            std::hint::spin_loop();
+        }
+        std::thread::sleep(Duration::from_micros(random.below(1500)));
+        device.replace(&mut guest);
+        while !under_way.is_empty() {
+            for queue in 1..=2 {
+                if !under_way.keys().any(|(q, _)| *q == queue) {
+                    continue;
+                }
+                let (head, written) = guest.queues[queue].wait().unwrap();
+                let slot = guest.queues[queue].slot_of(head);
+                let reply = guest.reply(queue, slot, written, 4096).unwrap();
+                let (name, there) =
+                    under_way.remove(&(queue, head)).expect("an answer to no request");
+                assert_eq!(reply.error, 0, "{name}, to be there: {there}");
+                assert_eq!(std::fs::symlink_metadata(shared.join(&name)).is_ok(), there, "{name}");
+                if there {
+                    let told = EntryOut::read_from_prefix(&reply.body).unwrap().0.nodeid.get();
+                    let found = std::fs::symlink_metadata(shared.join(&name)).unwrap();
+                    assert_eq!(told, std::os::unix::fs::MetadataExt::ino(&found));
+                    made.push(name);
+                }
+            }
+        }
+    }
+    let left = std::fs::read_dir(&shared).unwrap().count();
+    assert_eq!(left, made.len());
+}
