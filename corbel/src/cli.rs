@@ -61,6 +61,8 @@ impl Global {
 pub enum Verb {
     /// Mount the volume, for every program of this machine
     Mount(crate::mount::MountArgs),
+    /// Serve block devices to NBD clients
+    Nbd(crate::nbd::NbdArgs),
     /// Make the region of a node and an empty volume in it
     Mkfs(crate::mkfs::MkfsArgs),
     /// Run the services of a node, or one of them, or the coordinator

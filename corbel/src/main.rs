@@ -13,6 +13,7 @@ mod local;
 mod metrics;
 mod mkfs;
 mod mount;
+mod nbd;
 mod output;
 mod process;
 mod quota;
@@ -35,6 +36,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
     let global = &cli.global;
     match cli.verb {
         Verb::Mount(args) => mount::run(global, out, &args)?,
+        Verb::Nbd(args) => nbd::run(global, out, &args)?,
         Verb::Mkfs(args) => mkfs::run(global, &args, out)?,
         Verb::Serve(args) => serve::run(global, &args)?,
         Verb::Status(args) => status::run(global, &args, out)?,
