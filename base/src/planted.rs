@@ -408,6 +408,30 @@ pub enum Bug {
     WhomUnchecked = 264,
     /// A node takes chunks from any node.
     ChunkOfAnyone = 265,
+    /// A read of a block device joins one under way that began before the last write.
+    StaleReadJoined = 400,
+    /// What a read brings is kept though something newer was written meanwhile.
+    StaleReadKept = 401,
+    /// A page of the block cache is written back while it is being written back.
+    PageWrittenTwice = 402,
+    /// A flush of a block device leaves what is dirty in the cache.
+    FlushForgetsDirty = 403,
+    /// A flush goes down while bytes that it owes are still under way.
+    FlushOvertakes = 404,
+    /// What was trimmed stays dirty in the block cache, and is written afterwards.
+    TrimLeavesDirty = 405,
+    /// A flush of a block device does not wait for what took the place of dirty bytes that it owes.
+    SupersededForgotten = 406,
+    /// An object of a pool reads as it was before, where a newer version may lie in stores that are silent.
+    OldVersionBelieved = 407,
+    /// Bytes of a shard are not compared with their checksums.
+    ShardUnverified = 408,
+    /// A write to a pool is answered when one store has its part.
+    WriteWithoutQuorum = 409,
+    /// A repair removes what is old or misplaced before enough of the new is there.
+    CleanedTooEarly = 410,
+    /// What a read of a block device brings is kept though a write-back ended meanwhile.
+    WrittenBackUnnoticed = 411,
 }
 
 impl Bug {
@@ -1274,6 +1298,66 @@ impl Bug {
             Bug::MisplacedLater,
             "misplaced-later",
             "what was appended elsewhere than the kernel believes is dropped from its pages after the answer",
+        ),
+        (
+            Bug::StaleReadJoined,
+            "stale-read-joined",
+            "a read of a block device joins one under way that began before the last write",
+        ),
+        (
+            Bug::StaleReadKept,
+            "stale-read-kept",
+            "what a read brings is kept though something newer was written meanwhile",
+        ),
+        (
+            Bug::PageWrittenTwice,
+            "page-written-twice",
+            "a page of the block cache is written back while it is being written back",
+        ),
+        (
+            Bug::FlushForgetsDirty,
+            "flush-forgets-dirty",
+            "a flush of a block device leaves what is dirty in the cache",
+        ),
+        (
+            Bug::FlushOvertakes,
+            "flush-overtakes",
+            "a flush goes down while bytes that it owes are still under way",
+        ),
+        (
+            Bug::TrimLeavesDirty,
+            "trim-leaves-dirty",
+            "what was trimmed stays dirty in the block cache, and is written afterwards",
+        ),
+        (
+            Bug::SupersededForgotten,
+            "superseded-forgotten",
+            "a flush of a block device does not wait for what took the place of dirty bytes that it owes",
+        ),
+        (
+            Bug::OldVersionBelieved,
+            "old-version-believed",
+            "an object of a pool reads as it was before, where a newer version may lie in stores that are silent",
+        ),
+        (
+            Bug::ShardUnverified,
+            "shard-unverified",
+            "bytes of a shard are not compared with their checksums",
+        ),
+        (
+            Bug::WriteWithoutQuorum,
+            "write-without-quorum",
+            "a write to a pool is answered when one store has its part",
+        ),
+        (
+            Bug::CleanedTooEarly,
+            "cleaned-too-early",
+            "a repair removes what is old or misplaced before enough of the new is there",
+        ),
+        (
+            Bug::WrittenBackUnnoticed,
+            "written-back-unnoticed",
+            "what a read of a block device brings is kept though a write-back ended meanwhile",
         ),
     ];
 

@@ -9,6 +9,7 @@
 
 mod file;
 mod memory;
+mod threads;
 mod volume;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use base::Errno;
 
 pub use file::PlainFile;
 pub use memory::Memory;
+pub use threads::Threads;
 pub use volume::VolumeFile;
 
 /// What a device never tears, in bytes.

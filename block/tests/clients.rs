@@ -7,9 +7,11 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use base::random::Random;
-use block::device::{Blocking, Device, Memory, PlainFile};
+use block::device::{Blocking, Device, Memory, PlainFile, Threads};
+use block::layer::{Config, Layered};
 use block::nbd::connection::{Bounds, Common};
 use block::nbd::handshake::TlsPolicy;
+use block::nbd::proto::command;
 use block::nbd::{Address, Exports, Limits, Server};
 
 use rig::{Scratch, export, program, serve};
@@ -157,6 +159,39 @@ fn fio_verifies_what_it_wrote() {
     let Some(output) = run("fio", &args) else { return };
     let text = said(&output);
     assert!(text.contains("err= 0"), "{text}");
+}
+
+/// The same through the cache, write-back, over a file: and what a flush has covered lies in the file.
+#[test]
+fn fio_verifies_through_the_cache() {
+    let scratch = Scratch::new("fio-cache");
+    let disk = PlainFile::open(&scratch.path("disk"), false, Some(16 << 20)).unwrap();
+    let below = Arc::new(Threads::new(disk, 4).unwrap());
+    let config = Config { cache_bytes: 1 << 20, write_back: true, ..Config::default() };
+    let layered = Arc::new(Layered::new(below, config).unwrap());
+    let server = serve(&scratch, Arc::clone(&layered) as Arc<dyn Device>);
+    let uri = format!("--uri={}", uri(&scratch, "disk"));
+    let args = [
+        "--name=t",
+        "--ioengine=nbd",
+        &uri,
+        "--rw=randwrite",
+        "--bsrange=512-64k",
+        "--iodepth=32",
+        "--size=16m",
+        "--fsync=50",
+        "--verify=crc32c",
+        "--do_verify=1",
+        "--verify_fatal=1",
+        "--randseed=9",
+    ];
+    let Some(output) = run("fio", &args) else { return };
+    assert!(said(&output).contains("err= 0"));
+    let mut client = block::nbd::client::Client::open(&server.addresses()[0], "disk").unwrap();
+    client.call((command::FLUSH, 0), 0, 0, b"").unwrap().result.unwrap();
+    let seen = client.call((command::READ, 0), 0, 16 << 20, b"").unwrap().result.unwrap();
+    assert!(seen == std::fs::read(scratch.path("disk")).unwrap());
+    assert!(layered.stats().device_writes > 0);
 }
 
 /// TLS of GnuTLS, as libnbd speaks it, with certificates on both sides.

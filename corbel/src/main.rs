@@ -15,6 +15,7 @@ mod mkfs;
 mod mount;
 mod nbd;
 mod output;
+mod pool;
 mod process;
 mod quota;
 mod recover;
@@ -36,6 +37,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
     let global = &cli.global;
     match cli.verb {
         Verb::Mount(args) => mount::run(global, out, &args)?,
+        Verb::Pool(verb) => pool::run(out, &verb)?,
         Verb::Nbd(args) => nbd::run(global, out, &args)?,
         Verb::Mkfs(args) => mkfs::run(global, &args, out)?,
         Verb::Serve(args) => serve::run(global, &args)?,

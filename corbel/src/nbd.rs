@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::device::{Blocking, Device, Memory, PlainFile, ReadOnly, VolumeFile};
+use block::device::{Blocking, Device, Disk, Memory, PlainFile, ReadOnly, Threads, VolumeFile};
+use block::layer::{Config, Layered};
 use block::nbd::connection::{Bounds, Common};
 use block::nbd::handshake::TlsPolicy;
 use block::nbd::{Address, Export, Exports, Limits, Server, tls};
@@ -18,6 +19,8 @@ use crate::failure::{Context, Failure, Kind, Result};
 use crate::output::Output;
 use crate::units::{parse_bytes, parse_duration};
 
+/// Threads that wait for a disk behind the cache.
+const THREADS: usize = 4;
 /// The port of NBD.
 const PORT: u16 = 10809;
 
@@ -30,6 +33,7 @@ const PORT: u16 = 10809;
         Sources:\n  \
         volume:/PATH   a file of the Corbel volume; a flush means all replicas\n  \
         file:PATH      a file or block device of this machine\n  \
+        pool:FILE:NAME an image of a pool (corbel pool)\n  \
         memory:SIZE    memory, gone at the end\n\n\
         Clients:\n  nbdinfo nbd://localhost\n  \
         qemu-img info 'nbd+unix:///a?socket=/run/nbd.sock'\n  \
@@ -66,6 +70,12 @@ pub struct NbdArgs {
     /// End connections that say nothing for this long
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     idle_timeout: Option<Duration>,
+    /// Put a cache of this size before each device, with read-ahead and merging of neighbours (32MiB; 0B: none)
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, num_args = 0..=1, default_missing_value = "32MiB")]
+    cache: Option<u64>,
+    /// Answer writes when they are in the cache; a flush writes them
+    #[arg(long, requires = "cache")]
+    write_back: bool,
     /// Connections at the same time
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     connections: u16,
@@ -122,11 +132,17 @@ impl Opener<'_> {
                         let remedy = "check the path and your rights; --size SIZE makes a file";
                         Failure::failed(format!("{source}: {error}"), remedy)
                     })?;
-                Arc::new(Blocking(file))
+                self.layered(file)?
             }
             "file" => {
                 let file = PlainFile::open(Path::new(rest), read_only, create).context(source)?;
-                Arc::new(Blocking(file))
+                self.layered(file)?
+            }
+            "pool" => {
+                let (file, name) = rest
+                    .rsplit_once(':')
+                    .ok_or_else(|| usage(format!("{source}: no image"), "write pool:FILE:IMAGE"))?;
+                self.layered(crate::pool::open(Path::new(file), name, read_only)?)?
             }
             "memory" => {
                 let size = parse_bytes(rest).map_err(|error| {
@@ -135,11 +151,19 @@ impl Opener<'_> {
                 Arc::new(Blocking(Memory::new(size)))
             }
             _ => {
-                let remedy = "write volume:/PATH, file:PATH or memory:SIZE";
+                let remedy = "write volume:/PATH, file:PATH, pool:FILE:NAME or memory:SIZE";
                 return Err(usage(format!("{source:?} is no source"), remedy));
             }
         };
         Ok(if read_only { Arc::new(ReadOnly(device)) } else { device })
+    }
+
+    /// What a disk is served through: nothing, or the cache.
+    fn layered<D: Disk + 'static>(&self, disk: D) -> Result<Arc<dyn Device>> {
+        let Some(cache_bytes) = self.args.cache else { return Ok(Arc::new(Blocking(disk))) };
+        let device = Arc::new(Threads::new(disk, THREADS).context("starting threads")?);
+        let config = Config { cache_bytes, write_back: self.args.write_back, ..Config::default() };
+        Ok(Arc::new(Layered::new(device, config).context("starting threads")?))
     }
 
     fn volume(&mut self) -> Result<Arc<dyn FileSystem>> {
