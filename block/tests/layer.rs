@@ -409,6 +409,7 @@ fn histories_are_a_disk_s() {
 /// Each broken variant is found by the same histories.
 #[cfg(feature = "planted")]
 #[test]
+#[ignore = "alone: the variant is one for the whole process"]
 fn broken_variants_are_found() {
     use base::planted::{Bug, choose};
     for bug in [
@@ -422,10 +423,8 @@ fn broken_variants_are_found() {
         Bug::WrittenBackUnnoticed,
     ] {
         choose(bug);
-        std::panic::set_hook(Box::new(|_| {}));
         let found = (1..20_000).find(|seed| try_history(*seed).is_err());
         choose(Bug::None);
-        drop(std::panic::take_hook());
         let seed = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
         eprintln!("{bug:?}: seed {seed}");
     }

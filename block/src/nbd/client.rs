@@ -220,6 +220,15 @@ impl Client {
         Ok(cookie)
     }
 
+    /// Whether a simple reply, or the head of another, has come already.
+    pub fn has_reply(&self) -> bool {
+        let have = &self.ahead[self.at..];
+        let mut fields = Fields(have);
+        let (magic, _, cookie) = (fields.u32(), fields.u32(), fields.u64());
+        let data = cookie.and_then(|c| self.reads.get(&c)).copied().unwrap_or(0);
+        magic.is_some() && cookie.is_some() && fields.0.len() >= data as usize
+    }
+
     /// The next reply, whichever it is of.
     pub fn reply(&mut self) -> io::Result<Reply> {
         let head = self.read(16)?;
