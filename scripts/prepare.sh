@@ -19,7 +19,7 @@ fi
 # command that must be there : package that has it
 needed="cc:gcc ld:binutils git:git sqlite3:sqlite3 python3:python3 tar:tar find:findutils sha256sum:coreutils"
 # What the tests run beside that: each says "skipped" or fails without.
-[ "${1:-}" != tools ] || needed="$needed setfattr:attr setfacl:acl rsync:rsync setpriv:util-linux perl:perl-base"
+[ "${1:-}" != tools ] || needed="$needed setfattr:attr setfacl:acl rsync:rsync setpriv:util-linux perl:perl-base nbdinfo:libnbd-bin"
 # A guest of its own, in software emulation (virtiofs/tests/guest.rs).
 guest=no
 [ "${1:-}" != tools ] || [ "$(uname -m)" != x86_64 ] || guest=yes

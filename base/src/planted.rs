@@ -365,7 +365,7 @@ pub enum Bug {
     /// What a client closed is looked for after what it opens again is asked for.
     ClosedLater = 320,
     /// A chunk that is kept until it is applied is taken for another that has its number since.
-    RecentMistaken = 400,
+    RecentMistaken = 326,
     /// What fewer members hold than the volume asks for is acknowledged.
     MinReplicasIgnored = 98,
     /// A member whose process was started again has lost its place.
@@ -448,6 +448,30 @@ pub enum Bug {
     WhomUnchecked = 264,
     /// A node takes chunks from any node.
     ChunkOfAnyone = 265,
+    /// A read of a block device joins one under way that began before the last write.
+    StaleReadJoined = 400,
+    /// What a read brings is kept though something newer was written meanwhile.
+    StaleReadKept = 401,
+    /// A page of the block cache is written back while it is being written back.
+    PageWrittenTwice = 402,
+    /// A flush of a block device leaves what is dirty in the cache.
+    FlushForgetsDirty = 403,
+    /// A flush goes down while bytes that it owes are still under way.
+    FlushOvertakes = 404,
+    /// What was trimmed stays dirty in the block cache, and is written afterwards.
+    TrimLeavesDirty = 405,
+    /// A flush of a block device does not wait for what took the place of dirty bytes that it owes.
+    SupersededForgotten = 406,
+    /// An object of a pool reads as it was before, where a newer version may lie in stores that are silent.
+    OldVersionBelieved = 407,
+    /// Bytes of a shard are not compared with their checksums.
+    ShardUnverified = 408,
+    /// A write to a pool is answered when one store has its part.
+    WriteWithoutQuorum = 409,
+    /// A repair removes what is old or misplaced before enough of the new is there.
+    CleanedTooEarly = 410,
+    /// What a read of a block device brings is kept though a write-back ended meanwhile.
+    WrittenBackUnnoticed = 411,
 }
 
 impl Bug {
@@ -1398,6 +1422,66 @@ impl Bug {
             Bug::LocksOfRestartDropped,
             "locks-of-restart-dropped",
             "the locks of a node's clients are free when its nicfs was started again",
+        ),
+        (
+            Bug::StaleReadJoined,
+            "stale-read-joined",
+            "a read of a block device joins one under way that began before the last write",
+        ),
+        (
+            Bug::StaleReadKept,
+            "stale-read-kept",
+            "what a read brings is kept though something newer was written meanwhile",
+        ),
+        (
+            Bug::PageWrittenTwice,
+            "page-written-twice",
+            "a page of the block cache is written back while it is being written back",
+        ),
+        (
+            Bug::FlushForgetsDirty,
+            "flush-forgets-dirty",
+            "a flush of a block device leaves what is dirty in the cache",
+        ),
+        (
+            Bug::FlushOvertakes,
+            "flush-overtakes",
+            "a flush goes down while bytes that it owes are still under way",
+        ),
+        (
+            Bug::TrimLeavesDirty,
+            "trim-leaves-dirty",
+            "what was trimmed stays dirty in the block cache, and is written afterwards",
+        ),
+        (
+            Bug::SupersededForgotten,
+            "superseded-forgotten",
+            "a flush of a block device does not wait for what took the place of dirty bytes that it owes",
+        ),
+        (
+            Bug::OldVersionBelieved,
+            "old-version-believed",
+            "an object of a pool reads as it was before, where a newer version may lie in stores that are silent",
+        ),
+        (
+            Bug::ShardUnverified,
+            "shard-unverified",
+            "bytes of a shard are not compared with their checksums",
+        ),
+        (
+            Bug::WriteWithoutQuorum,
+            "write-without-quorum",
+            "a write to a pool is answered when one store has its part",
+        ),
+        (
+            Bug::CleanedTooEarly,
+            "cleaned-too-early",
+            "a repair removes what is old or misplaced before enough of the new is there",
+        ),
+        (
+            Bug::WrittenBackUnnoticed,
+            "written-back-unnoticed",
+            "what a read of a block device brings is kept though a write-back ended meanwhile",
         ),
     ];
 

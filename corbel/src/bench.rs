@@ -2,6 +2,7 @@
 //! its own in memory), measures its baseline in the same run, and cleans up, also after an error
 //! or a signal. [`BENCHES`] is the list: name, what is asked, and the function.
 
+mod block;
 mod doors;
 pub mod failover;
 mod hunt;
@@ -102,6 +103,12 @@ verbs! {
     Compress = "compress",
     /// The virtio-fs device beside virtiofsd, by a driver without a virtual machine
     Virtiofs = "virtiofs",
+    /// Volume files as NBD disks, beside nbdkit's memory
+    Nbd = "nbd",
+    /// The block cache, read-ahead and merging, beside the same path without them
+    BlockCache = "block-cache",
+    /// A coded pool: writes, reads with stores lost, reads with one that hangs
+    Pool = "pool",
     /// CPU of an idle cluster
     Idle = "idle",
 }
@@ -250,6 +257,28 @@ pub const BENCHES: &[Row] = &[
             ("queues_4_over_1", Asked::Min(1.6)),
         ],
         run: virtiofs::virtiofs,
+    },
+    Row {
+        name: "nbd",
+        about: "4 KiB by NBD from a file of the volume, depth 1 and 32, beside nbdkit memory",
+        asked: &[("vs_nbdkit", Asked::Max(0.9)), ("replicated_vs_nbdkit", Asked::Max(1.5))],
+        run: block::nbd,
+    },
+    Row {
+        name: "block-cache",
+        about: "4 KiB on a pool of stores that take 1 ms, beside the same without cache and merging",
+        asked: &[
+            ("seq_ratio", Asked::Min(8.0)),
+            ("rand_ratio", Asked::Min(1.0)),
+            ("coalesce_gain", Asked::Min(4.0)),
+        ],
+        run: block::cache,
+    },
+    Row {
+        name: "pool",
+        about: "RS(6,3) over nine directories; three lost; one that hangs",
+        asked: &[("degraded_read_ratio", Asked::Min(0.7)), ("hang_p99_ratio", Asked::Max(2.0))],
+        run: block::pool,
     },
     Row {
         name: "idle",

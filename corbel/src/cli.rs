@@ -63,6 +63,11 @@ pub enum Verb {
     Mount(crate::mount::MountArgs),
     /// Be a virtio-fs device, for a virtual machine that mounts it
     Virtiofs(Box<crate::virtiofs::VirtiofsArgs>),
+    /// Serve block devices to NBD clients
+    Nbd(crate::nbd::NbdArgs),
+    /// Images over stores: replicated or coded, repaired and scrubbed
+    #[command(subcommand)]
+    Pool(crate::pool::PoolVerb),
     /// Make the region of a node and an empty volume in it
     Mkfs(crate::mkfs::MkfsArgs),
     /// Run the services of a node, or one of them, or the coordinator

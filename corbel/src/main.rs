@@ -13,7 +13,9 @@ mod local;
 mod metrics;
 mod mkfs;
 mod mount;
+mod nbd;
 mod output;
+mod pool;
 mod process;
 mod quota;
 mod recover;
@@ -37,6 +39,8 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
     match cli.verb {
         Verb::Mount(args) => mount::run(global, out, &args)?,
         Verb::Virtiofs(args) => virtiofs::run(global, out, &args)?,
+        Verb::Pool(verb) => pool::run(out, &verb)?,
+        Verb::Nbd(args) => nbd::run(global, out, &args)?,
         Verb::Mkfs(args) => mkfs::run(global, &args, out)?,
         Verb::Serve(args) => serve::run(global, &args)?,
         Verb::Status(args) => status::run(global, &args, out)?,

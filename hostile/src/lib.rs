@@ -8,6 +8,7 @@
 //! [`peer`], [`fabric`], [`coordinator`] and [`image`] drive whole parts of the system with scripts
 //! ([`input`]) of which any bytes are one.
 
+pub mod block;
 pub mod coding;
 pub mod coordinator;
 pub mod crush_map;
@@ -47,6 +48,7 @@ const fn target(name: &'static str, body: fn(&[u8]), seeds: fn() -> Vec<Vec<u8>>
 
 /// Every target.
 pub const TARGETS: &[Target] = &[
+    target("block", block::run, block::seeds),
     target("coding", coding::run, Vec::new),
     target("coordinator", coordinator::run, Vec::new),
     target("crush_map", crush_map::run, Vec::new),

@@ -3,6 +3,7 @@
 //!
 //! Most need root and /dev/fuse (a container without them says so and passes).
 
+mod block;
 mod cluster;
 mod coherence;
 mod copies;

@@ -1,0 +1,222 @@
+//! Pages of the device in memory, and which of their sectors count. No more than so many bytes; what is not dirty and not
+//! in use goes first if it was used longest ago.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::device::SECTOR;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Sectors of a page.
+pub const SECTORS: u64 = PAGE / SECTOR;
+
+/// A page.
+#[derive(Debug)]
+pub struct Page {
+    bytes: Box<[u8]>,
+    /// Sectors that hold what the device holds, or newer.
+    pub valid: u8,
+    /// Sectors that the device does not have yet.
+    pub dirty: u8,
+    /// Sectors on their way to the device, in `writes` requests.
+    pub writing: u8,
+    /// Requests that carry them.
+    pub writes: u32,
+    /// Requests in flight that made sectors of it valid.
+    pub pins: u32,
+    /// The flush before which its oldest dirty sector was written.
+    pub epoch: u64,
+    stamp: u64,
+}
+
+/// The pages.
+#[derive(Debug, Default)]
+pub struct Cache {
+    pages: HashMap<u64, Page>,
+    /// Pages that may go, by when they were used.
+    idle: BTreeMap<u64, u64>,
+    dirty: BTreeSet<u64>,
+    clock: u64,
+    pages_max: usize,
+}
+
+/// Bits of the sectors `from..to` of a page.
+pub fn mask(from: u64, to: u64) -> u8 {
+    (((1u16 << (to - from)) - 1) << from) as u8
+}
+
+/// Parts of a range of bytes by page: the page's number, its sectors `from..to`, and where they lie in the range. The range
+/// begins and ends at sectors.
+pub fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u64, u64, u64, usize)> {
+    let end = offset + len;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let page = at / PAGE;
+        let stop = end.min((page + 1) * PAGE);
+        let part =
+            (page, at % PAGE / SECTOR, (stop - page * PAGE) / SECTOR, (at - offset) as usize);
+        at = stop;
+        Some(part)
+    })
+}
+
+/// Runs of set bits: `(from, to)` in sectors.
+pub fn runs(bits: u8) -> impl Iterator<Item = (u64, u64)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let set = |i: u64| bits & (1 << i) != 0;
+        let from = (at..SECTORS).find(|i| set(*i))?;
+        let to = (from..SECTORS).find(|i| !set(*i)).unwrap_or(SECTORS);
+        at = to;
+        Some((from, to))
+    })
+}
+
+impl Cache {
+    /// An empty one.
+    pub fn new(bytes: u64) -> Self {
+        let pages_max = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX);
+        Self { pages_max, ..Self::default() }
+    }
+
+    /// Most pages.
+    pub fn pages_max(&self) -> usize {
+        self.pages_max
+    }
+
+    /// Pages now.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// A page.
+    pub fn get(&self, page: u64) -> Option<&Page> {
+        self.pages.get(&page)
+    }
+
+    /// Pages with dirty sectors, in order.
+    pub fn dirty(&self) -> &BTreeSet<u64> {
+        &self.dirty
+    }
+
+    /// Whether that many more pages can be had.
+    pub fn has_room(&self, more: usize) -> bool {
+        self.pages.len() + more <= self.pages_max + self.idle.len()
+    }
+
+    /// The page, made if it is not there; `None`: there is no room.
+    fn make(&mut self, number: u64) -> Option<&mut Page> {
+        if !self.pages.contains_key(&number) {
+            if self.pages.len() >= self.pages_max {
+                let (_, oldest) = self.idle.pop_first()?;
+                self.pages.remove(&oldest);
+            }
+            let bytes = vec![0; PAGE as usize].into_boxed_slice();
+            let page = Page {
+                bytes,
+                valid: 0,
+                dirty: 0,
+                writing: 0,
+                writes: 0,
+                pins: 0,
+                epoch: 0,
+                stamp: 0,
+            };
+            self.pages.insert(number, page);
+        }
+        self.pages.get_mut(&number)
+    }
+
+    /// Keeps the lists in step with a page that was changed or used.
+    fn settle(&mut self, number: u64) {
+        self.clock += 1;
+        let Some(page) = self.pages.get_mut(&number) else { return };
+        self.idle.remove(&page.stamp);
+        if page.dirty != 0 {
+            self.dirty.insert(number);
+        } else {
+            self.dirty.remove(&number);
+        }
+        if page.dirty | page.writing == 0 && page.pins == 0 && page.writes == 0 {
+            if page.valid == 0 {
+                self.pages.remove(&number);
+                return;
+            }
+            page.stamp = self.clock;
+            self.idle.insert(self.clock, number);
+        } else {
+            page.stamp = 0;
+        }
+    }
+
+    /// Changes a page that is there.
+    pub fn change<T>(&mut self, number: u64, how: impl FnOnce(&mut Page) -> T) -> Option<T> {
+        let result = self.pages.get_mut(&number).map(how);
+        if result.is_some() {
+            self.settle(number);
+        }
+        result
+    }
+
+    /// Copies valid sectors out and says which of the wanted ones are missing.
+    pub fn read(&mut self, number: u64, from: u64, to: u64, target: &mut [u8]) -> u8 {
+        let wanted = mask(from, to);
+        let Some(page) = self.pages.get(&number) else { return wanted };
+        for (a, b) in runs(page.valid & wanted) {
+            let source = &page.bytes[(a * SECTOR) as usize..(b * SECTOR) as usize];
+            let at = ((a - from) * SECTOR) as usize;
+            target[at..at + source.len()].copy_from_slice(source);
+        }
+        let missing = wanted & !page.valid;
+        if page.stamp != 0 {
+            self.settle(number);
+        }
+        missing
+    }
+
+    /// Puts sectors in, from `from` on. False: there is no room.
+    pub fn put(
+        &mut self,
+        number: u64,
+        from: u64,
+        data: &[u8],
+        how: impl FnOnce(&mut Page),
+    ) -> bool {
+        let bits = mask(from, from + data.len() as u64 / SECTOR);
+        let Some(page) = self.make(number) else { return false };
+        let at = (from * SECTOR) as usize;
+        page.bytes[at..at + data.len()].copy_from_slice(data);
+        page.valid |= bits;
+        how(page);
+        self.settle(number);
+        true
+    }
+
+    /// Puts what the device holds into sectors that hold nothing yet.
+    pub fn fill(&mut self, number: u64, from: u64, data: &[u8]) {
+        let bits = mask(from, from + data.len() as u64 / SECTOR);
+        let Some(page) = self.make(number) else { return };
+        let missing = bits & !page.valid;
+        for (a, b) in runs(missing) {
+            let at = ((a - from) * SECTOR) as usize;
+            let target = &mut page.bytes[(a * SECTOR) as usize..(b * SECTOR) as usize];
+            target.copy_from_slice(&data[at..at + target.len()]);
+        }
+        page.valid |= missing;
+        self.settle(number);
+    }
+
+    /// The bytes of sectors.
+    pub fn bytes(&self, number: u64, from: u64, to: u64) -> &[u8] {
+        let range = (from * SECTOR) as usize..(to * SECTOR) as usize;
+        self.pages.get(&number).map_or(&[], |page| &page.bytes[range])
+    }
+}

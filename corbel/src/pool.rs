@@ -1,0 +1,226 @@
+//! `corbel pool`: images over stores.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use block::pool::repair::{self, Orders, Report};
+use block::pool::{Coding, Image, Pool, Spec, StoreSpec};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::output::Output;
+use crate::units::{parse_bytes, show_bytes};
+
+/// Verbs of `corbel pool`.
+#[derive(Subcommand, Debug)]
+pub enum PoolVerb {
+    /// Make a pool: a file that says which stores it has, and how objects are coded
+    #[command(after_help = "Examples:\n  \
+        corbel pool create vm.pool --coding replicated:3 --store a=dir:/srv/a --store b=dir:/srv/b --store c=dir:/srv/c\n  \
+        corbel pool create cold.pool --coding rs:6,3 $(for i in $(seq 9); do echo --store rack$i=dir:/srv/$i; done)\n\n\
+        Each store is DOMAIN=dir:PATH; what fails together has one domain. The directories must be there.")]
+    Create {
+        /// File of the pool
+        file: PathBuf,
+        /// replicated:N or rs:K,M
+        #[arg(long, default_value = "replicated:3")]
+        coding: Coding,
+        /// A store (repeatable)
+        #[arg(long, required = true, value_name = "DOMAIN=dir:PATH")]
+        store: Vec<String>,
+    },
+    /// Make an image of zeroes in a pool; `corbel nbd pool:FILE:NAME` serves it
+    #[command(after_help = "Example:\n  corbel pool image vm.pool disk1 --size 20GiB\n  \
+        corbel nbd pool:vm.pool:disk1 --cache --write-back")]
+    Image {
+        /// File of the pool
+        file: PathBuf,
+        /// Name of the image
+        name: String,
+        /// Bytes of the image
+        #[arg(long, value_parser = parse_bytes)]
+        size: u64,
+        /// Bytes of an object: what is written at a time, in each store its part
+        #[arg(long, value_parser = parse_bytes, default_value = "4MiB")]
+        object_size: u64,
+    },
+    /// Add stores, and put stores out: `corbel pool repair` then moves what is to be moved
+    #[command(
+        after_help = "Example:\n  corbel pool change vm.pool --add-store d=dir:/srv/d --out dir:/srv/a\n  \
+        corbel pool repair vm.pool disk1"
+    )]
+    Change {
+        /// File of the pool
+        file: PathBuf,
+        /// A store to add (repeatable)
+        #[arg(long, value_name = "DOMAIN=dir:PATH")]
+        add_store: Vec<String>,
+        /// A store to which nothing new goes (repeatable)
+        #[arg(long, value_name = "dir:PATH")]
+        out: Vec<String>,
+    },
+    /// Say what an image lacks
+    Status(ImageArgs),
+    /// Make anew what is missing, move what lies in the wrong place, remove what is old
+    Repair(ImageArgs),
+    /// Read every byte, compare it with its checksum, and make good what is wrong
+    Scrub(ImageArgs),
+}
+
+/// An image, and how to go through it.
+#[derive(Args, Debug, Clone)]
+pub struct ImageArgs {
+    /// File of the pool
+    file: PathBuf,
+    /// Name of the image
+    name: String,
+    /// At most so many bytes a second
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    rate: Option<u64>,
+}
+
+fn config(error: String) -> Failure {
+    Failure::new(Kind::Config, error, "see corbel pool create --help")
+}
+
+fn parse_store(text: &str) -> Result<StoreSpec> {
+    let wrong = || {
+        let what = format!("--store {text}: neither DOMAIN nor place");
+        Failure::new(Kind::Usage, what, "write DOMAIN=dir:PATH")
+    };
+    let (domain, at) = text.split_once('=').ok_or_else(wrong)?;
+    let path = at.strip_prefix("dir:").ok_or_else(wrong)?;
+    let path = std::fs::canonicalize(path).context(path)?;
+    if !path.is_dir() || domain.is_empty() {
+        return Err(wrong());
+    }
+    Ok(StoreSpec { domain: domain.into(), at: format!("dir:{}", path.display()), out: false })
+}
+
+/// Writes a pool's file in one step.
+fn write(file: &Path, spec: &Spec) -> Result<()> {
+    let new = file.with_extension("new");
+    std::fs::write(&new, spec.text()).context(new.display())?;
+    std::fs::rename(&new, file).context(file.display())
+}
+
+/// Opens an image of a pool.
+pub fn open(file: &Path, name: &str, read_only: bool) -> Result<Image> {
+    let spec = Spec::read(file).map_err(config)?;
+    let pool = Arc::new(Pool::open(spec).map_err(config)?);
+    Image::open(pool, name, read_only)
+        .map_err(|error| Failure::failed(error, "corbel pool status says which stores are silent"))
+}
+
+/// Runs `corbel pool …`.
+pub fn run(out: &Output, verb: &PoolVerb) -> Result<()> {
+    match verb {
+        PoolVerb::Create { file, coding, store } => {
+            if file.exists() {
+                let what = format!("{}: is there already", file.display());
+                return Err(Failure::failed(what, "choose another name"));
+            }
+            let stores = store.iter().map(|text| parse_store(text)).collect::<Result<_>>()?;
+            let spec = Spec::new(*coding, stores).map_err(config)?;
+            write(file, &spec)?;
+            let told = json!({"pool": file.display().to_string(), "coding": coding.to_string(), "stores": spec.stores.len()});
+            out.result(&told, || {
+                println!("{}: {coding} over {} stores", file.display(), spec.stores.len());
+            });
+        }
+        PoolVerb::Image { file, name, size, object_size } => {
+            let spec = Spec::read(file).map_err(config)?;
+            let pool = Pool::open(spec).map_err(config)?;
+            let object = u32::try_from(*object_size).unwrap_or(u32::MAX);
+            let info = pool
+                .create(name, *size, object)
+                .map_err(|error| Failure::failed(error, "see corbel pool image --help"))?;
+            let told = json!({"image": name, "size": info.size, "objects": info.objects()});
+            out.result(&told, || {
+                let (size, object) = (show_bytes(info.size), show_bytes(*object_size));
+                println!("{name}: {size} in {} objects of {object}", info.objects());
+            });
+        }
+        PoolVerb::Change { file, add_store, out: gone } => {
+            let mut spec = Spec::read(file).map_err(config)?;
+            for text in add_store {
+                spec.stores.push(parse_store(text)?);
+            }
+            for at in gone {
+                let store = spec.stores.iter_mut().find(|store| store.at == *at);
+                let store = store.ok_or_else(|| {
+                    let what = format!("{}: no store is at {at}", file.display());
+                    Failure::new(Kind::Usage, what, "write it as it stands in the file")
+                })?;
+                store.out = true;
+            }
+            spec.check().map_err(config)?;
+            write(file, &spec)?;
+            let told = json!({"stores": spec.stores.len()});
+            out.result(&told, || println!("{}: {} stores", file.display(), spec.stores.len()));
+        }
+        PoolVerb::Status(args) => go_through(out, args, Orders::default())?,
+        PoolVerb::Repair(args) => {
+            go_through(out, args, Orders { repair: true, ..Orders::default() })?;
+        }
+        PoolVerb::Scrub(args) => {
+            go_through(out, args, Orders { repair: true, verify: true, ..Orders::default() })?;
+        }
+    }
+    Ok(())
+}
+
+fn go_through(out: &Output, args: &ImageArgs, orders: Orders) -> Result<()> {
+    crate::signals::catch();
+    // Where nobody has it open, what is left of writes that never ended goes as well.
+    let opened = if orders.repair {
+        open(&args.file, &args.name, false)
+    } else {
+        open(&args.file, &args.name, true)
+    };
+    let image = match opened {
+        Err(_) if orders.repair => open(&args.file, &args.name, true)?,
+        opened => opened?,
+    };
+    let orders = Orders { rate: args.rate.unwrap_or(0), ..orders };
+    let mut told = std::time::Instant::now();
+    let report = repair::run(&image, orders, |done, of, report| {
+        if told.elapsed().as_secs() >= 1 {
+            told = std::time::Instant::now();
+            out.step(format!("{done} of {of} objects, {} shards made anew", report.rebuilt));
+        }
+        crate::signals::pending().is_none()
+    });
+    crate::signals::check()?;
+    let report = report.map_err(|errno| Failure::failed(errno.to_string(), "see the log"))?;
+    out.result(&told_of(&report), || print!("{}", text_of(&report)));
+    if report.lost > 0 {
+        let what = format!("{} objects cannot be read", report.lost);
+        return Err(Failure::new(Kind::Damaged, what, "bring the stores that are missing back"));
+    }
+    Ok(())
+}
+
+fn rows(report: &Report) -> [(&'static str, u64); 10] {
+    [
+        ("objects", report.objects),
+        ("whole", report.whole),
+        ("degraded", report.degraded),
+        ("lost", report.lost),
+        ("missing", report.missing),
+        ("misplaced", report.misplaced),
+        ("damaged", report.damaged),
+        ("rebuilt", report.rebuilt),
+        ("removed", report.removed),
+        ("silent", report.silent),
+    ]
+}
+
+fn told_of(report: &Report) -> Value {
+    rows(report).into_iter().map(|(key, value)| (key.to_owned(), json!(value))).collect()
+}
+
+fn text_of(report: &Report) -> String {
+    rows(report).iter().map(|(key, value)| format!("{key:<12}{value:>12}\n")).collect()
+}
