@@ -3,6 +3,8 @@
  *
  *   load persist PATH BYTES COUNT    bare cost: 4 KiB + 64-byte header, non-temporal, one fence
  *   load memcpy  PATH BYTES COUNT    bare cost: copy of a cold 4 KiB block
+ *   load copy    PATH BYTES COUNT    bare cost: COUNT copies of BYTES into the memory of a file, one behind the other;
+ *                                    timed as a whole
  *   load write   PATH BYTES COUNT    COUNT writes of BYTES in bursts, an fsync (not timed) between
  *   load append  PATH BYTES COUNT    COUNT times append BYTES + fsync
  *   load seq     PATH BYTES COUNT    COUNT sequential writes of BYTES, one fsync; timed as a whole
@@ -154,6 +156,20 @@ static void copy_cold(const char *path, size_t bytes, size_t count, uint64_t *sa
         memcpy(buffer, from, bytes);
         __asm__ volatile("" : : "r"(buffer) : "memory");
         samples[i] = now() - start;
+    }
+    report(samples, count, now() - begin, bytes);
+}
+
+static void copy_behind(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    struct stat st;
+    if (stat(path, &st) != 0 || (size_t)st.st_size < bytes)
+        die(path);
+    size_t blocks = (size_t)st.st_size / bytes;
+    char *region = map_file(path, (size_t)st.st_size);
+    uint64_t begin = now();
+    for (size_t i = 0; i < count; i++) {
+        memcpy(region + (i % blocks) * bytes, buffer, bytes);
+        __asm__ volatile("" : : "r"(region) : "memory");
     }
     report(samples, count, now() - begin, bytes);
 }
@@ -410,6 +426,8 @@ int main(int argc, char **argv) {
         persist(path, bytes, count, samples);
     else if (strcmp(load, "memcpy") == 0)
         copy_cold(path, bytes, count, samples);
+    else if (strcmp(load, "copy") == 0)
+        copy_behind(path, bytes, count, samples);
     else if (strcmp(load, "write") == 0)
         write_bursts(path, bytes, count, samples);
     else if (strcmp(load, "append") == 0)

@@ -87,6 +87,8 @@ verbs! {
     FsyncChain = "fsync-chain",
     /// 16 KiB sequential writes of 512 MiB and one fsync
     SeqWrite = "seq-write",
+    /// Append + fsync beside another process that writes as fast as it can
+    Fairness = "fairness",
     /// 4 KiB random reads of published data, against memcpy of cold memory
     RandRead = "rand-read",
     /// Create, write 4 KiB, fsync, close, unlink
@@ -180,9 +182,15 @@ pub const BENCHES: &[Row] = &[
     },
     Row {
         name: "seq-write",
-        about: "16 KiB sequential writes, 512 MiB, one fsync",
+        about: "16 KiB sequential writes, 512 MiB, one fsync, against a copy into memory on one core",
         asked: &[("mb_s", Asked::Min(300.0))],
         run: steady::seq_write,
+    },
+    Row {
+        name: "fairness",
+        about: "4 KiB append + fsync beside another process that writes as fast as it can",
+        asked: &[("p99_ratio", Asked::Max(5.0))],
+        run: steady::fairness,
     },
     Row {
         name: "rand-read",

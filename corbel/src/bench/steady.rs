@@ -1,6 +1,7 @@
 //! The benches without faults. Each baseline is measured in the same run, in turns with the load,
 //! and the median of the turns is taken: on a shared machine a single turn says little.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -10,6 +11,7 @@ use super::trace::count_syscalls;
 use super::world::World;
 use super::{Bench, Measured};
 use crate::failure::{Context, Result};
+use crate::process::Identity;
 
 /// Turns of load and baseline.
 const TURNS: usize = 5;
@@ -50,27 +52,108 @@ pub fn fsync_chain(bench: &Bench<'_>) -> Result<Measured> {
     Ok(vec![("p50_us", p50), ("p99_us", p99), ("replicas", f64::from(bench.replicas))])
 }
 
-/// Sequential writes and one fsync.
+/// Sequential writes and one fsync, beside a plain copy of the same bytes into memory, in turns; and what processor time the
+/// services took for them, by their places in the chain.
 pub fn seq_write(bench: &Bench<'_>) -> Result<Measured> {
     const BYTES: usize = 512 << 20;
+    const MIB: f64 = (BYTES >> 20) as f64;
     let world = World::start(bench, World::plan(bench), &[1])?;
     let count = (BYTES / 16384).to_string();
+    let rate = |seconds: f64| BYTES as f64 / 1e6 / seconds;
     let once = |turn: u32| -> Result<f64> {
         let path = world.file(1, &format!("seq-write-{turn}"));
         let got = figures(world.under_run(1, &["seq", &path, "16384", &count])?)?;
         std::fs::remove_file(&path).context(&path)?;
-        Ok(BYTES as f64 / 1e6 / number(&got, "seconds")?)
+        Ok(rate(number(&got, "seconds")?))
+    };
+    // Memory that is there already.
+    let plain = world.scratch().join("copy").display().to_string();
+    figures(world.bare(&["fill", &plain, "16384", &(BYTES / 8 / 16384).to_string()]))?;
+    let copy = || -> Result<f64> {
+        let got = figures(world.bare(&["copy", &plain, "16384", &count]))?;
+        Ok(rate(number(&got, "seconds")?))
     };
     // A region of persistent memory is there from the beginning; one on tmpfs takes its pages from
     // the machine when they are first touched, in a virtual machine from the hypervisor, which
     // says more about that than about us. So it is a figure of its own.
     let first_touch = once(0)?;
-    let speeds = (1..4).map(once).collect::<Result<Vec<_>>>()?;
+    let services = |node: u32| -> u64 {
+        let of_node = |(name, _): &&(String, Identity)| name.starts_with(&format!("n{node} "));
+        world.local.processes().iter().filter(of_node).map(|(_, p)| p.cpu_ticks()).sum()
+    };
+    let nodes = 1..=bench.replicas;
+    let before: Vec<u64> = nodes.clone().map(services).collect();
+    let (mut speeds, mut copies) = (Vec::new(), Vec::new());
+    for turn in 1..4 {
+        copies.push(copy()?);
+        speeds.push(once(turn)?);
+    }
+    // What is behind the acknowledgement is part of it.
+    std::thread::sleep(Duration::from_millis(500));
+    // USER_HZ is 100.
+    let spent = |node: u32| (services(node) - before[node as usize - 1]) as f64 * 1e4 / (3.0 * MIB);
+    let (speed, copy) = (median(speeds), median(copies));
+    let last = bench.replicas;
     Ok(vec![
-        ("mb_s", median(speeds)),
+        ("mb_s", speed),
         ("first_touch_mb_s", first_touch),
+        ("copy_mb_s", copy),
+        ("ratio", speed / copy),
+        ("cpu_us_per_mib", nodes.map(spent).sum()),
+        ("head_cpu_us_per_mib", spent(1)),
+        ("tail_cpu_us_per_mib", spent(last)),
+        ("replicas", f64::from(last)),
+    ])
+}
+
+/// Append + fsync beside a client of another process that writes as fast as it can, against the same without it, in turns.
+pub fn fairness(bench: &Bench<'_>) -> Result<Measured> {
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let path = world.file(1, "polite");
+    let count = if bench.quick { "1000" } else { "4000" };
+    let append = || -> Result<f64> {
+        let got = figures(world.under_run(1, &["append", &path, "4096", count])?)?;
+        Ok(number(&got, "p99_ns")? / 1e3)
+    };
+    append()?;
+    let mut turn = 0;
+    let [alone, beside] = turns(|| {
+        let alone = append()?;
+        turn += 1;
+        let flood = Flood::start(&world, turn)?;
+        let beside = append();
+        drop(flood);
+        Ok([alone, beside?])
+    })?;
+    Ok(vec![
+        ("alone_p99_us", alone),
+        ("beside_p99_us", beside),
+        ("p99_ratio", beside / alone),
         ("replicas", f64::from(bench.replicas)),
     ])
+}
+
+/// A process that writes without end; ends when dropped.
+struct Flood(std::process::Child);
+
+impl Flood {
+    fn start(world: &World, turn: u32) -> Result<Self> {
+        // The same 16 MiB again and again, so that no volume runs full.
+        let path = world.file(1, &format!("flood-{}", turn % 2));
+        let mut command = world.under_run(1, &["write", &path, "65536", "2000000"])?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().context("the flood")?;
+        // Until it floods.
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Random reads of published data.
