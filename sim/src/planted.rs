@@ -531,6 +531,10 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
 fn judge_of(why: &str) -> &'static str {
     let known = [
         ("leases conflict", "leases"),
+        ("a lock is ", "locks"),
+        ("does not bar it", "locks"),
+        ("a deadlock is told", "locks"),
+        ("locks are held", "locks"),
         ("no progress", "progress"),
         ("no end after", "progress"),
         ("went on no more", "logs"),
