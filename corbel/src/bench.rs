@@ -99,6 +99,8 @@ verbs! {
     Doors = "doors",
     /// Links of 1 Gbit/s, in network namespaces: replicated bytes against what such a link takes (as root)
     Compress = "compress",
+    /// Blocks overwritten, and files removed, before the next fsync: bytes sent over bytes written
+    Coalesce = "coalesce",
     /// CPU of an idle cluster
     Idle = "idle",
 }
@@ -236,6 +238,15 @@ pub const BENCHES: &[Row] = &[
         about: "replicated bytes a second over those of a link of 1 Gbit/s: 80 % compressible, and noise",
         asked: &[("effective_ratio_80", Asked::Min(3.0)), ("effective_ratio_0", Asked::Min(0.97))],
         run: line::compress,
+    },
+    Row {
+        name: "coalesce",
+        about: "bytes sent over bytes written: 4 KiB written eight times, files of 16 KiB removed, before the next fsync",
+        asked: &[
+            ("wire_share_overwrite", Asked::Max(0.2)),
+            ("wire_share_tmpfiles", Asked::Max(0.05)),
+        ],
+        run: line::coalesce,
     },
     Row {
         name: "idle",
