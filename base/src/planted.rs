@@ -429,9 +429,19 @@ pub enum Bug {
     /// A message is delivered before one that is still being unpacked.
     UnpackedOvertakes = 218,
     /// What waited to be packed or unpacked outlives its link.
-    PackedOutlives = 219,
+    PackedOutlives = 285,
     /// A chunk that came packed is passed on in place of another one of its sequence.
-    StalePassedOn = 220,
+    StalePassedOn = 286,
+    /// Writes are taken out of a chunk whose first byte alone is written again.
+    PartlyCovered = 221,
+    /// A write is taken out of a chunk although it alone clears the set-id bits.
+    SetidCoalesced = 284,
+    /// Writes to what loses a name in a chunk are taken out although it lives on.
+    UnlinkedCoalesced = 222,
+    /// Writes are taken out of a chunk although something reads them before they are overwritten.
+    UseCoalesced = 223,
+    /// What is taken out of a chunk is no operation of it any more.
+    CoalescedUncounted = 224,
     /// A packed message may claim to hold more than so few bytes can.
     BombTaken = 282,
     /// What was unpacked is not compared with its checksum.
@@ -1326,6 +1336,31 @@ impl Bug {
             Bug::StalePassedOn,
             "stale-passed-on",
             "a chunk that came packed is passed on in place of another one of its sequence",
+        ),
+        (
+            Bug::PartlyCovered,
+            "partly-covered",
+            "writes are taken out of a chunk whose first byte alone is written again",
+        ),
+        (
+            Bug::SetidCoalesced,
+            "setid-coalesced",
+            "a write is taken out of a chunk although it alone clears the set-id bits",
+        ),
+        (
+            Bug::UnlinkedCoalesced,
+            "unlinked-coalesced",
+            "writes to what loses a name in a chunk are taken out although it lives on",
+        ),
+        (
+            Bug::UseCoalesced,
+            "use-coalesced",
+            "writes are taken out of a chunk although something reads them before they are overwritten",
+        ),
+        (
+            Bug::CoalescedUncounted,
+            "coalesced-uncounted",
+            "what is taken out of a chunk is no operation of it any more",
         ),
         (
             Bug::BombTaken,

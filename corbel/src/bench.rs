@@ -111,6 +111,8 @@ verbs! {
     BlockCache = "block-cache",
     /// A coded pool: writes, reads with stores lost, reads with one that hangs
     Pool = "pool",
+    /// Blocks overwritten, and files removed, before the next fsync: bytes sent over bytes written
+    Coalesce = "coalesce",
     /// CPU of an idle cluster
     Idle = "idle",
 }
@@ -287,6 +289,15 @@ pub const BENCHES: &[Row] = &[
         about: "RS(6,3) over nine directories; three lost; one that hangs",
         asked: &[("degraded_read_ratio", Asked::Min(0.7)), ("hang_p99_ratio", Asked::Max(2.0))],
         run: block::pool,
+    },
+    Row {
+        name: "coalesce",
+        about: "bytes sent over bytes written: 4 KiB written eight times, files of 16 KiB removed, before the next fsync",
+        asked: &[
+            ("wire_share_overwrite", Asked::Max(0.2)),
+            ("wire_share_tmpfiles", Asked::Max(0.05)),
+        ],
+        run: line::coalesce,
     },
     Row {
         name: "idle",

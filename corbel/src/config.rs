@@ -115,9 +115,9 @@ config! {
         /// Whether what passes over TCP between those who have shown who they are is encrypted: "on", or "off" for links
         /// that nobody else can listen to. Then it is signed all the same. It is encrypted unless both sides say "off".
         encryption: Encryption = Encryption::On;
-        /// How bulk messages between nodes are compressed (each member keeps them as they were): "auto", when they have to wait
-        /// for a link that is slower than compressing is, and look as if they would gain something; "lz4" or "zstd", always;
-        /// "none". What is sent small, an fsync above all, is sent as it is.
+        /// How bulk messages between nodes are compressed (each member keeps them as they were): "auto", where the link is slower
+        /// than compressing is, as what had to wait for it shows, and they look as if they would gain something; "lz4" or "zstd",
+        /// always; "none". What is sent small, an fsync above all, is sent as it is.
         compression: Compression = Compression::Auto;
         /// Directory in which `corbel serve coordinator` keeps its state across restarts.
         coordinator_dir: PathBuf = "/var/lib/corbel/coordinator".into();
@@ -170,6 +170,9 @@ config! {
         /// Processor cores that hostd and nicfs use, for example "2,4-7", so that applications keep theirs; "" leaves
         /// them all. nicfs has as many threads for bulk work as these are cores.
         cores: Cores = Cores::default();
+        /// How long entries of a log that nobody waits for may be held back before they are fetched: what is overwritten, or removed
+        /// with its file, meanwhile and in the same chunk is neither sent nor kept. fsync does not wait for it. 0s to 100ms.
+        hold_back: Duration = Duration::from_millis(2);
     }
     /// The operation log of each client process.
     log: LogConfig {
@@ -375,6 +378,10 @@ impl Config {
         within("limits.high_watermark", self.limits.high_watermark.into(), 2, 95)?;
         let below = u64::from(self.limits.high_watermark) - 1;
         within("limits.low_watermark", self.limits.low_watermark.into(), 1, below)?;
+        if self.service.hold_back > Duration::from_millis(100) {
+            let what = format!("is {}", crate::units::show_duration(self.service.hold_back));
+            return refuse("service.hold_back", what, "write at most 100ms");
+        }
         self.check_times(&refuse)?;
         if !cluster::coordinator::message::valid_name(&self.cluster.id) {
             let what = format!("is {:?}", self.cluster.id);

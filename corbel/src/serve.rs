@@ -215,6 +215,7 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
         memory: limits.memory.0,
         high: limits.high_watermark,
         low: limits.low_watermark,
+        hold: u64::try_from(config.service.hold_back.as_nanos()).unwrap_or(u64::MAX),
         compression: {
             use crate::config::Compression as Word;
             use service::packing::Compression;

@@ -23,6 +23,7 @@ pub mod image;
 pub mod input;
 pub mod lz4_block;
 pub mod node;
+pub mod packed;
 pub mod peer;
 // The same nodes, links and clients worked by hand as in the tests of the service.
 #[allow(dead_code, unreachable_pub)]
@@ -62,6 +63,7 @@ pub const TARGETS: &[Target] = &[
     target("media", |b| formats::run(formats::MEDIA, b), || formats::seeds(formats::MEDIA)),
     target("memory", |b| formats::run(formats::MEMORY, b), || formats::seeds(formats::MEMORY)),
     target("node", node::run, Vec::new),
+    target("packed", packed::run, packed::seeds),
     target("peer", peer::run, Vec::new),
     target("text", text::run, text::seeds),
     target("wire", |b| formats::run(formats::WIRE, b), || formats::seeds(formats::WIRE)),

@@ -69,6 +69,8 @@ pub struct NicfsConfig {
     pub high: u32,
     /// See `memory`.
     pub low: u32,
+    /// Nanoseconds for which entries that nobody waits for may be held back.
+    pub hold: u64,
     /// How messages to other nodes are packed.
     pub compression: Compression,
     /// Artificial delay of each fabric operation, in nanoseconds.

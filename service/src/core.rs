@@ -13,6 +13,7 @@
 mod agent;
 pub mod client;
 mod closing;
+mod coalesce;
 pub mod event;
 pub mod frame;
 mod head;
@@ -215,6 +216,9 @@ pub struct Counters {
     pub locks_refused: u64,
     /// Entries that are parts of operations too long for a turn.
     pub parts: u64,
+    /// Writes that were taken out of chunks because their ends do not show them, and their bytes.
+    pub coalesced: u64,
+    pub coalesced_bytes: u64,
 }
 
 /// The part that a node has in the current view.
@@ -534,8 +538,8 @@ impl Node {
     /// When `Tick` is due next, besides every 100 ms.
     pub fn deadline(&self) -> Option<Nanos> {
         let recalls = self.agent.recalls.iter().map(|r| r.look_at);
-        let dozing =
-            self.agent.clients.values().filter_map(|c| c.dozing_since.map(|t| t + agent::DOZE));
+        let hold = self.config.limits.hold;
+        let dozing = self.agent.clients.values().filter_map(|c| c.dozing_since.map(|t| t + hold));
         let publish = self.publish_deadline();
         let lapsed = self.head.lingering.values().copied().min();
         let grants = (!self.head.held_grants.is_empty() && self.now < self.head.grants_from)

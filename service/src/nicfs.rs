@@ -351,7 +351,10 @@ impl Driver {
         };
         let ring_bytes = ring_bytes(&*media)?;
         let node_config = NodeConfig {
-            limits: crate::core::limits::Limits::SHIPPED,
+            limits: crate::core::limits::Limits {
+                hold: config.hold,
+                ..crate::core::limits::Limits::SHIPPED
+            },
             node: config.node,
             lanes: config.lanes,
             lane_bytes: config.lane_bytes,

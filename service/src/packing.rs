@@ -7,7 +7,7 @@
 //! offset  size  field
 //!      0     4  epoch       of the message in it
 //!      4     2  kind        of the message in it
-//!      6     1  codec       1 LZ4 block, 2 Zstandard frame
+//!      6     1  codec       1 LZ4 block, 2 Zstandard frame, 3 a chunk without what its pads stand for ([`thin`])
 //!      7     1  clear       bytes of the message that follow as they are: all of its fields that change on the way
 //!      8     4  raw bytes   of the rest, unpacked
 //!     12     4  raw crc     CRC32C of the rest, unpacked
@@ -17,7 +17,7 @@
 //! ```
 //!
 //! What it says of lengths is judged before any memory is taken: the rest is no longer than a frame may be, shorter when
-//! packed, and not more than [`RATIO_MAX`] times as long as it was packed. The sender keeps to that.
+//! packed, and, but for pads, not more than [`RATIO_MAX`] times as long as it was packed. The sender keeps to that.
 //!
 //! [`Packing`] is the state of it on a node, and decides; [`Piece`] is the work, which somebody else does, and which may end
 //! late and in any order. Messages of one link and class leave, and are delivered, in the order in which they were
@@ -25,6 +25,7 @@
 
 mod incoming;
 mod outgoing;
+mod thin;
 
 use base::planted::{Bug, planted};
 use base::wire::{Corrupt, Reader, Writer};
@@ -55,7 +56,8 @@ pub enum Compression {
     Lz4,
     /// The same by Zstandard.
     Zstd,
-    /// When they have to wait for the link, it is slower than packing is, and they look as if it would gain something.
+    /// When the link is slower than packing is, as what had to wait for it has shown lately, and they look as if they would
+    /// gain something.
     #[default]
     Auto,
 }
@@ -132,6 +134,28 @@ const fn clear_of(kind: u16) -> Option<usize> {
     }
 }
 
+/// How the rest of a message is packed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum How {
+    By(Codec),
+    Thin,
+}
+
+impl How {
+    const THIN: u8 = 3;
+
+    fn of(number: u8) -> Option<Self> {
+        if number == Self::THIN { Some(Self::Thin) } else { Codec::of(number).map(Self::By) }
+    }
+
+    const fn number(self) -> u8 {
+        match self {
+            Self::By(codec) => codec as u8,
+            Self::Thin => Self::THIN,
+        }
+    }
+}
+
 /// The head of a packed message, checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
@@ -139,7 +163,7 @@ pub struct Head {
     pub epoch: Epoch,
     /// Kind of the message in it.
     pub kind: u16,
-    codec: Codec,
+    how: How,
     clear: usize,
     raw: usize,
     raw_crc: u32,
@@ -160,17 +184,21 @@ impl Head {
         if head_crc != crc32c(crc32c(0, &body[..16]), in_the_clear) {
             return Err(r.corrupt("head does not match its checksum"));
         }
-        let codec = Codec::of(codec).ok_or(r.corrupt("names an unknown codec"))?;
+        let how = How::of(codec).ok_or(r.corrupt("names an unknown codec"))?;
+        if how == How::Thin && kind != CHUNK {
+            return Err(r.corrupt("leaves pads out of what is no chunk"));
+        }
         if raw > BODY_MAX - 4 - clear {
             return Err(r.corrupt("claims to be longer than a message may be"));
         }
         if raw <= r.left() {
             return Err(r.corrupt("is no shorter than what it holds"));
         }
-        if raw > r.left().saturating_mul(RATIO_MAX) && !planted(Bug::BombTaken) {
+        let bomb = how != How::Thin && raw > r.left().saturating_mul(RATIO_MAX);
+        if bomb && !planted(Bug::BombTaken) {
             return Err(r.corrupt("claims to hold more than so few bytes can"));
         }
-        Ok(Self { epoch, kind, codec, clear, raw, raw_crc })
+        Ok(Self { epoch, kind, how, clear, raw, raw_crc })
     }
 
     /// Bytes of the message in it.
@@ -185,8 +213,13 @@ impl Head {
         let (front, rest) = message.split_at_mut(4 + self.clear);
         front[..4].copy_from_slice(&body[..4]);
         front[4..].copy_from_slice(&body[HEAD..HEAD + self.clear]);
-        let unpacked = self.codec.unpack(packed, rest);
-        unpacked.map_err(|_| Corrupt::new(NAME, "does not unpack to what it claims to hold"))?;
+        let unpacked = match self.how {
+            How::By(codec) => codec.unpack(packed, rest).is_ok(),
+            How::Thin => thin::put_in(packed, rest),
+        };
+        if !unpacked {
+            return Err(Corrupt::new(NAME, "does not unpack to what it claims to hold"));
+        }
         if self.raw_crc != crc32c(0, rest) && !planted(Bug::PackedSumIgnored) {
             return Err(Corrupt::new(NAME, "holds other bytes than its checksum says"));
         }
@@ -206,16 +239,39 @@ pub fn pack(codec: Codec, kind: u16, body: &[u8]) -> Option<Vec<u8>> {
     let raw = &body[clear..];
     let most = raw.len() - raw.len() / 8;
     let most = most.min(raw.len() - 1);
-    let mut packed = Vec::with_capacity(HEAD + most);
-    let mut w = Writer(&mut packed);
-    w.bytes(&body[..4]).u16(kind).u8(codec as u8).u8((clear - 4) as u8);
-    w.u32(u32::try_from(raw.len()).ok()?).u32(crc32c(0, raw)).u32(0).bytes(&body[4..clear]);
+    let mut packed = begin(How::By(codec), kind, body, clear, most)?;
     let bytes = codec.pack(raw, most, &mut packed)?;
     if raw.len() > bytes * RATIO_MAX {
         // As good as nothing is left of it.
         return (codec != Codec::Lz4).then(|| pack(Codec::Lz4, kind, body)).flatten();
     }
     seal(&mut packed, clear - 4);
+    Some(packed)
+}
+
+/// What stands before the packed bytes of a message whose first `clear` bytes stay as they are, its checksum blank.
+fn begin(how: How, kind: u16, body: &[u8], clear: usize, most: usize) -> Option<Vec<u8>> {
+    let raw = &body[clear..];
+    let mut packed = Vec::with_capacity(HEAD + clear + most);
+    let mut w = Writer(&mut packed);
+    w.bytes(&body[..4]).u16(kind).u8(how.number()).u8((clear - 4) as u8);
+    w.u32(u32::try_from(raw.len()).ok()?).u32(crc32c(0, raw)).u32(0).bytes(&body[4..clear]);
+    Some(packed)
+}
+
+/// A chunk without what its pads stand for; none if that would not make it shorter by an eighth at least. Pads whose bytes are not
+/// zeroes (no node sends any) stay.
+pub fn thin(body: &[u8]) -> Option<Vec<u8>> {
+    let raw = body.get(CHUNK_PREFIX..)?;
+    let saved = thin::saves(raw);
+    if saved < raw.len() / 8 || saved == 0 {
+        return None;
+    }
+    let mut packed = begin(How::Thin, CHUNK, body, CHUNK_PREFIX, raw.len() - saved)?;
+    if !thin::leave_out(raw, &mut packed) {
+        return None;
+    }
+    seal(&mut packed, CHUNK_PREFIX - 4);
     Some(packed)
 }
 

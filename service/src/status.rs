@@ -125,6 +125,8 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["counters"]["barred"] = c.barred.into();
     object["counters"]["throttled"] = c.throttled.into();
     object["counters"]["leases_over"] = c.leases_over.into();
+    object["counters"]["coalesced"] = c.coalesced.into();
+    object["counters"]["coalesced_bytes"] = c.coalesced_bytes.into();
     object["counters"]["parts"] = c.parts.into();
     let p = own.packing;
     object["counters"]["message_bytes"] = p.raw_out.into();

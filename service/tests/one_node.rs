@@ -41,6 +41,7 @@ fn config(dir: &Path) -> NicfsConfig {
         memory: 64 << 20,
         high: 70,
         low: 30,
+        hold: 2_000_000,
         compression: service::packing::Compression::Auto,
         fabric_delay: 0,
     }

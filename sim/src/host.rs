@@ -224,6 +224,7 @@ fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits
     limits.unready = small(limits.unready as u64, 0, 3) as usize;
     limits.numbers = small(limits.numbers.into(), 1, 3) as u32;
     limits.reaps = small(limits.reaps as u64, 1, 2) as usize;
+    limits.hold = small(limits.hold, 1, 5_000_000);
     if !by_hand {
         // (Clients by hand read one reply and no more.)
         limits.xattr_bytes = small(limits.xattr_bytes as u64, 16, 300) as usize;

@@ -227,10 +227,21 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             }
         }
         Bug::PartLost | Bug::SnapshotPieceLost => {}
-        Bug::PackedOvertaken
-        | Bug::UnpackedOvertakes
-        | Bug::PackedOutlives
-        | Bug::StalePassedOn => {
+        Bug::PartlyCovered
+        | Bug::UnlinkedCoalesced
+        | Bug::UseCoalesced
+        | Bug::CoalescedUncounted => {
+            use crate::actor::Kind::*;
+            preset.make(Flavour::Plain);
+            (preset.nodes, preset.clients, preset.syncs, preset.pace) = (3, 3, 40, 50 * US);
+            preset.insists = true;
+            preset.favour = match bug {
+                Bug::UnlinkedCoalesced => vec![Create, Write, Write, Link, Unlink, Rename],
+                Bug::UseCoalesced => vec![Write, Write, Write, Clone, Clone, Create],
+                _ => vec![Write, Write, Write, Create],
+            };
+        }
+        Bug::PackedOvertaken | Bug::UnpackedOvertakes => {
             preset.make(Flavour::Plain);
             (preset.nodes, preset.compression) = (3, Some(Compression::Lz4));
         }
@@ -320,8 +331,6 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         }
         Bug::JoinUnheard => (&joins, &[LinkDown(0, 1), LinkDown(0, 2), Planned(1)]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
-        Bug::PackedOutlives => (&links, &coordinator),
-        Bug::StalePassedOn => (&head_lost, &crashes),
         Bug::MinReplicasIgnored => {
             (&[CutOff(1), CutOff(2), Crash(1)], &[Crash(2), Hang(1), Hang(2)])
         }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::load::{figures, number};
@@ -118,4 +119,30 @@ fn line(links: &Links, lasts: Duration) -> Result<f64> {
         let (sum, seconds) = sink.join().map_err(panicked)??;
         Ok(sum as f64 / 1e6 / seconds)
     })
+}
+
+/// Bytes sent to replicas over bytes written: of blocks that are overwritten, and of files that are gone, before the next
+/// fsync.
+pub fn coalesce(bench: &Bench<'_>) -> Result<Measured> {
+    let plan = Plan { compression: Compression::None, ..World::plan(bench) };
+    let world = World::start(bench, plan, &[1])?;
+    let rounds = if bench.quick { 20 } else { 200 };
+    let sent = || -> Result<f64> {
+        let status = world.local.status(1)?;
+        number(&status["counters"], "message_wire_bytes")
+    };
+    let share = |load: &str, at: &Path, bytes: usize, each: usize| -> Result<f64> {
+        let at = at.display().to_string();
+        // Once before: who attaches, and what is made, is sent as well.
+        let size = bytes.to_string();
+        figures(world.under_run(1, &[load, &at, &size, "1"])?)?;
+        let before = sent()?;
+        figures(world.under_run(1, &[load, &at, &size, &rounds.to_string()])?)?;
+        Ok((sent()? - before) / (rounds * each * bytes) as f64)
+    };
+    let mount = world.local.mount_point(1);
+    Ok(vec![
+        ("wire_share_overwrite", share("rewrite", &mount.join("rewritten"), 4096, 128)?),
+        ("wire_share_tmpfiles", share("tmp", &mount, 16384, 16)?),
+    ])
 }

@@ -77,6 +77,7 @@ impl Drop for World {
             eprintln!("corbel: left in {}", self.dir.display());
             return;
         }
+        self.local.links().remove();
         // Never across a mount that would not go: that would delete files of the volume.
         let mounted =
             self.local.nodes().any(|n| crate::local::is_mount_point(&self.local.mount_point(n)));

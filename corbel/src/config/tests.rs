@@ -67,6 +67,8 @@ fn bounds_are_checked() {
         "cluster.failure_timeout=100ms",
         "limits.low_watermark=70",
         "cluster.id=\"\"",
+        "service.hold_back=101ms",
+        "cluster.compression=gzip",
         "node.id=2x",
         "node.id",
         "id=2",

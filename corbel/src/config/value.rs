@@ -294,7 +294,7 @@ words! {
 words! {
     /// How what passes between nodes is compressed.
     Compression {
-        /// Where it pays.
+        /// Where the link is slower.
         Auto = "auto",
         /// Not at all.
         None = "none",

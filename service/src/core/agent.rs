@@ -17,8 +17,6 @@ use super::table::Table;
 use super::users::Users;
 use super::{Effect, Failure, Node, Role};
 
-/// Appended entries that nobody waits for are fetched this much later, in one go.
-pub(super) const DOZE: Nanos = 2_000_000;
 /// A lease may be used for at least this long before it is taken back: without it two clients
 /// that each need two inodes could take them from each other for ever.
 const HOLD: Nanos = 300_000;
@@ -475,7 +473,7 @@ impl Node {
             .agent
             .clients
             .values()
-            .filter(|c| c.dozing_since.is_some_and(|t| self.now >= t + DOZE))
+            .filter(|c| c.dozing_since.is_some_and(|t| self.now >= t + self.config.limits.hold))
             .map(|c| c.id)
             .collect();
         for id in due {

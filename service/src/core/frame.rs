@@ -153,6 +153,12 @@ impl Checked {
         &mut self.frame.bytes
     }
 
+    /// Makes a pad of the write that begins at that offset, whose bytes nobody is to have; how many those are.
+    pub(super) fn pad_over(&mut self, at: usize, incarnation: u32) -> usize {
+        let from = self.frame.begin + at;
+        self.frame.bytes.get_mut(from..).map_or(0, |entry| entry::pad_over(entry, incarnation))
+    }
+
     /// Those from that offset on (of an entry), in the same memory.
     pub fn from(mut self, offset: usize) -> Self {
         self.frame.begin += offset.min(self.frame.len());

@@ -12,6 +12,7 @@ use storage::limits::{CHUNK_BYTES_MAX, LEASE_SLOTS};
 use storage::permission::{R, W};
 use storage::volume::Refusal;
 
+use super::coalesce::Notes;
 use super::frame::Checked;
 use super::lease::{Action, LeaseTable, Want};
 use super::message::{Message, Raw};
@@ -141,6 +142,8 @@ struct Draft<'a> {
     seq: StreamSeq,
     /// How many entries were refused, the last of them, and why.
     refused: (u32, Sequence, u16),
+    /// What its entries do to each other.
+    notes: Notes,
 }
 
 /// The entries of a draft: those that came, as they lie there, as long as all of them are taken as they are; else a copy.
@@ -216,6 +219,7 @@ struct Ended {
     reserved: usize,
     seq: StreamSeq,
     refused: (u32, Sequence, u16),
+    notes: Notes,
 }
 
 impl Draft<'_> {
@@ -226,15 +230,15 @@ impl Draft<'_> {
 
     /// Its entries apart, or where they begin in what came, all of which they are from there on.
     fn end(self) -> (Ended, Result<Checked, usize>) {
-        let Self { entries, count, reserved, seq, refused, .. } = self;
-        let ended = Ended { count, reserved, seq, refused };
+        let Self { entries, count, reserved, seq, refused, notes, .. } = self;
+        let ended = Ended { count, reserved, seq, refused, notes };
         (ended, entries.rest_of_all().map_or_else(|| Ok(entries.detach()), Err))
     }
 
     /// Its entries, in memory of their own.
     fn end_apart(self) -> (Ended, Checked) {
-        let Self { entries, count, reserved, seq, refused, .. } = self;
-        (Ended { count, reserved, seq, refused }, entries.detach())
+        let Self { entries, count, reserved, seq, refused, notes, .. } = self;
+        (Ended { count, reserved, seq, refused, notes }, entries.detach())
     }
 }
 
@@ -781,6 +785,7 @@ impl Node {
             }
         };
         self.redeem(client, header.promised);
+        draft.notes.add(op, draft.len());
         match other {
             Some(bytes) => draft.entries.push_made(&bytes),
             None => draft.entries.push(at, len),
@@ -859,6 +864,7 @@ impl Node {
             reap.to_entry(header.sequence, self.epoch, header.lane, header.time, incarnation);
         match self.volume.apply(header, &reap, draft.source) {
             Ok(_) => {
+                draft.notes.add(&reap, draft.len());
                 draft.entries.push_made(&bytes);
                 draft.count += 1;
                 Ok(())
@@ -941,8 +947,8 @@ impl Node {
         let seq = StreamSeq(self.ring.last().0 + 1);
         match self.ring.next_body(reserved) {
             Some(source) => {
-                let entries = Entries::of(raw);
-                Ok(Draft { entries, count: 0, source, reserved, seq, refused: Default::default() })
+                let (entries, (refused, notes)) = (Entries::of(raw), Default::default());
+                Ok(Draft { entries, count: 0, source, reserved, seq, refused, notes })
             }
             // Members lag by a whole ring: only waiting for them, or for their end, helps; the
             // callers check `has_room` before they come here.
@@ -966,8 +972,8 @@ impl Node {
     /// The same of a draft that has ended.
     fn issue_settled(
         &mut self,
-        ended: Ended,
-        entries: Checked,
+        mut ended: Ended,
+        mut entries: Checked,
         client: ClientId,
         settled: Sequence,
         incarnation: u32,
@@ -975,6 +981,9 @@ impl Node {
     ) -> Result<(), Failure> {
         if ended.count == 0 && settled <= self.settled_of(client) {
             return Ok(());
+        }
+        if self.config.limits.coalesce {
+            self.coalesce(&mut ended, &mut entries, incarnation);
         }
         let header = ChunkHeader {
             epoch: self.epoch,
@@ -990,6 +999,17 @@ impl Node {
             errno: ended.refused.2,
         };
         self.issue(header, entries, ended.reserved, out)
+    }
+
+    /// Takes out of a chunk what its end does not show.
+    fn coalesce(&mut self, ended: &mut Ended, entries: &mut Checked, incarnation: u32) {
+        for at in ended.notes.dead() {
+            self.counters.coalesced += 1;
+            self.counters.coalesced_bytes += entries.pad_over(at, incarnation) as u64;
+            if planted(Bug::CoalescedUncounted) {
+                ended.refused.0 += 1;
+            }
+        }
     }
 
     /// Emits a chunk of the service's own, already judged; applies it here.

@@ -41,6 +41,10 @@ pub struct Limits {
     pub fetch_bytes: usize,
     /// Bytes fetched of a log at a time by an agent, for the head.
     pub forward_bytes: usize,
+    /// What nobody waits for is fetched this much later, in nanoseconds: what undoes itself meanwhile need not travel.
+    pub hold: u64,
+    /// Whether what a chunk undoes itself is taken out of it.
+    pub coalesce: bool,
     /// Questions kept while a head is not ready; those beyond are asked again when it is.
     pub unready: usize,
     /// Inode numbers handed out at once.
@@ -77,6 +81,8 @@ impl Limits {
         resend: 64,
         fetch_bytes: 1 << 20,
         forward_bytes: 256 * 1024,
+        hold: 2_000_000,
+        coalesce: true,
         unready: 4096,
         numbers: 256,
         reaps: 256,

@@ -163,7 +163,6 @@ impl Packing {
                 return None;
             }
         };
-        let keep = keep && self.compression != super::Compression::None;
         let (bytes, kind) = (head.bytes() + body.len(), head.kind);
         let piece = self.piece(Job::Unpack { head, body });
         self.incoming.put(from, class, bytes, State::Working { id: piece.id, kind, keep });

@@ -8,7 +8,7 @@ use cluster::transport::Class;
 use placement::codec::Codec;
 use placement::compress::looks_compressible;
 
-use super::{Compression, Job, Packing, Piece, clear_of, passed_on};
+use super::{Compression, Job, Packing, Piece, clear_of, passed_on, thin};
 use crate::core::frame::Body;
 use crate::core::message::{CHUNK, CHUNK_ACK, CHUNK_PREFIX, ENTRIES, PACKED};
 use storage::format::chunk::CHUNK_HEADER_BYTES;
@@ -18,6 +18,8 @@ const PACE_LZ4: u64 = 125_000_000;
 const PACE_ZSTD: u64 = 30_000_000;
 /// A link is measured over so long at least, in which it always had something to do.
 const MEASURE: Nanos = 5_000_000;
+/// What was measured counts for so long: then it is found out again, by what has to wait.
+const COUNTS: Nanos = 10_000_000_000;
 
 /// How a link is just now.
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +52,8 @@ struct Pace {
     since: Option<(Nanos, usize)>,
     /// Bytes given to it since then.
     given: u64,
-    /// Bytes a second, as measured last.
-    rate: Option<u64>,
+    /// Bytes a second, as measured last, and when.
+    measured: Option<(u64, Nanos)>,
 }
 
 impl Pace {
@@ -64,13 +66,19 @@ impl Pace {
                     (self.given + queued as u64).saturating_sub(line.queued as u64),
                 );
                 if took >= MEASURE {
-                    self.rate = Some((u128::from(moved) * 1_000_000_000 / u128::from(took)) as u64);
+                    let rate = (u128::from(moved) * 1_000_000_000 / u128::from(took)) as u64;
+                    self.measured = Some((rate, line.now));
                     (self.since, self.given) = (Some((line.now, line.queued)), 0);
                 }
             }
             _ => (self.since, self.given) = (Some((line.now, line.queued)), 0),
         }
         self.given += bytes as u64;
+    }
+
+    /// Bytes a second, as far as is known.
+    fn rate(&self, now: Nanos) -> Option<u64> {
+        self.measured.filter(|(_, at)| now < at + COUNTS).map(|(rate, _)| rate)
     }
 }
 
@@ -124,20 +132,14 @@ impl Outgoing {
     }
 
     /// By what a message is packed, if it is.
-    fn choose(
-        &self,
-        how: Compression,
-        body: &[u8],
-        waits: bool,
-        rate: Option<u64>,
-    ) -> Option<Codec> {
+    fn choose(&self, how: Compression, body: &[u8], rate: Option<u64>) -> Option<Codec> {
         let looks = || looks_compressible(body);
         match how {
             Compression::None => None,
             Compression::Zstd => Some(Codec::Zstd),
             Compression::Lz4 => looks().then_some(Codec::Lz4),
             Compression::Auto => {
-                let rate = rate.filter(|_| waits)?;
+                let rate = rate?;
                 let by = [(PACE_ZSTD, Codec::Zstd), (PACE_LZ4, Codec::Lz4)];
                 let (_, codec) = by.into_iter().find(|(pace, _)| rate < pace * self.threads)?;
                 looks().then_some(codec)
@@ -168,12 +170,23 @@ impl Packing {
         }
         let waits = line.queued > 0 || queue.blocked;
         let least = if waits { self.limits.short } else { self.limits.long };
-        let rate = queue.pace.rate;
+        let rate = queue.pace.rate(line.now);
         let long = clear_of(kind).is_some() && body.len() >= least;
-        let by = long.then(|| self.outgoing.choose(self.compression, &body, waits, rate));
+        let by = long.then(|| self.outgoing.choose(self.compression, &body, rate));
         let Some(codec) = by.flatten() else {
-            let queue = self.outgoing.queues.entry((to, class)).or_default();
-            queue.put(Slot::Ready(kind, body));
+            // What was taken out of a chunk is not sent, whatever else is done.
+            let long = kind == CHUNK && body.len() >= self.limits.short;
+            let thin = if long { thin(&body) } else { None };
+            let slot = match thin {
+                Some(thin) => {
+                    self.counters.packed += 1;
+                    self.counters.packed_from += body.len() as u64;
+                    self.counters.packed_to += thin.len() as u64;
+                    Slot::Ready(PACKED, thin.into())
+                }
+                None => Slot::Ready(kind, body),
+            };
+            self.outgoing.queues.entry((to, class)).or_default().put(slot);
             return None;
         };
         let piece = self.piece(Job::Pack { codec, kind, body });
@@ -184,9 +197,6 @@ impl Packing {
 
     /// The chunk as it came, packed, if it did.
     fn pass_on(&mut self, body: &[u8]) -> Option<Vec<u8>> {
-        if self.compression == Compression::None {
-            return None;
-        }
         let header = body.get(CHUNK_PREFIX..CHUNK_PREFIX + CHUNK_HEADER_BYTES)?;
         let kept = self.incoming.take_kept(header, body.len())?;
         Some(passed_on(kept, &body[..CHUNK_PREFIX]))
@@ -267,30 +277,30 @@ mod tests {
         };
         look(&mut pace, 0, 0, 1000);
         look(&mut pace, 100, 0, 1000);
-        assert_eq!(pace.rate, None, "it was idle, as far as anybody knows");
+        assert_eq!(pace.rate(0), None, "it was idle, as far as anybody knows");
         look(&mut pace, 101, 500, 1000);
         // Of 2000 bytes 800 are left after 10 ms: 120 kB/s.
         look(&mut pace, 110, 800, 1000);
-        assert_eq!(pace.rate, Some(120_000));
+        assert_eq!(pace.rate(120_000_000), Some(120_000));
         look(&mut pace, 500, 0, 1000);
         look(&mut pace, 900, 0, 1000);
-        assert_eq!(pace.rate, Some(120_000), "nothing new is known");
+        assert_eq!(pace.rate(1_000_000_000), Some(120_000), "nothing new is known");
+        assert_eq!(pace.rate(11_000_000_000), None, "it may be another one by now");
     }
 
     #[test]
     fn packing_pays_where_it_is_faster_than_the_link() {
         let outgoing = Outgoing::new(2);
         let words = b"some words, some words ".repeat(1000);
-        let auto = |waits, rate| outgoing.choose(Compression::Auto, &words, waits, rate);
-        assert_eq!(auto(true, Some(118_000_000)), Some(Codec::Lz4), "1 Gbit/s");
-        assert_eq!(auto(true, Some(12_000_000)), Some(Codec::Zstd), "100 Mbit/s");
-        assert_eq!(auto(true, Some(2_000_000_000)), None);
-        assert_eq!(auto(true, None), None, "nobody knows");
-        assert_eq!(auto(false, Some(12_000_000)), None, "nothing waits");
+        let auto = |rate| outgoing.choose(Compression::Auto, &words, rate);
+        assert_eq!(auto(Some(118_000_000)), Some(Codec::Lz4), "1 Gbit/s");
+        assert_eq!(auto(Some(12_000_000)), Some(Codec::Zstd), "100 Mbit/s");
+        assert_eq!(auto(Some(2_000_000_000)), None);
+        assert_eq!(auto(None), None, "nobody knows: nothing has had to wait");
         let mut noise = vec![0; 20_000];
         base::random::Random::new(1).fill(&mut noise);
-        assert_eq!(outgoing.choose(Compression::Auto, &noise, true, Some(1)), None);
-        assert_eq!(outgoing.choose(Compression::Lz4, &noise, true, Some(1)), None);
-        assert_eq!(outgoing.choose(Compression::None, &words, true, Some(1)), None);
+        assert_eq!(outgoing.choose(Compression::Auto, &noise, Some(1)), None);
+        assert_eq!(outgoing.choose(Compression::Lz4, &noise, Some(1)), None);
+        assert_eq!(outgoing.choose(Compression::None, &words, Some(1)), None);
     }
 }

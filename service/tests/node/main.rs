@@ -5,6 +5,7 @@ mod acl;
 mod broken;
 mod closed;
 mod closing;
+mod coalesce;
 mod crash;
 mod crowds;
 mod fresh;

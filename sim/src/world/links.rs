@@ -24,11 +24,11 @@ impl World<'_> {
 
     /// A node sends a message: packed perhaps, and then later.
     pub(crate) fn send(&mut self, from: usize, to: usize, class: Class, kind: u16, body: Vec<u8>) {
-        if self.hosts[from].compression == Compression::None || !self.is_linked(from, to) {
+        if !self.is_linked(from, to) {
             self.transmit(from, to, class, kind, body);
             return;
         }
-        let line = self.line();
+        let line = self.line(from);
         let node = NodeId(to as u32 + 1);
         let piece = self.hosts[from].packing.send(node, class, kind, body.into(), line);
         self.begin_work(from, piece);
@@ -36,15 +36,16 @@ impl World<'_> {
     }
 
     /// As it seems to a sender: nothing waits here, but what if it did.
-    fn line(&mut self) -> Line {
-        let queued = if self.random.chance(1, 2) { 1 << 16 } else { 0 };
+    fn line(&mut self, from: usize) -> Line {
+        let told = self.hosts[from].compression == Compression::Auto;
+        let queued = if told && self.random.chance(1, 2) { 1 << 16 } else { 0 };
         Line { now: self.now, queued }
     }
 
     fn transmit_ready(&mut self, from: usize, to: usize, class: Class) {
         let node = NodeId(to as u32 + 1);
         while let Some((kind, body)) = self.hosts[from].packing.next(node, class) {
-            let (line, bytes) = (self.line(), body.len());
+            let (line, bytes) = (self.line(from), body.len());
             self.transmit(from, to, class, kind, body.to_vec());
             self.hosts[from].packing.sent(node, class, bytes, line);
         }

@@ -21,7 +21,8 @@
 //!
 //! ```text
 //! op                flags              a           b               payload
-//!  1 Pad            0                  0           0               zeroes up to the ring's end
+//!  1 Pad            0                  0           promised        zeroes: up to the ring's end, or, in a chunk, where a
+//!                                                                  Write stood whose bytes its end does not show
 //!  2 Create         0                  parent      mode|rdev<<32   uid u32, gid u32, name u16,
 //!                                                                  target u16, name, target
 //!  3 Link           0                  parent      0               name
@@ -515,7 +516,7 @@ impl Op<'_> {
         self.to_promised_entry(0, sequence, epoch, lane, time, incarnation)
     }
 
-    /// The same of a write to which so many blocks are promised.
+    /// The same of a write to which so many blocks are promised, or of what stands in its place.
     pub fn to_promised_entry(
         &self,
         promised: u64,
@@ -531,7 +532,7 @@ impl Op<'_> {
             payload.extend_from_slice(data);
             raw.length = data.len() as u32;
         }
-        if raw.op == op::WRITE {
+        if matches!(raw.op, op::WRITE | op::PAD) {
             raw.b = promised;
         }
         (raw.sequence, raw.epoch, raw.lane, raw.time) = (sequence.0, epoch.0, lane, time);
@@ -569,7 +570,22 @@ pub const fn blocks_of(offset: u64, len: u64) -> u64 {
 pub fn claimed_promise(header: &[u8; HEADER_BYTES]) -> u64 {
     let mut w = [0; 8];
     w.copy_from_slice(&header[40..48]);
-    if header[20] == op::WRITE { u64::from_le_bytes(w) } else { 0 }
+    if matches!(header[20], op::WRITE | op::PAD) { u64::from_le_bytes(w) } else { 0 }
+}
+
+/// Makes a pad of the entry, a Write, with which `bytes` begin: it has the same length, sequence, time and promise, and its payload is
+/// zeroes. How many bytes those are; 0 if that is not what it begins with.
+pub fn pad_over(bytes: &mut [u8], incarnation: u32) -> usize {
+    let Some((head, after)) = bytes.split_first_chunk_mut::<HEADER_BYTES>() else { return 0 };
+    let Some(length) = claimed_length(head).filter(|_| head[20] == op::WRITE) else { return 0 };
+    let Some(payload) = after.get_mut(..length) else { return 0 };
+    payload.fill(0);
+    head[20] = op::PAD;
+    // Flags, inode, offset.
+    head[22..40].fill(0);
+    let crc = crc32c(incarnation, &head[4..]);
+    head[..4].copy_from_slice(&crc.to_le_bytes());
+    length
 }
 
 /// Whether a component is a legal file name: 1 to 255 bytes, no `/`, no NUL, not `.` or `..`.
@@ -674,7 +690,7 @@ fn decode_op(
     flags_within(flags, known)?;
     // Fields that the operation does not use.
     let unused = match kind {
-        op::PAD => inode | a | b,
+        op::PAD => inode | a,
         op::LINK | op::UNLINK | op::RMDIR | op::TRUNCATE | op::SETATTR | op::SET_PROJECT => b,
         op::SETXATTR | op::REMOVEXATTR | op::REAP | op::PLACE => a | b,
         _ => 0,
