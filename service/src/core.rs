@@ -718,9 +718,9 @@ impl Node {
             Message::StreamWant { .. } => {
                 from_head || self.successor() == Some(from) || self.is_head() && joins
             }
-            Message::SnapshotWant { .. }
-            | Message::SnapshotAck { .. }
-            | Message::Return { .. } => joins,
+            Message::SnapshotWant { .. } | Message::SnapshotAck { .. } | Message::Return { .. } => {
+                joins
+            }
             Message::Position { .. }
             | Message::ChunkAck { .. }
             | Message::Kept { .. }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use base::random::Random;
-use cluster::coordinator::message::BEFORE_MAX;
 use base::{Epoch, Nanos, NodeId, StreamSeq};
+use cluster::coordinator::message::BEFORE_MAX;
 use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
 use service::core::{Node, NodeConfig, PerUser, Shares};

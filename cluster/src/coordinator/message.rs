@@ -713,9 +713,7 @@ impl Message {
                 Self::Choose { cluster, volume, choice }
             }
             17 => Self::View(View::take(2, r)?),
-            19 => {
-                Self::Opened { position: StreamSeq(r.u64()?), info: take_text(r, INFO_MAX)? }
-            }
+            19 => Self::Opened { position: StreamSeq(r.u64()?), info: take_text(r, INFO_MAX)? },
             18 => match (r.u128()?, r.u16()?) {
                 (_, 0 | 1) => return Err(r.corrupt("asks in a protocol that has other words")),
                 (cluster, protocol) => Self::Ask { cluster, protocol },

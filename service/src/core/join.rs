@@ -178,7 +178,9 @@ impl Node {
     fn count_settled(&mut self) -> Result<(), Failure> {
         self.member.settled.clear();
         for seq in self.member.published.0 + 1..=self.ring.last().0 {
-            let Some(header) = self.ring.get(StreamSeq(seq)).map(|kept| kept.header) else { continue };
+            let Some(header) = self.ring.get(StreamSeq(seq)).map(|kept| kept.header) else {
+                continue;
+            };
             if header.client.0 == 0 {
                 continue;
             }

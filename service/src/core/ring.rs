@@ -77,8 +77,15 @@ impl Ring {
     ) -> Result<Self, MediaError> {
         let size = bytes(size) - DATA;
         media.ensure(Segment::Stream, DATA + size)?;
-        let mut ring =
-            Self { media, size, head: 0, kept: VecDeque::new(), slot: 0, base: published, base_epoch: Epoch(0) };
+        let mut ring = Self {
+            media,
+            size,
+            head: 0,
+            kept: VecDeque::new(),
+            slot: 0,
+            base: published,
+            base_epoch: Epoch(0),
+        };
         if let Some((number, position, seq, epoch)) = ring.newest_slot()? {
             ring.slot = number;
             ring.head = position;

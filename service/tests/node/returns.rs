@@ -28,7 +28,11 @@ fn comes_in(rig: &mut Rig, node: NodeId, epoch: u32) {
         rig.pass(50_000_000);
         rig.deliver_all();
     }
-    assert!(rig.caught_up.iter().any(|c| (c.0, c.2) == (node, Epoch(epoch))), "{:?}", rig.caught_up);
+    assert!(
+        rig.caught_up.iter().any(|c| (c.0, c.2) == (node, Epoch(epoch))),
+        "{:?}",
+        rig.caught_up
+    );
     for n in 0..2 {
         let chain = if node == TWO { [ONE, TWO] } else { [TWO, ONE] };
         view(rig, n, epoch + 1, &chain, &[]);
@@ -70,7 +74,12 @@ fn a_member_that_was_away_gets_what_it_has_missed() {
     start_again(&mut rig, 1);
     for n in 0..100 {
         let data = [n; 3000];
-        hand.append(&Op::Write { ino: file, offset: 100 * u64::from(n), data: &data, clear_setid: false });
+        hand.append(&Op::Write {
+            ino: file,
+            offset: 100 * u64::from(n),
+            data: &data,
+            clear_setid: false,
+        });
         hand.sync(&mut rig);
         rig.pass(10_000_000);
     }
@@ -91,13 +100,21 @@ fn parted(published: bool) -> Rig {
     rig.settle();
     let mut other = rig.attach(1, 0);
     let (ino, _) = other.numbers(&mut rig, 1)[0];
-    other.append_in(&mut rig, base::InodeId::ROOT, &crate::rig::create(ino, base::InodeId::ROOT, b"there", 0o100_644, 0));
+    other.append_in(
+        &mut rig,
+        base::InodeId::ROOT,
+        &crate::rig::create(ino, base::InodeId::ROOT, b"there", 0o100_644, 0),
+    );
     other.sync(&mut rig);
     rig.settle();
     let before = rig.nodes[0].position();
     // The first writes what stays with it.
     let (mine, _) = hand.numbers(&mut rig, 1)[0];
-    hand.append_in(&mut rig, base::InodeId::ROOT, &crate::rig::create(mine, base::InodeId::ROOT, b"mine", 0o100_644, 0));
+    hand.append_in(
+        &mut rig,
+        base::InodeId::ROOT,
+        &crate::rig::create(mine, base::InodeId::ROOT, b"mine", 0o100_644, 0),
+    );
     rig.event(0, Event::Doorbell(hand.client));
     hand.set(control::SYNC_REQUEST, hand.seq);
     rig.event(0, Event::Doorbell(hand.client));
@@ -122,7 +139,10 @@ fn parted(published: bool) -> Rig {
     }
     rig.deliver_all();
     comes_in(&mut rig, ONE, 2);
-    assert!(rig.nodes[0].volume().attr(mine).expect("a volume").is_none(), "it was never anywhere else");
+    assert!(
+        rig.nodes[0].volume().attr(mine).expect("a volume").is_none(),
+        "it was never anywhere else"
+    );
     rig
 }
 
@@ -211,9 +231,22 @@ fn who_is_started_again_loses_no_lock() {
     }
     rig.settle();
     let other = rig.attach(0, 0);
-    assert_eq!(locks(&mut rig, &other), Err(base::Errno::AGAIN), "before it has been asked for again");
+    assert_eq!(
+        locks(&mut rig, &other),
+        Err(base::Errno::AGAIN),
+        "before it has been asked for again"
+    );
     locks(&mut rig, holder).expect("it is its own");
     assert_eq!(locks(&mut rig, &other), Err(base::Errno::AGAIN));
-    holder.call(&mut rig, &Request::Lock { ino: *ino, wait: 0, lock: Lock { kind: LockKind::None, ..lock(holder.pid) } }).expect("given up");
+    holder
+        .call(
+            &mut rig,
+            &Request::Lock {
+                ino: *ino,
+                wait: 0,
+                lock: Lock { kind: LockKind::None, ..lock(holder.pid) },
+            },
+        )
+        .expect("given up");
     locks(&mut rig, &other).expect("it is free");
 }

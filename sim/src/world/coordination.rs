@@ -203,10 +203,10 @@ impl World<'_> {
         });
         let (epoch, syncing) = (view.epoch, view.syncing.clone());
         let lapse = Nanos::from(view.lapse_ms) * MS;
-        self.deliver(n, Event::Needs {
-            members: view.min_replicas.into(),
-            replicas: view.replicas.into(),
-        })?;
+        self.deliver(
+            n,
+            Event::Needs { members: view.min_replicas.into(), replicas: view.replicas.into() },
+        )?;
         self.deliver(n, Event::View { epoch, chain, syncing, lapse })?;
         self.update_links();
         Ok(())

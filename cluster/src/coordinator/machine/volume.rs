@@ -241,9 +241,8 @@ impl Volume {
     /// Whoever takes a node's number has its region, or the one that had the number is gone.
     fn is_no_double(&self, new: &Registration, now: Nanos) -> Result<(), Refused> {
         let node = new.node;
-        let follows = |incarnation| {
-            incarnation == new.incarnation || new.before.contains(&incarnation)
-        };
+        let follows =
+            |incarnation| incarnation == new.incarnation || new.before.contains(&incarnation);
         let lives = self.nodes.get(&node).filter(|old| old.connected && old.reachable);
         if let Some(old) = lives
             && !follows(old.registration.incarnation)
@@ -279,7 +278,8 @@ impl Volume {
         }
         // Members know best; before there are some, whoever came first.
         let seated = |id: &NodeId| self.seat(*id).is_some();
-        let others = self.nodes.iter().filter(|(id, n)| **id != new.node && n.registration.region != 0);
+        let others =
+            self.nodes.iter().filter(|(id, n)| **id != new.node && n.registration.region != 0);
         let other = others.min_by_key(|(id, n)| (!seated(id), !n.reachable, n.came));
         let Some((id, other)) = other.filter(|(_, n)| n.registration.region != new.region) else {
             return Ok(());
@@ -618,10 +618,9 @@ impl Volume {
     fn evict(&mut self, quiet: bool) {
         self.reform_at = None;
         let stays = |seat: &Seat| {
-            let restarted = self
-                .nodes
-                .get(&seat.node)
-                .is_some_and(|n| n.registration.incarnation != seat.incarnation && !n.follows(seat));
+            let restarted = self.nodes.get(&seat.node).is_some_and(|n| {
+                n.registration.incarnation != seat.incarnation && !n.follows(seat)
+            });
             self.may_live(seat) || quiet && !restarted
         };
         let left: Vec<Seat> = self.chain.seats.iter().copied().filter(stays).collect();
@@ -652,9 +651,9 @@ impl Volume {
     /// died before they had noted it, or all have lost their memory. A person must tell which.
     fn all_are_empty(&self) -> bool {
         self.chain.seats.iter().all(|seat| {
-            self.nodes.get(&seat.node).is_some_and(|n| {
-                n.is_ready() && n.registration.state == DataState::Fresh
-            })
+            self.nodes
+                .get(&seat.node)
+                .is_some_and(|n| n.is_ready() && n.registration.state == DataState::Fresh)
         })
     }
 
@@ -685,10 +684,7 @@ impl Volume {
         let in_chain: Vec<NodeId> = self.chain.seats.iter().map(|s| s.node).collect();
         let fits = |id: &NodeId| {
             !in_chain.contains(id)
-                && self
-                    .nodes
-                    .get(id)
-                    .is_some_and(|n| n.is_ready() && n.hold_until <= now)
+                && self.nodes.get(id).is_some_and(|n| n.is_ready() && n.hold_until <= now)
         };
         let room = usize::from(self.spec.replicas).saturating_sub(in_chain.len());
         let head_lives = self.chain.seats.first().is_some_and(|s| self.lives(s));
