@@ -12,6 +12,7 @@ mod line;
 pub mod load;
 mod mount;
 mod race;
+mod restart;
 mod steady;
 mod straw2;
 mod trace;
@@ -97,6 +98,10 @@ verbs! {
     Sqlite = "sqlite",
     /// kill -9 of the primary node and of a replica, SIGSTOP of a replica
     Failover = "failover",
+    /// kill -9 of nicfs at each place of the chain, its supervisor alive
+    Restart = "restart",
+    /// All services of each node ended and started, one node after the other, under load
+    Upgrade = "upgrade",
     /// The mount beside ext4 and a pass-through: names, reads, writes, fsync, a build
     Mount = "mount",
     /// What certificates and encryption cost between nodes, against plain TCP
@@ -222,6 +227,27 @@ pub const BENCHES: &[Row] = &[
             ("lost", Asked::Max(0.0)),
         ],
         run: failover::failover,
+    },
+    Row {
+        name: "restart",
+        about: "kill -9 of nicfs with its supervisor alive, at head, middle and tail, while programs write on all nodes",
+        asked: &[
+            ("stall_ms", Asked::Max(500.0)),
+            ("bytes", Asked::Max(0.0)),
+            ("errors", Asked::Max(0.0)),
+            ("lost", Asked::Max(0.0)),
+        ],
+        run: restart::restart,
+    },
+    Row {
+        name: "upgrade",
+        about: "three nodes ended in order and started, one after the other, under sqlite and programs that write",
+        asked: &[
+            ("errors", Asked::Max(0.0)),
+            ("lost", Asked::Max(0.0)),
+            ("bytes", Asked::Max(0.0)),
+        ],
+        run: restart::upgrade,
     },
     Row {
         name: "mount",

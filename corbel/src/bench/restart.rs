@@ -1,0 +1,169 @@
+//! What it costs that a service is started again: `nicfs` killed at each place of the chain, its supervisor alive, and all
+//! services of each node ended in order and started, one node after the other. Programs write and sync on every node all the time:
+//! none of them may see an error, nothing of the volume may be copied, and every acknowledged record must be there.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::failover::{Writer, highest, monotonic};
+use super::load::{figures, number};
+use super::world::World;
+use super::{Bench, Measured};
+use crate::failure::{Failure, Kind, Result};
+use crate::process::wait_until;
+
+const RECORDS: &str = "1000000";
+/// After the coordinator's start nobody is evicted for a while, and nothing that is measured then says anything.
+const SETTLE: Duration = Duration::from_secs(3);
+/// For so long is watched what a restart does.
+const WATCH: Duration = Duration::from_millis(2500);
+/// Members of the chain.
+const NODES: std::ops::RangeInclusive<u32> = 1..=3;
+
+/// A writer on each node.
+struct Writers(Vec<(u32, Writer)>);
+
+impl Writers {
+    fn start(world: &World) -> Result<Self> {
+        let begin = Instant::now();
+        let mut all = Vec::new();
+        for node in NODES {
+            let path = world.file(node, &format!("records-{node}"));
+            let command = world.under_run(node, &["records", &path, RECORDS, "600"])?;
+            all.push((node, Writer::start(command)?));
+        }
+        for (_, writer) in &mut all {
+            writer.wait_acks(100, Duration::from_secs(20))?;
+        }
+        while begin.elapsed() < SETTLE {
+            crate::signals::check()?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Self(all))
+    }
+
+    /// The longest time in milliseconds for which one of them was not told that its record is safe.
+    fn longest_stall(&self, since: u64) -> f64 {
+        let now = monotonic();
+        let stall = |writer: &Writer| {
+            let (mut last, mut longest) = (since, 0);
+            let acks = writer.acks();
+            for at in acks.iter().map(|ack| ack.at).filter(|at| *at > since).chain([now]) {
+                longest = longest.max(at.saturating_sub(last));
+                last = at;
+            }
+            longest
+        };
+        self.0.iter().map(|(_, writer)| stall(writer)).max().unwrap_or(0) as f64 / 1e6
+    }
+
+    /// Ends them: how many had ended by themselves, which they do at the first error, and what is not there of all that was
+    /// acknowledged, as another node sees it.
+    fn finish(self, world: &World) -> Result<(f64, f64)> {
+        let (mut errors, mut lost) = (0.0, 0.0);
+        for (node, mut writer) in self.0 {
+            errors += f64::from(u8::from(writer.has_ended()));
+            writer.kill();
+            let acknowledged = highest(&writer.finish(Duration::from_secs(5)));
+            let other = node % 3 + 1;
+            let path = world.file(other, &format!("records-{node}"));
+            let seen = figures(world.under_run(other, &["verify", &path])?)?;
+            lost += (acknowledged as f64 - number(&seen, "records")?).max(0.0);
+        }
+        Ok((errors, lost))
+    }
+}
+
+fn three(bench: &Bench<'_>) -> Result<World> {
+    if bench.replicas != 3 {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("a restart with {} replicas", bench.replicas),
+            "it looks at head, middle and tail: --replicas 3",
+        ));
+    }
+    World::start(bench, World::plan(bench), &[1, 2, 3])
+}
+
+/// Waits until every node knows a chain of all.
+fn whole(world: &World) -> Result<Vec<u64>> {
+    let mut chain = Vec::new();
+    wait_until("a whole chain", Duration::from_secs(30), || {
+        let of = |node| {
+            let status = world.local.status(node).ok()?;
+            let list = status["chain"].as_array()?;
+            let all = list.iter().filter_map(serde_json::Value::as_u64).collect::<Vec<_>>();
+            (all.len() == 3 && status["ready"] == true).then_some(all)
+        };
+        let all: Option<Vec<_>> = NODES.map(of).collect();
+        let same = all.filter(|all| all.windows(2).all(|two| two[0] == two[1]));
+        Ok(same.map(|all| chain.clone_from(&all[0])))
+    })?;
+    Ok(chain)
+}
+
+/// Bytes of the volume that a node was sent since its service began.
+fn copied(world: &World, node: u32) -> Result<f64> {
+    Ok(world.local.status(node)?["counters"]["snapshot_bytes"].as_f64().unwrap_or(f64::NAN))
+}
+
+/// The bench `restart`.
+pub fn restart(bench: &Bench<'_>) -> Result<Measured> {
+    let world = three(bench)?;
+    let writers = Writers::start(&world)?;
+    let (mut stalls, mut bytes) = ([0.0; 3], 0.0);
+    for (place, stall) in stalls.iter_mut().enumerate() {
+        let victim = whole(&world)?[place] as u32;
+        let killed = monotonic();
+        if let Some(nicfs) = world.local.process(victim, "nicfs") {
+            nicfs.signal(Signal::KILL);
+        }
+        std::thread::sleep(WATCH);
+        crate::signals::check()?;
+        *stall = writers.longest_stall(killed);
+        whole(&world)?;
+        bytes += copied(&world, victim)?;
+    }
+    let (errors, lost) = writers.finish(&world)?;
+    let [head, middle, tail] = stalls;
+    Ok(vec![
+        ("stall_ms", head.max(middle).max(tail)),
+        ("head_stall_ms", head),
+        ("middle_stall_ms", middle),
+        ("tail_stall_ms", tail),
+        ("bytes", bytes),
+        ("errors", errors),
+        ("lost", lost),
+    ])
+}
+
+/// The bench `upgrade`.
+pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
+    let world = three(bench)?;
+    let script = super::load::sqlite_script(world.scratch())?;
+    let writers = Writers::start(&world)?;
+    let mut database = world.local.run_command(2)?;
+    database.arg(super::load::python()?).arg(&script).arg(world.file(2, "upgrade.db")).arg("20000");
+    let database = std::thread::spawn(move || figures(database).is_ok());
+    let (mut bytes, begun) = (0.0, monotonic());
+    for node in NODES {
+        whole(&world)?;
+        if let Some(serve) = world.local.process(node, "serve") {
+            serve.end(Duration::from_secs(10));
+        }
+        world.local.start_node(node)?;
+        whole(&world)?;
+        bytes += copied(&world, node)?;
+        crate::signals::check()?;
+    }
+    let stall = writers.longest_stall(begun);
+    let (errors, lost) = writers.finish(&world)?;
+    let ran = database.join().unwrap_or(false);
+    Ok(vec![
+        ("errors", errors + f64::from(u8::from(!ran))),
+        ("lost", lost),
+        ("bytes", bytes),
+        ("stall_ms", stall),
+    ])
+}
