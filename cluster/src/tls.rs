@@ -8,6 +8,7 @@
 //! Nothing here waits: [`session`] turns bytes of a socket into bytes of frames and back, as far as there are any.
 //! Connections over local sockets have no session: there the kernel says who speaks.
 
+mod alone;
 pub mod keys;
 pub(crate) mod pool;
 pub(crate) mod session;
@@ -15,6 +16,7 @@ mod signed;
 
 use base::NodeId;
 
+pub use alone::Alone;
 pub use keys::{KeyPlace, Keys};
 #[doc(hidden)]
 pub use pool::worked_here;

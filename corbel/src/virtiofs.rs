@@ -11,11 +11,17 @@ use ::virtiofs::device::{Device, Options};
 use ::virtiofs::ids::{IdMap, Rule};
 use ::virtiofs::ledger::Ledger;
 use ::virtiofs::limits::{Limits, Rate};
+use ::virtiofs::remote::back::{Back, Window};
+use ::virtiofs::remote::front::{self, Front};
+use ::virtiofs::remote::link::{Address, Identity, Listener};
 use ::virtiofs::sandbox::{self, Seccomp};
 use ::virtiofs::tenant::{self, Tenant};
 use ::virtiofs::vhost;
+use ::virtiofs::vring::Vrings;
+use base::NodeId;
 use clap::{Args, ValueEnum};
 use client::fs::FileSystem;
+use cluster::tls::{Keys, Role};
 use frontend::fuse::Guest;
 use frontend::process::EndingSignals;
 
@@ -23,7 +29,7 @@ use crate::cli::Global;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::mount::open_source;
 use crate::output::Output;
-use crate::{local, units};
+use crate::{local, serve, units};
 
 /// What is behind the device.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,7 +84,7 @@ enum Acl {
 #[allow(clippy::struct_excessive_bools)] // switches of a command line
 pub struct VirtiofsArgs {
     /// Where the virtual machine monitor connects (a Unix socket, made here)
-    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["fd", "print_capabilities"], conflicts_with = "fd")]
+    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["fd", "listen", "print_capabilities"], conflicts_with = "fd")]
     socket_path: Option<PathBuf>,
     /// Descriptor of a socket that listens already
     #[arg(long, value_name = "FD")]
@@ -95,6 +101,18 @@ pub struct VirtiofsArgs {
     /// Socket of the node (the configuration's if left out); backend corbel
     #[arg(long, value_name = "SOCKET")]
     source: Option<PathBuf>,
+    /// Serve the file system to a device on another machine, which is started with --remote: a socket's path, or HOST:PORT
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["fd", "socket_path"])]
+    listen: Option<Address>,
+    /// Pass all requests on to the machine that has the file system, where --listen was given
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["listen", "backend", "shared_dir", "source", "state"])]
+    remote: Option<Address>,
+    /// Who is there, by its certificate (over TCP): node-N
+    #[arg(long, value_name = "ROLE", requires = "remote")]
+    peer: Option<Role>,
+    /// Requests that have no answer from there for so many seconds end with EIO (else they wait)
+    #[arg(long, value_name = "SECONDS", requires = "remote", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    soft: Option<u64>,
     /// The tag that the device says it has, for monitors that ask it (QEMU has it from its own command line)
     #[arg(long)]
     tag: Option<String>,
@@ -183,6 +201,10 @@ pub struct VirtiofsArgs {
     print_capabilities: bool,
 }
 
+fn count(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
 fn usage(message: impl Into<String>) -> Failure {
     Failure::new(Kind::Usage, message, "see corbel virtiofs --help")
 }
@@ -250,6 +272,58 @@ impl VirtiofsArgs {
         Ok(Arc::new(tenant))
     }
 
+    /// Our keys, and who must be at the other end, where an address is another machine's.
+    fn identity(&self, global: &Global, address: &Address) -> Result<Option<Identity>> {
+        if matches!(address, Address::Unix(_)) {
+            return Ok(None);
+        }
+        let config = global.load()?;
+        let own = Role::Node(NodeId(config.node.id));
+        let place = serve::key_place(&config, own).ok_or_else(|| {
+            let what = "over TCP both sides show certificates, and this cluster has none";
+            Failure::new(Kind::Config, what, "corbel cert authority, corbel cert issue")
+        })?;
+        let keys =
+            Keys::open(place).map_err(|e| Failure::new(Kind::Config, e, "see docs/cli.md"))?;
+        if self.remote.is_some() && self.peer.is_none() {
+            return Err(usage("--peer: who is at the other end of --remote, over TCP"));
+        }
+        Ok(Some(Identity { keys, peer: self.peer.unwrap_or(own) }))
+    }
+
+    /// How requests are passed on.
+    fn front(&self, global: &Global, address: &Address) -> Result<front::Options> {
+        Ok(front::Options {
+            address: address.clone(),
+            identity: self.identity(global, address)?,
+            tenant: self.tenant.clone(),
+            soft: self.soft.map(Duration::from_secs),
+            silence: Window::default().silence,
+        })
+    }
+
+    /// Where devices on other machines connect.
+    fn links(&self, global: &Global, address: &Address) -> Result<Listener> {
+        if let Address::Unix(path) = address {
+            free(path)?;
+        }
+        let identity = self.identity(global, address)?;
+        Listener::bind(address, identity)
+            .map_err(|e| Failure::new(Kind::Environment, e, "choose another address"))
+    }
+
+    /// What the process is cut off from.
+    fn wall(&self) -> Result<Sandbox> {
+        let tcp = matches!(self.listen, Some(Address::Tcp(_)));
+        let reaches_out = tcp || self.remote.is_some();
+        if reaches_out && self.sandbox.is_some_and(|sandbox| sandbox != Sandbox::None) {
+            return Err(usage("--sandbox: behind a wall no other machine is reached"));
+        }
+        let is_root = rustix::process::geteuid().is_root();
+        let usual = if is_root && !reaches_out { Sandbox::Namespace } else { Sandbox::None };
+        Ok(self.sandbox.unwrap_or(usual))
+    }
+
     /// What is accepted for the sake of who starts virtiofsd so, and changes nothing.
     fn without_effect(&self) -> Vec<&'static str> {
         let given = [
@@ -270,7 +344,8 @@ impl VirtiofsArgs {
         std::fs::File::open(parent).ok().map(OwnedFd::from)
     }
 
-    fn listen(&self) -> Result<UnixListener> {
+    /// Where virtual machine monitors connect.
+    fn monitors(&self) -> Result<UnixListener> {
         if let Some(fd) = self.fd {
             if fd < 3 {
                 return Err(usage(format!("--fd {fd}: that is a standard stream")));
@@ -284,16 +359,7 @@ impl VirtiofsArgs {
             return Ok(UnixListener::from(owned));
         }
         let path = self.socket_path.as_ref().ok_or_else(|| usage("--socket-path is missing"))?;
-        // That of a device that was killed. One that listens is left alone.
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            let what = format!("{}: another device listens there", path.display());
-            return Err(Failure::failed(what, "end it, or choose another path"));
-        }
-        if std::fs::symlink_metadata(path)
-            .is_ok_and(|m| std::os::unix::fs::FileTypeExt::is_socket(&m.file_type()))
-        {
-            std::fs::remove_file(path).context(path.display())?;
-        }
+        free(path)?;
         let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
         let listener = UnixListener::bind(path).context(path.display());
         rustix::process::umask(old);
@@ -317,11 +383,38 @@ impl VirtiofsArgs {
     }
 }
 
+/// Takes away the socket of a device that was killed. One that listens is left alone.
+fn free(path: &Path) -> Result<()> {
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        let what = format!("{}: another device listens there", path.display());
+        return Err(Failure::failed(what, "end it, or choose another path"));
+    }
+    if std::fs::symlink_metadata(path)
+        .is_ok_and(|m| std::os::unix::fs::FileTypeExt::is_socket(&m.file_type()))
+    {
+        std::fs::remove_file(path).context(path.display())?;
+    }
+    Ok(())
+}
+
 fn group_id(name: &str) -> Option<u32> {
     let groups = std::fs::read_to_string("/etc/group").ok()?;
     let mut lines = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let found = lines.find(|fields| fields.first() == Some(&name));
     name.parse().ok().or_else(|| found?.get(2)?.parse().ok())
+}
+
+/// Serves one monitor after the other.
+fn monitors(listener: &UnixListener, rings: &Arc<Vrings>, tag: Option<&str>, once: bool) {
+    for stream in listener.incoming() {
+        match stream {
+            Ok(stream) => vhost::serve(rings, tag, stream),
+            Err(error) => log::warn!("waiting for a monitor: {error}"),
+        }
+        if once {
+            break;
+        }
+    }
 }
 
 /// Runs `corbel virtiofs`.
@@ -340,11 +433,10 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         setrlimit(Resource::Nofile, limit)
             .map_err(|e| environment(format!("--rlimit-nofile: {e}")))?;
     }
-    let is_root = rustix::process::geteuid().is_root();
-    let sandbox = args.sandbox.unwrap_or(if is_root { Sandbox::Namespace } else { Sandbox::None });
-    let listener = args.listen()?;
+    let sandbox = args.wall()?;
+    let listener = if args.listen.is_none() { Some(args.monitors()?) } else { None };
+    let links = args.listen.as_ref().map(|address| args.links(global, address)).transpose()?;
     let socket_dir = args.socket_dir();
-    let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let guest = Guest { nodes_max: count(args.nodes_max), handles_max: count(args.handles_max) };
     let (ledger, kept) = match &args.state {
         None => (None, None),
@@ -358,7 +450,17 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
     }
     let signals = EndingSignals::catch().context("catching signals")?;
     sandbox::no_new_privileges().map_err(environment)?;
-    let fs = args.open(global, sandbox)?;
+    let options = Options {
+        threads: count(args.thread_pool_size) + 1,
+        poll: Duration::from_micros(args.poll_us),
+        limits: Arc::new(args.limits()),
+        guest,
+        ledger,
+    };
+    let device = match &args.remote {
+        None => Some(Device::new(args.open(global, sandbox)?, options)),
+        Some(_) => None,
+    };
     sandbox::ban_system_calls(match args.seccomp {
         Filter::None => Seccomp::None,
         Filter::Kill => Seccomp::Kill,
@@ -366,38 +468,44 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         Filter::Trap => Seccomp::Trap,
     })
     .map_err(environment)?;
-    let mut options = Options {
-        threads: count(args.thread_pool_size) + 1,
-        poll: Duration::from_micros(args.poll_us),
-        limits: Arc::new(args.limits()),
-        ..Options::default()
-    };
-    options.guest = guest;
-    options.ledger = ledger;
-    let device = Device::new(fs, options);
-    if let Some(kept) = kept {
+    if let Some((kept, device)) = kept.zip(device.as_ref()) {
         let (told, opened) = (kept.told.len(), kept.opened.len());
         let lost = device.resume(kept);
         log::info!(
             "goes on with a guest that knows {told} inodes and has {opened} files open; {lost} of these are lost"
         );
     }
-    let rings = vhost::rings(&args.tenant, count(args.request_queues)).context("queues")?;
-    let crew = device.start(&*rings).context("starting threads")?;
     let (ended, end) = std::io::pipe().context("pipe")?;
     let (tag, once) = (args.tag.clone(), args.once);
+    let mut crew = None;
+    let body: Box<dyn FnOnce() + Send> = match (links, listener) {
+        (Some(links), _) => {
+            let back = Back::new(&args.tenant, count(args.request_queues), Window::default());
+            if let Some(device) = &device {
+                crew = Some(device.start(&back).context("starting threads")?);
+            }
+            Box::new(move || back.listen(&links))
+        }
+        (None, Some(listener)) => {
+            let rings = vhost::rings(&args.tenant, count(args.request_queues)).context("queues")?;
+            match (&args.remote, &device) {
+                (Some(address), _) => {
+                    Front::start(&*rings, args.front(global, address)?)
+                        .context("starting threads")?;
+                }
+                (None, Some(device)) => {
+                    crew = Some(device.start(&*rings).context("starting threads")?);
+                }
+                (None, None) => {}
+            }
+            Box::new(move || monitors(&listener, &rings, tag.as_deref(), once))
+        }
+        (None, None) => return Err(usage("--socket-path, --fd or --listen")),
+    };
     std::thread::Builder::new()
         .name("virtiofs-vmm".into())
         .spawn(move || {
-            for stream in listener.incoming() {
-                match stream {
-                    Ok(stream) => vhost::serve(&rings, tag.as_deref(), stream),
-                    Err(error) => log::warn!("waiting for a monitor: {error}"),
-                }
-                if once {
-                    break;
-                }
-            }
+            body();
             drop(end);
         })
         .context("starting a thread")?;
@@ -410,7 +518,9 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         // If it is gone, it need not be removed.
         let _ = rustix::fs::unlinkat(dir, name, rustix::fs::AtFlags::empty());
     }
-    log::info!("{}", device.stats_text().replace('\n', "; "));
+    if let Some(device) = &device {
+        log::info!("{}", device.stats_text().replace('\n', "; "));
+    }
     drop(crew);
     Ok(())
 }

@@ -85,6 +85,38 @@ impl Piece {
     }
 }
 
+/// Memory of our own as a list of one piece, for transports that carry bytes.
+#[derive(Debug)]
+pub struct Owned {
+    bytes: *mut [u8],
+    piece: [Piece; 1],
+}
+
+// SAFETY: it owns its memory, as a box does; what is done with it goes through `Piece`.
+unsafe impl Send for Owned {}
+
+impl Owned {
+    /// These bytes.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        let bytes = Box::into_raw(bytes.into_boxed_slice());
+        // SAFETY: the box is ours until the drop, and nobody has a reference to it.
+        let piece = [unsafe { Piece::new(bytes.cast(), bytes.len()) }];
+        Self { bytes, piece }
+    }
+
+    /// The list.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.piece
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box in `new`, and is given back once.
+        drop(unsafe { Box::from_raw(self.bytes) });
+    }
+}
+
 /// Copies the first bytes of a scatter list into `to`; how many there were.
 pub fn gather(pieces: &[Piece], to: &mut [u8]) -> usize {
     let mut done = 0;

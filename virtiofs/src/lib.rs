@@ -6,6 +6,7 @@
 //! - [`vring`] and [`vhost`]: the first transport, vhost-user on a Unix socket, with [`inflight`] for what a device that
 //!   was killed had begun;
 //! - [`ledger`]: what the next device must know, if this one is killed; `again`: requests that come to it a second time;
+//! - [`remote`]: the second transport: a connection to another machine, and the side that passes a guest's requests on;
 //! - [`memory`]: the guest's memory;
 //! - [`tenant`]: a directory of a file system, and nothing beside it, with users mapped ([`ids`]) and [`limits`];
 //! - [`sandbox`]: what the process gives up before it serves;
@@ -21,6 +22,7 @@ pub mod ledger;
 pub mod limits;
 pub mod measure;
 pub mod memory;
+pub mod remote;
 pub mod sandbox;
 pub mod tenant;
 pub mod vhost;
