@@ -249,7 +249,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::ClosedReported => {
             use crate::actor::Kind::{Clone, Create, Shift, Unlink};
             preset.make(Flavour::Plain);
-            (preset.threads, preset.pace, preset.closes) = (3, 50 * US, 1);
+            (preset.threads, preset.pace, preset.closes) = (2, 50 * US, 2);
             (preset.ops, preset.syncs) = (300, 50);
             preset.favour = vec![Clone, Clone, Clone, Shift, Create, Create, Create, Unlink];
         }
@@ -258,9 +258,9 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             use crate::actor::Kind::{Chmod, Create, Read, Unlink};
             preset.make(Flavour::Plain);
             (preset.nodes, preset.clients, preset.faults) = (3, 4, 0);
-            (preset.threads, preset.pace, preset.closes) = (3, 50 * US, 1);
+            (preset.threads, preset.pace, preset.closes) = (2, 200 * US, 2);
             (preset.ops, preset.syncs) = (200, 100);
-            preset.favour = vec![Create, Read, Read, Read, Chmod, Unlink];
+            preset.favour = vec![Create, Read, Read, Read, Read, Unlink];
         }
         Bug::NumbersForgotten | Bug::NumbersOfAnother => preset.make(Flavour::Quota),
         Bug::LocksUnreported

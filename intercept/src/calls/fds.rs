@@ -317,7 +317,9 @@ fn chdir(r: &Regs) -> Reply {
 /// The kernel says where the working directory is; of one that was removed here it has not heard.
 fn getcwd() -> Reply {
     let ino = if table::in_vfork() { 0 } else { process::cwd() };
-    if ino != 0 {
+    if ino == 0 {
+        process::look_at_cwd();
+    } else {
         match fs()?.getattr(&caller(), InodeId(ino)) {
             Ok(attr) if attr.nlink == 0 => return Err(Stop::Error(err::NOENT)),
             Err(Errno::NOENT) => return Err(Stop::Error(err::NOENT)),

@@ -136,6 +136,22 @@ pub fn cwd() -> u64 {
     ino
 }
 
+/// Has the kernel look up where it believes that this process stands, if that is in the mount: another process of the
+/// session may have removed it, and the kernel has not heard of that.
+pub fn look_at_cwd() {
+    let mut buf = [0u8; PATH_MAX];
+    let len = sys::call2(nr::GETCWD, buf.as_mut_ptr() as usize, buf.len());
+    let Some(len) = usize::try_from(len).ok().and_then(|len| len.checked_sub(1)) else { return };
+    if buf.get(..len).is_some_and(|path| path::behind_prefix(path).is_some()) {
+        let mut stat = sys::Stat::default();
+        let to = (&raw mut stat) as usize;
+        // The kernel ended it with a NUL.
+        let at = buf.as_ptr() as usize;
+        let flags = at::SYMLINK_NOFOLLOW as usize;
+        sys::call4(nr::NEWFSTATAT, at::FDCWD as usize, at, to, flags);
+    }
+}
+
 fn find_cwd() -> Option<u64> {
     let mut buf = [0u8; PATH_MAX];
     let len = sys::call2(nr::GETCWD, buf.as_mut_ptr() as usize, buf.len());
