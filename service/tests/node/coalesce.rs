@@ -217,6 +217,29 @@ fn bytes_that_went_elsewhere_before_are_there() {
     }
 }
 
+/// A pad has what was promised to the write in whose place it stands, and no more: sums of that are kept.
+#[test]
+fn a_pad_was_promised_no_more_than_a_write() {
+    use storage::format::entry::{blocks_of, decode, pad_over};
+    let (seq, epoch, ino) = (base::Sequence(1), base::Epoch(1), InodeId(7));
+    for (offset, len) in [(0, 1), (4095, 1), (4095, 2), (1, 4096), (4095, 8194), (8192, 8192)] {
+        let data = vec![1; len as usize];
+        let write = Op::Write { ino, offset, data: &data, clear_setid: true };
+        let promised = blocks_of(offset, len);
+        let mut entry = write.to_promised_entry(promised, seq, epoch, 1, 9, 5);
+        assert_eq!(pad_over(&mut entry, 5) as u64, len);
+        let (header, op) = decode(&entry, 5).expect("a pad");
+        assert_eq!(
+            (op, header.promised, header.sequence, header.lane),
+            (Op::Pad, promised, seq, 1)
+        );
+    }
+    for promised in [2, u64::MAX] {
+        let pad = Op::Pad.to_promised_entry(promised, seq, epoch, 0, 9, 5);
+        assert!(decode(&pad, 5).is_err(), "{promised}");
+    }
+}
+
 /// The conditions, taken out, are missed.
 #[cfg(feature = "planted")]
 #[test]

@@ -641,6 +641,10 @@ fn read(bytes: &[u8], incarnation: Option<u32>) -> Result<(Header, Op<'_>), Corr
     let (sequence, epoch) = (Sequence(sequence), Epoch(epoch));
     let header = Header { length, sequence, epoch, lane, time, promised };
     let op = decode_op(kind, flags, inode, a, b, payload)?;
+    // Wherever the write was in whose place it stands.
+    if op == Op::Pad && promised > blocks_of(BLOCK_BYTES - 1, length.into()) {
+        return bad("was promised more blocks than it can need");
+    }
     Ok((header, op))
 }
 
@@ -690,6 +694,7 @@ fn decode_op(
     flags_within(flags, known)?;
     // Fields that the operation does not use.
     let unused = match kind {
+        // (What it was promised is held against its length by who reads the header.)
         op::PAD => inode | a,
         op::LINK | op::UNLINK | op::RMDIR | op::TRUNCATE | op::SETATTR | op::SET_PROJECT => b,
         op::SETXATTR | op::REMOVEXATTR | op::REAP | op::PLACE => a | b,
