@@ -370,14 +370,6 @@ pub enum Bug {
     MinReplicasIgnored = 98,
     /// A member whose process was started again has lost its place.
     RestartIsLoss = 99,
-    /// Another process takes the number of a node that is there.
-    DoubleTakesPlace = 100,
-    /// A region of another volume is let in.
-    AnyVolumeJoins = 101,
-    /// The locks of a node's clients are free when its nicfs was started again.
-    LocksOfRestartDropped = 102,
-    /// Who comes back always takes a snapshot.
-    ReturnForgotten = 103,
     /// Who comes back keeps what it holds beyond the agreed stream.
     ReturnUncut = 104,
     /// A chunk that comes too early, and finds no room, is not asked for again.
@@ -1437,26 +1429,14 @@ impl Bug {
         ),
         (Bug::RestartIsLoss, "restart-is-loss", "who was started again has lost its place"),
         (
-            Bug::DoubleTakesPlace,
-            "double-takes-place",
-            "another process takes the number of a node that is there",
-        ),
-        (Bug::AnyVolumeJoins, "any-volume-joins", "a region of another volume is let in"),
-        (
             Bug::DroppedForgotten,
             "dropped-forgotten",
             "a chunk that comes too early, and finds no room, is not asked for again",
         ),
-        (Bug::ReturnForgotten, "return-forgotten", "who comes back always takes a snapshot"),
         (
             Bug::ReturnUncut,
             "return-uncut",
             "who comes back keeps what it holds beyond the agreed stream",
-        ),
-        (
-            Bug::LocksOfRestartDropped,
-            "locks-of-restart-dropped",
-            "the locks of a node's clients are free when its nicfs was started again",
         ),
         (
             Bug::StaleReadJoined,

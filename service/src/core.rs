@@ -143,8 +143,8 @@ impl std::fmt::Display for Failure {
             Self::Volume(e) => write!(f, "the volume is damaged: {e}; run fsck on the region"),
             Self::Diverged(seq, why) => write!(
                 f,
-                "chunk {seq} of the stream does not fit this volume ({why}); remove the region's \
-                 content so that the node joins anew"
+                "chunk {seq} of the stream does not fit this volume ({why}); give up its copy, so \
+                 that the node joins anew: `corbel mkfs --force --uuid UUID` with the uuid that the other nodes have"
             ),
             Self::Host(why) => write!(f, "hostd does not end its copies ({why}); end it by hand"),
         }

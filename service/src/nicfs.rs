@@ -1089,9 +1089,14 @@ fn take_up_reserve(region: &FileRegion) -> Result<(), storage::volume::Fault> {
 fn ring_bytes(media: &dyn Media) -> Result<u64, Error> {
     let parsed =
         storage::volume::read_superblocks(media).map_err(|e| Error::new("nicfs: superblock", e))?;
-    let size = parsed.into_iter().flatten().next().map(|s| s.stream_bytes);
-    size.ok_or_else(|| {
-        let what = media.size(Segment::Super).map_or("missing", |_| "damaged");
-        Error(format!("nicfs: both superblocks are {what}; was `corbel mkfs` run on this region?"))
-    })
+    let found = parsed.into_iter().reduce(|a, b| if a.is_ok() { a } else { b.or(a) });
+    match found {
+        Some(Ok(superblock)) => Ok(superblock.stream_bytes),
+        Some(Err(e)) if media.size(Segment::Super).is_ok_and(|size| size > 0) => {
+            Err(Error(format!("nicfs: {e}")))
+        }
+        _ => {
+            Err(Error("nicfs: the region has no superblock; run `corbel mkfs` on it first".into()))
+        }
+    }
 }

@@ -457,7 +457,9 @@ impl World<'_> {
         // What only this node has is lost with it.
         let everywhere = status.chain.iter().all(|member| {
             let other = self.hosts[member.0 as usize - 1].node.as_ref();
-            other.is_some_and(|x| x.status().stream >= status.stream)
+            let other = other.map(service::core::Node::status);
+            // (In another epoch it may be another stream, which this node does not know of yet.)
+            other.is_some_and(|x| x.stream >= status.stream && x.epoch == status.epoch)
         });
         if !everywhere || status.clients.iter().any(|c| c.client == ended.client) {
             self.at(self.now + 20 * MS, Item::Drained(ended, tries + 1));

@@ -90,7 +90,15 @@ impl Image {
         if r.u32()? != MAGIC {
             return Err(r.corrupt("does not begin with its magic"));
         }
-        if r.u32()? != VERSION {
+        let version = r.u32()?;
+        let whole =
+            bytes.get(8..12).is_some_and(|crc| crc == crc32c(0, &bytes[12..]).to_le_bytes());
+        if version > VERSION && whole {
+            return Err(r.corrupt(
+                "is of a newer version than this program, and not damaged: update the coordinator",
+            ));
+        }
+        if version != VERSION {
             return Err(r.corrupt("has an unknown version"));
         }
         let (crc, length) = (r.u32()?, r.u32()?);

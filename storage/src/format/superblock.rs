@@ -60,6 +60,8 @@ const ROOT: &str = "root record";
 /// Of the region as a whole. 2: files may share blocks. 3: blocks lie in arenas of those whom all directories above let come.
 /// 4: inodes count the pieces of their attributes, accounts those and names.
 const VERSION: u32 = 4;
+/// What is said of a region of a newer version.
+const NEWER: &str = "is of a newer version than this program, and not damaged: use the corbel that made it, or a newer one";
 /// What is said of a region of an older version.
 const OLDER: &str = "is of an older version, which let users map or take what was not theirs: copy its \
                      files with the corbel that made it, or let this node join anew after mkfs";
@@ -155,6 +157,8 @@ impl Superblock {
         match r.u32()? {
             VERSION => {}
             1..VERSION => return Err(r.corrupt(OLDER)),
+            // Whole all the same: it is not damaged.
+            _ if r.u32()? == crc32c(0, &whole[16..]) => return Err(r.corrupt(NEWER)),
             _ => return Err(r.corrupt("has an unknown version")),
         }
         if r.u32()? != crc32c(0, &whole[16..]) {
@@ -300,6 +304,17 @@ mod tests {
             tree_pages: 1 << 16,
             stream_bytes: 64 << 20,
         }
+    }
+
+    #[test]
+    fn what_is_newer_is_not_called_damaged() {
+        let mut bytes = superblock().encode();
+        bytes[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
+        let newer = Superblock::decode(&bytes).unwrap_err().to_string();
+        assert!(newer.contains("newer version") && newer.contains("not damaged"), "{newer}");
+        bytes[100] ^= 1;
+        let broken = Superblock::decode(&bytes).unwrap_err().to_string();
+        assert!(!broken.contains("newer"), "{broken}");
     }
 
     #[test]
