@@ -335,6 +335,9 @@ impl State {
     }
 }
 
+/// Checksums of blocks, by object, version and shard.
+type Heads = HashMap<(u64, Version, usize), Arc<Vec<u32>>>;
+
 /// An image of a pool.
 pub struct Image {
     pub(super) pool: Arc<Pool>,
@@ -344,7 +347,7 @@ pub struct Image {
     /// Objects that are being written.
     busy: Mutex<HashSet<u64>>,
     idle: Condvar,
-    heads: Mutex<HashMap<(u64, Version, usize), Arc<Vec<u32>>>>,
+    heads: Mutex<Heads>,
     /// Held as long as this is open to write.
     locks: Option<Vec<Box<dyn Send + Sync>>>,
 }
@@ -461,6 +464,7 @@ impl<'a> Gather<'a> {
 
     /// Asks for more, so that `part` can be had from others: from one more of them than it takes, those first that answer
     /// fast. Whether anything was asked for.
+    #[allow(clippy::explicit_counter_loop)] // it counts what is asked for, not turns
     fn ask_others(&mut self, part: Part) -> bool {
         let coding = self.image.info.coding;
         let same = |shard| Part { shard, ..part };
@@ -477,12 +481,13 @@ impl<'a> Gather<'a> {
         let mut any = false;
         for (suspect, _, shard) in rest {
             // A suspect is asked only if it takes one.
-            if count >= wanted || (suspect && count >= coding.data()) {
+            let enough = if suspect { coding.data() } else { wanted };
+            if count >= enough {
                 break;
             }
             self.ask(same(shard));
-            count += 1;
             any = true;
+            count += 1;
         }
         any
     }
@@ -835,7 +840,9 @@ impl Image {
         let (coding, chunk) = (self.info.coding, self.info.shard_bytes());
         let Some(code) = &self.pool.code else {
             bytes.resize(chunk, 0);
-            return Ok(vec![Arc::new(bytes); coding.width()]);
+            // One buffer for all of them.
+            let bytes = Arc::new(bytes);
+            return Ok((0..coding.width()).map(|_| Arc::clone(&bytes)).collect());
         };
         bytes.resize(chunk * coding.data(), 0);
         let mut parity = vec![vec![0; chunk]; coding.width() - coding.data()];
