@@ -431,9 +431,9 @@ pub enum Bug {
     /// Writes to what loses a name in a chunk are taken out although it lives on.
     UnlinkedCoalesced = 222,
     /// Writes are taken out of a chunk although something reads them before they are overwritten.
-    UseCoalesced = 223,
+    UseCoalesced = 287,
     /// What is taken out of a chunk is no operation of it any more.
-    CoalescedUncounted = 224,
+    CoalescedUncounted = 288,
     /// A packed message may claim to hold more than so few bytes can.
     BombTaken = 282,
     /// What was unpacked is not compared with its checksum.

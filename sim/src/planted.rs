@@ -229,17 +229,13 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             }
         }
         Bug::PartLost | Bug::SnapshotPieceLost => {}
-        Bug::PartlyCovered
-        | Bug::UnlinkedCoalesced
-        | Bug::UseCoalesced
-        | Bug::CoalescedUncounted => {
+        Bug::PartlyCovered | Bug::UnlinkedCoalesced => {
             use crate::actor::Kind::*;
             preset.make(Flavour::Plain);
             (preset.nodes, preset.clients, preset.syncs, preset.pace) = (3, 3, 40, 50 * US);
             preset.insists = true;
             preset.favour = match bug {
                 Bug::UnlinkedCoalesced => vec![Create, Write, Write, Link, Unlink, Rename],
-                Bug::UseCoalesced => vec![Write, Write, Write, Clone, Clone, Create],
                 _ => vec![Write, Write, Write, Create],
             };
         }

@@ -248,7 +248,8 @@ fn order_is_kept_although_work_ends_in_any() {
         assert_eq!(out.packed_to == 0, out.packed == 0);
         assert!(came.unpacked <= out.packed && came.bad == 0, "{out:?} {came:?}");
         // What is left when the link ends is nobody's any more.
-        (a.down(two), b.down(one));
+        a.down(two);
+        b.down(one);
         for (packs, piece) in pieces {
             let moved = if packs { a.done(piece.work()) } else { b.done(piece.work()) };
             assert_eq!(moved, None);

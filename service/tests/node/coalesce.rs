@@ -246,7 +246,8 @@ fn a_pad_was_promised_no_more_than_a_write() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn conditions_that_are_taken_out_are_missed() {
     use base::planted::{Bug, choose};
-    let tests: [(Bug, fn()); 4] = [
+    let tests: [(Bug, fn()); 5] = [
+        (Bug::CoalescedUncounted, what_is_written_again_or_removed_is_not_sent),
         (Bug::SetidCoalesced, bits_that_a_write_takes_away_do_not_come_back),
         (Bug::PartlyCovered, every_node_ends_with_the_same),
         (Bug::UnlinkedCoalesced, every_node_ends_with_the_same),
