@@ -59,7 +59,12 @@ done
 
 # The kernel that the guest boots: Debian's own package, unpacked, with the few modules that it needs.
 [ $guest = yes ] && [ ! -e target/tools/guest/vmlinuz ] || exit 0
-package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: *\(linux-image-[^ ]*\)$/\1/p' | head -n 1)
+kernel_package() {
+    apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: *\(linux-image-[^ ]*\)$/\1/p' | head -n 1
+}
+package=$(kernel_package)
+# Where nothing had to be installed the lists may not be there.
+[ -n "$package" ] || { [ "$(id -u)" != 0 ] || apt-get update -qq; package=$(kernel_package); }
 if [ -z "$package" ]; then
     echo "prepare: no package has a kernel for a guest: the tests with one say that they are skipped" >&2
     exit 0

@@ -13,6 +13,7 @@ pub mod fs;
 pub mod kept;
 pub mod libfs;
 pub mod mutex;
+#[cfg(feature = "std")]
 pub mod null;
 pub mod path;
 pub mod slots;

@@ -24,12 +24,17 @@ use client::fs::FileSystem;
 use cluster::tls::{Keys, Role};
 use frontend::fuse::Guest;
 use frontend::process::EndingSignals;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 
 use crate::cli::Global;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::mount::open_source;
 use crate::output::Output;
 use crate::{local, serve, units};
+
+/// A monitor that has hung up and does not come back within that time is gone, and its guest with it.
+const GONE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// What is behind the device.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -405,7 +410,13 @@ fn group_id(name: &str) -> Option<u32> {
 }
 
 /// Serves one monitor after the other.
-fn monitors(listener: &UnixListener, rings: &Arc<Vrings>, tag: Option<&str>, once: bool) {
+fn monitors(
+    listener: &UnixListener,
+    rings: &Arc<Vrings>,
+    device: Option<&Device>,
+    tag: Option<&str>,
+    once: bool,
+) {
     for stream in listener.incoming() {
         match stream {
             Ok(stream) => vhost::serve(rings, tag, stream),
@@ -413,6 +424,12 @@ fn monitors(listener: &UnixListener, rings: &Arc<Vrings>, tag: Option<&str>, onc
         }
         if once {
             break;
+        }
+        // A guest that was killed shall not keep its files and locks for ever. One whose monitor connects again does.
+        let mut fds = [PollFd::new(listener, PollFlags::IN)];
+        let gone = poll(&mut fds, Some(&GONE)).is_ok_and(|ready| ready == 0);
+        if let Some(device) = device.filter(|_| gone) {
+            device.reset();
         }
     }
 }
@@ -498,7 +515,8 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
                 }
                 (None, None) => {}
             }
-            Box::new(move || monitors(&listener, &rings, tag.as_deref(), once))
+            let device = device.clone();
+            Box::new(move || monitors(&listener, &rings, device.as_deref(), tag.as_deref(), once))
         }
         (None, None) => return Err(usage("--socket-path, --fd or --listen")),
     };
@@ -521,6 +539,8 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
     if let Some(device) = &device {
         log::info!("{}", device.stats_text().replace('\n', "; "));
     }
-    drop(crew);
+    // A request may be waiting for a node that is away: nobody waits for that here. What the guest has open ends with the process, or
+    // is in the book for the next one.
+    std::mem::forget((crew, device));
     Ok(())
 }

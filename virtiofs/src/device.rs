@@ -327,12 +327,12 @@ impl ReplySink for Sink<'_> {
             return true;
         }
         let Some(chain) = self.take() else { return false };
-        if head.len() + payload_len > self.room + size_of::<OutHeader>() {
+        let room: usize = chain.writable().iter().map(Piece::len).sum();
+        if head.len() + payload_len > room {
             // The guest has left no room for what it asked for.
             let unique =
                 head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
             let error = OutHeader::alone(unique, -i32::from(base::Errno::IO.0));
-            let room: usize = chain.writable().iter().map(Piece::len).sum();
             let fits = room >= size_of::<OutHeader>();
             let written = if fits { scatter(error.as_bytes(), chain.writable()) } else { 0 };
             chain.complete(u32::try_from(written).unwrap_or(0));

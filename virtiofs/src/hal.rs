@@ -4,8 +4,9 @@
 //! layer of a DPU behind the C ABI. The device ([`crate::device`]) knows no other.
 #![allow(unsafe_code)] // memory that a guest writes to meanwhile has no safe type
 
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A piece of memory that its owner, a guest, may change at any time. What is read from it is copied before it is judged.
@@ -187,6 +188,51 @@ pub trait Queue: Send + Sync {
     fn wait(&self, spin: Duration) -> Woken;
     /// Wakes all who wait, for good: for the end of the device.
     fn stop(&self);
+}
+
+/// A queue into which requests are handed.
+#[derive(Default)]
+pub struct Fed {
+    /// Requests, and whether it has ended.
+    waiting: Mutex<(VecDeque<Box<dyn Chain>>, bool)>,
+    came: Condvar,
+}
+
+impl std::fmt::Debug for Fed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fed").field("waiting", &self.waiting().0.len()).finish()
+    }
+}
+
+impl Fed {
+    fn waiting(&self) -> MutexGuard<'_, (VecDeque<Box<dyn Chain>>, bool)> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands in a request.
+    pub fn push(&self, chain: Box<dyn Chain>) {
+        self.waiting().0.push_back(chain);
+        self.came.notify_one();
+    }
+}
+
+impl Queue for Fed {
+    fn next(&self) -> Option<Box<dyn Chain>> {
+        self.waiting().0.pop_front()
+    }
+
+    fn wait(&self, _: Duration) -> Woken {
+        let mut waiting = self.waiting();
+        while waiting.0.is_empty() && !waiting.1 {
+            waiting = self.came.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        if waiting.1 { Woken::Stop } else { Woken::Look }
+    }
+
+    fn stop(&self) {
+        self.waiting().1 = true;
+        self.came.notify_all();
+    }
 }
 
 /// The way to one guest.

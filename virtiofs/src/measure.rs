@@ -183,7 +183,7 @@ pub fn run(
     let first = |offered: usize| match load {
         Load::Read(_) | Load::Getattr => false,
         Load::Write(_) | Load::WriteFsync => true,
-        Load::Mixed(_) => offered % 2 == 0,
+        Load::Mixed(_) => offered.is_multiple_of(2),
     };
     for (slot, begun) in begun.iter_mut().enumerate().take(count) {
         let write = first(offered);

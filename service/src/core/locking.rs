@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, NodeId};
 use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::locks::FileLocks;

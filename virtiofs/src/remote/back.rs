@@ -1,8 +1,8 @@
 //! The side with the file system.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::connection::{self, Outbox};
 use super::frame::{AGAIN, Header, Hello, MAGIC, VERSIONS, Welcome, frame, kind};
 use super::link::{Link, Listener};
-use crate::hal::{Chain, Piece, Queue, Transport, Woken};
+use crate::hal::{Chain, Fed, Piece, Queue, Transport};
 
 /// Connections at once: the one that counts, and those that have not said yet who they are.
 const CONNECTIONS_MAX: usize = 16;
@@ -47,7 +47,7 @@ struct State {
 
 struct Shared {
     state: Mutex<State>,
-    queues: Vec<Arc<BackQueue>>,
+    queues: Vec<Arc<Fed>>,
     tenant: String,
     window: Window,
 }
@@ -145,14 +145,14 @@ impl Shared {
         state.going.insert(tag, cost);
         state.bytes += cost;
         drop(state);
-        queue.push(BackChain::new(
+        queue.push(Box::new(BackChain::new(
             self.clone(),
             life,
             tag,
             payload,
             room,
             header.flags & AGAIN != 0,
-        ));
+        )));
         Ok(())
     }
 
@@ -193,42 +193,6 @@ impl Shared {
             state.outbox = None;
         }
         log::info!("{}: a connection has ended: {why}", self.tenant);
-    }
-}
-
-/// One queue of the guest.
-struct BackQueue {
-    waiting: Mutex<(VecDeque<BackChain>, bool)>,
-    came: Condvar,
-}
-
-impl BackQueue {
-    fn waiting(&self) -> MutexGuard<'_, (VecDeque<BackChain>, bool)> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, chain: BackChain) {
-        self.waiting().0.push_back(chain);
-        self.came.notify_one();
-    }
-}
-
-impl Queue for BackQueue {
-    fn next(&self) -> Option<Box<dyn Chain>> {
-        self.waiting().0.pop_front().map(|chain| Box::new(chain) as Box<dyn Chain>)
-    }
-
-    fn wait(&self, _: Duration) -> Woken {
-        let mut waiting = self.waiting();
-        while waiting.0.is_empty() && !waiting.1 {
-            waiting = self.came.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-        }
-        if waiting.1 { Woken::Stop } else { Woken::Look }
-    }
-
-    fn stop(&self) {
-        self.waiting().1 = true;
-        self.came.notify_all();
     }
 }
 
@@ -310,8 +274,7 @@ impl std::fmt::Debug for Back {
 impl Back {
     /// For a tenant, whose guest has no more than `queues` queues beside the first.
     pub fn new(tenant: &str, queues: usize, window: Window) -> Self {
-        let queue = || Arc::new(BackQueue { waiting: Mutex::default(), came: Condvar::new() });
-        let queues = (0..=queues).map(|_| queue()).collect();
+        let queues = (0..=queues).map(|_| Arc::default()).collect();
         Self(Arc::new(Shared { state: Mutex::default(), queues, tenant: tenant.into(), window }))
     }
 

@@ -11,6 +11,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use super::frame::{self, Header, PAYLOAD_MAX, kind};
 use super::link::Link;
 
+/// What is done with a frame.
+type Each<'a> = dyn FnMut(&Link, &Header, &[u8]) -> Result<(), String> + 'a;
+
 /// After so long without a frame to send, a PING is.
 const PING: Duration = Duration::from_secs(1);
 
@@ -75,7 +78,7 @@ pub(super) fn run(
                 heard: &mut Instant,
                 said: &mut Instant,
                 link: &mut Link,
-                each: &mut dyn FnMut(&Link, &Header, &[u8]) -> Result<(), String>|
+                each: &mut Each<'_>|
      -> Result<(), String> {
         // Out.
         loop {

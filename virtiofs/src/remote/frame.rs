@@ -113,11 +113,14 @@ pub fn frame(header: &Header, payload: &[u8]) -> Vec<u8> {
     all
 }
 
+/// A frame: header, payload, and how long both are.
+pub type Taken<'a> = (Header, &'a [u8], usize);
+
 /// Takes the first frame from `bytes`: its header, its payload, and how long both are. None if it is not all there.
 ///
 /// # Errors
 /// A frame that is none.
-pub fn take(bytes: &[u8]) -> Result<Option<(Header, &[u8], usize)>, String> {
+pub fn take(bytes: &[u8]) -> Result<Option<Taken<'_>>, String> {
     let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };
     let len = header.len.get() as usize;
     if !(kind::HELLO..=kind::ACK).contains(&header.kind) {
