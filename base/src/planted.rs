@@ -370,8 +370,6 @@ pub enum Bug {
     RestartIsLoss = 99,
     /// Who comes back keeps what it holds beyond the agreed stream.
     ReturnUncut = 104,
-    /// A chunk that comes too early, and finds no room, is not asked for again.
-    DroppedForgotten = 105,
     /// Who was expelled again and again attaches at once.
     ExpelledFree = 254,
     /// What a kernel is said to keep is believed of any client.
@@ -1289,11 +1287,6 @@ impl Bug {
             "what fewer members hold than the volume asks for is acknowledged",
         ),
         (Bug::RestartIsLoss, "restart-is-loss", "who was started again has lost its place"),
-        (
-            Bug::DroppedForgotten,
-            "dropped-forgotten",
-            "a chunk that comes too early, and finds no room, is not asked for again",
-        ),
         (
             Bug::ReturnUncut,
             "return-uncut",
