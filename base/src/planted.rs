@@ -372,8 +372,6 @@ pub enum Bug {
     RestartIsLoss = 99,
     /// Who comes back keeps what it holds beyond the agreed stream.
     ReturnUncut = 104,
-    /// A chunk that comes too early, and finds no room, is not asked for again.
-    DroppedForgotten = 105,
     /// A new head is not told which file locks clients hold.
     LocksUnreported = 321,
     /// The file locks of a client that has ended stay.
@@ -1428,11 +1426,6 @@ impl Bug {
             "what fewer members hold than the volume asks for is acknowledged",
         ),
         (Bug::RestartIsLoss, "restart-is-loss", "who was started again has lost its place"),
-        (
-            Bug::DroppedForgotten,
-            "dropped-forgotten",
-            "a chunk that comes too early, and finds no room, is not asked for again",
-        ),
         (
             Bug::ReturnUncut,
             "return-uncut",

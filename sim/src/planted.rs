@@ -180,9 +180,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
     let planned = [Planned(0), Planned(1), Planned(2)];
     let coordinator = [Coordinator, Crash(1), Crash(2), CutOff(1)];
     match bug {
-        Bug::RingOverrun | Bug::RingPastEnd | Bug::DroppedForgotten => {
-            preset.make(Flavour::Large);
-        }
+        Bug::RingOverrun | Bug::RingPastEnd => preset.make(Flavour::Large),
         Bug::BatchLimit | Bug::BadCopiesIgnored | Bug::LateCopies => preset.make(Flavour::Large),
         Bug::PermissionSkipped
         | Bug::LeaseUnchecked
@@ -330,7 +328,6 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::JoinUnheard => (&joins, &[LinkDown(0, 1), LinkDown(0, 2), Planned(1)]),
         Bug::RestartIsLoss => (&[Crash(0), Crash(1), Crash(2)], &[]),
         Bug::ReturnUncut => (&split, &[Crash(0), Planned(0), OneWay(0, 1)]),
-        Bug::DroppedForgotten => (&[CutOff(1), CutOff(2), Planned(1)], &[Planned(2), Slow(0)]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
         Bug::MinReplicasIgnored => {
             (&[CutOff(1), CutOff(2), Crash(1)], &[Crash(2), Hang(1), Hang(2)])
