@@ -31,12 +31,16 @@ use rustix::fs::{
     self as sys, AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags,
     SeekFrom, Statx, StatxFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
-use rustix::io::{self, IoSlice, IoSliceMut, ReadWriteFlags};
+#[cfg(feature = "std")]
+use rustix::io::IoSliceMut;
+use rustix::io::{self, IoSlice, ReadWriteFlags};
 
+#[cfg(feature = "std")]
+use crate::fs::gather;
 use crate::fs::{
     Attr, Caller, DirEntry, FileSystem, Handle, NewNode, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
     O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY, Rename, Result, S_IFBLK, S_IFCHR, S_IFDIR, S_IFLNK,
-    S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode, gather,
+    S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode,
 };
 use crate::kept::{Kept, Watch};
 use crate::mutex::Mutex;
@@ -54,6 +58,7 @@ const REOPEN_DEPTH_MAX: u32 = 64;
 /// Directory entries looked at when an inode is searched by number; a second or two.
 const SEARCH_ENTRIES_MAX: u32 = 1 << 20;
 /// Pieces of memory that one system call takes.
+#[cfg(feature = "std")]
 const IOV_MAX: usize = 1024;
 /// Times that open-or-create follows a name that appears and vanishes under it.
 const CREATE_TRIES: u32 = 16;
@@ -672,6 +677,7 @@ impl FileSystem for DirFs {
         Ok(Written { len: done, offset })
     }
 
+    #[cfg(feature = "std")]
     fn read_pieces(
         &self,
         handle: Handle,
@@ -695,6 +701,7 @@ impl FileSystem for DirFs {
         Ok(done)
     }
 
+    #[cfg(feature = "std")]
     fn write_pieces(
         &self,
         handle: Handle,

@@ -12,10 +12,12 @@
 //! - Time stamps, set-id clearing and sticky rules are the implementation's task, as on a local
 //!   Linux file system.
 
+#[cfg(feature = "std")]
 use alloc::vec;
 use alloc::vec::Vec;
 
 use base::{Errno, InodeId};
+#[cfg(feature = "std")]
 use rustix::io::{IoSlice, IoSliceMut};
 
 pub use storage::acl::is_acl;
@@ -322,6 +324,7 @@ pub enum Caching {
 }
 
 /// Pieces in one.
+#[cfg(feature = "std")]
 pub fn gather(pieces: &[IoSlice<'_>]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(pieces.iter().map(|piece| piece.len()).sum());
     pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
@@ -398,6 +401,7 @@ pub trait FileSystem: Send + Sync {
     /// [`read`](Self::read) into one piece after the other. The pieces may be memory that somebody else changes
     /// meanwhile (a guest's): nothing may be concluded from what is found in them. By default what is read goes
     /// through a buffer if there are several.
+    #[cfg(feature = "std")]
     fn read_pieces(
         &self,
         handle: Handle,
@@ -419,6 +423,7 @@ pub trait FileSystem: Send + Sync {
     }
     /// [`write`](Self::write) of one piece after the other, at one place. The pieces may be memory that somebody
     /// else changes meanwhile: by default they are copied before anything is made of them.
+    #[cfg(feature = "std")]
     fn write_pieces(
         &self,
         handle: Handle,
