@@ -35,6 +35,8 @@ use rustix::fs::{
 use rustix::io::IoSliceMut;
 use rustix::io::{self, IoSlice, ReadWriteFlags};
 
+#[cfg(feature = "std")]
+use crate::fs::gather;
 use crate::fs::{
     Attr, Caller, DirEntry, FileSystem, Handle, NewNode, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
     O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY, Rename, Result, S_IFBLK, S_IFCHR, S_IFDIR, S_IFLNK,

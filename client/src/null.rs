@@ -10,6 +10,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use base::{Errno, InodeId};
+#[cfg(feature = "std")]
 use rustix::io::{IoSlice, IoSliceMut};
 
 use crate::fs::{
@@ -310,6 +311,20 @@ impl NullFs {
     }
 }
 
+impl NullFs {
+    /// A write of so many bytes.
+    fn put(&self, handle: Handle, offset: u64, len: usize, append: bool) -> Result<Written> {
+        let mut state = self.state.lock();
+        let (ino, always) = state.handle(handle)?;
+        let inode = state.get_mut(ino)?;
+        let offset = if append || always { inode.attr.size } else { offset };
+        let end = check_size(offset.checked_add(len as u64).ok_or(Errno::FBIG)?)?;
+        inode.resize(end.max(inode.attr.size));
+        state.changes += 1;
+        Ok(Written { len, offset })
+    }
+}
+
 impl FileSystem for NullFs {
     fn lookup(&self, _: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
         let state = self.state.lock();
@@ -483,6 +498,7 @@ impl FileSystem for NullFs {
         Ok(len)
     }
 
+    #[cfg(feature = "std")]
     fn read_pieces(
         &self,
         handle: Handle,
@@ -504,9 +520,10 @@ impl FileSystem for NullFs {
     }
 
     fn write(&self, handle: Handle, offset: u64, data: &[u8], append: bool) -> Result<Written> {
-        self.write_pieces(handle, offset, &[IoSlice::new(data)], append)
+        self.put(handle, offset, data.len(), append)
     }
 
+    #[cfg(feature = "std")]
     fn write_pieces(
         &self,
         handle: Handle,
@@ -515,14 +532,7 @@ impl FileSystem for NullFs {
         append: bool,
     ) -> Result<Written> {
         let len = pieces.iter().map(|piece| piece.len()).sum::<usize>();
-        let mut state = self.state.lock();
-        let (ino, always) = state.handle(handle)?;
-        let inode = state.get_mut(ino)?;
-        let offset = if append || always { inode.attr.size } else { offset };
-        let end = check_size(offset.checked_add(len as u64).ok_or(Errno::FBIG)?)?;
-        inode.resize(end.max(inode.attr.size));
-        state.changes += 1;
-        Ok(Written { len, offset })
+        self.put(handle, offset, len, append)
     }
 
     fn fallocate(&self, handle: Handle, mode: u32, offset: u64, len: u64) -> Result<()> {
