@@ -153,6 +153,30 @@ impl Rig {
     }
 }
 
+type Names = BTreeMap<String, Vec<u8>>;
+
+impl Rig {
+    /// What each store holds.
+    fn names(&self) -> Vec<Names> {
+        self.stores.iter().map(|store| store.names.lock().unwrap().clone()).collect()
+    }
+
+    /// Waits until shards that were there before are removed: that happens after the write that replaced them.
+    fn await_removal(&self, before: &[Names]) {
+        let is_shard = |name: &&String| !name.ends_with("info");
+        let left = |store: &Faulty, before: &Names| {
+            let names = store.names.lock().unwrap();
+            before.keys().filter(is_shard).any(|name| names.contains_key(name))
+        };
+        let stores = || self.stores.iter().zip(before);
+        let gone = (0..4000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            !stores().any(|(store, before)| left(store, before))
+        });
+        assert!(gone, "old shards are still there");
+    }
+}
+
 /// Random writes and zeroes, beside a model.
 fn work(image: &Image, model: &mut [u8], random: &mut Random, count: usize) {
     for _ in 0..count {
@@ -317,10 +341,10 @@ fn half_a_write_is_none_or_all() {
         let rig = Rig::new("rs:4,2", 6);
         let image = rig.open();
         image.write(0, &vec![1; OBJECT as usize]).unwrap();
-        let before: Vec<BTreeMap<String, Vec<u8>>> =
-            rig.stores.iter().map(|store| store.names.lock().unwrap().clone()).collect();
+        let before = rig.names();
         image.write(0, &vec![2; OBJECT as usize]).unwrap();
         drop(image);
+        rig.await_removal(&before);
         // The first `cut` stores have the new shard (and still the old one), the others had not got it.
         for (i, store) in rig.stores.iter().enumerate() {
             let mut names = store.names.lock().unwrap();
@@ -358,10 +382,10 @@ fn what_is_old_goes_only_when_the_new_is_safe() {
     let rig = Rig::new("rs:4,2", 6);
     let image = rig.open();
     image.write(0, &vec![1; OBJECT as usize]).unwrap();
-    let before: Vec<BTreeMap<String, Vec<u8>>> =
-        rig.stores.iter().map(|store| store.names.lock().unwrap().clone()).collect();
+    let before = rig.names();
     image.write(0, &vec![2; OBJECT as usize]).unwrap();
     drop(image);
+    rig.await_removal(&before);
     for (i, store) in rig.stores.iter().enumerate() {
         let mut names = store.names.lock().unwrap();
         if i >= 4 {
@@ -401,10 +425,10 @@ fn what_silent_stores_may_know_is_not_guessed() {
     let rig = Rig::new("rs:4,2", 6);
     let image = rig.open();
     image.write(0, &vec![1; OBJECT as usize]).unwrap();
-    let old: Vec<BTreeMap<String, Vec<u8>>> =
-        rig.stores.iter().map(|store| store.names.lock().unwrap().clone()).collect();
+    let old = rig.names();
     image.write(0, &vec![2; OBJECT as usize]).unwrap();
     drop(image);
+    rig.await_removal(&old);
     for (store, old) in rig.stores.iter().zip(old) {
         store.names.lock().unwrap().extend(old);
     }
