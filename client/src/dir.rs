@@ -711,7 +711,7 @@ impl FileSystem for DirFs {
     ) -> Result<Written> {
         let open = self.handle(handle)?;
         if append || open.append || pieces.len() > IOV_MAX {
-            return self.write(handle, offset, &crate::fs::gather(pieces), append);
+            return self.write(handle, offset, &gather(pieces), append);
         }
         let len = io::retry_on_intr(|| io::pwritev(&open.fd, pieces, offset)).map_err(errno)?;
         Ok(Written { len, offset })

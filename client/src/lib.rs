@@ -13,7 +13,6 @@ pub mod fs;
 pub mod kept;
 pub mod libfs;
 pub mod mutex;
-#[cfg(feature = "std")]
 pub mod null;
 pub mod path;
 pub mod slots;
