@@ -245,7 +245,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::ClosedReported => {
             use crate::actor::Kind::{Clone, Create, Shift, Unlink};
             preset.make(Flavour::Plain);
-            (preset.threads, preset.pace, preset.closes) = (2, 50 * US, 2);
+            (preset.threads, preset.pace, preset.closes) = (3, 50 * US, 1);
             (preset.ops, preset.syncs) = (300, 50);
             preset.favour = vec![Clone, Clone, Clone, Shift, Create, Create, Create, Unlink];
         }
