@@ -43,10 +43,10 @@
 //!                                     which has ended, has open (core::past); also of a node that joins
 //! 29 Pinned         agent -> head     client u64, n u32, inodes u64 x n, m u32, inodes u64 x m: it has the first open,
 //!                                     too, and may write to the second
-//! 31 Return         syncing -> head   incarnation of the process u64, stream seq u64 of the last chunk held, epoch u32 of that
-//!                                     chunk, published u64: it has this of the stream, and wants the rest
 //! 30 AskAgain       head -> agent     some question found no room before the head was ready: ask all of them again
 //! 31 Packed         any -> any        1, 5 or 19, compressed ([`crate::packing`]): the core never meets it
+//! 32 Return         syncing -> head   incarnation of the process u64, stream seq u64 of the last chunk held, epoch u32 of that
+//!                                     chunk, published u64: it has this of the stream, and wants the rest
 //! ```
 
 use base::wire::{Corrupt, Reader, Writer};
@@ -488,7 +488,7 @@ impl Message {
             }
             Self::Return { incarnation, last, epoch, published } => {
                 w.u64(*incarnation).u64(last.0).u32(epoch.0).u64(published.0);
-                31
+                32
             }
             Self::SnapshotWant { incarnation } => {
                 w.u64(*incarnation);
@@ -633,7 +633,7 @@ impl Message {
             15 => Self::Position { seq: StreamSeq(r.u64()?) },
             16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
             17 => Self::Resume { seq: StreamSeq(r.u64()?), last: StreamSeq(r.u64()?) },
-            31 => Self::Return {
+            32 => Self::Return {
                 incarnation: r.u64()?,
                 last: StreamSeq(r.u64()?),
                 epoch: Epoch(r.u32()?),

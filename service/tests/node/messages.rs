@@ -114,9 +114,14 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
 #[test]
 fn messages_survive_the_wire_and_damage_is_an_error() {
     let mut random = Random::new(5);
+    let mut kinds = std::collections::BTreeMap::new();
     for n in 0..3000 {
         let message = any(&mut random, &[ClientId(7)]);
         let (kind, mut body) = message.encode(Epoch(n));
+        // A number is one message's. (Two branches had once taken the same one, each rightly.)
+        let whose = std::mem::discriminant(&message);
+        assert_eq!(*kinds.entry(kind).or_insert(whose), whose, "kind {kind}");
+        assert_ne!(kind, service::core::message::PACKED);
         assert_eq!(Message::decode(kind, &body), Ok((Epoch(n), message)));
         let cut = random.below(body.len() as u64) as usize;
         let _ = Message::decode(kind, &body[..cut]);
