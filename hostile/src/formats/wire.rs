@@ -118,6 +118,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::RoomBack { client, token, blocks: 3 },
         Message::RoomSought,
         Message::AskAgain,
+        Message::Return { incarnation: 1, last: seq, epoch: base::Epoch(2), published: seq },
         Message::ClientGone { client },
         Message::Entries { client, first: Sequence(1), last: Sequence(2), raw: vec![7; 64].into() },
         Message::LeaseWant { client, ino, token, mode, flags: 1 },
@@ -209,12 +210,14 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         Message::Refused("no".into()),
         Message::Heartbeat { number: 1, position },
         Message::Confirm { number: 1 },
-        Message::View(view),
+        Message::View(view.clone()),
         Message::CaughtUp { node, epoch, incarnation: 5 },
         Message::Suspect { node, epoch },
         Message::Leave,
         Message::Denied("no".into()),
+        Message::Ask { cluster: 7, protocol: 1 },
         Message::Ask { cluster: 7, protocol: 2 },
+        Message::Opened { position, info: "{}".into() },
         Message::Force { cluster: 8, volume: "x".into() },
         Message::Done,
         Message::Survey { cluster: 8, volume: "x".into() },
@@ -225,7 +228,9 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
             choice: Choice { node, incarnation: 5, epoch, position },
         },
     ];
-    all.iter().map(|m| joined(m.encode())).collect()
+    // The version before has a view of its own.
+    let old = Message::View(view).encode_for(1);
+    std::iter::once(old).chain(all.iter().map(Message::encode)).map(joined).collect()
 }
 
 fn images() -> Vec<Vec<u8>> {

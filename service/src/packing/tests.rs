@@ -109,11 +109,11 @@ fn pads_are_left_out_and_put_in_again() {
         for n in 1..2 + random.below(8) {
             let data = vec![n as u8 | 1; random.below(3000) as usize];
             let op = Op::Write { ino, offset: 5, data: &data, clear_setid: false };
-            let mut entry = op.to_promised_entry(3, base::Sequence(n), Epoch(1), 0, 7, 9);
+            let mut entry = op.to_promised_entry(1, base::Sequence(n), Epoch(1), 0, 7, 9);
             if random.chance(1, 2) {
                 assert_eq!(pad_over(&mut entry, 9), data.len());
                 let (header, op) = storage::format::entry::decode(&entry, 9).expect("a pad");
-                assert_eq!((op, header.promised, header.time), (Op::Pad, 3, 7));
+                assert_eq!((op, header.promised, header.time), (Op::Pad, 1, 7));
                 assert_eq!(pad_over(&mut entry, 9), 0, "it is one already");
             }
             entries.extend(entry);
