@@ -1,9 +1,11 @@
 //! The benches without faults. Each baseline is measured in the same run, in turns with the load,
 //! and the median of the turns is taken: on a shared machine a single turn says little.
 
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use super::load::{self, figures, number};
@@ -142,7 +144,8 @@ impl Flood {
         let path = world.file(1, &format!("flood-{}", turn % 2));
         let mut command = world.under_run(1, &["write", &path, "65536", "2000000"])?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().context("the flood")?;
+        // `corbel run` waits for the program: both end together.
+        let child = command.process_group(0).spawn().context("the flood")?;
         // Until it floods.
         std::thread::sleep(Duration::from_millis(300));
         Ok(Self(child))
@@ -151,7 +154,8 @@ impl Flood {
 
 impl Drop for Flood {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        let group = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
+        let _ = group.map(|group| rustix::process::kill_process_group(group, Signal::KILL));
         let _ = self.0.wait();
     }
 }

@@ -45,8 +45,10 @@ pub(super) struct Join {
 pub(super) struct Behind {
     /// The last chunk that the head had.
     last: StreamSeq,
-    /// Up to here it was asked for.
-    asked: StreamSeq,
+    /// What comes after this one was asked for last.
+    from: StreamSeq,
+    /// So many come for one question, as far as it is known: the other side has a bound of its own.
+    batch: u64,
 }
 
 /// A snapshot arriving.
@@ -153,7 +155,7 @@ impl Node {
         (self.join.joining_at, self.join.joined_at) = (self.now, self.now);
         log::info!("what is here of the stream goes on from {seq}, to {last}");
         out.push(Effect::Position(seq));
-        self.join.behind = Some(Behind { last, asked: seq });
+        self.join.behind = Some(Behind { last, from: seq, batch: 0 });
         self.catch_up(out);
         Ok(())
     }
@@ -165,12 +167,22 @@ impl Node {
         if seq >= behind.last {
             self.join.behind = None;
             self.to_head(Message::Position { seq }, out);
-        } else if seq >= behind.asked {
-            let asked = StreamSeq(seq.0 + self.config.limits.resend);
-            self.join.behind = Some(Behind { asked, ..behind });
+        } else if seq.0 >= behind.from.0 + behind.batch {
+            let batch = if behind.batch == 0 { self.config.limits.resend } else { behind.batch };
+            self.join.behind = Some(Behind { from: seq, batch, ..behind });
             (self.join.joining_at, self.join.joined_at) = (self.now, self.now);
             self.want_stream(out);
         }
+    }
+
+    /// Nothing has come for a while: some of what was asked for is lost, or that was all that comes for one question.
+    fn ask_for_rest(&mut self, out: &mut Vec<Effect>) {
+        let Some(behind) = self.join.behind else { return };
+        let seq = self.ring.last();
+        let came = seq.0.saturating_sub(behind.from.0);
+        let batch = if came > 0 { came.min(behind.batch) } else { behind.batch };
+        self.join.behind = Some(Behind { from: seq, batch, ..behind });
+        self.want_stream(out);
     }
 
     /// How far the stream has each client: what is published, and what is in the ring.
@@ -235,7 +247,7 @@ impl Node {
             // The head no longer keeps what is missing here, or it would be in the chain by now.
             None if self.now > self.join.joined_at + JOIN_GIVE_UP => self.begin_join(out),
             // Some of it was lost.
-            None if self.join.behind.is_some() => self.want_stream(out),
+            None if self.join.behind.is_some() => self.ask_for_rest(out),
             None => self.to_head(Message::Position { seq: self.ring.last() }, out),
         }
     }
