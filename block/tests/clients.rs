@@ -23,6 +23,8 @@ fn run(name: &str, args: &[&str]) -> Option<Output> {
         return None;
     }
     let mut command = Command::new("timeout");
+    // fio leaves a file of its state where it stands.
+    command.current_dir(std::env::temp_dir());
     command.args(["-k", "5", "100", name]).args(args);
     Some(command.output().expect("timeout starts"))
 }
