@@ -32,7 +32,7 @@ use crate::core::{Effect, Event, GRACE, JOIN_STEP, Node, NodeConfig};
 use crate::host::{HostLink, end_copies};
 use crate::hostd::listen;
 use crate::link::{self, Packet};
-use crate::packing::{self, Line, Moved, Packing};
+use crate::packing::{self, Compression, Line, Moved, Packing};
 use crate::pool::{self, Pool};
 use crate::process::Held;
 use crate::serving::{Clocks, Serving};
@@ -390,6 +390,11 @@ impl Driver {
         let mute = node.status().clients.iter().map(|c| c.client).collect();
         let work = usize::try_from(config.memory / 4).unwrap_or(usize::MAX);
         let limits = pool::Limits::of_service(work);
+        // Memory is no slow link: a peer that takes little there gets too little of the processor, and compressing takes more of it.
+        let compression = match (config.compression, &config.transport) {
+            (Compression::Auto, PeerTransport::Shm(_)) => Compression::None,
+            (asked, _) => asked,
+        };
         let mut driver = Self {
             signals,
             clock,
@@ -410,7 +415,7 @@ impl Driver {
             mute,
             look_at_mute: Instant::now(),
             attaching: BTreeMap::new(),
-            packing: Packing::new(config.compression, limits.threads, packing::Limits::SHIPPED),
+            packing: Packing::new(compression, limits.threads, packing::Limits::SHIPPED),
             pool: Pool::new(limits).map_err(|e| Error::new("nicfs: pool", e))?,
             began: Instant::now(),
             state,
