@@ -366,6 +366,8 @@ pub enum Bug {
     ClosedLater = 320,
     /// A chunk that is kept until it is applied is taken for another that has its number since.
     RecentMistaken = 326,
+    /// A log is taken whole, whoever waits beside it.
+    FloodFirst = 327,
     /// What fewer members hold than the volume asks for is acknowledged.
     MinReplicasIgnored = 98,
     /// A member whose process was started again has lost its place.
@@ -1405,6 +1407,7 @@ impl Bug {
             "downgrade-ignored",
             "a lock to write that is made one to read stays one to write",
         ),
+        (Bug::FloodFirst, "flood-first", "a log is taken whole, whoever waits beside it"),
         (
             Bug::RecentMistaken,
             "recent-mistaken",

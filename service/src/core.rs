@@ -32,6 +32,7 @@ mod requests;
 mod restart;
 pub mod ring;
 mod room;
+mod share;
 mod snapshot;
 mod stream;
 pub mod table;

@@ -129,6 +129,8 @@ pub struct Host {
     pub incarnation: u64,
     /// What it holds of the stream, also while nicfs is away.
     pub holds: StreamSeq,
+    /// What it held, and may have said so, when its region was lost.
+    pub lost: StreamSeq,
     /// What it has acknowledged as head of the chain.
     pub acknowledged: StreamSeq,
     /// The epoch noted beside the region.
@@ -219,6 +221,8 @@ fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits
     // Joins by a snapshot in every other history, and not only where too much was missed.
     limits.returns = small(limits.returns.into(), 0, 0) as u32;
     limits.stash = small(limits.stash as u64, 0, 3) as usize;
+    limits.shared_bytes = small(limits.shared_bytes as u64, 1, 3000) as usize;
+    limits.shared_window = small(limits.shared_window, 1, 9000);
     limits.resend = small(limits.resend, 1, 3);
     limits.recent_bytes = small(limits.recent_bytes as u64, 0, 3000) as usize;
     limits.unready = small(limits.unready as u64, 0, 3) as usize;
@@ -261,6 +265,7 @@ impl Host {
             boot: 1,
             incarnation: 0,
             holds: StreamSeq(0),
+            lost: StreamSeq(0),
             acknowledged: StreamSeq(0),
             noted: None,
             processes: Vec::new(),
@@ -340,6 +345,12 @@ impl Host {
         self.disconnected_at = now;
         self.confirmed_at = None;
         Ok(())
+    }
+
+    /// The region is gone, with all that it held.
+    pub fn lose(&mut self) {
+        self.lost = self.lost.max(self.holds);
+        self.holds = StreamSeq(0);
     }
 
     /// Notes the chunks that its ring holds by now: they may be gone a moment later.

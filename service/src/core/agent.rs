@@ -13,6 +13,7 @@ use storage::media::{MediaError, Segment};
 use super::client::{Batch, Client};
 use super::message::{Identity, Message, Raw};
 use super::requests::Pending;
+use super::share::Waiting;
 use super::table::Table;
 use super::users::Users;
 use super::{Effect, Failure, Node, Role};
@@ -88,6 +89,8 @@ pub(super) struct Agent {
     /// Leases that are being taken back.
     pub recalls: Vec<Recall>,
     pub next_segment: u32,
+    /// Who waits beside whom.
+    pub waiting: Waiting,
     pub logs_seen: Nanos,
     /// When somebody got no space although some was set aside.
     pub room_sought: Option<Nanos>,
@@ -105,6 +108,7 @@ impl Agent {
             requests: Vec::new(),
             recalls: Vec::new(),
             next_segment: 0,
+            waiting: Waiting::default(),
             logs_seen: 0,
             room_sought: None,
         }
@@ -384,7 +388,8 @@ impl Node {
                 client.set_replicated(asked);
                 return Ok(());
             }
-            self.drain(id, out)?;
+            self.agent.waiting.note(id, self.now);
+            self.take_some(id, out)?;
             self.persist_alone(id)?;
             if let Some(client) = self.agent.clients.get_mut(&id)
                 && client.note_sync(self.now)
@@ -480,7 +485,7 @@ impl Node {
             if let Some(client) = self.agent.clients.get_mut(&id) {
                 client.dozing_since = None;
             }
-            if self.drain(id, out)? {
+            if self.take_some(id, out)? {
                 self.agent.active.insert(id);
             } else if let Some(client) = self.agent.clients.get_mut(&id) {
                 client.dozing_since = Some(self.now);
@@ -493,30 +498,51 @@ impl Node {
     /// head has no room for it. Never more than the log can hold at one time: what lies beyond
     /// came later, and a client that writes without end must not keep the node.
     pub(super) fn drain(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        self.fetch_all(id, false, out)
+    }
+
+    /// The same for whom nobody else waits: where others wait for their own, a piece at a time.
+    fn take_some(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+        self.fetch_all(id, true, out)
+    }
+
+    fn fetch_all(
+        &mut self,
+        id: ClientId,
+        polite: bool,
+        out: &mut Vec<Effect>,
+    ) -> Result<bool, Failure> {
         let head = self.is_head();
         if !head && self.role() != super::Role::Member {
             return Ok(false);
         }
         let mut left = self.agent.clients.get(&id).map_or(0, Client::capacity);
+        let (mut taken, piece) = (0, self.config.limits.shared_bytes as u64);
         loop {
             let blocked = !self.ready || self.head.paused || !self.head.stalled.is_empty();
             if head && (blocked || !self.room_for_batch()?) {
                 return Ok(false);
             }
+            let shared = polite && self.is_shared(id);
+            if shared && self.is_held_back(id) {
+                self.agent.active.insert(id);
+                return Ok(false);
+            }
             let limits = &self.config.limits;
             let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(true) };
-            let batch =
-                client.fetch(if head { limits.fetch_bytes } else { limits.forward_bytes })?;
+            let most = if head { limits.fetch_bytes } else { limits.forward_bytes };
+            let batch = client.fetch(if shared { most.min(limits.shared_bytes) } else { most })?;
             if batch.last.0 == 0 {
                 client.note_standing(self.now);
                 return Ok(true);
             }
             left = left.saturating_sub(batch.taken);
+            taken += batch.taken;
             if head {
                 self.ingest(id, batch.first, batch.last, batch.raw, out)?;
-                if self.turn_is_over() {
+                if self.turn_is_over() || shared && taken >= piece {
                     self.agent.active.insert(id);
-                    self.turn.cut_short = true;
+                    self.turn.cut_short |= self.turn_is_over();
                     return Ok(false);
                 }
             } else {
@@ -557,11 +583,11 @@ impl Node {
             let bell = if dozing { control::BELL_DOZING } else { control::BELL_ASLEEP };
             client.set_word(control::DOORBELL, bell);
             // Whatever was posted before the store above is visible now; whoever posts later rings.
-            if client.wants_service(!dozing, self.now) {
+            if client.wants_service(!dozing, self.now) && !self.is_held_back(id) {
                 client.set_word(control::DOORBELL, control::BELL_AWAKE);
                 still.insert(id);
                 quiet = false;
-            } else if dozing {
+            } else if dozing || self.is_held_back(id) {
                 still.insert(id);
             }
         }

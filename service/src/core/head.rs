@@ -321,6 +321,9 @@ impl Node {
                     return Ok(());
                 }
                 let Some(known) = self.head.known.get(&client) else { return Ok(()) };
+                if client.node() != self.config.node {
+                    self.agent.waiting.note(client, self.now);
+                }
                 let (raw, wrong) = raw.check(known.incarnation);
                 if let Some(e) = wrong {
                     // Only an agent of this cluster sends these, and it checked them.

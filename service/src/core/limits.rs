@@ -39,6 +39,10 @@ pub struct Limits {
     pub resend: u64,
     /// Bytes fetched of a log at a time by the head.
     pub fetch_bytes: usize,
+    /// Bytes fetched of a log at a time while other clients wait for an fsync.
+    pub shared_bytes: usize,
+    /// Bytes that may be under way then before more of a log is fetched.
+    pub shared_window: u64,
     /// Bytes fetched of a log at a time by an agent, for the head.
     pub forward_bytes: usize,
     /// What nobody waits for is fetched this much later, in nanoseconds: what undoes itself meanwhile need not travel.
@@ -80,6 +84,8 @@ impl Limits {
         stash: 256,
         resend: 64,
         fetch_bytes: 1 << 20,
+        shared_bytes: 128 * 1024,
+        shared_window: 512 * 1024,
         forward_bytes: 256 * 1024,
         hold: 2_000_000,
         coalesce: true,

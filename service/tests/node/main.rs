@@ -24,5 +24,6 @@ mod restart;
 mod returns;
 mod rig;
 mod room;
+mod share;
 mod turns;
 mod waits;

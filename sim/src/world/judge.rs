@@ -34,6 +34,10 @@ impl World<'_> {
     pub(crate) fn judge_acknowledged(&mut self, n: usize) -> Result<(), String> {
         let Some(node) = &self.hosts[n].node else { return Ok(()) };
         let (holds, upto, heads) = (node.holds(), node.acknowledged(), node.role() == Role::Head);
+        let chain = node.status().chain;
+        if matches!(node.role(), Role::Head | Role::Member) {
+            self.hosts[n].lost = StreamSeq(0);
+        }
         self.hosts[n].holds = holds;
         // What a new process says first was acknowledged before it.
         let before = std::mem::replace(&mut self.hosts[n].acknowledged, upto);
@@ -41,7 +45,9 @@ impl World<'_> {
             return Ok(());
         }
         let least = usize::from(self.spec().least());
-        let holders = self.hosts.iter().filter(|host| host.holds >= upto).count();
+        // What a member had when it said so, and has lost since, nobody can know before it is out of the chain.
+        let had = |host: &&Host| chain.contains(&host.id) && host.lost >= upto;
+        let holders = self.hosts.iter().filter(|host| host.holds >= upto || had(host)).count();
         if holders < least {
             return Err(format!(
                 "node {}: {upto} of the stream is acknowledged, which {holders} nodes hold, of at least {least}",

@@ -64,7 +64,7 @@ impl World<'_> {
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
                 self.hosts[n].noted = None;
                 self.hosts[n].processes.clear();
-                self.hosts[n].holds = StreamSeq(0);
+                self.hosts[n].lose();
             }
             Fault::LinkDown(a, b) => {
                 if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {

@@ -36,7 +36,7 @@ impl World<'_> {
                 self.trace(|| format!("replaced {}: {why}", n + 1));
                 *self.outcome.faults.entry("bit-rot-noticed").or_default() += 1;
                 self.hosts[n].region = fresh_region(self.hosts[n].id, self.hosts[n].shape)?;
-                self.hosts[n].holds = StreamSeq(0);
+                self.hosts[n].lose();
                 self.hosts[n].processes.clear();
                 self.hosts[n].start(self.now, seed)?;
             }

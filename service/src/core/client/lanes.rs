@@ -387,6 +387,12 @@ impl Client {
         Ok(())
     }
 
+    /// Bytes fetched that are not on every member yet.
+    pub fn unreplicated_bytes(&self) -> u64 {
+        let newest = self.marks.iter().rev().take_while(|m| m.seq > self.replicated.0);
+        newest.map(|m| m.end - m.start).sum()
+    }
+
     /// Bytes fetched and not yet published.
     pub fn pending_bytes(&self) -> u64 {
         self.marks.iter().map(|m| m.end - m.start).sum()
