@@ -38,6 +38,8 @@ pub(super) struct Join {
     pub joining_at: Nanos,
     /// When everything was here.
     pub joined_at: Nanos,
+    /// In this epoch everything was, and what came since is kept.
+    pub whole_in: Option<Epoch>,
 }
 
 /// What was missed of the stream is on its way.
@@ -66,12 +68,23 @@ impl Node {
         // What processes here have open goes before: who asks for the snapshot has told it.
         self.report_past(out);
         self.member.stash.clear();
-        (self.member.dropped, self.join.behind) = (None, None);
+        (self.member.dropped, self.join.behind, self.join.whole_in) = (None, None, None);
         self.join.returning = self.may_return().then_some(0);
         match self.join.returning {
             Some(_) => self.want_return(out),
             None => self.want_snapshot(out),
         }
+    }
+
+    /// It is to join again in the epoch in which it had everything: what it has it keeps. The head, which has heard so or is about to, may
+    /// have acknowledged by now what it holds.
+    pub(super) fn join_where_it_was(&mut self, out: &mut Vec<Effect>) {
+        if self.join.whole_in != Some(self.epoch) {
+            return self.begin_join(out);
+        }
+        self.report_past(out);
+        (self.join.joining_at, self.join.joined_at) = (self.now, self.now);
+        self.to_head(Message::Position { seq: self.ring.last() }, out);
     }
 
     /// What is here may be the beginning of the stream that the head has.
@@ -165,7 +178,7 @@ impl Node {
         let Some(behind) = self.join.behind else { return };
         let seq = self.ring.last();
         if seq >= behind.last {
-            self.join.behind = None;
+            (self.join.behind, self.join.whole_in) = (None, Some(self.epoch));
             self.to_head(Message::Position { seq }, out);
         } else if seq.0 >= behind.from.0 + behind.batch {
             let batch = if behind.batch == 0 { self.config.limits.resend } else { behind.batch };
@@ -316,7 +329,7 @@ impl Node {
             self.volume.publish(sealed)?;
             (self.member.applied, self.member.published) = (seq, seq);
             self.ring.restart(seq)?;
-            self.join.incoming = None;
+            (self.join.incoming, self.join.whole_in) = (None, Some(self.epoch));
             self.join.joined_at = self.now;
             if !waits {
                 self.know_all_lost();

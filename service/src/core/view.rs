@@ -92,7 +92,7 @@ impl Node {
                     self.leave_chain(out)?;
                 }
                 if self.role() == Role::Syncing && (new_epoch || was != Role::Syncing) {
-                    self.begin_join(out);
+                    self.join_where_it_was(out);
                 }
             }
         }

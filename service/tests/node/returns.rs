@@ -250,3 +250,29 @@ fn who_is_started_again_loses_no_lock() {
         .expect("given up");
     locks(&mut rig, &other).expect("it is free");
 }
+
+/// The head counts what it holds from the moment on at which it says so: a node that is to join once more in that epoch (it was out of
+/// the coordinator's reach) neither asks for anything nor gives anything up. (Seed full 9870723.)
+#[test]
+fn who_has_everything_keeps_it_when_it_is_to_join_again() {
+    let mut rig = Rig::new(2, 3);
+    let mut hand = rig.attach(0, 0);
+    let file = hand.create(&mut rig, b"file", 0o100_644);
+    hand.sync(&mut rig);
+    rig.settle();
+    view(&mut rig, 0, 2, &[ONE], &[]);
+    start_again(&mut rig, 1);
+    hand.append(&Op::Write { ino: file, offset: 0, data: &[5; 3000], clear_setid: false });
+    hand.sync(&mut rig);
+    for syncing in [&[TWO][..], &[], &[TWO]] {
+        for n in 0..2 {
+            view(&mut rig, n, 2, &[ONE], syncing);
+        }
+        for _ in 0..30 {
+            rig.pass(50_000_000);
+            rig.deliver_all();
+        }
+        assert_eq!(sent(&rig, 0), (1, 0), "joining {syncing:?}");
+    }
+    comes_in(&mut rig, TWO, 2);
+}
