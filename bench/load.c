@@ -14,6 +14,8 @@
  *   load rewrite PATH BYTES COUNT    COUNT times write the same 16 blocks of BYTES eight times over, then fsync
  *   load tmp     DIR  BYTES COUNT    COUNT times make, write, close and remove 16 files of BYTES, then fsync a file
  *   load files   DIR  BYTES COUNT    COUNT times create, write, fsync, close, unlink
+ *   load mail    DIR  BYTES MILLIS   for so long: write a file of BYTES to DIR/tmp, fsync, rename it to DIR/new
+ *   load turns   PATH BYTES COUNT    two processes in turns, COUNT each: read what the other wrote, write it anew
  *   load records PATH COUNT SECONDS  append numbered records with fsync, say each one acknowledged
  *   load verify  PATH                say which numbers are there
  *
@@ -23,12 +25,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <immintrin.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,6 +46,7 @@ static corbel_t *volume;
 #define fs_fsync(fd) corbel_fsync(volume, fd)
 #define fs_close(fd) corbel_close(volume, fd)
 #define fs_unlink(path) corbel_unlink(volume, path)
+#define fs_rename(from, to) corbel_rename(volume, from, to)
 static int fs_attach(void) {
     const char *socket = getenv("CORBEL_SOCKET");
     volume = corbel_connect(socket ? socket : "/run/corbel/corbel.sock");
@@ -55,6 +60,7 @@ static int fs_attach(void) {
 #define fs_fsync(fd) fsync(fd)
 #define fs_close(fd) close(fd)
 #define fs_unlink(path) unlink(path)
+#define fs_rename(from, to) rename(from, to)
 #define fs_attach() 0
 #endif
 
@@ -338,6 +344,68 @@ static void small_files(const char *dir, size_t bytes, size_t count, uint64_t *s
     report(samples, count, now() - begin, bytes);
 }
 
+static void mail(const char *dir, size_t bytes, size_t millis) {
+    char from[4096], to[4096];
+    size_t most = millis * 16, i = 0;
+    uint64_t *samples = calloc(most, sizeof *samples);
+    if (samples == NULL)
+        die("memory");
+    uint64_t begin = now(), end = begin + millis * 1000000u;
+    for (; i < most && now() < end; i++) {
+        snprintf(from, sizeof from, "%s/tmp/%d.%zu", dir, (int)getpid(), i);
+        snprintf(to, sizeof to, "%s/new/%d.%zu", dir, (int)getpid(), i);
+        uint64_t start = now();
+        int fd = open_or_die(from, O_WRONLY | O_CREAT | O_EXCL);
+        if (fs_write(fd, buffer, bytes) != (ssize_t)bytes || fs_fsync(fd) != 0 ||
+            fs_close(fd) != 0 || fs_rename(from, to) != 0)
+            die(from);
+        samples[i] = now() - start;
+    }
+    report(samples, i, now() - begin, bytes);
+}
+
+/* Whose turn it is, in memory of both; who waits looks there without a system call. */
+static void turns(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    volatile uint64_t *turn = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (turn == MAP_FAILED)
+        die("mmap");
+    int fd = open_or_die(path, O_RDWR | O_CREAT);
+    memset(buffer, 0, bytes);
+    if (fs_pwrite(fd, buffer, bytes, 0) != (ssize_t)bytes || fs_fsync(fd) != 0)
+        die("pwrite");
+    fs_close(fd);
+    pid_t other = fork();
+    if (other < 0)
+        die("fork");
+    uint64_t me = other == 0, begin = now();
+    fd = open_or_die(path, O_RDWR);
+    for (size_t i = 0; i < count; i++) {
+        while (*turn != 2 * i + me)
+            sched_yield();
+        uint64_t start = now(), seen;
+        if (fs_pread(fd, buffer, bytes, 0) != (ssize_t)bytes)
+            die("pread");
+        memcpy(&seen, buffer, sizeof seen);
+        if (seen != 2 * i + me) {
+            fprintf(stderr, "load: turn %zu of %d sees %lu\n", i, (int)me, seen);
+            exit(1);
+        }
+        seen++;
+        memcpy(buffer, &seen, sizeof seen);
+        if (fs_pwrite(fd, buffer, bytes, 0) != (ssize_t)bytes)
+            die("pwrite");
+        samples[i] = now() - start;
+        __atomic_store_n(turn, 2 * i + me + 1, __ATOMIC_SEQ_CST);
+    }
+    if (me == 1)
+        exit(0);
+    int status = 1;
+    if (waitpid(other, &status, 0) != other || status != 0)
+        exit(1);
+    report(samples, count, now() - begin, bytes);
+    fs_close(fd);
+}
+
 static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -444,6 +512,10 @@ int main(int argc, char **argv) {
         random_reads(path, bytes, count, samples);
     else if (strcmp(load, "files") == 0)
         small_files(path, bytes, count, samples);
+    else if (strcmp(load, "mail") == 0)
+        mail(path, bytes, count);
+    else if (strcmp(load, "turns") == 0)
+        turns(path, bytes, count, samples);
     else {
         fprintf(stderr, "load: no load %s\n", load);
         return 2;

@@ -36,6 +36,7 @@ Architecture: amd64
 Maintainer: The Corbel authors <corbel@example.invalid>
 Depends: libc6 (>= 2.36), libgcc-s1
 Recommends: fuse3
+Suggests: libnfs13
 Section: admin
 Priority: optional
 Description: replicated POSIX file system on persistent memory

@@ -20,6 +20,12 @@ fi
 needed="cc:gcc ld:binutils git:git sqlite3:sqlite3 python3:python3 tar:tar find:findutils sha256sum:coreutils"
 # What the tests run beside that: each says "skipped" or fails without.
 [ "${1:-}" != tools ] || needed="$needed setfattr:attr setfacl:acl rsync:rsync setpriv:util-linux perl:perl-base nbdinfo:libnbd-bin"
+# A server for kv/tests: the package of tools has the program, and starts no service.
+[ "${1:-}" != tools ] || command -v redis-server >/dev/null 2>&1 || needed="$needed redis-check-rdb:redis-tools"
+# A server for nfs/tests, which runs in namespaces of its own (as root only).
+if [ "${1:-}" = tools ] && [ "$(id -u)" = 0 ]; then
+    needed="$needed ganesha.nfsd:nfs-ganesha rpcbind:rpcbind rpc.statd:nfs-common"
+fi
 # A guest of its own, in software emulation (virtiofs/tests/guest.rs).
 guest=no
 [ "${1:-}" != tools ] || [ "$(uname -m)" != x86_64 ] || guest=yes
@@ -30,6 +36,11 @@ for pair in $needed; do
 done
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 [ "${1:-}" != tools ] || [ -e /usr/include/liburing.h ] || missing="$missing liburing-dev"
+# libnfs 4: the library that the back end nfs loads, and the header that a test compares with.
+[ "${1:-}" != tools ] || [ -e /usr/include/nfsc/libnfs-raw.h ] || missing="$missing libnfs13 libnfs-dev"
+if [ "${1:-}" = tools ] && [ "$(id -u)" = 0 ] && [ -z "$(find /usr/lib -name libfsalvfs.so | head -n 1)" ]; then
+    missing="$missing nfs-ganesha-vfs"
+fi
 [ "$(id -u)" = 0 ] || command -v fusermount3 >/dev/null 2>&1 || missing="$missing fuse3"
 
 install_packages() {
@@ -42,9 +53,19 @@ install_packages() {
             exit 1
         fi
     fi
+    # Nothing of it shall run as a service: tests start what they need themselves.
+    policy=""
+    if [ "$(id -u)" = 0 ] && [ ! -e /usr/sbin/policy-rc.d ]; then
+        policy=/usr/sbin/policy-rc.d
+        trap 'rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' > $policy
+        chmod 755 $policy
+    fi
     $sudo apt-get update -qq
     # shellcheck disable=SC2086  # a list of package names
     DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing
+    [ -z "$policy" ] || rm -f "$policy"
+    trap - EXIT
 }
 [ -z "$missing" ] || install_packages
 
@@ -58,7 +79,7 @@ for tool in fsx@0.3.2 pjdfstest@0.2.2; do
 done
 
 # The kernel that the guest boots: Debian's own package, unpacked, with the few modules that it needs.
-[ $guest = yes ] && [ ! -e target/tools/guest/vmlinuz ] || exit 0
+[ $guest = yes ] && [ ! -e target/tools/guest/nfsv4.ko ] || exit 0
 kernel_package() {
     apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: *\(linux-image-[^ ]*\)$/\1/p' | head -n 1
 }
@@ -75,7 +96,9 @@ trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 (cd "$work" && apt-get download -qq "$package" && dpkg-deb --fsys-tarfile "$package"_*.deb | tar -x)
 mkdir -p target/tools/guest
-for module in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci fuse virtiofs; do
+# The network and NFS are for the guest of a bench (corbel/src/bench/guest.rs).
+for module in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci fuse virtiofs \
+    failover net_failover virtio_net sunrpc grace lockd netfs fscache nfs dns_resolver nfsv4; do
     find "$work/lib/modules" -name "$module.ko" -exec cp {} target/tools/guest/ \;
 done
 cp "$work"/boot/vmlinuz-* target/tools/guest/vmlinuz.new

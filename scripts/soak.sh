@@ -78,6 +78,10 @@ doors() {
         cargo test --quiet --features planted --target-dir target/planted -p "${crate%:*}" --test "${crate#*:}" \
             -- --ignored --test-threads 1 || return 1
     done
+    # The list of those that are found here, and not by histories.
+    cargo test --quiet --features planted --target-dir target/planted -p sim --lib -- elsewhere || return 1
+    # What is packed, and other parts, by the tests beside them.
+    cargo test --quiet --features planted --target-dir target/planted -p service --lib -- --ignored --test-threads 1 || return 1
 }
 
 changed=$(git status --porcelain 2>/dev/null | wc -l)
@@ -96,8 +100,10 @@ part "planted bugs: each must be caught" 1 \
     timeout "$(($(share 15) + 600))" $mapped target/planted/release/corbel-sim planted
 part "checks of who speaks: each taken out must be missed" 1 doors
 # Random sequences and seeds that no run has seen.
+part "block devices and pools on simulated stores" 1 \
+    $sim block --seeds 100000000 --from "$now" --seconds "$(share 4)"
 part "crash states of memory" 1 \
-    $sim crash --length 2 --sample 1000000 --seed "$now" --seconds "$(share 20)"
+    $sim crash --length 2 --sample 1000000 --seed "$now" --seconds "$(share 16)"
 part "histories of the cluster" 3 \
     $sim --seeds 100000000 --from "${now}000" --seconds "$(share 20)" --keep-going
 part "suites of others, on a mount and under corbel run" 1 scripts/suites/soak.sh "$(share 15)"

@@ -83,6 +83,34 @@ pub fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
     portable(seed, bytes)
 }
 
+/// What moves a CRC over 2^k bytes, for each k.
+const MOVES: [u32; 32] = {
+    let mut moves = [0; 32];
+    let mut k = 0;
+    while k < 32 {
+        moves[k] = reflected_power(8 << k);
+        k += 1;
+    }
+    moves
+};
+
+/// The CRC of two pieces, of which the first has CRC `first` and the second, `bytes` long, has `second` when summed
+/// alone (from 0 on): `joined(crc32c(s, a), crc32c(0, b), b.len())` is `crc32c(crc32c(s, a), b)`.
+#[inline]
+pub fn joined(first: u32, second: u32, bytes: u32) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if crate::cpu::crc() {
+        // SAFETY: the CPU has what the engine needs.
+        return unsafe { x86::moved(first, bytes) } ^ second;
+    }
+    moved(first, bytes) ^ second
+}
+
+fn moved(crc: u32, bytes: u32) -> u32 {
+    let set = |(k, _): &(usize, &u32)| bytes & 1 << k != 0;
+    MOVES.iter().enumerate().filter(set).fold(crc, |crc, (_, power)| multiply(crc, *power))
+}
+
 /// The table version, for CPUs without the instruction and as the oracle of the tests.
 pub fn portable(seed: u32, bytes: &[u8]) -> u32 {
     let mut crc = !seed;
@@ -138,6 +166,10 @@ mod tests {
             }
             let cut = random.below(len as u64 + 1) as usize;
             assert_eq!(crc32c(crc32c(seed, &slice[..cut]), &slice[cut..]), crc32c(seed, slice));
+            let (first, second) = (crc32c(seed, &slice[..cut]), crc32c(0, &slice[cut..]));
+            let bytes = (len - cut) as u32;
+            assert_eq!(joined(first, second, bytes), crc32c(seed, slice), "{cut} of {len}");
+            assert_eq!(moved(first, bytes) ^ second, crc32c(seed, slice), "{cut} of {len}");
         }
     }
 }

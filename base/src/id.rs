@@ -49,6 +49,17 @@ impl InodeId {
     pub const ROOT: InodeId = InodeId(1);
 }
 
+impl Sequence {
+    /// No sequence that is handed out comes here: what claims one of these is refused where it enters, so that nothing behind
+    /// it needs to ask whether there is a next.
+    pub const END: Sequence = Sequence(1 << 63);
+}
+
+impl StreamSeq {
+    /// No chunk comes here (see [`Sequence::END`]).
+    pub const END: StreamSeq = StreamSeq(1 << 63);
+}
+
 impl ClientId {
     /// Composes the id of client `number` on `node`.
     pub const fn new(node: NodeId, number: u32) -> Self {

@@ -7,11 +7,18 @@
 
 extern crate alloc;
 
+#[doc(hidden)]
+pub use alloc::format;
+
 pub mod checksum;
 pub mod clock;
 pub mod cpu;
 pub mod errno;
 pub mod id;
+pub mod invariant;
+pub mod note;
+#[cfg(feature = "std")]
+pub mod output;
 pub mod planted;
 pub mod random;
 pub mod siphash;

@@ -68,6 +68,24 @@ pub enum Bug {
     HeldNotFlushed = 26,
     /// A chunk at the end of the ring lacks room for what ends it.
     RingPastEnd = 27,
+    /// Work that puts a chunk into the ring ends without a fence of its own.
+    KeptUnfenced = 34,
+    /// A chunk that is on its way into the ring is acknowledged.
+    KeptEarly = 290,
+    /// What is on its way into the ring is published.
+    PublishedUnkept = 291,
+    /// A client is told that what is on its way into the ring is settled.
+    SettledUnkept = 292,
+    /// The table says that a number is made use of before what makes use of it is in the ring.
+    MadeUnkept = 293,
+    /// A chunk that is on its way into the ring is read from there.
+    KeptReadEarly = 294,
+    /// What was read of a log counts although it was to be read again since.
+    ReadOutlives = 295,
+    /// A log counts as read to its end while that is under way.
+    DrainUnread = 296,
+    /// An answer shows what is on its way into the ring of the head.
+    AnsweredUnkept = 297,
     /// Fsync is acknowledged before every member has the chunk.
     EarlyAck = 50,
     /// A lease is granted before the last changes of its inode are on every member.
@@ -368,6 +386,58 @@ pub enum Bug {
     RecentMistaken = 326,
     /// A log is taken whole, whoever waits beside it.
     FloodFirst = 327,
+    /// A directory is read under a lease beside those who change its names jointly.
+    ReaderBesideJoint = 223,
+    /// Under a joint lease more is changed than the names of the directory.
+    JointChangesAll = 224,
+    /// What did not fit in a joint directory counts as refused, and is told to whoever syncs.
+    JointRefusalCounts = 225,
+    /// Who changes a name in a joint directory is not told that it did not fit.
+    UntakenUntold = 226,
+    /// Names of a joint directory are told as this node has them, however far behind it is.
+    JointAnsweredStale = 227,
+    /// What others did in a joint directory is shown before all members have it, if one did something after it.
+    JointBeforeReplicated = 228,
+    /// Who changes a name in a joint directory does not wait for what becomes of it.
+    JointUnawaited = 229,
+    /// What was learnt of names in a joint directory is believed later.
+    JointNamesKept = 230,
+    /// A name that was given in a joint directory leads there for good.
+    GivenForGood = 231,
+    /// What a joint operation was done to is shown to other threads before it is known whether that was taken.
+    UntakenShown = 232,
+    /// What somebody else has done already counts as done by who does it jointly.
+    JointDoneAlready = 233,
+    /// A client that has a directory jointly is given it alone while what it did is on its way.
+    JointTurnedOver = 234,
+    /// The sole use of a file's locks is given where others have locks on it.
+    SoleBesideOthers = 343,
+    /// What a client granted itself is not read when the sole use comes back.
+    SoleTableUnread = 344,
+    /// A client in the middle of granting itself a lock is not waited for.
+    SoleUnwaited = 345,
+    /// A client whose sole use comes back is not told.
+    SoleWordKept = 346,
+    /// A new head is not told of the sole use of locks.
+    SolesUnreported = 347,
+    /// Whether a lock bars one is answered although the file's locks are left to another client.
+    TestBesideSole = 348,
+    /// A head that was started anew does not wait for clients that were left locks to before.
+    SoleOfBeforeUnheard = 349,
+    /// A client grants itself locks where its leases do not count any more.
+    SoleOutOfTime = 350,
+    /// A client grants itself locks of a file while it has not noted yet what the head has answered.
+    SoleWhileAsked = 351,
+    /// A lock for which its client was to wait is granted after that has given it up.
+    AwaitedGrantedLate = 352,
+    /// A name that was found to lead to what has gone is not asked for again.
+    FoundGoneKept = 235,
+    /// A name that was given in a joint directory leads there until who takes it away has been told that it is done.
+    GivenTillTold = 236,
+    /// What is closed is looked for in the table when the list of what is to be told is let go.
+    UntoldUnlocked = 237,
+    /// What is said to be closed is not looked for again when an inode is opened.
+    ClosesOvertaken = 238,
     /// What fewer members hold than the volume asks for is acknowledged.
     MinReplicasIgnored = 98,
     /// A member whose process was started again has lost its place.
@@ -450,6 +520,12 @@ pub enum Bug {
     WhomUnchecked = 264,
     /// A node takes chunks from any node.
     ChunkOfAnyone = 265,
+    /// The blocks that were set aside for a client that has ended stay set aside.
+    RoomUnsummed = 340,
+    /// Chunks that were kept in memory until they were applied count for ever.
+    RecentMiscounted = 341,
+    /// The slot of a lease that came back is free twice.
+    SlotFreedTwice = 342,
     /// A read of a block device joins one under way that began before the last write.
     StaleReadJoined = 400,
     /// What a read brings is kept though something newer was written meanwhile.
@@ -474,6 +550,90 @@ pub enum Bug {
     CleanedTooEarly = 410,
     /// What a read of a block device brings is kept though a write-back ended meanwhile.
     WrittenBackUnnoticed = 411,
+    /// A reader of a spread lock looks whether he is in before he counts himself.
+    CountedLate = 360,
+    /// A writer does not wait for the readers of a spread lock.
+    NotDrained = 361,
+    /// Who has an inode locked waits for a lane, whose holder waits for the inode.
+    LaneAwaited = 362,
+    /// Two ranges of a file overlap only if the one begins in the other.
+    RangesByStart = 363,
+    /// A write of several entries gives up its place in the queue for its range behind the first of them.
+    TicketLeftEarly = 364,
+    /// Bytes of an arena that were copied with nothing locked count whatever was written meanwhile.
+    CopyUnchecked = 365,
+    /// Such a copy counts if the file's bytes lie where they did, though they may have been somewhere else in between.
+    CopyComesBack = 366,
+    /// A payload is put into a lane without regard for the pad that the entry needs before it.
+    PadForgotten = 367,
+    /// An append is committed at the size that the file had before its bytes were copied.
+    SizeOfBefore = 368,
+    /// The checksum of a block is written, and its write-back never started.
+    SumNotFlushed = 380,
+    /// A block of which a part is written keeps the checksum of before.
+    PartlyWrittenUnsummed = 381,
+    /// A rotten block of which a part is written gets the checksum of what it holds.
+    RotBlessed = 382,
+    /// Blocks that are half written by a crash are compared with their checksums when the stream is replayed.
+    ReplayCompared = 383,
+    /// A copy of a rotten block gets the checksum of what it holds.
+    CopiedRotBlessed = 384,
+    /// A block that another file gave up is compared with its checksum before it is written for the first time.
+    FreshCompared = 385,
+    /// A node that joins is sent blocks that are not what their checksums say.
+    RotSent = 386,
+    /// A read of content is answered with a block that is not what its checksum says.
+    RotServed = 387,
+    /// What another member sends for a rotten block is written without being compared with the checksum.
+    HealUnproved = 388,
+    /// A block counts as repaired without being read again.
+    HealUnread = 389,
+    /// A scrub leaves out the last block of each run.
+    ScrubCutsShort = 390,
+    /// Copies that hostd may have half made are made again as if it had not begun.
+    HostedCompared = 391,
+    /// What the first member sends for a rotten block is taken although no checksum says that it is right.
+    HealAtOnce = 392,
+    /// A rotten block counts as lost when members that were asked for it say nothing.
+    LostWhenSilent = 393,
+    /// Copies that hostd was never asked for are made as if it had made some of them.
+    UnaskedAgain = 394,
+    /// What the ring holds is brought in anew, after it was taken back, as if no copy of it had been made before.
+    TakenBackCompared = 395,
+    /// A small write to a pool is answered when one store has its patch.
+    PatchWithoutQuorum = 412,
+    /// What lies on an object of a pool is read oldest first.
+    PatchOrder = 413,
+    /// A patch that lies on a version of an object that is lost is read over another one.
+    PatchOfAnother = 414,
+    /// Nobody asks whether a patch between two others is missing.
+    PatchNotMissed = 415,
+    /// After a write of a whole object that failed a patch is laid over what was there before.
+    FailedForgotten = 416,
+    /// A writer numbers its versions after those that it sees, whatever one before it may have left where nobody answers.
+    EpochNotCounted = 420,
+    /// A small write is laid over what was seen of an object, though some stores were silent.
+    LaidOverUnseen = 421,
+    /// Who has waited for a lane waits for it once more when he copies before he locks.
+    OwnLaneAwaited = 430,
+    /// A read begins anew each time that others have written meanwhile.
+    ReadDisturbed = 431,
+    /// An inode number with which nothing was made is used no more.
+    NumberWasted = 432,
+    /// A lock that may be free in a moment is asked for again and again while others leave.
+    PutOffAgain = 433,
+    /// What chunks say of their clients counts although they are cut.
+    CutCounts = 434,
+    /// A lease that was given back, which waits for room at the head, goes although it was reported as held meanwhile.
+    ReturnOutlives = 440,
+    /// A lease on its way back waits until the log of its client is found empty.
+    ReadUntilEmpty = 442,
+    /// All leases on their way back are looked at in one turn.
+    RecallsAtOnce = 443,
+    /// What a client that ends had open without a name is freed in one turn.
+    ReapsAtOnce = 444,
+    /// What a client has closed is told when a lease goes, though what it did before is not read yet.
+    ClosedUnread = 441,
 }
 
 impl Bug {
@@ -1386,6 +1546,21 @@ impl Bug {
             "who dials takes anybody with a certificate for whom it means",
         ),
         (Bug::ChunkOfAnyone, "chunk-of-anyone", "a node takes chunks from any node"),
+        (
+            Bug::RoomUnsummed,
+            "room-unsummed",
+            "the blocks set aside for a client that has ended stay set aside",
+        ),
+        (
+            Bug::RecentMiscounted,
+            "recent-miscounted",
+            "chunks that are applied count as kept in memory",
+        ),
+        (
+            Bug::SlotFreedTwice,
+            "slot-freed-twice",
+            "the slot of a lease that came back is free twice",
+        ),
         (Bug::LocksUnreported, "locks-unreported", "a new head is not told of file locks"),
         (
             Bug::LocksOfEndedKept,
@@ -1407,6 +1582,122 @@ impl Bug {
             "downgrade-ignored",
             "a lock to write that is made one to read stays one to write",
         ),
+        (
+            Bug::ReaderBesideJoint,
+            "reader-beside-joint",
+            "a directory is read under a lease beside those who change its names jointly",
+        ),
+        (
+            Bug::JointChangesAll,
+            "joint-changes-all",
+            "under a joint lease more is changed than the names of the directory",
+        ),
+        (
+            Bug::JointRefusalCounts,
+            "joint-refusal-counts",
+            "what did not fit in a joint directory counts as refused, and is told to whoever syncs",
+        ),
+        (
+            Bug::UntakenUntold,
+            "untaken-untold",
+            "who changes a name in a joint directory is not told that it did not fit",
+        ),
+        (
+            Bug::JointAnsweredStale,
+            "joint-answered-stale",
+            "names of a joint directory are told as this node has them, however far behind it is",
+        ),
+        (
+            Bug::JointBeforeReplicated,
+            "joint-before-replicated",
+            "what others did in a joint directory is shown before all members have it, if one did something after it",
+        ),
+        (
+            Bug::JointUnawaited,
+            "joint-unawaited",
+            "who changes a name in a joint directory does not wait for what becomes of it",
+        ),
+        (
+            Bug::GivenForGood,
+            "given-for-good",
+            "a name that was given in a joint directory leads there for good",
+        ),
+        (
+            Bug::UntakenShown,
+            "untaken-shown",
+            "what a joint operation was done to is shown before it is known whether that was taken",
+        ),
+        (
+            Bug::JointDoneAlready,
+            "joint-done-already",
+            "what somebody else has done already counts as done by who does it jointly",
+        ),
+        (
+            Bug::JointTurnedOver,
+            "joint-turned-over",
+            "a client that has a directory jointly is given it alone while what it did is on its way",
+        ),
+        (
+            Bug::SoleBesideOthers,
+            "sole-beside-others",
+            "the sole use of a file's locks is given where others have locks on it",
+        ),
+        (
+            Bug::SoleTableUnread,
+            "sole-table-unread",
+            "what a client granted itself is not read when the sole use comes back",
+        ),
+        (
+            Bug::SoleUnwaited,
+            "sole-unwaited",
+            "a client in the middle of granting itself a lock is not waited for",
+        ),
+        (Bug::SoleWordKept, "sole-word-kept", "a client whose sole use comes back is not told"),
+        (
+            Bug::SolesUnreported,
+            "soles-unreported",
+            "a new head is not told of the sole use of locks",
+        ),
+        (
+            Bug::TestBesideSole,
+            "test-beside-sole",
+            "whether a lock bars one is answered although the file's locks are left to another client",
+        ),
+        (
+            Bug::SoleOfBeforeUnheard,
+            "sole-of-before-unheard",
+            "a head that was started anew does not wait for clients that were left locks to before",
+        ),
+        (
+            Bug::SoleOutOfTime,
+            "sole-out-of-time",
+            "a client grants itself locks where its leases do not count any more",
+        ),
+        (
+            Bug::SoleWhileAsked,
+            "sole-while-asked",
+            "a client grants itself locks of a file while it has not noted yet what the head has answered",
+        ),
+        (
+            Bug::AwaitedGrantedLate,
+            "awaited-granted-late",
+            "a lock for which its client was to wait is granted after that has given it up",
+        ),
+        (
+            Bug::GivenTillTold,
+            "given-till-told",
+            "a name given in a joint directory leads there until who takes it away is told that it is done",
+        ),
+        (
+            Bug::FoundGoneKept,
+            "found-gone-kept",
+            "a name that was found to lead to what has gone is not asked for again",
+        ),
+        (
+            Bug::JointNamesKept,
+            "joint-names-kept",
+            "what was learnt of names in a joint directory is believed later",
+        ),
         (Bug::FloodFirst, "flood-first", "a log is taken whole, whoever waits beside it"),
         (
             Bug::RecentMistaken,
@@ -1417,6 +1708,16 @@ impl Bug {
             Bug::ClosedLater,
             "closed-later",
             "what a client has closed is found after it has asked to open it again",
+        ),
+        (
+            Bug::UntoldUnlocked,
+            "untold-unlocked",
+            "who opens an inode again looks for what is closed while another thread has it in its hands to tell it",
+        ),
+        (
+            Bug::ClosesOvertaken,
+            "closes-overtaken",
+            "what is closed is told in a slot that was looked at a moment before, and found when the inode is open again",
         ),
         (
             Bug::MisplacedLater,
@@ -1494,6 +1795,237 @@ impl Bug {
             "written-back-unnoticed",
             "what a read of a block device brings is kept though a write-back ended meanwhile",
         ),
+        (
+            Bug::CountedLate,
+            "counted-late",
+            "a reader of a spread lock looks whether it is in before it counts itself",
+        ),
+        (Bug::NotDrained, "not-drained", "a writer does not wait for the readers of a spread lock"),
+        (
+            Bug::LaneAwaited,
+            "lane-awaited",
+            "who has an inode locked waits for a lane, whose holder waits for the inode",
+        ),
+        (
+            Bug::TicketLeftEarly,
+            "ticket-left-early",
+            "a write of several entries gives up its place in the queue for its range behind the first of them",
+        ),
+        (
+            Bug::PadForgotten,
+            "pad-forgotten",
+            "a payload is put into a lane without regard for the pad that the entry needs before it",
+        ),
+        (
+            Bug::RangesByStart,
+            "ranges-by-start",
+            "two ranges of a file overlap only if the one begins in the other",
+        ),
+        (
+            Bug::CopyUnchecked,
+            "copy-unchecked",
+            "bytes of an arena that were copied with nothing locked count whatever was written meanwhile",
+        ),
+        (
+            Bug::CopyComesBack,
+            "copy-comes-back",
+            "such a copy counts if the file's bytes lie where they did, though they may have been elsewhere in between",
+        ),
+        (
+            Bug::SizeOfBefore,
+            "size-of-before",
+            "an append is committed at the size that the file had before its bytes were copied",
+        ),
+        (
+            Bug::SumNotFlushed,
+            "sum-not-flushed",
+            "the checksum of a block is written, and its write-back never started",
+        ),
+        (
+            Bug::PartlyWrittenUnsummed,
+            "partly-written-unsummed",
+            "a block of which a part is written keeps the checksum of before",
+        ),
+        (
+            Bug::RotBlessed,
+            "rot-blessed",
+            "a rotten block of which a part is written gets the checksum of what it holds",
+        ),
+        (
+            Bug::ReplayCompared,
+            "replay-compared",
+            "blocks that are half written by a crash are compared with their checksums when the stream is replayed",
+        ),
+        (
+            Bug::CopiedRotBlessed,
+            "copied-rot-blessed",
+            "a copy of a rotten block gets the checksum of what it holds",
+        ),
+        (
+            Bug::FreshCompared,
+            "fresh-compared",
+            "a block that another file gave up is compared with its checksum before it is written for the first time",
+        ),
+        (
+            Bug::RotSent,
+            "rot-sent",
+            "a node that joins is sent blocks that are not what their checksums say",
+        ),
+        (
+            Bug::RotServed,
+            "rot-served",
+            "a read of content is answered with a block that is not what its checksum says",
+        ),
+        (
+            Bug::HealUnproved,
+            "heal-unproved",
+            "what another member sends for a rotten block is written without being compared with the checksum",
+        ),
+        (Bug::HealUnread, "heal-unread", "a block counts as repaired without being read again"),
+        (Bug::ScrubCutsShort, "scrub-cuts-short", "a scrub leaves out the last block of each run"),
+        (
+            Bug::HostedCompared,
+            "hosted-compared",
+            "copies that hostd may have half made are made again as if it had not begun",
+        ),
+        (
+            Bug::HealAtOnce,
+            "heal-at-once",
+            "what the first member sends for a rotten block is taken although no checksum says that it is right",
+        ),
+        (
+            Bug::LostWhenSilent,
+            "lost-when-silent",
+            "a rotten block counts as lost when members that were asked for it say nothing",
+        ),
+        (
+            Bug::UnaskedAgain,
+            "unasked-again",
+            "copies that hostd was never asked for are made as if it had made some of them",
+        ),
+        (
+            Bug::TakenBackCompared,
+            "taken-back-compared",
+            "what the ring holds is brought in anew, after it was taken back, as if no copy of it had been made before",
+        ),
+        (
+            Bug::PatchWithoutQuorum,
+            "patch-without-quorum",
+            "a small write to a pool is answered when one store has its patch",
+        ),
+        (Bug::PatchOrder, "patch-order", "what lies on an object of a pool is read oldest first"),
+        (
+            Bug::PatchOfAnother,
+            "patch-of-another",
+            "a patch that lies on a version of an object that is lost is read over another one",
+        ),
+        (
+            Bug::PatchNotMissed,
+            "patch-not-missed",
+            "nobody asks whether a patch between two others is missing",
+        ),
+        (
+            Bug::FailedForgotten,
+            "failed-forgotten",
+            "after a write of a whole object that failed a patch is laid over what was there before",
+        ),
+        (
+            Bug::EpochNotCounted,
+            "epoch-not-counted",
+            "a writer numbers its versions after those that it sees, whatever one before it left where nobody answers",
+        ),
+        (
+            Bug::LaidOverUnseen,
+            "laid-over-unseen",
+            "a small write is laid over what was seen of an object, though some stores were silent",
+        ),
+        (
+            Bug::OwnLaneAwaited,
+            "own-lane-awaited",
+            "who has waited for a lane waits for it once more when he copies before he locks",
+        ),
+        (
+            Bug::ReadDisturbed,
+            "read-disturbed",
+            "a read begins anew each time that others have written meanwhile",
+        ),
+        (
+            Bug::NumberWasted,
+            "number-wasted",
+            "an inode number with which nothing was made is used no more",
+        ),
+        (
+            Bug::PutOffAgain,
+            "put-off-again",
+            "a lock that may be free in a moment is asked for again and again while others leave",
+        ),
+        (
+            Bug::CutCounts,
+            "cut-counts",
+            "what chunks say of their clients counts although they are cut",
+        ),
+        (
+            Bug::ReturnOutlives,
+            "return-outlives",
+            "a lease that was given back, which waits for room at the head, goes although it was reported as held",
+        ),
+        (
+            Bug::ReadUntilEmpty,
+            "read-until-empty",
+            "a lease on its way back waits until the log of its client is found empty",
+        ),
+        (
+            Bug::RecallsAtOnce,
+            "recalls-at-once",
+            "all leases on their way back are looked at in one turn",
+        ),
+        (
+            Bug::ReapsAtOnce,
+            "reaps-at-once",
+            "what a client that ends had open without a name is freed in one turn",
+        ),
+        (
+            Bug::ClosedUnread,
+            "closed-unread",
+            "what a client has closed is told when a lease goes, though what it did before is not read yet",
+        ),
+        (
+            Bug::KeptUnfenced,
+            "kept-unfenced",
+            "work that puts a chunk into the ring ends without a fence of its own",
+        ),
+        (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
+        (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),
+        (
+            Bug::SettledUnkept,
+            "settled-unkept",
+            "a client is told that what is on its way into the ring is settled",
+        ),
+        (
+            Bug::MadeUnkept,
+            "made-unkept",
+            "a number counts as made use of before what makes use of it is in the ring",
+        ),
+        (
+            Bug::KeptReadEarly,
+            "kept-read-early",
+            "a chunk that is on its way into the ring is read from there",
+        ),
+        (
+            Bug::AnsweredUnkept,
+            "answered-unkept",
+            "an answer shows what is on its way into the ring of the head",
+        ),
+        (
+            Bug::ReadOutlives,
+            "read-outlives",
+            "what was read of a log counts although it was to be read again since",
+        ),
+        (
+            Bug::DrainUnread,
+            "drain-unread",
+            "a log counts as read to its end while that is under way",
+        ),
     ];
 
     /// The bug called `name`.
@@ -1510,6 +2042,21 @@ static CHOSEN: core::sync::atomic::AtomicU16 = core::sync::atomic::AtomicU16::ne
 #[cfg(feature = "planted")]
 pub fn choose(bug: Bug) {
     CHOSEN.store(bug as u16, core::sync::atomic::Ordering::SeqCst);
+}
+
+/// Runs each test with its variant planted; the variants whose tests end well, so that they miss them. For tests that nothing
+/// else runs beside.
+#[cfg(all(feature = "planted", feature = "std"))]
+pub fn missed(tests: &[(Bug, fn())]) -> Vec<Bug> {
+    let mut missed = Vec::new();
+    for (bug, test) in tests {
+        choose(*bug);
+        if std::panic::catch_unwind(test).is_ok() {
+            missed.push(*bug);
+        }
+        choose(Bug::None);
+    }
+    missed
 }
 
 /// Whether `bug` is planted.

@@ -1,20 +1,29 @@
 //! Pools: images cut into objects, objects into shards, shards in *stores*, each on another one.
 //!
 //! [`spec`] says which stores there are and how objects are coded; CRUSH places by it. A [`store`] is something that
-//! keeps named bytes ([`dir`]: a directory); [`worker`] asks it without waiting for it. A [`shard`] says of itself
-//! what it is of, and has checksums. [`image`] reads and writes, [`repair`] finds what is missing, misplaced or
+//! keeps named bytes ([`dir`]: a directory, [`s3`]: a bucket); [`worker`] asks it without waiting for it. A [`shard`] says of itself
+//! what it is of, and has checksums; so does a [`patch`]. [`image`] reads and writes, [`repair`] finds what is missing, misplaced or
 //! damaged, and makes it good.
 //!
-//! An object is written as a whole, under a version that was never there before, and the version before is removed when
-//! enough shards of the new one are durable. So what a crash leaves is either version whole, never a mixture.
+//! A large write makes an object anew, under a version that was never there before, and the version before is removed when
+//! enough shards of the new one are durable. A small one lays a patch over it, in as many stores as it takes; when they have become
+//! many, the object is made anew with all of them. So what a crash leaves is all of a write or nothing, never a mixture.
 
 pub mod dir;
+mod gather;
+pub mod ground;
 pub mod image;
+mod opened;
+pub mod patch;
 pub mod repair;
+pub mod s3;
 pub mod shard;
 pub mod spec;
 pub mod store;
+mod survey;
 pub mod worker;
+pub mod write;
 
-pub use image::{Image, Pool};
+pub use image::Image;
+pub use opened::{Info, Pool};
 pub use spec::{Coding, Spec, StoreSpec};

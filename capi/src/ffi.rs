@@ -95,6 +95,11 @@ fn umask() -> u32 {
     }
 }
 
+/// Of which sources the library is, for `corbel bench`.
+#[used]
+#[unsafe(link_section = ".note.corbel")]
+static BUILT_OF: base::note::Note = base::note::Note::of(env!("CORBEL_BUILT_OF"));
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn corbel_connect(socket: *const c_char) -> *mut Volume {
     // SAFETY: the module's contract.

@@ -38,17 +38,16 @@ use rustix::io::{self, IoSlice, ReadWriteFlags};
 #[cfg(feature = "std")]
 use crate::fs::gather;
 use crate::fs::{
-    Attr, Caller, DirEntry, FileSystem, Handle, NewNode, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL,
-    O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY, Rename, Result, S_IFBLK, S_IFCHR, S_IFDIR, S_IFLNK,
-    S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode,
+    Attr, Caller, DirEntry, FileSystem, Handle, NAME_MAX, NewNode, O_ACCMODE, O_APPEND, O_DSYNC,
+    O_EXCL, O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY, Rename, Result, S_IFBLK, S_IFCHR, S_IFDIR,
+    S_IFLNK, S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode,
+    check_name, check_own_name,
 };
 use crate::kept::{Kept, Watch};
 use crate::mutex::Mutex;
 use identity::Identity;
 use table::{Node, Open, Table};
 
-/// Longest name, as everywhere on Linux.
-const NAME_MAX: usize = 255;
 /// Longest extended attribute value and name list (XATTR_SIZE_MAX, XATTR_LIST_MAX).
 const XATTR_MAX: usize = 65_536;
 /// Bytes asked of getdents64 at once: a few hundred entries.
@@ -96,22 +95,6 @@ pub struct DirFs {
 
 fn errno(error: io::Errno) -> Errno {
     Errno(u16::try_from(error.raw_os_error()).unwrap_or(Errno::IO.0))
-}
-
-fn check_name(name: &[u8]) -> Result<()> {
-    if name.len() > NAME_MAX {
-        return Err(Errno::NAMETOOLONG);
-    }
-    if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
-        return Err(Errno::INVAL);
-    }
-    Ok(())
-}
-
-/// A name that something shall be made under or taken from: `.` and `..` would lead out.
-fn check_own_name(name: &[u8], dots: Errno) -> Result<()> {
-    check_name(name)?;
-    if name == b"." || name == b".." { Err(dots) } else { Ok(()) }
 }
 
 fn statx(fd: BorrowedFd<'_>) -> Result<Statx> {

@@ -23,11 +23,36 @@ use rustix::io::{IoSlice, IoSliceMut};
 pub use storage::acl::is_acl;
 pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::rpc::InodeRecord;
+use storage::format::rpc::LOCK_LEAVING;
 pub use storage::format::rpc::{Account, AccountId, Amount};
+pub use storage::limits::NAME_MAX;
 use storage::permission::Creds;
 
 /// Result of every operation.
 pub type Result<T> = core::result::Result<T, Errno>;
+
+/// A name as it may be asked for; `.` and `..` are such.
+///
+/// # Errors
+/// ENAMETOOLONG; EINVAL where it is empty, or has a slash or a zero byte in it.
+pub fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Errno::NAMETOOLONG);
+    }
+    if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
+/// A name that something shall be made under or taken from: `.` and `..`, which are `dots`, would lead out.
+///
+/// # Errors
+/// `dots`, and those of [`check_name`].
+pub fn check_own_name(name: &[u8], dots: Errno) -> Result<()> {
+    check_name(name)?;
+    if matches!(name, b"." | b"..") { Err(dots) } else { Ok(()) }
+}
 
 /// On whose behalf an operation is done.
 #[derive(Clone, Copy, Debug)]
@@ -340,6 +365,15 @@ pub trait FileSystem: Send + Sync {
     fn lookup_to_remove(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
         self.lookup(caller, parent, name)
     }
+    /// The same for a name on the way to another: what does not change what a path leads to (size, times, number of links)
+    /// may be of a moment ago.
+    fn lookup_through(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.lookup(caller, parent, name)
+    }
+    /// The same for who is about to make the name, and will be told if it is there: ENOENT may be a guess.
+    fn lookup_to_make(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.lookup(caller, parent, name)
+    }
     /// Attributes of an inode.
     fn getattr(&self, caller: &Caller<'_>, ino: InodeId) -> Result<Attr>;
     /// Changes attributes; returns the new ones.
@@ -543,6 +577,11 @@ pub trait FileSystem: Send + Sync {
     }
     /// No longer waits.
     fn cancel_lock(&self, _ino: InodeId, _wait: u64) {}
+    /// A descriptor through which somebody may have a lock on the file is being closed, perhaps the last one of its open
+    /// file, whose locks are then given up in a moment: no other client is told meanwhile that they bar it.
+    fn leaves_locks(&self, ino: InodeId) {
+        self.cancel_lock(ino, LOCK_LEAVING);
+    }
     /// Changes when a lock that somebody waits for may have become free. To be called at least
     /// every second while locks are held: a file system that lost its connection gets them back.
     fn lock_event(&self) -> Result<u64> {
@@ -563,10 +602,10 @@ pub trait FileSystem: Send + Sync {
     }
     /// See [`proof`](Self::proof).
     fn vouch(&self, _ino: InodeId, _proof: u64) {}
-    /// Whether the rights of this object are now those of somebody who is not the super-user, whoever the process is by
-    /// now: a service judges by who began the session, and a session may end and another begin.
-    fn is_bound(&self) -> bool {
-        false
+    /// The user who began the session that there is now, if a service judges by that, whoever the process is by now: a
+    /// session may end, and another begin.
+    fn begun_by(&self) -> Option<u32> {
+        None
     }
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
     /// may go.
@@ -605,4 +644,30 @@ pub trait FileSystem: Send + Sync {
     fn await_recalls(&self) {}
     /// A front end with a cache has come up. Calls after it has gone down do nothing.
     fn attach(&self, _cache: alloc::sync::Arc<dyn Invalidate>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_judged() {
+        let long = [b'x'; NAME_MAX + 1];
+        for good in [&b"a"[..], b"..a", b"\xff\n", &long[1..]] {
+            assert_eq!((check_name(good), check_own_name(good, Errno::BUSY)), (Ok(()), Ok(())));
+        }
+        for dots in [&b"."[..], b".."] {
+            let own = check_own_name(dots, Errno::BUSY);
+            assert_eq!((check_name(dots), own), (Ok(()), Err(Errno::BUSY)));
+        }
+        for (bad, error) in [
+            (&b""[..], Errno::INVAL),
+            (b"a/b", Errno::INVAL),
+            (b"a\0", Errno::INVAL),
+            (&long, Errno::NAMETOOLONG),
+        ] {
+            let own = check_own_name(bad, Errno::BUSY);
+            assert_eq!((check_name(bad), own), (Err(error), Err(error)));
+        }
+    }
 }

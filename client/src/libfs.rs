@@ -10,7 +10,8 @@
 //! LibFS is deterministic: all that comes from outside comes through [`host`]. `corbel run`, the mount and the C
 //! library use it in a real process ([`linux`]); the simulator runs it on threads, memory and time of its own.
 //!
-//! Lock order: who asks about an inode, inodes by ascending number, a lane, an operation. Nobody waits for the service
+//! Lock order: who asks about an inode, a lane, inodes by ascending number, an operation. Who has an inode locked takes a
+//! lane that is free, and waits for none. Nobody waits for the service
 //! (for a lease, for log space, for fsync) with an inode, a lane or an operation in his hands.
 
 pub mod acl;
@@ -20,6 +21,7 @@ pub mod data;
 mod file_system;
 pub mod host;
 pub mod inode;
+mod joint;
 pub mod kernel;
 pub mod limits;
 pub mod linux;
@@ -30,9 +32,11 @@ pub mod over_media;
 pub mod permission;
 pub mod pieces;
 pub mod proofs;
+pub mod ranges;
 pub mod requests;
 pub mod segment;
 pub mod session;
+pub mod sole;
 pub mod sync;
 mod turn;
 mod xattrs;
@@ -40,6 +44,7 @@ mod xattrs;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use base::planted::{Bug, planted};
@@ -51,7 +56,7 @@ use storage::format::rpc::{self, Request};
 use self::host::{Host, MS, Memory};
 use self::inode::{Inode, Inodes, State};
 use self::linux::Linux;
-use self::log::{Place, Written};
+use self::log::{Lack, Place, Written};
 use self::proofs::Proofs;
 use self::session::Session;
 use self::sync::{RwLock, Word};
@@ -69,8 +74,10 @@ pub struct Open<H: Host> {
     pub inode: Arc<Inode<H>>,
     /// Access mode and O_APPEND, O_DSYNC as given at open.
     pub flags: u32,
-    /// Own lane hint: descriptors append to lanes of their own.
-    pub hint: u64,
+    /// Tells it from other open files: readers count themselves by it.
+    pub number: u64,
+    /// The lane of the log to which it appends ([`LibFsOn::lane`]).
+    lane: Word<H>,
     /// Refusals of the session ([`Session::mark`]) that were there at the last look; a later one is an error to report.
     pub refusals: AtomicU64,
     /// Own operations up to here ([`Session::mark`]) were judged, and none refused, at the last look.
@@ -117,6 +124,16 @@ impl<H: Host> Drop for LibFsOn<H> {
                 .map_or(core::ptr::null_mut(), |s| core::ptr::from_ref(s).cast_mut());
         }
     }
+}
+
+/// Bits of a lane's number, and one, in an open file's mark.
+const LANE_BITS: u32 = 8;
+
+/// The lane that an open file's mark names, if it is one of that session.
+#[inline]
+fn lane_in<H: Host>(session: &Session<H>, mark: u64) -> Option<u8> {
+    let lane = (mark & ((1 << LANE_BITS) - 1)) as u8;
+    if mark >> LANE_BITS == session.number { lane.checked_sub(1) } else { None }
 }
 
 /// Attempts to attach, 20 ms apart: the first time, when a node may just be starting...
@@ -233,6 +250,9 @@ impl<H: Host> LibFsOn<H> {
 
     /// Attaches; while the service restarts or the chain is being repaired that takes a moment.
     fn attach_patiently(&self, number: u64) -> Result<Session<H>> {
+        // What nobody answers is no answer about a file.
+        let no_answer =
+            |e| matches!(e, Errno::AGAIN | Errno::NOTCONN | Errno::NOENT | Errno(111 | 104 | 32));
         let tries = match number {
             1 => ATTACH_TRIES,
             _ if self.config.patient => u32::MAX,
@@ -240,7 +260,7 @@ impl<H: Host> LibFsOn<H> {
         };
         for _ in 0..tries {
             match Session::attach(&self.config, number, Arc::clone(&self.proofs)) {
-                Err(Errno::AGAIN | Errno::NOTCONN | Errno::NOENT | Errno(111 | 104 | 32)) => {}
+                Err(e) if no_answer(e) => {}
                 other => return other,
             }
             if self.config.stops() {
@@ -248,7 +268,9 @@ impl<H: Host> LibFsOn<H> {
             }
             H::sleep(ATTACH_PAUSE);
         }
-        Session::attach(&self.config, number, Arc::clone(&self.proofs))
+        let last = Session::attach(&self.config, number, Arc::clone(&self.proofs));
+        // Of the first one the caller wants to know why.
+        last.map_err(|e| if number > 1 && no_answer(e) { Errno::IO } else { e })
     }
 
     #[allow(unsafe_code)]
@@ -365,7 +387,10 @@ impl<H: Host> LibFsOn<H> {
     ) -> bool {
         (flags & rpc::WANT_PIN == 0 || state.pinned)
             && (flags & rpc::WANT_WRITE == 0 || state.may_write)
-            && self.holds(session, state, mode)
+            && (self.holds(session, state, mode)
+                || flags & rpc::WANT_JOINT != 0
+                    && state.is_joint()
+                    && self.holds(session, state, LeaseMode::Joint))
     }
 
     /// Makes sure of a lease of that mode on an inode that is locked, and that the service knows what `flags`
@@ -382,12 +407,19 @@ impl<H: Host> LibFsOn<H> {
             return Err(Stop::Wait(Wait::Again));
         }
         let mut flags = flags;
+        if mode == LeaseMode::Read {
+            // What is asked of a directory under it is so, or is asked for, also where others use its names.
+            flags |= rpc::WANT_JOINT;
+        }
         if self.knows(turn.session, state, mode, flags) {
             // Without a name, and open nowhere here, it ends at any moment: what is done to it would be refused.
             let ends = mode == LeaseMode::Write && state.record.nlink == 0 && !state.pinned;
             match (ends, state.open) {
                 (false, _) => return Ok(()),
-                (true, 0) => return Err(Errno::NOENT.into()),
+                (true, 0) => {
+                    turn.gone(ino);
+                    return Err(Errno::NOENT.into());
+                }
                 (true, _) if planted(Bug::OpeningCounts) => return Ok(()),
                 // Another thread is opening it, and may be too late.
                 (true, _) => flags |= rpc::WANT_PIN,
@@ -397,10 +429,18 @@ impl<H: Host> LibFsOn<H> {
         Err(Stop::Wait(Wait::Lease { ino, mode, flags }))
     }
 
-    /// Nobody else is in the middle of a long write to the inode.
-    pub(crate) fn may_change(&self, inode: &Arc<Inode<H>>, state: &State) -> Step<(), H> {
-        if state.writing && !planted(Bug::LongWriteIgnored) {
-            return Err(Stop::Wait(Wait::Writer(Arc::clone(inode))));
+    /// Nobody came before this call who changes bytes of that range.
+    #[inline]
+    pub(crate) fn may_change(
+        &self,
+        turn: &Turn<H>,
+        inode: &Arc<Inode<H>>,
+        state: &State,
+        range: &Range<u64>,
+    ) -> Step<(), H> {
+        let barred = state.ranges.bars(range, turn.ticket(inode.ino));
+        if barred && !planted(Bug::LongWriteIgnored) {
+            return Err(Stop::Wait(Wait::Range(Arc::clone(inode), range.clone())));
         }
         Ok(())
     }
@@ -432,15 +472,38 @@ impl<H: Host> LibFsOn<H> {
         payload: &[u8],
     ) -> Step<Written<'static, H>, H> {
         let session = turn.session;
-        let segment = &session.segment;
+        let memory = &session.segment.memory;
+        // Inodes are locked, so no lane is waited for.
         let lane = session.log.lane_of(hint);
-        let room = match session.log.room(&segment.memory, lane, payload.len()) {
-            Ok(room) => room,
-            Err(full) => return Err(Stop::Wait(Wait::Space(full))),
+        let room = match turn.lane.take() {
+            Some(lent) => session.log.room_in(memory, lent, payload.len()).map_err(Lack::Full),
+            None if planted(Bug::LaneAwaited) => {
+                session.log.room(memory, lane, payload.len()).map_err(Lack::Full)
+            }
+            None => session.log.try_room(memory, lane, payload.len()),
         };
+        match room {
+            Ok(room) => self.commit_entry(turn, leases, || room.append(raw, payload)),
+            Err(Lack::Full(full)) => Err(Stop::Wait(Wait::Space(full))),
+            Err(Lack::Busy(lane)) => Err(Stop::Wait(Wait::Lane(lane))),
+        }
+    }
+
+    /// Makes an entry if every lease still holds.
+    #[inline]
+    pub(crate) fn commit_entry(
+        &self,
+        turn: &mut Turn<H>,
+        leases: &[&State],
+        make: impl FnOnce() -> Written<'static, H>,
+    ) -> Step<Written<'static, H>, H> {
+        let session = turn.session;
+        let segment = &session.segment;
         let inside = (!planted(Bug::NotInside)).then(|| segment.enter());
+        // (Of a directory that others use as well only names are changed.)
+        let jointly = |s: &State| s.is_joint() && self.held(session, s, LeaseMode::Joint);
         let good = segment.attached()
-            && leases.iter().all(|s| self.held(session, s, LeaseMode::Write))
+            && leases.iter().all(|s| self.held(session, s, LeaseMode::Write) || jointly(s))
             && turn.has_grounds()
             && segment.in_time();
         if !good && !planted(Bug::LeaseNotLookedAt) {
@@ -448,13 +511,41 @@ impl<H: Host> LibFsOn<H> {
             return Err(Stop::Wait(Wait::Again));
         }
         leases.iter().for_each(|state| state.suspects.look(session, state.last));
-        let written = room.append(raw, payload);
+        let written = make();
         inside.into_iter().for_each(|inside| segment.leave(inside));
         if !segment.attached() && !planted(Bug::SealIgnored) {
             // Expelled between: the entry counts only if it was sealed in, which takes a moment to be known.
             turn.doubt(written.place.sequence, leases);
         }
         Ok(written)
+    }
+
+    /// The lane of an open file: it has one from its first write in a session until it is closed.
+    #[inline]
+    pub(crate) fn lane(&self, open: &Open<H>, session: &Session<H>) -> u8 {
+        match lane_in(session, open.lane.load(Ordering::Relaxed)) {
+            Some(lane) => lane,
+            None => self.enlist(open, session),
+        }
+    }
+
+    #[cold]
+    fn enlist(&self, open: &Open<H>, session: &Session<H>) -> u8 {
+        let lane = session.log.enlist();
+        let mark = (session.number << LANE_BITS) | (u64::from(lane) + 1);
+        // Another thread may have been quicker.
+        if let Some(other) = lane_in(session, open.lane.swap(mark, Ordering::Relaxed)) {
+            session.log.discharge(other);
+        }
+        lane
+    }
+
+    /// It writes no more.
+    pub(crate) fn discharge(&self, open: &Open<H>) {
+        let Some(session) = self.current() else { return };
+        if let Some(lane) = lane_in(session, open.lane.swap(0, Ordering::Relaxed)) {
+            session.log.discharge(lane);
+        }
     }
 
     /// Encodes and appends an operation (other than Write).
@@ -473,11 +564,12 @@ impl<H: Host> LibFsOn<H> {
     }
 
     pub(crate) fn open_handle(&self, inode: Arc<Inode<H>>, flags: u32) -> Handle {
-        let hint = self.opened.add(1, Ordering::Relaxed);
+        let number = self.opened.add(1, Ordering::Relaxed);
+        let lane = Word::new(0);
         let refusals = AtomicU64::new(self.current().map_or(0, |s| s.mark(s.refusals())));
         let clean = AtomicU64::new(0);
         let losses = AtomicU32::new(inode.state.read().losses);
-        let open = Open { inode, flags, hint, refusals, clean, losses };
+        let open = Open { inode, flags, number, lane, refusals, clean, losses };
         let index = self.handles.insert(open, usize::MAX);
         // Millions of open files are refused far from here; a number that is not there is EBADF.
         Handle(index.map_or(u64::MAX >> 1, |index| index as u64))
@@ -508,7 +600,12 @@ impl<H: Host> LibFsOn<H> {
         let before = unpins.len();
         unpins.retain(|i| *i != ino);
         let listed = unpins.len() < before;
-        drop(unpins);
+        if planted(Bug::UntoldUnlocked) {
+            drop(unpins);
+            return session.segment.take_closed(ino) || listed;
+        }
+        // Under the lock: else another thread, which is about to tell all that is closed, may have it in its hands, and tells it
+        // when the inode is open again.
         session.segment.take_closed(ino) || listed
     }
 

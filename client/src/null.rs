@@ -14,13 +14,12 @@ use base::{Errno, InodeId};
 use rustix::io::{IoSlice, IoSliceMut};
 
 use crate::fs::{
-    Attr, Caller, DirEntry, FileSystem, Handle, NewNode, O_APPEND, O_EXCL, O_TRUNC, Rename, Result,
-    S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence, Written, XattrMode,
-    falloc,
+    Attr, Caller, DirEntry, FileSystem, Handle, NAME_MAX, NewNode, O_APPEND, O_EXCL, O_TRUNC,
+    Rename, Result, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SetAttr, SetTime, StatFs, Time, Whence,
+    Written, XattrMode, falloc,
 };
 use crate::mutex::Mutex;
 
-const NAME_MAX: usize = 255;
 /// Inodes at most; a few hundred bytes each.
 const INODES_MAX: usize = 1 << 20;
 const BLOCK_BYTES: u32 = 4096;

@@ -89,7 +89,11 @@ pub fn walk(
             todo = rest;
             continue;
         }
-        let attr = match fs.lookup(caller, at, &name) {
+        let looked_up = match last {
+            true => fs.lookup(caller, at, &name),
+            false => fs.lookup_through(caller, at, &name),
+        };
+        let attr = match looked_up {
             Ok(attr) => attr,
             Err(Errno::NOENT) if last => {
                 return Ok(Walked::At(Found { parent: at, name, attr: None, must_be_dir }));

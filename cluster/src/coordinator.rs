@@ -32,7 +32,7 @@ pub mod message;
 pub mod store;
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base::{Epoch, Nanos, NodeId, StreamSeq};
 
@@ -101,4 +101,12 @@ pub trait Coordinator {
 
     /// Leaves in order; this node is registered no more, until a new client is made.
     fn leave(&mut self);
+
+    /// After how long without a heartbeat the coordinator takes a node for dead; known once it has
+    /// answered.
+    fn failure_timeout(&self) -> Option<Duration>;
+
+    /// Sends no heartbeats while `held`: the node does not do its work, and shall not be taken
+    /// for alive.
+    fn hold(&mut self, held: bool);
 }

@@ -3,18 +3,26 @@
 //! or a signal. [`BENCHES`] is the list: name, what is asked, and the function.
 
 mod block;
+mod built;
+mod device_restart;
 mod doors;
 pub mod failover;
+mod guest;
 mod hunt;
+mod integrity;
 pub mod kernels;
 mod library;
 mod line;
 pub mod load;
 mod mount;
+mod pipeline;
 mod race;
 mod restart;
+mod shared;
 mod steady;
 mod straw2;
+mod tenants;
+mod together;
 mod trace;
 mod virtiofs;
 pub mod world;
@@ -88,12 +96,18 @@ verbs! {
     FsyncChain = "fsync-chain",
     /// 16 KiB sequential writes of 512 MiB and one fsync
     SeqWrite = "seq-write",
+    /// The same with stages side by side and one after the other, in turns; copies of a byte by place in the chain
+    Pipeline = "pipeline",
     /// Append + fsync beside another process that writes as fast as it can
     Fairness = "fairness",
     /// 4 KiB random reads of published data, against memcpy of cold memory
     RandRead = "rand-read",
     /// Create, write 4 KiB, fsync, close, unlink
     Files = "files",
+    /// Mail delivery: several processes, and nodes, in one directory
+    Maildir = "maildir",
+    /// Two processes that read and write one block in turns
+    Handover = "handover",
     /// One synchronous SQLite transaction a row
     Sqlite = "sqlite",
     /// kill -9 of the primary node and of a replica, SIGSTOP of a replica
@@ -102,6 +116,8 @@ verbs! {
     Restart = "restart",
     /// All services of each node ended and started, one node after the other, under load
     Upgrade = "upgrade",
+    /// Bits flipped in one member's region, found and mended by a scrub; what checksums cost, beside regions without
+    Integrity = "integrity",
     /// The mount beside ext4 and a pass-through: names, reads, writes, fsync, a build
     Mount = "mount",
     /// What certificates and encryption cost between nodes, against plain TCP
@@ -110,6 +126,10 @@ verbs! {
     Compress = "compress",
     /// The virtio-fs device beside virtiofsd, by a driver without a virtual machine
     Virtiofs = "virtiofs",
+    /// Tenants of one process: a polite one beside seven that flood, and shares by weight
+    Tenants = "tenants",
+    /// kill -9 of the virtio-fs device under load
+    VirtiofsRestart = "virtiofs-restart",
     /// Volume files as NBD disks, beside nbdkit's memory
     Nbd = "nbd",
     /// The block cache, read-ahead and merging, beside the same path without them
@@ -120,6 +140,8 @@ verbs! {
     Coalesce = "coalesce",
     /// CPU of an idle cluster
     Idle = "idle",
+    /// 4 KiB random reads by 1 to 16 threads beside 4 that write to the same file, against ext4
+    SharedFile = "shared-file",
 }
 
 /// What a bench may use.
@@ -194,6 +216,17 @@ pub const BENCHES: &[Row] = &[
         run: steady::seq_write,
     },
     Row {
+        name: "pipeline",
+        about: "16 KiB sequential writes with stages side by side, against one after the other; copies and processor time of a byte",
+        asked: &[
+            ("real_ratio", Asked::Min(0.95)),
+            ("head_copies", Asked::Max(4.0)),
+            ("middle_copies", Asked::Max(3.0)),
+            ("tail_copies", Asked::Max(3.0)),
+        ],
+        run: pipeline::pipeline,
+    },
+    Row {
         name: "fairness",
         about: "4 KiB append + fsync beside another process that writes as fast as it can",
         asked: &[("p99_ratio", Asked::Max(5.0))],
@@ -212,9 +245,31 @@ pub const BENCHES: &[Row] = &[
         run: steady::files,
     },
     Row {
+        name: "maildir",
+        about: "200 KiB messages, write + fsync + rename, in one directory: 1, 2 and 8 processes, and one on each node",
+        asked: &[
+            ("p2_ratio", Asked::Min(1.3)),
+            ("p8_ratio", Asked::Min(1.3)),
+            ("nodes_ratio", Asked::Min(0.7)),
+            ("nodes_sharded_ratio", Asked::Min(1.5)),
+            ("recalls_per_message", Asked::Max(0.1)),
+        ],
+        run: together::maildir,
+    },
+    Row {
+        name: "handover",
+        about: "two processes read and write one 4 KiB block in turns; a turn",
+        asked: &[("p50_us", Asked::Max(60.0))],
+        run: together::handover,
+    },
+    Row {
         name: "sqlite",
         about: "one synchronous WAL transaction a row, unmodified Python under corbel run",
-        asked: &[("tx_per_s", Asked::Min(2000.0))],
+        asked: &[
+            ("tx_per_s", Asked::Min(2000.0)),
+            ("p50_over_fsync", Asked::Max(2.2)),
+            ("locks_asked_per_tx", Asked::Max(0.01)),
+        ],
         run: steady::sqlite,
     },
     Row {
@@ -248,6 +303,18 @@ pub const BENCHES: &[Row] = &[
             ("bytes", Asked::Max(0.0)),
         ],
         run: restart::upgrade,
+    },
+    Row {
+        name: "integrity",
+        about: "1,000 bits flipped in blocks and pages of one member, and a scrub; writes beside regions without checksums",
+        asked: &[
+            ("not_healed", Asked::Max(0.0)),
+            ("left", Asked::Max(0.0)),
+            ("write_cost", Asked::Max(0.05)),
+            ("fsync_cost", Asked::Max(0.02)),
+            ("scrub_mb_s", Asked::Min(2000.0)),
+        ],
+        run: integrity::integrity,
     },
     Row {
         name: "mount",
@@ -291,8 +358,25 @@ pub const BENCHES: &[Row] = &[
             ("dir_vs_virtiofsd", Asked::Max(0.8)),
             ("corbel_fsync_vs_virtiofsd", Asked::Max(1.0)),
             ("queues_4_over_1", Asked::Min(1.6)),
+            ("tenant_instructions_ratio", Asked::Max(0.4)),
         ],
         run: virtiofs::virtiofs,
+    },
+    Row {
+        name: "tenants",
+        about: "p99 of a polite tenant beside seven that flood, over that alone; shares against weights 1, 2, 4",
+        asked: &[("flood_p99_ratio", Asked::Max(3.0)), ("share_error", Asked::Max(0.1))],
+        run: tenants::tenants,
+    },
+    Row {
+        name: "virtiofs-restart",
+        about: "kill -9 of the virtio-fs device while its guest writes, makes files and syncs on a volume",
+        asked: &[
+            ("pause_ms", Asked::Max(500.0)),
+            ("errors", Asked::Max(0.0)),
+            ("lost", Asked::Max(0.0)),
+        ],
+        run: device_restart::restart,
     },
     Row {
         name: "nbd",
@@ -330,6 +414,12 @@ pub const BENCHES: &[Row] = &[
         about: "CPU of an idle cluster, all processes, in percent of one core",
         asked: &[("cpu_percent", Asked::Max(1.0))],
         run: steady::idle,
+    },
+    Row {
+        name: "shared-file",
+        about: "4 KiB random reads by 1 to 16 threads beside 4 that write to the same file: operations a second",
+        asked: &[("vs_ext4_16", Asked::Min(4.0)), ("vs_own_inode_lock", Asked::Min(2.0))],
+        run: shared::shared_file,
     },
 ];
 

@@ -80,6 +80,10 @@ pub enum Verb {
     Status(crate::status::StatusArgs),
     /// Check the region of a node; compare replicas
     Fsck(crate::fsck::FsckArgs),
+    /// Read all that a node holds, compare it with its checksums, mend what is rotten
+    Scrub(crate::scrub::ScrubArgs),
+    /// Bring the region of a node to the format of this version, in place
+    Upgrade(crate::upgrade::UpgradeArgs),
     /// Show three nodes, real programs and the loss of the primary
     Demo(crate::demo::DemoArgs),
     /// Show and set how much users and directories may take

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use value::{
-    Authentication, Compression, Cores, Durability, Encryption, Metrics, Size, Transport, Value,
+    Authentication, Compression, Cores, Durability, Encryption, Metrics, Pipeline, Size, Transport,
+    Value,
 };
 
 use cluster::transport::PeerAddress;
@@ -170,9 +171,20 @@ config! {
         /// Processor cores that hostd and nicfs use, for example "2,4-7", so that applications keep theirs; "" leaves
         /// them all. nicfs has as many threads for bulk work as these are cores.
         cores: Cores = Cores::default();
+        /// Who does the work of the stages of the data path: "pipelined" (threads beside the one that decides) or "serial" (that one
+        /// alone, a stage after the other: LineFS-NotParallel, to compare with).
+        pipeline: Pipeline = Pipeline::Pipelined;
+        /// Work on no more bytes than that is done by the thread that decides, and takes no hop to another: an fsync of little
+        /// on a quiet node above all. 4KiB to 4MiB.
+        inline: Size = Size(128 << 10);
         /// How long entries of a log that nobody waits for may be held back before they are fetched: what is overwritten, or removed
         /// with its file, meanwhile and in the same chunk is neither sent nor kept. fsync does not wait for it. 0s to 100ms.
         hold_back: Duration = Duration::from_millis(2);
+        /// How long after a scrub the next one begins in the background: it reads all that lies here, compares it with its
+        /// checksums, and mends what is rotten from another node. 0s: only when `corbel scrub` asks for one. Else 1min to 8760h.
+        scrub_every: Duration = Duration::from_secs(7 * 24 * 3600);
+        /// Bytes that it reads in a second. 1MiB to 16GiB.
+        scrub_rate: Size = Size(64 << 20);
     }
     /// The operation log of each client process.
     log: LogConfig {
@@ -382,6 +394,14 @@ impl Config {
             let what = format!("is {}", crate::units::show_duration(self.service.hold_back));
             return refuse("service.hold_back", what, "write at most 100ms");
         }
+        let every = self.service.scrub_every;
+        let hours = Duration::from_secs(60)..=Duration::from_secs(8760 * 3600);
+        if !every.is_zero() && !hours.contains(&every) {
+            let what = format!("is {}", crate::units::show_duration(every));
+            return refuse("service.scrub_every", what, "write 0s (never), or 1min to 8760h");
+        }
+        size("service.inline", self.service.inline, 4 << 10, 4 << 20)?;
+        size("service.scrub_rate", self.service.scrub_rate, 1 << 20, 16 << 30)?;
         self.check_times(&refuse)?;
         if !cluster::coordinator::message::valid_name(&self.cluster.id) {
             let what = format!("is {:?}", self.cluster.id);

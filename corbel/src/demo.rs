@@ -98,7 +98,7 @@ impl Demo<'_> {
     /// A shell script on `node`, by `way`, in directory `dir` of the volume.
     fn shell(&self, node: u32, way: Way, script: &str) -> Result<Command> {
         let mut command = match way {
-            Way::Run => self.world.local.run_command(node)?,
+            Way::Run => self.world.run_command(node)?,
             Way::Mount => Command::new("env"),
         };
         // A script that cannot enter the volume ends (-e, and no `cd … &&`), and it begins where
@@ -225,7 +225,7 @@ impl Demo<'_> {
 
     fn follower(&self, node: u32, seconds: &str) -> Result<failover::Writer> {
         let script = load::sqlite_script(self.world.scratch())?;
-        let mut command = self.world.local.run_command(node)?;
+        let mut command = self.world.run_command(node)?;
         command.arg(load::python()?).arg(script);
         command.args([&self.at(node, "ledger.db"), "follow", seconds]);
         failover::Writer::start(command)
@@ -265,7 +265,7 @@ impl Demo<'_> {
     /// Every acknowledged transaction is there, and the database is whole.
     fn check_ledger(&mut self, node: u32, acknowledged: u64) -> Result<()> {
         let script = load::sqlite_script(self.world.scratch())?;
-        let mut command = self.world.local.run_command(node)?;
+        let mut command = self.world.run_command(node)?;
         command.arg(load::python()?).arg(script).args([&self.at(node, "ledger.db"), "check"]);
         let got = figures(command)?;
         let rows = got["rows"].as_u64().unwrap_or(0);

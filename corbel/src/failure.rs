@@ -44,6 +44,20 @@ impl Kind {
         }
     }
 
+    /// The kind with an exit code, of another process of ours.
+    pub fn of_exit(code: u8) -> Self {
+        let all = [
+            Self::Usage,
+            Self::Config,
+            Self::Unreachable,
+            Self::Damaged,
+            Self::Timeout,
+            Self::Environment,
+            Self::Interrupted,
+        ];
+        all.into_iter().find(|kind| kind.exit() == code).unwrap_or(Self::Failed)
+    }
+
     /// Exit code of every verb but `fsck` and `run`.
     pub const fn exit(self) -> u8 {
         match self {

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
-use storage::check::{Severity, check};
-use storage::format::superblock::Durability;
+use service::core::ring::Ring;
+use storage::check::{Data, Report, Severity, check, check_with_data};
+use storage::format::superblock::{Durability, newest_root};
+use storage::media::{Media, Segment};
 use storage::region::FileRegion;
-use storage::volume::Volume;
+use storage::volume::{Volume, read_roots, read_superblocks};
 
 use crate::cli::Global;
 use crate::failure::{Failure, Kind, Result};
@@ -23,7 +25,8 @@ const OPERATIONAL: u8 = 8;
 /// Arguments of `corbel fsck`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  corbel fsck --config node1.toml\n  \
-    corbel fsck --region /srv/n1 --compare /srv/n2 --compare /srv/n3\n\n\
+    corbel fsck --region /srv/n1 --compare /srv/n2 --compare /srv/n3\n  \
+    corbel fsck --region /srv/n1 --data\n\n\
     Exit codes, as in fsck(8): 0 no errors, 4 errors left, 8 the check failed, 16 usage.\n\
     Nothing is ever changed: a damaged replica is made anew from the others.")]
 pub struct FsckArgs {
@@ -36,6 +39,9 @@ pub struct FsckArgs {
     /// Print the digest of all names, attributes and contents
     #[arg(long)]
     digest: bool,
+    /// Read the content of all files as well, and compare each block with its checksum
+    #[arg(long)]
+    data: bool,
 }
 
 fn operational(path: &Path, error: impl std::fmt::Display, remedy: &str) -> Failure {
@@ -65,8 +71,18 @@ pub fn run(global: &Global, args: &FsckArgs, out: &Output) -> Result<u8> {
         None => global.load()?.node.region,
     };
     let region = open(&path)?;
-    let report = check(&*region)
-        .map_err(|e| operational(&path, e, "the region cannot be read; see the reason"))?;
+    let report = match args.data {
+        true => with_data(&region, out),
+        false => check(&*region),
+    };
+    let report =
+        report.map_err(|e| operational(&path, e, "the region cannot be read; see the reason"))?;
+    let unsummed = report.superblock.as_ref().is_some_and(|superblock| !superblock.sums);
+    if args.data && unsummed {
+        let what = "its blocks have no checksums: it is of the version before";
+        let remedy = "`corbel upgrade` gives it some, while the node is ended";
+        return Err(operational(&path, what, remedy));
+    }
     let findings: Vec<Value> = report
         .findings
         .iter()
@@ -95,7 +111,8 @@ pub fn run(global: &Global, args: &FsckArgs, out: &Output) -> Result<u8> {
         "stream_seq": report.root.as_ref().map(|root| root.stream_seq.0),
         "counts": {"pages": counts.pages, "inodes": counts.inodes, "files": counts.files,
             "directories": counts.directories, "names": counts.names, "extents": counts.extents,
-            "blocks": counts.blocks, "shared_blocks": counts.shared, "orphans": counts.orphans},
+            "blocks": counts.blocks, "shared_blocks": counts.shared, "orphans": counts.orphans,
+            "compared": counts.compared, "rotten": counts.rotten, "excused": counts.excused},
     });
     out.result(&object, || {
         let verdict = if report.is_sound() { "sound" } else { "DAMAGED" };
@@ -108,6 +125,15 @@ pub fn run(global: &Global, args: &FsckArgs, out: &Output) -> Result<u8> {
             counts.blocks,
             counts.pages
         );
+        if args.data {
+            let (compared, rotten, excused) = (counts.compared, counts.rotten, counts.excused);
+            let waits = if excused == 0 {
+                String::new()
+            } else {
+                format!("; {excused} are half written, which the node makes good when it starts")
+            };
+            println!("  content: {compared} blocks compared, {rotten} rotten{waits}");
+        }
         digest.iter().for_each(|digest| println!("  digest {digest:016x}"));
         differences.iter().for_each(|difference| println!("  {difference}"));
         if !args.compare.is_empty() && differences.is_empty() {
@@ -115,6 +141,33 @@ pub fn run(global: &Global, args: &FsckArgs, out: &Output) -> Result<u8> {
         }
     });
     Ok(if report.is_sound() && differences.is_empty() { 0 } else { LEFT })
+}
+
+/// Checks the region and reads all content. What the stream ring is about to write anew is excused.
+fn with_data(
+    region: &Arc<FileRegion>,
+    out: &Output,
+) -> std::result::Result<Report, storage::media::MediaError> {
+    let superblock = read_superblocks(&**region)?.into_iter().flatten().next();
+    let mut pending = Vec::new();
+    if let Some(superblock) = superblock {
+        let roots = read_roots(&**region, &superblock.uuid)?;
+        let published = newest_root(&roots).map(|root| root.stream_seq).unwrap_or_default();
+        let media = Arc::clone(region) as Arc<dyn Media>;
+        if media.size(Segment::Stream).is_ok_and(|size| size > 0) {
+            let ring = Ring::open(media, superblock.stream_bytes, published)?;
+            pending = ring.touched(published)?;
+        }
+    }
+    let mut shown = 0;
+    let mut progress = |done: u64, all: u64| {
+        let percent = done * 100 / all.max(1);
+        if percent >= shown + 5 && !out.json {
+            shown = percent;
+            out.step(format!("  content: {percent} %"));
+        }
+    };
+    check_with_data(&**region, &mut Data { pending: &pending, progress: &mut progress })
 }
 
 /// What differs between a volume and that in another region.

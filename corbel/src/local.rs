@@ -24,7 +24,7 @@ use cluster::tls::Role;
 use cluster::transport::PeerAddress;
 use rustix::process::Signal;
 
-use crate::config::{Authentication, Compression, Config, Durability, Size, Transport};
+use crate::config::{Authentication, Compression, Config, Durability, Pipeline, Size, Transport};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::links::{Links, Side};
 use crate::process::{self, Identity};
@@ -56,6 +56,8 @@ pub struct Plan {
     pub authentication: Authentication,
     /// How what passes between them is compressed.
     pub compression: Compression,
+    /// Who does the work of the stages of the data path.
+    pub pipeline: Pipeline,
 }
 
 impl Plan {
@@ -74,6 +76,7 @@ impl Plan {
             apart: false,
             authentication: Authentication::Certificates,
             compression: Compression::Auto,
+            pipeline: Pipeline::Pipelined,
         }
     }
 
@@ -324,6 +327,7 @@ impl Local {
         config.cluster.id = NAME.into();
         config.cluster.authentication = plan.authentication;
         config.cluster.compression = plan.compression;
+        config.service.pipeline = plan.pipeline;
         config.cluster.keys = self.keys();
         config.cluster.coordinator_dir = self.dir.join("coordinator");
         // On one machine there is no port for strangers to knock at.

@@ -20,12 +20,13 @@ mod process;
 mod quota;
 mod recover;
 mod run;
+mod scrub;
 mod serve;
 mod signals;
 mod status;
+mod upgrade;
 mod virtiofs;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use corbel_input::{config, failure, units};
@@ -48,6 +49,8 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Recover(args) => recover::run(global, &args, out)?,
         Verb::Cert(verb) => cert::run(global, out, &verb)?,
         Verb::Cluster(verb) => cluster::run(out, &verb)?,
+        Verb::Scrub(args) => scrub::run(global, &args, out)?,
+        Verb::Upgrade(args) => upgrade::run(global, &args, out)?,
         Verb::Fsck(args) => return fsck::run(global, &args, out),
         Verb::Demo(args) => demo::run(&args, out)?,
         Verb::Bench(verb) => return bench::run(out, &verb),
@@ -60,29 +63,8 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
     Ok(0)
 }
 
-/// Output that nobody takes is no fault of ours, but `println!` panics. Who reads us may have heard enough
-/// (`corbel status | head`): that ends us as SIGPIPE would. What a full disk refuses is said.
-fn end_where_output_ends() {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        let said = info.payload().downcast_ref::<String>().map_or("", String::as_str);
-        // As std words it.
-        match said.strip_prefix("failed printing to std") {
-            None => report(info),
-            Some(what) if what.contains("Broken pipe") => std::process::exit(128 + 13),
-            Some(what) => {
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "corbel: std{what}\n  remedy: give the output a place that takes it"
-                );
-                std::process::exit(1);
-            }
-        }
-    }));
-}
-
 fn main() -> ExitCode {
-    end_where_output_ends();
+    base::output::end_where_it_ends("corbel");
     let json = std::env::args().take_while(|arg| arg != "--").any(|arg| arg == "--json");
     let out = Output { json };
     let result = cli::parse().and_then(|cli| {

@@ -32,11 +32,34 @@ pub struct Exposition {
 impl Exposition {
     /// Adds one metric without labels.
     pub fn add(&mut self, kind: MetricKind, name: &str, help: &str, value: f64) {
+        self.head(kind, name, help);
+        let _ = writeln!(self.text, "{name} {value}");
+    }
+
+    /// Adds one metric with a value for each of several, of which the label says whose it is. None, if there are no values.
+    pub fn add_each(
+        &mut self,
+        kind: MetricKind,
+        (name, help): (&str, &str),
+        label: &str,
+        values: &[(String, f64)],
+    ) {
+        if values.is_empty() {
+            return;
+        }
+        self.head(kind, name, help);
+        for (whose, value) in values {
+            let whose = whose.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = writeln!(self.text, "{name}{{{label}=\"{whose}\"}} {value}");
+        }
+    }
+
+    fn head(&mut self, kind: MetricKind, name: &str, help: &str) {
         let kind = match kind {
             MetricKind::Counter => "counter",
             MetricKind::Gauge => "gauge",
         };
-        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
     /// The text.
@@ -87,8 +110,19 @@ pub fn serve(
     address: SocketAddr,
     scrape: impl Fn() -> String + Send + 'static,
 ) -> Result<SocketAddr> {
-    let listener = TcpListener::bind(address).context(format!("metrics on {address}"))?;
+    let listener = bind(address)?;
     let bound = listener.local_addr().context(address)?;
+    serve_on(listener, scrape)?;
+    Ok(bound)
+}
+
+/// Where [`serve_on`] will answer: for a process that must listen before it cuts itself off, and starts threads after that.
+pub fn bind(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).context(format!("metrics on {address}"))
+}
+
+/// The same as [`serve`] where somebody listens already.
+pub fn serve_on(listener: TcpListener, scrape: impl Fn() -> String + Send + 'static) -> Result<()> {
     std::thread::Builder::new()
         .name("metrics".into())
         .spawn(move || {
@@ -103,7 +137,7 @@ pub fn serve(
             }
         })
         .context("metrics thread")?;
-    Ok(bound)
+    Ok(())
 }
 
 fn answer(mut stream: TcpStream, scrape: &impl Fn() -> String) -> std::io::Result<()> {
@@ -172,6 +206,18 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line} in {text}");
         }
         assert!(!text.contains("role"));
+    }
+
+    #[test]
+    fn a_label_says_whose_it_is() {
+        let mut out = Exposition::default();
+        let of = |name: &str| (name.to_owned(), 2.5);
+        let said = ("corbel_x", "X.");
+        out.add_each(MetricKind::Gauge, said, "tenant", &[of("a"), of("b\"\\\n")]);
+        out.add_each(MetricKind::Gauge, ("corbel_y", "Y."), "tenant", &[]);
+        let text = "# HELP corbel_x X.\n# TYPE corbel_x gauge\n\
+            corbel_x{tenant=\"a\"} 2.5\ncorbel_x{tenant=\"b\\\"\\\\\\n\"} 2.5\n";
+        assert_eq!(out.finish(), text);
     }
 
     #[test]

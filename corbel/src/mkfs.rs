@@ -155,6 +155,7 @@ fn is_part(name: &str) -> bool {
     storage::region::segment_of(name).is_some()
         || name == storage::region::COPIES_LOCK
         || name == storage::region::BALLAST
+        || name == service::nicfs::GIVEN_UP
         || service::nicfs::EPOCH_FILES.contains(&name)
 }
 

@@ -12,7 +12,7 @@ use client::libfs::{self, LibFs};
 use frontend::dev_fuse::Session;
 use frontend::fuse::Options;
 use frontend::mount_options::MountOptions;
-use frontend::process::{EndingSignals, Readiness, Side, daemonize};
+use frontend::process::{EndingSignals, Readiness, Refusal, Side, daemonize};
 use frontend::source::open_back_end;
 
 use crate::cli::Global;
@@ -39,7 +39,7 @@ const HELPERS: [&str; 2] = ["mount.corbel", "mount.fuse.corbel"];
 )]
 pub struct MountArgs {
     /// Source and mount point. The source is the socket of the local node (the configuration's
-    /// if left out), dir:/PATH or null:
+    /// if left out), dir:/PATH, kv:HOST:PORT#NAME, kv:/SOCKET#NAME, nfs://HOST/EXPORT or null:
     #[arg(value_names = ["SOURCE", "DIR"], num_args = 1..=2, required = true)]
     paths: Vec<OsString>,
     /// Mount options, as in fstab (repeatable)
@@ -123,7 +123,14 @@ pub fn run(global: &Global, out: &Output, args: &MountArgs) -> Result<()> {
             request.report(out);
             Ok(())
         }
-        Side::Parent(Err(text)) => Err(Failure::failed(text, remedy(&request.source))),
+        Side::Parent(Err(why)) => {
+            let kind = Kind::of_exit(why.code);
+            let remedy = match why.remedy.as_str() {
+                "" => remedy(&request.source),
+                remedy => remedy,
+            };
+            Err(Failure::new(kind, why.text, remedy))
+        }
     }
 }
 
@@ -131,6 +138,8 @@ fn remedy(source: &str) -> &'static str {
     match source {
         "null:" => "see the reason above",
         source if source.starts_with("dir:") => "check that the directory exists and is yours",
+        source if source.starts_with("kv:") => "check that the key-value server runs",
+        source if source.starts_with("nfs://") => "see docs/virtiofs.md, \"Over NFS\"",
         _ => "check that the node runs: corbel status",
     }
 }
@@ -167,6 +176,11 @@ impl Request {
     }
 }
 
+/// Whether a source is a server's, and no path of this machine.
+fn names_a_server(source: &str) -> bool {
+    source.starts_with("kv:") || source.starts_with("nfs://")
+}
+
 /// A source that means the same in every directory.
 fn absolute_source(source: &OsStr) -> Result<String> {
     let Some(text) = source.to_str() else {
@@ -177,7 +191,7 @@ fn absolute_source(source: &OsStr) -> Result<String> {
         |path: &str| std::path::absolute(path).context(path).map(|path| path.display().to_string());
     match text.strip_prefix("dir:") {
         Some(path) => Ok(format!("dir:{}", absolute(path)?)),
-        None if text == "null:" => Ok(text.into()),
+        None if text == "null:" || names_a_server(text) => Ok(text.into()),
         None => absolute(text),
     }
 }
@@ -222,9 +236,10 @@ fn serve(request: &Request, out: &Output, readiness: Option<Readiness>) -> Resul
             up
         }
         (Err(failure), Some(readiness)) => {
-            readiness.failed(&failure.message);
+            let code = failure.exit_code();
             // The parent prints it.
-            std::process::exit(i32::from(failure.exit_code()));
+            readiness.failed(&Refusal { code, text: failure.message, remedy: failure.remedy });
+            std::process::exit(i32::from(code));
         }
         (Err(failure), None) => return Err(failure),
     };
@@ -238,7 +253,7 @@ fn serve(request: &Request, out: &Output, readiness: Option<Readiness>) -> Resul
 /// Where a mount in the background logs: beside the services of its node, whose log is next to
 /// their socket. Back ends without a node have none.
 fn log_file(source: &str) -> Option<PathBuf> {
-    let is_socket = !source.starts_with("dir:") && source != "null:";
+    let is_socket = !source.starts_with("dir:") && !names_a_server(source) && source != "null:";
     is_socket.then(|| Path::new(source).with_file_name("log"))
 }
 
@@ -297,6 +312,8 @@ mod tests {
         assert_eq!(log_file("/run/corbel/corbel.sock"), Some("/run/corbel/log".into()));
         assert_eq!(log_file("dir:/srv"), None);
         assert_eq!(log_file("null:"), None);
+        assert_eq!(log_file("kv:/run/redis.sock#vol"), None);
+        assert_eq!(log_file("nfs://server/srv"), None);
     }
 
     #[test]

@@ -19,7 +19,12 @@ pub enum PoolVerb {
     #[command(after_help = "Examples:\n  \
         corbel pool create vm.pool --coding replicated:3 --store a=dir:/srv/a --store b=dir:/srv/b --store c=dir:/srv/c\n  \
         corbel pool create cold.pool --coding rs:6,3 $(for i in $(seq 9); do echo --store rack$i=dir:/srv/$i; done)\n\n\
-        Each store is DOMAIN=dir:PATH; what fails together has one domain. The directories must be there.")]
+        corbel pool create far.pool --store a=s3:https://s3.example.org/bucket1 --store b=s3:http://10.0.0.7:9000/bucket2/vm …\n\n\
+        Each store is DOMAIN=PLACE; what fails together has one domain. Directories and buckets must be there.\n\n\
+        Places:\n  \
+        dir:PATH   a directory, which should be a disk of its own\n  \
+        s3:URL     a bucket, http or https, with a prefix or without; keys from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,\n             \
+        AWS_SESSION_TOKEN, AWS_REGION, authorities from AWS_CA_BUNDLE")]
     Create {
         /// File of the pool
         file: PathBuf,
@@ -27,7 +32,7 @@ pub enum PoolVerb {
         #[arg(long, default_value = "replicated:3")]
         coding: Coding,
         /// A store (repeatable)
-        #[arg(long, required = true, value_name = "DOMAIN=dir:PATH")]
+        #[arg(long, required = true, value_name = "DOMAIN=PLACE")]
         store: Vec<String>,
     },
     /// Make an image of zeroes in a pool; `corbel nbd pool:FILE:NAME` serves it
@@ -41,7 +46,7 @@ pub enum PoolVerb {
         /// Bytes of the image
         #[arg(long, value_parser = parse_bytes)]
         size: u64,
-        /// Bytes of an object: what is written at a time, in each store its part
+        /// Bytes of an object: cut into shards, or copied
         #[arg(long, value_parser = parse_bytes, default_value = "4MiB")]
         object_size: u64,
     },
@@ -54,10 +59,10 @@ pub enum PoolVerb {
         /// File of the pool
         file: PathBuf,
         /// A store to add (repeatable)
-        #[arg(long, value_name = "DOMAIN=dir:PATH")]
+        #[arg(long, value_name = "DOMAIN=PLACE")]
         add_store: Vec<String>,
         /// A store to which nothing new goes (repeatable)
-        #[arg(long, value_name = "dir:PATH")]
+        #[arg(long, value_name = "PLACE")]
         out: Vec<String>,
     },
     /// Say what an image lacks
@@ -85,17 +90,29 @@ fn config(error: String) -> Failure {
 }
 
 fn parse_store(text: &str) -> Result<StoreSpec> {
-    let wrong = || {
-        let what = format!("--store {text}: neither DOMAIN nor place");
-        Failure::new(Kind::Usage, what, "write DOMAIN=dir:PATH")
+    let wrong = |why: &str| {
+        let what = format!("--store {text}: {why}");
+        Failure::new(Kind::Usage, what, "write DOMAIN=dir:PATH or DOMAIN=s3:URL")
     };
-    let (domain, at) = text.split_once('=').ok_or_else(wrong)?;
-    let path = at.strip_prefix("dir:").ok_or_else(wrong)?;
-    let path = std::fs::canonicalize(path).context(path)?;
-    if !path.is_dir() || domain.is_empty() {
-        return Err(wrong());
+    let (domain, at) = text.split_once('=').ok_or_else(|| wrong("no domain"))?;
+    let at = match at.split_once(':') {
+        Some(("dir", path)) => {
+            let path = std::fs::canonicalize(path).context(path)?;
+            if !path.is_dir() {
+                return Err(wrong("no directory"));
+            }
+            format!("dir:{}", path.display())
+        }
+        Some(("s3", url)) => {
+            url.parse::<block::pool::s3::Place>().map_err(|error| wrong(&error))?;
+            at.to_owned()
+        }
+        _ => return Err(wrong("no such kind of store")),
+    };
+    if domain.is_empty() {
+        return Err(wrong("no domain"));
     }
-    Ok(StoreSpec { domain: domain.into(), at: format!("dir:{}", path.display()), out: false })
+    Ok(StoreSpec { domain: domain.into(), at, out: false })
 }
 
 /// Writes a pool's file in one step.
@@ -195,6 +212,12 @@ fn go_through(out: &Output, args: &ImageArgs, orders: Orders) -> Result<()> {
     crate::signals::check()?;
     let report = report.map_err(|errno| Failure::failed(errno.to_string(), "see the log"))?;
     out.result(&told_of(&report), || print!("{}", text_of(&report)));
+    if report.left > 0 {
+        out.step(format!(
+            "{} names that were to be removed are there still: corbel pool repair finds them again",
+            report.left
+        ));
+    }
     if report.lost > 0 {
         let what = format!("{} objects cannot be read", report.lost);
         return Err(Failure::new(Kind::Damaged, what, "bring the stores that are missing back"));
@@ -202,17 +225,19 @@ fn go_through(out: &Output, args: &ImageArgs, orders: Orders) -> Result<()> {
     Ok(())
 }
 
-fn rows(report: &Report) -> [(&'static str, u64); 10] {
+fn rows(report: &Report) -> [(&'static str, u64); 12] {
     [
         ("objects", report.objects),
         ("whole", report.whole),
         ("degraded", report.degraded),
         ("lost", report.lost),
+        ("patches", report.patches),
         ("missing", report.missing),
         ("misplaced", report.misplaced),
         ("damaged", report.damaged),
         ("rebuilt", report.rebuilt),
         ("removed", report.removed),
+        ("left", report.left),
         ("silent", report.silent),
     ]
 }

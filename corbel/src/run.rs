@@ -8,6 +8,7 @@
 
 mod directory;
 mod holder;
+mod launch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -24,9 +25,11 @@ use std::process::{Child, Command, ExitStatus};
 use clap::{Args, ValueEnum};
 use corbel_input::sites::libraries;
 use corbel_input::{format, sites};
+use rustix::fs::MemfdFlags;
 use serde_json::json;
 
 use self::directory::Directory;
+use self::launch::Launch;
 use crate::cli::Global;
 use crate::failure::{Context as _, Failure, Kind, Result};
 use crate::output::Output;
@@ -92,10 +95,13 @@ const LIBRARY: &str = "libintercept.so";
 pub fn run(global: &Global, _out: &Output, args: &RunArgs) -> Result<u8> {
     let mut command = Command::new(&args.program[0]);
     command.args(&args.program[1..]);
+    let launch = Launch::begin().context("catching signals")?;
+    let wait = |child| launch.wait(child).context("waiting for the program");
     if args.mode == Mode::Fuse {
-        return Ok(code(wait(spawn(&mut command, args)?)?));
+        return Ok(code(wait(spawn(&launch, &mut command, args)?)?));
     }
     let session = Session::make(global, args)?;
+    launch.make_room();
     if let Some(reason) = program_path(&args.program[0]).and_then(|path| unhooked(&path)) {
         eprintln!(
             "corbel: {} {reason}: it is served by the mount, not on the fast path",
@@ -106,7 +112,7 @@ pub fn run(global: &Global, _out: &Output, args: &RunArgs) -> Result<u8> {
     command.env(format::ENV, format!("{config},{state},-1"));
     command.env("LD_PRELOAD", preload(&session.library));
     let before = if args.audit { Calls::of(&session.mount) } else { None };
-    let status = wait(spawn(&mut command, args)?)?;
+    let status = wait(spawn(&launch, &mut command, args)?)?;
     session.report(args.audit, before)?;
     Ok(code(status))
 }
@@ -116,40 +122,14 @@ fn code(status: ExitStatus) -> u8 {
     u8::try_from(code & 0xff).unwrap_or(1)
 }
 
-fn spawn(command: &mut Command, args: &RunArgs) -> Result<Child> {
-    // Ctrl-C goes to the whole foreground group: the program decides, we stay. Handlers, unlike
-    // ignored signals, do not reach the program through exec.
-    crate::signals::catch();
-    command.spawn().map_err(|error| {
+fn spawn(launch: &Launch, command: &mut Command, args: &RunArgs) -> Result<Child> {
+    launch.spawn(command).map_err(|error| {
         let missing = error.kind() == std::io::ErrorKind::NotFound;
         let mut failure = Failure::io(Path::new(&args.program[0]).display(), &error);
         failure.remedy = "name a program that exists and may be executed".into();
         failure.exit = Some(if missing { 127 } else { 126 });
         failure
     })
-}
-
-fn wait(mut child: Child) -> Result<ExitStatus> {
-    let pid = rustix::process::Pid::from_child(&child);
-    let mut forwarded = false;
-    loop {
-        match rustix::process::waitid(
-            rustix::process::WaitId::Pid(pid),
-            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT,
-        ) {
-            Ok(_) => return child.wait().context("waiting for the program"),
-            Err(rustix::io::Errno::INTR) => {
-                // SIGTERM came to us alone; SIGINT usually reached the program too.
-                if !forwarded && crate::signals::pending() == Some(libc::SIGTERM) {
-                    forwarded = true;
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-                }
-            }
-            Err(error) => {
-                return Err(std::io::Error::from(error)).context("waiting for the program");
-            }
-        }
-    }
 }
 
 fn program_path(name: &std::ffi::OsStr) -> Option<PathBuf> {
@@ -189,7 +169,8 @@ fn preload(library: &Path) -> OsString {
     value
 }
 
-fn find_library() -> Result<PathBuf> {
+/// The interception library.
+pub fn find_library() -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program")?;
     let beside = own.parent().unwrap_or(Path::new("/"));
     let places = [
@@ -462,6 +443,8 @@ fn header(
     for n in stat.map_or([0; 2], |stat| [stat.st_ino, stat.st_dev]) {
         image.extend_from_slice(&n.to_le_bytes());
     }
+    let users = fs::metadata("/proc/self/ns/user").map_or(0, |meta| meta.ino());
+    image.extend_from_slice(&users.to_le_bytes());
     field(&mut image, "the mount point", mount, format::PATH_MAX)?;
     field(&mut image, "the back end", backend, format::PATH_MAX)?;
     field(&mut image, "the path of the library", library, format::PATH_MAX)?;
@@ -498,11 +481,7 @@ fn overlay(tables: &[Patched]) -> Result<OwnedFd> {
     let what = "making the patched text";
     let parts = tables.iter().filter_map(|(overlay, _)| overlay.as_ref());
     let image = parts.flat_map(|o| [&o.stubs[..], &o.text[..]]).collect::<Vec<_>>().concat();
-    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
-    let fd = rustix::fs::memfd_create("corbel-text", flags)
-        .map_err(std::io::Error::from)
-        .context(what)?;
-    let file = fs::File::from(fd);
+    let file = memfd("corbel-text", MemfdFlags::EXEC).context(what)?;
     file.write_all_at(&image, 0).context(what)?;
     let seals = rustix::fs::SealFlags::SHRINK
         | rustix::fs::SealFlags::GROW
@@ -512,12 +491,23 @@ fn overlay(tables: &[Patched]) -> Result<OwnedFd> {
     inherited(&file)
 }
 
+/// A file of memory. Of one that `kind` says whether there are programs in it: some machines refuse what does not say so;
+/// kernels before Linux 6.3 do not know it.
+fn memfd(name: &str, kind: MemfdFlags) -> std::io::Result<fs::File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let make = |flags| rustix::fs::memfd_create(name, flags);
+    let made = match make(flags | kind) {
+        Err(rustix::io::Errno::INVAL) => make(flags),
+        made => made,
+    };
+    Ok(made?.into())
+}
+
 /// A memfd that keeps its size, and that only this user may write to.
 fn memory(name: &str, bytes: usize) -> Result<fs::File> {
     use rustix::fs::SealFlags;
     let make = || {
-        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
-        let file = fs::File::from(rustix::fs::memfd_create(name, flags)?);
+        let file = memfd(name, MemfdFlags::NOEXEC_SEAL)?;
         file.set_len(bytes as u64)?;
         rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(format::MODE))?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::from_bits_retain(format::SEALS))?;

@@ -215,7 +215,14 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
         memory: limits.memory.0,
         high: limits.high_watermark,
         low: limits.low_watermark,
+        pipeline: match config.service.pipeline {
+            crate::config::Pipeline::Pipelined => service::config::Pipeline::Pipelined,
+            crate::config::Pipeline::Serial => service::config::Pipeline::Serial,
+        },
+        inline_bytes: usize::try_from(config.service.inline.0).unwrap_or(usize::MAX),
         hold: u64::try_from(config.service.hold_back.as_nanos()).unwrap_or(u64::MAX),
+        scrub_every: u64::try_from(config.service.scrub_every.as_nanos()).unwrap_or(u64::MAX),
+        scrub_rate: config.service.scrub_rate.0,
         compression: {
             use crate::config::Compression as Word;
             use service::packing::Compression;

@@ -1,29 +1,37 @@
 //! `corbel virtiofs`: a virtio-fs device for a virtual machine, with the options of virtiofsd.
 #![allow(unsafe_code)] // a descriptor that is given by its number
 
+mod figures;
+mod tenants;
+
+use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::virtiofs::device::{Device, Options};
+use ::virtiofs::device::{Crew, Device, Options};
 use ::virtiofs::ids::{IdMap, Rule};
-use ::virtiofs::ledger::Ledger;
+use ::virtiofs::ledger::{Kept, Ledger};
 use ::virtiofs::limits::{Limits, Rate};
 use ::virtiofs::remote::back::{Back, Window};
 use ::virtiofs::remote::front::{self, Front};
 use ::virtiofs::remote::link::{Address, Identity, Listener};
 use ::virtiofs::sandbox::{self, Seccomp};
-use ::virtiofs::tenant::{self, Tenant};
+use ::virtiofs::share::{Member, Share};
+use ::virtiofs::tenant::{self, Keeps, Tenant};
+use ::virtiofs::transfer::{KEY, Key};
 use ::virtiofs::vhost;
 use ::virtiofs::vring::Vrings;
-use base::NodeId;
+use base::{InodeId, NodeId};
 use clap::{Args, ValueEnum};
-use client::fs::FileSystem;
+use client::fs::{Caller, FileSystem};
 use cluster::tls::{Keys, Role};
 use frontend::fuse::Guest;
 use frontend::process::EndingSignals;
+use frontend::{secret, source};
+use kv::link::Place;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
@@ -31,10 +39,13 @@ use crate::cli::Global;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::mount::open_source;
 use crate::output::Output;
-use crate::{local, serve, units};
+use crate::{local, metrics, serve, units};
 
 /// A monitor that has hung up and does not come back within that time is gone, and its guest with it.
 const GONE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// The tenant, if nobody says who it is.
+const NAMELESS: &str = "guest";
 
 /// What is behind the device.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +56,10 @@ enum Backend {
     Dir,
     /// Names are kept in memory and data forgotten
     Null,
+    /// Files kept by a key-value server (the Redis protocol)
+    Kv,
+    /// An NFS export (version 3 or 4, through libnfs)
+    Nfs,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +97,7 @@ enum Acl {
 #[command(
     after_help = "Examples:\n  corbel virtiofs --socket-path /run/vm1.fs --shared-dir /tenants/one    a directory of the volume\n  \
         corbel virtiofs --backend dir --socket-path /run/vm1.fs --shared-dir /srv/data --xattr\n  \
+        corbel virtiofs --backend nfs --socket-path /run/vm1.fs --source nfs://server/srv/data?version=4\n  \
         qemu-system-x86_64 -object memory-backend-memfd,id=m,size=1G,share=on -numa node,memdev=m \\\n    \
         -chardev socket,id=fs,path=/run/vm1.fs -device vhost-user-fs-pci,chardev=fs,tag=data …\n  \
         mount -t virtiofs data /mnt                                            in the guest"
@@ -89,7 +105,7 @@ enum Acl {
 #[allow(clippy::struct_excessive_bools)] // switches of a command line
 pub struct VirtiofsArgs {
     /// Where the virtual machine monitor connects (a Unix socket, made here)
-    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["fd", "listen", "print_capabilities"], conflicts_with = "fd")]
+    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["fd", "listen", "tenants", "print_capabilities"], conflicts_with = "fd")]
     socket_path: Option<PathBuf>,
     /// Descriptor of a socket that listens already
     #[arg(long, value_name = "FD")]
@@ -103,9 +119,13 @@ pub struct VirtiofsArgs {
     /// The directory that the guest gets: of the volume (backend corbel), or of this machine (dir)
     #[arg(long, value_name = "DIR")]
     shared_dir: Option<PathBuf>,
-    /// Socket of the node (the configuration's if left out); backend corbel
+    /// Socket of the node (the configuration's if left out; backend corbel), or the key-value server and a name in it:
+    /// HOST:PORT#NAME or /SOCKET#NAME (kv), or the export: nfs://HOST/EXPORT?version=4 (nfs; see docs/virtiofs.md for the other options)
     #[arg(long, value_name = "SOCKET")]
     source: Option<PathBuf>,
+    /// File with what the key-value server wants to hear: a password, or a user and on the next line a password (mode 600)
+    #[arg(long, value_name = "FILE")]
+    login: Option<PathBuf>,
     /// Serve the file system to a device on another machine, which is started with --remote: a socket's path, or HOST:PORT
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["fd", "socket_path"])]
     listen: Option<Address>,
@@ -122,8 +142,18 @@ pub struct VirtiofsArgs {
     #[arg(long)]
     tag: Option<String>,
     /// Whose device it is, in logs
-    #[arg(long, value_name = "NAME", default_value = "guest")]
+    #[arg(long, value_name = "NAME", default_value = NAMELESS)]
     tenant: String,
+    /// Devices of several tenants in this process: a file with a table [[tenant]] for each, whose keys are the options above and
+    /// below, without their dashes
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["fd", "listen", "remote", "socket_path", "backend", "shared_dir", "source", "state"])]
+    tenants: Option<PathBuf>,
+    /// Threads that serve at once, of all tenants (the number of processors if left out)
+    #[arg(long, value_name = "N", requires = "tenants", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    threads_at_once: Option<u64>,
+    /// What a tenant gets of these, beside the others
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    weight: u32,
     /// Request queues at most; the monitor says how many there are
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=64))]
     request_queues: u64,
@@ -145,10 +175,11 @@ pub struct VirtiofsArgs {
     /// Access control lists, where the back end keeps them (implies --xattr)
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_value = "never", default_missing_value = "always")]
     posix_acl: Acl,
-    /// Accepted; the guest asks each time and sees what others change at once, whatever is said here
+    /// What the guest's kernel keeps without asking. auto, never: nothing, so that it sees at once what others change. metadata: names and
+    /// attributes; always: data as well. These two are for a directory that nobody else changes
     #[arg(long, value_enum, default_value = "auto")]
     cache: Cache,
-    /// Accepted and not done: a write is in the file system when it returns
+    /// Refused: a write is in the file system when it returns
     #[arg(long)]
     writeback: bool,
     /// The guest can change nothing
@@ -191,6 +222,9 @@ pub struct VirtiofsArgs {
     /// Files that it may have open
     #[arg(long, value_name = "N", default_value_t = 1 << 16, value_parser = clap::value_parser!(u64).range(1..))]
     handles_max: u64,
+    /// Address of this machine where /metrics says what each tenant may use and has used, for example 127.0.0.1:9472
+    #[arg(long, value_name = "ADDRESS", value_parser = figures::address)]
+    metrics: Option<SocketAddr>,
     /// Open files of the process at most
     #[arg(long, value_name = "N")]
     rlimit_nofile: Option<u64>,
@@ -198,6 +232,10 @@ pub struct VirtiofsArgs {
     /// the guest's noticing more than a pause
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
+    /// File with a secret of 32 bytes or more that all devices of a tenant have and its monitors have not (mode 600): then the state of one can
+    /// be handed on to another that has the same directory, by vhost-user's device state. Else it is not offered. Needs --tenant, a name of its own for each tenant
+    #[arg(long, value_name = "FILE", conflicts_with = "remote")]
+    migration_key: Option<PathBuf>,
     /// End when the monitor hangs up
     #[arg(long)]
     once: bool,
@@ -218,39 +256,155 @@ fn environment(message: String) -> Failure {
     Failure::new(Kind::Environment, message, "run as root, or with --sandbox none --seccomp none")
 }
 
+/// Where a back end is.
+#[derive(Debug)]
+enum Origin {
+    /// As a mount names it.
+    Source(String),
+    Kv(kv::link::Address),
+    Nfs(nfs::url::Url),
+}
+
+/// What a tenant's device serves, before it is opened.
+#[derive(Debug)]
+struct Ground {
+    origin: Origin,
+    /// The directory in it.
+    within: PathBuf,
+    /// What it needs of this machine's files.
+    keep: Option<PathBuf>,
+}
+
+/// What a tenant's device serves.
+struct Opened {
+    tenant: Arc<Tenant>,
+    server: Option<Server>,
+}
+
+/// A server that is to be told when the process ends.
+enum Server {
+    /// It forgets us.
+    Kv(Arc<kv::KvFs>),
+    /// What it has it makes durable.
+    Nfs(Arc<nfs::NfsFs>),
+}
+
+impl Server {
+    fn end(&self) {
+        match self {
+            Self::Kv(fs) => fs.end(),
+            Self::Nfs(fs) => {
+                if let Err(error) = fs.fsync_inode(&Caller::ROOT, InodeId::ROOT) {
+                    log::error!("the NFS server does not say that all is durable: {error}");
+                }
+                fs.end();
+            }
+        }
+    }
+}
+
+/// The directory of a socket, and the socket's path by it.
+fn beside(socket: &Path) -> Result<(PathBuf, PathBuf)> {
+    let socket = std::path::absolute(socket).context(socket.display())?;
+    let parent = socket.parent().unwrap_or(Path::new("/"));
+    let parent = parent.canonicalize().context(parent.display())?;
+    let socket = parent.join(socket.file_name().unwrap_or_default());
+    Ok((parent, socket))
+}
+
 impl VirtiofsArgs {
-    /// The file system of the device, as the tenant sees it. Opened behind the wall, so that no thread and no descriptor of
-    /// it is from before.
-    fn open(&self, global: &Global, sandbox: Sandbox) -> Result<Arc<dyn FileSystem>> {
+    /// What is behind the device.
+    fn ground(&self, global: &Global) -> Result<Ground> {
         let text = |path: &Path| {
             let text = path.to_str().map(String::from);
             text.ok_or_else(|| usage(format!("{}: not UTF-8", path.display())))
         };
-        let (source, within, keep) = match self.backend {
-            Backend::Null => ("null:".into(), PathBuf::from("/"), None),
+        let root = PathBuf::from("/");
+        let shared = self.shared_dir.clone().unwrap_or_else(|| root.clone());
+        if self.login.is_some() && self.backend != Backend::Kv {
+            return Err(usage("--login is for the backend kv"));
+        }
+        let (origin, within, keep) = match self.backend {
+            Backend::Null => (Origin::Source("null:".into()), root, None),
             Backend::Dir => {
                 let dir =
                     self.shared_dir.as_ref().ok_or_else(|| usage("--shared-dir is missing"))?;
                 let dir = dir.canonicalize().context(dir.display())?;
-                (format!("dir:{}", text(&dir)?), PathBuf::from("/"), Some(dir))
+                (Origin::Source(format!("dir:{}", text(&dir)?)), root, Some(dir))
             }
             Backend::Corbel => {
                 let source = match &self.source {
                     Some(source) => source.clone(),
                     None => global.load()?.node.socket,
                 };
-                let source = std::path::absolute(&source).context(source.display())?;
-                let parent = source.parent().unwrap_or(Path::new("/"));
-                let parent = parent.canonicalize().context(parent.display())?;
-                let source = parent.join(source.file_name().unwrap_or_default());
-                let within = self.shared_dir.clone().unwrap_or_else(|| PathBuf::from("/"));
-                (text(&source)?, within, Some(parent))
+                let (parent, source) = beside(&source)?;
+                (Origin::Source(text(&source)?), shared, Some(parent))
+            }
+            Backend::Kv => {
+                let mut address = self.kv_address()?;
+                let keep = match &mut address.place {
+                    Place::Tcp(_) => None,
+                    Place::Unix(socket) => {
+                        let (parent, path) = beside(socket)?;
+                        *socket = path;
+                        Some(parent)
+                    }
+                };
+                if let Some(file) = &self.login {
+                    let login = source::login(file).map_err(|what| {
+                        let what = format!("--login {what}");
+                        Failure::new(Kind::Config, what, "see docs/virtiofs.md")
+                    })?;
+                    address.login = Some(login);
+                }
+                (Origin::Kv(address), shared, keep)
+            }
+            Backend::Nfs => (Origin::Nfs(self.nfs_url()?), shared, None),
+        };
+        Ok(Ground { origin, within, keep })
+    }
+
+    fn kv_address(&self) -> Result<kv::link::Address> {
+        let source = self.source.as_ref().and_then(|source| source.to_str());
+        let source =
+            source.ok_or_else(|| usage("--source HOST:PORT#NAME is missing (backend kv)"))?;
+        source.parse().map_err(|e| usage(format!("--source: {e}")))
+    }
+
+    fn nfs_url(&self) -> Result<nfs::url::Url> {
+        let source = self.source.as_ref().and_then(|source| source.to_str());
+        let source =
+            source.ok_or_else(|| usage("--source nfs://HOST/EXPORT is missing (backend nfs)"))?;
+        source.parse().map_err(|e| usage(format!("--source: {e}")))
+    }
+
+    /// The file system of the device, as the tenant sees it. Opened behind the wall, so that no thread and no descriptor of
+    /// it is from before.
+    fn open(&self, ground: &Ground) -> Result<Opened> {
+        let mut server = None;
+        let fs: Arc<dyn FileSystem> = match &ground.origin {
+            Origin::Source(source) => open_source(source)?,
+            Origin::Kv(address) => {
+                let opened = kv::KvFs::open(address.clone(), kv::Options::default());
+                let opened = Arc::new(opened.map_err(|e| {
+                    Failure::new(
+                        Kind::Unreachable,
+                        e,
+                        "see docs/virtiofs.md, \"Over a key-value server\"",
+                    )
+                })?);
+                server = Some(Server::Kv(opened.clone()));
+                opened
+            }
+            Origin::Nfs(url) => {
+                let opened = nfs::NfsFs::open(url).map_err(|e| {
+                    Failure::new(Kind::Unreachable, e, "see docs/virtiofs.md, \"Over NFS\"")
+                })?;
+                let opened = Arc::new(opened);
+                server = Some(Server::Nfs(opened.clone()));
+                opened
             }
         };
-        if sandbox != Sandbox::None {
-            sandbox::enter_namespaces(keep.as_slice()).map_err(environment)?;
-        }
-        let fs = open_source(&source)?;
         let acl = self.posix_acl != Acl::Never;
         let translated = !self.translate_uid.is_empty() || !self.translate_gid.is_empty();
         if acl && translated {
@@ -269,12 +423,18 @@ impl VirtiofsArgs {
             readonly: self.readonly,
             xattr: self.xattr || acl,
             acl,
+            keeps: match self.cache {
+                Cache::Auto | Cache::Never => Keeps::Nothing,
+                Cache::Metadata => Keeps::Metadata,
+                Cache::Always => Keeps::All,
+            },
         };
+        let within = &ground.within;
         let path = std::os::unix::ffi::OsStrExt::as_bytes(within.as_os_str());
         let tenant = Tenant::new(fs, path, options).map_err(|e| {
             Failure::failed(format!("directory {}: {e}", within.display()), "make it first")
         })?;
-        Ok(Arc::new(tenant))
+        Ok(Opened { tenant: Arc::new(tenant), server })
     }
 
     /// Our keys, and who must be at the other end, where an address is another machine's.
@@ -318,9 +478,9 @@ impl VirtiofsArgs {
     }
 
     /// What the process is cut off from.
-    fn wall(&self) -> Result<Sandbox> {
+    fn wall(&self, tenants: &[Self]) -> Result<Sandbox> {
         let tcp = matches!(self.listen, Some(Address::Tcp(_)));
-        let reaches_out = tcp || self.remote.is_some();
+        let reaches_out = tcp || self.remote.is_some() || tenants.iter().any(Self::asks_far);
         if reaches_out && self.sandbox.is_some_and(|sandbox| sandbox != Sandbox::None) {
             return Err(usage("--sandbox: behind a wall no other machine is reached"));
         }
@@ -329,11 +489,20 @@ impl VirtiofsArgs {
         Ok(self.sandbox.unwrap_or(usual))
     }
 
+    /// Whether its back end is a server of another machine.
+    fn asks_far(&self) -> bool {
+        let far = |address: kv::link::Address| matches!(address.place, Place::Tcp(_));
+        self.backend == Backend::Kv && self.kv_address().is_ok_and(far) || self.binds()
+    }
+
+    /// Whether its back end makes connections from ports of its choice, as NFS servers want it, also when the device serves already.
+    fn binds(&self) -> bool {
+        self.backend == Backend::Nfs
+    }
+
     /// What is accepted for the sake of who starts virtiofsd so, and changes nothing.
     fn without_effect(&self) -> Vec<&'static str> {
         let given = [
-            ("--cache", self.cache != Cache::Auto && self.cache != Cache::Never),
-            ("--writeback", self.writeback),
             ("--announce-submounts", self.announce_submounts),
             ("--no-announce-submounts", self.no_announce_submounts),
             ("--no-readdirplus", self.no_readdirplus),
@@ -379,6 +548,25 @@ impl VirtiofsArgs {
         Ok(listener)
     }
 
+    fn guest(&self) -> Guest {
+        Guest { nodes_max: count(self.nodes_max), handles_max: count(self.handles_max) }
+    }
+
+    /// By what the state of the device is sealed.
+    fn key(&self) -> Result<Option<Key>> {
+        let Some(file) = &self.migration_key else { return Ok(None) };
+        if self.tenant == NAMELESS {
+            return Err(usage(
+                "--migration-key: name the tenant (--tenant), or one's device would take another's state",
+            ));
+        }
+        let secret = secret::read(file, *KEY.end()).map_err(|what| {
+            Failure::new(Kind::Config, format!("--migration-key {what}"), "see docs/virtiofs.md")
+        })?;
+        let key = Key::new(&secret, &self.tenant);
+        key.map(Some).map_err(|e| usage(format!("--migration-key {}: {e}", file.display())))
+    }
+
     fn limits(&self) -> Limits {
         let rate = |rate: Option<u64>, burst: Option<u64>| {
             let rate = rate? as f64;
@@ -413,13 +601,13 @@ fn group_id(name: &str) -> Option<u32> {
 fn monitors(
     listener: &UnixListener,
     rings: &Arc<Vrings>,
-    device: Option<&Device>,
+    device: Option<&Arc<Device>>,
     tag: Option<&str>,
     once: bool,
 ) {
     for stream in listener.incoming() {
         match stream {
-            Ok(stream) => vhost::serve(rings, tag, stream),
+            Ok(stream) => vhost::serve(rings, device, tag, stream),
             Err(error) => log::warn!("waiting for a monitor: {error}"),
         }
         if once {
@@ -434,15 +622,151 @@ fn monitors(
     }
 }
 
+/// A device that is about to serve.
+struct Up {
+    args: VirtiofsArgs,
+    monitors: Option<UnixListener>,
+    socket_dir: Option<OwnedFd>,
+    ground: Option<Ground>,
+    ledger: Option<Arc<Ledger>>,
+    key: Option<Key>,
+    kept: Option<Kept>,
+    device: Option<Arc<Device>>,
+    member: Option<Member>,
+    crew: Option<Crew>,
+    server: Option<Server>,
+}
+
+impl Up {
+    /// What needs the machine as it is: sockets, files, directories.
+    fn prepare(global: &Global, args: VirtiofsArgs) -> Result<Self> {
+        if args.tag.as_ref().is_some_and(|tag| tag.is_empty() || tag.len() > vhost::TAG_MAX) {
+            return Err(usage(format!("--tag: 1 to {} bytes", vhost::TAG_MAX)));
+        }
+        if args.writeback {
+            return Err(usage(
+                "--writeback: a write is in the file system when it returns, and a guest's kernel holds none back; leave it out",
+            ));
+        }
+        let monitors = if args.listen.is_none() { Some(args.monitors()?) } else { None };
+        let socket_dir = args.socket_dir();
+        let (ledger, kept) = match &args.state {
+            None => (None, None),
+            Some(path) => {
+                let (ledger, kept) = Ledger::open(path, &args.guest()).context(path.display())?;
+                (Some(Arc::new(ledger)), kept)
+            }
+        };
+        for option in args.without_effect() {
+            log::info!("{option} has no effect here");
+        }
+        let ground = if args.remote.is_none() { Some(args.ground(global)?) } else { None };
+        let key = args.key()?;
+        let (device, member, crew, server) = (None, None, None, None);
+        Ok(Self {
+            args,
+            monitors,
+            socket_dir,
+            ground,
+            ledger,
+            key,
+            kept,
+            device,
+            member,
+            crew,
+            server,
+        })
+    }
+
+    /// Opens the file system.
+    fn open(&mut self, share: Option<&Arc<Share>>) -> Result<()> {
+        let Some(ground) = self.ground.take() else { return Ok(()) };
+        let Opened { tenant, server } = self.args.open(&ground)?;
+        let seal = self.key.take().map(|key| key.seal(&tenant)).transpose();
+        let seal = seal.map_err(|e| {
+            Failure::failed(format!("the directory of {}: {e}", self.args.tenant), "see the log")
+        })?;
+        self.server = server;
+        self.member = share.map(|share| share.join(self.args.weight));
+        let options = Options {
+            threads: count(self.args.thread_pool_size) + 1,
+            poll: Duration::from_micros(self.args.poll_us),
+            limits: Arc::new(self.args.limits()),
+            guest: self.args.guest(),
+            ledger: self.ledger.clone(),
+            share: self.member.clone(),
+            seal,
+        };
+        self.device = Some(Device::new(tenant, options));
+        Ok(())
+    }
+
+    /// Starts the threads; what the one that waits for monitors, or for other machines, does.
+    fn start(
+        &mut self,
+        global: &Global,
+        links: Option<Listener>,
+    ) -> Result<Box<dyn FnOnce() + Send>> {
+        let args = &self.args;
+        if let Some((kept, device)) = self.kept.take().zip(self.device.as_ref()) {
+            let (told, opened) = (kept.told.len(), kept.opened.len());
+            let lost = device.resume(kept);
+            log::info!(
+                "goes on with a guest that knows {told} inodes and has {opened} files open; {lost} of these are lost"
+            );
+        }
+        if let Some(links) = links {
+            let back = Back::new(&args.tenant, count(args.request_queues), Window::default());
+            if let Some(device) = &self.device {
+                self.crew = Some(device.start(&back).context("starting threads")?);
+            }
+            return Ok(Box::new(move || back.listen(&links)));
+        }
+        let listener =
+            self.monitors.take().ok_or_else(|| usage("--socket-path, --fd or --listen"))?;
+        let rings = vhost::rings(&args.tenant, count(args.request_queues)).context("queues")?;
+        match (&args.remote, &self.device) {
+            (Some(address), _) => {
+                Front::start(&*rings, args.front(global, address)?).context("starting threads")?;
+            }
+            (None, Some(device)) => {
+                self.crew = Some(device.start(&*rings).context("starting threads")?);
+            }
+            (None, None) => {}
+        }
+        let (tag, once, device) = (args.tag.clone(), args.once, self.device.clone());
+        Ok(Box::new(move || monitors(&listener, &rings, device.as_ref(), tag.as_deref(), once)))
+    }
+
+    /// What is left of it at the end.
+    fn end(self) {
+        let name = self.args.socket_path.as_ref().and_then(|path| path.file_name());
+        if let Some((dir, name)) = self.socket_dir.zip(name) {
+            // If it is gone, it need not be removed.
+            let _ = rustix::fs::unlinkat(dir, name, rustix::fs::AtFlags::empty());
+        }
+        if let Some(device) = &self.device {
+            log::info!("{}: {}", self.args.tenant, device.stats_text().replace('\n', "; "));
+        }
+        if let Some(server) = &self.server {
+            server.end();
+        }
+        // A request may be waiting for a node that is away: nobody waits for that here. What the guest has open ends with the
+        // process, or is in the book for the next one.
+        std::mem::forget((self.crew, self.device));
+    }
+}
+
 /// Runs `corbel virtiofs`.
 pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
     if args.print_capabilities {
         println!("{{\n  \"type\": \"fs\",\n  \"features\": [\n    \"separate-options\"\n  ]\n}}");
         return Ok(());
     }
-    if args.tag.as_ref().is_some_and(|tag| tag.is_empty() || tag.len() > vhost::TAG_MAX) {
-        return Err(usage(format!("--tag: 1 to {} bytes", vhost::TAG_MAX)));
-    }
+    let tenants = match &args.tenants {
+        Some(file) => tenants::read(file)?,
+        None => vec![args.clone()],
+    };
     local::tie();
     if let Some(most) = args.rlimit_nofile.filter(|most| *most > 0) {
         use rustix::process::{Resource, Rlimit, setrlimit};
@@ -450,97 +774,58 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         setrlimit(Resource::Nofile, limit)
             .map_err(|e| environment(format!("--rlimit-nofile: {e}")))?;
     }
-    let sandbox = args.wall()?;
-    let listener = if args.listen.is_none() { Some(args.monitors()?) } else { None };
-    let links = args.listen.as_ref().map(|address| args.links(global, address)).transpose()?;
-    let socket_dir = args.socket_dir();
-    let guest = Guest { nodes_max: count(args.nodes_max), handles_max: count(args.handles_max) };
-    let (ledger, kept) = match &args.state {
-        None => (None, None),
-        Some(path) => {
-            let (ledger, kept) = Ledger::open(path, &guest).context(path.display())?;
-            (Some(Arc::new(ledger)), kept)
-        }
-    };
-    for option in args.without_effect() {
-        log::info!("{option} has no effect here");
-    }
+    let sandbox = args.wall(&tenants)?;
+    let mut links = args.listen.as_ref().map(|address| args.links(global, address)).transpose()?;
+    let metrics = args.metrics.map(metrics::bind).transpose()?;
+    let all = tenants.into_iter().map(|args| Up::prepare(global, args));
+    let mut all = all.collect::<Result<Vec<Up>>>()?;
     let signals = EndingSignals::catch().context("catching signals")?;
     sandbox::no_new_privileges().map_err(environment)?;
-    let options = Options {
-        threads: count(args.thread_pool_size) + 1,
-        poll: Duration::from_micros(args.poll_us),
-        limits: Arc::new(args.limits()),
-        guest,
-        ledger,
-    };
-    let device = match &args.remote {
-        None => Some(Device::new(args.open(global, sandbox)?, options)),
-        Some(_) => None,
-    };
-    sandbox::ban_system_calls(match args.seccomp {
+    if sandbox != Sandbox::None && args.remote.is_none() {
+        let grounds = all.iter().filter_map(|up| up.ground.as_ref());
+        let mut keep: Vec<PathBuf> = grounds.filter_map(|ground| ground.keep.clone()).collect();
+        keep.sort();
+        keep.dedup();
+        sandbox::enter_namespaces(&keep).map_err(environment)?;
+    }
+    let share = args.tenants.is_some().then(|| {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Share::new(args.threads_at_once.map_or(processors, count))
+    });
+    for up in &mut all {
+        up.open(share.as_ref())?;
+    }
+    let seccomp = match args.seccomp {
         Filter::None => Seccomp::None,
         Filter::Kill => Seccomp::Kill,
         Filter::Log => Seccomp::Log,
         Filter::Trap => Seccomp::Trap,
-    })
-    .map_err(environment)?;
-    if let Some((kept, device)) = kept.zip(device.as_ref()) {
-        let (told, opened) = (kept.told.len(), kept.opened.len());
-        let lost = device.resume(kept);
-        log::info!(
-            "goes on with a guest that knows {told} inodes and has {opened} files open; {lost} of these are lost"
-        );
+    };
+    sandbox::ban_system_calls(seccomp, all.iter().any(|up| up.args.binds()))
+        .map_err(environment)?;
+    if let Some(listener) = metrics {
+        let figures: Vec<_> = all.iter().filter_map(figures::Figures::of).collect();
+        metrics::serve_on(listener, move || figures::text(&figures))?;
     }
     let (ended, end) = std::io::pipe().context("pipe")?;
-    let (tag, once) = (args.tag.clone(), args.once);
-    let mut crew = None;
-    let body: Box<dyn FnOnce() + Send> = match (links, listener) {
-        (Some(links), _) => {
-            let back = Back::new(&args.tenant, count(args.request_queues), Window::default());
-            if let Some(device) = &device {
-                crew = Some(device.start(&back).context("starting threads")?);
-            }
-            Box::new(move || back.listen(&links))
-        }
-        (None, Some(listener)) => {
-            let rings = vhost::rings(&args.tenant, count(args.request_queues)).context("queues")?;
-            match (&args.remote, &device) {
-                (Some(address), _) => {
-                    Front::start(&*rings, args.front(global, address)?)
-                        .context("starting threads")?;
-                }
-                (None, Some(device)) => {
-                    crew = Some(device.start(&*rings).context("starting threads")?);
-                }
-                (None, None) => {}
-            }
-            let device = device.clone();
-            Box::new(move || monitors(&listener, &rings, device.as_deref(), tag.as_deref(), once))
-        }
-        (None, None) => return Err(usage("--socket-path, --fd or --listen")),
-    };
-    std::thread::Builder::new()
-        .name("virtiofs-vmm".into())
-        .spawn(move || {
-            body();
-            drop(end);
-        })
-        .context("starting a thread")?;
-    let said = serde_json::json!({"listening": args.socket_path, "tenant": args.tenant});
-    out.result(&said, || println!("{}: waiting for a virtual machine", args.tenant));
+    for up in &mut all {
+        let body = up.start(global, links.take())?;
+        let end = end.try_clone().context("pipe")?;
+        std::thread::Builder::new()
+            .name("virtiofs-vmm".into())
+            .spawn(move || {
+                body();
+                drop(end);
+            })
+            .context("starting a thread")?;
+    }
+    drop(end);
+    for up in &all {
+        let Up { args, .. } = up;
+        let said = serde_json::json!({"listening": args.socket_path, "tenant": args.tenant});
+        out.result(&said, || println!("{}: waiting for a virtual machine", args.tenant));
+    }
     signals.wait_or(&ended).context("waiting for signals")?;
-    if let Some((dir, name)) =
-        socket_dir.zip(args.socket_path.as_ref().and_then(|path| path.file_name()))
-    {
-        // If it is gone, it need not be removed.
-        let _ = rustix::fs::unlinkat(dir, name, rustix::fs::AtFlags::empty());
-    }
-    if let Some(device) = &device {
-        log::info!("{}", device.stats_text().replace('\n', "; "));
-    }
-    // A request may be waiting for a node that is away: nobody waits for that here. What the guest has open ends with the process, or
-    // is in the book for the next one.
-    std::mem::forget((crew, device));
+    all.into_iter().for_each(Up::end);
     Ok(())
 }

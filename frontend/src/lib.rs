@@ -19,6 +19,7 @@ pub mod patience;
 mod planted;
 pub mod process;
 mod ring;
+pub mod secret;
 pub mod source;
 
 pub use mount_point::{MountError, remount};

@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -60,7 +61,7 @@ impl EndingSignals {
     }
 }
 
-/// What the parent of a daemon is told through a pipe: nothing but this byte, or an error text.
+/// What the parent of a daemon is told through a pipe: nothing but this byte, or a [`Refusal`].
 const READY: u8 = 0;
 
 /// The daemon's end of the pipe on which its parent waits.
@@ -77,15 +78,50 @@ impl Readiness {
         let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
-        let append = |path| std::fs::File::options().create(true).append(true).open(path).ok();
         rustix::stdio::dup2_stderr(log.and_then(append).as_ref().unwrap_or(&null))?;
         self.0.write_all(&[READY])
     }
 
-    /// It failed: the parent prints `text` and fails too.
-    pub fn failed(mut self, text: &str) {
+    /// It failed: the parent fails too, in the same way.
+    pub fn failed(mut self, why: &Refusal) {
+        // No text has a NUL, and no failure the code 0, which is [`READY`].
+        let line = [&[why.code.max(1)], why.text.as_bytes(), &[0], why.remedy.as_bytes()].concat();
         // If the parent is gone, nobody wants to know.
-        let _ = self.0.write_all(text.as_bytes());
+        let _ = self.0.write_all(&line);
+    }
+}
+
+/// Opens a log to be added to. Its directory may be another user's, who has less rights than this process: what he
+/// could put there that is not his own is left alone.
+fn append(path: &Path) -> Option<std::fs::File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let mut options = std::fs::File::options();
+    let file = options.create(true).append(true).custom_flags(flags).open(path).ok()?;
+    let (meta, dir) = (file.metadata().ok()?, path.parent()?.metadata().ok()?);
+    let own = meta.uid() == rustix::process::geteuid().as_raw() || meta.uid() == dir.uid();
+    (meta.is_file() && meta.nlink() == 1 && own).then_some(file)
+}
+
+/// Why a daemon could not begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Exit code.
+    pub code: u8,
+    /// What was wrong.
+    pub text: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Refusal {
+    fn read(said: &[u8]) -> Self {
+        let Some((&code, rest)) = said.split_first() else {
+            let text = "the server died before its mount was ready".into();
+            return Self { code: 1, text, remedy: String::new() };
+        };
+        let mut parts = rest.splitn(2, |byte| *byte == 0).map(String::from_utf8_lossy);
+        let mut next = || parts.next().unwrap_or_default().into_owned();
+        Self { code, text: next(), remedy: next() }
     }
 }
 
@@ -95,7 +131,7 @@ pub enum Side {
     /// The daemon, to mount and report.
     Daemon(Readiness),
     /// The parent, when the daemon has reported.
-    Parent(Result<(), String>),
+    Parent(Result<(), Refusal>),
 }
 
 /// Forks. The parent returns when the daemon is ready or has failed. Call it before any thread
@@ -121,8 +157,7 @@ pub fn daemonize() -> std::io::Result<Side> {
             reader.read_to_end(&mut said)?;
             Ok(Side::Parent(match said.as_slice() {
                 [READY] => Ok(()),
-                [] => Err("the server died before its mount was ready".into()),
-                text => Err(String::from_utf8_lossy(text).into_owned()),
+                said => Err(Refusal::read(said)),
             }))
         }
     }

@@ -1,5 +1,6 @@
 //! Which file system a source names.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use client::dir::{self, DirFs};
@@ -10,8 +11,9 @@ const FD_MIN: i32 = 64;
 /// Inodes held by descriptor, if the limit of open files allows twice as many.
 const NODES_MAX: usize = 16_384;
 
-/// Opens a back end that needs no cluster: `dir:/PATH` serves a directory, `null:` swallows data.
-/// None when the source is neither, and so is a node's socket.
+/// Opens a back end that needs no cluster: `dir:/PATH` serves a directory, `kv:HOST:PORT#NAME` (or `kv:/SOCKET#NAME`) what a
+/// key-value server keeps, `nfs://HOST/EXPORT` an NFS export ([`nfs::url`]), `null:` swallows data.
+/// None when the source is none of these, and so is a node's socket.
 ///
 /// # Errors
 /// Why the back end cannot be opened.
@@ -19,7 +21,41 @@ pub fn open_back_end(source: &str) -> Option<Result<Arc<dyn FileSystem>, String>
     if let Some(path) = source.strip_prefix("dir:") {
         return Some(open_dir(path));
     }
+    if let Some(address) = source.strip_prefix("kv:") {
+        return Some(open_kv(address));
+    }
+    if source.starts_with("nfs://") {
+        return Some(open_nfs(source));
+    }
     (source == "null:").then(|| Ok(Arc::new(client::null::NullFs::default()) as Arc<_>))
+}
+
+/// A file that has what a key-value server wants to hear first: see [`kv::link::login`].
+const KV_LOGIN: &str = "CORBEL_KV_LOGIN";
+
+/// What such a file says.
+///
+/// # Errors
+/// In words that begin with its path: others can read it, or it is too long, or no such file.
+pub fn login(file: &Path) -> Result<kv::link::Login, String> {
+    let wrong = |what: String| format!("{}: {what}", file.display());
+    let text = crate::secret::read(file, kv::link::LOGIN_BYTES_MAX)?;
+    let text = String::from_utf8(text).map_err(|_| wrong("is not UTF-8".into()))?;
+    kv::link::login(&text).map_err(wrong)
+}
+
+fn open_kv(address: &str) -> Result<Arc<dyn FileSystem>, String> {
+    let mut parsed: kv::link::Address =
+        address.parse().map_err(|e| format!("kv:{address}: {e}"))?;
+    if let Some(file) = std::env::var_os(KV_LOGIN) {
+        let login = login(Path::new(&file)).map_err(|what| format!("{KV_LOGIN}={what}"))?;
+        parsed.login = Some(login);
+    }
+    Ok(Arc::new(kv::KvFs::open(parsed, kv::Options::default())?))
+}
+
+fn open_nfs(source: &str) -> Result<Arc<dyn FileSystem>, String> {
+    Ok(Arc::new(nfs::NfsFs::open(&source.parse()?)?))
 }
 
 fn open_dir(path: &str) -> Result<Arc<dyn FileSystem>, String> {
@@ -43,4 +79,40 @@ fn raise_limit() -> usize {
     let _ = setrlimit(Resource::Nofile, limit);
     let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(now / 2).unwrap_or(usize::MAX).min(NODES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_login_is_a_secret_of_one_or_two_lines() {
+        let path = std::env::temp_dir().join(format!("corbel-login-{}", std::process::id()));
+        let of = |text: &[u8], mode: u32| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            login(&path)
+        };
+        assert_eq!(of(b"secret\n", 0o600), Ok((None, "secret".into())));
+        assert_eq!(of(b"me\nsecret\n", 0o400), Ok((Some("me".into()), "secret".into())));
+        let longest = vec![b'x'; kv::link::LOGIN_BYTES_MAX];
+        assert!(of(&longest, 0o600).is_ok());
+        let long = vec![b'x'; kv::link::LOGIN_BYTES_MAX + 1];
+        for (text, mode, what) in [
+            (&b"secret\n"[..], 0o644, "644"),
+            (b"secret\n", 0o640, "640"),
+            (&long, 0o600, "longer"),
+            (b"", 0o600, "a password"),
+            (b"\n\n", 0o600, "a password"),
+            (b"a\nb\nc\n", 0o600, "a password"),
+            (b"\xff\xfe", 0o600, "UTF-8"),
+        ] {
+            let said = of(text, mode).unwrap_err();
+            assert!(said.contains(what) && said.contains("corbel-login"), "{said}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(login(&path).unwrap_err().contains("corbel-login"));
+    }
 }

@@ -8,7 +8,7 @@ use ::block::nbd::handshake::{Agreed, Handshake, Next, TlsPolicy};
 use ::block::nbd::proto::{BASE_ALLOCATION, IHAVEOPT, Put, REQUEST_MAGIC, option};
 use ::block::nbd::requests::{Rules, Taken, reply, take};
 use ::block::nbd::{Export, Exports};
-use ::block::pool::{Spec, shard};
+use ::block::pool::{Spec, patch, shard};
 
 use crate::input::Input;
 
@@ -99,6 +99,16 @@ fn stored(bytes: &[u8]) {
     if let Some((object, version, number, hole)) = shard::parse(&text) {
         assert_eq!(shard::name(object, version, number, hole), text);
     }
+    if let Some((object, of)) = patch::parse(&text) {
+        assert_eq!(patch::name(object, &of), text);
+        assert!(of.head_bytes() <= 1 << 20);
+    }
+    let version = shard::Version { number: 9, drawn: 1 };
+    let base = shard::Version::NONE;
+    let of = patch::Patch { version, base, place: 0, offset: 512, len: 8192, zero: false };
+    if let Ok(sums) = patch::decode(bytes, (1, 2, 3), &of) {
+        assert_eq!(sums.len(), 2);
+    }
     if let Ok(spec) = serde_json::from_str::<Spec>(&text)
         && spec.check().is_ok()
     {
@@ -186,6 +196,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         object_bytes: 8192,
     };
     let store = |bytes: &[u8]| [&[2], bytes].concat();
+    let (base, number) = (shard::Version::NONE, shard::Version { number: 9, drawn: 1 });
+    let of = patch::Patch { version: number, base, place: 0, offset: 512, len: 8192, zero: false };
     let spec = r#"{"version":1,"id":7,"coding":{"rs":{"data":2,"parity":1}},"stores":[
         {"domain":"a","at":"dir:/a"},{"domain":"b","at":"dir:/b"},{"domain":"c","at":"dir:/c","out":false}]}"#;
     let spec = spec.as_bytes();
@@ -196,6 +208,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         store(&shard::encode(&head, &[7; 4096])),
         store(shard::name(3, version, 1, false).as_bytes()),
         store(shard::name(3, version, 1, true).as_bytes()),
+        store(&patch::encode((1, 2, 3), &of, &[7; 8192])),
+        store(patch::name(3, &of).as_bytes()),
         store(spec),
         store(b"{\"version\":1}"),
         b"\x03r\x00\x01\x00\x08datadatar\x00\x00\x00\x00".to_vec(),

@@ -219,9 +219,9 @@ fn stream(media: &Device, forged: bool, input: &mut Input<'_>) {
     seal(media, Segment::Stream, slot, (40, 4, 8));
     let header = ChunkHeader {
         epoch: Epoch(1),
-        stream_seq: StreamSeq(input.odd()),
+        stream_seq: StreamSeq(input.odd() >> 1),
         client: ClientId(9),
-        last_seq: Sequence(input.odd()),
+        last_seq: Sequence(input.odd() >> 1),
         incarnation: 7,
         entries: input.odd() as u32,
         body_bytes: input.odd() as u32,

@@ -12,6 +12,7 @@ pub mod block;
 pub mod coding;
 pub mod coordinator;
 pub mod crush_map;
+pub mod device;
 pub mod fabric;
 mod forge;
 pub mod formats;
@@ -25,10 +26,12 @@ pub mod lz4_block;
 pub mod node;
 pub mod packed;
 pub mod peer;
+pub mod resp;
 // The same nodes, links and clients worked by hand as in the tests of the service.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../service/tests/node/rig.rs"]
 mod rig;
+pub mod s3;
 pub mod siege;
 pub mod text;
 
@@ -53,6 +56,7 @@ pub const TARGETS: &[Target] = &[
     target("coding", coding::run, Vec::new),
     target("coordinator", coordinator::run, Vec::new),
     target("crush_map", crush_map::run, Vec::new),
+    target("device", device::run, device::seeds),
     target("fabric", fabric::run, Vec::new),
     target("frames", frames::run, Vec::new),
     target("fuse_request", fuse_request::run, Vec::new),
@@ -65,6 +69,8 @@ pub const TARGETS: &[Target] = &[
     target("node", node::run, Vec::new),
     target("packed", packed::run, packed::seeds),
     target("peer", peer::run, Vec::new),
+    target("resp", resp::run, resp::seeds),
+    target("s3", s3::run, s3::seeds),
     target("text", text::run, text::seeds),
     target("wire", |b| formats::run(formats::WIRE, b), || formats::seeds(formats::WIRE)),
 ];

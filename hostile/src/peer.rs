@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use service::core::Event;
-use service::core::message::{Identity, LockAsk, Message};
+use service::core::message::{Identity, LockAsk, Message, SoleSays};
 use storage::format::chunk::ChunkHeader;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
@@ -87,13 +87,13 @@ impl World {
         let some = |input: &mut Input<'_>| -> Vec<InodeId> {
             (0..input.below(20)).map(|_| forge::inode(input, &self.known)).collect()
         };
-        match input.below(31) {
+        match input.below(34) {
             0 => Message::Chunk { all_acked: seq, chunk: self.chunk(n, input) },
             1 => Message::ChunkAck { seq },
             2 => Message::ClientUp {
                 client,
                 incarnation: token as u32,
-                settled: Sequence(input.odd()),
+                settled: Sequence(input.odd() >> 1),
                 identity: Identity { uid: 1, gid: 2, groups: vec![3; input.piece().len()] },
                 leases: some(input).into_iter().map(|i| (i, mode)).collect(),
                 pins: some(input),
@@ -124,8 +124,8 @@ impl World {
             13 => Message::Released { client, ino, token },
             14 => Message::Progress {
                 client,
-                settled: Sequence(token),
-                replicated: Sequence(input.odd()),
+                settled: Sequence(token >> 1),
+                replicated: Sequence(input.odd() >> 1),
             },
             15 => Message::Position { seq },
             16 => Message::StreamWant { from: seq },
@@ -152,6 +152,17 @@ impl World {
             27 => Message::RoomBack { client, token, blocks: input.odd() },
             28 => Message::RoomSought,
             31 => Message::AskAgain,
+            32 => {
+                let locks = some(input).iter().map(|_| forge::lock(input)).collect();
+                let says = match input.below(4) {
+                    0 => SoleSays::Wants,
+                    1 => SoleSays::Has,
+                    2 => SoleSays::Unused,
+                    _ => SoleSays::Returns { locks, vouched: input.flag() },
+                };
+                Message::LockSole { client, ino, token, says }
+            }
+            33 => Message::LockSoleTold { client, ino, token, given: input.flag() },
             29 => Message::Kept { client, inodes: some(input) },
             30 => Message::Pinned { client, inodes: some(input), rights: some(input) },
             _ => {

@@ -683,7 +683,9 @@ impl Stage<'_> {
             || line.contains("dontsync") && self.synced_is_same(actor, seat, line, reference)
             || kind.starts_with("rename: ESTALE for ")
                 && self.renamed_now(actor, seat, line, reference)
-            || (kind.ends_with(": ENOTDIR for ENOENT") || kind.ends_with(": EACCES for ENOENT"))
+            || [": ENOTDIR for ENOENT", ": EACCES for ENOENT", ": EPERM for ENOENT"]
+                .iter()
+                .any(|end| kind.ends_with(end))
                 && self.made_where_all_is_gone(actor, seat, line)
         {
             return None;
@@ -724,10 +726,37 @@ impl Stage<'_> {
         {
             difference.kind = format!("{BARRED}{}", difference.kind);
         }
-        if self.is_of_a_lost_lock(actor, seat, &words, &difference) {
+        if self.is_of_a_lost_lock(actor, seat, &words, &difference)
+            || self.stands_in_what_others_removed(actor, seat, &difference)
+        {
             difference.kind = format!("{BARRED}{}", difference.kind);
         }
         difference
+    }
+
+    /// Through a mount, something was not to be had in the directory where the process stands, which is there for the
+    /// reference although it was removed: nothing keeps a directory in which somebody only stands, if another node or a
+    /// program under `corbel run` removes it (docs/mount.md).
+    fn stands_in_what_others_removed(
+        &mut self,
+        actor: usize,
+        seat: usize,
+        difference: &Difference,
+    ) -> bool {
+        let gone = matches!(&difference.got[..], "-1 ENOENT" | "-1 ESTALE");
+        let views = self.views.iter().collect::<BTreeSet<_>>();
+        gone && self.views[actor].starts_with('m')
+            && views.len() > 1
+            && !difference.expected.starts_with("-1")
+            && self.stands_in_nothing(actor, seat)
+    }
+
+    /// Whether the directory in which the reference's process stands was removed.
+    fn stands_in_nothing(&mut self, actor: usize, seat: usize) -> bool {
+        let peer = &mut self.actors[actor].reference;
+        peer.say(seat, "stat .\n");
+        let said = peer.hear(seat, CALL).unwrap_or_default();
+        field(&said.split(' ').collect::<Vec<_>>(), "nlink") == Some("0")
     }
 
     /// A lock is had, or nothing is in its way, where the reference knows one of a process on a node whose services were
@@ -1122,10 +1151,7 @@ impl Stage<'_> {
             // Where it stands is not the kernel's.
             return false;
         }
-        let peer = &mut self.actors[actor].reference;
-        peer.say(seat, "stat .\n");
-        let said = peer.hear(seat, CALL).unwrap_or_default();
-        field(&said.split(' ').collect::<Vec<_>>(), "nlink") == Some("0")
+        self.stands_in_nothing(actor, seat)
     }
 
     /// What is in the directory of a descriptor of the reference.

@@ -18,7 +18,7 @@ pub mod process;
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::entry::{AFTER_VFORK, CALLS, DONE, RAW, RAW_REPLACED, Regs};
+use crate::entry::{AFTER_VFORK, CALLS, DONE, FLUSH, RAW, RAW_REPLACED, Regs};
 use crate::format::state;
 use crate::path::Stop;
 use crate::sys::{err, nr};
@@ -61,7 +61,7 @@ const BY_DESCRIPTOR: [usize; 28] = [
     nr::PREADV2,
 ];
 
-const ALWAYS: [usize; 104] = [
+const ALWAYS: [usize; 107] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -146,6 +146,9 @@ const ALWAYS: [usize; 104] = [
     nr::SETNS,
     nr::MOUNT,
     nr::MOVE_MOUNT,
+    nr::PIVOT_ROOT,
+    nr::UMOUNT2,
+    nr::SECCOMP,
     nr::IO_URING_SETUP,
     nr::IO_URING_ENTER,
     nr::IO_URING_REGISTER,
@@ -204,6 +207,12 @@ pub fn overlook(call: usize) {
     CLASS[call].store(0, Ordering::Relaxed);
 }
 
+/// The same for all but those that make processes and programs.
+pub fn overlook_all() {
+    let kept = [nr::CLONE, nr::CLONE3, nr::FORK, nr::VFORK, nr::EXECVE, nr::EXECVEAT, AFTER_VFORK];
+    (0..CALLS).filter(|call| !kept.contains(call)).for_each(overlook);
+}
+
 /// Called by the entry code with the application's registers; says how to leave.
 pub extern "C" fn dispatch(r: &mut Regs) -> usize {
     if identity::PARTING.load(Ordering::Relaxed) {
@@ -233,6 +242,7 @@ pub extern "C" fn dispatch(r: &mut Regs) -> usize {
             Err(Stop::Kernel) => return RAW,
             // Once, since the kernel has it then.
             Err(Stop::Again) => {}
+            Err(Stop::Flush) => return FLUSH,
         }
     }
 }
@@ -305,6 +315,8 @@ fn other(r: &mut Regs) -> Reply {
         | nr::SETNS
         | nr::MOUNT
         | nr::MOVE_MOUNT
+        | nr::PIVOT_ROOT
+        | nr::UMOUNT2
         | nr::SETUID
         | nr::SETGID
         | nr::SETREUID

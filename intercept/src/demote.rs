@@ -56,8 +56,18 @@ pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
     let flags = (flags & KEPT) | o::CLOEXEC | o::LARGEFILE;
     let mut fd = 0;
     for attempt in 0..PUBLISH_TRIES {
-        let open = || sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0);
-        fd = with_room(open);
+        // By the root that this process has, if it does: by its name something else may be found by now.
+        fd = match crate::fsys::known_template() {
+            Some(root) => {
+                let below = path.as_ptr() as usize + session::mount().len() + 1;
+                with_room(|| sys::call4(nr::OPENAT, root as usize, below, flags as usize, 0))
+            }
+            None => err::NOTCONN,
+        };
+        if fd == err::NOTCONN {
+            // Or it is of a mount that has ended.
+            fd = with_room(|| sys::call3(nr::OPEN, path.as_ptr() as usize, flags as usize, 0));
+        }
         if fd != err::NOENT && fd != err::STALE {
             break;
         }
@@ -149,8 +159,10 @@ fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
     };
     let offset = ofd.offset.load(Ordering::Acquire) as usize;
     sys::call3(nr::LSEEK, fd as usize, offset, 0);
-    if keep {
-        holder::put(index, fd);
+    if keep && !holder::put(index, fd) {
+        // Those who share it would each get one of their own, with an offset of its own: it stays here.
+        lock::keep(ofd.ino.load(Ordering::Acquire), fd);
+        return Err(err::NFILE);
     }
     Ok(fd)
 }

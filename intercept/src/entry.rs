@@ -10,8 +10,9 @@
 #![allow(unsafe_code)]
 
 use core::arch::global_asm;
+use core::arch::x86_64::__cpuid;
 use core::mem::offset_of;
-use core::sync::atomic::AtomicU8;
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use crate::table::FDS;
 use crate::thread::{Area, FRAME};
@@ -63,6 +64,11 @@ pub const RAW_REPLACED: usize = 3;
 /// Let the kernel make a thread, whose way back lies below its stack (strict mode only).
 pub const THREAD: usize = 4;
 
+/// What was put off is raised first, and then the call comes to [`dispatch`] once more.
+///
+/// [`dispatch`]: crate::calls::dispatch
+pub const FLUSH: usize = 5;
+
 /// Not 0: no system call may be made but in this library's text, so [`RAW`] is done here.
 pub static STRICT: AtomicU8 = AtomicU8::new(0);
 
@@ -74,10 +80,44 @@ pub const CALLS: usize = 512;
 unsafe extern "C" {
     /// Where the stubs jump to.
     pub fn corbel_entry();
+    /// The same for calls that are not libc's: as over a `syscall`, every register stays as it is, and so do the flags. (A
+    /// function of libc's promises neither to its callers.)
+    pub fn corbel_entry_whole();
+    fn corbel_window(call: *const [usize; 7]) -> isize;
     /// The handler that stands for every handler of the application.
     pub fn corbel_sigwrap();
     /// Returns from a handler whose owner gave no way (signal.rs).
     pub fn corbel_restorer();
+}
+
+/// What [`unless_put_off`] answers where it made no call.
+pub const PUT_OFF: isize = -5000;
+
+/// A system call (its number, its arguments) that is not made once a signal has been put off, not even by one that
+/// comes at the last moment: of calls that wait, and of the one that does not come back.
+pub fn unless_put_off(call: &[usize; 7]) -> isize {
+    // SAFETY: makes the call, as `sys::call6`.
+    unsafe { corbel_window(call) }
+}
+
+/// Parts of the registers that [`corbel_entry_whole`] keeps besides the general ones and xmm0 to xmm15.
+static KEPT: AtomicU32 = AtomicU32::new(0);
+/// Vector registers of 128, 256 and 512 bits and their masks, in the processor's XCR0. They take less than 4 KiB.
+const VECTORS: u32 = 1 << 1 | 1 << 2 | 7 << 5;
+
+/// Before [`corbel_entry_whole`] is used: which registers there are.
+pub fn learn_registers() {
+    const OSXSAVE: u32 = 1 << 27;
+    if __cpuid(1).ecx & OSXSAVE == 0 {
+        return;
+    }
+    let (low, _high): (u32, u32);
+    // SAFETY: the instruction is there, and reads a register.
+    unsafe {
+        core::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _high,
+            options(nomem, nostack, preserves_flags));
+    }
+    KEPT.store(low & VECTORS, Ordering::Relaxed);
 }
 
 global_asm!(
@@ -122,6 +162,25 @@ global_asm!(
     "pop rax",
     "lea rsp, [rsp + 128]",
     ".endm",
+    // Reserves a frame with one instruction (a handler that comes now sees it or not), and saves the registers there.
+    ".macro enter_frame",
+    "sub qword ptr gs:[{a_cur}], {frame}",
+    "mov r11, gs:[{a_cur}]",
+    "lea r11, [r11 + {frame} - 384]",
+    "mov [r11], rax",
+    "mov [r11 + 8], rdi",
+    "mov [r11 + 16], rsi",
+    "mov [r11 + 24], rdx",
+    "mov [r11 + 32], r10",
+    "mov [r11 + 40], r8",
+    "mov [r11 + 48], r9",
+    "mov [r11 + 56], rcx",
+    "mov [r11 + 64], rsp",
+    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+    "movups [r11 + 128 + 16 * \\n], xmm\\n",
+    ".endr",
+    "mov rsp, r11",
+    ".endm",
     ".text",
     ".p2align 6",
     "hidden_entry corbel_entry",
@@ -144,26 +203,10 @@ global_asm!(
     "add r11, gs:[{a_fds}]",
     "cmp dword ptr [r11], 0",
     "je 9f",
-    // Reserve a frame with one instruction: a handler that comes now sees it or not.
-    "2: sub qword ptr gs:[{a_cur}], {frame}",
-    "mov r11, gs:[{a_cur}]",
-    "lea r11, [r11 + {frame} - 384]",
-    "mov [r11], rax",
-    "mov [r11 + 8], rdi",
-    "mov [r11 + 16], rsi",
-    "mov [r11 + 24], rdx",
-    "mov [r11 + 32], r10",
-    "mov [r11 + 40], r8",
-    "mov [r11 + 48], r9",
-    "mov [r11 + 56], rcx",
-    "mov [r11 + 64], rsp",
-    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
-    "movups [r11 + 128 + 16 * \\n], xmm\\n",
-    ".endr",
-    "mov rsp, r11",
+    "2: enter_frame",
     "mov rdi, r11",
     "call {dispatch}",
-    "mov r11, rsp",
+    "corbel_dispatched: mov r11, rsp",
     ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
     "movups xmm\\n, [r11 + 128 + 16 * \\n]",
     ".endr",
@@ -190,6 +233,8 @@ global_asm!(
     "je 95f",
     "cmp eax, 3",
     "je 5f",
+    "cmp eax, 5",
+    "je 98f",
     "mov rax, [r11]",
     "mov rsp, [r11 + 64]",
     "add qword ptr gs:[{a_cur}], {frame}",
@@ -242,6 +287,17 @@ global_asm!(
     "app_restore",
     "add rcx, 2",
     "jmp rcx",
+    // Once more, without what was put off.
+    "98: mov rax, [r11]",
+    "mov rsp, [r11 + 64]",
+    "add qword ptr gs:[{a_cur}], {frame}",
+    "app_save",
+    "call {flush}",
+    "app_restore",
+    "lea r11, [rip + corbel_whole_back]",
+    "cmp rcx, r11",
+    "je corbel_whole_enter",
+    "jmp corbel_entry",
     // vfork: the child runs on this stack and may write over anything on it, so the way back is
     // kept in the area (pushed by dispatch).
     "4: mov rax, [r11]",
@@ -252,6 +308,27 @@ global_asm!(
     "mov rcx, gs:[{a_vfork_return} - 8 + r11 * 8]",
     "test rax, rax",
     "jne 41f",
+    // The child: signals were blocked until here (process.rs). The area lies at `top`.
+    "lea rsp, [rsp - 128]",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r10",
+    "push rcx",
+    "mov rsi, gs:[{a_top}]",
+    "lea rsi, [rsi + r11 * 8 + {a_vfork_mask} - 8]",
+    "mov edi, 2",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov eax, 14",
+    "syscall",
+    "pop rcx",
+    "pop r10",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "lea rsp, [rsp + 128]",
+    "xor eax, eax",
     "add rcx, 2",
     "jmp rcx",
     // The parent: enter again with the result as an argument. rdi is put back afterwards.
@@ -303,6 +380,102 @@ global_asm!(
     "call {thread_new}",
     "app_restore",
     "jmp 1b",
+    // As corbel_entry, with the flags and the way back below the red zone, and a continuation of its own. What makes
+    // processes has its own ways back, and what the engine does not look at goes on as it came.
+    ".p2align 6",
+    "hidden_entry corbel_entry_whole",
+    "lea rsp, [rsp - 128]",
+    "pushfq",
+    "push rcx",
+    "cmp rax, {calls}",
+    "jae 9f",
+    ".irp n,56,57,58,435",
+    "cmp eax, \\n",
+    "je 8f",
+    ".endr",
+    "lea r11, [rip + {class}]",
+    "cmp byte ptr [r11 + rax], 0",
+    "je 9f",
+    "mov r11, fs:[0]",
+    "cmp r11, gs:[0]",
+    "jne 7f",
+    "1: lea r11, [rip + {class}]",
+    "cmp byte ptr [r11 + rax], 1",
+    "ja 2f",
+    "mov r11d, edi",
+    "cmp r11d, {fds}",
+    "jae 9f",
+    "shl r11, 2",
+    "add r11, gs:[{a_fds}]",
+    "cmp dword ptr [r11], 0",
+    "je 9f",
+    "2: lea rcx, [rip + corbel_whole_back]",
+    "corbel_whole_enter: enter_frame",
+    // XSAVE in its standard form, whose header must be zero.
+    "lea rsp, [rsp - 4096]",
+    "xor edx, edx",
+    ".irp n,0,8,16,24,32,40,48,56",
+    "mov [rsp + 512 + \\n], rdx",
+    ".endr",
+    "mov eax, [rip + {kept}]",
+    "test eax, eax",
+    "je 3f",
+    "xsave [rsp]",
+    "3: mov rdi, r11",
+    "call {dispatch}",
+    "mov [rsp + 4088], eax",
+    "mov eax, [rip + {kept}]",
+    "xor edx, edx",
+    "test eax, eax",
+    "je 4f",
+    "xrstor [rsp]",
+    "4: mov eax, [rsp + 4088]",
+    "lea rsp, [rsp + 4096]",
+    "jmp corbel_dispatched",
+    "7: app_save",
+    "call {thread_new}",
+    "app_restore",
+    "jmp 1b",
+    "8: pop rcx",
+    "popfq",
+    "lea rsp, [rsp + 128]",
+    "jmp corbel_entry",
+    "9: cmp byte ptr [rip + {strict}], 0",
+    "jne 91f",
+    "pop rcx",
+    "popfq",
+    "lea rsp, [rsp + 128]",
+    "jmp rcx",
+    // Strict: made in this text. After munmap and exit, and for rt_sigreturn, nothing may lie on the stack.
+    "91:",
+    ".irp n,11,15,60",
+    "cmp eax, \\n",
+    "je 8b",
+    ".endr",
+    "lea rcx, [rip + corbel_whole_back]",
+    "jmp corbel_entry",
+    "corbel_whole_back: syscall",
+    "pop rcx",
+    "popfq",
+    "lea rsp, [rsp + 128]",
+    "lea rcx, [rcx + 2]",
+    "jmp rcx",
+    // rdi: the call. Between the two marks it has not been made yet: a signal that is put off there goes to the third.
+    ".p2align 4",
+    "hidden_entry corbel_window",
+    "mov rax, [rdi]",
+    "mov rsi, [rdi + 16]",
+    "mov rdx, [rdi + 24]",
+    "mov r10, [rdi + 32]",
+    "mov r8, [rdi + 40]",
+    "mov r9, [rdi + 48]",
+    "mov rdi, [rdi + 8]",
+    "corbel_window_begin: cmp qword ptr gs:[{a_pending}], 0",
+    "jne corbel_window_shut",
+    "syscall",
+    "corbel_window_end: ret",
+    "corbel_window_shut: mov rax, {put_off}",
+    "ret",
     // rdi: signal, rsi: siginfo, rdx: ucontext (rip at 168).
     ".p2align 4",
     "hidden_entry corbel_sigwrap",
@@ -325,7 +498,17 @@ global_asm!(
     "jne 2f",
     "mov rax, gs:[{a_top}]",
     "cmp rax, gs:[{a_cur}]",
-    "jne {defer}",
+    "je 2f",
+    "mov rax, [rdx + 168]",
+    "lea rcx, [rip + corbel_window_begin]",
+    "cmp rax, rcx",
+    "jb {defer}",
+    "lea rcx, [rip + corbel_window_end]",
+    "cmp rax, rcx",
+    "jae {defer}",
+    "lea rcx, [rip + corbel_window_shut]",
+    "mov [rdx + 168], rcx",
+    "jmp {defer}",
     "2: lea rcx, [rip + {handlers}]",
     "mov eax, edi",
     "mov rax, [rcx + rax * 8]",
@@ -348,6 +531,9 @@ global_asm!(
     a_pending = const offset_of!(Area, pending),
     a_vforks = const offset_of!(Area, vforks),
     a_vfork_return = const offset_of!(Area, vfork_return),
+    a_vfork_mask = const offset_of!(Area, vfork_mask),
+    put_off = const PUT_OFF,
+    kept = sym KEPT,
     class = sym crate::calls::CLASS,
     dispatch = sym crate::calls::dispatch,
     flush = sym crate::signal::flush,

@@ -27,7 +27,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// First bytes of a session.
 pub const MAGIC: [u8; 8] = *b"CORBLRUN";
 /// Version of everything in this file.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Longest path in the header.
 pub const PATH_MAX: usize = 1024;
 /// Longest socket address (`sun_path`), without NUL.
@@ -67,6 +67,9 @@ pub struct Header {
     pub secret: u32,
     /// Inode number and device of that memfd: the number may mean another file by now.
     pub overlay_id: [u64; 2],
+    /// The user namespace in which `corbel run` is (its inode number), 0 when that is not known: in another one users have
+    /// other numbers than the service knows them by.
+    pub users: u64,
     /// The prefix: absolute, no `.`, `..` or double `/`, no `/` at the end.
     pub mount: [u8; PATH_MAX],
     /// `dir:/path` or `corbel:/socket/of/the/node`.
@@ -91,7 +94,7 @@ pub struct Counters {
     pub unhooked: AtomicU32,
     /// Opens of the prefix handed to the mount.
     pub kernel_opens: AtomicU32,
-    /// Times no open file description was free.
+    /// Times no open file description was free, or no room to note an inode of the kernel's.
     pub exhausted: AtomicU32,
     /// One more than the highest open file description ever used.
     pub ofds_high: AtomicU32,

@@ -9,7 +9,7 @@ use base::{Errno, InodeId};
 use client::dir::DirFs;
 use client::fs::{Attr, Caller, FileSystem, Handle, S_IFDIR};
 use client::libfs::{Config, LibFs};
-use client::mutex::{Guard, Mutex};
+use client::mutex::Mutex;
 
 use crate::calls::limit;
 use crate::format::Ofd;
@@ -24,9 +24,17 @@ static CONNECTING: Mutex<()> = Mutex::new(());
 static TEMPLATE: AtomicI32 = AtomicI32::new(-1);
 /// The session was begun by somebody who is not the super-user.
 static BOUND: AtomicBool = AtomicBool::new(false);
-/// Who began it.
+/// Who began it, for a file system that does not say.
 static BEGUN_BY: AtomicU32 = AtomicU32::new(0);
 static DEVICE: AtomicU64 = AtomicU64::new(0);
+
+/// Nobody answered when the session was to begin.
+static AWAY: AtomicBool = AtomicBool::new(false);
+
+/// Whether there is no session, since nobody answers.
+pub fn is_away() -> bool {
+    !connected() && AWAY.load(Ordering::Relaxed)
+}
 
 /// Kernel form of an error.
 pub fn code(e: Errno) -> isize {
@@ -48,7 +56,7 @@ pub fn fs() -> Result<&'static dyn FileSystem, isize> {
 /// would refuse to it, after the call has succeeded.
 pub fn is_bound() -> bool {
     // The services may have been restarted since, and have begun another session with somebody else.
-    connected() && (BOUND.load(Ordering::Relaxed) || fs().is_ok_and(|fs| fs.is_bound()))
+    connected() && (BOUND.load(Ordering::Relaxed) || begun_by().is_some_and(|user| user != 0))
 }
 
 /// Whether the prefix was touched yet.
@@ -63,11 +71,21 @@ fn connect_once() -> Result<&'static dyn FileSystem, isize> {
     if first {
         let user = session::user();
         free_kept();
-        let object = connect(session::header()).map_err(code)?;
+        let object = connect(session::header()).map_err(|error| {
+            let away = matches!(
+                error,
+                Errno::AGAIN | Errno::NOTCONN | Errno::NOENT | Errno(111 | 104 | 32)
+            );
+            AWAY.store(away, Ordering::Relaxed);
+            // What nobody answered is no answer about a file.
+            code(if away { Errno::IO } else { error })
+        })?;
+        AWAY.store(false, Ordering::Relaxed);
         BOUND.store(sys::call1(nr::SETFSUID, usize::MAX) != 0, Ordering::Relaxed);
         BEGUN_BY.store(user, Ordering::Relaxed);
         object.vouch(InodeId(CWD[0].load(Ordering::Relaxed)), CWD[1].load(Ordering::Relaxed));
         OBJECT.store(Box::into_raw(Box::new(object)), Ordering::Release);
+        forget_identity();
     }
     drop(lock);
     if first {
@@ -103,15 +121,7 @@ fn connect(header: &crate::format::Header) -> Result<Object, Errno> {
 
 /// Holds this module's locks, over a fork.
 pub fn locked() -> impl Drop {
-    Locked { _guards: (CONNECTING.lock(), IDENTITY.lock()) }
-}
-
-struct Locked {
-    _guards: (Guard<'static, ()>, Guard<'static, Identity>),
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {}
+    CONNECTING.lock()
 }
 
 /// The working directory of the parent, and its proof.
@@ -163,12 +173,29 @@ pub fn show_cwd(ino: InodeId, proof: u64) {
     CWD[0].store(ino.0, Ordering::Relaxed);
 }
 
+/// A filter of the program's judges this process's calls (`arguments::confine`).
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// Before that is so: what was done is handed to the service, which nobody will ask for it any more.
+pub fn confine() {
+    if connected()
+        && let Ok(fs) = fs()
+    {
+        // What was lost is told to who asks.
+        let _ = fs.fsync_inode(&caller(), InodeId::ROOT);
+    }
+    CONFINED.store(true, Ordering::Relaxed);
+}
+
 /// In a fork's child. The parent's memory did not come along; its descriptors go, with the rights that they give, and
 /// their numbers are kept for the child's own.
 pub fn after_fork() {
     STOOD.store(0, Ordering::Release);
     OBJECT.store(core::ptr::null_mut(), Ordering::Release);
-    IDENTITY_KNOWN.store(false, Ordering::Release);
+    forget_identity();
+    if CONFINED.load(Ordering::Relaxed) {
+        return;
+    }
     let nothing = session::CONFIG_FD.load(Ordering::Relaxed) as usize;
     for own in &OWN_FDS {
         if let Some(fd) = own.load(Ordering::Acquire).checked_sub(1) {
@@ -201,11 +228,11 @@ pub fn part() {
         // SAFETY: stored by `connect_once` from a leaked box; nobody else is inside, and nobody finds it any more.
         drop(unsafe { Box::from_raw(object) });
     }
-    IDENTITY_KNOWN.store(false, Ordering::Release);
+    forget_identity();
 }
 
 /// Descriptors that LibFS keeps, plus one.
-static OWN_FDS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
+static OWN_FDS: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 
 /// LibFS keeps a descriptor, or is about to close it.
 fn watch(fd: i32, kept: bool) {
@@ -215,9 +242,11 @@ fn watch(fd: i32, kept: bool) {
     table::watch(fd, kept);
 }
 
-/// Whether the session was begun by that user, if it was begun.
-pub fn is_begun_by(uid: u32) -> bool {
-    !connected() || BEGUN_BY.load(Ordering::Relaxed) == uid
+/// Who began the session that there is now, if there is one: another one may have begun since the services were
+/// restarted.
+pub fn begun_by() -> Option<u32> {
+    let fs = if connected() { fs().ok()? } else { return None };
+    fs.begun_by().or_else(|| Some(BEGUN_BY.load(Ordering::Relaxed)))
 }
 
 /// Opens an inode again in this process, for a description that came by fork or exec.
@@ -256,12 +285,13 @@ pub fn release(handle: Handle) {
 
 /// Supplementary groups kept.
 const GROUPS: usize = 256;
-static IDENTITY_KNOWN: AtomicBool = AtomicBool::new(false);
-static IDENTITY: Mutex<Identity> =
-    Mutex::new(Identity { uid: 0, gid: 0, pid: 0, count: 0, groups: [0; GROUPS] });
 
+/// As whom a thread calls. The kernel keeps that for each thread, and so does this: functions of libc make all threads
+/// somebody else, one after the other, but setfsuid(2) and calls made without libc the one that makes them.
 #[derive(Debug)]
-struct Identity {
+pub struct Identity {
+    /// [`GENERATION`] when it was asked for; 0: never.
+    generation: u32,
     uid: u32,
     gid: u32,
     pid: u32,
@@ -269,32 +299,49 @@ struct Identity {
     groups: [u32; GROUPS],
 }
 
-/// The process's credentials have changed.
+impl Identity {
+    /// Of a thread that has not called yet.
+    pub const UNKNOWN: Self =
+        Self { generation: 0, uid: 0, gid: 0, pid: 0, count: 0, groups: [0; GROUPS] };
+}
+
+/// Of what is known of all threads.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+/// Credentials of this thread, or of others, have changed.
 pub fn forget_identity() {
-    IDENTITY_KNOWN.store(false, Ordering::Release);
+    if GENERATION.fetch_add(1, Ordering::AcqRel) == u32::MAX {
+        GENERATION.fetch_add(1, Ordering::AcqRel);
+    }
 }
 
 /// Who calls. Groups beyond the first 256 are not seen.
 pub fn caller() -> Caller<'static> {
-    let mut id = IDENTITY.lock();
-    if !IDENTITY_KNOWN.load(Ordering::Acquire) {
-        // No such identity: what is asked for by changing nothing.
-        id.uid = sys::call1(nr::SETFSUID, usize::MAX) as u32;
-        id.gid = sys::call1(nr::SETFSGID, usize::MAX) as u32;
-        if id.uid == 0 && !has_powers() {
-            // A super-user who is none: only the kernel judges by single powers.
-            crate::path::disable();
-        }
-        id.pid = sys::call0(nr::GETPID) as u32;
-        let at = (&raw mut id.groups) as usize;
-        id.count = sys::call2(nr::GETGROUPS, GROUPS, at).max(0) as usize;
-        IDENTITY_KNOWN.store(true, Ordering::Release);
+    let id = &mut crate::thread::area().identity;
+    let generation = GENERATION.load(Ordering::Acquire);
+    if id.generation != generation {
+        ask_identity(id);
+        id.generation = generation;
     }
-    let groups = (&raw const id.groups).cast::<u32>();
-    // SAFETY: the array is static; it changes only when the process changes its own groups, and a
-    // torn read is then a group list of before or after for each element.
-    let groups = unsafe { core::slice::from_raw_parts(groups, id.count) };
-    Caller { uid: id.uid, gid: id.gid, groups, pid: id.pid, umask: 0 }
+    Caller { uid: id.uid, gid: id.gid, groups: &id.groups[..id.count], pid: id.pid, umask: 0 }
+}
+
+#[cold]
+fn ask_identity(id: &mut Identity) {
+    // No such identity: what is asked for by changing nothing.
+    id.uid = sys::call1(nr::SETFSUID, usize::MAX) as u32;
+    id.gid = sys::call1(nr::SETFSGID, usize::MAX) as u32;
+    if id.uid == 0 && !has_powers() {
+        // A super-user who is none: only the kernel judges by single powers.
+        crate::path::disable();
+    }
+    if is_bound() && begun_by().is_some_and(|user| user != id.uid) {
+        // Threads of several users in a session of one: the service judges by that one what has been told done.
+        crate::path::disable();
+    }
+    id.pid = sys::call0(nr::GETPID) as u32;
+    let at = (&raw mut id.groups) as usize;
+    id.count = sys::call2(nr::GETGROUPS, GROUPS, at).max(0) as usize;
 }
 
 /// Whether this thread has all the capabilities that a super-user is taken to have here: chown,
@@ -346,6 +393,11 @@ pub fn template() -> Result<i32, isize> {
         TEMPLATE.store(fd, Ordering::Release);
     }
     Ok(TEMPLATE.load(Ordering::Acquire))
+}
+
+/// The same if it was made.
+pub fn known_template() -> Option<i32> {
+    Some(TEMPLATE.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
 }
 
 /// `st_dev` of the mount.

@@ -41,28 +41,39 @@ struct Message {
     flags: usize,
 }
 
-/// Sends `body` and `fds`, and waits for the answer; the descriptor that came with it.
-fn ask(mut body: [u32; BODY / 4], fds: &[i32]) -> Option<i32> {
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// There is no holder, or no way to it.
+    Nobody,
+    /// It has heard, and said nothing.
+    Refused,
+    /// It has answered: the descriptor that came with it.
+    Came(i32),
+}
+
+/// Sends `body` and `fds`, and waits for the answer.
+fn ask(mut body: [u32; BODY / 4], fds: &[i32]) -> Answer {
     let header = session::header();
     let name = &header.holder[..header.holder_len as usize];
     if name.is_empty() || fds.len() > ASKED_MAX {
-        return None;
+        return Answer::Nobody;
     }
     // SOCK_SEQPACKET | SOCK_CLOEXEC
     let socket = limit::with_room(|| sys::call3(nr::SOCKET, 1, 5 | 0o2_000_000, 0));
     if sys::failed(socket) {
-        return None;
+        return Answer::Nobody;
     }
     let socket = table::raise(socket as i32, true);
     let mut address = [0u8; 112];
     address[0] = 1;
     address[3..3 + name.len()].copy_from_slice(name);
     let at = address.as_ptr() as usize;
-    let mut reply = None;
+    let mut reply = Answer::Nobody;
     // When the holder is gone its name is anybody's.
     let connected = sys::call3(nr::CONNECT, socket as usize, at, 3 + name.len()) == 0;
     if connected && peer(socket).is_some_and(|uid| uid == 0 || uid == session::runner()) {
-        reply = exchange(socket, &mut body, fds);
+        reply = exchange(socket, &mut body, fds).map_or(Answer::Refused, Answer::Came);
     }
     table::close_internal(socket);
     reply
@@ -119,22 +130,21 @@ fn about(op: u32, index: usize) -> [u32; BODY / 4] {
     [op, index as u32, generation, number, session::header().secret]
 }
 
-/// A descriptor of a description for the others who share it.
-pub fn put(index: usize, fd: i32) {
-    let _ = ask(about(PUT, index), &[fd]);
+/// A descriptor of a description for the others who share it; false if the holder has no room for it. (One that is gone has
+/// nobody to keep it for.)
+pub fn put(index: usize, fd: i32) -> bool {
+    !matches!(ask(about(PUT, index), &[fd]), Answer::Refused)
 }
 
 /// The descriptor that somebody has put there; protected.
 pub fn get(index: usize) -> Option<i32> {
-    let mut fd = ask(about(GET, index), &[])?;
-    if fd == NO_NUMBER {
+    let mut answer = ask(about(GET, index), &[]);
+    if answer == Answer::Came(NO_NUMBER) {
         limit::room(true);
-        fd = ask(about(GET, index), &[]).unwrap_or(NO_DESCRIPTOR);
+        answer = ask(about(GET, index), &[]);
         limit::room(false);
     }
-    if fd < 0 {
-        return None;
-    }
+    let Answer::Came(fd @ 0..) = answer else { return None };
     Some(lock::raise(table::ofd(index).ino.load(Ordering::Acquire), fd))
 }
 

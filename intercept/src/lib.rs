@@ -53,6 +53,11 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     sys::abort();
 }
 
+/// Of which sources it is, for `corbel bench`.
+#[used]
+#[unsafe(link_section = ".note.corbel")]
+static BUILT_OF: base::note::Note = base::note::Note::of(env!("CORBEL_BUILT_OF"));
+
 /// Run by the dynamic loader (glibc passes argc, argv and envp to constructors).
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -101,6 +106,10 @@ extern "C" fn init(_argc: usize, _argv: *const usize, envp: *const *const u8) {
     let strict = session::header().strict != 0;
     if patch::patch_all(auxv) == 0 && !strict {
         session::counters().unpatched.fetch_add(1, Ordering::Relaxed);
+        // Nothing will be served here: what came along open becomes what it is.
+        calls::process::inherit(slot);
+        let _ = demote::all();
+        fsys::part();
         return;
     }
     signal::init();

@@ -8,20 +8,24 @@
 //! takes over the hidden descriptor's own description if that is of the same kind
 //! ([`give`]), else what is in the way stays open ([`keep`]); its numbers are marked
 //! ([`table::LOCKED`]), so that closing one of them closes these too. All this goes along through
-//! exec, and a forked child, which has no locks, drops it.
+//! exec, unless that closes a number of the inode; a forked child, which has no locks, drops it.
 
 use base::InodeId;
 use client::mutex::Mutex;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::calls::limit;
 use crate::entry::Regs;
-use crate::path::Stop;
+use crate::path::{self, Stop};
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, InUse};
-use crate::{demote, mem, thread};
+use crate::{demote, mem, session, thread};
 
-/// Inodes locked at one time by one process; beyond, the description goes to the kernel.
-const HIDDEN: usize = 64;
+/// Inodes locked at one time by one process, and no more than there are numbers for the engine; beyond, the description goes
+/// to the kernel.
+const HIDDEN: usize = 512;
+/// Numbers that are looked at where there is no `/proc`.
+const NUMBERS: i32 = 1024;
 /// Descriptors of one inode that are kept open besides.
 const KEPT: usize = 6;
 const F_UNLCK: i16 = 2;
@@ -39,6 +43,12 @@ struct Held {
     /// Its description is the application's now.
     given: bool,
     kept: [i32; KEPT],
+}
+
+impl Held {
+    fn descriptors(&self) -> impl Iterator<Item = i32> + use<> {
+        self.kept.into_iter().chain([self.fd]).filter(|fd| *fd >= 0)
+    }
 }
 
 const NONE: Held = Held { ino: 0, fd: -1, given: false, kept: [-1; KEPT] };
@@ -61,11 +71,115 @@ pub fn hand_over(ino: u64) {
 }
 
 fn is_handed(ino: u64) -> bool {
+    if !LOOKED.load(Ordering::Relaxed) {
+        look_at_inherited();
+        LOOKED.store(true, Ordering::Relaxed);
+    }
     let (word, bit) = handed(ino);
-    word.load(Ordering::Relaxed) & bit != 0
+    // What is opened while the kernel has the inode, all names, or what there was no room for here, is not noted down.
+    let opens_there = || {
+        session::kernel_owned(ino)
+            || path::has_left()
+            || session::counters().exhausted.load(Ordering::Relaxed) != 0
+    };
+    word.load(Ordering::Relaxed) & bit != 0 || opens_there()
 }
 
-static LIST: Mutex<[Held; HIDDEN]> = Mutex::new([NONE; HIDDEN]);
+/// The descriptors that came with the program were looked at.
+static LOOKED: AtomicBool = AtomicBool::new(false);
+
+/// Notes down of which inodes there are descriptors that are the kernel's: the program before this one may have had them, or who
+/// began the session.
+#[cold]
+fn look_at_inherited() {
+    let device = u64::from(session::header().device);
+    let look = |fd: i32| {
+        let entry = table::entry(fd);
+        let ours = table::index(entry).is_some() || entry & !table::CLOEXEC == table::INTERNAL;
+        if !ours && let Some(stat) = sys::fstat(fd).filter(|stat| stat.dev == device) {
+            hand_over(stat.ino);
+        }
+    };
+    let path = c"/proc/self/fd".as_ptr() as usize;
+    let flags = (o::DIRECTORY | o::CLOEXEC) as usize;
+    let dir = limit::with_room(|| sys::call3(nr::OPEN, path, flags, 0));
+    if sys::failed(dir) {
+        (0..NUMBERS).for_each(look);
+        return;
+    }
+    let mut room = [0u8; 1024];
+    loop {
+        let at = room.as_mut_ptr() as usize;
+        let got = sys::call3(nr::GETDENTS64, dir as usize, at, room.len());
+        let mut left = room.get(..got.max(0) as usize).unwrap_or_default();
+        if left.is_empty() {
+            break;
+        }
+        // Inode and position (16 bytes), length of the record, kind, name.
+        while let Some([a, b]) = left.get(16..18) {
+            let len = usize::from(u16::from_le_bytes([*a, *b]));
+            let Some((record, rest)) = left.split_at_checked(len).filter(|_| len > 19) else {
+                break;
+            };
+            let digits = record[19..].iter().map_while(|b| b.checked_sub(b'0').filter(|n| *n < 10));
+            let number =
+                digits.clone().fold(0i32, |n, d| n.wrapping_mul(10).wrapping_add(i32::from(d)));
+            if digits.count() > 0 {
+                look(number);
+            }
+            left = rest;
+        }
+    }
+    sys::call1(nr::CLOSE, dir as usize);
+}
+
+/// All of them.
+#[derive(Debug)]
+struct List {
+    all: [Held; HIDDEN],
+    /// Places up to the last one in use.
+    high: usize,
+}
+
+impl List {
+    fn iter(&self) -> impl Iterator<Item = &Held> {
+        self.all[..self.high].iter().filter(|h| h.ino != 0)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held> {
+        self.all[..self.high].iter_mut().filter(|h| h.ino != 0)
+    }
+
+    fn of(&mut self, ino: u64) -> Option<&mut Held> {
+        self.iter_mut().find(|h| h.ino == ino)
+    }
+
+    /// The locks of an inode end, with all that is kept for them; whether there was anything.
+    fn end(&mut self, ino: u64) -> bool {
+        let Some(held) = self.of(ino) else { return false };
+        close(held);
+        while self.high > 0 && self.all[self.high - 1].ino == 0 {
+            self.high -= 1;
+        }
+        true
+    }
+
+    fn free(&self) -> Option<usize> {
+        self.all.iter().position(|h| h.ino == 0)
+    }
+
+    /// The place of an inode, or a free one; none if all are taken.
+    fn place(&mut self, ino: u64) -> Option<&mut Held> {
+        let at = match self.all[..self.high].iter().position(|h| h.ino == ino) {
+            Some(at) => at,
+            None => self.free()?,
+        };
+        self.high = self.high.max(at + 1);
+        Some(&mut self.all[at])
+    }
+}
+
+static LIST: Mutex<List> = Mutex::new(List { all: [NONE; HIDDEN], high: 0 });
 
 /// The kernel's `struct flock`.
 #[repr(C)]
@@ -87,7 +201,8 @@ fn serves(fd: i32, access: Option<u32>) -> bool {
 }
 
 /// A descriptor of the inode that locks of this process go through. `access`: what it must be open for; anything that the
-/// process may open it for, if nothing is said.
+/// process may open it for, if nothing is said. [`Stop::Again`]: there is no place for one more, and the description is to be
+/// given to the kernel.
 fn hidden(ino: u64, access: Option<u32>) -> Result<i32, Stop> {
     if table::in_vfork() {
         return Err(Stop::Error(-37)); // ENOLCK: a vfork child may do no such thing
@@ -98,6 +213,9 @@ fn hidden(ino: u64, access: Option<u32>) -> Result<i32, Stop> {
     };
     if let Some(fd) = known() {
         return Ok(fd);
+    }
+    if !holds(ino) && LIST.lock().iter().count() >= HIDDEN.min(table::internal_share()) {
+        return Err(Stop::Again);
     }
     // The mode may let this process do one thing only.
     let fd = demote::open_inode(ino, o::RDWR).or_else(|refused| {
@@ -114,10 +232,9 @@ fn hidden(ino: u64, access: Option<u32>) -> Result<i32, Stop> {
         keep(ino, fd);
         return known().ok_or(Stop::Error(-37));
     }
-    let free = list.iter().position(|h| h.ino == 0);
-    match list.iter().position(|h| h.ino == ino).or(free) {
-        Some(slot) => {
-            let before = replace(&mut list[slot], ino, fd);
+    match list.place(ino) {
+        Some(held) => {
+            let before = replace(held, ino, fd);
             drop(list);
             if before >= 0 {
                 // Were it closed, the locks that were set through it would go.
@@ -125,8 +242,9 @@ fn hidden(ino: u64, access: Option<u32>) -> Result<i32, Stop> {
             }
         }
         None => {
-            table::close_internal(fd);
-            return Err(Stop::Error(-37)); // ENOLCK
+            drop(list);
+            keep(ino, fd);
+            return Err(Stop::Again);
         }
     }
     Ok(fd)
@@ -158,30 +276,22 @@ pub fn closing(ino: u64) {
     if table::in_vfork() {
         return;
     }
-    let mut list = LIST.lock();
-    if let Some(held) = list.iter_mut().find(|h| h.ino == ino) {
-        close(held);
+    if LIST.lock().end(ino) {
         return;
     }
-    drop(list);
-    let (word, bit) = handed(ino);
     // The kernel does not know the number that is being closed, so another one is, by which it drops what it keeps.
-    if word.load(Ordering::Relaxed) & bit != 0
+    if is_handed(ino)
         && let Ok(fd) = demote::open_inode(ino, 0).or_else(|_| demote::open_inode(ino, o::WRONLY))
     {
-        let mut list = LIST.lock();
         // Where somebody has a lock it was noted down, lest the lock went.
-        match list.iter_mut().find(|h| h.ino == ino) {
-            Some(held) => close(held),
-            None => table::close_internal(fd),
+        if !LIST.lock().end(ino) {
+            table::close_internal(fd);
         }
     }
 }
 
 fn close(held: &mut Held) {
-    for fd in held.kept.into_iter().chain([held.fd]).filter(|fd| *fd >= 0) {
-        table::close_internal(fd);
-    }
+    held.descriptors().for_each(table::close_internal);
     *held = NONE;
 }
 
@@ -207,7 +317,7 @@ pub fn give(ino: u64, flags: u32) -> Option<i32> {
         return None;
     }
     let mut list = LIST.lock();
-    let held = list.iter_mut().find(|h| h.ino == ino && !h.given)?;
+    let held = list.of(ino).filter(|h| !h.given)?;
     let has = sys::call3(nr::FCNTL, held.fd as usize, F_GETFL, 0) as u32;
     if (has ^ flags) & (o::ACCMODE | o::SYNC) != 0 {
         return None;
@@ -224,12 +334,18 @@ pub fn give(ino: u64, flags: u32) -> Option<i32> {
 pub fn keep(ino: u64, fd: i32) {
     if !table::in_vfork() {
         let mut list = LIST.lock();
-        if let Some(held) = list.iter_mut().find(|h| h.ino == ino) {
+        if let Some(held) = list.of(ino) {
             // One that finds no place stays open until the process ends.
             let known = held.fd == fd || held.kept.contains(&fd);
             if !known && let Some(place) = held.kept.iter_mut().find(|k| **k < 0) {
                 *place = fd;
             }
+            return;
+        }
+        let full = list.free().is_none();
+        drop(list);
+        if full && is_locked(fd) {
+            // It may be this process's lock: the descriptor stays open until the process ends.
             return;
         }
     }
@@ -243,9 +359,8 @@ pub fn raise(ino: u64, fd: i32) -> i32 {
         if !is_locked(fd) {
             return table::raise(fd, true);
         }
-        let mut list = LIST.lock();
-        if let Some(slot) = list.iter_mut().find(|h| h.ino == 0) {
-            *slot = Held { ino, given: true, ..NONE };
+        if let Some(held) = LIST.lock().place(ino).filter(|h| h.ino == 0) {
+            *held = Held { ino, given: true, ..NONE };
         }
     }
     table::protect(fd);
@@ -256,7 +371,7 @@ pub fn raise(ino: u64, fd: i32) -> i32 {
 /// Whether somebody has a record lock on the file of a descriptor: it may be this process, which has asked for it by a
 /// descriptor that is the kernel's already.
 fn is_locked(fd: i32) -> bool {
-    let counters = crate::session::counters();
+    let counters = session::counters();
     let some =
         counters.demoted.load(Ordering::Relaxed) + counters.kernel_opens.load(Ordering::Relaxed);
     if some == 0 || table::in_vfork() {
@@ -267,24 +382,55 @@ fn is_locked(fd: i32) -> bool {
     sys::call3(nr::FCNTL, fd as usize, F_OFD_GETLK, at) == 0 && lock.kind != F_UNLCK
 }
 
-/// Shows the descriptors that locks depend on, and whether they are given: they go through exec.
+/// Before an exec: shows the descriptors that locks depend on, and whether they are given; they go through it. But those of an
+/// inode of which it closes a number end with that, and so do the locks.
 pub fn through_exec(mut show: impl FnMut(i32, bool)) {
     if table::in_vfork() {
         return;
     }
-    for held in LIST.lock().iter().filter(|h| h.ino != 0) {
-        for fd in held.kept.into_iter().chain([held.fd]).filter(|fd| *fd >= 0) {
+    for number in table::used() {
+        let ino = closed_by_exec(number as i32);
+        // The kernel does not know that number: another one is closed in its place.
+        if let Some(ino) = ino.filter(|ino| is_handed(*ino) && !holds(*ino))
+            && let Ok(fd) =
+                demote::open_inode(ino, 0).or_else(|_| demote::open_inode(ino, o::WRONLY))
+            && let Some(held) = LIST.lock().place(ino)
+        {
+            replace(held, ino, fd);
+        }
+    }
+    let ends = |ino| table::used().any(|number| closed_by_exec(number as i32) == Some(ino));
+    for held in LIST.lock().iter().filter(|h| !ends(h.ino)) {
+        for fd in held.descriptors() {
             sys::call3(nr::FCNTL, fd as usize, F_SETFD, 0);
             show(fd, held.given || fd != held.fd);
         }
     }
 }
 
+/// The inode of a number of ours that is closed by an exec.
+fn closed_by_exec(number: i32) -> Option<u64> {
+    let entry = table::entry(number);
+    let index = table::index(entry).filter(|_| entry & table::CLOEXEC != 0)?;
+    Some(table::ofd(index).ino.load(Ordering::Acquire)).filter(|ino| *ino != 0)
+}
+
+/// How many descriptors [`through_exec`] may show.
+pub fn kept_open() -> usize {
+    if table::in_vfork() {
+        return 0;
+    }
+    LIST.lock().iter().map(|held| held.descriptors().count()).sum()
+}
+
 /// Exec has failed: as before.
 pub fn exec_failed() {
-    through_exec(|fd, _| {
+    if table::in_vfork() {
+        return;
+    }
+    for fd in LIST.lock().iter().flat_map(Held::descriptors) {
         sys::call3(nr::FCNTL, fd as usize, F_SETFD, 1);
-    });
+    }
 }
 
 /// One of them arrives in a new image.
@@ -292,20 +438,23 @@ pub fn inherit(fd: i32, given: bool) {
     let Some(stat) = sys::fstat(fd) else { return };
     sys::call3(nr::FCNTL, fd as usize, F_SETFD, 1);
     table::protect(fd);
-    let mut list = LIST.lock();
-    if let Some(held) = list.iter_mut().find(|h| h.ino == stat.ino) {
-        held.given |= given;
-        if let Some(place) = held.kept.iter_mut().find(|k| **k < 0) {
-            *place = fd;
+    match LIST.lock().place(stat.ino) {
+        Some(held) if held.ino == 0 => *held = Held { ino: stat.ino, fd, given, ..NONE },
+        Some(held) => {
+            held.given |= given;
+            if let Some(place) = held.kept.iter_mut().find(|k| **k < 0) {
+                *place = fd;
+            }
         }
-    } else if let Some(slot) = list.iter_mut().find(|h| h.ino == 0) {
-        *slot = Held { ino: stat.ino, fd, given, ..NONE };
+        None => {}
     }
 }
 
 /// In a forked child, which has no locks.
 pub fn forked() {
-    LIST.lock().iter_mut().filter(|h| h.ino != 0).for_each(close);
+    let mut list = LIST.lock();
+    list.iter_mut().for_each(close);
+    list.high = 0;
 }
 
 /// What a lock must be in itself, before it is asked who may have it.

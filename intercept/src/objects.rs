@@ -179,7 +179,8 @@ fn patch_all(segment: &Segment, calls: &[Call]) -> bool {
     if sys::call3(nr::MPROTECT, low, high - low, 7) != 0 {
         return false;
     }
-    patch::write(area, &(entry::corbel_entry as *const () as usize).to_le_bytes());
+    entry::learn_registers();
+    patch::write(area, &(entry::corbel_entry_whole as *const () as usize).to_le_bytes());
     for (i, call) in calls().enumerate() {
         let site = Site { at: call.at, len: call.len, syscall: call.syscall, reserved: 0 };
         let (window, stub) = (address(call), area + 64 + i * STUB);

@@ -27,9 +27,11 @@ const LINKS_MAX: u32 = 40;
 /// After chroot, when paths mean something else, and for a super-user without all powers.
 static DISABLED: AtomicBool = AtomicBool::new(false);
 
-/// From now on every path is the kernel's.
+/// From now on every path is the kernel's. (A child of vfork's are, and its parent's stay what they are.)
 pub fn disable() {
-    DISABLED.store(true, Ordering::Relaxed);
+    if !table::in_vfork() {
+        DISABLED.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Paths mean something else from now on, or may not be opened, and in all programs that this process will start too.
@@ -37,13 +39,17 @@ static LEFT: AtomicBool = AtomicBool::new(false);
 
 /// The same, for good.
 pub fn leave() {
+    if table::in_vfork() {
+        table::context().left.store(true, Ordering::Relaxed);
+        return;
+    }
     LEFT.store(true, Ordering::Relaxed);
     disable();
 }
 
 /// Whether the programs that this process starts are the kernel's.
 pub fn has_left() -> bool {
-    LEFT.load(Ordering::Relaxed)
+    LEFT.load(Ordering::Relaxed) || table::context().left.load(Ordering::Relaxed)
 }
 
 /// Why a path is not served.
@@ -55,6 +61,8 @@ pub enum Stop {
     Error(isize),
     /// The description left for the kernel while the call waited for its offset: it is looked at once more.
     Again,
+    /// A signal was put off: its handler runs first, and then the call begins once more.
+    Flush,
 }
 
 impl From<mem::Fault> for Stop {
@@ -262,6 +270,8 @@ pub enum Last {
     Keep,
     /// The name itself is meant, to be made: never followed, and the caller judges the slash.
     Name,
+    /// The same, and it is an error, of who makes it, if it is there.
+    New,
     /// The same, to be removed or replaced.
     Remove,
     /// Followed, or made if it is not there (O_CREAT): EISDIR if a slash stands behind it.
@@ -296,8 +306,9 @@ fn root_of(fs: &dyn FileSystem, who: &Caller<'_>, dir: InodeId) -> Result<Attr, 
 }
 
 fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found, Stop> {
-    let fs = fs()?;
-    let literal = matches!(mode, Last::Name | Last::Remove | Last::CreateHere);
+    // Where nobody answers the mount waits, as mounts do, and signals reach the program meanwhile.
+    let fs = fs().map_err(|e| if crate::fsys::is_away() { Stop::Kernel } else { e.into() })?;
+    let literal = matches!(mode, Last::Name | Last::New | Last::Remove | Last::CreateHere);
     let mut dir = dir;
     let mut links = 0;
     // The path that a symbolic link was replaced in; from there on `from` counts in it.
@@ -347,10 +358,11 @@ fn walk(who: &Caller<'_>, dir: InodeId, rest: &[u8], mode: Last) -> Result<Found
             // The mount's own directory: statistics, files by number.
             return Err(Stop::Kernel);
         }
-        let looked_up = if last && mode == Last::Remove {
-            fs.lookup_to_remove(who, dir, name)
-        } else {
-            fs.lookup(who, dir, name)
+        let looked_up = match mode {
+            _ if !last => fs.lookup_through(who, dir, name),
+            Last::Remove => fs.lookup_to_remove(who, dir, name),
+            Last::New if tail.is_empty() => fs.lookup_to_make(who, dir, name),
+            _ => fs.lookup(who, dir, name),
         };
         let attr = match looked_up {
             Ok(attr) => Some(attr),

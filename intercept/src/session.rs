@@ -31,6 +31,8 @@ const MAP_FIXED: usize = 0x10;
 const MAP_ANONYMOUS: usize = 0x20;
 /// MFD_CLOEXEC and MFD_ALLOW_SEALING.
 const MEMFD_FLAGS: usize = 1 | 2;
+/// Some machines want it of all memory that no program is in.
+const MFD_NOEXEC_SEAL: usize = 8;
 
 fn config<T>(offset: usize) -> &'static T {
     // SAFETY: only called after `map` has succeeded; offsets are constants of the format, within
@@ -87,7 +89,8 @@ pub fn map(fd: i32) -> bool {
         && h.bytes == CONFIG_BYTES as u64
         && lengths.iter().all(|l| (1..crate::format::PATH_MAX as u32).contains(l))
         && h.holder_len as usize <= crate::format::SOCKET_MAX
-        && h.tables as usize <= TABLES;
+        && h.tables as usize <= TABLES
+        && (h.users == 0 || users().is_none_or(|users| users == h.users));
     if good {
         CONFIG_FD.store(fd, Ordering::Relaxed);
         RUNNER.store(stat.uid, Ordering::Relaxed);
@@ -95,6 +98,13 @@ pub fn map(fd: i32) -> bool {
         sys::call2(nr::MUNMAP, base as usize, CONFIG_BYTES);
     }
     good
+}
+
+/// The user namespace of this process.
+fn users() -> Option<u64> {
+    let (path, mut stat) = (c"/proc/self/ns/user".as_ptr() as usize, Stat::default());
+    let known = sys::call2(nr::STAT, path, (&raw mut stat) as usize) == 0;
+    known.then_some(stat.ino)
 }
 
 /// Memory of our own in the state's place, before there is one.
@@ -130,13 +140,25 @@ fn map_state(fd: usize, flags: usize) -> bool {
     !sys::failed(sys::call6(nr::MMAP, at, STATE_BYTES, sys::PROT_RW, flags, fd, 0))
 }
 
+/// A file of memory, closed on exec.
+pub fn memory(name: &core::ffi::CStr) -> Option<usize> {
+    let make = |flags| {
+        let name = name.as_ptr() as usize;
+        crate::calls::limit::with_room(|| sys::call2(nr::MEMFD_CREATE, name, flags))
+    };
+    let mut made = make(MEMFD_FLAGS | MFD_NOEXEC_SEAL);
+    if made == sys::err::INVAL {
+        // The kernel does not know it.
+        made = make(MEMFD_FLAGS);
+    }
+    (!sys::failed(made)).then_some(made as usize)
+}
+
 /// Begins a state of the user that this process has become: from here on it shares nothing with those of before.
 pub fn renew() {
     // What this process has mapped stays the kernel's.
     let mapped = inodes().each_ref().map(|ino| ino.load(Ordering::Acquire));
-    let name = c"corbel-state".as_ptr() as usize;
-    let made = crate::calls::limit::with_room(|| sys::call2(nr::MEMFD_CREATE, name, MEMFD_FLAGS));
-    let made = if sys::failed(made) { None } else { Some(made as i32) };
+    let made = memory(c"corbel-state").map(|fd| fd as i32);
     let ready = made.filter(|fd| {
         let fd = *fd as usize;
         sys::call2(nr::FTRUNCATE, fd, STATE_BYTES) == 0
@@ -247,7 +269,7 @@ fn inodes() -> &'static [AtomicU64; INODES] {
     at(INODES_AT)
 }
 
-/// Whether the kernel owns the inode (it has a shared mapping on this machine).
+/// Whether the kernel owns the inode (it has a shared mapping on this machine): any may be that once the table is full.
 pub fn kernel_owned(ino: u64) -> bool {
     let all = inodes();
     for i in 0..INODES {
@@ -257,20 +279,21 @@ pub fn kernel_owned(ino: u64) -> bool {
             _ => {}
         }
     }
-    false
+    // There was no room for all that are.
+    true
 }
 
 /// Makes the kernel the inode's owner for the rest of the session, and sends every open file
 /// description of it there.
 pub fn give_to_kernel(ino: u64) {
     let all = inodes();
-    for i in 0..INODES {
+    let noted = (0..INODES).any(|i| {
         let slot = &all[(ino as usize).wrapping_add(i) % INODES];
-        match slot.compare_exchange(0, ino, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => break,
-            Err(n) if n == ino => break,
-            Err(_) => {}
-        }
+        let was = slot.compare_exchange(0, ino, Ordering::AcqRel, Ordering::Acquire);
+        was.is_ok() || was == Err(ino)
+    });
+    if !noted {
+        counters().exhausted.fetch_add(1, Ordering::Relaxed);
     }
     let high = counters().ofds_high.load(Ordering::Acquire) as usize;
     for ofd in &ofds()[..high.min(OFDS)] {

@@ -18,6 +18,7 @@ const SIGBUS: usize = 7;
 pub const SIGSYS: usize = 31;
 /// Signals that a fault raises: SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
 const FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << (SIGBUS - 1) | 1 << 7 | 1 << (SIGSEGV - 1) | 1 << 30;
+const SIG_SETMASK: usize = 2;
 pub const SIG_DFL: usize = 0;
 pub const SIG_IGN: usize = 1;
 pub const SA_RESTORER: usize = 0x0400_0000;
@@ -183,17 +184,57 @@ const fn sent(signal: usize) -> [u64; 16] {
     info
 }
 
+/// Sets the thread's signal mask.
+pub fn set_mask(mask: u64) {
+    sys::call4(nr::RT_SIGPROCMASK, SIG_SETMASK, (&raw const mask) as usize, 0, 8);
+}
+
+/// Blocks all signals that can be put off, and leaves what was put off to the kernel, which has it wait; the mask to
+/// be set again. For a vfork: the child begins with this thread's mask, and what waits for this thread is not for it.
+pub fn block() -> u64 {
+    let (all, mut mask) = (!FAULTS, 0u64);
+    let (new, old) = ((&raw const all) as usize, (&raw mut mask) as usize);
+    sys::call4(nr::RT_SIGPROCMASK, SIG_SETMASK, new, old, 8);
+    let area = area();
+    if area.pending != 0 {
+        mask = area.saved_mask;
+        area.pending = 0;
+        raise(area.signal as usize, &area.info);
+    }
+    mask
+}
+
+/// In a child of fork: what was put off is its parent's.
+pub fn forked() {
+    let area = area();
+    if area.pending != 0 {
+        area.pending = 0;
+        set_mask(area.saved_mask);
+    }
+}
+
 /// Raises what was put off. Runs on the application's stack, out of the engine.
 pub extern "C" fn flush() {
     let area = area();
     let (signal, mask, info) = (area.signal as usize, area.saved_mask, area.info);
+    if area.pending == 0 {
+        return;
+    }
     area.pending = 0;
+    raise(signal, &info);
+    if mask >> (signal - 1) & 1 != 0 {
+        // It came where a call lets in for its duration what is blocked else (ppoll).
+        set_mask(!FAULTS & !(1 << (signal - 1)));
+    }
+    set_mask(mask);
+}
+
+fn raise(signal: usize, info: &[u64; 16]) {
     let pid = sys::call0(nr::GETPID) as usize;
     let tid = sys::call0(nr::GETTID) as usize;
-    let raised = sys::call4(nr::RT_TGSIGQUEUEINFO, pid, tid, signal, (&raw const info) as usize);
+    let raised = sys::call4(nr::RT_TGSIGQUEUEINFO, pid, tid, signal, info.as_ptr() as usize);
     if sys::failed(raised) {
         // Without what came along is better than not at all.
         sys::call3(nr::TGKILL, pid, tid, signal);
     }
-    sys::call4(nr::RT_SIGPROCMASK, 2, (&raw const mask) as usize, 0, 8);
 }

@@ -17,7 +17,7 @@ use core::arch::global_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::calls::{CLASS, Reply};
-use crate::entry::{self, Regs, corbel_entry, corbel_restorer};
+use crate::entry::{self, PUT_OFF, Regs, corbel_entry_whole, corbel_restorer};
 use crate::path::Stop;
 use crate::signal::{
     Action, SA_NODEFER, SA_ONSTACK, SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN, SIGSYS,
@@ -98,6 +98,7 @@ pub fn begin() {
     let own = BIT;
     sys::call4(nr::RT_SIGPROCMASK, SIG_UNBLOCK, (&raw const own) as usize, 0, 8);
     CLASS[nr::RT_SIGPROCMASK].store(2, Ordering::Relaxed);
+    entry::learn_registers();
     entry::STRICT.store(1, Ordering::SeqCst);
     arm();
 }
@@ -129,7 +130,7 @@ extern "C" fn caught(signal: usize, info: *const i32, context: *mut u8) {
             return;
         }
         *register(UC_RCX) = rip - 2;
-        *register(UC_RIP) = corbel_entry as *const () as usize;
+        *register(UC_RIP) = corbel_entry_whole as *const () as usize;
     }
     session::counters().trapped.fetch_add(1, Ordering::Relaxed);
 }
@@ -176,6 +177,10 @@ pub fn sigprocmask(r: &Regs) -> Reply {
         return Err(Stop::Kernel);
     }
     let mask = mask & !BIT;
-    let ret = sys::call4(nr::RT_SIGPROCMASK, how, (&raw const mask) as usize, r.rdx, 8);
-    Ok(ret)
+    let at = (&raw const mask) as usize;
+    // While a signal is put off the mask is not the program's.
+    match entry::unless_put_off(&[nr::RT_SIGPROCMASK, how, at, r.rdx, 8, 0, 0]) {
+        PUT_OFF => Err(Stop::Flush),
+        ret => Ok(ret),
+    }
 }

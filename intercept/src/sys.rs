@@ -70,7 +70,7 @@ pub mod nr {
         PREADV2 = 327, PWRITEV2 = 328, STATX = 332, IO_URING_SETUP = 425, IO_URING_ENTER = 426, IO_URING_REGISTER = 427, PIDFD_GETFD = 438, LANDLOCK_RESTRICT_SELF = 446, PRCTL = 157, MOVE_MOUNT = 429, CLONE3 = 435,
         CLOSE_RANGE = 436, OPENAT2 = 437, FACCESSAT2 = 439, FCHMODAT2 = 452,
         SOCKET = 41, CONNECT = 42, RECVMSG = 47, GETSOCKOPT = 55, GETRESUID = 118, GETRANDOM = 318, MEMFD_CREATE = 319,
-        MEMBARRIER = 324,
+        MEMBARRIER = 324, PIVOT_ROOT = 155, UMOUNT2 = 166, SECCOMP = 317,
     }
 }
 
@@ -80,9 +80,9 @@ pub mod err {
     macro_rules! errors { ($($name:ident = $n:literal),* $(,)?) => { $(pub const $name: isize = -$n;)* } }
     errors! {
         PERM = 1, NOENT = 2, TOOBIG = 7, BADF = 9, NOMEM = 12, ACCES = 13, FAULT = 14,
-        BUSY = 16, EXIST = 17, NOTDIR = 20, ISDIR = 21, INVAL = 22, MFILE = 24, NOTTY = 25,
+        BUSY = 16, EXIST = 17, NOTDIR = 20, ISDIR = 21, INVAL = 22, NFILE = 23, MFILE = 24, NOTTY = 25,
         FBIG = 27, RANGE = 34, NAMETOOLONG = 36, NOSYS = 38, NOTEMPTY = 39, LOOP = 40,
-        OVERFLOW = 75, OPNOTSUPP = 95, STALE = 116,
+        OVERFLOW = 75, OPNOTSUPP = 95, NOTCONN = 107, TIMEDOUT = 110, STALE = 116,
     }
 }
 

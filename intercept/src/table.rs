@@ -45,6 +45,8 @@ pub struct Context {
     pub parent: *mut Context,
     /// The child's references have gone to its new image.
     pub executed: AtomicBool,
+    /// What this child of vfork executes is the kernel's (see `path::leave`).
+    pub left: AtomicBool,
     /// Memory to be given back by the parent after a vfork child's exec.
     pub scratch: AtomicPtr<u8>,
     /// Its length.
@@ -81,6 +83,7 @@ static MAIN: Main = Main(core::cell::UnsafeCell::new(Context {
     umask: AtomicU32::new(0o22),
     parent: core::ptr::null_mut(),
     executed: AtomicBool::new(false),
+    left: AtomicBool::new(false),
     scratch: AtomicPtr::new(core::ptr::null_mut()),
     scratch_len: AtomicU64::new(0),
 }));
@@ -190,12 +193,22 @@ pub fn mark_locked(fd: i32) {
     }
 }
 
-/// Lowest number for descriptors of the engine and of LibFS.
-pub fn internal_min() -> i32 {
+/// How many numbers this process may have.
+fn limit() -> usize {
     let mut limit = [0u64; 2];
     let at = (&raw mut limit) as usize;
     sys::call4(nr::PRLIMIT64, 0, 7, 0, at);
-    let limit = (limit[0] as usize).clamp(64, FDS);
+    (limit[0] as usize).clamp(64, FDS)
+}
+
+/// How many of them are for the engine and LibFS.
+pub fn internal_share() -> usize {
+    limit() / 8
+}
+
+/// Lowest number for descriptors of the engine and of LibFS.
+pub fn internal_min() -> i32 {
+    let limit = limit();
     (limit - limit / 8) as i32
 }
 
@@ -490,11 +503,16 @@ impl OffsetLock {
             {
                 continue;
             }
-            // 10 ms on a shared futex, then see whether the owner lives (kill(tid, 0)).
-            let timeout = [0i64, 10_000_000];
-            let (at, timeout) = ((&raw const *word) as usize, (&raw const timeout) as usize);
-            sys::call4(nr::FUTEX, at, 0, waited as usize, timeout);
-            if sys::call2(nr::KILL, (seen & !WAITED) as usize, 0) == -3
+            // 10 ms on a shared futex, then see whether the owner lives. It is this thread if another one, whose number
+            // it has now, ended with the lock.
+            let owner = seen & !WAITED;
+            let ended = owner == tid || {
+                let timeout = [0i64, 10_000_000];
+                let (at, timeout) = ((&raw const *word) as usize, (&raw const timeout) as usize);
+                let woken = sys::call4(nr::FUTEX, at, 0, waited as usize, timeout);
+                woken == err::TIMEDOUT && thread::has_ended(owner)
+            };
+            if ended
                 && word
                     .compare_exchange(waited, tid | WAITED, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok()
@@ -510,6 +528,20 @@ impl Drop for OffsetLock {
     fn drop(&mut self) {
         if self.0.lock.swap(0, Ordering::Release) & WAITED != 0 {
             sys::call3(nr::FUTEX, (&raw const self.0.lock) as usize, 1, 1);
+        }
+    }
+}
+
+/// In a new image: what threads of the process before it had locked, whose numbers are gone or this thread's.
+pub fn free_own_locks() {
+    let (tid, made) = (thread::tid(), session::counters().ofds_high.load(Ordering::Acquire));
+    for ofd in &session::ofds()[..(made as usize).min(OFDS)] {
+        let seen = ofd.lock.load(Ordering::Relaxed);
+        if seen & !WAITED == tid
+            && ofd.lock.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && seen & WAITED != 0
+        {
+            sys::call3(nr::FUTEX, (&raw const ofd.lock) as usize, 1, 1);
         }
     }
 }
@@ -649,6 +681,7 @@ pub fn push_context() -> Option<()> {
             umask: AtomicU32::new(parent.umask.load(Ordering::Relaxed)),
             parent: core::ptr::from_ref(parent).cast_mut(),
             executed: AtomicBool::new(false),
+            left: AtomicBool::new(parent.left.load(Ordering::Relaxed)),
             scratch: AtomicPtr::new(core::ptr::null_mut()),
             scratch_len: AtomicU64::new(0),
         });

@@ -10,7 +10,9 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-use crate::sys::{self, nr};
+use crate::calls::limit;
+use crate::fsys::Identity;
+use crate::sys::{self, nr, o};
 use crate::table::Context;
 
 /// Stack of one entry. LibFS runs on it too.
@@ -43,6 +45,8 @@ pub struct Area {
     pub vfork_return: [usize; VFORKS],
     /// `cur` outside the engine, at each of them: the child may exec inside the engine.
     pub vfork_cur: [usize; VFORKS],
+    /// The signal mask at each of them: meanwhile nothing may come, in the parent.
+    pub vfork_mask: [u64; VFORKS],
     /// What the thread (or the vfork child that runs on it) sees as its process.
     pub context: *mut Context,
     /// Kernel thread id; 0 while unknown (after fork).
@@ -61,6 +65,8 @@ pub struct Area {
     pub vfork_raw: [u8; VFORKS],
     /// Inside, and waiting for another thread that parts from the session (calls/identity.rs).
     pub aside: AtomicBool,
+    /// As whom the thread calls (fsys.rs).
+    pub identity: Identity,
     /// Lock request handed to the kernel in place of the application's (lock.rs).
     pub flock: [u64; 4],
 }
@@ -105,6 +111,33 @@ fn fs_base() -> usize {
     // SAFETY: the ABI keeps the thread pointer at %fs:0.
     unsafe { asm!("mov {}, fs:[0]", out(reg) base, options(nostack, readonly)) };
     base
+}
+
+/// Whether a thread, of whatever process, runs no more: it is gone, or waits for its parent to ask for its end.
+pub fn has_ended(tid: u32) -> bool {
+    const ESRCH: isize = -3;
+    if sys::call2(nr::KILL, tid as usize, 0) == ESRCH {
+        return true;
+    }
+    let (mut path, mut digits) = ([0u8; 40], [0; 20]);
+    let mut len = 0;
+    let number = crate::demote::decimal(u64::from(tid), &mut digits);
+    for part in [b"/proc/".as_slice(), number, b"/stat"] {
+        path[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    let mut text = [0u8; 128];
+    let open = || sys::call3(nr::OPEN, path.as_ptr() as usize, o::CLOEXEC as usize, 0);
+    let fd = limit::with_room(open);
+    if sys::failed(fd) {
+        return false;
+    }
+    let got = sys::call3(nr::READ, fd as usize, text.as_mut_ptr() as usize, text.len());
+    sys::call1(nr::CLOSE, fd as usize);
+    let text = &text[..got.clamp(0, 128) as usize];
+    // The name of the program stands in parentheses, and may have some itself.
+    let state = text.iter().rposition(|b| *b == b')').and_then(|at| text.get(at + 2));
+    matches!(state, Some(b'Z' | b'X'))
 }
 
 fn dead(area: *mut Area) -> bool {
@@ -195,6 +228,7 @@ pub extern "C" fn corbel_thread_new() {
             vforks: 0,
             vfork_return: [0; VFORKS],
             vfork_cur: [0; VFORKS],
+            vfork_mask: [0; VFORKS],
             context,
             tid: sys::call0(nr::GETTID) as u32,
             saved_mask: 0,
@@ -204,6 +238,7 @@ pub extern "C" fn corbel_thread_new() {
             raw_return: [0; 256],
             vfork_raw: [0; VFORKS],
             aside: AtomicBool::new(false),
+            identity: Identity::UNKNOWN,
             flock: [0; 4],
         };
     }

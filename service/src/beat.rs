@@ -19,7 +19,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::{Epoch, NodeId, StreamSeq};
-use cluster::coordinator::client::{Client, ClientConfig};
 use cluster::coordinator::{CoordEvent, Coordinator, DataState};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -95,18 +94,23 @@ pub struct Beat {
 }
 
 impl Beat {
-    /// Starts the thread; the core is the thread that calls.
+    /// Starts the thread, which has the client from here on; the core is the thread that calls. `position` and `state`
+    /// are what the client has registered with.
     ///
     /// `patience` comes on top of the failure timeout: so long the core may wait for a disk.
-    pub fn start(config: ClientConfig, patience: Duration) -> std::io::Result<Self> {
+    pub fn start<C: Coordinator + Send + 'static>(
+        client: C,
+        (position, state): (StreamSeq, DataState),
+        patience: Duration,
+    ) -> std::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(Shared {
             start: Instant::now(),
             turned: AtomicU64::new(0),
             rung: AtomicU64::new(0),
             answered: AtomicU64::new(0),
-            position: AtomicU64::new(config.registration.position.0),
-            state: AtomicU64::new(coded(config.registration.state)),
+            position: AtomicU64::new(position.0),
+            state: AtomicU64::new(coded(state)),
             ended: AtomicBool::new(false),
             bell: eventfd(0, flags)?,
             wake: eventfd(0, flags)?,
@@ -114,7 +118,7 @@ impl Beat {
         let (orders, ordered) = channel();
         let (tells, heard) = channel();
         let thread = Beater {
-            client: Client::new(config)?,
+            client,
             shared: Arc::clone(&shared),
             orders: ordered,
             tells,
@@ -224,8 +228,8 @@ fn decoded(state: u64) -> DataState {
 }
 
 /// The thread.
-struct Beater {
-    client: Client,
+struct Beater<C> {
+    client: C,
     shared: Arc<Shared>,
     orders: Receiver<Order>,
     tells: Sender<Heard>,
@@ -240,7 +244,7 @@ struct Beater {
     watchful: bool,
 }
 
-impl Beater {
+impl<C: Coordinator> Beater<C> {
     fn run(mut self) {
         if !Thread::current().realtime(PRIORITY) {
             Thread::current().nice(-20);
@@ -359,6 +363,7 @@ mod tests {
     use cluster::coordinator::machine::{Patience, VolumeSpec};
 
     use super::*;
+    use cluster::coordinator::client::{Client, ClientConfig};
 
     const CLUSTER: u128 = 5;
 
@@ -413,7 +418,11 @@ mod tests {
             ..Registration::default()
         };
         let config = ClientConfig { coordinator, cluster: CLUSTER, registration, keys: None };
-        let mut beat = Beat::start(config, Duration::ZERO).expect("a thread");
+        let mut beat = {
+            let at = (config.registration.position, config.registration.state);
+            let client = Client::new(config).expect("a client");
+            Beat::start(client, at, Duration::ZERO).expect("a thread")
+        };
         let serves = |beat: &mut Beat| {
             beat.hear();
             beat.serves_until().is_some()

@@ -29,6 +29,26 @@ pub enum Membership {
     Coordinator(PeerAddress),
 }
 
+/// Who does the work of the stages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Pipeline {
+    /// Others beside the thread that decides, as far as that is worth it (LineFS).
+    #[default]
+    Pipelined,
+    /// That thread, one stage after the other (LineFS-NotParallel).
+    Serial,
+}
+
+impl Pipeline {
+    /// Its word in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pipelined => "pipelined",
+            Self::Serial => "serial",
+        }
+    }
+}
+
 /// What [`crate::nicfs::run`] needs.
 #[derive(Clone, Debug)]
 pub struct NicfsConfig {
@@ -69,8 +89,16 @@ pub struct NicfsConfig {
     pub high: u32,
     /// See `memory`.
     pub low: u32,
+    /// Who does the work of the stages.
+    pub pipeline: Pipeline,
+    /// Work on no more bytes than that is done by the thread that decides.
+    pub inline_bytes: usize,
     /// Nanoseconds for which entries that nobody waits for may be held back.
     pub hold: u64,
+    /// Nanoseconds between two scrubs in the background; 0: none.
+    pub scrub_every: u64,
+    /// Bytes a second that one reads.
+    pub scrub_rate: u64,
     /// How messages to other nodes are packed.
     pub compression: Compression,
     /// Artificial delay of each fabric operation, in nanoseconds.

@@ -1,45 +1,54 @@
-//! The core of nicfs: one state machine that owns everything, waits for nothing and calls nothing
-//! but the region's memory. One node plays several parts at once:
+//! The core of nicfs: one state machine that owns everything, and calls nothing but the region's memory. It waits for nothing
+//! but the end of a piece of its own work (`work`) that somebody else has begun, and who does one takes no lock that it keeps. What each part of it has is a type, and all share one environment (`env`: configuration,
+//! memory, time, counters, what is to be done):
 //!
-//! - **agent** of the clients on its machine (`agent`, `requests`): fetches their logs, answers
+//! - **agent** of the clients on its machine (`agent`, `requests`, `recall`): fetches their logs, answers
 //!   their requests, writes and revokes their lease words;
-//! - **head** of the chain, if it is the first of it (`head`): validates, orders everything into one
-//!   stream of chunks, manages leases and inode numbers;
-//! - **member** (`stream`): keeps the stream in its ring, passes it on, acknowledges, applies it to
-//!   its volume and publishes.
+//! - **member** (`member`): keeps the stream in its ring, passes it on, acknowledges, applies it to
+//!   its volume and publishes;
+//! - and the **part** that the view gives it (`part`): **head** of the chain (`head`), which judges, orders everything into
+//!   one stream of chunks, and manages leases and inode numbers; a node that joins (`join`); or neither.
 //!
-//! What an agent asks of the head goes through `Node::to_head`, also when both are this node.
+//! What a write passes are the stages (`stage`). What an agent asks of the head goes through `Node::to_head`, also when
+//! both are this node.
 
 mod agent;
 pub mod client;
 mod closing;
 mod coalesce;
+mod env;
 pub mod event;
 pub mod frame;
 mod head;
+pub mod heal;
+mod invariants;
 mod join;
+mod joint;
 pub mod lease;
 pub mod limits;
 mod locking;
 pub mod locks;
 mod member;
 pub mod message;
+mod part;
 mod parts;
 mod past;
-mod publish;
 mod reach;
+mod recall;
 mod requests;
 mod restart;
 pub mod ring;
 mod room;
+pub mod scrub;
 mod share;
 mod snapshot;
-mod stream;
+mod sole;
+pub mod stage;
 pub mod table;
 mod turn;
 mod users;
-pub mod validate;
 mod view;
+pub mod work;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -58,7 +67,7 @@ use storage::volume::{Fault, Volume};
 use client::Client;
 use message::Message;
 use ring::Ring;
-use stream::Waits;
+use stage::apply::Waits;
 use table::Table;
 
 pub use event::{Copier, Effect, Event};
@@ -69,8 +78,6 @@ fn cause(before: u16, errno: u16) -> u16 {
     if follows && before != 0 { before } else { errno }
 }
 
-/// Bodies above this travel in the bulk class.
-const BULK_MIN: usize = 64 * 1024;
 /// Messages to this node itself handled in one go before the driver gets a turn.
 const LOCAL_MAX: usize = 10_000;
 /// Messages kept of epochs to come. (What is beyond it is lost, and only a link that is renewed repeats it.)
@@ -135,6 +142,8 @@ pub enum Failure {
     Diverged(StreamSeq, String),
     /// hostd copies, and cannot be stopped.
     Host(String),
+    /// What is written to the region does not stay there.
+    Medium(String),
 }
 
 impl std::fmt::Display for Failure {
@@ -146,6 +155,11 @@ impl std::fmt::Display for Failure {
                 f,
                 "chunk {seq} of the stream does not fit this volume ({why}); give up its copy, so \
                  that the node joins anew: `corbel mkfs --force --uuid UUID` with the uuid that the other nodes have"
+            ),
+            Self::Medium(why) => write!(
+                f,
+                "the medium of the region keeps failing ({why}): this copy is given up, the others go on; replace the \
+                 medium, and let the node join anew: `corbel mkfs --force --uuid UUID` with the uuid that the other nodes have"
             ),
             Self::Host(why) => write!(f, "hostd does not end its copies ({why}); end it by hand"),
         }
@@ -177,8 +191,12 @@ pub struct Counters {
     pub entries: u64,
     pub entry_bytes: u64,
     pub refused: u64,
+    /// Of those, what did not fit what others had done in a directory that is used jointly.
+    pub untaken: u64,
     pub publishes: u64,
     pub copied_bytes: u64,
+    /// Bytes of copies that hostd was asked for.
+    pub hosted_bytes: u64,
     pub host_copies: u64,
     pub isolated_copies: u64,
     /// Jobs of hostd that were not waited for.
@@ -209,17 +227,31 @@ pub struct Counters {
     pub old_epoch: u64,
     pub syncs: u64,
     pub snapshots: u64,
+    /// Bytes that were copied out of the logs of clients of this node, and into the ring; and of these the chunks that the thread that
+    /// decides has put there itself.
+    pub fetched_bytes: u64,
+    pub kept_bytes: u64,
+    pub kept_inline: u64,
     /// Bytes of snapshots that this node took in to join.
     pub snapshot_bytes: u64,
     /// Nodes that came back, and were sent what they had missed of the stream.
     pub returns: u64,
     pub locks: u64,
     pub locks_refused: u64,
+    /// Files whose locks were left to a client of this node.
+    pub soles: u64,
+    /// Those that came back.
+    pub soles_back: u64,
     /// Entries that are parts of operations too long for a turn.
     pub parts: u64,
     /// Writes that were taken out of chunks because their ends do not show them, and their bytes.
     pub coalesced: u64,
     pub coalesced_bytes: u64,
+    /// Bytes of pages and content that scrubs have read.
+    pub scrubbed_bytes: u64,
+    /// Blocks and pages that were found rotten, and those that were mended and read again.
+    pub rotten: u64,
+    pub mended: u64,
 }
 
 /// The part that a node has in the current view.
@@ -237,30 +269,18 @@ pub enum Role {
 
 /// See the module.
 pub struct Node {
-    config: NodeConfig,
-    media: Arc<dyn Media>,
-    random: Random,
+    env: env::Env,
     volume: Volume,
     ring: Ring,
     /// Why nothing works any more.
     failure: Option<Failure>,
-    counters: Counters,
-    realtime_offset: u64,
 
-    epoch: Epoch,
-    chain: Vec<NodeId>,
-    syncing: Vec<NodeId>,
-    /// So many members must hold what is acknowledged.
-    least: usize,
-    /// So many the chain has when it is whole.
-    wanted: usize,
+    view: view::View,
     fenced: bool,
     /// The service is about to end.
     closing: Option<closing::Closing>,
     /// As the clients were told.
     serves_until: Nanos,
-    /// The chain agreed on the stream; leases may be granted.
-    ready: bool,
     /// Messages of views that are not here yet.
     early: VecDeque<(NodeId, Epoch, Message)>,
     /// What this node's parts have to say to each other.
@@ -268,25 +288,19 @@ pub struct Node {
     next_token: u64,
     /// What was done in this turn.
     turn: turn::Turn,
-    /// Locks of files: of clients here, and, at the head, of all.
-    locking: locking::Locking,
-    /// Sessions that have ended while their processes live: those of this node, and, at the head, of all.
-    keeping: past::Keeping,
 
     agent: agent::Agent,
     member: member::Member,
-    join: join::Join,
-    /// Made anew by each takeover, and empty elsewhere.
-    head: head::Head,
-    now: Nanos,
+    part: part::Part,
+    scrub: scrub::Scrub,
 }
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node")
-            .field("node", &self.config.node)
-            .field("epoch", &self.epoch)
-            .field("chain", &self.chain)
+            .field("node", &self.env.config.node)
+            .field("epoch", &self.view.epoch)
+            .field("chain", &self.view.chain)
             .field("stream", &self.ring.last())
             .finish_non_exhaustive()
     }
@@ -314,14 +328,12 @@ pub fn entries(
     })
 }
 
-/// Class of a Chunk message of that length.
-fn class_of(len: usize) -> Class {
-    if len > BULK_MIN { Class::Bulk } else { Class::LowLatency }
-}
-
 impl Node {
     /// Opens the node's region and replays what its stream ring holds beyond the published state.
     pub fn new(config: NodeConfig, media: Arc<dyn Media>, random: Random) -> Result<Self, Failure> {
+        if storage::volume::end_upgrade(&*media)? {
+            log::warn!("an upgrade of the region was interrupted at its very end; it is ended");
+        }
         let volume = Volume::open(Arc::clone(&media))?;
         storage::volume::drop_half_roots(&*media, &volume.superblock().uuid)?;
         let published = volume.root().stream_seq;
@@ -329,38 +341,26 @@ impl Node {
         let durability = volume.superblock().durability;
         let strict = durability == Durability::Pmem;
         let (table, found) = Table::open(Arc::clone(&media), strict, config.boot, config.secret)?;
-        let next_inode = volume.last_inode().0.saturating_add(1);
         // A copy: what else is drawn stays as it was.
         let run = random.clone().next_u64() | 1;
         let mut node = Self {
-            config,
-            media,
-            random,
+            env: env::Env::new(config, media, random),
             volume,
             ring,
             failure: None,
-            counters: Counters::default(),
-            realtime_offset: 0,
-            epoch: Epoch(0),
-            chain: Vec::new(),
-            syncing: Vec::new(),
-            least: 1,
-            wanted: 1,
+            view: view::View::default(),
             fenced: false,
             closing: None,
             serves_until: 0,
-            ready: false,
             early: VecDeque::new(),
             local: VecDeque::new(),
-            next_token: 1,
+            // Another run's answers are none to this one's questions.
+            next_token: run >> 34 << 32,
             turn: turn::Turn::default(),
-            locking: locking::Locking::new(run),
-            keeping: past::Keeping::default(),
-            agent: agent::Agent::new(table),
+            agent: agent::Agent::new(table, locking::Locking::new(run)),
             member: member::Member::new(published),
-            join: join::Join::default(),
-            head: head::Head::new(next_inode),
-            now: 0,
+            part: part::Part::Outside,
+            scrub: scrub::Scrub::default(),
         };
         if node.ring.oldest().0 > published.0 + 1 {
             // Ended in the middle of joining: what lies here is no state of the volume, and the
@@ -381,10 +381,13 @@ impl Node {
             node.ring.restart(published)?;
         }
         let mut replayed = restart::Replayed::default();
+        node.member.replayed = node.ring.last();
+        node.volume.begin_replay();
         while node.member.applied < node.ring.last() {
             node.apply_next(Waits::Never)?;
             node.note_replayed(&mut replayed)?;
         }
+        node.volume.end_replay();
         let lost = node.agent.table.rebooted && !strict && !found.is_empty();
         if lost || planted(Bug::LogsDropped) {
             // Pages of the logs may be there or not, in any order: only the stream counts.
@@ -398,66 +401,85 @@ impl Node {
 
     /// The difference between the realtime and the monotonic clock, for time stamps.
     pub fn set_realtime_offset(&mut self, offset: u64) {
-        self.realtime_offset = offset;
+        self.env.realtime_offset = offset;
     }
 
     /// Takes note of what happened.
     pub fn apply(&mut self, now: Nanos, event: Event, out: &mut Vec<Effect>) {
-        self.now = now;
+        self.env.now = now;
         if self.failure.is_some() {
             return;
         }
         self.begin_turn();
-        if let Err(failure) = self.handle(event, out) {
+        std::mem::swap(&mut self.env.out, out);
+        if let Err(failure) = self.handle(event) {
             self.fail(failure);
+        }
+        std::mem::swap(&mut self.env.out, out);
+        self.check();
+    }
+
+    /// In debug builds: what is always true, is.
+    fn check(&self) {
+        if cfg!(debug_assertions) && self.failure.is_none() {
+            assert_eq!(self.cheap_invariants(), Ok(()), "node {}", self.me());
         }
     }
 
-    fn handle(&mut self, event: Event, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
-            Event::Tick => self.tick(out)?,
-            Event::Doorbell(client) => self.rang(client, out)?,
-            Event::Frame { from, kind, body } => self.frame(from, kind, body, out)?,
-            Event::PeerUp(node) => self.peer_up(node, out)?,
+            Event::Tick => self.tick()?,
+            Event::Doorbell(client) => self.rang(client)?,
+            Event::Frame { from, kind, body } => self.frame(from, kind, body)?,
+            Event::PeerUp(node) => self.peer_up(node)?,
             Event::PeerDown(node) => self.peer_down(node),
             Event::View { epoch, chain, syncing, lapse } => {
-                self.on_view(epoch, chain, syncing, lapse, out)?;
+                self.on_view(epoch, chain, syncing, lapse)?;
             }
             Event::Needs { members, replicas } => {
-                self.wanted = replicas;
-                self.needs(members, out)?;
+                self.view.wanted = replicas;
+                self.needs(members)?;
             }
             Event::ServesUntil(until) => self.serves_until(until),
-            Event::Fenced(fenced) => self.fence(fenced, out)?,
+            Event::Fenced(fenced) => self.fence(fenced)?,
             Event::Attach { token, pid, start_time, uid, gid, groups, lanes } => {
                 let identity = message::Identity { uid, gid, groups };
-                self.attach(token, (pid, start_time), identity, lanes, out)?;
+                self.attach(token, (pid, start_time), identity, lanes)?;
             }
-            Event::ClientGone(client) => self.client_gone(client, out)?,
+            Event::ClientGone(client) => self.client_gone(client)?,
             Event::ArenaQuery { token, arena } => {
                 let class = self.volume.arena_class(arena);
                 let bytes = self.arena_bytes();
-                out.push(Effect::Arena { token, class, bytes });
+                self.env.out.push(Effect::Arena { token, class, bytes });
             }
             Event::CopiesDone { id, bad } => self.copies_done(id, &bad)?,
+            Event::CopiesUnasked(id) => self.copies_unasked(id),
+            Event::WorkEnded(id) => self.work_ended(id)?,
             Event::HostUp(host) => self.member.host = Some(host),
             Event::HostDown => self.host_down(),
+            Event::Scrub => self.scrub_wanted(),
             Event::Closing => {
                 self.begin_closing();
-                self.closing_step(out)?;
+                self.closing_step()?;
             }
-            Event::Shutdown => self.shutdown(out)?,
+            Event::Shutdown => self.shutdown()?,
         }
-        self.settle_down(out)
+        self.settle_down()
     }
 
     /// Handles what the event set in motion inside this node.
-    fn settle_down(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn settle_down(&mut self) -> Result<(), Failure> {
+        if self.member.kept_untold {
+            self.say_kept()?;
+        }
         for _ in 0..LOCAL_MAX {
             if let Some(message) = self.local.pop_front() {
-                let me = self.config.node;
-                self.message(me, message, out)?;
-            } else if !self.step_recalls(out)? && !self.step_requests(out)? && self.local.is_empty()
+                let me = self.env.config.node;
+                self.message(me, message)?;
+            } else if !self.step_recalls()?
+                && !self.step_returns()?
+                && !self.step_requests()?
+                && self.local.is_empty()
             {
                 return Ok(());
             }
@@ -466,7 +488,7 @@ impl Node {
     }
 
     fn fail(&mut self, failure: Failure) {
-        log::error!("node {} stops: {failure}", self.config.node);
+        log::error!("node {} stops: {failure}", self.env.config.node);
         for client in self.agent.clients.values_mut() {
             let settled = client.settled;
             client.dismiss(settled);
@@ -481,72 +503,80 @@ impl Node {
 
     /// One slice of background work; `true` when there is more to do at once.
     pub fn work(&mut self, now: Nanos, out: &mut Vec<Effect>) -> bool {
-        self.now = now;
+        self.env.now = now;
         if self.failure.is_some() {
             return false;
         }
         self.begin_turn();
-        let worked = self.work_slice(out).and_then(|more| {
-            self.settle_down(out)?;
+        std::mem::swap(&mut self.env.out, out);
+        let worked = self.work_slice().and_then(|more| {
+            self.settle_down()?;
             // A request that was granted its lease just now may wait for a publication: who slept first
             // would answer it at the next timer.
             Ok(more || self.publishes_at_once() || self.turn.unanswered)
         });
+        std::mem::swap(&mut self.env.out, out);
+        self.check();
         worked.unwrap_or_else(|failure| {
             self.fail(failure);
             false
         })
     }
 
-    fn work_slice(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+    fn work_slice(&mut self) -> Result<bool, Failure> {
         // While a snapshot comes, the ring stands at the snapshot's end and the state before it.
-        let behind = self.join.incoming.is_none() && self.member.applied < self.ring.last();
+        let behind = self.member.incoming.is_none() && self.member.applied < self.ring.kept_to();
         if behind && self.apply_next(Waits::ForPublication)? {
-            self.take_over_caught_up(out)?;
+            self.take_over_caught_up()?;
             return Ok(true);
         }
-        self.retry_stalled(out)?;
-        let more = self.publish_step(out)? || self.turn.cut_short;
+        self.retry_stalled()?;
+        let more = self.publish_step()? || self.turn.cut_short;
         // What waited for a publication goes on after it.
         let more = more || behind && self.member.job.is_none();
         let more = self.discard_step()? || more;
-        let more = self.place_step(out)? || more;
-        Ok(more || self.snapshot_step(out)?)
+        let more = self.place_step()? || more;
+        let more = more || self.snapshot_step()?;
+        Ok(self.scrub_step()? || more)
     }
 
-    fn tick(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn tick(&mut self) -> Result<(), Failure> {
         // What clients took of the file system below comes back first.
-        self.mend_logs(out)?;
+        self.mend_logs()?;
         self.look_below()?;
-        self.return_room(out);
-        self.collect_closed(out)?;
+        self.return_room();
+        self.collect_closed()?;
         self.collect_waiting()?;
-        self.collect_dozing(out)?;
-        self.collect_ended(out)?;
-        self.expel_broken(out)?;
-        self.closing_step(out)?;
-        self.join_again(out);
-        self.watch_acks(out);
-        self.forget_lingering(out)?;
-        self.forget_kept(out)?;
-        self.release_grants(out);
-        self.serve_early_locks(out)?;
-        self.promote_followers(out);
+        self.collect_dozing()?;
+        self.collect_ended()?;
+        self.expel_broken()?;
+        self.closing_step()?;
+        self.join_again();
+        self.watch_acks();
+        self.forget_lingering()?;
+        self.forget_kept()?;
+        self.release_grants();
+        self.serve_early_locks()?;
+        self.end_doubts()?;
+        self.promote_followers();
         self.remove_finished_clients()?;
-        self.retire_expelled(out)
+        self.retire_expelled()
     }
 
     /// When `Tick` is due next, besides every 100 ms.
     pub fn deadline(&self) -> Option<Nanos> {
         let recalls = self.agent.recalls.iter().map(|r| r.look_at);
-        let hold = self.config.limits.hold;
+        let hold = self.env.config.limits.hold;
         let dozing = self.agent.clients.values().filter_map(|c| c.dozing_since.map(|t| t + hold));
         let publish = self.publish_deadline();
-        let lapsed = self.head.lingering.values().copied().min();
-        let grants = (!self.head.held_grants.is_empty() && self.now < self.head.grants_from)
-            .then_some(self.head.grants_from);
+        let head = self.part.head();
+        let lapsed = head.and_then(|head| head.lingering.values().copied().min());
+        let granting = head.is_some_and(|head| !head.held_grants.is_empty());
+        let from = self.view.grants_from;
+        let grants = (granting && self.env.now < from).then_some(from);
         let closing = self.closing_deadline();
-        let kept = self.kept_deadline();
+        let kept =
+            head.filter(|head| head.ready).and_then(|head| head.keeping.deadline(&self.view));
         recalls
             .chain(dozing)
             .chain(publish)
@@ -554,39 +584,36 @@ impl Node {
             .chain(grants)
             .chain(closing)
             .chain(kept)
+            .chain(self.doubts_deadline())
+            .chain(self.returns_deadline())
             .chain(self.waiting_deadline())
+            .chain(self.scrub_deadline())
             .min()
     }
 
-    fn frame(
-        &mut self,
-        from: NodeId,
-        kind: u16,
-        body: Vec<u8>,
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
+    fn frame(&mut self, from: NodeId, kind: u16, body: Vec<u8>) -> Result<(), Failure> {
         if kind == message::CHUNK
             && let Ok((epoch, all_acked)) = message::chunk_prefix(&body)
-            && epoch == self.epoch
+            && epoch == self.view.epoch
         {
             // The bulk of all bytes: passed on in the memory in which it came.
             if !self.sends_chunks(from) && !planted(Bug::ChunkOfAnyone) {
                 self.not_due(from, "sends a chunk");
                 return Ok(());
             }
-            return self.chunk_arrived(from, all_acked, body, out);
+            return self.chunk_arrived(from, all_acked, body);
         }
         match Message::take(kind, body) {
             Err(e) => {
-                self.counters.bad_messages += 1;
+                self.env.counters.bad_messages += 1;
                 log::warn!("message of node {from} refused: {e}");
                 Ok(())
             }
-            Ok((epoch, _)) if epoch < self.epoch && !planted(Bug::OldEpochAccepted) => {
-                self.counters.old_epoch += 1;
+            Ok((epoch, _)) if epoch < self.view.epoch && !planted(Bug::OldEpochAccepted) => {
+                self.env.counters.old_epoch += 1;
                 Ok(())
             }
-            Ok((epoch, message)) if epoch > self.epoch => {
+            Ok((epoch, message)) if epoch > self.view.epoch => {
                 // The peer knows the new view already; ours is on its way.
                 if self.early.len() < EARLY_MAX {
                     self.early.push_back((from, epoch, message));
@@ -600,13 +627,13 @@ impl Node {
                 }
                 Ok(())
             }
-            Ok((_, message)) => self.message(from, message, out),
+            Ok((_, message)) => self.message(from, message),
         }
     }
 
     /// Whether that is what a node says that joins, and this one is in no view that is known here.
     fn may_join(&self, from: NodeId, message: &Message) -> bool {
-        let stranger = !self.chain.contains(&from) && !self.syncing.contains(&from);
+        let stranger = !self.view.chain.contains(&from) && !self.view.syncing.contains(&from);
         let joins = matches!(
             message,
             Message::SnapshotWant { .. }
@@ -618,31 +645,30 @@ impl Node {
         stranger && joins && !planted(Bug::JoinUnheard)
     }
 
-    fn message(
-        &mut self,
-        from: NodeId,
-        message: Message,
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
+    fn message(&mut self, from: NodeId, message: Message) -> Result<(), Failure> {
         if !self.is_due(from, &message) {
             self.not_due(from, "says what is not its part in this epoch");
             return Ok(());
         }
-        let from_head = self.chain.first() == Some(&from);
+        let from_head = self.view.chain.first() == Some(&from);
         match message {
             Message::Chunk { all_acked, chunk } => {
                 let mut frame = message::chunk_frame(chunk.len());
                 frame.extend_from_slice(&chunk);
-                self.chunk_arrived(from, all_acked, frame, out)
+                self.chunk_arrived(from, all_acked, frame)
             }
             Message::StreamWant { from: seq } => {
-                self.send_stream(from, seq, out)?;
+                self.send_stream(from, seq)?;
                 Ok(())
             }
-            Message::Position { seq } => self.position_arrived(from, seq, out),
-            Message::Resume { seq, last } if from_head => self.resume(seq, last, out),
+            Message::Position { seq } => self.position_arrived(from, seq),
+            Message::Resume { seq, last } if from_head => self.resume(seq, last),
+            Message::BlockWant { ino, block } => self.block_wanted(from, ino, block),
+            Message::Block { ino, block, seq, answer, bytes } => {
+                self.block_arrived(from, (ino, block), seq, answer, bytes)
+            }
             Message::Return { incarnation, last, epoch, published } => {
-                self.return_wanted(from, incarnation, (last, epoch), published, out);
+                self.return_wanted(from, incarnation, (last, epoch), published);
                 Ok(())
             }
             Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation),
@@ -651,7 +677,7 @@ impl Node {
                 Ok(())
             }
             Message::Snapshot { seq, piece, last_inode, end, waits, raw } if from_head => {
-                self.snapshot_arrived(seq, piece, last_inode, (end, waits), &raw, out)
+                self.snapshot_arrived(seq, piece, last_inode, (end, waits), &raw)
             }
             Message::Granted { client, ino, token, mode, errno, stream } if from_head => {
                 self.granted(client, ino, token, mode, errno, stream);
@@ -674,30 +700,35 @@ impl Node {
                 Ok(())
             }
             Message::RoomSought if from_head => {
-                self.agent.room_sought = Some(self.now);
+                self.agent.room_sought = Some(self.env.now);
                 Ok(())
             }
             Message::LockDone { client, token, errno, found } if from_head => {
-                self.lock_answered(client, token, errno, found);
-                Ok(())
+                self.lock_answered(client, token, errno, found)
+            }
+            Message::LockSoleTold { client, ino, token, given } if from_head => {
+                self.sole_told(client, (ino, token), given)
             }
             Message::LockFree { client } if from_head => {
                 self.lock_freed(client);
                 Ok(())
             }
             Message::Progress { client, replicated, .. } if from_head => {
-                if let Some(client) = self.agent.clients.get_mut(&client) {
+                // What every member has this node has as well only where it is one; a client that stays is told anew then.
+                if matches!(self.role(), Role::Head | Role::Member)
+                    && let Some(client) = self.agent.clients.get_mut(&client)
+                {
                     client.set_replicated(replicated);
                 }
                 Ok(())
             }
-            other => self.head_message(from, other, out),
+            other => self.head_message(from, other),
         }
     }
 
     fn not_due(&mut self, from: NodeId, what: &str) {
-        self.counters.not_due += 1;
-        if self.counters.not_due.is_power_of_two() {
+        self.env.counters.not_due += 1;
+        if self.env.counters.not_due.is_power_of_two() {
             log::warn!("node {from} {what}; it is not listened to");
         }
     }
@@ -705,9 +736,9 @@ impl Node {
     /// Whether chunks of this epoch may come from `from`: down the chain, from the head (that sends what is missing, and
     /// to who joins), and to a head that takes over from who holds more than it.
     fn sends_chunks(&self, from: NodeId) -> bool {
-        let from_head = self.chain.first() == Some(&from);
+        let from_head = self.view.chain.first() == Some(&from);
         match self.role() {
-            Role::Head => !self.ready && from != self.me() && self.chain.contains(&from),
+            Role::Head => !self.is_ready() && from != self.me() && self.view.chain.contains(&from),
             Role::Member => from_head || self.predecessor() == Some(from),
             Role::Syncing => from_head,
             Role::Outside => false,
@@ -716,8 +747,8 @@ impl Node {
 
     /// Whether `from` has the part in this epoch that goes with the message. Who it is, its link has shown.
     fn is_due(&self, from: NodeId, message: &Message) -> bool {
-        let (member, joins) = (self.chain.contains(&from), self.syncing.contains(&from));
-        let from_head = self.chain.first() == Some(&from);
+        let (member, joins) = (self.view.chain.contains(&from), self.view.syncing.contains(&from));
+        let from_head = self.view.chain.first() == Some(&from);
         match message {
             Message::Chunk { .. } => self.sends_chunks(from) || planted(Bug::ChunkOfAnyone),
             // All that the volume holds goes out by it.
@@ -736,19 +767,20 @@ impl Node {
     }
 
     fn me(&self) -> NodeId {
-        self.config.node
+        self.env.config.node
     }
 
     /// The part of this node in the view.
     pub fn role(&self) -> Role {
-        if self.chain.first() == Some(&self.me()) {
-            Role::Head
-        } else if self.chain.contains(&self.me()) {
-            Role::Member
-        } else if self.syncing.contains(&self.me()) {
-            Role::Syncing
-        } else {
-            Role::Outside
+        self.view.role(self.me())
+    }
+
+    /// The chain agreed on the stream; leases may be granted.
+    fn is_ready(&self) -> bool {
+        match &self.part {
+            part::Part::Head(head) => head.ready,
+            part::Part::Member => true,
+            part::Part::Syncing(_) | part::Part::Outside => false,
         }
     }
 
@@ -762,29 +794,29 @@ impl Node {
             && matches!(self.role(), Role::Head | Role::Member)
     }
 
-    fn send(&self, to: NodeId, message: Message, out: &mut Vec<Effect>) {
-        let (kind, body) = message.into_body(self.epoch);
+    fn send(&mut self, to: NodeId, message: Message) {
+        let (kind, body) = message.into_body(self.view.epoch);
         // Only chunks may overtake each other: their sequence puts them in order again. (And acknowledgements bytes that
         // wait for the link: `nicfs::queue_up`.)
         let class = Class::LowLatency;
-        out.push(Effect::Send { to, class, kind, body });
+        self.env.out.push(Effect::Send { to, class, kind, body });
     }
 
     #[allow(clippy::wrong_self_convention)] // "to" is a direction here, not a conversion
-    fn to_head(&mut self, message: Message, out: &mut Vec<Effect>) {
-        match self.chain.first().copied() {
+    fn to_head(&mut self, message: Message) {
+        match self.view.chain.first().copied() {
             Some(head) if head == self.me() => self.local.push_back(message),
-            Some(head) => self.send(head, message, out),
+            Some(head) => self.send(head, message),
             None => {}
         }
     }
 
     #[allow(clippy::wrong_self_convention)] // "to" is a direction here, not a conversion
-    fn to_agent(&mut self, client: ClientId, message: Message, out: &mut Vec<Effect>) {
+    fn to_agent(&mut self, client: ClientId, message: Message) {
         if client.node() == self.me() {
             self.local.push_back(message);
         } else {
-            self.send(client.node(), message, out);
+            self.send(client.node(), message);
         }
     }
 
@@ -802,9 +834,9 @@ impl Node {
         self.successor().is_some()
     }
 
-    /// Position in the stream.
+    /// Position in the stream: what is in the ring.
     pub fn position(&self) -> StreamSeq {
-        self.ring.last()
+        self.ring.kept_to()
     }
 
     /// Up to where the stream is acknowledged, as far as it is known here.
@@ -814,7 +846,7 @@ impl Node {
 
     /// What this node holds of the stream: nothing while a snapshot comes.
     pub fn holds(&self) -> StreamSeq {
-        if self.join.incoming.is_some() { StreamSeq(0) } else { self.ring.last() }
+        if self.member.incoming.is_some() { StreamSeq(0) } else { self.ring.kept_to() }
     }
 
     /// A chunk that the ring keeps, and its body: for judges, who want to know what became of each operation.
@@ -830,7 +862,7 @@ impl Node {
 
     /// What the node counts.
     pub fn counters(&self) -> &Counters {
-        &self.counters
+        &self.env.counters
     }
 
     /// Everything that `status` shows.
@@ -838,23 +870,25 @@ impl Node {
         NodeStatus {
             node: self.me(),
             role: self.role(),
-            ready: self.ready,
+            ready: self.is_ready(),
             fenced: self.fenced,
-            epoch: self.epoch,
-            chain: self.chain.clone(),
-            syncing: self.syncing.clone(),
-            min_replicas: self.least,
+            epoch: self.view.epoch,
+            chain: self.view.chain.clone(),
+            syncing: self.view.syncing.clone(),
+            min_replicas: self.view.least,
             too_few: self.too_few(),
             stream: self.ring.last(),
             applied: self.member.applied,
             published: self.member.published,
             all_acked: self.member.all_acked,
-            leases: self.head.leases.len(),
-            locks: self.locking.table.len(),
+            leases: self.part.head().map_or(0, |head| head.leases.len()),
+            locks: self.part.head().map_or(0, |head| head.locks.len()),
+            own_locks: self.own_locks(),
             unplaced: self.volume.unplaced(),
+            scrub: self.scrub_status(),
             requests: self.agent.requests.len(),
             recalls: self.agent.recalls.len(),
-            counters: self.counters,
+            counters: self.env.counters,
             failure: self.failure.as_ref().map(ToString::to_string),
             clients: self
                 .agent
@@ -899,8 +933,11 @@ pub struct NodeStatus {
     pub leases: usize,
     /// Ranges of file locks that the head has given out; 0 on others.
     pub locks: usize,
+    /// Those that clients of this node have on files that the head has left to them.
+    pub own_locks: usize,
     /// Inodes that are not yet where the directories above want them.
     pub unplaced: u64,
+    pub scrub: scrub::ScrubStatus,
     pub requests: usize,
     pub recalls: usize,
     pub counters: Counters,

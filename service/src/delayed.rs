@@ -73,6 +73,9 @@ impl<M: Media> Media for Delayed<M> {
     fn spare(&self) -> Result<Option<Spare>, MediaError> {
         self.inner.spare()
     }
+    fn taken_from(&self, offset: u64) -> Result<u64, MediaError> {
+        self.inner.taken_from(offset)
+    }
     fn mend(&self, segment: Segment, size: u64) -> Result<bool, MediaError> {
         self.inner.mend(segment, size)
     }

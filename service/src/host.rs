@@ -18,6 +18,7 @@ use storage::region::FileRegion;
 use storage::volume::CopyItem;
 
 use crate::core::Copier;
+use crate::core::event::COPIES_MAX;
 use crate::link::{self, Packet};
 use crate::process::{Thread, Watch};
 
@@ -176,7 +177,7 @@ impl HostLink {
         if id <= state.void {
             return false;
         }
-        let sent = items.len() <= link::COPIES_MAX && self.send(&Packet::Copies { id, items });
+        let sent = items.len() <= COPIES_MAX && self.send(&Packet::Copies { id, items });
         if sent {
             state.job = Some((id, Instant::now()));
         }

@@ -24,19 +24,19 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use base::wire::{Corrupt, Reader, Writer};
-use base::{ClientId, Errno};
+use base::{ClientId, Errno, StreamSeq};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 use storage::format::item::ReadClass;
 use storage::media::Segment;
-use storage::volume::CopyItem;
+use storage::volume::{CopyItem, Summing};
+
+use crate::core::event::COPIES_MAX;
 
 /// Longest packet.
 const PACKET_MAX: usize = 180 * 1024;
-/// Copies in one job; a longer one is not handed to hostd.
-pub const COPIES_MAX: usize = 4000;
 const NAME: &str = "message between nicfs and hostd";
 
 /// A message; the module text has the fields.
@@ -136,11 +136,13 @@ impl Packet {
                             put_segment(&mut w, to.0, to.1);
                             w.u64(len);
                         }
-                        CopyItem::Zero { to, len } => {
-                            w.u8(1);
-                            put_segment(&mut w, to.0, to.1);
+                        CopyItem::Zero { to, len } | CopyItem::Fresh { to, len } => {
+                            w.u8(if matches!(item, CopyItem::Zero { .. }) { 1 } else { 2 });
                             put_segment(&mut w, to.0, to.1);
                             w.u64(len);
+                        }
+                        CopyItem::Summing(Summing { base, position, again }) => {
+                            w.u8(3).u64(base).u64(position.0).u8(u8::from(again));
                         }
                     }
                 }
@@ -203,13 +205,20 @@ impl Packet {
                 }
                 let mut items = Vec::with_capacity(n);
                 for _ in 0..n {
-                    let zero = r.flag()?;
-                    let (from, to) = (take_segment(&mut r)?, take_segment(&mut r)?);
-                    let len = r.u64()?;
-                    items.push(if zero {
-                        CopyItem::Zero { to, len }
-                    } else {
-                        CopyItem::Copy { from, to, len }
+                    items.push(match r.u8()? {
+                        0 => CopyItem::Copy {
+                            from: take_segment(&mut r)?,
+                            to: take_segment(&mut r)?,
+                            len: r.u64()?,
+                        },
+                        1 => CopyItem::Zero { to: take_segment(&mut r)?, len: r.u64()? },
+                        2 => CopyItem::Fresh { to: take_segment(&mut r)?, len: r.u64()? },
+                        3 => CopyItem::Summing(Summing {
+                            base: r.u64()?,
+                            position: StreamSeq(r.u64()?),
+                            again: r.flag()?,
+                        }),
+                        _ => return Err(r.corrupt("holds a copy of an unknown kind")),
                     });
                 }
                 Self::Copies { id, items }
@@ -321,6 +330,12 @@ mod tests {
                         len: 7,
                     },
                     CopyItem::Zero { to: (Segment::Arena(1), 2), len: 3 },
+                    CopyItem::Fresh { to: (Segment::Arena(1), 4096), len: 4096 },
+                    CopyItem::Summing(Summing {
+                        base: 1 << 20,
+                        position: StreamSeq(4),
+                        again: true,
+                    }),
                 ],
             },
             Packet::Adopt { client: ClientId(1), pid: 2, start: 3 },

@@ -339,6 +339,17 @@ impl Piece {
     }
 }
 
+impl Done {
+    /// What was done, in a word, and to how many bytes.
+    pub fn what(&self) -> (&'static str, usize) {
+        match &self.end {
+            End::Packed(_, body, from) => ("pack", from.unwrap_or(body.len())),
+            End::Unpacked(Ok(message), _) => ("unpack", message.len()),
+            End::Unpacked(Err(_), packed) => ("unpack", packed.len()),
+        }
+    }
+}
+
 /// Where something has moved on by the end of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moved {

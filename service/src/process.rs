@@ -80,6 +80,12 @@ fn raise_limits() -> rustix::io::Result<()> {
     Ok(())
 }
 
+/// Processor time that this process has used.
+pub fn cpu_time() -> std::time::Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    std::time::Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec as u32)
+}
+
 /// Keeps this thread, and all that is started from it, to some cores; what is wrong with them. To be called before there
 /// is a second thread.
 pub fn keep_to(cores: &[u16]) -> Result<(), String> {

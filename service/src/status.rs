@@ -1,16 +1,21 @@
 //! What a node says of itself, as one JSON object.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cluster::transport::Counters;
 use serde_json::{Value, json};
 
+use crate::config::Pipeline;
+use crate::core::work::Kind;
 use crate::core::{NodeStatus, Role};
 use crate::packing::{self, Compression};
 
 /// What the process knows and its node does not.
 #[derive(Clone, Debug)]
 pub struct Own {
+    /// Which run of nicfs this is: counters begin at 0 with each.
+    pub incarnation: u64,
     /// hostd is there.
     pub hostd: bool,
     /// Time for which peers and clients were not heard, at most.
@@ -21,6 +26,25 @@ pub struct Own {
     pub compression: Compression,
     /// What that came to.
     pub packing: packing::Counters,
+    /// Who does the work of the stages.
+    pub pipeline: Pipeline,
+    /// What was done of it apart from deciding, by stage.
+    pub work: BTreeMap<&'static str, Work>,
+    /// Threads for it that there are now.
+    pub threads: usize,
+    /// Processor time of the process since it began.
+    pub cpu: Duration,
+}
+
+/// Work of a stage that was done in pieces.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Work {
+    /// How many.
+    pub pieces: u64,
+    /// Of how many bytes.
+    pub bytes: u64,
+    /// How long they took, by the clock.
+    pub time: Duration,
 }
 
 /// Why fsync waits, and what to do, if the chain has fewer members than must hold what is acknowledged.
@@ -44,9 +68,22 @@ fn too_few(status: &NodeStatus) -> Option<String> {
     })
 }
 
+/// What is rotten, and what to do, if no other member has it.
+fn rotten(status: &NodeStatus) -> Option<String> {
+    (status.scrub.lost > 0).then(|| {
+        format!(
+            "{} blocks of files are rotten on node {}, and no other member of the chain has them: reading them fails (EIO). \
+             Start the members that are away, if they may have them; else write these files anew from a copy, or remove \
+             them. `corbel fsck --data` says which they are",
+            status.scrub.lost, status.node
+        )
+    })
+}
+
 /// The object, ended by a newline.
 pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     own.warnings.extend(too_few(status));
+    own.warnings.extend(rotten(status));
     let role = match status.role {
         Role::Outside => "outside",
         Role::Head => "head",
@@ -139,11 +176,37 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["counters"]["unpacked"] = p.unpacked.into();
     object["counters"]["unpacked_bytes"] = p.unpacked_to.into();
     object["counters"]["bad_packed"] = p.bad.into();
+    object["pipeline"] = own.pipeline.name().into();
+    object["work_threads"] = own.threads.into();
+    object["cpu_us"] = (own.cpu.as_micros() as u64).into();
+    // Each stage is there, whether it has done anything or not.
+    let stages = Kind::ALL.into_iter().map(Kind::name).chain(["pack", "unpack"]);
+    for stage in stages {
+        let work = own.work.get(stage).copied().unwrap_or_default();
+        object["counters"][format!("work_{stage}")] = work.pieces.into();
+        object["counters"][format!("work_{stage}_bytes")] = work.bytes.into();
+        object["counters"][format!("work_{stage}_us")] = (work.time.as_micros() as u64).into();
+    }
+    object["counters"]["fetched_bytes"] = c.fetched_bytes.into();
+    object["counters"]["hosted_bytes"] = c.hosted_bytes.into();
+    object["counters"]["kept_bytes"] = c.kept_bytes.into();
+    object["counters"]["kept_inline"] = c.kept_inline.into();
     object["compression"] = own.compression.name().into();
     object["compression_ratio"] = p.ratio().into();
     object["longest_turn_us"] = (own.longest_turn.as_micros() as u64).into();
     object["warnings"] = own.warnings.into();
     object["locks"] = status.locks.into();
+    object["own_locks"] = status.own_locks.into();
+    object["checksums"] = status.scrub.sums.into();
+    object["incarnation"] = own.incarnation.into();
+    object["scrub_running"] = status.scrub.running.into();
+    object["scrub_bytes"] = status.scrub.bytes.into();
+    object["scrub_passes"] = status.scrub.passes.into();
+    object["rotten_blocks"] = status.scrub.rotten.into();
+    object["lost_blocks"] = status.scrub.lost.into();
+    object["counters"]["scrubbed_bytes"] = c.scrubbed_bytes.into();
+    object["counters"]["rotten"] = c.rotten.into();
+    object["counters"]["mended"] = c.mended.into();
     object["unplaced"] = status.unplaced.into();
     object["min_replicas"] = status.min_replicas.into();
     object["too_few_replicas"] = status.too_few.into();
@@ -151,5 +214,7 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["counters"]["snapshot_bytes"] = c.snapshot_bytes.into();
     object["counters"]["returns"] = c.returns.into();
     object["counters"]["locks_refused"] = c.locks_refused.into();
+    object["counters"]["soles"] = c.soles.into();
+    object["counters"]["soles_back"] = c.soles_back.into();
     format!("{object}\n")
 }

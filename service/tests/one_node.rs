@@ -15,6 +15,8 @@ use service::nicfs::FormatParams;
 use service::{HostdConfig, Membership, NicfsConfig, PeerTransport};
 use storage::format::superblock::Durability;
 
+#[path = "one_node/shared.rs"]
+mod shared;
 #[path = "one_node/threads.rs"]
 mod threads;
 
@@ -41,6 +43,10 @@ fn config(dir: &Path) -> NicfsConfig {
         memory: 64 << 20,
         high: 70,
         low: 30,
+        scrub_every: 0,
+        scrub_rate: 64 << 20,
+        pipeline: service::config::Pipeline::Pipelined,
+        inline_bytes: 128 << 10,
         hold: 2_000_000,
         compression: service::packing::Compression::Auto,
         fabric_delay: 0,

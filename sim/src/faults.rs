@@ -42,7 +42,8 @@ pub enum Fault {
     Damage(usize),
     /// nicfs of the node dies, and a bit of a page of its tree rots until it returns. It is noticed:
     /// the node does not start on it, its region is emptied, it joins anew (only if another member
-    /// has everything). File content has no checksum at rest: nothing is claimed of it.
+    /// has everything). (What rots in file content, checksums and pages of a node that
+    /// serves is found and mended: `world/decay.rs`, at the end of each history.)
     BitRot(usize),
     /// hostd of the node dies, with the copies under way, and returns.
     Hostd(usize),

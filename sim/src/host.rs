@@ -19,7 +19,7 @@ use storage::volume::{Params, Volume};
 
 use crate::hostd::Hostd;
 use crate::process::REALTIME;
-use crate::world::Item;
+use crate::world::{Item, MS};
 
 /// Heartbeat of the core.
 pub const TICK: Nanos = 100_000_000;
@@ -115,8 +115,12 @@ pub struct Host {
     pub compression: Compression,
     /// What it has packed, and is about to.
     pub packing: Packing,
+    /// Work of its stages that is not begun, and perhaps some that is.
+    pub pieces: Vec<service::core::work::Piece>,
     /// Judges read every chunk of its ring.
     pub keeps_chunks: bool,
+    /// Directories may be used jointly.
+    pub joint: bool,
     /// Some client speaks the protocol by hand.
     pub by_hand: bool,
     /// Chunks of its ring up to here were looked at.
@@ -198,9 +202,37 @@ pub fn fresh_region(id: NodeId, shape: Shape) -> Result<Arc<MemoryRegion>, Strin
     Ok(region)
 }
 
+/// How the locks of files are left to clients. Not drawn from the others' numbers.
+fn draw_soles(limits: &mut Limits, random: &mut Random) {
+    if random.chance(1, 4) {
+        return;
+    }
+    let mut some = |of: [u64; 4]| of[random.below(4) as usize];
+    limits.soles = some([0, 1, 2, 16]) as usize;
+    limits.sole_after = some([1, 2, 5, 100]) as u32;
+    limits.sole_within = some([MS, 20 * MS, 200 * MS, 1000 * MS]);
+    limits.sole_pause = some([1, MS, 20 * MS, 200 * MS]);
+    limits.sole_again = some([1, 1, MS, 20 * MS]);
+}
+
 /// The bounds of a node: as shipped, or so small that their edges are met within a few operations.
-fn draw_limits(random: &mut Random, keeps_chunks: bool, by_hand: bool) -> Limits {
+fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool, bool)) -> Limits {
     let mut limits = Limits::SHIPPED;
+    if joint {
+        // Not drawn from the others' numbers.
+        let mut random = Random::new(random.clone().next_u64() ^ 0x101e);
+        limits.joint_after = 1 + random.below(limits.joint_after.into()) as u32;
+        limits.joint_within = [100 * MS, 1000 * MS, 10_000 * MS][random.below(3) as usize];
+        limits.joint_for = [MS, 20 * MS, 200 * MS, 1000 * MS][random.below(4) as usize];
+    } else {
+        limits.joint_after = u32::MAX;
+    }
+    draw_soles(&mut limits, &mut Random::new(random.clone().next_u64() ^ 0x501e));
+    // Nor is this. Work is done apart for whatever is long enough: nothing that is usual here, or nearly everything.
+    let mut other = Random::new(random.clone().next_u64() ^ 0x1a1e);
+    limits.inline_bytes = [limits.inline_bytes, 0, 300, 3000][other.below(4) as usize];
+    limits.keep_bytes = [limits.keep_bytes, 1, 5000][other.below(3) as usize];
+    limits.behind_bytes = [limits.behind_bytes, 20_000, 3000][other.below(3) as usize];
     if random.chance(1, 3) {
         // Where the judges read every verdict in the ring, nothing leaves it before it is full.
         limits.release_step = if keeps_chunks { 1 << 40 } else { limits.release_step };
@@ -258,8 +290,10 @@ impl Host {
             node: None,
             compression: Compression::None,
             packing: Packing::new(Compression::None, 1, PACKING),
+            pieces: Vec::new(),
             keeps_chunks: false,
             by_hand: false,
+            joint: false,
             looked: StreamSeq(0),
             chunks: Vec::new(),
             boot: 1,
@@ -301,8 +335,9 @@ impl Host {
     /// Starts nicfs.
     pub fn start(&mut self, now: Nanos, seed: u64) -> Result<(), String> {
         let mut random = Random::new(seed ^ 0x11b5);
+        let limits = draw_limits(&mut random, (self.keeps_chunks, self.by_hand, self.joint));
         let config = NodeConfig {
-            limits: draw_limits(&mut random, self.keeps_chunks, self.by_hand),
+            limits,
             node: self.id,
             lanes: 2,
             lane_bytes: storage::limits::LANE_BYTES_MIN.next_multiple_of(4096),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::random::Random;
 use service::core::Copier;
 use storage::memory::MemoryRegion;
-use storage::volume::{CopyItem, run_copies};
+use storage::volume::{CopyItem, run_copies, summing_at};
 
 /// A life of hostd.
 #[derive(Debug)]
@@ -55,8 +55,11 @@ impl Job {
     /// Runs up to `n` copies.
     fn run(&mut self, region: &MemoryRegion, n: usize) -> Result<(), String> {
         let to = (self.done + n).min(self.end());
-        run_copies(region, &self.items[self.done..to])
-            .map_err(|e| format!("hostd cannot copy: {e}"))?;
+        let items: Vec<_> = summing_at(&self.items, self.done)
+            .into_iter()
+            .chain(self.items[self.done..to].iter().copied())
+            .collect();
+        run_copies(region, &items).map_err(|e| format!("hostd cannot copy: {e}"))?;
         self.done = to;
         Ok(())
     }

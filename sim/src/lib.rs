@@ -5,6 +5,7 @@
 
 mod acl;
 pub mod actor;
+pub mod block;
 pub mod crash;
 pub mod faults;
 pub mod host;

@@ -29,7 +29,7 @@ corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-goi
   --trace        print one line an event
   --seconds T    end after T seconds
   --keep-going   go on after a violation
-  --flavour F    only histories of that kind: plain, large, hostile, full, quota
+  --flavour F    only histories of that kind: plain, large, hostile, full, quota, joint, long
 corbel-sim scenario NAME [--bug VARIANT] [the options above]
   the same with directed histories; --bug plants a variant (with --features planted)
 corbel-sim planted [--only NAME]... [--from S] [--json]   (built with --features planted)
@@ -89,6 +89,8 @@ fn options(args: &mut Args) -> Result<Options, String> {
                 "hostile" => Flavour::Hostile,
                 "full" => Flavour::Full,
                 "quota" => Flavour::Quota,
+                "joint" => Flavour::Joint,
+                "long" => Flavour::Long,
                 other => return Err(format!("--flavour {other}: there is no such\n{USAGE}")),
             });
             continue;
@@ -111,8 +113,9 @@ fn options(args: &mut Args) -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
+    base::output::end_where_it_ends("corbel-sim");
     if std::env::args().any(|arg| matches!(arg.as_str(), "--help" | "-h")) {
-        println!("{USAGE}\n{}", sim::crash::command::USAGE);
+        println!("{USAGE}\n{}\n{}", sim::crash::command::USAGE, sim::block::command::USAGE);
         return ExitCode::SUCCESS;
     }
     if std::env::args().nth(1).as_deref() == Some("planted") {
@@ -120,6 +123,9 @@ fn main() -> ExitCode {
     }
     if std::env::args().nth(1).as_deref() == Some("crash") {
         return sim::crash::command::main(&mut std::env::args().skip(2));
+    }
+    if std::env::args().nth(1).as_deref() == Some("block") {
+        return sim::block::command::main(&mut std::env::args().skip(2));
     }
     let mut args = std::env::args().skip(1).peekable();
     let options = match args.next_if_eq("scenario") {
@@ -197,7 +203,7 @@ fn many(options: &Options) -> ExitCode {
     );
     println!(
         "{} operations ({}), {} observations, {} interleavings, {} fsyncs; {} entries to refuse, {} operations without space, \
-         {} over a quota; {} steps of scripts",
+         {} over a quota; {} jointly, {} of them untaken, {} judged anew; {} steps of scripts",
         total.operations,
         listed(&total.kinds),
         total.observations,
@@ -206,6 +212,9 @@ fn many(options: &Options) -> ExitCode {
         total.dared,
         total.no_space,
         total.over_quota,
+        total.joint,
+        total.untaken,
+        total.unsaid,
         total.steps
     );
     println!("{} faults ({})", total.faults.values().sum::<u64>(), listed(&total.faults));

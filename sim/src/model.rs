@@ -111,10 +111,22 @@ impl State {
     }
 }
 
+/// A version that an operation in the stream has made.
+#[derive(Debug)]
+pub struct Made {
+    /// Of this inode.
+    pub ino: u64,
+    /// When.
+    pub at: u64,
+    before: Option<Version>,
+}
+
 #[derive(Clone, Debug)]
 struct Version {
     /// `None`: nobody disputes it.
     by: Option<(usize, u64)>,
+    /// It is in the stream: whatever becomes of who did it, it is so until the stream loses it.
+    firm: bool,
     /// When it was made, counted in versions.
     at: u64,
     state: Rc<State>,
@@ -160,7 +172,7 @@ pub struct Model {
 impl Model {
     /// A volume with an empty root.
     pub fn new(root: State) -> Self {
-        let first = Version { by: None, at: 0, state: Rc::new(root) };
+        let first = Version { by: None, firm: true, at: 0, state: Rc::new(root) };
         Self { inodes: BTreeMap::from([(1, vec![first])]), ..Self::default() }
     }
 
@@ -200,8 +212,61 @@ impl Model {
         for (ino, state) in changes {
             let (by, at) = (Some((session, seq)), self.now);
             let state = Rc::new(state);
-            self.inodes.entry(ino).or_default().push(Version { by, at, state });
+            self.inodes.entry(ino).or_default().push(Version { by, firm: false, at, state });
         }
+    }
+
+    /// Operation `seq` of `session` is in the stream, and so from now on.
+    pub fn took(&mut self, session: usize, seq: u64, changes: Vec<(u64, State)>) -> Vec<Made> {
+        self.now += 1;
+        let (by, at) = (Some((session, seq)), self.now);
+        let made = changes.into_iter().map(|(ino, state)| {
+            let versions = self.inodes.entry(ino).or_default();
+            let before = versions.last().cloned();
+            versions.push(Version { by, firm: true, at, state: Rc::new(state) });
+            Made { ino, at, before }
+        });
+        made.collect()
+    }
+
+    /// The stream has lost an operation that it took, and made these. Gives those that stay: more was done to these
+    /// inodes after it under leases, and it is as lost, or not, as that.
+    pub fn untook(&mut self, session: usize, seq: u64, made: Vec<Made>) -> Vec<Made> {
+        self.now += 1;
+        let (now, mut stay) = (self.now, Vec::new());
+        for one in made {
+            let is = |v: &mut Version| v.at == one.at && v.by == Some((session, seq));
+            let versions = self.inodes.entry(one.ino).or_default();
+            let Some(version) = versions.pop_if(is) else {
+                self.firm(session, seq, one.at, false);
+                stay.push(one);
+                continue;
+            };
+            if versions.is_empty() {
+                // (Somebody has looked since, and what was before is not kept.)
+                versions.extend(one.before);
+            }
+            // Who began before has perhaps seen it.
+            let past = Past { until: now, state: version.state };
+            self.past.entry(one.ino).or_default().push(past);
+        }
+        stay
+    }
+
+    /// Whether an operation that was taken at that time is in the stream.
+    pub fn firm(&mut self, session: usize, seq: u64, at: u64, firm: bool) {
+        let is = |v: &&mut Version| v.at == at && v.by == Some((session, seq));
+        self.inodes.values_mut().flatten().filter(is).for_each(|v| v.firm = firm);
+    }
+
+    /// Whether nothing has ended a session.
+    pub fn is_alive(&self, session: usize) -> bool {
+        self.sessions[session].alive
+    }
+
+    /// Whether an operation of a session must survive.
+    pub fn is_vouched(&self, session: usize, seq: u64) -> bool {
+        seq <= self.sessions[session].lo
     }
 
     /// Takes a session's operations from `from` on out, to be put back otherwise: which they were, and when.
@@ -227,7 +292,7 @@ impl Model {
         }
         for (ino, state) in changes {
             let (by, state) = (Some((session, seq)), Rc::new(state));
-            self.inodes.entry(ino).or_default().push(Version { by, at, state });
+            self.inodes.entry(ino).or_default().push(Version { by, firm: false, at, state });
         }
     }
 
@@ -282,13 +347,7 @@ impl Model {
     ) -> impl Iterator<Item = Option<&State>> {
         let versions = self.inodes.get(&ino).map_or(&[][..], Vec::as_slice);
         let counts = |v: &Version| self.counts(v);
-        let certain = |v: &Version| {
-            counts(v)
-                && v.by.is_none_or(|(s, seq)| {
-                    let s = &self.sessions[s];
-                    s.alive || seq <= s.lo
-                })
-        };
+        let certain = |v: &Version| counts(v) && self.is_certain(v);
         let from = versions.iter().rposition(certain);
         let unborn = from.is_none().then_some(None);
         let later = versions[from.unwrap_or(0)..].iter();
@@ -413,6 +472,25 @@ impl Model {
         may.map(drop).map_err(|may| format!("inode {ino}: {may}"))
     }
 
+    /// What was seen since then of a directory that several use shows what others had done before: all members have that.
+    pub fn vouch_seen(
+        &mut self,
+        by: Option<usize>,
+        ino: u64,
+        since: u64,
+        fits: impl Fn(&State) -> bool,
+    ) {
+        let versions = self.inodes.get(&ino).map_or(&[][..], Vec::as_slice);
+        let first = self.first_possible(versions, since);
+        let seen = (first..versions.len()).find(|at| fits(&versions[*at].state));
+        let shown = versions[..seen.map_or(0, |at| at + 1)].iter().filter(|v| v.firm);
+        let others = shown.filter_map(|v| v.by).filter(|(s, _)| by != Some(*s));
+        for (s, seq) in others.collect::<Vec<_>>() {
+            let session = &mut self.sessions[s];
+            session.lo = session.lo.max(seq.min(session.hi));
+        }
+    }
+
     /// What may have been seen of an inode at some moment since then.
     pub fn during(&self, ino: u64, since: u64) -> Vec<Rc<State>> {
         let past = self.past.get(&ino).into_iter().flatten();
@@ -431,14 +509,15 @@ impl Model {
     }
 
     fn counts(&self, v: &Version) -> bool {
-        v.by.is_none_or(|(s, seq)| seq <= self.sessions[s].hi)
+        v.firm || v.by.is_none_or(|(s, seq)| seq <= self.sessions[s].hi)
     }
 
     fn is_certain(&self, v: &Version) -> bool {
-        v.by.is_none_or(|(s, seq)| {
-            let s = &self.sessions[s];
-            s.alive || seq <= s.lo
-        })
+        v.firm
+            || v.by.is_none_or(|(s, seq)| {
+                let s = &self.sessions[s];
+                s.alive || seq <= s.lo
+            })
     }
 
     /// The first version that may have been there at some moment since then.

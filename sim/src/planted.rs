@@ -22,8 +22,45 @@ use crate::{Flavour, Preset, run};
 pub const FIRST_SEED: u64 = 1;
 /// Numbers from here on are the cluster's variants.
 const CLUSTER: u16 = 50;
-/// Numbers from here on are the variants of who speaks, which real sockets and certificates find.
-const DOORS: u16 = 260;
+/// Variants that the tests of others find, and where those are (each run by `scripts/soak.sh`): of work apart and of checksums at rest; of
+/// who speaks, by real sockets and certificates; of devices; of callers that are interrupted while they wait for a sole use, and
+/// of joint leases what only a client shows that breaks their rules; what others are shown that they must not see, what is packed and what
+/// is left out of chunks; what is closed and opened again at once, which LibFS does not say in that order, or not between two looks
+/// of the service here; how long somebody waits beside a flood, which is nobody's error; and what takes a moment that no seed has met.
+pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
+    (224..225, "service/tests/node/joint.rs"),
+    (238..239, "service/tests/node/closed.rs"),
+    (260..265, "cluster/tests/keys.rs"),
+    (265..266, "service/tests/node/messages.rs"),
+    (280..282, "service/tests/node/reach.rs"),
+    (282..284, "service/src/packing/tests.rs"),
+    (284..285, "service/tests/node/coalesce.rs"),
+    (285..287, "service/src/packing/tests.rs"),
+    (287..289, "service/tests/node/coalesce.rs"),
+    (290..298, "service/tests/node/work.rs"),
+    (315..316, "service/tests/node/closed.rs"),
+    (316..317, "service/tests/node/joins.rs"),
+    (317..318, "service/tests/node/threads.rs"),
+    (320..321, "service/tests/node/closed.rs"),
+    (326..327, "service/src/core/frame.rs"),
+    (327..328, "service/tests/node/share.rs"),
+    (349..350, "service/tests/node/sole.rs"),
+    (350..351, "service/tests/node/threads.rs"),
+    (352..353, "service/tests/node/sole.rs"),
+    (380..396, "service/tests/node/scrub.rs"),
+    (400..407, "block/tests/layer.rs"),
+    (407..411, "block/tests/pool.rs"),
+    (411..412, "block/tests/layer.rs"),
+    (412..422, "block/tests/pool.rs"),
+    (430..433, "service/tests/node/threads.rs"),
+    (433..434, "service/tests/node/locks.rs"),
+    (434..435, "service/tests/node/returns.rs"),
+    (440..445, "service/tests/node/given_back.rs"),
+];
+/// Variants of threads that share a file.
+const SHARED: std::ops::Range<u16> = 360..380;
+/// Variants of locks that are left to clients.
+const SOLE: std::ops::Range<u16> = 343..353;
 /// How long one variant may stay unfound.
 pub const BUDGET: Duration = Duration::from_secs(60);
 
@@ -60,9 +97,15 @@ pub(crate) fn worked() -> Duration {
     Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
 }
 
-/// Names of all variants that must be found here. Those of who speaks over TCP are found by `cluster/tests/keys.rs`.
+/// Names of all variants that must be found here.
 pub fn names() -> Vec<&'static str> {
-    Bug::ALL.iter().filter(|bug| (bug.0 as u16) < DOORS).map(|bug| bug.1).collect()
+    Bug::ALL.iter().filter(|bug| elsewhere(bug.0).is_none()).map(|bug| bug.1).collect()
+}
+
+/// The file with the test that finds a variant, if that is none of the simulator's.
+pub fn elsewhere(bug: Bug) -> Option<&'static str> {
+    let found = ELSEWHERE.iter().find(|(range, _)| range.contains(&(bug as u16)));
+    found.map(|(_, file)| *file)
 }
 
 /// Hunts for one variant in a process of its own; histories of the cluster begin with seed `from`.
@@ -168,6 +211,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         PowerCut, RegionLost, Slow, Stop,
     };
     let mut preset = Preset::of(seed);
+    preset.joint = false;
     let head_lost = [OneWay(0, 1), LinkDown(0, 1), OneWay(1, 2), RegionLost(0), Crash(0)];
     let split = [OneWay(0, 1), OneWay(0, 2), CutOff(0)];
     let crashes = [Crash(0), Crash(1), Crash(2), PowerCut(0), PowerCut(1), PowerCut(2)];
@@ -214,14 +258,9 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::GivenUncounted
         | Bug::LinksUncounted
         | Bug::AttributesUncounted
-        | Bug::RefusedIsThere
         | Bug::RefusedBetween => {
             by_guests(&mut preset, bug);
             preset.make(Flavour::Quota);
-            if bug == Bug::RefusedIsThere {
-                // What is barred is seen between two threads.
-                (preset.threads, preset.pace) = (4, 50 * US);
-            }
             if bug == Bug::NamelessOfPast {
                 preset.pace = 20 * MS;
             }
@@ -241,24 +280,6 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             preset.make(Flavour::Plain);
             (preset.nodes, preset.compression) = (3, Some(Compression::Lz4));
         }
-        // A node that waits for publications, one after the other, is behind what its client has made and closed.
-        Bug::ClosedReported => {
-            use crate::actor::Kind::{Clone, Create, Shift, Unlink};
-            preset.make(Flavour::Plain);
-            (preset.threads, preset.pace, preset.closes) = (3, 50 * US, 1);
-            (preset.ops, preset.syncs) = (300, 50);
-            preset.favour = vec![Clone, Clone, Clone, Shift, Create, Create, Create, Unlink];
-        }
-        // What was closed a moment ago is opened again, while others have it taken away.
-        Bug::ClosedLater => {
-            use crate::actor::Kind::{Chmod, Create, Read, Unlink};
-            preset.make(Flavour::Plain);
-            (preset.nodes, preset.clients, preset.faults) = (3, 4, 0);
-            (preset.threads, preset.pace, preset.closes) = (2, 200 * US, 2);
-            (preset.ops, preset.syncs) = (200, 100);
-            preset.favour = vec![Create, Read, Read, Read, Read, Unlink];
-        }
-        Bug::NumbersForgotten | Bug::NumbersOfAnother => preset.make(Flavour::Quota),
         Bug::LocksUnreported
         | Bug::LocksOfEndedKept
         | Bug::LocksOfPastHead
@@ -267,6 +288,14 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             preset.make(Flavour::Plain);
             (preset.pace, preset.closes) = (2 * MS, 60);
             preset.favour = vec![Create, Lock, Lock, Lock];
+        }
+        // Few files, locked all the time by all.
+        bug if SOLE.contains(&(bug as u16)) => {
+            use crate::actor::Kind::{Create, Lock};
+            preset.make(Flavour::Plain);
+            (preset.threads, preset.closes) = (2 + seed % 2, 60);
+            preset.pace = [100 * US, 500 * US, 2 * MS][seed as usize % 3];
+            preset.favour = vec![Create, Lock, Lock, Lock, Lock, Lock];
         }
         Bug::DirectoryUnpinned => {
             use crate::actor::Kind::{Mkdir, OpenDir};
@@ -278,6 +307,18 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             by_threads(&mut preset, bug, seed);
             preset.make(Flavour::Full);
         }
+        Bug::ReaderBesideJoint
+        | Bug::JointRefusalCounts
+        | Bug::UntakenUntold
+        | Bug::JointAnsweredStale
+        | Bug::JointUnawaited
+        | Bug::JointNamesKept
+        | Bug::GivenForGood
+        | Bug::UntakenShown
+        | Bug::JointDoneAlready
+        | Bug::JointTurnedOver
+        | Bug::GivenTillTold
+        | Bug::FoundGoneKept => jointly(&mut preset, seed),
         bug if is_client(bug) => by_threads(&mut preset, bug, seed),
         Bug::ReservedUnsent | Bug::NamedBefore | Bug::RedeemedTwice => preset.make(Flavour::Full),
         _ => preset.make(Flavour::Plain),
@@ -285,8 +326,10 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
     let (first, second): (&[Fault], &[Fault]) = match bug {
         Bug::EarlyAck | Bug::GrantBeforeReplicated | Bug::TakeOverShort => (&head_lost, &[]),
         Bug::LocksUnreported => (&head_lost, &[Planned(0), Hang(0), CutOff(0)]),
+        Bug::SolesUnreported => (&head_lost, &[Planned(0), Hang(0), CutOff(0)]),
+        Bug::SoleUnwaited => (&stops, &[]),
         Bug::LocksOfPastHead => (&[Hang(0), CutOff(0)], &[OneWay(0, 1), LinkDown(0, 1)]),
-        Bug::LocksOfEndedKept => (&ends, &[]),
+        Bug::LocksOfEndedKept | Bug::RoomUnsummed => (&ends, &[]),
         Bug::OldEpochAccepted | Bug::FencedServes => (&split, &[]),
         Bug::RingOverrun | Bug::GapAcknowledged => (&slow, &links),
         Bug::PublishedTooFar => (&crashes, &[]),
@@ -320,12 +363,6 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Bug::PastOfExpelledForgotten => (&stops, &planned),
         Bug::TakeOverFrees => (&[Planned(0), Crash(0)], &[]),
         Bug::NamedBefore => (&[BitRot(1), BitRot(2)], &[Crash(1), Crash(2)]),
-        Bug::ClosedReported => (&[LinkDown(0, 1), LinkDown(0, 2)], &[Slow(1), Slow(2)]),
-        Bug::NumbersForgotten => (&joins, &[CutOff(0), Crash(0), Planned(0)]),
-        Bug::NumbersOfAnother => {
-            (&[CutOff(0), RegionLost(1)], &[Crash(0), Crash(1), RegionLost(2)])
-        }
-        Bug::JoinUnheard => (&joins, &[LinkDown(0, 1), LinkDown(0, 2), Planned(1)]),
         Bug::RestartIsLoss => (&[Crash(0), Crash(1), Crash(2)], &[]),
         Bug::ReturnUncut => (&split, &[Crash(0), Planned(0), OneWay(0, 1)]),
         Bug::CoordinatorForgets => (&coordinator, &[]),
@@ -335,7 +372,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
-    if matches!(bug, Bug::CloseNotRepeated | Bug::ClosedReported) {
+    if bug == Bug::CloseNotRepeated {
         // While the clients are at work, and not after that.
         preset.active = 150 * MS;
     }
@@ -345,6 +382,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
 /// Whether it is one of LibFS.
 fn is_client(bug: Bug) -> bool {
     (150..180).contains(&(bug as u16))
+        || SHARED.contains(&(bug as u16))
         || matches!(
             bug,
             Bug::UnpinLost
@@ -360,6 +398,7 @@ fn is_client(bug: Bug) -> bool {
                 | Bug::ListApart
                 | Bug::NeededForgotten
                 | Bug::MissedUntold
+                | Bug::UntoldUnlocked
         )
 }
 
@@ -386,11 +425,18 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::LinkOfOthers => vec![Create, Mkdir, Link, Link, Chmod],
         Bug::LinksUncounted => vec![Create, Mkdir, Link, Link, Link, Unlink, Quota],
         Bug::AttributesUncounted => vec![Create, SetXattr, SetXattr, SetXattr, RemoveXattr, Quota],
-        Bug::RefusedIsThere => vec![Mkdir, Create, Create, Unlink, Unlink, Rename, Quota],
         Bug::RefusedBetween => vec![Create, Write, Write, Fallocate, Punch, Quota],
         Bug::ReadRightForgotten => vec![Create, Read, Read, Chmod, Chmod, Write],
         _ => Vec::new(),
     };
+}
+
+/// Processes that use the same directories.
+fn jointly(preset: &mut Preset, seed: u64) {
+    preset.make(Flavour::Joint);
+    (preset.nodes, preset.clients, preset.faults) = (3, 3, 0);
+    (preset.threads, preset.pace) = (1 + seed % 3, [200 * US, MS][seed as usize % 2]);
+    (preset.ops, preset.syncs) = (150, 20);
 }
 
 /// Processes with LibFS, and threads that meet.
@@ -416,6 +462,10 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::LongWriteIgnored | Bug::AppendGoesOn => {
             vec![Write, Append, Append, Append, Read, Create]
         }
+        Bug::SizeOfBefore => vec![Append, Append, Append, Append, Write, Read, Create],
+        bug if SHARED.contains(&(bug as u16)) => {
+            vec![Write, Write, Write, Read, Read, Read, Append, Create]
+        }
         Bug::CutExtentsKept => {
             vec![Truncate, Truncate, Truncate, Truncate, Write, Write, Write, Read, Read]
         }
@@ -435,6 +485,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::UnpinLost => vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write],
         Bug::UnpinTaken | Bug::CloseNotRepeated => vec![Tmpfile, Tmpfile, Tmpfile, Create, Unlink],
         Bug::OpeningCounts => vec![Create, Create, Unlink, Read, Chmod, Truncate],
+        Bug::UntoldUnlocked => vec![Create, Create, Read, Read, Write, Rename, Unlink],
         Bug::PinBeforeCount => vec![Create, Create, Unlink, Unlink, Read, Write],
         Bug::RefusalsKept => {
             vec![Write, Write, Append, Fallocate, Fallocate, Truncate, Unlink, Create]
@@ -482,6 +533,33 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::PiecesDropped | Bug::SourceKept | Bug::LongWriteIgnored => {
             (preset.clients, preset.tight) = (1 + seed as usize % 2, true)
         }
+        // Many write to few files, and read them, across each other's pieces.
+        Bug::CountedLate
+        | Bug::NotDrained
+        | Bug::LaneAwaited
+        | Bug::TicketLeftEarly
+        | Bug::RangesByStart
+        | Bug::SizeOfBefore => {
+            (preset.nodes, preset.clients, preset.threads, preset.tight) = (1, 1, 8, true);
+            (preset.pace, preset.syncs, preset.ops) = (20 * US, 100, 120);
+            preset.file_max = preset.file_max.min(12_000);
+            if matches!(bug, Bug::CountedLate | Bug::NotDrained) {
+                preset.narrow_file = Some("libfs/sync.rs");
+            }
+        }
+        Bug::PadForgotten => {
+            preset.make(Flavour::Large);
+            preset.favour = vec![Write, Write, Write, Write, Read, Create];
+            (preset.clients, preset.threads, preset.ops, preset.syncs) = (1, 4, 100, 1000);
+        }
+        // A reader stands in the middle of its copy, while what others write there is published in place; with few pieces
+        // of log remembered the lists of extents come often.
+        Bug::CopyUnchecked | Bug::CopyComesBack => {
+            (preset.nodes, preset.clients, preset.threads, preset.tight) = (1, 1, 8, true);
+            (preset.pace, preset.syncs, preset.ops) = (20 * US, 4, 150);
+            preset.file_max = preset.file_max.min(12_000);
+            preset.narrow_file = Some("libfs/data.rs");
+        }
         // Who removes the name stands with the file locked, about to write that down; others want the file meanwhile.
         Bug::OpeningCounts | Bug::PinBeforeCount => {
             preset.narrow_file = Some("libfs/log.rs");
@@ -493,6 +571,12 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::GroundsUnchecked => {
             preset.narrow_file = Some("libfs/segment.rs");
             (preset.pace, preset.closes, preset.syncs, preset.ops) = (20 * US, 2, 100, 80);
+        }
+        // One tells word by word what is closed, and another is about to look there for what it opens again.
+        Bug::UntoldUnlocked => {
+            preset.narrow_file = Some("libfs/segment.rs");
+            (preset.clients, preset.threads, preset.tight) = (2, 8, true);
+            (preset.pace, preset.closes, preset.syncs, preset.ops) = (20 * US, 2, 100, 150);
         }
         Bug::GapRecalled => {
             // One has taken a number and stands, another is about to.
@@ -537,6 +621,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
 /// The judge whose words these are.
 fn judge_of(why: &str) -> &'static str {
     let known = [
+        ("invariant: ", "invariants"),
         ("leases conflict", "leases"),
         ("a lock is ", "locks"),
         ("does not bar it", "locks"),
@@ -555,8 +640,37 @@ fn judge_of(why: &str) -> &'static str {
         ("hostile", "hostile"),
         ("ended in order", "order"),
         ("is acknowledged, which", "replicas"),
+        ("is not judged", "joint"),
+        (" was taken", "joint"),
+        (" is taken, and cannot be", "joint"),
+        ("is not taken", "joint"),
+        ("was done, and is lost", "joint"),
         ("has lost its place", "places"),
         ("inode ", "model"),
     ];
     known.iter().find(|(words, _)| why.contains(words)).map_or("other", |(_, judge)| judge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is said to find a variant names it, in a test that the soak runs.
+    #[test]
+    fn what_is_found_elsewhere_is_looked_for_there() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let soak = std::fs::read_to_string(root.join("scripts/soak.sh")).expect("the soak");
+        for (bug, name, _) in Bug::ALL {
+            let Some(file) = elsewhere(*bug) else { continue };
+            let text = std::fs::read_to_string(root.join(file)).expect(file);
+            let (_, tests) = text.split_once("feature = \"planted\"").expect(file);
+            assert!(tests.contains(&format!("Bug::{bug:?}")), "{file} does not look for {name}");
+            let (krate, test) = file.split_once('/').expect("a crate");
+            let run = match test.strip_prefix("tests/") {
+                Some(test) => format!("{krate}:{}", test.split(['/', '.']).next().expect("a name")),
+                None => format!("-p {krate} --lib"),
+            };
+            assert!(soak.contains(&run), "the soak does not run the tests of {file}");
+        }
+    }
 }

@@ -6,6 +6,7 @@ pub mod call;
 mod draw;
 pub mod effects;
 pub mod host;
+pub(crate) mod joint;
 mod judge;
 mod leases;
 mod ledger;
@@ -21,7 +22,7 @@ use base::{ClientId, Errno, Nanos};
 use client::fs::Handle;
 use client::libfs::{Config, LibFsOn, Limits};
 use service::core::Event;
-use storage::format::control::{self, Descriptor};
+use storage::format::control::{self, Descriptor, LeaseMode};
 use storage::format::entry::{self, HEADER_BYTES, Op, claimed_length};
 use storage::media::Segment;
 use storage::volume::Volume;
@@ -87,6 +88,8 @@ pub(crate) struct Attached {
     last: u64,
     /// Entries that did not count when it ended, and were made again in the next: nobody was told that they are done.
     again: BTreeSet<u64>,
+    /// Its leases, as far as somebody looked: the words, and the modes that were given last by inode.
+    given: (Vec<u64>, BTreeMap<u64, LeaseMode>),
     ended: bool,
 }
 
@@ -173,6 +176,8 @@ struct UnderWay {
     made: Option<u64>,
     /// Its operations.
     own: Vec<(ClientId, u64)>,
+    /// Those of them that count only if they are taken.
+    joint: Vec<(ClientId, u64)>,
     /// The last refusal that its process could see when it began.
     refused: u64,
 }
@@ -604,6 +609,7 @@ impl World<'_> {
             descriptor,
             last,
             again: BTreeSet::new(),
+            given: Default::default(),
             ended: false,
         };
         self.process(c).into_iter().for_each(|p| p.attached.push(attached.clone()));
@@ -698,6 +704,15 @@ impl World<'_> {
             && let Some(under_way) = self.thread(c, t).and_then(|t| t.under_way.as_mut())
         {
             under_way.made = Some(ino.0);
+        }
+        if self.counts_if_taken(c, &op) {
+            self.trace(|| format!("client {c}.{t} does {seq} jointly {}", brief(&op)));
+            self.outcome.operations += 1;
+            *self.outcome.kinds.entry(kind_of(&op)).or_default() += 1;
+            if let Some(attached) = self.process(c).and_then(|p| p.attached.get(index)).cloned() {
+                self.note_joint((c, t), &attached, &header, bytes.clone());
+            }
+            return Ok(());
         }
         let changes = effects::effects(&self.model, &op, header.time);
         let void = changes.is_err() && self.may_be_void(c, t, &op);

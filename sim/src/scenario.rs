@@ -328,6 +328,19 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "joint-before-replicated",
+        tells: "what one client of the head does to names after another a third looks up there, members get none of it, the head dies",
+        make: |p, _| {
+            use Kind::{Create, Link, List, Rename, Unlink};
+            p.make(Flavour::Joint);
+            p.favour = vec![Create, Unlink, Rename, Link, List, List, List];
+            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 0, 0, 1], MS, 400, 1000);
+            p.script = Script::new(3)
+                .then(100 * MS, When::Whole, &[(0, Fault::OneWay(0, 1), 900 * MS)])
+                .then(20 * MS, When::Ahead(0, 1), &[(0, Fault::Crash(0), 900 * MS)]);
+        },
+    },
+    Scenario {
         name: "stale-recall",
         tells: "recalls cross the report of a member that lost its link, and it is slow",
         make: |p, _| {
@@ -560,6 +573,39 @@ pub const ALL: &[Scenario] = &[
                     (0, Fault::Crash(2), 30 * MS),
                 ],
             );
+        },
+    },
+    Scenario {
+        name: "numbers-of-another",
+        tells: "a new head hands out numbers, of which the last member hears nothing, and which is the next head alone; its \
+                clients go on with what they had open",
+        make: |p, _| {
+            use Kind::{Read, Tmpfile, Write};
+            (p.clients_at, p.ops, p.syncs) = (vec![1, 1, 2, 2], 1000, 1000);
+            (p.starts, p.pace, p.closes) = (vec![1550 * MS; 4], 4 * MS, 200);
+            // What was handed out before is soon used up.
+            (p.numbers, p.favour) = (Some(2), vec![Tmpfile, Tmpfile, Read, Write]);
+            p.active = 5000 * MS;
+            p.script = Script::new(1)
+                .then(1600 * MS, When::Whole, &[(0, Fault::CutOff(0), 2500 * MS)])
+                .then(0, When::Heads(1), &[(0, Fault::OneWay(1, 2), 900 * MS)])
+                .then(150 * MS, When::Ahead(1, 2), &[(0, Fault::CutOff(1), 1500 * MS)]);
+        },
+    },
+    Scenario {
+        name: "join-unheard",
+        tells: "a head that was cut off joins a new one, and tells what is open there before that knows that it joins",
+        make: |p, _| {
+            use Kind::{Create, Read, Tmpfile, Unlink};
+            (p.clients_at, p.ops, p.syncs, p.closes) = (vec![0, 1, 2, 0], 400, 10, 400);
+            (p.pace, p.active) = (25 * MS, 9000 * MS);
+            p.favour = vec![Tmpfile, Tmpfile, Create, Unlink, Read, Read];
+            // Who comes back is the last one: the next is the head by then.
+            let cut = |n| [(0, Fault::CutOff(n), 700 * MS)];
+            p.script = Script::new(3)
+                .then(1600 * MS, When::Whole, &cut(0))
+                .then(100 * MS, When::Whole, &cut(1))
+                .then(100 * MS, When::Whole, &cut(2));
         },
     },
     Scenario {

@@ -1,6 +1,7 @@
 //! The world: clock, event queue, and what a history consists of. The parts are in `world/`.
 
 mod coordination;
+mod decay;
 pub(crate) mod judge;
 mod links;
 mod mishaps;
@@ -56,6 +57,11 @@ pub enum Flavour {
     Full,
     /// With limits of users and directories that bar.
     Quota,
+    /// Several processes make and remove names in the same directories.
+    Joint,
+    /// Two minutes of calls and faults with seconds between them, in which everything that waits for a time comes to its end: what
+    /// is idle goes back, leases lapse, who is away for long is given up.
+    Long,
 }
 
 /// What a history consists of.
@@ -123,6 +129,8 @@ pub struct Preset {
     pub narrow_file: Option<&'static str>,
     /// All bounds of processes are small.
     pub tight: bool,
+    /// Directories that processes fight for are used by all of them jointly.
+    pub joint: bool,
 }
 
 impl Preset {
@@ -161,6 +169,8 @@ impl Preset {
             narrow: 2,
             narrow_file: None,
             tight: false,
+            // Not drawn from the others' numbers.
+            joint: Random::new(seed ^ 0x101e).chance(1, 3),
         };
         if r.chance(2, 3) {
             preset.nodes = 3;
@@ -184,6 +194,7 @@ impl Preset {
     pub(crate) fn plain(seed: u64) -> Self {
         let mut preset = Self::of(seed);
         preset.make(Flavour::Plain);
+        preset.joint = false;
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
         preset.min_replicas = 0;
         preset.threads = preset.threads.min(2);
@@ -218,6 +229,16 @@ impl Preset {
     /// Operations may be refused for a while, so that each is synced before the next.
     pub(crate) const fn doubts(&self) -> bool {
         self.full || self.quota
+    }
+
+    /// Directories may be used jointly. (Where operations may be refused otherwise, none are.)
+    pub(crate) const fn shares(&self) -> bool {
+        self.joint && !self.doubts()
+    }
+
+    /// The judges read every chunk.
+    pub(crate) const fn hears(&self) -> bool {
+        self.doubts() || self.shares()
     }
 
     fn shape(&self) -> Shape {
@@ -256,6 +277,20 @@ impl Preset {
             Flavour::Quota => {
                 (self.full, self.hostile, self.quota) = (false, false, true);
                 self.clients = self.clients.max(2);
+            }
+            Flavour::Long => {
+                self.make(Flavour::Plain);
+                (self.active, self.pace, self.faults) = (120_000 * MS, 4000 * MS, 40);
+                self.ops = self.ops.max(40);
+            }
+            Flavour::Joint => {
+                use Kind::{Create, Exchange, Link, List, Mkdir, Rename, Tmpfile, Unlink, Write};
+                self.make(Flavour::Plain);
+                (self.joint, self.clients) = (true, self.clients.max(3));
+                self.favour = vec![
+                    Create, Create, Mkdir, Unlink, Unlink, Rename, Rename, Link, Exchange, List,
+                    Tmpfile, Write,
+                ];
             }
         }
     }
@@ -303,6 +338,12 @@ fn draw_limits(random: &mut Random, tight: bool, write_max: u64) -> Limits {
     limits.copy_call = small(limits.copy_call >> 12, 1, 8) << 12;
     limits.requests = small(limits.requests as u64, 1, 3) as usize;
     limits.closed = small(limits.closed as u64, 0, 2) as usize;
+    limits.given = small(limits.given as u64, 1, 4) as usize;
+    // Not drawn from the others' numbers.
+    let mut random = Random::new(random.clone().next_u64() ^ 0x501f);
+    if random.chance(1, 2) {
+        limits.sole_locks = 1 + random.below(4) as usize;
+    }
     limits
 }
 
@@ -339,6 +380,12 @@ pub struct Outcome {
     pub over_quota: u64,
     /// Operations by kind.
     pub kinds: BTreeMap<&'static str, u64>,
+    /// Operations on names of directories that are used jointly.
+    pub joint: u64,
+    /// Those that did not fit what others had done.
+    pub untaken: u64,
+    /// Those whose head was lost before anybody else knew of them.
+    pub unsaid: u64,
     /// Steps that the script took.
     pub steps: u64,
     /// Faults by kind.
@@ -357,6 +404,9 @@ impl Outcome {
         self.dared += other.dared;
         self.no_space += other.no_space;
         self.over_quota += other.over_quota;
+        self.joint += other.joint;
+        self.untaken += other.untaken;
+        self.unsaid += other.unsaid;
         self.steps += other.steps;
         for (kind, n) in &other.faults {
             *self.faults.entry(kind).or_default() += n;
@@ -400,6 +450,8 @@ pub(crate) enum Item {
     To(usize, u64, Event),
     /// A piece of work of a node, in that incarnation, comes to its end.
     Worked(usize, u64, Piece),
+    /// Work of a stage of a node is done, in that incarnation.
+    Piece(usize, u64, service::core::work::Piece),
     /// hostd of a node copies some of a job.
     Copies(usize, Arc<Hostd>, u64),
     Connect(usize, u64),
@@ -457,6 +509,7 @@ impl Item {
             | Self::Run(n)
             | Self::To(n, ..)
             | Self::Worked(n, ..)
+            | Self::Piece(n, ..)
             | Self::Closing { n, .. }
             | Self::Connect(n, _)
             | Self::Opened(n, _)
@@ -508,9 +561,12 @@ pub struct World<'a> {
     pub(crate) pins: BTreeMap<u64, crate::actor::quota::Pin>,
     pub(crate) outcome: Outcome,
     pub(crate) healed: bool,
+    /// When some of what lies on the members began to rot, in the end.
+    pub(crate) decayed: Option<Nanos>,
     pub(crate) stage: Stage,
     pub(crate) verdicts: crate::process::verdict::Verdicts,
     pub(crate) locks: crate::process::locks::Locks,
+    pub(crate) jointly: crate::process::joint::Jointly,
     sink: Option<&'a mut dyn FnMut(&str)>,
 }
 
@@ -550,7 +606,8 @@ impl<'a> World<'a> {
             .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random), grace));
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         for host in &mut hosts {
-            (host.keeps_chunks, host.by_hand) = (preset.doubts(), preset.has_attacker());
+            (host.keeps_chunks, host.by_hand) = (preset.hears(), preset.has_attacker());
+            host.joint = preset.shares();
             host.compression = preset.compression.unwrap_or_else(|| draw_compression(seed));
         }
         let mut world = Self {
@@ -567,9 +624,11 @@ impl<'a> World<'a> {
             pins: BTreeMap::new(),
             outcome: Outcome::default(),
             healed: false,
+            decayed: None,
             stage: Stage::default(),
             verdicts: Default::default(),
             locks: Default::default(),
+            jointly: Default::default(),
             sink,
             preset,
         };
@@ -639,6 +698,9 @@ impl<'a> World<'a> {
         if let Some(numbers) = self.preset.numbers {
             limits.numbers = numbers;
         }
+        // (Not drawn from the numbers of others.)
+        let key = self.preset.points ^ limits.inodes as u64 ^ ((limits.posted as u64) << 8);
+        limits.aside = Random::new(key ^ 0xa51d).chance(7, 8);
         // Where there is a script, each thread goes on until it has been played.
         let calls = if self.preset.is_directed() {
             self.preset.ops * 2
@@ -681,9 +743,15 @@ impl<'a> World<'a> {
             if self.healed && self.now >= look_at {
                 look_at = self.now + 20 * MS;
                 if self.is_quiet() {
-                    return self.judge();
-                }
-                if self.now > limit {
+                    match self.decayed {
+                        None => self.decay()?,
+                        Some(_) if self.is_mended() => return self.judge(),
+                        Some(at) if self.now > at + HEAL_LIMIT => {
+                            return Err(format!("rot is not mended: {}", self.scrubs()));
+                        }
+                        Some(_) => {}
+                    }
+                } else if self.now > limit && self.decayed.is_none() {
                     return Err(format!("no progress after healing: {}", self.state_of_affairs()));
                 }
             }
@@ -724,6 +792,7 @@ impl<'a> World<'a> {
                 }
             }
             Item::Worked(n, incarnation, piece) => self.worked(n, incarnation, piece)?,
+            Item::Piece(n, incarnation, piece) => self.do_piece(n, incarnation, &piece),
             Item::Copies(n, hostd, id) => self.hostd_steps(n, hostd, id)?,
             Item::Connect(n, incarnation) => self.connect(n, incarnation),
             Item::Opened(n, incarnation) => {

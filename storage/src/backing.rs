@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno as OsError;
 
 use crate::media::Segment;
@@ -51,6 +51,26 @@ pub(crate) fn is_whole(segment: Segment) -> bool {
 /// Bytes that a file has taken.
 pub(crate) fn taken(file: &OwnedFd) -> Result<u64, OsError> {
     Ok(u64::try_from(rustix::fs::fstat(file)?.st_blocks).unwrap_or(0).saturating_mul(512))
+}
+
+/// Bytes that a file has taken from an offset on. (What is taken and was never written to does not count, where the file system
+/// tells one from the other.)
+pub(crate) fn taken_from(file: &OwnedFd, offset: u64) -> Result<u64, OsError> {
+    let (mut at, mut bytes) = (offset, 0);
+    loop {
+        at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(at) => at,
+            // None behind it.
+            Err(OsError::NXIO) => return Ok(bytes),
+            Err(e) => return Err(e),
+        };
+        // There is a hole at the end at the latest.
+        let hole = rustix::fs::seek(file, SeekFrom::Hole(at))?;
+        if hole <= at {
+            return Ok(bytes);
+        }
+        (at, bytes) = (hole, bytes + (hole - at));
+    }
 }
 
 /// Takes blocks for a range; what is there stays as it is.

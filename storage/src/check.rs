@@ -4,6 +4,7 @@
 //! statement on media that can be made twice: link counts with names, parents with names, block
 //! counts with extents, owners of blocks with their counts, modes with arenas, orphans with link counts, the root record with the sum.
 
+mod data;
 mod items;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,7 +20,8 @@ use crate::media::{Media, MediaError, Segment};
 use crate::tree::read_page;
 use crate::volume::append_shared as append;
 use crate::volume::reach::Unplaced;
-use crate::volume::{ARENA_SERVICE, read_roots, read_superblocks};
+use crate::volume::{ARENA_SERVICE, is_half_upgraded, read_roots, read_superblocks};
+pub use data::{Data, Touched};
 use items::Items;
 
 /// Findings kept; more are only counted.
@@ -69,6 +71,14 @@ pub struct Counts {
     pub orphans: u64,
     pub clients: u64,
     pub arenas: u64,
+    /// Blocks whose content was compared with its checksum.
+    pub compared: u64,
+    /// Those that differ.
+    pub rotten: u64,
+    /// Those of which none is known.
+    pub unsummed: u64,
+    /// Those that differ because the stream ring is about to write them anew.
+    pub excused: u64,
 }
 
 /// The checker's report.
@@ -88,6 +98,8 @@ pub struct Report {
 
 const RESYNC: &str = "let this node rejoin: it fetches a sound copy from its replicas";
 const REWRITE: &str = "the other copy serves; publishing writes this one anew";
+const HEAL: &str = "start the node: a scrub repairs it from a replica (`corbel scrub`); what no other member has must come from a copy";
+const UPGRADE: &str = "`corbel upgrade`, or a start of the node, ends it";
 const REPLACE: &str = "the other copy serves; mkfs this node anew when convenient";
 
 impl Report {
@@ -112,6 +124,15 @@ impl Report {
 /// Checks the newest published state of a region. An error means that the region itself could
 /// not be reached.
 pub fn check(media: &dyn Media) -> Result<Report, MediaError> {
+    check_all(media, None)
+}
+
+/// The same, and reads the content of all files.
+pub fn check_with_data(media: &dyn Media, data: &mut Data<'_>) -> Result<Report, MediaError> {
+    check_all(media, Some(data))
+}
+
+fn check_all(media: &dyn Media, data: Option<&mut Data<'_>>) -> Result<Report, MediaError> {
     let mut report = Report::default();
     let Some(superblock) = check_superblocks(media, &mut report)? else { return Ok(report) };
     let Some(root) = check_roots(media, &superblock, &mut report)? else { return Ok(report) };
@@ -122,6 +143,9 @@ pub fn check(media: &dyn Media) -> Result<Report, MediaError> {
     report.counts.pages = pages.seen.len() as u64;
     judge(&items, &superblock, &mut report);
     compare_root(&root, &items, &mut report);
+    if let Some(data) = data {
+        data.check(media, &items, &superblock, &mut report)?;
+    }
     (report.superblock, report.root) = (Some(superblock), Some(root));
     Ok(report)
 }
@@ -142,10 +166,19 @@ fn check_superblocks(
     if let [Ok(a), Ok(b)] = &copies
         && a != b
     {
-        report.damage("superblock 1", "differs from copy 0");
+        if is_half_upgraded(a, b) {
+            let what = "is of before an upgrade, the other copy of after it";
+            let place = format!("superblock {}", u8::from(a.sums));
+            report.add(Severity::Note, place, what.into(), UPGRADE);
+        } else {
+            report.damage("superblock 1", "differs from copy 0");
+        }
     }
     let [a, b] = copies;
-    let superblock = a.or(b).ok();
+    let superblock = match (a, b) {
+        (Ok(a), Ok(b)) if is_half_upgraded(&a, &b) => Some(if a.sums { a } else { b }),
+        (a, b) => a.or(b).ok(),
+    };
     let pages = media.size(Segment::Tree)? / BLOCK_BYTES;
     if superblock.as_ref().is_some_and(|s| s.tree_pages > pages) {
         report.damage("superblock", "gives more tree pages than the region has");

@@ -6,11 +6,14 @@ pub mod chunk;
 pub mod clients;
 pub mod control;
 pub mod entry;
+pub mod facts;
 pub mod item;
 pub mod lock;
 pub mod page;
 pub mod proof;
 pub mod rpc;
+pub mod sole;
+pub mod sum;
 pub mod superblock;
 
 pub use base::wire::{Corrupt, Reader, Writer};

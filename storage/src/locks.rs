@@ -4,6 +4,7 @@
 //! Always true of each (client, owner) in each space: ranges are sorted, do not overlap, and two of
 //! one kind never touch (they would be one).
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use base::ClientId;
@@ -97,20 +98,23 @@ impl FileLocks {
         before - self.held.len()
     }
 
-    /// Panics when an invariant of the module does not hold.
-    pub fn assert_invariants(&self) {
+    /// What is always true of the locks of a file; else what is not.
+    pub fn invariants(&self) -> Result<(), String> {
         for pair in self.held.windows(2) {
             let (a, b) = (&pair[0], &pair[1]);
-            assert!(key(a) < key(b), "{a:?} before {b:?}");
+            base::always!(key(a) < key(b), "{a:?} before {b:?}");
             if a.is_of(b.client, &b.lock) {
-                assert!(a.lock.end < b.lock.start, "{a:?} overlaps {b:?}");
+                base::always!(a.lock.end < b.lock.start, "{a:?} overlaps {b:?}");
                 let touch = a.lock.end + 1 == b.lock.start;
-                assert!(!(touch && a.lock.kind == b.lock.kind), "{a:?} and {b:?} are one");
+                let same = touch && a.lock.kind == b.lock.kind;
+                base::always!(!same, "{a:?} and {b:?} are one");
             }
         }
         for h in &self.held {
-            assert!(h.lock.kind != LockKind::None && h.lock.start <= h.lock.end, "{h:?}");
+            let some = h.lock.kind != LockKind::None && h.lock.start <= h.lock.end;
+            base::always!(some, "{h:?} is no lock");
         }
+        Ok(())
     }
 }
 
@@ -195,7 +199,7 @@ mod tests {
                 let held =
                     model.entry((client.0, lock.owner)).or_insert([LockKind::None; BYTES as usize]);
                 bytes(&lock).for_each(|b| held[b] = lock.kind);
-                locks.assert_invariants();
+                assert_eq!(locks.invariants(), Ok(()));
                 assert_eq!(locks.iter().count() as isize, count, "seed {seed}");
                 let mut shown = Model::new();
                 for h in locks.iter() {

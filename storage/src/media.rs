@@ -28,6 +28,8 @@ pub enum Segment {
 pub struct Spare {
     /// Bytes that arenas have, or that are reserved for them.
     pub data: u64,
+    /// Of those, bytes that are reserved, and that no arena has yet.
+    pub reserved: u64,
     /// Bytes that the file system below can give beyond that, when all logs and the tree have what they may still take.
     pub free: u64,
 }
@@ -135,6 +137,10 @@ pub trait Media: Send + Sync {
     /// How much there is below, if that is known to have an end.
     fn spare(&self) -> Result<Option<Spare>, MediaError> {
         Ok(None)
+    }
+    /// Bytes that arenas have from that offset on, all together: 0 where there is no end to what is below. It takes the longer the more it is.
+    fn taken_from(&self, _offset: u64) -> Result<u64, MediaError> {
+        Ok(0)
     }
     /// Whether whoever else may write to the segment has made it longer or shorter than `size`, or taken memory beyond
     /// its end; it has that size again, and what was beyond is given back.

@@ -92,6 +92,22 @@ impl Drop for Map {
     }
 }
 
+/// A segment's file.
+enum Opened {
+    /// What is in use is mapped: its descriptor is at hand.
+    Mapped(Arc<Map>),
+    File(OwnedFd),
+}
+
+impl Opened {
+    fn fd(&self) -> &OwnedFd {
+        match self {
+            Self::Mapped(map) => &map.fd,
+            Self::File(file) => file,
+        }
+    }
+}
+
 /// The file name of a segment.
 pub fn file_name(segment: Segment) -> String {
     match segment {
@@ -169,6 +185,18 @@ impl FileRegion {
             backing: Mutex::default(),
             stripped: Mutex::default(),
         })
+    }
+
+    fn opened(&self, segment: Segment) -> Result<Option<Opened>, MediaError> {
+        let mapped =
+            self.maps.read().unwrap_or_else(PoisonError::into_inner).get(&segment).cloned();
+        match mapped {
+            Some(map) => Ok(Some(Opened::Mapped(map))),
+            None => match self.open_file(segment, OFlags::RDONLY) {
+                Err(MediaError::Missing(_)) => Ok(None),
+                file => Ok(Some(Opened::File(file?))),
+            },
+        }
     }
 
     /// Takes the exclusive lock that makes this process the region's service; it is held until
@@ -707,23 +735,12 @@ impl Media for FileRegion {
         let Some(free) = self.free_bytes()? else { return Ok(None) };
         let (mut data, mut tree, mut logs) = (0, 0, 0u64);
         for segment in self.segments()? {
-            // What is in use is mapped: its descriptor is at hand.
-            let mapped =
-                self.maps.read().unwrap_or_else(PoisonError::into_inner).get(&segment).cloned();
-            let opened = match mapped {
-                Some(_) => None,
-                None => match self.open_file(segment, OFlags::RDONLY) {
-                    Err(MediaError::Missing(_)) => continue,
-                    file => Some(file?),
-                },
-            };
-            let Some(file) = mapped.as_ref().map(|map| &map.fd).or(opened.as_ref()) else {
-                continue;
-            };
+            let Some(opened) = self.opened(segment)? else { continue };
+            let file = opened.fd();
             let taken = backing::taken(file).map_err(|e| io("cannot stat", &self.path, e))?;
             // A log's file has the size that its client gives it, until that is seen; what it may have is what is mapped.
-            let size = match (&mapped, segment) {
-                (Some(map), Segment::Log(_)) => map.len,
+            let size = match (&opened, segment) {
+                (Opened::Mapped(map), Segment::Log(_)) => map.len,
                 _ => self.file_size(segment, file)?,
             };
             let missing = size.saturating_sub(taken);
@@ -734,11 +751,25 @@ impl Media for FileRegion {
                 _ => {}
             }
         }
-        let reserved = lock(&self.backing).ballast.as_ref().map(|ballast| ballast.bytes);
+        let ballast = lock(&self.backing).ballast.as_ref().map(|ballast| ballast.bytes);
         // A tree that nothing is reserved for grows with what there is: some of it is kept.
-        let kept = if reserved.is_some() { 0 } else { tree.min(free / 8) };
-        let data = data + reserved.unwrap_or(0).saturating_sub(tree);
-        Ok(Some(Spare { data, free: free.saturating_sub(logs).saturating_sub(kept) }))
+        let kept = if ballast.is_some() { 0 } else { tree.min(free / 8) };
+        let reserved = ballast.unwrap_or(0).saturating_sub(tree);
+        let free = free.saturating_sub(logs).saturating_sub(kept);
+        Ok(Some(Spare { data: data + reserved, reserved, free }))
+    }
+
+    fn taken_from(&self, offset: u64) -> Result<u64, MediaError> {
+        let mut bytes = 0;
+        for segment in self.segments()? {
+            if let Segment::Arena(_) = segment
+                && let Some(opened) = self.opened(segment)?
+            {
+                let taken = backing::taken_from(opened.fd(), offset);
+                bytes += taken.map_err(|e| io("cannot seek in", &self.path, e))?;
+            }
+        }
+        Ok(bytes)
     }
 
     fn mend(&self, segment: Segment, size: u64) -> Result<bool, MediaError> {

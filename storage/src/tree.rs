@@ -14,6 +14,7 @@
 //! one; it never moves single cells between neighbours.
 
 mod cache;
+mod scrub;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 
 pub use cache::{Cache, NumberMap};
+pub use scrub::Looked;
 
 use crate::format::page::{Key, LEVEL_MAX, PAGE_BYTES, PAGE_ROOM, Page};
 use crate::media::{Media, MediaError, Segment};

@@ -21,8 +21,10 @@
 //! copies run so far have made of them.
 
 mod attrs;
+mod copies;
 mod data;
 mod digest;
+mod invariants;
 mod names;
 mod parts;
 mod publish;
@@ -30,6 +32,8 @@ mod quota;
 pub mod reach;
 mod share;
 mod space;
+mod upgrade;
+mod verify;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -44,6 +48,7 @@ use crate::format::item::{self, AccountItem, Inode, ReadClass, Run, Shared, attr
 use crate::format::page::Key;
 use crate::format::proof::Proof;
 use crate::format::rpc::{Extent, InodeRecord, Name};
+use crate::format::sum::SUMS_A_BLOCK;
 use crate::format::superblock::{
     Durability, ROOT_AT, ROOT_BYTES, RootRecord, SUPER_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
     Superblock, newest_root,
@@ -52,12 +57,15 @@ use crate::limits::BLOCK_BYTES;
 use crate::media::{Media, MediaError, Segment};
 pub use crate::tree::Fault;
 use crate::tree::{Pin, Root, Tree};
+pub use copies::{CopyItem, Summing, back_copies, read_block, read_sum, run_copies, summing_at};
 pub use digest::DIFFERENCES_MAX;
-pub use publish::{CopyItem, Sealed, back_copies, run_copies};
+pub use publish::Sealed;
 pub use quota::{AccountId, Amount};
 pub(crate) use share::append as append_shared;
 pub use space::Blocks;
 use space::Space;
+pub use upgrade::{add_sums, end_upgrade, is_half_upgraded};
+pub use verify::{Content, Place};
 
 /// Number of the arena that everybody may read.
 pub const ARENA_WORLD: u32 = 0;
@@ -246,6 +254,7 @@ pub struct Volume {
     root: RootRecord,
     space: Space,
     copies: Vec<CopyItem>,
+    copied_before: publish::CopiedBefore,
     inodes: u64,
     last_inode: u64,
     time: u64,
@@ -319,7 +328,9 @@ const fn tree_pages(capacity_blocks: u64) -> u64 {
 /// Bytes that the tree and the data of a volume of that capacity take when it is full.
 pub const fn bytes_when_full(capacity_bytes: u64) -> u64 {
     let blocks = capacity_bytes / BLOCK_BYTES;
-    blocks.saturating_add(tree_pages(blocks)).saturating_mul(BLOCK_BYTES)
+    // Checksums take a block for 512, and one more where an arena begins or ends in the middle of those.
+    let sums = (blocks / SUMS_A_BLOCK).saturating_mul(2).saturating_add(64);
+    blocks.saturating_add(tree_pages(blocks)).saturating_add(sums).saturating_mul(BLOCK_BYTES)
 }
 
 impl Volume {
@@ -345,6 +356,7 @@ impl Volume {
             name: params.name.clone(),
             tree_pages: tree_pages(capacity_blocks),
             stream_bytes: params.stream_bytes,
+            sums: true,
         };
         media.ensure(Segment::Super, SUPER_BYTES)?;
         media.ensure(Segment::Tree, superblock.tree_pages * BLOCK_BYTES)?;
@@ -397,6 +409,7 @@ impl Volume {
             superblock,
             root,
             copies: Vec::new(),
+            copied_before: publish::CopiedBefore::First(0),
             inodes: 0,
             last_inode: root.last_inode,
             time: root.time,
@@ -412,7 +425,21 @@ impl Volume {
     /// which pages and blocks are free.
     pub fn open(media: Arc<dyn Media>) -> Result<Self, Fault> {
         let [a, b] = read_superblocks(&*media)?;
-        let superblock = a.or(b).map_err(corrupt(InodeId::NONE))?;
+        let superblock = match (a, b) {
+            // Of an upgrade that was interrupted: all blocks have their checksums.
+            (Ok(a), Ok(b)) if is_half_upgraded(&a, &b) => {
+                if a.sums {
+                    a
+                } else {
+                    b
+                }
+            }
+            (Ok(a), Ok(b)) if a != b => {
+                let what = Corrupt::new("superblock", "has two copies that differ");
+                return Err(corrupt(InodeId::NONE)(what));
+            }
+            (a, b) => a.or(b).map_err(corrupt(InodeId::NONE))?,
+        };
         if superblock.tree_pages > media.size(Segment::Tree)? / BLOCK_BYTES {
             let what = Corrupt::new("superblock", "gives more tree pages than the region has");
             return Err(corrupt(InodeId::NONE)(what));
@@ -506,8 +533,12 @@ impl Volume {
     }
 
     fn ensure_arena(&self, arena: u32) -> Result<(), Fault> {
-        let bytes = self.superblock.capacity_blocks * BLOCK_BYTES;
-        Ok(self.media.ensure(Segment::Arena(arena), bytes)?)
+        Ok(self.media.ensure(Segment::Arena(arena), self.superblock.arena_bytes())?)
+    }
+
+    /// Where the checksums of blocks begin in each arena; `None`: the volume has none.
+    pub fn sums_base(&self) -> Option<u64> {
+        self.superblock.sums_base()
     }
 
     fn add_arena(&mut self, number: u32, class: ReadClass) -> Result<(), Fault> {
@@ -534,10 +565,7 @@ impl Volume {
 
     fn dispatch(&mut self, header: &Header, op: &Op<'_>, source: (Segment, u64)) -> Done {
         let now = Stamp::from_nanos(header.time);
-        self.room_in_tree(matches!(
-            op,
-            Op::Unlink { .. } | Op::Rmdir { .. } | Op::Truncate { .. } | Op::Reap { .. }
-        ))?;
+        self.room_in_tree(op.facts().frees_space)?;
         match *op {
             Op::Pad => Ok(Applied::default()),
             Op::Create { .. } => self.create(op, now),
@@ -795,12 +823,12 @@ impl Volume {
     /// Last sequence of a client that is sealed (0: none).
     pub fn published(&self, client: ClientId) -> Result<Sequence, Fault> {
         let key = Key::new(0, kind::CLIENT, client.0);
-        let bad = Corrupt::new("client", "has a sequence of impossible length");
+        let bad = Corrupt::new("client", "has a sequence that nothing can have");
         let found = self.tree.get_with(key, |v| <[u8; 8]>::try_from(v).map(u64::from_le_bytes))?;
         match found {
             None => Ok(Sequence(0)),
-            Some(Ok(seq)) => Ok(Sequence(seq)),
-            Some(Err(_)) => Err(corrupt(InodeId::NONE)(bad)),
+            Some(Ok(seq)) if seq < Sequence::END.0 => Ok(Sequence(seq)),
+            Some(_) => Err(corrupt(InodeId::NONE)(bad)),
         }
     }
 

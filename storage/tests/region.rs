@@ -273,3 +273,27 @@ fn copies_into_untouched_blocks_are_copies() {
         }
     }
 }
+
+/// What arenas have behind an offset is counted as it is there, not as it might be.
+#[test]
+fn what_arenas_have_from_an_offset_on_is_counted() {
+    let name = format!("/dev/shm/corbel-taken-{}", std::process::id());
+    let dir = Dir(PathBuf::from(name));
+    let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
+    let base = 1 << 30;
+    for n in 0..20 {
+        region.ensure(Segment::Arena(n), base + (2 << 20)).unwrap();
+    }
+    assert_eq!(region.taken_from(base), Ok(0));
+    for n in 0..20 {
+        let arena = Segment::Arena(n);
+        region.write(arena, u64::from(n) << 20, &[1; 50_000]).unwrap();
+        region.write(arena, base + 3 * 4096, &[1; 4097]).unwrap();
+        region.write(arena, base + (1 << 20), &[1; 8]).unwrap();
+    }
+    assert_eq!(region.taken_from(base), Ok(20 * 3 * 4096));
+    region.discard(Segment::Arena(5), base, 2 << 20).unwrap();
+    assert_eq!(region.taken_from(base), Ok(19 * 3 * 4096));
+    let spare = region.spare().unwrap().unwrap();
+    assert_eq!((spare.data, spare.reserved), (20 * 13 * 4096 + 19 * 3 * 4096, 0));
+}

@@ -1,7 +1,8 @@
 //! A device: takes requests from the queues of a transport and serves them.
 //!
 //! Each queue has one thread that leads: it takes requests and serves them at once. Before one that may wait for a disk or
-//! other nodes (`fsync`) it hands the lead to a thread that is free, if there is one. A leader that does not come back from a
+//! other nodes (`fsync`) it hands the lead to a thread that is free, if there is one, unless nothing came lately while one waited:
+//! waking somebody for nothing is what an `fsync` alone need not pay. A leader that does not come back from a
 //! request, since the node of the file system is away, is deposed by the watch, which gives the queue another thread: so what
 //! needs no node goes on. A request that waits for a lock has no thread at all.
 
@@ -12,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use client::fs::FileSystem;
-use frontend::fuse::wire::{InHeader, OutHeader, WriteIn, op};
+use frontend::fuse::wire::{CopyFileRangeIn, InHeader, OutHeader, ReadIn, WriteIn, op};
 use frontend::fuse::{
     Guest, IO_BYTES_MAX, LaterReply, Options as ServerOptions, REQUEST_BYTES_MAX, ReplySink, Server,
 };
@@ -22,13 +23,20 @@ use crate::again::{self, Instead};
 use crate::hal::{Chain, Piece, Queue, Transport, Woken, gather, scatter, skip};
 use crate::ledger::{Kept, Ledger};
 use crate::limits::Limits;
+use crate::pace::Pace;
+use crate::share::{Member, Turn};
+use crate::transfer::Seal;
 
 /// Between two looks of the watch.
 const LOOK: Duration = Duration::from_millis(100);
+/// Requests for which it is taken for granted that others come while one waits.
+const CROWD: u32 = 16;
 /// Threads of a queue at most, when all of them wait.
 const THREADS_MAX: usize = 64;
 /// Header and arguments of a WRITE: what is copied of it.
 const WRITE_HEAD: usize = size_of::<InHeader>() + size_of::<WriteIn>();
+/// Bytes that a copy within the file system is charged for at most.
+const COPY_CHARGE_MAX: u64 = 1 << 30;
 /// A thread keeps buffers up to this size between requests.
 const KEEP_BYTES: usize = 256 << 10;
 
@@ -45,6 +53,10 @@ pub struct Options {
     pub limits: Arc<Limits>,
     /// The book that outlives the device.
     pub ledger: Option<Arc<Ledger>>,
+    /// What it has of the processors, if others are in the process.
+    pub share: Option<Member>,
+    /// What seals its state on the way to another device; without one it does not travel.
+    pub seal: Option<Seal>,
 }
 
 impl Default for Options {
@@ -55,6 +67,8 @@ impl Default for Options {
             guest: Guest { nodes_max: 1 << 20, handles_max: 1 << 16 },
             limits: Arc::default(),
             ledger: None,
+            share: None,
+            seal: None,
         }
     }
 }
@@ -116,6 +130,32 @@ impl Device {
         self.server().resume(kept.told, kept.opened)
     }
 
+    /// What another device must know to go on for the guest. Its queues must be stopped.
+    pub fn state(&self) -> Kept {
+        let (told, opened) = self.server().state();
+        Kept { told, opened }
+    }
+
+    /// Goes on for the guest of a device on another machine, in place of the one that was here; how many of its open files are lost.
+    ///
+    /// # Errors
+    /// It knows more than a guest here may, or has more open.
+    pub fn take_over(&self, kept: Kept) -> Result<usize, String> {
+        let Guest { nodes_max, handles_max } = self.options.guest;
+        if kept.told.len() > nodes_max || kept.opened.len() > handles_max {
+            return Err(format!(
+                "a guest that knows {} inodes and has {} files open, where it may know {nodes_max} and open {handles_max}",
+                kept.told.len(),
+                kept.opened.len()
+            ));
+        }
+        self.reset();
+        if let Some(ledger) = &self.options.ledger {
+            ledger.take_over(&kept);
+        }
+        Ok(self.resume(kept))
+    }
+
     /// The guest is gone, or begins anew: what it had open and locked is given back.
     pub fn reset(&self) {
         if let Some(ledger) = &self.options.ledger {
@@ -127,6 +167,16 @@ impl Device {
             std::mem::replace(&mut *server, fresh)
         };
         old.close_locks();
+    }
+
+    /// What seals its state on the way to another device, if it may travel.
+    pub fn seal(&self) -> Option<&Seal> {
+        self.options.seal.as_ref()
+    }
+
+    /// What a guest may know and have open here.
+    pub fn guest(&self) -> Guest {
+        self.options.guest
     }
 
     /// Requests that could not be read.
@@ -380,18 +430,30 @@ fn may_wait(opcode: u32) -> bool {
     )
 }
 
+/// Whether a request only gives something back, or up: it is not held back, and not counted.
+fn is_free(opcode: u32) -> bool {
+    matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT)
+}
+
 /// Operation and size of a request, as far as its first bytes say.
 fn peek(chain: &dyn Chain) -> (u32, u64) {
-    let mut head = [0u8; WRITE_HEAD];
+    let mut head = [0u8; size_of::<InHeader>() + size_of::<CopyFileRangeIn>()];
     let had = gather(chain.readable(), &mut head);
     let Ok((header, rest)) = InHeader::ref_from_prefix(&head[..had]) else { return (0, 0) };
     let opcode = header.opcode.get();
-    let bytes = match opcode {
-        // Both have it at the same place.
-        op::READ | op::WRITE => WriteIn::ref_from_prefix(rest).map_or(0, |(arg, _)| arg.size.get()),
-        _ => 0,
+    let (bytes, most) = match opcode {
+        // All have it at the same place.
+        op::READ | op::WRITE | op::READDIR | op::READDIRPLUS => {
+            let size = ReadIn::ref_from_prefix(rest).map_or(0, |(arg, _)| arg.size.get());
+            (size.into(), IO_BYTES_MAX as u64)
+        }
+        op::COPY_FILE_RANGE => {
+            let len = CopyFileRangeIn::ref_from_prefix(rest).map_or(0, |(arg, _)| arg.len.get());
+            (len, COPY_CHARGE_MAX)
+        }
+        _ => (0, 0),
     };
-    (opcode, u64::from(bytes).min(IO_BYTES_MAX as u64))
+    (opcode, bytes.min(most))
 }
 
 #[derive(Debug, Default)]
@@ -417,13 +479,56 @@ struct Seat {
     since: AtomicU64,
     /// The leader's number, as in `lead`.
     leader: AtomicU64,
+    /// The leader's place among the devices of the process.
+    place: Mutex<Option<Turn>>,
+    /// What one leader tells the next.
+    habits: Mutex<Option<Habits>>,
+}
+
+/// What was learnt of a queue's guest.
+struct Habits {
+    pace: Pace,
+    /// For so many requests that may wait the lead is given away before: others came while one did.
+    crowd: u32,
 }
 
 impl Seat {
     fn new(index: usize, queue: Arc<dyn Queue>) -> Self {
         let (lead, free) = (Mutex::default(), Condvar::new());
         let (looks, since, leader) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
-        Self { index, queue, lead, free, looks, since, leader }
+        let (place, habits) = (Mutex::default(), Mutex::default());
+        Self { index, queue, lead, free, looks, since, leader, place, habits }
+    }
+
+    /// Leaves the place to others.
+    fn leave(&self) {
+        drop(self.place.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// The same, by the thread that has it and goes to sleep.
+    fn rest(&self) {
+        let place = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let slice = place.as_ref().and_then(Turn::slice_after);
+        drop(place);
+        if let Some(slice) = slice {
+            crate::slice::set(slice);
+        }
+    }
+
+    /// Returns with a place, which may be the one of the last request.
+    fn enter(&self, share: &Member) {
+        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        if !place.as_mut().is_some_and(Turn::goes_on) {
+            drop(place.take());
+            drop(place);
+            self.queue.flush();
+            let turn = share.turn();
+            place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+            *place = Some(turn);
+        }
+        if let Some(slice) = place.as_ref().and_then(Turn::slice) {
+            crate::slice::set(slice);
+        }
     }
 
     fn lead(&self) -> MutexGuard<'_, Lead> {
@@ -489,6 +594,7 @@ impl Seat {
 
     /// The body of a thread.
     fn run(&self, device: &Device) {
+        crate::slice::short();
         let mut scratch = Scratch::default();
         while let Some(leader) = self.take() {
             if !self.led(device, leader, &mut scratch) {
@@ -498,36 +604,81 @@ impl Seat {
         }
     }
 
+    /// Waits until one more request may be served; false if the queue was stopped before that.
+    fn hold_back(&self, device: &Device) -> bool {
+        while !device.ended.load(Ordering::Acquire)
+            && let Some(delay) = device.options.limits.delay()
+        {
+            if self.queue.is_stopped() {
+                return false;
+            }
+            self.queue.flush();
+            self.leave();
+            std::thread::sleep(delay.min(LOOK));
+        }
+        true
+    }
+
     /// Leads until the lead is gone; false when the queue has ended.
     fn led(&self, device: &Device, leader: u64, scratch: &mut Scratch) -> bool {
-        let poll = device.options.poll;
-        let mut spin = Duration::ZERO;
-        let bounded = self.index > 0 && device.options.limits.is_bounded();
+        let habits = self.habits.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut habits =
+            habits.unwrap_or_else(|| Habits { pace: Pace::new(device.options.poll), crowd: CROWD });
+        let bounded = device.options.limits.is_bounded();
+        let share = device.options.share.as_ref();
+        let mut waited = false;
         loop {
-            if bounded && let Some(delay) = device.options.limits.delay() {
+            // What comes through the first queue is seldom to be held back: it is looked at before.
+            if bounded
+                && self.index > 0
+                && let Some(delay) = device.options.limits.delay()
+            {
+                self.queue.flush();
+                self.leave();
                 std::thread::sleep(delay.min(LOOK));
                 if device.ended.load(Ordering::Acquire) {
                     return false;
                 }
                 continue;
             }
-            let Some(chain) = self.queue.next() else {
-                let slept = Instant::now();
-                if self.queue.wait(spin) == Woken::Stop {
+            let next = self.queue.next();
+            if std::mem::take(&mut waited) {
+                habits.crowd = if next.is_some() { CROWD } else { 0 };
+            }
+            let Some(chain) = next else {
+                self.rest();
+                let since = Instant::now();
+                let sought = share.is_some_and(Member::is_sought);
+                let look = if sought { Duration::ZERO } else { habits.pace.look() };
+                if self.queue.wait(look) == Woken::Stop {
                     return false;
                 }
-                // Looking pays where the next request comes soon.
-                spin = if slept.elapsed() <= poll * 4 { poll } else { Duration::ZERO };
+                habits.pace.waited(since, Instant::now());
                 continue;
             };
             let (opcode, bytes) = peek(&*chain);
-            if bounded {
+            if bounded && !is_free(opcode) {
+                // A guest may put any request there.
+                if self.index == 0 && !self.hold_back(device) {
+                    // It is for whoever has the guest when the queue goes on: perhaps another device.
+                    chain.put_back();
+                    continue;
+                }
                 device.options.limits.charge(bytes);
             }
-            if may_wait(opcode) && self.has_others() {
-                self.give(leader);
-                device.serve(chain, scratch);
-                return true;
+            if may_wait(opcode) {
+                // It would keep the place from those who have something to do, and the guest from what it was given back.
+                self.queue.flush();
+                self.leave();
+                habits.crowd = habits.crowd.saturating_sub(1);
+                if habits.crowd > 0 && self.has_others() {
+                    *self.habits.lock().unwrap_or_else(PoisonError::into_inner) = Some(habits);
+                    self.give(leader);
+                    device.serve(chain, scratch);
+                    return true;
+                }
+            } else if let Some(share) = share {
+                self.enter(share);
             }
             self.since.store(self.looks.load(Ordering::Relaxed), Ordering::Release);
             device.serve(chain, scratch);
@@ -535,6 +686,8 @@ impl Seat {
                 return true; // deposed meanwhile
             }
             self.since.store(0, Ordering::Release);
+            waited = may_wait(opcode);
+            habits.pace.served(Instant::now);
         }
     }
 
@@ -554,6 +707,7 @@ impl Seat {
         lead.leader = 0;
         self.leader.store(0, Ordering::Release);
         self.free.notify_one();
+        self.leave();
         lead.waiting == 0 && lead.threads < THREADS_MAX
     }
 }

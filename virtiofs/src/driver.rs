@@ -444,7 +444,29 @@ impl Driver {
         self.start()
     }
 
-    fn start(&mut self) -> Result<()> {
+    /// Stops all queues, where they are.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn stop(&mut self) -> Result<()> {
+        for index in 0..self.queues.len() {
+            self.frontend.get_vring_base(index).map_err(text("GET_VRING_BASE"))?;
+        }
+        Ok(())
+    }
+
+    /// Connects to another device, whose queues are not started yet: [`start`](Self::start) does that.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn connect_stopped(&mut self, stream: UnixStream) -> Result<()> {
+        self.frontend = Frontend::from_stream(stream, self.config.queues as u64 + 1);
+        self.inflight = None;
+        self.agree().map(drop)
+    }
+
+    /// Agrees with the device about the protocol.
+    fn agree(&mut self) -> Result<(u64, VhostUserProtocolFeatures)> {
         let f = &mut self.frontend;
         f.set_owner().map_err(text("SET_OWNER"))?;
         let offered = f.get_features().map_err(text("GET_FEATURES"))?;
@@ -461,9 +483,20 @@ impl Driver {
         let protocol = f.get_protocol_features().map_err(text("GET_PROTOCOL_FEATURES"))?;
         let mut used = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK;
         used |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        used |= VhostUserProtocolFeatures::DEVICE_STATE;
         let used = used & protocol;
         f.set_protocol_features(used).map_err(text("SET_PROTOCOL_FEATURES"))?;
         f.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        Ok((wanted, used))
+    }
+
+    /// Starts all queues.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn start(&mut self) -> Result<()> {
+        let (wanted, used) = self.agree()?;
+        let f = &mut self.frontend;
         if used.contains(VhostUserProtocolFeatures::MQ) {
             let there = f.get_queue_num().map_err(text("GET_QUEUE_NUM"))?;
             if there < self.queues.len() as u64 {

@@ -161,6 +161,9 @@ pub trait Chain: Send {
     fn is_again(&self) -> bool {
         false
     }
+    /// It was not begun, and is the next request of its queue again, for whoever has that then. For a queue that
+    /// [`is_stopped`](Queue::is_stopped), from which nothing else was taken since; where queues are not stopped, it is dropped.
+    fn put_back(self: Box<Self>) {}
     /// The reply is there, in the first `written` bytes of the writable pieces.
     fn complete(self: Box<Self>, written: u32);
     /// The reply comes later, by [`reply`](Self::reply): nobody looks at the pieces until then, and whoever stops the
@@ -186,6 +189,13 @@ pub trait Queue: Send + Sync {
     /// Returns when there may be a request, or the queue is gone. Sleeps only after it has looked for `spin`. One thread at
     /// a time.
     fn wait(&self, spin: Duration) -> Woken;
+    /// Whether somebody stopped it who waits until nothing of it is under way: what was taken and not begun is to be
+    /// [put back](Chain::put_back).
+    fn is_stopped(&self) -> bool {
+        false
+    }
+    /// Tells the guest now what it was given back: nobody will look for the next request for a while.
+    fn flush(&self) {}
     /// Wakes all who wait, for good: for the end of the device.
     fn stop(&self);
 }

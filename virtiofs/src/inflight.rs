@@ -148,6 +148,11 @@ impl Tracker {
         self.region.write(at, 1u8);
     }
 
+    /// It was not begun after all, and is in the ring as before.
+    pub fn unbegin(&mut self, head: u16) {
+        self.region.write(self.entry(head), 0u8);
+    }
+
     /// It is about to be given back, as one more in the used ring.
     pub fn end(&mut self, head: u16) {
         self.region.write(self.base + AT_LAST, head);

@@ -185,6 +185,19 @@ impl Ledger {
         kept
     }
 
+    /// A guest goes on here of which this is known.
+    pub fn take_over(&self, kept: &Kept) {
+        self.clear();
+        for (ino, lookups) in &kept.told {
+            self.told(*ino);
+            if let Some(slot) = self.index().nodes.of.get(&ino.0) {
+                self.put(Self::node(*slot) + 8, *lookups);
+            }
+        }
+        kept.opened.iter().for_each(|open| self.opened(open));
+        self.begun();
+    }
+
     /// Another guest begins, or the same one anew.
     pub fn clear(&self) {
         let mut index = self.index();

@@ -176,23 +176,41 @@ pub fn run(
     count: usize,
     seed: u64,
 ) -> Result<Taken> {
+    run_while(q, load, target, depth, seed, |offered| offered < count)
+}
+
+/// The same for as long as `more` says so, which is told how many operations were begun.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_while(
+    q: &mut DriverQueue,
+    load: Load,
+    target: Target,
+    depth: usize,
+    seed: u64,
+    mut more: impl FnMut(usize) -> bool,
+) -> Result<Taken> {
     let mut random = Random::new(seed);
     let mut begun = vec![None::<(Instant, bool)>; depth];
-    let mut taken = Taken { each: Vec::with_capacity(count), all: Duration::ZERO };
+    let mut taken = Taken::default();
     let (start, mut offered) = (Instant::now(), 0);
     let first = |offered: usize| match load {
         Load::Read(_) | Load::Getattr => false,
         Load::Write(_) | Load::WriteFsync => true,
         Load::Mixed(_) => offered.is_multiple_of(2),
     };
-    for (slot, begun) in begun.iter_mut().enumerate().take(count) {
+    for (slot, begun) in begun.iter_mut().enumerate() {
+        if !more(offered) {
+            break;
+        }
         let write = first(offered);
         *begun = Some((Instant::now(), write));
         offer(q, slot, load, target, &mut random, write);
         offered += 1;
     }
     q.notify();
-    while taken.each.len() < count {
+    while taken.each.len() < offered {
         let (head, written) = q.wait()?;
         let slot = q.slot_of(head);
         let Some((since, wrote)) = begun.get_mut(slot).and_then(Option::take) else {
@@ -210,7 +228,7 @@ pub fn run(
             continue;
         }
         taken.each.push(since.elapsed());
-        if offered < count {
+        if more(offered) {
             let write = first(offered);
             begun[slot] = Some((Instant::now(), write));
             offer(q, slot, load, target, &mut random, write);
@@ -222,7 +240,29 @@ pub fn run(
     Ok(taken)
 }
 
-/// The same over several queues at once, by a thread for each: operations a second in all.
+/// One operation after the other, with a pause before each: a guest that asks for little.
+///
+/// # Errors
+/// As [`run`].
+pub fn paced(
+    q: &mut DriverQueue,
+    load: Load,
+    target: Target,
+    pause: Duration,
+    count: usize,
+    seed: u64,
+) -> Result<Taken> {
+    let mut taken = Taken::default();
+    for turn in 0..count {
+        std::thread::sleep(pause);
+        let one = run(q, load, target, 1, 1, seed.wrapping_add(turn as u64))?;
+        taken.all += one.all;
+        taken.each.extend(one.each);
+    }
+    Ok(taken)
+}
+
+/// The same as [`run`] over several queues at once, by a thread for each: operations a second in all.
 ///
 /// # Errors
 /// As [`run`].

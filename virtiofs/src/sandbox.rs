@@ -142,11 +142,11 @@ const REFUSED: &[libc::c_long] = &[
 ];
 
 /// Bans the system calls that are not needed any more, for this and all threads that come. [`no_new_privileges`] must have
-/// been called.
+/// been called. `binds`: a back end chooses the ports from which it connects, and does so again when a connection breaks.
 ///
 /// # Errors
 /// The kernel has no such filter.
-pub fn ban_system_calls(action: Seccomp) -> Result<(), String> {
+pub fn ban_system_calls(action: Seccomp, binds: bool) -> Result<(), String> {
     const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -169,7 +169,7 @@ pub fn ban_system_calls(action: Seccomp) -> Result<(), String> {
         step(AT_LEAST, 0x4000_0000, 0, 1),
         step(RET, refuse, 0, 0),
     ];
-    for call in REFUSED {
+    for call in REFUSED.iter().filter(|call| !binds || **call != libc::SYS_bind) {
         program.push(step(EQUAL, u32::try_from(*call).unwrap_or(0), 0, 1));
         program.push(step(RET, refuse, 0, 0));
     }

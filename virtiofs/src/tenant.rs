@@ -27,6 +27,20 @@ pub struct Options {
     pub xattr: bool,
     /// And access lists, if the file system keeps them.
     pub acl: bool,
+    /// What the guest's kernel may keep without asking.
+    pub keeps: Keeps,
+}
+
+/// What a guest's kernel keeps. Nobody can take it away from there: all but nothing is for a directory that nobody else changes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Keeps {
+    /// It asks each time.
+    #[default]
+    Nothing,
+    /// Names and attributes.
+    Metadata,
+    /// And data, from one open to the next.
+    All,
 }
 
 /// A directory as a file system.
@@ -63,6 +77,19 @@ impl Tenant {
         let kept =
             if root == InodeId::ROOT { None } else { fs.open_dir(&Caller::ROOT, root, 0).ok() };
         Ok(Self { fs, root, kept, options })
+    }
+
+    /// What tells the directory from every other, whichever device serves it: its inode, when it was made, and when the root above it
+    /// was, in seconds and nanoseconds. Zero where the file system does not say that.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn mark(&self) -> Result<[u64; 5]> {
+        let made = |ino| self.fs.getattr(&Caller::ROOT, ino).map(|attr| attr.btime);
+        let (own, above) = (made(self.root)?, made(InodeId::ROOT)?);
+        let second = |sec: i64| sec.cast_unsigned();
+        let (own, above) = ((second(own.sec), own.nsec), (second(above.sec), above.nsec));
+        Ok([self.root.0, own.0, own.1.into(), above.0, above.1.into()])
     }
 
     /// The tenant's number of an inode, and back.
@@ -389,12 +416,16 @@ impl FileSystem for Tenant {
         }
     }
 
-    /// No guest's kernel can be told that something has changed: it asks each time.
+    /// No guest's kernel can be told that something has changed: it asks each time, unless it is said that nothing will.
     fn caching(&self) -> Caching {
-        Caching::Nothing
+        if self.options.keeps == Keeps::Nothing { Caching::Nothing } else { Caching::All }
     }
 
-    fn name_cache_ms(&self, _: InodeId, _: &[u8], _: Option<InodeId>) -> Option<u32> {
-        Some(0)
+    fn may_cache(&self, _: InodeId) -> bool {
+        self.options.keeps != Keeps::Nothing
+    }
+
+    fn has_cached(&self, _: InodeId) -> bool {
+        self.options.keeps == Keeps::All
     }
 }

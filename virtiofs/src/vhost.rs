@@ -15,8 +15,10 @@ use vhost::vhost_user::{
     BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
 };
 
+use crate::device::Device;
 use crate::inflight::Region as Inflight;
 use crate::memory::{Memory, REGIONS_MAX, Region};
+use crate::transfer::Transfer;
 use crate::vring::{SIZE_MAX, Vring, Vrings};
 
 /// Longest tag, which the guest mounts by.
@@ -47,6 +49,9 @@ struct Session {
     memory: Arc<Memory>,
     inflight: Option<Arc<Inflight>>,
     features: u64,
+    /// Whose state can be handed on, and what is under way of that.
+    device: Option<Arc<Device>>,
+    transfer: Option<Transfer>,
 }
 
 /// What went wrong is logged here, and the monitor told that it did.
@@ -169,7 +174,10 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn get_protocol_features(&mut self) -> Result<Protocol> {
         // QEMU has the tag from its own command line, and some of its versions do not take well to being offered another.
         let config = if self.config.is_some() { Protocol::CONFIG } else { Protocol::empty() };
+        let sealed = self.device.as_ref().is_some_and(|device| device.seal().is_some());
+        let state = if sealed { Protocol::DEVICE_STATE } else { Protocol::empty() };
         Ok(config
+            | state
             | Protocol::MQ
             | Protocol::INFLIGHT_SHMFD
             | Protocol::CONFIGURE_MEM_SLOTS
@@ -260,15 +268,28 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_device_state_fd(
         &mut self,
-        _: VhostTransferStateDirection,
+        direction: VhostTransferStateDirection,
         _: VhostTransferStatePhase,
-        _: File,
+        file: File,
     ) -> Result<Option<File>> {
-        Err(Error::InvalidOperation("device state is not transferred"))
+        let device = self.device.as_ref().ok_or_else(|| refuse("no device to hand on is here"))?;
+        let seal = device.seal().ok_or_else(|| {
+            refuse("a device without a key (--migration-key) hands nothing on, and takes nothing")
+        })?;
+        if self.rings.all.iter().any(|ring| ring.is_started()) {
+            return Err(refuse("the state of a device is handed on while its queues are stopped"));
+        }
+        let begun = match direction {
+            VhostTransferStateDirection::SAVE => Transfer::save(device, seal, file),
+            VhostTransferStateDirection::LOAD => Transfer::load(device, seal, file),
+        };
+        self.transfer = Some(begun.map_err(refuse)?);
+        Ok(None)
     }
 
     fn check_device_state(&mut self) -> Result<()> {
-        Err(Error::InvalidOperation("device state is not transferred"))
+        let transfer = self.transfer.take().ok_or_else(|| refuse("no state is under way"))?;
+        transfer.end().map_err(refuse)
     }
 
     fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
@@ -290,14 +311,21 @@ pub fn rings(tenant: &str, queues: usize) -> std::io::Result<Arc<Vrings>> {
 }
 
 /// Does what a monitor asks, until it hangs up. The queues are stopped then, and as if they had never been used. The guest is told
-/// `tag` by monitors that ask us for it.
-pub fn serve(rings: &Arc<Vrings>, tag: Option<&str>, stream: UnixStream) {
+/// `tag` by monitors that ask us for it. The state of `device` is handed to who asks for it, and taken, if it has a seal.
+pub fn serve(
+    rings: &Arc<Vrings>,
+    device: Option<&Arc<Device>>,
+    tag: Option<&str>,
+    stream: UnixStream,
+) {
     let session = Session {
         rings: rings.clone(),
         config: tag.map(|tag| config_space(tag, rings.all.len() - 1)),
         memory: Arc::default(),
         inflight: None,
         features: 0,
+        device: device.cloned(),
+        transfer: None,
     };
     let session = Arc::new(Mutex::new(session));
     let mut handler = BackendReqHandler::from_stream(stream, session.clone());

@@ -24,6 +24,12 @@ use crate::memory::{Memory, pieces};
 pub const SIZE_MAX: u16 = 1024;
 /// Pieces of a chain at most: the pages of the longest request, and its headers.
 pub const PIECES_MAX: usize = IO_BYTES_MAX / 4096 + 64;
+/// Heads of which a guest is told at once, at most.
+const OWED_MAX: u32 = 8;
+/// A request that took longer is a sign that the next one may: then nobody waits for it to be told of another.
+const PROMPT: Duration = Duration::from_micros(60);
+/// For so many requests after it.
+const AFTER_LONG: u32 = 32;
 /// How long a monitor that stops a queue waits for the requests that are being served.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -71,6 +77,10 @@ struct State {
     draining: bool,
     /// Nothing is known to be in the ring: the guest shall kick.
     armed: bool,
+    /// Heads given back of which the guest has not been told.
+    owed: u32,
+    /// So many more are told at once: a request took long.
+    prompt: u32,
 }
 
 impl State {
@@ -90,20 +100,44 @@ impl State {
         count
     }
 
-    /// Puts a head into the used ring; whether the guest wants to be told.
-    fn put(&mut self, head: u16, written: u32) -> bool {
+    /// Puts a head into the used ring. The guest is to be told.
+    fn put(&mut self, head: u16, written: u32) {
         let map = self.memory.map().clone();
         if let Some(tracker) = &mut self.tracker {
             tracker.end(head);
         }
         if let Err(error) = self.rings.add_used(&*map, head, written) {
             log::warn!("used ring: {error}");
-            return false;
+            return;
         }
         if let Some(tracker) = &mut self.tracker {
             tracker.ended(head, self.rings.next_used());
         }
-        self.rings.needs_notification(&*map).unwrap_or(true)
+        self.owed += 1;
+    }
+
+    /// Tells the guest what it was given back, if it wants to know.
+    fn tell(&mut self) {
+        if std::mem::take(&mut self.owed) == 0 {
+            return;
+        }
+        let map = self.memory.map().clone();
+        if self.rings.needs_notification(&*map).unwrap_or(true) {
+            self.interrupt();
+        }
+    }
+
+    /// The same, unless the next request comes at once, so that the guest is woken for several. `took`: what the last one did.
+    fn tell_soon(&mut self, took: Duration) {
+        if took > PROMPT {
+            self.prompt = AFTER_LONG;
+        }
+        // Whoever is at the only request that is out takes the next one, or says that there is none.
+        let goes_on = self.busy <= 1 && self.prompt == 0 && self.owed < OWED_MAX;
+        self.prompt = self.prompt.saturating_sub(1);
+        if !goes_on || !self.runs() || self.available() == 0 {
+            self.tell();
+        }
     }
 
     fn interrupt(&self) {
@@ -160,6 +194,8 @@ impl Vring {
             broken: false,
             draining: false,
             armed: false,
+            owed: 0,
+            prompt: 0,
         };
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -288,6 +324,11 @@ impl Vring {
         Ok(())
     }
 
+    /// Whether it has been started and not been stopped since.
+    pub fn is_started(&self) -> bool {
+        self.state().rings.ready()
+    }
+
     /// Where the guest wants to be interrupted.
     pub fn set_call(&self, call: Option<File>) {
         let mut state = self.state();
@@ -315,6 +356,7 @@ impl Vring {
             let written = u32::try_from(scatter(&held.reply, &held.to)).unwrap_or(0);
             state.put(held.head, held.written.max(written));
         }
+        state.owed = 0;
         state.interrupt();
     }
 
@@ -337,6 +379,7 @@ impl Vring {
             state = back;
         }
         state.draining = false;
+        state.tell();
         let at = state.rings.next_avail();
         state.stopped_at = Some(at);
         at
@@ -347,6 +390,7 @@ impl Vring {
         self.stop_at();
         let mut state = self.state();
         state.life += 1;
+        state.owed = 0;
         state.held.clear();
         state.again.clear();
         state.stopped_at = None;
@@ -411,13 +455,16 @@ impl Vring {
         }
     }
 
-    fn give_back(&self, life: u64, head: u16, written: u32, was_busy: bool) {
+    fn give_back(&self, life: u64, head: u16, written: u32, was_busy: bool, took: Duration) {
         let mut state = self.state();
         if state.life == life {
             // Who stops the queue waits for us.
             if state.runs() || was_busy && state.draining {
-                if state.put(head, written) {
-                    state.interrupt();
+                state.put(head, written);
+                if was_busy && !state.draining {
+                    state.tell_soon(took);
+                } else {
+                    state.tell();
                 }
             } else {
                 let (reply, to, _map) = (Vec::new(), Vec::new(), state.memory.map().clone());
@@ -431,7 +478,8 @@ impl Vring {
 
     fn not_busy(&self, state: &mut State) {
         state.busy = state.busy.saturating_sub(1);
-        if state.busy == 0 {
+        // A call into the kernel, also where nobody waits.
+        if state.busy == 0 && state.draining {
             self.idle.notify_all();
         }
     }
@@ -445,13 +493,20 @@ impl Queue for Arc<Vring> {
                 return None;
             }
             let map = state.memory.map().clone();
+            let at = state.rings.next_avail();
             let (head, is_again) = match state.again.pop_front() {
                 Some(head) => (head, true),
-                None if state.available() == 0 => return None,
-                None => {
-                    let chain = state.rings.pop_descriptor_chain(&*map)?;
-                    (chain.head_index(), false)
+                None if state.available() == 0 => {
+                    state.tell();
+                    return None;
                 }
+                None => match state.rings.pop_descriptor_chain(&*map) {
+                    Some(chain) => (chain.head_index(), false),
+                    None => {
+                        state.tell();
+                        return None;
+                    }
+                },
             };
             if head >= state.rings.size() {
                 // It has no descriptor that could be given back.
@@ -463,9 +518,8 @@ impl Queue for Arc<Vring> {
             }
             let Some((readable, writable)) = Vring::walk(&state, head) else {
                 self.malformed.fetch_add(1, Ordering::Relaxed);
-                if state.put(head, 0) {
-                    state.interrupt();
-                }
+                state.put(head, 0);
+                state.tell();
                 continue;
             };
             state.busy += 1;
@@ -473,12 +527,14 @@ impl Queue for Arc<Vring> {
             return Some(Box::new(RingChain {
                 ring,
                 head,
+                at,
                 life,
                 readable,
                 writable,
                 map,
                 is_again,
                 stage: Stage::Busy,
+                since: Instant::now(),
             }));
         }
     }
@@ -501,6 +557,7 @@ impl Queue for Arc<Vring> {
         }
         {
             let mut state = self.state();
+            state.tell();
             if state.runs() {
                 let map = state.memory.map().clone();
                 state.armed = true;
@@ -529,6 +586,14 @@ impl Queue for Arc<Vring> {
         Woken::Look
     }
 
+    fn is_stopped(&self) -> bool {
+        !self.state().runs()
+    }
+
+    fn flush(&self) {
+        self.state().tell();
+    }
+
     fn stop(&self) {
         self.ended.store(true, Ordering::Release);
         // One look for each thread that may wait: the bell is level, and is not read any more after the first.
@@ -551,12 +616,16 @@ enum Stage {
 struct RingChain {
     ring: Arc<Vring>,
     head: u16,
+    /// Where in the ring it was taken.
+    at: u16,
     life: u64,
     readable: Vec<Piece>,
     writable: Vec<Piece>,
     map: Arc<GuestMemoryMmap<()>>,
     is_again: bool,
     stage: Stage,
+    /// When it was taken.
+    since: Instant,
 }
 
 impl Chain for RingChain {
@@ -572,10 +641,31 @@ impl Chain for RingChain {
         self.is_again
     }
 
+    fn put_back(mut self: Box<Self>) {
+        let busy = self.stage == Stage::Busy;
+        self.stage = Stage::Done;
+        let mut state = self.ring.state();
+        if state.life == self.life {
+            if self.is_again || state.rings.next_avail() != self.at.wrapping_add(1) {
+                state.again.push_front(self.head);
+            } else {
+                // Whoever is told where the queue stands, or looks into the book of what was begun, finds it there.
+                state.rings.set_next_avail(self.at);
+                if let Some(tracker) = &mut state.tracker {
+                    tracker.unbegin(self.head);
+                }
+            }
+        }
+        if busy {
+            self.ring.not_busy(&mut state);
+        }
+    }
+
     fn complete(mut self: Box<Self>, written: u32) {
         let busy = self.stage == Stage::Busy;
         self.stage = Stage::Done;
-        self.ring.give_back(self.life, self.head, written, busy);
+        let took = self.since.elapsed();
+        self.ring.give_back(self.life, self.head, written, busy, took);
     }
 
     fn put_off(&mut self) {
@@ -592,9 +682,8 @@ impl Chain for RingChain {
         if state.life == self.life {
             if state.runs() {
                 let written = scatter(reply, &self.writable);
-                if state.put(self.head, u32::try_from(written).unwrap_or(0)) {
-                    state.interrupt();
-                }
+                state.put(self.head, u32::try_from(written).unwrap_or(0));
+                state.tell();
             } else {
                 let to = std::mem::take(&mut self.writable);
                 let (head, reply) = (self.head, reply.to_vec());
@@ -610,7 +699,10 @@ impl Chain for RingChain {
 impl Drop for RingChain {
     fn drop(&mut self) {
         match self.stage {
-            Stage::Busy => self.ring.give_back(self.life, self.head, 0, true),
+            Stage::Busy => {
+                let took = self.since.elapsed();
+                self.ring.give_back(self.life, self.head, 0, true, took);
+            }
             // Whoever waited for it is gone.
             Stage::Off | Stage::Done => {}
         }

@@ -3,10 +3,13 @@
 mod common;
 
 use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
 
 use common::{Host, create, open, read_in, write_in};
 use frontend::fuse::wire::*;
 use virtiofs::driver::{Config, Driver, PAGE, flag};
+use virtiofs::limits::{Limits, Rate};
 use zerocopy::{FromBytes, IntoBytes};
 
 const ROOT: u64 = 1;
@@ -143,6 +146,82 @@ fn what_a_guest_may_hold_is_bounded() {
     let told = EntryOut::read_from_prefix(&nodes[0].body).unwrap().0.nodeid.get();
     guest.tell(op::FORGET, told, &[ForgetIn { nlookup: 1.into() }.as_bytes()]).unwrap();
     assert_eq!(make(&mut guest, 31).error, 0);
+}
+
+/// The first queue is for what gives back; a guest may put anything there, and gets no more by it.
+#[test]
+fn limits_hold_on_every_queue() {
+    let limited = |rate: f64, burst: f64| {
+        let limits = Arc::new(Limits::new(Some(Rate { rate, burst }), None));
+        let options = virtiofs::device::Options { limits: limits.clone(), ..Default::default() };
+        (Host::null(options), limits)
+    };
+    let getattr = GetattrIn::default();
+    // All are counted, and none that gives back.
+    let (host, limits) = limited(1e-6, 10.0);
+    let mut guest = host.guest(Config::default());
+    for _ in 0..20 {
+        guest.tell(op::FORGET, ROOT, &[ForgetIn { nlookup: 1.into() }.as_bytes()]).unwrap();
+    }
+    for _ in 0..6 {
+        let asked = guest.call_on(0, op::GETATTR, ROOT, &[getattr.as_bytes()], &[], 0).unwrap();
+        assert_eq!((asked.error, limits.delay()), (0, None));
+    }
+    for _ in 0..4 {
+        guest.call_on(1, op::GETATTR, ROOT, &[getattr.as_bytes()], &[], 0).unwrap();
+    }
+    assert!(limits.delay().is_some());
+    // Who is over them is overdrawn by one request, however many it asks.
+    let (host, limits) = limited(20.0, 1.0);
+    let mut guest = host.guest(Config::default());
+    for _ in 0..12 {
+        guest.call_on(0, op::GETATTR, ROOT, &[getattr.as_bytes()], &[], 0).unwrap();
+        assert!(limits.delay().is_none_or(|delay| delay <= Duration::from_millis(51)));
+    }
+}
+
+/// A guest that is over its limits is stopped: what was held back over the first queue is in the ring as if nobody had taken it, and is
+/// not done later, when another device has the guest.
+#[test]
+fn what_is_held_back_does_not_outlive_its_queue() {
+    use ::vhost::VhostBackend;
+
+    let options = virtiofs::device::Options {
+        limits: Arc::new(Limits::new(Some(Rate { rate: 1e-6, burst: 1.0 }), None)),
+        ..Default::default()
+    };
+    let host = Host::dir_with(options);
+    let mut guest = host.guest(Config::default());
+    // Overdrawn by this one.
+    let asked = guest.call_on(0, op::GETATTR, ROOT, &[GetattrIn::default().as_bytes()], &[], 0);
+    assert_eq!(asked.unwrap().error, 0);
+    let dir = MkdirIn { mode: 0o755.into(), umask: 0o022.into() };
+    let request = guest.request(op::MKDIR, ROOT, &[dir.as_bytes(), b"late\0"], 0);
+    let q = &mut guest.queues[0];
+    let head = q.prepare(0, &request, &[], 4096, 0);
+    q.offer(head);
+    q.notify();
+    for _ in 0..2 {
+        // The book of what was taken (QEMU's vhost-user.rst, "Inflight I/O tracking"): the entry of the head behind 16 bytes.
+        let is_taken = |guest: &Driver| {
+            let (inflight, file) = guest.inflight.as_ref().unwrap();
+            let at = inflight.mmap_offset + 16 + 16 * u64::from(head);
+            let mut byte = [0];
+            std::os::unix::fs::FileExt::read_exact_at(file, &mut byte, at).unwrap();
+            byte[0] == 1
+        };
+        let taken = (0..6000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            is_taken(&guest)
+        });
+        assert!(taken);
+        assert_eq!(guest.frontend.get_vring_base(0).unwrap(), 1);
+        assert!(!is_taken(&guest));
+        guest.stop().unwrap();
+        // And it is the next one when the queue goes on.
+        guest.start().unwrap();
+    }
+    assert!(!host.path("late").exists());
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl Pair {
         let listener = UnixListener::bind(root.join("socket")).unwrap();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                vhost::serve(&rings, None, stream.unwrap());
+                vhost::serve(&rings, None, None, stream.unwrap());
             }
         });
         Self { root, back, front, _crew: crew }

@@ -16,6 +16,8 @@ use frontend::fuse::wire::*;
 use virtiofs::device::{Device, Options};
 use virtiofs::driver::{Config, Driver};
 use virtiofs::ledger::Ledger;
+use virtiofs::tenant::{self, Tenant};
+use virtiofs::transfer::Key;
 use virtiofs::vhost;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -28,10 +30,14 @@ fn device_process() {
     let Some(root) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
     let shared = root.join("shared");
     let fs = DirFs::open(shared.to_str().unwrap().as_bytes(), dir::Options::default()).unwrap();
+    let fs = Tenant::new(Arc::new(fs), b"/", tenant::Options::default()).unwrap();
     let mut options = Options::default();
     options.guest.nodes_max = 1000;
     let (ledger, kept) = Ledger::open(&root.join("state"), &options.guest).unwrap();
     options.ledger = Some(Arc::new(ledger));
+    if let Ok(key) = std::fs::read(root.join("key")) {
+        options.seal = Some(Key::new(&key, "one").unwrap().seal(&fs).unwrap());
+    }
     let device = Device::new(Arc::new(fs), options);
     if let Some(kept) = kept {
         // Those are lost that have no name any more.
@@ -44,7 +50,7 @@ fn device_process() {
     let listener = UnixListener::bind(root.join("socket.new")).unwrap();
     std::fs::rename(root.join("socket.new"), socket).unwrap();
     for stream in listener.incoming() {
-        vhost::serve(&rings, None, stream.unwrap());
+        vhost::serve(&rings, Some(&device), None, stream.unwrap());
     }
 }
 
@@ -120,6 +126,116 @@ fn open_files_and_inodes_survive_the_device() {
     device.replace(&mut guest);
     let read = guest.call_on(1, op::READ, node, &[&read_in(fh, 0, 1)], &[], 1).unwrap();
     assert_eq!(read.error, -libc::ESTALE);
+}
+
+/// The guest moves to a device of another process, which has the same directory: by what vhost-user has for live migration.
+#[test]
+fn a_device_hands_its_guest_on() {
+    use ::vhost::vhost_user::VhostUserFrontend;
+    use ::vhost::vhost_user::message::{
+        VhostTransferStateDirection as Way, VhostTransferStatePhase,
+    };
+
+    let root = scratch();
+    std::fs::write(root.join("key"), [7; 32]).unwrap();
+    let mut from = Process::start(&root);
+    let root = scratch();
+    std::fs::write(root.join("key"), [7; 32]).unwrap();
+    std::fs::remove_dir(root.join("shared")).unwrap();
+    std::os::unix::fs::symlink(from.root.join("shared"), root.join("shared")).unwrap();
+    let to = Process::start(&root);
+    let mut guest = Driver::over(from.connect(), Config::default()).unwrap();
+    guest.init().unwrap();
+    let mut files = Vec::new();
+    for n in 0..40 {
+        let (node, fh) = create(&mut guest, 1, ROOT, format!("f{n}").as_bytes());
+        let wrote = guest.call_on(1, op::WRITE, node, &[&write_in(fh, 0, 5)], b"hello", 0).unwrap();
+        assert_eq!(wrote.error, 0);
+        files.push((node, fh));
+    }
+    // Not while it runs.
+    let (_, write) = std::io::pipe().unwrap();
+    let phase = VhostTransferStatePhase::STOPPED;
+    let refused = guest.frontend.set_device_state_fd(Way::SAVE, phase, write.into());
+    assert!(refused.is_err());
+    guest.stop().unwrap();
+    let (mut read, write) = std::io::pipe().unwrap();
+    guest.frontend.set_device_state_fd(Way::SAVE, phase, write.into()).unwrap();
+    let mut state = Vec::new();
+    std::io::Read::read_to_end(&mut read, &mut state).unwrap();
+    guest.frontend.check_device_state().unwrap();
+    assert!(state.len() > 40 * 8);
+    let load = |guest: &Driver, state: &[u8]| {
+        let (read, mut write) = std::io::pipe().unwrap();
+        guest.frontend.set_device_state_fd(Way::LOAD, phase, read.into()).unwrap();
+        std::io::Write::write_all(&mut write, state).unwrap();
+        drop(write);
+        guest.frontend.check_device_state().is_ok()
+    };
+    // A device of the same tenant refuses it that serves another directory: its inodes are others.
+    let root = scratch();
+    std::fs::write(root.join("key"), [7; 32]).unwrap();
+    let other = Process::start(&root);
+    guest.connect_stopped(other.connect()).unwrap();
+    assert!(!load(&guest, &state));
+    // A damaged one is refused, and the device is as it was.
+    guest.connect_stopped(to.connect()).unwrap();
+    assert!(!load(&guest, &state[..state.len() - 1]));
+    assert!(load(&guest, &state));
+    guest.start().unwrap();
+    from.kill();
+    for (node, fh) in files {
+        let read = guest.call_on(1, op::READ, node, &[&read_in(fh, 0, 9)], &[], 9).unwrap();
+        assert_eq!((read.error, &*read.body), (0, &b"hello"[..]));
+    }
+    let (node, _) = create(&mut guest, 1, ROOT, b"new");
+    assert_ne!(node, 0);
+}
+
+/// A monitor says what it likes: without the devices' key it cannot make its guest one that was told of an inode beside its directory.
+#[test]
+fn a_monitor_cannot_say_what_its_guest_knows() {
+    use ::vhost::vhost_user::VhostUserFrontend;
+    use ::vhost::vhost_user::message::{
+        VhostTransferStateDirection as Way, VhostTransferStatePhase as Phase,
+    };
+
+    for keyed in [false, true] {
+        let root = scratch();
+        if keyed {
+            std::fs::write(root.join("key"), [7; 32]).unwrap();
+        }
+        let secret = root.join("secret");
+        std::fs::write(&secret, b"not the guest's").unwrap();
+        let ino = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&secret).unwrap());
+        // The file is to be found by its number: somebody else's guest has it open, say, by a link.
+        std::fs::hard_link(&secret, root.join("shared/link")).unwrap();
+        let device = Process::start(&root);
+        let mut guest = Driver::over(device.connect(), Config::default()).unwrap();
+        guest.init().unwrap();
+        guest.stop().unwrap();
+        guest.connect_stopped(device.connect()).unwrap();
+        for magic in [b"CRBLVFM1", b"CRBLVFM2"] {
+            let numbers = [u64::from_le_bytes(*magic), 1, 0, ino, 1];
+            let body: Vec<u8> = numbers.into_iter().flat_map(u64::to_le_bytes).collect();
+            let crc = u64::from(base::crc32c(0, &body)).to_le_bytes();
+            for end in [&crc[..], &[0; 32], &[]] {
+                let (read, mut write) = std::io::pipe().unwrap();
+                let asked =
+                    guest.frontend.set_device_state_fd(Way::LOAD, Phase::STOPPED, read.into());
+                let _ = std::io::Write::write_all(&mut write, &[&body, end].concat());
+                drop(write);
+                assert!(asked.is_err() || guest.frontend.check_device_state().is_err());
+                // It hangs up on who asks for what was not offered.
+                if asked.is_err() {
+                    guest.connect_stopped(device.connect()).unwrap();
+                }
+            }
+        }
+        guest.start().unwrap();
+        let asked = guest.call(op::GETATTR, ino, &[GetattrIn::default().as_bytes()]).unwrap();
+        assert_ne!(asked.error, 0, "keyed: {keyed}");
+    }
 }
 
 /// Many requests under way, most of which can be done only once; the device is killed among them. Each is answered, once, as if

@@ -3,17 +3,25 @@
 //! Where another process has an image open to write, versions that are not whole are left alone: they may be on their
 //! way.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use base::Errno;
 use base::planted::{Bug, planted};
+use base::{Errno, Nanos};
 
-use super::image::{Current, Found, Image, PATIENCE, State, judge};
-use super::shard::{self, Version};
-use super::worker::Ask;
+use super::gather::Source;
+use super::ground::Removals;
+use super::image::Image;
+use super::opened::PATIENCE;
+use super::patch;
+use super::shard;
+use super::survey::{Held, Lay, State};
+use super::worker::{Answer, Ask, Piece};
+use super::write::Forgotten;
+
+/// Between two looks how far stores are with what they are to remove.
+const LOOK: Nanos = 20_000_000;
 
 /// What was found, and done.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -26,7 +34,9 @@ pub struct Report {
     pub degraded: u64,
     /// Objects that cannot be read.
     pub lost: u64,
-    /// Shards that are missing.
+    /// Patches: small writes that lie on objects.
+    pub patches: u64,
+    /// Shards, and copies of patches, that are missing.
     pub missing: u64,
     /// Shards that lie elsewhere than they belong.
     pub misplaced: u64,
@@ -36,6 +46,8 @@ pub struct Report {
     pub rebuilt: u64,
     /// Shards of versions that do not count, or of places where they do not belong, that were removed.
     pub removed: u64,
+    /// Those of them that could not be, or not in time, and are there still.
+    pub left: u64,
     /// Stores that do not answer.
     pub silent: u64,
 }
@@ -60,41 +72,49 @@ pub fn run(
     if orders.repair {
         image.pool.spread(&image.name, &image.info);
     }
+    let before: Vec<Removals> = image.pool.stores.iter().map(|store| store.removals()).collect();
     let survey = image.pool.survey(&image.name);
     let silent = survey.silent.len();
     let mut report = Report { silent: silent as u64, ..Report::default() };
     let (coding, total) = (image.info.coding, survey.objects.len() as u64);
     let begun = Instant::now();
     let mut bytes = 0u64;
-    for (done, (object, versions)) in survey.objects.iter().enumerate() {
-        let state = State::of(coding, versions, silent);
-        if state.version.is_none() && !state.unknown {
+    for (done, (object, lay)) in survey.objects.iter().enumerate() {
+        let state = State::of(coding, lay, silent);
+        if state.is_empty() && state.version.is_none() {
             // Nothing of it ever counted.
             if orders.repair && image.is_writer() {
-                report.removed += image.sweep(*object, versions, None);
+                report.removed += image.sweep(*object, lay, |_| true);
             }
             continue;
         }
         report.objects += 1;
-        let mut found = versions.clone();
+        let mut found = lay.clone();
         if orders.verify {
-            report.damaged += image.scrub(*object, &state, &mut found);
-            bytes += (coding.width() * image.info.shard_bytes()) as u64;
+            let (damaged, read) = image.scrub(*object, &state, &mut found);
+            report.damaged += damaged;
+            bytes += read;
         }
         let state = State::of(coding, &found, silent);
         let wanted = image.pool.places.of(image.info.id, *object);
-        let held = state.version.and_then(|version| found.get(&version));
-        let missing = (0..coding.width()).filter(|s| state.at[*s].is_none()).count() as u64;
-        let misplaced = held.map_or(0, |held| {
+        let held = state.version.and_then(|version| found.versions.get(&version));
+        let (mut missing, mut misplaced) = (0, 0);
+        if let Some(held) = held {
+            missing += (0..coding.width()).filter(|s| state.at[*s].is_none()).count() as u64;
             let away = |(s, at): &(&usize, &Vec<usize>)| !at.contains(&wanted[**s]);
-            held.at.iter().filter(away).count() as u64
-        });
+            misplaced += held.at.iter().filter(away).count() as u64;
+        }
+        for held in &state.patches {
+            missing += coding.copies_wanted().saturating_sub(held.at.len()) as u64;
+            misplaced += held.at.iter().filter(|store| !wanted.contains(store)).count() as u64;
+        }
+        report.patches += state.patches.len() as u64;
         report.missing += missing;
         report.misplaced += misplaced;
-        match (state.version, missing + misplaced) {
-            (None, _) => report.lost += 1,
-            (Some(_), 0) => report.whole += 1,
-            (Some(_), _) => report.degraded += 1,
+        match (state.unknown, missing + misplaced) {
+            (true, _) => report.lost += 1,
+            (false, 0) => report.whole += 1,
+            (false, _) => report.degraded += 1,
         }
         if orders.repair {
             match image.repair_object(*object, Some(&found), silent, image.is_writer()) {
@@ -114,7 +134,44 @@ pub fn run(
             return Err(Errno::INTR);
         }
     }
+    if orders.repair {
+        let goes_on = || progress(total, total, &report);
+        report.left = await_removals(image, &before, goes_on)?;
+        report.removed = report.removed.saturating_sub(report.left);
+    }
     Ok(report)
+}
+
+/// Waits for what stores are to remove, as long as they get on with it: who asked for a repair may end the process now, and then nobody
+/// does it. How many names are there still.
+fn await_removals(
+    image: &Image,
+    before: &[Removals],
+    mut goes_on: impl FnMut() -> bool,
+) -> Result<u64, Errno> {
+    let (ground, stores) = (&*image.pool.ground, &image.pool.stores);
+    let now = || stores.iter().map(|store| store.removals());
+    // What others, who write meanwhile, ask for after this is theirs.
+    let asked: Vec<u64> = now().map(|removals| removals.asked).collect();
+    let (_to, from) = channel();
+    let (mut least, mut end) = (u64::MAX, 0);
+    loop {
+        let waiting = now().zip(&asked).map(|(now, asked)| Removals { asked: *asked, ..now });
+        let waiting = waiting.map(|removals| removals.waiting()).sum();
+        let moment = ground.now();
+        if waiting < least {
+            (least, end) = (waiting, moment + PATIENCE);
+        }
+        if waiting == 0 || moment >= end {
+            break;
+        }
+        if !goes_on() {
+            return Err(Errno::INTR);
+        }
+        ground.wait(&from, moment + LOOK);
+    }
+    let left = now().zip(&asked).zip(before);
+    Ok(left.map(|((now, asked), before)| asked.saturating_sub(now.done + before.failed)).sum())
 }
 
 impl Image {
@@ -123,123 +180,235 @@ impl Image {
         !self.traits().read_only
     }
 
-    /// Reads every shard of an object; what is not what it should be is taken out of `found`, and removed where this is
-    /// open to write. How many there were.
-    fn scrub(&self, object: u64, state: &State, found: &mut BTreeMap<Version, Found>) -> u64 {
-        let Some(version) = state.version.filter(|_| !state.hole) else { return 0 };
-        let Some(held) = found.get_mut(&version) else { return 0 };
-        let mut damaged = 0;
-        for (number, stores) in &mut held.at {
-            stores.retain(|store| {
-                let wrong = self.read_one(object, version, *number, *store) == Err(Errno::IO);
-                damaged += u64::from(wrong);
-                !wrong
-            });
+    /// Reads every shard and patch of an object; what is not what it should be is taken out of `found`. How many there were,
+    /// and how many bytes were read.
+    fn scrub(&self, object: u64, state: &State, found: &mut Lay) -> (u64, u64) {
+        let (mut damaged, mut read) = (0, 0);
+        let mut is_right = |source: Source, shard: usize| {
+            read += self.source_bytes(&source) as u64;
+            let right = self.read_one(object, source, shard) != Err(Errno::IO);
+            damaged += u64::from(!right);
+            right
+        };
+        if let Some(version) = state.version.filter(|_| !state.hole)
+            && let Some(held) = found.versions.get_mut(&version)
+        {
+            for (number, stores) in &mut held.at {
+                stores.retain(|store| {
+                    let mut at = vec![None; self.info.coding.width()];
+                    at[*number] = Some(*store);
+                    is_right(Source::whole(version, &at), *number)
+                });
+            }
+            held.at.retain(|_, stores| !stores.is_empty());
         }
-        held.at.retain(|_, stores| !stores.is_empty());
-        damaged
+        for patch in state.patches.iter().map(|held| held.patch).filter(|patch| !patch.zero) {
+            let Some(held) = found.patches.get_mut(&patch.version) else { continue };
+            let one = |store: &usize| Source::patch(&Held::new(patch, vec![*store]));
+            let (right, wrong) = held.at.iter().partition(|store| is_right(one(store), 0));
+            (held.at, held.wrong) = (right, wrong);
+        }
+        // One of which no copy is right is lost, and missed.
+        found.patches.retain(|_, held| !held.at.is_empty());
+        (damaged, read)
     }
 
-    /// Removes every shard of versions that do not count. How many there were.
-    fn sweep(
-        &self,
-        object: u64,
-        versions: &BTreeMap<Version, Found>,
-        keep: Option<Version>,
-    ) -> u64 {
-        let mut removed = 0;
-        for (version, found) in versions.iter().filter(|(version, _)| Some(**version) != keep) {
+    /// Removes every shard and patch of versions that are chosen. How many there were.
+    fn sweep(&self, object: u64, lay: &Lay, goes: impl Fn(shard::Version) -> bool) -> u64 {
+        let mut gone = Forgotten::default();
+        for (version, found) in lay.versions.iter().filter(|(version, _)| goes(**version)) {
             for (number, stores) in &found.at {
                 for store in stores {
-                    self.forget(*store, object, *version, *number, found.hole);
-                    removed += 1;
+                    gone.add(Some(*store), || {
+                        self.shard_name(object, *version, *number, found.hole)
+                    });
                 }
             }
         }
-        removed
+        for (_, held) in lay.patches.iter().filter(|(version, _)| goes(**version)) {
+            for store in &held.at {
+                gone.add(Some(*store), || self.patch_name(object, &held.patch));
+            }
+        }
+        let count = gone.count();
+        self.forget(gone);
+        count
     }
 
-    /// Makes one object whole: shards that are missing are made anew, those elsewhere moved, and what does not count is
-    /// removed. How many were made, and removed. With `may_clean` versions that are not whole go as well.
+    /// Answers to so many questions, by their numbers.
+    fn answers(&self, from: &Receiver<Answer>, count: usize) -> Vec<usize> {
+        let end = self.pool.ground.now() + PATIENCE;
+        let mut done = Vec::new();
+        for _ in 0..count {
+            let Some((number, told)) = self.pool.ground.wait(from, end) else { break };
+            if told.is_ok() {
+                done.push(number);
+            }
+        }
+        done
+    }
+
+    /// Makes one object whole: shards and copies of patches that are missing are made anew, those elsewhere moved, and what does
+    /// not count is removed. How many were made, and removed. With `may_clean` versions that are not whole go as well.
     pub(super) fn repair_object(
         &self,
         object: u64,
-        versions: Option<&BTreeMap<Version, Found>>,
+        lay: Option<&Lay>,
         silent: usize,
         may_clean: bool,
     ) -> Result<(u64, u64), Errno> {
         let _owned = self.own(object);
         let fresh;
+        let coding = self.info.coding;
         // Where this process writes, it knows better than what was looked up before the object was its own.
-        let known = self.state(object).version;
-        let stale = |versions: &BTreeMap<Version, Found>| {
-            known.is_some_and(|version| !versions.contains_key(&version))
-        };
-        let versions = match versions.filter(|versions| !stale(versions)) {
-            Some(versions) => versions,
+        let known = self.state(object);
+        let stale = |lay: &Lay| known.is_newer_than(&State::of(coding, lay, 0));
+        let lay = match lay.filter(|lay| !stale(lay)) {
+            Some(lay) => lay,
             None => {
                 fresh = self.pool.survey(&self.name).objects.remove(&object).unwrap_or_default();
                 &fresh
             }
         };
-        let coding = self.info.coding;
-        let version = match judge(coding, versions, silent) {
-            Current::Is(version) => version,
-            Current::Never => {
-                return Ok((0, if may_clean { self.sweep(object, versions, None) } else { 0 }));
-            }
-            Current::Unknown => return Err(Errno::IO),
-        };
-        let Some(found) = versions.get(&version) else { return Err(Errno::IO) };
-        let mut state = State::of(coding, versions, silent);
-        let wanted = self.pool.places.of(self.info.id, object);
-        let away: Vec<usize> = (0..coding.width())
-            .filter(|s| !found.at.get(s).is_some_and(|at| at.contains(&wanted[*s])))
-            .collect();
-        let bytes: Vec<Arc<Vec<u8>>> = if found.hole || away.is_empty() {
-            vec![Arc::default(); away.len()]
-        } else {
-            self.read_shards(object, &state, &away)?.into_iter().map(Arc::new).collect()
-        };
-        let (to, from) = channel();
-        for (number, bytes) in away.iter().zip(&bytes) {
-            let head = self.make_head(object, version, *number, found.hole);
-            let head = Arc::new(shard::encode(&head, bytes));
-            let name = self.shard_name(object, version, *number, found.hole);
-            let ask = Ask::Put(name, head, Arc::clone(bytes));
-            self.pool.workers[wanted[*number]].ask(ask, *number, &to);
+        let mut state = State::of(coding, lay, silent);
+        if state.unknown {
+            return Err(Errno::IO);
         }
-        let mut rebuilt = 0;
-        let end = Instant::now() + PATIENCE;
-        for _ in &away {
-            let wait = end.saturating_duration_since(Instant::now());
-            let Ok((number, told)) = from.recv_timeout(wait) else { break };
-            if told.is_ok() {
+        if state.is_empty() && state.version.is_none() {
+            return Ok((0, if may_clean { self.sweep(object, lay, |_| true) } else { 0 }));
+        }
+        let wanted = self.pool.places.of(self.info.id, object);
+        let (mut rebuilt, mut removed) = (0, 0);
+        let mut safe = true;
+        if let Some(version) = state.version
+            && let Some(found) = lay.versions.get(&version)
+        {
+            let away: Vec<usize> = (0..coding.width())
+                .filter(|s| !found.at.get(s).is_some_and(|at| at.contains(&wanted[*s])))
+                .collect();
+            let bytes: Vec<Piece> = if found.hole || away.is_empty() {
+                vec![Piece::default(); away.len()]
+            } else {
+                self.read_shards(object, &state, &away)?.into_iter().map(Piece::from).collect()
+            };
+            let (to, from) = channel();
+            for (number, bytes) in away.iter().zip(&bytes) {
+                let head = self.make_head(object, version, *number, found.hole);
+                let head = shard::encode(&head, bytes).into();
+                let name = self.shard_name(object, version, *number, found.hole);
+                let ask = Ask::Put(name, head, bytes.clone());
+                self.pool.stores[wanted[*number]].ask(ask, *number, &to);
+            }
+            for number in self.answers(&from, away.len()) {
                 state.at[number] = Some(wanted[number]);
                 rebuilt += 1;
             }
-        }
-        for (number, stores) in &found.at {
-            if stores.contains(&wanted[*number]) {
-                state.at[*number] = Some(wanted[*number]);
-            }
-        }
-        let whole = state.at.iter().flatten().count();
-        let mut removed = 0;
-        // What lies elsewhere, or is older, goes only when this version is safe without it.
-        if whole >= coding.quorum() || planted(Bug::CleanedTooEarly) {
+            let mut gone = Forgotten::default();
             for (number, stores) in &found.at {
+                if stores.contains(&wanted[*number]) {
+                    state.at[*number] = Some(wanted[*number]);
+                }
                 for store in stores.iter().filter(|s| state.at[*number] != Some(**s)) {
-                    self.forget(*store, object, version, *number, found.hole);
-                    removed += 1;
+                    gone.add(Some(*store), || {
+                        self.shard_name(object, version, *number, found.hole)
+                    });
                 }
             }
-            let goes = |(other, _): &(&Version, &Found)| **other < version || may_clean;
-            let others: BTreeMap<Version, Found> =
-                versions.iter().filter(goes).map(|(v, f)| (*v, f.clone())).collect();
-            removed += self.sweep(object, &others, Some(version));
+            // What lies elsewhere, or is older, goes only when this version is safe without it.
+            let whole = state.at.iter().flatten().count();
+            safe = whole >= coding.quorum() || planted(Bug::CleanedTooEarly);
+            if safe {
+                removed += gone.count();
+                self.forget(gone);
+            }
         }
+        // The last may be on its way, where another writes.
+        let count = state.patches.len();
+        for (i, held) in state.patches.iter_mut().enumerate() {
+            if may_clean || i + 1 < count {
+                let (made, gone) = self.repair_patch(object, held, &wanted)?;
+                rebuilt += made;
+                removed += gone;
+            }
+        }
+        if safe {
+            let base = state.base();
+            let counts = |version| {
+                version == base || state.patches.iter().any(|held| held.patch.version == version)
+            };
+            removed += self
+                .sweep(object, lay, |version| !counts(version) && (may_clean || version < base));
+        }
+        let few = |held: &Arc<Held>| held.at.len() < coding.copies();
+        state.uncertain = silent == 0 && (!safe || state.patches.iter().any(few));
+        state.newest = state.newest.max(known.newest);
+        state.failed = known.failed;
         self.set_state(object, state);
         Ok((rebuilt, removed))
+    }
+
+    /// Puts the last patch of an object in as many stores as it takes, if it may have been under way when its writer died.
+    pub(super) fn complete_last(&self, object: u64) -> Result<(), Errno> {
+        let _owned = self.own(object);
+        let mut state = self.state(object);
+        let few = |held: &&mut Arc<Held>| held.at.len() < self.info.coding.copies();
+        if let Some(held) = state.patches.last_mut().filter(|held| few(held)) {
+            self.repair_patch(object, held, &self.pool.places.of(self.info.id, object))?;
+            self.set_state(object, state);
+        }
+        Ok(())
+    }
+
+    /// Puts copies of a patch where too few are where they belong, and removes those elsewhere. How many of each.
+    fn repair_patch(
+        &self,
+        object: u64,
+        held: &mut Arc<Held>,
+        wanted: &[usize],
+    ) -> Result<(u64, u64), Errno> {
+        let is_there = |store: &&usize| wanted.contains(store);
+        let copies = self.info.coding.copies_wanted();
+        let mut at: Vec<usize> = held.at.iter().filter(is_there).copied().collect();
+        let mut made = 0;
+        if at.len() < copies || !held.wrong.is_empty() {
+            let body = Piece::from(self.read_patch(object, held)?);
+            let head = Piece::from(patch::encode(self.of(object), &held.patch, &body));
+            let mut rest: Vec<usize> =
+                wanted.iter().filter(|store| !at.contains(store)).copied().collect();
+            // What is wrong is made right where it lies.
+            let key = |store: &usize| {
+                (!held.wrong.contains(store), self.pool.stores[*store].is_suspect())
+            };
+            rest.sort_by_cached_key(key);
+            let mut first = rest.iter().filter(|store| held.wrong.contains(store)).count();
+            let mut rest = rest.into_iter();
+            // Each that fails, another stands in for.
+            while (at.len() < copies || first > 0) && rest.len() > 0 {
+                let (to, from) = channel();
+                let count = copies.saturating_sub(at.len()).max(first);
+                let some: Vec<usize> = rest.by_ref().take(count).collect();
+                first = 0;
+                for store in &some {
+                    let name = self.patch_name(object, &held.patch);
+                    let ask = Ask::Put(name, head.clone(), body.clone());
+                    self.pool.stores[*store].ask(ask, *store, &to);
+                }
+                let done = self.answers(&from, some.len());
+                made += done.len() as u64;
+                at.extend(done);
+            }
+        }
+        let mut gone = Forgotten::default();
+        if at.len() >= self.info.coding.copies() {
+            for store in held.at.iter().chain(&held.wrong).filter(|store| !at.contains(store)) {
+                gone.add(Some(*store), || self.patch_name(object, &held.patch));
+            }
+        } else {
+            at.extend(held.at.iter().filter(|store| !wanted.contains(store)));
+        }
+        let removed = gone.count();
+        self.forget(gone);
+        *held = Arc::new(Held::new(held.patch, at));
+        Ok((made, removed))
     }
 }

@@ -22,6 +22,25 @@ const FIXED: usize = 60;
 /// Most bytes of a shard.
 pub const SHARD_MAX: usize = 64 << 20;
 
+/// Numbers of versions are below this,
+pub const VERSIONS: u64 = 1 << 63;
+/// and from this bit on they say which writer wrote them: each that opens an image has a number above all before it,
+pub const EPOCH_SHIFT: u32 = 40;
+/// which is below this.
+pub const EPOCHS: u64 = 1 << 22;
+const EPOCH: &str = "epoch-";
+
+/// The name by which a store says that a writer has begun, without its image.
+pub fn epoch_name(epoch: u64) -> String {
+    format!("{EPOCH}{epoch:06x}")
+}
+
+/// The writer that such a name speaks of.
+pub fn parse_epoch(name: &str) -> Option<u64> {
+    let epoch = u64::from_str_radix(name.strip_prefix(EPOCH)?, 16).ok()?;
+    (epoch < EPOCHS && epoch_name(epoch) == name).then_some(epoch)
+}
+
 /// Which write of an object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Version {
@@ -29,6 +48,11 @@ pub struct Version {
     pub number: u64,
     /// Drawn anew for each write: two writers that know nothing of each other never make shards of one version.
     pub drawn: u32,
+}
+
+impl Version {
+    /// Of what was never written: before every other.
+    pub const NONE: Self = Self { number: 0, drawn: 0 };
 }
 
 /// What a shard says of itself.
@@ -126,7 +150,7 @@ pub fn name(object: u64, version: Version, shard: usize, hole: bool) -> String {
 /// What a name says: object, version, shard, and whether the object is nothing but zeroes.
 pub fn parse(name: &str) -> Option<(u64, Version, usize, bool)> {
     let hole = name.ends_with('z');
-    let mut parts = name.trim_end_matches('z').split('.');
+    let mut parts = name.strip_suffix('z').unwrap_or(name).split('.');
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let object = hex(parts.next()?)?;
     let (number, drawn) = parts.next()?.split_once('-')?;
@@ -134,7 +158,8 @@ pub fn parse(name: &str) -> Option<(u64, Version, usize, bool)> {
     let shard = usize::try_from(hex(parts.next()?)?).ok()?;
     let parsed = (object, version, shard, hole);
     // One way to write each.
-    (self::name(object, version, shard, hole) == name).then_some(parsed)
+    let good = version.number < VERSIONS;
+    (good && self::name(object, version, shard, hole) == name).then_some(parsed)
 }
 
 /// A number that nobody else draws.

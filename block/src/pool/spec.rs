@@ -59,6 +59,18 @@ impl Coding {
         (self.data() + 1).min(self.width())
     }
 
+    /// Copies of a patch that must be durable before a small write is answered: one more than the stores that may be lost, as long as
+    /// a whole object asks for no fewer.
+    pub fn copies(self) -> usize {
+        let (data, width) = (self.data(), self.width());
+        (width - data).min(data) + 1
+    }
+
+    /// Copies of a patch that there should be: where whole objects are copied, as many as of those.
+    pub fn copies_wanted(self) -> usize {
+        if self.data() == 1 { self.width() } else { self.copies() }
+    }
+
     fn check(self) -> Result<(), String> {
         let (data, width) = (self.data(), self.width());
         if data == 0 || width == 0 || width > CHUNKS_MAX.min(64) {

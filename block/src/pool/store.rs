@@ -1,6 +1,12 @@
 //! What keeps named bytes.
 
+use std::sync::Arc;
+
 use base::Errno;
+
+use super::dir::Dir;
+use super::ground::Lock;
+use super::s3::{Keys, S3};
 
 /// A store. Calls wait; [`Worker`](super::worker::Worker) is how the pool asks without waiting. Names are of the form
 /// `image/name`, of letters, digits, `.`, `-` and `_`.
@@ -15,11 +21,27 @@ pub trait Store: Send + Sync {
     fn remove(&self, name: &str) -> Result<(), Errno>;
     /// Takes the lock of an image for as long as the result lives; `EBUSY` where another process has it. A store
     /// that knows no locks gives one to everybody.
-    fn lock(&self, image: &str) -> Result<Box<dyn Send + Sync>, Errno>;
+    fn lock(&self, image: &str) -> Result<Lock, Errno>;
 }
 
 /// Whether a name of an image is good: 1 to 128 letters, digits, `.`, `-`, `_`, not beginning with a dot.
 pub fn is_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
     (1..=128).contains(&name.len()) && !name.starts_with('.') && name.chars().all(good)
+}
+
+/// Opens a store by what a pool's file says of it: `dir:PATH`, `s3:URL`. The outer error: there is no such kind, or what is said is
+/// wrong; the inner one: it is not to be had now.
+pub fn open(at: &str) -> Result<Result<Arc<dyn Store>, String>, String> {
+    match at.split_once(':') {
+        Some(("dir", path)) => Ok(Dir::open(path.as_ref())
+            .map(|dir| Arc::new(dir) as Arc<dyn Store>)
+            .map_err(|error| error.to_string())),
+        Some(("s3", url)) => {
+            let place = url.parse()?;
+            let keys = Keys::from_environment()?;
+            Ok(S3::new(place, keys).map(|store| Arc::new(store) as Arc<dyn Store>))
+        }
+        _ => Err(format!("store {at:?} is of no known kind: write dir:PATH or s3:URL")),
+    }
 }

@@ -7,7 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::Errno;
+pub use placement::dispatch::Piece;
 
+use super::ground::{Access, LockAnswer, Removals};
 use super::store::Store;
 use crate::layer::latency::Latency;
 
@@ -15,6 +17,12 @@ use crate::layer::latency::Latency;
 const THREADS: usize = 4;
 /// Asked for and not begun.
 const QUEUE_MAX: usize = 64;
+/// Names to be removed that are remembered; what is beyond is left for a repair to find.
+const REMOVALS_MAX: usize = 16_384;
+/// With more of them than this they go before what is asked, by half of the threads, or puts would leave dead names behind for ever;
+const REMOVALS_BEHIND: usize = 256;
+/// with more than this by all but one.
+const REMOVALS_FAR_BEHIND: usize = 4096;
 /// A store is suspected when it has not answered for this long.
 pub const SUSPECT: Duration = Duration::from_millis(50);
 
@@ -22,10 +30,10 @@ pub const SUSPECT: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub enum Ask {
     /// [`Store::put`]; the parts one after the other.
-    Put(String, Arc<Vec<u8>>, Arc<Vec<u8>>),
+    Put(String, Piece, Piece),
     /// [`Store::get`].
     Get(String, u64, usize),
-    /// A part of a shard.
+    /// A part of a shard or a patch.
     Shard {
         /// Its name.
         name: String,
@@ -40,8 +48,8 @@ pub enum Ask {
     },
     /// [`Store::list`].
     List(String),
-    /// [`Store::remove`].
-    Remove(String),
+    /// [`Store::remove`], of each, when the store has nothing else to do, or much of this; the answer says that it is remembered.
+    Remove(Vec<String>),
 }
 
 /// What a store says.
@@ -60,15 +68,24 @@ pub enum Told {
 /// An answer, under the number that the asker gave it.
 pub type Answer = (usize, Result<Told, Errno>);
 
-struct Job {
-    ask: Ask,
-    number: usize,
-    to: Sender<Answer>,
+enum Job {
+    Ask(Ask, usize, Sender<Answer>),
+    Lock(String, usize, Sender<LockAnswer>),
+    /// One of those that are to be removed.
+    Remove(String),
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Job>,
+    /// Names to be removed: nobody waits for that.
+    removals: VecDeque<String>,
+    /// How many there were.
+    counts: Removals,
+    /// Threads that are at these.
+    removers: usize,
+    /// Some were left alone since there are too many, and the log says so.
+    drops: bool,
     /// When what is being carried out was begun.
     begun: Vec<(u64, Instant)>,
     next: u64,
@@ -78,6 +95,8 @@ struct State {
 
 struct Inner {
     store: Arc<dyn Store>,
+    /// What it is called in logs.
+    name: String,
     state: Mutex<State>,
     filled: Condvar,
 }
@@ -93,6 +112,46 @@ impl std::fmt::Debug for Worker {
     }
 }
 
+impl State {
+    /// What is to be done next. Removals by one thread while nothing is asked, unless there are too many of them.
+    fn take(&mut self) -> Option<Job> {
+        let count = self.removals.len();
+        let first = count > REMOVALS_BEHIND;
+        let most = if count > REMOVALS_FAR_BEHIND {
+            THREADS - 1
+        } else if first {
+            THREADS / 2
+        } else {
+            1
+        };
+        if self.removers < most
+            && (first || self.queue.is_empty())
+            && let Some(name) = self.removals.pop_front()
+        {
+            self.removers += 1;
+            return Some(Job::Remove(name));
+        }
+        self.queue.pop_front()
+    }
+
+    /// Names to be removed; whether there was room for all of them.
+    fn remember(&mut self, names: Vec<String>) -> bool {
+        let room = REMOVALS_MAX - self.removals.len();
+        // Not said again for each name that finds room.
+        self.drops &= room < REMOVALS_MAX / 2;
+        let (count, taken) = (names.len(), names.len().min(room));
+        self.counts.asked += count as u64;
+        self.counts.failed += (count - taken) as u64;
+        self.removals.extend(names.into_iter().take(taken));
+        taken == count
+    }
+
+    /// Whether a thread that ends leaves nothing undone: what is to be removed, who is at it removes.
+    fn is_done(&self) -> bool {
+        self.over && (self.removals.is_empty() || self.removers > 0)
+    }
+}
+
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,8 +160,8 @@ impl Inner {
     fn work(&self) {
         let mut state = self.lock();
         loop {
-            let Some(job) = state.queue.pop_front() else {
-                if state.over {
+            let Some(job) = state.take() else {
+                if state.is_done() {
                     return;
                 }
                 state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -111,23 +170,58 @@ impl Inner {
             state.next += 1;
             let number = state.next;
             let begun = Instant::now();
-            state.begun.push((number, begun));
+            // That what nobody waits for takes long says nothing of the rest.
+            if !matches!(job, Job::Remove(_)) {
+                state.begun.push((number, begun));
+            }
             drop(state);
             let store = &*self.store;
-            let told = match &job.ask {
-                Ask::Put(name, head, body) => store.put(name, &[head, body]).map(|()| Told::Done),
-                Ask::Get(name, offset, len) => store.get(name, *offset, *len).map(Told::Bytes),
-                Ask::Shard { name, head, known, from, len } => {
-                    part(store, name, (*head, *known), *from, *len)
-                }
-                Ask::List(image) => store.list(image).map(Told::Names),
-                Ask::Remove(name) => store.remove(name).map(|()| Told::Done),
-            };
             // Whoever asked may have had enough.
-            let _ = job.to.send((job.number, told));
+            let removed = match job {
+                Job::Ask(ask, number, to) => {
+                    let _ = to.send((number, ask.carry_out(store)));
+                    None
+                }
+                Job::Lock(image, number, to) => {
+                    let _ = to.send((number, store.lock(&image)));
+                    None
+                }
+                Job::Remove(name) => {
+                    let removed = store.remove(&name);
+                    if let Err(errno) = removed {
+                        log::debug!("pool: store {}: removing {name}: {errno}", self.name);
+                    }
+                    Some(removed.is_ok())
+                }
+            };
             state = self.lock();
             state.begun.retain(|(of, _)| *of != number);
-            state.latency.add(begun.elapsed().as_nanos() as u64);
+            if let Some(removed) = removed {
+                state.removers -= 1;
+                state.counts.done += u64::from(removed);
+                state.counts.failed += u64::from(!removed);
+            } else {
+                state.latency.add(begun.elapsed().as_nanos() as u64);
+            }
+        }
+    }
+}
+
+impl Ask {
+    /// Asks a store, and waits for it.
+    pub fn carry_out(&self, store: &dyn Store) -> Result<Told, Errno> {
+        match self {
+            Self::Put(name, head, body) => store.put(name, &[head, body]).map(|()| Told::Done),
+            Self::Get(name, offset, len) => store.get(name, *offset, *len).map(Told::Bytes),
+            Self::Shard { name, head, known, from, len } => {
+                part(store, name, (*head, *known), *from, *len)
+            }
+            Self::List(image) => store.list(image).map(Told::Names),
+            Self::Remove(names) => {
+                // All of them, whatever becomes of one.
+                let results: Vec<_> = names.iter().map(|name| store.remove(name)).collect();
+                results.into_iter().collect::<Result<(), Errno>>().map(|()| Told::Done)
+            }
         }
     }
 }
@@ -153,9 +247,13 @@ fn part(
 }
 
 impl Worker {
-    /// Starts the threads of a store.
-    pub fn start(store: Arc<dyn Store>) -> std::io::Result<Self> {
-        let inner = Arc::new(Inner { store, state: Mutex::default(), filled: Condvar::new() });
+    /// Starts the threads of a store, which is called `name` in logs.
+    ///
+    /// # Errors
+    /// Out of threads.
+    pub fn start(name: &str, store: Arc<dyn Store>) -> std::io::Result<Self> {
+        let (name, state, filled) = (name.to_owned(), Mutex::default(), Condvar::new());
+        let inner = Arc::new(Inner { store, name, state, filled });
         let worker = Self { inner };
         for _ in 0..THREADS {
             let inner = Arc::clone(&worker.inner);
@@ -164,34 +262,58 @@ impl Worker {
         }
         Ok(worker)
     }
+}
 
-    /// The store itself, for who may wait.
-    pub fn store(&self) -> &dyn Store {
-        &*self.inner.store
+impl Access for Worker {
+    fn ask(&self, ask: Ask, number: usize, to: &Sender<Answer>) {
+        let mut state = self.inner.lock();
+        if let Ask::Remove(names) = ask {
+            let all = state.remember(names);
+            let begins = !all && !std::mem::replace(&mut state.drops, true);
+            drop(state);
+            if begins {
+                log::warn!(
+                    "pool: store {} is asked to remove more than it does: what is beyond {REMOVALS_MAX} names is left there, until the image is opened again or repaired",
+                    self.inner.name
+                );
+            }
+            self.inner.filled.notify_one();
+            let _ = to.send((number, if all { Ok(Told::Done) } else { Err(Errno::AGAIN) }));
+            return;
+        }
+        if state.queue.len() >= QUEUE_MAX {
+            drop(state);
+            let _ = to.send((number, Err(Errno::AGAIN)));
+            return;
+        }
+        state.queue.push_back(Job::Ask(ask, number, to.clone()));
+        drop(state);
+        self.inner.filled.notify_one();
     }
 
-    /// Asks; the answer comes under `number`. `EAGAIN` comes at once where too much is waiting already.
-    pub fn ask(&self, ask: Ask, number: usize, to: &Sender<Answer>) {
+    fn is_suspect(&self) -> bool {
+        self.inner.lock().begun.iter().any(|(_, begun)| begun.elapsed() > SUSPECT)
+    }
+
+    fn load(&self) -> u64 {
+        let state = self.inner.lock();
+        state.latency.mean() * (1 + state.queue.len() as u64 + state.begun.len() as u64)
+    }
+
+    fn lock(&self, image: &str, number: usize, to: &Sender<LockAnswer>) {
         let mut state = self.inner.lock();
         if state.queue.len() >= QUEUE_MAX {
             drop(state);
             let _ = to.send((number, Err(Errno::AGAIN)));
             return;
         }
-        state.queue.push_back(Job { ask, number, to: to.clone() });
+        state.queue.push_back(Job::Lock(image.to_owned(), number, to.clone()));
         drop(state);
         self.inner.filled.notify_one();
     }
 
-    /// Whether something asked of it has had no answer for too long.
-    pub fn is_suspect(&self) -> bool {
-        self.inner.lock().begun.iter().any(|(_, begun)| begun.elapsed() > SUSPECT)
-    }
-
-    /// How long it takes, in nanoseconds, with what it has to do now.
-    pub fn load(&self) -> u64 {
-        let state = self.inner.lock();
-        state.latency.mean() * (1 + state.queue.len() as u64 + state.begun.len() as u64)
+    fn removals(&self) -> Removals {
+        self.inner.lock().counts
     }
 }
 

@@ -12,6 +12,7 @@ use super::LibFsOn;
 use super::host::Host;
 use super::inode::{Inode, State};
 use super::names::Locked;
+use super::ranges::WHOLE;
 use super::turn::{Step, Turn};
 use crate::fs::{CopyRange, O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY, Result};
 
@@ -122,7 +123,7 @@ impl<H: Host> LibFsOn<H> {
         upto: Upto,
     ) -> Step<Option<Copied>, H> {
         let mut locked = Locked::new(&[from, to]);
-        self.may_change(to, locked.get(to.ino))?;
+        self.may_change(turn, to, locked.get(to.ino), &WHOLE)?;
         self.hold(turn, to.ino, locked.get(to.ino), LeaseMode::Write, 0)?;
         if from.ino != to.ino {
             // The source may come to share its blocks: who knows of them has to ask anew.

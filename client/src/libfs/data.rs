@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::hint::black_box;
 use core::sync::atomic::Ordering;
 
 use base::planted::{Bug, planted};
@@ -12,10 +13,11 @@ use storage::format::rpc::{self, Request};
 use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX, LANE_BYTES_MIN, PAYLOAD_MAX};
 
 use super::host::{Host, Memory};
-use super::inode::{Inode, State};
-use super::log::Place;
+use super::inode::{Inode, Queued, State};
+use super::log::{Filled, Lack, Place};
 use super::permission::{R, W, may};
-use super::pieces::{Seek, Source};
+use super::pieces::{Piece, Seek, Source};
+use super::ranges::WHOLE;
 use super::session::Session;
 use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
 use super::{LibFsOn, Open};
@@ -33,6 +35,48 @@ enum How {
     Appends,
     /// From a shared mapping: no privileges end.
     Mapping,
+}
+
+/// Bytes of an entry that is copied with nothing locked whoever else has the file open.
+const ASIDE_MIN: usize = 16 << 10;
+
+/// So often a read is begun anew because of what others write before it keeps them out.
+const DISTURBED_MAX: u8 = 3;
+
+/// Pieces of a read that are copied with nothing locked.
+const PLAN: usize = 8;
+
+/// Where the bytes of a read lie.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    sources: [Source; PLAN],
+    count: usize,
+    /// Bytes of all of them.
+    len: u64,
+    /// Some of them lie in an arena.
+    public: bool,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self { sources: [Source::Unknown; PLAN], count: 0, len: 0, public: false }
+    }
+}
+
+/// What a plan was made of, beside what it says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Known {
+    version: u64,
+    lease: rpc::Granted,
+    learnt: u64,
+    turned: u64,
+}
+
+impl Known {
+    fn of(state: &State, version: u64) -> Self {
+        let (lease, learnt, turned) = (state.lease, state.learnt, state.pieces.turned);
+        Self { version, lease, learnt, turned }
+    }
 }
 
 impl<H: Host> LibFsOn<H> {
@@ -75,12 +119,14 @@ impl<H: Host> LibFsOn<H> {
                 counted = true;
             }
             let mut flags = if state.pinned { 0 } else { rpc::WANT_PIN };
-            // What is allowed now outlives any change of the mode, and of the owner: the service notes it.
+            // What is allowed now outlives any change of the mode, and of the owner: the service notes it. The
+            // super-user needs no right as long as the session is his; the next one may be somebody else's.
             let noted = |state: &State| state.record.uid == H::euid() && planted(Bug::OwnerTrusted);
-            if want & R != 0 && !state.may_read && H::euid() != 0 {
+            let asks = !(H::euid() == 0 && turn.session.is_super_user()) || flags != 0;
+            if want & R != 0 && !state.may_read && asks {
                 flags |= rpc::WANT_READ;
             }
-            if want & W != 0 && !state.may_write && H::euid() != 0 && !noted(&state) {
+            if want & W != 0 && !state.may_write && asks && !noted(&state) {
                 flags |= rpc::WANT_WRITE;
             }
             // A nameless inode is there for as long as somebody has it open, and its descriptor may
@@ -89,6 +135,10 @@ impl<H: Host> LibFsOn<H> {
             self.hold(turn, inode.ino, &mut state, LeaseMode::Read, flags)?;
             if !counted {
                 state.open += 1;
+            }
+            if state.open > 1 && self.config.limits.aside {
+                state.spread();
+                inode.opened_twice.store(true, Ordering::Relaxed);
             }
             Ok(())
         });
@@ -139,6 +189,7 @@ impl<H: Host> LibFsOn<H> {
 
     pub(crate) fn do_release(&self, handle: Handle) {
         if let Some(open) = self.close_handle(handle) {
+            self.discharge(&open);
             self.close_inode(&open.inode);
         }
     }
@@ -147,6 +198,9 @@ impl<H: Host> LibFsOn<H> {
     pub(crate) fn close_inode(&self, inode: &Inode<H>) {
         let mut state = inode.state.write();
         state.open = state.open.saturating_sub(1);
+        if state.open == 1 {
+            inode.opened_twice.store(false, Ordering::Relaxed);
+        }
         if state.open == 0 && state.pinned {
             state.pinned = false;
             // With the pin go the rights.
@@ -174,7 +228,7 @@ impl<H: Host> LibFsOn<H> {
         let mut done = 0;
         while done < buf.len() {
             let end = buf.len().min(done + self.config.limits.read_piece);
-            let n = self.read_piece(&open.inode, offset + done as u64, &mut buf[done..end])?;
+            let n = self.read_piece(&open, offset + done as u64, &mut buf[done..end])?;
             done += n;
             if n == 0 {
                 break;
@@ -183,16 +237,26 @@ impl<H: Host> LibFsOn<H> {
         Ok(done)
     }
 
-    fn read_piece(&self, inode: &Arc<Inode<H>>, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    fn read_piece(&self, open: &Open<H>, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let inode = &open.inode;
         self.run(|turn| {
             let session = turn.session;
-            let state = inode.state.read();
+            let shared = self.config.limits.aside && inode.is_shared();
+            let state = inode.state.read_by(Self::reader(open));
             if !self.held(session, &state, LeaseMode::Read) {
                 turn.refused(inode.ino)?;
                 let (ino, mode) = (inode.ino, LeaseMode::Read);
                 return Err(Stop::Wait(Wait::Lease { ino, mode, flags: 0 }));
             }
-            let copied = self.copy_out(turn, inode.ino, &state, offset, buf);
+            if shared
+                && !turn.together
+                && let Some(plan) = self.plan(session, open, &state, offset, buf.len())?
+            {
+                let known = Known::of(&state, inode.state.version());
+                drop(state);
+                return self.copy_aside(turn, open, &plan, known, offset, buf);
+            }
+            let copied = self.copy_out(turn, open, &state, offset, buf);
             // The copy counts only if the lease still holds after it.
             then_look();
             if !self.holds(session, &state, LeaseMode::Read) && !planted(Bug::ReadUnchecked) {
@@ -202,16 +266,130 @@ impl<H: Host> LibFsOn<H> {
         })
     }
 
-    /// Copies bytes of a file whose state is locked and leased.
-    fn copy_out(
+    /// By what a reader counts itself: its open file, or, where threads share one, also its thread.
+    #[inline]
+    fn reader(open: &Open<H>) -> u64 {
+        let alone = open.inode.opened_twice.load(Ordering::Relaxed);
+        open.number.wrapping_add(if alone { 0 } else { H::thread() as u64 })
+    }
+
+    /// Where `len` bytes lie, in a file whose state is locked and leased. None: in more pieces than a plan has.
+    #[inline(never)]
+    fn plan(
+        &self,
+        session: &Session<H>,
+        open: &Open<H>,
+        state: &State,
+        offset: u64,
+        len: usize,
+    ) -> Step<Option<Plan>, H> {
+        let mut plan = Plan::default();
+        let len = (len as u64).min(state.record.size.saturating_sub(offset));
+        while plan.len < len {
+            let at = offset + plan.len;
+            let Some(next) = plan.sources.get_mut(plan.count) else { return Ok(None) };
+            let intact = |place: &Place| session.is_intact(place) || planted(Bug::FrontierIgnored);
+            let source = state.pieces.find(at, len - plan.len, intact);
+            plan.len += match source {
+                Source::Hole(n) => n,
+                Source::Log(piece) => piece.len,
+                Source::Arena { len, .. } => {
+                    plan.public = true;
+                    len
+                }
+                Source::Unknown => {
+                    let (ino, from) = (open.inode.ino, state.pieces.asks_from(offset, at));
+                    return Err(Stop::Wait(Wait::Extents { ino, from }));
+                }
+            };
+            *next = source;
+            plan.count += 1;
+        }
+        Ok(Some(plan))
+    }
+
+    /// Copies bytes with nothing locked. What lies in the log stays as it is, and what lies in an arena as long as this
+    /// process writes nothing there (nor others, under a lease of their own): so the bytes are those of the moment at which
+    /// they were found, or it is begun anew.
+    #[inline(never)]
+    fn copy_aside(
         &self,
         turn: &mut Turn<H>,
-        ino: InodeId,
-        state: &State,
+        open: &Open<H>,
+        plan: &Plan,
+        known: Known,
         offset: u64,
         buf: &mut [u8],
     ) -> Step<usize, H> {
         let session = turn.session;
+        let again = || Err(Stop::Wait(Wait::Again));
+        let mut done = 0;
+        for source in &plan.sources[..plan.count] {
+            let to = &mut buf[done..];
+            done += match *source {
+                Source::Hole(n) => {
+                    to[..n as usize].fill(0);
+                    n as usize
+                }
+                Source::Log(Piece { len, place }) => {
+                    let to = &mut to[..len as usize];
+                    let copied = session.log.read(&session.segment.memory, &place, to);
+                    if !copied || !session.is_intact(&place) && !planted(Bug::FrontierIgnored) {
+                        return again();
+                    }
+                    len as usize
+                }
+                Source::Arena { arena, offset, len } => {
+                    let to = &mut to[..len as usize];
+                    let copied = session.with_arena(Self::reader(open), arena, |known| {
+                        known.map(|map| map.as_ref().is_some_and(|map| map.read(offset, to)))
+                    });
+                    match copied {
+                        Some(true) => {}
+                        // This process may not map it, or it is not as long.
+                        Some(false) => {
+                            turn.together = true;
+                            return again();
+                        }
+                        None => return Err(Stop::Wait(Wait::Arena(arena))),
+                    }
+                    len as usize
+                }
+                Source::Unknown => return again(),
+            };
+        }
+        then_look();
+        let inode = &open.inode;
+        if plan.public && inode.state.version() != known.version && !planted(Bug::CopyUnchecked) {
+            let state = inode.state.read_by(Self::reader(open));
+            let same = Known::of(&state, known.version);
+            let same = same == known || planted(Bug::CopyComesBack);
+            let len = buf.len();
+            if !same || self.plan(session, open, &state, offset, len)?.as_ref() != Some(plan) {
+                // Beside somebody who changes it all the time it is read with the state locked.
+                turn.disturbed += 1;
+                turn.together |= turn.disturbed >= DISTURBED_MAX && !planted(Bug::ReadDisturbed);
+                return again();
+            }
+        }
+        let holds = session.segment.lease_holds(known.lease.slot, known.lease.word)
+            && session.segment.in_time();
+        if !holds && !planted(Bug::ReadUnchecked) {
+            return again();
+        }
+        Ok(done)
+    }
+
+    /// Copies bytes of a file whose state is locked and leased.
+    fn copy_out(
+        &self,
+        turn: &mut Turn<H>,
+        open: &Open<H>,
+        state: &State,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Step<usize, H> {
+        let (session, ino) = (turn.session, open.inode.ino);
         let extents =
             |at| Err(Stop::Wait(Wait::Extents { ino, from: state.pieces.asks_from(offset, at) }));
         let size = state.record.size;
@@ -237,12 +415,13 @@ impl<H: Host> LibFsOn<H> {
                 }
                 Source::Arena { arena, offset, len: n } => {
                     let n = n as usize;
-                    match session.arena_known(arena) {
-                        Some(Some(map)) => {
-                            if !map.read(offset, &mut buf[done..done + n]) {
-                                return extents(at);
-                            }
-                        }
+                    let to = &mut buf[done..done + n];
+                    let copied = session.with_arena(Self::reader(open), arena, |known| {
+                        known.map(|map| map.as_ref().map(|map| map.read(offset, to)))
+                    });
+                    match copied {
+                        Some(Some(true)) => {}
+                        Some(Some(false)) => return extents(at),
                         Some(None) if done == 0 => {
                             let len = n.min(self.config.limits.remote_read) as u32;
                             let what = Ask::Bytes { ino, offset: at, len };
@@ -408,33 +587,52 @@ impl<H: Host> LibFsOn<H> {
         let append = how == How::Appends;
         let piece = if append { limits.append_piece } else { limits.write_piece };
         let piece = piece.min(PAYLOAD_MAX);
-        // Nobody of this process writes between the entries of one call.
-        let long = match data.len() > piece {
-            true => Some(open.inode.begin_long(|| self.config.stops())?),
+        // Nobody of this process changes these bytes between the entries of one call.
+        let range = if append { WHOLE } else { offset..offset.saturating_add(data.len() as u64) };
+        let mut long = match data.len() > piece {
+            true => Some(Queued::new(&open.inode, range)),
             false => None,
         };
+        if let Some(long) = &long {
+            long.wait(|| self.config.stops())?;
+        }
         let (mut done, mut first, mut next) = (0, None, offset);
         let mut promised = true;
         loop {
             let part = &data[done..data.len().min(done + piece)];
             let mut fits = 0;
             let wrote = self.run(|turn| {
+                let before = (append && planted(Bug::SizeOfBefore))
+                    .then(|| open.inode.state.read().record.size);
+                // Copied before anything is locked that others wait for.
+                let filled = if !turn.together && self.goes_aside(open, part) {
+                    Some(self.fill(turn, open, part)?)
+                } else {
+                    None
+                };
                 let mut state = open.inode.state.write();
-                if long.is_none() {
-                    self.may_change(&open.inode, &state)?;
+                if self.config.limits.aside && open.inode.state.is_contended() {
+                    state.spread();
                 }
                 self.hold(turn, open.inode.ino, &mut state, LeaseMode::Write, 0)?;
                 // Others may have appended since the last entry, where a lease was lost in between.
                 let goes_on = first.is_some() && planted(Bug::AppendGoesOn);
-                let at = if append && !goes_on { state.record.size } else { next };
+                let size = before.unwrap_or(state.record.size);
+                let at = if append && !goes_on { size } else { next };
+                if long.is_none() {
+                    self.may_write(turn, open, &state, at, part.len(), append)?;
+                }
                 // At the largest file's end, what fits is written.
                 let room = FILE_SIZE_MAX.saturating_sub(at);
                 if at > FILE_SIZE_MAX || room == 0 && !part.is_empty() {
                     return Err(Errno::FBIG.into());
                 }
                 fits = part.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+                let filled = filled.filter(|_| fits == part.len());
                 if fits > 0 {
-                    promised &= self.write_piece(turn, open, &mut state, at, &part[..fits], how)?;
+                    let part = &part[..fits];
+                    promised &=
+                        self.write_piece(turn, open, &mut state, (at, part), how, filled)?;
                 }
                 Ok(at)
             });
@@ -443,6 +641,9 @@ impl<H: Host> LibFsOn<H> {
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             };
+            if planted(Bug::TicketLeftEarly) {
+                long = None;
+            }
             first.get_or_insert(at);
             next = at + fits as u64;
             done += fits;
@@ -453,15 +654,77 @@ impl<H: Host> LibFsOn<H> {
         Ok((Written { len: done, offset: first.unwrap_or(offset) }, promised))
     }
 
-    /// Appends one entry; says whether there is space for it in any case.
+    /// Nobody is in the middle of a change of these bytes.
+    #[inline]
+    fn may_write(
+        &self,
+        turn: &Turn<H>,
+        open: &Open<H>,
+        state: &State,
+        at: u64,
+        len: usize,
+        append: bool,
+    ) -> Step<(), H> {
+        let range = at..at.saturating_add(len as u64);
+        match self.may_change(turn, &open.inode, state, &range) {
+            // Where the end will be when it is its turn is not known yet.
+            Err(Stop::Wait(Wait::Range(inode, _))) if append => {
+                Err(Stop::Wait(Wait::Range(inode, WHOLE)))
+            }
+            other => other,
+        }
+    }
+
+    /// Whether the bytes of an entry are copied with nothing locked. Of a file that nobody else here has open nobody
+    /// waits for the lock, and to take it first is cheaper: what is locked after the copy waits for its stores. Of a long
+    /// entry that is little.
+    #[inline]
+    fn goes_aside(&self, open: &Open<H>, part: &[u8]) -> bool {
+        let shared = open.inode.is_shared() || part.len() >= ASIDE_MIN;
+        if !shared {
+            // Memory of the caller's that is not there yet is fetched now, before anybody waits.
+            let pages = part.iter().step_by(BLOCK_BYTES as usize).chain(part.last());
+            pages.for_each(|byte| {
+                black_box(*byte);
+            });
+        }
+        shared && self.config.limits.aside && !part.is_empty()
+    }
+
+    /// Puts the bytes of an entry into the lane of an open file, or another one that is free, with nothing else locked.
+    #[inline(never)]
+    fn fill(
+        &self,
+        turn: &mut Turn<H>,
+        open: &Open<H>,
+        piece: &[u8],
+    ) -> Step<Filled<'static, H>, H> {
+        let session = turn.session;
+        let (log, memory) = (&session.log, &session.segment.memory);
+        let lane = self.lane(open, session);
+        let own = if planted(Bug::OwnLaneAwaited) { None } else { turn.lane.take() };
+        let room = match own {
+            // Waited for by an earlier attempt: to wait for it, or for another one, beside it would be for ever.
+            Some(lent) => log.room_in(memory, lent, piece.len()),
+            None => match log.try_room(memory, lane, piece.len()) {
+                Err(Lack::Busy(lane)) => log.room(memory, lane, piece.len()),
+                Err(Lack::Full(full)) => Err(full),
+                Ok(room) => Ok(room),
+            },
+        };
+        Ok(room.map_err(|full| Stop::Wait(Wait::Space(full)))?.put(piece))
+    }
+
+    /// Appends one entry, whose bytes are in a lane or still to be put there; says whether there is space for it in any
+    /// case.
     fn write_piece(
         &self,
         turn: &mut Turn<H>,
         open: &Open<H>,
         state: &mut State,
-        at: u64,
-        piece: &[u8],
+        (at, piece): (u64, &[u8]),
         how: How,
+        filled: Option<Filled<'static, H>>,
     ) -> Step<bool, H> {
         let session = turn.session;
         let ino = open.inode.ino;
@@ -473,8 +736,13 @@ impl<H: Host> LibFsOn<H> {
                 return Err(Stop::Wait(Wait::Extents { ino, from }));
             }
         }
-        if how != How::Mapping {
-            self.end_privileges(turn, ino, state, true)?;
+        if how != How::Mapping && Self::has_privileges(state) {
+            if filled.is_some() {
+                // What ends them is entries of their own, before this one.
+                turn.together = true;
+                return Err(Stop::Wait(Wait::Again));
+            }
+            self.end_some_privileges(turn, ino, state, true)?;
         }
         let clear = self.clears_setid(state);
         let now = Self::now(&[&state.record]);
@@ -490,7 +758,14 @@ impl<H: Host> LibFsOn<H> {
             time: now,
             ..RawHeader::default()
         };
-        let written = match self.write_entry(turn, open.hint, &[state], raw, piece) {
+        let written = match filled {
+            Some(filled) => self.commit_entry(turn, &[state], || filled.commit(raw)),
+            None => {
+                let lane = self.lane(open, session);
+                self.write_entry(turn, lane.into(), &[state], raw, piece)
+            }
+        };
+        let written = match written {
             Ok(written) => written,
             Err(stop) => {
                 if promised {
@@ -539,10 +814,16 @@ impl<H: Host> LibFsOn<H> {
         state: &mut State,
         clears: bool,
     ) -> Step<(), H> {
-        if state.record.mode & 0o6000 == 0 && (!state.record.xattrs || state.no_capability) {
-            return Ok(());
+        if Self::has_privileges(state) {
+            self.end_some_privileges(turn, ino, state, clears)?;
         }
-        self.end_some_privileges(turn, ino, state, clears)
+        Ok(())
+    }
+
+    /// Whether it may have some.
+    #[inline]
+    fn has_privileges(state: &State) -> bool {
+        state.record.mode & 0o6000 != 0 || state.record.xattrs && !state.no_capability
     }
 
     #[cold]
@@ -635,7 +916,7 @@ impl<H: Host> LibFsOn<H> {
         }
         self.run(|turn| {
             let mut state = inode.state.write();
-            self.may_change(inode, &state)?;
+            self.may_change(turn, inode, &state, &WHOLE)?;
             self.hold(turn, inode.ino, &mut state, LeaseMode::Write, 0)?;
             if let Some(who) = who.filter(|_| !planted(Bug::TruncatedUnasked)) {
                 // The mode may have changed since it was looked at.
@@ -699,13 +980,14 @@ impl<H: Host> LibFsOn<H> {
         let (inode, mut before) = (&open.inode, self.refusals());
         let last = self.run(|turn| {
             let mut state = inode.state.write();
-            self.may_change(inode, &state)?;
+            self.may_change(turn, inode, &state, &WHOLE)?;
             self.hold(turn, inode.ino, &mut state, LeaseMode::Write, 0)?;
             self.end_privileges(turn, inode.ino, &mut state, false)?;
             let now = Self::now(&[&state.record]);
             let op = Op::Fallocate { ino: inode.ino, offset, len, mode: mode as u16 };
             Self::count_in(&mut before, turn.session);
-            let place = self.log(turn, open.hint, &[&state], &op, now)?;
+            let lane = self.lane(&open, turn.session).into();
+            let place = self.log(turn, lane, &[&state], &op, now)?;
             let moves = unshare || zeroes && state.pieces.moves(offset, end);
             if zeroes {
                 state.pieces.zero(offset, end);
@@ -743,7 +1025,7 @@ impl<H: Host> LibFsOn<H> {
         let (inode, mut before) = (&open.inode, self.refusals());
         let last = self.run(|turn| {
             let mut state = inode.state.write();
-            self.may_change(inode, &state)?;
+            self.may_change(turn, inode, &state, &WHOLE)?;
             self.hold(turn, inode.ino, &mut state, LeaseMode::Write, 0)?;
             let now = state.record.size;
             if (if insert { offset } else { offset + len }) >= now {
@@ -757,7 +1039,8 @@ impl<H: Host> LibFsOn<H> {
             let now = Self::now(&[&state.record]);
             let op = Op::Shift { ino: inode.ino, offset, len, insert, size };
             Self::count_in(&mut before, turn.session);
-            let place = self.log(turn, open.hint, &[&state], &op, now)?;
+            let lane = self.lane(open, turn.session).into();
+            let place = self.log(turn, lane, &[&state], &op, now)?;
             state.pieces.forget();
             state.extents_after = place.sequence;
             state.record.size = size;

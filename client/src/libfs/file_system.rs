@@ -41,6 +41,14 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.do_lookup(caller, parent, name, LeaseMode::Write)
     }
 
+    fn lookup_through(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.do_lookup_through(caller, parent, name)
+    }
+
+    fn lookup_to_make(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.do_lookup_to_make(caller, parent, name)
+    }
+
     fn getattr(&self, _: &Caller<'_>, ino: InodeId) -> Result<Attr> {
         self.attr_of(ino)
     }
@@ -228,8 +236,8 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.is_kept(ino)
     }
 
-    fn is_bound(&self) -> bool {
-        self.current().is_some_and(|session| !session.is_super_user())
+    fn begun_by(&self) -> Option<u32> {
+        self.current().map(|session| session.user())
     }
 
     fn forget(&self, ino: InodeId) {

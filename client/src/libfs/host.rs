@@ -76,6 +76,8 @@ pub trait Door: Send + Sync + Debug {
     fn descriptors(&self) -> Vec<i32> {
         Vec::new()
     }
+    /// Nothing is asked for any more, and nobody is woken: it closes them. Threads may still be inside.
+    fn shut(&self) {}
 }
 
 /// See the module.

@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use base::{Errno, InodeId, Sequence};
@@ -12,7 +13,9 @@ use storage::format::rpc::{Granted, InodeRecord};
 use storage::limits::BLOCK_BYTES;
 
 use super::host::{EVERYBODY, Host, MS};
+use super::joint::Given;
 use super::pieces::Pieces;
+use super::ranges::{Ranges, Ticket};
 use super::session::Session;
 use super::sync::RwLock;
 use crate::fs::{Attr, LEARNT_ELSEWHERE, Result, S_IFDIR, S_IFMT, Time};
@@ -107,6 +110,8 @@ pub struct State {
     pub target: Vec<u8>,
     /// Names of a directory.
     pub names: Names,
+    /// Names that this client has given in a directory that others use as well.
+    pub given: Given,
     /// Own operation on this inode that came last; survives the loss of the lease.
     pub last: Sequence,
     /// Own operations that may have been refused.
@@ -138,8 +143,8 @@ pub struct State {
     pub losses: u32,
     /// The losses that fsync of the inode itself, which is no open file, has told.
     pub told: u32,
-    /// A thread is in the middle of a write of several entries; others wait until it has done.
-    pub writing: bool,
+    /// Who changes which bytes, where that takes more than one step.
+    pub ranges: Ranges,
     /// See [`Attr::learnt`].
     pub learnt: u64,
 }
@@ -195,7 +200,7 @@ pub struct Inode<H: Host> {
     pub state: RwLock<State, H>,
     /// Held by the thread that asks the service about the inode; taken before `state`.
     pub asking: RwLock<(), H>,
-    /// Grows when a long write has ended.
+    /// Grows when somebody has left the queue for a range, in which there are others.
     ended: AtomicU32,
     /// What a kernel was told of it.
     pub told: super::kernel::Told<H>,
@@ -203,21 +208,64 @@ pub struct Inode<H: Host> {
     pub shown: super::kernel::Shown<H>,
     /// Asked for since room was made last.
     pub used: AtomicBool,
+    /// It is open here more than once ([`State::open`]).
+    pub opened_twice: AtomicBool,
 }
 
-/// A write of several entries, between which nobody else of this process writes to the file.
+/// A place in the queue for a range of a file ([`Ranges`]), until it is dropped.
 #[derive(Debug)]
-pub struct LongWrite<'a, H: Host>(&'a Inode<H>);
+pub struct Queued<H: Host> {
+    inode: Arc<Inode<H>>,
+    /// The place.
+    pub ticket: Ticket,
+}
 
-impl<H: Host> Drop for LongWrite<'_, H> {
+impl<H: Host> Queued<H> {
+    /// Queues up.
+    pub fn new(inode: &Arc<Inode<H>>, range: Range<u64>) -> Self {
+        let ticket = inode.state.write().ranges.enter(range);
+        Self { inode: Arc::clone(inode), ticket }
+    }
+
+    /// Whether it is a place in the queue of that inode.
+    pub fn is_of(&self, ino: InodeId) -> bool {
+        self.inode.ino == ino
+    }
+
+    /// Waits until it is its turn: with nothing locked.
+    ///
+    /// # Errors
+    /// INTR when the caller shall wait no longer.
+    pub fn wait(&self, stops: impl Fn() -> bool) -> Result<()> {
+        loop {
+            let seen = self.inode.ended.load(Ordering::SeqCst);
+            if self.inode.state.read().ranges.is_due(self.ticket) {
+                return Ok(());
+            }
+            if stops() {
+                return Err(Errno::INTR);
+            }
+            H::wait(&self.inode.ended, seen, 100 * MS);
+        }
+    }
+}
+
+impl<H: Host> Drop for Queued<H> {
     fn drop(&mut self) {
-        self.0.state.write().writing = false;
-        self.0.ended.fetch_add(1, Ordering::SeqCst);
-        H::wake(&self.0.ended, EVERYBODY);
+        if self.inode.state.write().ranges.leave(self.ticket) {
+            self.inode.ended.fetch_add(1, Ordering::SeqCst);
+            H::wake(&self.inode.ended, EVERYBODY);
+        }
     }
 }
 
 impl<H: Host> Inode<H> {
+    /// Whether several threads may want it at once: it is open more than once, or one has waited for another.
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        self.opened_twice.load(Ordering::Relaxed) || self.state.is_contended()
+    }
+
     /// Nothing known yet.
     pub fn new(ino: InodeId) -> Self {
         Self::with(ino, State::default())
@@ -234,37 +282,8 @@ impl<H: Host> Inode<H> {
             told,
             shown,
             used: AtomicBool::new(false),
+            opened_twice: AtomicBool::new(false),
         }
-    }
-
-    /// Begins a long write, after another one.
-    ///
-    /// # Errors
-    /// INTR when the caller shall wait no longer.
-    pub fn begin_long(&self, stops: impl Fn() -> bool) -> Result<LongWrite<'_, H>> {
-        loop {
-            {
-                let mut state = self.state.write();
-                if !state.writing {
-                    state.writing = true;
-                    return Ok(LongWrite(self));
-                }
-            }
-            self.await_writer(&stops)?;
-        }
-    }
-
-    /// Waits until a long write has ended; may return early.
-    pub fn await_writer(&self, stops: impl Fn() -> bool) -> Result<()> {
-        let seen = self.ended.load(Ordering::SeqCst);
-        if !self.state.read().writing {
-            return Ok(());
-        }
-        if stops() {
-            return Err(Errno::INTR);
-        }
-        H::wait(&self.ended, seen, 100 * MS);
-        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use base::Errno;
 use storage::format::control::CLOSED_SLOTS;
+use storage::format::sole::SOLE_LOCKS;
 use storage::limits::{LEASE_SLOTS, RPC_SLOTS};
 
 use crate::fs::Result;
@@ -32,6 +33,9 @@ pub struct Limits {
     pub write_piece: usize,
     /// Bytes of one log entry of a long append, which others' appends may not cut.
     pub append_piece: usize,
+    /// Bytes of a write are copied into the log, and those of a read out of it or an arena, with nothing locked. Without,
+    /// threads that share a file wait for each other's copies (for measurements: `corbel bench shared-file`).
+    pub aside: bool,
     /// Bytes copied between two looks at the lease.
     pub read_piece: usize,
     /// Bytes asked for at once where the arena may not be mapped: less than a request slot holds.
@@ -46,6 +50,10 @@ pub struct Limits {
     pub requests: usize,
     /// Closed inodes that the service finds when it looks, at most (`CLOSED_SLOTS`).
     pub closed: usize,
+    /// Locks that the client grants itself, at most (`SOLE_LOCKS`); with more of them the head is asked.
+    pub sole_locks: usize,
+    /// Names given in a directory that others use as well that are remembered.
+    pub given: usize,
     /// Attempts of an operation that keeps losing its leases to others before it gives up with EIO;
     /// each attempt waits for a grant, so this is minutes.
     pub attempts: u32,
@@ -63,6 +71,7 @@ impl Limits {
         log_pieces: 8192,
         write_piece: 256 << 10,
         append_piece: 1 << 20,
+        aside: true,
         read_piece: 256 << 10,
         remote_read: 56 << 10,
         copy_min: 256 << 10,
@@ -70,6 +79,8 @@ impl Limits {
         copy_call: 256 << 20,
         requests: RPC_SLOTS,
         closed: CLOSED_SLOTS,
+        sole_locks: SOLE_LOCKS,
+        given: 1024,
         attempts: 10_000,
     };
 }

@@ -94,7 +94,9 @@ impl Host for Linux {
     fn thread() -> usize {
         // The stack's address tells threads apart, without thread-local storage.
         let probe = 0u8;
-        core::ptr::from_ref(&probe) as usize >> 16
+        let stack = core::ptr::from_ref(&probe) as u64 >> 16;
+        // Stacks lie at even distances, and the number is taken modulo a power of two.
+        (stack.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize
     }
 
     fn yield_now() {
@@ -129,7 +131,10 @@ impl Host for Linux {
         if config.whole_log {
             take_whole(log.as_fd(), memory.len)?;
         }
-        Ok((memory, Connection { socket: RwLock::new(socket), bell }))
+        Ok((
+            memory,
+            Connection { socket: RwLock::new(Some(socket)), bell: RwLock::new(Some(bell)) },
+        ))
     }
 }
 
@@ -346,8 +351,9 @@ impl Memory for Mapping {
 /// The connection to hostd, and the service's doorbell.
 #[derive(Debug)]
 pub struct Connection {
-    socket: RwLock<Kept>,
-    bell: Kept,
+    /// Both are there until the door is shut.
+    socket: RwLock<Option<Kept>>,
+    bell: RwLock<Option<Kept>>,
 }
 
 impl Door for Connection {
@@ -366,11 +372,20 @@ impl Door for Connection {
 
     fn ring(&self) {
         // An eventfd write fails only when its counter is full: then the bell rings already.
-        let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_le_bytes());
+        if let Some(bell) = &*self.bell.read() {
+            let _ = rustix::io::write(bell.as_fd(), &1u64.to_le_bytes());
+        }
     }
 
     fn descriptors(&self) -> Vec<i32> {
-        alloc::vec![self.socket.read().as_raw_fd(), self.bell.as_raw_fd()]
+        let both = [self.socket.read(), self.bell.read()];
+        both.iter().filter_map(|fd| fd.as_ref().map(Kept::as_raw_fd)).collect()
+    }
+
+    fn shut(&self) {
+        for fd in [&self.socket, &self.bell] {
+            drop(fd.write().take());
+        }
     }
 }
 
@@ -378,12 +393,13 @@ impl Connection {
     fn ask_arena(&self, config: &Config, arena: u32) -> Result<(u64, Vec<Kept>)> {
         let mut socket = self.socket.write();
         for _ in 0..ARENA_TRIES {
-            let ask = || ask(socket.as_fd(), rpc::HOST_ARENA, arena.into(), config);
+            let open = socket.as_ref().ok_or(Errno::NOTCONN)?;
+            let ask = || ask(open.as_fd(), rpc::HOST_ARENA, arena.into(), config);
             match config.with_room(ask) {
                 // hostd was restarted: it keeps nothing that the service has not told it again.
                 Err(Errno::NOTCONN | Errno(104) | Errno(32)) => {
                     if let Ok(fresh) = connect(config) {
-                        *socket = fresh;
+                        *socket = Some(fresh);
                         continue;
                     }
                 }

@@ -1,4 +1,5 @@
-//! File locks: asked of the head through the service. Nothing waits here: a lock that cannot be had
+//! File locks: asked of the head through the service, but for those of files whose locks are left to this client alone
+//! ([`sole`](super::sole)), which it judges itself. Nothing waits here: a lock that cannot be had
 //! now is EAGAIN, and `LOCK_EVENT` of the control area tells when to ask again.
 //!
 //! What was granted is remembered, too: if the service forgets (it was restarted, or the client had
@@ -8,15 +9,18 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, Sequence};
 use storage::format::control::{self, LeaseMode};
 use storage::format::lock::{Lock, LockKind, LockSpace};
-use storage::format::rpc::{self, Request};
+use storage::format::rpc::{self, LOCK_LEAVING, Request};
+use storage::format::sole::SoleWord;
 use storage::locks::FileLocks;
 
 use super::LibFsOn;
 use super::host::Host;
 use super::session::Session;
+use super::sole::{Judged, Soles, judge};
 use super::sync::RwLock;
 use crate::fs::Result;
 
@@ -57,11 +61,35 @@ struct Granted {
     /// Session, and run of the service, that know of them.
     known_by: (u64, u64),
     files: BTreeMap<InodeId, FileLocks>,
+    /// Questions about locks of a file that the head may have answered, and of which `files` does not tell yet.
+    asking: BTreeMap<InodeId, usize>,
+    soles: Soles,
 }
 
 impl Granted {
     fn has(&self, ino: InodeId, lock: &Lock) -> bool {
         self.files.get(&ino).is_some_and(|file| file.iter().any(|held| held.lock == *lock))
+    }
+
+    fn asks(&mut self, ino: InodeId) {
+        *self.asking.entry(ino).or_default() += 1;
+    }
+
+    fn has_asked(&mut self, ino: InodeId) {
+        if let Some(count) = self.asking.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.asking.remove(&ino);
+            }
+        }
+    }
+
+    fn set(&mut self, ino: InodeId, locks: FileLocks) {
+        if locks.is_empty() {
+            self.files.remove(&ino);
+        } else {
+            self.files.insert(ino, locks);
+        }
     }
 
     fn note(&mut self, ino: InodeId, lock: Lock) {
@@ -81,7 +109,12 @@ fn run_of<H: Host>(session: &Session<H>) -> (u64, u64) {
 
 impl<H: Host> LibFsOn<H> {
     pub(crate) fn do_lock(&self, ino: InodeId, lock: Lock, wait: u64) -> Result<()> {
-        let _order = self.locks.orders[(ino.0 ^ lock.owner) as usize % ORDERS].write();
+        let order = &self.locks.orders[(ino.0 ^ lock.owner) as usize % ORDERS];
+        let _order = order.write_unless(|| self.config.stops())?;
+        if let Some(done) = self.lock_here(ino, lock, wait) {
+            return done;
+        }
+        self.locks.granted.write().asks(ino);
         let request = Request::Lock { ino, wait, lock };
         let (mut may_be_held, free) = (false, Lock { kind: LockKind::None, ..lock });
         let asked = loop {
@@ -100,27 +133,102 @@ impl<H: Host> LibFsOn<H> {
                 }
             }
         };
+        let unknown = asked == Err(Errno::INTR) && (may_be_held || lock.kind == LockKind::None);
+        if unknown && let Some(session) = self.current() {
+            // Perhaps it is granted all the same, and then held by somebody who does not know:
+            // give it back without waiting. (With it goes what the owner had there before.) Nor may what
+            // its owner gives up, who does not come again, be asked for in the next session.
+            session.post(&Request::Lock { ino, wait: 0, lock: free }, Sequence(0));
+        }
+        let mut granted = self.locks.granted.write();
         match asked {
-            Ok(()) => self.locks.granted.write().note(ino, lock),
+            Ok(()) => granted.note(ino, lock),
             Err(Errno::AGAIN) if lock.space == LockSpace::Flock => {
                 // A change of mode gives the old one up first.
-                self.locks.granted.write().note(ino, free);
+                granted.note(ino, free);
             }
-            Err(Errno::INTR) if may_be_held || lock.kind == LockKind::None => {
-                // Perhaps it is granted all the same, and then held by somebody who does not know:
-                // give it back without waiting. (With it goes what the owner had there before.) Nor may what
-                // its owner gives up, who does not come again, be asked for in the next session.
-                if let Some(session) = self.current() {
-                    session.post(&Request::Lock { ino, wait: 0, lock: free }, Sequence(0));
-                }
-                self.locks.granted.write().note(ino, free);
-            }
+            Err(_) if unknown => granted.note(ino, free),
             Err(_) => {}
         }
+        granted.has_asked(ino);
         asked
     }
 
+    /// Looks at, and changes, all that is locked of a file, if it is left to this client; `judge` says what is locked from now
+    /// on. `None`: the head is to be asked.
+    fn alone<T>(
+        &self,
+        ino: InodeId,
+        judge: impl FnOnce(Option<&FileLocks>) -> Option<(T, Option<FileLocks>)>,
+    ) -> Option<T> {
+        let session = self.current()?;
+        let place = session.segment.sole_of(ino)?;
+        let mut granted = self.locks.granted.write();
+        let inside = session.segment.enter();
+        let done = self.alone_inside(session, &mut granted, (ino, place), judge);
+        session.segment.leave(inside);
+        done
+    }
+
+    fn alone_inside<T>(
+        &self,
+        session: &Session<H>,
+        granted: &mut Granted,
+        (ino, place): (InodeId, (usize, SoleWord)),
+        judge: impl FnOnce(Option<&FileLocks>) -> Option<(T, Option<FileLocks>)>,
+    ) -> Option<T> {
+        let segment = &session.segment;
+        if !segment.is_sole(place, ino) || !segment.grants() || granted.known_by != run_of(session)
+        {
+            return None;
+        }
+        if granted.soles.session() != session.number {
+            granted.soles = Soles::of(session.number, self.config.limits.sole_locks);
+        }
+        let Granted { files, asking, soles, .. } = granted;
+        let before = files.get(&ino);
+        // What the head has been asked it may have granted, and that is not known here yet.
+        let known = !asking.contains_key(&ino) || planted(Bug::SoleWhileAsked);
+        let whole = soles.has(place) || known && soles.write(segment, place, before);
+        if !whole {
+            return None;
+        }
+        let (value, now) = judge(before)?;
+        if let Some(now) = &now
+            && !soles.write(segment, place, Some(now))
+        {
+            return None;
+        }
+        if !segment.grants() {
+            // The session is over, or others may have gone on without it: it was granted too late.
+            soles.write(segment, place, before);
+            return None;
+        }
+        if let Some(now) = now {
+            granted.set(ino, now);
+        }
+        Some(value)
+    }
+
+    fn lock_here(&self, ino: InodeId, lock: Lock, wait: u64) -> Option<Result<()>> {
+        self.alone(ino, |held| match judge(OWN, held, lock, wait != 0) {
+            Judged::Now(locks) => Some((Ok(()), Some(locks))),
+            Judged::Barred(locks) => Some((Err(Errno::AGAIN), Some(locks))),
+            Judged::Ask => None,
+        })
+    }
+
+    fn test_here(&self, ino: InodeId, lock: Lock) -> Option<Option<Lock>> {
+        self.alone(ino, |held| {
+            let barring = held.and_then(|held| held.barring(OWN, lock).next());
+            Some((barring.map(|held| held.lock), None))
+        })
+    }
+
     pub(crate) fn do_test_lock(&self, ino: InodeId, lock: Lock) -> Result<Option<Lock>> {
+        if let Some(found) = self.test_here(ino, lock) {
+            return Ok(found);
+        }
         let body = loop {
             let known_by = self.reclaim()?;
             if let Asked::Answer(body) =
@@ -134,6 +242,9 @@ impl<H: Host> LibFsOn<H> {
     }
 
     pub(crate) fn do_cancel_lock(&self, ino: InodeId, wait: u64) {
+        if wait == LOCK_LEAVING && !self.locks.granted.read().files.contains_key(&ino) {
+            return;
+        }
         // Without an answer the service forgets the waiter by itself, a little later.
         if let Some(session) = self.current() {
             let _ = self.ask_lock(ino, &Request::LockCancel { ino, wait }, run_of(session));

@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cell::Cell;
 
 use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
@@ -12,6 +13,7 @@ use storage::limits::{LINK_MAX, NAME_MAX, TARGET_MAX};
 
 use super::host::Host;
 use super::inode::{Inode, Known, Names, State, attr};
+use super::joint::By;
 use super::permission::{R, W, X, may, may_link, may_remove};
 use super::pieces::Pieces;
 use super::session::Session;
@@ -50,6 +52,16 @@ impl<'a, H: Host> Locked<'a, H> {
     }
 }
 
+/// What a rename has done.
+#[derive(Clone, Copy, Debug)]
+struct Renamed {
+    moved: InodeId,
+    /// Its type.
+    kind: u32,
+    /// What had the new name before.
+    replaced: Option<InodeId>,
+}
+
 /// Whether a directory lies below another.
 enum Below<H: Host> {
     No,
@@ -72,13 +84,26 @@ fn there_still(dir: &InodeRecord) -> Result<()> {
 
 impl<H: Host> LibFsOn<H> {
     /// What `name` leads to; `dir` is locked, and its lease held.
-    fn find(&self, turn: &mut Turn<H>, dir: InodeId, state: &State, name: &[u8]) -> Step<Known, H> {
+    pub(super) fn find(
+        &self,
+        turn: &mut Turn<H>,
+        dir: InodeId,
+        state: &State,
+        name: &[u8],
+    ) -> Step<Known, H> {
+        let joint = state.is_joint() && !planted(Bug::JointNamesKept);
         if let Some(known) = state.names.get(name)
             && self.may_ask(known)
+            && !joint
         {
             return Ok(known);
         }
-        if let Some(known) = turn.found_under(dir, name, state) {
+        let found = match joint {
+            // Others change it all the time: what was so at a moment in this call is what can be known.
+            true => self.given(turn.session, state, name).or_else(|| turn.found(dir, name)),
+            false => turn.found_under(dir, name, state),
+        };
+        if let Some(known) = found {
             return Ok(known);
         }
         turn.refused(dir)?;
@@ -123,6 +148,50 @@ impl<H: Host> LibFsOn<H> {
         Err(Errno::IO)
     }
 
+    /// What a name on the way to another leads to.
+    pub(crate) fn do_lookup_through(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        name: &[u8],
+    ) -> Result<Attr> {
+        let dir = self.inode(parent);
+        let quickly = |known| match known {
+            Some(Known::Present(ino, S_IFDIR)) => self.inodes.read().get(&ino.0).cloned(),
+            _ => None,
+        };
+        if name_is_legal(name)
+            && name.len() <= NAME_MAX
+            && let Some(inode) = quickly(self.known_quickly(caller, &dir, name)?)
+        {
+            let (session, state) = (self.session()?, inode.state.read());
+            let joint = state.is_joint() && self.holds(session, &state, LeaseMode::Joint);
+            if joint {
+                return Ok(state.attr());
+            }
+        }
+        self.do_lookup(caller, parent, name, LeaseMode::Read)
+    }
+
+    /// What a name leads to that is about to be made.
+    pub(crate) fn do_lookup_to_make(
+        &self,
+        caller: &Caller<'_>,
+        parent: InodeId,
+        name: &[u8],
+    ) -> Result<Attr> {
+        let dir = self.inode(parent);
+        if name_is_legal(name) && name.len() <= NAME_MAX {
+            let (session, state) = (self.session()?, dir.state.read());
+            let joint = state.is_joint() && self.holds(session, &state, LeaseMode::Joint);
+            if joint && self.given(session, &state, name).is_none() {
+                search(caller, &state.record)?;
+                return Err(Errno::NOENT);
+            }
+        }
+        self.do_lookup(caller, parent, name, LeaseMode::Read)
+    }
+
     /// What a name leads to, and its attributes if the service was asked for that.
     fn look_up(
         &self,
@@ -140,7 +209,11 @@ impl<H: Host> LibFsOn<H> {
                 let Known::Present(ino, _) = known else { return Ok((known, None)) };
                 return Ok((known, turn.shown(ino).map(attr)));
             }
-            if let Some(known) = state.names.get(name).filter(|known| self.may_ask(*known)) {
+            let known = match state.is_joint() && !planted(Bug::JointNamesKept) {
+                true => self.given(turn.session, &state, name),
+                false => state.names.get(name),
+            };
+            if let Some(known) = known.filter(|known| self.may_ask(*known)) {
                 return Ok((known, None));
             }
             turn.refused(dir.ino)?;
@@ -211,6 +284,8 @@ impl<H: Host> LibFsOn<H> {
             let state = inode.state.read();
             let (held, guessed) =
                 (self.held(session, &state, LeaseMode::Read), state.blocks_guessed);
+            // (Others may change it while it is held.)
+            let joint = state.is_joint() && self.held(session, &state, LeaseMode::Joint);
             if held && !guessed {
                 let attr = state.attr();
                 then_look();
@@ -219,9 +294,9 @@ impl<H: Host> LibFsOn<H> {
                 }
             }
             turn.refused(ino)?;
-            Err(Stop::Wait(match held && guessed {
+            Err(Stop::Wait(match held && guessed || joint {
                 true => Wait::Renewal { ino },
-                false => Wait::Lease { ino, mode: LeaseMode::Read, flags: 0 },
+                false => Wait::Lease { ino, mode: LeaseMode::Read, flags: rpc::WANT_JOINT },
             }))
         })
     }
@@ -235,6 +310,23 @@ impl<H: Host> LibFsOn<H> {
             }
         }
         Err(Stop::Wait(Wait::Numbers))
+    }
+
+    /// Nothing was made with the number: the next thing is, or whoever makes what is there already, again and again, would use
+    /// up all that he may have. False: it is of another session.
+    fn number_unused(&self, inode: &Inode<H>, number: Option<(u64, rpc::Granted)>) -> bool {
+        let Some((by, granted)) = number else { return false };
+        let Some(session) = self.current().filter(|session| session.number == by) else {
+            return false;
+        };
+        {
+            let mut state = inode.state.write();
+            // What is remembered of it is nothing, and gives nothing back.
+            (state.open, state.pinned, state.lease) = (0, false, rpc::Granted::default());
+        }
+        self.inodes.write().remove(&inode.ino.0);
+        session.fresh.write().push((inode.ino, granted));
+        true
     }
 
     /// Makes an inode and a name; the result is locked by nobody and cached.
@@ -272,13 +364,20 @@ impl<H: Host> LibFsOn<H> {
         let dir = self.inode(parent);
         let mut before = self.current().map(|session| (session.number, session.refusals()));
         let (mut limited, mut own, mut by) = (false, Sequence(0), 0);
-        let made = self.run(|turn| {
+        let number = Cell::new(None);
+        let attempt = |turn: &mut Turn<H>, how: By| {
             let session = turn.session;
             let mut state = dir.state.write();
-            self.hold(turn, parent, &mut state, LeaseMode::Write, 0)?;
-            limited = state.record.limited;
+            self.hold(turn, parent, &mut state, LeaseMode::Write, how.flags())?;
+            let joint = state.is_joint();
+            // (Where others make names as well the limit's word comes with that on the name.)
+            limited = state.record.limited && !joint;
             search(caller, &state.record)?;
-            if self.find(turn, parent, &state, name)? != Known::Absent {
+            let free = joint
+                && how == By::Guess
+                && self.given(session, &state, name).is_none()
+                && may(caller, &state.record, W | X).is_ok();
+            if !free && self.find(turn, parent, &state, name)? != Known::Absent {
                 return Err(Errno::EXIST.into());
             }
             there_still(&state.record)?;
@@ -288,6 +387,7 @@ impl<H: Host> LibFsOn<H> {
                 return Err(Errno::MLINK.into());
             }
             let now = Self::now(&[&state.record]);
+            let refusals = if joint { self.begin_joint(turn)? } else { 0 };
             let (ino, granted) = self.take_fresh(session)?;
             let record = new_record(caller, &state.record, node, ino, parent, now);
             let InodeRecord { mode, uid, gid, rdev, .. } = record;
@@ -297,16 +397,42 @@ impl<H: Host> LibFsOn<H> {
             let logged = self.log(turn, parent.0, &[&state, &child], &op, now);
             let place = logged.inspect_err(|_| session.fresh.write().push((ino, granted)))?;
             (child.last, own, by) = (place.sequence, place.sequence, session.number);
+            number.set(Some((session.number, granted)));
             // What is made is pinned.
             child.open = 1;
             let attr = child.attr();
             let inode = Arc::new(Inode::with(ino, child));
             self.remember_inode(Arc::clone(&inode));
             let most = self.config.limits.names;
-            state.names.put(name, Known::Present(ino, mode & S_IFMT), most);
-            dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
+            if joint {
+                state.last = place.sequence;
+                Self::joint(turn, refusals, place.sequence, (ino, granted));
+            } else {
+                state.names.put(name, Known::Present(ino, mode & S_IFMT), most);
+                dir_changed(&mut state, place.sequence, now, 1, i32::from(is_dir));
+            }
             Ok((attr, inode))
-        })?;
+        };
+        let undo = |(_, inode): (Attr, Arc<Inode<H>>), certain: bool| {
+            let again = certain && !planted(Bug::NumberWasted);
+            if !again || !self.number_unused(&inode, number.get()) {
+                self.close_inode(&inode);
+            }
+        };
+        let shows = |made: &(Attr, Arc<Inode<H>>)| {
+            // What is kept here is what it was to be.
+            made.1.state.write().lease = rpc::Granted::default();
+            match self.attr_of_inode(&made.1) {
+                Ok(_) => Ok(true),
+                Err(Errno::NOENT | Errno::STALE) => Ok(false),
+                Err(e) => Err(e),
+            }
+        };
+        let (made, taken) = self.change_names(attempt, undo, shows)?;
+        if let Some(taken) = taken {
+            let (ino, kind) = (made.0.ino, made.0.kind());
+            self.give_name(parent, name, (ino, kind), taken);
+        }
         if limited {
             // (By the directory, which shows what is refused until it is asked for anew.)
             let settled = self.settle_but(&dir, before, (own, own));
@@ -424,15 +550,18 @@ impl<H: Host> LibFsOn<H> {
         }
         let dir = self.inode(parent);
         let mut kept = Vec::new();
-        let removed = self.run(|turn| {
+        let attempt = |turn: &mut Turn<H>, by: By| {
             let (ino, kind) = self.resolve(turn, caller, &dir, name)?.ok_or(Errno::NOENT)?;
             let victim = self.inode(ino);
             let mut locked = Locked::new(&[&dir, &victim]);
-            self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
+            self.hold(turn, parent, locked.get(parent), LeaseMode::Write, by.flags())?;
+            let joint = locked.get(parent).is_joint();
             let held = self.hold(turn, ino, locked.get(ino), LeaseMode::Write, 0);
             forget_names(&held, locked.get(parent));
             looked_up_again(held)?;
-            if self.find(turn, parent, locked.get(parent), name)? != Known::Present(ino, kind) {
+            if !joint
+                && self.find(turn, parent, locked.get(parent), name)? != Known::Present(ino, kind)
+            {
                 return Err(Stop::Wait(Wait::Again));
             }
             let record = locked.get(ino).record.clone();
@@ -453,16 +582,37 @@ impl<H: Host> LibFsOn<H> {
             } else {
                 Op::Unlink { ino, parent, name, open }
             };
+            let refusals = if joint { self.begin_joint(turn)? } else { 0 };
             let place = self.log(turn, parent.0, &locked.states(), &op, now)?;
-            let dir_state = locked.get(parent);
-            dir_state.names.put(name, Known::Absent, self.config.limits.names);
-            dir_changed(dir_state, place.sequence, now, -1, -i32::from(is_rmdir));
+            let (dir_state, most) = (locked.get(parent), self.config.limits.names);
+            if joint {
+                dir_state.take_name(name);
+                dir_state.last = place.sequence;
+                let lease = locked.get(ino).lease;
+                Self::joint(turn, refusals, place.sequence, (ino, lease));
+            } else {
+                dir_state.names.put(name, Known::Absent, most);
+                dir_changed(dir_state, place.sequence, now, -1, -i32::from(is_rmdir));
+            }
             let links = if is_rmdir { record.nlink } else { 1 };
             unlinked(locked.get(ino), place.sequence, now, links);
+            if joint {
+                Self::hide(locked.get(ino));
+            }
             Ok(ino)
-        });
-        self.keep_only(kept, removed.ok());
+        };
+        let undo = |ino: InodeId, _| self.forget_done(&[ino]);
+        let shows = |ino: &InodeId| Ok(!self.leads_to(parent, name, *ino)?);
+        let removed = self.change_names(attempt, undo, shows);
+        self.keep_only(kept, removed.ok().map(|(ino, _)| ino));
         removed.map(|_| ())
+    }
+
+    /// What was done to these inodes was not taken: what is known of them is asked for again.
+    fn forget_done(&self, inodes: &[InodeId]) {
+        for ino in inodes {
+            self.inode(*ino).state.write().lease = rpc::Granted::default();
+        }
     }
 
     /// Before a directory goes: nothing is in it. Where a limit may bar what this process has put there, the service's word is
@@ -546,13 +696,15 @@ impl<H: Host> LibFsOn<H> {
         let (dir, inode) = (self.inode(parent), self.inode(ino));
         let mut before = self.current().map(|session| (session.number, session.refusals()));
         let (mut limited, mut own) = (false, Sequence(0));
-        let attr = self.run(|turn| {
+        let attempt = |turn: &mut Turn<H>, by: By| {
             let session = turn.session;
             let mut locked = Locked::new(&[&dir, &inode]);
-            self.hold(turn, parent, locked.get(parent), LeaseMode::Write, 0)?;
+            self.hold(turn, parent, locked.get(parent), LeaseMode::Write, by.flags())?;
+            let joint = locked.get(parent).is_joint();
             self.hold(turn, ino, locked.get(ino), LeaseMode::Write, 0)?;
             // (Its only name is counted with the inode.)
-            limited = locked.get(parent).record.limited && locked.get(ino).record.nlink > 0;
+            limited =
+                locked.get(parent).record.limited && locked.get(ino).record.nlink > 0 && !joint;
             search(caller, &locked.get(parent).record)?;
             if self.find(turn, parent, locked.get(parent), name)? != Known::Absent {
                 return Err(Errno::EXIST.into());
@@ -576,19 +728,36 @@ impl<H: Host> LibFsOn<H> {
             let now = Self::now(&[&locked.get(parent).record, &record]);
             let op = Op::Link { ino, parent, name };
             Self::count_in(&mut before, session);
+            let refusals = if joint { self.begin_joint(turn)? } else { 0 };
             let place = self.log(turn, parent.0, &locked.states(), &op, now)?;
             own = place.sequence;
-            let state = locked.get(parent);
+            let (state, most) = (locked.get(parent), self.config.limits.names);
             let known = Known::Present(ino, record.mode & S_IFMT);
-            state.names.put(name, known, self.config.limits.names);
-            dir_changed(state, place.sequence, now, 1, 0);
+            if joint {
+                state.last = place.sequence;
+                let lease = locked.get(ino).lease;
+                Self::joint(turn, refusals, place.sequence, (ino, lease));
+            } else {
+                state.names.put(name, known, most);
+                dir_changed(state, place.sequence, now, 1, 0);
+            }
             let state = locked.get(ino);
             state.record.nlink += 1;
             state.record.linkable = false;
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
-            Ok(state.attr())
-        })?;
+            let attr = state.attr();
+            if joint {
+                Self::hide(state);
+            }
+            Ok(attr)
+        };
+        let undo = |_: Attr, _| self.forget_done(&[ino, parent]);
+        let shows = |_: &Attr| self.leads_to(parent, name, ino);
+        let (attr, taken) = self.change_names(attempt, undo, shows)?;
+        if let Some(taken) = taken {
+            self.give_name(parent, name, (ino, attr.kind()), taken);
+        }
         if limited {
             self.settle_but(&dir, before, (own, own))?;
         }
@@ -611,32 +780,69 @@ impl<H: Host> LibFsOn<H> {
         check_name(rename.new_name)?;
         let (old, new) = (self.inode(rename.parent), self.inode(rename.new_parent));
         let mut kept = Vec::new();
-        let renamed = self.run(|turn| {
+        let attempt = |turn: &mut Turn<H>, by: By| {
             let dirs = (&old, &new);
-            self.try_rename(turn, caller, rename, dirs, noreplace, exchange, &mut kept)
-        });
-        self.keep_only(kept, renamed.ok().flatten());
+            self.try_rename(turn, caller, rename, dirs, (noreplace, exchange, by), &mut kept)
+        };
+        let undo = |Renamed { moved, replaced, .. }: Renamed, _| {
+            self.forget_done(&[moved, rename.parent, rename.new_parent]);
+            replaced.iter().for_each(|ino| self.forget_done(&[*ino]));
+        };
+        let shows = |done: &Renamed| self.leads_to(rename.new_parent, rename.new_name, done.moved);
+        let renamed = self.change_names(attempt, undo, shows);
+        if let Ok((Renamed { moved, kind, .. }, Some(taken))) = renamed
+            && !exchange
+        {
+            self.give_name(rename.new_parent, rename.new_name, (moved, kind), taken);
+        }
+        let gone = renamed.as_ref().ok().and_then(|(done, _)| done.replaced);
+        self.keep_only(kept, gone.filter(|_| !exchange));
         renamed.map(|_| ())
     }
 
-    /// Says what it has replaced.
-    #[allow(clippy::too_many_arguments)]
+    /// What the new name leads to before a rename.
+    fn resolve_target(
+        &self,
+        turn: &mut Turn<H>,
+        caller: &Caller<'_>,
+        dir: &Arc<Inode<H>>,
+        name: &[u8],
+        by: By,
+    ) -> Step<Option<(InodeId, u32)>, H> {
+        if by == By::Guess {
+            let mut state = dir.state.write();
+            self.hold(turn, dir.ino, &mut state, LeaseMode::Read, 0)?;
+            search(caller, &state.record)?;
+            let unknown = state.is_joint()
+                && turn.found(dir.ino, name).is_none()
+                && self.given(turn.session, &state, name).is_none();
+            if unknown {
+                // Nothing, mostly.
+                return Ok(None);
+            }
+        }
+        self.resolve(turn, caller, dir, name)
+    }
+
     fn try_rename(
         &self,
         turn: &mut Turn<H>,
         caller: &Caller<'_>,
         rename: &Rename<'_>,
         (old, new): (&Arc<Inode<H>>, &Arc<Inode<H>>),
-        noreplace: bool,
-        exchange: bool,
+        (noreplace, exchange, by): (bool, bool, By),
         kept: &mut Vec<Arc<Inode<H>>>,
-    ) -> Step<Option<InodeId>, H> {
+    ) -> Step<Renamed, H> {
         let (ino, kind) = self.resolve(turn, caller, old, rename.name)?.ok_or(Errno::NOENT)?;
-        let replaced = self.resolve(turn, caller, new, rename.new_name)?;
+        // Only of a file it may be guessed that its new name is free.
+        let guess = if kind == S_IFDIR || exchange { By::Asking } else { by };
+        let replaced = self.resolve_target(turn, caller, new, rename.new_name, guess)?;
         match replaced {
             Some(_) if noreplace => return Err(Errno::EXIST.into()),
             None if exchange => return Err(Errno::NOENT.into()),
-            Some((same, _)) if same == ino => return Ok(None),
+            Some((same, _)) if same == ino => {
+                return Ok(Renamed { moved: ino, kind, replaced: None });
+            }
             _ => {}
         }
         let across = old.ino != new.ino;
@@ -654,19 +860,26 @@ impl<H: Host> LibFsOn<H> {
         }
         let mut locked = Locked::new(&all);
         for dir in [old, new] {
-            self.hold(turn, dir.ino, locked.get(dir.ino), LeaseMode::Write, 0)?;
+            // What moves to another directory moves alone: who looks whether it would lie below itself needs all to stand still.
+            let joint = if moves_dir { 0 } else { by.flags() };
+            self.hold(turn, dir.ino, locked.get(dir.ino), LeaseMode::Write, joint)?;
         }
-        for inode in &all {
+        let joint = [old, new].map(|dir| locked.get(dir.ino).is_joint());
+        for inode in all.iter().filter(|i| ![old.ino, new.ino].contains(&i.ino)) {
             let held = self.hold(turn, inode.ino, locked.get(inode.ino), LeaseMode::Write, 0);
             for dir in [old, new] {
                 forget_names(&held, locked.get(dir.ino));
             }
             looked_up_again(held)?;
         }
-        let there = self.find(turn, old.ino, locked.get(old.ino), rename.name)?;
-        let target = self.find(turn, new.ino, locked.get(new.ino), rename.new_name)?;
+        // (Where others change names as well, the head looks whether they are still so.)
         let expected = replaced.map_or(Known::Absent, |(i, k)| Known::Present(i, k));
-        if there != Known::Present(ino, kind) || target != expected {
+        if !joint[0]
+            && self.find(turn, old.ino, locked.get(old.ino), rename.name)?
+                != Known::Present(ino, kind)
+            || !joint[1]
+                && self.find(turn, new.ino, locked.get(new.ino), rename.new_name)? != expected
+        {
             return Err(Stop::Wait(Wait::Again));
         }
         there_still(&locked.get(new.ino).record)?;
@@ -749,7 +962,13 @@ impl<H: Host> LibFsOn<H> {
             exchange,
             open: open && !exchange,
         };
+        let counts_if_taken = joint.contains(&true);
+        let refusals = if counts_if_taken { self.begin_joint(turn)? } else { 0 };
         let place = self.log(turn, old.ino.0, &locked.states(), &op, now)?;
+        if counts_if_taken {
+            let lease = locked.get(ino).lease;
+            Self::joint(turn, refusals, place.sequence, (ino, lease));
+        }
         let most = self.config.limits.names;
         let is_dir = i32::from(kind == S_IFDIR);
         let there = Known::Present(ino, kind);
@@ -789,7 +1008,20 @@ impl<H: Host> LibFsOn<H> {
             locked.get(ino).record.parent = new.ino;
         }
         changed(locked.get(ino));
-        Ok(replaced.map(|(other, _)| other).filter(|_| !exchange))
+        if counts_if_taken {
+            locked.get(old.ino).take_name(rename.name);
+            locked.get(new.ino).take_name(rename.new_name);
+            for inode in &all {
+                let state = locked.get(inode.ino);
+                if state.is_joint() {
+                    // Others may have changed it by now.
+                    state.names = Names::default();
+                } else {
+                    Self::hide(state);
+                }
+            }
+        }
+        Ok(Renamed { moved: ino, kind, replaced: replaced.map(|(other, _)| other) })
     }
 
     /// Whether `dir` is `top` or lies below it. Holding the root's write lease keeps every parent

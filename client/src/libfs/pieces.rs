@@ -74,6 +74,9 @@ pub struct Pieces {
     shared: bool,
     /// The extents reflect the own operations up to here.
     pub as_of: Sequence,
+    /// Grows when bytes are where they are for another reason than that they were written: a piece of the log that was
+    /// there while this stays the same is there still, or another lies above it.
+    pub turned: u64,
 }
 
 impl Pieces {
@@ -125,6 +128,7 @@ impl Pieces {
 
     /// The bytes from `from` to `to` become zeroes (punch, or truncate with `to` = MAX).
     pub fn zero(&mut self, from: u64, to: u64) {
+        self.turned += 1;
         self.cut_log(from, to);
         let mut kept = Vec::with_capacity(self.extents.len() + 1);
         for e in self.extents.drain(..) {
@@ -154,6 +158,7 @@ impl Pieces {
 
     /// Public extents are no longer to be trusted at all (blocks moved).
     pub fn forget_extents(&mut self) {
+        self.turned += 1;
         self.extents.clear();
         (self.known_from, self.known_to) = (0, 0);
         self.shared = false;
@@ -188,6 +193,7 @@ impl Pieces {
     /// Takes a fresh extent list, from offset `from` on, reflecting operations up to `as_of`. Of what lies
     /// below `from` it says nothing: that stays known only if the two touch.
     pub fn install(&mut self, from: u64, extents: &[Extent], complete: bool, as_of: Sequence) {
+        self.turned += 1;
         // The first may begin before `from`, in the middle of one that is known.
         let first = extents.first().map_or(from, |e| e.offset.min(from));
         let touches = self.known_from < first && first <= self.known_to;

@@ -69,6 +69,11 @@ impl<H: Host> Segment<H> {
         self.door.descriptors()
     }
 
+    /// The session is over: no descriptor of it is needed.
+    pub fn shut(&self) {
+        self.door.shut();
+    }
+
     // --- operations and leases ---
 
     /// Enters an operation: from here on nothing may wait.

@@ -49,6 +49,8 @@ pub struct Session<H: Host> {
     pub fresh: RwLock<Vec<(InodeId, Granted)>, H>,
     /// Held by the thread that asks for more of them.
     pub fetching: RwLock<(), H>,
+    /// Held by the thread that does what counts only if it is taken.
+    pub joint: RwLock<(), H>,
     /// The last own operation on an inode that the cache has forgotten since. What the service says
     /// of an inode that is not in the cache counts only if it reflects this.
     pub evicted: Word<H>,
@@ -59,43 +61,51 @@ pub struct Session<H: Host> {
     /// What the service showed; they outlive the session.
     proofs: Arc<Proofs<H>>,
     limits: Limits,
-    /// The service knows us as the super-user, whatever the process has become since.
-    super_user: bool,
+    /// Who the service knows us as, whatever the process has become since.
+    user: u32,
 }
 
 impl<H: Host> Session<H> {
     /// Connects to hostd and maps what it hands out.
     pub fn attach(config: &Config, number: u64, proofs: Arc<Proofs<H>>) -> Result<Self> {
-        let super_user = H::euid() == 0;
+        let user = H::euid();
         let segment = Segment::attach(config)?;
+        let arenas = RwLock::new(BTreeMap::new());
+        arenas.write().spread();
         Ok(Self {
             number,
             log: Log::new(segment.descriptor),
             slots: Slots::new(config.limits.requests),
             segment,
-            arenas: RwLock::new(BTreeMap::new()),
+            arenas,
             parted: AtomicBool::new(false),
             previous: None,
             fresh: RwLock::new(Vec::new()),
             fetching: RwLock::new(()),
+            joint: RwLock::new(()),
             evicted: Word::new(0),
             released: RwLock::new(Vec::new()),
             judged: RwLock::new(Vec::new()),
             proofs,
             limits: config.limits,
-            super_user,
+            user,
         })
     }
 
     /// Whether the service knows us as the super-user.
     pub const fn is_super_user(&self) -> bool {
-        self.super_user
+        self.user == 0
+    }
+
+    /// As whom it knows us.
+    pub const fn user(&self) -> u32 {
+        self.user
     }
 
     /// Remembers what came with an inode's attributes; the super-user needs none. Who has given up that right since
     /// begins the next session as somebody who does.
     pub fn remember_proof(&self, ino: InodeId, proof: Proof) {
-        if !self.super_user {
+        if !self.is_super_user() {
             self.proofs.put(ino, proof);
         } else if H::euid() != 0 {
             self.proofs.vouch(ino, proof);
@@ -171,8 +181,13 @@ impl<H: Host> Session<H> {
             return;
         }
         self.arenas.write().clear();
-        self.log.part();
-        self.segment.memory.part(control::RPC);
+        if self.log.part() {
+            self.segment.memory.part(control::RPC);
+            self.segment.shut();
+        } else {
+            // The next time.
+            self.parted.store(false, Ordering::Release);
+        }
     }
 
     /// Whether the bytes of a log entry certainly lie there still.
@@ -357,8 +372,15 @@ impl<H: Host> Session<H> {
         Ok(mapping)
     }
 
-    /// What is known of an arena: not asked for yet, not for this process, or its mapping.
-    pub fn arena_known(&self, arena: u32) -> Option<Arena<H>> {
-        self.arenas.read().get(&arena).cloned()
+    /// What is known of an arena (not asked for yet, not for this process, or its mapping), which stays while one looks
+    /// at it. Readers with other numbers write no line that this one writes.
+    #[inline]
+    pub fn with_arena<T>(
+        &self,
+        by: u64,
+        arena: u32,
+        look: impl FnOnce(Option<&Arena<H>>) -> T,
+    ) -> T {
+        look(self.arenas.read_by(by).get(&arena))
     }
 }

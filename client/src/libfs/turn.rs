@@ -9,6 +9,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use base::planted::{Bug, planted};
@@ -19,9 +20,12 @@ use storage::format::rpc::{self, Granted, InodeRecord, InodeReply, Request};
 
 use super::LibFsOn;
 use super::host::{Arena, Host};
-use super::inode::{Inode, Known, State};
-use super::log::Full;
+use super::inode::{Inode, Known, Queued, State};
+use super::joint::Joint;
+use super::log::{Full, Lent};
+use super::ranges::Ticket;
 use super::session::Session;
+use super::sync::WriteGuard;
 use crate::fs::{Result, S_IFMT};
 
 /// Why an attempt of an operation ended without its result.
@@ -63,8 +67,12 @@ pub(crate) enum Wait<H: Host> {
     Space(Full),
     /// What another thread has locked, and may not be waited for with anything locked.
     Locked(Arc<Inode<H>>),
-    /// The end of another thread's long write.
-    Writer(Arc<Inode<H>>),
+    /// That no other thread does what counts only if it is taken.
+    Alone,
+    /// A lane in which nobody appends, for what appends with inodes locked.
+    Lane(u8),
+    /// The turn at a range of a file.
+    Range(Arc<Inode<H>>, Range<u64>),
     /// Another answer of the service.
     Answer(Question),
 }
@@ -139,9 +147,21 @@ pub(crate) struct Turn<H: Host> {
     doubts: Vec<Doubt>,
     /// Leases that this attempt was judged by, beside those of what it changes.
     grounds: Vec<rpc::Granted>,
+    /// A lane that was waited for. Taken before anything else is locked.
+    pub(crate) lane: Option<Lent<'static, H>>,
+    /// A range that was waited for, until the call's end.
+    queued: Option<Queued<H>>,
+    /// Bytes are to be copied into the log with the file locked: what else there is to do may append as well.
+    pub(crate) together: bool,
+    /// How often what was copied with nothing locked had changed meanwhile.
+    pub(crate) disturbed: u8,
     /// What it asked a lease for stays remembered until it is done: with few inodes remembered, two that it needs would
     /// make room for each other for ever.
     needed: Vec<Arc<Inode<H>>>,
+    /// Nobody else does what counts only if it is taken, until this ends.
+    pub(crate) alone: Option<WriteGuard<'static, (), H>>,
+    /// What this attempt appended counts only if it is taken.
+    pub(crate) joint: Option<Joint>,
 }
 
 /// An entry that was appended while the session was ended.
@@ -159,7 +179,30 @@ impl<H: Host> Turn<H> {
     fn new(session: &'static Session<H>) -> Self {
         let (shown, answer, failed) = (None, None, None);
         let (found, doubts, grounds, needed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { session, shown, found, answer, failed, trimmed: false, doubts, grounds, needed }
+        let (trimmed, together, disturbed, lane, queued) = (false, false, 0, None, None);
+        Self {
+            session,
+            shown,
+            found,
+            answer,
+            failed,
+            trimmed,
+            doubts,
+            grounds,
+            lane,
+            queued,
+            together,
+            disturbed,
+            needed,
+            alone: None,
+            joint: None,
+        }
+    }
+
+    /// The call's place in the queue for a range of that inode.
+    #[inline]
+    pub(crate) fn ticket(&self, ino: InodeId) -> Option<Ticket> {
+        self.queued.as_ref().filter(|queued| queued.is_of(ino)).map(|queued| queued.ticket)
     }
 
     /// What this attempt appends counts on what `state`, of which it holds a lease, says; which it does not change.
@@ -195,11 +238,22 @@ impl<H: Host> Turn<H> {
     /// The service's error about an inode, once.
     pub(crate) fn refused(&mut self, ino: InodeId) -> Step<(), H> {
         match self.failed.take() {
-            Some((of, errno)) if of == ino => Err(Stop::Failed(errno)),
+            Some((of, errno)) if of == ino => {
+                self.gone(ino);
+                Err(Stop::Failed(errno))
+            }
             other => {
                 self.failed = other;
                 Ok(())
             }
+        }
+    }
+
+    /// The inode is not there any more. A name that led there, where others change names as well, leads elsewhere by now: it is
+    /// asked for again.
+    pub(crate) fn gone(&mut self, ino: InodeId) {
+        if !planted(Bug::FoundGoneKept) {
+            self.found.retain(|f| !matches!(f.known, Known::Present(to, _) if to == ino));
         }
     }
 
@@ -239,13 +293,30 @@ impl<H: Host> Turn<H> {
 
 impl<H: Host> LibFsOn<H> {
     /// Attempts an operation until it is done, and waits for what it lacks in between, with nothing locked.
-    pub(crate) fn run<T>(&self, mut attempt: impl FnMut(&mut Turn<H>) -> Step<T, H>) -> Result<T> {
-        let session = self.session()?;
-        let mut turn = Turn::new(session);
+    pub(crate) fn run<T>(&self, attempt: impl FnMut(&mut Turn<H>) -> Step<T, H>) -> Result<T> {
+        self.run_on(&mut Turn::new(self.session()?), attempt)
+    }
+
+    /// The same, with what was learnt on the way.
+    pub(crate) fn run_to_end<T>(
+        &self,
+        attempt: impl FnMut(&mut Turn<H>) -> Step<T, H>,
+    ) -> Result<(T, Turn<H>)> {
+        let mut turn = Turn::new(self.session()?);
+        Ok((self.run_on(&mut turn, attempt)?, turn))
+    }
+
+    #[inline]
+    fn run_on<T>(
+        &self,
+        turn: &mut Turn<H>,
+        mut attempt: impl FnMut(&mut Turn<H>) -> Step<T, H>,
+    ) -> Result<T> {
         for _ in 0..self.config.limits.attempts {
             turn.grounds.clear();
-            let attempted = attempt(&mut turn);
-            let counts = self.is_counted(&mut turn);
+            turn.joint = None;
+            let attempted = attempt(turn);
+            let counts = self.is_counted(turn);
             let wait = match attempted {
                 Ok(value) if counts => return Ok(value),
                 Ok(_) => Wait::Again,
@@ -257,14 +328,18 @@ impl<H: Host> LibFsOn<H> {
             if self.config.stops() {
                 return Err(Errno::INTR);
             }
-            match self.wait_for(&mut turn, wait) {
+            match self.wait_for(turn, wait) {
                 Ok(()) => {}
                 Err(Errno::STALE) if !turn.session.segment.attached() => {}
                 Err(e) => return Err(e),
             }
+            if !turn.session.segment.attached() {
+                // Who attaches anew takes the lanes of sessions that are over.
+                turn.lane = None;
+            }
             let session = self.session()?;
             if session.number != turn.session.number {
-                turn = Turn::new(session);
+                *turn = Turn::new(session);
             }
         }
         Err(Errno::IO)
@@ -304,6 +379,7 @@ impl<H: Host> LibFsOn<H> {
 
     fn wait_for(&self, turn: &mut Turn<H>, wait: Wait<H>) -> Result<()> {
         let session = turn.session;
+        turn.lane = None;
         match wait {
             // Either a lease was lost, or the time of all of them is over: the service is being
             // restarted, or hangs. If it ends altogether the next round attaches anew.
@@ -316,8 +392,23 @@ impl<H: Host> LibFsOn<H> {
             Wait::Numbers => self.fetch_numbers(session),
             Wait::Arena(arena) => session.arena(&self.config, arena).map(|_: Arena<H>| ()),
             Wait::Space(Full { lane, reclaimed }) => session.wait_for_space(lane, reclaimed),
+            Wait::Alone => {
+                turn.alone = Some(session.joint.write_unless(|| self.config.stops())?);
+                Ok(())
+            }
             Wait::Locked(inode) => inode.state.write_unless(|| self.config.stops()).map(drop),
-            Wait::Writer(inode) => inode.await_writer(|| self.config.stops()),
+            Wait::Lane(lane) => {
+                turn.lane = Some(session.log.lend(lane));
+                Ok(())
+            }
+            Wait::Range(inode, range) => {
+                if turn.ticket(inode.ino).is_none() {
+                    // One place at a time, or two who have one each and want the other's would wait for ever.
+                    turn.queued = None;
+                    turn.queued = Some(Queued::new(&inode, range));
+                }
+                turn.queued.as_ref().map_or(Ok(()), |queued| queued.wait(|| self.config.stops()))
+            }
             Wait::Answer(question) => {
                 let mut body = Vec::new();
                 let called = session.call(&question.what.request(), question.after, &mut body);
@@ -386,6 +477,7 @@ impl<H: Host> LibFsOn<H> {
             // What is open was perhaps opened in an earlier session, of which this service knows nothing.
             let pinned = ours && state.pinned || state.open == 0 || planted(Bug::PinForgotten);
             let flags = flags | if pinned { 0 } else { rpc::WANT_PIN };
+            let flags = flags | if renew && state.is_joint() { rpc::WANT_JOINT } else { 0 };
             (mode, flags, session.known_after(last))
         };
         // An earlier close that the service was not told of yet must not take this pin away.
@@ -451,6 +543,9 @@ impl<H: Host> LibFsOn<H> {
         state.blocks_guessed = false;
         (state.no_capability, state.ended_setid) = (false, false);
         state.names = Default::default();
+        if !state.is_joint() && !planted(Bug::GivenForGood) {
+            state.given = Default::default();
+        }
         state.target = reply.target;
         // The answer reflects all that this client did to the inode, published (that was asked for, and the service
         // waits for it): nothing of the own log is needed any more, and what others wrote since may not be hidden
@@ -487,6 +582,7 @@ impl<H: Host> LibFsOn<H> {
         state.suspects = Default::default();
         state.extents_after = Sequence(0);
         state.pieces = Default::default();
+        state.given = Default::default();
         state.room = Default::default();
         state.pinned = false;
         (state.may_read, state.may_write) = (false, false);
@@ -565,9 +661,14 @@ impl<H: Host> LibFsOn<H> {
     /// Asks for extents from `from` on, new enough for what the log no longer holds.
     fn fetch_extents(&self, session: &'static Session<H>, ino: InodeId, from: u64) -> Result<()> {
         let inode = self.inode(ino);
+        let known = inode.state.read().pieces.turned;
         let _asking = inode.asking.write_unless(|| self.config.stops())?;
         let (lease, after) = {
             let state = inode.state.read();
+            if state.pieces.turned != known {
+                // Another thread has got a list meanwhile, which may be all that this one lacks.
+                return Ok(());
+            }
             if !self.held(session, &state, LeaseMode::Read) {
                 return Ok(());
             }

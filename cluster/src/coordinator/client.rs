@@ -128,18 +128,6 @@ impl Client {
         Ok(client)
     }
 
-    /// After how long without a heartbeat the coordinator takes a node for dead; known once it has
-    /// answered.
-    pub fn failure_timeout(&self) -> Option<Duration> {
-        self.failure_timeout
-    }
-
-    /// Sends no heartbeats while `held`: the node does not do its work, and shall not be taken
-    /// for alive.
-    pub fn hold(&mut self, held: bool) {
-        self.held = held;
-    }
-
     fn set_timer(&self, after: Duration) -> std::io::Result<()> {
         let after = after.max(Duration::from_nanos(1)); // 0 would disarm it.
         let value = Timespec::try_from(after).map_err(std::io::Error::other)?;
@@ -485,6 +473,14 @@ impl Coordinator for Client {
     fn leave(&mut self) {
         self.request(&Message::Leave);
         self.phase = Phase::Left;
+    }
+
+    fn failure_timeout(&self) -> Option<Duration> {
+        self.failure_timeout
+    }
+
+    fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 }
 

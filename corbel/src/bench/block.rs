@@ -303,31 +303,40 @@ pub fn cache(bench: &Bench<'_>) -> Result<Measured> {
     let layered =
         |config| Layered::new(Arc::clone(&below), config).context("starting the layer's thread");
     let read = |offset| Op::Read { offset, len: BLOCK };
+    // The image remembers the heads of objects that it has read: of all of them, before anything is measured.
+    let mut at = 0;
+    rate(&*below, (SIZE >> 16) as usize, 16, || {
+        at += 64 << 10;
+        read(at % SIZE)
+    })?;
     let mut start = 0;
     let [seq_on, seq_off, rand_on, rand_off] = turns(|| {
         start += 4 << 20;
-        let sequential = |device: &Layered| {
+        let random = |config, seed| {
+            let device = layered(config)?;
+            let mut random = Random::new(seed);
+            rate(&device, count, 16, || read(random.below(SIZE / 4096) * 4096))
+        };
+        let sequential = |config| {
+            let device = layered(config)?;
             let mut at = start;
-            rate(device, count, 1, || {
+            rate(&device, count, 1, || {
                 at = (at + u64::from(BLOCK)) % SIZE;
                 read(at)
             })
         };
-        let random = |device: &Layered, seed| {
-            let mut random = Random::new(seed);
-            rate(device, count, 16, || read(random.below(SIZE / 4096) * 4096))
-        };
-        let (with, without) = (layered(on)?, layered(off)?);
-        let sequential = [sequential(&with)?, sequential(&without)?];
-        // Places of their own, and now one first, now the other: the image remembers heads of shards that it has read.
+        // Places of their own, and now one first, now the other.
         let random = if start % (8 << 20) == 0 {
-            let first = random(&with, start)?;
-            [first, random(&without, start + 1)?]
+            let first = random(on, start)?;
+            [first, random(off, start + 1)?]
         } else {
-            let first = random(&without, start)?;
-            [random(&with, start + 1)?, first]
+            let first = random(off, start)?;
+            [random(on, start + 1)?, first]
         };
-        Ok([sequential[0], sequential[1], random[0], random[1]])
+        let sequential = [sequential(off)?, sequential(on)?];
+        // What was read ahead last comes before the next begins.
+        std::thread::sleep(Duration::from_millis(50));
+        Ok([sequential[1], sequential[0], random[0], random[1]])
     })?;
     let with = layered(on)?;
     let mut at = 0;
@@ -383,6 +392,21 @@ pub fn pool(bench: &Bench<'_>) -> Result<Measured> {
         lose(false)?;
         Ok([healthy, degraded?])
     })?;
+    // Small writes, so many on an object that it is made anew in between; beside whole objects.
+    let count = if bench.quick { 600 } else { 1500 };
+    let mut random = Random::new(7);
+    let begun = Instant::now();
+    for i in 0..count {
+        let object = i % 2 * OBJECT;
+        let at = object + random.below(OBJECT / u64::from(BLOCK)) * u64::from(BLOCK);
+        image.write(at, &data[..BLOCK as usize]).map_err(told)?;
+    }
+    let small_write_us = begun.elapsed().as_secs_f64() * 1e6 / count as f64;
+    let begun = Instant::now();
+    for at in (0..16 * OBJECT).step_by(OBJECT as usize) {
+        image.write(at, &data).map_err(told)?;
+    }
+    let object_write_us = begun.elapsed().as_secs_f64() * 1e6 / 16.0;
     let count = if bench.quick { 1000 } else { 5000 };
     let p99 = |seed| -> Result<f64> {
         let mut random = Random::new(seed);
@@ -409,6 +433,9 @@ pub fn pool(bench: &Bench<'_>) -> Result<Measured> {
     })?;
     Ok(vec![
         ("write_mb_s", write_mb_s),
+        ("small_write_us", small_write_us),
+        ("object_write_us", object_write_us),
+        ("small_write_ratio", small_write_us / object_write_us),
         ("read_mb_s", healthy),
         ("degraded_read_mb_s", degraded),
         ("degraded_read_ratio", degraded / healthy),

@@ -48,7 +48,7 @@ fn turns_of_one(bench: &Bench<'_>) -> Result<Measured> {
     };
     let mut longest = 0.0f64;
     for (name, size, count) in loads {
-        let mut command = world.local.run_command(1)?;
+        let mut command = world.run_command(1)?;
         command.arg(&greedy).args([name, &dir, &size.to_string(), &count.to_string()]);
         figures(command)?;
         for node in world.local.nodes() {

@@ -12,6 +12,7 @@ use hunt::{Ground, Hunt, Services, View};
 use rustix::process::Signal;
 use serde_json::json;
 
+use super::built;
 use super::world::scratch;
 use crate::config::{CAPACITY, Transport};
 use crate::failure::{Failure, Kind, Result};
@@ -120,6 +121,7 @@ fn served(options: &Options) -> Result<Ground> {
             views.push(View { name, node, root, prefix: Vec::new() });
         }
         if has("run") {
+            built::intercept()?;
             views.push(View { name: format!("r{node}"), node, root, prefix });
         }
     }

@@ -6,13 +6,18 @@
 //!   m = 4, chunks of 4 KiB to 1 MiB; decoding rebuilds four lost data chunks, measured with the
 //!   matrix prepared and with its inversion included.
 //! - `rs_jerasure_ratio`: the same against Jerasure's `reed_sol_van`.
+//! - `dispatch_overhead`: what it takes longer to encode a stripe of k = 8, m = 4 and chunks of 64 KiB as a task of
+//!   [`placement::dispatch`] than by a call; the worse of one stripe, done where it is submitted, and of 16 stripes a task
+//!   through a queue, four tasks at a time.
 //! - `crc32c_share`: time for CRC32C of 4 KiB over the time to copy 4 KiB from cold memory.
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use placement::coding::{Code, Kind};
+use placement::dispatch::{Accelerator, Buffers, Cpu, Dispatcher, Piece, Work};
 use placement::engine::{self, Choice, Engine};
 use placement::foreign::{Isal, Jerasure, Missing};
 use serde_json::{Value, json};
@@ -52,7 +57,7 @@ struct Run {
 }
 
 /// The parts of the bench: each prints its rows and gives its figures. A further kernel is a row.
-const SECTIONS: [fn(&Run) -> Figures; 4] = [crush, reed_solomon, crc32c, lz4];
+const SECTIONS: [fn(&Run) -> Figures; 5] = [crush, reed_solomon, dispatch, crc32c, lz4];
 
 /// Runs every section. Rows are printed as they come: text, or one JSON object a line.
 pub fn run(json: bool, options: &Options) -> Result<Figures> {
@@ -246,6 +251,107 @@ fn race_jerasure(run: &Run, jerasure: &Jerasure, k: usize, len: usize) -> f64 {
     );
     assert!(ours == theirs, "parity differs from Jerasure's: k {k}, {len} bytes");
     report(run, "encode", "jerasure_gb_s", k, len, times)
+}
+
+/// Tasks before the engines, beside calls.
+fn dispatch(run: &Run) -> Figures {
+    const K: usize = 8;
+    const CHUNK: usize = 64 << 10;
+    const BATCH: usize = 16;
+    const DEPTH: usize = 4;
+    let code = Arc::new(code(run, Kind::Cauchy, K));
+    let mut random = base::random::Random::new(5);
+    let mut stripe = || {
+        let mut input = vec![0; K * CHUNK];
+        random.fill(&mut input);
+        let input = Arc::new(input);
+        let inputs = (0..K).map(|i| Piece::new(&input, i * CHUNK..(i + 1) * CHUNK)).collect();
+        Buffers { inputs, outputs: vec![vec![0; CHUNK]; PARITY_CHUNKS] }
+    };
+    let direct = |stripes: &mut [Buffers]| {
+        for stripe in stripes {
+            let inputs: Vec<&[u8]> = stripe.inputs.iter().map(|input| &**input).collect();
+            let mut outputs: Vec<&mut [u8]> =
+                stripe.outputs.iter_mut().map(Vec::as_mut_slice).collect();
+            code.encode(black_box(&inputs), &mut outputs).expect("shapes fit");
+        }
+    };
+    let dispatcher = Dispatcher::new();
+    dispatcher.add(Arc::new(Cpu(run.engine)));
+    let (to, from) = std::sync::mpsc::channel();
+    let submit = |dispatcher: &Dispatcher, stripes: Vec<Buffers>| {
+        let to = to.clone();
+        let work = Work::Encode { code: Arc::clone(&code), stripes };
+        dispatcher
+            .submit(work, Box::new(move |work, result| drop(to.send((work, result.is_ok())))));
+    };
+    let ended = || match from.recv() {
+        Ok((Work::Encode { stripes, .. }, true)) => stripes,
+        other => panic!("a task failed: {other:?}"),
+    };
+    let mut by_call = vec![stripe()];
+    let mut by_task = by_call.clone();
+    let single = race(
+        ROUNDS,
+        TURN,
+        [&mut || direct(&mut by_call), &mut || {
+            submit(&dispatcher, std::mem::take(&mut by_task));
+            by_task = ended();
+        }],
+    );
+    assert!(by_call[0].outputs == by_task[0].outputs, "a task computes something else");
+    // The same buffers by turns: what is in the cache for one is there for the other.
+    let mut sets: Vec<Vec<Buffers>> =
+        (0..DEPTH).map(|_| (0..BATCH).map(|_| stripe()).collect()).collect();
+    let queued = Dispatcher::new();
+    queued.add(Arc::new(Behind(Cpu(run.engine))));
+    let sets = std::cell::RefCell::new(&mut sets);
+    let batch = race(
+        ROUNDS,
+        8 * TURN,
+        [&mut || sets.borrow_mut().iter_mut().for_each(|set| direct(set)), &mut || {
+            let mut sets = sets.borrow_mut();
+            for set in sets.iter_mut() {
+                submit(&queued, std::mem::take(set));
+            }
+            for set in sets.iter_mut() {
+                *set = ended();
+            }
+        }],
+    );
+    let over = |times: [f64; 2]| times[1] / times[0] - 1.0;
+    let (one, many) = (over(single), over(batch));
+    let row = json!({"row": "dispatch", "single": round(one), "queued": round(many),
+        "gb_s": round(rate(K * CHUNK, single[1]))});
+    run.row(&row, || {
+        format!(
+            "dispatch         one stripe {:>6.2} % more, 16 queued {:>6.2} %",
+            one * 1e2,
+            many * 1e2
+        )
+    });
+    [("dispatch_overhead".to_owned(), round(one.max(many)))].into_iter().collect()
+}
+
+/// An engine of the CPU that is always queued for, by one thread.
+struct Behind(Cpu);
+
+impl Accelerator for Behind {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn can(&self, work: &Work) -> bool {
+        self.0.can(work)
+    }
+
+    fn run(&self, work: &mut Work) -> std::result::Result<(), String> {
+        self.0.run(work)
+    }
+
+    fn expected(&self) -> (u64, u64) {
+        self.0.expected()
+    }
 }
 
 fn crc32c(run: &Run) -> Figures {

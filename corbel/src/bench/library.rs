@@ -6,11 +6,13 @@ use std::process::Command;
 use super::load::figures;
 use super::steady::{p50, turns};
 use super::world::World;
-use super::{Bench, Measured, load};
+use super::{Bench, Measured, built, load};
 use crate::failure::{Failure, Kind, Result};
 
 /// How much dearer than the bare cost a durable write may be.
 const WRITE_LOCAL_FACTOR: f64 = 2.5;
+/// The C library.
+const LIBRARY: &str = "libcorbel.so";
 const HEADER: &str = include_str!("../../../capi/include/corbel.h");
 
 /// The folder of libcorbel.so: beside this program (cargo), or where packages put it.
@@ -18,10 +20,10 @@ fn library_dir() -> Result<PathBuf> {
     let own = crate::local::own_program()?;
     let beside = own.parent().unwrap_or(Path::new("/")).to_path_buf();
     let candidates = [beside.clone(), beside.join("../lib"), "/usr/lib/corbel".into()];
-    candidates.into_iter().find(|dir| dir.join("libcorbel.so").exists()).ok_or_else(|| {
+    candidates.into_iter().find(|dir| dir.join(LIBRARY).exists()).ok_or_else(|| {
         Failure::new(
             Kind::Environment,
-            format!("no libcorbel.so in {}", beside.display()),
+            format!("no {LIBRARY} in {}", beside.display()),
             "build it beside this program: cargo build --release -p capi",
         )
     })
@@ -30,6 +32,7 @@ fn library_dir() -> Result<PathBuf> {
 /// The load program, compiled against the C library.
 fn compile(dir: &Path) -> Result<PathBuf> {
     let libraries = library_dir()?;
+    built::capi(&libraries.join(LIBRARY))?;
     std::fs::write(dir.join("corbel.h"), HEADER).map_err(|e| Failure::io(dir.display(), &e))?;
     let (source, program) = (dir.join("load.c"), dir.join("load-library"));
     let search = format!("-L{}", libraries.display());

@@ -124,6 +124,11 @@ mod tests {
         }
         assert_eq!(figures(run(&["files", ".", "4096", "10"])).unwrap()["ops"], 10);
         assert_eq!(figures(run(&["tmp", ".", "4096", "10"])).unwrap()["ops"], 10);
+        assert_eq!(figures(run(&["turns", "t", "4096", "10"])).unwrap()["ops"], 10);
+        ["tmp", "new"].iter().for_each(|name| std::fs::create_dir(dir.join(name)).unwrap());
+        let mailed = figures(run(&["mail", ".", "4096", "20"])).unwrap()["ops"].as_u64();
+        let there = std::fs::read_dir(dir.join("new")).unwrap().count() as u64;
+        assert!(there > 0 && mailed == Some(there));
         for (args, code) in [(&["append", "f", "0", "1"][..], 2), (&["x", "f", "16", "1"], 2)] {
             assert_eq!(run(args).output().unwrap().status.code(), Some(code));
         }

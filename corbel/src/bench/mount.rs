@@ -195,7 +195,7 @@ fn command(world: &World, place: &Place, program: &Path) -> Result<Command> {
     if !place.under_run {
         return Ok(Command::new(program));
     }
-    let mut command = world.local.run_command(1)?;
+    let mut command = world.run_command(1)?;
     command.arg(program);
     Ok(command)
 }

@@ -143,7 +143,7 @@ pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
     let world = three(bench)?;
     let script = super::load::sqlite_script(world.scratch())?;
     let writers = Writers::start(&world)?;
-    let mut database = world.local.run_command(2)?;
+    let mut database = world.run_command(2)?;
     database.arg(super::load::python()?).arg(&script).arg(world.file(2, "upgrade.db")).arg("20000");
     let database = std::thread::spawn(move || figures(database).is_ok());
     let (mut bytes, begun) = (0.0, monotonic());

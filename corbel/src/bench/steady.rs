@@ -18,7 +18,8 @@ use crate::process::Identity;
 /// Turns of load and baseline.
 const TURNS: usize = 5;
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The one in the middle.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
@@ -202,15 +203,36 @@ pub fn files(bench: &Bench<'_>) -> Result<Measured> {
 pub fn sqlite(bench: &Bench<'_>) -> Result<Measured> {
     let world = World::start(bench, World::plan(bench), &[1])?;
     let script = load::sqlite_script(world.scratch())?;
-    let database = world.file(1, "bench.db");
-    let [rate, p50, p99] = turns(|| {
-        let mut command = world.local.run_command(1)?;
-        command.arg(load::python()?).arg(&script).arg(&database).arg("3000");
+    let (database, path) = (world.file(1, "bench.db"), world.file(1, "bench.append"));
+    // Questions about locks that the head has answered.
+    let asked = || -> Result<f64> {
+        let of = |node| {
+            let status = world.local.status(node)?;
+            let counter = |key| number(&status["counters"], key);
+            Ok(counter("locks")? + counter("locks_refused")?)
+        };
+        (1..=bench.replicas).map(of).sum()
+    };
+    const TRANSACTIONS: f64 = 3000.0;
+    let [rate, p50_us, p99_us, over, asked_per_tx, fsync_us] = turns(|| {
+        let fsync = p50(&figures(world.under_run(1, &["append", &path, "4096", "2000"])?)?)? / 1e3;
+        let before = asked()?;
+        let mut command = world.run_command(1)?;
+        command.arg(load::python()?).arg(&script).arg(&database).arg(TRANSACTIONS.to_string());
         let got = figures(command)?;
-        Ok([number(&got, "tx_per_s")?, number(&got, "p50_us")?, number(&got, "p99_us")?])
+        let [rate, tx, p99] =
+            [number(&got, "tx_per_s")?, number(&got, "p50_us")?, number(&got, "p99_us")?];
+        Ok([rate, tx, p99, tx / fsync, (asked()? - before) / TRANSACTIONS, fsync])
     })?;
-    let replicas = f64::from(bench.replicas);
-    Ok(vec![("tx_per_s", rate), ("p50_us", p50), ("p99_us", p99), ("replicas", replicas)])
+    Ok(vec![
+        ("tx_per_s", rate),
+        ("p50_us", p50_us),
+        ("p99_us", p99_us),
+        ("fsync_us", fsync_us),
+        ("p50_over_fsync", over),
+        ("locks_asked_per_tx", asked_per_tx),
+        ("replicas", f64::from(bench.replicas)),
+    ])
 }
 
 /// CPU of an idle cluster.

@@ -9,12 +9,12 @@ use ::virtiofs::driver::{Config, Driver};
 use ::virtiofs::measure::{self, Load, Target};
 
 use super::world::{World, scratch};
-use super::{Bench, Measured};
+use super::{Bench, Measured, guest};
 use crate::failure::{Context, Failure, Result};
 use crate::local::own_program;
 
 /// Turns; the one in the middle counts.
-const TURNS: u64 = 5;
+const TURNS: u64 = 9;
 /// Bytes of the file that is worked in.
 const FILE: u64 = 32 << 20;
 
@@ -89,6 +89,14 @@ impl Place {
         Self::start(name, command, dir, queues)
     }
 
+    fn peer(program: &Path, shared: &Path, dir: &Path) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["--sandbox", "none", "--seccomp", "none", "--log-level", "error"]);
+        command.arg("--shared-dir").arg(shared);
+        let _ = std::fs::remove_file(dir.join("virtiofsd.sock"));
+        Self::start("virtiofsd", command, dir, 1)
+    }
+
     fn mean_us(&mut self, load: Load, depth: usize, count: usize, seed: u64) -> Result<f64> {
         let taken = measure::run(&mut self.driver.queues[1], load, self.target, depth, count, seed);
         let taken = taken.map_err(|e| Failure::failed(format!("{}: {e}", self.name), ""))?;
@@ -99,6 +107,15 @@ impl Place {
         measure::run_queues(&mut self.driver, queues, load, self.target, 8, count)
             .map_err(|e| Failure::failed(format!("{}: {e}", self.name), ""))
     }
+}
+
+/// Nanoseconds of processor that a process has used.
+fn processor(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok())
+        .filter_map(|text| text.split(' ').next()?.parse::<u64>().ok())
+        .sum()
 }
 
 /// The middle of each place's times, and of the ratios to the last place's in the same turn.
@@ -149,7 +166,9 @@ pub fn virtiofs(bench: &Bench<'_>) -> Result<Measured> {
     // On a disk: what virtiofsd's fsync is measured on.
     let base = std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
     let disk = Disk(base.join(format!("corbel-bench-virtiofs-{}", std::process::id())));
-    let (own, others) = (disk.0.join("ours"), disk.0.join("peer"));
+    std::fs::create_dir_all(&disk.0).context(disk.0.display())?;
+    // In memory: a disk's own time, and the kernel's when it writes back, belong to neither.
+    let (own, others) = (memory.0.join("ours"), memory.0.join("peer"));
     std::fs::create_dir_all(&own).context(own.display())?;
     std::fs::create_dir_all(&others).context(others.display())?;
     let own = own.display().to_string();
@@ -162,19 +181,22 @@ pub fn virtiofs(bench: &Bench<'_>) -> Result<Measured> {
         None => bench.out.step(
             "  no virtiofsd here: figures without a peer (cargo install virtiofsd, then CORBEL_VIRTIOFSD=…/virtiofsd)",
         ),
-        Some(program) => {
-            let mut command = Command::new(program);
-            command.args(["--sandbox", "none", "--seccomp", "none", "--log-level", "error"]);
-            command.arg("--shared-dir").arg(&others);
-            places.push(Place::start("virtiofsd", command, &memory.0, 1)?);
-        }
+        Some(program) => places.push(Place::peer(&program, &others, &memory.0)?),
     }
     let has_peer = places.len() > 2;
     let mut logs = [0.0; 2];
+    let mut used = [0.0; 3];
     let counts = |count: usize| if bench.quick { count / 10 } else { count };
     for (name, load, depth, count) in LOADS {
         bench.out.step(format!("  {name}"));
+        let before: Vec<u64> = places.iter().map(|place| processor(place.child.id())).collect();
         let taken = in_turns(&mut places, *load, *depth, counts(*count))?;
+        for ((used, place), before) in used.iter_mut().zip(&places).zip(before) {
+            let time = processor(place.child.id()).saturating_sub(before) as f64;
+            let each = time / 1e3 / (TURNS as usize * counts(*count)) as f64;
+            figures.push((key(place.name, name, "_cpu_us"), each));
+            *used += each.ln() / LOADS.len() as f64;
+        }
         for (place, (time, ratio)) in places.iter().zip(&taken) {
             figures.push((key(place.name, name, "_us"), *time));
             if has_peer && place.name != "virtiofsd" {
@@ -198,9 +220,13 @@ pub fn virtiofs(bench: &Bench<'_>) -> Result<Measured> {
     if has_peer {
         figures.push(("null_vs_virtiofsd", logs[0].exp()));
         figures.push(("dir_vs_virtiofsd", logs[1].exp()));
+        figures.push(("null_cpu_vs_virtiofsd", (used[0] - used[2]).exp()));
+        figures.push(("dir_cpu_vs_virtiofsd", (used[1] - used[2]).exp()));
     }
-    drop(places.drain(..2));
-    fsync(bench, places.pop(), &mut figures)?;
+    drop(places);
+    let peer = peer().map(|program| Place::peer(&program, &disk.0, &memory.0)).transpose()?;
+    fsync(bench, peer, &mut figures)?;
+    guest::instructions(bench, &memory.0, &mut figures)?;
     Ok(figures)
 }
 

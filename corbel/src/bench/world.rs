@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Bench, load};
+use super::{Bench, built, load};
 use crate::config::Authentication;
 use crate::failure::{Context, Result};
 use crate::local::{Local, Plan};
@@ -23,11 +23,22 @@ pub struct World {
 impl World {
     /// Starts `nodes` nodes, waits for the chain, mounts each node of `mounts`.
     pub fn start(bench: &Bench<'_>, plan: Plan, mounts: &[u32]) -> Result<Self> {
+        Self::start_on(bench, plan, mounts, |_| Ok(()))
+    }
+
+    /// The same, after something is done to the regions.
+    pub fn start_on(
+        bench: &Bench<'_>,
+        plan: Plan,
+        mounts: &[u32],
+        prepare: impl Fn(&Local) -> Result<()>,
+    ) -> Result<Self> {
         let dir = scratch()?;
         let begun = std::time::Instant::now();
         let load = load::compile(&dir)?;
         let local = Local::create(&dir.join("cluster"), plan)?.tied();
         let world = Self { local, load, dir, keep: bench.keep };
+        prepare(&world.local)?;
         world.local.up(Duration::from_secs(30))?;
         for node in mounts {
             world.local.mount(*node)?;
@@ -60,9 +71,15 @@ impl World {
         command
     }
 
+    /// `corbel run` on `node`, for a program to be added; by a library of the same sources as this program.
+    pub fn run_command(&self, node: u32) -> Result<Command> {
+        built::intercept()?;
+        self.local.run_command(node)
+    }
+
     /// The load program under `corbel run` on `node`.
     pub fn under_run(&self, node: u32, args: &[&str]) -> Result<Command> {
-        let mut command = self.local.run_command(node)?;
+        let mut command = self.run_command(node)?;
         command.arg(&self.load).args(args);
         Ok(command)
     }

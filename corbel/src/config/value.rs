@@ -306,6 +306,16 @@ words! {
 }
 
 words! {
+    /// Who does the work of the stages of the data path.
+    Pipeline {
+        /// Threads beside the one that decides.
+        Pipelined = "pipelined",
+        /// That one alone, a stage after the other.
+        Serial = "serial"
+    }
+}
+
+words! {
     /// What makes data durable on a node.
     Durability {
         /// Persistent memory.

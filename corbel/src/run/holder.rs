@@ -30,7 +30,7 @@ const DROP: u32 = 3;
 const LOOK: u32 = 4;
 /// Bytes of a request, and of an answer.
 const BODY: usize = 20;
-/// Descriptors kept for the session's own user, and for each other; more are refused, and their sharers reopen.
+/// Descriptors kept for the session's own user, and for each other; more are refused, and stay where they are.
 const KEPT_MAX: usize = 4096;
 const KEPT_FOR_OTHERS: usize = 512;
 /// Other users for whom descriptors are kept.
@@ -146,11 +146,11 @@ impl Desk {
         let kept = all.entry(uid).or_default();
         let mut answer = None;
         match request.op {
-            PUT if kept.len() < most => {
-                if let Some(fd) = request.fds.pop() {
-                    kept.insert(key, (generation, fd));
-                }
-            }
+            // Without an answer, who asked knows that nothing is kept.
+            PUT => match request.fds.pop() {
+                Some(fd) if kept.len() < most => drop(kept.insert(key, (generation, fd))),
+                _ => return Err(rustix::io::Errno::NFILE),
+            },
             GET => answer = kept.get(&key).filter(|(g, _)| *g == generation),
             _ => {}
         }

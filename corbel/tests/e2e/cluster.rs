@@ -102,6 +102,21 @@ fn output_that_nobody_takes_is_no_panic() {
     }
 }
 
+/// Figures of a library that was left behind by a build would be figures of nothing.
+#[test]
+fn a_bench_refuses_a_library_of_other_sources() {
+    let library = std::env::temp_dir().join(format!("corbel-other-{}.so", std::process::id()));
+    std::fs::write(&library, "of other sources").expect("a file");
+    let bench = ["--json", "bench", "fsync-chain", "--replicas", "1"];
+    let output = limited().arg(CORBEL).args(bench).env("CORBEL_LIBRARY", &library).output();
+    let _ = std::fs::remove_file(&library);
+    let output = output.expect("corbel starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let file = library.display().to_string();
+    assert!(said.contains(&file) && said.contains("-p intercept"), "{said}");
+}
+
 #[test]
 fn wrong_use_gets_code_message_and_remedy() {
     let missing = std::env::temp_dir().join("corbel-no-such-file.toml").display().to_string();

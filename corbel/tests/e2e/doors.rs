@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 
-use super::harness::{Cluster, TESTS, corbel, limited, text};
+use super::harness::{Cluster, TESTS, corbel, limited, text, wait_for};
 
 /// Between services of one machine there are local sockets only, and only their own user and the super-user are heard there.
 #[test]
@@ -147,4 +147,44 @@ fn units_are_exposed_below_three() {
             Err(e) => eprintln!("{unit} is not judged here: systemd-analyze: {e}"),
         }
     }
+}
+
+/// A mount of root's logs beside the services of its node, in a directory of theirs: whoever has taken them over has no
+/// file of root's written to.
+#[test]
+fn a_mount_logs_to_nothing_that_was_put_in_its_way() {
+    let Some(cluster) = Cluster::new(1, "16MiB") else { return };
+    let (run, point) = (cluster.path("taken"), cluster.path("point"));
+    let victim = cluster.path("victim");
+    for dir in [&run, &point] {
+        fs::create_dir(dir).unwrap();
+    }
+    chown(&run, Some(1000), Some(1000)).unwrap();
+    std::os::unix::fs::symlink(cluster.socket(1), run.join("hostd.sock")).unwrap();
+    let log = run.join("log");
+    let mount = || {
+        let args = [
+            "mount".into(),
+            run.join("hostd.sock").into_os_string(),
+            point.clone().into_os_string(),
+        ];
+        text(&corbel(args.iter().map(std::convert::AsRef::<std::ffi::OsStr>::as_ref)));
+        text(&limited().arg("umount").arg(&point).output().unwrap());
+    };
+    fs::write(&victim, "").unwrap();
+    for link in [0, 1] {
+        match link {
+            0 => std::os::unix::fs::symlink(&victim, &log).unwrap(),
+            _ => fs::hard_link(&victim, &log).unwrap(),
+        }
+        mount();
+        // It says that it is mounted a moment after whoever waits for that is told.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "", "link {link}");
+        fs::remove_file(&log).unwrap();
+    }
+    mount();
+    wait_for("a log of its own", std::time::Duration::from_secs(20), || {
+        fs::symlink_metadata(&log).is_ok_and(|log| log.is_file()).then_some(())
+    });
 }

@@ -233,6 +233,12 @@ impl Cluster {
 
     /// The services of a node end as the system ends them, and are started again.
     pub fn restart_services(&self, node: usize) {
+        self.stop_services(node);
+        self.start_services(node);
+    }
+
+    /// They end as the system ends them.
+    pub fn stop_services(&self, node: usize) {
         let file = self.path(&format!("n{node}/run/serve.pid"));
         let noted = fs::read_to_string(file).expect("the services run");
         let pid = noted.split_whitespace().next().and_then(|pid| pid.parse().ok());
@@ -244,6 +250,10 @@ impl Cluster {
             let ended = |stat: String| stat.contains(") Z ");
             fs::read_to_string(&stat).map_or(true, ended).then_some(())
         });
+    }
+
+    /// They are started, and in their place.
+    pub fn start_services(&self, node: usize) {
         text(&self.corbel(&["cluster", "start", &node.to_string()]));
         wait_for("the node in its place", Duration::from_secs(60), || {
             let status = self.status(node);

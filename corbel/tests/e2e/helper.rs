@@ -87,3 +87,19 @@ fn what_mount_does_with_a_line_of_fstab() {
     let nothing = place.helper("mount.fuse.corbel", "remount,ro");
     assert!(!nothing.status.success(), "nothing is mounted there");
 }
+
+/// In the background a mount fails as in the foreground: with the same code, and the same advice.
+#[test]
+fn a_mount_fails_the_same_in_the_background() {
+    let Some(place) = Place::new() else { return };
+    let nobody = place.0.path("nobody.sock");
+    let fails = |options: &[&str]| {
+        let mut mount = Command::new(CORBEL);
+        mount.args(["--json", "mount"]).args(options).arg(&nobody).arg(place.point());
+        let output = mount.output().expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, said) = fails(&["-f"]);
+    assert!(code == Some(4) && said.contains("unreachable"), "{code:?}: {said}");
+    assert_eq!(fails(&[]), (code, said));
+}

@@ -3,6 +3,7 @@
 //!
 //! Most need root and /dev/fuse (a container without them says so and passes).
 
+mod as_native;
 mod block;
 mod cluster;
 mod coherence;
@@ -16,6 +17,7 @@ mod hunt;
 mod keys;
 mod lapse;
 mod locks;
+mod nfs;
 mod overload;
 mod patience;
 mod posix;

@@ -20,12 +20,23 @@ fn python(cluster: &Cluster, program: &str) -> Child {
     command.spawn().expect("a program")
 }
 
-fn clients(cluster: &Cluster) -> usize {
-    cluster.status(1)["clients"].as_array().map_or(0, Vec::len)
+/// Processes that node 1 lists as its clients. (Counted, they say nothing: the mount comes and goes as it is used.)
+fn clients(cluster: &Cluster) -> Vec<i64> {
+    let status = cluster.status(1);
+    let all = status["clients"].as_array().into_iter().flatten();
+    all.filter_map(|client| client["pid"].as_i64()).collect()
+}
+
+/// The children of a process, and theirs.
+fn descendants(pid: i32) -> Vec<i32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    children.flat_map(|pid| [vec![pid], descendants(pid)].concat()).collect()
 }
 
 /// The numbers that a program prints, as they come.
-fn numbers(child: &mut Child) -> impl Iterator<Item = u32> {
+fn numbers(child: &mut Child) -> impl Iterator<Item = u32> + use<> {
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     lines.map_while(Result::ok).filter_map(|line| line.parse().ok())
 }
@@ -70,7 +81,9 @@ fn what_a_killed_program_wrote_is_there_after_a_restart() {
     let program = WRITER.replace("COUNT", "100000");
     let mut child = python(&cluster, &program);
     let mut last = 0;
-    for n in numbers(&mut child) {
+    // Heard to the end: a program whose pipe is closed dies of that, and not of this test.
+    let mut said = numbers(&mut child);
+    for n in said.by_ref() {
         last = n;
         if n == 200 {
             cluster.restart_nicfs(1);
@@ -79,20 +92,21 @@ fn what_a_killed_program_wrote_is_there_after_a_restart() {
             break;
         }
     }
-    let before = clients(&cluster);
-    // `timeout` passes it on; whatever the program printed it had written.
-    let pids =
-        fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).expect("proc");
-    for pid in pids.split_whitespace().filter_map(|p| p.parse().ok()) {
+    // Whatever the program printed it had written. (It is a child of `corbel run`, which is one of `timeout`.)
+    let pids = descendants(i32::try_from(child.id()).expect("a process"));
+    let listed = || pids.iter().any(|pid| clients(&cluster).contains(&i64::from(*pid)));
+    wait_for("a list with the program", Duration::from_secs(20), || listed().then_some(()));
+    for pid in pids.iter().copied() {
         signal(Pid::from_raw(pid).expect("a process"), Signal::KILL);
     }
     cluster.restart_nicfs(1);
+    last = said.last().unwrap_or(last);
     assert!(!child.wait().expect("a child").success());
     let found = fs::read_to_string(cluster.mount(1).join("numbers")).expect("a file");
     let wanted: String = (0..=last).map(|i| format!("{i}\n")).collect();
     assert!(found.starts_with(&wanted), "{} of {} bytes", found.len(), wanted.len());
     wait_for("a list without the dead program", Duration::from_secs(20), || {
-        (clients(&cluster) < before).then_some(())
+        (!listed()).then_some(())
     });
 }
 

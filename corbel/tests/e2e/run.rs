@@ -352,6 +352,7 @@ fn a_program_with_a_ring_goes_on_through_the_mount() {
         }
         assert!(output.contains("ring write 6") && output.contains("passed: ring append 1"));
         assert!(output.contains("execed: ring append 1") && output.ends_with("at 6\n"), "{output}");
+        assert!(output.contains("disabled -77\n"), "EBADFD: {output}");
         let mut refused = world.run_with(&["--io-uring", "refuse"]);
         let output = refused.arg(&program).arg(world.mount()).output().unwrap();
         assert_eq!(text(&output), "write 6\nnone: Function not implemented\n");
@@ -474,6 +475,94 @@ fn a_signal_ends_both() {
     signal(Pid::from_child(&child), Signal::TERM);
     let status = child.wait().unwrap();
     assert_eq!(status.code().or(status.signal()), Some(128 + 15));
+}
+
+/// Whatever is sent to `corbel run`, however often, is the program's, as if it had been started without us.
+#[test]
+fn what_is_sent_to_us_goes_on_to_the_program() {
+    let Some(world) = World::new() else { return };
+    let script = "
+        for s in TERM USR1 USR2; do trap \"echo $s; : > $1/$s\" $s; done
+        grep SigBlk /proc/self/status; : > $1/ready
+        while [ ! -e $1/end ]; do sleep 0.02; done; echo end";
+    let mut run = Command::new(CORBEL);
+    run.args(["run", "--mount"]).arg(world.mount()).args(["--", "bash", "-c", script, "bash"]);
+    run.arg(world.path("native")).stdout(Stdio::piped());
+    run.env("CORBEL_BACKEND", format!("dir:{}", world.path("back").display()));
+    let child = run.spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let come = |name: &str| {
+        let file = world.path("native").join(name);
+        wait_for(name, Duration::from_secs(30), || file.exists().then_some(()));
+        fs::remove_file(file).unwrap();
+    };
+    come("ready");
+    // (HUP, INT and QUIT are ignored in what runs in the background, and who ignores them passes that on.)
+    let all = [
+        (Signal::TERM, "TERM"),
+        (Signal::TERM, "TERM"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+        (Signal::TERM, "TERM"),
+    ];
+    for (number, name) in all {
+        signal(pid, number);
+        come(name);
+    }
+    fs::write(world.path("native/end"), "").unwrap();
+    let said = text(&child.wait_with_output().unwrap());
+    let names = all.map(|(_, name)| name).join("\n");
+    assert_eq!(said, format!("SigBlk:\t0000000000000000\n{names}\nend\n"));
+}
+
+/// More descriptions that two processes share become the kernel's than `corbel run` could keep with the limit it was
+/// started with; the program has that limit.
+#[test]
+fn as_many_descriptions_as_are_shared_stay_shared() {
+    let Some(world) = World::new() else { return };
+    let script = "
+import fcntl, os, resource
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+print(soft)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+files = [os.open(f'f{n}', os.O_RDWR | os.O_CREAT) for n in range(400)]
+for fd in files: os.write(fd, b'a')
+pid = os.fork()
+if pid == 0:
+    for fd in files: fcntl.flock(fd, fcntl.LOCK_EX); os.write(fd, b'b')
+    os._exit(0)
+print(os.waitpid(pid, 0)[1])
+for fd in files: os.write(fd, b'c')
+print(sum(open(f'f{n}').read() != 'abc' for n in range(400)))";
+    // Only few may be kept with the soft limit.
+    let mut limits = limited();
+    limits.args(["sh", "-c", "ulimit -Sn 256; exec \"$@\"", "sh", CORBEL, "run", "--mount"]);
+    limits.arg(world.mount()).args(["--", "python3", "-c", script]).current_dir(world.mount());
+    limits.env("CORBEL_BACKEND", format!("dir:{}", world.path("back").display()));
+    assert_eq!(text(&limits.output().unwrap()), "256\n0\n0\n");
+}
+
+/// Some machines refuse memory that does not say whether there are programs in it, and such as has.
+#[test]
+fn memory_without_programs_is_enough() {
+    let Some(world) = World::new() else { return };
+    let strict = "echo 2 > /proc/sys/vm/memfd_noexec || { echo SKIPPED; exit; }; exec \"$@\"";
+    let mut command = limited();
+    command.args(["unshare", "-pf", "--mount-proc", "sh", "-c", strict, "sh", CORBEL, "run"]);
+    command.arg("--mount").arg(world.mount()).args([
+        "--",
+        "sh",
+        "-c",
+        "echo text > file; cat file",
+    ]);
+    command.env("CORBEL_BACKEND", format!("dir:{}", world.path("back").display()));
+    let output = command.current_dir(world.mount()).output().unwrap();
+    let said = text(&output);
+    if said == "SKIPPED\n" {
+        eprintln!("{said}: this kernel has no such setting");
+        return;
+    }
+    assert_eq!(said, "text\n");
 }
 
 /// As the README says it: the mount is all that has to be named.

@@ -29,7 +29,7 @@ fn a_full_file_system_below_is_enospc() {
             written where others were: ENOSPC {alive}\n\
             ended: [0, 0, 0]\n\
             others: ENOSPC\n\
-            a start on a full one: {alive} a log: 1 no space left on device\n\
+            a start on a full one: {alive} a log: 4 no space left on device\n\
             what was there: 50\n\
             and it goes on: ('none', 20) {alive}\n\
             reserved: 0\n\

@@ -10,17 +10,17 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::harness::{CORBEL, Cluster, Scratch, corbel, json, text, wait_for};
 
-const ROOT: u64 = 1;
+pub const ROOT: u64 = 1;
 
 /// A device that ends with its test.
-struct Device {
+pub struct Device {
     child: Child,
     socket: PathBuf,
     args: Vec<String>,
 }
 
 impl Device {
-    fn start(socket: PathBuf, args: &[&str]) -> Self {
+    pub fn start(socket: PathBuf, args: &[&str]) -> Self {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         Self { child: Self::spawn(&socket, &args), socket, args }
     }
@@ -38,14 +38,14 @@ impl Device {
         })
     }
 
-    fn guest(&self, config: Config) -> Driver {
+    pub fn guest(&self, config: Config) -> Driver {
         let mut guest = Driver::over(self.connect(), config).expect("a device");
         guest.init().expect("INIT");
         guest
     }
 
     /// kill -9, and another one in its place.
-    fn replace(&mut self, guest: &mut Driver) {
+    pub fn replace(&mut self, guest: &mut Driver) {
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.child = Self::spawn(&self.socket, &self.args);
@@ -60,7 +60,7 @@ impl Drop for Device {
     }
 }
 
-fn made(guest: &mut Driver, dir: u64, name: &str) -> (u64, u64) {
+pub fn made(guest: &mut Driver, dir: u64, name: &str) -> (u64, u64) {
     let arg = CreateIn { flags: 2.into(), mode: 0o644.into(), ..CreateIn::default() };
     let name = format!("{name}\0");
     let reply = guest.call(op::CREATE, dir, &[arg.as_bytes(), name.as_bytes()]).expect("a reply");
@@ -69,13 +69,13 @@ fn made(guest: &mut Driver, dir: u64, name: &str) -> (u64, u64) {
     (entry.nodeid.get(), OpenOut::read_from_prefix(rest).expect("a handle").0.fh.get())
 }
 
-fn write(guest: &mut Driver, (node, fh): (u64, u64), at: u64, data: &[u8]) -> i32 {
+pub fn write(guest: &mut Driver, (node, fh): (u64, u64), at: u64, data: &[u8]) -> i32 {
     let size = u32::try_from(data.len()).expect("short");
     let arg = WriteIn { fh: fh.into(), offset: at.into(), size: size.into(), ..WriteIn::default() };
     guest.call_on(1, op::WRITE, node, &[arg.as_bytes()], data, 0).expect("a reply").error
 }
 
-fn read(guest: &mut Driver, (node, fh): (u64, u64), at: u64, len: usize) -> Vec<u8> {
+pub fn read(guest: &mut Driver, (node, fh): (u64, u64), at: u64, len: usize) -> Vec<u8> {
     let size = u32::try_from(len).expect("short");
     let arg = ReadIn { fh: fh.into(), offset: at.into(), size: size.into(), ..ReadIn::default() };
     let reply = guest.call_on(1, op::READ, node, &[arg.as_bytes()], &[], len).expect("a reply");

@@ -122,3 +122,96 @@ os.close({fd})
 print(' closed', {look_again})"""
         os.execv(sys.executable, [sys.executable, "-c", inner])
     os.wait()
+
+# But not where it closes a descriptor of the file, were others to stay open; one that fails closes none.
+for what in ("alone", "twin", "again", "changed", "unseen", "fails"):
+    name = f"closes-{what}"
+    if os.fork() == 0:
+        fd = taken(name)
+        if what in ("again", "changed", "unseen"):
+            more = os.open(name, os.O_RDWR)
+            os.set_inheritable(more, True)
+        if what == "twin":
+            os.set_inheritable(os.dup(fd), True)
+        if what in ("changed", "unseen"):
+            flocked(more)
+        if what == "unseen":
+            fcntl.lockf(fd, fcntl.LOCK_UN)
+            fcntl.lockf(more, fcntl.LOCK_EX, 100, 0)
+        before = look(name)
+        if what == "fails":
+            try:
+                os.execv("/no/program", ["x"])
+            except OSError:
+                pass
+            print(name, before, look(name), flush=True)
+            os.close(fd)
+            print(" closed", look(name), flush=True)
+            os._exit(0)
+        inner = f"""import subprocess, sys
+name, other = {name!r}, {other!r}
+print(name, {before!r}, {look_again})"""
+        os.execv(sys.executable, [sys.executable, "-c", inner])
+    os.wait()
+
+# Whoever locks by a descriptor that came with the program, or that was opened when the file had changed hands, and closes
+# another one, has no locks.
+if os.fork() == 0:
+    fd = os.open("came", os.O_RDWR | os.O_CREAT)
+    flocked(fd)
+    os.set_inheritable(fd, True)
+    inner = f"""import fcntl, os, subprocess, sys
+name, other = 'came', {other!r}
+more = os.open(name, os.O_RDONLY)
+fcntl.lockf({fd}, fcntl.LOCK_EX)
+print(name, {look_again})
+os.close(more)
+print(' closed', {look_again})"""
+    os.execv(sys.executable, [sys.executable, "-c", inner])
+os.wait()
+first = os.open("later", os.O_RDWR | os.O_CREAT)
+os.write(first, bytes(8192))
+if os.fork() == 0:
+    mapped(os.open("later", os.O_RDONLY))
+    os._exit(0)
+os.wait()
+more = os.open("later", os.O_RDWR)
+fcntl.lockf(more, fcntl.LOCK_EX)
+print("later", look("later"))
+os.close(first)
+print(" closed", look("later"))
+
+# Of more files than are kept account of beside the kernel.
+every = """
+import fcntl, os, sys
+held = 0
+for n in range(530):
+    fd = os.open(f'many/{n}', os.O_RDWR)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held += 1
+    os.close(fd)
+print(held)
+"""
+
+
+def count():
+    return subprocess.run([sys.executable, "-c", every], capture_output=True, text=True).stdout.strip()
+
+
+os.mkdir("many")
+files = [os.open(f"many/{n}", os.O_RDWR | os.O_CREAT) for n in range(530)]
+for fd in files:
+    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("many", count())
+for n, fd in enumerate(files):
+    if n % 2:
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+    os.write(fd, b"%d" % n)
+print(" half", count())
+os.closerange(files[-20], files[-1] + 1)
+print(" fewer", count(), os.pread(files[509], 9, 0))
+for fd in files[:510]:
+    os.close(fd)
+print(" none", count())

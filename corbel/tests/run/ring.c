@@ -133,6 +133,9 @@ int main(int argc, char **argv) {
   int opened = go(IORING_OP_OPENAT, dir, "made", 0644, 0, O_RDWR | O_CREAT);
   printf("ring open %d write %d\n", opened >= 0, (int)write(opened, "fourth", 6));
   show("made", opened);
+  // One that is not to be used yet says so (EBADFD), and not that it is none.
+  struct io_uring_params off = {.flags = IORING_SETUP_R_DISABLED};
+  printf("disabled %ld\n", call(SYS_io_uring_enter, call(SYS_io_uring_setup, 4, (long)&off, 0, 0), 0, 0, 0));
   char buf[16] = {0};
   printf("ring read %d %s\n", go(IORING_OP_READ, after, buf, 15, 0, 0), buf);
   fflush(stdout);

@@ -21,6 +21,7 @@ struct Locking {
     null: NullFs,
     held: Mutex<Vec<(InodeId, Lock)>>,
     waiting: Mutex<Vec<u64>>,
+    left: Mutex<Vec<InodeId>>,
     event: AtomicU64,
 }
 
@@ -88,6 +89,10 @@ impl FileSystem for Locking {
         let held = self.held.lock().unwrap();
         let bars = |(i, l): &&(InodeId, Lock)| *i == ino && l.owner != lock.owner;
         Ok(held.iter().find(bars).map(|(_, l)| *l))
+    }
+
+    fn leaves_locks(&self, ino: InodeId) {
+        self.left.lock().unwrap().push(ino);
     }
 
     fn cancel_lock(&self, _: InodeId, wait: u64) {
@@ -304,7 +309,12 @@ fn what_was_locked_by_a_file_that_is_being_closed_bars_nobody() {
         let second = world.open(ino);
         assert_eq!(world.set(ino, first, 99, F_WRLCK, flags), 0);
         assert_eq!(world.set(ino, second, 98, F_WRLCK, flags), -11, "nobody closes it");
+        let third = world.open(ino);
+        world.flush(ino, third, 7);
+        assert_eq!(*world.fs.left.lock().unwrap(), [], "nobody has locked through that one");
         world.flush(ino, first, 7);
+        let told: Vec<u64> = world.fs.left.lock().unwrap().iter().map(|ino| ino.0).collect();
+        assert_eq!(told, [ino], "before FLUSH is answered");
         std::thread::scope(|scope| {
             scope.spawn(|| world.release(ino, first));
             assert_eq!(world.set(ino, second, 98, F_WRLCK, flags), 0);
@@ -312,7 +322,6 @@ fn what_was_locked_by_a_file_that_is_being_closed_bars_nobody() {
         assert_eq!(world.held(), [98]);
         // One of two descriptors: it is not released.
         world.flush(ino, second, 7);
-        let third = world.open(ino);
         assert_eq!(world.set(ino, third, 97, F_WRLCK, flags), -11);
     }
 }

@@ -10,7 +10,8 @@
 //!
 //! The kernel sends FLUSH before a `close` returns, and RELEASE at about that time, without waiting for it: another thread
 //! may read the caller's next request sooner. So who is barred where an open file with locks has just sent FLUSH, waits for
-//! a moment, for it to be released ([`CLOSING`]).
+//! a moment, for it to be released ([`CLOSING`]). The file system is told before FLUSH is answered, so that nobody else hears
+//! meanwhile that they bar him.
 //!
 //! A request that may wait takes no thread: it is put on a list, which one thread tries again when
 //! the file system says that a lock may be free.
@@ -41,7 +42,7 @@ const EARLY_MAX: usize = 256;
 const POLL_MS: u64 = 1000;
 
 /// An open file of which a descriptor was closed is released within that time, if it was the last one.
-const CLOSING: Duration = Duration::from_millis(if cfg!(test) { 2000 } else { 50 });
+const CLOSING: Duration = Duration::from_millis(if cfg!(test) { 2000 } else { 250 });
 
 /// Whose locks: the space and the owner's number.
 type Owner = (InodeId, LockSpace, u64);
@@ -110,15 +111,17 @@ impl Locks {
         known
     }
 
-    /// A descriptor of `fh` is being closed, perhaps the last one.
-    fn note_closing(&self, ino: InodeId, fh: u64) {
+    /// A descriptor of `fh` is being closed, perhaps the last one; whether there may be locks that go with it.
+    fn note_closing(&self, ino: InodeId, fh: u64) -> bool {
         if self.owners.load(Ordering::Acquire) == 0 {
-            return;
+            return false;
         }
         let mut state = self.state();
-        if state.used.range(of_inode(ino)).any(|(_, handles)| handles.contains(&fh)) {
+        let locks = state.used.range(of_inode(ino)).any(|(_, handles)| handles.contains(&fh));
+        if locks {
             state.closing.insert((ino, fh), Instant::now());
         }
+        locks
     }
 
     /// It is released, and its locks are gone.
@@ -364,7 +367,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if self.locks.forget_owner(owner) {
             self.unlock(owner);
         }
-        self.locks.note_closing(call.ino, arg.fh.get());
+        if self.locks.note_closing(call.ino, arg.fh.get()) {
+            self.fs.leaves_locks(call.ino);
+        }
         // Files of the virtual directory have no handle.
         if let Ok(opened) = self.opened(arg.fh.get(), call.ino) {
             self.fs.flush(opened.handle)?;

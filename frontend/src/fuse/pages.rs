@@ -430,6 +430,16 @@ impl Table {
         some
     }
 
+    /// All of them, and how often it was told of each.
+    pub fn all(&self) -> Vec<(InodeId, u64)> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            all.extend(shard.iter().map(|(ino, known)| (InodeId(*ino), known.lookups)));
+        }
+        all
+    }
+
     /// All of them; from then on it knows none.
     pub fn take_all(&self) -> Vec<InodeId> {
         let mut all = Vec::new();

@@ -185,6 +185,8 @@ pub(super) struct Opened {
     pub appends: bool,
     /// Opened for reading.
     pub reads: bool,
+    /// As it was opened.
+    pub flags: u32,
 }
 
 /// One request on its way through a handler.
@@ -818,10 +820,19 @@ impl<F: FileSystem + ?Sized> Server<F> {
             let (direct, reads) = (false, flags & O_ACCMODE != O_WRONLY);
             let appends = goes_past_to_append(flags);
             let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-            opened.insert(fh, Opened { handle, ino, direct, appends, reads });
+            opened.insert(fh, Opened { handle, ino, direct, appends, reads, flags });
         }
         self.ready.store(true, Ordering::Release);
         lost
+    }
+
+    /// What [`resume`](Self::resume) of another server takes: the inodes that the guest knows, and what it has open. Nothing may be under
+    /// way.
+    pub fn state(&self) -> (Vec<(InodeId, u64)>, Vec<OpenFile>) {
+        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        let opened =
+            opened.iter().map(|(fh, open)| OpenFile { fh: *fh, ino: open.ino, flags: open.flags });
+        (self.known.all(), opened.collect())
     }
 
     /// Registers an open file under a number of ours.
@@ -830,7 +841,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let (direct, reads) = (self.goes_direct(flags), flags & O_ACCMODE != O_WRONLY);
         let appends = goes_past_to_append(flags);
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-        opened.insert(fh, Opened { handle, ino, direct, appends, reads });
+        opened.insert(fh, Opened { handle, ino, direct, appends, reads, flags });
         drop(opened);
         if let Some(ledger) = &self.options.ledger {
             ledger.opened(&OpenFile { fh, ino, flags });

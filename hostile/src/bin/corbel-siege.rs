@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use hostile::siege::{Ground, Outcome, attacks, root};
 
 fn main() -> ExitCode {
+    base::output::end_where_it_ends("corbel-siege");
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {

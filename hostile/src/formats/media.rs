@@ -116,6 +116,7 @@ fn superblocks() -> Vec<Vec<u8>> {
         name: "vol".into(),
         tree_pages: 1 << 16,
         stream_bytes: 64 << 20,
+        sums: true,
     };
     vec![sample.encode()]
 }

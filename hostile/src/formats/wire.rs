@@ -7,13 +7,14 @@ use cluster::coordinator::store::{Chain, Image, Seat};
 use cluster::coordinator::{DataState, Member, Registration, View, message};
 use cluster::limits::BODY_MAX;
 use cluster::wire::{FrameHead, Hello, Refusal};
-use service::core::message::{Identity, LockAsk, Message};
+use service::core::heal::Answer;
+use service::core::message::{Identity, LockAsk, Message, SoleSays};
 use service::link::Packet;
 use storage::format::control::LeaseMode;
 use storage::format::item::ReadClass;
 use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::media::Segment;
-use storage::volume::CopyItem;
+use storage::volume::{CopyItem, Summing};
 
 use super::{Format, Sum, words};
 
@@ -101,6 +102,7 @@ fn node_messages() -> Vec<Vec<u8>> {
     let identity = Identity { uid: 1, gid: 2, groups: vec![3, 4] };
     let leases = inodes.iter().map(|i| (*i, mode)).collect();
     let want = |ask| Message::LockWant { client, ino, token, ask };
+    let sole = |says| Message::LockSole { client, ino, token, says };
     let all = [
         Message::Chunk { all_acked: seq, chunk: b"chunk".to_vec() },
         Message::ChunkAck { seq },
@@ -118,6 +120,15 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::RoomBack { client, token, blocks: 3 },
         Message::RoomSought,
         Message::AskAgain,
+        Message::BlockWant { ino: InodeId(5), block: 6 },
+        Message::Block { ino: InodeId(5), block: 6, seq, answer: Answer::None, bytes: Vec::new() },
+        Message::Block {
+            ino: InodeId(5),
+            block: 6,
+            seq,
+            answer: Answer::Right,
+            bytes: vec![7; 4096],
+        },
         Message::Return { incarnation: 1, last: seq, epoch: base::Epoch(2), published: seq },
         Message::ClientGone { client },
         Message::Entries { client, first: Sequence(1), last: Sequence(2), raw: vec![7; 64].into() },
@@ -152,6 +163,12 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::LockDone { client, token, errno: 11, found: None },
         Message::LockHeld { client, first: true, locks: vec![(ino, lock)] },
         Message::LockFree { client },
+        sole(SoleSays::Wants),
+        sole(SoleSays::Has),
+        sole(SoleSays::Unused),
+        sole(SoleSays::Returns { locks: vec![lock], vouched: true }),
+        sole(SoleSays::Returns { locks: Vec::new(), vouched: false }),
+        Message::LockSoleTold { client, ino, token, given: true },
     ];
     all.iter().map(|m| joined(m.encode(Epoch(3)))).collect()
 }
@@ -248,6 +265,8 @@ fn packets() -> Vec<Vec<u8>> {
     let items = vec![
         CopyItem::Copy { from: (Segment::Stream, 4), to: (Segment::Arena(5), 6), len: 7 },
         CopyItem::Zero { to: (Segment::Arena(1), 2), len: 3 },
+        CopyItem::Fresh { to: (Segment::Arena(1), 4096), len: 4096 },
+        CopyItem::Summing(Summing { base: 1 << 20, position: StreamSeq(4), again: true }),
     ];
     let all = [
         Packet::Attach { token, pid: 2, start: 3, uid: 4, gid: 5, lanes: 6, groups: vec![7, 8] },

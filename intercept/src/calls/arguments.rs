@@ -149,7 +149,7 @@ fn compares(r: &Regs, pid: usize) -> bool {
 
 /// Whether a call is in these tables.
 pub fn has(call: usize) -> bool {
-    FIRST.contains(&call) || OTHERS.iter().any(|other| other.call == call)
+    call == nr::SECCOMP || FIRST.contains(&call) || OTHERS.iter().any(|other| other.call == call)
 }
 
 /// Gives the descriptors of a call to the kernel. What cannot be read the kernel finds bad, too.
@@ -198,6 +198,9 @@ pub fn call(r: &Regs) -> Reply {
     match r.rax {
         nr::PIDFD_GETFD => from_other(r),
         nr::LANDLOCK_RESTRICT_SELF => restrict(r),
+        nr::SECCOMP => confine(r.rdi, r.rdx),
+        // PR_SET_SECCOMP; its modes count from 1.
+        nr::PRCTL if r.rdi as u32 == 22 => confine(r.rsi.wrapping_sub(1), r.rdx),
         _ => Err(Stop::Kernel),
     }
 }
@@ -227,4 +230,24 @@ fn restrict(r: &Regs) -> Reply {
         path::leave();
     }
     Ok(ret)
+}
+
+/// `seccomp`, strict or with a filter: from here on a call may only be the very call that the program makes. So nothing
+/// is served any more; only what makes processes and programs still comes here.
+fn confine(mode: usize, filter: usize) -> Reply {
+    let strict = mode as u32 == 0;
+    // Other operations, and what only asks which flags there are (with no filter).
+    if !strict && (mode as u32 != 1 || mem::get::<[usize; 2]>(filter).is_err()) {
+        return Err(Stop::Kernel);
+    }
+    // First: what other threads are just opening they find out about.
+    table::context().cwd.store(0, core::sync::atomic::Ordering::Release);
+    path::leave();
+    fsys::stand(0);
+    demote::all()?;
+    if !table::in_vfork() {
+        fsys::confine();
+        super::overlook_all();
+    }
+    Err(Stop::Kernel)
 }

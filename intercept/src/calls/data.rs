@@ -87,6 +87,18 @@ fn at_end<'a>(file: &InUse, at: u64, buf: usize, len: usize) -> Result<&'a mut [
     }
 }
 
+/// Buffers up to this are looked at as a whole before they are filled.
+const PROBED: usize = 1 << 20;
+
+/// How much of a larger one a read at `at` may fill as the file is now: to look at more of it would take memory for it.
+fn reach(file: &InUse, at: u64, len: usize) -> Result<usize, Stop> {
+    if len <= PROBED {
+        return Ok(len);
+    }
+    let left = fs()?.fgetattr(file.handle()?)?.size.saturating_sub(at);
+    Ok(len.min(usize::try_from(left.max(1)).unwrap_or(usize::MAX)))
+}
+
 /// `pread64`.
 pub fn pread(r: &mut Regs) -> Reply {
     if (r.r10 as isize) < 0 {
@@ -96,6 +108,7 @@ pub fn pread(r: &mut Regs) -> Reply {
     may_read(file.ofd())?;
     let len = count(r)?;
     let at = offset(r.r10, len)?;
+    let len = reach(&file, at, len)?;
     let buf = mem::sink(r.rsi, len).or_else(|_| at_end(&file, at, r.rsi, len))?;
     Ok(fs()?.read(file.handle()?, at, buf)? as isize)
 }
@@ -121,11 +134,15 @@ pub fn read(r: &mut Regs) -> Reply {
     let file = regular(r.rdi).map_err(|stop| not_readable(stop, r, 0))?;
     may_read(file.ofd())?;
     let len = count(r)?;
-    let buf = mem::sink(r.rsi, len);
+    let buf = (len <= PROBED).then(|| mem::sink(r.rsi, len));
     let handle = file.handle()?;
     let lock = file.lock();
     let ofd = still(&file)?;
     let at = offset(ofd.offset.load(Ordering::Relaxed) as usize, len)?;
+    let buf = match buf {
+        Some(buf) => buf,
+        None => mem::sink(r.rsi, reach(&file, at, len)?),
+    };
     let buf = buf.or_else(|_| at_end(&file, at, r.rsi, len))?;
     let got = fs()?.read(handle, at, buf)?;
     ofd.offset.store(at + got as u64, Ordering::Relaxed);
@@ -364,19 +381,19 @@ fn transfer(
         let done = fs.write(handle, at, all, append)?;
         return Ok((done.len as isize, done.offset + done.len as u64));
     }
-    let (mut at, mut sum, mut append) = (at, 0, append);
+    let (mut at, mut sum) = (at, 0);
     for [base, len] in list.iter().filter(|v| v[1] > 0) {
         let step = if write {
             mem::source_some(*base, *len).map_err(Stop::from).and_then(|data| {
                 let data = limit::cut(file, at, append, data)?;
+                // Each at the end of the file as it is then: others append in between.
                 let done = fs.write(handle, at, data, append)?;
                 at = done.offset;
-                append = false;
                 Ok(done.len)
             })
         } else {
-            mem::sink(*base, *len)
-                .or_else(|_| at_end(file, at, *base, *len))
+            reach(file, at, *len)
+                .and_then(|len| mem::sink(*base, len).or_else(|_| at_end(file, at, *base, len)))
                 .and_then(|buf| Ok(fs.read(handle, at, buf)?))
         };
         match step {

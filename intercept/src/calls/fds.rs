@@ -1,9 +1,10 @@
 //! Calls on descriptors as such: dup, close, fcntl, ioctl, mmap, passing.
 
 use base::{Errno, InodeId};
+use client::fs::Handle;
 use core::sync::atomic::Ordering;
 
-use super::{Reply, arguments, copy, process, served, to_kernel};
+use super::{Reply, arguments, copy, limit, process, served, to_kernel};
 use crate::entry::Regs;
 use crate::format::state;
 use crate::fsys::{BLOCK, caller, fs};
@@ -14,6 +15,8 @@ use crate::{demote, fsys, lock, mem, objects, ring, session, table};
 
 /// Largest private mapping that is filled by reading; larger ones are the kernel's.
 const PRIVATE_MAX: usize = 64 << 20;
+/// Bytes of it read at a time.
+const COPY_PIECE: usize = 256 << 10;
 
 /// See the module text.
 pub fn other(r: &mut Regs) -> Reply {
@@ -64,20 +67,34 @@ fn close(fd: i32) -> Reply {
 }
 
 /// `file` is in use until it is held once more: another thread may be closing its number.
-fn copy_entry(file: Option<&InUse>, new: isize, cloexec: bool) -> Reply {
-    if let Some(file) = file
-        && !sys::failed(new)
-        && (new as usize) < table::FDS
-    {
+fn copy_entry(file: &InUse, new: isize, cloexec: bool) {
+    if !sys::failed(new) {
         table::hold(file.index);
         table::set(new as i32, file.index, cloexec);
     }
-    Ok(new)
+}
+
+/// A copy wherever the kernel puts it. Numbers beyond the table are the kernel's, and so is what is copied there.
+fn copy_anywhere(
+    file: InUse,
+    fd: usize,
+    cloexec: bool,
+    dup: impl Fn() -> isize,
+) -> Result<isize, Stop> {
+    let new = dup();
+    if sys::failed(new) || (new as usize) < table::FDS {
+        copy_entry(&file, new, cloexec);
+        return Ok(new);
+    }
+    sys::call1(nr::CLOSE, new as usize);
+    drop(file);
+    to_kernel(fd)?;
+    Ok(dup())
 }
 
 fn dup(fd: i32) -> Reply {
     let file = served(fd as usize)?;
-    copy_entry(Some(&file), sys::call1(nr::DUP, fd as u32 as usize), false)
+    copy_anywhere(file, fd as u32 as usize, false, || sys::call1(nr::DUP, fd as u32 as usize))
 }
 
 fn dup3(r: &Regs) -> Reply {
@@ -90,10 +107,20 @@ fn dup3(r: &Regs) -> Reply {
     if from == 0 && to == 0 || old == new {
         return Err(Stop::Kernel);
     }
+    // A number beyond the table is the kernel's, and so is what is copied there.
+    if new as u32 as usize >= table::FDS {
+        to_kernel(old as usize)?;
+        return Err(Stop::Kernel);
+    }
     let file = InUse::of(old);
     // What stands here is closed, if nothing goes wrong, which is not worth more.
     if sys::fstat(old).is_some() {
         lock::closing_marked(new);
+    }
+    // What was the kernel's is this file from the moment on in which the kernel puts what stands for it there.
+    let before = file.as_ref().filter(|_| to == 0 && sys::fstat(new).is_some());
+    if let Some(file) = before {
+        copy_entry(file, new as isize, flags & o::CLOEXEC != 0);
     }
     let ret = if r.rax == nr::DUP2 {
         sys::call2(nr::DUP2, old as usize, new as usize)
@@ -101,16 +128,23 @@ fn dup3(r: &Regs) -> Reply {
         sys::call3(nr::DUP3, old as usize, new as usize, flags as usize)
     };
     if sys::failed(ret) {
+        if before.is_some() {
+            table::clear(new);
+        }
         return Ok(ret);
     }
     if let Some(index) = table::index(to) {
         lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
     }
-    if file.is_none() {
+    let Some(file) = &file else {
         table::clear(new);
         return Ok(ret);
+    };
+    // Another thread may have closed it in between.
+    if before.is_none() || table::index(table::entry(new)) != Some(file.index) {
+        copy_entry(file, ret, flags & o::CLOEXEC != 0);
     }
-    copy_entry(file.as_ref(), ret, flags & o::CLOEXEC != 0)
+    Ok(ret)
 }
 
 fn close_range(r: &Regs) -> Reply {
@@ -163,8 +197,8 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
     let done = |ret: isize| Ok(Some(ret));
     match command {
         0 | 1030 => {
-            let new = sys::call3(nr::FCNTL, fd as u32 as usize, command as usize, arg);
-            copy_entry(Some(&file), new, command == 1030).map(Some)
+            let dup = || sys::call3(nr::FCNTL, fd as u32 as usize, command as usize, arg);
+            copy_anywhere(file, r.rdi, command == 1030, dup).map(Some)
         }
         1 => done(isize::from(table::entry(fd) & table::CLOEXEC != 0)),
         2 => {
@@ -190,7 +224,15 @@ pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
             ofd.flags.store(flags & !may | arg as u32 & may, Ordering::Release);
             done(0)
         }
-        5..=7 if ofd.state.load(Ordering::Acquire) == state::FILE => lock::fcntl(r, &file),
+        5..=7 if ofd.state.load(Ordering::Acquire) == state::FILE => match lock::fcntl(r, &file) {
+            // More files are locked than one process has places for.
+            Err(Stop::Again) => {
+                drop(file);
+                to_kernel(fd as usize)?;
+                Err(Stop::Kernel)
+            }
+            done => done,
+        },
         // Open-file-description locks, leases, locks and watches on a directory, owners of signals,
         // questions about the description: the kernel owns it from here on.
         5..=11 | 15..=17 | 36..=38 | 1024..=1027 | 1035 => {
@@ -361,36 +403,62 @@ fn mmap(r: &Regs) -> Reply {
         }
         return if prot & PROT_EXEC != 0 { map() } else { Err(Stop::Kernel) };
     }
-    // POSIX leaves open whether a private mapping sees later writes: this one is a copy.
+    // POSIX leaves open whether a private mapping sees later writes: this one is of a copy.
     let handle = file.handle()?;
     let size = fs()?.fgetattr(handle)?.size;
-    if (r.r9 + len) as u64 > size.next_multiple_of(4096) {
-        // Pages beyond the end of the file are a SIGBUS, now and when it grows no more.
+    let end = (r.r9 + len) as u64;
+    // Pages beyond the end of the file are a SIGBUS, now and when it grows no more. What is mapped but in part may be
+    // asked to grow (mremap), and a copy knows of no more than itself.
+    if end > size.next_multiple_of(4096) || end < size {
         drop(file);
         to_kernel(r.r8)?;
         return Err(Stop::Kernel);
     }
-    let wanted = (size.saturating_sub(r.r9 as u64)).min(len as u64) as usize;
-    let at = sys::call6(nr::MMAP, address, len, sys::PROT_RW, flags | 0x20, usize::MAX, 0);
-    if sys::failed(at) {
-        return Ok(at);
-    }
-    let mut done = 0;
-    while done < wanted {
-        let buf = mem::fresh(at as usize + done, wanted - done);
-        match fs()?.read(handle, (r.r9 + done) as u64, buf) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(e) => {
-                sys::call2(nr::MUNMAP, at as usize, len);
-                return Err(e.into());
-            }
-        }
-    }
-    if prot != 3 {
-        sys::call3(nr::MPROTECT, at as usize, len, prot);
-    }
+    let Some(copy) = private_copy(handle, r.r9 as u64, (size - r.r9 as u64) as usize)? else {
+        drop(file);
+        to_kernel(r.r8)?;
+        return Err(Stop::Kernel);
+    };
+    let at = sys::call6(nr::MMAP, address, len, prot, flags, copy, 0);
+    sys::call1(nr::CLOSE, copy);
     Ok(at)
+}
+
+/// The bytes of a file from an offset on, in a file of memory: mapped privately that is to the kernel what a file is, also for
+/// madvise (MADV_DONTNEED brings the bytes back), mremap and faults behind the end. `None`: there is none to be had.
+fn private_copy(handle: Handle, from: u64, len: usize) -> Result<Option<usize>, Stop> {
+    // One of file sizes counts for memory too.
+    if limit::is_set() {
+        return Ok(None);
+    }
+    let Some(copy) = session::memory(c"corbel-copy") else { return Ok(None) };
+    let copied = fill(copy, handle, from, len);
+    if !matches!(copied, Ok(true)) {
+        sys::call1(nr::CLOSE, copy);
+    }
+    copied.map(|whole| whole.then_some(copy))
+}
+
+/// Whether there was memory for all.
+fn fill(copy: usize, handle: Handle, from: u64, len: usize) -> Result<bool, Stop> {
+    if sys::call2(nr::FTRUNCATE, copy, len) != 0 {
+        return Ok(false);
+    }
+    let mut piece = alloc::vec![0u8; len.min(COPY_PIECE)];
+    let mut done = 0;
+    while done < len {
+        let want = piece.len().min(len - done);
+        let got = fs()?.read(handle, from + done as u64, &mut piece[..want])?;
+        if got == 0 {
+            break;
+        }
+        let at = piece.as_ptr() as usize;
+        if sys::call4(nr::PWRITE64, copy, at, got, done) != got as isize {
+            return Ok(false);
+        }
+        done += got;
+    }
+    Ok(true)
 }
 
 /// Descriptors that go to another process by SCM_RIGHTS become the kernel's first.

@@ -57,13 +57,18 @@ fn who() -> (u32, u32) {
     (caller.uid, caller.gid)
 }
 
-/// Whether this thread has given up being whose session it is, for good.
+/// Whether this thread has given up being whose session it is, for good; or is the super-user in somebody else's, who may
+/// do more than the service would let him. (The services may have been restarted while he was that somebody.)
 fn is_another() -> bool {
     let mut ids = [0u32; 3];
     let at = ids.as_mut_ptr() as usize;
-    let failed = sys::call3(nr::GETRESUID, at, at + 4, at + 8) != 0;
-    let can_be = |owner: &dyn Fn(u32) -> bool| failed || ids.iter().any(|id| owner(*id));
-    !can_be(&session::is_owner) || !can_be(&fsys::is_begun_by)
+    if sys::call3(nr::GETRESUID, at, at + 4, at + 8) != 0 {
+        return false;
+    }
+    let begun_by = fsys::begun_by();
+    let can_be = |owner: &dyn Fn(u32) -> bool| ids.iter().any(|id| owner(*id));
+    let is_more = begun_by.is_some_and(|user| user != 0) && ids[1] == 0;
+    !can_be(&session::is_owner) || begun_by.is_some_and(|user| !ids.contains(&user)) || is_more
 }
 
 /// Before the super-user gives up rights, or somebody whose session is `bound` to others gets some: what is open stays
@@ -104,6 +109,18 @@ pub fn stand_aside() {
         pause();
     }
     area.aside.store(false, Ordering::SeqCst);
+}
+
+/// Does what may take long and touches nothing of the session; nobody who parts from it has to wait for that.
+pub fn aside<T>(what: impl FnOnce() -> T) -> T {
+    let area = thread::area();
+    area.aside.store(true, Ordering::SeqCst);
+    let done = what();
+    area.aside.store(false, Ordering::SeqCst);
+    if PARTING.load(Ordering::SeqCst) {
+        stand_aside();
+    }
+    done
 }
 
 /// Leaves the session behind.

@@ -10,7 +10,7 @@ use crate::entry::Regs;
 use crate::fsys::fs;
 use crate::path::Stop;
 use crate::sys::{self, err, nr};
-use crate::table::InUse;
+use crate::table::{self, InUse};
 use crate::thread;
 
 const RLIMIT_FSIZE: usize = 1;
@@ -37,7 +37,8 @@ pub fn set(r: &Regs) -> Reply {
         return Ok(room.without(call));
     }
     let ret = call();
-    if which as u32 as usize == RLIMIT_FSIZE {
+    // A child of vfork has limits of its own, and its parent's memory.
+    if which as u32 as usize == RLIMIT_FSIZE && !table::in_vfork() {
         learn();
     }
     Ok(ret)

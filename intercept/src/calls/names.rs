@@ -57,7 +57,9 @@ fn mknod(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
 }
 
 fn make(dirfd: i32, at: usize, mode: u32, rdev: u32) -> Reply {
-    let found = find(dirfd, at, Last::Name)?;
+    // (Who may not make it is told first that it is there.)
+    let device = matches!(mode & S_IFMT, CHARACTERS | BLOCKS);
+    let found = find(dirfd, at, if device { Last::Name } else { Last::New })?;
     if found.attr.is_some() {
         return Err(Stop::Error(err::EXIST));
     }

@@ -78,6 +78,7 @@ fn named(q: &Request) -> Reply {
     let exclusive = creates && flags & o::EXCL != 0;
     let last = match (creates, flags & o::NOFOLLOW == 0 && !exclusive) {
         (true, true) => Last::Create,
+        (true, false) if exclusive && !q.path.bytes().ends_with(b"/") => Last::New,
         (true, false) => Last::CreateHere,
         (false, true) => Last::Follow,
         (false, false) => Last::Keep,

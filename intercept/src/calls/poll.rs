@@ -1,9 +1,10 @@
-//! Waiting for descriptors: a file of ours is always ready, as POSIX says of regular files.
+//! Waiting for descriptors: a file of ours is always ready to be read and written, as POSIX says of regular files, and never
+//! for anything else.
 
 use alloc::vec::Vec;
 
-use super::Reply;
-use crate::entry::Regs;
+use super::{Reply, identity};
+use crate::entry::{self, PUT_OFF, Regs};
 use crate::mem;
 use crate::path::Stop;
 use crate::sys::{self, err, nr};
@@ -38,6 +39,15 @@ pub fn poll(r: &mut Regs) -> Reply {
     }
 }
 
+/// Waits in the kernel for what is not ours. Signals end it, as they do natively: what is put off here is raised when the
+/// call returns.
+fn wait(call: &[usize; 7]) -> Result<isize, Stop> {
+    match identity::aside(|| entry::unless_put_off(call)) {
+        PUT_OFF => Err(Stop::Flush),
+        ret => Ok(ret),
+    }
+}
+
 /// fd, events, revents.
 type Entry = (i32, u16, u16);
 
@@ -57,7 +67,6 @@ fn poll_list(r: &Regs) -> Reply {
     if !any {
         return Err(Stop::Kernel);
     }
-    // Something is ready, so the others are only looked at.
     let mut others: Vec<u64> = list
         .iter()
         .map(|e| {
@@ -65,7 +74,14 @@ fn poll_list(r: &Regs) -> Reply {
             u64::from(fd as u32) | u64::from(e.1) << 32
         })
         .collect();
-    let ret = sys::call3(nr::POLL, others.as_mut_ptr() as usize, count, 0);
+    let at = others.as_mut_ptr() as usize;
+    // Where something is ready the others are only looked at.
+    let ready = list.iter().any(|e| ours(e.0) && e.1 & READY != 0);
+    let ret = match r.rax {
+        _ if ready => sys::call3(nr::POLL, at, count, 0),
+        nr::POLL => wait(&[nr::POLL, at, count, r.rdx, 0, 0, 0])?,
+        _ => wait(&[nr::PPOLL, at, count, r.rdx, r.r10, r.r8, 0])?,
+    };
     if sys::failed(ret) {
         return Ok(ret);
     }
@@ -106,7 +122,14 @@ fn select(r: &Regs) -> Reply {
         if sets[i] == 0 { 0 } else { bits[i].as_mut_ptr() as usize }
     };
     let (a, b, c) = (at(0, &mut bits), at(1, &mut bits), at(2, &mut bits));
-    let ret = sys::call6(nr::PSELECT6, count, a, b, c, (&raw const zero) as usize, 0);
+    let asks =
+        |set: usize| (0..used).any(|fd| mine(fd) && asked[set][fd / 64] >> (fd % 64) & 1 != 0);
+    // Nothing exceptional ever happens to a file.
+    let ret = if asks(0) || asks(1) {
+        sys::call6(nr::PSELECT6, count, a, b, c, (&raw const zero) as usize, 0)
+    } else {
+        wait(&[r.rax, count, a, b, c, r.r8, r.r9])?
+    };
     if sys::failed(ret) {
         return Ok(ret);
     }

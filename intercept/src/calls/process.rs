@@ -13,13 +13,13 @@ use core::sync::atomic::Ordering;
 use client::fs::S_IFREG;
 
 use super::{Reply, arguments, identity, limit};
-use crate::entry::{AFTER_VFORK, DONE, RAW, Regs, THREAD, VFORK};
+use crate::entry::{self, AFTER_VFORK, DONE, PUT_OFF, RAW, Regs, THREAD, VFORK};
 use crate::format::{ENV, SLOT_FDS, SLOTS, Slot, state};
 use crate::path::{self, PATH_MAX, Path, Stop};
 use crate::sys::{self, Stat, at, err, nr, o};
 use crate::table::{self, InUse, THREADS};
 use crate::thread::{self, FRAME, VFORKS};
-use crate::{demote, fsys, heap, lock, mem, ring, session, signal, strict};
+use crate::{demote, fsys, heap, lock, mem, mounts, ring, session, signal, strict};
 
 const F_GETFD: usize = 1;
 const CLONE_VM: u64 = 0x100;
@@ -27,6 +27,9 @@ const CLONE_FILES: u64 = 0x400;
 const CLONE_FS: usize = 0x200;
 const CLONE_NEWNS: usize = 0x2_0000;
 const CLONE_NEWUSER: usize = 0x1000_0000;
+const CLONE_NEWPID: usize = 0x2000_0000;
+/// Namespaces in which names, users or the numbers of processes are others than those that the session knows.
+const OTHER_WORLDS: usize = CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWPID;
 const CLONE_VFORK: u64 = 0x4000;
 const FILES_UNTIL_EXEC: u64 = CLONE_FILES | CLONE_VFORK;
 /// Not looked up yet (see [`cwd`]).
@@ -56,20 +59,33 @@ pub fn other(r: &mut Regs) -> Reply {
         nr::UNSHARE => Ok(unshare(r.rdi)),
         nr::SETNS => {
             arguments::give(r)?;
+            // With no kind named it may be any.
+            let other = r.rsi == 0 || r.rsi & OTHER_WORLDS != 0;
+            if other {
+                demote::all()?;
+            }
             let ret = sys::call2(nr::SETNS, r.rdi, r.rsi);
-            // With no kind named it may be a namespace of mounts, which has a root of its own.
-            if ret == 0 && (r.rsi == 0 || r.rsi & CLONE_NEWNS != 0) {
+            if ret == 0 && other {
                 names_are_the_kernels();
             }
             Ok(ret)
         }
-        nr::MOUNT | nr::MOVE_MOUNT => {
+        nr::PIVOT_ROOT => {
+            let ret = sys::call2(nr::PIVOT_ROOT, r.rdi, r.rsi);
+            if ret == 0 {
+                names_are_the_kernels();
+            }
+            Ok(ret)
+        }
+        nr::MOUNT | nr::MOVE_MOUNT | nr::UMOUNT2 => {
             arguments::give(r)?;
             // What is mounted below the prefix is not ours, and only the kernel sees it.
             let target = if r.rax == nr::MOUNT { r.rsi } else { r.r10 };
-            let below = Path::get(target).is_ok_and(|p| path::behind_prefix(p.bytes()).is_some());
+            let below = r.rax != nr::UMOUNT2
+                && Path::get(target).is_ok_and(|p| path::behind_prefix(p.bytes()).is_some());
             let ret = sys::call6(r.rax, r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9);
-            if ret == 0 && below {
+            // By another name, or above the prefix, so that this leads elsewhere.
+            if ret == 0 && (below || !demote::is_mounted() || mounts::any_below()) {
                 names_are_the_kernels();
             }
             Ok(ret)
@@ -90,21 +106,29 @@ pub fn exit() -> Reply {
     Err(Stop::Kernel)
 }
 
-/// In this process, and in the programs that it starts.
+/// In this process, and in the programs that it starts. What is open becomes the kernel's while this process still has a
+/// session: its children may find no way to the service.
 fn names_are_the_kernels() {
+    // What cannot, stays.
+    let _ = demote::all();
     table::context().cwd.store(0, Ordering::Release);
     path::leave();
 }
 
-/// A thread that takes descriptors, or a working directory, for itself: what is kept here is the whole process's.
+/// A thread that takes descriptors, or a working directory, for itself: what is kept here is the whole process's. And in
+/// namespaces of its own a process is not the one that the session knows: what it has open goes along, the rest is
+/// between it and the kernel.
 pub fn unshare(flags: usize) -> isize {
     let threads = THREADS.load(Ordering::SeqCst);
     if threads && flags & CLONE_FILES as usize != 0 {
         ring::foresee();
     }
+    let other = flags & OTHER_WORLDS != 0;
+    if other && let Err(e) = demote::all() {
+        return e;
+    }
     let ret = sys::call1(nr::UNSHARE, flags);
-    // Namespaces of mounts and users take the directory along.
-    if ret == 0 && threads && flags & (CLONE_FS | CLONE_NEWNS | CLONE_NEWUSER) != 0 {
+    if ret == 0 && (other || threads && flags & CLONE_FS != 0) {
         names_are_the_kernels();
     }
     ret
@@ -188,8 +212,13 @@ pub fn clone(r: &mut Regs) -> usize {
         // Descriptors in common but not memory, or memory but not descriptors: no table of ours says what they have.
         ring::foresee();
     }
+    let other = flags as usize & OTHER_WORLDS != 0;
+    if other && let Err(e) = demote::all() {
+        r.rax = e as usize;
+        return DONE;
+    }
     if flags & CLONE_VM == 0 {
-        return fork(r, args);
+        return fork(r, args, other);
     }
     if flags & (CLONE_FILES | CLONE_VFORK) != CLONE_VFORK {
         // A thread, or something so like one that it shares our tables.
@@ -212,6 +241,11 @@ pub fn clone(r: &mut Regs) -> usize {
     area.vforks += 1;
     // The child has another thread id and runs on this area.
     area.tid = 0;
+    if other {
+        path::leave();
+    }
+    // From here on a handler would take the child's table for its own. The child puts the mask back, and so does the parent.
+    area.vfork_mask[depth] = signal::block();
     VFORK
 }
 
@@ -227,6 +261,9 @@ fn after_vfork(r: &Regs) -> Reply {
     area.cur = area.vfork_cur[area.vforks as usize] - FRAME;
     area.raw = area.vfork_raw[area.vforks as usize];
     area.pending = 0;
+    // Nor what it knew of itself.
+    fsys::forget_identity();
+    signal::set_mask(area.vfork_mask[area.vforks as usize]);
     Ok(r.rdi as isize)
 }
 
@@ -240,23 +277,27 @@ fn save_files() {
         if proofless && let Some(file) = InUse::of(fd) {
             fsys::show(file.ofd());
         }
-        let nameless = || {
-            let file = InUse::of(fd)?;
-            let fs = fsys::fs().ok()?;
-            let attr = match file.ofd().state.load(Ordering::Acquire) {
-                state::FILE => fs.fgetattr(file.handle().ok()?).ok()?,
-                state::DIR => fs.getattr(&fsys::caller(), fsys::shown(file.ofd()).ok()?).ok()?,
-                _ => return None,
-            };
-            (attr.nlink == 0).then_some(())
-        };
-        if nameless().is_some() {
-            let _ = demote::descriptor(fd);
+        match is_nameless(fd) {
+            Ok(true) => drop(demote::descriptor(fd)),
+            Ok(false) => {}
+            // Nobody answers: the next question would take as long.
+            Err(_) if fsys::is_away() => return,
+            Err(_) => {}
         }
     }
 }
 
-fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
+fn is_nameless(fd: i32) -> Result<bool, isize> {
+    let Some(file) = InUse::of(fd) else { return Ok(false) };
+    let attr = match file.ofd().state.load(Ordering::Acquire) {
+        state::FILE => fsys::fs()?.fgetattr(file.handle()?),
+        state::DIR => fsys::fs()?.getattr(&fsys::caller(), fsys::shown(file.ofd())?),
+        _ => return Ok(false),
+    };
+    Ok(attr.map_err(fsys::code)?.nlink == 0)
+}
+
+fn fork(r: &mut Regs, mut args: [u64; 11], other: bool) -> usize {
     save_files();
     let held = table::hold_all();
     let mut stack = 0;
@@ -282,12 +323,16 @@ fn fork(r: &mut Regs, mut args: [u64; 11]) -> usize {
     };
     if ret == 0 {
         thread::area().tid = 0;
+        signal::forked();
         session::note_thread(thread::tid());
         strict::arm();
         table::after_fork();
         lock::forked();
         limit::forked();
         fsys::after_fork();
+        if other {
+            names_are_the_kernels();
+        }
         if stack != 0 {
             r.rsp = stack;
         }
@@ -306,6 +351,21 @@ fn is_secure() -> bool {
     who[0] != who[1] || who[2] != who[3]
 }
 
+/// The same of what `execveat` names, by a descriptor alone too.
+fn leads_to_hookable(dirfd: i32, name: usize, flags: u32) -> bool {
+    let itself = flags & at::EMPTY_PATH != 0 && mem::get::<u8>(name).is_ok_and(|first| first == 0);
+    let Some(fd) = u64::try_from(dirfd).ok().filter(|_| itself) else {
+        return hookable(dirfd, name, flags, 0);
+    };
+    let (mut path, mut digits) = ([0u8; 40], [0; 20]);
+    let mut len = 0;
+    for part in [b"/proc/self/fd/".as_slice(), demote::decimal(fd, &mut digits)] {
+        path[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    hookable(at::FDCWD, path.as_ptr() as usize, 0, 0)
+}
+
 /// Whether a program will load us: a dynamic x86-64 program of glibc, not set-id, or a script whose
 /// interpreter is. On the way, a file of ours that is to be executed becomes the kernel's.
 fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
@@ -315,7 +375,7 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     let open = || sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
     let fd = limit::with_room(open);
     if sys::failed(fd) {
-        return true; // exec will fail, or finds it in its own way
+        return is_missing(dirfd, name, follow);
     }
     let mut head = [0u8; 2048];
     let stat = sys::fstat(fd as i32).unwrap_or_default();
@@ -332,6 +392,21 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
         && (script(head, depth) || dynamic(head, fd as usize));
     sys::call1(nr::CLOSE, fd as usize);
     verdict
+}
+
+/// Of a program that cannot be opened for reading: whether exec will fail. What may only be executed may have rights of
+/// its own, or be one that the library is not loaded into.
+fn is_missing(dirfd: i32, name: usize, follow: u32) -> bool {
+    let mut stat = Stat::default();
+    let flags = if follow != 0 { at::SYMLINK_NOFOLLOW } else { 0 };
+    let to = (&raw mut stat) as usize;
+    if sys::call4(nr::NEWFSTATAT, dirfd as usize, name, to, flags as usize) != 0 {
+        return true;
+    }
+    if stat.mode & 0o170_000 == S_IFREG && stat.dev == u64::from(session::header().device) {
+        demote::before_exec(stat.ino);
+    }
+    false
 }
 
 /// Whether a program has rights of its own by its file's capabilities.
@@ -404,7 +479,7 @@ fn publish(slot: &Slot) {
         if table::index(entry).is_none() {
             continue;
         }
-        if count == SLOT_FDS {
+        if count + lock::kept_open() >= SLOT_FDS {
             let _ = demote::descriptor(fd as i32);
             continue;
         }
@@ -531,10 +606,11 @@ fn execute(r: &Regs, (env, len): (usize, usize)) -> isize {
     let context = table::context();
     context.scratch_len.store(len as u64, Ordering::Release);
     context.scratch.store(env as *mut u8, Ordering::Release);
-    let ret = match r.rax {
-        nr::EXECVE => sys::call3(nr::EXECVE, r.rdi, r.rsi, env),
-        _ => sys::call6(nr::EXECVEAT, r.rdi, r.rsi, r.rdx, env, r.r8, 0),
-    };
+    // A signal that was put off, in a process that is no more, would leave all blocked in the program that follows.
+    let ret = entry::unless_put_off(&match r.rax {
+        nr::EXECVE => [nr::EXECVE, r.rdi, r.rsi, env, 0, 0, 0],
+        _ => [nr::EXECVEAT, r.rdi, r.rsi, r.rdx, env, r.r8, 0],
+    });
     context.scratch.store(core::ptr::null_mut(), Ordering::Release);
     sys::call2(nr::MUNMAP, env, len);
     ret
@@ -546,7 +622,7 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
     }
     save_files();
     let stays = !path::has_left();
-    let hooked = stays && hookable(dirfd, name, flags, 0) && !is_secure();
+    let hooked = stays && leads_to_hookable(dirfd, name, flags) && !is_secure();
     // What runs as somebody else begins a session of its own, and what cannot be hooked has none.
     let state = session::hand_over(hooked);
     let slot = if state >= 0 { claim() } else { None };
@@ -569,7 +645,7 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
         let ret = execute(r, environment(envp, hooked.then_some((state, -1)))?);
         session::hand_over(false);
         lock::exec_failed();
-        return Ok(ret);
+        return failed_to(ret);
     };
     let record = &session::slots()[slot];
     publish(record);
@@ -591,7 +667,12 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
     // Still here: it failed.
     context.executed.store(false, Ordering::Release);
     failed();
-    Ok(ret)
+    failed_to(ret)
+}
+
+/// An exec that was not, because a signal came, begins again behind its handler.
+fn failed_to(ret: isize) -> Reply {
+    if ret == PUT_OFF { Err(Stop::Flush) } else { Ok(ret) }
 }
 
 /// In a new image: takes the table out of the record.
@@ -604,6 +685,7 @@ pub fn inherit(slot: i32) {
     if record.pid.load(Ordering::Acquire) != sys::call0(nr::GETPID) as u32 {
         return;
     }
+    table::free_own_locks();
     let count = (record.count.load(Ordering::Acquire) as usize).min(SLOT_FDS);
     for pair in &record.fds[..count] {
         let fd = pair[0].load(Ordering::Relaxed) as usize;

@@ -208,8 +208,18 @@ impl Code {
 
     /// Fills `parity` (m chunks) from `data` (k chunks of the same length).
     pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) -> Result<(), CodingError> {
+        self.encode_on(self.engine, data, parity)
+    }
+
+    /// The same on another engine than the code's own.
+    pub fn encode_on(
+        &self,
+        engine: &dyn Engine,
+        data: &[&[u8]],
+        parity: &mut [&mut [u8]],
+    ) -> Result<(), CodingError> {
         self.check_data_parity(data, parity)?;
-        self.engine.combine(self.coefficients.view(), data, parity, Mode::Set);
+        engine.combine(self.coefficients.view(), data, parity, Mode::Set);
         Ok(())
     }
 
@@ -443,8 +453,18 @@ impl Plan {
 
     /// Computes the targets from the sources (any byte range of both).
     pub fn rebuild(&self, sources: &[&[u8]], targets: &mut [&mut [u8]]) -> Result<(), CodingError> {
+        self.rebuild_on(self.engine, sources, targets)
+    }
+
+    /// The same on another engine than the code's own.
+    pub fn rebuild_on(
+        &self,
+        engine: &dyn Engine,
+        sources: &[&[u8]],
+        targets: &mut [&mut [u8]],
+    ) -> Result<(), CodingError> {
         self.check(sources, targets)?;
-        self.engine.combine(self.coefficients.view(), sources, targets, Mode::Set);
+        engine.combine(self.coefficients.view(), sources, targets, Mode::Set);
         Ok(())
     }
 

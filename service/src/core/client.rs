@@ -2,17 +2,20 @@
 //! trusted; it is copied first, then judged.
 //!
 //! Here are its beginning and end, the words of its control area, and its requests; `lanes` is what it has
-//! appended, `holdings` what it holds, `room` what it may promise.
+//! appended (`reader` how far that was read), `holdings` what it holds, `room` what it may promise.
 
 mod holdings;
+mod invariants;
 mod lanes;
+pub(super) mod reader;
 mod room;
+mod sole;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
-use base::{ClientId, Epoch, InodeId, Nanos, Sequence};
+use base::{ClientId, Epoch, InodeId, Nanos, Sequence, StreamSeq};
 use storage::format::control::{self, Descriptor, LeaseMode};
 use storage::format::rpc;
 use storage::limits::{OP_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
@@ -22,6 +25,8 @@ use super::cause;
 use super::frame::Checked;
 use super::message::Identity;
 use super::table::{Found, Row};
+use super::work::Piece;
+use reader::Reader;
 
 /// Where an entry ended, for giving log space back.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +86,14 @@ struct Returned {
     last: Option<u64>,
 }
 
+/// What is still to be read of a log, so that all has been read that lay in it at some moment: as much as it can hold at one time.
+/// (A program that appends as fast as it is read never lets anybody find its log empty.)
+#[derive(Clone, Copy, Debug)]
+pub struct Unread {
+    rewinds: u64,
+    until: u64,
+}
+
 /// A log that does not go on, although more was handed out.
 #[derive(Clone, Debug)]
 struct Standing {
@@ -126,24 +139,28 @@ pub struct Client {
     pub expelled: bool,
     /// Its log was made longer or shorter.
     pub resized: bool,
-    /// When expelled, the last sequence that counts; the word of that name is the client's to spoil.
-    sealed_at: Option<u64>,
-    lanes: Vec<u64>,
-    /// Bytes that the last fetch found.
-    fetched: usize,
-    next: u64,
+    reader: Reader,
+    /// The work that reads on, while it is under way.
+    reading: Option<Piece>,
+    /// Bytes that were read, and how often reading began again further back.
+    read: u64,
+    rewinds: u64,
+    /// What is still to be read before it is expelled.
+    expulsion: Option<Unread>,
     marks: VecDeque<Mark>,
     slots: BTreeMap<InodeId, u32>,
     modes: BTreeMap<InodeId, Lease>,
     /// Leases taken back. Until everything that was done under one is settled, a head that does not
     /// know must hold it for taken, and so must a service that starts anew.
     returned: BTreeMap<InodeId, Returned>,
+    /// Those of which all has been read, by `Returned::last`.
+    returned_by: BTreeSet<(u64, InodeId)>,
     /// Numbers that it was handed out and that nothing in the stream is made with.
     unmade: BTreeSet<InodeId>,
     /// Of them: something is made with it in what the head has judged, and it is closed. Its chunk is not applied here yet.
     unmade_closed: BTreeSet<InodeId>,
-    /// Numbers that something is made with, which the table does not say yet.
-    made: Vec<InodeId>,
+    /// Numbers that something is made with, which the table does not say yet, and in which chunk.
+    made: Vec<(StreamSeq, InodeId)>,
     lease_slots: Slots,
     generation: u64,
     pins: BTreeMap<InodeId, Pin>,
@@ -154,6 +171,8 @@ pub struct Client {
     pin_slots: Slots,
     /// The lease that was taken back last because its user had too many.
     gone_last: InodeId,
+    /// Files of whose locks it has the sole use.
+    soles: BTreeMap<InodeId, sole::Sole>,
     /// Its requests were too many, and are looked at again then.
     pub waits_until: Option<Nanos>,
     /// Values of the service words as last written.
@@ -181,8 +200,6 @@ pub struct Client {
     pub dozing_since: Option<Nanos>,
     /// An fsync waits for this sequence, which is not in the log, since then.
     sync_waits: Option<(u64, Nanos)>,
-    /// The lane in which something claims to be the next entry, and is not whole.
-    unsound: Option<usize>,
     /// The log was read to where it does not go on.
     standing: Option<Standing>,
     /// Of a dead client: what its log ends with was told.
@@ -195,7 +212,7 @@ const SYNC_PATIENCE: Nanos = 1_000_000;
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("id", &self.id).field("next", &self.next).finish()
+        f.debug_struct("Client").field("id", &self.id).field("next", &self.reader.next).finish()
     }
 }
 
@@ -210,6 +227,8 @@ pub struct Batch {
     pub last: Sequence,
     /// Bytes of the lanes that were taken.
     pub taken: u64,
+    /// Where they were, until that is noted.
+    marks: Vec<Mark>,
 }
 
 impl Client {
@@ -259,13 +278,16 @@ impl Client {
             gone: false,
             expelled: false,
             resized: false,
-            sealed_at: None,
-            lanes: vec![0; descriptor.lanes as usize],
-            next: first,
+            reader: Reader::new(Segment::Log(segment), descriptor),
+            reading: None,
+            read: 0,
+            rewinds: 0,
+            expulsion: None,
             marks: VecDeque::new(),
             slots: BTreeMap::new(),
             modes: BTreeMap::new(),
             returned: BTreeMap::new(),
+            returned_by: BTreeSet::new(),
             unmade: BTreeSet::new(),
             unmade_closed: BTreeSet::new(),
             made: Vec::new(),
@@ -277,6 +299,7 @@ impl Client {
             told_closed: BTreeSet::new(),
             pin_slots: Slots::default(),
             gone_last: InodeId::NONE,
+            soles: BTreeMap::new(),
             waits_until: None,
             settled: Sequence(first - 1),
             published: Sequence(first - 1),
@@ -290,11 +313,14 @@ impl Client {
             refused: Sequence(0),
             dozing_since: None,
             sync_waits: None,
-            fetched: 0,
-            unsound: None,
             standing: None,
             end_told: false,
         }
+    }
+
+    /// Its row in the client table.
+    pub(super) const fn row(&self) -> &Row {
+        &self.row
     }
 
     /// Takes up the log of a client of an earlier run. `settled`: what is in the stream, and
@@ -329,8 +355,8 @@ impl Client {
         this.settled = settled.max(published).max(progress.published);
         // The ring was replayed to its end.
         this.applied = this.settled;
-        this.sealed_at = progress.sealed.map(|s| s.0);
-        this.expelled = this.sealed_at.is_some();
+        this.reader.sealed_at = progress.sealed.map(|s| s.0);
+        this.expelled = this.reader.sealed_at.is_some();
         this.find_settled(&progress.lanes)?;
         this.take_up_room();
         this.set_published(published)?;
@@ -341,8 +367,9 @@ impl Client {
         this.refusals = this.word(control::REFUSALS).min(1 << 32);
         this.refused = Sequence(this.word(control::REFUSED_SEQ));
         this.reopen_requests()?;
+        this.take_up_soles();
         let state = this.word(control::STATE);
-        if state != control::STATE_ATTACHED && this.sealed_at.is_none() {
+        if state != control::STATE_ATTACHED && this.reader.sealed_at.is_none() {
             // Ended in the middle of expelling it: that is brought to its end.
             this.gone = true;
         }
@@ -471,7 +498,7 @@ impl Client {
         self.row.note(seq, ends)?;
         self.row.fence()?;
         self.set_word(control::PUBLISHED, seq.0);
-        for lane in 0..self.lanes.len() {
+        for lane in 0..self.reader.lanes.len() {
             if ends[lane] != before[lane] {
                 self.set_word(control::reclaim(lane), ends[lane]);
             }
@@ -493,17 +520,27 @@ impl Client {
         }
     }
 
+    /// An operation under a joint lease was not taken.
+    pub fn untaken(&mut self, seq: Sequence, errno: u16) {
+        if seq.0 > self.word(control::UNTAKEN_SEQ) {
+            self.set_word(control::UNTAKEN_ERRNO, errno.into());
+            self.set_word(control::UNTAKEN_SEQ, seq.0);
+        }
+    }
+
     /// Notes whether an fsync waits for what is not in the log; `true` when it does.
     pub fn note_sync(&mut self, now: Nanos) -> bool {
-        let waits = self.sync_request().0 >= self.next;
-        let seen = self.sync_waits.filter(|(next, _)| *next == self.next);
-        self.sync_waits = waits.then(|| seen.unwrap_or((self.next, now)));
+        // (What is being read is not missing.)
+        let waits = self.sync_request().0 >= self.reader.next && self.reading.is_none();
+        let seen = self.sync_waits.filter(|(next, _)| *next == self.reader.next);
+        self.sync_waits = waits.then(|| seen.unwrap_or((self.reader.next, now)));
         waits
     }
 
     /// An fsync that has waited for so long is served when the entry comes, with a ring.
     fn sync_is_stale(&self, now: Nanos) -> bool {
-        self.sync_waits.is_some_and(|(next, at)| next == self.next && now >= at + SYNC_PATIENCE)
+        self.sync_waits
+            .is_some_and(|(next, at)| next == self.reader.next && now >= at + SYNC_PATIENCE)
     }
 
     /// Whether a request, an fsync, or (if `appends` counts) an appended entry waits.
@@ -514,8 +551,9 @@ impl Client {
         };
         let asks = self.waits_until.is_none_or(|at| now >= at);
         asks && (0..storage::limits::RPC_SLOTS).any(request)
-            || (self.sync_request().0 >= self.next && !self.sync_is_stale(now))
-            || (appends && matches!(self.claims_next(0), Ok(Some(_))))
+            || self.reading.is_none()
+                && (self.sync_request().0 >= self.reader.next && !self.sync_is_stale(now)
+                    || appends && self.claims_next())
     }
 
     /// In-operation words that are odd now, with their values; of a dead client none.
@@ -537,6 +575,9 @@ impl Client {
 
     /// Begins to expel: whoever appends from here on learns it, and waits for the seal.
     pub fn begin_expel(&mut self) {
+        if self.expulsion.is_none() {
+            self.expulsion = Some(self.unread());
+        }
         self.set_word(control::SEALED_AT, control::SEAL_PENDING);
         if !planted(Bug::ExpelledNotTold) {
             self.set_word(control::STATE, control::STATE_EXPELLED);
@@ -544,14 +585,27 @@ impl Client {
         self.tell_of_recalls();
     }
 
+    /// Whether an expulsion has begun, and not ended.
+    pub const fn is_being_expelled(&self) -> bool {
+        self.expulsion.is_some() && !self.gone && !self.expelled
+    }
+
+    /// Whether all has been read that lay in its log when it was begun to be expelled: what came later need not count.
+    pub fn is_read_to_expulsion(&mut self) -> bool {
+        let Some(mut unread) = self.expulsion else { return false };
+        let all = self.has_read(&mut unread);
+        self.expulsion = Some(unread);
+        all
+    }
+
     /// Whether it is to be sealed as soon as its log is read: an expulsion is under way.
     pub fn wants_seal(&self) -> bool {
-        self.sealed_at.is_none() && self.word(control::STATE) == control::STATE_EXPELLED
+        self.reader.sealed_at.is_none() && self.word(control::STATE) == control::STATE_EXPELLED
     }
 
     /// Everything complete has been fetched: what comes after it does not count.
     pub fn seal(&mut self) -> Result<(), MediaError> {
-        self.seal_at(Sequence(self.next - 1))?;
+        self.seal_at(Sequence(self.reader.next - 1))?;
         self.expelled = true;
         self.notify();
         Ok(())
@@ -562,7 +616,7 @@ impl Client {
     fn seal_at(&mut self, last: Sequence) -> Result<(), MediaError> {
         self.row.seal(last)?;
         self.set_word(control::SEALED_AT, last.0);
-        self.sealed_at = Some(last.0);
+        self.reader.sealed_at = Some(last.0);
         Ok(())
     }
 
@@ -580,8 +634,8 @@ impl Client {
 
     /// Its log goes. Nobody should be there any more; if somebody is, it must attach anew.
     pub fn close(&self) {
-        if !self.expelled && self.sealed_at.is_none() {
-            self.set_word(control::SEALED_AT, self.next - 1);
+        if !self.expelled && self.reader.sealed_at.is_none() {
+            self.set_word(control::SEALED_AT, self.reader.next - 1);
             self.set_word(control::STATE, control::STATE_GONE);
             self.tell_of_recalls();
             self.notify();

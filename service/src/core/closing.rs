@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use base::planted::{Bug, planted};
 use base::{ClientId, Nanos};
 
-use super::{Effect, Failure, Node, Role};
+use super::{Failure, Node, Role};
 
 /// Between two looks at what is not at rest yet.
 const LOOK: Nanos = 1_000_000;
@@ -43,7 +43,7 @@ impl Node {
             client.suspend_all();
             inside.insert(client.id, client.inside());
         }
-        self.closing = Some(Closing { inside, look_at: self.now, done: false, left: None });
+        self.closing = Some(Closing { inside, look_at: self.env.now, done: false, left: None });
     }
 
     /// Whether an end in order has come to its end: [`Event::Shutdown`](super::Event::Shutdown) takes nothing
@@ -57,22 +57,22 @@ impl Node {
         self.closing.as_ref().filter(|closing| !closing.done).map(|closing| closing.look_at)
     }
 
-    pub(super) fn closing_step(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    pub(super) fn closing_step(&mut self) -> Result<(), Failure> {
         if self.closing.is_none() {
             return Ok(());
         }
         let mut done = true;
         for id in self.agent.clients.keys().copied().collect::<Vec<_>>() {
-            done &= self.is_at_rest(id, out)?;
+            done &= self.is_at_rest(id)?;
         }
         if let Some(closing) = &mut self.closing {
-            (closing.done, closing.look_at) = (done, self.now + LOOK);
+            (closing.done, closing.look_at) = (done, self.env.now + LOOK);
         }
         Ok(())
     }
 
     /// Whether all of a client's log is on every member, and nothing comes to it.
-    fn is_at_rest(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+    fn is_at_rest(&mut self, id: ClientId) -> Result<bool, Failure> {
         let (Some(closing), Some(client)) = (&mut self.closing, self.agent.clients.get(&id)) else {
             return Ok(true);
         };
@@ -82,7 +82,7 @@ impl Node {
                 return Ok(false);
             }
         }
-        if !matches!(self.role(), Role::Head | Role::Member) || !self.drain(id, out)? {
+        if !matches!(self.role(), Role::Head | Role::Member) || !self.drain(id)? {
             return Ok(false);
         }
         let at_rest = |c: &super::Client| c.replicated.0 + 1 >= c.next().0 && !c.is_unsound();
@@ -90,11 +90,11 @@ impl Node {
     }
 
     /// The end. Whoever is not at rest, and whoever nobody can take anything from, goes on with the next nicfs.
-    pub(super) fn shutdown(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        let alone = self.chain == [self.me()];
+    pub(super) fn shutdown(&mut self) -> Result<(), Failure> {
+        let alone = self.view.chain == [self.me()];
         let mut left = 0;
         for id in self.agent.clients.keys().copied().collect::<Vec<_>>() {
-            let rests = self.is_at_rest(id, out)? && self.closing.is_some();
+            let rests = self.is_at_rest(id)? && self.closing.is_some();
             if (!rests || alone) && !planted(Bug::ClosedEarly) {
                 left += u32::from(!rests);
             } else if let Some(client) = self.agent.clients.get_mut(&id) {
@@ -109,6 +109,7 @@ impl Node {
         if let Some(closing) = &mut self.closing {
             closing.left = Some(left);
         }
+        self.settle_ring()?;
         if self.is_head() && !alone && self.member.all_acked < self.ring.last() {
             // The next head may not have it, and what is published cannot be cut.
             return Ok(());
@@ -119,6 +120,6 @@ impl Node {
     /// After the end: whether nobody waits for this node to come back, so that the others can go on without it at once.
     pub fn may_leave(&self) -> bool {
         let done = self.closing.as_ref().is_some_and(|c| c.done && c.left == Some(0));
-        done && self.chain.len() > 1 && self.chain.contains(&self.me())
+        done && self.view.chain.len() > 1 && self.view.chain.contains(&self.me())
     }
 }

@@ -79,7 +79,6 @@ impl Later {
 impl Notes {
     /// An entry was put into the chunk, at that place.
     pub(super) fn add(&mut self, op: &Op<'_>, at: usize) {
-        let none = InodeId::NONE;
         let note = match *op {
             Op::Pad => return,
             Op::Write { ino, offset, data, clear_setid } => {
@@ -91,23 +90,11 @@ impl Notes {
                 self.ends = true;
                 Note::Ends(ino)
             }
-            Op::Create { ino, .. }
-            | Op::Tmpfile { ino, .. }
-            | Op::Link { ino, .. }
-            | Op::Unlink { ino, .. }
-            | Op::Rmdir { ino, .. } => Note::Named([ino, none]),
-            Op::Rename { ino, replaced, .. } => Note::Named([ino, replaced]),
-            Op::CloneRange { ino, source, .. } => Note::Used([ino, source]),
-            Op::Truncate { ino, .. }
-            | Op::Fallocate { ino, .. }
-            | Op::SetAttr { ino, .. }
-            | Op::SetXattr { ino, .. }
-            | Op::RemoveXattr { ino, .. }
-            | Op::Shift { ino, .. }
-            | Op::SetQuota { ino, .. }
-            | Op::SetProject { ino, .. }
-            | Op::Place { ino, .. }
-            | Op::Move { ino, .. } => Note::Used([ino, none]),
+            ref other => {
+                let facts = other.facts();
+                let inodes = facts.inodes.map(|ino| ino.unwrap_or(InodeId::NONE));
+                if facts.names { Note::Named(inodes) } else { Note::Used(inodes) }
+            }
         };
         self.notes.push(note);
     }

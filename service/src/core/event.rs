@@ -9,6 +9,7 @@ use storage::format::item::ReadClass;
 use storage::volume::CopyItem;
 
 use super::frame::Body;
+use super::work::Piece;
 
 /// Ends the copies that hostd runs, for a node that cannot wait for [`Event::CopiesDone`]: it wants to
 /// publish at once, or hostd has not answered for too long. Copies that came later would go over
@@ -22,6 +23,9 @@ pub trait Copier: std::fmt::Debug + Send + Sync {
     /// The job takes long: hostd perhaps gets too little of the processor, and may be helped to it.
     fn help(&self, _job: u64) {}
 }
+
+/// Copies in one job of hostd ([`Effect::Copies`]).
+pub const COPIES_MAX: usize = 4000;
 
 /// Something happened.
 #[derive(Clone, Debug)]
@@ -100,11 +104,17 @@ pub enum Event {
         /// Items to be done again by the node itself.
         bad: Vec<u32>,
     },
+    /// hostd was not asked for the copies of this job, and never will be.
+    CopiesUnasked(u64),
+    /// A piece of work ([`Effect::Work`]) has ended, or was found to have. Ends may come late and in any order.
+    WorkEnded(u64),
     /// hostd is connected, and can be made to end its copies.
     HostUp(Arc<dyn Copier>),
     /// hostd is not, and none of its copies runs any more: the node copies for itself (isolated
     /// mode).
     HostDown,
+    /// All that lies here shall be read and compared with its checksums, now ([`super::scrub`]).
+    Scrub,
     /// The service is about to end: nothing new begins, what the clients did is brought to every member
     /// ([`super::Node::is_closed`]).
     Closing,
@@ -153,7 +163,7 @@ pub enum Effect {
         /// Bytes of the arena's segment.
         bytes: u64,
     },
-    /// To hostd: run these copies in order, write them back. A job that is settled before it is
+    /// To hostd: run these copies in order ([`COPIES_MAX`] at most), write them back. A job that is settled before it is
     /// carried out ([`Copier::settle`]) is void.
     Copies {
         /// Of the job.
@@ -161,6 +171,8 @@ pub enum Effect {
         /// What.
         items: Vec<CopyItem>,
     },
+    /// Has somebody do this, beside the node or in its place ([`Piece::run`]), who then says so with [`Event::WorkEnded`].
+    Work(Piece),
     /// To hostd: forget the client.
     Detached(ClientId),
     /// To hostd: say when this process ends, although the client has no session any more.

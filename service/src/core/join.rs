@@ -18,7 +18,7 @@ use storage::volume::{Params, Refusal, Volume, back_copies, run_copies};
 
 use super::head::NUMBERS_END;
 use super::message::Message;
-use super::{Effect, Failure, Node, Role, entries};
+use super::{Effect, Failure, Node, entries};
 
 /// A joining node that hears nothing asks again after this time.
 const JOIN_AGAIN: u64 = 500_000_000;
@@ -28,9 +28,7 @@ const JOIN_GIVE_UP: u64 = 5_000_000_000;
 /// How far a node that joins has come.
 #[derive(Debug, Default)]
 pub(super) struct Join {
-    /// A snapshot that was asked for, until all of it is here.
-    pub incoming: Option<Incoming>,
-    /// Instead of one the rest of the stream was asked for, so many times.
+    /// Instead of a snapshot the rest of the stream was asked for, so many times.
     pub returning: Option<u32>,
     /// It comes.
     pub behind: Option<Behind>,
@@ -38,8 +36,6 @@ pub(super) struct Join {
     pub joining_at: Nanos,
     /// When everything was here.
     pub joined_at: Nanos,
-    /// In this epoch everything was, and what came since is kept.
-    pub whole_in: Option<Epoch>,
 }
 
 /// What was missed of the stream is on its way.
@@ -61,41 +57,48 @@ pub(super) struct Incoming {
 }
 
 impl Node {
-    pub(super) fn begin_join(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn begin_join(&mut self) {
         log::info!("joining: asking the head for the volume's state");
-        self.join.incoming = Some(Incoming::default());
-        self.join.joining_at = self.now;
         // What processes here have open goes before: who asks for the snapshot has told it.
-        self.report_past(out);
+        self.report_past();
         self.member.stash.clear();
-        (self.member.dropped, self.join.behind, self.join.whole_in) = (None, None, None);
-        self.join.returning = self.may_return().then_some(0);
-        match self.join.returning {
-            Some(_) => self.want_return(out),
-            None => self.want_snapshot(out),
+        (self.member.dropped, self.member.whole_in) = (None, None);
+        self.member.incoming = Some(Incoming::default());
+        let returns = self.may_return();
+        let Some(join) = self.part.join_mut() else { return };
+        let returning = returns.then_some(0);
+        *join = Join { returning, behind: None, joining_at: self.env.now, ..*join };
+        match returning {
+            Some(_) => self.want_return(),
+            None => self.want_snapshot(),
         }
     }
 
     /// It is to join again in the epoch in which it had everything: what it has it keeps. The head, which has heard so or is about to, may
     /// have acknowledged by now what it holds.
-    pub(super) fn join_where_it_was(&mut self, out: &mut Vec<Effect>) {
-        if self.join.whole_in != Some(self.epoch) {
-            return self.begin_join(out);
+    pub(super) fn join_where_it_was(&mut self) {
+        if self.member.whole_in != Some(self.view.epoch) {
+            return self.begin_join();
         }
-        self.report_past(out);
-        (self.join.joining_at, self.join.joined_at) = (self.now, self.now);
-        self.to_head(Message::Position { seq: self.ring.last() }, out);
+        self.report_past();
+        self.note_joining();
+        self.to_head(Message::Position { seq: self.ring.last() });
     }
 
     /// What is here may be the beginning of the stream that the head has.
     fn may_return(&self) -> bool {
-        self.config.limits.returns > 0 && self.ring.last().0 > 0 && self.ring.last_epoch().0 > 0
+        self.env.config.limits.returns > 0 && self.ring.last().0 > 0 && self.ring.last_epoch().0 > 0
     }
 
-    fn want_return(&mut self, out: &mut Vec<Effect>) {
+    /// What cannot be cut: it is published, or being published, and its copies may lie over what was there before.
+    fn published_or_begun(&self) -> StreamSeq {
+        self.member.job.as_ref().map_or(self.member.published, |job| job.upto())
+    }
+
+    fn want_return(&mut self) {
         let (last, epoch) = (self.ring.last(), self.ring.last_epoch());
-        let (incarnation, published) = (self.config.incarnation, self.member.published);
-        self.to_head(Message::Return { incarnation, last, epoch, published }, out);
+        let (incarnation, published) = (self.env.config.incarnation, self.published_or_begun());
+        self.to_head(Message::Return { incarnation, last, epoch, published });
     }
 
     /// Head: a node is back, whose stream ends with that chunk of that epoch.
@@ -105,25 +108,26 @@ impl Node {
         incarnation: u64,
         (last, epoch): (StreamSeq, Epoch),
         published: StreamSeq,
-        out: &mut Vec<Effect>,
     ) {
-        self.heard_of(from);
-        if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
+        let now = (!self.fenced).then_some(self.env.now);
+        let Some(head) = self.part.head_mut() else { return };
+        head.keeping.heard_of(from);
+        if !head.ready || !self.view.syncing.contains(&from) {
             return;
         }
-        if !self.begins_anew(from, incarnation) {
+        if !head.begins_anew(from, incarnation, now) {
             return;
         }
-        self.head.snapshots.remove(&from);
-        self.head.acked.remove(&from);
+        head.snapshots.remove(&from);
+        head.acked.remove(&from);
         let agreed = self.parts_at(last, epoch).filter(|at| {
             let rest = *at == self.ring.last() || self.ring.get(StreamSeq(at.0 + 1)).is_some();
             rest && *at >= published
         });
-        self.counters.returns += u64::from(agreed.is_some());
+        self.env.counters.returns += u64::from(agreed.is_some());
         log::info!("node {from} is back with the stream up to {last}: {agreed:?} is common");
         let (seq, last) = (agreed.unwrap_or_default(), self.ring.last());
-        self.send(from, Message::Resume { seq, last }, out);
+        self.send(from, Message::Resume { seq, last });
     }
 
     /// Up to where a stream is this one that ends with chunk `last` of that epoch; `None` if that is not known any more.
@@ -145,57 +149,72 @@ impl Node {
     }
 
     /// The head says up to where the stream here is its own.
-    pub(super) fn resume(
-        &mut self,
-        seq: StreamSeq,
-        last: StreamSeq,
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
-        if self.role() != Role::Syncing || self.join.returning.take().is_none() {
+    pub(super) fn resume(&mut self, seq: StreamSeq, last: StreamSeq) -> Result<(), Failure> {
+        let asked = self.part.join_mut().and_then(|join| join.returning.take());
+        if asked.is_none() {
             return Ok(());
         }
-        if seq.0 == 0 || seq < self.member.published || seq > self.ring.last() {
-            self.want_snapshot(out);
+        if seq.0 == 0 || seq < self.published_or_begun() || seq > self.ring.last() {
+            self.want_snapshot();
             return Ok(());
         }
         self.ring.cut(seq)?;
+        self.member.replayed = self.member.replayed.min(seq);
         if self.member.applied > seq {
             self.take_back_to(seq)?;
         }
         self.member.dirty.retain(|_, at| at.0 <= seq);
         self.count_settled()?;
-        self.join.incoming = None;
-        (self.join.joining_at, self.join.joined_at) = (self.now, self.now);
+        self.member.incoming = None;
+        self.note_joining();
         log::info!("what is here of the stream goes on from {seq}, to {last}");
-        out.push(Effect::Position(seq));
-        self.join.behind = Some(Behind { last, from: seq, batch: 0 });
-        self.catch_up(out);
+        self.env.out.push(Effect::Position(seq));
+        if let Some(join) = self.part.join_mut() {
+            join.behind = Some(Behind { last, from: seq, batch: 0 });
+        }
+        self.catch_up();
         Ok(())
     }
 
     /// Asks for what it has missed, some at a time; when all of that is here it tells so, and is sent all that comes.
-    pub(super) fn catch_up(&mut self, out: &mut Vec<Effect>) {
-        let Some(behind) = self.join.behind else { return };
+    pub(super) fn catch_up(&mut self) {
         let seq = self.ring.last();
+        let Some(join) = self.part.join_mut() else { return };
+        let Some(behind) = join.behind else { return };
         if seq >= behind.last {
-            (self.join.behind, self.join.whole_in) = (None, Some(self.epoch));
-            self.to_head(Message::Position { seq }, out);
+            join.behind = None;
+            self.member.whole_in = Some(self.view.epoch);
+            self.to_head(Message::Position { seq });
         } else if seq.0 >= behind.from.0 + behind.batch {
-            let batch = if behind.batch == 0 { self.config.limits.resend } else { behind.batch };
-            self.join.behind = Some(Behind { from: seq, batch, ..behind });
-            (self.join.joining_at, self.join.joined_at) = (self.now, self.now);
-            self.want_stream(out);
+            let batch =
+                if behind.batch == 0 { self.env.config.limits.resend } else { behind.batch };
+            join.behind = Some(Behind { from: seq, batch, ..behind });
+            self.note_joining();
+            self.want_stream();
         }
     }
 
+    /// Something has come.
+    fn note_joining(&mut self) {
+        if let Some(join) = self.part.join_mut() {
+            (join.joining_at, join.joined_at) = (self.env.now, self.env.now);
+        }
+    }
+
+    /// Whether what it has missed of the stream comes.
+    pub(super) fn is_behind(&self) -> bool {
+        self.part.join().is_some_and(|join| join.behind.is_some())
+    }
+
     /// Nothing has come for a while: some of what was asked for is lost, or that was all that comes for one question.
-    fn ask_for_rest(&mut self, out: &mut Vec<Effect>) {
-        let Some(behind) = self.join.behind else { return };
+    fn ask_for_rest(&mut self) {
         let seq = self.ring.last();
+        let Some(join) = self.part.join_mut() else { return };
+        let Some(behind) = join.behind else { return };
         let came = seq.0.saturating_sub(behind.from.0);
         let batch = if came > 0 { came.min(behind.batch) } else { behind.batch };
-        self.join.behind = Some(Behind { from: seq, batch, ..behind });
-        self.want_stream(out);
+        join.behind = Some(Behind { from: seq, batch, ..behind });
+        self.want_stream();
     }
 
     /// How far the stream has each client: what is published, and what is in the ring.
@@ -218,21 +237,20 @@ impl Node {
         Ok(())
     }
 
-    pub(super) fn report_past(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn report_past(&mut self) {
         for message in self.past_reports() {
-            self.to_head(message, out);
+            self.to_head(message);
         }
     }
 
-    fn want_snapshot(&mut self, out: &mut Vec<Effect>) {
-        out.push(Effect::Wipes);
-        self.to_head(Message::SnapshotWant { incarnation: self.config.incarnation }, out);
+    fn want_snapshot(&mut self) {
+        self.env.out.push(Effect::Wipes);
+        self.to_head(Message::SnapshotWant { incarnation: self.env.config.incarnation });
     }
 
     /// It is in the chain: what it asked for since it had everything will not come.
     pub(super) fn end_join(&mut self) -> Result<(), Failure> {
-        (self.join.returning, self.join.behind) = (None, None);
-        match self.join.incoming.take().and_then(|i| i.begun) {
+        match self.member.incoming.take().and_then(|i| i.begun) {
             None => Ok(()),
             Some((seq, _)) => {
                 Err(Failure::Diverged(seq, "it is in the chain with half a snapshot".into()))
@@ -241,27 +259,29 @@ impl Node {
     }
 
     /// What a joining node asked for may have come before the head knew of it, or got lost.
-    pub(super) fn join_again(&mut self, out: &mut Vec<Effect>) {
-        if self.role() != Role::Syncing || self.now < self.join.joining_at + JOIN_AGAIN {
+    pub(super) fn join_again(&mut self) {
+        let now = self.env.now;
+        let Some(join) = self.part.join_mut().filter(|join| now >= join.joining_at + JOIN_AGAIN)
+        else {
             return;
-        }
-        self.join.joining_at = self.now;
-        match self.join.incoming {
-            Some(_) => match &mut self.join.returning {
-                Some(tries) if *tries < self.config.limits.returns => {
+        };
+        join.joining_at = now;
+        match self.member.incoming {
+            Some(_) => match &mut join.returning {
+                Some(tries) if *tries < self.env.config.limits.returns => {
                     *tries += 1;
-                    self.want_return(out);
+                    self.want_return();
                 }
                 _ => {
-                    self.join.returning = None;
-                    self.want_snapshot(out);
+                    join.returning = None;
+                    self.want_snapshot();
                 }
             },
             // The head no longer keeps what is missing here, or it would be in the chain by now.
-            None if self.now > self.join.joined_at + JOIN_GIVE_UP => self.begin_join(out),
+            None if now > join.joined_at + JOIN_GIVE_UP => self.begin_join(),
             // Some of it was lost.
-            None if self.join.behind.is_some() => self.ask_for_rest(out),
-            None => self.to_head(Message::Position { seq: self.ring.last() }, out),
+            None if join.behind.is_some() => self.ask_for_rest(),
+            None => self.to_head(Message::Position { seq: self.ring.last() }),
         }
     }
 
@@ -272,14 +292,13 @@ impl Node {
         last_inode: InodeId,
         (end, waits): (bool, bool),
         raw: &[u8],
-        out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        if self.join.returning.is_some() {
+        if self.part.join().is_some_and(|join| join.returning.is_some()) {
             // What was asked for before.
             return Ok(());
         }
-        self.counters.snapshot_bytes += raw.len() as u64;
-        let Some(incoming) = &mut self.join.incoming else { return Ok(()) };
+        self.env.counters.snapshot_bytes += raw.len() as u64;
+        let Some(incoming) = &mut self.member.incoming else { return Ok(()) };
         // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
         // which its end alone would be a state with nothing in it.
         let headless = planted(Bug::SnapshotHeadless) && incoming.begun.is_none();
@@ -287,7 +306,9 @@ impl Node {
             return Ok(());
         }
         incoming.begun = Some((seq, piece + 1));
-        self.join.joining_at = self.now;
+        if let Some(join) = self.part.join_mut() {
+            join.joining_at = self.env.now;
+        }
         if (piece == 0 || headless) && !planted(Bug::JoinKeepsOld) {
             self.wipe(seq)?;
         }
@@ -303,7 +324,7 @@ impl Node {
             self.volume.note_used(last_inode);
         }
         // The free part of the ring holds the piece while its data is copied out.
-        self.media.write(segment, base, raw)?;
+        self.env.media.write(segment, base, raw)?;
         for entry in entries(raw, 0) {
             let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
             let source = (segment, base + offset as u64 + 64);
@@ -323,29 +344,31 @@ impl Node {
             }
         }
         self.publish_piece()?;
-        self.to_head(Message::SnapshotAck { seq, piece }, out);
+        self.to_head(Message::SnapshotAck { seq, piece });
         if end {
-            let sealed = self.volume.seal(seq, self.epoch, &[])?;
+            let sealed = self.volume.seal(seq, self.view.epoch, &[])?;
             self.volume.publish(sealed)?;
             (self.member.applied, self.member.published) = (seq, seq);
             self.ring.restart(seq)?;
-            (self.join.incoming, self.join.whole_in) = (None, Some(self.epoch));
-            self.join.joined_at = self.now;
+            (self.member.incoming, self.member.whole_in) = (None, Some(self.view.epoch));
+            if let Some(join) = self.part.join_mut() {
+                join.joined_at = self.env.now;
+            }
             if !waits {
                 self.know_all_lost();
             }
             log::info!("state as of stream position {seq} is here");
-            out.push(Effect::Position(seq));
-            self.to_head(Message::Position { seq }, out);
+            self.env.out.push(Effect::Position(seq));
+            self.to_head(Message::Position { seq });
         }
         Ok(())
     }
 
     /// Publishes a part of a snapshot, as a state of before the stream.
     fn publish_piece(&mut self) -> Result<(), Failure> {
-        let sealed = self.volume.seal(StreamSeq(0), self.epoch, &[])?;
-        back_copies(&*self.media, &sealed.copies)?;
-        run_copies(&*self.media, &sealed.copies)?;
+        let sealed = self.volume.seal(StreamSeq(0), self.view.epoch, &[])?;
+        back_copies(&*self.env.media, &sealed.copies)?;
+        run_copies(&*self.env.media, &sealed.copies)?;
         self.volume.publish(sealed)?;
         Ok(())
     }
@@ -353,6 +376,7 @@ impl Node {
     /// Makes the volume empty before a snapshot comes.
     fn wipe(&mut self, seq: StreamSeq) -> Result<(), Failure> {
         self.drop_job()?;
+        self.forget_scrub();
         let old = self.volume.superblock().clone();
         let params = Params {
             uuid: old.uuid,
@@ -366,13 +390,13 @@ impl Node {
             gid: 0,
             mode: 0o755,
         };
-        for segment in self.media.segments()? {
+        for segment in self.env.media.segments()? {
             match segment {
                 Segment::Log(_) if planted(Bug::JoinKeepsLogs) => {}
-                Segment::Log(_) => self.media.remove(segment)?,
+                Segment::Log(_) => self.env.media.remove(segment)?,
                 // Emptied, not removed: hostd and clients have them mapped.
                 Segment::Arena(_) | Segment::Tree => {
-                    self.media.discard(segment, 0, self.media.size(segment)?)?;
+                    self.env.media.discard(segment, 0, self.env.media.size(segment)?)?;
                 }
                 Segment::Super | Segment::Stream | Segment::Clients => {}
             }
@@ -382,12 +406,12 @@ impl Node {
                 self.agent.table.remove(client.into_row())?;
             }
         }
-        self.locking.drop_all();
+        self.agent.locking.drop_all();
         self.member.batch.clear();
         self.member.settled.clear();
         self.member.stash.clear();
         self.member.dirty.clear();
-        self.volume = Volume::format(Arc::clone(&self.media), &params)?;
+        self.volume = Volume::format(Arc::clone(&self.env.media), &params)?;
         self.ring.restart(seq)?;
         (self.member.applied, self.member.published) = (StreamSeq(0), StreamSeq(0));
         Ok(())

@@ -1,10 +1,11 @@
-//! The head's lease table: per inode one writer or many readers.
+//! The head's lease table: per inode one writer or many readers, or, of a directory, many who use its names jointly.
 //!
-//! Always true: a writer excludes every other holder; whoever waits is behind a holder that is
+//! Always true: a writer excludes every other holder that was granted its lease here, and joint holders exclude readers; whoever waits is behind a holder that is
 //! being recalled; each (client, inode) is recalled at most once at a time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use base::always;
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId};
 use storage::format::control::LeaseMode;
@@ -45,6 +46,32 @@ pub enum Action {
     Grant(InodeId, Want),
 }
 
+/// Whether a lease of mode `held` is in the way of somebody else's of mode `wanted`.
+fn excludes(wanted: LeaseMode, held: LeaseMode) -> bool {
+    let reader_too = !planted(Bug::ReaderBesideWriter);
+    match (wanted, held) {
+        (_, LeaseMode::None) => false,
+        (LeaseMode::Write, _) => true,
+        (_, LeaseMode::Write) => reader_too,
+        (LeaseMode::Read, LeaseMode::Joint) => !planted(Bug::ReaderBesideJoint),
+        (LeaseMode::Joint, LeaseMode::Read) => !planted(Bug::ReaderBesideJoint),
+        (LeaseMode::None, _)
+        | (LeaseMode::Read, LeaseMode::Read)
+        | (LeaseMode::Joint, LeaseMode::Joint) => false,
+    }
+}
+
+/// Whether a client's own lease of mode `held` has to come back before it gets one of mode `wanted`, which says something else.
+fn supersedes(wanted: LeaseMode, held: LeaseMode) -> bool {
+    match (wanted, held) {
+        // What it knows of the names must go before others change them.
+        (LeaseMode::Joint, LeaseMode::Read) => true,
+        // What it has done to them beside others is judged as that: who does not wait for it any more would be told of a refusal.
+        (LeaseMode::Read | LeaseMode::Write, LeaseMode::Joint) => !planted(Bug::JointTurnedOver),
+        _ => false,
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
@@ -68,6 +95,15 @@ impl LeaseTable {
     /// The token of the want by which `client` got what it holds on `ino`; 0 if it was adopted.
     pub fn token(&self, client: ClientId, ino: InodeId) -> Option<u64> {
         Some(self.entries.get(&ino)?.holders.get(&client)?.token)
+    }
+
+    /// Whether a lease of that mode would have to be taken from somebody else first, or somebody waits for that.
+    pub fn is_in_the_way(&self, client: ClientId, ino: InodeId, mode: LeaseMode) -> bool {
+        let others = |e: &Entry| {
+            let holds = |(c, h): (&ClientId, &Holder)| *c != client && excludes(mode, h.mode);
+            e.holders.iter().any(holds) || e.waiting.iter().any(|w| w.client != client)
+        };
+        self.entries.get(&ino).is_some_and(others)
     }
 
     /// Whether somebody else may write, and may have done what is not known yet.
@@ -153,13 +189,15 @@ impl LeaseTable {
     fn advance(&mut self, ino: InodeId, out: &mut Vec<Action>) {
         let Some(entry) = self.entries.get_mut(&ino) else { return };
         while let Some(&want) = entry.waiting.front() {
-            let write = want.mode == LeaseMode::Write;
+            // What it holds already it keeps: agents may have reported others beside it, who gave theirs back before.
+            let own = entry.holders.get(&want.client).map_or(LeaseMode::None, |h| h.mode);
+            let wanted = own.max(want.mode);
             let blockers: Vec<ClientId> = entry
                 .holders
                 .iter()
-                .filter(|(c, h)| {
-                    let writes = h.mode == LeaseMode::Write && !planted(Bug::ReaderBesideWriter);
-                    **c != want.client && (write || writes)
+                .filter(|(c, h)| match **c == want.client {
+                    true => supersedes(want.mode, h.mode),
+                    false => excludes(wanted, h.mode),
                 })
                 .map(|(c, _)| *c)
                 .collect();
@@ -210,23 +248,46 @@ impl LeaseTable {
         self.entries.is_empty()
     }
 
-    /// Panics when an invariant of the module does not hold.
-    pub fn assert_invariants(&self) {
+    /// What the module says is always true; else what is not.
+    pub fn invariants(&self) -> Result<(), String> {
         for (ino, entry) in &self.entries {
-            let writers = entry.holders.values().filter(|h| h.mode == LeaseMode::Write).count();
-            assert!(writers == 0 || entry.holders.len() == 1, "{ino}: a writer beside others");
+            // (What agents report a head that does not know has to take as it is: who gave a lease back holds it until all
+            // that was done under it is settled, and the next one may have it already.)
+            let granted: Vec<LeaseMode> =
+                entry.holders.values().filter(|h| h.token != 0).map(|h| h.mode).collect();
+            let having = |mode| granted.iter().filter(|m| **m == mode).count();
+            let (writers, jointly) = (having(LeaseMode::Write), having(LeaseMode::Joint));
+            always!(writers == 0 || granted.len() == 1, "{ino}: a writer beside others");
+            let alike = jointly == 0 || jointly == granted.len();
+            always!(alike, "{ino}: a reader beside those who change its names");
             for client in entry.holders.keys() {
-                assert!(self.of.get(client).is_some_and(|s| s.contains(ino)), "{ino} unindexed");
+                let known = self.of.get(client).is_some_and(|s| s.contains(ino));
+                always!(known, "{ino}: a lease that its client's end would not find");
             }
             for want in &entry.waiting {
                 let known = self.wanted.get(&want.client).is_some_and(|s| s.contains(ino));
-                assert!(known, "{ino}: a wait that its client's end would not find");
+                always!(known, "{ino}: a wait that its client's end would not find");
             }
-            assert!(
-                entry.waiting.is_empty() || !entry.recalling.is_empty(),
-                "{ino}: somebody waits for nothing"
+            let served = entry.waiting.is_empty() || !entry.recalling.is_empty();
+            always!(served, "{ino}: somebody waits for nothing");
+            let held = entry.recalling.iter().all(|c| entry.holders.contains_key(c));
+            always!(held, "{ino}: a lease comes back that nobody holds");
+        }
+        for (client, inodes) in &self.of {
+            let holds = |ino| self.entries.get(ino).is_some_and(|e| e.holders.contains_key(client));
+            always!(
+                inodes.iter().all(holds),
+                "client {:#x} is said to hold what it does not",
+                client.0
             );
         }
+        Ok(())
+    }
+
+    /// Who holds a lease or waits for one.
+    pub fn clients(&self) -> impl Iterator<Item = ClientId> {
+        let holds = self.of.iter().filter(|(_, inodes)| !inodes.is_empty()).map(|(c, _)| *c);
+        holds.chain(self.wanted.keys().copied())
     }
 }
 
@@ -236,6 +297,15 @@ mod tests {
     use base::random::Random;
 
     impl LeaseTable {
+        /// Of one client at a time nothing is reported that another has.
+        fn is_exclusive(&self) -> bool {
+            let alone = |e: &Entry| {
+                let writes = e.holders.values().any(|h| h.mode == LeaseMode::Write);
+                !writes || e.holders.len() == 1
+            };
+            self.entries.values().all(alone)
+        }
+
         fn waits(&self, client: ClientId) -> Vec<u64> {
             let all = self.entries.values().flat_map(|e| &e.waiting);
             all.filter(|w| w.client == client).map(|w| w.token).collect()
@@ -244,6 +314,26 @@ mod tests {
         fn held(&self, client: ClientId) -> Vec<(InodeId, LeaseMode)> {
             let of = |(i, e): (&InodeId, &Entry)| Some((*i, e.holders.get(&client)?.mode));
             self.entries.iter().filter_map(of).collect()
+        }
+    }
+
+    /// Agents report in any order what a client uses and what another one gave back before: whoever wants it then waits for both.
+    #[test]
+    fn whatever_agents_report_is_asked_for() {
+        let (uses, gave_back, wants, ino) = (ClientId(1), ClientId(2), ClientId(3), InodeId(7));
+        for order in [[uses, gave_back], [gave_back, uses]] {
+            let (mut table, mut out) = (LeaseTable::default(), Vec::new());
+            for client in order {
+                table.replace(client, &[(ino, LeaseMode::Write)], &mut out);
+            }
+            assert!(table.invariants().is_ok() && out.is_empty());
+            let want = Want { client: wants, token: 1, mode: LeaseMode::Write, judge: None };
+            table.want(ino, want, &mut out);
+            assert_eq!(out, [Action::Recall(uses, ino), Action::Recall(gave_back, ino)]);
+            for client in order {
+                table.released(client, ino, &mut out);
+            }
+            assert_eq!(out.pop(), Some(Action::Grant(ino, want)));
         }
     }
 
@@ -285,20 +375,23 @@ mod tests {
                     let want = Want {
                         client: ClientId(1 + random.below(4)),
                         token: asked,
-                        mode: if random.chance(1, 2) { LeaseMode::Read } else { LeaseMode::Write },
+                        mode: [LeaseMode::Read, LeaseMode::Write, LeaseMode::Joint]
+                            [random.below(3) as usize],
                         judge: None,
                     };
                     asked += 1;
                     table.want(InodeId(1 + random.below(3)), want, &mut out);
                 }
                 settle(out, &mut recalls, &mut granted);
-                table.assert_invariants();
+                assert_eq!(table.invariants(), Ok(()));
+                assert!(table.is_exclusive(), "a writer beside others");
             }
             while let Some((client, ino)) = recalls.pop() {
                 let mut out = Vec::new();
                 table.released(client, ino, &mut out);
                 settle(out, &mut recalls, &mut granted);
-                table.assert_invariants();
+                assert_eq!(table.invariants(), Ok(()));
+                assert!(table.is_exclusive(), "a writer beside others");
             }
             assert_eq!(asked, granted, "seed {seed}: nobody waits for ever");
         }

@@ -2,6 +2,7 @@
 //! what happens at an edge happens in the first seconds.
 
 use storage::format::rpc;
+use storage::format::sole::SOLE_FILES;
 use storage::limits::RPC_SLOT_BYTES;
 
 /// Bytes of a reply's lists.
@@ -26,6 +27,13 @@ pub struct Limits {
     pub discard_min: u64,
     /// Bytes given back in one slice of work.
     pub discard_max: u64,
+    /// What is no longer than this is done by the thread that decides: to hand it to another and hear of its end takes as long.
+    /// `usize::MAX`: it does everything.
+    pub inline_bytes: usize,
+    /// Bytes of chunks that one piece of work puts into the ring.
+    pub keep_bytes: usize,
+    /// Bytes of chunks that may be on their way there, before the thread that decides waits for them.
+    pub behind_bytes: usize,
     /// Chunks given up at a time: each time costs a persisted record.
     pub release_step: u64,
     /// Bytes of chunks that are kept in memory until they are applied; those beyond are read back from the ring.
@@ -47,6 +55,22 @@ pub struct Limits {
     pub forward_bytes: usize,
     /// What nobody waits for is fetched this much later, in nanoseconds: what undoes itself meanwhile need not travel.
     pub hold: u64,
+    /// A directory for whose lease clients waited so often within `joint_within` is used jointly (see `joint`).
+    pub joint_after: u32,
+    /// In nanoseconds.
+    pub joint_within: u64,
+    /// For so long after the last time that another client asked for it, in nanoseconds.
+    pub joint_for: u64,
+    /// Files of whose locks a client may have the sole use at a time, at most `SOLE_FILES`; 0: the head judges all locks.
+    pub soles: usize,
+    /// What came back so often within `sole_within` is not asked for again for `sole_pause` (see `sole`).
+    pub sole_after: u32,
+    /// In nanoseconds.
+    pub sole_within: u64,
+    /// In nanoseconds.
+    pub sole_pause: u64,
+    /// What was refused is not asked for again before, in nanoseconds.
+    pub sole_again: u64,
     /// Whether what a chunk undoes itself is taken out of it.
     pub coalesce: bool,
     /// Questions kept while a head is not ready; those beyond are asked again when it is.
@@ -65,6 +89,10 @@ pub struct Limits {
     pub accounts: usize,
     /// Names looked at for one reply.
     pub names: usize,
+    /// A scrub begins so long after the one before it has ended, in nanoseconds; 0: only when one is asked for.
+    pub scrub_every: u64,
+    /// Bytes that one in the background reads in a second.
+    pub scrub_rate: u64,
 }
 
 impl Limits {
@@ -78,6 +106,9 @@ impl Limits {
         host_bytes: 16 << 20,
         discard_min: 256 * 1024,
         discard_max: 16 << 20,
+        inline_bytes: 128 * 1024,
+        keep_bytes: 4 << 20,
+        behind_bytes: 16 << 20,
         release_step: 32,
         recent_bytes: 8 << 20,
         returns: 4,
@@ -88,6 +119,14 @@ impl Limits {
         shared_window: 512 * 1024,
         forward_bytes: 256 * 1024,
         hold: 2_000_000,
+        joint_after: 4,
+        joint_within: 100_000_000,
+        joint_for: 1_000_000_000,
+        soles: SOLE_FILES,
+        sole_after: 2,
+        sole_within: 1_000_000_000,
+        sole_pause: 1_000_000_000,
+        sole_again: 100_000_000,
         coalesce: true,
         unready: 4096,
         numbers: 256,
@@ -97,6 +136,8 @@ impl Limits {
         extents: LIST_BYTES / rpc::EXTENT_BYTES,
         accounts: LIST_BYTES / rpc::ACCOUNT_BYTES,
         names: 4096,
+        scrub_every: 0,
+        scrub_rate: 64 << 20,
     };
 }
 

@@ -3,32 +3,42 @@
 //! The head judges (`locks`); each agent remembers what its clients were granted, and tells a new
 //! head before that grants anything (`view`). An agent's memory changes only when the head's answer
 //! comes, in the order of the head's answers, so that it never claims what the head has given away.
+//!
+//! Where the head has left a file's locks to one client (`sole`), whoever else asks about them is answered when they have come
+//! back: then the table says again what is locked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{Bug, planted};
-use base::{ClientId, Errno, InodeId, NodeId};
+use base::{ClientId, Errno, InodeId, Nanos, NodeId};
 use storage::format::lock::{Lock, LockKind, LockSpace};
+use storage::format::rpc::LOCK_LEAVING;
 use storage::locks::FileLocks;
 use storage::permission::{R, W};
+use storage::volume::Volume;
 
-use super::locks::{LockTable, Wish};
-use super::message::{LockAsk, Message};
-use super::{Effect, Failure, Node};
+use super::head::Head;
+use super::locks::Wish;
+use super::message::{LockAsk, Message, SoleSays};
+use super::sole::{Return, Wishes};
+use super::{Failure, Node};
 
-/// What a node keeps about file locks.
+/// Who shall give locks back, and is silent, is told again after so long.
+const SOLE_ASKED_AGAIN: Nanos = 1_000_000_000;
+
+/// What an agent keeps about the file locks of its clients. (Those of all are the head's.)
 #[derive(Debug, Default)]
 pub(super) struct Locking {
     /// Names this run of the service; never 0.
     pub(super) run: u64,
-    /// Head: everybody's.
-    pub(super) table: LockTable,
-    /// Head: asked during a takeover.
-    early: Vec<(NodeId, Message)>,
-    /// Agent: what its clients were granted.
+    /// What they were granted.
     held: BTreeMap<ClientId, BTreeMap<InodeId, FileLocks>>,
-    /// Agent: clients of an earlier run, of which the process before this one knew that.
+    /// Clients of an earlier run, of which the process before this one knew that.
     untold: BTreeSet<ClientId>,
+    /// When to ask for the sole use of a file's locks.
+    pub(super) wishes: Wishes,
+    /// Those on their way back.
+    pub(super) returns: Vec<Return>,
 }
 
 impl Locking {
@@ -36,27 +46,46 @@ impl Locking {
         Self { run, ..Self::default() }
     }
 
-    /// This node becomes head and knows nothing of others yet; or is head no more.
-    pub(super) fn drop_table(&mut self) {
-        self.table = LockTable::default();
-        self.early.clear();
-    }
-
-    /// Agent: a client is no more.
+    /// A client is no more.
     pub(super) fn drop_client(&mut self, client: ClientId) {
         self.held.remove(&client);
         self.untold.remove(&client);
     }
 
-    /// Agent: a client of an earlier run goes on. Which locks it has, it says when it is asked for them, soon.
+    /// A client of an earlier run goes on. Which locks it has, it says when it is asked for them, soon.
     pub(super) fn take_up(&mut self, client: ClientId) {
         self.untold.insert(client);
     }
 
-    /// Agent: no client is left.
+    /// No client is left.
     pub(super) fn drop_all(&mut self) {
         self.held.clear();
         self.untold.clear();
+        self.returns.clear();
+    }
+
+    /// Whether no client of this machine may believe that an earlier run's head has left locks to it.
+    fn is_quiet(&self) -> bool {
+        !self.returns.iter().any(Return::is_of_before) || planted(Bug::SoleOfBeforeUnheard)
+    }
+
+    /// How many locks of a file a client is known to have.
+    pub(super) fn count(&self, client: ClientId, ino: InodeId) -> usize {
+        let file = self.held.get(&client).and_then(|files| files.get(&ino));
+        file.map_or(0, |file| file.iter().count())
+    }
+
+    /// What a client has locked of a file is this, and nothing else.
+    pub(super) fn replace(&mut self, client: ClientId, ino: InodeId, locks: FileLocks) {
+        let files = self.held.entry(client).or_default();
+        if locks.is_empty() {
+            files.remove(&ino);
+        } else {
+            files.insert(ino, locks);
+        }
+        if files.is_empty() {
+            self.held.remove(&client);
+        }
     }
 
     fn remember(&mut self, client: ClientId, ino: InodeId, lock: Lock) {
@@ -72,7 +101,7 @@ impl Locking {
         }
     }
 
-    /// Agent: what a client holds, for a head that does not know.
+    /// What a client holds, for a head that does not know.
     pub(super) fn report(&self, client: ClientId, most: usize) -> Vec<Message> {
         let files = self.held.get(&client).filter(|_| !planted(Bug::LocksUnreported));
         let files = files.into_iter().flatten();
@@ -92,92 +121,357 @@ impl Locking {
 }
 
 impl Node {
-    /// Agent: the head has answered; the memory of what is held follows.
+    /// the head has answered; the memory of what is held follows.
     pub(super) fn note_lock(&mut self, client: ClientId, ino: InodeId, ask: LockAsk, errno: u16) {
         let LockAsk::Set { lock, .. } = ask else { return };
         if errno == 0 {
-            self.locking.remember(client, ino, lock);
+            self.agent.locking.remember(client, ino, lock);
         } else if lock.space == LockSpace::Flock && errno == Errno::AGAIN.0 {
             // The head has given up the old mode (see `LockTable::set`).
-            self.locking.remember(client, ino, Lock { kind: LockKind::None, ..lock });
+            self.agent.locking.remember(client, ino, Lock { kind: LockKind::None, ..lock });
         }
     }
 
-    /// Agent: a lock that the client waits for may be free.
+    /// a lock that the client waits for may be free.
     pub(super) fn lock_freed(&self, client: ClientId) {
         if let Some(client) = self.agent.clients.get(&client) {
             client.tell_of_locks();
         }
     }
 
-    /// Agent: a new head knows no waiters; those who wait must ask again.
+    /// a new head knows no waiters; those who wait must ask again.
     pub(super) fn wake_lock_waiters(&self) {
         for client in self.agent.clients.values() {
-            client.set_lock_run(self.locking.run);
+            client.set_lock_run(self.agent.locking.run);
             client.tell_of_locks();
         }
     }
 
-    /// Head: an agent asks.
-    pub(super) fn lock_wanted(
+    // --- head ---
+
+    /// An agent asks.
+    pub(super) fn lock_wanted(&mut self, from: NodeId, message: Message) -> Result<(), Failure> {
+        self.judge_lock(from, message, None)
+    }
+
+    /// `put_off`: it was put off until then, and is put off no longer, whoever leaves meanwhile.
+    fn judge_lock(
         &mut self,
         from: NodeId,
         message: Message,
-        out: &mut Vec<Effect>,
+        put_off: Option<Nanos>,
     ) -> Result<(), Failure> {
         let Message::LockWant { client, ino, token, ask } = message else { return Ok(()) };
         if client.node() != from {
-            self.counters.bad_messages += 1;
+            self.env.counters.bad_messages += 1;
             return Ok(());
         }
-        if !self.ready || self.now < self.head.grants_from {
+        let judges = self.judges_locks();
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        if !judges {
             // Not before every agent has said what its clients hold, and clients of lost nodes have
             // learnt that they hold nothing.
-            if self.locking.early.len() < self.config.limits.unready {
-                self.locking.early.push((from, message));
+            if head.early_locks.len() < self.env.config.limits.unready {
+                head.early_locks.push((from, message));
             } else {
-                self.head.missed.insert(from);
+                head.missed.insert(from);
             }
             return Ok(());
         }
-        if !self.head.known.contains_key(&client) {
+        if !head.known.contains_key(&client) {
             return Ok(());
         }
-        let mut told = BTreeSet::new();
-        let mut found = None;
+        if let LockAsk::Set { lock, .. } = ask {
+            self.retract(client, ino, lock);
+        }
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        let asks = match ask {
+            LockAsk::Set { lock, .. } => lock.kind != LockKind::None,
+            LockAsk::Test { .. } => !planted(Bug::TestBesideSole),
+            LockAsk::Cancel { .. } => false,
+        };
+        if asks
+            && let Some(other) = head.locks.sole(ino)
+            && other != client
+        {
+            self.await_sole(from, message, (other, ino));
+            return Ok(());
+        }
+        let (mut told, mut found) = (BTreeSet::new(), None);
         let answer = match ask {
-            LockAsk::Set { lock, wait } => match self.lock_check(client, ino, &lock)? {
+            LockAsk::Set { lock, wait } => match head.may_lock(&self.volume, client, ino, &lock)? {
                 Ok(()) => {
                     let wish = Wish { client, ino, lock, wait };
-                    self.locking.table.set(self.now, wish, &mut told)
+                    head.locks.set(self.env.now, wish, &mut told)
                 }
                 refused => refused,
             },
-            LockAsk::Test { lock } => self.lock_check(client, ino, &lock)?.map(|()| {
-                found = self.locking.table.test(client, ino, lock).map(|held| {
+            LockAsk::Test { lock } => head.may_lock(&self.volume, client, ino, &lock)?.map(|()| {
+                found = head.locks.test(client, ino, lock).map(|held| {
                     // A process number says nothing on another machine.
                     let here = held.client.node() == client.node();
                     Lock { pid: if here { held.lock.pid } else { 0 }, ..held.lock }
                 });
             }),
+            LockAsk::Cancel { wait: LOCK_LEAVING } => {
+                head.locks.leaving(self.env.now, client, ino);
+                Ok(())
+            }
             LockAsk::Cancel { wait } => {
-                self.locking.table.cancel(self.now, client, wait, &mut told);
+                head.locks.cancel(self.env.now, client, wait, &mut told);
                 Ok(())
             }
         };
+        let barred = match ask {
+            LockAsk::Set { lock, wait: 0 } if answer == Err(Errno::AGAIN) => Some(lock),
+            LockAsk::Test { lock } if found.is_some() => Some(lock),
+            _ => None,
+        };
+        if let Some(lock) = barred
+            && let Some(until) = head.locks.in_doubt(self.env.now, client, ino, lock)
+            && let first = put_off.filter(|_| !planted(Bug::PutOffAgain))
+            && let until = first.map_or(until, |first| first.min(until))
+            && until > self.env.now
+            && head.doubtful_locks.len() < self.env.config.limits.unready
+        {
+            head.doubtful_locks.push((until, from, message));
+            self.tell_of_locks(told);
+            return Ok(());
+        }
         match answer {
-            Ok(()) => self.counters.locks += 1,
-            Err(_) => self.counters.locks_refused += 1,
+            Ok(()) => self.env.counters.locks += 1,
+            Err(_) => self.env.counters.locks_refused += 1,
         }
         let errno = answer.map_or_else(|e| e.0, |()| 0);
-        self.to_agent(client, Message::LockDone { client, token, errno, found }, out);
-        self.tell_of_locks(told, out);
+        self.to_agent(client, Message::LockDone { client, token, errno, found });
+        self.tell_of_locks(told);
+        match ask {
+            LockAsk::Set { lock: Lock { kind: LockKind::None, .. }, .. } => {
+                self.look_at_doubtful(|(_, _, message)| is_about(message, ino))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Head: whether locks are granted. Not before clients of this machine that an earlier run has left locks to are out of the
+    /// operations in which they may believe it.
+    fn judges_locks(&self) -> bool {
+        let ready = self.part.head().is_some_and(|head| head.ready);
+        ready && self.env.now >= self.view.grants_from && self.agent.locking.is_quiet()
+    }
+
+    /// Head: the owner asks for something else by now, so that what it asked for before, and was not told of yet, must not be
+    /// granted after it: nobody would give that up.
+    fn retract(&mut self, client: ClientId, ino: InodeId, lock: Lock) {
+        let Some(head) = self.part.head_mut().filter(|_| !planted(Bug::AwaitedGrantedLate)) else {
+            return;
+        };
+        let mut tokens = Vec::new();
+        head.doubtful_locks.retain(|(_, _, message)| {
+            let Message::LockWant {
+                client: who,
+                ino: of,
+                token,
+                ask: LockAsk::Set { lock: l, .. },
+            } = message
+            else {
+                return true;
+            };
+            let same = (*who, *of, l.owner, l.space) == (client, ino, lock.owner, lock.space);
+            if same {
+                tokens.push(*token);
+            }
+            !same
+        });
+        for token in tokens {
+            let errno = Errno::AGAIN.0;
+            self.to_agent(client, Message::LockDone { client, token, errno, found: None });
+        }
+    }
+
+    // --- sole use ---
+
+    /// Head: it is answered when the file's locks are back from the client that they are left to.
+    fn await_sole(&mut self, from: NodeId, message: Message, (other, ino): (ClientId, InodeId)) {
+        let most = self.env.config.limits.unready;
+        let Some(head) = self.part.head_mut() else { return };
+        let token = head.locks.sole_token(ino);
+        let asked = head.doubtful_locks.iter().any(|(_, _, m)| is_about(m, ino));
+        if !head.doubtful_locks.iter().any(|(until, _, _)| *until == Nanos::MAX) {
+            head.soles_asked = self.env.now;
+        }
+        if head.doubtful_locks.len() < most {
+            head.doubtful_locks.push((Nanos::MAX, from, message));
+        } else {
+            head.missed.insert(from);
+        }
+        if !asked {
+            let told = Message::LockSoleTold { client: other, ino, token, given: false };
+            self.to_agent(other, told);
+        }
+    }
+
+    /// Head: what an agent says of the sole use of a file's locks.
+    pub(super) fn sole_said(
+        &mut self,
+        client: ClientId,
+        (ino, token): (InodeId, u64),
+        says: SoleSays,
+    ) -> Result<(), Failure> {
+        let fresh = self.token();
+        let (now, gives) = (self.env.now, self.judges_locks() && self.env.config.limits.soles > 0);
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        let Some(known) = head.known.get(&client) else { return Ok(()) };
+        let awaited = head.doubtful_locks.iter().any(|(_, _, m)| is_about(m, ino));
+        let mut told = BTreeSet::new();
+        match says {
+            SoleSays::Wants => {
+                if head.locks.sole(ino) == Some(client) {
+                    // What it was told, or said, was lost, or is on its way: it says which.
+                    let (token, given) = (head.locks.sole_token(ino), false);
+                    self.to_agent(client, Message::LockSoleTold { client, ino, token, given });
+                    return Ok(());
+                }
+                let free = gives && !awaited && known.pins.contains(&ino);
+                if free && head.locks.give_sole(now, client, (ino, fresh)) {
+                    let (token, given) = (fresh, true);
+                    self.to_agent(client, Message::LockSoleTold { client, ino, token, given });
+                }
+                return Ok(());
+            }
+            SoleSays::Has => {
+                // It cannot be where somebody else's lock was reported first.
+                if !head.locks.adopt_sole(client, ino, token) || awaited {
+                    let given = false;
+                    self.to_agent(client, Message::LockSoleTold { client, ino, token, given });
+                }
+                // Another head has given it: none of this one's is like it.
+                self.next_token = self.next_token.max(token.min(1 << 62));
+                return Ok(());
+            }
+            SoleSays::Unused => {
+                head.locks.end_sole(client, ino, token);
+            }
+            SoleSays::Returns { locks, vouched } => {
+                if head.locks.end_sole(client, ino, token) || vouched {
+                    head.locks.replace(now, client, (ino, &locks), &mut told);
+                }
+            }
+        }
+        self.tell_of_locks(told);
+        self.look_at_doubtful(|(_, _, message)| is_about(message, ino))
+    }
+
+    /// Head: an agent begins anew, and what it was told to give back may be lost.
+    pub(super) fn ask_soles_again(&mut self, client: ClientId) {
+        let Some(head) = self.part.head() else { return };
+        let awaited = |ino: &InodeId| head.doubtful_locks.iter().any(|(_, _, m)| is_about(m, *ino));
+        let inodes = head.locks.soles_of(client).filter(awaited);
+        let soles: Vec<_> = inodes.map(|ino| (ino, head.locks.sole_token(ino))).collect();
+        for (ino, token) in soles {
+            self.to_agent(client, Message::LockSoleTold { client, ino, token, given: false });
+        }
+    }
+
+    /// Head: what was put off is asked once more.
+    fn look_at_doubtful(
+        &mut self,
+        which: impl Fn(&(Nanos, NodeId, Message)) -> bool,
+    ) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        let some: Vec<_> = head.doubtful_locks.extract_if(.., |doubt| which(doubt)).collect();
+        some.into_iter()
+            .try_for_each(|(until, from, message)| self.judge_lock(from, message, Some(until)))
+    }
+
+    /// Head: what is not known by now is answered as it is.
+    pub(super) fn end_doubts(&mut self) -> Result<(), Failure> {
+        let now = self.env.now;
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        // Who shall give locks back is told again: that, or the answer, may be lost.
+        let again = now >= head.soles_asked.saturating_add(SOLE_ASKED_AGAIN);
+        if again {
+            head.soles_asked = now;
+        }
+        self.look_at_doubtful(|(until, _, _)| *until <= now || again && *until == Nanos::MAX)
+    }
+
+    /// When that is next.
+    pub(super) fn doubts_deadline(&self) -> Option<Nanos> {
+        let head = self.part.head()?;
+        let again = head.soles_asked.saturating_add(SOLE_ASKED_AGAIN);
+        let until = |until: &Nanos| if *until == Nanos::MAX { again } else { *until };
+        head.doubtful_locks.iter().map(|(doubt, _, _)| until(doubt)).min()
+    }
+
+    /// An agent says what a client of its holds.
+    pub(super) fn locks_reported(
+        &mut self,
+        from: NodeId,
+        client: ClientId,
+        first: bool,
+        locks: &[(InodeId, Lock)],
+    ) {
+        if client.node() != from {
+            self.env.counters.bad_messages += 1;
+            return;
+        }
+        let Some(head) = self.part.head_mut() else { return };
+        if !head.known.contains_key(&client) {
+            return;
+        }
+        let mut told = BTreeSet::new();
+        if first {
+            head.locks.gone(self.env.now, client, &mut told);
+        }
+        for (ino, lock) in locks {
+            if lock.kind != LockKind::None && !head.locks.adopt(client, *ino, *lock) {
+                // An unlock whose answer was lost: the agent asks for it again.
+                log::debug!("client {:#x}: its lock on {ino} was given up before", client.0);
+            }
+        }
+        self.tell_of_locks(told);
+    }
+
+    /// A client ended.
+    pub(super) fn forget_locks(&mut self, client: ClientId) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut().filter(|_| !planted(Bug::LocksOfEndedKept)) else {
+            return Ok(());
+        };
+        let mut told = BTreeSet::new();
+        let soles = head.locks.end_soles(client);
+        head.locks.gone(self.env.now, client, &mut told);
+        self.tell_of_locks(told);
+        self.look_at_doubtful(|(_, _, message)| soles.iter().any(|ino| is_about(message, *ino)))
+    }
+
+    /// The takeover is done; what was asked during it is answered.
+    pub(super) fn serve_early_locks(&mut self) -> Result<(), Failure> {
+        let judges = self.judges_locks();
+        let Some(head) = self.part.head_mut().filter(|_| judges) else { return Ok(()) };
+        let early = std::mem::take(&mut head.early_locks);
+        early.into_iter().try_for_each(|(from, message)| self.lock_wanted(from, message))?;
+        self.tell_missed();
         Ok(())
     }
 
+    fn tell_of_locks(&mut self, told: BTreeSet<ClientId>) {
+        for client in told {
+            self.to_agent(client, Message::LockFree { client });
+        }
+    }
+}
+
+/// Whether a message asks about the locks of a file.
+fn is_about(message: &Message, file: InodeId) -> bool {
+    matches!(message, Message::LockWant { ino, .. } if *ino == file)
+}
+
+impl Head {
     /// Only what a client has open, and could open now, can it lock; freeing is always allowed.
-    fn lock_check(
+    fn may_lock(
         &self,
+        volume: &Volume,
         client: ClientId,
         ino: InodeId,
         lock: &Lock,
@@ -185,71 +479,15 @@ impl Node {
         if lock.kind == LockKind::None {
             return Ok(Ok(()));
         }
-        let Some(known) = self.head.known.get(&client) else { return Ok(Err(Errno::STALE)) };
+        let Some(known) = self.known.get(&client) else { return Ok(Err(Errno::STALE)) };
         if !known.pins.contains(&ino) {
             return Ok(Err(Errno::BADF));
         }
-        let Some(record) = self.volume.attr(ino)? else { return Ok(Err(Errno::BADF)) };
+        let Some(record) = volume.attr(ino)? else { return Ok(Err(Errno::BADF)) };
         let creds = known.creds();
         let may = known.rights.contains(&ino)
             || creds.may(&record, R).is_ok()
             || creds.may(&record, W).is_ok();
         Ok(if may { Ok(()) } else { Err(Errno::ACCES) })
-    }
-
-    /// Head: an agent says what a client of its holds.
-    pub(super) fn locks_reported(
-        &mut self,
-        from: NodeId,
-        client: ClientId,
-        first: bool,
-        locks: &[(InodeId, Lock)],
-        out: &mut Vec<Effect>,
-    ) {
-        if client.node() != from {
-            self.counters.bad_messages += 1;
-            return;
-        }
-        if !self.head.known.contains_key(&client) {
-            return;
-        }
-        let mut told = BTreeSet::new();
-        if first {
-            self.locking.table.gone(self.now, client, &mut told);
-        }
-        for (ino, lock) in locks {
-            if lock.kind != LockKind::None && !self.locking.table.adopt(client, *ino, *lock) {
-                // An unlock whose answer was lost: the agent asks for it again.
-                log::debug!("client {:#x}: its lock on {ino} was given up before", client.0);
-            }
-        }
-        self.tell_of_locks(told, out);
-    }
-
-    /// Head: a client ended.
-    pub(super) fn forget_locks(&mut self, client: ClientId, out: &mut Vec<Effect>) {
-        if planted(Bug::LocksOfEndedKept) {
-            return;
-        }
-        let mut told = BTreeSet::new();
-        self.locking.table.gone(self.now, client, &mut told);
-        self.tell_of_locks(told, out);
-    }
-
-    /// Head: the takeover is done; what was asked during it is answered.
-    pub(super) fn serve_early_locks(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if !self.ready || self.now < self.head.grants_from {
-            return Ok(());
-        }
-        let early = std::mem::take(&mut self.locking.early);
-        early.into_iter().try_for_each(|(from, message)| self.lock_wanted(from, message, out))?;
-        self.tell_missed(out);
-        Ok(())
-    }
-
-    fn tell_of_locks(&mut self, told: BTreeSet<ClientId>, out: &mut Vec<Effect>) {
-        for client in told {
-            self.to_agent(client, Message::LockFree { client }, out);
-        }
     }
 }

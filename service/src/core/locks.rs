@@ -5,20 +5,35 @@
 //! all get what they want. A waiter that is not heard of again is forgotten: its client tells every
 //! `LOCK_POLL_MS` that it still waits.
 //!
+//! A lock whose owner may just be gone ([`LockTable::leaving`]) bars others for a moment as if it were not decided yet: who
+//! will not wait is answered when it is free, or when that moment is over.
+//!
+//! Of a file that one client alone uses it may be left to that client who of its owners has which lock: its *sole use*
+//! (`storage::format::sole`). While that is so, what the table says of the client's locks on the file is what it had before.
+//!
 //! Always true: no two locks of different owners bar each other; a client holds at most
-//! `LOCKS_MAX` ranges and waits for at most `LOCK_WAITS_MAX`.
+//! `LOCKS_MAX` ranges and waits for at most `LOCK_WAITS_MAX`; nobody else has a lock where a client has the sole use, and there
+//! is room for all that it may have locked there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::always;
 use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, Nanos};
 use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::format::rpc::LOCK_POLL_MS;
+use storage::format::sole::SOLE_LOCKS;
 use storage::limits::{LOCK_WAITS_MAX, LOCKS_MAX};
 use storage::locks::{FileLocks, Full, Held};
 
 /// A waiter not heard of for so long does not wait any more.
 const WAITER_LIFE: Nanos = 4 * LOCK_POLL_MS * 1_000_000;
+/// Who has closed a file for the last time gives its locks up within that time, however busy the machine.
+const LEAVING: Nanos = 250_000_000;
+
+/// Locks that are looked at for one question: of all that wait for each other there may be millions. Who is in a larger deadlock
+/// waits (Linux looks at ten owners), and who is not told that a lock is free asks again by himself.
+const LOOKS: usize = 1 << 15;
 
 /// Who wants a lock, and which.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +60,27 @@ struct Waiter {
 struct Account {
     files: BTreeSet<InodeId>,
     ranges: usize,
+    /// Files of whose locks it has the sole use: each may come back with as many as it can keep.
+    soles: usize,
+}
+
+/// Who has the sole use of a file's locks.
+#[derive(Clone, Copy, Debug)]
+struct Sole {
+    client: ClientId,
+    /// Tells this grant from others.
+    token: u64,
+}
+
+impl Account {
+    fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.soles == 0
+    }
+
+    /// Ranges that it may have beside those that it has.
+    const fn room(&self) -> usize {
+        LOCKS_MAX.saturating_sub(self.ranges + self.soles * SOLE_LOCKS)
+    }
 }
 
 /// See the module.
@@ -52,11 +88,48 @@ struct Account {
 pub struct LockTable {
     files: BTreeMap<InodeId, FileLocks>,
     accounts: BTreeMap<ClientId, Account>,
+    /// Files whose locks are one client's alone.
+    soles: BTreeMap<InodeId, Sole>,
     /// In the order of their first wish.
     waiters: Vec<Waiter>,
+    /// Clients that have closed a file on which they have locks, perhaps for the last time: until when they may say so.
+    leaving: BTreeMap<(InodeId, ClientId), Nanos>,
 }
 
 impl LockTable {
+    /// A client has closed a descriptor of a file through which somebody has locked it. If it was the last one of its open
+    /// file, that one's locks are about to be given up, as FUSE tells of that after `close` has returned.
+    pub fn leaving(&mut self, now: Nanos, client: ClientId, ino: InodeId) {
+        self.leaving.retain(|_, until| *until > now);
+        let has_locks = self.accounts.get(&client).is_some_and(|a| a.files.contains(&ino));
+        // What it has granted itself is not known here.
+        if has_locks || self.sole(ino) == Some(client) {
+            self.leaving.insert((ino, client), now + LEAVING);
+        }
+    }
+
+    /// Whether a wish that is barred may be granted in a moment, as all that bar it are locks of others who may be gone;
+    /// and until when that is not known.
+    pub fn in_doubt(
+        &self,
+        now: Nanos,
+        client: ClientId,
+        ino: InodeId,
+        lock: Lock,
+    ) -> Option<Nanos> {
+        if self.leaving.is_empty() {
+            return None;
+        }
+        let mut latest = None;
+        for held in self.files.get(&ino)?.barring(client, lock) {
+            // Of its own locks a client knows better itself.
+            let other = (held.client != client).then_some((ino, held.client))?;
+            let until = self.leaving.get(&other).copied().filter(|until| *until > now)?;
+            latest = latest.max(Some(until));
+        }
+        latest
+    }
+
     /// Locks or unlocks. `told` gets the clients of waiters that this makes hopeful.
     pub fn set(
         &mut self,
@@ -108,19 +181,124 @@ impl LockTable {
         self.tell(now, ino, told);
     }
 
-    /// A client ended, or says anew what it holds: all that is known of it is void.
+    /// A client ended, or says anew what it holds: all that is known of it is void. (But not of what it has the sole use:
+    /// that comes back, or is given up.)
     pub fn gone(&mut self, now: Nanos, client: ClientId, told: &mut BTreeSet<ClientId>) {
         self.waiters.retain(|w| w.wish.client != client);
-        for ino in self.accounts.remove(&client).unwrap_or_default().files {
+        let Account { files, soles, .. } = self.accounts.remove(&client).unwrap_or_default();
+        if soles > 0 {
+            self.accounts.insert(client, Account { soles, ..Account::default() });
+        }
+        let awaited: BTreeSet<InodeId> = self.waiters.iter().map(|w| w.wish.ino).collect();
+        for ino in files {
             if let Some(file) = self.files.get_mut(&ino) {
                 file.drop_client(client);
                 if file.is_empty() {
                     self.files.remove(&ino);
                 }
             }
-            self.tell(now, ino, told);
+            if awaited.contains(&ino) {
+                self.tell(now, ino, told);
+            }
         }
         told.remove(&client);
+    }
+
+    // --- sole use ---
+
+    /// Who has the sole use of a file's locks.
+    pub fn sole(&self, ino: InodeId) -> Option<ClientId> {
+        self.soles.get(&ino).map(|sole| sole.client)
+    }
+
+    /// Leaves the locks of a file to a client, if it may be: nobody else has one, and nobody waits.
+    pub fn give_sole(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        (ino, token): (InodeId, u64),
+    ) -> bool {
+        let waits = |w: &Waiter| w.wish.ino == ino && w.lives(now);
+        let free = self.sole(ino).is_none() && !self.waiters.iter().any(waits);
+        free && self.adopt_sole(client, ino, token)
+    }
+
+    /// An agent says that its client has the sole use. `false` when that cannot be: somebody else has a lock.
+    pub fn adopt_sole(&mut self, client: ClientId, ino: InodeId, token: u64) -> bool {
+        let others = |h: &Held| h.client != client && !planted(Bug::SoleBesideOthers);
+        let used = self.files.get(&ino).is_some_and(|file| file.iter().any(others));
+        let room = self.accounts.get(&client).map_or(LOCKS_MAX, Account::room) >= SOLE_LOCKS;
+        if let Some(sole) = self.soles.get_mut(&ino).filter(|sole| sole.client == client) {
+            sole.token = token;
+            return true;
+        }
+        if used || !room || self.soles.contains_key(&ino) {
+            return false;
+        }
+        self.soles.insert(ino, Sole { client, token });
+        self.accounts.entry(client).or_default().soles += 1;
+        true
+    }
+
+    /// The sole use of a file's locks is no more; whether the client had it, by that token. (0: of an agent that does not know
+    /// it, and has not asked for another one.)
+    pub fn end_sole(&mut self, client: ClientId, ino: InodeId, token: u64) -> bool {
+        let had = |sole: &&Sole| sole.client == client && (token == 0 || sole.token == token);
+        if self.soles.get(&ino).filter(had).is_none() {
+            return false;
+        }
+        self.soles.remove(&ino);
+        if let Some(account) = self.accounts.get_mut(&client) {
+            account.soles = account.soles.saturating_sub(1);
+            if account.is_empty() {
+                self.accounts.remove(&client);
+            }
+        }
+        true
+    }
+
+    /// What a client has locked of a file is this, and nothing else: as many of them as nobody bars. `told` as in
+    /// [`set`](Self::set).
+    pub fn replace(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        (ino, locks): (InodeId, &[Lock]),
+        told: &mut BTreeSet<ClientId>,
+    ) {
+        let known = self.files.get(&ino).into_iter().flat_map(FileLocks::iter);
+        let own = known.filter(|h| h.client == client).map(|h| h.lock);
+        for lock in own.collect::<Vec<_>>() {
+            let _ = self.put(client, ino, Lock { kind: LockKind::None, ..lock });
+        }
+        for lock in locks.iter().filter(|lock| lock.kind != LockKind::None) {
+            if !self.adopt(client, ino, *lock) {
+                log::debug!("client {:#x}: what it granted itself on {ino} cannot be", client.0);
+            }
+        }
+        self.tell(now, ino, told);
+    }
+
+    /// A client ended: of which files it had the sole use.
+    pub fn end_soles(&mut self, client: ClientId) -> Vec<InodeId> {
+        if self.accounts.get(&client).is_none_or(|account| account.soles == 0) {
+            return Vec::new();
+        }
+        let own: Vec<InodeId> = self.soles_of(client).collect();
+        own.iter().for_each(|ino| {
+            self.end_sole(client, *ino, 0);
+        });
+        own
+    }
+
+    /// Those of which it has it.
+    pub fn soles_of(&self, client: ClientId) -> impl Iterator<Item = InodeId> {
+        self.soles.iter().filter(move |(_, sole)| sole.client == client).map(|(ino, _)| *ino)
+    }
+
+    /// By which token somebody has it.
+    pub fn sole_token(&self, ino: InodeId) -> u64 {
+        self.soles.get(&ino).map_or(0, |sole| sole.token)
     }
 
     /// A lock that an agent says its client holds. `false` when that cannot be: somebody else has
@@ -130,9 +308,11 @@ impl LockTable {
         !self.is_barred(&wish) && self.put(client, ino, lock).is_ok()
     }
 
-    /// Ranges held, for status.
+    /// Ranges held, for status; without those of files that are left to their client, which may have given them up since.
     pub fn len(&self) -> usize {
-        self.accounts.values().map(|a| a.ranges).sum()
+        let all: usize = self.accounts.values().map(|a| a.ranges).sum();
+        let left = self.soles.keys().filter_map(|ino| self.files.get(ino));
+        all - left.map(|file| file.iter().count()).sum::<usize>()
     }
 
     /// Whether nothing is locked.
@@ -153,7 +333,9 @@ impl LockTable {
 
     fn is_barred(&self, wish: &Wish) -> bool {
         let file = self.files.get(&wish.ino);
-        file.is_some_and(|f| f.barring(wish.client, wish.lock).next().is_some())
+        let other = self.sole(wish.ino).is_some_and(|client| client != wish.client);
+        other && wish.lock.kind != LockKind::None
+            || file.is_some_and(|f| f.barring(wish.client, wish.lock).next().is_some())
     }
 
     fn put(&mut self, client: ClientId, ino: InodeId, lock: Lock) -> Result<(), Full> {
@@ -162,7 +344,7 @@ impl LockTable {
         }
         let account = self.accounts.entry(client).or_default();
         let file = self.files.entry(ino).or_default();
-        let room = LOCKS_MAX.saturating_sub(account.ranges);
+        let room = account.room();
         let put = file.put(client, lock, room);
         if let Ok(change) = put {
             account.ranges = account.ranges.saturating_add_signed(change);
@@ -175,7 +357,7 @@ impl LockTable {
         if file.is_empty() {
             self.files.remove(&ino);
         }
-        if account.files.is_empty() {
+        if account.is_empty() {
             self.accounts.remove(&client);
         }
         put.map(|_| ())
@@ -203,31 +385,30 @@ impl LockTable {
     /// Whether somebody for whom this owner would wait waits for this owner.
     fn is_deadlock(&self, wish: &Wish) -> bool {
         let me = (wish.client, wish.lock.owner);
-        let mut seen = BTreeSet::new();
-        let mut next = self.barring_owners(wish);
-        while let Some(owner) = next.pop() {
-            if owner == me {
-                return true;
-            }
-            if !seen.insert(owner) {
-                continue;
-            }
-            for waiter in &self.waiters {
-                let w = &waiter.wish;
-                if (w.client, w.lock.owner) == owner && w.lock.space == LockSpace::Record {
-                    next.extend(self.barring_owners(w));
+        let mut waits: BTreeMap<(ClientId, u64), Vec<Wish>> = BTreeMap::new();
+        for w in self.waiters.iter().map(|w| w.wish).filter(|w| w.lock.space == LockSpace::Record) {
+            waits.entry((w.client, w.lock.owner)).or_default().push(w);
+        }
+        let (mut left, mut seen, mut next) = (LOOKS, BTreeSet::new(), vec![*wish]);
+        while let Some(w) = next.pop() {
+            for held in self.files.get(&w.ino).into_iter().flat_map(FileLocks::iter) {
+                if left == 0 {
+                    return false;
+                }
+                left -= 1;
+                let owner = (held.client, held.lock.owner);
+                if !held.bars(w.client, &w.lock) {
+                    continue;
+                }
+                if owner == me {
+                    return true;
+                }
+                if seen.insert(owner) {
+                    next.extend(waits.get(&owner).into_iter().flatten());
                 }
             }
         }
         false
-    }
-
-    fn barring_owners(&self, wish: &Wish) -> Vec<(ClientId, u64)> {
-        let Some(file) = self.files.get(&wish.ino) else { return Vec::new() };
-        let mut owners: Vec<_> =
-            file.barring(wish.client, wish.lock).map(|h| (h.client, h.lock.owner)).collect();
-        owners.dedup();
-        owners
     }
 
     /// Finds the first waiters of a file that could all have what they want now.
@@ -236,8 +417,13 @@ impl LockTable {
             return;
         }
         self.waiters.retain(|w| w.lives(now));
-        let mut ahead: Vec<Held> = Vec::new();
+        let held = self.files.get(&ino).map_or(0, |file| file.iter().count());
+        let (mut ahead, mut left): (Vec<Held>, _) = (Vec::new(), LOOKS);
         for waiter in self.waiters.iter().filter(|w| w.wish.ino == ino) {
+            if left == 0 {
+                break;
+            }
+            left = left.saturating_sub(1 + held + ahead.len());
             let Wish { client, lock, .. } = waiter.wish;
             if self.is_barred(&waiter.wish) || ahead.iter().any(|h| h.bars(client, &lock)) {
                 continue;
@@ -247,25 +433,41 @@ impl LockTable {
         }
     }
 
-    /// Panics when an invariant of the module does not hold.
-    pub fn assert_invariants(&self) {
+    /// What the module says is always true; else what is not.
+    pub fn invariants(&self) -> Result<(), String> {
         for (ino, file) in &self.files {
-            assert!(!file.is_empty(), "{ino} is kept for nothing");
-            file.assert_invariants();
+            always!(!file.is_empty(), "{ino}: locks are kept for nothing");
+            file.invariants().map_err(|e| format!("{ino}: {e}"))?;
             for held in file.iter() {
-                assert!(
-                    file.barring(held.client, held.lock).next().is_none(),
-                    "{ino}: {held:?} is barred by another"
-                );
-                assert!(self.accounts[&held.client].files.contains(ino), "{ino} is unindexed");
+                let barred = file.barring(held.client, held.lock).next().is_some();
+                always!(!barred, "{ino}: {held:?} is barred by another");
+                let account = self.accounts.get(&held.client);
+                let known = account.is_some_and(|account| account.files.contains(ino));
+                always!(known, "{ino}: a lock that its client's end would not find");
             }
         }
         for (client, account) in &self.accounts {
-            let held = account.files.iter().flat_map(|ino| self.files[ino].iter());
-            let ranges = held.filter(|h| h.client == *client).count();
-            assert_eq!(ranges, account.ranges, "{client:?} is miscounted");
-            assert!(ranges <= LOCKS_MAX);
+            let files = account.files.iter().filter_map(|ino| self.files.get(ino));
+            let ranges = files.flat_map(FileLocks::iter).filter(|h| h.client == *client).count();
+            always!(ranges == account.ranges, "{client:?} has {ranges} of {}", account.ranges);
+            let all = ranges + account.soles * SOLE_LOCKS;
+            always!(all <= LOCKS_MAX, "{client:?} has {ranges} locks, and room for others");
+            let soles = self.soles_of(*client).count();
+            always!(soles == account.soles, "{client:?} has {soles} files of {}", account.soles);
         }
+        for (ino, Sole { client, .. }) in &self.soles {
+            let known = self.accounts.get(client).is_some_and(|account| account.soles > 0);
+            always!(known, "{ino}: a sole use that its client's end would not find");
+            let mut held = self.files.get(ino).into_iter().flat_map(FileLocks::iter);
+            let other = held.find(|h| h.client != *client);
+            always!(other.is_none(), "{ino}: {other:?} where {client:?} has the sole use");
+        }
+        Ok(())
+    }
+
+    /// Whose locks there are, and who waits.
+    pub fn clients(&self) -> impl Iterator<Item = ClientId> {
+        self.accounts.keys().copied().chain(self.waiters.iter().map(|w| w.wish.client))
     }
 }
 
@@ -309,7 +511,7 @@ mod tests {
         fn set(&mut self, wish: Wish) -> Result<(), Errno> {
             self.told.clear();
             let done = self.table.set(self.now, wish, &mut self.told);
-            self.table.assert_invariants();
+            assert_eq!(self.table.invariants(), Ok(()));
             done
         }
 
@@ -455,7 +657,7 @@ mod tests {
                         waiting.insert(client, wish);
                     }
                 }
-                w.table.assert_invariants();
+                assert_eq!(w.table.invariants(), Ok(()));
                 // Those told ask again until nobody is told any more.
                 while let Some(client) = w.told.pop_first() {
                     let Some(wish) = waiting.get(&client.0) else { continue };

@@ -1,20 +1,23 @@
 //! What a node has as a keeper of the volume, whatever its part in the chain: how far its working state is in the stream, and
-//! what of it is published. (The stream comes in by `stream`; `publish` brings it to the media.)
+//! what of it is published. (The stream comes in by `stage/keep`; `stage/publish` brings it to the media.)
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use base::{ClientId, InodeId, Nanos, Sequence, StreamSeq};
+use base::{ClientId, Epoch, InodeId, Nanos, Sequence, StreamSeq};
 use storage::volume::Blocks;
 
 use super::Copier;
 use super::frame::Recent;
-use super::publish::Job;
+use super::join::Incoming;
+use super::stage::publish::Job;
 
 /// See the module.
 pub(super) struct Member {
     /// The chunks up to there are in the working state.
     pub applied: StreamSeq,
+    /// Those up to there lay in the ring when this process began.
+    pub replayed: StreamSeq,
     /// Those up to there on the media.
     pub published: StreamSeq,
     /// Those up to there on all members, as far as it is known here.
@@ -25,10 +28,17 @@ pub(super) struct Member {
     pub recent: Recent,
     /// The first and the last of those that found no room there, and are not asked for again yet.
     pub dropped: Option<(StreamSeq, StreamSeq)>,
+    /// A snapshot that was asked for, until all of it is here: meanwhile the volume is as it was, or half of one.
+    pub incoming: Option<Incoming>,
+    /// In this epoch everything was here of a node that joined, and what came since is kept.
+    pub whole_in: Option<Epoch>,
+    /// More is in the ring than was said.
+    pub kept_untold: bool,
     /// How far the stream has each client.
     pub settled: BTreeMap<ClientId, Sequence>,
-    /// Inodes by the last chunk that changed them, and for whom, until all have published it.
-    pub dirty: BTreeMap<InodeId, (StreamSeq, ClientId)>,
+    /// Inodes by the last chunk that changed them, and for whom, and the last that did so for another one, until all have
+    /// published it.
+    pub dirty: BTreeMap<InodeId, (StreamSeq, ClientId, StreamSeq)>,
     /// What was published when the chunk after `applied` was found to wait for more.
     pub waits_beyond: Option<StreamSeq>,
 
@@ -48,6 +58,8 @@ pub(super) struct Member {
     /// Free blocks of the volume that the file system below does not have, and when that was seen.
     pub short: u64,
     pub looked_below: (Nanos, StreamSeq),
+    /// Bytes that all arenas had, and those of their checksums, when these were counted.
+    pub sums_below: Option<(u64, u64)>,
 }
 
 impl Member {
@@ -55,11 +67,15 @@ impl Member {
     pub(super) fn new(published: StreamSeq) -> Self {
         Self {
             applied: published,
+            replayed: published,
             published,
             all_acked: StreamSeq(0),
             stash: BTreeMap::new(),
             recent: Recent::default(),
             dropped: None,
+            incoming: None,
+            whole_in: None,
+            kept_untold: false,
             settled: BTreeMap::new(),
             dirty: BTreeMap::new(),
             waits_beyond: None,
@@ -73,6 +89,7 @@ impl Member {
             discards: VecDeque::new(),
             short: 0,
             looked_below: (0, StreamSeq(0)),
+            sums_below: None,
         }
     }
 }

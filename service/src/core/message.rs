@@ -1,70 +1,22 @@
 //! Messages between the nodes of a chain. A body begins with the epoch (u32) under which it was
 //! sent; one of an older epoch is refused and counted. All numbers little-endian.
 //!
-//! ```text
-//! kind              from -> to        fields after the epoch
-//!  1 Chunk          chain -> next     all acked u64, chunk (storage::format::chunk)
-//!  2 ChunkAck       member -> head    stream seq u64: persistent here up to it
-//!  3 ClientUp       agent -> head     client u64, incarnation u32, settled u64, uid u32, gid u32,
-//!                                     n u32, groups u32 x n, n u32, {inode u64, mode u8} x n leases,
-//!                                     n u32, inodes u64 x n pinned, the same opened for writing,
-//!                                     token u64, blocks u64 promised beyond settled
-//!  4 ClientGone     agent -> head     client u64
-//!  5 Entries        agent -> head     client u64, first seq u64, last seq u64, 64 bytes of zeroes (so that the head can
-//!                                     make a chunk of it where it lies), raw log entries
-//!  6 LeaseWant      agent -> head     client u64, inode u64, token u64, mode u8, flags u8
-//!  7 Granted        head -> agent     client u64, inode u64, token u64, mode u8, errno u16, stream u64
-//!  8 NumbersWant    agent -> head     client u64, token u64, count u32
-//!  9 Numbers        head -> agent     client u64, token u64, first u64, count u32
-//! 10 Recall         head -> agent     client u64, inode u64, token u64
-//! 11 Recalled       agent -> head     client u64, inode u64, token u64
-//! 12 Unpin          agent -> head     client u64, n u32, inodes u64 x n
-//! 13 Released       agent -> head     client u64, inode u64, token u64 of the last grant (0: none since
-//!                                     ClientUp; a later grant makes this void)
-//! 14 Progress       head -> agent     client u64, settled u64, replicated u64
-//! 15 Position       member -> head    stream seq u64 of the last chunk held
-//! 16 StreamWant     any -> any        from stream seq u64: send what you hold from there on
-//! 17 Resume         head -> syncing   stream seq u64: what you hold up to there is the stream; 0: you need a snapshot;
-//!                                     stream seq u64 of the last chunk: ask for the rest, and tell your position then
-//! 18 SnapshotWant   syncing -> head   incarnation of the process u64
-//! 19 Snapshot       head -> syncing   stream seq u64, piece u32 (counted from 0), last inode u64, end u8,
-//!                                     waits u8 (somebody who is away may have files open), raw log entries
-//! 24 SnapshotAck    syncing -> head   stream seq u64, piece u32: applied here, and all before it
-//! 20 LockWant       agent -> head     client u64, inode u64, token u64, what u8 (1 set, 2 test,
-//!                                     3 cancel), wait u64, lock (storage::format::lock)
-//! 21 LockDone       head -> agent     client u64, token u64, errno u16, found u8, lock if found
-//! 22 LockHeld       agent -> head     client u64, first u8 (1: instead of all known before), n u32,
-//!                                     {inode u64, lock} x n
-//! 23 LockFree       head -> agent     client u64: something that it waits for may be free
-//! 25 Room           head -> agent     client u64, token u64 of ClientUp, blocks u64: set aside for it
-//! 26 RoomBack       agent -> head     client u64, token u64 of ClientUp, blocks u64: not needed
-//! 27 RoomSought     head -> agent     somebody got no space: what lies idle shall come back
-//! 28 Kept           agent -> head     client u64, n u32, inodes u64 x n: all that the process of this session,
-//!                                     which has ended, has open (core::past); also of a node that joins
-//! 29 Pinned         agent -> head     client u64, n u32, inodes u64 x n, m u32, inodes u64 x m: it has the first open,
-//!                                     too, and may write to the second
-//! 30 AskAgain       head -> agent     some question found no room before the head was ready: ask all of them again
-//! 31 Packed         any -> any        1, 5 or 19, compressed ([`crate::packing`]): the core never meets it
-//! 32 Return         syncing -> head   incarnation of the process u64, stream seq u64 of the last chunk held, epoch u32 of that
-//!                                     chunk, published u64: it has this of the stream, and wants the rest
-//! ```
+//! Each message is declared once, below: its kind, who says it to whom, its fields in the order in which they travel. From
+//! that come the type, both directions of the codec, and [`table`], which docs/protocol.md shows. How a field travels its
+//! type says (`field`). Kind 31 ([`PACKED`]) holds another message, compressed ([`crate::packing`]): the core never meets it.
+
+mod field;
 
 use base::wire::{Corrupt, Reader, Writer};
 use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
-use storage::format::lock::{LOCK_BYTES, Lock, LockSpace};
+use storage::format::lock::Lock;
 
 use super::frame::{Body, Checked, FRAME_HEAD, Frame};
+use super::heal::Answer;
+use field::{Field, entries_head};
 
-/// Kind of a chunk message.
-pub const CHUNK: u16 = 1;
-/// Kind of an acknowledgement.
-pub const CHUNK_ACK: u16 = 2;
-/// Kind of a batch of log entries.
-pub const ENTRIES: u16 = 5;
-/// Kind of a piece of a snapshot.
-pub const SNAPSHOT: u16 = 19;
-/// Kind of what holds one of these, compressed.
+/// Kind of what holds a message, compressed.
 pub const PACKED: u16 = 31;
 /// Bytes before the chunk in a Chunk message: epoch and what is acknowledged by all.
 pub const CHUNK_PREFIX: usize = 12;
@@ -72,7 +24,7 @@ pub const CHUNK_PREFIX: usize = 12;
 /// Epoch and acknowledged position of a Chunk message.
 pub fn chunk_prefix(frame: &[u8]) -> Result<(Epoch, StreamSeq), Corrupt> {
     let mut r = Reader::new(NAME, frame);
-    Ok((Epoch(r.u32()?), StreamSeq(r.u64()?)))
+    Ok((Epoch(r.u32()?), StreamSeq::take(&mut r)?))
 }
 
 /// The beginning of a Chunk message, with room for a chunk of `len` bytes behind it.
@@ -87,9 +39,6 @@ pub fn set_chunk_prefix(frame: &mut [u8], epoch: Epoch, all_acked: StreamSeq) {
     frame[..4].copy_from_slice(&epoch.0.to_le_bytes());
     frame[4..CHUNK_PREFIX].copy_from_slice(&all_acked.0.to_le_bytes());
 }
-
-/// Groups, leases, pins in one message, at most.
-const LIST_MAX: usize = 1 << 20;
 
 /// Whose operations these are, as hostd learnt it from the kernel.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -121,171 +70,22 @@ pub enum LockAsk {
     Cancel { wait: u64 },
 }
 
-/// A message; the module text has the fields.
+/// What an agent says of the sole use of a file's locks (`core::sole`).
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
-pub enum Message {
-    Chunk {
-        all_acked: StreamSeq,
-        chunk: Vec<u8>,
+pub enum SoleSays {
+    /// Its client could use it.
+    Wants,
+    /// Its client has it.
+    Has,
+    /// It is not used, or no more; what was locked before still is.
+    Unused,
+    /// It comes back, and this is all that is locked there. Not `vouched`: by what the client's own memory says.
+    Returns {
+        /// The locks.
+        locks: Vec<Lock>,
+        /// This run of the agent knows that the client had it.
+        vouched: bool,
     },
-    ChunkAck {
-        seq: StreamSeq,
-    },
-    ClientUp {
-        client: ClientId,
-        incarnation: u32,
-        settled: Sequence,
-        identity: Identity,
-        leases: Vec<(InodeId, LeaseMode)>,
-        pins: Vec<InodeId>,
-        rights: Vec<InodeId>,
-        room: (u64, u64),
-    },
-    Room {
-        client: ClientId,
-        token: u64,
-        blocks: u64,
-    },
-    RoomBack {
-        client: ClientId,
-        token: u64,
-        blocks: u64,
-    },
-    RoomSought,
-    AskAgain,
-    ClientGone {
-        client: ClientId,
-    },
-    Entries {
-        client: ClientId,
-        first: Sequence,
-        last: Sequence,
-        raw: Raw,
-    },
-    LeaseWant {
-        client: ClientId,
-        ino: InodeId,
-        token: u64,
-        mode: LeaseMode,
-        flags: u8,
-    },
-    Granted {
-        client: ClientId,
-        ino: InodeId,
-        token: u64,
-        mode: LeaseMode,
-        errno: u16,
-        stream: StreamSeq,
-    },
-    NumbersWant {
-        client: ClientId,
-        token: u64,
-        count: u32,
-    },
-    Numbers {
-        client: ClientId,
-        token: u64,
-        first: InodeId,
-        count: u32,
-    },
-    Recall {
-        client: ClientId,
-        ino: InodeId,
-        token: u64,
-    },
-    Recalled {
-        client: ClientId,
-        ino: InodeId,
-        token: u64,
-    },
-    Unpin {
-        client: ClientId,
-        inodes: Vec<InodeId>,
-    },
-    Released {
-        client: ClientId,
-        ino: InodeId,
-        token: u64,
-    },
-    Progress {
-        client: ClientId,
-        settled: Sequence,
-        replicated: Sequence,
-    },
-    Position {
-        seq: StreamSeq,
-    },
-    StreamWant {
-        from: StreamSeq,
-    },
-    Resume {
-        seq: StreamSeq,
-        last: StreamSeq,
-    },
-    Return {
-        incarnation: u64,
-        last: StreamSeq,
-        epoch: Epoch,
-        published: StreamSeq,
-    },
-    SnapshotWant {
-        incarnation: u64,
-    },
-    Snapshot {
-        seq: StreamSeq,
-        piece: u32,
-        last_inode: InodeId,
-        end: bool,
-        waits: bool,
-        raw: Vec<u8>,
-    },
-    SnapshotAck {
-        seq: StreamSeq,
-        piece: u32,
-    },
-    LockWant {
-        client: ClientId,
-        ino: InodeId,
-        token: u64,
-        ask: LockAsk,
-    },
-    LockDone {
-        client: ClientId,
-        token: u64,
-        errno: u16,
-        found: Option<Lock>,
-    },
-    LockHeld {
-        client: ClientId,
-        first: bool,
-        locks: Vec<(InodeId, Lock)>,
-    },
-    LockFree {
-        client: ClientId,
-    },
-    Kept {
-        client: ClientId,
-        inodes: Vec<InodeId>,
-    },
-    Pinned {
-        client: ClientId,
-        inodes: Vec<InodeId>,
-        rights: Vec<InodeId>,
-    },
-}
-
-const NAME: &str = "peer message";
-
-/// What the head of an Entries message lacks to be as long as a chunk's.
-const ENTRIES_ZEROES: usize = FRAME_HEAD - 28;
-
-fn entries_head(r: &mut Reader<'_>) -> Result<(ClientId, Sequence, Sequence), Corrupt> {
-    let head = (ClientId(r.u64()?), Sequence(r.u64()?), Sequence(r.u64()?));
-    if r.bytes(ENTRIES_ZEROES)?.iter().any(|b| *b != 0) {
-        return Err(r.corrupt("has bytes set that must be zero"));
-    }
-    Ok(head)
 }
 
 /// Entries of a log, in a message.
@@ -336,16 +136,151 @@ impl From<Vec<u8>> for Raw {
     }
 }
 
-fn take_inodes(r: &mut Reader<'_>) -> Result<Vec<InodeId>, Corrupt> {
-    let n = r.u32()? as usize;
-    if n > LIST_MAX || n > r.left() / 8 {
-        return Err(r.corrupt("claims more inodes than it holds"));
-    }
-    (0..n).map(|_| r.u64().map(InodeId)).collect()
+const NAME: &str = "peer message";
+
+/// Declares the messages: kind, name of the kind, who says it to whom, the message and its fields.
+macro_rules! messages {
+    ($($(#[doc = $doc:literal])+ $kind:literal $CONST:ident $route:literal $name:ident
+        $({ $($field:ident: $type:ty),+ })?;)+) => {
+        $(
+            #[doc = concat!("Kind of [`Message::", stringify!($name), "`].")]
+            pub const $CONST: u16 = $kind;
+        )+
+
+        /// A message.
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        #[allow(missing_docs)]
+        pub enum Message {
+            $($(#[doc = $doc])+ $name $({ $($field: $type),+ })?,)+
+        }
+
+        impl Message {
+            /// Kind and body.
+            pub fn encode(&self, epoch: Epoch) -> (u16, Vec<u8>) {
+                let mut out = Vec::new();
+                let mut w = Writer(&mut out);
+                epoch.put(&mut w);
+                let kind = match self {
+                    $(Self::$name $({ $($field),+ })? => {
+                        $($($field.put(&mut w);)+)?
+                        $kind
+                    })+
+                };
+                (kind, out)
+            }
+
+            /// Epoch and message.
+            pub fn decode(kind: u16, body: &[u8]) -> Result<(Epoch, Self), Corrupt> {
+                let mut r = Reader::new(NAME, body);
+                let epoch = Epoch::take(&mut r)?;
+                let message = match kind {
+                    $($kind => Self::$name $({ $($field: Field::take(&mut r)?),+ })?,)+
+                    _ => return Err(r.corrupt("is of an unknown kind")),
+                };
+                r.end()?;
+                Ok((epoch, message))
+            }
+        }
+
+        /// All messages: kind, name, who says it to whom, its fields and how they travel, what it says.
+        #[allow(clippy::type_complexity)]
+        const DECLARED: &[(u16, &str, &str, &[(&str, &str)], &str)] = &[
+            $((
+                $kind,
+                stringify!($name),
+                $route,
+                &[$($((stringify!($field), <$type as Field>::SHOWN)),+)?],
+                concat!($($doc),+),
+            ),)+
+        ];
+    };
 }
 
-fn take_mode(r: &mut Reader<'_>) -> Result<LeaseMode, Corrupt> {
-    LeaseMode::from_u8(r.u8()?).ok_or(Corrupt::new(NAME, "has an unknown lease mode"))
+messages! {
+    /// A chunk (`storage::format::chunk`), and up to where all have acknowledged the stream.
+    1 CHUNK "chain -> next" Chunk { all_acked: StreamSeq, chunk: Vec<u8> };
+    /// The stream is persistent here up to it.
+    2 CHUNK_ACK "member -> head" ChunkAck { seq: StreamSeq };
+    /// A client, what it holds, has open, and has opened for writing; `room`: its new account, and the blocks that are promised beyond `settled`.
+    3 CLIENT_UP "agent -> head" ClientUp { client: ClientId, incarnation: u32, settled: Sequence, identity: Identity, leases: Vec<(InodeId, LeaseMode)>, pins: Vec<InodeId>, rights: Vec<InodeId>, room: (u64, u64) };
+    /// It has ended.
+    4 CLIENT_GONE "agent -> head" ClientGone { client: ClientId };
+    /// Entries of its log. (The head can make a chunk of them where they lie.)
+    5 ENTRIES "agent -> head" Entries { client: ClientId, first: Sequence, last: Sequence, raw: Raw };
+    /// It asks for a lease; `flags` are those of its request.
+    6 LEASE_WANT "agent -> head" LeaseWant { client: ClientId, ino: InodeId, token: u64, mode: LeaseMode, flags: u8 };
+    /// It has it, once the state here is as new as `stream`; or why not.
+    7 GRANTED "head -> agent" Granted { client: ClientId, ino: InodeId, token: u64, mode: LeaseMode, errno: u16, stream: StreamSeq };
+    /// It asks for inode numbers.
+    8 NUMBERS_WANT "agent -> head" NumbersWant { client: ClientId, token: u64, count: u32 };
+    /// They are its own, with the write leases on them.
+    9 NUMBERS "head -> agent" Numbers { client: ClientId, token: u64, first: InodeId, count: u32 };
+    /// A lease is wanted back.
+    10 RECALL "head -> agent" Recall { client: ClientId, ino: InodeId, token: u64 };
+    /// It is back, and all that was done under it was sent before.
+    11 RECALLED "agent -> head" Recalled { client: ClientId, ino: InodeId, token: u64 };
+    /// It has these open no more.
+    12 UNPIN "agent -> head" Unpin { client: ClientId, inodes: Vec<InodeId> };
+    /// It gives a lease back unasked; `token` is that of its last grant (0: none since `ClientUp`): a later grant makes this void.
+    13 RELEASED "agent -> head" Released { client: ClientId, ino: InodeId, token: u64 };
+    /// How far the head is with it, and how far all members are.
+    14 PROGRESS "head -> agent" Progress { client: ClientId, settled: Sequence, replicated: Sequence };
+    /// The last chunk held.
+    15 POSITION "member -> head" Position { seq: StreamSeq };
+    /// Send what you hold from there on.
+    16 STREAM_WANT "any -> any" StreamWant { from: StreamSeq };
+    /// What you hold up to `seq` is the stream (0: you need a snapshot), and `last` is its end: ask for the rest, and tell your position then.
+    17 RESUME "head -> syncing" Resume { seq: StreamSeq, last: StreamSeq };
+    /// This process needs a snapshot.
+    18 SNAPSHOT_WANT "syncing -> head" SnapshotWant { incarnation: u64 };
+    /// A piece of it, counted from 0, of made log entries; `waits`: somebody who is away may have files open.
+    19 SNAPSHOT "head -> syncing" Snapshot { seq: StreamSeq, piece: u32, last_inode: InodeId, end: bool, waits: bool, raw: Vec<u8> };
+    /// The piece is applied here, and all before it.
+    24 SNAPSHOT_ACK "syncing -> head" SnapshotAck { seq: StreamSeq, piece: u32 };
+    /// It asks about a file lock.
+    20 LOCK_WANT "agent -> head" LockWant { client: ClientId, ino: InodeId, token: u64, ask: LockAsk };
+    /// What became of that, and the lock that bars it if that was the question.
+    21 LOCK_DONE "head -> agent" LockDone { client: ClientId, token: u64, errno: u16, found: Option<Lock> };
+    /// Locks that it holds; `first`: instead of all known before.
+    22 LOCK_HELD "agent -> head" LockHeld { client: ClientId, first: bool, locks: Vec<(InodeId, Lock)> };
+    /// Something that it waits for may be free.
+    23 LOCK_FREE "head -> agent" LockFree { client: ClientId };
+    /// So many blocks are set aside for it; `token` is that of `ClientUp`.
+    25 ROOM "head -> agent" Room { client: ClientId, token: u64, blocks: u64 };
+    /// So many it does not need.
+    26 ROOM_BACK "agent -> head" RoomBack { client: ClientId, token: u64, blocks: u64 };
+    /// Somebody got no space: what lies idle shall come back.
+    27 ROOM_SOUGHT "head -> agent" RoomSought;
+    /// All that the process of this session, which has ended, has open (`core::past`); also of a node that joins.
+    28 KEPT "agent -> head" Kept { client: ClientId, inodes: Vec<InodeId> };
+    /// It has these open, too, and may write to the second.
+    29 PINNED "agent -> head" Pinned { client: ClientId, inodes: Vec<InodeId>, rights: Vec<InodeId> };
+    /// Some question found no room before the head was ready: ask all of them again.
+    30 ASK_AGAIN "head -> agent" AskAgain;
+    /// This process has the stream up to `last`, a chunk of that epoch, has published so much of it, and wants the rest.
+    32 RETURN "syncing -> head" Return { incarnation: u64, last: StreamSeq, epoch: Epoch, published: StreamSeq };
+    /// A block of a file is rotten here (`core::heal`).
+    35 BLOCK_WANT "member -> member" BlockWant { ino: InodeId, block: u64 };
+    /// What it is in this state that was published (`answer`: 0 there is none, 1 this, 2 it is rotten as well, 3 cannot be said now).
+    36 BLOCK "member -> member" Block { ino: InodeId, block: u64, seq: StreamSeq, answer: Answer, bytes: Vec<u8> };
+    /// Whether it could use the sole use of a file's locks, has it, or gives it back (`core::sole`); `token`: by which it has it (0: not known).
+    37 LOCK_SOLE "agent -> head" LockSole { client: ClientId, ino: InodeId, token: u64, says: SoleSays };
+    /// It has it now (`given`), or shall give back what it had by that token.
+    38 LOCK_SOLE_TOLD "head -> agent" LockSoleTold { client: ClientId, ino: InodeId, token: u64, given: bool };
+}
+
+/// The messages in Markdown, as docs/protocol.md has them.
+pub fn table() -> String {
+    let mut text =
+        String::from("| kind | message | from → to | after the epoch | what it says |\n");
+    text.push_str("| --- | --- | --- | --- | --- |\n");
+    for (kind, name, route, fields, says) in DECLARED {
+        let fields: Vec<String> =
+            fields.iter().map(|(name, as_)| format!("{name} {as_}")).collect();
+        let (route, fields) = (route.replace("->", "→"), fields.join(", "));
+        text.push_str(&format!("| {kind} | {name} | {route} | {fields} | {} |\n", says.trim()));
+    }
+    text
 }
 
 impl Message {
@@ -364,171 +299,10 @@ impl Message {
             | Self::Pinned { client, .. }
             | Self::Released { client, .. }
             | Self::LockWant { client, .. }
-            | Self::LockHeld { client, .. } => Some(*client),
+            | Self::LockHeld { client, .. }
+            | Self::LockSole { client, .. } => Some(*client),
             _ => None,
         }
-    }
-
-    /// Kind and body.
-    pub fn encode(&self, epoch: Epoch) -> (u16, Vec<u8>) {
-        let mut out = Vec::new();
-        let mut w = Writer(&mut out);
-        w.u32(epoch.0);
-        let kind = match self {
-            Self::Chunk { all_acked, chunk } => {
-                w.u64(all_acked.0).bytes(chunk);
-                CHUNK
-            }
-            Self::ChunkAck { seq } => {
-                w.u64(seq.0);
-                CHUNK_ACK
-            }
-            Self::RoomSought => 27,
-            Self::AskAgain => 30,
-            Self::Room { client, token, blocks } => {
-                w.u64(client.0).u64(*token).u64(*blocks);
-                25
-            }
-            Self::RoomBack { client, token, blocks } => {
-                w.u64(client.0).u64(*token).u64(*blocks);
-                26
-            }
-            Self::ClientUp {
-                client,
-                incarnation,
-                settled,
-                identity,
-                leases,
-                pins,
-                rights,
-                room,
-            } => {
-                w.u64(client.0).u32(*incarnation).u64(settled.0);
-                w.u32(identity.uid).u32(identity.gid).u32(identity.groups.len() as u32);
-                identity.groups.iter().for_each(|g| {
-                    w.u32(*g);
-                });
-                w.u32(leases.len() as u32);
-                for (ino, mode) in leases {
-                    w.u64(ino.0).u8(*mode as u8);
-                }
-                put_inodes(&mut w, pins);
-                put_inodes(&mut w, rights);
-                w.u64(room.0).u64(room.1);
-                3
-            }
-            Self::ClientGone { client } => {
-                w.u64(client.0);
-                4
-            }
-            Self::Entries { client, first, last, raw } => {
-                w.u64(client.0).u64(first.0).u64(last.0).bytes(&[0; ENTRIES_ZEROES]);
-                w.bytes(raw.body());
-                ENTRIES
-            }
-            Self::LeaseWant { client, ino, token, mode, flags } => {
-                w.u64(client.0).u64(ino.0).u64(*token).u8(*mode as u8).u8(*flags);
-                6
-            }
-            Self::Granted { client, ino, token, mode, errno, stream } => {
-                w.u64(client.0).u64(ino.0).u64(*token).u8(*mode as u8).u16(*errno).u64(stream.0);
-                7
-            }
-            Self::NumbersWant { client, token, count } => {
-                w.u64(client.0).u64(*token).u32(*count);
-                8
-            }
-            Self::Numbers { client, token, first, count } => {
-                w.u64(client.0).u64(*token).u64(first.0).u32(*count);
-                9
-            }
-            Self::Recall { client, ino, token } => {
-                w.u64(client.0).u64(ino.0).u64(*token);
-                10
-            }
-            Self::Recalled { client, ino, token } => {
-                w.u64(client.0).u64(ino.0).u64(*token);
-                11
-            }
-            Self::Unpin { client, inodes } => {
-                w.u64(client.0);
-                put_inodes(&mut w, inodes);
-                12
-            }
-            Self::Kept { client, inodes } => {
-                w.u64(client.0);
-                put_inodes(&mut w, inodes);
-                28
-            }
-            Self::Pinned { client, inodes, rights } => {
-                w.u64(client.0);
-                put_inodes(&mut w, inodes);
-                put_inodes(&mut w, rights);
-                29
-            }
-            Self::Released { client, ino, token } => {
-                w.u64(client.0).u64(ino.0).u64(*token);
-                13
-            }
-            Self::Progress { client, settled, replicated } => {
-                w.u64(client.0).u64(settled.0).u64(replicated.0);
-                14
-            }
-            Self::Position { seq } => {
-                w.u64(seq.0);
-                15
-            }
-            Self::StreamWant { from } => {
-                w.u64(from.0);
-                16
-            }
-            Self::Resume { seq, last } => {
-                w.u64(seq.0).u64(last.0);
-                17
-            }
-            Self::Return { incarnation, last, epoch, published } => {
-                w.u64(*incarnation).u64(last.0).u32(epoch.0).u64(published.0);
-                32
-            }
-            Self::SnapshotWant { incarnation } => {
-                w.u64(*incarnation);
-                18
-            }
-            Self::Snapshot { seq, piece, last_inode, end, waits, raw } => {
-                w.u64(seq.0).u32(*piece).u64(last_inode.0);
-                w.u8(u8::from(*end)).u8(u8::from(*waits)).bytes(raw);
-                SNAPSHOT
-            }
-            Self::SnapshotAck { seq, piece } => {
-                w.u64(seq.0).u32(*piece);
-                24
-            }
-            Self::LockWant { client, ino, token, ask } => {
-                w.u64(client.0).u64(ino.0).u64(*token);
-                ask.encode(&mut w);
-                20
-            }
-            Self::LockDone { client, token, errno, found } => {
-                w.u64(client.0).u64(*token).u16(*errno).u8(u8::from(found.is_some()));
-                if let Some(lock) = found {
-                    lock.encode(&mut w);
-                }
-                21
-            }
-            Self::LockHeld { client, first, locks } => {
-                w.u64(client.0).u8(u8::from(*first)).u32(locks.len() as u32);
-                for (ino, lock) in locks {
-                    w.u64(ino.0);
-                    lock.encode(&mut w);
-                }
-                22
-            }
-            Self::LockFree { client } => {
-                w.u64(client.0);
-                23
-            }
-        };
-        (kind, out)
     }
 
     /// Kind and body; what is long is sent in the memory in which it lies.
@@ -557,183 +331,5 @@ impl Message {
         let short = Corrupt::new(NAME, "is shorter than its head");
         let raw = Raw::Unchecked(Frame::received(body).ok_or(short)?);
         Ok((epoch, Self::Entries { client, first, last, raw }))
-    }
-
-    /// Epoch and message.
-    pub fn decode(kind: u16, body: &[u8]) -> Result<(Epoch, Self), Corrupt> {
-        let mut r = Reader::new(NAME, body);
-        let epoch = Epoch(r.u32()?);
-        let message = match kind {
-            CHUNK => Self::Chunk { all_acked: StreamSeq(r.u64()?), chunk: r.rest().to_vec() },
-            CHUNK_ACK => Self::ChunkAck { seq: StreamSeq(r.u64()?) },
-            3 => Self::decode_client_up(&mut r)?,
-            4 => Self::ClientGone { client: ClientId(r.u64()?) },
-            ENTRIES => {
-                let (client, first, last) = entries_head(&mut r)?;
-                let raw = Raw::Unchecked(r.rest().to_vec().into());
-                Self::Entries { client, first, last, raw }
-            }
-            6 => Self::LeaseWant {
-                client: ClientId(r.u64()?),
-                ino: InodeId(r.u64()?),
-                token: r.u64()?,
-                mode: take_mode(&mut r)?,
-                flags: r.u8()?,
-            },
-            7 => Self::Granted {
-                client: ClientId(r.u64()?),
-                ino: InodeId(r.u64()?),
-                token: r.u64()?,
-                mode: take_mode(&mut r)?,
-                errno: r.u16()?,
-                stream: StreamSeq(r.u64()?),
-            },
-            8 => Self::NumbersWant { client: ClientId(r.u64()?), token: r.u64()?, count: r.u32()? },
-            9 => Self::Numbers {
-                client: ClientId(r.u64()?),
-                token: r.u64()?,
-                first: InodeId(r.u64()?),
-                count: r.u32()?,
-            },
-            10 | 11 => {
-                let (client, ino) = (ClientId(r.u64()?), InodeId(r.u64()?));
-                let token = r.u64()?;
-                if kind == 10 {
-                    Self::Recall { client, ino, token }
-                } else {
-                    Self::Recalled { client, ino, token }
-                }
-            }
-            12 => Self::Unpin { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
-            28 => Self::Kept { client: ClientId(r.u64()?), inodes: take_inodes(&mut r)? },
-            29 => {
-                let (client, inodes) = (ClientId(r.u64()?), take_inodes(&mut r)?);
-                Self::Pinned { client, inodes, rights: take_inodes(&mut r)? }
-            }
-            13 => Self::Released {
-                client: ClientId(r.u64()?),
-                ino: InodeId(r.u64()?),
-                token: r.u64()?,
-            },
-            14 => Self::Progress {
-                client: ClientId(r.u64()?),
-                settled: Sequence(r.u64()?),
-                replicated: Sequence(r.u64()?),
-            },
-            25 | 26 => {
-                let (client, token, blocks) = (ClientId(r.u64()?), r.u64()?, r.u64()?);
-                if kind == 25 {
-                    Self::Room { client, token, blocks }
-                } else {
-                    Self::RoomBack { client, token, blocks }
-                }
-            }
-            27 => Self::RoomSought,
-            30 => Self::AskAgain,
-            15 => Self::Position { seq: StreamSeq(r.u64()?) },
-            16 => Self::StreamWant { from: StreamSeq(r.u64()?) },
-            17 => Self::Resume { seq: StreamSeq(r.u64()?), last: StreamSeq(r.u64()?) },
-            32 => Self::Return {
-                incarnation: r.u64()?,
-                last: StreamSeq(r.u64()?),
-                epoch: Epoch(r.u32()?),
-                published: StreamSeq(r.u64()?),
-            },
-            18 => Self::SnapshotWant { incarnation: r.u64()? },
-            SNAPSHOT => Self::Snapshot {
-                seq: StreamSeq(r.u64()?),
-                piece: r.u32()?,
-                last_inode: InodeId(r.u64()?),
-                end: r.flag()?,
-                waits: r.flag()?,
-                raw: r.rest().to_vec(),
-            },
-            20..=23 => Self::decode_lock(kind, &mut r)?,
-            24 => Self::SnapshotAck { seq: StreamSeq(r.u64()?), piece: r.u32()? },
-            _ => return Err(r.corrupt("is of an unknown kind")),
-        };
-        r.end()?;
-        Ok((epoch, message))
-    }
-
-    fn decode_lock(kind: u16, r: &mut Reader<'_>) -> Result<Self, Corrupt> {
-        let client = ClientId(r.u64()?);
-        Ok(match kind {
-            20 => Self::LockWant {
-                client,
-                ino: InodeId(r.u64()?),
-                token: r.u64()?,
-                ask: LockAsk::decode(r)?,
-            },
-            21 => Self::LockDone {
-                client,
-                token: r.u64()?,
-                errno: r.u16()?,
-                found: if r.flag()? { Some(Lock::decode(r)?) } else { None },
-            },
-            22 => {
-                let (first, n) = (r.flag()?, r.u32()? as usize);
-                if n > r.left() / (8 + LOCK_BYTES) {
-                    return Err(r.corrupt("claims more locks than it holds"));
-                }
-                let locks = (0..n)
-                    .map(|_| Ok((InodeId(r.u64()?), Lock::decode(r)?)))
-                    .collect::<Result<_, Corrupt>>()?;
-                Self::LockHeld { client, first, locks }
-            }
-            _ => Self::LockFree { client },
-        })
-    }
-
-    fn decode_client_up(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
-        let client = ClientId(r.u64()?);
-        let (incarnation, settled) = (r.u32()?, Sequence(r.u64()?));
-        let (uid, gid, n) = (r.u32()?, r.u32()?, r.u32()? as usize);
-        if n > r.left() / 4 {
-            return Err(r.corrupt("claims more groups than it holds"));
-        }
-        let groups = (0..n).map(|_| r.u32()).collect::<Result<_, _>>()?;
-        let n = r.u32()? as usize;
-        if n > r.left() / 9 {
-            return Err(r.corrupt("claims more leases than it holds"));
-        }
-        let leases = (0..n)
-            .map(|_| Ok((InodeId(r.u64()?), take_mode(r)?)))
-            .collect::<Result<_, Corrupt>>()?;
-        let (pins, rights) = (take_inodes(r)?, take_inodes(r)?);
-        let identity = Identity { uid, gid, groups };
-        let room = (r.u64()?, r.u64()?);
-        Ok(Self::ClientUp { client, incarnation, settled, identity, leases, pins, rights, room })
-    }
-}
-
-fn put_inodes(w: &mut Writer<'_>, inodes: &[InodeId]) {
-    w.u32(inodes.len() as u32);
-    for ino in inodes {
-        w.u64(ino.0);
-    }
-}
-
-impl LockAsk {
-    fn encode(&self, w: &mut Writer<'_>) {
-        let (what, wait, lock) = match *self {
-            Self::Set { lock, wait } => (1, wait, lock),
-            Self::Test { lock } => (2, 0, lock),
-            Self::Cancel { wait } => (3, wait, Lock::all_of(LockSpace::Record, 0)),
-        };
-        w.u8(what).u64(wait);
-        lock.encode(w);
-    }
-
-    fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
-        let (what, wait) = (r.u8()?, r.u64()?);
-        let lock = Lock::decode(r)?;
-        match what {
-            1 => Ok(Self::Set { lock, wait }),
-            2 if wait == 0 => Ok(Self::Test { lock }),
-            3 if lock == Lock::all_of(LockSpace::Record, 0) => Ok(Self::Cancel { wait }),
-            2 | 3 => Err(r.corrupt("asks about a lock with more than it needs")),
-            _ => Err(r.corrupt("asks an unknown thing about a lock")),
-        }
     }
 }

@@ -64,8 +64,8 @@ impl Node {
             return Ok(Step::Whole);
         }
         let none = Cut { sequence, at: 0, changed: false };
-        let cut = self.head.cuts.get(&client).filter(|cut| cut.sequence == sequence);
-        let cut = cut.copied().unwrap_or(none);
+        let cut = self.part.head().and_then(|head| head.cuts.get(&client));
+        let cut = cut.filter(|cut| cut.sequence == sequence).copied().unwrap_or(none);
         match *op {
             Op::Truncate { ino, size, clear_setid } => {
                 let part = self.shorter(ino, size, clear_setid)?;
@@ -89,7 +89,8 @@ impl Node {
                 })
             }
             Op::Shift { ino, offset, .. } => {
-                let (most, from) = (self.config.limits.pieces * SHIFT_PIECES, offset / BLOCK_BYTES);
+                let (most, from) =
+                    (self.env.config.limits.pieces * SHIFT_PIECES, offset / BLOCK_BYTES);
                 let refused = self.volume.has_more(ino, from, most)?;
                 Ok(if refused { Step::Refuse(Errno::OPNOTSUPP) } else { Step::Whole })
             }
@@ -113,7 +114,7 @@ impl Node {
         clear_setid: bool,
     ) -> Result<Option<Op<'static>>, Failure> {
         let Some((_, now)) = self.volume.file(ino)? else { return Ok(None) };
-        let pieces = self.config.limits.pieces;
+        let pieces = self.env.config.limits.pieces;
         let Some(at) = self.volume.part_start(ino, size.div_ceil(BLOCK_BYTES), pieces)? else {
             return Ok(None);
         };
@@ -143,7 +144,7 @@ impl Node {
             true => self.volume.file(ino)?.map(|(class, _)| class),
             false => Some(ReadClass::Service),
         };
-        let (end, pieces) = (u64::MAX, self.config.limits.pieces);
+        let (end, pieces) = (u64::MAX, self.env.config.limits.pieces);
         let to = self.volume.moved_end(ino, (cut.at, end), class, pieces)?;
         let out = !cut.changed;
         let part = Op::Move { ino, from: cut.at, to, out };
@@ -172,7 +173,7 @@ impl Node {
         else {
             return Ok(Step::Whole);
         };
-        let pieces = self.config.limits.pieces;
+        let pieces = self.env.config.limits.pieces;
         let from = offset.max(cut.at * BLOCK_BYTES);
         let blocks = (from / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         let mut to = self.volume.part_end(ino, blocks, Some(class), pieces)?;

@@ -29,6 +29,7 @@ use storage::media::Segment;
 use super::client::Client;
 use super::message::Message;
 use super::table::{Found, Row};
+use super::view::View;
 use super::{Effect, Failure, Node, Role};
 
 /// What a pin says that its process was allowed.
@@ -58,26 +59,91 @@ struct Kept {
     until: Nanos,
 }
 
-/// What a node keeps about past sessions.
-#[derive(Debug, Default)]
+/// What the head keeps of past sessions, everybody's.
+#[derive(Debug)]
 pub(super) struct Keeping {
-    /// Agent: of this node, the oldest first.
-    past: Vec<Past>,
-    /// Head: everybody's.
     kept: BTreeMap<ClientId, Kept>,
-    /// Nodes that were in the chain since this process began.
-    seen: BTreeSet<NodeId>,
-    /// Nodes that were lost before this process began, and for which the head waited of which it has its state, are back
-    /// until then, or stay away.
-    strangers_until: Nanos,
-    /// Head: nodes that are to say what is open there.
+    /// Nodes that are to say what is open there.
     unheard: BTreeSet<NodeId>,
-    /// Head: they are waited for until then.
+    /// They are waited for until then.
     unheard_until: Nanos,
-    /// Head: inodes from this number on were made under this head.
+    /// Inodes from this number on were made under this head.
     first_number: u64,
-    /// Head: when nobody is waited for any more, all that has no name is to be looked at.
+    /// When nobody is waited for any more, all that has no name is to be looked at.
     sweep: bool,
+}
+
+impl Keeping {
+    /// Of a node that becomes head, and knows only what those in the chain tell.
+    pub(super) fn of_new_head(view: &View, until: Nanos) -> Self {
+        let unheard = view.seen.iter().copied().filter(|n| !view.chain.contains(n)).collect();
+        let kept = BTreeMap::new();
+        Self { kept, unheard, unheard_until: until, first_number: u64::MAX, sweep: true }
+    }
+
+    /// What it was told as head of an epoch before, it knows.
+    pub(super) fn inherit(&mut self, before: &mut Self) {
+        self.kept = std::mem::take(&mut before.kept);
+    }
+
+    /// Numbers handed out from here on are this head's.
+    pub(super) const fn note_first_number(&mut self, number: u64) {
+        self.first_number = number;
+    }
+
+    /// A view has come: who is away is waited for until then, who is back tells by itself what is open.
+    pub(super) fn review(&mut self, view: &View, until: Nanos) {
+        for (client, kept) in &mut self.kept {
+            if view.has(client.node()) {
+                kept.until = Nanos::MAX;
+            } else if kept.until == Nanos::MAX {
+                kept.until = until;
+            }
+        }
+    }
+
+    /// Whether somebody may come back of whose open files nothing is known here.
+    fn awaits_lost(&self, view: &View, now: Nanos) -> bool {
+        !planted(Bug::TakeOverFrees)
+            && now < self.unheard_until
+            && (!self.unheard.is_empty() || now < view.strangers_until)
+    }
+
+    /// Whether an inode may be open in a session that is no more.
+    pub(super) fn has(&self, ino: InodeId, view: &View, now: Nanos) -> bool {
+        let open = |kept: &Kept| now < kept.until && kept.pins.contains(&ino);
+        self.kept.values().any(open) || ino.0 < self.first_number && self.awaits_lost(view, now)
+    }
+
+    /// Whether somebody who is away, or joins beside that node, may have files open of which the next head does not
+    /// hear by itself.
+    pub(super) fn waits_for_others_than(&self, joining: NodeId, view: &View, now: Nanos) -> bool {
+        let known = |node: NodeId| view.chain.contains(&node) || node == joining;
+        let away = self.kept.keys().any(|client| !known(client.node()));
+        away || self.awaits_lost(view, now) || view.syncing.iter().any(|node| !known(*node))
+    }
+
+    /// A node has told what is open there.
+    pub(super) fn heard_of(&mut self, node: NodeId) {
+        self.unheard.remove(&node);
+    }
+
+    /// Past sessions of which a member did not speak are over: what they had open.
+    pub(super) fn end_unnamed(&mut self, node: NodeId, named: &BTreeSet<ClientId>) -> Vec<InodeId> {
+        let over = |c: &ClientId, _: &mut Kept| c.node() == node && !named.contains(c);
+        let over = self.kept.extract_if(.., over);
+        let pins = over.flat_map(|(_, kept)| kept.pins).collect();
+        self.heard_of(node);
+        pins
+    }
+
+    /// When something was kept for long enough.
+    pub(super) fn deadline(&self, view: &View) -> Option<Nanos> {
+        let kept = self.kept.values().map(|kept| kept.until).filter(|at| *at < Nanos::MAX);
+        let strangers = self.unheard.is_empty().then_some(view.strangers_until);
+        let awaited = strangers.unwrap_or(Nanos::MAX).min(self.unheard_until);
+        kept.chain(self.sweep.then_some(awaited)).min()
+    }
 }
 
 impl Past {
@@ -101,6 +167,11 @@ impl Past {
         Self { client: id, process, uid, row: client.into_row(), pins }
     }
 
+    /// Its row in the client table.
+    pub(super) const fn row(&self) -> &Row {
+        &self.row
+    }
+
     fn report(&self) -> Message {
         Message::Kept { client: self.client, inodes: self.pins.keys().copied().collect() }
     }
@@ -111,23 +182,23 @@ impl Node {
 
     /// Processes that hostd is to watch although they have no session: client, number and start time.
     pub fn past_clients(&self) -> impl Iterator<Item = (ClientId, u32, u64)> + '_ {
-        self.keeping.past.iter().map(|p| (p.client, p.process.0, p.process.1))
+        self.agent.past.iter().map(|p| (p.client, p.process.0, p.process.1))
     }
 
     /// Whether that was a client of this node.
     pub(super) fn is_past(&self, client: ClientId) -> bool {
-        self.keeping.past.iter().any(|p| p.client == client)
+        self.agent.past.iter().any(|p| p.client == client)
     }
 
     /// Remembers a session of an earlier run.
     pub(super) fn take_past(&mut self, found: Found) {
         self.agent.next_segment =
             self.agent.next_segment.max(found.record.segment.saturating_add(1));
-        self.keeping.past.push(Past::of_row(found));
+        self.agent.past.push(Past::of_row(found));
     }
 
     /// A session is over, its log counts no more, and its process lives.
-    pub(super) fn retire(&mut self, id: ClientId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    pub(super) fn retire(&mut self, id: ClientId) -> Result<(), Failure> {
         let ended =
             self.agent.clients.get(&id).is_none_or(|c| c.gone || planted(Bug::PastForgotten));
         if ended {
@@ -141,50 +212,50 @@ impl Node {
         self.agent.active.remove(&id);
         self.agent.requests.retain(|r| r.client != id);
         let past = Past::of_client(client);
-        out.push(Effect::Watch { client: id, pid: past.process.0, start_time: past.process.1 });
-        self.keeping.past.push(past);
-        self.thin_past(out)
+        self.env.out.push(Effect::Watch {
+            client: id,
+            pid: past.process.0,
+            start_time: past.process.1,
+        });
+        self.agent.past.push(past);
+        self.thin_past()
     }
 
     /// Of too many past sessions the oldest goes: of the user who has too many, else of who has most.
-    fn thin_past(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn thin_past(&mut self) -> Result<(), Failure> {
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-        for past in &self.keeping.past {
+        for past in &self.agent.past {
             *counts.entry(past.uid).or_default() += 1;
         }
         let Some((uid, most)) = counts.into_iter().max_by_key(|(_, count)| *count) else {
             return Ok(());
         };
-        let (all, own) = (self.config.clients_max, self.config.clients_per_user);
+        let (all, own) = (self.env.config.clients_max, self.env.config.clients_per_user);
         let alone = uid != 0 && most > own as usize;
-        if self.keeping.past.len() <= all as usize && !alone {
+        if self.agent.past.len() <= all as usize && !alone {
             return Ok(());
         }
-        let Some(oldest) = self.keeping.past.iter().position(|p| p.uid == uid) else {
+        let Some(oldest) = self.agent.past.iter().position(|p| p.uid == uid) else {
             return Ok(());
         };
-        let oldest = self.keeping.past.remove(oldest);
+        let oldest = self.agent.past.remove(oldest);
         let pid = oldest.process.0;
         log::warn!("too many sessions of user {uid} have ended: what pid {pid} had open may go");
-        self.drop_past(oldest, out)
+        self.drop_past(oldest)
     }
 
-    fn drop_past(&mut self, past: Past, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        out.push(Effect::Detached(past.client));
+    fn drop_past(&mut self, past: Past) -> Result<(), Failure> {
+        self.env.out.push(Effect::Detached(past.client));
         if matches!(self.role(), Role::Head | Role::Member | Role::Syncing) {
-            self.to_head(Message::Kept { client: past.client, inodes: Vec::new() }, out);
+            self.to_head(Message::Kept { client: past.client, inodes: Vec::new() });
         }
         Ok(self.agent.table.remove(past.row)?)
     }
 
     /// The process of a past session has ended.
-    pub(super) fn past_gone(
-        &mut self,
-        client: ClientId,
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
-        let gone = self.keeping.past.extract_if(.., |p| p.client == client).collect::<Vec<_>>();
-        gone.into_iter().try_for_each(|past| self.drop_past(past, out))
+    pub(super) fn past_gone(&mut self, client: ClientId) -> Result<(), Failure> {
+        let gone = self.agent.past.extract_if(.., |p| p.client == client).collect::<Vec<_>>();
+        gone.into_iter().try_for_each(|past| self.drop_past(past))
     }
 
     /// What processes here have open of past sessions, for a head that does not know; and that these sessions are over:
@@ -192,7 +263,7 @@ impl Node {
     pub(super) fn past_reports(&self) -> Vec<Message> {
         let over = |past: &Past| Message::ClientGone { client: past.client };
         let ends = |past| (!planted(Bug::EndUnheard)).then(|| over(past));
-        let all = self.keeping.past.iter();
+        let all = self.agent.past.iter();
         all.flat_map(|past| std::iter::once(past.report()).chain(ends(past))).collect()
     }
 
@@ -202,7 +273,6 @@ impl Node {
         &mut self,
         id: ClientId,
         (before, inodes, last): (&[ClientId], &[InodeId], bool),
-        out: &mut Vec<Effect>,
     ) -> Result<Option<Vec<InodeId>>, Failure> {
         let process = |c: &Client| (c.pid, c.start_time);
         let Some(own) = self.agent.clients.get(&id).map(process) else {
@@ -219,7 +289,7 @@ impl Node {
         // Whose they were is not the client's to say.
         let earlier = |p: &Past| p.process == own && before.contains(&p.client);
         let asked: BTreeSet<InodeId> = inodes.iter().copied().collect();
-        let past = self.keeping.past.iter().filter(|p| earlier(p));
+        let past = self.agent.past.iter().filter(|p| earlier(p));
         let mut all: BTreeMap<InodeId, u32> = BTreeMap::new();
         for (ino, rights) in past.flat_map(|p| &p.pins).filter(|(ino, _)| asked.contains(ino)) {
             *all.entry(*ino).or_default() |= rights;
@@ -234,13 +304,32 @@ impl Node {
         if !kept.is_empty() {
             let writes = all.iter().filter(|(_, rights)| **rights & PIN_WRITE != 0);
             let rights = writes.map(|(ino, _)| *ino).collect();
-            self.to_head(Message::Pinned { client: id, inodes: kept.clone(), rights }, out);
+            self.to_head(Message::Pinned { client: id, inodes: kept.clone(), rights });
         }
         if last {
-            let over = self.keeping.past.extract_if(.., |p| earlier(p)).collect::<Vec<_>>();
-            over.into_iter().try_for_each(|past| self.drop_past(past, out))?;
+            let over = self.agent.past.extract_if(.., |p| earlier(p)).collect::<Vec<_>>();
+            over.into_iter().try_for_each(|past| self.drop_past(past))?;
         }
         Ok(Some(kept))
+    }
+
+    /// A view has come: who is lost from here on is known.
+    pub(super) fn note_absent(&mut self, skipped: bool) {
+        let first = self.view.seen.is_empty() && !self.view.chain.is_empty();
+        if first || skipped {
+            // Somebody may have come and gone meanwhile.
+            // A volume that nobody has changed has no open files.
+            let new = self.role() != Role::Syncing && self.ring.last() == StreamSeq(0);
+            let until = self.env.now + self.env.config.grace;
+            self.view.strangers_until = if new { 0 } else { until };
+        }
+        let View { chain, syncing, seen, .. } = &mut self.view;
+        seen.extend(chain.iter().chain(&*syncing));
+    }
+
+    /// The head, whose state this node has taken, waits for nobody: from here on this node sees who is lost.
+    pub(super) const fn know_all_lost(&mut self) {
+        self.view.strangers_until = 0;
     }
 
     // --- head ---
@@ -250,149 +339,54 @@ impl Node {
         &mut self,
         client: ClientId,
         inodes: Vec<InodeId>,
-        out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        self.head.reported.entry(client.node()).or_default().insert(client);
+        let until = self.kept_until(client.node());
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        head.reported.entry(client.node()).or_default().insert(client);
         let pins: BTreeSet<InodeId> = inodes.into_iter().collect();
-        let before = self.keeping.kept.remove(&client);
-        self.head.let_go.extend(before.iter().flat_map(|kept| kept.pins.difference(&pins)));
+        let before = head.keeping.kept.remove(&client);
+        head.let_go.extend(before.iter().flat_map(|kept| kept.pins.difference(&pins)));
         if !pins.is_empty() {
-            let until = self.kept_until(client.node());
-            self.keeping.kept.insert(client, Kept { pins, until });
+            head.keeping.kept.insert(client, Kept { pins, until });
         }
-        self.reap_let_go(out)
+        self.reap_let_go()
     }
 
     /// A client has open what an earlier session of its process had.
     pub(super) fn pinned(&mut self, client: ClientId, inodes: Vec<InodeId>, rights: Vec<InodeId>) {
-        if let Some(known) = self.head.known.get_mut(&client) {
+        let Some(head) = self.part.head_mut() else { return };
+        if let Some(known) = head.known.get_mut(&client) {
             known.pins.extend(inodes);
             known.rights.extend(rights);
         }
     }
 
     fn kept_until(&self, node: NodeId) -> Nanos {
-        if self.chain.contains(&node) || self.syncing.contains(&node) {
-            return Nanos::MAX;
-        }
-        self.now + self.config.grace
+        if self.view.has(node) { Nanos::MAX } else { self.env.now + self.env.config.grace }
     }
 
     /// A client is forgotten because its node was lost: its process may live, and come back.
     pub(super) fn keep_lost(&mut self, client: ClientId, pins: &BTreeSet<InodeId>) {
-        if self.chain.contains(&client.node()) || pins.is_empty() || planted(Bug::PinsOfLostFreed) {
+        let lost = !self.view.chain.contains(&client.node());
+        if !lost || pins.is_empty() || planted(Bug::PinsOfLostFreed) {
             return;
         }
         let until = self.kept_until(client.node());
-        self.keeping.kept.insert(client, Kept { pins: pins.clone(), until });
-    }
-
-    /// A view has come: who is away is waited for from now on, who is back tells by itself what is open.
-    pub(super) fn review_kept(&mut self, skipped: bool) {
-        let first = self.keeping.seen.is_empty() && !self.chain.is_empty();
-        if first || skipped {
-            // Somebody may have come and gone meanwhile.
-            // A volume that nobody has changed has no open files.
-            let new = self.role() != Role::Syncing && self.ring.last() == StreamSeq(0);
-            self.keeping.strangers_until = if new { 0 } else { self.now + self.config.grace };
+        if let Some(head) = self.part.head_mut() {
+            head.keeping.kept.insert(client, Kept { pins: pins.clone(), until });
         }
-        self.keeping.seen.extend(self.chain.iter().chain(&self.syncing));
-        if !self.is_head() {
-            self.keeping.kept.clear();
-            self.keeping.unheard.clear();
-            self.keeping.sweep = false;
-            return;
-        }
-        let stays: BTreeSet<NodeId> = self.chain.iter().chain(&self.syncing).copied().collect();
-        let until = self.now + self.config.grace;
-        for (client, kept) in &mut self.keeping.kept {
-            if stays.contains(&client.node()) {
-                kept.until = Nanos::MAX;
-            } else if kept.until == Nanos::MAX {
-                kept.until = until;
-            }
-        }
-    }
-
-    /// Head: whether somebody who is away, or joins beside that node, may have files open of which the next head does not
-    /// hear by itself.
-    pub(super) fn waits_for_others_than(&self, joining: NodeId) -> bool {
-        let known = |node: NodeId| self.chain.contains(&node) || node == joining;
-        let away = self.keeping.kept.keys().any(|client| !known(client.node()));
-        away || self.awaits_lost() || self.syncing.iter().any(|node| !known(*node))
-    }
-
-    /// The head, whose state this node has taken, waits for nobody: from here on this node sees who is lost.
-    pub(super) const fn know_all_lost(&mut self) {
-        self.keeping.strangers_until = 0;
-    }
-
-    /// This node becomes head, and knows only what those in the chain tell.
-    pub(super) fn await_lost(&mut self) {
-        let keeping = &mut self.keeping;
-        keeping.unheard =
-            keeping.seen.iter().copied().filter(|n| !self.chain.contains(n)).collect();
-        keeping.unheard_until = self.now + self.config.grace;
-        (keeping.first_number, keeping.sweep) = (u64::MAX, true);
-    }
-
-    /// Numbers handed out from here on are this head's.
-    pub(super) const fn note_first_number(&mut self) {
-        self.keeping.first_number = self.head.next_inode;
-    }
-
-    /// Whether somebody may come back of whose open files nothing is known here.
-    fn awaits_lost(&self) -> bool {
-        let keeping = &self.keeping;
-        !planted(Bug::TakeOverFrees)
-            && self.now < keeping.unheard_until
-            && (!keeping.unheard.is_empty() || self.now < keeping.strangers_until)
-    }
-
-    /// A node has told what is open there.
-    pub(super) fn heard_of(&mut self, node: NodeId) {
-        self.keeping.unheard.remove(&node);
-    }
-
-    /// Past sessions of which a member did not speak are over.
-    pub(super) fn end_unnamed(&mut self, node: NodeId, named: &BTreeSet<ClientId>) {
-        let over = |c: &ClientId, _: &mut Kept| c.node() == node && !named.contains(c);
-        let over = self.keeping.kept.extract_if(.., over);
-        self.head.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
-        self.heard_of(node);
-    }
-
-    /// Whether an inode may be open in a session that is no more.
-    pub(super) fn is_kept(&self, ino: InodeId) -> bool {
-        let open = |kept: &Kept| self.now < kept.until && kept.pins.contains(&ino);
-        self.keeping.kept.values().any(open)
-            || ino.0 < self.keeping.first_number && self.awaits_lost()
     }
 
     /// What was kept for long enough.
-    pub(super) fn forget_kept(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if !self.is_head() || !self.ready {
-            return Ok(());
+    pub(super) fn forget_kept(&mut self) -> Result<(), Failure> {
+        let (now, view) = (self.env.now, &self.view);
+        let Some(head) = self.part.head_mut().filter(|head| head.ready) else { return Ok(()) };
+        let over = head.keeping.kept.extract_if(.., |_, kept| kept.until <= now);
+        head.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
+        if head.keeping.sweep && !head.keeping.awaits_lost(view, now) {
+            head.keeping.sweep = false;
+            head.let_go.extend(self.volume.orphans()?);
         }
-        let now = self.now;
-        let over = self.keeping.kept.extract_if(.., |_, kept| kept.until <= now);
-        self.head.let_go.extend(over.flat_map(|(_, kept)| kept.pins));
-        if self.keeping.sweep && !self.awaits_lost() {
-            self.keeping.sweep = false;
-            self.head.let_go.extend(self.volume.orphans()?);
-        }
-        self.reap_let_go(out)
-    }
-
-    /// When that is next.
-    pub(super) fn kept_deadline(&self) -> Option<Nanos> {
-        if !self.is_head() || !self.ready {
-            return None;
-        }
-        let keeping = &self.keeping;
-        let kept = keeping.kept.values().map(|kept| kept.until).filter(|at| *at < Nanos::MAX);
-        let strangers = keeping.unheard.is_empty().then_some(keeping.strangers_until);
-        let awaited = strangers.unwrap_or(Nanos::MAX).min(keeping.unheard_until);
-        kept.chain(keeping.sweep.then_some(awaited)).min()
+        self.reap_let_go()
     }
 }

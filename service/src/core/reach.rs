@@ -13,7 +13,7 @@ use storage::format::item::ReadClass;
 use storage::volume::reach::Unplaced;
 
 use super::lease::Want;
-use super::{Effect, Failure, Node};
+use super::{Failure, Node};
 
 /// Asks for leases like a client: the service itself.
 pub(super) const SERVICE: ClientId = ClientId(0);
@@ -65,61 +65,64 @@ struct Moving {
 
 impl Node {
     /// Some of what is to be placed; `true` when there is more to do at once.
-    pub(super) fn place_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+    pub(super) fn place_step(&mut self) -> Result<bool, Failure> {
+        let may_place = self.may_place();
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
         let count = self.volume.unplaced();
-        let rests = self.now < self.head.placing.rest && self.head.placing.last.1 == count;
-        if self.head.placing.moving.is_none() {
-            let next = self.head.placing.granted.pop_front();
-            self.head.placing.moving =
-                next.map(|ino| Moving { ino, at: 0, placed: false, waits: 0 });
+        let rests = self.env.now < head.placing.rest && head.placing.last.1 == count;
+        if head.placing.moving.is_none() {
+            let next = head.placing.granted.pop_front();
+            head.placing.moving = next.map(|ino| Moving { ino, at: 0, placed: false, waits: 0 });
         }
-        if let Some(moving) = self.head.placing.moving {
-            return self.move_on(moving, out);
+        if let Some(moving) = head.placing.moving {
+            return self.move_on(moving);
         }
-        if count == 0 || rests || !self.may_place() {
+        if count == 0 || rests || !may_place {
             return Ok(false);
         }
-        if let Some(walk) = self.head.placing.walk {
-            return self.walk_on(walk, out);
+        if let Some(walk) = head.placing.walk {
+            return self.walk_on(walk);
         }
-        let Some((ino, what)) = self.volume.unplaced_after(self.head.placing.after)? else {
-            let progress = std::mem::take(&mut self.head.placing.progress);
-            self.head.placing.after = InodeId::NONE;
-            let same = !progress && self.head.placing.last.1 == count;
-            let rest = if same { (2 * self.head.placing.last.0).clamp(REST.0, REST.1) } else { 0 };
-            (self.head.placing.last, self.head.placing.rest) = ((rest, count), self.now + rest);
+        let Some((ino, what)) = self.volume.unplaced_after(head.placing.after)? else {
+            let progress = std::mem::take(&mut head.placing.progress);
+            head.placing.after = InodeId::NONE;
+            let same = !progress && head.placing.last.1 == count;
+            let rest = if same { (2 * head.placing.last.0).clamp(REST.0, REST.1) } else { 0 };
+            (head.placing.last, head.placing.rest) = ((rest, count), self.env.now + rest);
             return Ok(!same);
         };
-        self.head.placing.after = ino;
+        head.placing.after = ino;
         match what {
             Unplaced::Directory => {
                 let lets_in = self.volume.lets_in(ino)?.unwrap_or_default();
-                self.head.placing.walk = Some(Walk { dir: ino, lets_in, cookie: 0 });
+                head.placing.walk = Some(Walk { dir: ino, lets_in, cookie: 0 });
             }
-            Unplaced::Reach(reach) => self.ask_for(ino, reach, out)?,
+            Unplaced::Reach(reach) => self.ask_for(ino, reach)?,
         }
         Ok(true)
     }
 
     /// Whether the head may put something into the stream, and knows of all leases.
     fn may_place(&self) -> bool {
-        let heads = self.is_head() && self.ready && self.now >= self.head.grants_from;
-        heads && !self.head.paused && self.ring.has_room()
+        let Some(head) = self.part.head() else { return false };
+        let grants = head.ready && self.env.now >= self.view.grants_from;
+        grants && !head.paused && self.ring.has_room()
     }
 
     /// The next names of a directory.
-    fn walk_on(&mut self, walk: Walk, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+    fn walk_on(&mut self, walk: Walk) -> Result<bool, Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
         let Walk { dir, lets_in, cookie } = walk;
-        self.head.placing.walk = None;
+        head.placing.walk = None;
         let (Some(now), Some(reach)) = (self.volume.lets_in(dir)?, self.volume.reach(dir)?) else {
             return Ok(true);
         };
         if now != lets_in {
             // It has changed again: all that was looked at must be looked at anew.
-            self.head.placing.walk = Some(Walk { dir, lets_in: now, cookie: 0 });
+            head.placing.walk = Some(Walk { dir, lets_in: now, cookie: 0 });
             return Ok(true);
         }
-        let (mut names, most) = (Vec::new(), self.config.join_step.max(1) as usize);
+        let (mut names, most) = (Vec::new(), self.env.config.join_step.max(1) as usize);
         let end = self.volume.readdir(dir, cookie, most, &mut |n| {
             names.push((n.ino, n.name == b"." || n.name == b"..", n.next));
             true
@@ -134,66 +137,69 @@ impl Node {
             ops.push(Op::Place { ino: dir, reach, later: false });
         }
         let all = ops.len();
-        let done = self.emit_some(ops, out)?;
-        self.head.placing.progress |= done > 0;
+        let done = self.emit_some(ops)?;
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
+        head.placing.progress |= done > 0;
         if done == all && end == Some(true) {
             return Ok(true);
         }
         let cookie = at.iter().rev().find(|(n, _)| *n <= done).map_or(cookie, |(_, next)| *next);
-        self.head.placing.walk = Some(Walk { cookie, ..walk });
+        head.placing.walk = Some(Walk { cookie, ..walk });
         if done == 0 && all > 0 {
             // The tree has no room, not before something is published at least.
-            self.head.placing.rest = self.now + REST.0;
-            self.head.placing.last = (REST.0, self.volume.unplaced());
+            head.placing.rest = self.env.now + REST.0;
+            head.placing.last = (REST.0, self.volume.unplaced());
         }
         Ok(done > 0 || all == 0)
     }
 
     /// A file is to be placed: at once where that moves nothing, else when nobody has a lease on it.
-    fn ask_for(
-        &mut self,
-        ino: InodeId,
-        reach: ReadClass,
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
+    fn ask_for(&mut self, ino: InodeId, reach: ReadClass) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
         if !self.volume.placing_moves(ino, reach)? || planted(Bug::PlaceUnrecalled) {
-            return self.place_now(ino, reach, out);
+            return self.place_now(ino, reach);
         }
-        if !self.head.placing.asked.insert(ino) {
+        if !head.placing.asked.insert(ino) {
             return Ok(());
         }
         let want = Want { client: SERVICE, token: 0, mode: LeaseMode::Write, judge: None };
         let mut actions = Vec::new();
-        self.head.leases.want(ino, want, &mut actions);
-        self.act(actions, out)
+        head.leases.want(ino, want, &mut actions);
+        self.act(actions)
     }
 
     /// Nobody else has a lease on the file now.
     pub(super) fn place_granted(&mut self, ino: InodeId) {
-        self.head.placing.asked.remove(&ino);
-        self.head.placing.granted.push_back(ino);
+        let Some(head) = self.part.head_mut() else { return };
+        head.placing.asked.remove(&ino);
+        head.placing.granted.push_back(ino);
     }
 
     /// Goes on with a file: its blocks move in as many parts, one a turn, as one operation of a client would.
-    fn move_on(&mut self, moving: Moving, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+    fn move_on(&mut self, moving: Moving) -> Result<bool, Failure> {
         if !self.may_place() {
             // The ring has no room, or the node is no head any more: then nobody asks it for the lease.
             return Ok(false);
         }
         let Moving { ino, at, placed, .. } = moving;
-        self.head.placing.moving = None;
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
+        head.placing.moving = None;
         let reach = match self.volume.unplaced_of(ino)? {
             Some(Unplaced::Reach(reach)) if !placed => reach,
             None if placed => ReadClass::World,
             // It is gone, or has been placed meanwhile.
-            _ => return self.release_placed(ino, out).map(|()| true),
+            _ => return self.release_placed(ino).map(|()| true),
         };
         let Some((class, _)) = self.volume.file(ino)? else {
-            return self.release_placed(ino, out).map(|()| true);
+            return self.release_placed(ino).map(|()| true);
         };
         let class = if placed { class } else { ReadClass::Service };
-        let to =
-            self.volume.moved_end(ino, (at, u64::MAX), Some(class), self.config.limits.pieces)?;
+        let to = self.volume.moved_end(
+            ino,
+            (at, u64::MAX),
+            Some(class),
+            self.env.config.limits.pieces,
+        )?;
         let place = Op::Place { ino, reach, later: false };
         let (op, next) = match (placed, at, to) {
             (false, 0, u64::MAX) => (place, None),
@@ -204,35 +210,33 @@ impl Node {
                 (part, Some(Moving { at: to, ..moving }))
             }
         };
-        let done = self.emit_some(vec![op], out)?;
-        self.head.placing.progress |= done > 0;
+        let done = self.emit_some(vec![op])?;
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
+        head.placing.progress |= done > 0;
         if done == 0 && self.member.publish_now && moving.waits < WAITS {
             // Blocks or pages are free when what was done before is published.
-            self.head.placing.moving = Some(Moving { waits: moving.waits + 1, ..moving });
+            head.placing.moving = Some(Moving { waits: moving.waits + 1, ..moving });
             return Ok(self.member.job.is_none());
         }
         match next {
-            Some(next) if done > 0 => self.head.placing.moving = Some(Moving { waits: 0, ..next }),
+            Some(next) if done > 0 => head.placing.moving = Some(Moving { waits: 0, ..next }),
             // There is no room: it is tried again.
-            _ => self.release_placed(ino, out)?,
+            _ => self.release_placed(ino)?,
         }
         Ok(true)
     }
 
-    fn release_placed(&mut self, ino: InodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn release_placed(&mut self, ino: InodeId) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
         let mut actions = Vec::new();
-        self.head.leases.released(SERVICE, ino, &mut actions);
-        self.act(actions, out)
+        head.leases.released(SERVICE, ino, &mut actions);
+        self.act(actions)
     }
 
-    fn place_now(
-        &mut self,
-        ino: InodeId,
-        reach: ReadClass,
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
-        let done = self.emit_some(vec![Op::Place { ino, reach, later: false }], out)?;
-        self.head.placing.progress |= done > 0;
+    fn place_now(&mut self, ino: InodeId, reach: ReadClass) -> Result<(), Failure> {
+        let done = self.emit_some(vec![Op::Place { ino, reach, later: false }])?;
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        head.placing.progress |= done > 0;
         Ok(())
     }
 }

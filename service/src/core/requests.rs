@@ -13,14 +13,17 @@ use base::wire::Corrupt;
 use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
 use storage::format::clients::{PIN_READ, PIN_WRITE};
 use storage::format::control::LeaseMode;
-use storage::format::lock::Lock;
+use storage::format::lock::{Lock, LockKind};
 use storage::format::proof::Proof;
 use storage::format::rpc::{self, AccountId, InodeReply, Request, WANT_PIN, WANT_READ, WANT_WRITE};
 use storage::permission::{R, X};
 
+use super::client::Client;
+use super::head::WANT_REACH;
 use super::limits::LIST_BYTES;
 use super::message::{LockAsk, Message};
-use super::{Effect, Failure, Node, Role};
+use super::scrub::Content;
+use super::{Failure, Node, Role};
 
 /// Regular file.
 const S_IFREG: u32 = 0o100_000;
@@ -49,6 +52,8 @@ pub(super) struct Pending {
     what: What,
     stage: Stage,
     ino: InodeId,
+    /// The head was asked how far this node's state must reach, for what it says of a directory that is used jointly.
+    reached: bool,
 }
 
 /// A request that owns its names.
@@ -124,7 +129,12 @@ impl Pending {
             Request::LockCancel { ino, wait } => (ino, What::Lock(LockAsk::Cancel { wait })),
             Request::Accounts { after } => (none, What::Accounts { after, upto: None }),
         };
-        Ok(Self { client, slot, after, shown, what, stage: Stage::Drain, ino })
+        Ok(Self { client, slot, after, shown, what, stage: Stage::Drain, ino, reached: false })
+    }
+
+    /// Whose it is, and in which slot it lies.
+    pub(super) const fn place(&self) -> (ClientId, usize) {
+        (self.client, self.slot)
     }
 
     /// Whether this request was granted a lease on `ino` that is not written down yet.
@@ -137,6 +147,12 @@ impl Pending {
         self.client == client
             && self.ino == ino
             && matches!(self.stage, Stage::Asked(_) | Stage::Granted(..))
+    }
+
+    /// Whether the head was asked for a lock on `ino` and has not answered yet.
+    pub(super) fn asks_for_lock(&self, client: ClientId, ino: InodeId) -> bool {
+        let sets = matches!(self.what, What::Lock(LockAsk::Set { .. }));
+        (self.client, self.ino) == (client, ino) && sets && matches!(self.stage, Stage::Asked(_))
     }
 
     /// Whether it says that its client has `ino` open no more.
@@ -186,8 +202,18 @@ impl Pending {
         matches!(self.what, What::Inode { flags, .. } | What::Lookup { flags, .. } if flags & WANT_PIN != 0)
     }
 
+    /// The directory whose names the answer tells of.
+    const fn lists(&self) -> Option<InodeId> {
+        match self.what {
+            What::Lookup { dir, .. } => Some(dir),
+            What::Names { .. } => Some(self.ino),
+            _ => None,
+        }
+    }
+
     /// The head changed or was out of reach: whatever was asked of it is asked again.
     pub(super) fn ask_again(&mut self) {
+        self.reached = false;
         if !matches!(self.stage, Stage::Drain) {
             self.stage = Stage::Lease;
         }
@@ -248,10 +274,10 @@ impl Node {
         token: u64,
         errno: u16,
         found: Option<Lock>,
-    ) {
+    ) -> Result<(), Failure> {
         let waiting = |p: &Pending| p.client == client && p.stage == Stage::Asked(token);
-        let Some(at) = self.agent.requests.iter().position(waiting) else { return };
-        let What::Lock(ask) = self.agent.requests[at].what else { return };
+        let Some(at) = self.agent.requests.iter().position(waiting) else { return Ok(()) };
+        let What::Lock(ask) = self.agent.requests[at].what else { return Ok(()) };
         let pending = self.agent.requests.remove(at);
         self.note_lock(client, pending.ino, ask, errno);
         let mut body = Vec::new();
@@ -263,14 +289,20 @@ impl Node {
         if let Some(client) = self.agent.clients.get(&client) {
             client.answer(pending.slot, &body);
         }
+        match ask {
+            LockAsk::Set { lock, .. } if errno == 0 && lock.kind != LockKind::None => {
+                self.want_sole(client, pending.ino)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Advances requests; `true` when one was answered.
-    pub(super) fn step_requests(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+    pub(super) fn step_requests(&mut self) -> Result<bool, Failure> {
         let mut answered = false;
         let mut all = std::mem::take(&mut self.agent.requests);
         let mut kept = Vec::with_capacity(all.len());
-        let (from, most) = (self.volume.tree().visits(), self.config.limits.turn);
+        let (from, most) = (self.volume.tree().visits(), self.env.config.limits.turn);
         let mut over = false;
         for mut pending in all.drain(..) {
             if over {
@@ -292,7 +324,7 @@ impl Node {
                 continue;
             }
             loop {
-                match self.step(&mut pending, out)? {
+                match self.step(&mut pending)? {
                     Step::Next => {}
                     Step::Wait => {
                         kept.push(pending);
@@ -300,6 +332,9 @@ impl Node {
                     }
                     Step::Answer(body) => {
                         answered = true;
+                        if pending.asks_of_volume() {
+                            self.stand_by_it()?;
+                        }
                         // What others ask for is answered in the turns that follow.
                         over = self.volume.tree().visits().saturating_sub(from) >= most;
                         if let Some(client) = self.agent.clients.get_mut(&pending.client) {
@@ -319,13 +354,13 @@ impl Node {
         Ok(answered && !over)
     }
 
-    fn step(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+    fn step(&mut self, p: &mut Pending) -> Stepped {
         if !self.serves() || self.closing.is_some() {
             return Ok(Step::Wait);
         }
         match p.stage {
-            Stage::Drain => self.step_drain(p, out),
-            Stage::Lease => self.step_ask(p, out),
+            Stage::Drain => self.step_drain(p),
+            Stage::Lease => self.step_ask(p),
             Stage::Asked(_) => Ok(Step::Wait),
             Stage::Gone(stream) if self.member.applied < stream => Ok(Step::Wait),
             Stage::Gone(_) => {
@@ -338,16 +373,16 @@ impl Node {
                 p.stage = Stage::Lease;
                 Ok(Step::Next)
             }
-            Stage::Granted(mode, stream, token) => self.step_granted(p, mode, stream, token, out),
-            Stage::Numbers(first, count) => self.answer_numbers(p, first, count, out),
+            Stage::Granted(mode, stream, token) => self.step_granted(p, mode, stream, token),
+            Stage::Numbers(first, count) => self.answer_numbers(p, first, count),
         }
     }
 
-    fn step_drain(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+    fn step_drain(&mut self, p: &mut Pending) -> Stepped {
         let Some(client) = self.agent.clients.get(&p.client) else { return Ok(Step::Wait) };
         if client.settled < p.after {
             let next = client.next();
-            let drained = self.drain(p.client, out)?;
+            let drained = self.drain(p.client)?;
             let Some(client) = self.agent.clients.get(&p.client) else { return Ok(Step::Wait) };
             if client.settled < p.after {
                 // What was never handed out cannot be waited for. What was, but is not there, is
@@ -385,15 +420,31 @@ impl Node {
         }
     }
 
-    fn step_ask(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+    fn step_ask(&mut self, p: &mut Pending) -> Stepped {
         if !self.was_shown(p) {
-            self.counters.unshown += 1;
+            self.env.counters.unshown += 1;
             return refuse(Errno::STALE);
         }
+        if let Some(dir) = p.lists()
+            && !p.reached
+            && self
+                .agent
+                .clients
+                .get(&p.client)
+                .is_some_and(|c| c.is_joint(dir) || !c.has_lease(dir))
+            && !planted(Bug::JointAnsweredStale)
+        {
+            // Others change its names meanwhile, here or on other nodes; or had it jointly with this client until a moment ago.
+            let token = self.token();
+            (p.stage, p.ino) = (Stage::Asked(token), dir);
+            let (client, mode, flags) = (p.client, LeaseMode::None, WANT_REACH);
+            self.to_head(Message::LeaseWant { client, ino: dir, token, mode, flags });
+            return Ok(Step::Wait);
+        }
         let (mode, flags) = match &p.what {
-            What::Inode { mode, flags } => (*mode, *flags),
+            What::Inode { mode, flags } => (*mode, *flags & !WANT_REACH),
             What::Lookup { dir, name, mode, flags } => {
-                let (dir, mode, flags) = (*dir, *mode, *flags);
+                let (dir, mode, flags) = (*dir, *mode, *flags & !WANT_REACH);
                 if let Err(errno) = self.may(p.client, dir, X)? {
                     return refuse(errno);
                 }
@@ -407,16 +458,27 @@ impl Node {
                 let token = self.token();
                 p.stage = Stage::Asked(token);
                 let message = Message::NumbersWant { client: p.client, token, count: *count };
-                self.to_head(message, out);
+                self.to_head(message);
                 return Ok(Step::Wait);
             }
             What::Lock(ask) => {
-                let (ask, token) = (*ask, self.token());
+                let ask = *ask;
+                let sole = |c: &Client| c.has_sole(p.ino);
+                if !matches!(ask, LockAsk::Cancel { .. })
+                    && self.agent.clients.get(&p.client).is_some_and(sole)
+                {
+                    // Who asks the head lets it know first what he has granted himself.
+                    self.return_sole(p.client, p.ino)?;
+                    if self.agent.clients.get(&p.client).is_none_or(sole) {
+                        return Ok(Step::Wait);
+                    }
+                }
+                let token = self.token();
                 p.stage = Stage::Asked(token);
-                self.to_head(Message::LockWant { client: p.client, ino: p.ino, token, ask }, out);
+                self.to_head(Message::LockWant { client: p.client, ino: p.ino, token, ask });
                 return Ok(Step::Wait);
             }
-            _ => return self.answer_simple(p, out),
+            _ => return self.answer_simple(p),
         };
         if flags & WANT_PIN != 0
             && let Some(client) = self.agent.clients.get_mut(&p.client)
@@ -426,7 +488,7 @@ impl Node {
         let token = self.token();
         p.stage = Stage::Asked(token);
         let want = Message::LeaseWant { client: p.client, ino: p.ino, token, mode, flags };
-        self.to_head(want, out);
+        self.to_head(want);
         Ok(Step::Wait)
     }
 
@@ -439,7 +501,7 @@ impl Node {
         let own = self.agent.clients.get(&p.client).is_some_and(|c| c.published >= p.after);
         // A block allocated by an operation that is not published holds bytes of its former life.
         let clean =
-            self.member.dirty.get(&p.ino).is_none_or(|(seq, _)| *seq <= self.member.published);
+            self.member.dirty.get(&p.ino).is_none_or(|(seq, ..)| *seq <= self.member.published);
         if self.member.published >= stream && own && clean {
             return true;
         }
@@ -453,10 +515,16 @@ impl Node {
         mode: LeaseMode,
         stream: StreamSeq,
         token: u64,
-        out: &mut Vec<Effect>,
     ) -> Stepped {
         if self.member.applied < stream {
             return Ok(Step::Wait);
+        }
+        if let Some(dir) = p.lists()
+            && !p.reached
+            && p.ino == dir
+        {
+            (p.reached, p.stage) = (true, Stage::Lease);
+            return Ok(Step::Next);
         }
         if let What::Lookup { dir, name, .. } = &p.what {
             match self.volume.lookup(*dir, name)? {
@@ -488,7 +556,7 @@ impl Node {
         let granted = if mode == LeaseMode::None {
             rpc::Granted::default()
         } else {
-            match self.write_lease(p.client, p.ino, mode, token, out)? {
+            match self.write_lease(p.client, p.ino, mode, token)? {
                 Some(granted) => granted,
                 None => return refuse(Errno::NFILE),
             }
@@ -496,8 +564,8 @@ impl Node {
         let mut extents = Vec::new();
         let mut complete = true;
         if regular {
-            extents = self.volume.extents(p.ino, 0, self.config.limits.extents)?;
-            complete = extents.len() < self.config.limits.extents;
+            extents = self.volume.extents(p.ino, 0, self.env.config.limits.extents)?;
+            complete = extents.len() < self.env.config.limits.extents;
         }
         let target = self.volume.symlink(p.ino)?;
         let reflected = self.reflected(p, regular);
@@ -528,13 +596,7 @@ impl Node {
         client.map_or(Sequence(0), |c| if content { c.published } else { c.applied })
     }
 
-    fn answer_numbers(
-        &mut self,
-        p: &Pending,
-        first: InodeId,
-        count: u32,
-        out: &mut Vec<Effect>,
-    ) -> Stepped {
+    fn answer_numbers(&mut self, p: &Pending, first: InodeId, count: u32) -> Stepped {
         let mut body = Vec::new();
         rpc::reply_ok(&mut body);
         let at = body.len();
@@ -545,7 +607,7 @@ impl Node {
             if let Some(client) = self.agent.clients.get_mut(&p.client) {
                 client.hand_out(ino);
             }
-            let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, 0, out)? else {
+            let Some(granted) = self.write_lease(p.client, ino, LeaseMode::Write, 0)? else {
                 break;
             };
             if let Some(client) = self.agent.clients.get_mut(&p.client) {
@@ -601,7 +663,7 @@ impl Node {
     }
 
     /// Requests that need no lease of their own.
-    fn answer_simple(&mut self, p: &mut Pending, out: &mut Vec<Effect>) -> Stepped {
+    fn answer_simple(&mut self, p: &mut Pending) -> Stepped {
         if p.shown.is_some() && self.volume.attr(p.ino)?.is_none() {
             // Of what is not there nothing is said: no attributes and no extents are an answer.
             return refuse(Errno::NOENT);
@@ -620,12 +682,12 @@ impl Node {
                 if !self.fresh_enough(p, StreamSeq(0), true) {
                     return Ok(Step::Wait);
                 }
-                let extents = self.volume.extents(p.ino, from, self.config.limits.extents)?;
-                let complete = extents.len() < self.config.limits.extents;
+                let extents = self.volume.extents(p.ino, from, self.env.config.limits.extents)?;
+                let complete = extents.len() < self.env.config.limits.extents;
                 rpc::put_extents(&mut body, self.reflected(p, true), complete, &extents);
             }
             What::XattrGet { name } => match self.readable_xattr(p, &name)? {
-                Ok(value) if value.len() > self.config.limits.xattr_bytes => {
+                Ok(value) if value.len() > self.env.config.limits.xattr_bytes => {
                     return refuse(Errno::TOOBIG);
                 }
                 Ok(value) => {
@@ -636,7 +698,7 @@ impl Node {
             },
             What::XattrList => {
                 let names = self.xattr_names(p)?;
-                if names.len() > self.config.limits.xattr_bytes {
+                if names.len() > self.env.config.limits.xattr_bytes {
                     return refuse(Errno::TOOBIG);
                 }
                 rpc::reply_ok(&mut body);
@@ -647,7 +709,7 @@ impl Node {
                     b"" => Ok(self.xattr_names(p)?),
                     name => self.readable_xattr(p, name)?,
                 };
-                let most = self.config.limits.xattr_bytes;
+                let most = self.env.config.limits.xattr_bytes;
                 match whole {
                     Ok(whole) => {
                         let cut = planted(Bug::PartLost) && from as usize >= 2 * most;
@@ -662,14 +724,14 @@ impl Node {
                 if let Some(client) = self.agent.clients.get_mut(&p.client) {
                     let inodes = client.tell_these(&inodes)?;
                     if !inodes.is_empty() {
-                        self.to_head(Message::Unpin { client: p.client, inodes }, out);
+                        self.to_head(Message::Unpin { client: p.client, inodes });
                     }
                 }
                 return done();
             }
             What::Keep { before, inodes, last } => {
                 let asked = (&before[..], &inodes[..], last);
-                let Some(kept) = self.keep_open(p.client, asked, out)? else {
+                let Some(kept) = self.keep_open(p.client, asked)? else {
                     return Ok(Step::Wait);
                 };
                 rpc::reply_ok(&mut body);
@@ -702,9 +764,9 @@ impl Node {
                     None if uid != 0 => vec![self.volume.account(own)],
                     Some(AccountId::User(_)) if uid != 0 => {
                         let users = AccountId::User(u32::MAX);
-                        self.volume.accounts(Some(users), self.config.limits.accounts)
+                        self.volume.accounts(Some(users), self.env.config.limits.accounts)
                     }
-                    after => self.volume.accounts(after, self.config.limits.accounts),
+                    after => self.volume.accounts(after, self.env.config.limits.accounts),
                 };
                 all.iter().for_each(|account| account.encode(&mut body));
             }
@@ -726,7 +788,11 @@ impl Node {
                     return Ok(Step::Wait);
                 }
                 let mut bytes = vec![0u8; (len as usize).min(LIST_BYTES)];
-                let n = self.volume.read_file(p.ino, offset, &mut bytes)?;
+                let n = match self.read_content(p.ino, offset, &mut bytes)? {
+                    Content::Read(n) => n,
+                    Content::Waits => return Ok(Step::Wait),
+                    Content::Lost => return refuse(Errno::IO),
+                };
                 rpc::reply_ok(&mut body);
                 body.extend_from_slice(&bytes[..n]);
             }
@@ -746,15 +812,16 @@ impl Node {
         rpc::reply_ok(&mut body);
         body.push(0);
         let mut full = false;
-        let listed = self.volume.readdir(dir, cookie, self.config.limits.names, &mut |name| {
-            if body.len() + name.name.len() + 40 > LIST_BYTES {
-                full = true;
-                return false;
-            }
-            let proof = if shows { self.proof_for(client, name.ino) } else { Proof::NONE };
-            rpc::put_name(&mut body, &rpc::Name { proof, ..*name });
-            true
-        })?;
+        let listed =
+            self.volume.readdir(dir, cookie, self.env.config.limits.names, &mut |name| {
+                if body.len() + name.name.len() + 40 > LIST_BYTES {
+                    full = true;
+                    return false;
+                }
+                let proof = if shows { self.proof_for(client, name.ino) } else { Proof::NONE };
+                rpc::put_name(&mut body, &rpc::Name { proof, ..*name });
+                true
+            })?;
         match listed {
             None => refuse(Errno::NOTDIR),
             Some(end) => {

@@ -34,7 +34,6 @@ use std::sync::Arc;
 
 use base::{ClientId, InodeId, Sequence};
 use storage::format::control;
-use storage::format::entry::Op;
 use storage::media::Segment;
 
 use super::client::Client;
@@ -50,6 +49,8 @@ pub(super) struct Replayed {
     made: BTreeSet<InodeId>,
     /// Of each client how many operations were refused, the last of them, and why.
     refused: BTreeMap<ClientId, (u32, Sequence, u16)>,
+    /// Of each client the last operation under a joint lease that was not taken, and why.
+    untaken: BTreeMap<ClientId, (Sequence, u16)>,
 }
 
 impl Node {
@@ -57,10 +58,8 @@ impl Node {
     pub(super) fn note_replayed(&mut self, replayed: &mut Replayed) -> Result<(), Failure> {
         let Some(kept) = self.ring.get(self.member.applied).copied() else { return Ok(()) };
         let header = kept.header;
-        for entry in entries(&self.ring.body(&kept)?, header.incarnation) {
-            if let Ok((_, _, Op::Create { ino, .. } | Op::Tmpfile { ino, .. })) = entry {
-                replayed.made.insert(ino);
-            }
+        for (_, _, op) in entries(&self.ring.body(&kept)?, header.incarnation).flatten() {
+            replayed.made.extend(op.facts().makes);
         }
         if header.is_farewell() {
             self.member.settled.remove(&header.client);
@@ -73,6 +72,8 @@ impl Node {
             let (count, last, errno) = replayed.refused.entry(header.client).or_default();
             *count = count.saturating_add(header.refusals);
             (*last, *errno) = (header.refused, super::cause(*errno, header.errno));
+        } else if header.refused.0 > 0 {
+            replayed.untaken.insert(header.client, (header.refused, header.errno));
         }
         Ok(())
     }
@@ -88,7 +89,7 @@ impl Node {
             let id = row.client();
             let log = Segment::Log(row.record.segment);
             let size = control::LANES + u64::from(row.record.lanes) * row.record.lane_bytes;
-            let whole = self.media.size(log).is_ok_and(|s| s >= size);
+            let whole = self.env.media.size(log).is_ok_and(|s| s >= size);
             let over = row.row.progress().over || replayed.ended.contains(&id);
             if over || id.node() != self.me() || !whole {
                 let sealed = row.row.progress().sealed.is_some();
@@ -102,10 +103,10 @@ impl Node {
             }
             let published = self.volume.published(id)?;
             let settled = self.member.settled.get(&id).copied().unwrap_or(published);
-            let media = Arc::clone(&self.media);
+            let media = Arc::clone(&self.env.media);
             let (arena, starts) = (self.arena_bytes(), self.agent.table.starts());
             let upto = (settled, published);
-            let mut client = match Client::take_up(media, row, arena, upto, starts, self.now) {
+            let mut client = match Client::take_up(media, row, arena, upto, starts, self.env.now) {
                 Ok(client) => client,
                 Err(e) => {
                     // A client that made its log shorter harms itself alone.
@@ -118,6 +119,9 @@ impl Node {
             if let Some((count, last, errno)) = replayed.refused.get(&id) {
                 client.refuse(*count, *last, *errno);
             }
+            if let Some((last, errno)) = replayed.untaken.get(&id) {
+                client.untaken(*last, *errno);
+            }
             log::info!(
                 "took up the log of client {:#x} (pid {}{}), settled {}",
                 id.0,
@@ -127,7 +131,8 @@ impl Node {
             );
             self.agent.active.insert(id);
             self.agent.clients.insert(id, client);
-            self.locking.take_up(id);
+            self.agent.locking.take_up(id);
+            self.return_soles_of_before(id);
         }
         self.agent.taken_up = !self.agent.clients.is_empty();
         self.drop_logs(dropped)
@@ -138,7 +143,7 @@ impl Node {
     fn sort_numbers(&self, client: &mut Client, made: &BTreeSet<InodeId>) -> Result<(), Failure> {
         for ino in client.unmade().clone() {
             if made.contains(&ino) || self.volume.attr(ino)?.is_some() {
-                client.note_made(ino);
+                client.note_made(ino, self.ring.last());
             } else if !client.has_pin(ino) {
                 // Its Create may lie in the log beside an Unlink that had taken the pin away already.
                 client.pin(ino, 0)?;
@@ -159,12 +164,12 @@ impl Node {
             self.agent.table.remove(found.row)?;
         }
         let kept: BTreeSet<u32> = self.agent.clients.values().map(|c| c.segment).collect();
-        for segment in self.media.segments()? {
+        for segment in self.env.media.segments()? {
             let Segment::Log(number) = segment else { continue };
             self.agent.next_segment = self.agent.next_segment.max(number.saturating_add(1));
             if !kept.contains(&number) {
                 self.drop_log(segment);
-                self.media.remove(segment)?;
+                self.env.media.remove(segment)?;
             }
         }
         Ok(())
@@ -173,8 +178,8 @@ impl Node {
     /// Whoever still has the log mapped learns that it counts no more.
     fn drop_log(&self, segment: Segment) {
         // A client can make its log shorter than its control area; then it learns nothing.
-        let _ = self.media.store64(segment, control::SEALED_AT, 0);
-        let _ = self.media.store64(segment, control::STATE, control::STATE_GONE);
-        let _ = self.media.wake(segment, control::EVENT);
+        let _ = self.env.media.store64(segment, control::SEALED_AT, 0);
+        let _ = self.env.media.store64(segment, control::STATE, control::STATE_GONE);
+        let _ = self.env.media.wake(segment, control::EVENT);
     }
 }

@@ -9,18 +9,27 @@
 //!   4096   the ring
 //! ```
 //!
-//! Always true: chunks `oldest..=last` are intact; `head - tail <= size`; positions only grow; the
+//! A chunk has its place when its number is settled, and is put there at once, or by a piece of work ([`Ring::put_later`]). One
+//! piece is under way at a time, and puts one chunk after the other, each with a fence: so after a power cut there are no holes,
+//! whoever did it. Until then its bytes are those of its frame.
+//!
+//! Always true: chunks `oldest..=kept_to` are intact; `head - tail <= size`; positions only grow; the
 //! slots are durable before the space that they give up is written again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use base::always;
 use base::planted::{Bug, planted};
 use base::wire::{Reader, Writer};
 use base::{Epoch, StreamSeq, crc32c};
+use storage::check::Touched;
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::limits::CHUNK_BYTES_MAX;
 use storage::media::{Media, MediaError, Segment};
+
+use super::frame::Body;
+use super::work::{End, Job, Kind, Piece};
 
 const DATA: u64 = 4096;
 const SLOT: usize = 40;
@@ -40,12 +49,86 @@ pub struct Kept {
     pub position: u64,
 }
 
+/// A chunk on its way to its place.
+#[derive(Clone, Debug)]
+pub(super) struct Put {
+    header: ChunkHeader,
+    /// The message that it came in or goes out in.
+    body: Body,
+    /// Offset in the segment.
+    at: u64,
+    /// What says that it is the oldest, if it is, and where that goes.
+    record: Option<(u64, [u8; SLOT])>,
+}
+
+impl Put {
+    fn run(&self, media: &dyn Media) -> Result<(), MediaError> {
+        write_chunk(media, self.at, &self.header, self.body.chunk_entries())?;
+        match &self.record {
+            Some((at, bytes)) => write_record(media, *at, bytes),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Puts chunks to their places, one after the other; those before one are durable before it is there.
+pub(super) fn put_all(media: &dyn Media, puts: &[Put]) -> Result<(), MediaError> {
+    for put in puts {
+        put.run(media)?;
+        if !planted(Bug::KeptUnfenced) {
+            media.fence()?;
+        }
+    }
+    Ok(())
+}
+
+/// The same by somebody who dies: of 256 parts of the chunks he has done `share`, and of the one after them a part of its bytes.
+pub(super) fn put_some(media: &dyn Media, puts: &[Put], share: u8) {
+    let share = usize::from(share);
+    let whole = puts.len() * share / 256;
+    if put_all(media, &puts[..whole]).is_err() {
+        return;
+    }
+    if let Some(Put { header, body, at, .. }) = puts.get(whole) {
+        let end = at + chunk_bytes(header);
+        let some = &body.chunk_entries()[..header.body_bytes as usize * share / 256];
+        let _ = media.write(Segment::Stream, end, &[0; END_BYTES as usize]);
+        let _ = media.write(Segment::Stream, at + CHUNK_HEADER_BYTES as u64, some);
+    }
+}
+
+/// Stores a chunk and starts its write-back.
+fn write_chunk(
+    media: &dyn Media,
+    at: u64,
+    header: &ChunkHeader,
+    body: &[u8],
+) -> Result<(), MediaError> {
+    let end = at + chunk_bytes(header);
+    media.write(Segment::Stream, end, &[0; END_BYTES as usize])?;
+    media.persist(Segment::Stream, end, END_BYTES)?;
+    media.write(Segment::Stream, at + CHUNK_HEADER_BYTES as u64, body)?;
+    media.write(Segment::Stream, at, &header.encode())?;
+    let sure = if planted(Bug::ChunkNotFlushed) { 0 } else { body.len() };
+    media.persist(Segment::Stream, at, (CHUNK_HEADER_BYTES + sure) as u64)
+}
+
+fn write_record(media: &dyn Media, at: u64, bytes: &[u8; SLOT]) -> Result<(), MediaError> {
+    media.write(Segment::Stream, at, bytes)?;
+    media.persist(Segment::Stream, at, SLOT as u64)
+}
+
 /// See the module.
 pub struct Ring {
     media: Arc<dyn Media>,
     size: u64,
     head: u64,
     kept: VecDeque<Kept>,
+    /// The last of those, which are not there yet.
+    puts: VecDeque<Put>,
+    puts_bytes: usize,
+    /// The work that puts so many of them there.
+    under_way: Option<(Piece, usize)>,
     slot: u64,
     /// Sequence before the first chunk when nothing is kept.
     base: StreamSeq,
@@ -82,6 +165,9 @@ impl Ring {
             size,
             head: 0,
             kept: VecDeque::new(),
+            puts: VecDeque::new(),
+            puts_bytes: 0,
+            under_way: None,
             slot: 0,
             base: published,
             base_epoch: Epoch(0),
@@ -240,15 +326,9 @@ impl Ring {
         body: &[u8],
         reserved: usize,
     ) -> Result<bool, MediaError> {
+        self.settle()?;
         let Some(position) = self.place(reserved) else { return Ok(false) };
-        let at = DATA + position % self.size;
-        let end = at + chunk_bytes(&header);
-        self.media.write(Segment::Stream, end, &[0; END_BYTES as usize])?;
-        self.media.persist(Segment::Stream, end, END_BYTES)?;
-        self.media.write(Segment::Stream, at + CHUNK_HEADER_BYTES as u64, body)?;
-        self.media.write(Segment::Stream, at, &header.encode())?;
-        let sure = if planted(Bug::ChunkNotFlushed) { 0 } else { body.len() };
-        self.media.persist(Segment::Stream, at, (CHUNK_HEADER_BYTES + sure) as u64)?;
+        write_chunk(&*self.media, DATA + position % self.size, &header, body)?;
         if self.kept.is_empty() {
             self.record(position, header.stream_seq, header.epoch)?;
         }
@@ -258,6 +338,103 @@ impl Ring {
         self.head = position + chunk_bytes(&header);
         self.kept.push_back(Kept { header, position });
         Ok(true)
+    }
+
+    /// Gives a chunk its place in the ring; it is put there by [`Ring::work`], or by [`Ring::settle`]. `body` is its message.
+    pub fn put_later(&mut self, header: ChunkHeader, body: Body, reserved: usize) -> bool {
+        let Some(position) = self.place(reserved) else { return false };
+        let at = DATA + position % self.size;
+        let first = self.kept.is_empty();
+        let record = first.then(|| self.next_record(position, header.stream_seq, header.epoch));
+        self.puts_bytes += header.body_bytes as usize;
+        self.puts.push_back(Put { header, body, at, record });
+        self.head = position + chunk_bytes(&header);
+        self.kept.push_back(Kept { header, position });
+        true
+    }
+
+    /// The next piece of work, if there is something to do and nothing under way: of chunks of so many bytes, or one.
+    pub(super) fn work(&mut self, id: u64, most: usize) -> Option<Piece> {
+        if self.under_way.is_some() || self.puts.is_empty() {
+            return None;
+        }
+        let (mut puts, mut bytes) = (Vec::new(), 0);
+        for put in &self.puts {
+            let more = put.header.body_bytes as usize;
+            if bytes > 0 && bytes + more > most {
+                break;
+            }
+            bytes += more;
+            puts.push(put.clone());
+        }
+        let count = puts.len();
+        let piece = Piece::new(id, Kind::Keep, bytes, Job::Keep(puts));
+        self.under_way = Some((piece.clone(), count));
+        Some(piece)
+    }
+
+    /// Takes up the end of the work of that number; `false`: it is not under way (any more).
+    pub fn work_ended(&mut self, id: u64) -> Result<bool, MediaError> {
+        let Some((piece, count)) = self.under_way.take_if(|(piece, _)| piece.id() == id) else {
+            return Ok(false);
+        };
+        match piece.take() {
+            Some(End::Kept(Ok(()))) => {
+                for put in self.puts.drain(..count) {
+                    self.puts_bytes -= put.header.body_bytes as usize;
+                }
+                Ok(true)
+            }
+            Some(End::Kept(Err(e))) => Err(e),
+            Some(End::Fetched(_)) | None => {
+                // Somebody spoke too early.
+                self.under_way = Some((piece, count));
+                Ok(false)
+            }
+        }
+    }
+
+    /// What has its place is there when this returns; `true` if something was not.
+    pub fn settle(&mut self) -> Result<bool, MediaError> {
+        if self.puts.is_empty() {
+            return Ok(false);
+        }
+        if let Some((piece, _)) = &self.under_way {
+            let piece = piece.clone();
+            piece.settle(&*self.media);
+            self.work_ended(piece.id())?;
+        }
+        // One that fails is not there, nor is what comes after it.
+        while let Some(put) = self.puts.front() {
+            put.run(&*self.media)?;
+            if !planted(Bug::NoFenceAfterChunk) {
+                self.media.fence()?;
+            }
+            self.puts_bytes -= put.header.body_bytes as usize;
+            self.puts.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// Sequence of the newest chunk that is there, as all before it are.
+    pub fn kept_to(&self) -> StreamSeq {
+        self.puts.front().map_or(self.last(), |put| StreamSeq(put.header.stream_seq.0 - 1))
+    }
+
+    /// Bytes of chunks that have their place and are not there.
+    pub const fn behind(&self) -> usize {
+        self.puts_bytes
+    }
+
+    /// Whether there are such.
+    pub fn is_behind(&self) -> bool {
+        !self.puts.is_empty()
+    }
+
+    /// The bytes of a chunk that is not there yet.
+    fn on_its_way(&self, seq: StreamSeq) -> Option<&Put> {
+        let first = self.puts.front()?.header.stream_seq.0;
+        self.puts.get(usize::try_from(seq.0.checked_sub(first)?).ok()?)
     }
 
     /// Where the body of a kept chunk lies.
@@ -274,8 +451,25 @@ impl Ring {
 
     /// The same behind what `to` holds.
     pub fn append_body(&self, kept: &Kept, to: &mut Vec<u8>) -> Result<(), MediaError> {
+        if let Some(put) =
+            self.on_its_way(kept.header.stream_seq).filter(|_| !planted(Bug::KeptReadEarly))
+        {
+            to.extend_from_slice(put.body.chunk_entries());
+            return Ok(());
+        }
         let (segment, at) = self.body_at(kept);
         self.media.append(segment, at, kept.header.body_bytes as usize, to)
+    }
+
+    /// Blocks of files that the chunks behind `published` may overwrite: they may be half written.
+    pub fn touched(&self, published: StreamSeq) -> Result<Vec<Touched>, MediaError> {
+        let mut touched = Vec::new();
+        for kept in self.kept.iter().filter(|kept| kept.header.stream_seq > published) {
+            let body = self.body(kept)?;
+            let entries = super::entries(&body, kept.header.incarnation).flatten();
+            touched.extend(entries.flat_map(|(_, _, op)| Touched::by(&op)));
+        }
+        Ok(touched)
     }
 
     /// Gives up chunks up to `seq`. The slot is written lazily: when the space is needed soon.
@@ -299,6 +493,7 @@ impl Ring {
 
     /// Drops chunks after `seq` (a chain that went on without them); durable when it returns.
     pub fn cut(&mut self, seq: StreamSeq) -> Result<(), MediaError> {
+        self.settle()?;
         let before = self.head;
         while let Some(back) = self.kept.back()
             && back.header.stream_seq > seq
@@ -318,21 +513,61 @@ impl Ring {
 
     /// Begins anew after `seq`: a snapshot replaced everything before.
     pub fn restart(&mut self, seq: StreamSeq) -> Result<(), MediaError> {
+        self.settle()?;
         self.kept.clear();
         (self.base, self.base_epoch) = (seq, Epoch(0));
         self.record(self.head, StreamSeq(seq.0 + 1), Epoch(0))?;
         self.media.fence()
     }
 
+    /// What the module says is always true; else what is not.
+    pub fn invariants(&self) -> Result<(), String> {
+        let (mut end, mut seq, mut epoch) = (None, self.base, Epoch(0));
+        for kept in &self.kept {
+            let Kept { header, position } = kept;
+            let next = if end.is_none() { header.stream_seq } else { StreamSeq(seq.0 + 1) };
+            always!(header.stream_seq == next, "chunk {} lies behind {seq}", header.stream_seq);
+            always!(header.epoch >= epoch, "chunk {next} is of epoch {}", header.epoch);
+            let bytes = chunk_bytes(header);
+            always!(end.is_none_or(|end| *position >= end), "chunk {next} lies over another");
+            always!(position % self.size + bytes <= self.size, "chunk {next} wraps");
+            (end, seq, epoch) = (Some(position + bytes), header.stream_seq, header.epoch);
+        }
+        let tail = self.kept.front().map_or(self.head, |k| k.position);
+        always!(end.is_none_or(|end| end == self.head), "the ring ends at {}", self.head);
+        always!(self.head - tail <= self.size, "the ring holds more than it can");
+        let last = self.kept.iter().rev().map(|kept| kept.header);
+        let same = self.puts.iter().rev().zip(last).all(|(put, last)| put.header == last);
+        always!(
+            same && self.puts.len() <= self.kept.len(),
+            "others are on their way than have a place"
+        );
+        let (bytes, counted) = (
+            self.puts.iter().map(|p| p.header.body_bytes as usize).sum::<usize>(),
+            self.puts_bytes,
+        );
+        always!(bytes == counted, "{bytes} bytes on their way count for {counted}");
+        let most = self.under_way.as_ref().map_or(0, |(_, count)| *count);
+        always!(most <= self.puts.len(), "{most} chunks are being put, of {}", self.puts.len());
+        Ok(())
+    }
+
     fn record(&mut self, position: u64, seq: StreamSeq, epoch: Epoch) -> Result<(), MediaError> {
+        let (at, bytes) = self.next_record(position, seq, epoch);
+        write_record(&*self.media, at, &bytes)
+    }
+
+    /// What says which chunk is the oldest, and where it goes.
+    fn next_record(&mut self, position: u64, seq: StreamSeq, epoch: Epoch) -> (u64, [u8; SLOT]) {
         self.slot += 1;
-        let mut bytes = Vec::with_capacity(SLOT);
-        let mut w = Writer(&mut bytes);
+        let mut text = Vec::with_capacity(SLOT);
+        let mut w = Writer(&mut text);
         w.u32(MAGIC).u32(0).u64(self.slot).u64(position).u64(seq.0).u32(epoch.0).u32(0);
-        let crc = crc32c(0, &bytes[8..]);
-        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c(0, &text[8..]);
+        text[4..8].copy_from_slice(&crc.to_le_bytes());
+        let mut bytes = [0; SLOT];
+        bytes.copy_from_slice(&text);
         let at = if planted(Bug::RingRecordInPlace) { 0 } else { (self.slot % 2) * 64 };
-        self.media.write(Segment::Stream, at, &bytes)?;
-        self.media.persist(Segment::Stream, at, SLOT as u64)
+        (at, bytes)
     }
 }

@@ -12,10 +12,13 @@
 use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, Sequence, StreamSeq};
 use storage::format::entry::Header;
+use storage::format::sum::SUM_BYTES;
 use storage::limits::BLOCK_BYTES;
+use storage::media::Spare;
 
+use super::head::Head;
 use super::message::Message;
-use super::{Effect, Failure, Node, entries};
+use super::{Failure, Node, entries};
 
 /// How much is set aside for a client.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +48,10 @@ const BELOW_PAUSE: Nanos = 50_000_000;
 const BELOW_PAUSE_IDLE: Nanos = 1_000_000_000;
 /// So many bytes are left there, for what members need between two looks.
 const BELOW_LEFT: u64 = 16 << 20;
+/// What checksums have taken is counted anew when one in so many bytes of what arenas have is another...
+const COUNT_SHARE: u64 = 64;
+/// ... and so many at least.
+const COUNT_LEAST: u64 = 4 << 20;
 /// Between two words of it.
 const SEEK_PAUSE: Nanos = 50_000_000;
 /// Who promises nothing for so long gives back what he has...
@@ -52,16 +59,15 @@ const IDLE: Nanos = 2_000_000_000;
 /// ... or for so long, when space is short.
 const IDLE_SHORT: Nanos = 100_000_000;
 
+/// Blocks, with checksums of `sum` bytes, for which there is room: where blocks are, or were, and in what is reserved, and `part` of what is free.
+/// Of what arenas have, `sums` bytes are checksums.
+fn fits(spare: &Spare, part: u64, sum: u64, sums: u64) -> u64 {
+    let taken = spare.data.saturating_sub(spare.reserved).saturating_sub(sums);
+    taken / BLOCK_BYTES + spare.reserved.saturating_add(part) / (BLOCK_BYTES + sum)
+}
+
 impl Node {
     // --- the head ---
-
-    /// Sets an account.
-    fn set_room(&mut self, client: ClientId, room: u64) {
-        if let Some(known) = self.head.known.get_mut(&client) {
-            self.head.reserved = self.head.reserved - known.room + room;
-            known.room = room;
-        }
-    }
 
     /// An agent's word: what its client has promised beyond `settled`.
     pub(super) fn open_room(
@@ -70,17 +76,19 @@ impl Node {
         (token, room): (u64, u64),
         settled: Sequence,
     ) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
         // A client cannot have more than it was given.
-        self.set_room(client, room.min(2 * ROOM_MAX));
-        if let Some(known) = self.head.known.get_mut(&client) {
+        head.set_room(client, room.min(2 * ROOM_MAX));
+        if let Some(known) = head.known.get_mut(&client) {
             (known.room_token, known.room_from) = (token, settled);
         }
-        if self.ready { self.redeem_judged(client) } else { Ok(()) }
+        if head.ready { self.redeem_judged(client) } else { Ok(()) }
     }
 
     /// What was in the stream before its agent knew it is promised no more.
     pub(super) fn redeem_judged(&mut self, client: ClientId) -> Result<(), Failure> {
-        let Some(known) = self.head.known.get(&client) else { return Ok(()) };
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        let Some(known) = head.known.get(&client) else { return Ok(()) };
         let (from, incarnation, room) = (known.room_from, known.incarnation, known.room);
         if self.settled_of(client) <= from || room == 0 {
             return Ok(());
@@ -101,28 +109,20 @@ impl Node {
         Ok(())
     }
 
-    /// What of its client's account is an operation's.
-    pub(super) fn promised_to(&self, client: ClientId, header: &Header) -> u64 {
-        self.head.known.get(&client).map_or(0, |known| known.room.min(header.promised))
-    }
-
-    /// So many of a client's promised blocks are judged: whether it had them.
-    pub(super) fn redeem(&mut self, client: ClientId, blocks: u64) -> bool {
-        let Some(room) = self.head.known.get(&client).map(|known| known.room) else { return false };
-        if blocks == 0 {
-            return true;
+    /// So many of a client's promised blocks are judged.
+    pub(super) fn redeem(&mut self, client: ClientId, blocks: u64) {
+        if let Some(head) = self.part.head_mut() {
+            head.redeem(client, blocks);
         }
-        self.set_room(client, room.saturating_sub(blocks));
-        room >= blocks
     }
 
     /// What no operation may have but those to which it was promised, and what only seems to be there.
     pub(super) fn kept_free(&self) -> u64 {
         if planted(Bug::RoomUnkept) {
-            0
-        } else {
-            self.head.reserved.saturating_add(self.member.short)
+            return 0;
         }
+        let reserved = self.part.head().map_or(0, |head| head.reserved);
+        reserved.saturating_add(self.member.short)
     }
 
     /// Looks how much of what is free in the volume the file system below has. Members may share it, so each
@@ -130,17 +130,41 @@ impl Node {
     pub(super) fn look_below(&mut self) -> Result<(), Failure> {
         let (at, seq) = self.member.looked_below;
         let pause = if seq == self.ring.last() { BELOW_PAUSE_IDLE } else { BELOW_PAUSE };
-        if self.now < at + pause && at > 0 {
+        if self.env.now < at + pause && at > 0 {
             return Ok(());
         }
-        self.member.looked_below = (self.now, self.ring.last());
+        self.member.looked_below = (self.env.now, self.ring.last());
         let blocks = self.volume.superblock().capacity_blocks;
-        let below = self.media.spare()?.map(|spare| {
-            let part = spare.free.saturating_sub(BELOW_LEFT) / self.chain.len().max(1) as u64;
-            spare.data.saturating_add(part) / BLOCK_BYTES
-        });
+        let sum = self.volume.sums_base().map_or(0, |_| SUM_BYTES);
+        let below = match self.env.media.spare()? {
+            Some(spare) => {
+                let chain = self.view.chain.len().max(1) as u64;
+                let part = spare.free.saturating_sub(BELOW_LEFT) / chain;
+                let sums = match spare.data.saturating_add(part) / (BLOCK_BYTES + sum) < blocks {
+                    true => self.sums_taken(spare.data - spare.reserved)?,
+                    // There is enough: how much exactly does not count.
+                    false => 0,
+                };
+                Some(fits(&spare, part, sum, sums))
+            }
+            None => None,
+        };
         self.member.short = below.map_or(0, |below| blocks.saturating_sub(below));
         Ok(())
+    }
+
+    /// Bytes of checksums among so many that arenas have, or somewhat more: they are counted when that has changed by a part.
+    fn sums_taken(&mut self, data: u64) -> Result<u64, Failure> {
+        let Some(base) = self.volume.sums_base() else { return Ok(0) };
+        if let Some((then, sums)) = self.member.sums_below
+            && then.abs_diff(data) <= (then / COUNT_SHARE).max(COUNT_LEAST)
+        {
+            // A block of entries comes with one block of data at least.
+            return Ok(sums + data.saturating_sub(then) / 2);
+        }
+        let sums = self.env.media.taken_from(base)?;
+        self.member.sums_below = Some((data, sums));
+        Ok(sums)
     }
 
     /// Blocks that are free in the volume and in the file system below.
@@ -149,39 +173,34 @@ impl Node {
     }
 
     /// Sets space aside for a client that writes.
-    pub(super) fn give_room(&mut self, client: ClientId, out: &mut Vec<Effect>) {
-        let Some(known) = self.head.known.get(&client) else { return };
-        let (token, room) = (known.room_token, known.room);
+    pub(super) fn give_room(&mut self, client: ClientId) {
         let free = self.volume.blocks_free().saturating_sub(self.kept_free());
-        let Shares { share, most, least } = self.config.room;
+        let Some(head) = self.part.head_mut() else { return };
+        let Some(known) = head.known.get(&client) else { return };
+        let (token, room) = (known.room_token, known.room);
+        let Shares { share, most, least } = self.env.config.room;
         let most = (free / share).min(most);
         let blocks = most.saturating_sub(room);
-        if !self.ready || blocks < least.max(most / 2) || !self.volume.has_pages() {
+        if !head.ready || blocks < least.max(most / 2) || !self.volume.has_pages() {
             return;
         }
-        self.set_room(client, most);
-        self.to_agent(client, Message::Room { client, token, blocks }, out);
+        head.set_room(client, most);
+        self.to_agent(client, Message::Room { client, token, blocks });
     }
 
     /// An operation was refused for want of space, and some is set aside for others: what of it lies idle shall come
     /// back.
-    pub(super) fn seek_room(&mut self, out: &mut Vec<Effect>) {
-        let lately = self.agent.room_sought.is_some_and(|at| self.now < at + SEEK_PAUSE);
-        if self.head.reserved == 0 || lately {
+    pub(super) fn seek_room(&mut self) {
+        let Some(head) = self.part.head() else { return };
+        let lately = self.agent.room_sought.is_some_and(|at| self.env.now < at + SEEK_PAUSE);
+        if head.reserved == 0 || lately {
             return;
         }
-        self.agent.room_sought = Some(self.now);
-        for node in self.chain.clone() {
+        self.agent.room_sought = Some(self.env.now);
+        for node in self.view.chain.clone() {
             if node != self.me() {
-                self.send(node, Message::RoomSought, out);
+                self.send(node, Message::RoomSought);
             }
-        }
-    }
-
-    /// A client does not need so many of its blocks.
-    pub(super) fn room_returned(&mut self, client: ClientId, token: u64, blocks: u64) {
-        if self.head.known.get(&client).is_some_and(|known| known.room_token == token) {
-            self.redeem(client, blocks);
         }
     }
 
@@ -192,15 +211,15 @@ impl Node {
         if let Some(client) = self.agent.clients.get_mut(&client)
             && client.room_token == token
         {
-            client.add_room(blocks, self.now);
+            client.add_room(blocks, self.env.now);
         }
     }
 
     /// Returns what lies idle.
-    pub(super) fn return_room(&mut self, out: &mut Vec<Effect>) {
-        let sought = self.agent.room_sought.is_some_and(|at| self.now < at + SOUGHT);
+    pub(super) fn return_room(&mut self) {
+        let sought = self.agent.room_sought.is_some_and(|at| self.env.now < at + SOUGHT);
         let short = sought || self.free_below() < self.volume.superblock().capacity_blocks / SHORT;
-        let (now, after) = (self.now, if short { IDLE_SHORT } else { IDLE });
+        let (now, after) = (self.env.now, if short { IDLE_SHORT } else { IDLE });
         let mut back = Vec::new();
         for client in self.agent.clients.values_mut() {
             let blocks = client.idle_room(now, after);
@@ -209,6 +228,57 @@ impl Node {
                 back.push(Message::RoomBack { client, token, blocks });
             }
         }
-        back.into_iter().for_each(|message| self.to_head(message, out));
+        back.into_iter().for_each(|message| self.to_head(message));
+    }
+}
+
+impl Head {
+    /// Sets an account.
+    fn set_room(&mut self, client: ClientId, room: u64) {
+        if let Some(known) = self.known.get_mut(&client) {
+            self.reserved = self.reserved - known.room + room;
+            known.room = room;
+        }
+    }
+
+    /// What of its client's account is an operation's.
+    pub(super) fn promised_to(&self, client: ClientId, header: &Header) -> u64 {
+        self.known.get(&client).map_or(0, |known| known.room.min(header.promised))
+    }
+
+    /// So many of a client's promised blocks are judged.
+    fn redeem(&mut self, client: ClientId, blocks: u64) {
+        if let Some(room) = self.known.get(&client).map(|known| known.room)
+            && blocks > 0
+        {
+            self.set_room(client, room.saturating_sub(blocks));
+        }
+    }
+
+    /// A client does not need so many of its blocks.
+    pub(super) fn room_returned(&mut self, client: ClientId, token: u64, blocks: u64) {
+        if self.known.get(&client).is_some_and(|known| known.room_token == token) {
+            self.redeem(client, blocks);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What arenas have is room for blocks, however many arenas there are: of their checksums only what is there is none.
+    #[test]
+    fn many_arenas_take_no_room_for_checksums_that_are_not_there() {
+        const GIB: u64 = 1 << 30;
+        // 100 users with a GiB each, in a volume of 256 GiB (0.5 GiB of checksums if all of it is in one arena), and nothing left below.
+        let (blocks, sums) = (100 * GIB, 100 * GIB / 512);
+        let spare = Spare { data: blocks + sums, reserved: 0, free: 0 };
+        assert_eq!(fits(&spare, 0, SUM_BYTES, sums), blocks / BLOCK_BYTES);
+        // What is reserved, or free, is for both.
+        let spare = Spare { data: blocks + sums + GIB, reserved: GIB, free: GIB };
+        let more = 3 * GIB / 2 / (BLOCK_BYTES + SUM_BYTES);
+        assert_eq!(fits(&spare, GIB / 2, SUM_BYTES, sums), blocks / BLOCK_BYTES + more);
+        assert_eq!(fits(&Spare { data: 5, reserved: 9, free: 0 }, 0, 0, 7), 0);
     }
 }

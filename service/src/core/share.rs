@@ -36,19 +36,19 @@ impl Waiting {
 impl Node {
     /// Whether others wait beside this client.
     pub(super) fn is_shared(&self, id: ClientId) -> bool {
-        self.agent.waiting.others(id, self.now) && !planted(Bug::FloodFirst)
+        self.agent.waiting.others(id, self.env.now) && !planted(Bug::FloodFirst)
     }
 
     /// Whether a client has to wait, with what is in its log, for what it has under way: an acknowledgement wakes it.
     pub(super) fn is_held_back(&self, id: ClientId) -> bool {
-        self.is_shared(id) && self.under_way(id) >= self.config.limits.shared_window
+        self.is_shared(id) && self.under_way(id) >= self.env.config.limits.shared_window
     }
 
     /// Bytes before the next ones of this client that not all members have, as far as it is known here.
     fn under_way(&self, id: ClientId) -> u64 {
-        if self.is_head() {
-            return self.head.unacked_bytes;
+        match self.part.head() {
+            Some(head) => head.unacked_bytes,
+            None => self.agent.clients.get(&id).map_or(0, |client| client.unreplicated_bytes()),
         }
-        self.agent.clients.get(&id).map_or(0, |client| client.unreplicated_bytes())
     }
 }

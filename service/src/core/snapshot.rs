@@ -28,8 +28,9 @@ use storage::format::item::ReadClass;
 use storage::format::rpc::{Extent, InodeRecord};
 use storage::limits::BLOCK_BYTES;
 use storage::volume::reach::Unplaced;
-use storage::volume::{AccountId, View, Volume};
+use storage::volume::{AccountId, Place, View, Volume};
 
+use super::head::Head;
 use super::message::Message;
 use super::{Effect, Failure, Node};
 
@@ -46,6 +47,8 @@ const LOST: Nanos = 1_000_000_000;
 /// After this time a head that is not fenced knows what became of a request to let a node into the chain: a
 /// heartbeat sent later has been confirmed, on the same connection.
 const PROMOTE_KNOWN: Nanos = 1_000_000_000;
+/// So long after content was found rotten it is read again.
+const MENDING: Nanos = 10_000_000;
 /// fallocate: do not change the size.
 const KEEP_SIZE: u16 = 1;
 const S_IFMT: u32 = 0o170_000;
@@ -64,6 +67,8 @@ pub(super) struct Outgoing {
     acked: u32,
     /// When it was begun, or something was acknowledged last.
     heard: Nanos,
+    /// What comes next is being mended; it is tried again then.
+    pause: Nanos,
 }
 
 impl Outgoing {
@@ -399,11 +404,15 @@ fn content(
         }
     }
     to = to.min(from + CONTENT as u64);
+    let mut data = vec![0u8; (to - from) as usize];
+    let n = now.read_checked(ino, from, &mut data, &mut out.wrong)?;
+    if !out.wrong.is_empty() && !planted(Bug::RotSent) {
+        // When it is mended.
+        return Ok(Some(at));
+    }
     if extent.shared {
         sent.add(ino, extent, from, to);
     }
-    let mut data = vec![0u8; (to - from) as usize];
-    let n = now.read_file(ino, from, &mut data)?;
     data.truncate(n);
     if n > 0 {
         out.op(&Op::Write { ino, offset: from, data: &data, clear_setid: false });
@@ -419,49 +428,40 @@ impl Node {
         from: NodeId,
         incarnation: u64,
     ) -> Result<(), Failure> {
-        self.heard_of(from);
-        if !self.is_head() || !self.ready || !self.syncing.contains(&from) {
+        let now = (!self.fenced).then_some(self.env.now);
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        head.keeping.heard_of(from);
+        if !head.ready || !self.view.syncing.contains(&from) {
             return Ok(());
         }
-        let asks_again = self.head.joining.get(&from) == Some(&incarnation);
-        if !self.begins_anew(from, incarnation) {
+        let asks_again = head.joining.get(&from) == Some(&incarnation);
+        if !head.begins_anew(from, incarnation, now) {
             return Ok(());
         }
-        let comes = |s: &Outgoing| s.is_open() || self.now < s.heard + LOST;
-        if asks_again && self.head.snapshots.get(&from).is_some_and(comes) {
+        let comes = |s: &Outgoing| s.is_open() || self.env.now < s.heard + LOST;
+        if asks_again && head.snapshots.get(&from).is_some_and(comes) {
             // There was more to do before the next piece than the node waits. Beginning anew would take
             // as long again.
             return Ok(());
         }
         // What it held before is about to be wiped.
-        self.head.acked.remove(&from);
-        self.counters.snapshots += 1;
+        head.acked.remove(&from);
+        self.env.counters.snapshots += 1;
         // Content is read from the arenas, which hold what is published, and must not be older.
         self.publish_all()?;
         log::info!("node {from} joins at stream position {}", self.member.applied);
         let dump = Some(Dump::new(self.volume.view()));
-        let (seq, heard) = (self.member.applied, self.now);
-        self.head.snapshots.insert(from, Outgoing { seq, dump, number: 0, acked: 0, heard });
+        let (seq, heard) = (self.member.applied, self.env.now);
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        head.snapshots.insert(from, Outgoing { seq, dump, number: 0, acked: 0, heard, pause: 0 });
         Ok(())
-    }
-
-    /// A process of a node joins, from the beginning. `false`: it may be in the chain already, by the word of this head, and
-    /// must neither be wiped nor cut. It asks again.
-    pub(super) fn begins_anew(&mut self, from: NodeId, incarnation: u64) -> bool {
-        self.head.followers.remove(&from);
-        let before = self.head.joining.insert(from, incarnation);
-        if before.is_some_and(|old| old != incarnation) {
-            // What was promised for the process before it, the coordinator refuses to this one.
-            self.head.promised.remove(&from);
-        }
-        let open = |at: &u64| self.fenced || self.now < at + PROMOTE_KNOWN;
-        !self.head.promised.get(&from).is_some_and(open) || planted(Bug::PromisedWiped)
     }
 
     /// A joining node has applied a piece.
     pub(super) fn snapshot_acked(&mut self, from: NodeId, seq: StreamSeq, piece: u32) {
-        let now = self.now;
-        if let Some(going) = self.head.snapshots.get_mut(&from).filter(|s| s.seq == seq) {
+        let Some(head) = self.part.head_mut() else { return };
+        let now = self.env.now;
+        if let Some(going) = head.snapshots.get_mut(&from).filter(|s| s.seq == seq) {
             // Of a snapshot that was begun anew at the same position: no piece counts that was not sent.
             let acked = piece.saturating_add(1).min(going.number);
             if acked > going.acked {
@@ -471,16 +471,22 @@ impl Node {
     }
 
     /// Makes and sends the next piece of a snapshot; `true` when there was one.
-    pub(super) fn snapshot_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
-        let open = |(n, s): (&NodeId, &Outgoing)| s.is_open().then_some(*n);
-        let Some(node) = self.head.snapshots.iter().find_map(open) else { return Ok(false) };
-        let Some(mut going) = self.head.snapshots.remove(&node) else { return Ok(false) };
+    pub(super) fn snapshot_step(&mut self) -> Result<bool, Failure> {
+        let now = self.env.now;
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
+        let open = |(n, s): (&NodeId, &Outgoing)| (s.is_open() && now >= s.pause).then_some(*n);
+        let Some(node) = head.snapshots.iter().find_map(open) else { return Ok(false) };
+        let Some(mut going) = head.snapshots.remove(&node) else { return Ok(false) };
         let Some(mut dump) = going.dump.take() else { return Ok(false) };
         let mut writer = Synthetic::default();
-        let mut left = self.config.join_step.max(1);
-        while left > 0 && writer.len() < PIECE && dump.stage != Stage::Done {
+        let mut left = self.env.config.join_step.max(1);
+        while left > 0
+            && writer.len() < PIECE
+            && dump.stage != Stage::Done
+            && writer.wrong.is_empty()
+        {
             let reads = dump.reads().and_then(|ino| self.member.dirty.get(&ino));
-            let moving = reads.is_some_and(|(seq, _)| *seq > self.member.published);
+            let moving = reads.is_some_and(|(seq, ..)| *seq > self.member.published);
             if moving && !planted(Bug::MovedContent) {
                 // Blocks that an operation has moved hold nothing before it is published.
                 self.publish_all()?;
@@ -493,26 +499,60 @@ impl Node {
         {
             dump.stage = Stage::Done;
         }
+        if !writer.wrong.is_empty() && !planted(Bug::RotSent) {
+            self.suspect_all(&writer.wrong);
+            going.pause = self.env.now + MENDING;
+            if writer.len() == 0 {
+                going.dump = Some(dump);
+                if let Some(head) = self.part.head_mut() {
+                    head.snapshots.insert(node, going);
+                }
+                return Ok(false);
+            }
+        }
         let end = dump.stage == Stage::Done;
         let (seq, last_inode) = (going.seq, self.volume.last_inode());
         for raw in writer.done {
             let piece = going.next();
             let message =
                 Message::Snapshot { seq, piece, last_inode, end: false, waits: true, raw };
-            self.send(node, message, out);
+            self.send(node, message);
         }
         let (piece, raw) = (going.next(), writer.raw);
-        let waits = self.waits_for_others_than(node);
-        self.send(node, Message::Snapshot { seq, piece, last_inode, end, waits, raw }, out);
+        let (view, now) = (&self.view, self.env.now);
+        let waits =
+            self.part.head().is_some_and(|h| h.keeping.waits_for_others_than(node, view, now));
+        self.send(node, Message::Snapshot { seq, piece, last_inode, end, waits, raw });
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
         if !end {
             going.dump = Some(dump);
         } else if planted(Bug::CaughtUpEarly) {
-            let process = self.head.joining.get(&node).copied().unwrap_or(0);
-            out.push(Effect::CaughtUp(node, process, self.epoch));
+            let process = head.joining.get(&node).copied().unwrap_or(0);
+            self.env.out.push(Effect::CaughtUp(node, process, self.view.epoch));
         }
         // The entry stays, and with it the chunks after `seq`, until the node says it is done.
-        self.head.snapshots.insert(node, going);
+        head.snapshots.insert(node, going);
         Ok(true)
+    }
+}
+
+impl Head {
+    /// A process of a node joins, from the beginning. `false`: it may be in the chain already, by the word of this head, and
+    /// must neither be wiped nor cut. It asks again. (`now`: none while the coordinator is out of reach.)
+    pub(super) fn begins_anew(
+        &mut self,
+        from: NodeId,
+        incarnation: u64,
+        now: Option<Nanos>,
+    ) -> bool {
+        self.followers.remove(&from);
+        let before = self.joining.insert(from, incarnation);
+        if before.is_some_and(|old| old != incarnation) {
+            // What was promised for the process before it, the coordinator refuses to this one.
+            self.promised.remove(&from);
+        }
+        let open = |at: &u64| now.is_none_or(|now| now < at + PROMOTE_KNOWN);
+        !self.promised.get(&from).is_some_and(open) || planted(Bug::PromisedWiped)
     }
 }
 
@@ -526,6 +566,8 @@ struct Synthetic {
     done: Vec<Vec<u8>>,
     raw: Vec<u8>,
     time: u64,
+    /// Content that could not be read because it is rotten.
+    wrong: Vec<Place>,
 }
 
 impl Synthetic {

@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use base::always;
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Sequence};
 use storage::format::clients::{
@@ -222,6 +223,16 @@ impl Table {
         let progress = Progress { incarnation: record.incarnation, ..Progress::default() };
         let media = Arc::clone(&self.media);
         Ok(Row { media, strict: self.strict, index, progress, free: false })
+    }
+
+    /// Each of these rows, of which there is one for each client, is in use, and no row has two; else what is wrong.
+    pub fn invariants<'a>(&self, rows: impl Iterator<Item = &'a Row>) -> Result<(), String> {
+        let mut seen = BTreeSet::new();
+        for row in rows {
+            always!(self.used.contains(&row.index), "row {} of a client is free", row.index);
+            always!(seen.insert(row.index), "row {} has two clients", row.index);
+        }
+        Ok(())
     }
 
     /// Frees a row.

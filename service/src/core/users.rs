@@ -107,19 +107,19 @@ impl Users {
 impl Node {
     /// Why a user does not attach now, if its clients were expelled again and again.
     pub(super) fn is_barred(&mut self, uid: u32) -> bool {
-        self.agent.users.is_barred(uid, self.now)
+        self.agent.users.is_barred(uid, self.env.now)
     }
 
     /// A client was expelled.
     pub(super) fn price_expulsion(&mut self, id: ClientId) {
         if let Some(client) = self.agent.clients.get(&id) {
-            self.agent.users.expelled(client.identity.uid, self.now);
+            self.agent.users.expelled(client.identity.uid, self.env.now);
         }
     }
 
     /// Clients whose requests were too many are looked at when some of them can be served.
     pub(super) fn collect_waiting(&mut self) -> Result<(), Failure> {
-        let now = self.now;
+        let now = self.env.now;
         self.agent.users.forget(now);
         let due = |c: &&Client| c.waits_until.is_some_and(|at| now >= at);
         for id in self.agent.clients.values().filter(due).map(|c| c.id).collect::<Vec<_>>() {
@@ -143,11 +143,11 @@ impl Node {
         }
         let of_user = |c: &&Client| c.identity.uid == uid && !c.gone && !c.expelled;
         let held: u64 = self.agent.clients.values().filter(of_user).map(Client::lease_count).sum();
-        let limit = self.config.per_user.leases;
+        let limit = self.env.config.per_user.leases;
         if held < limit {
             return true;
         }
-        self.counters.leases_over += 1;
+        self.env.counters.leases_over += 1;
         // Of the client that has most of them.
         let most = self.agent.clients.values().filter(of_user).max_by_key(|c| c.lease_count());
         let most = most.map(|c| c.id);

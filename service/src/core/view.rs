@@ -8,12 +8,17 @@
 //!
 //! A node that joins gets a snapshot (`snapshot`), then the stream from its moment on.
 
+use std::collections::BTreeSet;
+
 use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, Nanos, NodeId, StreamSeq};
 
 use super::head::{Head, NUMBERS_END};
+use super::join::Join;
 use super::message::Message;
-use super::stream::Waits;
+use super::part::Part;
+use super::past::Keeping;
+use super::stage::apply::Waits;
 use super::{Effect, Failure, Node, Role};
 
 /// Inode numbers skipped at a takeover: the old head may have handed out numbers unknown here.
@@ -24,6 +29,75 @@ const NUMBERS_EACH: u64 = 1 << 32;
 /// Between two requests to let a follower into the chain.
 const PROMOTE_PAUSE: u64 = 50_000_000;
 
+/// The coordinator's word about the chain, as it was heard last.
+#[derive(Debug)]
+pub(super) struct View {
+    pub epoch: Epoch,
+    /// Members, head first.
+    pub chain: Vec<NodeId>,
+    /// Nodes that fetch the state in order to join.
+    pub syncing: Vec<NodeId>,
+    /// So many members must hold what is acknowledged.
+    pub least: usize,
+    /// So many the chain has when it is whole.
+    pub wanted: usize,
+    /// Until then leases of lost nodes may stand, which only their head knew: so it is for whoever is head now.
+    pub grants_from: Nanos,
+    /// Nodes that were in the chain since this process began.
+    pub seen: BTreeSet<NodeId>,
+    /// Nodes that were lost before this process began, and for which the head waited of which it has its state, are back
+    /// until then, or stay away.
+    pub strangers_until: Nanos,
+}
+
+impl Default for View {
+    /// Before anything was heard.
+    fn default() -> Self {
+        Self {
+            epoch: Epoch(0),
+            chain: Vec::new(),
+            syncing: Vec::new(),
+            least: 1,
+            wanted: 1,
+            grants_from: 0,
+            seen: BTreeSet::new(),
+            strangers_until: 0,
+        }
+    }
+}
+
+impl View {
+    /// The part of a node in it.
+    pub(super) fn role(&self, node: NodeId) -> Role {
+        if self.chain.first() == Some(&node) {
+            Role::Head
+        } else if self.chain.contains(&node) {
+            Role::Member
+        } else if self.syncing.contains(&node) {
+            Role::Syncing
+        } else {
+            Role::Outside
+        }
+    }
+
+    /// The member after a node.
+    pub(super) fn successor(&self, node: NodeId) -> Option<NodeId> {
+        let at = self.chain.iter().position(|n| *n == node)?;
+        self.chain.get(at + 1).copied()
+    }
+
+    /// The member before a node.
+    pub(super) fn predecessor(&self, node: NodeId) -> Option<NodeId> {
+        let at = self.chain.iter().position(|n| *n == node)?;
+        at.checked_sub(1).map(|i| self.chain[i])
+    }
+
+    /// Whether a node is in it, as a member or joining.
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        self.chain.contains(&node) || self.syncing.contains(&node)
+    }
+}
+
 impl Node {
     pub(super) fn on_view(
         &mut self,
@@ -31,57 +105,34 @@ impl Node {
         chain: Vec<NodeId>,
         syncing: Vec<NodeId>,
         lapse: Nanos,
-        out: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        if epoch < self.epoch
-            || (epoch == self.epoch && chain == self.chain && syncing == self.syncing)
+        if epoch < self.view.epoch
+            || (epoch == self.view.epoch
+                && chain == self.view.chain
+                && syncing == self.view.syncing)
         {
             return Ok(());
         }
-        let (was, new_epoch) = (self.role(), epoch != self.epoch);
-        let skipped = epoch.0 > self.epoch.0.saturating_add(1);
-        (self.epoch, self.chain, self.syncing) = (epoch, chain, syncing);
-        log::info!("epoch {epoch}: chain {:?}, joining {:?}", self.chain, self.syncing);
-        let members = self.chain.clone();
-        self.head.acked.retain(|n, _| members.contains(n));
-        let joining = self.syncing.clone();
-        self.head.snapshots.retain(|n, _| joining.contains(n));
-        self.review_kept(skipped);
-        self.head.followers.retain(|n| joining.contains(n));
-        if new_epoch {
-            // Pieces under way are refused as of an old epoch: who joins asks anew.
-            self.head.snapshots.clear();
-            self.head.followers.clear();
-            self.head.joining.clear();
-            self.head.promised.clear();
-            if !planted(Bug::NamedBefore) {
-                // Whoever has reported does so anew, and what has ended since may be unheard: it was said in an epoch that
-                // is over.
-                self.head.reported.clear();
-            }
-        }
-        if self.role() != Role::Head {
-            // (Until when leases of lost nodes may stand is so for whoever is head then.)
-            let grants_from = self.head.grants_from;
-            self.head = Head { grants_from, ..Head::new(self.first_number()) };
-            if !planted(Bug::LocksOfPastHead) {
-                self.locking.drop_table();
-            }
-        }
-        if matches!(self.role(), Role::Head | Role::Member) {
-            self.end_join()?;
-        }
+        // What is said from here on of how far this node is shall be so.
+        self.settle_ring()?;
+        self.member.kept_untold = false;
+        let (was, new_epoch) = (self.role(), epoch != self.view.epoch);
+        let skipped = epoch.0 > self.view.epoch.0.saturating_add(1);
+        (self.view.epoch, self.view.chain, self.view.syncing) = (epoch, chain, syncing);
+        log::info!("epoch {epoch}: chain {:?}, joining {:?}", self.view.chain, self.view.syncing);
+        self.note_absent(skipped);
+        let goes_on = self.part.head().is_some_and(|head| head.ready || !new_epoch);
+        self.change_part(new_epoch)?;
+        self.heal_in_new_view();
         match self.role() {
-            Role::Head if was == Role::Head && self.ready => {
-                self.forget_lost_nodes(lapse, out)?;
-                self.advance_acks(out)?;
+            Role::Head if goes_on && self.is_ready() => {
+                self.forget_lost_nodes(lapse)?;
+                self.advance_acks()?;
             }
             // Who joins has changed; what members have said stands.
-            Role::Head if was == Role::Head && !new_epoch => self.take_over_step(out)?,
-            Role::Head => self.begin_take_over(lapse, out)?,
-            Role::Member => {
-                self.become_follower(out);
-            }
+            Role::Head if goes_on => self.take_over_step()?,
+            Role::Head => self.begin_take_over(lapse)?,
+            Role::Member => self.become_follower()?,
             Role::Syncing | Role::Outside => {
                 // Whoever is to join had lost its place: others have served since, and may have
                 // granted anew what the clients of an earlier run held.
@@ -89,104 +140,127 @@ impl Node {
                     && self.agent.taken_up
                     && !planted(Bug::JoinKeepsLogs);
                 if lost || matches!(was, Role::Head | Role::Member) {
-                    self.leave_chain(out)?;
+                    self.leave_chain()?;
                 }
                 if self.role() == Role::Syncing && (new_epoch || was != Role::Syncing) {
-                    self.join_where_it_was(out);
+                    self.join_where_it_was();
                 }
             }
         }
         for client in self.agent.clients.values() {
             client.set_epoch(epoch);
         }
-        out.push(Effect::Position(self.ring.last()));
+        self.env.out.push(Effect::Position(self.position()));
         let early = std::mem::take(&mut self.early);
         for (from, its_epoch, message) in early {
-            if its_epoch == self.epoch {
-                self.message(from, message, out)?;
-            } else if its_epoch > self.epoch {
+            if its_epoch == self.view.epoch {
+                self.message(from, message)?;
+            } else if its_epoch > self.view.epoch {
                 self.early.push_back((from, its_epoch, message));
             }
         }
         Ok(())
     }
 
+    /// The view has changed: what goes with the part that the node had goes, unless it has that part still. (What a head has it
+    /// has for the views in which it stays one, and a node that joins for an epoch. Who becomes head takes over.)
+    fn change_part(&mut self, new_epoch: bool) -> Result<(), Failure> {
+        let role = self.role();
+        if matches!(role, Role::Head | Role::Member) {
+            self.end_join()?;
+        }
+        match (role, &mut self.part) {
+            (Role::Head, Part::Head(head)) => {
+                head.review(&self.view, new_epoch, self.env.now + self.env.config.grace);
+            }
+            (_, Part::Head(_)) if planted(Bug::LocksOfPastHead) => {}
+            // It is built when what it begins with is known.
+            (Role::Head, _) => {}
+            (Role::Syncing, Part::Syncing(_)) if !new_epoch => {}
+            (Role::Syncing, part) => *part = Part::Syncing(Join::default()),
+            (Role::Member, part) => *part = Part::Member,
+            (Role::Outside, part) => *part = Part::Outside,
+        }
+        Ok(())
+    }
+
     /// Who was not heard asks again.
-    pub(super) fn tell_missed(&mut self, out: &mut Vec<Effect>) {
-        for node in std::mem::take(&mut self.head.missed) {
+    pub(super) fn tell_missed(&mut self) {
+        let Some(head) = self.part.head_mut() else { return };
+        let missed = std::mem::take(&mut head.missed);
+        for node in missed {
             if node == self.me() {
                 self.ask_again();
             } else {
-                self.send(node, Message::AskAgain, out);
+                self.send(node, Message::AskAgain);
             }
         }
     }
 
     /// Clients of nodes that left the chain are gone: as soon as their leases have lapsed, for the node
     /// may not know that it is out, and its processes may be dead or stopped while its clients go on.
-    fn forget_lost_nodes(&mut self, lapse: Nanos, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn forget_lost_nodes(&mut self, lapse: Nanos) -> Result<(), Failure> {
+        let Some(head) = self.part.head() else { return Ok(()) };
         if planted(Bug::LostNodeKept) {
             return Ok(());
         }
-        let lost: Vec<_> =
-            self.head.known.keys().copied().filter(|c| !self.chain.contains(&c.node())).collect();
-        for client in lost {
-            if self.head.lingering.contains_key(&client) {
+        let lost = |c: &ClientId| !self.view.chain.contains(&c.node());
+        for client in head.known.keys().copied().filter(lost).collect::<Vec<_>>() {
+            let Some(head) = self.part.head_mut() else { return Ok(()) };
+            if head.lingering.contains_key(&client) {
                 continue;
             }
             if lapse > 0 && !planted(Bug::SuspectedAtOnce) {
-                self.head.lingering.insert(client, self.now + lapse);
+                head.lingering.insert(client, self.env.now + lapse);
             } else {
-                self.head_message(client.node(), Message::ClientGone { client }, out)?;
+                self.head_message(client.node(), Message::ClientGone { client })?;
             }
         }
         Ok(())
     }
 
     /// Clients of suspected nodes whose time is over.
-    pub(super) fn forget_lingering(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if !self.is_head() || !self.ready {
-            return Ok(());
-        }
-        let over: Vec<ClientId> = self
-            .head
-            .lingering
-            .iter()
-            .filter(|(_, at)| **at <= self.now)
-            .map(|(c, _)| *c)
-            .collect();
-        for client in over {
-            self.head.lingering.remove(&client);
-            self.head_message(client.node(), Message::ClientGone { client }, out)?;
+    pub(super) fn forget_lingering(&mut self) -> Result<(), Failure> {
+        let now = self.env.now;
+        let Some(head) = self.part.head_mut().filter(|head| head.ready) else { return Ok(()) };
+        let over: Vec<_> = head.lingering.extract_if(.., |_, at| *at <= now).collect();
+        for (client, _) in over {
+            self.head_message(client.node(), Message::ClientGone { client })?;
         }
         Ok(())
     }
 
     /// A member has told of all its clients: those that it did not name have ended, and the word of
     /// it was lost.
-    fn report_ends(&mut self, from: NodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        let named = self.head.reported.remove(&from).unwrap_or_default();
+    fn report_ends(&mut self, from: NodeId) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        let named = head.reported.remove(&from).unwrap_or_default();
         let ended =
             |c: &&ClientId| c.node() == from && !named.contains(*c) && !planted(Bug::EndUnheard);
-        let ended: Vec<ClientId> = self.head.known.keys().filter(ended).copied().collect();
+        let ended: Vec<ClientId> = head.known.keys().filter(ended).copied().collect();
         for client in ended {
-            self.head_message(from, Message::ClientGone { client }, out)?;
+            self.head_message(from, Message::ClientGone { client })?;
         }
-        self.end_unnamed(from, &named);
+        if let Some(head) = self.part.head_mut() {
+            let over = head.keeping.end_unnamed(from, &named);
+            head.let_go.extend(over);
+        }
         Ok(())
     }
 
-    fn begin_take_over(&mut self, lapse: Nanos, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        self.ready = false;
-        let mut head = Head::new(self.first_number());
-        if !planted(Bug::SuspectedAtOnce) {
-            // What the lost nodes' clients hold is not known here.
-            head.grants_from = self.head.grants_from.max(self.now + lapse);
-        }
+    fn begin_take_over(&mut self, lapse: Nanos) -> Result<(), Failure> {
+        // What the lost nodes' clients hold is not known here.
+        self.view.grants_from = match planted(Bug::SuspectedAtOnce) {
+            true => 0,
+            false => self.view.grants_from.max(self.env.now + lapse),
+        };
+        let keeping = Keeping::of_new_head(&self.view, self.env.now + self.env.config.grace);
+        let mut head = Head::new(self.first_number(), keeping);
         head.positions.insert(self.me(), self.ring.last());
-        self.head = head;
-        self.await_lost();
-        self.locking.drop_table();
+        if let Part::Head(before) = &mut self.part {
+            head.keeping.inherit(&mut before.keeping);
+        }
+        self.part = Part::Head(Box::new(head));
         self.member.stash.clear();
         self.rewind_clients();
         self.renew_recalls();
@@ -195,63 +269,60 @@ impl Node {
         for message in self.client_ups() {
             self.local.push_back(message);
         }
-        self.take_over_step(out)
+        self.take_over_step()
     }
 
-    pub(super) fn position_arrived(
-        &mut self,
-        from: NodeId,
-        seq: StreamSeq,
-        out: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
-        if !self.is_head() {
-            return Ok(());
+    pub(super) fn position_arrived(&mut self, from: NodeId, seq: StreamSeq) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        head.positions.insert(from, seq);
+        if self.view.chain.contains(&from) {
+            self.report_ends(from)?;
         }
-        self.head.positions.insert(from, seq);
-        if self.chain.contains(&from) {
-            self.report_ends(from, out)?;
-        }
-        if self.ready {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        if head.ready {
             // A member that was out of reach, or a node that has the snapshot.
             if seq > self.ring.last() {
-                self.counters.bad_messages += 1;
+                self.env.counters.bad_messages += 1;
                 return Ok(());
             }
-            let acked = self.head.acked.entry(from).or_default();
+            let acked = head.acked.entry(from).or_default();
             *acked = (*acked).max(seq);
-            let complete = self.send_all(from, StreamSeq(seq.0 + 1), out)?;
-            if complete && self.syncing.contains(&from) {
+            let complete = self.send_all(from, StreamSeq(seq.0 + 1))?;
+            if complete && self.view.syncing.contains(&from) {
                 // From here on it is sent every chunk and nothing is acknowledged without it, so
                 // that whatever is acknowledged when it enters the chain is there.
-                self.head.followers.insert(from);
-                self.head.snapshots.remove(&from);
+                let Some(head) = self.part.head_mut() else { return Ok(()) };
+                head.followers.insert(from);
+                head.snapshots.remove(&from);
             }
-            return self.advance_acks(out);
+            return self.advance_acks();
         }
-        self.take_over_step(out)
+        self.take_over_step()
     }
 
     /// The first inode number that a new head hands out: above all that were used and all that heads before it may have handed out.
     fn first_number(&self) -> u64 {
         let used = self.volume.last_inode().0.saturating_add(TAKEOVER_SKIP);
-        match u64::from(self.epoch.0).saturating_mul(NUMBERS_EACH) {
+        match u64::from(self.view.epoch.0).saturating_mul(NUMBERS_EACH) {
             own if own < NUMBERS_END && !planted(Bug::NumbersOfAnother) => used.max(own),
             _ => used,
         }
     }
 
     /// Goes on with a takeover as far as what the members said allows.
-    pub(super) fn take_over_step(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
-        if self.ready || !self.chain.iter().all(|n| self.head.positions.contains_key(n)) {
+    pub(super) fn take_over_step(&mut self) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+
+        if head.ready || !self.view.chain.iter().all(|n| head.positions.contains_key(n)) {
             return Ok(());
         }
         // What somebody beside the chain has beyond it was never acknowledged.
-        let members = self.head.positions.iter().filter(|(node, _)| self.chain.contains(node));
+        let members = head.positions.iter().filter(|(node, _)| self.view.chain.contains(node));
         let best = members.max_by_key(|(_, seq)| **seq).map(|(n, s)| (*n, *s));
         let Some((holder, most)) = best else { return Ok(()) };
         if most > self.ring.last() && !planted(Bug::TakeOverShort) {
             let from = StreamSeq(self.ring.last().0 + 1);
-            self.send(holder, Message::StreamWant { from }, out);
+            self.send(holder, Message::StreamWant { from });
             return Ok(());
         }
         while self.member.applied < self.ring.last() {
@@ -261,38 +332,44 @@ impl Node {
             }
             self.apply_next(Waits::Never)?;
         }
-        for (node, seq) in self.head.positions.clone() {
-            if node == self.me() || !self.chain.contains(&node) {
+        let Some(head) = self.part.head() else { return Ok(()) };
+        for (node, seq) in head.positions.clone() {
+            if node == self.me() || !self.view.chain.contains(&node) {
                 continue;
             }
-            self.head.acked.insert(node, seq);
-            self.send_all(node, StreamSeq(seq.0 + 1), out)?;
+            let Some(head) = self.part.head_mut() else { return Ok(()) };
+            head.acked.insert(node, seq);
+            self.send_all(node, StreamSeq(seq.0 + 1))?;
         }
         // Handle what this node's own clients reported before anything is granted.
         while let Some(message) = self.local.pop_front() {
             let me = self.me();
-            self.message(me, message, out)?;
+            self.message(me, message)?;
         }
-        self.ready = true;
-        for client in self.head.known.keys().copied().collect::<Vec<_>>() {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        head.ready = true;
+        for client in head.known.keys().copied().collect::<Vec<_>>() {
             self.redeem_judged(client)?;
         }
-        self.head.next_inode = self.head.next_inode.max(self.first_number());
-        self.note_first_number();
-        log::info!("head of epoch {} from stream position {}", self.epoch, self.ring.last());
-        self.advance_acks(out)?;
-        self.tell_all_progress(out);
+        let first = self.first_number();
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        head.next_inode = head.next_inode.max(first);
+        head.keeping.note_first_number(head.next_inode);
+        log::info!("head of epoch {} from stream position {}", self.view.epoch, self.ring.last());
+        self.advance_acks()?;
+        self.tell_all_progress();
         // Those known here that are not in the chain left during the takeover: all grants wait.
-        self.forget_lost_nodes(0, out)?;
+        self.forget_lost_nodes(0)?;
         let orphans = self.volume.orphans()?;
-        self.reap_unpinned(orphans, out)?;
+        self.reap_unpinned(orphans)?;
         self.ask_again();
-        self.retry_stalled(out)?;
-        for (from, message) in std::mem::take(&mut self.head.unready) {
-            self.head_message(from, message, out)?;
+        self.retry_stalled()?;
+        let unready = self.part.head_mut().map(|head| std::mem::take(&mut head.unready));
+        for (from, message) in unready.into_iter().flatten() {
+            self.head_message(from, message)?;
         }
-        self.serve_early_locks(out)?;
-        self.tell_missed(out);
+        self.serve_early_locks()?;
+        self.tell_missed();
         self.wake_lock_waiters();
         let all: Vec<_> = self.agent.clients.keys().copied().collect();
         self.agent.active.extend(all);
@@ -300,42 +377,38 @@ impl Node {
     }
 
     /// A head that takes over has done what it was behind.
-    pub(super) fn take_over_caught_up(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    pub(super) fn take_over_caught_up(&mut self) -> Result<(), Failure> {
         if self.is_head() && self.member.applied == self.ring.last() {
-            self.take_over_step(out)?;
+            self.take_over_step()?;
         }
         Ok(())
     }
 
     /// Sends everything from `from` on; `false` when that is no longer kept.
-    fn send_all(
-        &mut self,
-        node: NodeId,
-        mut from: StreamSeq,
-        out: &mut Vec<Effect>,
-    ) -> Result<bool, Failure> {
+    fn send_all(&mut self, node: NodeId, mut from: StreamSeq) -> Result<bool, Failure> {
         while from <= self.ring.last() {
-            if !self.send_stream(node, from, out)? {
+            if !self.send_stream(node, from)? {
                 return Ok(false);
             }
-            from.0 += self.config.limits.resend;
+            from.0 += self.env.config.limits.resend;
         }
         Ok(true)
     }
 
     /// Nodes that hold everything enter the chain.
-    pub(super) fn promote_followers(&mut self, out: &mut Vec<Effect>) {
-        if self.now < self.head.promoted_at + PROMOTE_PAUSE {
+    pub(super) fn promote_followers(&mut self) {
+        let Some(head) = self.part.head_mut() else { return };
+        if self.env.now < head.promoted_at + PROMOTE_PAUSE {
             return;
         }
-        for node in &self.head.followers {
-            let process = self.head.joining.get(node).copied();
+        for node in &head.followers {
+            let process = head.joining.get(node).copied();
             if let Some(process) = process
-                && self.acked_by(*node) >= self.member.all_acked
+                && head.acked.get(node).copied().unwrap_or_default() >= self.member.all_acked
             {
-                self.head.promoted_at = self.now;
-                self.head.promised.insert(*node, self.now);
-                out.push(Effect::CaughtUp(*node, process, self.epoch));
+                head.promoted_at = self.env.now;
+                head.promised.insert(*node, self.env.now);
+                self.env.out.push(Effect::CaughtUp(*node, process, self.view.epoch));
             }
         }
     }
@@ -366,50 +439,54 @@ impl Node {
             })
             .collect();
         let all = self.agent.clients.keys();
-        ups.extend(all.flat_map(|c| self.locking.report(*c, self.config.limits.report)));
+        ups.extend(all.flat_map(|c| {
+            let locks = self.agent.locking.report(*c, self.env.config.limits.report);
+            locks.into_iter().chain(self.sole_reports(*c))
+        }));
         ups.extend(self.past_reports());
         ups
     }
 
     /// Tells the head everything it must know of this node.
-    fn become_follower(&mut self, out: &mut Vec<Effect>) {
-        self.ready = true;
+    fn become_follower(&mut self) -> Result<(), Failure> {
+        self.settle_ring()?;
         // Whatever was under way between head and agent may be lost: it begins anew.
         self.rewind_clients();
         self.renew_recalls();
         for message in self.client_ups() {
-            self.to_head(message, out);
+            self.to_head(message);
         }
         let seq = self.ring.last();
-        self.to_head(Message::Position { seq }, out);
+        self.to_head(Message::Position { seq });
         self.ask_again();
         self.wake_lock_waiters();
         let all: Vec<_> = self.agent.clients.keys().copied().collect();
         self.agent.active.extend(all);
-        self.want_stream(out);
+        self.want_stream();
+        Ok(())
     }
 
     /// What the clients wrote and not every member has does not count: a chain without this node
     /// goes on without it.
-    fn leave_chain(&mut self, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    fn leave_chain(&mut self) -> Result<(), Failure> {
         log::warn!("this node is no longer in the chain; its clients must attach anew");
         for client in self.agent.clients.values_mut() {
             let kept = client.settled.min(client.replicated);
             client.dismiss(kept);
-            out.push(Effect::Detached(client.id));
+            self.env.out.push(Effect::Detached(client.id));
         }
         for id in self.agent.clients.keys().copied().collect::<Vec<_>>() {
-            self.retire(id, out)?;
+            self.retire(id)?;
         }
         self.agent.requests.clear();
         self.agent.recalls.clear();
-        self.locking.drop_all();
-        self.ready = false;
+        self.agent.locking.drop_all();
         self.agent.taken_up = false;
         Ok(())
     }
 
-    pub(super) fn peer_up(&mut self, node: NodeId, out: &mut Vec<Effect>) -> Result<(), Failure> {
+    pub(super) fn peer_up(&mut self, node: NodeId) -> Result<(), Failure> {
+        self.heal_with_peer();
         match self.role() {
             Role::Head => {
                 // What was in flight to the agent may be lost: recalls are asked again when the
@@ -417,21 +494,21 @@ impl Node {
                 Ok(())
             }
             Role::Member => {
-                if self.chain.first() == Some(&node) {
-                    self.become_follower(out);
+                if self.view.chain.first() == Some(&node) {
+                    self.become_follower()?;
                 } else if self.predecessor() == Some(node) {
-                    self.want_stream(out);
+                    self.want_stream();
                 }
                 Ok(())
             }
             Role::Syncing => {
-                if self.chain.first() == Some(&node) {
-                    match self.join.incoming {
-                        Some(_) => self.begin_join(out),
-                        None if self.join.behind.is_some() => self.want_stream(out),
+                if self.view.chain.first() == Some(&node) {
+                    match self.member.incoming {
+                        Some(_) => self.begin_join(),
+                        None if self.is_behind() => self.want_stream(),
                         None => {
-                            self.report_past(out);
-                            self.to_head(Message::Position { seq: self.ring.last() }, out);
+                            self.report_past();
+                            self.to_head(Message::Position { seq: self.ring.last() });
                         }
                     }
                 }
@@ -442,7 +519,9 @@ impl Node {
     }
 
     pub(super) fn peer_down(&mut self, node: NodeId) {
-        self.head.snapshots.remove(&node);
-        self.head.reported.remove(&node);
+        if let Some(head) = self.part.head_mut() {
+            head.snapshots.remove(&node);
+            head.reported.remove(&node);
+        }
     }
 }

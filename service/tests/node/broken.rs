@@ -1,13 +1,19 @@
 //! Logs that do not go on: an entry that was changed under its checksum, or never came. Whoever it is, nobody waits
 //! for ever, what was before it counts, and the client learns that the rest does not.
 
+use std::sync::Arc;
+
 use base::{Epoch, InodeId, Sequence};
+use client::libfs::log::Log;
+use client::libfs::over_media::ByHand;
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
-use storage::format::entry::Op;
+use storage::format::entry::{HEADER_BYTES, Op};
 use storage::format::rpc::Request;
+use storage::media::Media;
 
-use crate::rig::{Hand, Rig};
+use crate::between::Between;
+use crate::rig::{Hand, Rig, format};
 
 const MS: u64 = 1_000_000;
 /// More than the service may take to notice.
@@ -134,6 +140,44 @@ fn nobody_is_expelled_for_a_thread_that_is_stopped() {
     }
 }
 
+/// A thread that is stopped while it copies its bytes into the log has no number yet: the others' fsync goes on. And if
+/// it never comes back, the log is as long as it is.
+#[test]
+fn a_thread_that_is_stopped_while_it_copies_holds_up_nobody() {
+    for (n, comes_back) in [(0, true), (1, true), (0, false), (1, false)] {
+        let (mut rig, mut hand, ino) = begin(n, 2);
+        let log = Log::<ByHand>::resume(hand.descriptor, hand.at, Sequence(hand.seq));
+        let raw = |offset: u64, bytes: &[u8]| write(ino, offset, bytes).encode(&mut Vec::new());
+        let (first, second) = ([1; 5000], [2; 100]);
+        let memory = hand.memory().clone();
+        let room = log.room(&memory, 0, first.len()).expect("room in the lane");
+        let stopped = room.put(&first);
+        let room = log.try_room(&memory, 0, second.len()).expect("the other lane is free");
+        let place = room.append(raw(5000, &second), &second).persist();
+        assert_eq!((place.lane, place.sequence.0), (1, hand.seq + 1));
+        hand.seq = place.sequence.0;
+        hand.set(control::LAST_SEQUENCE, hand.seq);
+        hand.sync(&mut rig);
+        if comes_back {
+            let place = stopped.commit(raw(0, &first)).persist();
+            assert_eq!((place.lane, place.sequence.0), (0, hand.seq + 1));
+            hand.seq = place.sequence.0;
+            hand.set(control::LAST_SEQUENCE, hand.seq);
+            hand.sync(&mut rig);
+        } else {
+            drop(stopped);
+            rig.event(n, Event::ClientGone(hand.client));
+        }
+        rig.settle();
+        pass(&mut rig, NOTICED);
+        for m in 0..2 {
+            assert_eq!(size(&rig, m, ino), 5100, "on node {m}");
+        }
+        assert_eq!(rig.nodes[n].status().counters.broken_logs, 0);
+        rig.check();
+    }
+}
+
 /// The thread that was inside when it was seen is out; another one is inside by now, as some always is.
 #[test]
 fn who_came_in_later_does_not_count() {
@@ -246,5 +290,55 @@ fn a_lease_is_not_given_on_before_the_payload_is_there() {
         rig.settle();
         assert_eq!(hand.refusals(), 0, "the write was under a lease, on node {n}");
         assert_eq!((size(&rig, 0, ino), size(&rig, 1, ino)), (1000, 1000));
+    }
+}
+
+/// A program changes the header of an entry between two looks of the service at it: what was not summed, or is another entry than
+/// the one that was looked for, comes into no chunk, and ends nobody else's work.
+#[test]
+fn a_header_that_changes_while_it_is_read_smuggles_nothing_in() {
+    // What is shown first: a longer entry; one that is expected, where there is one with the last number of all.
+    for (shows_length, last) in [(true, false), (false, true)] {
+        let region = format(1);
+        let between = Between::new(&region);
+        let media = Arc::clone(&between) as Arc<dyn Media>;
+        let mut rig = Rig::through(vec![region], vec![media], 31);
+        let mut hand = rig.attach(0, 0);
+        let (ino, other) =
+            (hand.create(&mut rig, b"a", 0o100_644), hand.create(&mut rig, b"b", 0o100_644));
+        hand.sync(&mut rig);
+        for ino in [ino, other] {
+            hand.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+        }
+        rig.settle();
+        let place = hand.descriptor.lane_offset(0) + hand.at;
+        let expected = hand.seq + 1;
+        let mut sound = entry(&mut hand, 0, &write(ino, 0, &[1; 64]));
+        if last {
+            hand.seq = Sequence::END.0 - 2;
+            sound = entry(&mut hand, 0, &write(ino, 0, &[1; 64]));
+        }
+        let mut smuggled = match last {
+            true => Vec::new(),
+            false => entry(&mut hand, 0, &write(other, 0, &[2; 64])),
+        };
+        smuggled.get_mut(64).into_iter().for_each(|byte| *byte ^= 1);
+        let shown = if shows_length {
+            let longer = (sound.len() + smuggled.len() - HEADER_BYTES) as u32;
+            [&sound[..4], &longer.to_le_bytes()].concat()
+        } else {
+            [&sound[..8], &expected.to_le_bytes()].concat()
+        };
+        *between.flips.lock().expect("one thread") = Some(((hand.log, place), shown));
+        put_at(&hand, 0, hand.at, &[sound, smuggled].concat());
+        rig.event(0, Event::Doorbell(hand.client));
+        pass(&mut rig, 2 * NOTICED);
+        rig.settle();
+        assert!(hand.word(control::SETTLED) < expected, "neither is what was looked for");
+        assert_eq!(size(&rig, 0, other), 0, "it was never summed");
+        let mut next = rig.attach(0, 0);
+        next.create(&mut rig, b"c", 0o100_644);
+        next.sync(&mut rig);
+        rig.check();
     }
 }

@@ -13,6 +13,7 @@ use storage::format::entry::Op;
 use storage::media::{Media, MediaError, Segment};
 use storage::memory::MemoryRegion;
 
+use crate::pass_on::pass_on;
 use crate::rig::{Hand, Rig, create};
 
 /// The region, of which a picture is taken at one of the node's stores or fences, as a power cut
@@ -40,52 +41,23 @@ impl Watched {
 type Done<T> = Result<T, MediaError>;
 
 impl Media for Watched {
-    fn size(&self, segment: Segment) -> Done<u64> {
-        self.region.size(segment)
-    }
-    fn read(&self, segment: Segment, offset: u64, buf: &mut [u8]) -> Done<()> {
-        self.region.read(segment, offset, buf)
-    }
     fn write(&self, segment: Segment, offset: u64, data: &[u8]) -> Done<()> {
         self.count();
         self.region.write(segment, offset, data)
-    }
-    fn persist(&self, segment: Segment, offset: u64, len: u64) -> Done<()> {
-        self.region.persist(segment, offset, len)
     }
     fn fence(&self) -> Done<()> {
         self.count();
         self.region.fence()
     }
-    fn load64(&self, segment: Segment, offset: u64) -> Done<u64> {
-        self.region.load64(segment, offset)
-    }
     fn store64(&self, segment: Segment, offset: u64, value: u64) -> Done<()> {
         self.count();
         self.region.store64(segment, offset, value)
-    }
-    fn cas64(&self, segment: Segment, offset: u64, expect: u64, value: u64) -> Done<u64> {
-        self.region.cas64(segment, offset, expect, value)
     }
     fn copy(&self, from: (Segment, u64), to: (Segment, u64), len: u64) -> Done<()> {
         self.count();
         self.region.copy(from, to, len)
     }
-    fn ensure(&self, segment: Segment, size: u64) -> Done<()> {
-        self.region.ensure(segment, size)
-    }
-    fn discard(&self, segment: Segment, offset: u64, len: u64) -> Done<()> {
-        self.region.discard(segment, offset, len)
-    }
-    fn remove(&self, segment: Segment) -> Done<()> {
-        self.region.remove(segment)
-    }
-    fn segments(&self) -> Done<Vec<Segment>> {
-        self.region.segments()
-    }
-    fn wake(&self, segment: Segment, offset: u64) -> Done<()> {
-        self.region.wake(segment, offset)
-    }
+    pass_on!(size read persist load64 cas64 room segments);
 }
 
 /// Content of a name; None: it is not there.

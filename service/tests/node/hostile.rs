@@ -242,7 +242,7 @@ impl Bad {
 
     /// The process ends; its last words are entries with the largest numbers there are.
     fn die(mut self, rig: &mut Rig) {
-        for seq in [u64::MAX - 1, u64::MAX] {
+        for seq in [Sequence::END.0 - 1, Sequence::END.0, u64::MAX - 1, u64::MAX] {
             let op = Op::Truncate { ino: self.own[0], size: 0, clear_setid: true };
             let bytes =
                 op.to_entry(Sequence(seq), Epoch(1), 0, 1, self.hand.descriptor.incarnation);

@@ -526,3 +526,15 @@ fn who_joins_knows_which_numbers_were_used() {
     assert!(rig.nodes[1].volume().last_inode() >= ino);
     rig.check();
 }
+
+/// What the snapshot says of numbers is missed if nobody listens. (Two heads never hand out the same, so it takes one that is head
+/// again: no history shows it.)
+#[cfg(feature = "planted")]
+#[test]
+#[ignore = "alone: the variant is one for the whole process"]
+fn numbers_that_are_forgotten_are_missed() {
+    use base::planted::{Bug, missed};
+    let tests: [(Bug, fn()); 1] =
+        [(Bug::NumbersForgotten, who_joins_knows_which_numbers_were_used)];
+    assert_eq!(missed(&tests), []);
+}

@@ -2,6 +2,7 @@
 //! hand, time and the network in the hands of the test. A seed that fails is printed.
 
 mod acl;
+mod between;
 mod broken;
 mod closed;
 mod closing;
@@ -9,14 +10,19 @@ mod coalesce;
 mod crash;
 mod crowds;
 mod fresh;
+mod given_back;
 mod grants;
+mod heal;
 mod hostile;
 mod joins;
+mod joint;
 mod least;
 mod locks;
 mod messages;
 mod nameless;
+mod pass_on;
 mod past;
+mod process;
 mod proofs;
 mod quota;
 mod reach;
@@ -24,6 +30,10 @@ mod restart;
 mod returns;
 mod rig;
 mod room;
+mod scrub;
 mod share;
+mod sole;
+mod threads;
 mod turns;
 mod waits;
+mod work;

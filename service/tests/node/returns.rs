@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use base::random::Random;
 use base::{Epoch, NodeId};
+use service::core::limits::Limits;
 use service::core::{Event, Node};
 use storage::format::control;
 use storage::format::entry::Op;
@@ -12,7 +13,7 @@ use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::format::rpc::{Request, WANT_PIN};
 use storage::media::Media;
 
-use crate::rig::{Hand, Rig, config};
+use crate::rig::{Hand, Rig, config, config_with};
 
 const ONE: NodeId = NodeId(1);
 const TWO: NodeId = NodeId(2);
@@ -91,9 +92,19 @@ fn a_member_that_was_away_gets_what_it_has_missed() {
     assert_eq!(rig.nodes[1].status().counters.snapshot_bytes, 0);
 }
 
+/// What becomes of a chunk that nobody else has.
+#[derive(PartialEq)]
+enum Become {
+    Kept,
+    /// Its publication has begun.
+    Begun,
+    Published,
+}
+
 /// The head makes a chunk that nobody else gets, and the others go on without it.
-fn parted(published: bool) -> Rig {
-    let mut rig = Rig::new(2, 5);
+fn parted(how: &Become) -> Rig {
+    let limits = Limits { slice_bytes: 512, ..Limits::SHIPPED };
+    let mut rig = Rig::with(2, 5, config_with(limits));
     let mut hand = rig.attach(0, 0);
     hand.create(&mut rig, b"both", 0o100_644);
     hand.sync(&mut rig);
@@ -115,6 +126,7 @@ fn parted(published: bool) -> Rig {
         base::InodeId::ROOT,
         &crate::rig::create(mine, base::InodeId::ROOT, b"mine", 0o100_644, 0),
     );
+    hand.append(&Op::Write { ino: mine, offset: 0, data: &[7; 5000], clear_setid: false });
     rig.event(0, Event::Doorbell(hand.client));
     hand.set(control::SYNC_REQUEST, hand.seq);
     rig.event(0, Event::Doorbell(hand.client));
@@ -124,9 +136,17 @@ fn parted(published: bool) -> Rig {
         }
     }
     assert!(rig.nodes[0].position() > before, "it is in its stream");
-    if published {
-        rig.pass(50_000_000);
-        rig.work(0);
+    match how {
+        Become::Kept => {}
+        Become::Begun => {
+            rig.now += 50_000_000;
+            rig.slice(0);
+            assert!(rig.nodes[0].status().published <= before, "not all of it is copied");
+        }
+        Become::Published => {
+            rig.pass(50_000_000);
+            rig.work(0);
+        }
     }
     view(&mut rig, 1, 2, &[TWO], &[]);
     let data = [9; 5000];
@@ -143,18 +163,41 @@ fn parted(published: bool) -> Rig {
         rig.nodes[0].volume().attr(mine).expect("a volume").is_none(),
         "it was never anywhere else"
     );
+    // (Of what it was sent in a snapshot a node notes that with what comes next of the client.)
+    for client in [hand.client, other.client].into_iter().filter(|_| *how == Become::Kept) {
+        let [here, there] = [0, 1].map(|n| rig.nodes[n].volume().published(client));
+        assert_eq!(here, there, "how far {client:?} got");
+    }
     rig
 }
 
 #[test]
 fn a_head_that_was_left_behind_loses_what_nobody_else_had() {
-    let rig = parted(false);
+    let rig = parted(&Become::Kept);
     assert_eq!(sent(&rig, 1), (1, 0));
+}
+
+/// What was cut counts as done by its client no more.
+#[cfg(feature = "planted")]
+#[test]
+#[ignore = "alone: the variant is one for the whole process"]
+fn what_was_cut_and_counts_is_missed() {
+    use base::planted::{Bug, missed};
+    let tests: [(Bug, fn()); 1] =
+        [(Bug::CutCounts, a_head_that_was_left_behind_loses_what_nobody_else_had)];
+    assert_eq!(missed(&tests), []);
 }
 
 #[test]
 fn what_is_published_cannot_be_cut_and_is_filled_anew() {
-    let rig = parted(true);
+    let rig = parted(&Become::Published);
+    assert_eq!(sent(&rig, 1), (0, 1));
+}
+
+/// Its copies may lie over what was there before. (Found by the invariants of a node: seed full 31168.)
+#[test]
+fn nor_can_what_is_being_published() {
+    let rig = parted(&Become::Begun);
     assert_eq!(sent(&rig, 1), (0, 1));
 }
 

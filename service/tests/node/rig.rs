@@ -9,6 +9,7 @@ use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
 use client::libfs::log::Log;
 use client::libfs::over_media::{ByHand, OverMedia};
 use client::libfs::requests::{self, Seen};
+use service::core::work::Piece;
 use service::core::{Effect, Event, Node, NodeConfig, PerUser, Shares};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::Op;
@@ -17,7 +18,7 @@ use storage::format::rpc::{self, Granted, InodeReply, Request};
 use storage::format::superblock::Durability;
 use storage::media::{Media, Segment};
 use storage::memory::MemoryRegion;
-use storage::volume::{Params, Volume};
+use storage::volume::{CopyItem, Params, Volume};
 
 /// Smallest lane that a descriptor may have.
 pub const LANE: u64 = 4 * ((1 << 20) + 4096);
@@ -91,6 +92,13 @@ pub struct Rig {
     pub watched: Vec<(ClientId, u32)>,
     /// What heads told the coordinator: which process of which node has everything.
     pub caught_up: Vec<(NodeId, u64, Epoch)>,
+    /// What hostd of a node was asked to copy, and by which number.
+    pub copies: Vec<(usize, u64, Vec<CopyItem>)>,
+    /// This node has no time for anything but messages.
+    pub busy: Option<usize>,
+    /// Pieces of work that are under way, of which node; done at once unless they are held.
+    pub pieces: VecDeque<(usize, Piece)>,
+    pub holds_work: bool,
     token: u64,
     /// Tree pages looked at in the longest turn.
     pub longest: u64,
@@ -156,6 +164,10 @@ impl Rig {
             refused: Vec::new(),
             watched: Vec::new(),
             caught_up: Vec::new(),
+            copies: Vec::new(),
+            busy: None,
+            pieces: VecDeque::new(),
+            holds_work: false,
             token: 0,
             longest: 0,
         };
@@ -182,6 +194,8 @@ impl Rig {
                     self.attached.push((token, client, segment));
                 }
                 Effect::AttachRefused { errno, .. } => self.refused.push(errno),
+                Effect::Copies { id, items } => self.copies.push((n, id, items)),
+                Effect::Work(piece) => self.pieces.push_back((n, piece)),
                 Effect::Detached(client) => self.detached.push(client),
                 Effect::Watch { client, pid, .. } => self.watched.push((client, pid)),
                 Effect::CaughtUp(node, process, epoch) => {
@@ -199,6 +213,22 @@ impl Rig {
         self.nodes[n].apply(self.now, event, &mut out);
         self.priced(n, before);
         self.effects(n, out);
+        self.work_on();
+    }
+
+    /// Does the work that is not held.
+    fn work_on(&mut self) {
+        while !self.holds_work && self.end_work(0) {}
+    }
+
+    /// Ends a piece of work that is under way; `false`: there are not so many.
+    pub fn end_work(&mut self, at: usize) -> bool {
+        let Some((n, piece)) = self.pieces.remove(at) else { return false };
+        piece.run(&*self.regions[n]);
+        let (mut out, now) = (Vec::new(), self.now);
+        self.nodes[n].apply(now, Event::WorkEnded(piece.id()), &mut out);
+        self.effects(n, out);
+        true
     }
 
     fn visits(&self, n: usize) -> u64 {
@@ -213,7 +243,7 @@ impl Rig {
     /// Time passes: what the driver would do with it.
     pub fn pass(&mut self, nanos: u64) {
         self.now += nanos;
-        for n in 0..self.nodes.len() {
+        for n in (0..self.nodes.len()).filter(|n| self.busy != Some(*n)).collect::<Vec<_>>() {
             self.event(n, Event::Tick);
             let mut out = Vec::new();
             if !self.nodes[n].prepare_to_sleep() {
@@ -225,6 +255,7 @@ impl Rig {
                 }
             }
             self.effects(n, out);
+            self.work_on();
         }
     }
 
@@ -234,6 +265,7 @@ impl Rig {
             let mut out = Vec::new();
             let more = self.nodes[n].work(self.now, &mut out);
             self.effects(n, out);
+            self.work_on();
             if !more {
                 return;
             }
@@ -247,6 +279,7 @@ impl Rig {
         self.nodes[n].work(self.now, &mut out);
         self.priced(n, before);
         self.effects(n, out);
+        self.work_on();
     }
 
     /// One round of the driver: a look at clients that were awake, and a slice.
@@ -254,6 +287,7 @@ impl Rig {
         let mut out = Vec::new();
         self.nodes[n].look_around(self.now, &mut out);
         self.effects(n, out);
+        self.work_on();
         self.slice(n);
     }
 
@@ -274,6 +308,21 @@ impl Rig {
             }
         }
         panic!("the nodes talk for ever");
+    }
+
+    /// A view of the nodes `chain`, told to all that are in it; what others say does not arrive any more.
+    pub fn cut_to(&mut self, epoch: u32, chain: &[u32]) {
+        for n in chain {
+            let chain = chain.iter().copied().map(NodeId).collect();
+            let event = Event::View { epoch: Epoch(epoch), chain, syncing: Vec::new(), lapse: 0 };
+            self.event(*n as usize - 1, event);
+        }
+        for (to, from, queue) in &mut self.links {
+            if !chain.contains(&to.0) || !chain.contains(&from.0) {
+                queue.clear();
+            }
+        }
+        self.deliver_all();
     }
 
     /// Everything comes to rest.
@@ -371,6 +420,11 @@ pub struct Hand {
 }
 
 impl Hand {
+    /// Its log as the library sees it.
+    pub const fn memory(&self) -> &OverMedia {
+        &self.memory
+    }
+
     pub fn word(&self, at: u64) -> u64 {
         self.media.load64(self.log, at).expect("a word of the log")
     }

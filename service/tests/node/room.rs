@@ -1,7 +1,7 @@
 //! Space that is promised is there: what a client counts on is refused by no head, whatever others write and whatever becomes of
 //! messages, heads and nodes; and what is not used comes back.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use base::random::Random;
 use base::{Epoch, InodeId, NodeId, Sequence};
@@ -9,9 +9,9 @@ use service::core::{Event, Node};
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
 use storage::limits::BLOCK_BYTES;
-use storage::media::{Media, MediaError, Segment};
-use storage::memory::MemoryRegion;
+use storage::media::Media;
 
+use crate::between::Between;
 use crate::rig::{Hand, Rig, config, format};
 
 /// A process that writes one file from its beginning to its end.
@@ -239,94 +239,6 @@ fn a_restart_takes_nothing_back() {
     }
     one.judge();
     rig.check();
-}
-
-/// Memory through which the service looks, where a client does something just before a word is stored, or between
-/// two looks at the same place.
-struct Between {
-    region: Arc<MemoryRegion>,
-    /// Whose client, and how many blocks it promises.
-    armed: Mutex<Option<(Segment, u64)>>,
-    /// Where the header of an entry lies that says at the first look that it was promised everything.
-    boasts: Mutex<Option<(Segment, u64)>>,
-}
-
-impl Between {
-    fn new(region: &Arc<MemoryRegion>) -> Arc<Self> {
-        let region = Arc::clone(region);
-        Arc::new(Self { region, armed: Mutex::new(None), boasts: Mutex::new(None) })
-    }
-
-    /// The client promises now, having looked at the room that the service is about to take back.
-    fn act(&self, segment: Segment, offset: u64) {
-        let mut armed = self.armed.lock().expect("one thread");
-        if let Some((log, blocks)) = *armed
-            && (log, control::ROOM) == (segment, offset)
-        {
-            *armed = None;
-            let word = |at| self.region.load64(log, at).expect("a word");
-            let promised = word(control::PROMISED) + blocks;
-            assert!(promised <= word(control::ROOM), "it is in time");
-            self.region.store64(log, control::PROMISED, promised).expect("a word");
-        }
-    }
-}
-
-impl Media for Between {
-    fn size(&self, segment: Segment) -> Result<u64, MediaError> {
-        self.region.size(segment)
-    }
-    fn read(&self, segment: Segment, offset: u64, buf: &mut [u8]) -> Result<(), MediaError> {
-        self.region.read(segment, offset, buf)?;
-        let mut boasts = self.boasts.lock().expect("one thread");
-        if boasts.take_if(|place| *place == (segment, offset)).is_some() {
-            buf[40..48].fill(0xff);
-        }
-        Ok(())
-    }
-    fn write(&self, segment: Segment, offset: u64, data: &[u8]) -> Result<(), MediaError> {
-        self.region.write(segment, offset, data)
-    }
-    fn persist(&self, segment: Segment, offset: u64, len: u64) -> Result<(), MediaError> {
-        self.region.persist(segment, offset, len)
-    }
-    fn fence(&self) -> Result<(), MediaError> {
-        self.region.fence()
-    }
-    fn load64(&self, segment: Segment, offset: u64) -> Result<u64, MediaError> {
-        self.region.load64(segment, offset)
-    }
-    fn store64(&self, segment: Segment, offset: u64, value: u64) -> Result<(), MediaError> {
-        self.act(segment, offset);
-        self.region.store64(segment, offset, value)
-    }
-    fn cas64(
-        &self,
-        segment: Segment,
-        offset: u64,
-        expect: u64,
-        value: u64,
-    ) -> Result<u64, MediaError> {
-        self.region.cas64(segment, offset, expect, value)
-    }
-    fn copy(&self, from: (Segment, u64), to: (Segment, u64), len: u64) -> Result<(), MediaError> {
-        self.region.copy(from, to, len)
-    }
-    fn ensure(&self, segment: Segment, size: u64) -> Result<(), MediaError> {
-        self.region.ensure(segment, size)
-    }
-    fn discard(&self, segment: Segment, offset: u64, len: u64) -> Result<(), MediaError> {
-        self.region.discard(segment, offset, len)
-    }
-    fn remove(&self, segment: Segment) -> Result<(), MediaError> {
-        self.region.remove(segment)
-    }
-    fn segments(&self) -> Result<Vec<Segment>, MediaError> {
-        self.region.segments()
-    }
-    fn wake(&self, segment: Segment, offset: u64) -> Result<(), MediaError> {
-        self.region.wake(segment, offset)
-    }
 }
 
 /// A client may promise in the moment in which its room is taken back: what it has promised it keeps.

@@ -81,3 +81,14 @@ fn alone_a_log_is_taken_whole() {
     greedy.sync(&mut rig);
     rig.check();
 }
+
+/// A flood that is taken whole is missed.
+#[cfg(feature = "planted")]
+#[test]
+#[ignore = "alone: the variant is one for the whole process"]
+fn a_flood_that_is_taken_whole_is_missed() {
+    use base::planted::{Bug, missed};
+    let tests: [(Bug, fn()); 1] =
+        [(Bug::FloodFirst, a_flood_is_taken_a_piece_at_a_time_while_somebody_else_waits)];
+    assert_eq!(missed(&tests), []);
+}

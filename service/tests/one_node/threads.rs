@@ -39,7 +39,7 @@ fn attach(world: &World, inodes: usize) -> LibFs {
 }
 
 /// The seed of a run, printed by whoever fails.
-fn seed() -> u64 {
+pub fn seed() -> u64 {
     let fixed = std::env::var("CORBEL_SEED").ok().and_then(|s| s.parse().ok());
     let seed = fixed.unwrap_or_else(|| {
         let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -51,7 +51,7 @@ fn seed() -> u64 {
 
 /// Runs the threads; fails if one of them does, or hangs. False where nothing was shown: on a starved machine
 /// a thread may stop inside an operation for so long that its client is expelled, and loses what it had.
-fn together(world: &World, threads: Vec<Box<dyn FnOnce() + Send + '_>>) -> bool {
+pub fn together(world: &World, threads: Vec<Box<dyn FnOnce() + Send + '_>>) -> bool {
     let (tell, hear) = mpsc::channel();
     let mut left = threads.len();
     std::thread::scope(|scope| {

@@ -683,7 +683,10 @@ impl World<'_> {
         let media = self.media(c);
         let changed = media.read(segment, at, &mut byte).and_then(|()| {
             byte[0] ^= 1;
-            media.write(segment, at, &byte)
+            // A power cut does not bring back what it was.
+            media.write(segment, at, &byte)?;
+            media.persist(segment, at, 1)?;
+            media.fence()
         });
         changed.map_err(|e| format!("client {c}: {e}"))?;
         self.trace(|| format!("client {c} breaks {seq}"));

@@ -11,6 +11,7 @@ use client::libfs::log::Log;
 use client::libfs::over_media::{ByHand, OverMedia};
 use client::libfs::requests::{self, Seen as Slot};
 use service::core::ring::{RING_BYTES_MIN, Ring};
+use service::core::work::Piece;
 use service::core::{Copier, Effect, Event as Input, Node, NodeConfig};
 use storage::format::control::{self, Descriptor, LeaseMode, LeaseWord};
 use storage::format::entry::{Op, Stamp, mask};
@@ -88,6 +89,8 @@ pub struct Machine {
     now: Nanos,
     out: Vec<Effect>,
     host: Arc<Host>,
+    /// Work that takes until time passes.
+    pieces: Vec<Piece>,
     /// Messages to the other member.
     frames: Vec<(u16, Vec<u8>)>,
     /// The member after this one.
@@ -129,7 +132,11 @@ pub fn format(
 impl Machine {
     fn open(region: &Arc<Region>, id: NodeId, epoch: u32) -> Result<Self, String> {
         let config = NodeConfig {
-            limits: service::core::limits::Limits::SHIPPED,
+            // Some chunks are put into the ring by the thread that decides, some by another.
+            limits: service::core::limits::Limits {
+                inline_bytes: 4000,
+                ..service::core::limits::Limits::SHIPPED
+            },
             node: id,
             lanes: 2,
             lane_bytes: LANE_BYTES_MIN.next_multiple_of(4096),
@@ -159,6 +166,7 @@ impl Machine {
             now: 1000,
             out: Vec::new(),
             host: Arc::new(Host { region: Arc::clone(region), jobs: Mutex::default() }),
+            pieces: Vec::new(),
             frames: Vec::new(),
             peer: None,
             lags: false,
@@ -212,6 +220,7 @@ impl Machine {
         for effect in std::mem::take(&mut self.out) {
             match effect {
                 Effect::Copies { id, items } => self.host.ask(id, items),
+                Effect::Work(piece) => self.pieces.push(piece),
                 Effect::Attached { .. } | Effect::AttachRefused { .. } => self.out.push(effect),
                 Effect::Send { kind, body, .. } => self.frames.push((kind, body.to_vec())),
                 _ => {}
@@ -278,8 +287,22 @@ impl Machine {
         self.turn()
     }
 
+    /// The work that is under way comes to its end.
+    fn work(&mut self) -> Result<(), String> {
+        for piece in std::mem::take(&mut self.pieces) {
+            piece.run(&*self.region.by(Side::Worker));
+            self.tell(Input::WorkEnded(piece.id()))?;
+        }
+        Ok(())
+    }
+
     fn wait(&mut self, time: Nanos) -> Result<(), String> {
         self.now += time;
+        self.work()?;
+        if let Some(peer) = &mut self.peer {
+            peer.now = self.now;
+            peer.work()?;
+        }
         self.pass()?;
         if let Some(peer) = self.peer.as_mut().filter(|p| !p.lags) {
             peer.now = self.now;
@@ -289,7 +312,9 @@ impl Machine {
     }
 
     fn is_published(&self) -> bool {
-        self.node.volume().root().stream_seq >= self.node.position()
+        // (What is on its way to the ring is in the stream, and not yet in its position.)
+        self.pieces.is_empty()
+            && self.node.volume().root().stream_seq >= self.node.status().stream
             && self.peer.as_ref().is_none_or(|p| p.lags || p.is_published())
     }
 

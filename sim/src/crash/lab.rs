@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use base::NodeId;
-use storage::format::superblock::Durability;
+use service::core::ring::{RING_BYTES_MIN, Ring};
+use storage::check::{Data, check_with_data};
+use storage::format::superblock::{Durability, newest_root};
 
 use super::drive::{self, HEAD, MADE, MEMBER, Machine, Session};
 use super::oracle::{Model, Oracle, print_of};
@@ -290,7 +292,14 @@ fn use_it(
 
 fn sound(region: &Arc<Region>, when: &str) -> Result<(), String> {
     let media = region.by(Side::Node);
-    let report = storage::check::check(&*media).map_err(|e| format!("check: {e}"))?;
+    let found = storage::volume::read_superblocks(&*media).map_err(|e| e.to_string())?;
+    let uuid = found.into_iter().flatten().next().map(|s| s.uuid).unwrap_or_default();
+    let roots = storage::volume::read_roots(&*media, &uuid).map_err(|e| e.to_string())?;
+    let published = newest_root(&roots).map(|root| root.stream_seq).unwrap_or_default();
+    let ring = Ring::open(Arc::clone(&media) as _, RING_BYTES_MIN, published);
+    let pending = ring.and_then(|ring| ring.touched(published)).map_err(|e| e.to_string())?;
+    let mut data = Data { pending: &pending, progress: &mut |_, _| {} };
+    let report = check_with_data(&*media, &mut data).map_err(|e| format!("check: {e}"))?;
     if report.is_sound() && report.root.is_some() {
         return Ok(());
     }

@@ -39,7 +39,7 @@ struct Unit {
     /// What the unit held, one after the other; the last is what the CPU sees.
     versions: Vec<Box<[u8]>>,
     /// Version that each side's next fence completes.
-    started: [Option<usize>; 3],
+    started: [Option<usize>; Side::COUNT],
     /// Stored to since the last fence.
     fresh: bool,
     /// Number of the store that touched it last.
@@ -317,7 +317,7 @@ impl Pending {
                     (unit.fresh, unit.store) = (true, number);
                 }
                 None => {
-                    let started = [None; 3];
+                    let started = [None; Side::COUNT];
                     let unit = Unit { versions: vec![now], started, fresh: true, store: number };
                     self.units.insert(key, unit);
                 }

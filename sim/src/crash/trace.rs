@@ -19,6 +19,13 @@ pub enum Side {
     Client,
     /// hostd.
     Host,
+    /// A thread of nicfs that works for the one that decides.
+    Worker,
+}
+
+impl Side {
+    /// How many there are.
+    pub const COUNT: usize = Self::Worker as usize + 1;
 }
 
 /// One thing that happened, in order.

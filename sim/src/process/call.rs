@@ -36,7 +36,7 @@ impl Task {
         let mut walked = Vec::new();
         'walk: for walk in 1..=WALKS {
             for (dir, name, ino) in self.paths.iter().flatten() {
-                let found = fs.lookup(&caller, InodeId(*dir), name).map(|attr| attr.ino.0);
+                let found = fs.lookup_through(&caller, InodeId(*dir), name).map(|attr| attr.ino.0);
                 if found == Err(Errno::STALE) && walk < WALKS {
                     continue 'walk;
                 }

@@ -164,6 +164,7 @@ impl World<'_> {
                 last_part: None,
                 made: None,
                 own: Vec::new(),
+                joint: Vec::new(),
                 refused,
             };
             thread.under_way = Some(under_way);

@@ -1,5 +1,7 @@
 //! Judging of calls: what an entry must be that a call appends, and what the call may give.
 
+use std::ops::Range;
+
 use base::InodeId;
 use client::fs::{
     Attr, LockKind, LockSpace, O_ACCMODE, O_DIRECTORY, O_EXCL, O_RDONLY, O_TRUNC, Time, XattrMode,
@@ -47,6 +49,18 @@ fn has(state: &State, attr: &Attr) -> bool {
         )
 }
 
+/// The bytes that an operation changes, of which inode. (What moves or cuts a file has to do with all of it.)
+fn changed(op: &Op<'_>) -> Option<(u64, Range<u64>)> {
+    match *op {
+        Op::Write { ino, offset, data, .. } => Some((ino.0, offset..offset + data.len() as u64)),
+        Op::Truncate { ino, .. }
+        | Op::Fallocate { ino, .. }
+        | Op::Shift { ino, .. }
+        | Op::CloneRange { ino, .. } => Some((ino.0, 0..u64::MAX)),
+        _ => None,
+    }
+}
+
 impl Part {
     /// Whether an entry of a later session is this one, which did not count, once more. (A write tells by its bytes.)
     fn is_again(&self, op: &Op<'_>, what: &str) -> bool {
@@ -77,8 +91,8 @@ impl World<'_> {
             },
             _ => 0,
         };
-        if let Op::Write { ino, .. } = op
-            && let Some(other) = self.in_the_middle(c, t, ino.0)
+        if let Some((ino, range)) = changed(op)
+            && let Some(other) = self.in_the_middle(c, t, ino, &range)
         {
             let what = brief(op);
             return Err(format!("client {c}.{t} does {seq} {what} in the middle of a {other}"));
@@ -199,16 +213,29 @@ impl World<'_> {
         }
     }
 
-    /// The write of several entries to the inode in the middle of which another thread of the process is.
-    fn in_the_middle(&mut self, c: usize, t: usize, ino: u64) -> Option<String> {
+    /// The write of several entries to these bytes of the inode in the middle of which another thread of the process is.
+    fn in_the_middle(
+        &mut self,
+        c: usize,
+        t: usize,
+        ino: u64,
+        range: &Range<u64>,
+    ) -> Option<String> {
         let session = self.by(c)?;
         let threads = self.process(c)?.threads.iter().enumerate();
         let others = threads.filter(|(n, _)| *n != t).filter_map(|(_, o)| o.under_way.as_ref());
         let mut writes = others.filter(|u| match &u.call {
             // (One that was cut by the end of a session may be done.)
-            Call::Write { ino: of, data, .. } => {
+            Call::Write { ino: of, offset, data, append, .. } => {
                 let begun = u.last_part.as_ref().is_some_and(|part| part.session == session);
-                *of == ino && begun && (1..data.len()).contains(&u.wrote)
+                // Appends have all of it.
+                let theirs = if u.appends || *append {
+                    0..u64::MAX
+                } else {
+                    *offset..offset + data.len() as u64
+                };
+                let meet = theirs.start.max(range.start) < theirs.end.min(range.end);
+                *of == ino && begun && meet && (1..data.len()).contains(&u.wrote)
             }
             _ => false,
         });
@@ -225,7 +252,8 @@ impl World<'_> {
         reply: &Reply,
         walked: &[Walked],
     ) -> Result<(), String> {
-        let Some(under_way) = self.thread(c, t).and_then(|thread| thread.under_way.take()) else {
+        let Some(mut under_way) = self.thread(c, t).and_then(|thread| thread.under_way.take())
+        else {
             return Err(format!("thread {c}.{t}: a result of no call"));
         };
         self.trace(|| format!("thread {c}.{t} gets {}", brief_reply(reply)));
@@ -235,9 +263,14 @@ impl World<'_> {
         }
         self.outcome.observations += 1;
         self.no_refusals(c)?;
+        if under_way.joint.iter().any(|(client, _)| !self.lives(c, *client)) {
+            // What was taken, or whether, died with the session.
+            under_way.entries = under_way.entries.max(1);
+        }
         let locked = self.judge_lock((c, t), &under_way, reply);
         let walk = walked.iter().try_for_each(|step| self.judge_step(c, &under_way, step));
         let judged = walk.and_then(|()| self.judge_reply((c, t), &under_way, reply));
+        let judged = judged.and_then(|()| self.judge_joint(c, &under_way, reply));
         let oldest = self.actors.iter().filter_map(|a| a.process.as_ref()).flat_map(|p| &p.threads);
         let oldest = oldest.filter_map(|t| t.under_way.as_ref().map(|u| u.since)).min();
         self.model.forget_before(oldest.unwrap_or(self.model.now()));
@@ -567,7 +600,10 @@ impl World<'_> {
                 }
                 let fits = |s: &State| matches!(&s.body, Body::Dir(there) if *there == all);
                 let what = || names.iter().map(|(n, i)| format!("{}={i} ", text(n))).collect();
-                self.saw(c, u, *dir, what, fits)
+                self.saw(c, u, *dir, what, fits)?;
+                let by = self.by(c);
+                self.model.vouch_seen(by, *dir, u.since, fits);
+                Ok(())
             }
             (Call::Read { ino, offset, len, .. }, Value::Bytes(bytes)) => {
                 self.saw_bytes(c, u, *ino, *offset, *len, bytes)

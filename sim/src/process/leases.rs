@@ -1,5 +1,5 @@
 //! Leases, as they lie in the memory that a process shares with its service: while one of them counts for writing, no
-//! other of the same inode counts.
+//! other of the same inode counts; and while one is joint, none for reading or writing.
 
 use base::planted::{Bug, planted};
 use storage::format::control::{LeaseMode, LeaseWord};
@@ -21,6 +21,23 @@ impl Attached {
         let word = LeaseWord(self.memory.peek(at));
         (word.0 != 0).then(|| word.mode())
     }
+
+    /// Notes of each inode the mode of the lease that was given last.
+    pub(super) fn look_at_grants(&mut self) {
+        let (words, modes) = &mut self.given;
+        for (slot, at) in (0..LEASE_SLOTS as u32).map(control::lease_word).enumerate() {
+            let word = self.memory.peek(at);
+            if words.len() == slot {
+                if self.memory.peek(at - 8) == 0 {
+                    break;
+                }
+                words.push(0);
+            }
+            if std::mem::replace(&mut words[slot], word) != word && word != 0 {
+                modes.insert(self.memory.peek(at - 8), LeaseWord(word).mode());
+            }
+        }
+    }
 }
 
 impl World<'_> {
@@ -30,13 +47,16 @@ impl World<'_> {
             return Ok(());
         }
         for ino in effects::touched(op) {
-            if self.lease_of(c, ino, false) != Some(LeaseMode::Write) {
-                continue;
-            }
+            let own = match self.lease_of(c, ino, false) {
+                Some(mode @ (LeaseMode::Write | LeaseMode::Joint)) => mode,
+                _ => continue,
+            };
             for other in (0..self.actors.len()).filter(|other| *other != c) {
-                if let Some(mode) = self.lease_of(other, ino, planted(Bug::LapseIgnored)) {
+                if let Some(mode) = self.lease_of(other, ino, planted(Bug::LapseIgnored))
+                    && (own, mode) != (LeaseMode::Joint, LeaseMode::Joint)
+                {
                     return Err(format!(
-                        "leases conflict: inode {ino} is written by client {c}, {mode:?} at client {other}"
+                        "leases conflict: inode {ino} is {own:?} at client {c}, {mode:?} at client {other}"
                     ));
                 }
             }

@@ -329,7 +329,8 @@ impl World<'_> {
     /// Everybody has given up what he had: nothing is locked.
     pub(crate) fn judge_locks(&self) -> Result<(), String> {
         let locks = self.hosts.iter().filter_map(|host| host.node.as_ref());
-        let locks: usize = locks.map(|node| node.status().locks).sum();
+        let locks = locks.map(|node| node.status());
+        let locks: usize = locks.map(|status| status.locks + status.own_locks).sum();
         if locks == 0 {
             Ok(())
         } else {

@@ -148,7 +148,7 @@ impl World<'_> {
 
     /// A node may have put chunks into its ring.
     pub(crate) fn look_at_verdicts(&mut self, n: usize) -> Result<(), String> {
-        if !self.preset.doubts() {
+        if !self.preset.hears() {
             return Ok(());
         }
         self.hosts[n].collect();
@@ -161,7 +161,15 @@ impl World<'_> {
                     client.0
                 )
             });
-            self.hear(&header, &body).map_err(|e| format!("node {} says: {e}", n + 1))?;
+            let heard = match self.preset.doubts() {
+                true => self.hear(&header, &body),
+                false => self.hear_joint(&header, &body),
+            };
+            heard.map_err(|e| format!("node {} says: {e}", n + 1))?;
+        }
+        if self.preset.shares() {
+            self.look_at_grants(n);
+            self.look_at_head(n)?;
         }
         Ok(())
     }
@@ -378,11 +386,19 @@ impl World<'_> {
         void
     }
 
-    /// The process has learnt what is so of an inode.
-    fn cleanse(&mut self, c: usize, ino: u64, upto: u64) {
+    /// The process has learnt what is so of an inode; but for what another thread's call has done that waits for its
+    /// verdict: until that returns the others may see it.
+    fn cleanse(&mut self, c: usize, client: ClientId, ino: u64, upto: u64) {
         let now = self.now;
         let Some(process) = self.process(c) else { return };
-        if let Some(taint) = process.tainted.get_mut(&ino).filter(|taint| taint.seq <= upto) {
+        let waits = |seq: u64| {
+            let calls = process.threads.iter().filter_map(|thread| thread.under_way.as_ref());
+            calls.flat_map(|u| &u.own).any(|own| *own == (client, seq))
+        };
+        if let Some(taint) = process.tainted.get_mut(&ino)
+            && taint.seq <= upto
+            && !waits(taint.seq)
+        {
             taint.until = taint.until.min(now);
         }
     }
@@ -530,7 +546,7 @@ impl World<'_> {
             if due.is_some() && !by_itself {
                 now.clean = now.clean.max(before);
             }
-            self.cleanse(c, ino, visible);
+            self.cleanse(c, attached.client, ino, visible);
         } else if errno.is_none() && same {
             let must = refused(told.surely).find(|(seq, done)| {
                 of(done) && **seq <= before && done.returned == Returned::Later && !done.void

@@ -101,6 +101,7 @@ impl World<'_> {
         let told = self.hosts[n].connected && !self.hosts[n].cut_off;
         let incarnation = self.hosts[n].incarnation;
         self.hosts[n].stop();
+        self.pieces_die(n);
         self.trace(|| format!("stop {}", n + 1));
         for c in 0..self.actors.len() {
             if self.actors[c].node == n {
@@ -163,6 +164,7 @@ impl World<'_> {
         let clock = self.hosts[n].clock;
         let Some(node) = &mut self.hosts[n].node else { return Ok(()) };
         node.apply(clock.local(self.now), event, &mut effects);
+        self.judge_invariants(n)?;
         self.judge_acknowledged(n)?;
         self.look_at_verdicts(n)?;
         self.carry_out(n, effects)?;
@@ -222,7 +224,7 @@ impl World<'_> {
         let host = &mut self.hosts[n];
         let (fence, until) = (host.should_fence(now), host.serves_until());
         let (clock, local) = (host.clock, host.clock.local(now));
-        let collects = self.preset.doubts();
+        let collects = self.preset.hears();
         let Some(node) = &mut host.node else { return Ok(()) };
         if !slept {
             node.look_around(local, &mut effects);
@@ -242,14 +244,16 @@ impl World<'_> {
         let mut busy = false;
         for _ in 0..slices {
             if collects {
-                host.collect();
+                self.hosts[n].collect();
             }
-            let Some(node) = &mut host.node else { return Ok(()) };
+            let Some(node) = &mut self.hosts[n].node else { return Ok(()) };
             busy = node.work(local, &mut effects);
+            self.judge_invariants(n)?;
             if !busy {
                 break;
             }
         }
+        let host = &mut self.hosts[n];
         let Some(node) = &mut host.node else { return Ok(()) };
         host.slept = !busy && node.prepare_to_sleep();
         let deadline = node.deadline().map(|d| clock.world(d));
@@ -298,6 +302,7 @@ impl World<'_> {
                 Effect::Arena { .. } | Effect::Detached(_) => {}
                 Effect::Watch { client, .. } => self.host_watches(n, client),
                 Effect::Copies { id, items } => self.host_copies(n, id, items),
+                Effect::Work(piece) => self.begin_piece(n, piece),
                 Effect::CaughtUp(node, incarnation, epoch) => {
                     self.moment(Moment::Joined(node.0 as usize - 1));
                     self.tell_coordinator(n, Up::Joined(Seat { node, incarnation }, epoch));
@@ -322,6 +327,46 @@ impl World<'_> {
         Ok(())
     }
 
+    /// A piece of work is begun at some time, and its end heard of at some later one; some take very long.
+    fn begin_piece(&mut self, n: usize, piece: service::core::work::Piece) {
+        let delay = match self.random.below(16) {
+            0 => self.between(MS, 300 * MS),
+            1..=3 => self.between(MS, 20 * MS),
+            _ => self.between(US, 300 * US),
+        };
+        let incarnation = self.hosts[n].incarnation;
+        self.hosts[n].pieces.retain(|piece| !piece.is_begun());
+        self.hosts[n].pieces.push(piece.clone());
+        self.at(self.now + delay, Item::Piece(n, incarnation, piece));
+    }
+
+    /// A piece of work is done.
+    pub(crate) fn do_piece(
+        &mut self,
+        n: usize,
+        incarnation: u64,
+        piece: &service::core::work::Piece,
+    ) {
+        if self.hosts[n].incarnation != incarnation || self.hosts[n].node.is_none() {
+            return;
+        }
+        piece.run(&*self.hosts[n].region);
+        let delay = self.between(US, 100 * US);
+        let event = Event::WorkEnded(piece.id());
+        self.trace(|| format!("work {} {}", n + 1, piece.id()));
+        self.at(self.now + delay, Item::To(n, incarnation, event));
+    }
+
+    /// nicfs has ended, and with it the threads that worked: somewhere in the middle, or before they began.
+    fn pieces_die(&mut self, n: usize) {
+        for piece in std::mem::take(&mut self.hosts[n].pieces) {
+            let share = self.random.below(256) as u8;
+            if self.random.chance(1, 2) {
+                piece.die(&*self.hosts[n].region, share);
+            }
+        }
+    }
+
     /// hostd is asked for copies; sometimes it hangs for a while, or cannot do some.
     fn host_copies(&mut self, n: usize, id: u64, items: Vec<storage::volume::CopyItem>) {
         let incarnation = self.hosts[n].incarnation;
@@ -330,7 +375,7 @@ impl World<'_> {
         let Some(hostd) = self.hosts[n].hostd.clone() else { return };
         if !hostd.ask(id, items, bad, hangs) {
             // As the driver does when hostd does not get to know.
-            let event = Event::CopiesDone { id, bad: vec![0] };
+            let event = Event::CopiesUnasked(id);
             return self.at(self.now, Item::To(n, incarnation, event));
         }
         let delay = if hangs { self.between(MS, 1500 * MS) } else { self.between(10 * US, 2 * MS) };

@@ -114,6 +114,11 @@ impl ChunkHeader {
         if flags != 0 || r.u16()? != 0 || r.u32()? != 0 {
             return Err(r.corrupt("has bytes set that must be zero"));
         }
+        if header.stream_seq >= StreamSeq::END
+            || header.last_seq.max(header.refused) >= Sequence::END
+        {
+            return Err(r.corrupt("names a position that nothing can have"));
+        }
         if header.body_bytes as usize > CHUNK_BYTES_MAX
             || u64::from(header.entries) * 64 > u64::from(header.body_bytes)
         {

@@ -296,6 +296,9 @@ impl Progress {
             }
         }
         zeroes(&mut r)?;
+        if published.max(last) >= Sequence::END {
+            return Err(r.corrupt("has a sequence that nothing can have"));
+        }
         let sealed = match flag {
             0 if last.0 == 0 => None,
             1 | 2 => Some(last),
@@ -336,6 +339,7 @@ impl Held {
         match self.what {
             1 => Some(LeaseMode::Read),
             2 | LEASE_UNMADE => Some(LeaseMode::Write),
+            4 => Some(LeaseMode::Joint),
             _ => None,
         }
     }
@@ -368,7 +372,7 @@ impl Held {
             return Err(r.corrupt("fails its checksum"));
         }
         let free = Self { ino, what } == Self::FREE;
-        if !free && (ino == InodeId::NONE || !matches!(what, 1..=3 | 5 | 7 | 9 | 11 | 13 | 15)) {
+        if !free && (ino == InodeId::NONE || !matches!(what, 1..=5 | 7 | 9 | 11 | 13 | 15)) {
             return Err(r.corrupt("says what the service never writes"));
         }
         Ok(Some(Self { ino, what }))

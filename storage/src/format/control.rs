@@ -6,8 +6,10 @@
 //! 0x00000  service     descriptor (below), written once before the segment is handed out
 //! 0x01000  client      words: sync_request, last_sequence, promised, closed_now
 //! 0x01100  both        closed inodes, CLOSED_SLOTS words (below, "Closed")
+//! 0x01300  client      what it has locked itself: SOLE_FILES words, SOLE_LOCKS x 32 bytes (format::sole)
 //! 0x02000  client      in-operation words, OP_SLOTS x 64 bytes
 //! 0x03000  service     words: settled, published, replicated, epoch/state, doorbell, ...
+//! 0x03600  service     files whose locks are the client's alone, SOLE_FILES x 16 bytes (format::sole)
 //! 0x04000  client      kept leases, LEASE_SLOTS bits (below, "What a kernel keeps")
 //! 0x08000  service     lease table, LEASE_SLOTS x 16 bytes: {inode u64, word u64}
 //! 0x208000 both        request slots, RPC_SLOTS x 64 KiB (format::rpc)
@@ -77,6 +79,15 @@
 //! The service raises `ROOM` as what was promised is judged, and takes back what is not used: it stores what it last saw
 //! in `PROMISED`, and looks again at that.
 //!
+//! # Joint
+//!
+//! Where several clients make and remove names in one directory, each of them would have to take its write lease from the
+//! others for every name. So all of them get a lease of the mode [`LeaseMode::Joint`], under which names are changed by
+//! operations that count only if they fit what the others have done before: the head judges them in their order. The client waits
+//! until its operation is settled before its caller learns that it is done, and does one of them at a time. If `UNTAKEN_SEQ` is its
+//! sequence then, it was not taken (`UNTAKEN_ERRNO` says why), and is as if it had never been: it does not count among
+//! `REFUSALS`.
+//!
 //! # Waiting
 //!
 //! The client waits on the 32-bit futex word `EVENT`, after announcing itself in `WAITERS`; the
@@ -89,6 +100,7 @@ use alloc::vec::Vec;
 
 use base::{ClientId, Epoch, NodeId, Sequence, crc32c};
 
+use super::sole::{SOLE_BYTES, SOLE_FILES, SOLE_LOCKS};
 use super::{Corrupt, Reader, Writer};
 use crate::limits::{LANE_BYTES_MAX, LANE_BYTES_MIN, LANES_MAX, LEASE_SLOTS, LINE_BYTES};
 use crate::limits::{RPC_SLOT_BYTES, RPC_SLOTS};
@@ -106,6 +118,10 @@ pub const CLOSED_NOW: u64 = 0x10c0;
 pub const CLOSED: u64 = 0x1100;
 /// Number of them.
 pub const CLOSED_SLOTS: usize = 64;
+/// Client words, one a file: see [`sole`](super::sole).
+pub const SOLE_USED: u64 = 0x1300;
+/// Client records of 32 bytes: see [`sole`](super::sole).
+pub const SOLE_TABLE: u64 = 0x1380;
 /// Client bits, one a lease slot: a kernel may cache what was learnt under the lease.
 pub const KEPT: u64 = 0x4000;
 /// First in-operation word; the others follow at a distance of a line.
@@ -137,6 +153,10 @@ pub const REFUSALS: u64 = 0x3140;
 pub const REFUSED_SEQ: u64 = 0x3148;
 /// Service word: why (an errno).
 pub const REFUSED_ERRNO: u64 = 0x3150;
+/// Service word: sequence of the operation under a joint lease that was refused last; see "Joint".
+pub const UNTAKEN_SEQ: u64 = 0x3158;
+/// Service word: why (an errno); same line.
+pub const UNTAKEN_ERRNO: u64 = 0x3160;
 /// Futex word (32 bits): grows with each change that a client can wait for.
 pub const EVENT: u64 = 0x3180;
 /// Service word: grows when a file lock that this client waits for may be free; same line as
@@ -151,6 +171,8 @@ pub const WAITERS: u64 = 0x31c0;
 pub const RECALLS: u64 = 0x3200;
 /// Service words, one a line and lane: logical position up to which the lane may be overwritten.
 pub const RECLAIM: u64 = 0x3400;
+/// Service words, two a file, an inode and a word: see [`sole`](super::sole).
+pub const SOLES: u64 = 0x3600;
 /// First slot of the lease table.
 pub const LEASES: u64 = 0x8000;
 /// First request slot.
@@ -187,25 +209,51 @@ pub const RECALL_TIMEOUT_MS: u64 = 1000;
 const _: () = {
     assert!(RPC == 0x20_8000);
     assert!(LANES == 0x28_8000);
-    assert!(CLOSED + CLOSED_SLOTS as u64 * 8 <= IN_OP);
+    assert!(CLOSED + CLOSED_SLOTS as u64 * 8 <= SOLE_USED);
+    assert!(SOLE_USED + SOLE_FILES as u64 * 8 <= SOLE_TABLE);
+    assert!(SOLE_TABLE + (SOLE_LOCKS * SOLE_BYTES) as u64 <= IN_OP);
+    assert!(SOLES + SOLE_FILES as u64 * 16 <= KEPT);
     assert!(KEPT + LEASE_SLOTS as u64 / 8 <= LEASES);
-    assert!(RECLAIM + 64 * LANES_MAX as u64 <= KEPT);
+    assert!(RECLAIM + 64 * LANES_MAX as u64 <= SOLES);
 };
 
 /// A lease word: mode in the low byte, generation above it; 0 is no lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LeaseWord(pub u64);
 
-/// Mode of a lease.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// Mode of a lease. In their order each allows what those before it allow, but that names are changed under `Joint` and not
+/// under `Read`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum LeaseMode {
     /// Nothing may be cached.
     None = 0,
+    /// Of a directory, beside others who have the same: it stays where and what it is (mode, owner, lists, limits), while
+    /// its names come and go. Nothing that changes with them may be cached. Names may be made and taken away, and
+    /// whoever does waits until that is judged (see "Joint").
+    Joint = 4,
     /// State may be cached; others may too.
     Read = 1,
     /// State may be changed; nobody else caches it.
     Write = 2,
+}
+
+impl Ord for LeaseMode {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        let rank = |mode: &Self| match mode {
+            Self::None => 0,
+            Self::Joint => 1,
+            Self::Read => 2,
+            Self::Write => 3,
+        };
+        rank(self).cmp(&rank(other))
+    }
+}
+
+impl PartialOrd for LeaseMode {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl LeaseMode {
@@ -215,6 +263,7 @@ impl LeaseMode {
             0 => Some(Self::None),
             1 => Some(Self::Read),
             2 => Some(Self::Write),
+            4 => Some(Self::Joint),
             _ => None,
         }
     }
@@ -231,6 +280,7 @@ impl LeaseWord {
         match self.0 & 0xff {
             1 => LeaseMode::Read,
             2 => LeaseMode::Write,
+            4 => LeaseMode::Joint,
             _ => LeaseMode::None,
         }
     }

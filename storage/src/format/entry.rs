@@ -379,10 +379,14 @@ impl Seal {
 
     /// The next pieces were summed elsewhere: from what it was to what `add` gives.
     #[inline]
-    pub fn add_summed<T>(&mut self, add: impl FnOnce(u32) -> (T, u32)) -> T {
-        let done;
-        (done, self.crc) = add(self.crc);
-        done
+    pub fn add_summed(&mut self, add: impl FnOnce(u32) -> u32) {
+        self.crc = add(self.crc);
+    }
+
+    /// The whole payload, `bytes` long, was summed alone (from 0 on) before the header was known.
+    #[inline]
+    pub fn add_joined(&mut self, crc: u32, bytes: u32) {
+        self.crc = base::checksum::joined(self.crc, crc, bytes);
     }
 
     /// The 64 bytes.
@@ -634,8 +638,8 @@ fn read(bytes: &[u8], incarnation: Option<u32>) -> Result<(Header, Op<'_>), Corr
     if reserved != 0 {
         return bad("has bytes set that must be zero");
     }
-    if sequence == 0 {
-        return bad("has sequence 0");
+    if sequence == 0 || sequence >= Sequence::END.0 {
+        return bad("has a sequence that nothing can have");
     }
     let promised = claimed_promise(head);
     let (sequence, epoch) = (Sequence(sequence), Epoch(epoch));

@@ -77,18 +77,28 @@ impl Lock {
 
     /// Reads and checks the fields.
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
-        let space = match r.u8()? {
+        let (space, kind) = (r.u8()?, r.u8()?);
+        Self::of_parts((space, kind), r.u64()?, r.u32()?, (r.u64()?, r.u64()?))
+    }
+
+    /// Of fields that came from anywhere: space and kind, owner, process, first and last byte.
+    pub fn of_parts(
+        (space, kind): (u8, u8),
+        owner: u64,
+        pid: u32,
+        (start, end): (u64, u64),
+    ) -> Result<Self, Corrupt> {
+        let space = match space {
             0 => LockSpace::Record,
             1 => LockSpace::Flock,
             _ => return Err(Corrupt::new(NAME, "is of an unknown space")),
         };
-        let kind = match r.u8()? {
+        let kind = match kind {
             0 => LockKind::None,
             1 => LockKind::Read,
             2 => LockKind::Write,
             _ => return Err(Corrupt::new(NAME, "is of an unknown kind")),
         };
-        let (owner, pid, start, end) = (r.u64()?, r.u32()?, r.u64()?, r.u64()?);
         if start > end || end > LOCK_END {
             return Err(Corrupt::new(NAME, "covers an impossible range"));
         }

@@ -79,6 +79,8 @@ pub const WANT_PIN: u8 = 1;
 pub const WANT_READ: u8 = 2;
 /// Flag: check write permission and remember the right to write (open for writing).
 pub const WANT_WRITE: u8 = 4;
+/// Flag: of a directory a lease of the mode [`LeaseMode::Joint`] will do, if others use its names as well.
+pub const WANT_JOINT: u8 = 8;
 
 /// A request.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -165,7 +167,9 @@ pub enum Request<'a> {
     Accounts {
         after: Option<AccountId>,
     },
-    /// The client no longer waits.
+    /// The client no longer waits. Under [`LOCK_LEAVING`] it never does: a descriptor of the file was closed through which
+    /// somebody has locked it; if it was the last one, its locks are about to be given up, and for a moment nobody is told
+    /// that they bar him.
     LockCancel {
         ino: InodeId,
         wait: u64,
@@ -244,6 +248,9 @@ impl Account {
         Ok(Self { id, limit: amount()?, used: amount()? })
     }
 }
+
+/// The number of no waiter (see [`Request::LockCancel`]).
+pub const LOCK_LEAVING: u64 = 0;
 
 /// How often a client that waits for a lock asks again at least, in milliseconds.
 pub const LOCK_POLL_MS: u64 = 1000;
@@ -369,8 +376,10 @@ impl<'a> Request<'a> {
         let kind = r.u8()?;
         r.zeroes(7)?;
         let (after, proof) = (Sequence(r.u64()?), Proof(r.u64()?));
+        // (A joint one is the head's to give, in place of another.)
         let mode = |r: &mut Reader<'_>| {
             LeaseMode::from_u8(r.u8()?)
+                .filter(|mode| *mode != LeaseMode::Joint)
                 .ok_or(Corrupt::new(REQUEST, "asks for an unknown lease mode"))
         };
         let request = match kind {

@@ -7,7 +7,7 @@
 //! ```text
 //! superblock, 256 bytes                          root record, 128 bytes
 //!      0   8  magic "CORBELSB"                        0   4  magic "CBRR"
-//!      8   4  version 4                               4   4  CRC32C of bytes 8..128
+//!      8   4  version 5 (4: without sums)             4   4  CRC32C of bytes 8..128
 //!     12   4  CRC32C of bytes 16..256                 8   4  version 1
 //!     16  16  uuid of the volume                     12   4  level of the root page
 //!     32   8  created, realtime nanoseconds          16   8  transaction, grows by 1
@@ -20,8 +20,9 @@
 //!     56  64  name, UTF-8, zero fill                 64   8  inodes
 //!    120   8  capacity in tree pages                 72   8  published, realtime nanoseconds
 //!    128   8  bytes of the stream ring               80  16  uuid of the volume
-//!    136 120  reserved, zero                         96   8  highest inode number ever used
+//!    136   1  1: data blocks have checksums           96   8  highest inode number ever used
 //!                                                   104  24  reserved, zero
+//!    137 119  reserved, zero
 //! ```
 //!
 //! # How the root flips
@@ -39,7 +40,8 @@ use alloc::vec::Vec;
 use base::planted::{Bug, planted};
 use base::{Epoch, NodeId, StreamSeq, crc32c};
 
-use super::{Corrupt, Reader, Writer};
+use super::{Corrupt, Reader, Writer, sum};
+use crate::limits::BLOCK_BYTES;
 
 /// Bytes of `Segment::Super`.
 pub const SUPER_BYTES: u64 = 16384;
@@ -58,8 +60,10 @@ const SUPER: &str = "superblock";
 const ROOT: &str = "root record";
 
 /// Of the region as a whole. 2: files may share blocks. 3: blocks lie in arenas of those whom all directories above let come.
-/// 4: inodes count the pieces of their attributes, accounts those and names.
-const VERSION: u32 = 4;
+/// 4: inodes count the pieces of their attributes, accounts those and names. 5: data blocks have checksums.
+const VERSION: u32 = 5;
+/// The version without checksums: it goes on as it is.
+const UNSUMMED: u32 = 4;
 /// What is said of a region of a newer version.
 const NEWER: &str = "is of a newer version than this program, and not damaged: use the corbel that made it, or a newer one";
 /// What is said of a region of an older version.
@@ -129,18 +133,34 @@ pub struct Superblock {
     pub tree_pages: u64,
     /// Bytes of the stream ring.
     pub stream_bytes: u64,
+    /// Whether data blocks have checksums (`sum`). Regions of the version before have none.
+    pub sums: bool,
 }
 
 impl Superblock {
+    /// Bytes of an arena.
+    pub fn arena_bytes(&self) -> u64 {
+        match self.sums {
+            false => self.capacity_blocks * BLOCK_BYTES,
+            true => sum::arena_bytes(self.capacity_blocks),
+        }
+    }
+
+    /// Where checksums begin in each arena.
+    pub fn sums_base(&self) -> Option<u64> {
+        self.sums.then_some(self.capacity_blocks * BLOCK_BYTES)
+    }
+
     /// The 256 bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(SUPERBLOCK_BYTES);
         let name = &self.name.as_bytes()[..self.name.len().min(VOLUME_NAME_MAX)];
         let mut w = Writer(&mut bytes);
-        w.bytes(b"CORBELSB").u32(VERSION).u32(0).bytes(&self.uuid).u64(self.created);
+        let version = if self.sums { VERSION } else { UNSUMMED };
+        w.bytes(b"CORBELSB").u32(version).u32(0).bytes(&self.uuid).u64(self.created);
         w.u64(self.capacity_blocks).u32(self.node.0).u8(self.durability as u8);
         w.u8(name.len() as u8).u16(0).bytes(name).bytes(&[0; VOLUME_NAME_MAX][name.len()..]);
-        w.u64(self.tree_pages).u64(self.stream_bytes);
+        w.u64(self.tree_pages).u64(self.stream_bytes).u8(u8::from(self.sums));
         bytes.resize(SUPERBLOCK_BYTES, 0);
         let crc = crc32c(0, &bytes[16..]);
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());
@@ -154,9 +174,10 @@ impl Superblock {
         if r.bytes(8)? != b"CORBELSB" {
             return Err(r.corrupt("does not begin with its magic"));
         }
-        match r.u32()? {
-            VERSION => {}
-            1..VERSION => return Err(r.corrupt(OLDER)),
+        let version = r.u32()?;
+        match version {
+            UNSUMMED | VERSION => {}
+            1..UNSUMMED => return Err(r.corrupt(OLDER)),
             // Whole all the same: it is not damaged.
             _ if r.u32()? == crc32c(0, &whole[16..]) => return Err(r.corrupt(NEWER)),
             _ => return Err(r.corrupt("has an unknown version")),
@@ -177,6 +198,11 @@ impl Superblock {
             _ => return Err(r.corrupt("has an illegal volume name")),
         };
         let (tree_pages, stream_bytes) = (r.u64()?, r.u64()?);
+        let sums = match (r.u8()?, version) {
+            (0, UNSUMMED) => false,
+            (1, VERSION) => true,
+            _ => return Err(r.corrupt("says of checksums what its version has not")),
+        };
         if zero != 0 || !filled || r.rest().iter().any(|&b| b != 0) {
             return Err(r.corrupt("has bytes set that must be zero"));
         }
@@ -192,6 +218,7 @@ impl Superblock {
             name,
             tree_pages,
             stream_bytes,
+            sums,
         };
         Ok(this)
     }
@@ -264,6 +291,9 @@ impl RootRecord {
         if transaction == 0 {
             return Err(r.corrupt("has transaction 0"));
         }
+        if stream_seq >= StreamSeq::END {
+            return Err(r.corrupt("has a position that nothing can have"));
+        }
         Ok(Self {
             transaction,
             page,
@@ -303,7 +333,19 @@ mod tests {
             name: "vol".into(),
             tree_pages: 1 << 16,
             stream_bytes: 64 << 20,
+            sums: true,
         }
+    }
+
+    #[test]
+    fn what_has_no_checksums_is_of_the_version_before() {
+        let old = Superblock { sums: false, ..superblock() };
+        let mut bytes = old.encode();
+        assert_eq!((bytes[8], Superblock::decode(&bytes)), (UNSUMMED as u8, Ok(old)));
+        bytes[8] = VERSION as u8;
+        let crc = crc32c(0, &bytes[16..]);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        assert!(Superblock::decode(&bytes).is_err());
     }
 
     #[test]

@@ -287,10 +287,13 @@ impl Volume {
         let head = offset % BLOCK_BYTES;
         if let (true, true, Some(run)) = (fresh_first, head > 0, within(first)) {
             let to = place(&run, first * BLOCK_BYTES);
+            self.copies.push(CopyItem::Fresh { to, len: BLOCK_BYTES });
             self.copies.push(CopyItem::Zero { to, len: head });
         }
         let tail = last * BLOCK_BYTES - end;
         if let (true, true, Some(run)) = (fresh_last, tail > 0, within(last - 1)) {
+            let block = place(&run, (last - 1) * BLOCK_BYTES);
+            self.copies.push(CopyItem::Fresh { to: block, len: BLOCK_BYTES });
             self.copies.push(CopyItem::Zero { to: place(&run, end), len: tail });
         }
         Ok(pieces(&new, offset, end))

@@ -3,6 +3,7 @@
 use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, Sequence, StreamSeq};
 
+use super::copies::{CopyItem, Summing};
 use super::{Blocks, Fault, Volume};
 use crate::format::item::kind;
 use crate::format::page::{Key, PAGE_BYTES};
@@ -10,91 +11,23 @@ use crate::format::superblock::{ROOT_AT, RootRecord};
 use crate::media::{Media, MediaError, Segment};
 use crate::tree::SealedTree;
 
-/// One step of moving data to where it is published. The order of the steps counts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CopyItem {
-    /// Copies bytes.
-    Copy {
-        /// Where they lie.
-        from: (Segment, u64),
-        /// Where they go.
-        to: (Segment, u64),
-        /// How many.
-        len: u64,
-    },
-    /// Makes zeroes.
-    Zero {
-        /// Where.
-        to: (Segment, u64),
-        /// How many.
-        len: u64,
-    },
+/// Which of the working transaction's copies may have been made before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum CopiedBefore {
+    /// So many of them.
+    First(usize),
+    /// All, and those of the transactions to come.
+    All,
 }
 
-/// Bytes of zeroes written at a time.
-const ZEROES: [u8; 4096] = [0; 4096];
-
-/// Takes memory for what copies are about to write to, whoever makes them: the node does, and knows what there is.
-pub fn back_copies(media: &dyn Media, copies: &[CopyItem]) -> Result<(), MediaError> {
-    let ranges = copies.iter().map(|item| match *item {
-        CopyItem::Copy { to, len, .. } | CopyItem::Zero { to, len } => (to.0, to.1, len),
-    });
-    media.back(&ranges.collect::<Vec<_>>())
-}
-
-/// Copies of a run: what is written one after the other, mostly the payloads of a log that goes on.
-const RUN: usize = 64;
-
-/// The copies that `copies` begins with and whose targets lie one behind the other: sources, and target.
-#[allow(clippy::type_complexity)] // as `Media::copy_run` takes them
-fn first_run(copies: &[CopyItem]) -> Option<(Vec<(Segment, u64, u64)>, (Segment, u64))> {
-    let mut run: Option<(Vec<_>, (Segment, u64), u64)> = None;
-    for item in copies.iter().take(RUN) {
-        let CopyItem::Copy { from, to, len } = *item else { break };
-        let (sources, begin, end) = run.get_or_insert_with(|| (Vec::new(), to, to.1));
-        if to != (begin.0, *end) {
-            break;
-        }
-        sources.push((from.0, from.1, len));
-        *end += len;
-    }
-    run.map(|(sources, to, _)| (sources, to))
-}
-
-/// Runs copies in order, and starts their write-back; the caller ends with a fence before it
-/// publishes. Memory for them was taken before ([`back_copies`]).
-pub fn run_copies(media: &dyn Media, copies: &[CopyItem]) -> Result<(), MediaError> {
-    let mut copied = 0;
-    for (at, item) in copies.iter().enumerate() {
-        let (to, len) = match *item {
-            CopyItem::Copy { to, len, .. } => {
-                if at >= copied
-                    && let Some((run, to)) = first_run(&copies[at..])
-                {
-                    media.copy_run(&run, to)?;
-                    copied = at + run.len();
-                }
-                (to, len)
-            }
-            CopyItem::Zero { to, len } => {
-                let mut done = 0;
-                while done < len {
-                    let n = (len - done).min(ZEROES.len() as u64);
-                    media.write(to.0, to.1 + done, &ZEROES[..n as usize])?;
-                    done += n;
-                }
-                (to, len)
-            }
-        };
-        let missed = match item {
-            CopyItem::Copy { .. } => planted(Bug::CopiesNotFlushed),
-            CopyItem::Zero { .. } => planted(Bug::ZeroesNotFlushed),
-        };
-        if !missed {
-            media.persist(to.0, to.1, len)?;
+impl CopiedBefore {
+    /// How many it is of so many, which are sealed now.
+    fn take_upto(&mut self, copies: usize) -> usize {
+        match self {
+            Self::All => copies,
+            Self::First(count) => std::mem::take(count).min(copies),
         }
     }
-    Ok(())
 }
 
 /// A transaction that nothing changes any more.
@@ -159,13 +92,39 @@ impl Volume {
             uuid: self.superblock.uuid,
             last_inode: self.last_inode,
         };
-        let copies = std::mem::take(&mut self.copies);
+        let copies = self.take_copies(root.stream_seq);
         // Before any is written. (What the copies need is taken with each piece of them: all at once takes long.)
         let page = PAGE_BYTES as u64;
         let pages = tree.pages.iter().map(|(number, _)| (Segment::Tree, number * page, page));
         let backed = self.media.back(&pages.collect::<Vec<_>>());
         backed.inspect_err(|_| self.condemned.set(true))?;
         Ok(Sealed { copies, root, tree, freed: self.space.seal() })
+    }
+
+    /// The copies of the working transaction, with how they are summed.
+    fn take_copies(&mut self, position: StreamSeq) -> Vec<CopyItem> {
+        let again = self.copied_before.take_upto(self.copies.len());
+        let mut copies = std::mem::take(&mut self.copies);
+        let Some(base) = self.sums_base().filter(|_| !copies.is_empty()) else { return copies };
+        let summing = |again| CopyItem::Summing(Summing { base, position, again });
+        if again < copies.len() {
+            copies.insert(again, summing(false));
+        }
+        if again > 0 {
+            copies.insert(0, summing(true));
+        }
+        copies
+    }
+
+    /// What is applied from now on may have been applied before a crash, and some of its copies been made
+    /// ([`Summing::again`]).
+    pub fn begin_replay(&mut self) {
+        self.copied_before = CopiedBefore::All;
+    }
+
+    /// What is applied from now on is new.
+    pub fn end_replay(&mut self) {
+        self.copied_before = CopiedBefore::First(self.copies.len());
     }
 
     /// Puts the oldest sealed transaction on media: pages, fence, root, fence. The caller has run

@@ -59,6 +59,12 @@ impl Accounts {
         self.limits.insert(account, item.limit);
     }
 
+    /// Inodes of all users.
+    pub fn inodes(&self) -> u64 {
+        let users = self.used.iter().filter(|(id, _)| matches!(id, AccountId::User(_)));
+        users.map(|(_, amount)| amount.inodes).sum()
+    }
+
     fn change(&mut self, account: AccountId, with: impl FnOnce(&mut Amount)) {
         with(self.used.entry(account).or_default());
         if self.limits.contains_key(&account) {

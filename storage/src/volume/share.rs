@@ -388,6 +388,12 @@ impl Volume {
             let moved = Run { arena, block: got.block, ..part };
             let (low, high) = (part.file * BLOCK_BYTES, part.end() * BLOCK_BYTES);
             let around = [(low, offset.min(high)), (end.max(low), high)];
+            for at in [offset, end].into_iter().filter(|at| !at.is_multiple_of(BLOCK_BYTES)) {
+                if (low..high).contains(&at) && !run.unwritten {
+                    let to = place(&moved, at / BLOCK_BYTES * BLOCK_BYTES);
+                    self.copies.push(CopyItem::Fresh { to, len: BLOCK_BYTES });
+                }
+            }
             for (from, to) in around.into_iter().filter(|(from, to)| from < to && !run.unwritten) {
                 self.copies.push(CopyItem::Copy {
                     from: place(&part, from),

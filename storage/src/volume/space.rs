@@ -209,6 +209,35 @@ impl Space {
     pub fn pending(&self) -> u64 {
         self.pending
     }
+
+    /// What the module says is always true; else what is not.
+    pub fn invariants(&self) -> Result<(), String> {
+        let mut used = 0;
+        for (number, arena) in &self.arenas {
+            let (mut end, mut free) = (None, 0);
+            for (&start, &len) in &arena.free {
+                let apart = end.is_none_or(|end| start > end);
+                base::always!(
+                    len > 0 && apart,
+                    "arena {number}: free run at {start} meets another"
+                );
+                end = Some(start + len);
+                free += len;
+            }
+            let inside = end.is_none_or(|end| end <= self.capacity);
+            base::always!(inside, "arena {number}: a free run reaches beyond it");
+            used += self.capacity - free;
+        }
+        let (live, pending) = (self.live, self.pending);
+        base::always!(live <= self.capacity, "{live} blocks are used of {}", self.capacity);
+        base::always!(
+            used == live + pending,
+            "{used} blocks are not free in the arenas: {live} are used and {pending} given up"
+        );
+        let freed: u64 = self.freed.iter().map(|b| b.len).sum();
+        base::always!(freed <= pending, "{freed} blocks were given up of {pending}");
+        Ok(())
+    }
 }
 
 impl Arena {

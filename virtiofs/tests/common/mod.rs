@@ -53,9 +53,10 @@ impl Host {
         let rings = vhost::rings("test", 4).unwrap();
         let crew = device.start(&*rings).unwrap();
         let listener = UnixListener::bind(root.join("socket")).unwrap();
+        let served = device.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                vhost::serve(&rings, Some("test"), stream.unwrap());
+                vhost::serve(&rings, Some(&served), Some("test"), stream.unwrap());
             }
         });
         Self { fs, device, root, _crew: crew }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use base::planted::{Bug, planted};
-use base::{InodeId, Nanos};
+use base::{InodeId, Nanos, StreamSeq};
 use storage::format::clients::{PIN_CLOSED, PIN_OPEN, PIN_READ, PIN_WRITE};
 use storage::format::control::{self, LeaseMode, LeaseWord};
 use storage::format::rpc::Granted;
@@ -62,7 +62,9 @@ impl Client {
             return Ok(None);
         };
         self.row.put_lease(slot, ino, mode, self.unmade.contains(&ino))?;
-        self.returned.remove(&ino);
+        if let Some(Returned { last: Some(last), .. }) = self.returned.remove(&ino) {
+            self.returned_by.remove(&(last, ino));
+        }
         self.slots.insert(ino, slot);
         self.generation += 1;
         let word = LeaseWord::new(self.generation, mode);
@@ -70,6 +72,11 @@ impl Client {
         self.set_word(control::lease_word(slot), word.0);
         self.modes.insert(ino, Lease { mode, at: now, token });
         Ok(Some(Granted { slot, word }))
+    }
+
+    /// Whether a lease of it on the inode was taken back that allows something else than this, and what was done under it is not settled.
+    pub fn was_other_than(&self, ino: InodeId, mode: LeaseMode) -> bool {
+        self.returned.get(&ino).is_some_and(|r| r.mode != mode && mode != LeaseMode::Write)
     }
 
     /// The number is the client's to make something with, once.
@@ -89,22 +96,24 @@ impl Client {
         self.pins.keys().chain(unmade).copied().collect()
     }
 
-    /// Something in the stream is made with the number.
-    pub fn note_made(&mut self, ino: InodeId) {
+    /// Something in that chunk of the stream is made with the number.
+    pub fn note_made(&mut self, ino: InodeId, seq: StreamSeq) {
         self.unmade_closed.remove(&ino);
         if self.unmade.remove(&ino) {
-            self.made.push(ino);
+            self.made.push((seq, ino));
         }
     }
 
-    /// Writes down which numbers are made use of. To be called when their chunks are durable in the
-    /// ring (or recovery would refuse what made them), and before any of these is published (or
+    /// Writes down which numbers are made use of by chunks up to `kept`, which are durable in the
+    /// ring (or recovery would refuse what made them). To be called before any of these is published (or
     /// nothing would tell a number that is used and removed from one that was never used).
-    pub fn write_made(&mut self) -> Result<(), MediaError> {
-        if self.made.is_empty() {
+    pub fn write_made(&mut self, kept: StreamSeq) -> Result<(), MediaError> {
+        let (now, later): (Vec<_>, _) = self.made.drain(..).partition(|(seq, _)| *seq <= kept);
+        self.made = later;
+        if now.is_empty() {
             return Ok(());
         }
-        for ino in self.made.drain(..) {
+        for (_, ino) in now {
             let held = self.slots.get(&ino).zip(self.modes.get(&ino)).map(|(s, l)| (*s, l.mode));
             let returned = self.returned.get(&ino).map(|r| (r.slot, r.mode));
             if let Some((slot, mode)) = held.or(returned) {
@@ -144,20 +153,28 @@ impl Client {
 
     /// Everything that was done under a lease taken back has been fetched.
     pub fn has_returned(&mut self, ino: InodeId) -> Result<(), MediaError> {
-        let last = self.next - 1;
+        let last = self.reader.next - 1;
         if let Some(returned) = self.returned.get_mut(&ino) {
-            returned.last = Some(last);
+            if let Some(before) = returned.last.replace(last) {
+                self.returned_by.remove(&(before, ino));
+            }
+            self.returned_by.insert((last, ino));
         }
         self.forget_returned()
     }
 
     /// Leases are free of which everything is settled.
     pub(super) fn forget_returned(&mut self) -> Result<(), MediaError> {
-        let settled = self.settled.0;
-        let done = |r: &Returned| r.last.is_some_and(|last| last <= settled);
-        for (_, returned) in self.returned.extract_if(.., |_, r| done(r)) {
+        while let Some((last, ino)) = self.returned_by.first().copied()
+            && last <= self.settled.0
+        {
+            self.returned_by.remove(&(last, ino));
+            let Some(returned) = self.returned.remove(&ino) else { continue };
             self.row.drop_lease(returned.slot)?;
             self.lease_slots.free.push(returned.slot);
+            if planted(Bug::SlotFreedTwice) {
+                self.lease_slots.free.push(returned.slot);
+            }
         }
         Ok(())
     }
@@ -286,7 +303,7 @@ impl Client {
     }
 
     fn told(&mut self, closed: &[InodeId]) -> Result<(), MediaError> {
-        let last = self.next - 1;
+        let last = self.reader.next - 1;
         for ino in closed {
             if let Some(pin) = self.pins.get_mut(ino) {
                 pin.told = Some(last);
@@ -393,6 +410,11 @@ impl Client {
     /// How many.
     pub fn lease_count(&self) -> u64 {
         self.modes.len() as u64
+    }
+
+    /// Whether it uses the directory jointly with others.
+    pub fn is_joint(&self, ino: InodeId) -> bool {
+        self.modes.get(&ino).is_some_and(|lease| lease.mode == LeaseMode::Joint)
     }
 
     /// Whether it has one on an inode.

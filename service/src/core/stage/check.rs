@@ -13,8 +13,8 @@ use storage::format::rpc::InodeRecord;
 use storage::permission::{Creds, W, X};
 use storage::volume::Volume;
 
-use super::lease::LeaseTable;
-use super::message::Identity;
+use crate::core::lease::LeaseTable;
+use crate::core::message::Identity;
 
 /// What the head knows of a client, wherever it runs.
 #[derive(Debug, Default)]
@@ -51,36 +51,38 @@ fn record(volume: &Volume, ino: InodeId) -> Result<InodeRecord, Errno> {
     volume.attr(ino).map_err(|_| Errno::IO)?.ok_or(Errno::NOENT)
 }
 
-/// Inodes whose write lease an operation needs. What a clone reads comes to share its blocks, which who
-/// holds a lease on it has to learn.
-fn touched(op: &Op<'_>) -> ([InodeId; 4], usize) {
-    let none = InodeId::NONE;
+/// Whether `client` does this in a directory that it uses jointly with others: it waits for what becomes of it.
+pub fn is_joint(leases: &LeaseTable, client: ClientId, op: &Op<'_>) -> bool {
+    op.facts().dirs.iter().flatten().any(|dir| leases.mode(client, *dir) == LeaseMode::Joint)
+}
+
+/// Whether names are still as an operation takes them to be. (The volume takes what is so already for done: a part of the stream may
+/// be done twice. Here it means that somebody else has done it, or that another name of the same inode is in the way.)
+fn names_fit(volume: &Volume, op: &Op<'_>) -> Result<(), Errno> {
+    let leads = |dir, name: &[u8], to: InodeId| {
+        if volume.attr(dir).map_err(|_| Errno::IO)?.is_none_or(|r| r.nlink == 0) {
+            return Err(Errno::NOENT);
+        }
+        match volume.lookup(dir, name).map_err(|_| Errno::IO)? {
+            None if to == InodeId::NONE => Ok(()),
+            None => Err(Errno::NOENT),
+            Some((found, _)) if found == to => Ok(()),
+            Some(_) if to == InodeId::NONE => Err(Errno::EXIST),
+            Some(_) => Err(Errno::STALE),
+        }
+    };
     match *op {
-        Op::Pad => ([none; 4], 0),
-        Op::Create { ino, parent, .. } | Op::Link { ino, parent, .. } => {
-            ([parent, ino, none, none], 2)
+        Op::Create { parent, name, .. } | Op::Link { parent, name, .. } => {
+            leads(parent, name, InodeId::NONE)
         }
-        Op::CloneRange { ino, source, .. } => ([ino, source, none, none], 2),
-        // Its directory does not change.
-        Op::Tmpfile { ino, .. } => ([ino, none, none, none], 1),
-        Op::Unlink { ino, parent, .. } | Op::Rmdir { ino, parent, .. } => {
-            ([parent, ino, none, none], 2)
+        Op::Unlink { ino, parent, name, .. } | Op::Rmdir { ino, parent, name, .. } => {
+            leads(parent, name, ino)
         }
-        Op::Rename { ino, parent, new_parent, replaced, .. } => {
-            ([parent, new_parent, ino, replaced], if replaced == none { 3 } else { 4 })
+        Op::Rename { ino, parent, name, new_parent, new_name, replaced, .. } => {
+            leads(parent, name, ino)?;
+            leads(new_parent, new_name, replaced)
         }
-        Op::Write { ino, .. }
-        | Op::Truncate { ino, .. }
-        | Op::Fallocate { ino, .. }
-        | Op::SetAttr { ino, .. }
-        | Op::SetXattr { ino, .. }
-        | Op::RemoveXattr { ino, .. }
-        | Op::Shift { ino, .. }
-        | Op::SetQuota { ino, .. }
-        | Op::SetProject { ino, .. }
-        | Op::Place { ino, .. }
-        | Op::Move { ino, .. }
-        | Op::Reap { ino } => ([ino, none, none, none], 1),
+        _ => Ok(()),
     }
 }
 
@@ -92,11 +94,18 @@ pub fn judge(
     known: &Known,
     op: &Op<'_>,
 ) -> Result<(), Errno> {
-    let (inodes, count) = touched(op);
-    for ino in &inodes[..count] {
-        if leases.mode(client, *ino) != LeaseMode::Write && !planted(Bug::LeaseUnchecked) {
-            return Err(Errno::STALE);
+    let facts = op.facts();
+    for ino in facts.touches() {
+        let jointly = facts.dirs.contains(&Some(ino)) || planted(Bug::JointChangesAll);
+        match leases.mode(client, ino) {
+            LeaseMode::Write => {}
+            LeaseMode::Joint if jointly => {}
+            _ if planted(Bug::LeaseUnchecked) => {}
+            _ => return Err(Errno::STALE),
         }
+    }
+    if is_joint(leases, client, op) && !planted(Bug::JointDoneAlready) {
+        names_fit(volume, op)?;
     }
     if matches!(op, Op::Reap { .. } | Op::Move { .. }) && !planted(Bug::ReapAllowed) {
         // Only the service frees inodes, and says where blocks lie.
@@ -110,8 +119,8 @@ pub fn judge(
         // Only the service knows what lies beyond.
         return Err(Errno::PERM);
     }
-    if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
-        && !known.fresh.contains(ino)
+    if let Some(ino) = facts.makes
+        && !known.fresh.contains(&ino)
         && !planted(Bug::NumberUnchecked)
     {
         return Err(Errno::INVAL);

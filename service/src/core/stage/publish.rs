@@ -2,12 +2,13 @@
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, Sequence, StreamSeq};
+use storage::format::sum::{SUM_BYTES, SUMS_A_BLOCK, sum_at};
 use storage::limits::BLOCK_BYTES;
 use storage::media::Segment;
-use storage::volume::{Blocks, CopyItem, Sealed, back_copies, run_copies};
+use storage::volume::{Blocks, CopyItem, Place, Sealed, Summing, back_copies, run_copies};
 
-use super::client::Client;
-use super::{Effect, Failure, Node};
+use crate::core::event::COPIES_MAX;
+use crate::core::{Effect, Failure, Node};
 
 /// A batch of applied chunks is published after this time at the latest.
 const PUBLISH_AFTER: Nanos = 5_000_000;
@@ -18,20 +19,24 @@ const HOST_TIMEOUT: Nanos = 500_000_000;
 
 /// A sealed transaction on its way to the media.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(in crate::core) struct Job {
     sealed: Sealed,
     upto: StreamSeq,
     clients: Vec<(ClientId, Sequence)>,
     /// The first of its copies that is not done.
-    next: Place,
+    next: Step,
     hosted: Option<Hosted>,
     /// hostd had some, and did not do them as it should: the rest is done here.
     isolated: bool,
+    /// What comes before may have been copied already, in part or in whole.
+    again: Step,
+    /// How what comes next is summed.
+    summing: Option<Summing>,
 }
 
 /// A place in a list of copies: the copy, and bytes of it.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-struct Place {
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+struct Step {
     item: usize,
     bytes: u64,
 }
@@ -46,40 +51,48 @@ struct Hosted {
     /// It was helped.
     helped: bool,
     /// From where on: order counts, so what it does not do well is done again from here on.
-    from: Place,
-}
-
-fn copy_len(item: &CopyItem) -> u64 {
-    match *item {
-        CopyItem::Copy { len, .. } | CopyItem::Zero { len, .. } => len,
-    }
-}
-
-/// At most `most` bytes of a copy, from `at` on.
-fn part_of(item: &CopyItem, at: u64, most: u64) -> CopyItem {
-    let len = copy_len(item).saturating_sub(at).min(most);
-    match *item {
-        CopyItem::Copy { from, to, .. } => {
-            CopyItem::Copy { from: (from.0, from.1 + at), to: (to.0, to.1 + at), len }
-        }
-        CopyItem::Zero { to, .. } => CopyItem::Zero { to: (to.0, to.1 + at), len },
-    }
+    from: Step,
+    /// How that was summed.
+    summing: Option<Summing>,
 }
 
 impl Job {
-    /// The next copies of so many bytes; they count as done.
-    fn slice(&mut self, bytes: u64) -> Vec<CopyItem> {
+    /// Up to where the state is that it publishes.
+    pub(in crate::core) const fn upto(&self) -> StreamSeq {
+        self.upto
+    }
+
+    /// The next copies of so many bytes, and so many of them at most; they count as done.
+    fn slice(&mut self, bytes: u64, most: usize) -> Vec<CopyItem> {
         let (mut items, mut left) = (Vec::new(), bytes);
+        let mut again = self.next < self.again;
+        if let Some(summing) = self.summing {
+            items.push(CopyItem::Summing(Summing { again: again || summing.again, ..summing }));
+        }
+        // (Each may come with a word of how it is summed.)
         while left > 0
+            && items.len() + 2 <= most
             && let Some(item) = self.sealed.copies.get(self.next.item)
         {
-            let part = part_of(item, self.next.bytes, left);
-            let len = copy_len(&part);
+            if let CopyItem::Summing(summing) = item {
+                self.summing = Some(*summing);
+            }
+            if (again && self.next >= self.again) || matches!(item, CopyItem::Summing(_)) {
+                again = self.next < self.again;
+                let with = |s: Summing| Summing { again: again || s.again, ..s };
+                items.extend(self.summing.map(with).map(CopyItem::Summing));
+            }
+            if matches!(item, CopyItem::Summing(_)) {
+                self.next = Step { item: self.next.item + 1, bytes: 0 };
+                continue;
+            }
+            let part = item.part(self.next.bytes, left);
+            let len = part.bytes();
             self.next.bytes += len;
             // (Many small ones cost more than their bytes.)
             left = left.saturating_sub(len.max(256));
-            if self.next.bytes >= copy_len(item) {
-                self.next = Place { item: self.next.item + 1, bytes: 0 };
+            if self.next.bytes >= item.bytes() {
+                self.next = Step { item: self.next.item + 1, bytes: 0 };
             }
             items.push(part);
         }
@@ -91,12 +104,28 @@ impl Job {
         let items = self.sealed.copies.iter().skip(self.next.item);
         let mut left = 0u64;
         for item in items {
-            left += copy_len(item);
+            left += item.bytes();
             if left >= most + self.next.bytes {
                 return most;
             }
         }
         left.saturating_sub(self.next.bytes)
+    }
+
+    /// What hostd was not asked for in the end is done here: nobody has begun it.
+    fn undo(&mut self, hosted: Hosted) {
+        if planted(Bug::UnaskedAgain) {
+            self.again = self.again.max(self.next);
+        }
+        (self.next, self.summing, self.isolated) = (hosted.from, hosted.summing, true);
+    }
+
+    /// What hostd was asked for is done here, from the beginning: it may have done some of it.
+    fn redo(&mut self, hosted: Hosted) {
+        if !planted(Bug::HostedCompared) {
+            self.again = self.again.max(self.next);
+        }
+        (self.next, self.summing, self.isolated) = (hosted.from, hosted.summing, true);
     }
 
     fn is_copied(&self) -> bool {
@@ -110,21 +139,21 @@ impl Node {
         if self.member.applied == self.member.published {
             return false;
         }
-        let waited = self.member.batch_since.is_some_and(|t| self.now >= t + PUBLISH_AFTER);
+        let waited = self.member.batch_since.is_some_and(|t| self.env.now >= t + PUBLISH_AFTER);
         self.member.publish_now
             || waited
-            || self.member.batch_bytes >= self.config.limits.publish_bytes
+            || self.member.batch_bytes >= self.env.config.limits.publish_bytes
             || self.volume.wants_publish()
             || !self.ring.has_room()
     }
 
     /// Whether the next slice begins to publish.
-    pub(super) fn publishes_at_once(&self) -> bool {
+    pub(in crate::core) fn publishes_at_once(&self) -> bool {
         self.member.job.is_none() && self.publish_due()
     }
 
     /// When there is something to publish, if nothing comes before.
-    pub(super) fn publish_deadline(&self) -> Option<Nanos> {
+    pub(in crate::core) fn publish_deadline(&self) -> Option<Nanos> {
         match &self.member.job {
             // Looking earlier would find the same: hostd copies.
             Some(job) => {
@@ -138,30 +167,32 @@ impl Node {
     fn seal(&mut self, upto: StreamSeq) -> Result<(), Failure> {
         let clients: Vec<(ClientId, Sequence)> =
             std::mem::take(&mut self.member.batch).into_iter().collect();
-        let sealed = self.volume.seal(upto, self.epoch, &clients)?;
+        let sealed = self.volume.seal(upto, self.view.epoch, &clients)?;
         (self.member.batch_bytes, self.member.batch_since, self.member.publish_now) =
             (0, None, false);
-        let (next, hosted, isolated) = (Place::default(), None, false);
-        self.member.job = Some(Job { sealed, upto, clients, next, hosted, isolated });
+        let (next, again, hosted, summing) = (Step::default(), Step::default(), None, None);
+        let isolated = false;
+        self.member.job =
+            Some(Job { sealed, upto, clients, next, hosted, isolated, again, summing });
         Ok(())
     }
 
     /// One step of publishing; `true` when there is more to do at once.
-    pub(super) fn publish_step(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
+    pub(in crate::core) fn publish_step(&mut self) -> Result<bool, Failure> {
         if self.member.job.is_none() {
             if !self.publish_due() {
                 return Ok(false);
             }
             self.seal(self.member.applied)?;
         }
-        if self.waits_for_host(out)? {
+        if self.waits_for_ring() || self.waits_for_host()? {
             return Ok(false);
         }
         let Some(job) = &mut self.member.job else { return Ok(false) };
-        let items = job.slice(self.config.limits.slice_bytes);
-        back_copies(&*self.media, &items)?;
-        run_copies(&*self.media, &items)?;
-        self.counters.copied_bytes += items.iter().map(copy_len).sum::<u64>();
+        let items = job.slice(self.env.config.limits.slice_bytes, usize::MAX);
+        back_copies(&*self.env.media, &items)?;
+        run_copies(&*self.env.media, &items)?;
+        self.env.counters.copied_bytes += items.iter().map(CopyItem::bytes).sum::<u64>();
         if !job.is_copied() {
             return Ok(true);
         }
@@ -169,33 +200,41 @@ impl Node {
         Ok(self.publish_due())
     }
 
+    /// Whether what is to be published is not in the ring yet: copies would take what lies there, and a root that is flipped says
+    /// that it is there.
+    fn waits_for_ring(&self) -> bool {
+        let upto = self.member.job.as_ref().map_or(StreamSeq(0), Job::upto);
+        self.ring.kept_to() < upto && !planted(Bug::PublishedUnkept)
+    }
+
     /// Whether hostd copies; it is asked for the next piece if it is worth its while.
-    fn waits_for_host(&mut self, out: &mut Vec<Effect>) -> Result<bool, Failure> {
-        let limits = &self.config.limits;
+    fn waits_for_host(&mut self) -> Result<bool, Failure> {
+        let limits = &self.env.config.limits;
         let Some(job) = &mut self.member.job else { return Ok(false) };
         let Some(hosted) = &mut job.hosted else {
-            let begins = job.next == Place::default();
+            let begins = job.next == Step::default();
             if self.member.host.is_none()
                 || job.isolated
                 || job.left(limits.host_min) < limits.host_min
             {
-                self.counters.isolated_copies += u64::from(begins);
+                self.env.counters.isolated_copies += u64::from(begins);
                 return Ok(false);
             }
-            self.counters.host_copies += u64::from(begins);
+            self.env.counters.host_copies += u64::from(begins);
             self.member.next_job += 1;
-            let (id, from) = (self.member.next_job, job.next);
-            job.hosted = Some(Hosted { id, asked: self.now, helped: false, from });
-            let items = job.slice(limits.host_bytes);
-            back_copies(&*self.media, &items)?;
-            out.push(Effect::Copies { id, items });
+            let (id, from, summing) = (self.member.next_job, job.next, job.summing);
+            job.hosted = Some(Hosted { id, asked: self.env.now, helped: false, from, summing });
+            let items = job.slice(limits.host_bytes, COPIES_MAX);
+            back_copies(&*self.env.media, &items)?;
+            self.env.counters.hosted_bytes += items.iter().map(CopyItem::bytes).sum::<u64>();
+            self.env.out.push(Effect::Copies { id, items });
             return Ok(true);
         };
-        if self.now >= hosted.asked + HELP_AFTER && !hosted.helped {
+        if self.env.now >= hosted.asked + HELP_AFTER && !hosted.helped {
             hosted.helped = true;
             self.member.host.iter().for_each(|host| host.help(hosted.id));
         }
-        if self.now < hosted.asked + HOST_TIMEOUT {
+        if self.env.now < hosted.asked + HOST_TIMEOUT {
             return Ok(true);
         }
         // Isolated mode: hostd does not answer.
@@ -204,22 +243,43 @@ impl Node {
     }
 
     /// hostd ran the copies.
-    pub(super) fn copies_done(&mut self, id: u64, bad: &[u32]) -> Result<(), Failure> {
+    pub(in crate::core) fn copies_done(&mut self, id: u64, bad: &[u32]) -> Result<(), Failure> {
         let Some(job) = &mut self.member.job else { return Ok(()) };
         let Some(hosted) = job.hosted.take_if(|hosted| hosted.id == id) else { return Ok(()) };
         if !bad.is_empty() && !planted(Bug::BadCopiesIgnored) {
-            (job.next, job.isolated) = (hosted.from, true);
+            job.redo(hosted);
         }
         if job.is_copied() { self.finish_job() } else { Ok(()) }
     }
 
-    pub(super) fn host_down(&mut self) {
+    /// hostd does not get to know of the copies that it was to be asked for.
+    pub(in crate::core) fn copies_unasked(&mut self, id: u64) {
+        if let Some(job) = &mut self.member.job
+            && let Some(hosted) = job.hosted.take_if(|hosted| hosted.id == id)
+        {
+            job.undo(hosted);
+        }
+    }
+
+    pub(in crate::core) fn host_down(&mut self) {
         self.member.host = None;
         if let Some(job) = &mut self.member.job
             && let Some(hosted) = job.hosted.take()
         {
-            (job.next, job.isolated) = (hosted.from, true);
+            job.redo(hosted);
         }
+    }
+
+    /// Whether copies that are under way write to the block.
+    pub(in crate::core) fn is_being_copied(&self, place: &Place) -> bool {
+        let (arena, from) = (Segment::Arena(place.arena), place.block * BLOCK_BYTES);
+        let hits = |item: &CopyItem| match *item {
+            CopyItem::Copy { to, len, .. } | CopyItem::Zero { to, len } => {
+                to.0 == arena && to.1 < from + BLOCK_BYTES && from < to.1 + len
+            }
+            _ => false,
+        };
+        self.member.job.as_ref().is_some_and(|job| job.sealed.copies.iter().any(hits))
     }
 
     /// Ends hostd's part of the job under way, now: it must not copy beside this node, nor after
@@ -228,31 +288,41 @@ impl Node {
         let Some(hosted) = self.member.job.as_mut().and_then(|job| job.hosted.take()) else {
             return Ok(());
         };
+        let asks = |e: &Effect| matches!(e, Effect::Copies { id, .. } if *id == hosted.id);
+        if let Some(at) = self.env.out.iter().position(asks) {
+            // In this very turn: nobody has heard of it.
+            self.env.out.remove(at);
+            self.member.job.iter_mut().for_each(|job| job.undo(hosted));
+            return Ok(());
+        }
         let done = match self.member.host.clone().filter(|_| !planted(Bug::LateCopies)) {
             None => false,
             Some(host) => {
-                self.counters.settled_copies += 1;
+                self.env.counters.settled_copies += 1;
                 host.settle(hosted.id).map_err(Failure::Host)?
             }
         };
         if let Some(job) = self.member.job.as_mut().filter(|_| !done) {
-            (job.next, job.isolated) = (hosted.from, true);
+            job.redo(hosted);
         }
         Ok(())
     }
 
     /// Publishes the job under way, if there is one, at once.
-    pub(super) fn settle_job(&mut self) -> Result<(), Failure> {
+    pub(in crate::core) fn settle_job(&mut self) -> Result<(), Failure> {
         self.end_host_copies()?;
+        if self.waits_for_ring() {
+            self.settle_ring()?;
+        }
         let Some(job) = &mut self.member.job else { return Ok(()) };
-        let items = job.slice(u64::MAX);
-        back_copies(&*self.media, &items)?;
-        run_copies(&*self.media, &items)?;
+        let items = job.slice(u64::MAX, usize::MAX);
+        back_copies(&*self.env.media, &items)?;
+        run_copies(&*self.env.media, &items)?;
         self.finish_job()
     }
 
     /// Forgets the job under way: the volume it belongs to goes.
-    pub(super) fn drop_job(&mut self) -> Result<(), Failure> {
+    pub(in crate::core) fn drop_job(&mut self) -> Result<(), Failure> {
         self.end_host_copies()?;
         self.member.job = None;
         Ok(())
@@ -261,10 +331,15 @@ impl Node {
     fn finish_job(&mut self) -> Result<(), Failure> {
         let Some(job) = self.member.job.take() else { return Ok(()) };
         if !planted(Bug::NumberAgain) {
-            self.agent.clients.values_mut().try_for_each(Client::write_made)?;
+            let kept = match planted(Bug::MadeUnkept) {
+                true => self.ring.last(),
+                false => self.ring.kept_to(),
+            };
+            let mut clients = self.agent.clients.values_mut();
+            clients.try_for_each(|client| client.write_made(kept))?;
         }
         let freed = self.volume.publish(job.sealed)?;
-        self.counters.publishes += 1;
+        self.env.counters.publishes += 1;
         self.member.published = job.upto;
         for (id, seq) in job.clients {
             if let Some(client) = self.agent.clients.get_mut(&id) {
@@ -281,8 +356,8 @@ impl Node {
     /// Takes out of the arenas some of what was freed, as far as nobody has taken it since: who has mapped an arena
     /// shall not read for long what was in a file that is gone. Long runs go back to the medium, others are
     /// cleared. `true` when there is more.
-    pub(super) fn discard_step(&mut self) -> Result<bool, Failure> {
-        let limits = self.config.limits;
+    pub(in crate::core) fn discard_step(&mut self) -> Result<bool, Failure> {
+        let limits = self.env.config.limits;
         let long = (limits.discard_min / BLOCK_BYTES).max(1);
         let (mut left, mut clear) = (limits.discard_max / BLOCK_BYTES, limits.slice_bytes);
         while left > 0
@@ -299,7 +374,8 @@ impl Node {
                 let (at, bytes) = (free.block * BLOCK_BYTES, free.len * BLOCK_BYTES);
                 let arena = Segment::Arena(free.arena);
                 if free.len >= long {
-                    self.media.discard(arena, at, bytes)?;
+                    self.env.media.discard(arena, at, bytes)?;
+                    self.discard_sums(&free)?;
                 } else if !planted(Bug::FreedUncleared) {
                     self.clear(arena, at, bytes)?;
                     clear = clear.saturating_sub(bytes);
@@ -313,27 +389,39 @@ impl Node {
         Ok(!self.member.discards.is_empty())
     }
 
+    /// The checksums of so many free blocks that they fill pages of their own.
+    fn discard_sums(&self, free: &Blocks) -> Result<(), Failure> {
+        let Some(base) = self.volume.sums_base() else { return Ok(()) };
+        let first = free.block.next_multiple_of(SUMS_A_BLOCK);
+        let last = (free.block + free.len) / SUMS_A_BLOCK * SUMS_A_BLOCK;
+        if first < last {
+            let (at, bytes) = (sum_at(base, first), (last - first) * SUM_BYTES);
+            self.env.media.discard(Segment::Arena(free.arena), at, bytes)?;
+        }
+        Ok(())
+    }
+
     fn clear(&self, arena: Segment, at: u64, bytes: u64) -> Result<(), Failure> {
         const ZEROES: &[u8] = &[0; 16 * BLOCK_BYTES as usize];
         for from in (0..bytes).step_by(ZEROES.len()) {
             let len = (bytes - from).min(ZEROES.len() as u64) as usize;
-            self.media.write(arena, at + from, &ZEROES[..len])?;
+            self.env.media.write(arena, at + from, &ZEROES[..len])?;
         }
         Ok(())
     }
 
     /// Chunks that nobody needs any more leave the ring; their inodes are clean.
-    pub(super) fn give_up(&mut self) -> Result<(), Failure> {
-        let hold = self.head.snapshots.values().map(|s| StreamSeq(s.seq.0)).min();
+    pub(in crate::core) fn give_up(&mut self) -> Result<(), Failure> {
+        let hold = self.part.head().and_then(|head| head.snapshots.values().map(|s| s.seq).min());
         let mut done = self.member.published.min(self.member.all_acked);
-        let mut step = self.config.limits.release_step;
+        let mut step = self.env.config.limits.release_step;
         if planted(Bug::PublishedTooFar) {
             (done, step) = (self.member.all_acked, 1);
         }
         self.member.dirty.retain(|_, at| at.0 > done);
         let keep = hold.map_or(done, |h| h.min(done));
         // Somebody is away, and may come back for what it has missed.
-        if self.chain.len() < self.wanted && self.ring.is_roomy() {
+        if self.view.chain.len() < self.view.wanted && self.ring.is_roomy() {
             return Ok(());
         }
         // In larger steps: each costs a persisted record.
@@ -344,7 +432,7 @@ impl Node {
     }
 
     /// Publishes everything that is applied, at once.
-    pub(super) fn publish_all(&mut self) -> Result<(), Failure> {
+    pub(in crate::core) fn publish_all(&mut self) -> Result<(), Failure> {
         self.publish_through(self.member.applied)
     }
 
@@ -359,7 +447,7 @@ impl Node {
     }
 
     /// Publishes the working state as that of `upto`, also if it holds a part of the next chunk.
-    pub(super) fn publish_working(&mut self, upto: StreamSeq) -> Result<(), Failure> {
+    pub(in crate::core) fn publish_working(&mut self, upto: StreamSeq) -> Result<(), Failure> {
         self.publish_through(upto)?;
         self.seal(upto)?;
         self.settle_job()

@@ -1,0 +1,234 @@
+//! Tenants of one process: what a polite one waits beside seven that flood, and what each gets by its weight.
+//!
+//! In life guests have processors of their own. Here those that flood beside the polite one are threads of lowest priority, so that they do not
+//! take the device's; and those whose shares are measured have the highest, so that it is the device for which they wait.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ::virtiofs::driver::{Config, Driver};
+use ::virtiofs::measure::{self, Load, Target};
+
+use super::world::scratch;
+use super::{Bench, Measured};
+use crate::failure::{Context, Failure, Result};
+use crate::local::own_program;
+
+/// Turns; the one in the middle counts.
+const TURNS: usize = 5;
+const FLOODS: usize = 7;
+const FILE: u64 = 8 << 20;
+/// Bytes of a request of those whose shares are measured: so many that the device, and not a guest, has the work.
+const DATA: usize = 256 << 10;
+/// Requests at once of those that flood beside the polite one.
+const DEPTH: usize = 32;
+/// Of those whose shares are measured: enough to have some left whenever it is their turn, though their guests are threads that want a processor
+/// as well.
+const DEPTH_OF_SHARES: usize = 96;
+/// Between two requests of the polite one.
+const PAUSE: Duration = Duration::from_millis(1);
+const WEIGHTS: [u32; 3] = [1, 2, 4];
+
+/// A process with a device for each weight, and a guest at each. Gone when dropped.
+struct House {
+    root: PathBuf,
+    child: Child,
+    depth: usize,
+    guests: Vec<(Driver, Target)>,
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+fn failed(what: impl std::fmt::Display) -> Failure {
+    Failure::failed(what.to_string(), "see what it says above")
+}
+
+impl House {
+    fn start(weights: &[u32], depth: usize, threads: Option<u32>) -> Result<Self> {
+        let root = scratch()?;
+        let mut text = String::new();
+        for (n, weight) in weights.iter().enumerate() {
+            let dir = root.join(format!("d{n}"));
+            std::fs::create_dir(&dir).context(dir.display())?;
+            text += &format!(
+                "[[tenant]]\ntenant = \"t{n}\"\nsocket-path = \"{}\"\nbackend = \"dir\"\nshared-dir = \"{}\"\n\
+                 weight = {weight}\nrequest-queues = 1\n",
+                root.join(format!("s{n}")).display(),
+                dir.display()
+            );
+        }
+        let file = root.join("tenants.toml");
+        std::fs::write(&file, text).context(file.display())?;
+        let mut command = Command::new(own_program()?);
+        command.args([
+            "virtiofs",
+            "--log-level",
+            "error",
+            "--sandbox",
+            "none",
+            "--seccomp",
+            "none",
+        ]);
+        command.arg("--tenants").arg(&file);
+        if let Some(threads) = threads {
+            command.args(["--threads-at-once", &threads.to_string()]);
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let (child, guests) = (child.context("corbel virtiofs")?, Vec::new());
+        let mut house = Self { root, child, depth, guests };
+        for n in 0..weights.len() {
+            let guest = house.guest(&house.root.join(format!("s{n}")))?;
+            house.guests.push(guest);
+        }
+        Ok(house)
+    }
+
+    fn guest(&self, socket: &Path) -> Result<(Driver, Target)> {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !socket.exists() && Instant::now() < end {
+            crate::signals::check()?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let config =
+            Config { queues: 1, size: 1024, slots: self.depth, data: DATA, ..Config::default() };
+        let mut driver = Driver::connect(socket, config).map_err(failed)?;
+        driver.init().map_err(failed)?;
+        let target = measure::target(&mut driver, "bench", FILE).map_err(failed)?;
+        Ok((driver, target))
+    }
+}
+
+/// A guest that asks for as much as it gets, until it is told to stop: how much it had got then.
+fn flood(
+    guest: &mut (Driver, Target),
+    load: Load,
+    depth: usize,
+    stop: &AtomicBool,
+    seed: u64,
+) -> Result<usize> {
+    let (driver, target) = guest;
+    let mut begun = 0;
+    let more = |count: usize| {
+        let goes_on = !stop.load(Ordering::Relaxed);
+        begun = if goes_on { count } else { begun };
+        goes_on
+    };
+    measure::run_while(&mut driver.queues[1], load, *target, depth, seed, more).map_err(failed)?;
+    // What was under way at the end counts for nobody: it is as much for each.
+    Ok(begun.saturating_sub(depth))
+}
+
+/// Of this thread only, as Linux has it. Where it is not allowed the figures are those of a busy machine.
+fn priority(nice: i32) {
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), nice);
+}
+
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|_| Err(failed("a thread of the driver died")))
+}
+
+/// The polite guest's p99, in microseconds, while the others do `flooded`.
+fn polite(house: &mut House, flooded: bool, count: usize, seed: u64) -> Result<f64> {
+    let stop = AtomicBool::new(!flooded);
+    let Some(((driver, target), others)) = house.guests.split_first_mut() else { return Ok(0.0) };
+    std::thread::scope(|scope| {
+        let floods: Vec<_> = others
+            .iter_mut()
+            .zip(1u64..)
+            .map(|(guest, n)| {
+                let load = if n % 2 == 0 { Load::Read(65_536) } else { Load::Write(65_536) };
+                let stop = &stop;
+                scope.spawn(move || {
+                    // Of this thread only, as Linux has it. One that may not is a louder neighbour.
+                    let _ =
+                        rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+                    flood(guest, load, DEPTH, stop, seed + n)
+                })
+            })
+            .collect();
+        let guest = scope.spawn(move || {
+            priority(-20);
+            ::virtiofs::slice::short();
+            let load = Load::Read(4096);
+            measure::paced(&mut driver.queues[1], load, *target, PAUSE, count, seed).map_err(failed)
+        });
+        let taken = joined(guest);
+        stop.store(true, Ordering::Relaxed);
+        floods.into_iter().try_for_each(|thread| joined(thread).map(drop))?;
+        Ok(taken?.quantile_us(0.99))
+    })
+}
+
+/// What each of the guests got done while all flooded.
+fn shares(house: &mut House, time: Duration, seed: u64) -> Result<Vec<f64>> {
+    let stop = AtomicBool::new(false);
+    let counts = std::thread::scope(|scope| {
+        let floods: Vec<_> = house
+            .guests
+            .iter_mut()
+            .zip(0u64..)
+            .map(|(guest, n)| {
+                let stop = &stop;
+                scope.spawn(move || {
+                    priority(-20);
+                    flood(guest, Load::Read(DATA), DEPTH_OF_SHARES, stop, seed + n)
+                })
+            })
+            .collect();
+        std::thread::sleep(time);
+        stop.store(true, Ordering::Relaxed);
+        floods.into_iter().map(joined).collect::<Result<Vec<usize>>>()
+    })?;
+    Ok(counts.into_iter().map(|count| count as f64).collect())
+}
+
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Runs the bench.
+pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
+    let count = if bench.quick { 300 } else { 1500 };
+    bench.out.step("  one polite tenant, and seven that flood");
+    let mut house = House::start(&[1; FLOODS + 1], DEPTH, None)?;
+    let (mut alone, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for turn in 0..TURNS as u64 {
+        crate::signals::check()?;
+        let before = polite(&mut house, false, count, turn)?;
+        let flooded = polite(&mut house, true, count, turn)?;
+        alone.push(before);
+        beside.push(flooded);
+        ratios.push(flooded / before);
+    }
+    drop(house);
+    bench.out.step("  tenants of weights 1, 2 and 4");
+    let mut house = House::start(&WEIGHTS, DEPTH_OF_SHARES, Some(1))?;
+    let time = Duration::from_millis(if bench.quick { 500 } else { 2000 });
+    let mut errors = Vec::new();
+    let total: u32 = WEIGHTS.iter().sum();
+    for turn in 0..TURNS as u64 {
+        crate::signals::check()?;
+        let got = shares(&mut house, time, turn)?;
+        let sum: f64 = got.iter().sum();
+        let error = got.iter().zip(WEIGHTS).map(|(got, weight)| {
+            let due = f64::from(weight) / f64::from(total);
+            (got / sum / due - 1.0).abs()
+        });
+        errors.push(error.fold(0.0, f64::max));
+    }
+    Ok(vec![
+        ("alone_p99_us", middle(alone)),
+        ("flood_p99_us", middle(beside)),
+        ("flood_p99_ratio", middle(ratios)),
+        ("share_error", middle(errors)),
+    ])
+}

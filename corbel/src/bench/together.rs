@@ -1,0 +1,114 @@
+//! Several processes in one directory, or at one file: mail delivery (Assise's own headline), and a block that goes to and fro.
+
+use std::process::{Child, Command, Stdio};
+
+use super::load::{figures, number};
+use super::steady::{p50, turns};
+use super::world::World;
+use super::{Bench, Measured};
+use crate::failure::{Context, Failure, Result};
+
+/// Bytes of a message.
+const MESSAGE: &str = "204800";
+
+/// Deliverers, each by its node and its directory.
+fn deliver(world: &World, who: &[(u32, String)], millis: &str) -> Result<f64> {
+    let start = |(node, dir): &(u32, String)| -> Result<Child> {
+        let mut command: Command = world.under_run(*node, &["mail", dir, MESSAGE, millis])?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().context("a deliverer")
+    };
+    let all: Vec<Child> = who.iter().map(start).collect::<Result<_>>()?;
+    let mut per_s = 0.0;
+    for child in all {
+        let output = child.wait_with_output().context("a deliverer")?;
+        crate::signals::check()?;
+        let (text, said) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let line = text.trim().lines().last().unwrap_or("");
+        let got: serde_json::Value = serde_json::from_str(line).map_err(|_| {
+            Failure::failed(format!("a deliverer printed {line:?}: {}", said.trim()), "")
+        })?;
+        per_s += number(&got, "ops")? / number(&got, "seconds")?;
+    }
+    // On a quiet machine all of them together are more than the volume holds.
+    for (_, dir) in who {
+        match std::fs::remove_dir_all(dir) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).context(dir),
+            _ => {}
+        }
+    }
+    Ok(per_s)
+}
+
+/// A new mail directory, seen from a node.
+fn mailbox(world: &World, node: u32, name: &str) -> Result<String> {
+    let dir = world.file(node, name);
+    for part in ["tmp", "new"] {
+        let path = std::path::Path::new(&dir).join(part);
+        std::fs::create_dir_all(&path).context(path.display())?;
+    }
+    Ok(dir)
+}
+
+fn recalls(world: &World, nodes: u32) -> Result<f64> {
+    let of =
+        |node| Ok(world.local.status(node)?["counters"]["recalls"].as_f64().unwrap_or(f64::NAN));
+    (1..=nodes).map(of).sum()
+}
+
+/// Messages of 200 KiB into mail directories: write to `tmp`, fsync, rename to `new`.
+pub fn maildir(bench: &Bench<'_>) -> Result<Measured> {
+    let nodes: Vec<u32> = (1..=bench.replicas).collect();
+    let world = World::start(bench, World::plan(bench), &nodes)?;
+    let millis = if bench.quick { "500" } else { "2000" };
+    let mut round = 0;
+    let mut recalled = Vec::new();
+    let [one, two_apart, two, eight, sharded, robin] = turns(|| {
+        round += 1;
+        let fresh = |name: &str| mailbox(&world, 1, &format!("{name}-{round}"));
+        let same = |dir: &str, count: usize| vec![(1, dir.to_owned()); count];
+        let one = deliver(&world, &same(&fresh("one")?, 1), millis)?;
+        let apart = vec![(1, fresh("a")?), (1, fresh("b")?)];
+        let two_apart = deliver(&world, &apart, millis)?;
+        let before = recalls(&world, bench.replicas)?;
+        let two = deliver(&world, &same(&fresh("two")?, 2), millis)?;
+        let seconds = millis.parse::<f64>().unwrap_or(f64::NAN) / 1e3;
+        recalled.push((recalls(&world, bench.replicas)? - before) / (two * seconds));
+        let eight = deliver(&world, &same(&fresh("eight")?, 8), millis)?;
+        let own = |node: &u32| Ok((*node, mailbox(&world, *node, &format!("user{node}-{round}"))?));
+        let sharded: Vec<(u32, String)> = nodes.iter().map(own).collect::<Result<_>>()?;
+        let sharded = deliver(&world, &sharded, millis)?;
+        mailbox(&world, 1, &format!("all-{round}"))?;
+        let all = |node: &u32| (*node, world.file(*node, &format!("all-{round}")));
+        let robin = deliver(&world, &nodes.iter().map(all).collect::<Vec<_>>(), millis)?;
+        Ok([one, two_apart, two, eight, sharded, robin])
+    })?;
+    recalled.sort_by(f64::total_cmp);
+    Ok(vec![
+        ("p1_per_s", one),
+        ("p2_apart_per_s", two_apart),
+        ("p2_per_s", two),
+        ("p8_per_s", eight),
+        ("nodes_sharded_per_s", sharded),
+        ("nodes_per_s", robin),
+        ("p2_ratio", two / one),
+        ("p8_ratio", eight / one),
+        ("nodes_sharded_ratio", sharded / one),
+        ("nodes_ratio", robin / one),
+        ("recalls_per_message", recalled[recalled.len() / 2]),
+        ("replicas", f64::from(bench.replicas)),
+    ])
+}
+
+/// Two processes read and write one block in turns.
+pub fn handover(bench: &Bench<'_>) -> Result<Measured> {
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let count = if bench.quick { "200" } else { "2000" };
+    let path = world.file(1, "block");
+    let [to] = turns(|| {
+        let got = figures(world.under_run(1, &["turns", &path, "4096", count])?)?;
+        Ok([p50(&got)? / 1e3])
+    })?;
+    Ok(vec![("p50_us", to), ("replicas", f64::from(bench.replicas))])
+}

@@ -1,0 +1,4 @@
+//! The target `device` of the crate `hostile` for libFuzzer.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| hostile::run("device", data));

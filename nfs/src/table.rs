@@ -1,0 +1,330 @@
+//! Which file a number stands for. A server names files by handles, a guest by numbers of 64 bits: those that the server gives to its files, as
+//! long as they are one to one.
+//!
+//! - The export's root is 1, and a file that has number 1 there has the root's.
+//! - A handle of a new file may come with a number that an old one has whose handle is still known here: then the new one gets a number
+//!   of ours.
+//! - What nobody knows any more is kept for a while, so that who is just being told of it finds it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use base::InodeId;
+
+use crate::proto::Fh;
+use crate::rpc::Cred;
+
+/// Files that are kept after they were forgotten.
+const FORGOTTEN_MAX: usize = 4096;
+/// Numbers of ours begin here.
+const OWN: u64 = 1 << 63;
+
+/// A name that keeps an open file that has lost its last one.
+#[derive(Clone, Debug)]
+pub struct Stand {
+    /// In which directory.
+    pub dir: Fh,
+    /// The name.
+    pub name: Vec<u8>,
+    /// On whose behalf it was made, and is taken away.
+    pub cred: Cred,
+}
+
+/// What changes of a file that is known.
+#[derive(Debug, Default)]
+pub struct NodeState {
+    /// A directory and a name there under which it was seen.
+    pub named: Option<(Fh, Vec<u8>)>,
+    /// With which the names of a directory are asked for.
+    pub verifier: [u8; 8],
+    /// Who has opened it last, to read and to write.
+    pub openers: [Option<Cred>; 2],
+    forgotten: bool,
+}
+
+/// Data that a server has and may lose.
+#[derive(Clone, Debug)]
+pub struct Unstable {
+    /// Where.
+    pub offset: u64,
+    /// What.
+    pub data: Vec<u8>,
+    /// In which life of the server.
+    pub verifier: [u8; 8],
+    /// On whose behalf.
+    pub cred: Cred,
+}
+
+/// A file that is known.
+#[derive(Debug)]
+pub struct Node {
+    /// Its number.
+    pub ino: InodeId,
+    /// Its handle.
+    pub fh: Fh,
+    /// Its type bits.
+    pub kind: u32,
+    /// Opening and taking names away exclude each other: how often it is open.
+    pub gate: Mutex<Gate>,
+    /// Held to write, shared, and to do what must not meet a write: cutting, appending, writing again.
+    pub io: RwLock<()>,
+    /// What was written and may be lost with the server, in order.
+    pub unstable: Mutex<Vec<Unstable>>,
+    state: Mutex<NodeState>,
+}
+
+/// See [`Node::gate`].
+#[derive(Debug, Default)]
+pub struct Gate {
+    /// Handles.
+    pub opens: usize,
+    /// Names that it has only because it is open.
+    pub stands: Vec<Stand>,
+}
+
+impl Node {
+    /// What changes of it.
+    pub fn state(&self) -> MutexGuard<'_, NodeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its door.
+    pub fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What may be lost.
+    pub fn unstable(&self) -> MutexGuard<'_, Vec<Unstable>> {
+        self.unstable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub struct Open {
+    /// Which.
+    pub node: Arc<Node>,
+    /// Read only, write only, both.
+    pub mode: u32,
+    /// Every write goes to the end.
+    pub append: bool,
+    /// Every write is durable.
+    pub sync: bool,
+    /// Whoever opened it.
+    pub cred: Cred,
+}
+
+/// All that is known.
+#[derive(Debug)]
+pub struct Table {
+    root: Arc<Node>,
+    root_fileid: u64,
+    nodes: HashMap<u64, Arc<Node>>,
+    numbers: HashMap<Fh, u64>,
+    forgotten: VecDeque<u64>,
+    opens: HashMap<u64, Arc<Open>>,
+    last_open: u64,
+    last_own: u64,
+}
+
+/// What a handle is to a table.
+#[derive(Debug)]
+pub enum Seen {
+    /// Known, or made known.
+    Node(Arc<Node>),
+    /// Its number is that of another one: who that is must be asked.
+    Doubtful(Arc<Node>),
+}
+
+fn node(ino: u64, fh: &Fh, kind: u32) -> Arc<Node> {
+    Arc::new(Node {
+        ino: InodeId(ino),
+        fh: fh.clone(),
+        kind,
+        gate: Mutex::default(),
+        io: RwLock::default(),
+        unstable: Mutex::default(),
+        state: Mutex::default(),
+    })
+}
+
+impl Table {
+    /// Nothing but the root.
+    pub fn new(root: &Fh, fileid: u64) -> Self {
+        let root = node(InodeId::ROOT.0, root, client::fs::S_IFDIR);
+        Self {
+            nodes: HashMap::from([(InodeId::ROOT.0, root.clone())]),
+            numbers: HashMap::from([(root.fh.clone(), InodeId::ROOT.0)]),
+            root,
+            root_fileid: fileid,
+            forgotten: VecDeque::new(),
+            opens: HashMap::new(),
+            last_open: 0,
+            last_own: 0,
+        }
+    }
+
+    /// The server's number of a file to ours, and back.
+    pub fn swap(&self, fileid: u64) -> u64 {
+        match fileid {
+            1 => self.root_fileid,
+            n if n == self.root_fileid => 1,
+            n => n,
+        }
+    }
+
+    /// The root.
+    pub fn root(&self) -> Arc<Node> {
+        self.root.clone()
+    }
+
+    /// The file of a number.
+    pub fn node(&self, ino: InodeId) -> Option<Arc<Node>> {
+        self.nodes.get(&ino.0).cloned()
+    }
+
+    /// All that is known.
+    pub fn nodes(&self) -> Vec<Arc<Node>> {
+        self.nodes.values().cloned().collect()
+    }
+
+    /// The file of a handle, if it is known.
+    pub fn by_handle(&self, fh: &Fh) -> Option<Arc<Node>> {
+        self.numbers.get(fh).and_then(|ino| self.nodes.get(ino)).cloned()
+    }
+
+    /// Somebody is told of a file.
+    pub fn see(&mut self, fh: &Fh, fileid: u64, kind: u32) -> Seen {
+        if let Some(node) = self.by_handle(fh) {
+            node.state().forgotten = false;
+            return Seen::Node(node);
+        }
+        let number = self.swap(fileid);
+        match self.nodes.get(&number) {
+            Some(other) => Seen::Doubtful(other.clone()),
+            None => Seen::Node(self.insert(number, fh, kind)),
+        }
+    }
+
+    /// The same for one whose number another one has, which is another file: it gets a number of ours.
+    pub fn see_apart(&mut self, fh: &Fh, kind: u32) -> Arc<Node> {
+        if let Some(node) = self.by_handle(fh) {
+            node.state().forgotten = false;
+            return node;
+        }
+        loop {
+            self.last_own += 1;
+            let number = OWN | self.last_own;
+            if !self.nodes.contains_key(&number) {
+                return self.insert(number, fh, kind);
+            }
+        }
+    }
+
+    fn insert(&mut self, number: u64, fh: &Fh, kind: u32) -> Arc<Node> {
+        let node = node(number, fh, kind);
+        self.nodes.insert(number, node.clone());
+        self.numbers.insert(fh.clone(), number);
+        node
+    }
+
+    /// Nobody knows it any more, except who has it open.
+    pub fn forget(&mut self, ino: InodeId) {
+        let Some(node) = self.nodes.get(&ino.0).filter(|node| node.ino != InodeId::ROOT) else {
+            return;
+        };
+        if std::mem::replace(&mut node.state().forgotten, true) {
+            return;
+        }
+        self.forgotten.push_back(ino.0);
+        for _ in 0..self.forgotten.len() {
+            if self.forgotten.len() <= FORGOTTEN_MAX {
+                break;
+            }
+            let Some(old) = self.forgotten.pop_front() else { break };
+            let Some(node) = self.nodes.get(&old).filter(|node| node.state().forgotten) else {
+                continue;
+            };
+            // Whoever has one in hand or open has a reference beside the table's.
+            if Arc::strong_count(node) > 1 {
+                self.forgotten.push_back(old);
+                continue;
+            }
+            self.numbers.remove(&node.fh);
+            self.nodes.remove(&old);
+        }
+    }
+
+    /// A number for an open file.
+    pub fn register(&mut self, open: Open) -> u64 {
+        self.last_open += 1;
+        self.opens.insert(self.last_open, Arc::new(open));
+        self.last_open
+    }
+
+    /// An open file by its number.
+    pub fn open(&self, handle: u64) -> Option<Arc<Open>> {
+        self.opens.get(&handle).cloned()
+    }
+
+    /// Takes an open file out.
+    pub fn close(&mut self, handle: u64) -> Option<Arc<Open>> {
+        self.opens.remove(&handle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fh(n: u64) -> Fh {
+        Fh(n.to_string().into_bytes().into())
+    }
+
+    fn seen(table: &mut Table, n: u64, fileid: u64) -> u64 {
+        match table.see(&fh(n), fileid, client::fs::S_IFREG) {
+            Seen::Node(node) => node.ino.0,
+            Seen::Doubtful(_) => table.see_apart(&fh(n), client::fs::S_IFREG).ino.0,
+        }
+    }
+
+    #[test]
+    fn numbers_are_one_to_one() {
+        let mut table = Table::new(&fh(0), 128);
+        assert_eq!(seen(&mut table, 0, 128), 1);
+        assert_eq!((seen(&mut table, 1, 1), seen(&mut table, 2, 2)), (128, 2));
+        // A number that is used again.
+        let again = seen(&mut table, 3, 2);
+        assert!(again > OWN);
+        assert_eq!((seen(&mut table, 3, 2), seen(&mut table, 2, 2)), (again, 2));
+        assert_eq!(table.node(InodeId(again)).unwrap().fh, fh(3));
+    }
+
+    #[test]
+    fn what_is_forgotten_goes_in_time_unless_it_is_used() {
+        let mut table = Table::new(&fh(0), 1000);
+        let open = match table.see(&fh(1), 2000, client::fs::S_IFREG) {
+            Seen::Node(node) => node,
+            Seen::Doubtful(_) => panic!(),
+        };
+        table.forget(InodeId(2000));
+        table.forget(InodeId::ROOT);
+        for n in 0..3 * FORGOTTEN_MAX as u64 {
+            let ino = seen(&mut table, 10 + n, 10_000 + n);
+            table.forget(InodeId(ino));
+            table.forget(InodeId(ino));
+        }
+        assert!(table.node(InodeId(2000)).is_some() && table.node(InodeId::ROOT).is_some());
+        assert!(table.nodes().len() <= FORGOTTEN_MAX + 2, "{}", table.nodes().len());
+        // One that is told of again stays.
+        let n = 3 * FORGOTTEN_MAX as u64 - 1;
+        let last = 10_000 + n;
+        assert_eq!(seen(&mut table, 10 + n, last), last);
+        drop(open);
+        for n in 0..2 * FORGOTTEN_MAX as u64 {
+            let ino = seen(&mut table, 1 << 40 | n, 1 << 40 | n);
+            table.forget(InodeId(ino));
+        }
+        assert!(table.node(InodeId(2000)).is_none() && table.node(InodeId(last)).is_some());
+    }
+}

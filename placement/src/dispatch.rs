@@ -1,0 +1,350 @@
+//! Task queues before the engines. A batch of stripes or placements is a [`Work`] with its buffers: it is submitted without
+//! waiting, done by whichever [`Accelerator`] should be through with it first, and given back by an event. One that fails
+//! stands aside for a while, and another does its work. The engines of the CPU go the same way; what is small they
+//! do at once, in the thread that submits, since a change of threads would take longer.
+//!
+//! This is the only part of the crate that has threads, and none before something is queued.
+
+mod queue;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use crate::engine::{self, Engine};
+use queue::{Job, Queue};
+pub use work::{Buffers, Piece, Work};
+
+/// Work that an engine of the CPU is through with in this time is done in the thread that submits it.
+const AT_ONCE: u64 = 20_000;
+/// What it takes to wake another thread, in nanoseconds.
+const WAKING: u64 = 10_000;
+/// Failures one after the other after which an accelerator stands aside,
+const FAILURES: u64 = 3;
+/// for this long at first, twice as long each time, and no longer than that.
+const ASIDE: Duration = Duration::from_millis(200);
+const ASIDE_MAX: Duration = Duration::from_secs(60);
+/// Tasks that wait for one accelerator.
+const QUEUE_MAX: usize = 256;
+
+/// Why work was not done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// Its buffers are not of the shape that it asks for.
+    Shape(String),
+    /// Every accelerator that can do it has as much to do as it takes.
+    Busy,
+    /// None can do it.
+    Nobody,
+    /// Those that can have failed: what the last one said.
+    Failed(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shape(what) => write!(f, "buffers of the wrong shape: {what}"),
+            Self::Busy => f.write_str("every accelerator has as much to do as it takes"),
+            Self::Nobody => f.write_str("no accelerator can do that"),
+            Self::Failed(what) => write!(f, "every accelerator has failed; the last one: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// What does work. It bounds its own waiting: a device that has not answered in time is one that has failed.
+pub trait Accelerator: Send + Sync {
+    /// Its name.
+    fn name(&self) -> &str;
+    /// Whether it can do such work.
+    fn can(&self, work: &Work) -> bool;
+    /// Does it. After an error the outputs hold anything, and the inputs what they held.
+    fn run(&self, work: &mut Work) -> Result<(), String>;
+    /// Whether it is the CPU itself: whoever waits for it may as well do it.
+    fn is_cpu(&self) -> bool {
+        false
+    }
+    /// Tasks that it does at the same time.
+    fn lanes(&self) -> usize {
+        1
+    }
+    /// What it is thought to take before it has done anything: nanoseconds for a task, and for each 1024 units of work
+    /// ([`Work::units`]). What is measured corrects the second.
+    fn expected(&self) -> (u64, u64);
+}
+
+/// An engine of the CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpu(pub &'static dyn Engine);
+
+impl Accelerator for Cpu {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn can(&self, _: &Work) -> bool {
+        true
+    }
+
+    fn run(&self, work: &mut Work) -> Result<(), String> {
+        work.carry_out(self.0)
+    }
+
+    fn is_cpu(&self) -> bool {
+        true
+    }
+
+    fn lanes(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2))
+    }
+
+    fn expected(&self) -> (u64, u64) {
+        // A byte of an output from one input, at some 40 GB/s.
+        (100, 25)
+    }
+}
+
+/// What is told when work has ended: the work with its buffers, and how it ended; with success, by whom.
+pub type Done = Box<dyn FnOnce(Work, Result<Arc<str>, Failure>) + Send>;
+
+/// An accelerator, and what is known of it.
+struct Member {
+    accelerator: Arc<dyn Accelerator>,
+    name: Arc<str>,
+    queue: Arc<Queue>,
+    /// Picoseconds for a unit, by kind of work.
+    per_unit: [AtomicU64; Work::KINDS],
+    failures: AtomicU64,
+    /// Nanoseconds since the beginning until which it stands aside.
+    aside_until: AtomicU64,
+    done: AtomicU64,
+}
+
+/// What one accelerator has done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Account {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Tasks done.
+    pub done: u64,
+    /// Whether it stands aside now, because it failed.
+    pub aside: bool,
+    /// Tasks that wait for it.
+    pub waiting: usize,
+}
+
+struct Inner {
+    members: RwLock<Vec<Arc<Member>>>,
+    begun: Instant,
+}
+
+/// Accelerators with their queues.
+pub struct Dispatcher {
+    inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Dispatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.accounts()).finish()
+    }
+}
+
+impl Default for Dispatcher {
+    /// The best engine of this CPU, and the portable one.
+    fn default() -> Self {
+        let dispatcher = Self::new();
+        dispatcher.add(Arc::new(Cpu(engine::best())));
+        if let Ok(portable) = engine::select(engine::Choice::Portable)
+            && portable.name() != engine::best().name()
+        {
+            dispatcher.add(Arc::new(Cpu(portable)));
+        }
+        dispatcher
+    }
+}
+
+impl Member {
+    fn new(accelerator: Arc<dyn Accelerator>) -> Self {
+        let per_unit = accelerator.expected().1.saturating_mul(1000) / 1024;
+        Self {
+            name: accelerator.name().into(),
+            queue: Arc::default(),
+            per_unit: std::array::from_fn(|_| AtomicU64::new(per_unit.max(1))),
+            failures: AtomicU64::new(0),
+            aside_until: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            accelerator,
+        }
+    }
+
+    /// Nanoseconds that it should take for so much work of a kind, once begun.
+    fn takes(&self, kind: usize, units: u64) -> u64 {
+        let per_unit = self.per_unit[kind].load(Ordering::Relaxed);
+        self.accelerator.expected().0.saturating_add(units.saturating_mul(per_unit) / 1000)
+    }
+
+    fn learn(&self, kind: usize, units: u64, took: u64) {
+        let took = took.saturating_sub(self.accelerator.expected().0);
+        let seen = (took.saturating_mul(1000) / units.max(1)).max(1);
+        let old = self.per_unit[kind].load(Ordering::Relaxed);
+        // One that was held up once is not slow.
+        let seen = seen.min(old.saturating_mul(8));
+        self.per_unit[kind].store((old * 7 + seen).div_ceil(8), Ordering::Relaxed);
+    }
+}
+
+/// Which accelerators have tried, by number.
+type Tried = u64;
+
+impl Dispatcher {
+    /// One without accelerators.
+    pub fn new() -> Self {
+        Self { inner: Arc::new(Inner { members: RwLock::default(), begun: Instant::now() }) }
+    }
+
+    /// One more, at most 64.
+    pub fn add(&self, accelerator: Arc<dyn Accelerator>) {
+        let mut members = self.inner.members.write().unwrap_or_else(PoisonError::into_inner);
+        if members.len() < Tried::BITS as usize {
+            members.push(Arc::new(Member::new(accelerator)));
+        }
+    }
+
+    /// What each has done.
+    pub fn accounts(&self) -> Vec<Account> {
+        let now = self.inner.now();
+        let members = self.inner.members.read().unwrap_or_else(PoisonError::into_inner);
+        let account = |member: &Arc<Member>| Account {
+            name: Arc::clone(&member.name),
+            done: member.done.load(Ordering::Relaxed),
+            aside: member.aside_until.load(Ordering::Relaxed) > now,
+            waiting: member.queue.waiting(),
+        };
+        members.iter().map(account).collect()
+    }
+
+    /// Takes work; `done` is called once, here or in another thread, and must not wait.
+    pub fn submit(&self, work: Work, done: Done) {
+        match work.check() {
+            Ok(()) => self.inner.give(Job { work, done, tried: 0, last: None }, false),
+            Err(what) => done(work, Err(Failure::Shape(what))),
+        }
+    }
+
+    /// Does work, and waits for it. What the CPU is chosen for is done in this thread.
+    pub fn run(&self, work: Work) -> (Work, Result<Arc<str>, Failure>) {
+        if let Err(what) = work.check() {
+            return (work, Err(Failure::Shape(what)));
+        }
+        let (to, from) = sync_channel(1);
+        let done: Done = Box::new(move |work, result| drop(to.send((work, result))));
+        self.inner.give(Job { work, done, tried: 0, last: None }, true);
+        // Who takes a job ends it.
+        from.recv().expect("a job is always ended")
+    }
+}
+
+impl Inner {
+    fn now(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Gives a job to whoever should be through with it first, of those that have not tried; and ends it if there is nobody.
+    /// `waits`: the caller does nothing else meanwhile.
+    fn give(self: &Arc<Self>, mut job: Job, waits: bool) {
+        loop {
+            let Some((i, member, at_once)) = self.choose(&job, waits) else {
+                let full = job.last.is_none() && self.can_any(&job);
+                let failure = match job.last.take() {
+                    Some(what) => Failure::Failed(what),
+                    None if full => Failure::Busy,
+                    None => Failure::Nobody,
+                };
+                return (job.done)(job.work, Err(failure));
+            };
+            job.tried |= 1 << i;
+            if !at_once {
+                return member.queue.push(job, self, &member);
+            }
+            match self.attempt(&member, job) {
+                Some(failed) => job = failed,
+                None => return,
+            }
+        }
+    }
+
+    fn can_any(&self, job: &Job) -> bool {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.iter().any(|member| member.accelerator.can(&job.work))
+    }
+
+    /// Who should be through with it first, and whether it is done at once. One that stands aside is taken where there is no
+    /// other.
+    fn choose(&self, job: &Job, waits: bool) -> Option<(usize, Arc<Member>, bool)> {
+        let (kind, units) = (job.work.kind(), job.work.units());
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let mut best: Option<((bool, u64), usize, bool)> = None;
+        for (i, member) in members.iter().enumerate() {
+            if job.tried & (1 << i) != 0 || !member.accelerator.can(&job.work) {
+                continue;
+            }
+            let takes = member.takes(kind, units);
+            let at_once = member.accelerator.is_cpu() && (waits || takes <= AT_ONCE);
+            if !at_once && member.queue.waiting() >= QUEUE_MAX {
+                continue;
+            }
+            let end = if at_once {
+                takes
+            } else {
+                let backlog = member.queue.backlog() / member.accelerator.lanes().max(1) as u64;
+                takes.saturating_add(backlog).saturating_add(WAKING)
+            };
+            let until = member.aside_until.load(Ordering::Relaxed);
+            let aside = until != 0 && until > self.now();
+            if best.is_none_or(|(key, _, _)| (aside, end) < key) {
+                best = Some(((aside, end), i, at_once));
+            }
+        }
+        best.map(|(_, i, at_once)| (i, Arc::clone(&members[i]), at_once))
+    }
+
+    /// Lets one do a job. Gives it back if it failed.
+    fn attempt(&self, member: &Member, mut job: Job) -> Option<Job> {
+        let (kind, units) = (job.work.kind(), job.work.units());
+        let begun = Instant::now();
+        match member.accelerator.run(&mut job.work) {
+            Ok(()) => {
+                member.learn(kind, units, begun.elapsed().as_nanos() as u64);
+                member.failures.store(0, Ordering::Relaxed);
+                member.aside_until.store(0, Ordering::Relaxed);
+                member.done.fetch_add(1, Ordering::Relaxed);
+                (job.done)(job.work, Ok(Arc::clone(&member.name)));
+                None
+            }
+            Err(what) => {
+                let failures = member.failures.fetch_add(1, Ordering::Relaxed) + 1;
+                if failures >= FAILURES {
+                    let times = 1 << (failures - FAILURES).min(16);
+                    let aside = ASIDE.saturating_mul(times).min(ASIDE_MAX).as_nanos() as u64;
+                    member.aside_until.store(self.now() + aside, Ordering::Relaxed);
+                }
+                job.last = Some(format!("{}: {what}", member.name));
+                Some(job)
+            }
+        }
+    }
+}
+
+impl Drop for Dispatcher {
+    /// What was submitted is done first.
+    fn drop(&mut self) {
+        let members = self.inner.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.iter().for_each(|member| member.queue.end());
+    }
+}

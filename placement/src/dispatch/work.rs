@@ -1,0 +1,165 @@
+//! What is asked of an accelerator, with its buffers.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::coding::{Code, Plan};
+use crate::crush::{Batch, Placer, Workspace};
+use crate::engine::Engine;
+
+/// A part of bytes that several share.
+#[derive(Clone, Debug, Default)]
+pub struct Piece {
+    of: Arc<Vec<u8>>,
+    range: Range<usize>,
+}
+
+impl Piece {
+    /// A range of them, which must lie within.
+    pub fn new(of: &Arc<Vec<u8>>, range: Range<usize>) -> Self {
+        debug_assert!(range.end <= of.len());
+        Self { of: Arc::clone(of), range }
+    }
+}
+
+impl From<Vec<u8>> for Piece {
+    fn from(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Self { of: Arc::new(bytes), range }
+    }
+}
+
+impl std::ops::Deref for Piece {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.of.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+/// Buffers of one stripe.
+#[derive(Clone, Default, Debug)]
+pub struct Buffers {
+    /// Chunks read: all of one length.
+    pub inputs: Vec<Piece>,
+    /// Chunks written, of the same length.
+    pub outputs: Vec<Vec<u8>>,
+}
+
+impl Buffers {
+    /// Bytes of each chunk.
+    fn chunk(&self) -> usize {
+        self.inputs.first().map_or(0, |input| input.len())
+    }
+}
+
+/// Work with its buffers.
+#[derive(Debug)]
+pub enum Work {
+    /// Parity of stripes.
+    Encode {
+        /// The code.
+        code: Arc<Code>,
+        /// k chunks in, m out.
+        stripes: Vec<Buffers>,
+    },
+    /// Lost chunks of stripes.
+    Rebuild {
+        /// Which, from which.
+        plan: Arc<Plan>,
+        /// [`Plan::sources`] in, [`Plan::targets`] out.
+        stripes: Vec<Buffers>,
+    },
+    /// Placements.
+    Place {
+        /// The map.
+        placer: Arc<Placer>,
+        /// The rule.
+        rule: u32,
+        /// What is placed.
+        inputs: Vec<u32>,
+        /// Replicas of each.
+        width: usize,
+        /// Reweights of devices.
+        reweights: Arc<Vec<u32>>,
+        /// Where, afterwards.
+        batch: Option<Batch>,
+    },
+}
+
+impl Work {
+    pub(super) const KINDS: usize = 3;
+
+    pub(super) fn kind(&self) -> usize {
+        match self {
+            Self::Encode { .. } => 0,
+            Self::Rebuild { .. } => 1,
+            Self::Place { .. } => 2,
+        }
+    }
+
+    /// How much it is: bytes of outputs times inputs; placements times a thousand.
+    pub fn units(&self) -> u64 {
+        let bytes = |stripes: &[Buffers], chunks: usize| {
+            stripes.iter().map(|s| (s.chunk() * s.outputs.len() * chunks) as u64).sum()
+        };
+        match self {
+            Self::Encode { code, stripes } => bytes(stripes, code.data_chunks()),
+            Self::Rebuild { plan, stripes } => bytes(stripes, plan.sources().len()),
+            Self::Place { inputs, width, .. } => {
+                (inputs.len() as u64).saturating_mul(*width as u64).saturating_mul(1000)
+            }
+        }
+    }
+
+    /// Whether the buffers are of the shape that is asked for.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let (stripes, inputs, outputs) = match self {
+            Self::Encode { code, stripes } => (stripes, code.data_chunks(), code.parity_chunks()),
+            Self::Rebuild { plan, stripes } => {
+                (stripes, plan.sources().len(), plan.targets().len())
+            }
+            Self::Place { .. } => return Ok(()),
+        };
+        for (i, stripe) in stripes.iter().enumerate() {
+            let counts = (stripe.inputs.len(), stripe.outputs.len());
+            if counts != (inputs, outputs) {
+                let (found_in, found_out) = counts;
+                return Err(format!(
+                    "stripe {i}: {found_in} chunks in and {found_out} out, and not {inputs} and {outputs}"
+                ));
+            }
+            let chunk = stripe.chunk();
+            let lengths = stripe.inputs.iter().map(|input| input.len());
+            let mut lengths = lengths.chain(stripe.outputs.iter().map(Vec::len));
+            if let Some(other) = lengths.find(|len| *len != chunk || chunk == 0) {
+                return Err(format!("stripe {i}: a chunk of {other} bytes beside one of {chunk}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Does it on the CPU.
+    pub(super) fn carry_out(&mut self, engine: &dyn Engine) -> Result<(), String> {
+        fn split(stripe: &mut Buffers) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
+            let inputs = stripe.inputs.iter().map(|input| &**input).collect();
+            (inputs, stripe.outputs.iter_mut().map(Vec::as_mut_slice).collect())
+        }
+        match self {
+            Self::Encode { code, stripes } => stripes.iter_mut().try_for_each(|stripe| {
+                let (input, mut output) = split(stripe);
+                code.encode_on(engine, &input, &mut output).map_err(|error| error.to_string())
+            }),
+            Self::Rebuild { plan, stripes } => stripes.iter_mut().try_for_each(|stripe| {
+                let (input, mut output) = split(stripe);
+                plan.rebuild_on(engine, &input, &mut output).map_err(|error| error.to_string())
+            }),
+            Self::Place { placer, rule, inputs, width, reweights, batch } => {
+                let mut workspace = Workspace::default();
+                let placed = placer.place_many(*rule, inputs, *width, reweights, &mut workspace);
+                *batch = Some(placed.map_err(|error| error.to_string())?);
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Send: chunks go down the chain, acknowledgements come back, and what all members hold is told to those who wait for it. What is
+//! under way is bounded by the head's watermarks.
+
+use base::planted::{Bug, planted};
+use base::{ClientId, Nanos, NodeId, Sequence, StreamSeq};
+
+use crate::core::frame::Frame;
+use crate::core::head::Head;
+use crate::core::message::Message;
+use crate::core::{Effect, Failure, Node, NodeConfig, Role};
+
+/// A member that has not acknowledged for this long although it should have is reported.
+const SUSPECT_AFTER: Nanos = 600_000_000;
+/// A look at that counts for no more: a head that gets too little of the processor has not waited, it has slept, and the
+/// acknowledgements may lie before its door.
+const WATCH_STEP: Nanos = 150_000_000;
+
+impl Node {
+    pub(in crate::core) fn acked(&mut self, from: NodeId, seq: StreamSeq) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        if seq > self.ring.last() {
+            self.env.counters.bad_messages += 1;
+            return Ok(());
+        }
+        let acked = head.acked.entry(from).or_default();
+        *acked = (*acked).max(seq);
+        self.advance_acks()
+    }
+
+    /// Works out what every member holds, and tells those who wait for it.
+    pub(in crate::core) fn advance_acks(&mut self) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        let me = self.env.config.node;
+        let mut all = match planted(Bug::KeptEarly) {
+            true => self.ring.last(),
+            false => self.ring.kept_to(),
+        };
+        let chain = self.view.chain.len() + head.followers.len();
+        if chain < self.view.least && !planted(Bug::MinReplicasIgnored) {
+            // However many of them have it: it is not what the volume promises.
+            all = self.member.all_acked;
+        }
+        for node in self.view.chain.iter().chain(&head.followers) {
+            if *node != me && !planted(Bug::EarlyAck) {
+                all = all.min(head.acked_by(*node));
+            }
+        }
+        if all > self.member.all_acked {
+            let from = self.member.all_acked;
+            self.member.all_acked = all;
+            head.acks_missing = 0;
+            for seq in from.0 + 1..=all.0 {
+                let Some(header) = self.ring.get(StreamSeq(seq)).map(|k| k.header) else {
+                    continue;
+                };
+                if let Some(head) = self.part.head_mut() {
+                    let bytes = u64::from(header.body_bytes);
+                    head.unacked_bytes = head.unacked_bytes.saturating_sub(bytes);
+                }
+                self.replicated(header.client, header.last_seq);
+            }
+            self.give_up()?;
+        }
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        if self.member.all_acked == self.ring.last() {
+            head.unacked_bytes = 0;
+        }
+        head.flow(&self.env.config);
+        self.promote_followers();
+        self.release_grants();
+        Ok(())
+    }
+
+    /// The coordinator says how many members must hold what is acknowledged.
+    pub(in crate::core) fn needs(&mut self, members: usize) -> Result<(), Failure> {
+        let members = members.max(1);
+        if members == self.view.least {
+            return Ok(());
+        }
+        self.view.least = members;
+        if self.is_head() && self.is_ready() { self.advance_acks() } else { Ok(()) }
+    }
+
+    /// The chain, and those who have everything and are about to enter it, are fewer than must hold what is acknowledged.
+    pub(in crate::core) fn too_few(&self) -> bool {
+        let followers = self.part.head().map_or(0, |head| head.followers.len());
+        self.view.chain.len() + followers < self.view.least
+    }
+
+    fn replicated(&mut self, client: ClientId, seq: Sequence) {
+        let Some(head) = self.part.head_mut() else { return };
+        if seq.0 == 0 || client.0 == 0 {
+            return;
+        }
+        if let Some(local) = self.agent.clients.get_mut(&client) {
+            local.set_replicated(seq);
+        } else if head.known.contains_key(&client) {
+            let message = Message::Progress { client, settled: seq, replicated: seq };
+            self.to_agent(client, message);
+        }
+    }
+
+    pub(in crate::core) fn acknowledge(&mut self) {
+        let seq = self.ring.kept_to();
+        let message = Message::ChunkAck { seq };
+        if let Some(&head) = self.view.chain.first()
+            && head != self.me()
+        {
+            self.send(head, message);
+        }
+    }
+
+    /// Asks the predecessor for what is missing.
+    pub(in crate::core) fn want_stream(&mut self) {
+        let source = match self.role() {
+            Role::Syncing => self.view.chain.first().copied(),
+            _ => self.predecessor(),
+        };
+        if let Some(source) = source {
+            let from = StreamSeq(self.ring.last().0 + 1);
+            self.send(source, Message::StreamWant { from });
+        }
+    }
+
+    /// What came too early and found no room in the stash is asked for when it is next: who has been away is sent much at
+    /// once, in two classes.
+    pub(super) fn want_dropped(&mut self) {
+        let next = StreamSeq(self.ring.last().0 + 1);
+        let Some((first, last)) = self.member.dropped.filter(|(first, _)| next >= *first) else {
+            return;
+        };
+        // So much is sent.
+        let rest = StreamSeq(next.0 + self.env.config.limits.resend);
+        self.member.dropped = (last >= rest).then_some((rest, last));
+        if next <= last {
+            self.want_stream();
+        }
+        debug_assert!(first <= last, "they were put in order");
+    }
+
+    /// Sends what the ring holds from `from` on. Says whether it could.
+    pub(in crate::core) fn send_stream(
+        &mut self,
+        to: NodeId,
+        from: StreamSeq,
+    ) -> Result<bool, Failure> {
+        let mut seq = from;
+        while seq <= self.ring.last() && seq.0 - from.0 < self.env.config.limits.resend {
+            let Some(kept) = self.ring.get(seq).copied() else {
+                log::warn!("node {to} wants chunk {seq}, which is no longer kept");
+                return Ok(false);
+            };
+            // Whoever gets it checks it.
+            let frame = Frame::filled(kept.header.body_bytes as usize, |to| {
+                self.ring.append_body(&kept, to)
+            })?;
+            let body = frame.into_chunk(&kept.header, self.view.epoch, self.member.all_acked);
+            self.env.send_chunk(to, body);
+            seq.0 += 1;
+        }
+        Ok(true)
+    }
+
+    /// A member that does not acknowledge although it should is reported to the coordinator.
+    pub(in crate::core) fn watch_acks(&mut self) {
+        let me = self.me();
+        let Some(head) = self.part.head_mut() else { return };
+        let waited = self.env.now.saturating_sub(head.watched_at).min(WATCH_STEP);
+        head.watched_at = self.env.now;
+        if self.member.all_acked >= self.ring.last() {
+            head.acks_missing = 0;
+            return;
+        }
+        head.acks_missing += waited;
+        if head.acks_missing > SUSPECT_AFTER {
+            head.acks_missing = 0;
+            let behind = |n: &&NodeId| **n != me && head.acked_by(**n) <= self.member.all_acked;
+            if let Some(node) = self.view.chain.iter().chain(&head.followers).find(behind) {
+                self.env.out.push(Effect::Suspect(*node));
+            }
+        }
+    }
+}
+
+impl Head {
+    /// Whether nothing is to be taken from clients now.
+    pub(in crate::core) fn is_blocked(&self) -> bool {
+        !self.ready || self.paused || !self.stalled.is_empty()
+    }
+
+    /// Flow control (LineFS section 4): above the high watermark of what members have not
+    /// acknowledged nothing more is taken from clients, until it is below the low one.
+    fn flow(&mut self, config: &NodeConfig) {
+        let memory = config.memory.max(1);
+        if self.unacked_bytes * 100 > memory * u64::from(config.high) {
+            self.paused = true;
+        } else if self.unacked_bytes * 100 <= memory * u64::from(config.low) {
+            self.paused = false;
+        }
+    }
+
+    /// How far a node has acknowledged.
+    pub(in crate::core) fn acked_by(&self, node: NodeId) -> StreamSeq {
+        self.acked.get(&node).copied().unwrap_or(StreamSeq(0))
+    }
+}

@@ -1,0 +1,491 @@
+//! Devices of one process share its processors by weight. `fair.rs` says who is next; here are the threads, and what they use is measured.
+//!
+//! So many threads serve at once as there are places. A thread keeps its place from one request to the next until it is a
+//! quantum ahead of somebody who waits. A tenant that has asked for little lately does not wait at all: so many more
+//! threads may serve as there are places, for those.
+//!
+//! A tenant is charged for the processor that its thread used (`usage.rs`), and for what it waited in a request with its place: not for what
+//! it was kept from the processor by others. As long as nobody waits for a place nothing is measured; reading these clocks are
+//! system calls. Who waits for longer than [`WATCH`] looks after those that have the places: one that waits in a request, for a disk or for
+//! other nodes, loses its place, and one that works on is charged for what it has used so far.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::fair::{Account, Fair};
+use crate::slice::Slice;
+use crate::usage::{Reading, Thread};
+
+/// Who waits for a place looks so often after those that have one.
+const WATCH: Duration = Duration::from_millis(4);
+/// A thread asks so often whether it may keep its place. Whoever is taken from the processor while it asks keeps all others from asking: so it
+/// is done seldom, and no clock is read meanwhile.
+const CHECK: u64 = 50_000;
+/// Charged for waiting between two looks at most, in nanoseconds; and where it is not known who kept the thread.
+const WAIT_MAX: u64 = 4_000_000;
+const DOUBT_MAX: u64 = 100_000;
+/// One of which the kernel does not say what it does, and that has used nothing for so long, in nanoseconds, is taken to wait.
+const STILL: u64 = 100_000_000;
+/// What is between the two clocks, in nanoseconds, without anybody's having waited.
+const NOISE: u64 = 50_000;
+/// Requests after which one that nobody wants to have its place looks at the clock, and how long it has it before the kernel is told that it is
+/// busy.
+const BUSY: (u32, Duration) = (32, Duration::from_millis(1));
+/// Weights.
+pub const WEIGHT_MAX: u32 = 1000;
+
+/// A place that somebody has.
+#[derive(Debug)]
+struct Place {
+    tenant: usize,
+    account: Account,
+    thread: Thread,
+    /// When it was charged last, in nanoseconds since the start.
+    at: u64,
+    /// What its thread had used then. None while nobody waits for the place.
+    measured: Option<Reading>,
+    /// It waits in a request, and others have its place.
+    lost: bool,
+}
+
+impl Place {
+    /// What it cost from the last time until now, if that was measured.
+    fn cost(&self, now: u64, reading: Option<Reading>) -> Option<u64> {
+        let (before, after) = self.measured.zip(reading)?;
+        let used = after.processor.saturating_sub(before.processor);
+        let waited = now.saturating_sub(self.at).saturating_sub(used);
+        // One that has no place keeps nobody from it.
+        if waited <= NOISE || self.lost {
+            return Some(used);
+        }
+        let Some((before, after)) = before.switches.zip(after.switches) else { return Some(used) };
+        // Who did not go to sleep was kept from the processor by others.
+        let most = match (after.slept > before.slept, after.pushed > before.pushed) {
+            (false, _) => 0,
+            (true, true) => DOUBT_MAX,
+            (true, false) => WAIT_MAX,
+        };
+        Some(used + waited.min(most))
+    }
+}
+
+#[derive(Debug)]
+struct Guests {
+    /// Given a place that no thread has taken yet.
+    given: Vec<Account>,
+    wake: Arc<Condvar>,
+}
+
+#[derive(Debug)]
+struct State {
+    fair: Fair,
+    tenants: Vec<Guests>,
+    /// By number; numbers are used again.
+    places: Vec<Option<Place>>,
+    /// When somebody looked after those last.
+    looked: u64,
+}
+
+impl State {
+    /// Gives free places away.
+    fn give(&mut self, now: u64) {
+        while let Some((tenant, account)) = self.fair.next(now) {
+            let guests = &mut self.tenants[tenant];
+            guests.given.push(account);
+            guests.wake.notify_one();
+        }
+    }
+
+    fn take(&mut self, place: Place) -> usize {
+        if let Some(free) = self.places.iter().position(Option::is_none) {
+            self.places[free] = Some(place);
+            return free;
+        }
+        self.places.push(Some(place));
+        self.places.len() - 1
+    }
+
+    /// Charges for what was used since the last time, as far as `reading` says, from which it is measured on.
+    fn charge(&mut self, number: usize, now: u64, reading: Option<Reading>) {
+        let Some(place) = self.places.get_mut(number).and_then(Option::as_mut) else { return };
+        let passed = now.saturating_sub(place.at);
+        match place.cost(now, reading) {
+            Some(cost) => self.fair.charge(place.tenant, &mut place.account, cost as f64),
+            None if place.lost => {}
+            None => self.fair.charge_alone(place.tenant, &mut place.account, passed as f64),
+        }
+        let old = place.measured.and_then(|old| old.switches);
+        place.at = now;
+        place.measured = reading.map(|new| Reading { switches: new.switches.or(old), ..new });
+    }
+
+    /// Those that are not measured, up to now.
+    fn charge_unmeasured(&mut self, now: u64) {
+        for number in 0..self.places.len() {
+            if self.places[number].as_ref().is_some_and(|place| place.measured.is_none()) {
+                self.charge(number, now, None);
+            }
+        }
+    }
+
+    /// Whether a place may be kept, after so much was used that was not charged yet.
+    fn goes_on(&self, number: usize, more: u64, now: u64) -> bool {
+        let place = self.places.get(number).and_then(Option::as_ref);
+        place.is_some_and(|place| {
+            !place.lost && self.fair.goes_on(place.tenant, &place.account, more as f64, now)
+        })
+    }
+
+    /// Those of which nothing was heard for a while.
+    fn silent(&mut self, now: u64) -> Vec<(usize, Thread, u64)> {
+        let watch = nanos(WATCH);
+        if now.saturating_sub(self.looked) < watch {
+            return Vec::new();
+        }
+        self.looked = now;
+        let places = self.places.iter().enumerate();
+        let taken = places.filter_map(|(number, place)| Some((number, place.as_ref()?)));
+        let silent =
+            taken.filter(|(_, place)| !place.lost && now.saturating_sub(place.at) >= watch);
+        silent.map(|(number, place)| (number, place.thread, place.at)).collect()
+    }
+
+    /// What a silent one has used, and whether it sleeps, as was seen meanwhile.
+    fn judge(&mut self, number: usize, at: u64, now: u64, reading: Reading, sleeps: Option<bool>) {
+        // It may be another's by now, or charged.
+        let Some(place) = self.places[number].as_ref().filter(|place| place.at == at) else {
+            return;
+        };
+        let passed = now.saturating_sub(at);
+        // One of which it is not known yet is looked at again.
+        let used = place.measured.map(|before| reading.processor.saturating_sub(before.processor));
+        let idle = used.is_some_and(|used| used < passed / 8);
+        self.charge(number, now, Some(reading));
+        if idle
+            && sleeps.unwrap_or(passed >= STILL)
+            && let Some(place) = &mut self.places[number]
+        {
+            place.lost = true;
+            self.fair.leave(place.tenant, std::mem::take(&mut place.account));
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The places.
+#[derive(Debug)]
+pub struct Share {
+    state: Mutex<State>,
+    /// Threads that wait, of all.
+    waiting: AtomicUsize,
+    /// More have places than there are.
+    crowded: AtomicBool,
+    start: Instant,
+}
+
+impl Share {
+    /// So many threads at once.
+    pub fn new(places: usize) -> Arc<Self> {
+        let (tenants, places_now) = (Vec::new(), Vec::new());
+        let state = State { fair: Fair::new(places), tenants, places: places_now, looked: 0 };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            waiting: AtomicUsize::new(0),
+            crowded: AtomicBool::new(false),
+            start: Instant::now(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        nanos(self.start.elapsed())
+    }
+
+    /// One more device.
+    pub fn join(self: &Arc<Self>, weight: u32) -> Member {
+        let mut state = self.state();
+        let index = state.fair.join(weight.clamp(1, WEIGHT_MAX).into());
+        state.tenants.push(Guests { given: Vec::new(), wake: Arc::new(Condvar::new()) });
+        Member { share: self.clone(), index }
+    }
+}
+
+/// A device among those that share.
+#[derive(Clone, Debug)]
+pub struct Member {
+    share: Arc<Share>,
+    index: usize,
+}
+
+impl Member {
+    /// Waits for a place.
+    pub fn turn(&self) -> Turn {
+        let share = &self.share;
+        let mut state = share.state();
+        let now = share.now();
+        state.charge_unmeasured(now);
+        let at_once = state.fair.ask(self.index, now);
+        let polite = at_once.is_some();
+        let account = match at_once {
+            Some(account) => account,
+            None => {
+                share.waiting.fetch_add(1, Ordering::Relaxed);
+                let wake = state.tenants[self.index].wake.clone();
+                let account = loop {
+                    if let Some(account) = state.tenants[self.index].given.pop() {
+                        break account;
+                    }
+                    let (back, timeout) =
+                        wake.wait_timeout(state, WATCH).unwrap_or_else(PoisonError::into_inner);
+                    state = if timeout.timed_out() { share.look(back) } else { back };
+                };
+                share.waiting.fetch_sub(1, Ordering::Relaxed);
+                account
+            }
+        };
+        share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
+        drop(state);
+        let sought = self.is_sought();
+        let slice = if polite { Slice::Short } else { Slice::Usual };
+        let measured = if sought { Reading::own() } else { None };
+        let (thread, at) = (Thread::own(), share.now());
+        let place = Place { tenant: self.index, account, thread, at, measured, lost: false };
+        let number = share.state().take(place);
+        Turn {
+            member: self.clone(),
+            number,
+            since: Instant::now(),
+            requests: 0,
+            slice: (sought || !polite).then_some(slice),
+            check: at + CHECK,
+        }
+    }
+
+    /// Whether anybody waits for a place: then nobody should look for requests in it.
+    pub fn is_sought(&self) -> bool {
+        self.share.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// The time that it was charged for: for tests and figures.
+    pub fn used(&self) -> Duration {
+        Duration::from_nanos(self.share.state().fair.charged(self.index) as u64)
+    }
+}
+
+impl Share {
+    /// Looks after those that have places.
+    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let silent = state.silent(self.now());
+        if silent.is_empty() {
+            return state;
+        }
+        drop(state);
+        let seen: Vec<_> = silent
+            .into_iter()
+            .filter_map(|(number, thread, at)| {
+                Some((number, at, Reading::of(thread)?, thread.sleeps()))
+            })
+            .collect();
+        let mut state = self.state();
+        let now = self.now();
+        for (number, at, reading, sleeps) in seen {
+            state.judge(number, at, now, reading, sleeps);
+        }
+        state.give(now);
+        state
+    }
+}
+
+/// A place, until it is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    member: Member,
+    number: usize,
+    since: Instant,
+    /// Served since then.
+    requests: u32,
+    slice: Option<Slice>,
+    /// When it asks again whether it may go on.
+    check: u64,
+}
+
+impl Turn {
+    /// What the kernel should be told of the thread that has it: whether it is one that is waited for, or one that is busy. None: as it is.
+    pub fn slice(&self) -> Option<Slice> {
+        self.slice
+    }
+
+    /// The same at its end, for a thread that goes to sleep.
+    pub fn slice_after(&self) -> Option<Slice> {
+        let brief = self.slice.is_none() && self.since.elapsed() < BUSY.1;
+        brief.then_some(Slice::Short)
+    }
+
+    /// Whether it may be kept for one more request.
+    pub fn goes_on(&mut self) -> bool {
+        let share = &self.member.share;
+        if !self.member.is_sought() && !share.crowded.load(Ordering::Relaxed) {
+            self.requests += 1;
+            if self.requests.is_multiple_of(BUSY.0) && self.since.elapsed() >= BUSY.1 {
+                self.slice = Some(Slice::Usual);
+            }
+            return true;
+        }
+        let now = share.now();
+        if now < self.check {
+            return true;
+        }
+        let state = share.state();
+        let place = state.places.get(self.number).and_then(Option::as_ref);
+        let at = place.filter(|place| place.measured.is_some()).map(|place| place.at);
+        // By the clock on the wall, which costs nothing. What it really was is asked for when that would end the turn.
+        let mut goes_on =
+            at.is_some_and(|at| state.goes_on(self.number, now.saturating_sub(at), now));
+        drop(state);
+        if !goes_on {
+            let reading = Reading::own();
+            let mut state = share.state();
+            let now = share.now();
+            state.charge(self.number, now, reading);
+            goes_on = state.goes_on(self.number, 0, now);
+        }
+        self.check = share.now() + CHECK;
+        goes_on
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let share = self.member.share.clone();
+        let place = |state: &State| {
+            let place = state.places.get(self.number).and_then(Option::as_ref);
+            place.map(|place| (place.thread, place.measured.is_some()))
+        };
+        let seen = place(&share.state());
+        let reading = match seen {
+            Some((thread, true)) => Reading::of(thread),
+            _ => None,
+        };
+        let mut state = share.state();
+        let now = share.now();
+        state.charge(self.number, now, reading);
+        if let Some(place) = state.places.get_mut(self.number).and_then(Option::take)
+            && !place.lost
+        {
+            state.fair.leave(place.tenant, place.account);
+        }
+        state.give(now);
+        share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_take_turns() {
+        let share = Share::new(2);
+        let at_once = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+        std::thread::scope(|scope| {
+            for weight in 1..=3 {
+                let member = share.join(weight);
+                for _ in 0..3 {
+                    let (member, at_once) = (member.clone(), at_once.clone());
+                    scope.spawn(move || {
+                        for _ in 0..50 {
+                            let mut turn = member.turn();
+                            for _ in 0..20 {
+                                let now = at_once.0.fetch_add(1, Ordering::SeqCst) + 1;
+                                at_once.1.fetch_max(now, Ordering::SeqCst);
+                                std::hint::spin_loop();
+                                at_once.0.fetch_sub(1, Ordering::SeqCst);
+                                if now % 2 == 0 || !turn.goes_on() {
+                                    break;
+                                }
+                            }
+                        }
+                    });
+                }
+            }
+        });
+        assert_eq!(share.waiting.load(Ordering::Relaxed), 0);
+        let state = share.state();
+        assert!(state.fair.is_idle());
+        assert!(state.places.iter().all(Option::is_none));
+        assert!(state.tenants.iter().all(|tenant| tenant.given.is_empty()));
+    }
+
+    /// Until it is seen that its thread waits, and no longer; what it does then nobody is charged twice for.
+    #[test]
+    fn who_waits_in_a_request_loses_its_place() {
+        let share = Share::new(1);
+        let (stuck, other) = (share.join(1000), share.join(1));
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let turn = stuck.turn();
+            tell.send(()).unwrap();
+            let _ = ended.recv();
+            drop(turn);
+            stuck.used()
+        });
+        told.recv().unwrap();
+        for _ in 0..3 {
+            // As long as it takes: the other one does not come back before it is told to.
+            let mut turn = other.turn();
+            turn.goes_on();
+        }
+        drop(end);
+        let used = thread.join().unwrap();
+        assert!(used < Duration::from_secs(10), "{used:?}");
+        assert!(share.state().fair.is_idle());
+    }
+
+    /// A request that works for long is charged for while it works.
+    #[test]
+    fn what_works_on_is_charged_for_what_it_has_used() {
+        let share = Share::new(1);
+        let long = share.join(1);
+        let done = Arc::new(AtomicUsize::new(0));
+        let (tell, told) = std::sync::mpsc::channel();
+        let (worker, over) = (long.clone(), done.clone());
+        let thread = std::thread::spawn(move || {
+            let turn = worker.turn();
+            tell.send(()).unwrap();
+            while over.load(Ordering::Relaxed) == 0 {
+                std::hint::spin_loop();
+            }
+            drop(turn);
+        });
+        told.recv().unwrap();
+        // One may be let in beside it. Two are not.
+        let others: Vec<_> = (0..2)
+            .map(|_| {
+                let (other, over) = (share.join(1), done.clone());
+                std::thread::spawn(move || {
+                    let _turn = other.turn();
+                    while over.load(Ordering::Relaxed) == 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                })
+            })
+            .collect();
+        let since = Instant::now();
+        while long.used() < Duration::from_millis(20) {
+            assert!(since.elapsed() < Duration::from_secs(120), "{:?}", long.used());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        done.store(1, Ordering::Relaxed);
+        thread.join().unwrap();
+        others.into_iter().for_each(|other| other.join().unwrap());
+        assert!(share.state().fair.is_idle());
+    }
+}

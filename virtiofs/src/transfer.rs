@@ -1,0 +1,264 @@
+//! The state of a device on its way to another one, which goes on for the same guest (vhost-user's device state): which inodes the guest was
+//! told of, and which files it has open. The other device must have the same file system behind it, in which inodes have the same numbers.
+//!
+//! It goes through the hands of the monitors, which must not be able to make one: an inode in it is an inode that the guest may use,
+//! whosever it is. So it is sealed with a key that both devices have and no monitor has, and a device without a key hands nothing on.
+//!
+//! Numbers of eight bytes, the least significant first: magic with the version, how many inodes, how many files; then each inode with how
+//! often it was told, each file as handle, inode, flags; then 32 bytes: HMAC-SHA-256 of all of that. The key of it is another HMAC, with the
+//! key that the devices have: of the tenant's name, a zero byte, and the five numbers that tell the directory that it shares from others
+//! ([`Tenant::mark`]). The inodes of one directory are nothing to another, least of all its root.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use base::InodeId;
+use frontend::fuse::{Guest, OpenFile};
+use ring::hmac;
+
+use crate::device::Device;
+use crate::ledger::Kept;
+use crate::tenant::Tenant;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"CRBLVFM2");
+/// Numbers before the lists, for an inode, for a file.
+const HEAD: usize = 3;
+const NODE: usize = 2;
+const HANDLE: usize = 3;
+/// Bytes of the seal.
+const SEAL: usize = 32;
+/// How many bytes a key has.
+pub const KEY: std::ops::RangeInclusive<usize> = 32..=4096;
+
+/// What all devices of a tenant have, and no monitor.
+#[derive(Clone, Debug)]
+pub struct Key {
+    key: hmac::Key,
+    tenant: String,
+}
+
+impl Key {
+    /// That of a tenant's devices. Other tenants may have the same bytes, under other names.
+    ///
+    /// # Errors
+    /// The key is shorter than 32 bytes or longer than 4096, or the name is empty or has a zero byte.
+    pub fn new(key: &[u8], tenant: &str) -> Result<Self, String> {
+        if !KEY.contains(&key.len()) {
+            return Err(format!("a key of {} bytes, where it has {KEY:?}", key.len()));
+        }
+        if tenant.is_empty() || tenant.contains('\0') {
+            return Err("a tenant without a name, or with a zero byte in it".into());
+        }
+        Ok(Self { key: hmac::Key::new(hmac::HMAC_SHA256, key), tenant: tenant.into() })
+    }
+
+    /// What seals the state of a device that serves `shared`.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn seal(&self, shared: &Tenant) -> client::fs::Result<Seal> {
+        Ok(self.seal_of(shared.mark()?))
+    }
+
+    fn seal_of(&self, mark: [u64; 5]) -> Seal {
+        let mut own = hmac::Context::with_key(&self.key);
+        own.update(self.tenant.as_bytes());
+        own.update(b"\0");
+        mark.iter().for_each(|number| own.update(&number.to_le_bytes()));
+        Seal(hmac::Key::new(hmac::HMAC_SHA256, own.sign().as_ref()))
+    }
+}
+
+/// By what a device knows the states of those devices that serve the same directory to the same tenant, and no others.
+#[derive(Clone, Debug)]
+pub struct Seal(hmac::Key);
+
+impl Seal {
+    fn of(&self, body: &[u8]) -> hmac::Tag {
+        hmac::sign(&self.0, body)
+    }
+
+    fn fits(&self, body: &[u8], seal: &[u8]) -> bool {
+        hmac::verify(&self.0, body, seal).is_ok()
+    }
+}
+
+fn encode(kept: &Kept, seal: &Seal) -> Vec<u8> {
+    let counts = [MAGIC, kept.told.len() as u64, kept.opened.len() as u64];
+    let told = kept.told.iter().flat_map(|(ino, lookups)| [ino.0, *lookups]);
+    let opened = kept.opened.iter().flat_map(|open| [open.fh, open.ino.0, open.flags.into()]);
+    let numbers = counts.into_iter().chain(told).chain(opened);
+    let mut bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
+    let seal = seal.of(&bytes);
+    bytes.extend_from_slice(seal.as_ref());
+    bytes
+}
+
+/// How long the longest state is, of a guest that may know and open so much.
+fn longest(guest: &Guest) -> usize {
+    let lists = guest.nodes_max.saturating_mul(NODE);
+    let lists = lists.saturating_add(guest.handles_max.saturating_mul(HANDLE));
+    lists.saturating_add(HEAD).saturating_mul(8).saturating_add(SEAL)
+}
+
+fn decode(bytes: &[u8], seal: &Seal) -> Result<Kept, String> {
+    let split = bytes.len().checked_sub(SEAL).filter(|n| n.is_multiple_of(8) && *n >= 8 * HEAD);
+    let (body, end) = bytes.split_at(split.ok_or("the state of the device is cut off")?);
+    if !seal.fits(body, end) {
+        return Err(
+            "the state of the device is damaged, of another tenant or another directory, or sealed with another key"
+                .into(),
+        );
+    }
+    let numbers: Vec<u64> = body
+        .chunks_exact(8)
+        .map(|number| number.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte)))
+        .collect();
+    let (head, lists) = numbers.split_at(HEAD);
+    if head[0] != MAGIC {
+        return Err("the state of another kind of device, or of another version".into());
+    }
+    let count = |n: u64, of: usize| usize::try_from(n).ok()?.checked_mul(of);
+    let told = count(head[1], NODE).filter(|told| *told <= lists.len());
+    let (told, opened) = lists.split_at(told.ok_or("more inodes than there are")?);
+    if count(head[2], HANDLE) != Some(opened.len()) {
+        return Err("another number of files than there are".into());
+    }
+    let told: Vec<(InodeId, u64)> =
+        told.chunks_exact(NODE).map(|node| (InodeId(node[0]), node[1])).collect();
+    let open = |open: &[u64]| {
+        let flags = u32::try_from(open[2]).map_err(|_| "flags that there are not")?;
+        Ok(OpenFile { fh: open[0], ino: InodeId(open[1]), flags })
+    };
+    let opened = opened.chunks_exact(HANDLE).map(open).collect::<Result<Vec<_>, String>>()?;
+    let mut numbers: Vec<u64> = opened.iter().map(|open| open.fh).collect();
+    numbers.sort_unstable();
+    let twice = numbers.windows(2).any(|pair| pair[0] == pair[1]);
+    if twice
+        || numbers.last() == Some(&u64::MAX)
+        || told.iter().any(|(ino, n)| ino.0 == 0 || *n == 0)
+    {
+        return Err("inodes or files that cannot be".into());
+    }
+    Ok(Kept { told, opened })
+}
+
+/// A transfer that is under way.
+#[derive(Debug)]
+pub struct Transfer(JoinHandle<Result<(), String>>);
+
+impl Transfer {
+    /// Writes the device's state to a pipe, whose other end is read meanwhile.
+    ///
+    /// # Errors
+    /// Out of threads.
+    pub fn save(device: &Device, seal: &Seal, mut to: File) -> std::io::Result<Self> {
+        let bytes = encode(&device.state(), seal);
+        let body = move || to.write_all(&bytes).map_err(|e| format!("sending the state: {e}"));
+        Ok(Self(std::thread::Builder::new().name("virtiofs-state".into()).spawn(body)?))
+    }
+
+    /// Reads a state to its end, and lets the device go on with it.
+    ///
+    /// # Errors
+    /// Out of threads.
+    pub fn load(device: &Arc<Device>, seal: &Seal, from: File) -> std::io::Result<Self> {
+        let (device, seal) = (device.clone(), seal.clone());
+        let most = longest(&device.guest()) as u64;
+        let body = move || {
+            let mut bytes = Vec::new();
+            let read = from.take(most.saturating_add(1)).read_to_end(&mut bytes);
+            read.map_err(|e| format!("reading the state: {e}"))?;
+            if bytes.len() as u64 > most {
+                return Err("a state of more than a guest here may know".into());
+            }
+            let kept = decode(&bytes, &seal)?;
+            let (told, opened) = (kept.told.len(), kept.opened.len());
+            let lost = device.take_over(kept)?;
+            log::info!(
+                "goes on with a guest of another device, which knows {told} inodes and has {opened} files open; {lost} of these are lost"
+            );
+            Ok(())
+        };
+        Ok(Self(std::thread::Builder::new().name("virtiofs-state".into()).spawn(body)?))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// Why it went wrong.
+    pub fn end(self) -> Result<(), String> {
+        self.0.join().unwrap_or_else(|_| Err("the transfer has ended before its time".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_kept() -> impl Strategy<Value = Kept> {
+        let told = proptest::collection::vec((1..u64::MAX, 1..u64::MAX), 0..20);
+        let opened =
+            proptest::collection::btree_map(0..u64::MAX, (any::<u64>(), any::<u32>()), 0..20);
+        (told, opened).prop_map(|(told, opened)| Kept {
+            told: told.into_iter().map(|(ino, n)| (InodeId(ino), n)).collect(),
+            opened: opened
+                .into_iter()
+                .map(|(fh, (ino, flags))| OpenFile { fh, ino: InodeId(ino), flags })
+                .collect(),
+        })
+    }
+
+    fn seal(tenant: &str) -> Seal {
+        seal_of(tenant, [5, 1_700_000_000, 7, 1_600_000_000, 9])
+    }
+
+    fn seal_of(tenant: &str, mark: [u64; 5]) -> Seal {
+        Key::new(&[7; 32], tenant).unwrap().seal_of(mark)
+    }
+
+    proptest! {
+        #[test]
+        fn a_state_arrives_as_it_was(kept in any_kept(), at in any::<prop::sample::Index>(), bit in 0..8u8) {
+            let mut bytes = encode(&kept, &seal("one"));
+            let read = decode(&bytes, &seal("one")).unwrap();
+            prop_assert_eq!(&read.told, &kept.told);
+            prop_assert_eq!(&read.opened, &kept.opened);
+            // Another tenant's is none, though the key is the same.
+            prop_assert!(decode(&bytes, &seal("two")).is_err());
+            // And another directory's.
+            for number in 0..5 {
+                let mut mark = [5, 1_700_000_000, 7, 1_600_000_000, 9];
+                mark[number] += 1;
+                prop_assert!(decode(&bytes, &seal_of("one", mark)).is_err());
+            }
+            let at = at.index(bytes.len());
+            prop_assert!(decode(&bytes[..at], &seal("one")).is_err());
+            bytes[at] ^= 1 << bit;
+            prop_assert!(decode(&bytes, &seal("one")).is_err());
+        }
+
+        #[test]
+        fn any_numbers_are_read_or_refused(numbers in proptest::collection::vec(0..40u64, 0..30)) {
+            let numbers = [MAGIC].into_iter().chain(numbers);
+            let mut bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
+            // Without the key nobody can say it.
+            let plain = [&bytes[..], &u64::from(base::crc32c(0, &bytes)).to_le_bytes()].concat();
+            prop_assert!(decode(&plain, &seal("one")).is_err());
+            bytes.extend_from_slice(seal("one").of(&bytes).as_ref());
+            if let Ok(kept) = decode(&bytes, &seal("one")) {
+                prop_assert_eq!(encode(&kept, &seal("one")), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_is_long_and_a_tenant_has_a_name() {
+        assert!(Key::new(&[1; 31], "one").is_err() && Key::new(&[1; 4097], "one").is_err());
+        assert!(Key::new(&[1; 32], "").is_err() && Key::new(&[1; 32], "o\0e").is_err());
+        assert!(Key::new(&[1; 32], "one").is_ok());
+    }
+}
