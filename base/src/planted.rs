@@ -634,6 +634,8 @@ pub enum Bug {
     ReapsAtOnce = 444,
     /// What a client has closed is told when a lease goes, though what it did before is not read yet.
     ClosedUnread = 441,
+    /// What a client has closed is told only when its log is read to its end, where it never is.
+    ClosedUntold = 445,
 }
 
 impl Bug {
@@ -1988,6 +1990,11 @@ impl Bug {
             Bug::ClosedUnread,
             "closed-unread",
             "what a client has closed is told when a lease goes, though what it did before is not read yet",
+        ),
+        (
+            Bug::ClosedUntold,
+            "closed-untold",
+            "what a client has closed is told only when its log is read to its end, where it never is",
         ),
         (
             Bug::KeptUnfenced,

@@ -166,6 +166,8 @@ pub struct Client {
     pins: BTreeMap<InodeId, Pin>,
     /// Closed, and the head is not told yet.
     closed: BTreeSet<InodeId>,
+    /// Of them: those that were closed when its log was as long as that.
+    closing: Option<(Unread, BTreeSet<InodeId>)>,
     /// Closed, and the head is told: by `Pin::told`.
     told_closed: BTreeSet<(u64, InodeId)>,
     pin_slots: Slots,
@@ -296,6 +298,7 @@ impl Client {
             generation: u64::from(starts & 0xff_ffff) << 32,
             pins: BTreeMap::new(),
             closed: BTreeSet::new(),
+            closing: None,
             told_closed: BTreeSet::new(),
             pin_slots: Slots::default(),
             gone_last: InodeId::NONE,

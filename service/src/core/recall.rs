@@ -227,7 +227,7 @@ impl Node {
         if emptied && !gap || planted(Bug::ClosedUnread) {
             // Before the lease, for which somebody may wait who removes one of them. (What was closed since the log was read
             // that far may have been made by what is still to be read.)
-            self.tell_closed(id)?;
+            self.tell_closed(id, true)?;
         }
         if let Some(client) = self.agent.clients.get_mut(&id) {
             // The stores of a payload go around the cache, and may arrive a little later than the word that
@@ -245,10 +245,10 @@ impl Node {
         Ok(true)
     }
 
-    /// Tells the head what a client has closed; its log was read since it said so.
-    fn tell_closed(&mut self, id: ClientId) -> Result<(), Failure> {
+    /// Tells the head what a client has closed, if its log was read as far as it was then: to its end, or by its length.
+    fn tell_closed(&mut self, id: ClientId, emptied: bool) -> Result<(), Failure> {
         let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(()) };
-        let inodes = client.tell_closed()?;
+        let inodes = if emptied { client.tell_closed()? } else { client.tell_closed_before()? };
         if !inodes.is_empty() {
             self.to_head(Message::Unpin { client: id, inodes });
         }
@@ -261,9 +261,9 @@ impl Node {
         for id in self.agent.clients.values().filter(some).map(|c| c.id).collect::<Vec<_>>() {
             self.agent.clients.get_mut(&id).map_or(Ok(()), Client::collect_closed)?;
             let gap = |client: &mut Client| client.has_gap();
-            if self.drain(id)? && !self.agent.clients.get_mut(&id).map_or(Ok(false), gap)? {
-                self.tell_closed(id)?;
-            }
+            let emptied =
+                self.drain(id)? && !self.agent.clients.get_mut(&id).map_or(Ok(false), gap)?;
+            self.tell_closed(id, emptied)?;
         }
         Ok(())
     }
