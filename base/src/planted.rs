@@ -636,6 +636,8 @@ pub enum Bug {
     ClosedUnread = 441,
     /// What a client has closed is told only when its log is read to its end, where it never is.
     ClosedUntold = 445,
+    /// What cannot be freed before something is published is not freed.
+    ReapRefused = 446,
 }
 
 impl Bug {
@@ -1995,6 +1997,11 @@ impl Bug {
             Bug::ClosedUntold,
             "closed-untold",
             "what a client has closed is told only when its log is read to its end, where it never is",
+        ),
+        (
+            Bug::ReapRefused,
+            "reap-refused",
+            "what cannot be freed before something is published is not freed",
         ),
         (
             Bug::KeptUnfenced,

@@ -163,7 +163,7 @@ impl Node {
 
     /// The same of as many as one chunk takes. `false`: some are freed in parts, one a turn, and are not done with.
     fn reap_some(&mut self, inodes: Vec<InodeId>) -> Result<bool, Failure> {
-        let (mut raw, mut parts) = (Vec::new(), 0);
+        let (mut raw, mut whole, mut parts) = (Vec::new(), Vec::new(), 0);
         let time = self.env.realtime();
         for ino in inodes {
             if !raw.is_empty() && self.turn_is_over() && !planted(Bug::ReapsAtOnce) {
@@ -184,6 +184,7 @@ impl Node {
                 // It has no more extents than that, or it would be freed in parts.
                 self.spend_extents((record.blocks / 8).min(self.env.config.limits.pieces));
                 raw.extend(entry);
+                whole.push(ino);
                 continue;
             };
             // What is left is looked at again, and whether nobody has it open by then.
@@ -193,12 +194,8 @@ impl Node {
                 let before = self.ring.last();
                 self.emit(ClientId(0), Sequence(1), 0, &part)?;
                 if self.ring.last() == before {
-                    // It did not fit: what is published gives room. If nothing is to be, it stays as it is, until
-                    // somebody looks at all that has no name.
-                    if self.member.applied == self.member.published && self.member.job.is_none() {
-                        continue;
-                    }
-                    self.member.publish_now = true;
+                    self.reap_once_published(ino);
+                    continue;
                 }
             }
             parts += 1;
@@ -206,9 +203,26 @@ impl Node {
                 head.let_go.insert(ino);
             }
         }
-        if !raw.is_empty() {
-            self.emit(ClientId(0), Sequence(1), 0, &raw)?;
+        let fits = raw.is_empty() || self.emit(ClientId(0), Sequence(1), 0, &raw)?;
+        if !fits && !planted(Bug::ReapRefused) {
+            for ino in whole {
+                if self.volume.attr(ino)?.is_some() {
+                    self.reap_once_published(ino);
+                }
+            }
         }
-        Ok(parts == 0)
+        Ok(parts == 0 && fits)
+    }
+
+    /// It could not be freed now: what is published gives room. If nothing is to be, it stays as it is, until somebody looks at all
+    /// that has no name.
+    pub(in crate::core) fn reap_once_published(&mut self, ino: InodeId) {
+        if self.member.applied == self.member.published && self.member.job.is_none() {
+            return;
+        }
+        self.member.publish_now = true;
+        if let Some(head) = self.part.head_mut() {
+            head.let_go.insert(ino);
+        }
     }
 }

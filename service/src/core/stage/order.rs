@@ -331,7 +331,12 @@ impl Node {
                 Ok(())
             }
             Err(Refusal::Fault(fault)) => Err(fault.into()),
-            // It stays an orphan; the client's end or the next takeover frees it.
+            Err(Refusal::NeedsPublish) => {
+                self.reap_once_published(ino);
+                self.turn.cut_short = true;
+                Ok(())
+            }
+            // It stays an orphan; the next takeover frees it.
             Err(_) => Ok(()),
         }
     }
@@ -456,15 +461,17 @@ impl Node {
         }
     }
 
-    /// Emits a chunk of the service's own, already judged; applies it here.
+    /// Emits a chunk of the service's own, already judged; applies it here. `false`: some of it cannot be done before something is
+    /// published, and is left out.
     pub(in crate::core) fn emit(
         &mut self,
         client: ClientId,
         last: Sequence,
         incarnation: u32,
         raw: &[u8],
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let mut draft = self.draft(raw.len(), raw)?;
+        let mut all = true;
         for entry in entries(raw, incarnation).flatten() {
             let (offset, header, op) = entry;
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
@@ -475,13 +482,15 @@ impl Node {
                     draft.count += 1;
                 }
                 Err(Refusal::Fault(fault)) => return Err(fault.into()),
+                Err(Refusal::NeedsPublish) => all = false,
                 Err(_) => {}
             }
         }
         if draft.count == 0 && last.0 != 0 {
-            return Ok(());
+            return Ok(all);
         }
-        self.issue_own(draft, client, last, incarnation, self.env.realtime())
+        self.issue_own(draft, client, last, incarnation, self.env.realtime())?;
+        Ok(all)
     }
 
     /// Emits operations of the service's own, one after the other, as long as they can be done and the turn is not over;
