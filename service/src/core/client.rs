@@ -37,6 +37,14 @@ struct Mark {
     end: u64,
     /// Blocks that were promised to it.
     promised: u64,
+    /// What it was done to, and the directory whose names it changed.
+    of: (InodeId, InodeId),
+}
+
+impl Mark {
+    fn is_of(&self, ino: InodeId) -> bool {
+        self.of.0 == ino || self.of.1 == ino
+    }
 }
 
 /// Numbers of a table with few slots: the lowest ones first.
@@ -73,6 +81,8 @@ struct Lease {
     mode: LeaseMode,
     /// When it was granted last.
     at: Nanos,
+    /// What was done under that grant comes after this sequence.
+    after: u64,
     /// Which request the head granted; 0: the head has it from here.
     token: u64,
 }
@@ -148,6 +158,8 @@ pub struct Client {
     /// What is still to be read before it is expelled.
     expulsion: Option<Unread>,
     marks: VecDeque<Mark>,
+    /// The last one whose space was given back.
+    given_back: Option<Mark>,
     slots: BTreeMap<InodeId, u32>,
     modes: BTreeMap<InodeId, Lease>,
     /// Leases taken back. Until everything that was done under one is settled, a head that does not
@@ -286,6 +298,7 @@ impl Client {
             rewinds: 0,
             expulsion: None,
             marks: VecDeque::new(),
+            given_back: None,
             slots: BTreeMap::new(),
             modes: BTreeMap::new(),
             returned: BTreeMap::new(),
@@ -495,7 +508,7 @@ impl Client {
             && mark.seq <= seq.0
         {
             ends[mark.lane] = mark.end;
-            self.marks.pop_front();
+            self.given_back = self.marks.pop_front();
         }
         // The client may write over the space as soon as it is told.
         self.row.note(seq, ends)?;
@@ -569,6 +582,12 @@ impl Client {
             .map(|slot| (slot, self.word(control::in_op(slot))))
             .filter(|(_, value)| value & 1 == 1)
             .collect()
+    }
+
+    /// A number that is another one once it has begun or ended an operation.
+    pub fn activity(&self) -> u64 {
+        let words = (0..OP_SLOTS).map(|slot| self.word(control::in_op(slot)));
+        words.fold(0, u64::wrapping_add)
     }
 
     /// Whether an operation seen before is still the same one.

@@ -9,9 +9,11 @@ use super::client::{Client, Unread};
 use super::message::Message;
 use super::{Effect, Failure, Node, Role};
 
-/// A lease may be used for at least this long before it is taken back: without it two clients
+/// A lease may be used for at least this long before it is taken back, unless its user is done with it: without it two clients
 /// that each need two inodes could take them from each other for ever.
 const HOLD: Nanos = 300_000;
+/// Who has used a lease and does nothing for so long has done what it asked for it for.
+const QUIET: Nanos = 20_000;
 /// Between two looks at an operation under way.
 const LOOK: Nanos = 50_000;
 /// Stores that their thread has done are where others see them after this time; nanoseconds in truth.
@@ -35,6 +37,8 @@ pub(super) struct Recall {
     /// The client was told that a kernel of its keeps what it may not.
     told: bool,
     inside: Vec<(usize, u64)>,
+    /// What the client had done when this was looked at first.
+    found: Option<u64>,
     /// What lay in the log when nobody was inside any more.
     unread: Option<Unread>,
     /// Nobody is inside, and the newest entry is not whole, since then.
@@ -55,6 +59,7 @@ impl Recall {
             give_up_at,
             told,
             inside,
+            found: None,
             unread: None,
             unsound_since,
         }
@@ -97,6 +102,7 @@ impl Node {
                     give_up_at: under_way.map_or(0, |r| r.give_up_at),
                     told: false,
                     inside: under_way.map_or_else(Vec::new, |r| r.inside.clone()),
+                    found: None,
                     unread: None,
                     unsound_since: None,
                 });
@@ -154,18 +160,22 @@ impl Node {
             recall.look_at = self.env.now + LOOK;
             return Ok(false);
         }
+        let lives = self.agent.clients.get(&id).filter(|client| !client.gone);
+        if !recall.revoked
+            && let Some(at) = lives.and_then(|client| client.granted_at(ino))
+            && at + HOLD > self.env.now
+            && !self.is_done_with(id, ino, recall)?
+        {
+            let next = if recall.found.is_none() { self.env.now + QUIET } else { at + HOLD };
+            recall.look_at = next.min(at + HOLD);
+            recall.found = self.agent.clients.get(&id).map(Client::activity);
+            return Ok(false);
+        }
         let Some(client) = self.agent.clients.get_mut(&id) else {
             self.to_head(recalled);
             return Ok(true);
         };
         if !recall.revoked {
-            if let Some(at) = client.granted_at(ino)
-                && !client.gone
-                && at + HOLD > self.env.now
-            {
-                recall.look_at = at + HOLD;
-                return Ok(false);
-            }
             let last = client.take_back(ino);
             if recall.reported {
                 // Nothing was held: whatever the head grants meanwhile stands.
@@ -243,6 +253,26 @@ impl Node {
         }
         self.to_head(recalled);
         Ok(true)
+    }
+
+    /// Whether a client seems to have done all under its lease that it has asked for it for: something, and nothing else since it was
+    /// looked at. Then the lease may go at once. (Who goes on using it keeps it, or two that write all the time would do so once each time.)
+    fn is_done_with(
+        &mut self,
+        id: ClientId,
+        ino: InodeId,
+        recall: &Recall,
+    ) -> Result<bool, Failure> {
+        let Some(found) = recall.found else { return Ok(false) };
+        let at_rest = |client: &&Client| client.activity() == found && client.inside().is_empty();
+        if self.agent.clients.get(&id).filter(at_rest).is_none() {
+            return Ok(false);
+        }
+        let used = |client: &Client| client.has_used(ino);
+        if !self.agent.clients.get(&id).is_some_and(used) {
+            self.drain(id)?;
+        }
+        Ok(self.agent.clients.get(&id).is_some_and(used))
     }
 
     /// Tells the head what a client has closed, if its log was read as far as it was then: to its end, or by its length.

@@ -485,3 +485,52 @@ fn what_is_asked_for_is_judged_after_the_log_of_who_wrote() {
     assert_eq!(maker.refusals(), 0);
     rig.check();
 }
+
+/// How long somebody waits for a lease that another client has just got, which does something with it each 10 µs.
+fn waited(does: impl Fn(&mut Hand, InodeId, u32)) -> u64 {
+    let mut rig = Rig::new(1, 3);
+    let (mut a, b) = (rig.attach(0, 0), rig.attach(0, 0));
+    let ino = a.create(&mut rig, b"f", 0o100_644);
+    a.sync(&mut rig);
+    rig.settle();
+    a.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+    let since = rig.now;
+    does(&mut a, ino, 0);
+    b.post(0, &Request::Inode { ino, mode: LeaseMode::Write, flags: WANT_WRITE }, 0);
+    rig.event(0, Event::Doorbell(b.client));
+    for n in 1..1000 {
+        if granted(&b, 0).is_some() {
+            rig.check();
+            return rig.now - since;
+        }
+        rig.pass(10_000);
+        does(&mut a, ino, n);
+    }
+    panic!("the lease does not come back");
+}
+
+/// Two that take turns do not wait for each other; who goes on using a lease, or has not used it yet, keeps it for a while.
+#[test]
+fn a_lease_goes_at_once_from_who_is_done_with_it() {
+    let write = |hand: &mut Hand, ino: InodeId| {
+        let within = hand.word(control::in_op(0));
+        hand.append(&Op::Write { ino, offset: 0, data: b"mine", clear_setid: false });
+        hand.set(control::in_op(0), within + 2);
+    };
+    let once = waited(|hand, ino, n| {
+        if n == 0 {
+            write(hand, ino)
+        }
+    });
+    assert!(once < 100_000, "{once}");
+    let never = waited(|_, _, _| ());
+    let always = waited(|hand, ino, _| write(hand, ino));
+    // It reads, which no log shows.
+    let reads = waited(|hand, ino, n| match n {
+        0 => write(hand, ino),
+        _ => hand.set(control::in_op(0), hand.word(control::in_op(0)) + 2),
+    });
+    for kept in [never, always, reads] {
+        assert!((300_000..1_000_000).contains(&kept), "{never} {always} {reads}");
+    }
+}

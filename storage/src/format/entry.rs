@@ -577,6 +577,20 @@ pub fn claimed_promise(header: &[u8; HEADER_BYTES]) -> u64 {
     if matches!(header[20], op::WRITE | op::PAD) { u64::from_le_bytes(w) } else { 0 }
 }
 
+/// Inode that a header claims to operate on, and the directory in which it claims to change a name (unchecked; `NONE`: none).
+pub fn claimed_inodes(header: &[u8; HEADER_BYTES]) -> (InodeId, InodeId) {
+    let word = |at: usize| {
+        let mut w = [0; 8];
+        w.copy_from_slice(&header[at..at + 8]);
+        InodeId(u64::from_le_bytes(w))
+    };
+    let named = matches!(
+        header[20],
+        op::CREATE | op::LINK | op::UNLINK | op::RMDIR | op::RENAME | op::TMPFILE
+    );
+    (word(24), if named { word(32) } else { InodeId::NONE })
+}
+
 /// Makes a pad of the entry, a Write, with which `bytes` begin: it has the same length, sequence, time and promise, and its payload is
 /// zeroes. How many bytes those are; 0 if that is not what it begins with.
 pub fn pad_over(bytes: &mut [u8], incarnation: u32) -> usize {

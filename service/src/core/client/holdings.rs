@@ -13,6 +13,9 @@ use storage::media::MediaError;
 
 use super::{Client, Lease, Pin, Returned, Slots};
 
+/// Entries that are looked at to find out whether a lease was made use of.
+const USES: usize = 64;
+
 impl Client {
     pub(super) fn adopt_holdings(
         &mut self,
@@ -23,7 +26,7 @@ impl Client {
         let forgotten = planted(Bug::HeldForgotten);
         for (slot, ino, mode) in leases.iter().filter(|_| !forgotten) {
             if self.slots.insert(*ino, *slot).is_none() {
-                self.modes.insert(*ino, Lease { mode: *mode, at: now, token: 0 });
+                self.modes.insert(*ino, Lease { mode: *mode, at: now, after: u64::MAX, token: 0 });
             }
         }
         self.lease_slots = Slots::without(&leases.iter().map(|l| l.0).collect());
@@ -70,7 +73,8 @@ impl Client {
         let word = LeaseWord::new(self.generation, mode);
         self.set_word(control::lease_word(slot) - 8, ino.0);
         self.set_word(control::lease_word(slot), word.0);
-        self.modes.insert(ino, Lease { mode, at: now, token });
+        let after = self.last_sequence().0;
+        self.modes.insert(ino, Lease { mode, at: now, after, token });
         Ok(Some(Granted { slot, word }))
     }
 
@@ -416,6 +420,13 @@ impl Client {
     /// When the lease was last granted.
     pub fn granted_at(&self, ino: InodeId) -> Option<Nanos> {
         self.modes.get(&ino).map(|lease| lease.at)
+    }
+
+    /// Whether something that was read of its log was done to the inode since its lease was granted last.
+    pub fn has_used(&self, ino: InodeId) -> bool {
+        let Some(lease) = self.modes.get(&ino) else { return false };
+        let newest = self.marks.iter().rev().chain(&self.given_back).take(USES);
+        newest.take_while(|mark| mark.seq > lease.after).any(|mark| mark.is_of(ino))
     }
 
     /// The inodes behind slots.

@@ -8,8 +8,8 @@ use storage::format::entry::{HEADER_BYTES, claimed_length, claimed_sequence, ent
 use storage::limits::{LANES_MAX, OP_SLOTS};
 use storage::media::MediaError;
 
-use super::reader::{Next, promise_of};
-use super::{Batch, Client, Mark, Standing, Unread};
+use super::reader::{Next, mark_of};
+use super::{Batch, Client, Standing, Unread};
 use crate::core::work::{End, Job, Kind, Piece};
 
 /// Headers that are looked at to find out how much there is in a log.
@@ -40,8 +40,7 @@ impl Client {
                 let copied =
                     self.reader.copy_entry_at(&*self.media, (lane, start), &head, &mut scratch)?;
                 let Some(total) = copied else { break };
-                let promised = promise_of(&scratch);
-                marks.push(Mark { seq, lane, start, end: start + total, promised });
+                marks.push(mark_of(seq, lane, start, start + total, &scratch));
                 self.reader.lanes[lane] += total;
                 before = seq;
             }

@@ -1,8 +1,8 @@
 //! How far a log has been read, apart from all else that is known of its client: so that reading on can be work for another thread.
 //! What is read is a copy, and only the copy is judged.
 
-use base::Sequence;
 use base::planted::{Bug, planted};
+use base::{InodeId, Sequence};
 use storage::format::control::Descriptor;
 use storage::format::entry::{
     self, HEADER_BYTES, claimed_length, claimed_sequence, entry_bytes, op,
@@ -40,10 +40,13 @@ pub(super) enum Next {
     Missing,
 }
 
-/// Blocks that an entry was promised, as it was copied and checked: what lies in the log may have changed since. (A pad
-/// is not copied, and needs none.)
-pub(super) fn promise_of(copy: &[u8]) -> u64 {
-    copy.first_chunk().map_or(0, entry::claimed_promise)
+/// Where an entry lies, and what it says, as it was copied and checked: what lies in the log may have changed since. (A pad is not
+/// copied, is promised nothing, and is of no inode.)
+pub(super) fn mark_of(seq: u64, lane: usize, start: u64, end: u64, copy: &[u8]) -> Mark {
+    let head = copy.first_chunk();
+    let promised = head.map_or(0, entry::claimed_promise);
+    let of = head.map_or((InodeId::NONE, InodeId::NONE), entry::claimed_inodes);
+    Mark { seq, lane, start, end, promised, of }
 }
 
 impl Reader {
@@ -241,8 +244,8 @@ impl Reader {
         };
         self.lanes[lane] += total;
         self.next = seq + 1;
-        let promised = promise_of(&batch.raw.body()[copied..]);
-        batch.marks.push(Mark { seq, lane, start, end: start + total, promised });
+        let copy = &batch.raw.body()[copied..];
+        batch.marks.push(mark_of(seq, lane, start, start + total, copy));
         batch.last = Sequence(seq);
         batch.taken += total;
         Ok(Next::Taken)
