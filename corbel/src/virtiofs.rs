@@ -492,12 +492,14 @@ impl VirtiofsArgs {
     /// Whether its back end is a server of another machine.
     fn asks_far(&self) -> bool {
         let far = |address: kv::link::Address| matches!(address.place, Place::Tcp(_));
-        self.backend == Backend::Kv && self.kv_address().is_ok_and(far) || self.binds()
+        self.backend == Backend::Nfs
+            || self.backend == Backend::Kv && self.kv_address().is_ok_and(far)
     }
 
-    /// Whether its back end makes connections from ports of its choice, as NFS servers want it, also when the device serves already.
+    /// Whether it makes connections over TCP also when the device serves already: NFS servers want them from ports of our choice, and
+    /// a host that is looked up takes a socket that is bound.
     fn binds(&self) -> bool {
-        self.backend == Backend::Nfs
+        self.asks_far() || matches!(self.remote, Some(Address::Tcp(_)))
     }
 
     /// What is accepted for the sake of who starts virtiofsd so, and changes nothing.

@@ -15,7 +15,7 @@ use client::fs::{
 
 use crate::proto::{Change, Facts, Fh, Limits, Locked, Page, Protocol, access, join_dev};
 use crate::rpc::Cred;
-use crate::table::{Node, Open, Seen, Stand, Table, Unstable};
+use crate::table::{Kept, Node, Open, Seen, Stand, Table, Unstable};
 use crate::url::{Url, Version};
 use crate::v3::V3;
 
@@ -31,6 +31,8 @@ const SEEN_MAX: usize = 1 << 16;
 const CREATE_TRIES: u32 = 16;
 /// Bytes kept of what a server may lose: of one file, and of all.
 const UNSTABLE_MAX: (usize, usize) = (8 << 20, 64 << 20);
+/// Between two tries to make durable what could not be made.
+const OWED_PAUSE: Duration = Duration::from_secs(1);
 /// Who waits for a lock asks again after that.
 const LOCK_POLL: Duration = Duration::from_millis(200);
 /// What the names of files begin with that are open and have no other one, as with every client of NFS.
@@ -54,9 +56,13 @@ pub struct NfsFs {
     table: Mutex<Table>,
     /// Bytes that are kept of what a server may lose.
     unstable: AtomicUsize,
+    /// Files that were closed and could not be made durable, and when that was tried last.
+    owed: Mutex<(Option<Instant>, Vec<Arc<Node>>)>,
     stands: AtomicU64,
     /// Names that were seen in a search: a directory and a name in it, by the file's number.
     seen: Mutex<HashMap<u64, (Fh, Vec<u8>)>>,
+    /// In names of ours: this machine and this export, so that what another one has open is not taken for ours.
+    mark: u16,
     /// For how long is searched.
     search_time: Duration,
     lock_event: (Mutex<u64>, Condvar),
@@ -107,6 +113,13 @@ fn check_kind(kind: u32) -> Result<()> {
     }
 }
 
+/// Of this machine and this export: the same after a restart.
+fn mark(url: &Url) -> u16 {
+    let name = rustix::system::uname();
+    let text = format!("{} {url}", name.nodename().to_string_lossy());
+    (base::crc32c(0, text.as_bytes()) & 0xffff) as u16
+}
+
 /// Our cookie of a server's.
 fn cookie(server: u64) -> Result<u64> {
     match server {
@@ -151,8 +164,10 @@ impl NfsFs {
             locks: url.locks,
             table: Mutex::new(Table::new(&root, facts.fileid)),
             unstable: AtomicUsize::new(0),
+            owed: Mutex::default(),
             stands: AtomicU64::new(seed),
             seen: Mutex::default(),
+            mark: mark(url),
             search_time: url.patience,
             lock_event: (Mutex::new(1), Condvar::new()),
             text: url.to_string(),
@@ -323,7 +338,8 @@ impl NfsFs {
 
     /// A file was found under a name that a device of before has left to it: it goes when the file is closed.
     fn stand_again(&self, node: &Node, dir: &Fh, name: &[u8], fileid: u64) {
-        if name.starts_with(format!("{STAND}{fileid:016x}").as_bytes()) {
+        let ours = format!("{STAND}{fileid:016x}{:04x}", self.mark);
+        if name.starts_with(ours.as_bytes()) && name.len() == ours.len() + 8 {
             let stand = Stand { dir: dir.clone(), name: name.to_vec(), cred: Cred::ROOT };
             node.gate().stands.push(stand);
         }
@@ -399,7 +415,7 @@ impl NfsFs {
     /// A name that nobody has, for a file that is to lose its own.
     fn stand_name(&self, fileid: u64) -> Vec<u8> {
         let count = self.stands.fetch_add(1, Ordering::Relaxed);
-        format!("{STAND}{fileid:016x}{:012x}", count & 0xffff_ffff_ffff).into_bytes()
+        format!("{STAND}{fileid:016x}{:04x}{:08x}", self.mark, count as u32).into_bytes()
     }
 
     /// Cuts or extends.
@@ -410,28 +426,26 @@ impl NfsFs {
         self.proto.setattr(cred, &node.fh, &Change { size: Some(size), ..Change::default() })
     }
 
-    fn take_unstable(&self, node: &Node) -> Vec<Unstable> {
-        let all = std::mem::take(&mut *node.unstable());
-        let bytes: usize = all.iter().map(|one| one.data.len()).sum();
-        self.unstable.fetch_sub(bytes, Ordering::Relaxed);
+    fn take_unstable(&self, node: &Node) -> Kept {
+        let all = node.unstable().take();
+        self.unstable.fetch_sub(all.bytes(), Ordering::Relaxed);
         all
     }
 
-    fn give_back(&self, node: &Node, all: Vec<Unstable>) {
-        let bytes: usize = all.iter().map(|one| one.data.len()).sum();
-        self.unstable.fetch_add(bytes, Ordering::Relaxed);
-        let mut later = node.unstable();
-        let newer = std::mem::replace(&mut *later, all);
-        later.extend(newer);
+    fn give_back(&self, node: &Node, all: Kept) {
+        self.unstable.fetch_add(all.bytes(), Ordering::Relaxed);
+        node.unstable().put_back(all);
     }
 
-    /// Makes what was written durable.
+    /// Makes what was written durable. Whoever comes while somebody else is about it waits, and asks for itself what became of it.
     fn commit(&self, cred: &Cred, node: &Node) -> Result<()> {
+        let _one = node.committing();
         {
             // Nobody cuts the file while what may have to be written again is in nobody's list.
             let _shared = node.io.read().unwrap_or_else(PoisonError::into_inner);
             let written = self.take_unstable(node);
-            let cred = written.last().map_or(cred, |one| &one.cred);
+            let last = written.iter().last().map(|one| one.cred.clone());
+            let cred = last.as_ref().unwrap_or(cred);
             let done = self.proto.commit(cred, &node.fh);
             if done.is_ok_and(|verifier| written.iter().all(|one| one.verifier == verifier)) {
                 return Ok(());
@@ -445,9 +459,9 @@ impl NfsFs {
 
     /// The same where nobody else writes.
     fn commit_alone(&self, node: &Node) -> Result<()> {
-        let written = node.unstable().last().cloned();
-        let Some(last) = written else { return Ok(()) };
-        let verifier = self.proto.commit(&last.cred, &node.fh)?;
+        let last = node.unstable().iter().last().map(|one| one.cred.clone());
+        let Some(cred) = last else { return Ok(()) };
+        let verifier = self.proto.commit(&cred, &node.fh)?;
         if node.unstable().iter().all(|one| one.verifier == verifier) {
             self.take_unstable(node);
             return Ok(());
@@ -458,15 +472,18 @@ impl NfsFs {
     /// The server has begun anew and lost what was not durable: all of it is written again, in order.
     fn write_again(&self, node: &Node) -> Result<()> {
         log::info!("{}: the server has begun anew, data are written again", self.text);
-        let mut written = VecDeque::from(self.take_unstable(node));
-        while let Some(one) = written.front() {
-            if let Err(error) = self.write_whole(&one.cred, node, one.offset, &one.data) {
-                self.give_back(node, written.into());
-                return Err(error);
+        let mut written = self.take_unstable(node);
+        let (mut done, mut failed) = (0, Ok(()));
+        for one in written.iter() {
+            failed = self.write_whole(&one.cred, node, one.offset, &one.data);
+            if failed.is_err() {
+                break;
             }
-            written.pop_front();
+            done += 1;
         }
-        Ok(())
+        written.drop_first(done);
+        self.give_back(node, written);
+        failed
     }
 
     /// Writes all of it, durably.
@@ -501,19 +518,51 @@ impl NfsFs {
             };
             let len = wrote.len.min(part.len());
             if !wrote.stable && !stable {
-                let data = part[..len].to_vec();
-                self.unstable.fetch_add(len, Ordering::Relaxed);
-                let cred = cred.clone();
-                node.unstable().push(Unstable { offset: at, data, verifier: wrote.verifier, cred });
+                let (data, cred) = (part[..len].to_vec(), cred.clone());
+                let one = Unstable { offset: at, data, verifier: wrote.verifier, cred };
+                let cost = node.unstable().push(one);
+                self.unstable.fetch_add(cost, Ordering::Relaxed);
             }
             done += len;
         }
         Ok(done)
     }
 
+    /// Whether nothing is kept of a file, and nobody is just about what was.
+    fn is_durable(&self, node: &Node) -> bool {
+        let _one = node.committing();
+        node.unstable().is_empty()
+    }
+
+    fn owed(&self) -> MutexGuard<'_, (Option<Instant>, Vec<Arc<Node>>)> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tries again to make durable what could not be when its file was closed, now and then.
+    fn pay_owed(&self) {
+        let all = {
+            let (last, all) = &mut *self.owed();
+            if all.is_empty() || last.is_some_and(|last| last.elapsed() < OWED_PAUSE) {
+                return;
+            }
+            *last = Some(Instant::now());
+            std::mem::take(all)
+        };
+        for node in all {
+            match self.commit(&Cred::ROOT, &node) {
+                Ok(()) => log::info!("{}: {} is durable now", self.text, node.ino),
+                Err(Errno::STALE) => {
+                    log::error!("{}: {} is gone from the server", self.text, node.ino);
+                    self.take_unstable(&node);
+                }
+                Err(_) => self.owed().1.push(node),
+            }
+        }
+    }
+
     /// A file has more that may be lost than is kept.
     fn relieve(&self, open: &Open) -> Result<()> {
-        let kept: usize = open.node.unstable().iter().map(|one| one.data.len()).sum();
+        let kept = open.node.unstable().bytes();
         if kept > UNSTABLE_MAX.0 { self.commit(&open.cred, &open.node) } else { Ok(()) }
     }
 
@@ -553,6 +602,18 @@ impl NfsFs {
         gate.stands.push(Stand { dir: dir.fh.clone(), name: stand.clone(), cred: cred.clone() });
         node.state().named = Some((dir.fh.clone(), stand));
         Ok(())
+    }
+
+    /// What was renamed has that name now, by which it is found to be locked.
+    fn follow(&self, cred: &Cred, dir: &Fh, name: &[u8]) {
+        if !self.locks {
+            return;
+        }
+        let Ok((fh, _)) = self.proto.lookup(cred, dir, name) else { return };
+        let node = self.table().by_handle(&fh);
+        if let Some(node) = node {
+            node.state().named = Some((dir.clone(), name.to_vec()));
+        }
     }
 
     /// The file that a rename would take a name from, if it is known, and is another one than what is renamed.
@@ -700,10 +761,17 @@ impl FileSystem for NfsFs {
             done => done,
         };
         let target = self.target(&cred, (&from, rename.name), (&to, rename.new_name))?;
-        let Some((node, fileid)) = target else { return replace() };
+        let Some((node, fileid)) = target else {
+            replace()?;
+            self.follow(&cred, &to.fh, rename.new_name);
+            return Ok(());
+        };
         let mut gate = node.gate();
         if gate.opens == 0 {
-            return replace();
+            replace()?;
+            drop(gate);
+            self.follow(&cred, &to.fh, rename.new_name);
+            return Ok(());
         }
         // It is kept under a name of ours, so that the rename stays whole.
         let stand = Stand { dir: to.fh.clone(), name: self.stand_name(fileid), cred: cred.clone() };
@@ -716,6 +784,9 @@ impl FileSystem for NfsFs {
         } else if let Err(error) = self.proto.remove(&cred, &to.fh, &stand.name, false) {
             let name = String::from_utf8_lossy(&stand.name);
             log::warn!("{}: {name} is left: {error:?}", self.text);
+        }
+        if done.is_ok() {
+            self.follow(&cred, &to.fh, rename.new_name);
         }
         done
     }
@@ -738,6 +809,7 @@ impl FileSystem for NfsFs {
     }
 
     fn open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle> {
+        self.pay_owed();
         self.open_node(cred(caller), self.node(ino)?, flags)
     }
 
@@ -848,7 +920,8 @@ impl FileSystem for NfsFs {
 
     fn fsync(&self, handle: Handle, _: bool) -> Result<()> {
         let open = self.handle(handle)?;
-        if open.mode == O_RDONLY && open.node.unstable().is_empty() {
+        self.pay_owed();
+        if open.mode == O_RDONLY && self.is_durable(&open.node) {
             return Ok(());
         }
         self.commit(&open.cred, &open.node)
@@ -858,7 +931,7 @@ impl FileSystem for NfsFs {
     fn fsync_inode(&self, caller: &Caller<'_>, ino: InodeId) -> Result<()> {
         let node = self.node(ino)?;
         let all = if ino == InodeId::ROOT { self.table().nodes() } else { vec![node] };
-        let waiting = all.iter().filter(|node| !node.unstable().is_empty());
+        let waiting = all.iter().filter(|node| !self.is_durable(node));
         // All are tried; the first failure is told.
         let done: Vec<Result<()>> = waiting.map(|node| self.commit(&cred(caller), node)).collect();
         done.into_iter().collect()
@@ -868,10 +941,15 @@ impl FileSystem for NfsFs {
         let Some(open) = self.table().close(handle.0) else { return };
         // As every client does: what is closed is the server's. Others of the same file may go on writing.
         if open.mode != O_RDONLY
-            && !open.node.unstable().is_empty()
+            && !self.is_durable(&open.node)
             && let Err(error) = self.commit(&open.cred, &open.node)
         {
-            log::error!("{}: what was written last may be lost: {error:?}", self.text);
+            log::error!(
+                "{}: what was written to {} is not durable yet ({error:?}): goes on trying",
+                self.text,
+                open.node.ino
+            );
+            self.owed().1.push(open.node.clone());
         }
         self.close(&open.node);
     }

@@ -28,7 +28,7 @@ pub struct Held {
 }
 
 /// What is left of a range when another one is taken out of it.
-fn without(old: &Lock, new: &Lock) -> impl Iterator<Item = Lock> {
+pub fn without(old: &Lock, new: &Lock) -> impl Iterator<Item = Lock> {
     let before = (old.start < new.start).then(|| Lock { end: old.end.min(new.start - 1), ..*old });
     let after = (old.end > new.end).then(|| Lock { start: old.start.max(new.end + 1), ..*old });
     let all = if old.overlaps(new) { [before, after] } else { [Some(*old), None] };
@@ -57,6 +57,24 @@ impl Held {
     /// Whether this owner has something of this file.
     pub fn has(&self, owner: &Owner) -> bool {
         self.all.contains_key(owner)
+    }
+
+    /// Whether anybody has something of this file.
+    pub fn has_file(&self, fh: &Fh) -> bool {
+        self.all.keys().any(|(_, _, of)| of == fh)
+    }
+
+    /// What of a range its owner has not.
+    pub fn lacks(&self, file: &Locked, lock: &Lock) -> Vec<Lock> {
+        let of = self.all.get(&(lock.space, lock.owner, file.fh.clone()));
+        let kept = of.into_iter().flat_map(|all| &all.ranges);
+        kept.fold(vec![*lock], |left, kept| left.iter().flat_map(|l| without(l, kept)).collect())
+    }
+
+    /// Whether this owner has exactly that.
+    pub fn holds(&self, file: &Locked, lock: &Lock) -> bool {
+        let of = self.all.get(&(lock.space, lock.owner, file.fh.clone()));
+        of.is_some_and(|all| all.ranges.contains(lock))
     }
 
     /// Whether this owner has something of any file.

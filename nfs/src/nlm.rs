@@ -41,9 +41,14 @@ struct State {
     link: Option<std::sync::Arc<Link>>,
     owners: Owners,
     held: Held,
-    /// Connections that were lost when we last had all locks.
-    breaks: u64,
+    /// Connections that were lost when we last had all locks; `None`: another one was made since.
+    breaks: Option<u64>,
+    /// What the server could not be told that it is given up.
+    given_up: Vec<(Locked, Lock)>,
 }
+
+/// Of those, so many at most: the server forgets them when it begins anew.
+const GIVEN_UP_MAX: usize = 1024;
 
 /// Locks of an export.
 pub struct Nlm {
@@ -90,6 +95,9 @@ impl Nlm {
             Errno::NOLCK
         })?;
         let mut state = self.state();
+        if state.held.is_empty() {
+            state.breaks = Some(0);
+        }
         Ok(state.link.get_or_insert(made).clone())
     }
 
@@ -137,7 +145,15 @@ impl Nlm {
     ) -> Result<(u32, T)> {
         let link = self.link()?;
         let what = Procedure { program: NLM, version: 4, number };
-        let said = link.call(what, cred, out.take())?;
+        let said = link.call(what, cred, out.take()).inspect_err(|_| {
+            if self.url.lock_port.is_none() && link.trouble().is_some() {
+                // A server that has begun anew may have its locks at another port: it is asked for again.
+                let mut state = self.state();
+                if state.link.as_ref().is_some_and(|l| std::sync::Arc::ptr_eq(l, &link)) {
+                    (state.link, state.breaks) = (None, None);
+                }
+            }
+        })?;
         let mut rest = In::new(&said.results);
         let answer = rest.bytes(1024).and_then(|_cookie| rest.u32());
         let answer = answer.and_then(|status| Ok((status, read(status, &mut rest)?)));
@@ -169,9 +185,16 @@ impl Nlm {
     /// EAGAIN: somebody else's bars it. ENOLCK: the server has no locks (any more).
     pub fn lock(&self, file: &Locked, lock: &Lock) -> Result<()> {
         let number = self.number(lock);
-        let done = self.lock_as(file, lock, number);
-        if done.is_ok() {
+        let gives_up = lock.kind == LockKind::None;
+        if gives_up {
+            // Whatever comes of it: nobody has it any more, so that it is not asked for again.
             self.state().held.note(file, lock);
+        }
+        let done = self.lock_as(file, lock, number);
+        match &done {
+            Ok(()) if !gives_up => self.state().held.note(file, lock),
+            Err(_) if gives_up => self.note_given_up(file, lock),
+            _ => {}
         }
         // Its number is forgotten with its last lock.
         self.leave(lock);
@@ -229,16 +252,27 @@ impl Nlm {
 
     /// Gets all locks back where the connection was lost.
     pub fn tend(&self) {
-        let (link, held) = {
+        let given_up = std::mem::take(&mut self.state().given_up);
+        for (file, lock) in given_up {
+            self.give_up(&file, &lock);
+        }
+        if self.state().held.is_empty() {
+            return;
+        }
+        let Ok(link) = self.link() else { return };
+        let breaks = link.breaks();
+        let held = {
             let state = self.state();
-            let Some(link) = state.link.clone().filter(|_| !state.held.is_empty()) else { return };
-            if link.breaks() == state.breaks {
+            if state.breaks == Some(breaks) {
                 return;
             }
-            (link, state.held.all())
+            state.held.all()
         };
-        let breaks = link.breaks();
         for (file, lock) in held {
+            if !self.state().held.holds(&file, &lock) {
+                // Given up meanwhile.
+                continue;
+            }
             // In its grace period it takes only what is asked for back; after that it knows no difference.
             let number = self.number(&lock);
             let status = match self.ask_for(&file, &lock, number, true) {
@@ -247,7 +281,9 @@ impl Nlm {
             };
             self.leave(&lock);
             match status {
-                Ok(GRANTED) => {}
+                Ok(GRANTED) if self.state().held.holds(&file, &lock) => {}
+                // Given up while it was asked for: it may have come after that.
+                Ok(GRANTED) => self.give_up(&file, &lock),
                 Err(error) => {
                     log::warn!("{}: getting locks back: {error:?}; goes on trying", self.url);
                     return;
@@ -263,7 +299,28 @@ impl Nlm {
                 }
             }
         }
-        self.state().breaks = breaks;
+        self.state().breaks = Some(breaks);
+    }
+
+    /// Tells the server of what nobody has any more, as far as its owner has not got it again.
+    fn give_up(&self, file: &Locked, lock: &Lock) {
+        let number = self.number(lock);
+        let left = self.state().held.lacks(file, lock);
+        for lock in left {
+            let gone = Lock { kind: LockKind::None, ..lock };
+            if let Err(error) = self.ask_for(file, &gone, number, false) {
+                log::warn!("{}: giving a lock up: {error:?}; goes on trying", self.url);
+                self.note_given_up(file, &gone);
+            }
+        }
+        self.leave(lock);
+    }
+
+    fn note_given_up(&self, file: &Locked, lock: &Lock) {
+        let given_up = &mut self.state().given_up;
+        if given_up.len() < GIVEN_UP_MAX {
+            given_up.push((file.clone(), *lock));
+        }
     }
 
     /// Nothing more is asked.

@@ -20,6 +20,7 @@ use crate::xdr::{Garbage, In};
 /// What it answers.
 const GRACE: u32 = 10_013;
 const DENIED: u32 = 10_010;
+const OPENMODE: u32 = 10_038;
 /// Its grace period is over, or there is nothing to reclaim.
 const NO_RECLAIM: [u32; 2] = [10_033, 10_034];
 /// It knows our state no more, or not as we do: EXPIRED, `STALE_CLIENTID`, `STALE_STATEID`, `OLD_STATEID`, `BAD_STATEID`, `BAD_SEQID`.
@@ -474,7 +475,14 @@ impl States {
     pub fn lock(&self, wire: &Wire, file: &Locked, lock: &Lock) -> Result<()> {
         let mut guard = self.state();
         let state = &mut *guard;
-        if state.lost {
+        if lock.kind == LockKind::None {
+            // Whatever comes of it: nobody has it any more, so that it is not asked for again.
+            state.held.note(file, lock);
+            if state.lost && self.recover(wire, state).is_err() {
+                // The server forgets what it had of us, or has.
+                return Ok(());
+            }
+        } else if state.lost {
             self.recover(wire, state)?;
         }
         let done = if lock.kind == LockKind::None {
@@ -503,8 +511,7 @@ impl States {
         if let Ok(done) = &done {
             known.id = done.result.unwrap_or(known.id);
         }
-        // Whatever the server says, it is not ours any more: without an answer it forgets all that we have, and gets the rest anew.
-        state.held.note(file, lock);
+        // Without an answer it forgets all that we have, and gets the rest anew.
         match done {
             Ok(done) if done.status == 0 || state.note(done.status) => Ok(()),
             Ok(done) => {
@@ -519,7 +526,7 @@ impl States {
     }
 
     fn take(&self, wire: &Wire, state: &mut State, file: &Locked, lock: &Lock) -> Result<()> {
-        let begun = Instant::now();
+        let (begun, mut reopened) = (Instant::now(), false);
         for _ in 0..TRIES {
             let key = (lock.space, lock.owner);
             let known =
@@ -543,8 +550,19 @@ impl States {
                     state.held.note(file, lock);
                     return Ok(());
                 }
-                // OPENMODE: the file is open for us, but not for that.
-                10_038 => return Err(Errno::BADF),
+                // The file is open for us, but not for that: on behalf of somebody who may only read it. Without locks it is opened anew.
+                OPENMODE if !state.held.has_file(&file.fh) && !reopened => {
+                    reopened = true;
+                    self.tidy(wire, state, &file.fh);
+                }
+                OPENMODE => {
+                    log::warn!(
+                        "a file with locks of who may only read it cannot be locked to write over NFSv4"
+                    );
+                    return Err(Errno::NOLCK);
+                }
+                // The name by which it was known leads nowhere: another client has renamed it.
+                2 => return Err(Errno::NOLCK),
                 status if LOST.contains(&status) => self.recover(wire, state)?,
                 status => return Err(errno(status)),
             }

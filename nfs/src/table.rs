@@ -55,6 +55,65 @@ pub struct Unstable {
     pub cred: Cred,
 }
 
+/// What is kept of a file because the server may lose it, in the order in which it was written.
+#[derive(Debug, Default)]
+pub struct Kept {
+    all: Vec<Unstable>,
+    bytes: usize,
+}
+
+impl Kept {
+    /// What one takes beside its data.
+    const EACH: usize = 128;
+
+    fn cost(one: &Unstable) -> usize {
+        one.data.len() + Self::EACH
+    }
+
+    /// What all of it takes.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there is nothing.
+    pub const fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// All of it.
+    pub fn iter(&self) -> impl Iterator<Item = &Unstable> {
+        self.all.iter()
+    }
+
+    /// One more, which takes so much.
+    pub fn push(&mut self, one: Unstable) -> usize {
+        let cost = Self::cost(&one);
+        self.bytes += cost;
+        self.all.push(one);
+        cost
+    }
+
+    /// Takes all of it out.
+    pub fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+
+    /// Puts back what was taken, before what was written since.
+    pub fn put_back(&mut self, older: Self) {
+        let newer = std::mem::replace(self, older);
+        self.bytes += newer.bytes;
+        self.all.extend(newer.all);
+    }
+
+    /// Takes the oldest out, which took so much.
+    pub fn drop_first(&mut self, count: usize) -> usize {
+        let gone: usize =
+            self.all.drain(..count.min(self.all.len())).map(|one| Self::cost(&one)).sum();
+        self.bytes -= gone;
+        gone
+    }
+}
+
 /// A file that is known.
 #[derive(Debug)]
 pub struct Node {
@@ -68,8 +127,10 @@ pub struct Node {
     pub gate: Mutex<Gate>,
     /// Held to write, shared, and to do what must not meet a write: cutting, appending, writing again.
     pub io: RwLock<()>,
-    /// What was written and may be lost with the server, in order.
-    pub unstable: Mutex<Vec<Unstable>>,
+    /// What was written and may be lost with the server.
+    pub unstable: Mutex<Kept>,
+    /// Held while it is made durable, so that nobody takes what somebody else is still about for done.
+    pub committing: Mutex<()>,
     state: Mutex<NodeState>,
 }
 
@@ -94,8 +155,13 @@ impl Node {
     }
 
     /// What may be lost.
-    pub fn unstable(&self) -> MutexGuard<'_, Vec<Unstable>> {
+    pub fn unstable(&self) -> MutexGuard<'_, Kept> {
         self.unstable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody else makes it durable.
+    pub fn committing(&self) -> MutexGuard<'_, ()> {
+        self.committing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -144,6 +210,7 @@ fn node(ino: u64, fh: &Fh, kind: u32) -> Arc<Node> {
         gate: Mutex::default(),
         io: RwLock::default(),
         unstable: Mutex::default(),
+        committing: Mutex::default(),
         state: Mutex::default(),
     })
 }
@@ -245,8 +312,8 @@ impl Table {
             let Some(node) = self.nodes.get(&old).filter(|node| node.state().forgotten) else {
                 continue;
             };
-            // Whoever has one in hand or open has a reference beside the table's.
-            if Arc::strong_count(node) > 1 {
+            // Whoever has one in hand or open has a reference beside the table's; what could not be made durable yet is tried again.
+            if Arc::strong_count(node) > 1 || !node.unstable().is_empty() {
                 self.forgotten.push_back(old);
                 continue;
             }

@@ -37,8 +37,8 @@ pub struct Url {
 
 /// Port of the port mapper, if nobody says another one.
 const MAP_PORT: u16 = 111;
-/// How long a request may take, in seconds, if nobody says.
-const PATIENCE: u64 = 60;
+/// How long a request may take, in seconds, if nobody says: longer than a server's grace period after a start, which is 90 with most.
+const PATIENCE: u64 = 120;
 
 impl FromStr for Url {
     type Err = String;

@@ -452,6 +452,25 @@ fn locks_hold_for_all(version: u32) {
     other.release(theirs);
 }
 
+/// A file that was renamed is locked like any other.
+fn what_was_renamed_can_be_locked(version: u32) {
+    let Some(server) = Server::start() else { return };
+    let (fs, other) = (server.open(version), server.open(version));
+    let ino = file(&fs, b"before", b"data");
+    mkdir(&fs, ROOT, b"dir");
+    let dir = fs.lookup(&Caller::ROOT, ROOT, b"dir").unwrap().ino;
+    let handle = fs.open(&Caller::ROOT, ino, O_RDWR).unwrap();
+    for (n, to) in [(ROOT, &b"after"[..]), (dir, b"below")].into_iter().enumerate() {
+        let from = [(ROOT, &b"before"[..]), (ROOT, b"after")][n];
+        rename(&fs, from, to).unwrap();
+        fs.lock(ino, &lock(LockKind::Write, 1, 0, 9), 0).unwrap();
+        let there = other.lookup(&Caller::ROOT, to.0, to.1).unwrap().ino;
+        assert_eq!(other.lock(there, &lock(LockKind::Write, 1, 0, 9), 0), Err(Errno::AGAIN));
+        fs.lock(ino, &lock(LockKind::None, 1, 0, LOCK_END), 0).unwrap();
+    }
+    fs.release(handle);
+}
+
 fn locks_can_be_the_guests_own(version: u32) {
     let Some(server) = Server::start() else { return };
     let mut url = server.url(version);
@@ -710,6 +729,7 @@ over_both! {
     a_server_that_begins_anew_is_gone_on_with
     a_server_that_is_away_ends_in_an_error
     locks_hold_for_all
+    what_was_renamed_can_be_locked
     locks_can_be_the_guests_own
     a_file_is_what_a_string_of_bytes_is
     names_are_as_on_a_local_file_system

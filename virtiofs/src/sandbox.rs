@@ -141,8 +141,9 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_bind,
 ];
 
-/// Bans the system calls that are not needed any more, for this and all threads that come. [`no_new_privileges`] must have
-/// been called. `binds`: a back end chooses the ports from which it connects, and does so again when a connection breaks.
+/// Bans the system calls that are not needed any more, for all threads that there are and come. [`no_new_privileges`] must have
+/// been called. `binds`: a back end chooses the ports from which it connects, or looks up hosts (which the C library does over a socket
+/// of the kernel's routes that it binds), and does so again when a connection breaks.
 ///
 /// # Errors
 /// The kernel has no such filter.
@@ -178,8 +179,19 @@ pub fn ban_system_calls(action: Seccomp, binds: bool) -> Result<(), String> {
         len: u16::try_from(program.len()).map_err(|e| e.to_string())?,
         filter: program.as_mut_ptr(),
     };
+    // For the threads that are there already, too: a back end has some, and they speak to its servers.
     // SAFETY: the program lives until the call returns, and the kernel copies and checks it.
-    check("seccomp", unsafe {
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter)
-    })
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_TSYNC,
+            &raw const filter,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        ..0 => Err(format!("seccomp: {}", std::io::Error::last_os_error())),
+        thread => Err(format!("seccomp: thread {thread} has a filter of its own")),
+    }
 }
