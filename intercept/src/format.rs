@@ -292,8 +292,10 @@ pub struct Slot {
     pub count: AtomicU32,
     /// Descriptor number and table entry (see table.rs).
     pub fds: [[AtomicU32; 2]; SLOT_FDS],
+    /// Not 0: the process had threads, which may have been at an operation when it executed something.
+    pub threads: AtomicU32,
     /// Fills up to 8 KiB.
-    pub reserved: [u32; 46],
+    pub reserved: [u32; 45],
 }
 
 /// Bytes of the region of one table.

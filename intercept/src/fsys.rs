@@ -48,7 +48,7 @@ pub fn fs() -> Result<&'static dyn FileSystem, isize> {
     if object.is_null() {
         return connect_once();
     }
-    // SAFETY: stored once by `connect_once` from a leaked box, never freed.
+    // SAFETY: stored by `connect_once` from a leaked box, which only `part` frees, when no other thread is inside.
     Ok(unsafe { &**object })
 }
 
@@ -85,7 +85,10 @@ fn connect_once() -> Result<&'static dyn FileSystem, isize> {
         BEGUN_BY.store(user, Ordering::Relaxed);
         object.vouch(InodeId(CWD[0].load(Ordering::Relaxed)), CWD[1].load(Ordering::Relaxed));
         OBJECT.store(Box::into_raw(Box::new(object)), Ordering::Release);
-        forget_identity();
+        if is_bound() {
+            // Threads that have called before may be others than who has begun the session (`ask_identity`).
+            forget_identity();
+        }
     }
     drop(lock);
     if first {
@@ -271,7 +274,8 @@ static STOOD: AtomicU64 = AtomicU64::new(0);
 
 /// The working directory is `ino` now (0: none of ours): removed, it lives as long as this process stands in it.
 pub fn stand(ino: u64) {
-    if table::in_vfork() {
+    // Who has no session yet keeps it when it begins one (`connect_once`), which only to go somewhere does not.
+    if table::in_vfork() || !connected() {
         return;
     }
     let kept = if matches!(ino, 0 | u64::MAX) { None } else { keep(InodeId(ino)) };

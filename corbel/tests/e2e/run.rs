@@ -560,6 +560,53 @@ os.close(master); os.waitpid(child, 0)";
     assert_eq!(fs::read_to_string(world.path("native/said")).unwrap(), "HUP\n");
 }
 
+/// What need not become the kernel's does not.
+#[test]
+fn what_stays_served() {
+    let Some(world) = World::new() else { return };
+    let demoted = |script: &str| {
+        let output = world.run().args(["python3", "-c", script]).arg(world.mount()).output();
+        let output = output.unwrap();
+        assert_eq!(text(&output), "done\n");
+        assert!(audit(&output, "fast") > 0, "{output:?}");
+        audit(&output, "demoted")
+    };
+    // Closed by exec: nobody needs to keep it.
+    let executes = "import os, sys
+os.chdir(sys.argv[1]); os.mkdir('gone')
+gone = os.open('gone', os.O_RDONLY); os.set_inheritable(gone, KEPT); os.rmdir('gone')
+os.execv('/bin/echo', ['echo', 'done'])";
+    assert_eq!(demoted(&executes.replace("KEPT", "False")), 0);
+    assert_eq!(demoted(&executes.replace("KEPT", "True")), 1);
+    // Part of a file is copied with what follows, if that is little.
+    let maps = "import mmap, os, sys
+os.chdir(sys.argv[1])
+with open('file', 'wb') as f: f.write(bytes(i >> 12 for i in range(SIZE)))
+fd = os.open('file', os.O_RDONLY)
+m = mmap.mmap(fd, 8192, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, offset=4096)
+assert m[:] == bytes([1] * 4096 + [2] * 4096); print('done')";
+    assert_eq!(demoted(&maps.replace("SIZE", "9 * 4096")), 0);
+    assert_eq!(demoted(&maps.replace("SIZE", "300 * 4096").replace("i >> 12", "i >> 12 & 255")), 1);
+}
+
+/// Once more inodes are the kernel's than the session notes, each close of a file is one of the kernel's; of directories, which
+/// have no locks, it is not.
+#[test]
+fn closes_of_directories_are_not_the_mounts() {
+    let Some(world) = World::new() else { return };
+    let script = "import mmap, os, sys
+os.chdir(sys.argv[1]); os.mkdir('dir')
+for i in range(1100):
+    with open('file', 'w+b') as f: f.write(b'x'); f.flush(); mmap.mmap(f.fileno(), 1).close()
+    os.rename('file', f'dir/{i}')
+for i in range(300): os.close(os.open('dir', os.O_RDONLY))
+print('done')";
+    let output = world.run().args(["python3", "-c", script]).arg(world.mount()).output().unwrap();
+    assert_eq!(text(&output), "done\n");
+    assert!(audit(&output, "exhausted") > 0, "{output:?}");
+    assert!(reached(&output, "opendir") < 100, "{output:?}");
+}
+
 /// More descriptions that two processes share become the kernel's than `corbel run` could keep with the limit it was
 /// started with; the program has that limit.
 #[test]

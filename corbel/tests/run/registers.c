@@ -41,6 +41,22 @@ __attribute__((noinline)) static void flags(int fd, int pipe) {
     say("fcntl", ret, f);
 }
 
+// String operations that go backwards, which are the program's alone.
+__attribute__((noinline)) static void backwards(int fd) {
+    char text[16] = "";
+    unsigned long f[2];
+    long ret;
+    for (int i = 0; i < 2; i++) {
+        register long r10 __asm__("r10") = 0;
+        __asm__ volatile("lea rsp, [rsp - 256]\n std\n syscall\n pushfq\n pop %1\n cld\n lea rsp, [rsp + 256]"
+                         : "=a"(ret), "=&r"(f[i])
+                         : "a"((long)(i ? SYS_pread64 : SYS_pwrite64)), "D"((long)fd), "S"(i ? text : "forwards"), "d"(8l), "r"(r10)
+                         : "rcx", "r11", "memory", "cc");
+        printf("backwards %ld flag %lx\n", ret, f[i] & 0x400);
+    }
+    puts(text);
+}
+
 __attribute__((target("avx2"), noinline)) static void vectors(int fd) {
     unsigned long f;
     long ret;
@@ -72,6 +88,7 @@ int main(int argc, char **argv) {
     int fd = open("file", O_RDWR | O_CREAT, 0644);
     pipe(ends);
     flags(fd, ends[1]);
+    backwards(fd);
     if (__builtin_cpu_supports("avx2"))
         vectors(fd);
     return 0;

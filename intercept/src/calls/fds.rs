@@ -16,7 +16,9 @@ use crate::{demote, fsys, lock, mem, objects, ring, session, table};
 /// Largest private mapping that is filled by reading; larger ones are the kernel's.
 const PRIVATE_MAX: usize = 64 << 20;
 /// Bytes of it read at a time.
-const COPY_PIECE: usize = 256 << 10;
+const COPY_PIECE: usize = 64 << 10;
+/// Bytes behind a mapping, up to the end of its file, that are copied with it.
+const BEHIND_MAX: u64 = 1 << 20;
 
 /// See the module text.
 pub fn other(r: &mut Regs) -> Reply {
@@ -414,8 +416,8 @@ fn mmap(r: &Regs) -> Reply {
     let size = fs()?.fgetattr(handle)?.size;
     let end = (r.r9 + len) as u64;
     // Pages beyond the end of the file are a SIGBUS, now and when it grows no more. What is mapped but in part may be
-    // asked to grow (mremap), and a copy knows of no more than itself.
-    if end > size.next_multiple_of(4096) || end < size {
+    // asked to grow (mremap), and a copy knows of no more than itself: it has the file up to its end, if that is near.
+    if end > size.next_multiple_of(4096) || size.saturating_sub(end) > BEHIND_MAX {
         drop(file);
         to_kernel(r.r8)?;
         return Err(Stop::Kernel);

@@ -220,6 +220,10 @@ pub fn clone(r: &mut Regs) -> usize {
     if flags & CLONE_VM == 0 {
         return fork(r, args, other);
     }
+    if fsys::is_confined() {
+        // Nothing is served here any more that the two could disagree about, and no call may be made for them.
+        return RAW;
+    }
     if flags & (CLONE_FILES | CLONE_VFORK) != CLONE_VFORK {
         // A thread, or something so like one that it shares our tables.
         THREADS.store(true, Ordering::SeqCst);
@@ -268,8 +272,8 @@ fn after_vfork(r: &Regs) -> Reply {
 }
 
 /// Files and directories without a name live by their handles, which neither fork nor exec keeps: the kernel keeps
-/// them instead. The others can be opened again.
-fn save_files() {
+/// them instead. The others can be opened again. `exec`: what it closes needs nobody to keep it.
+fn save_files(exec: bool) {
     if fsys::is_confined() {
         // Each call that is not the program's own would be its last.
         return;
@@ -278,6 +282,9 @@ fn save_files() {
     let proofless = fsys::caller().uid != 0;
     for fd in table::used() {
         let fd = fd as i32;
+        if exec && table::entry(fd) & table::CLOEXEC != 0 {
+            continue;
+        }
         if proofless && let Some(file) = InUse::of(fd) {
             fsys::show(file.ofd());
         }
@@ -302,7 +309,7 @@ fn is_nameless(fd: i32) -> Result<bool, isize> {
 }
 
 fn fork(r: &mut Regs, mut args: [u64; 11], other: bool) -> usize {
-    save_files();
+    save_files(false);
     let held = table::hold_all();
     let mut stack = 0;
     let ret = {
@@ -328,8 +335,10 @@ fn fork(r: &mut Regs, mut args: [u64; 11], other: bool) -> usize {
     if ret == 0 {
         thread::area().tid = 0;
         signal::forked();
-        session::note_thread(thread::tid());
-        strict::arm();
+        if !fsys::is_confined() {
+            session::note_thread(thread::tid());
+            strict::arm();
+        }
         table::after_fork();
         lock::forked();
         limit::forked();
@@ -355,7 +364,7 @@ fn is_secure() -> bool {
     who[0] != who[1] || who[2] != who[3]
 }
 
-/// The same of what `execveat` names, by a descriptor alone too.
+/// Whether what an exec names leads to a program that will load us ([`hookable`]): `execveat` names one by a descriptor alone, too.
 fn leads_to_hookable(dirfd: i32, name: usize, flags: u32) -> bool {
     let itself = flags & at::EMPTY_PATH != 0 && mem::get::<u8>(name).is_ok_and(|first| first == 0);
     let Some(fd) = u64::try_from(dirfd).ok().filter(|_| itself) else {
@@ -378,6 +387,10 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     let flags = (o::CLOEXEC | o::NONBLOCK | follow) as usize;
     let open = || sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
     let fd = limit::with_room(open);
+    if matches!(fd, err::NOENT | err::NOTDIR) {
+        // As execvp asks for a name in each directory of PATH: the open has said it all.
+        return true;
+    }
     if sys::failed(fd) {
         return is_missing(dirfd, name, follow);
     }
@@ -499,6 +512,7 @@ fn publish(slot: &Slot) {
             count += 1;
         }
     });
+    slot.threads.store(u32::from(THREADS.load(Ordering::SeqCst)), Ordering::Relaxed);
     slot.count.store(count as u32, Ordering::Release);
 }
 
@@ -624,11 +638,11 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
     if r.rax == nr::EXECVEAT && table::index(table::entry(dirfd)).is_some() {
         demote::descriptor(dirfd)?;
     }
-    save_files();
+    save_files(true);
     let stays = !path::has_left();
     let hooked = stays && leads_to_hookable(dirfd, name, flags) && !is_secure();
     // What runs as somebody else begins a session of its own, and what cannot be hooked has none.
-    let state = session::hand_over(hooked);
+    let state = if fsys::is_confined() { -1 } else { session::hand_over(hooked) };
     let slot = if state >= 0 { claim() } else { None };
     let Some(slot) = slot else {
         if !hooked {
@@ -639,6 +653,9 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
             if table::index(entry).is_some() && entry & table::CLOEXEC == 0 {
                 demote::in_passing(fd as i32)?;
             }
+        }
+        if fsys::is_confined() {
+            return failed_to(execute(r, environment(envp, None)?));
         }
         // They stay open in the program that does not know of them.
         lock::through_exec(|_, _| {});
@@ -689,8 +706,10 @@ pub fn inherit(slot: i32) {
     if record.pid.load(Ordering::Acquire) != sys::call0(nr::GETPID) as u32 {
         return;
     }
-    table::free_own_locks();
     let count = (record.count.load(Ordering::Acquire) as usize).min(SLOT_FDS);
+    if record.threads.load(Ordering::Relaxed) != 0 {
+        table::free_own_locks();
+    }
     for pair in &record.fds[..count] {
         let fd = pair[0].load(Ordering::Relaxed) as usize;
         let entry = pair[1].load(Ordering::Relaxed);
