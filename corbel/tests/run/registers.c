@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -43,18 +44,23 @@ __attribute__((noinline)) static void flags(int fd, int pipe) {
 
 // String operations that go backwards, which are the program's alone.
 __attribute__((noinline)) static void backwards(int fd) {
-    char text[16] = "";
-    unsigned long f[2];
-    long ret;
-    for (int i = 0; i < 2; i++) {
+    char text[301] = "", forwards[301] = "";
+    struct stat stats[3] = {0};
+    for (int i = 0; i < 300; i++)
+        forwards[i] = 'a' + i % 23;
+    long calls[] = {SYS_pwrite64, SYS_pread64, SYS_fstat};
+    void *at[] = {forwards, text, &stats[1]};
+    for (int i = 0; i < 3; i++) {
         register long r10 __asm__("r10") = 0;
+        unsigned long f;
+        long ret;
         __asm__ volatile("lea rsp, [rsp - 256]\n std\n syscall\n pushfq\n pop %1\n cld\n lea rsp, [rsp + 256]"
-                         : "=a"(ret), "=&r"(f[i])
-                         : "a"((long)(i ? SYS_pread64 : SYS_pwrite64)), "D"((long)fd), "S"(i ? text : "forwards"), "d"(8l), "r"(r10)
+                         : "=a"(ret), "=&r"(f)
+                         : "a"(calls[i]), "D"((long)fd), "S"(at[i]), "d"(300l), "r"(r10)
                          : "rcx", "r11", "memory", "cc");
-        printf("backwards %ld flag %lx\n", ret, f[i] & 0x400);
+        printf("backwards %ld flag %lx\n", ret, f & 0x400);
     }
-    puts(text);
+    printf("%s %ld %ld %o\n", text, stats[0].st_size, stats[1].st_size, stats[1].st_mode);
 }
 
 __attribute__((target("avx2"), noinline)) static void vectors(int fd) {
