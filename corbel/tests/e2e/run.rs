@@ -528,7 +528,8 @@ fn signals_that_nobody_sends_to_us_alone() {
     };
     // Started by who ignores the ends of its children: the program does, and we wait for it all the same.
     let mut ignoring = run(&["grep", "SigIgn", "/proc/self/status"]);
-    // SAFETY: one system call.
+    // SAFETY: one system call, which may be made between fork and exec.
+    #[allow(unsafe_code)]
     unsafe {
         ignoring.pre_exec(|| {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
