@@ -77,6 +77,7 @@ pub const AFTER_VFORK: usize = 511;
 /// Call numbers looked at.
 pub const CALLS: usize = 512;
 
+// SAFETY: these are the labels of the assembly below, with the arguments and results that it has there.
 unsafe extern "C" {
     /// Where the stubs jump to.
     pub fn corbel_entry();
@@ -411,6 +412,8 @@ global_asm!(
     "je 9f",
     "2: lea rcx, [rip + corbel_whole_back]",
     "corbel_whole_enter: enter_frame",
+    // The program's string operations may go backwards; Rust's do not.
+    "cld",
     // XSAVE in its standard form, whose header must be zero.
     "lea rsp, [rsp - 4096]",
     "xor edx, edx",

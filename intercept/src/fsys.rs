@@ -187,13 +187,18 @@ pub fn confine() {
     CONFINED.store(true, Ordering::Relaxed);
 }
 
+/// Whether that is so.
+pub fn is_confined() -> bool {
+    CONFINED.load(Ordering::Relaxed)
+}
+
 /// In a fork's child. The parent's memory did not come along; its descriptors go, with the rights that they give, and
 /// their numbers are kept for the child's own.
 pub fn after_fork() {
     STOOD.store(0, Ordering::Release);
     OBJECT.store(core::ptr::null_mut(), Ordering::Release);
     forget_identity();
-    if CONFINED.load(Ordering::Relaxed) {
+    if is_confined() {
         return;
     }
     let nothing = session::CONFIG_FD.load(Ordering::Relaxed) as usize;

@@ -11,6 +11,7 @@
 //! exec, unless that closes a number of the inode; a forked child, which has no locks, drops it.
 
 use base::InodeId;
+use client::fs::{S_IFDIR, S_IFMT};
 use client::mutex::Mutex;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -271,12 +272,16 @@ pub fn locked() -> impl Drop {
 }
 
 /// A number of the inode is being closed: the process's locks on it go.
-pub fn closing(ino: u64) {
+pub fn closing(ino: u64, is_dir: bool) {
     // A vfork child has no locks, and its parent's list.
     if table::in_vfork() {
         return;
     }
     if LIST.lock().end(ino) {
+        return;
+    }
+    // (The kernel keeps no locks of a directory that the list does not know.)
+    if is_dir {
         return;
     }
     // The kernel does not know the number that is being closed, so another one is, by which it drops what it keeps.
@@ -299,7 +304,7 @@ fn close(held: &mut Held) {
 pub fn closing_marked(fd: i32) {
     if table::entry(fd) & !table::CLOEXEC == table::LOCKED {
         if let Some(stat) = sys::fstat(fd) {
-            closing(stat.ino);
+            closing(stat.ino, stat.mode & S_IFMT == S_IFDIR);
         }
         table::clear(fd);
     }

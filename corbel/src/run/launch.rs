@@ -16,6 +16,8 @@ const PASSED_ON: [i32; 6] =
 pub struct Launch {
     mask: libc::sigset_t,
     awaited: libc::sigset_t,
+    /// Whether ends of children were ignored: then the program ignores them, too, and we do not, or nobody could wait for it.
+    ignored: bool,
     limit: Rlimit,
 }
 
@@ -36,7 +38,17 @@ impl Launch {
             }
             (mask.assume_init(), awaited.assume_init())
         };
-        Ok(Self { mask, awaited, limit: getrlimit(Resource::Nofile) })
+        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: zeroes are an action, the default one; the call fills the second.
+        let before = unsafe {
+            let usual = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+            if libc::sigaction(libc::SIGCHLD, &raw const usual, before.as_mut_ptr()) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            before.assume_init()
+        };
+        let ignored = before.sa_sigaction == libc::SIG_IGN;
+        Ok(Self { mask, awaited, ignored, limit: getrlimit(Resource::Nofile) })
     }
 
     /// As many descriptors as this process may have: it keeps some for the session.
@@ -50,8 +62,12 @@ impl Launch {
 
     /// Starts the program.
     pub fn spawn(&self, command: &mut Command) -> std::io::Result<Child> {
-        let (mask, limit) = (self.mask, self.limit);
+        let (mask, limit, ignored) = (self.mask, self.limit, self.ignored);
         let before_exec = move || {
+            if ignored {
+                // SAFETY: no handler.
+                unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+            }
             setrlimit(Resource::Nofile, Rlimit { ..limit })?;
             // SAFETY: the set was filled by pthread_sigmask.
             match unsafe {
@@ -61,8 +77,34 @@ impl Launch {
                 error => Err(std::io::Error::from_raw_os_error(error)),
             }
         };
-        // SAFETY: two system calls, which may be made between fork and exec.
-        unsafe { command.pre_exec(before_exec) }.spawn()
+        // SAFETY: three system calls, which may be made between fork and exec.
+        let command = unsafe { command.pre_exec(before_exec) };
+        // What came while there was no program it gets now, a terminal's too.
+        let early = self.pending();
+        let child = command.spawn()?;
+        let pid = rustix::process::Pid::from_child(&child);
+        for signal in early.into_iter().filter_map(Signal::from_named_raw) {
+            let _ = kill_process(pid, signal);
+        }
+        Ok(child)
+    }
+
+    /// What has come and is to be passed on.
+    fn pending(&self) -> Vec<i32> {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut all = Vec::new();
+        loop {
+            // SAFETY: both are of the types that the call wants.
+            let signal = unsafe {
+                libc::sigtimedwait(&raw const self.awaited, std::ptr::null_mut(), &raw const now)
+            };
+            if signal < 0 {
+                return all;
+            }
+            if PASSED_ON.contains(&signal) {
+                all.push(signal);
+            }
+        }
     }
 
     /// Waits for its end.
@@ -77,8 +119,13 @@ impl Launch {
             let signal = unsafe { libc::sigwaitinfo(&raw const self.awaited, info.as_mut_ptr()) };
             // SAFETY: zeroes are a siginfo.
             let info = unsafe { info.assume_init() };
-            // A terminal's go to its whole foreground group: the program has them already.
-            let sent = info.si_code <= 0;
+            // A terminal's go to its whole foreground group: the program has them already. When it hangs up only the session's leader
+            // is told, which the program would be.
+            let sent = match info.si_code {
+                // SAFETY: a signal that somebody has sent names the sender.
+                ..=0 => !is_below(unsafe { info.si_pid() }, pid),
+                _ => signal == libc::SIGHUP && leads_session(),
+            };
             if sent
                 && PASSED_ON.contains(&signal)
                 && let Some(signal) = Signal::from_named_raw(signal)
@@ -87,4 +134,26 @@ impl Launch {
             }
         }
     }
+}
+
+/// Whether a process is the program, or below it: what it sends to its process group it has sent to the program itself.
+fn is_below(mut pid: i32, program: rustix::process::Pid) -> bool {
+    // (Who is deeper than that has its signals doubled.)
+    for _ in 0..64 {
+        if pid == program.as_raw_nonzero().get() {
+            return true;
+        }
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+        // The parent is behind the name, which may have anything in it, and the state.
+        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
+        match parent.and_then(|parent| parent.parse().ok()) {
+            Some(parent) if parent > 1 => pid = parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn leads_session() -> bool {
+    rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -513,6 +513,49 @@ fn what_is_sent_to_us_goes_on_to_the_program() {
     let said = text(&child.wait_with_output().unwrap());
     let names = all.map(|(_, name)| name).join("\n");
     assert_eq!(said, format!("SigBlk:\t0000000000000000\n{names}\nend\n"));
+}
+
+/// What a program has others do with signals is as if it had been started without us.
+#[test]
+fn signals_that_nobody_sends_to_us_alone() {
+    let Some(world) = World::new() else { return };
+    let run = |program: &[&str]| {
+        // (`timeout` would take part in what is sent to its group.)
+        let mut run = Command::new(CORBEL);
+        run.args(["run", "--mount"]).arg(world.mount()).arg("--").args(program);
+        run.env("CORBEL_BACKEND", format!("dir:{}", world.path("back").display()));
+        run
+    };
+    // Started by who ignores the ends of its children: the program does, and we wait for it all the same.
+    let ignores = "import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])";
+    let mut ignoring = limited();
+    ignoring.args(["python3", "-c", ignores, CORBEL, "run", "--mount"]).arg(world.mount());
+    ignoring.args(["--", "grep", "SigIgn", "/proc/self/status"]);
+    ignoring.env("CORBEL_BACKEND", format!("dir:{}", world.path("back").display()));
+    let said = text(&ignoring.output().unwrap());
+    let ignored =
+        said.trim().rsplit_once('\t').and_then(|(_, bits)| u64::from_str_radix(bits, 16).ok());
+    assert_eq!(ignored.map(|bits| bits >> (libc::SIGCHLD - 1) & 1), Some(1), "{said}");
+    // Sent to the group, in which we are: the program has it already.
+    let group = "import os, signal, time; n = 0
+def come(*_): global n; n += 1
+signal.signal(signal.SIGTERM, come); os.kill(0, signal.SIGTERM); time.sleep(0.5); print(n)";
+    let said = text(&run(&["python3", "-c", group]).process_group(0).output().unwrap());
+    assert_eq!(said, "1\n");
+    // A terminal that hangs up tells the session's leader alone, which we are.
+    let terminal = "import os, pty, sys, time
+child, master = pty.fork()
+if child == 0: os.execvp(sys.argv[1], sys.argv[1:])
+while not os.path.exists(os.environ['AT'] + '/ready'): time.sleep(0.02)
+os.close(master); os.waitpid(child, 0)";
+    let waits = "trap 'echo HUP > $AT/said; exit' HUP; : > $AT/ready; while :; do sleep 0.02; done";
+    let mut python = limited();
+    python.args(["python3", "-c", terminal]).args([CORBEL, "run", "--mount"]).arg(world.mount());
+    python.args(["--", "bash", "-c", waits]).env("AT", world.path("native"));
+    python.env("CORBEL_BACKEND", format!("dir:{}", world.path("back").display()));
+    text(&python.output().unwrap());
+    assert_eq!(fs::read_to_string(world.path("native/said")).unwrap(), "HUP\n");
 }
 
 /// More descriptions that two processes share become the kernel's than `corbel run` could keep with the limit it was

@@ -53,13 +53,19 @@ pub fn other(r: &mut Regs) -> Reply {
     }
 }
 
+/// A number of an open file is being closed.
+fn closing(index: usize) {
+    let ofd = table::ofd(index);
+    lock::closing(ofd.ino.load(Ordering::Relaxed), ofd.state.load(Ordering::Acquire) == state::DIR);
+}
+
 fn close(fd: i32) -> Reply {
     let entry = table::entry(fd);
     if entry & !table::CLOEXEC == table::INTERNAL {
         return Err(Stop::Error(err::BADF));
     }
     if let Some(index) = table::index(entry) {
-        lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
+        closing(index);
         table::clear(fd);
     }
     lock::closing_marked(fd);
@@ -134,7 +140,7 @@ fn dup3(r: &Regs) -> Reply {
         return Ok(ret);
     }
     if let Some(index) = table::index(to) {
-        lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
+        closing(index);
     }
     let Some(file) = &file else {
         table::clear(new);
@@ -176,7 +182,7 @@ fn close_range(r: &Regs) -> Reply {
             if flags & 4 != 0 {
                 table::fds()[fd as usize].fetch_or(table::CLOEXEC, Ordering::AcqRel);
             } else {
-                lock::closing(table::ofd(index).ino.load(Ordering::Relaxed));
+                closing(index);
                 table::clear(fd as i32);
             }
         } else if flags & 4 == 0 {
