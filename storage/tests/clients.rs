@@ -31,11 +31,11 @@ fn record(random: &mut Random) -> Record {
 fn progress(random: &mut Random) -> Progress {
     let mut lanes = [0; LANES_MAX];
     lanes.iter_mut().for_each(|at| *at = random.below(1 << 55) * 64);
-    let sealed = random.chance(1, 2).then(|| Sequence(random.next_u64()));
+    let sealed = random.chance(1, 2).then(|| Sequence(random.below(Sequence::END.0)));
     Progress {
         incarnation: random.next_u64() as u32,
         number: random.next_u64(),
-        published: Sequence(random.next_u64()),
+        published: Sequence(random.below(Sequence::END.0)),
         lanes,
         over: sealed.is_some() && random.chance(1, 2),
         sealed,
@@ -98,6 +98,20 @@ fn a_lease_counts_in_its_place_and_for_its_owner_only() {
     assert_eq!(Held::decode(&[0; 16], 1, LEASES), Ok(None));
     let free = Held::FREE.encode(1, LEASES);
     assert_eq!(Held::decode(&free, 1, LEASES), Ok(Some(Held::FREE)));
+}
+
+/// What comes after it has a number, too.
+#[test]
+fn numbers_that_nothing_can_have_are_refused() {
+    let mut random = Random::new(4);
+    let sound = progress(&mut random);
+    for bad in [
+        Progress { published: Sequence::END, ..sound },
+        Progress { sealed: Some(Sequence(u64::MAX)), ..sound },
+        Progress { lanes: [(1 << 62) + 64; LANES_MAX], ..sound },
+    ] {
+        assert!(Progress::decode(&bad.encode()).is_err(), "{bad:?}");
+    }
 }
 
 /// Also with a checksum that fits: then the fields themselves are checked.

@@ -60,6 +60,7 @@ fn guests_of_an_export(version: u32) {
     let mut guest = device.guest(Config { queues: 2, ..Config::default() });
     let mut other = second.guest(Config { queues: 2, ..Config::default() });
     let file = made(&mut guest, ROOT, "file");
+    assert_eq!(device.unfiltered(), [""; 0]);
     let bytes: Vec<u8> = (0..60_000u32).map(|i| (i % 249) as u8).collect();
     assert_eq!((write(&mut guest, file, 0, &bytes), sync(&mut guest, file)), (0, 0));
     // On the server, at its place, as a user of the host.
