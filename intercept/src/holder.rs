@@ -2,7 +2,8 @@
 //! given to the kernel, and that looks at files with code when a process asks (objects.rs).
 //!
 //! A request is 20 bytes of native integers, one a connection: operation, index, generation, the state's number (of LOOK 0,
-//! 0, 0), the session's secret. PUT, LOOK and the reply to GET carry descriptors (SCM_RIGHTS). Each is answered by 20 bytes.
+//! 0, 0), the session's secret. PUT, LOOK and the reply to GET carry descriptors (SCM_RIGHTS). What is done is answered by 20 bytes; what
+//! is refused, by the end of the connection.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::Ordering;

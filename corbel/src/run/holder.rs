@@ -2,10 +2,11 @@
 //! share, so that a description given to the kernel by one of them is the same one for all. It also looks at the
 //! programs and libraries that they map (directory.rs).
 //!
-//! One request a connection (SOCK_SEQPACKET, abstract address), 20 bytes of native integers:
-//! operation (1 put, 2 get, 3 drop, 4 look), description, generation, the number of the state (of a look 0, 0, 0), the session's secret. Every request is
-//! answered by 20 bytes, a look when the files that came with it are entered; the answer to a get that succeeds
-//! carries the descriptor.
+//! One request a connection (SOCK_SEQPACKET, abstract address), 20 bytes of native integers: operation (1 put, 2 get,
+//! 3 drop, 4 look), description, generation, the number of the state (of a look 0, 0, 0), the session's secret. What is
+//! done is answered by the same 20 bytes, a look when the files that came with it are entered; the answer to a get
+//! carries the descriptor, if one is kept. What is refused (a put without room, a look by who does not know the secret) is not
+//! answered: its connection ends.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;

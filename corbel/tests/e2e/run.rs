@@ -587,6 +587,15 @@ assert m[:] == bytes([1] * 4096 + [2] * 4096); print('done')";
     assert_eq!(demoted(&maps.replace("SIZE", "300 * 4096").replace("i >> 12", "i >> 12 & 255")), 1);
 }
 
+/// Who only goes somewhere by a descriptor begins no session, which takes some.
+#[test]
+fn to_go_to_a_directory_begins_no_session() {
+    let Some(world) = World::new() else { return };
+    let Some(program) = world.compile("stands", &[]) else { return };
+    let said = world.shell(&format!("exec 3< .; cd /; exec {}", program.display()));
+    assert_eq!(text(&said), "0 0\n");
+}
+
 /// Once more inodes are the kernel's than the session notes, each close of a file is one of the kernel's; of directories, which
 /// have no locks, it is not.
 #[test]
