@@ -387,8 +387,7 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     let flags = (o::CLOEXEC | o::NONBLOCK | follow) as usize;
     let open = || sys::call4(nr::OPENAT, dirfd as usize, name, flags, 0);
     let fd = limit::with_room(open);
-    if matches!(fd, err::NOENT | err::NOTDIR) {
-        // As execvp asks for a name in each directory of PATH: the open has said it all.
+    if is_nowhere(fd) {
         return true;
     }
     if sys::failed(fd) {
@@ -409,6 +408,11 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
         && (script(head, depth) || dynamic(head, fd as usize));
     sys::call1(nr::CLOSE, fd as usize);
     verdict
+}
+
+/// Whether an error says that a name leads to nothing.
+fn is_nowhere(error: isize) -> bool {
+    matches!(error, err::NOENT | err::NOTDIR)
 }
 
 /// Of a program that cannot be opened for reading: whether exec will fail. What may only be executed may have rights of
@@ -638,8 +642,16 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
     if r.rax == nr::EXECVEAT && table::index(table::entry(dirfd)).is_some() {
         demote::descriptor(dirfd)?;
     }
-    save_files(true);
     let stays = !path::has_left();
+    if stays && r.rax == nr::EXECVE {
+        // As execvp asks for a name in each directory of PATH: what exec would be told, without getting ready for it.
+        let mut stat = Stat::default();
+        let found = sys::call2(nr::STAT, name, (&raw mut stat) as usize);
+        if is_nowhere(found) {
+            return Ok(found);
+        }
+    }
+    save_files(true);
     let hooked = stays && leads_to_hookable(dirfd, name, flags) && !is_secure();
     // What runs as somebody else begins a session of its own, and what cannot be hooked has none.
     let state = if fsys::is_confined() { -1 } else { session::hand_over(hooked) };
