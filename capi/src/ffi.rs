@@ -344,6 +344,9 @@ pub unsafe extern "C" fn corbel_readdir(
 }
 
 /// Copies a value out as getxattr and listxattr do: length 0 only asks for the size.
+///
+/// # Safety
+/// `buf` has room for `len` bytes.
 unsafe fn copy_value(value: &[u8], buf: *mut c_void, len: size_t) -> Outcome<u64> {
     if len > 0 {
         if value.len() > len {

@@ -52,6 +52,7 @@ global_asm!(
     "ret",
 );
 
+// SAFETY: the label of the assembly above.
 unsafe extern "C" {
     /// Where this library is mapped.
     fn corbel_image() -> usize;

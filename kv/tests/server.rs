@@ -1,6 +1,8 @@
 //! Against a real server (redis-server or valkey-server of the distribution), each test its own: what a file system must do, what two
 //! of them see of each other, connections that break, a server that is restarted, and any history beside a model of it.
 
+mod by_hand;
+
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use base::{Errno, InodeId};
+use by_hand::{content, file, mkdir, names, rename};
 use client::fs::*;
 use kv::link::{Address, Links};
 use kv::resp::Reply;
@@ -98,44 +101,6 @@ impl Drop for Server {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
-}
-
-fn file(fs: &KvFs, name: &[u8], data: &[u8]) -> InodeId {
-    let (attr, handle) = fs.create(&Caller::ROOT, ROOT, name, 0o644, O_RDWR).unwrap();
-    assert_eq!(fs.write(handle, 0, data, false).unwrap().len, data.len());
-    fs.release(handle);
-    attr.ino
-}
-
-fn content(fs: &KvFs, ino: InodeId) -> Vec<u8> {
-    let handle = fs.open(&Caller::ROOT, ino, O_RDONLY).unwrap();
-    let size = fs.fgetattr(handle).unwrap().size;
-    let mut data = vec![0xff; usize::try_from(size).unwrap() + 10];
-    let len = fs.read(handle, 0, &mut data).unwrap();
-    data.truncate(len);
-    fs.release(handle);
-    data
-}
-
-fn mkdir(fs: &KvFs, parent: InodeId, name: &[u8]) -> Attr {
-    let node = NewNode { mode: S_IFDIR | 0o755, rdev: 0, target: b"" };
-    fs.mknod(&Caller::ROOT, parent, name, &node).unwrap()
-}
-
-fn names(fs: &KvFs, dir: InodeId) -> Vec<Vec<u8>> {
-    let mut all = Vec::new();
-    fs.readdir(&Caller::ROOT, dir, 0, &mut |entry| {
-        all.push(entry.name.to_vec());
-        true
-    })
-    .unwrap();
-    all
-}
-
-fn rename(fs: &KvFs, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: u32) -> Result<()> {
-    let (parent, name) = from;
-    let (new_parent, new_name) = to;
-    fs.rename(&Caller::ROOT, &Rename { parent, name, new_parent, new_name, flags })
 }
 
 #[test]

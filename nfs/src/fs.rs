@@ -1,6 +1,6 @@
 //! The file system over either version of the protocol.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,6 +47,14 @@ enum Found {
     Other,
 }
 
+/// Files that were closed and could not be made durable.
+#[derive(Default)]
+struct Owed {
+    /// When that was tried last.
+    tried: Option<Instant>,
+    files: BTreeMap<InodeId, Arc<Node>>,
+}
+
 /// An export as a file system.
 pub struct NfsFs {
     proto: Box<dyn Protocol>,
@@ -56,8 +64,8 @@ pub struct NfsFs {
     table: Mutex<Table>,
     /// Bytes that are kept of what a server may lose.
     unstable: AtomicUsize,
-    /// Files that were closed and could not be made durable, and when that was tried last.
-    owed: Mutex<(Option<Instant>, Vec<Arc<Node>>)>,
+    /// What is to be made durable, though nobody has it open.
+    owed: Mutex<Owed>,
     stands: AtomicU64,
     /// Names that were seen in a search: a directory and a name in it, by the file's number.
     seen: Mutex<HashMap<u64, (Fh, Vec<u8>)>>,
@@ -113,10 +121,10 @@ fn check_kind(kind: u32) -> Result<()> {
     }
 }
 
-/// Of this machine and this export: the same after a restart.
+/// Of this machine and this export: the same after a restart, also with other options.
 fn mark(url: &Url) -> u16 {
     let name = rustix::system::uname();
-    let text = format!("{} {url}", name.nodename().to_string_lossy());
+    let text = format!("{} {} {}", name.nodename().to_string_lossy(), url.host, url.export);
     (base::crc32c(0, text.as_bytes()) & 0xffff) as u16
 }
 
@@ -534,30 +542,36 @@ impl NfsFs {
         node.unstable().is_empty()
     }
 
-    fn owed(&self) -> MutexGuard<'_, (Option<Instant>, Vec<Arc<Node>>)> {
+    fn owed(&self) -> MutexGuard<'_, Owed> {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tries again to make durable what could not be when its file was closed, now and then.
     fn pay_owed(&self) {
         let all = {
-            let (last, all) = &mut *self.owed();
-            if all.is_empty() || last.is_some_and(|last| last.elapsed() < OWED_PAUSE) {
+            let Owed { tried, files } = &mut *self.owed();
+            if files.is_empty() || tried.is_some_and(|tried| tried.elapsed() < OWED_PAUSE) {
                 return;
             }
-            *last = Some(Instant::now());
-            std::mem::take(all)
+            *tried = Some(Instant::now());
+            std::mem::take(files)
         };
-        for node in all {
+        let mut all = all.into_iter();
+        for (ino, node) in all.by_ref() {
             match self.commit(&Cred::ROOT, &node) {
-                Ok(()) => log::info!("{}: {} is durable now", self.text, node.ino),
+                Ok(()) => log::info!("{}: {ino} is durable now", self.text),
                 Err(Errno::STALE) => {
-                    log::error!("{}: {} is gone from the server", self.text, node.ino);
+                    log::error!("{}: {ino} is gone from the server", self.text);
                     self.take_unstable(&node);
                 }
-                Err(_) => self.owed().1.push(node),
+                Err(_) => {
+                    // A server that does not answer shall not be waited for as often as there are files.
+                    self.owed().files.insert(ino, node);
+                    break;
+                }
             }
         }
+        self.owed().files.extend(all);
     }
 
     /// A file has more that may be lost than is kept.
@@ -949,7 +963,7 @@ impl FileSystem for NfsFs {
                 self.text,
                 open.node.ino
             );
-            self.owed().1.push(open.node.clone());
+            self.owed().files.insert(open.node.ino, open.node.clone());
         }
         self.close(&open.node);
     }

@@ -105,12 +105,10 @@ impl Kept {
         self.all.extend(newer.all);
     }
 
-    /// Takes the oldest out, which took so much.
-    pub fn drop_first(&mut self, count: usize) -> usize {
-        let gone: usize =
-            self.all.drain(..count.min(self.all.len())).map(|one| Self::cost(&one)).sum();
-        self.bytes -= gone;
-        gone
+    /// Takes the oldest out.
+    pub fn drop_first(&mut self, count: usize) {
+        let gone = self.all.drain(..count.min(self.all.len()));
+        self.bytes -= gone.map(|one| Self::cost(&one)).sum::<usize>();
     }
 }
 

@@ -1,6 +1,8 @@
 //! Against a real server (NFS-Ganesha, its VFS back end on a tmpfs), each test its own, over both versions of the protocol: what a file system must
 //! do, what others see of it, a server that is restarted, locks, and any history beside a model of it.
 
+#[path = "../../kv/tests/by_hand/mod.rs"]
+mod by_hand;
 mod common;
 
 use std::collections::BTreeMap;
@@ -12,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::{Errno, InodeId};
+use by_hand::{content, file, mkdir};
 use client::fs::*;
 use common::Server;
 use nfs::NfsFs;
@@ -21,43 +24,14 @@ const ROOT: InodeId = InodeId::ROOT;
 const USER: Caller<'static> = Caller { uid: 1000, gid: 1000, groups: &[], pid: 1, umask: 0 };
 const OTHER: Caller<'static> = Caller { uid: 2000, gid: 2000, groups: &[], pid: 1, umask: 0 };
 
-fn file(fs: &NfsFs, name: &[u8], data: &[u8]) -> InodeId {
-    let (attr, handle) = fs.create(&Caller::ROOT, ROOT, name, 0o644, O_RDWR).unwrap();
-    assert_eq!(fs.write(handle, 0, data, false).unwrap().len, data.len());
-    fs.release(handle);
-    attr.ino
-}
-
-fn content(fs: &NfsFs, ino: InodeId) -> Vec<u8> {
-    let handle = fs.open(&Caller::ROOT, ino, O_RDONLY).unwrap();
-    let size = fs.fgetattr(handle).unwrap().size;
-    let mut data = vec![0xff; usize::try_from(size).unwrap() + 10];
-    let len = fs.read(handle, 0, &mut data).unwrap();
-    data.truncate(len);
-    fs.release(handle);
-    data
-}
-
-fn mkdir(fs: &NfsFs, parent: InodeId, name: &[u8]) -> Attr {
-    let node = NewNode { mode: S_IFDIR | 0o755, rdev: 0, target: b"" };
-    fs.mknod(&Caller::ROOT, parent, name, &node).unwrap()
-}
-
 fn names(fs: &NfsFs, dir: InodeId) -> Vec<Vec<u8>> {
-    let mut all = Vec::new();
-    fs.readdir(&Caller::ROOT, dir, 0, &mut |entry| {
-        all.push(entry.name.to_vec());
-        true
-    })
-    .unwrap();
+    let mut all = by_hand::names(fs, dir);
     all.sort();
     all
 }
 
 fn rename(fs: &NfsFs, from: (InodeId, &[u8]), to: (InodeId, &[u8])) -> Result<()> {
-    let (parent, name) = from;
-    let (new_parent, new_name) = to;
-    fs.rename(&Caller::ROOT, &Rename { parent, name, new_parent, new_name, flags: 0 })
+    by_hand::rename(fs, from, to, 0)
 }
 
 fn files_directories_and_names(version: u32) {

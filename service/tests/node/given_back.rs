@@ -361,6 +361,12 @@ fn many_leases_go_in_turns() {
     rig.check();
 }
 
+/// A file that is open and has no name.
+const fn nameless(ino: InodeId) -> Op<'static> {
+    let (parent, mode) = (InodeId::ROOT, 0o100_600);
+    Op::Tmpfile { ino, parent, mode, uid: 0, gid: 0, linkable: true }
+}
+
 /// A client ends that had many files open that have no name: they are freed in turns.
 #[test]
 fn what_a_client_leaves_behind_is_freed_in_turns() {
@@ -372,8 +378,7 @@ fn what_a_client_leaves_behind_is_freed_in_turns() {
         files.extend(numbers.into_iter().map(|(ino, _)| ino));
     }
     for ino in &files {
-        let (parent, mode) = (InodeId::ROOT, 0o100_600);
-        many.append(&Op::Tmpfile { ino: *ino, parent, mode, uid: 0, gid: 0, linkable: true });
+        many.append(&nameless(*ino));
     }
     many.sync(&mut rig);
     rig.settle();
@@ -413,14 +418,7 @@ fn what_cannot_be_freed_at_once_is_freed_later() {
     for (n, ino) in files.iter().copied().enumerate() {
         let name = format!("{n}").into_bytes();
         if n % 2 == 0 {
-            many.append(&Op::Tmpfile {
-                ino,
-                parent,
-                mode: 0o100_600,
-                uid: 0,
-                gid: 0,
-                linkable: true,
-            });
+            many.append(&nameless(ino));
         } else {
             many.append(&create(ino, parent, &name, 0o100_600, 0));
         }
@@ -434,14 +432,7 @@ fn what_cannot_be_freed_at_once_is_freed_later() {
         let mut filler = rig.attach(0, 0);
         for _ in 0..1000 {
             let (ino, _) = filler.numbers(&mut rig, 1)[0];
-            filler.append(&Op::Tmpfile {
-                ino,
-                parent,
-                mode: 0o100_600,
-                uid: 0,
-                gid: 0,
-                linkable: true,
-            });
+            filler.append(&nameless(ino));
             filler.append(&Op::SetXattr { ino, name: b"user.a", value: &value });
         }
         filler.sync(&mut rig);

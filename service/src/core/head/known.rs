@@ -194,7 +194,8 @@ impl Node {
                 let before = self.ring.last();
                 self.emit(ClientId(0), Sequence(1), 0, &part)?;
                 if self.ring.last() == before {
-                    self.reap_once_published(ino);
+                    // None of those that follow would fit, either.
+                    parts += usize::from(self.reap_once_published(ino));
                     continue;
                 }
             }
@@ -214,15 +215,16 @@ impl Node {
         Ok(parts == 0 && fits)
     }
 
-    /// It could not be freed now: what is published gives room. If nothing is to be, it stays as it is, until somebody looks at all
-    /// that has no name.
-    pub(in crate::core) fn reap_once_published(&mut self, ino: InodeId) {
+    /// It could not be freed now: what is published gives room. `false`: nothing is to be, and it stays as it is, until somebody looks
+    /// at all that has no name.
+    pub(in crate::core) fn reap_once_published(&mut self, ino: InodeId) -> bool {
         if self.member.applied == self.member.published && self.member.job.is_none() {
-            return;
+            return false;
         }
         self.member.publish_now = true;
         if let Some(head) = self.part.head_mut() {
             head.let_go.insert(ino);
         }
+        true
     }
 }
