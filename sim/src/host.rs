@@ -137,6 +137,8 @@ pub struct Host {
     pub lost: StreamSeq,
     /// What it has acknowledged as head of the chain.
     pub acknowledged: StreamSeq,
+    /// How many steps of its node were judged.
+    pub steps: u64,
     /// The epoch noted beside the region.
     pub noted: Option<Epoch>,
     /// Processes that had the region since the one that noted that, this one the last.
@@ -301,6 +303,7 @@ impl Host {
             holds: StreamSeq(0),
             lost: StreamSeq(0),
             acknowledged: StreamSeq(0),
+            steps: 0,
             noted: None,
             processes: Vec::new(),
             opens_at: 0,

@@ -143,19 +143,24 @@ impl MemoryRegion {
 
     /// Copies bytes out of a mapping; `false` where there are none.
     pub fn mapped_read(&self, mapped: Mapped, offset: u64, buf: &mut [u8]) -> bool {
+        let copy = |seen: &[u8]| {
+            let from = seen.get(offset as usize..).and_then(|from| from.get(..buf.len()));
+            from.is_some_and(|from| {
+                buf.copy_from_slice(from);
+                true
+            })
+        };
+        self.mapped_view(mapped, copy).unwrap_or(false)
+    }
+
+    /// Looks at all of a mapping as it is now; None where there is none. (Who looks may not ask the region for anything else.)
+    pub fn mapped_view<R>(&self, mapped: Mapped, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let state = self.state();
         let seen = match state.mapped(mapped) {
-            Some(image) => &image.seen,
-            None => match state.unlinked.get(&mapped) {
-                Some(seen) => seen,
-                None => return false,
-            },
+            Some(image) => Some(&image.seen),
+            None => state.unlinked.get(&mapped),
         };
-        let from = seen.get(offset as usize..).and_then(|from| from.get(..buf.len()));
-        from.is_some_and(|from| {
-            buf.copy_from_slice(from);
-            true
-        })
+        seen.map(|seen| look(seen))
     }
 
     /// Stores into a mapping. Outside of it, or when the power is gone, nothing is stored.

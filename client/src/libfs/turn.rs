@@ -537,12 +537,16 @@ impl<H: Host> LibFsOn<H> {
         if (state.last > after || !current) && !planted(Bug::OldAnswerInstalled) {
             return;
         }
+        // Under the same lease what is known of names is as good as before.
+        let same = state.lease == granted;
         state.lease = granted;
         state.record = reply.record;
         state.learnt = self.learnt.add(1, Ordering::Relaxed) + 1;
         state.blocks_guessed = false;
         (state.no_capability, state.ended_setid) = (false, false);
-        state.names = Default::default();
+        if !same {
+            state.names = Default::default();
+        }
         if !state.is_joint() && !planted(Bug::GivenForGood) {
             state.given = Default::default();
         }
@@ -607,7 +611,9 @@ impl<H: Host> LibFsOn<H> {
         };
         let after = session.known_after(last);
         let mut body = Vec::new();
-        let request = Request::Lookup { dir, name: &name, mode, flags: 0 };
+        // A directory that others use, too, stays theirs for somebody who only comes by.
+        let flags = if mode == LeaseMode::Read { rpc::WANT_JOINT } else { 0 };
+        let request = Request::Lookup { dir, name: &name, mode, flags };
         let known = match session.call(&request, after, &mut body) {
             Ok(()) => {
                 let reply = parse_inode(&body)?;

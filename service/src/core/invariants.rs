@@ -15,7 +15,7 @@ use super::{Node, NodeConfig};
 
 impl Node {
     /// Those that cost little; else what is not so.
-    pub(super) fn cheap_invariants(&self) -> Result<(), String> {
+    pub fn cheap_invariants(&self) -> Result<(), String> {
         let (role, has) = (self.role(), self.part.role());
         always!(role == has, "it is {role:?} in its view, and has what goes with {has:?}");
         let (ring, member) = (&self.ring, &self.member);

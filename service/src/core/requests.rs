@@ -38,6 +38,8 @@ enum Stage {
     /// The inode that a name led to is gone: to be looked up again when this node knows it, too.
     Gone(StreamSeq),
     Granted(LeaseMode, StreamSeq, u64),
+    /// Its client has such a lease, and asks for nothing else that the head must know.
+    Held(LeaseMode),
     Numbers(InodeId, u32),
 }
 
@@ -373,7 +375,9 @@ impl Node {
                 p.stage = Stage::Lease;
                 Ok(Step::Next)
             }
-            Stage::Granted(mode, stream, token) => self.step_granted(p, mode, stream, token),
+            Stage::Granted(mode, stream, token) => self.step_granted(p, mode, stream, Some(token)),
+            // This node's state has all that others did to it before that lease was granted.
+            Stage::Held(mode) => self.step_granted(p, mode, StreamSeq(0), None),
             Stage::Numbers(first, count) => self.answer_numbers(p, first, count),
         }
     }
@@ -480,6 +484,12 @@ impl Node {
             }
             _ => return self.answer_simple(p),
         };
+        let looks = flags & (WANT_PIN | WANT_READ | WANT_WRITE) == 0 && mode != LeaseMode::None;
+        let held = |c: &Client| c.has_now(p.ino, mode).is_some();
+        if looks && self.agent.clients.get(&p.client).is_some_and(held) {
+            p.stage = Stage::Held(mode);
+            return Ok(Step::Next);
+        }
         if flags & WANT_PIN != 0
             && let Some(client) = self.agent.clients.get_mut(&p.client)
         {
@@ -514,7 +524,7 @@ impl Node {
         p: &mut Pending,
         mode: LeaseMode,
         stream: StreamSeq,
-        token: u64,
+        token: Option<u64>,
     ) -> Stepped {
         if self.member.applied < stream {
             return Ok(Step::Wait);
@@ -556,9 +566,18 @@ impl Node {
         let granted = if mode == LeaseMode::None {
             rpc::Granted::default()
         } else {
-            match self.write_lease(p.client, p.ino, mode, token)? {
-                Some(granted) => granted,
-                None => return refuse(Errno::NFILE),
+            let held = self.agent.clients.get(&p.client).and_then(|c| c.has_now(p.ino, mode));
+            match (token, held) {
+                (Some(token), _) => match self.write_lease(p.client, p.ino, mode, token)? {
+                    Some(granted) => granted,
+                    None => return refuse(Errno::NFILE),
+                },
+                (None, Some(granted)) => granted,
+                (None, None) => {
+                    // It was taken back meanwhile.
+                    p.stage = Stage::Lease;
+                    return Ok(Step::Next);
+                }
             }
         };
         let mut extents = Vec::new();

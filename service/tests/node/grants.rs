@@ -534,3 +534,35 @@ fn a_lease_goes_at_once_from_who_is_done_with_it() {
         assert!((300_000..1_000_000).contains(&kept), "{never} {always} {reads}");
     }
 }
+
+/// Who looks a name up and has the lease on what it leads to is answered by its own node, with that very lease; who lost it
+/// meanwhile asks the head as ever.
+#[test]
+fn who_has_the_lease_on_what_a_name_leads_to_asks_nobody() {
+    let mut rig = Rig::new(2, 4);
+    let (mut b, a) = (rig.attach(1, 0), rig.attach(0, 0));
+    let ino = b.create(&mut rig, b"f", 0o100_644);
+    b.sync(&mut rig);
+    rig.settle();
+    let own = b.lease(&mut rig, ino, LeaseMode::Write).expect("a lease").granted;
+    let dir = b.lease(&mut rig, InodeId::ROOT, LeaseMode::Read).expect("a lease").granted;
+    assert!(b.holds(own) && b.holds(dir));
+    let lookup =
+        Request::Lookup { dir: InodeId::ROOT, name: b"f", mode: LeaseMode::Read, flags: 0 };
+    // Nothing is delivered: the head, on the other node, hears of nothing.
+    b.post(0, &lookup, b.seq);
+    rig.event(1, Event::Doorbell(b.client));
+    rig.turn(1);
+    assert_eq!(granted(&b, 0), Some(own), "the lease that it has, which allows more");
+    assert!(b.holds(own));
+    a.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+    assert!(!b.holds(own), "taken back");
+    b.post(1, &lookup, b.seq);
+    rig.event(1, Event::Doorbell(b.client));
+    rig.turn(1);
+    assert_eq!(granted(&b, 1), None, "it has none now");
+    rig.settle();
+    let new = granted(&b, 1).expect("an answer");
+    assert!(new != own && b.holds(new));
+    rig.check();
+}

@@ -267,6 +267,11 @@ impl Shared {
         if read { bytes } else { Vec::new() }
     }
 
+    /// Looks at all of it as it is, without a pause; None where it is no more.
+    pub fn view<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        self.region.upgrade()?.mapped_view(self.mapped, look)
+    }
+
     /// A word, without a pause.
     pub fn peek(&self, at: u64) -> u64 {
         self.region.upgrade().map_or(0, |region| region.mapped_load(self.mapped, at))

@@ -25,18 +25,24 @@ impl Attached {
     /// Notes of each inode the mode of the lease that was given last.
     pub(super) fn look_at_grants(&mut self) {
         let (words, modes) = &mut self.given;
-        for (slot, at) in (0..LEASE_SLOTS as u32).map(control::lease_word).enumerate() {
-            let word = self.memory.peek(at);
-            if words.len() == slot {
-                if self.memory.peek(at - 8) == 0 {
-                    break;
+        let first = control::lease_word(0) as usize - 8;
+        self.memory.view(|log| {
+            // One slot after the other: the inode, and the word. (Slots are taken from the first one on.)
+            let slots = log.get(first..).unwrap_or_default().as_chunks::<16>().0;
+            for (slot, bytes) in slots.iter().take(LEASE_SLOTS).enumerate() {
+                let pair = bytes.as_chunks::<8>().0;
+                let (ino, word) = (u64::from_le_bytes(pair[0]), u64::from_le_bytes(pair[1]));
+                if words.len() == slot {
+                    if ino == 0 {
+                        break;
+                    }
+                    words.push(0);
                 }
-                words.push(0);
+                if std::mem::replace(&mut words[slot], word) != word && word != 0 {
+                    modes.insert(ino, LeaseWord(word).mode());
+                }
             }
-            if std::mem::replace(&mut words[slot], word) != word && word != 0 {
-                modes.insert(self.memory.peek(at - 8), LeaseWord(word).mode());
-            }
-        }
+        });
     }
 }
 

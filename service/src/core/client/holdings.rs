@@ -439,6 +439,15 @@ impl Client {
         self.modes.iter().map(|(ino, lease)| (*ino, lease.mode)).collect()
     }
 
+    /// The lease that it has on an inode, if it is one that allows this, for it alone or for who reads, and counts now.
+    pub fn has_now(&self, ino: InodeId, mode: LeaseMode) -> Option<Granted> {
+        let (slot, lease) = (*self.slots.get(&ino)?, self.modes.get(&ino)?);
+        let word = LeaseWord(self.word(control::lease_word(slot)));
+        let counts =
+            lease.mode != LeaseMode::Joint && lease.mode >= mode && word.mode() == lease.mode;
+        counts.then_some(Granted { slot, word })
+    }
+
     /// How many.
     pub fn lease_count(&self) -> u64 {
         self.modes.len() as u64
