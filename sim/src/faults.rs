@@ -38,6 +38,11 @@ pub enum Fault {
     /// What one node sends another does not arrive, in one direction only; the connection stands. In
     /// the end it arrives after all, in order (that is what TCP does), or the connection breaks.
     OneWay(usize, usize),
+    /// The node hears of nobody, neither coordinator nor other nodes, and nobody of it; no connection is closed. In the end what
+    /// was sent arrives after all, or the connections break. Its clients go on. (Drawn by [`Flavour::Parted`] alone.)
+    ///
+    /// [`Flavour::Parted`]: crate::Flavour::Parted
+    Partition(usize),
     /// Chunks arrive at a node with a bit that has changed, as it would get past the transport.
     Damage(usize),
     /// nicfs of the node dies, and a bit of a page of its tree rots until it returns. It is noticed:
@@ -89,7 +94,9 @@ impl Fault {
         let ms = 1_000_000;
         match self {
             Self::LinkDown(..) if random.chance(1, 2) => random.below(5 * ms),
-            Self::LinkDown(..) | Self::CutOff(_) | Self::OneWay(..) => random.below(1500 * ms),
+            Self::LinkDown(..) | Self::CutOff(_) | Self::OneWay(..) | Self::Partition(_) => {
+                random.below(1500 * ms)
+            }
             Self::CrashAll if random.chance(1, 2) => random.below(20 * ms),
             Self::Hang(_) => random.below(1500 * ms),
             // Its supervisor starts it again at once.
@@ -122,6 +129,7 @@ impl Fault {
             Self::Slow(_) => "slow",
             Self::Coordinator => "coordinator",
             Self::OneWay(..) => "one-way",
+            Self::Partition(_) => "partition",
             Self::Damage(_) => "damage",
             Self::BitRot(_) => "bit-rot",
             Self::Hostd(_) => "hostd",

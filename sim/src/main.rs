@@ -29,7 +29,7 @@ corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-goi
   --trace        print one line an event
   --seconds T    end after T seconds
   --keep-going   go on after a violation
-  --flavour F    only histories of that kind: plain, large, hostile, full, quota, joint, long
+  --flavour F    only histories of that kind: plain, large, hostile, full, quota, joint, parted, long
 corbel-sim scenario NAME [--bug VARIANT] [the options above]
   the same with directed histories; --bug plants a variant (with --features planted)
 corbel-sim planted [--only NAME]... [--from S] [--json]   (built with --features planted)
@@ -90,6 +90,7 @@ fn options(args: &mut Args) -> Result<Options, String> {
                 "full" => Flavour::Full,
                 "quota" => Flavour::Quota,
                 "joint" => Flavour::Joint,
+                "parted" => Flavour::Parted,
                 "long" => Flavour::Long,
                 other => return Err(format!("--flavour {other}: there is no such\n{USAGE}")),
             });

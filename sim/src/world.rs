@@ -59,6 +59,9 @@ pub enum Flavour {
     Quota,
     /// Several processes make and remove names in the same directories.
     Joint,
+    /// Nodes are cut off from all others, the head mostly, again and again, while clients of all nodes write whole blocks; and hostd
+    /// dies with copies under way.
+    Parted,
     /// Two minutes of calls and faults with seconds between them, in which everything that waits for a time comes to its end: what
     /// is idle goes back, leases lapse, who is away for long is given up.
     Long,
@@ -282,6 +285,22 @@ impl Preset {
                 self.make(Flavour::Plain);
                 (self.active, self.pace, self.faults) = (120_000 * MS, 4000 * MS, 40);
                 self.ops = self.ops.max(40);
+            }
+            Flavour::Parted => {
+                use Fault::{Hostd, Partition};
+                use Kind::{Clone, Create, Punch, Rename, Truncate, Unlink, Write};
+                self.make(Flavour::Plain);
+                (self.joint, self.insists, self.disk) = (false, true, false);
+                (self.nodes, self.clients, self.threads) = (3, 4, self.threads.min(2));
+                self.clients_at = vec![0, 1, 2, 0];
+                (self.write_min, self.write_max, self.file_max) = (4096, 20_000, 64_000);
+                self.favour = vec![
+                    Create, Write, Write, Write, Write, Write, Write, Write, Clone, Punch,
+                    Truncate, Rename, Unlink,
+                ];
+                self.focus =
+                    [0, 0, 1, 2].map(Partition).into_iter().chain((0..3).map(Hostd)).collect();
+                (self.faults, self.active, self.ops, self.pace) = (32, 6000 * MS, 80, 60 * MS);
             }
             Flavour::Joint => {
                 use Kind::{Create, Exchange, Link, List, Mkdir, Rename, Tmpfile, Unlink, Write};

@@ -28,6 +28,18 @@ impl World<'_> {
         self.trace(|| format!("FAULT {fault:?}"));
         *self.outcome.faults.entry(fault.kind()).or_default() += 1;
         match fault {
+            Fault::Partition(n) => {
+                let lasts = scripted.unwrap_or_else(|| fault.lasts(&mut self.random));
+                self.hosts[n].cut_off = true;
+                let until = self.now + lasts;
+                for (_, link) in self.links.iter_mut().filter(|((a, b), _)| [*a, *b].contains(&n)) {
+                    for order in &mut link.order {
+                        *order = order.map(|last| last.max(until));
+                    }
+                }
+                self.at(until, Item::End(fault));
+                return Ok(());
+            }
             Fault::Crash(n) => self.stop_node(n, true),
             Fault::Planned(n) => {
                 let lasts = scripted.unwrap_or_else(|| fault.lasts(&mut self.random));
@@ -159,6 +171,7 @@ impl World<'_> {
             | Fault::PowerCut(n)
             | Fault::Hang(n)
             | Fault::CutOff(n)
+            | Fault::Partition(n)
             | Fault::Reconnect(n) => seats.len() > 1 && sound.iter().all(|s| *s == n),
             Fault::CrashAll => seats.len() > 1,
             _ => false,
@@ -233,6 +246,12 @@ impl World<'_> {
             Fault::CutOff(n) => {
                 if std::mem::take(&mut self.hosts[n].cut_off) {
                     self.drop_connection(n);
+                }
+            }
+            Fault::Partition(n) => {
+                self.end_fault(Fault::CutOff(n))?;
+                for other in (0..self.hosts.len()).filter(|other| *other != n) {
+                    self.end_fault(Fault::OneWay(n, other))?;
                 }
             }
             Fault::Slow(n) => self.hosts[n].slow = false,
