@@ -105,7 +105,9 @@ part "block devices and pools on simulated stores" 1 \
 part "crash states of memory" 1 \
     $sim crash --length 2 --sample 1000000 --seed "$now" --seconds "$(share 16)"
 part "histories of the cluster" 3 \
-    $sim --seeds 100000000 --from "${now}000" --seconds "$(share 20)" --keep-going
+    $sim --seeds 100000000 --from "${now}000" --seconds "$(share 16)" --keep-going
+part "nodes cut off from all others" 3 \
+    $sim --flavour parted --seeds 100000000 --from "${now}000" --seconds "$(share 4)" --keep-going
 part "suites of others, on a mount and under corbel run" 1 scripts/suites/soak.sh "$(share 15)"
 part "the hunter, three nodes with faults" 1 hunter "$(share 20)"
 targets=$(find fuzz/fuzz_targets -name '*.rs' | wc -l)

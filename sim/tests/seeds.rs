@@ -13,7 +13,7 @@ fn check_as(seed: u64, preset: Preset) {
         let same = (again.hash, again.events) == (outcome.hash, outcome.events);
         let word = if same { "the same again" } else { "ANOTHER HISTORY when run again" };
         panic!(
-            "seed {seed}: {why} ({word}: {:?})\nreplay: cargo run --release -p sim -- --seed {seed} --trace",
+            "seed {seed}: {why} ({word}: {:?})\nreplay: cargo run --release -p sim -- --seed {seed} --trace (--flavour, where the test has one)",
             again.violation
         );
     }
@@ -46,6 +46,17 @@ fn seeds_that_found_something() {
 fn seeds_of_this_commit() {
     let from = of_this_commit().unwrap_or(1 << 20);
     (from..from + 12).for_each(check);
+}
+
+/// Some thirty times a node is cut off from all others while clients everywhere write. (Thousands in `scripts/soak.sh`.)
+#[test]
+fn nodes_that_are_cut_off_again_and_again() {
+    let from = of_this_commit().unwrap_or(1 << 20);
+    for seed in [1001, from, from + 1] {
+        let mut preset = Preset::of(seed);
+        preset.make(Flavour::Parted);
+        check_as(seed, preset);
+    }
 }
 
 #[test]
