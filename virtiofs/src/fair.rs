@@ -199,6 +199,16 @@ impl Fair {
         !is_long && self.starved(now).is_none() && first.is_none_or(|(_, tag)| had < tag + ahead)
     }
 
+    /// Whether anybody would have a place sooner if another one gave it away.
+    pub(crate) fn is_sought(&self) -> bool {
+        self.waiting > 0 || self.is_crowded()
+    }
+
+    /// Whether somebody of a tenant waits.
+    pub(crate) fn waits(&self, tenant: usize) -> bool {
+        self.tenants[tenant].waiting > 0
+    }
+
     /// Whether more have a place than there are.
     pub(crate) fn is_crowded(&self) -> bool {
         self.running > self.places

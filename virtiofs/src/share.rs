@@ -6,7 +6,7 @@
 //!
 //! A tenant is charged for the processor that its thread used (`usage.rs`), and for what it waited in a request with its place: not for what
 //! it was kept from the processor by others. As long as nobody waits for a place nothing is measured; reading these clocks are
-//! system calls. Who waits for longer than [`WATCH`] looks after those that have the places: one that waits in a request, for a disk or for
+//! system calls. One of those that wait looks after those that have the places, each [`WATCH`]: one that waits in a request, for a disk or for
 //! other nodes, loses its place, and one that works on is charged for what it has used so far.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -85,6 +85,8 @@ struct State {
     places: Vec<Option<Place>>,
     /// When somebody looked after those last.
     looked: u64,
+    /// One of those that wait does so.
+    watched: bool,
 }
 
 impl State {
@@ -111,6 +113,9 @@ impl State {
         let Some(place) = self.places.get_mut(number).and_then(Option::as_mut) else { return };
         let passed = now.saturating_sub(place.at);
         match place.cost(now, reading) {
+            Some(cost) if !self.fair.is_sought() => {
+                self.fair.charge_alone(place.tenant, &mut place.account, cost as f64);
+            }
             Some(cost) => self.fair.charge(place.tenant, &mut place.account, cost as f64),
             None if place.lost => {}
             None => self.fair.charge_alone(place.tenant, &mut place.account, passed as f64),
@@ -120,12 +125,30 @@ impl State {
         place.measured = reading.map(|new| Reading { switches: new.switches.or(old), ..new });
     }
 
-    /// Those that are not measured, up to now.
-    fn charge_unmeasured(&mut self, now: u64) {
+    /// Somebody comes: what was used so far by those that are not measured, by the clock. Where nobody has waited until now, all are
+    /// measured anew, from their next look at the clock on: what they had been measured since is of a time in which they took
+    /// nothing from anybody.
+    fn settle(&mut self, now: u64) {
+        let sought = self.fair.is_sought();
         for number in 0..self.places.len() {
-            if self.places[number].as_ref().is_some_and(|place| place.measured.is_none()) {
+            let Some(place) = &mut self.places[number] else { continue };
+            if !sought {
+                place.measured = None;
+            }
+            if place.measured.is_none() {
                 self.charge(number, now, None);
             }
+        }
+    }
+
+    /// Somebody who waits is to look after the places, if nobody does.
+    fn call_watcher(&self) {
+        if self.watched {
+            return;
+        }
+        let mut all = self.tenants.iter().enumerate();
+        if let Some((_, guests)) = all.find(|(tenant, _)| self.fair.waits(*tenant)) {
+            guests.wake.notify_one();
         }
     }
 
@@ -152,23 +175,34 @@ impl State {
     }
 
     /// What a silent one has used, and whether it sleeps, as was seen meanwhile.
-    fn judge(&mut self, number: usize, at: u64, now: u64, reading: Reading, sleeps: Option<bool>) {
+    ///
+    /// Whether it has lost its place.
+    fn judge(
+        &mut self,
+        number: usize,
+        at: u64,
+        now: u64,
+        reading: Reading,
+        sleeps: Option<bool>,
+    ) -> bool {
         // It may be another's by now, or charged.
         let Some(place) = self.places[number].as_ref().filter(|place| place.at == at) else {
-            return;
+            return false;
         };
         let passed = now.saturating_sub(at);
         // One of which it is not known yet is looked at again.
         let used = place.measured.map(|before| reading.processor.saturating_sub(before.processor));
         let idle = used.is_some_and(|used| used < passed / 8);
         self.charge(number, now, Some(reading));
-        if idle
-            && sleeps.unwrap_or(passed >= STILL)
-            && let Some(place) = &mut self.places[number]
-        {
+        let Some(place) = self.places[number].as_mut().filter(|place| !place.lost) else {
+            return false;
+        };
+        let lost = idle && sleeps.unwrap_or(passed >= STILL);
+        if lost {
             place.lost = true;
             self.fair.leave(place.tenant, std::mem::take(&mut place.account));
         }
+        lost
     }
 }
 
@@ -184,6 +218,8 @@ pub struct Share {
     waiting: AtomicUsize,
     /// More have places than there are.
     crowded: AtomicBool,
+    /// Threads that have lost their place in a request, and may not begin another in it.
+    lost: AtomicUsize,
     start: Instant,
 }
 
@@ -191,11 +227,13 @@ impl Share {
     /// So many threads at once.
     pub fn new(places: usize) -> Arc<Self> {
         let (tenants, places_now) = (Vec::new(), Vec::new());
-        let state = State { fair: Fair::new(places), tenants, places: places_now, looked: 0 };
+        let fair = Fair::new(places);
+        let state = State { fair, tenants, places: places_now, looked: 0, watched: false };
         Arc::new(Self {
             state: Mutex::new(state),
             waiting: AtomicUsize::new(0),
             crowded: AtomicBool::new(false),
+            lost: AtomicUsize::new(0),
             start: Instant::now(),
         })
     }
@@ -230,7 +268,7 @@ impl Member {
         let share = &self.share;
         let mut state = share.state();
         let now = share.now();
-        state.charge_unmeasured(now);
+        state.settle(now);
         let at_once = state.fair.ask(self.index, now);
         let polite = at_once.is_some();
         let account = match at_once {
@@ -242,11 +280,18 @@ impl Member {
                     if let Some(account) = state.tenants[self.index].given.pop() {
                         break account;
                     }
-                    let (back, timeout) =
+                    if state.watched {
+                        state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                        continue;
+                    }
+                    state.watched = true;
+                    let (mut back, timeout) =
                         wake.wait_timeout(state, WATCH).unwrap_or_else(PoisonError::into_inner);
+                    back.watched = false;
                     state = if timeout.timed_out() { share.look(back) } else { back };
                 };
                 share.waiting.fetch_sub(1, Ordering::Relaxed);
+                state.call_watcher();
                 account
             }
         };
@@ -295,10 +340,12 @@ impl Share {
             .collect();
         let mut state = self.state();
         let now = self.now();
-        for (number, at, reading, sleeps) in seen {
-            state.judge(number, at, now, reading, sleeps);
-        }
+        let judged =
+            seen.into_iter().map(|(number, at, r, sleeps)| state.judge(number, at, now, r, sleeps));
+        let lost = judged.filter(|lost| *lost).count();
+        self.lost.fetch_add(lost, Ordering::Relaxed);
         state.give(now);
+        self.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
         state
     }
 }
@@ -331,7 +378,8 @@ impl Turn {
     /// Whether it may be kept for one more request.
     pub fn goes_on(&mut self) -> bool {
         let share = &self.member.share;
-        if !self.member.is_sought() && !share.crowded.load(Ordering::Relaxed) {
+        let quiet = !self.member.is_sought() && !share.crowded.load(Ordering::Relaxed);
+        if quiet && share.lost.load(Ordering::Relaxed) == 0 {
             self.requests += 1;
             if self.requests.is_multiple_of(BUSY.0) && self.since.elapsed() >= BUSY.1 {
                 self.slice = Some(Slice::Usual);
@@ -376,10 +424,12 @@ impl Drop for Turn {
         let mut state = share.state();
         let now = share.now();
         state.charge(self.number, now, reading);
-        if let Some(place) = state.places.get_mut(self.number).and_then(Option::take)
-            && !place.lost
-        {
-            state.fair.leave(place.tenant, place.account);
+        match state.places.get_mut(self.number).and_then(Option::take) {
+            Some(place) if place.lost => {
+                share.lost.fetch_sub(1, Ordering::Relaxed);
+            }
+            Some(place) => state.fair.leave(place.tenant, place.account),
+            None => {}
         }
         state.give(now);
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
@@ -431,9 +481,10 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            let turn = stuck.turn();
+            let mut turn = stuck.turn();
             tell.send(()).unwrap();
             let _ = ended.recv();
+            assert!(!turn.goes_on(), "others have its place, though nobody waits now");
             drop(turn);
             stuck.used()
         });
@@ -447,6 +498,60 @@ mod tests {
         let used = thread.join().unwrap();
         assert!(used < Duration::from_secs(10), "{used:?}");
         assert!(share.state().fair.is_idle());
+    }
+
+    /// One of them looks after the others at a time, and when it has its place the next one does: each of these gets it only when
+    /// somebody has seen that the one before waits.
+    #[test]
+    fn whoever_looked_has_a_place_and_another_looks() {
+        let share = Share::new(1);
+        let all = Arc::new(std::sync::Barrier::new(8));
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let (member, all) = (share.join(1), all.clone());
+                std::thread::spawn(move || {
+                    let _turn = member.turn();
+                    all.wait();
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let state = share.state();
+        assert!(state.fair.is_idle() && !state.watched);
+        assert_eq!(share.lost.load(Ordering::Relaxed), 0);
+    }
+
+    /// Who had to share once, and was alone for long after that, owes nothing for it.
+    #[test]
+    fn what_was_used_alone_after_others_went_is_not_owed() {
+        let second = 1_000_000_000;
+        let share = Share::new(1);
+        let (long, other) = (share.join(1), share.join(1));
+        let mut state = share.state();
+        let reading = |processor| Some(Reading { processor, switches: Some(Default::default()) });
+        let place = |tenant: usize, account, at, measured| Place {
+            tenant,
+            account,
+            thread: Thread::own(),
+            at,
+            measured,
+            lost: false,
+        };
+        let account = state.fair.ask(long.index, 0).expect("a free place");
+        let number = state.take(place(long.index, account, 0, reading(0)));
+        // It is alone for ten seconds; then the other one comes, and gets the place when this one has seen that.
+        state.settle(10 * second);
+        let at_once = state.fair.ask(other.index, 10 * second);
+        state.charge(number, 10 * second, reading(10 * second));
+        let place_of_long = state.places[number].take().expect("it has it");
+        state.fair.leave(long.index, place_of_long.account);
+        let account = at_once.or_else(|| state.fair.next(10 * second).map(|(_, account)| account));
+        let number =
+            state.take(place(other.index, account.expect("its turn"), 10 * second, reading(0)));
+        assert!(state.fair.ask(long.index, 10 * second).is_none(), "it waits now");
+        assert!(state.goes_on(number, 1000, 10 * second), "the other one has just begun");
+        let credit = 50_000_000;
+        assert!(!state.goes_on(number, credit, 10 * second + credit), "for what it may be ahead");
     }
 
     /// A request that works for long is charged for while it works.
