@@ -57,7 +57,9 @@ install_packages() {
     policy=""
     if [ "$(id -u)" = 0 ] && [ ! -e /usr/sbin/policy-rc.d ]; then
         policy=/usr/sbin/policy-rc.d
+        # (A shell that a signal ends runs no trap of EXIT.)
         trap 'rm -f "$policy"' EXIT
+        trap 'exit 130' INT TERM HUP
         printf '#!/bin/sh\nexit 101\n' > $policy
         chmod 755 $policy
     fi
@@ -65,7 +67,7 @@ install_packages() {
     # shellcheck disable=SC2086  # a list of package names
     DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing
     [ -z "$policy" ] || rm -f "$policy"
-    trap - EXIT
+    trap - EXIT INT TERM HUP
 }
 [ -z "$missing" ] || install_packages
 
@@ -79,7 +81,8 @@ for tool in fsx@0.3.2 pjdfstest@0.2.2; do
 done
 
 # The kernel that the guest boots: Debian's own package, unpacked, with the few modules that it needs.
-[ $guest = yes ] && [ ! -e target/tools/guest/nfsv4.ko ] || exit 0
+[ $guest = yes ] || exit 0
+[ ! -e target/tools/guest/nfsv4.ko ] || [ ! -e target/tools/guest/vmlinuz ] || exit 0
 kernel_package() {
     apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: *\(linux-image-[^ ]*\)$/\1/p' | head -n 1
 }
@@ -92,14 +95,19 @@ if [ -z "$package" ]; then
 fi
 echo "prepare: unpacking $package in target/tools/guest"
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+fresh=target/tools/guest.new
+trap 'rm -rf "$work" $fresh' EXIT
+trap 'exit 130' INT TERM HUP
 chmod 755 "$work"
 (cd "$work" && apt-get download -qq "$package" && dpkg-deb --fsys-tarfile "$package"_*.deb | tar -x)
-mkdir -p target/tools/guest
+# What is there is whole: it gets its name when all of it is.
+rm -rf $fresh
+mkdir -p $fresh
 # The network and NFS are for the guest of a bench (corbel/src/bench/guest.rs).
 for module in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci fuse virtiofs \
     failover net_failover virtio_net sunrpc grace lockd netfs fscache nfs dns_resolver nfsv4; do
-    find "$work/lib/modules" -name "$module.ko" -exec cp {} target/tools/guest/ \;
+    find "$work/lib/modules" -name "$module.ko" -exec cp {} $fresh/ \;
 done
-cp "$work"/boot/vmlinuz-* target/tools/guest/vmlinuz.new
-mv target/tools/guest/vmlinuz.new target/tools/guest/vmlinuz
+cp "$work"/boot/vmlinuz-* $fresh/vmlinuz
+rm -rf target/tools/guest
+mv $fresh target/tools/guest

@@ -54,6 +54,13 @@ fn parse(text: &str) -> std::result::Result<Vec<VirtiofsArgs>, String> {
         if let Some(other) = all.iter().find(|other| other.socket_path == args.socket_path) {
             return Err(format!("tenant {number}: the socket is that of {}", other.tenant));
         }
+        if let Some((before, _)) = (1..).zip(&all).find(|(_, other)| other.tenant == args.tenant) {
+            let name = &args.tenant;
+            return Err(format!(
+                "tenant {number}: is called {name}, as tenant {before} is: its logs and figures would be taken for the other's; \
+                 say who it is with tenant = \"NAME\""
+            ));
+        }
         if args.state.is_some()
             && let Some(other) = all.iter().find(|other| other.state == args.state)
         {
@@ -145,5 +152,8 @@ mod tests {
         assert!(of("[[tenant]]\nbackend = \"null\"").contains("socket-path"));
         let twice = table("backend = \"null\"") + &table("tenant = \"b\"");
         assert!(of(&twice).contains("tenant 2"), "{}", of(&twice));
+        let other = "[[tenant]]\nsocket-path = \"/run/b\"\nbackend = \"null\"\n";
+        let nameless = table("backend = \"null\"") + other;
+        assert!(of(&nameless).contains("tenant 2: is called guest, as tenant 1"));
     }
 }
