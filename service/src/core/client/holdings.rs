@@ -439,12 +439,14 @@ impl Client {
         self.modes.iter().map(|(ino, lease)| (*ino, lease.mode)).collect()
     }
 
-    /// The lease that it has on an inode, if it is one that allows this, for it alone or for who reads, and counts now.
+    /// The lease that it has on an inode, if it is one that allows this, for it alone or for who reads, and counts now. (One of an
+    /// earlier run of this service, or of an earlier head, was given to a state that this one may not have reached.)
     pub fn has_now(&self, ino: InodeId, mode: LeaseMode) -> Option<Granted> {
         let (slot, lease) = (*self.slots.get(&ino)?, self.modes.get(&ino)?);
         let word = LeaseWord(self.word(control::lease_word(slot)));
         let counts =
             lease.mode != LeaseMode::Joint && lease.mode >= mode && word.mode() == lease.mode;
+        let counts = counts && lease.token != 0;
         counts.then_some(Granted { slot, word })
     }
 
