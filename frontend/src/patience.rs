@@ -17,8 +17,8 @@
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::Errno;
@@ -28,6 +28,9 @@ use crate::fuse::wire::{InHeader, OutHeader, op};
 
 /// Between two looks at the requests; only those are looked at that are older than this.
 pub const LOOK: Duration = Duration::from_millis(100);
+/// After so many looks at which no thread was at anything nobody looks any more, until one is: an idle mount sleeps. (Of many, since
+/// to be woken costs the one that wakes it a system call.)
+const IDLE_LOOKS: u32 = 10;
 /// A signal that its process catches ends a request that has waited for so long.
 const CAUGHT: Duration = Duration::from_secs(1);
 /// A close that takes longer is answered, and done later.
@@ -92,6 +95,47 @@ pub struct Flight {
     given_up: AtomicU64,
     /// The thread waits for the reply to a request that was put off, and serves no other meanwhile.
     parked: AtomicBool,
+    /// Of the mount that it serves: rung by whoever begins when nobody looks.
+    bell: OnceLock<Arc<Bell>>,
+}
+
+/// Wakes whoever looks after the requests.
+#[derive(Debug, Default)]
+struct Bell {
+    /// Nobody looks: there was nothing to look at.
+    asleep: AtomicBool,
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    /// There is something to look at from now on.
+    fn ring(&self) {
+        // It says that it sleeps, and looks once more; we say what there is, and look at that.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
+    }
+
+    /// Until it is rung, unless `busy`.
+    fn sleep(&self, busy: impl FnOnce() -> bool) {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        if !busy() {
+            while !*rung {
+                rung = self.changed.wait(rung).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        *rung = false;
+        self.asleep.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Flight {
@@ -113,6 +157,7 @@ impl Flight {
             interrupted,
             given_up,
             parked: AtomicBool::new(false),
+            bell: OnceLock::new(),
         })
     }
 
@@ -129,6 +174,9 @@ impl Flight {
         self.opcode.store(header.opcode.get(), Ordering::Relaxed);
         self.current.store(header.unique.get(), Ordering::Relaxed);
         self.open.store(header.unique.get(), Ordering::Release);
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
+        }
     }
 
     /// It is about to be answered, by whoever gets true.
@@ -149,6 +197,9 @@ impl Flight {
     /// The thread waits for a reply that comes from elsewhere, or has got it.
     pub fn park(&self, parked: bool) {
         self.parked.store(parked, Ordering::Release);
+        if let Some(bell) = self.bell.get().filter(|_| parked) {
+            bell.ring();
+        }
     }
 
     /// Its handler has returned; if it sent no reply, there is none, or one later.
@@ -231,6 +282,7 @@ fn is_umount(thread: u32) -> bool {
 pub struct Flights {
     all: Mutex<Vec<Arc<Flight>>>,
     closed: AtomicBool,
+    bell: Arc<Bell>,
 }
 
 impl Flights {
@@ -240,7 +292,10 @@ impl Flights {
 
     /// Adds a thread's.
     pub fn add(&self, flight: Arc<Flight>) {
+        let _ = flight.bell.set(self.bell.clone());
         self.all.lock().unwrap_or_else(PoisonError::into_inner).push(flight);
+        // It may have begun before it had that.
+        self.bell.ring();
     }
 
     /// Takes away that of a thread that ends while others go on.
@@ -275,14 +330,23 @@ impl Flights {
     /// Ends [`watch`](Self::watch).
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        self.bell.wake();
     }
 
     /// Looks after the requests until closed: the body of a thread. `more` starts one more thread of
     /// a group.
     pub fn watch(&self, limit: Option<Duration>, groups: &[Group], more: impl Fn(Group)) {
+        let mut idle = 0;
         while !self.closed.load(Ordering::Acquire) {
             std::thread::sleep(LOOK);
             let all = self.list();
+            let busy = || self.is_closed() || self.list().iter().any(|f| f.is_at_work());
+            idle = if busy() { 0 } else { idle + 1 };
+            if idle > IDLE_LOOKS {
+                self.bell.sleep(busy);
+                idle = 0;
+                continue;
+            }
             for flight in &all {
                 if let Some((unique, error)) = flight.verdict(limit) {
                     flight.way.answer(flight, unique, error);
@@ -299,5 +363,58 @@ impl Flights {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Told(Mutex<Sender<(u64, i32)>>);
+
+    impl Way for Told {
+        fn answer(&self, flight: &Arc<Flight>, unique: u64, error: i32) {
+            if flight.give_up(unique, error) {
+                self.0.lock().unwrap().send((unique, error)).unwrap();
+            }
+        }
+    }
+
+    /// Nobody looks after an idle mount; a request that comes then, and takes too long, is answered all the same, and so is
+    /// the next; and its end is noticed.
+    #[test]
+    fn who_comes_to_an_idle_mount_is_looked_after() {
+        let (tell, told) = channel();
+        let flights = Arc::new(Flights::default());
+        let flight = Flight::new(Box::new(Told(Mutex::new(tell))), DEVICE);
+        flights.add(flight.clone());
+        let watched = flights.clone();
+        let thread = std::thread::spawn(move || {
+            watched.watch(Some(LOOK), &[], |_| unreachable!("no group"))
+        });
+        let sleeps = || {
+            let since = Instant::now();
+            while !flights.bell.asleep.load(Ordering::Relaxed) {
+                assert!(since.elapsed() < Duration::from_secs(120), "it goes on looking");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        for unique in [4, 6] {
+            sleeps();
+            let mut header = InHeader::new_zeroed();
+            header.unique.set(unique);
+            flight.begin(&header);
+            let answer = told.recv_timeout(Duration::from_secs(120));
+            assert_eq!(answer, Ok((unique, -i32::from(Errno::IO.0))));
+            flight.end();
+        }
+        sleeps();
+        flights.close();
+        thread.join().unwrap();
     }
 }
