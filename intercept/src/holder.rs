@@ -4,6 +4,9 @@
 //! A request is 20 bytes of native integers, one a connection: operation, index, generation, the state's number (of LOOK 0,
 //! 0, 0), the session's secret. PUT, LOOK and the reply to GET carry descriptors (SCM_RIGHTS). What is done is answered by 20 bytes; what
 //! is refused, by the end of the connection.
+//!
+//! Who asks says that it is whose state it is (SCM_CREDENTIALS), which the kernel lets pass only from somebody who is that user, or can be
+//! again: of several processes that share a description one may have another effective user for the moment.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::Ordering;
@@ -28,8 +31,14 @@ const NO_DESCRIPTOR: i32 = -1;
 const NO_NUMBER: i32 = -2;
 /// `struct cmsghdr`.
 const CONTROL: usize = 16;
-/// Its words with the most descriptors.
-const WORDS: usize = (CONTROL + ASKED_MAX * 4) / 8;
+/// With a `struct ucred`, and what it takes up.
+const SAID: usize = CONTROL + 12;
+const SAID_WORDS: usize = SAID.div_ceil(8);
+/// Words of both, with the most descriptors.
+const WORDS: usize = SAID_WORDS + (CONTROL + ASKED_MAX * 4) / 8;
+/// Kinds of SOL_SOCKET, which is 1.
+const SCM_RIGHTS: u64 = 1;
+const SCM_CREDENTIALS: u64 = 2;
 
 #[repr(C)]
 struct Message {
@@ -91,28 +100,41 @@ fn peer(socket: i32) -> Option<u32> {
 
 fn exchange(socket: i32, body: &mut [u32; BODY / 4], fds: &[i32]) -> Option<i32> {
     let mut iov = [(&raw mut *body) as usize, BODY];
-    // Length, level and kind (SOL_SOCKET, SCM_RIGHTS), descriptors.
+    // Length, level and kind, and what it is: who asks; descriptors.
     let mut control = [0u64; WORDS];
+    let (pid, gid) = (sys::call0(nr::GETPID) as u64, sys::call0(nr::GETGID) as u64);
+    control[..2].copy_from_slice(&[SAID as u64, 1 | SCM_CREDENTIALS << 32]);
+    control[2..4].copy_from_slice(&[pid | u64::from(session::owner()) << 32, gid]);
+    let rights = &mut control[SAID_WORDS..];
     let len = CONTROL + fds.len() * 4;
-    control[..2].copy_from_slice(&[len as u64, 1 | 1 << 32]);
+    rights[..2].copy_from_slice(&[len as u64, 1 | SCM_RIGHTS << 32]);
     for (i, fd) in fds.iter().enumerate() {
-        control[2 + i / 2] |= u64::from(*fd as u32) << (i % 2 * 32);
+        rights[2 + i / 2] |= u64::from(*fd as u32) << (i % 2 * 32);
     }
+    let rights_len = if fds.is_empty() { 0 } else { len.next_multiple_of(8) };
+    let start = (&raw mut control) as usize;
     let mut message = Message {
         name: 0,
         name_len: 0,
         iov: (&raw mut iov) as usize,
         iov_len: 1,
-        control: if fds.is_empty() { 0 } else { (&raw mut control) as usize },
-        control_len: if fds.is_empty() { 0 } else { len.next_multiple_of(8) },
+        control: start,
+        control_len: SAID_WORDS * 8 + rights_len,
         flags: 0,
     };
     let at = (&raw mut message) as usize;
     // MSG_NOSIGNAL
-    if sys::call3(nr::SENDMSG, socket as usize, at, 0x4000) != BODY as isize {
+    let mut sent = sys::call3(nr::SENDMSG, socket as usize, at, 0x4000);
+    if sys::failed(sent) {
+        // The kernel does not let it say that: then as who it is.
+        message.control = start + SAID_WORDS * 8;
+        message.control_len = rights_len;
+        sent = sys::call3(nr::SENDMSG, socket as usize, at, 0x4000);
+    }
+    if sent != BODY as isize {
         return None;
     }
-    message.control = (&raw mut control) as usize;
+    message.control = start;
     message.control_len = CONTROL + 8;
     // MSG_CMSG_CLOEXEC. The answer also says that what was sent has arrived.
     let got = sys::call3(nr::RECVMSG, socket as usize, at, 0x4000_0000);

@@ -189,9 +189,14 @@ pub fn renew() {
     counters().number.store(number[0], Ordering::Relaxed);
 }
 
-/// Whether a state is this user's, who may change it.
+/// Whose the state is, who may change it.
+pub fn owner() -> u32 {
+    OWNER.load(Ordering::Relaxed)
+}
+
+/// Whether it is this user's.
 pub fn is_owner(uid: u32) -> bool {
-    OWNER.load(Ordering::Relaxed) == uid
+    owner() == uid
 }
 
 /// Who made the configuration.

@@ -7,6 +7,9 @@
 //! done is answered by the same 20 bytes, a look when the files that came with it are entered; the answer to a get
 //! carries the descriptor, if one is kept. What is refused (a put without room, a look by who does not know the secret) is not
 //! answered: its connection ends.
+//!
+//! A descriptor is kept for a user, the one that a process said it is: any of its real, effective and saved one, of which the kernel vouches
+//! (SCM_CREDENTIALS). So processes that share a description get the same one whatever effective user each has for the moment.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -62,6 +65,8 @@ pub fn bind() -> Result<Holder> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())
         .map_err(std::io::Error::from)
         .context(&name)?;
+    // Of each request, also of one that comes before its connection is looked at.
+    sockopt::set_socket_passcred(&socket, true).map_err(std::io::Error::from).context(&name)?;
     net::bind(&socket, &address).map_err(std::io::Error::from).context(&name)?;
     net::listen(&socket, 64).map_err(std::io::Error::from).context(&name)?;
     Ok(Holder { socket, name: name.into_bytes() })
@@ -105,7 +110,7 @@ impl Desk {
                 std::thread::spawn(move || desk.look(request));
                 return Ok(());
             }
-            return self.keep(uid.as_raw(), request);
+            return self.keep(request.said.unwrap_or(uid).as_raw(), request);
         }
         // A process of the session may have become somebody else, and has a session of its own since; nobody waits for
         // others who call.
@@ -118,7 +123,7 @@ impl Desk {
             if let Ok(request) = Request::receive(peer) {
                 match request.op {
                     LOOK => desk.look(request),
-                    _ => drop(desk.keep(uid.as_raw(), request)),
+                    _ => drop(desk.keep(request.said.unwrap_or(uid).as_raw(), request)),
                 }
             }
             desk.strangers.fetch_sub(1, Ordering::Relaxed);
@@ -185,6 +190,8 @@ struct Request {
     state: u32,
     secret: u32,
     fds: Vec<OwnedFd>,
+    /// Who it says it is.
+    said: Option<rustix::process::Uid>,
 }
 
 impl Request {
@@ -192,7 +199,8 @@ impl Request {
         let patience = std::time::Duration::from_secs(1);
         sockopt::set_socket_timeout(&peer, sockopt::Timeout::Recv, Some(patience))?;
         let mut body = [0u8; BODY];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ASKED_MAX))];
+        let mut room =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ASKED_MAX), ScmCredentials(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut room);
         let got = net::recvmsg(
             &peer,
@@ -200,10 +208,12 @@ impl Request {
             &mut ancillary,
             RecvFlags::CMSG_CLOEXEC,
         )?;
-        let mut fds = Vec::new();
+        let (mut fds, mut said) = (Vec::new(), None);
         for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
+            match message {
+                RecvAncillaryMessage::ScmRights(rights) => fds.extend(rights),
+                RecvAncillaryMessage::ScmCredentials(who) => said = Some(who.uid),
+                _ => {}
             }
         }
         if got.bytes != body.len() {
@@ -219,6 +229,7 @@ impl Request {
             state: word(12),
             secret: word(16),
             fds,
+            said,
         })
     }
 }
