@@ -638,6 +638,8 @@ pub enum Bug {
     ClosedUntold = 445,
     /// What cannot be freed before something is published is not freed.
     ReapRefused = 446,
+    /// What came back with the sole use of a file's locks is told once, whether the head hears it or not.
+    ReturnToldOnce = 447,
 }
 
 impl Bug {
@@ -2002,6 +2004,11 @@ impl Bug {
             Bug::ReapRefused,
             "reap-refused",
             "what cannot be freed before something is published is not freed",
+        ),
+        (
+            Bug::ReturnToldOnce,
+            "return-told-once",
+            "what came back with the sole use of a file's locks is told once, whether the head hears it or not",
         ),
         (
             Bug::KeptUnfenced,

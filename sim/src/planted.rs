@@ -56,6 +56,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (433..434, "service/tests/node/locks.rs"),
     (434..435, "service/tests/node/returns.rs"),
     (440..447, "service/tests/node/given_back.rs"),
+    (447..448, "service/tests/node/sole.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

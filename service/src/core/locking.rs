@@ -39,6 +39,21 @@ pub(super) struct Locking {
     pub(super) wishes: Wishes,
     /// Those on their way back.
     pub(super) returns: Vec<Return>,
+    /// What the head was told that came back, and may not have heard.
+    unheard: Vec<Unheard>,
+}
+
+/// What a client had locked of a file when the sole use came back. A head that does not hear of it goes on believing what it
+/// knew when it gave the sole use away.
+#[derive(Debug)]
+struct Unheard {
+    client: ClientId,
+    ino: InodeId,
+    /// Of the sole use.
+    token: u64,
+    says: SoleSays,
+    /// Who answers a question that was asked after this one has heard it.
+    since: u64,
 }
 
 impl Locking {
@@ -50,6 +65,7 @@ impl Locking {
     pub(super) fn drop_client(&mut self, client: ClientId) {
         self.held.remove(&client);
         self.untold.remove(&client);
+        self.unheard.retain(|told| told.client != client);
     }
 
     /// A client of an earlier run goes on. Which locks it has, it says when it is asked for them, soon.
@@ -62,6 +78,46 @@ impl Locking {
         self.held.clear();
         self.untold.clear();
         self.returns.clear();
+        self.unheard.clear();
+    }
+
+    /// The head is told what came back; `since`: the number of the question that was asked last.
+    pub(super) fn told(
+        &mut self,
+        (client, ino): (ClientId, InodeId),
+        token: u64,
+        says: SoleSays,
+        since: u64,
+    ) {
+        self.unheard.push(Unheard { client, ino, token, says, since });
+    }
+
+    /// The head has answered that question: what it was told before, it has heard.
+    pub(super) fn heard(&mut self, question: u64) {
+        self.unheard.retain(|told| told.since >= question);
+    }
+
+    /// The head has given a client the sole use of a file anew.
+    pub(super) fn given_anew(&mut self, client: ClientId, ino: InodeId) {
+        self.unheard.retain(|told| (told.client, told.ino) != (client, ino));
+    }
+
+    /// Whatever was under way is lost: what it is told again, before any question after the one asked last.
+    pub(super) fn tell_again(&mut self, client: ClientId, since: u64) -> Vec<Message> {
+        let own = self.unheard.iter_mut().filter(|told| told.client == client);
+        own.map(|told| {
+            told.since = since;
+            told.message()
+        })
+        .collect()
+    }
+
+    /// What came back by that token (0: any), if the head may not have heard it.
+    pub(super) fn told_of(&self, client: ClientId, ino: InodeId, token: u64) -> Option<Message> {
+        let same = |told: &&Unheard| {
+            (told.client, told.ino) == (client, ino) && (told.token == token || told.token == 0)
+        };
+        self.unheard.iter().find(same).map(Unheard::message)
     }
 
     /// Whether no client of this machine may believe that an earlier run's head has left locks to it.
@@ -459,6 +515,13 @@ impl Node {
         for client in told {
             self.to_agent(client, Message::LockFree { client });
         }
+    }
+}
+
+impl Unheard {
+    fn message(&self) -> Message {
+        let (client, ino, token, says) = (self.client, self.ino, self.token, self.says.clone());
+        Message::LockSole { client, ino, token, says }
     }
 }
 

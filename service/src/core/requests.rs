@@ -277,6 +277,7 @@ impl Node {
         errno: u16,
         found: Option<Lock>,
     ) -> Result<(), Failure> {
+        self.agent.locking.heard(token);
         let waiting = |p: &Pending| p.client == client && p.stage == Stage::Asked(token);
         let Some(at) = self.agent.requests.iter().position(waiting) else { return Ok(()) };
         let What::Lock(ask) = self.agent.requests[at].what else { return Ok(()) };

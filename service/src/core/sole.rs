@@ -138,10 +138,12 @@ impl Node {
             if self.agent.clients.get(&id).is_some_and(has) {
                 return self.return_sole(id, ino);
             }
-            // It never came here, or is back already.
-            self.to_head(unused);
+            // It never came here, or is back already: if the head may not have heard what came back, it is told once more.
+            let again = self.agent.locking.told_of(id, ino, token);
+            self.to_head(again.unwrap_or(unused));
             return Ok(());
         }
+        self.agent.locking.given_anew(id, ino);
         // What is asked already the head judges by what it knows.
         let asks = self.agent.requests.iter().any(|p| p.asks_for_lock(id, ino));
         let (most, now) = (self.env.config.limits.soles, self.env.now);
@@ -155,7 +157,8 @@ impl Node {
     }
 
     /// What a head that does not know must hear of a client: this run has given these.
-    pub(super) fn sole_reports(&self, id: ClientId) -> Vec<Message> {
+    pub(super) fn sole_reports(&mut self, id: ClientId) -> Vec<Message> {
+        let again = self.agent.locking.tell_again(id, self.next_token);
         let Some(client) = self.agent.clients.get(&id) else { return Vec::new() };
         let returns = &self.agent.locking.returns;
         let vouched = |ino: &InodeId| !returns.iter().any(|r| r.is(id, *ino) && !r.vouched);
@@ -164,7 +167,7 @@ impl Node {
             let (token, says) = (client.sole_token(ino), SoleSays::Has);
             Message::LockSole { client: id, ino, token, says }
         };
-        own.map(has).collect()
+        again.into_iter().chain(own.map(has)).collect()
     }
 
     // --- how it comes back ---
@@ -258,6 +261,9 @@ impl Node {
             }
         }
         self.env.counters.soles_back += 1;
+        if matches!(says, SoleSays::Returns { .. }) && !planted(Bug::ReturnToldOnce) {
+            self.agent.locking.told((id, ino), token, says.clone(), self.next_token);
+        }
         self.to_head(Message::LockSole { client: id, ino, token, says });
         Ok(true)
     }

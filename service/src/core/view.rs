@@ -438,11 +438,11 @@ impl Node {
                 room: c.count_room(),
             })
             .collect();
-        let all = self.agent.clients.keys();
-        ups.extend(all.flat_map(|c| {
-            let locks = self.agent.locking.report(*c, self.env.config.limits.report);
-            locks.into_iter().chain(self.sole_reports(*c))
-        }));
+        let all: Vec<_> = self.agent.clients.keys().copied().collect();
+        for client in all {
+            ups.extend(self.agent.locking.report(client, self.env.config.limits.report));
+            ups.extend(self.sole_reports(client));
+        }
         ups.extend(self.past_reports());
         ups
     }

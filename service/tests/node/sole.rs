@@ -1,13 +1,17 @@
 //! Files whose locks are left to one client: what it grants itself is known to whoever asks, whatever becomes of it.
 
+use std::sync::Arc;
+
+use base::random::Random;
 use base::wire::Reader;
-use base::{Errno, InodeId};
-use service::core::Event;
+use base::{Epoch, Errno, InodeId, NodeId};
 use service::core::limits::Limits;
+use service::core::{Event, Node};
 use storage::format::control::{self, LeaseMode};
 use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::rpc::{self, Request, WANT_PIN, WANT_WRITE};
 use storage::format::sole::{self, SOLE_FILES, SOLE_LOCKS, SoleWord};
+use storage::media::Media;
 
 use crate::rig::{Hand, Rig, config_with};
 
@@ -309,13 +313,83 @@ fn a_head_that_is_started_anew_waits_for_who_may_grant_itself_a_lock() {
     rig.check();
 }
 
+/// nicfs of the second node dies, and is started anew.
+fn restart(rig: &mut Rig, seed: u64) {
+    for (_, _, queue) in &mut rig.links {
+        queue.clear();
+    }
+    let media = Arc::clone(&rig.regions[1]) as Arc<dyn Media>;
+    let limits = Limits { sole_again: 0, soles: SOLE_FILES, ..Limits::SHIPPED };
+    rig.nodes[1] = Node::new(config_with(limits)(2), media, Random::new(seed)).expect("a node");
+    let chain = vec![NodeId(1), NodeId(2)];
+    rig.event(1, Event::View { epoch: Epoch(1), chain, syncing: Vec::new(), lapse: 0 });
+}
+
+/// The link between the nodes breaks, with what is under way, and comes back.
+fn break_link(rig: &mut Rig) {
+    for (_, _, queue) in &mut rig.links {
+        queue.clear();
+    }
+    for (n, peer) in [(0, NodeId(2)), (1, NodeId(1))] {
+        rig.event(n, Event::PeerDown(peer));
+        rig.event(n, Event::PeerUp(peer));
+    }
+    rig.settle();
+}
+
+/// The client of node 2 has the sole use, and nothing locked any more; the head knows of a lock of bytes 50 to 59.
+fn given_up(rig: &mut Rig, hands: &[Hand], ino: InodeId) {
+    set(&hands[1], rig, ino, record(1, Write, 50, 59), 0).expect("it is free");
+    let place = place(&hands[1], ino).expect("nobody else uses it");
+    write(&hands[1], 0, [0; 4]);
+    grant(&hands[1], place, &[]);
+}
+
+/// A client has given up what it had locked, without a question, and nicfs of its node is started anew: the head, which does not
+/// know, loses what it is told then. Nobody is barred.
+#[test]
+fn what_comes_back_after_a_restart_is_told_until_it_is_heard() {
+    for (seed, restarts, lost) in [(20, 1, 0), (21, 1, 1), (22, 1, 3), (23, 2, 1)] {
+        let (mut rig, hands, ino) = world(2, seed);
+        for n in 0..restarts {
+            given_up(&mut rig, &hands, ino);
+            restart(&mut rig, seed + 10 * n);
+            rig.pass(1_000_000);
+            (0..lost).for_each(|_| break_link(&mut rig));
+            rig.settle();
+        }
+        let tried = set(&hands[0], &mut rig, ino, record(1, Write, 50, 59), 0);
+        assert_eq!(tried, Ok(()), "{restarts} restarts, {lost} times lost");
+        rig.check();
+    }
+}
+
+/// The same where the head has asked for it, since somebody else wants a lock, and the client is of an earlier run.
+#[test]
+fn what_comes_back_when_it_is_asked_for_is_told_until_it_is_heard() {
+    let (mut rig, hands, ino) = world(2, 30);
+    restart(&mut rig, 31);
+    break_link(&mut rig);
+    given_up(&mut rig, &hands, ino);
+    hands[0].post(1, &Request::Lock { ino, wait: 0, lock: record(1, Write, 50, 59) }, 0);
+    rig.event(0, Event::Doorbell(hands[0].client));
+    let told = rig.links.iter().position(|(to, _, all)| *to == NodeId(2) && !all.is_empty());
+    assert!(told.is_some_and(|link| rig.deliver(link)), "it is asked for");
+    break_link(&mut rig);
+    rig.pass(2 * SECOND);
+    rig.settle();
+    assert_eq!(answer(&hands[0], 1), Some(Ok(())));
+    rig.check();
+}
+
 /// What is taken out is missed.
 #[cfg(feature = "planted")]
 #[test]
 #[ignore = "alone: the variant is one for the whole process"]
 fn rules_that_are_taken_out_are_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 2] = [
+    let tests: [(Bug, fn()); 3] = [
+        (Bug::ReturnToldOnce, what_comes_back_after_a_restart_is_told_until_it_is_heard),
         (
             Bug::SoleOfBeforeUnheard,
             a_head_that_is_started_anew_waits_for_who_may_grant_itself_a_lock,
