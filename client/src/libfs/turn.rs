@@ -537,16 +537,13 @@ impl<H: Host> LibFsOn<H> {
         if (state.last > after || !current) && !planted(Bug::OldAnswerInstalled) {
             return;
         }
-        // Under the same lease what is known of names is as good as before.
-        let same = state.lease == granted;
         state.lease = granted;
         state.record = reply.record;
         state.learnt = self.learnt.add(1, Ordering::Relaxed) + 1;
         state.blocks_guessed = false;
         (state.no_capability, state.ended_setid) = (false, false);
-        if !same {
-            state.names = Default::default();
-        }
+        // Also under the same lease: what is known of names may come from an operation that was refused.
+        state.names = Default::default();
         if !state.is_joint() && !planted(Bug::GivenForGood) {
             state.given = Default::default();
         }
