@@ -118,7 +118,6 @@ pub fn gave_directories() -> bool {
 
 /// The placeholder of a directory is the directory itself.
 fn reopen_directory(index: usize) -> Result<i32, isize> {
-    DIRECTORIES.store(true, Ordering::Relaxed);
     let number = number_of(index).ok_or(err::BADF)?;
     let (mut path, mut digits) = ([0u8; 40], [0; 20]);
     let mut len = 0;
@@ -139,10 +138,16 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
     if sys::failed(fd) { Err(fd) } else { Ok(table::raise(fd as i32, true)) }
 }
 
+/// Another descriptor of a directory that is open here, to be closed.
+pub fn directory_again(index: usize) -> Option<i32> {
+    reopen_directory(index).ok()
+}
+
 /// Opens through the mount at the description's offset; `keep`: the holder gets a copy.
 fn leave(index: usize, ofd: &Ofd, keep: bool) -> Result<i32, isize> {
     let flags = ofd.flags.load(Ordering::Acquire);
     let fd = if leaves_as_directory(index, ofd) {
+        DIRECTORIES.store(true, Ordering::Relaxed);
         reopen_directory(index)?
     } else {
         // It may have been opened by another process of the session.

@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::calls::limit;
 use crate::entry::Regs;
+use crate::format::state;
 use crate::path::{self, Stop};
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, InUse};
@@ -72,18 +73,21 @@ pub fn hand_over(ino: u64) {
 }
 
 fn is_handed(ino: u64) -> bool {
+    // What is opened while the kernel has the inode, all names, or what there was no room for here, is not noted down.
+    was_handed(ino)
+        || session::kernel_owned(ino)
+        || path::has_left()
+        || session::counters().exhausted.load(Ordering::Relaxed) != 0
+}
+
+/// Whether one is noted down.
+fn was_handed(ino: u64) -> bool {
     if !LOOKED.load(Ordering::Relaxed) {
         look_at_inherited();
         LOOKED.store(true, Ordering::Relaxed);
     }
     let (word, bit) = handed(ino);
-    // What is opened while the kernel has the inode, all names, or what there was no room for here, is not noted down.
-    let opens_there = || {
-        session::kernel_owned(ino)
-            || path::has_left()
-            || session::counters().exhausted.load(Ordering::Relaxed) != 0
-    };
-    word.load(Ordering::Relaxed) & bit != 0 || opens_there()
+    word.load(Ordering::Relaxed) & bit != 0
 }
 
 /// The descriptors that came with the program were looked at.
@@ -271,8 +275,18 @@ pub fn locked() -> impl Drop {
     LIST.lock()
 }
 
+/// What the number that is being closed stands for.
+#[derive(Clone, Copy, Debug)]
+pub enum Closed {
+    File,
+    /// A directory of ours, by its description.
+    Directory(usize),
+    /// A directory that the kernel has by that number: it knows what to do.
+    Kernels,
+}
+
 /// A number of the inode is being closed: the process's locks on it go.
-pub fn closing(ino: u64, is_dir: bool) {
+pub fn closing(ino: u64, what: Closed) {
     // A vfork child has no locks, and its parent's list.
     if table::in_vfork() {
         return;
@@ -280,18 +294,32 @@ pub fn closing(ino: u64, is_dir: bool) {
     if LIST.lock().end(ino) {
         return;
     }
-    // (The kernel keeps no locks of a directory that the list does not know.)
-    if is_dir {
-        return;
-    }
     // The kernel does not know the number that is being closed, so another one is, by which it drops what it keeps.
-    if is_handed(ino)
-        && let Ok(fd) = demote::open_inode(ino, 0).or_else(|_| demote::open_inode(ino, o::WRONLY))
-    {
+    if let Some(fd) = another(ino, what) {
         // Where somebody has a lock it was noted down, lest the lock went.
         if !LIST.lock().end(ino) {
             table::close_internal(fd);
         }
+    }
+}
+
+/// Another descriptor of the inode, to be closed, if its locks may have been asked for by one that is the kernel's. (Many
+/// directories are closed, and few were ever locked: by a descriptor that became the kernel's for that.)
+fn another(ino: u64, what: Closed) -> Option<i32> {
+    match what {
+        Closed::File if is_handed(ino) => {
+            demote::open_inode(ino, 0).or_else(|_| demote::open_inode(ino, o::WRONLY)).ok()
+        }
+        Closed::Directory(index) if was_handed(ino) => demote::directory_again(index),
+        _ => None,
+    }
+}
+
+/// What a description of ours stands for.
+pub fn closed_of(index: usize) -> Closed {
+    match table::ofd(index).state.load(Ordering::Acquire) {
+        state::DIR => Closed::Directory(index),
+        _ => Closed::File,
     }
 }
 
@@ -304,7 +332,8 @@ fn close(held: &mut Held) {
 pub fn closing_marked(fd: i32) {
     if table::entry(fd) & !table::CLOEXEC == table::LOCKED {
         if let Some(stat) = sys::fstat(fd) {
-            closing(stat.ino, stat.mode & S_IFMT == S_IFDIR);
+            let is_dir = stat.mode & S_IFMT == S_IFDIR;
+            closing(stat.ino, if is_dir { Closed::Kernels } else { Closed::File });
         }
         table::clear(fd);
     }
@@ -394,17 +423,17 @@ pub fn through_exec(mut show: impl FnMut(i32, bool)) {
         return;
     }
     for number in table::used() {
-        let ino = closed_by_exec(number as i32);
         // The kernel does not know that number: another one is closed in its place.
-        if let Some(ino) = ino.filter(|ino| is_handed(*ino) && !holds(*ino))
-            && let Ok(fd) =
-                demote::open_inode(ino, 0).or_else(|_| demote::open_inode(ino, o::WRONLY))
+        if let Some((index, ino)) = closed_by_exec(number as i32)
+            && !holds(ino)
+            && let Some(fd) = another(ino, closed_of(index))
             && let Some(held) = LIST.lock().place(ino)
         {
             replace(held, ino, fd);
         }
     }
-    let ends = |ino| table::used().any(|number| closed_by_exec(number as i32) == Some(ino));
+    let closed = |number: usize| closed_by_exec(number as i32).map(|(_, ino)| ino);
+    let ends = |ino| table::used().any(|number| closed(number) == Some(ino));
     for held in LIST.lock().iter().filter(|h| !ends(h.ino)) {
         for fd in held.descriptors() {
             sys::call3(nr::FCNTL, fd as usize, F_SETFD, 0);
@@ -413,11 +442,12 @@ pub fn through_exec(mut show: impl FnMut(i32, bool)) {
     }
 }
 
-/// The inode of a number of ours that is closed by an exec.
-fn closed_by_exec(number: i32) -> Option<u64> {
+/// The description and the inode of a number of ours that is closed by an exec.
+fn closed_by_exec(number: i32) -> Option<(usize, u64)> {
     let entry = table::entry(number);
     let index = table::index(entry).filter(|_| entry & table::CLOEXEC != 0)?;
-    Some(table::ofd(index).ino.load(Ordering::Acquire)).filter(|ino| *ino != 0)
+    let ino = table::ofd(index).ino.load(Ordering::Acquire);
+    (ino != 0).then_some((index, ino))
 }
 
 /// How many descriptors [`through_exec`] may show.

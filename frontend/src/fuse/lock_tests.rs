@@ -23,6 +23,9 @@ struct Locking {
     waiting: Mutex<Vec<u64>>,
     left: Mutex<Vec<InodeId>>,
     event: AtomicU64,
+    /// An unlock stands here while somebody has it; how many have come.
+    gate: Mutex<()>,
+    unlocks: AtomicU64,
 }
 
 macro_rules! pass_on {
@@ -66,6 +69,10 @@ impl FileSystem for Locking {
     }
 
     fn lock(&self, ino: InodeId, lock: &Lock, wait: u64) -> Result<()> {
+        if lock.kind == LockKind::None {
+            self.unlocks.fetch_add(1, Ordering::SeqCst);
+            drop(self.gate.lock().unwrap());
+        }
         let mut held = self.held.lock().unwrap();
         let same = |i: &InodeId, l: &Lock| *i == ino && l.space == lock.space;
         if lock.kind == LockKind::None {
@@ -323,6 +330,31 @@ fn what_was_locked_by_a_file_that_is_being_closed_bars_nobody() {
         // One of two descriptors: it is not released.
         world.flush(ino, second, 7);
         assert_eq!(world.set(ino, third, 97, F_WRLCK, flags), -11);
+    }
+}
+
+/// The last descriptor was closed long ago, and the file was mapped until now: RELEASE comes alone, and takes its time.
+#[test]
+fn what_was_locked_by_a_file_that_is_being_released_bars_nobody() {
+    for flags in [0, LK_FLOCK] {
+        let world = World::new();
+        let (ino, first) = world.file(b"f");
+        let second = world.open(ino);
+        assert_eq!(world.set(ino, first, 99, F_WRLCK, flags), 0);
+        let (gate, before) =
+            (world.fs.gate.lock().unwrap(), world.fs.unlocks.load(Ordering::SeqCst));
+        std::thread::scope(|scope| {
+            scope.spawn(|| world.release(ino, first));
+            while world.fs.unlocks.load(Ordering::SeqCst) == before {
+                std::thread::yield_now();
+            }
+            let set = scope.spawn(|| world.set(ino, second, 98, F_WRLCK, flags));
+            // It finds that it is barred, most likely.
+            std::thread::sleep(Duration::from_millis(20));
+            drop(gate);
+            assert_eq!(set.join().unwrap(), 0);
+        });
+        assert_eq!(world.held(), [98]);
     }
 }
 

@@ -9,8 +9,8 @@
 //!   file open no more has sent FLUSH before.
 //!
 //! The kernel sends FLUSH before a `close` returns, and RELEASE at about that time, without waiting for it: another thread
-//! may read the caller's next request sooner. So who is barred where an open file with locks has just sent FLUSH, waits for
-//! a moment, for it to be released ([`CLOSING`]). The file system is told before FLUSH is answered, so that nobody else hears
+//! may read the caller's next request sooner. So who is barred where an open file with locks has just sent FLUSH, or is being
+//! released, waits for a moment, for it to be released ([`CLOSING`]). The file system is told before FLUSH is answered, so that nobody else hears
 //! meanwhile that they bar him.
 //!
 //! A request that may wait takes no thread: it is put on a list, which one thread tries again when
@@ -44,6 +44,9 @@ const POLL_MS: u64 = 1000;
 /// An open file of which a descriptor was closed is released within that time, if it was the last one.
 const CLOSING: Duration = Duration::from_millis(if cfg!(test) { 2000 } else { 250 });
 
+/// A thread that has read a RELEASE may be kept from the processor for that long before it says so.
+const READ: Duration = Duration::from_millis(2);
+
 /// Whose locks: the space and the owner's number.
 type Owner = (InodeId, LockSpace, u64);
 
@@ -56,6 +59,22 @@ pub(super) struct Locks {
     released: Condvar,
     /// Owners in `state`: FLUSH asks for nothing else as long as there are none.
     owners: AtomicUsize,
+    /// RELEASEs that were read and are not served yet.
+    arrived: AtomicUsize,
+}
+
+/// A RELEASE that is being served.
+pub(super) struct Arrived<'a>(&'a Locks);
+
+impl Drop for Arrived<'_> {
+    fn drop(&mut self) {
+        self.0.arrived.fetch_sub(1, Ordering::SeqCst);
+        if self.0.owners.load(Ordering::SeqCst) > 0 {
+            // Whoever waits has looked before, or looks after this.
+            drop(self.0.state());
+            self.0.released.notify_all();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -138,14 +157,33 @@ impl Locks {
         if self.owners.load(Ordering::Acquire) == 0 { 0 } else { self.state().released }
     }
 
-    /// Waits for open files other than `fh` that are being closed; whether any was released after the first so many.
-    fn await_closing(&self, ino: InodeId, fh: u64, before: u64) -> bool {
+    /// The first that is done with a RELEASE: the kernel sent it before what it sends next, which another thread may serve sooner.
+    pub(super) fn arrives(&self) -> Arrived<'_> {
+        self.arrived.fetch_add(1, Ordering::SeqCst);
+        Arrived(self)
+    }
+
+    /// Waits for open files other than `fh` that are being closed, and for what is being released; whether any was released after
+    /// the first so many, or may have been. (Where nobody is known to release anything, and another open file of this mount has the
+    /// lock, for a moment: the kernel's RELEASE may have been read, and not be known yet. Not for records, which are a process's
+    /// mostly: those go at FLUSH, and who waits for a database's would wait longer.)
+    fn await_closing(&self, ino: InodeId, (fh, space): (u64, LockSpace), before: u64) -> bool {
         let mut state = self.state();
+        let (begun, mut waited) = (Instant::now(), false);
+        let is_rival = |(owner, handles): (&Owner, &BTreeSet<u64>)| {
+            space == LockSpace::Flock && owner.1 == space && handles.iter().any(|h| *h != fh)
+        };
+        let has_rivals = state.used.range(of_inode(ino)).any(is_rival);
         loop {
             let now = Instant::now();
             let others = state.closing.range((ino, 0)..=(ino, u64::MAX)).filter(|(k, _)| k.1 != fh);
-            let end = others.map(|(_, since)| *since + CLOSING).filter(|end| *end > now).max();
-            let Some(end) = end else { return state.released != before };
+            let arrived = (self.arrived.load(Ordering::SeqCst) > 0).then_some(&begun);
+            let all = others.map(|(_, since)| since).chain(arrived);
+            let perhaps = has_rivals && state.released == before;
+            let ends = all.map(|since| *since + CLOSING).chain(perhaps.then_some(begun + READ));
+            let end = ends.filter(|end| *end > now).max();
+            let Some(end) = end else { return waited || state.released != before };
+            waited = true;
             let left = end.saturating_duration_since(now);
             let (back, _) =
                 self.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
@@ -235,7 +273,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let (fh, lock) = self.lk_args(call, args)?;
         let before = self.locks.releases();
         let mut held = self.fs.test_lock(call.ino, &lock)?;
-        if held.is_some() && self.locks.await_closing(call.ino, fh, before) {
+        if held.is_some() && self.locks.await_closing(call.ino, (fh, lock.space), before) {
             held = self.fs.test_lock(call.ino, &lock)?;
         }
         let lk = match held {
@@ -262,7 +300,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
         let before = self.locks.releases();
         match self.fs.lock(call.ino, &lock, 0) {
-            Err(Errno::AGAIN) if self.locks.await_closing(call.ino, fh, before) => {
+            Err(Errno::AGAIN) if self.locks.await_closing(call.ino, (fh, lock.space), before) => {
                 self.fs.lock(call.ino, &lock, 0)?;
             }
             done => done?,
@@ -377,8 +415,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::Empty)
     }
 
-    /// An open file is no more: its locks go.
+    /// An open file is no more: its locks go. (Who is barred by them meanwhile waits: its last descriptor may have been closed long
+    /// ago, and it was mapped until now.)
     pub(super) fn unlock_handle(&self, ino: InodeId, fh: u64) {
+        self.locks.note_closing(ino, fh);
         for owner in self.locks.forget_handle(ino, fh) {
             self.unlock(owner);
         }

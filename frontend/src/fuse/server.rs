@@ -394,6 +394,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.counters.malformed.fetch_add(1, Ordering::Relaxed);
             return;
         };
+        let _arrived = (header.opcode.get() == op::RELEASE).then(|| self.locks.arrives());
         let answer = parsed
             .inspect_err(|_| {
                 self.counters.malformed.fetch_add(1, Ordering::Relaxed);

@@ -32,9 +32,10 @@ impl Worker {
         Ok(())
     }
 
-    /// Positions in directories are each file system's own: a range from there on means nothing.
+    /// Positions in directories are each file system's own, and so are their sizes (of one that is gone some say 0): a range from
+    /// there on means nothing.
     fn refuse_position(&self, args: &Args<'_>) -> Result<(), Stop> {
-        let from_here = args.token(3)? == "cur";
+        let from_here = args.token(3)? != "set";
         let refuse = from_here && super::calls::is_directory(self.fd(args, 0)?);
         if refuse { Err(Stop::NoSlot) } else { Ok(()) }
     }

@@ -58,7 +58,7 @@ pub fn other(r: &mut Regs) -> Reply {
 /// A number of an open file is being closed.
 fn closing(index: usize) {
     let ofd = table::ofd(index);
-    lock::closing(ofd.ino.load(Ordering::Relaxed), ofd.state.load(Ordering::Acquire) == state::DIR);
+    lock::closing(ofd.ino.load(Ordering::Relaxed), lock::closed_of(index));
 }
 
 fn close(fd: i32) -> Reply {
