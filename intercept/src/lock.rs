@@ -278,6 +278,7 @@ pub fn locked() -> impl Drop {
 /// What the number that is being closed stands for.
 #[derive(Clone, Copy, Debug)]
 pub enum Closed {
+    /// A file.
     File,
     /// A directory of ours, by its description.
     Directory(usize),
@@ -315,7 +316,7 @@ fn another(ino: u64, what: Closed) -> Option<i32> {
     }
 }
 
-/// What a description of ours stands for.
+/// The same by its description, of one of ours.
 pub fn closed_of(index: usize) -> Closed {
     match table::ofd(index).state.load(Ordering::Acquire) {
         state::DIR => Closed::Directory(index),

@@ -160,6 +160,11 @@ impl State {
         })
     }
 
+    /// Whether others have that place, though its thread is still in a request.
+    fn has_lost(&self, number: usize) -> bool {
+        self.places.get(number).and_then(Option::as_ref).is_some_and(|place| place.lost)
+    }
+
     /// Those of which nothing was heard for a while.
     fn silent(&mut self, now: u64) -> Vec<(usize, Thread, u64)> {
         let watch = nanos(WATCH);
@@ -379,7 +384,10 @@ impl Turn {
     pub fn goes_on(&mut self) -> bool {
         let share = &self.member.share;
         let quiet = !self.member.is_sought() && !share.crowded.load(Ordering::Relaxed);
-        if quiet && share.lost.load(Ordering::Relaxed) == 0 {
+        if quiet && share.lost.load(Ordering::Relaxed) > 0 && share.state().has_lost(self.number) {
+            return false;
+        }
+        if quiet {
             self.requests += 1;
             if self.requests.is_multiple_of(BUSY.0) && self.since.elapsed() >= BUSY.1 {
                 self.slice = Some(Slice::Usual);

@@ -10,8 +10,8 @@
 //!
 //! The kernel sends FLUSH before a `close` returns, and RELEASE at about that time, without waiting for it: another thread
 //! may read the caller's next request sooner. So who is barred where an open file with locks has just sent FLUSH, or is being
-//! released, waits for a moment, for it to be released ([`CLOSING`]). The file system is told before FLUSH is answered, so that nobody else hears
-//! meanwhile that they bar him.
+//! released (without a FLUSH, where it was mapped), waits for a moment, for it to be released ([`CLOSING`]). The file system is told
+//! before FLUSH is answered, so that nobody else hears meanwhile that they bar him.
 //!
 //! A request that may wait takes no thread: it is put on a list, which one thread tries again when
 //! the file system says that a lock may be free.
@@ -59,21 +59,24 @@ pub(super) struct Locks {
     released: Condvar,
     /// Owners in `state`: FLUSH asks for nothing else as long as there are none.
     owners: AtomicUsize,
-    /// RELEASEs that were read and are not served yet.
-    arrived: AtomicUsize,
 }
 
-/// A RELEASE that is being served.
-pub(super) struct Arrived<'a>(&'a Locks);
+/// A RELEASE that was read, until it is served: the kernel sent it before what it sends next, which another thread may serve
+/// sooner.
+pub(super) struct Releasing<'a>(&'a Locks, InodeId);
 
-impl Drop for Arrived<'_> {
+impl Drop for Releasing<'_> {
     fn drop(&mut self) {
-        self.0.arrived.fetch_sub(1, Ordering::SeqCst);
-        if self.0.owners.load(Ordering::SeqCst) > 0 {
-            // Whoever waits has looked before, or looks after this.
-            drop(self.0.state());
-            self.0.released.notify_all();
+        let mut state = self.0.state();
+        if let Some(count) = state.releasing.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                state.releasing.remove(&self.1);
+            }
         }
+        state.released += 1;
+        drop(state);
+        self.0.released.notify_all();
     }
 }
 
@@ -83,6 +86,8 @@ struct State {
     used: BTreeMap<Owner, BTreeSet<u64>>,
     /// Open files through which somebody has locked, and a descriptor of which was closed: when.
     closing: BTreeMap<(InodeId, u64), Instant>,
+    /// RELEASEs of them that were read and are not served yet: how many of an inode.
+    releasing: BTreeMap<InodeId, usize>,
     /// How many of them were released.
     released: u64,
     waiting: VecDeque<Waiting>,
@@ -157,16 +162,19 @@ impl Locks {
         if self.owners.load(Ordering::Acquire) == 0 { 0 } else { self.state().released }
     }
 
-    /// The first that is done with a RELEASE: the kernel sent it before what it sends next, which another thread may serve sooner.
-    pub(super) fn arrives(&self) -> Arrived<'_> {
-        self.arrived.fetch_add(1, Ordering::SeqCst);
-        Arrived(self)
+    /// The first that is done with a RELEASE; nothing where nobody has a lock.
+    pub(super) fn releasing(&self, ino: InodeId) -> Option<Releasing<'_>> {
+        if self.owners.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        *self.state().releasing.entry(ino).or_default() += 1;
+        Some(Releasing(self, ino))
     }
 
-    /// Waits for open files other than `fh` that are being closed, and for what is being released; whether any was released after
-    /// the first so many, or may have been. (Where nobody is known to release anything, and another open file of this mount has the
-    /// lock, for a moment: the kernel's RELEASE may have been read, and not be known yet. Not for records, which are a process's
-    /// mostly: those go at FLUSH, and who waits for a database's would wait longer.)
+    /// Waits for open files other than `fh` that are being closed or released; whether any was released after the first so many,
+    /// or may have been. (Where no such file is known, and another one of this mount has the lock, for a moment: the kernel's
+    /// RELEASE may have been read, and not be known yet. Not for records, which are a process's mostly: those go at FLUSH, and who
+    /// tries a database's again and again would wait each time.)
     fn await_closing(&self, ino: InodeId, (fh, space): (u64, LockSpace), before: u64) -> bool {
         let mut state = self.state();
         let (begun, mut waited) = (Instant::now(), false);
@@ -177,8 +185,8 @@ impl Locks {
         loop {
             let now = Instant::now();
             let others = state.closing.range((ino, 0)..=(ino, u64::MAX)).filter(|(k, _)| k.1 != fh);
-            let arrived = (self.arrived.load(Ordering::SeqCst) > 0).then_some(&begun);
-            let all = others.map(|(_, since)| since).chain(arrived);
+            let releasing = state.releasing.contains_key(&ino).then_some(&begun);
+            let all = others.map(|(_, since)| since).chain(releasing);
             let perhaps = has_rivals && state.released == before;
             let ends = all.map(|since| *since + CLOSING).chain(perhaps.then_some(begun + READ));
             let end = ends.filter(|end| *end > now).max();
@@ -415,10 +423,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Ok(Answer::Empty)
     }
 
-    /// An open file is no more: its locks go. (Who is barred by them meanwhile waits: its last descriptor may have been closed long
-    /// ago, and it was mapped until now.)
+    /// An open file is no more: its locks go.
     pub(super) fn unlock_handle(&self, ino: InodeId, fh: u64) {
-        self.locks.note_closing(ino, fh);
         for owner in self.locks.forget_handle(ino, fh) {
             self.unlock(owner);
         }

@@ -394,7 +394,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.counters.malformed.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        let _arrived = (header.opcode.get() == op::RELEASE).then(|| self.locks.arrives());
+        let releases = header.opcode.get() == op::RELEASE;
+        let _until_served =
+            releases.then(|| self.locks.releasing(InodeId(header.nodeid.get()))).flatten();
         let answer = parsed
             .inspect_err(|_| {
                 self.counters.malformed.fetch_add(1, Ordering::Relaxed);

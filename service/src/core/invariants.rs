@@ -1,5 +1,5 @@
-//! What is always true of a node between two events. The simulator asks after each step; debug builds ask for what costs little
-//! by themselves.
+//! What is always true of a node between two events. The simulator asks after each step (where a history has no script, for all of it
+//! after one in eight, and for what costs little after each); debug builds ask for what costs little by themselves.
 
 use std::collections::BTreeSet;
 

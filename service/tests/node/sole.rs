@@ -18,6 +18,8 @@ use crate::rig::{Hand, Rig, config_with};
 use LockKind::{None as Un, Read, Write};
 
 const SECOND: u64 = 1_000_000_000;
+/// A lock that is got asks for the sole use each time.
+const LIMITS: Limits = Limits { sole_again: 0, soles: SOLE_FILES, ..Limits::SHIPPED };
 
 fn record(owner: u64, kind: LockKind, start: u64, end: u64) -> Lock {
     Lock { space: LockSpace::Record, kind, owner, pid: owner as u32, start, end }
@@ -49,11 +51,7 @@ fn answer(hand: &Hand, slot: usize) -> Option<Result<(), Errno>> {
 
 /// A file that a client on each node has open.
 fn world(nodes: u32, seed: u64) -> (Rig, Vec<Hand>, InodeId) {
-    let mut rig = Rig::with(
-        nodes,
-        seed,
-        config_with(Limits { sole_again: 0, soles: SOLE_FILES, ..Limits::SHIPPED }),
-    );
+    let mut rig = Rig::with(nodes, seed, config_with(LIMITS));
     let mut hands: Vec<Hand> = (0..nodes as usize).map(|n| rig.attach(n, 0)).collect();
     let ino = hands[0].create(&mut rig, b"f", 0o100_644);
     hands[0].sync(&mut rig);
@@ -319,8 +317,7 @@ fn restart(rig: &mut Rig, seed: u64) {
         queue.clear();
     }
     let media = Arc::clone(&rig.regions[1]) as Arc<dyn Media>;
-    let limits = Limits { sole_again: 0, soles: SOLE_FILES, ..Limits::SHIPPED };
-    rig.nodes[1] = Node::new(config_with(limits)(2), media, Random::new(seed)).expect("a node");
+    rig.nodes[1] = Node::new(config_with(LIMITS)(2), media, Random::new(seed)).expect("a node");
     let chain = vec![NodeId(1), NodeId(2)];
     rig.event(1, Event::View { epoch: Epoch(1), chain, syncing: Vec::new(), lapse: 0 });
 }
