@@ -640,6 +640,8 @@ pub enum Bug {
     ReapRefused = 446,
     /// What came back with the sole use of a file's locks is told once, whether the head hears it or not.
     ReturnToldOnce = 447,
+    /// Who may be in the chain already is not waited for any more, when it asks again.
+    PromisedUnawaited = 448,
 }
 
 impl Bug {
@@ -2009,6 +2011,11 @@ impl Bug {
             Bug::ReturnToldOnce,
             "return-told-once",
             "what came back with the sole use of a file's locks is told once, whether the head hears it or not",
+        ),
+        (
+            Bug::PromisedUnawaited,
+            "promised-unawaited",
+            "who may be in the chain already is not waited for any more, when it asks again",
         ),
         (
             Bug::KeptUnfenced,

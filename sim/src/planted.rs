@@ -28,8 +28,12 @@ const CLUSTER: u16 = 50;
 /// is left out of chunks; what is closed and opened again at once, which LibFS does not say in that order, or not between two looks
 /// of the service here; how long somebody waits beside a flood, which is nobody's error; and what takes a moment that no seed has met.
 pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
+    (90..91, "service/tests/node/grants.rs"),
+    (91..93, "service/tests/node/joins.rs"),
     (224..225, "service/tests/node/joint.rs"),
     (238..239, "service/tests/node/closed.rs"),
+    (252..254, "service/tests/node/crowds.rs"),
+    (255..256, "service/tests/node/crowds.rs"),
     (260..265, "cluster/tests/keys.rs"),
     (265..266, "service/tests/node/messages.rs"),
     (280..282, "service/tests/node/reach.rs"),
@@ -57,6 +61,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (434..435, "service/tests/node/returns.rs"),
     (440..447, "service/tests/node/given_back.rs"),
     (447..448, "service/tests/node/sole.rs"),
+    (448..449, "service/tests/node/joins.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;
@@ -344,7 +349,6 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::ReportedTooFew
         | Bug::RewindAhead
         | Bug::ProgressOverstated => (&links, &crashes),
-        Bug::SuspectedAtOnce => (&links, &[]),
         Bug::LostNodeKept => (&crashes, &[]),
         Bug::EndUnheard => (&links, &ends),
         Bug::DeadTailDropped => (&ends, &[]),
@@ -373,6 +377,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         _ => (&[], &[]),
     };
     preset.focus([first, second].concat());
+    preset.min_replicas = preset.min_replicas.min(preset.nodes as u16);
     if bug == Bug::CloseNotRepeated {
         // While the clients are at work, and not after that.
         preset.active = 150 * MS;
@@ -468,7 +473,7 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             vec![Write, Write, Write, Read, Read, Read, Append, Create]
         }
         Bug::CutExtentsKept => {
-            vec![Truncate, Truncate, Truncate, Truncate, Write, Write, Write, Read, Read]
+            vec![Truncate, Truncate, Truncate, Clone, Shift, Write, Write, Read, Read, Read]
         }
         Bug::SourceKept | Bug::OldExtents | Bug::PiecesDropped => {
             vec![Truncate, Clone, Write, Write, Read, Read, Read, Punch, Shift]
@@ -524,14 +529,18 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
             (preset.clients, preset.tight) = (2, true);
             (preset.pace, preset.closes, preset.narrow) = (50 * US, 2, 1);
         }
-        // A file is cut and goes on behind a gap, before any of that is published; then what is public of it is asked
-        // for, since there are too many pieces of log. Short files are cut where they have been written.
+        // A file is cut while another thread asks for its extents, which clones and shifts have made unknown.
         Bug::CutExtentsKept => {
-            (preset.clients, preset.tight) = (1 + seed as usize % 2, true);
-            (preset.write_max, preset.file_max) = (5000, 16_000);
+            (preset.nodes, preset.clients, preset.threads, preset.tight) = (1, 1, 8, true);
+            (preset.write_max, preset.file_max, preset.syncs) = (5000, 16_000, 100);
+        }
+        // The blocks of a clone are written over where its source still reads.
+        Bug::SourceKept => {
+            (preset.nodes, preset.clients, preset.threads) = (1, 1, 1 + seed % 2);
+            (preset.capacity, preset.syncs) = (1 << 20, 100);
         }
         // What threads of one process do to each other.
-        Bug::PiecesDropped | Bug::SourceKept | Bug::LongWriteIgnored => {
+        Bug::PiecesDropped | Bug::LongWriteIgnored => {
             (preset.clients, preset.tight) = (1 + seed as usize % 2, true)
         }
         // Many write to few files, and read them, across each other's pieces.

@@ -220,17 +220,6 @@ impl Scenario {
     }
 }
 
-/// A node asks to join before the head knows of it, and again when it does.
-fn asks_twice(preset: &mut Preset, more: &[(Nanos, Fault, Nanos)]) {
-    let deeds = [
-        (0, Fault::CutOff(0), 900 * MS),
-        (0, Fault::Crash(1), 60 * MS),
-        (300 * MS, Fault::Coordinator, 50 * MS),
-    ];
-    preset.pace = 5 * MS;
-    preset.script = Script::new(1).then(300 * MS, When::Whole, &[&deeds[..], more].concat());
-}
-
 /// All of them.
 pub const ALL: &[Scenario] = &[
     Scenario {
@@ -240,15 +229,15 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "old-epoch-accepted",
-        tells: "what the old head had sent arrives when another is head, which has not written as much",
+        tells: "what the head granted arrives when a member that is gone has made another epoch, in which it is not held",
         make: |p, _| {
-            // For a while after its start the coordinator evicts nobody for silence.
-            (p.clients_at, p.ops, p.syncs) = (vec![0, 1], 1000, 1000);
-            (p.starts, p.pace) = (vec![0, 2102 * MS], 6 * MS);
-            p.script = Script::new(1).then(
-                1600 * MS,
+            use Kind::{Create, List, Read, Rename, Write};
+            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![1, 0, 1, 0], MS, 1000, 1000);
+            p.favour = vec![Create, Write, Write, Read, Read, List, Rename];
+            p.script = Script::new(6).then(
+                200 * MS,
                 When::Whole,
-                &[(0, Fault::OneWay(0, 1), 510 * MS), (0, Fault::CutOff(0), 900 * MS)],
+                &[(0, Fault::OneWay(0, 1), 60 * MS), (2 * MS, Fault::Crash(2), 30 * MS)],
             );
         },
     },
@@ -297,7 +286,8 @@ pub const ALL: &[Scenario] = &[
             (p.clients_at, p.pace, p.ops) = (vec![1, 1, 1], MS, 100);
             (p.capacity, p.active) = (160 << 20, 3000 * MS);
             p.favour = vec![Kind::Write, Kind::Chmod, Kind::Create];
-            p.script = Script::new(4).then(200 * MS, When::Whole, &[(0, Fault::Crash(2), 30 * MS)]);
+            let lost = [(0, Fault::RegionLost(2), 30 * MS)];
+            p.script = Script::new(4).then(200 * MS, When::Whole, &lost);
         },
     },
     Scenario {
@@ -481,30 +471,15 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
-        name: "release-unnamed",
-        tells: "clients that remember little give leases back all the time, and want to write what they read",
-        make: |p, _| {
-            (p.tight, p.ops, p.pace) = (true, 200, MS);
-        },
-    },
-    Scenario {
-        name: "snapshot-headless",
-        tells: "a node asks to join before the head knows of it, and again when it does",
-        make: |p, _| asks_twice(p, &[(800 * MS, Fault::Slow(1), 300 * MS)]),
-    },
-    Scenario {
-        name: "promised-wiped",
-        tells: "the same, but it has everything by the time that it asks again",
-        make: |p, _| asks_twice(p, &[]),
-    },
-    Scenario {
-        name: "suspected-then-headless",
+        name: "suspected-at-once",
         tells: "the head suspects a member that hears nothing of it, and dies at once",
         make: |p, _| {
-            (p.clients_at, p.pace, p.ops) = (vec![1, 2, 1, 2], 10 * MS, 1000);
+            use Kind::{Create, List, Read, Rename, Write};
+            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![1, 2, 1, 2], 5 * MS, 1000, 1000);
+            p.favour = vec![Create, Write, Write, Read, Read, List, Rename];
             p.script = Script::new(1)
-                .then(1600 * MS, When::Whole, &[(0, Fault::OneWay(1, 0), 700 * MS)])
-                .then(560 * MS, When::Now, &[(0, Fault::CutOff(1), 700 * MS)])
+                .then(1600 * MS, When::Whole, &[(0, Fault::OneWay(1, 0), 900 * MS)])
+                .then(0, When::Suspects(0, 1), &[(0, Fault::CutOff(1), 700 * MS)])
                 .then(0, When::Out(1), &[(0, Fault::Crash(0), 900 * MS)]);
         },
     },

@@ -575,12 +575,12 @@ impl Node {
         mode: LeaseMode,
         token: u64,
     ) -> Result<Option<storage::format::rpc::Granted>, Failure> {
-        let now = self.env.now;
+        let (now, slots) = (self.env.now, self.env.config.limits.lease_slots);
         if !self.may_hold_more(id, ino) {
             return Ok(None);
         }
         let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(None) };
-        if let Some(spare) = client.spare()
+        if let Some(spare) = client.spare(slots)
             && client.inside().is_empty()
             && let Some(last) = client.give_up(spare)?
         {
@@ -592,6 +592,6 @@ impl Node {
             self.stand_by_it()?;
         }
         let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(None) };
-        Ok(client.grant(ino, mode, token, now)?)
+        Ok(client.grant(ino, mode, token, (now, slots))?)
     }
 }

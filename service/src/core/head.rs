@@ -9,7 +9,6 @@ use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::format::rpc::{WANT_JOINT, WANT_PIN, WANT_READ, WANT_WRITE};
-use storage::limits::LEASE_SLOTS;
 use storage::permission::{R, W};
 
 use super::lease::{Action, LeaseTable, Want};
@@ -574,7 +573,8 @@ impl Node {
         let Some(head) = self.part.head_mut().filter(|head| head.ready) else { return };
         let Some(known) = head.known.get_mut(&client) else { return };
         // A client has no slots for more leases than these.
-        let held = known.fresh.len() >= LEASE_SLOTS || head.next_inode >= NUMBERS_END;
+        let held = known.fresh.len() >= self.env.config.limits.lease_slots
+            || head.next_inode >= NUMBERS_END;
         let count = if held { 0 } else { count.clamp(1, self.env.config.limits.numbers) };
         let first = InodeId(head.next_inode);
         head.next_inode += u64::from(count);

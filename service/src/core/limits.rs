@@ -3,7 +3,7 @@
 
 use storage::format::rpc;
 use storage::format::sole::SOLE_FILES;
-use storage::limits::RPC_SLOT_BYTES;
+use storage::limits::{LEASE_SLOTS, RPC_SLOT_BYTES};
 
 /// Bytes of a reply's lists.
 pub const LIST_BYTES: usize = RPC_SLOT_BYTES - 8192;
@@ -75,6 +75,8 @@ pub struct Limits {
     pub coalesce: bool,
     /// Questions kept while a head is not ready; those beyond are asked again when it is.
     pub unready: usize,
+    /// Leases that one client can hold, at most `LEASE_SLOTS`.
+    pub lease_slots: usize,
     /// Inode numbers handed out at once.
     pub numbers: u32,
     /// Inodes freed in one chunk, beside a client's operations.
@@ -129,6 +131,7 @@ impl Limits {
         sole_again: 100_000_000,
         coalesce: true,
         unready: 4096,
+        lease_slots: LEASE_SLOTS,
         numbers: 256,
         reaps: 256,
         report: 2048,

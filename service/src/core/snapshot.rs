@@ -545,14 +545,18 @@ impl Head {
         incarnation: u64,
         now: Option<Nanos>,
     ) -> bool {
-        self.followers.remove(&from);
         let before = self.joining.insert(from, incarnation);
         if before.is_some_and(|old| old != incarnation) {
             // What was promised for the process before it, the coordinator refuses to this one.
             self.promised.remove(&from);
         }
         let open = |at: &u64| now.is_none_or(|now| now < at + PROMOTE_KNOWN);
-        !self.promised.get(&from).is_some_and(open) || planted(Bug::PromisedWiped)
+        let stays = self.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped);
+        if !stays || planted(Bug::PromisedUnawaited) {
+            // (It is waited for as long as it may be in the chain, whatever it asked before it had everything.)
+            self.followers.remove(&from);
+        }
+        !stays
     }
 }
 

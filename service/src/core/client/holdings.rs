@@ -8,7 +8,7 @@ use storage::format::clients::{PIN_CLOSED, PIN_OPEN, PIN_READ, PIN_WRITE};
 use storage::format::control::{self, LeaseMode, LeaseWord};
 use storage::format::rpc::Granted;
 use storage::format::rpc::{WANT_READ, WANT_WRITE};
-use storage::limits::{LEASE_SLOTS, PIN_SLOTS};
+use storage::limits::PIN_SLOTS;
 use storage::media::MediaError;
 
 use super::{Client, Lease, Pin, Returned, Slots};
@@ -51,17 +51,17 @@ impl Client {
         !self.gone && !self.expelled && self.word(word) & bit != 0
     }
 
-    /// Writes the lease word for a grant. `None` when the table is full of leases in use.
+    /// Writes the lease word for a grant. `None` when the table, of `slots`, is full of leases in use.
     pub fn grant(
         &mut self,
         ino: InodeId,
         mode: LeaseMode,
         token: u64,
-        now: Nanos,
+        (now, slots): (Nanos, usize),
     ) -> Result<Option<Granted>, MediaError> {
         let known = self.slots.get(&ino).copied();
         let returned = self.returned.get(&ino).map(|r| r.slot);
-        let Some(slot) = known.or(returned).or_else(|| self.lease_slots.take(LEASE_SLOTS)) else {
+        let Some(slot) = known.or(returned).or_else(|| self.lease_slots.take(slots)) else {
             return Ok(None);
         };
         self.row.put_lease(slot, ino, mode, self.unmade.contains(&ino))?;
@@ -475,8 +475,8 @@ impl Client {
     }
 
     /// Some read lease whose slot can be taken when the table is full.
-    pub fn spare(&self) -> Option<InodeId> {
-        let full = self.lease_slots.is_full(LEASE_SLOTS);
+    pub fn spare(&self, slots: usize) -> Option<InodeId> {
+        let full = self.lease_slots.is_full(slots);
         let read =
             |(ino, lease): &(&InodeId, &Lease)| lease.mode == LeaseMode::Read && !self.keeps(**ino);
         full.then(|| self.modes.iter().find(read).map(|(i, _)| *i)).flatten()
