@@ -642,6 +642,8 @@ pub enum Bug {
     ReturnToldOnce = 447,
     /// Who may be in the chain already is not waited for any more, when it asks again.
     PromisedUnawaited = 448,
+    /// What is refused because of what a name was guessed to lead to is not looked at again.
+    GuessBelieved = 449,
 }
 
 impl Bug {
@@ -2016,6 +2018,11 @@ impl Bug {
             Bug::PromisedUnawaited,
             "promised-unawaited",
             "who may be in the chain already is not waited for any more, when it asks again",
+        ),
+        (
+            Bug::GuessBelieved,
+            "guess-believed",
+            "what is refused because of what a name was guessed to lead to is not looked at again",
         ),
         (
             Bug::KeptUnfenced,

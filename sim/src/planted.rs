@@ -32,8 +32,9 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (91..93, "service/tests/node/joins.rs"),
     (224..225, "service/tests/node/joint.rs"),
     (238..239, "service/tests/node/closed.rs"),
-    (252..254, "service/tests/node/crowds.rs"),
-    (255..256, "service/tests/node/crowds.rs"),
+    (251..252, "service/tests/node/turns.rs"),
+    (252..256, "service/tests/node/crowds.rs"),
+    (259..260, "service/tests/node/reach.rs"),
     (260..265, "cluster/tests/keys.rs"),
     (265..266, "service/tests/node/messages.rs"),
     (280..282, "service/tests/node/reach.rs"),
@@ -62,6 +63,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (440..447, "service/tests/node/given_back.rs"),
     (447..448, "service/tests/node/sole.rs"),
     (448..449, "service/tests/node/joins.rs"),
+    (449..450, "service/tests/node/threads.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

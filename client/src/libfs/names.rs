@@ -780,16 +780,31 @@ impl<H: Host> LibFsOn<H> {
         check_name(rename.new_name)?;
         let (old, new) = (self.inode(rename.parent), self.inode(rename.new_parent));
         let mut kept = Vec::new();
-        let attempt = |turn: &mut Turn<H>, by: By| {
-            let dirs = (&old, &new);
-            self.try_rename(turn, caller, rename, dirs, (noreplace, exchange, by), &mut kept)
+        let mut doubted = planted(Bug::GuessBelieved);
+        let mut attempt = |turn: &mut Turn<H>, by: By| {
+            let mut with = |by| {
+                let dirs = (&old, &new);
+                self.try_rename(turn, caller, rename, dirs, (noreplace, exchange, by), &mut kept)
+            };
+            match (by, doubted) {
+                (By::Guess, true) if !planted(Bug::GuessBelieved) => with(By::Asking),
+                (By::Guess, false) => match with(by) {
+                    // What it leads to may be another reason, or none: of two names of one file Linux asks nobody.
+                    Err(Stop::Failed(_)) => {
+                        doubted = true;
+                        with(By::Asking)
+                    }
+                    tried => tried,
+                },
+                _ => with(by),
+            }
         };
         let undo = |Renamed { moved, replaced, .. }: Renamed, _| {
             self.forget_done(&[moved, rename.parent, rename.new_parent]);
             replaced.iter().for_each(|ino| self.forget_done(&[*ino]));
         };
         let shows = |done: &Renamed| self.leads_to(rename.new_parent, rename.new_name, done.moved);
-        let renamed = self.change_names(attempt, undo, shows);
+        let renamed = self.change_names(&mut attempt, undo, shows);
         if let Ok((Renamed { moved, kind, .. }, Some(taken))) = renamed
             && !exchange
         {

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use base::wire::Reader;
 use base::{Errno, InodeId};
-use client::fs::{AccountId, Amount, Caller, FileSystem, Handle, NewNode, O_RDWR};
+use client::fs::{AccountId, Amount, Caller, FileSystem, Handle, NewNode, O_RDWR, Rename};
 use client::libfs::Limits;
 use service::core::limits::Limits as Bounds;
 use service::core::{Event, NodeConfig};
 use storage::format::control::LeaseMode;
 use storage::format::lock::{Lock, LockKind, LockSpace};
-use storage::format::rpc::{Request, WANT_JOINT, WANT_PIN, WANT_WRITE};
+use storage::format::rpc::{InodeReply, Request, WANT_JOINT, WANT_PIN, WANT_WRITE};
 use storage::format::sole::SOLE_FILES;
 
 use crate::process::{Access, Me, Process, World};
@@ -172,6 +173,40 @@ fn a_number_that_made_nothing_is_used_again() {
     assert!(last.0 - first.0 < 20, "from {first} to {last}");
 }
 
+/// Of two names of one file, whose directory others use as well, one is renamed to the other: there is nothing to do, and nobody is
+/// asked who may do it, as in Linux. Nor is somebody told of rights who would replace what is there. (Hunter, seed 9300008: EACCES.)
+#[test]
+fn a_refusal_for_a_guess_is_looked_at_again() {
+    let limits = Bounds { joint_after: 1, ..Bounds::SHIPPED };
+    let world = World::new(Rig::with(1, 46, config_with(limits)));
+    let processes = [(); 2].map(|()| world.attach(0, Limits::SHIPPED));
+    let node = NewNode { mode: 0o100_644, rdev: 0, target: b"" };
+    for n in 0..100 {
+        let made = processes[n % 2].mknod(&ME, ROOT, format!("{n}").as_bytes(), &node);
+        made.expect("a new file");
+    }
+    let file = processes[0].mknod(&ME, ROOT, b"one", &node).expect("a new file").ino;
+    processes[1].link(&ME, file, ROOT, b"two").expect("another name");
+    processes[1].mknod(&ME, ROOT, b"other", &node).expect("a new file");
+    let shared = world.with(|rig| {
+        let hand = rig.attach(0, 0);
+        let share = Request::Inode { ino: ROOT, mode: LeaseMode::Write, flags: WANT_JOINT };
+        let body = hand.call(rig, &share).expect("a lease");
+        InodeReply::decode(&mut Reader::new("reply", &body)).expect("a reply").granted
+    });
+    assert_eq!(shared.word.mode(), LeaseMode::Joint, "it is used jointly");
+    let guest = Caller { uid: 7, gid: 7, ..ME };
+    let rename = |new_name: &[u8], flags| {
+        let (name, parent, new_parent) = (&b"one"[..], ROOT, ROOT);
+        processes[0].rename(&guest, &Rename { parent, name, new_parent, new_name, flags })
+    };
+    assert_eq!(rename(b"two", 1), Err(Errno::EXIST));
+    assert_eq!(rename(b"other", 1), Err(Errno::EXIST));
+    assert_eq!(rename(b"two", 0), Ok(()));
+    assert_eq!(rename(b"new", 0), Err(Errno::PERM), "the directory is sticky");
+    assert_eq!(rename(b"other", 0), Err(Errno::PERM));
+}
+
 /// One makes a file in a directory, which a limit bars, and does not know yet. Who removes the directory meanwhile is not told
 /// that it is full.
 #[test]
@@ -262,7 +297,8 @@ fn who_is_out_of_time_grants_itself_no_lock() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn what_was_wrong_is_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 5] = [
+    let tests: [(Bug, fn()); 6] = [
+        (Bug::GuessBelieved, a_refusal_for_a_guess_is_looked_at_again),
         (Bug::RefusedIsThere, what_a_limit_bars_fills_no_directory),
         (Bug::OwnLaneAwaited, a_writer_does_not_wait_for_the_lane_that_it_has),
         (Bug::ReadDisturbed, a_reader_beside_one_who_always_writes_reads),
