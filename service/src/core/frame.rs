@@ -248,6 +248,13 @@ impl Recent {
         }
     }
 
+    /// The stream ends with that chunk, and goes on otherwise.
+    pub fn cut(&mut self, seq: StreamSeq) {
+        while let Some((_, body)) = self.chunks.pop_back_if(|(last, _)| last.stream_seq > seq) {
+            self.bytes -= body.len();
+        }
+    }
+
     /// The chunk of that header, if it is here; what comes before it is needed no more.
     pub fn take(&mut self, header: &ChunkHeader) -> Option<Chunk> {
         while let Some((first, body)) = self.chunks.front()
@@ -336,6 +343,14 @@ mod tests {
         assert_eq!(six.0, all[4].1, "the one of before is not it");
         recent.done(StreamSeq(6));
         recent.invariants(most).expect("nothing is left");
+        for (header, body) in &all[..3] {
+            recent.keep(*header, body, most);
+        }
+        recent.cut(StreamSeq(4));
+        recent.keep(all[3].0, &all[3].1, most);
+        recent.invariants(most).expect("those of before are gone");
+        assert!(recent.take(&all[3].0).is_some(), "and it is here");
+        recent.done(StreamSeq(5));
         assert_eq!(recent.bytes, 0);
     }
 

@@ -159,6 +159,7 @@ impl Node {
             return Ok(());
         }
         self.ring.cut(seq)?;
+        self.member.recent.cut(seq);
         self.member.replayed = self.member.replayed.min(seq);
         if self.member.applied > seq {
             self.take_back_to(seq)?;
@@ -377,6 +378,7 @@ impl Node {
     fn wipe(&mut self, seq: StreamSeq) -> Result<(), Failure> {
         self.drop_job()?;
         self.forget_scrub();
+        self.member.recent.cut(StreamSeq(0));
         let old = self.volume.superblock().clone();
         let params = Params {
             uuid: old.uuid,

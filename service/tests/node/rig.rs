@@ -296,7 +296,9 @@ impl Rig {
         let (to, from, queue) = &mut self.links[link];
         let (to, from) = (*to, *from);
         let Some((kind, body)) = queue.pop_front() else { return false };
-        self.event(to.0 as usize - 1, Event::Frame { from, kind, body });
+        let n = to.0 as usize - 1;
+        self.event(n, Event::Frame { from, kind, body });
+        assert_eq!(self.nodes[n].cheap_invariants(), Ok(()));
         true
     }
 
