@@ -8,7 +8,7 @@ use base::{Epoch, Nanos, NodeId, StreamSeq};
 use cluster::coordinator::message::BEFORE_MAX;
 use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
-use service::core::{Node, NodeConfig, PerUser, Shares};
+use service::core::{Event, Node, NodeConfig, PerUser, Shares};
 use service::packing::{self, Compression, Packing};
 use service::serving::Serving;
 use storage::format::chunk::ChunkHeader;
@@ -101,6 +101,8 @@ pub struct Host {
     pub gone: bool,
     /// hostd, while it lives.
     pub hostd: Option<Arc<Hostd>>,
+    /// nicfs has heard of it: it asks nobody else.
+    pub knows_hostd: bool,
     /// It does not, by a fault.
     pub hostd_down: bool,
     /// A bit of its tree has changed; what was noted beside the region before.
@@ -285,6 +287,7 @@ impl Host {
             grace,
             gone: false,
             hostd: None,
+            knows_hostd: false,
             hostd_down: false,
             rotten: None,
             damage: false,
@@ -333,6 +336,14 @@ impl Host {
     /// Processes that had the region before this one.
     pub fn before(&self) -> Vec<u64> {
         self.processes.iter().copied().filter(|process| *process != self.incarnation).collect()
+    }
+
+    /// Whether what nicfs is to hear is still so: a hostd that has ended meanwhile is not there, and another may be.
+    pub fn is_so(&mut self, event: &Event) -> bool {
+        let Event::HostUp(told) = event else { return true };
+        let told = Arc::as_ptr(told).cast::<()>();
+        self.knows_hostd = self.hostd.as_ref().is_some_and(|h| Arc::as_ptr(h).cast() == told);
+        self.knows_hostd
     }
 
     /// Starts nicfs.

@@ -806,7 +806,7 @@ impl<'a> World<'a> {
             Item::PeerDown { at, peer, link } => self.peer_down(at, peer, link)?,
             Item::Run(n) => self.run_node(n)?,
             Item::To(n, incarnation, event) => {
-                if self.hosts[n].incarnation == incarnation {
+                if self.hosts[n].incarnation == incarnation && self.hosts[n].is_so(&event) {
                     self.deliver(n, event)?;
                 }
             }

@@ -1138,6 +1138,8 @@ impl<H: Host> LibFsOn<H> {
             if session.refusals() == refusals || before.is_some() && session.others(refusals, own) {
                 return Ok(());
             }
+            // If another thread has done something to it since it was asked for, the answer was not taken.
+            inode.state.write().lease = rpc::Granted::default();
             Err(session.refusal().into())
         })
     }

@@ -759,7 +759,9 @@ impl<H: Host> LibFsOn<H> {
             self.give_name(parent, name, (ino, attr.kind()), taken);
         }
         if limited {
-            self.settle_but(&dir, before, (own, own))?;
+            // By the directory; what was to be named has no name more.
+            let settled = self.settle_but(&dir, before, (own, own));
+            settled.inspect_err(|_| self.forget_done(&[ino]))?;
         }
         Ok(attr)
     }

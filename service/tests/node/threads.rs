@@ -246,6 +246,23 @@ fn what_a_limit_bars_fills_no_directory() {
     a.join().and(b.join()).expect("both have ended");
 }
 
+/// A limit bars another name of a file: it has as many as before. (Seed 8912577: it was linked again when it had none left.)
+#[test]
+fn a_name_that_a_limit_bars_is_not_counted() {
+    let world = World::new(Rig::new(1, 47));
+    let process = world.attach(0, Limits::SHIPPED);
+    let node = |mode| NewNode { mode, rdev: 0, target: b"" };
+    let dir = process.mknod(&ME, ROOT, b"dir", &node(0o040_755)).expect("a new directory").ino;
+    process.set_project(&ME, dir, dir).expect("it has a quota of its own");
+    let file = process.create(&ME, dir, b"file", 0o100_644, O_RDWR).expect("a new file").0.ino;
+    let limit = Amount { blocks: 0, inodes: 2 };
+    process.set_quota(&ME, AccountId::Directory(dir), limit).expect("a limit");
+    assert_eq!(process.link(&ME, file, dir, b"more").err(), Some(Errno::DQUOT));
+    assert_eq!(process.getattr(&ME, file).expect("it is there").nlink, 1);
+    process.unlink(&ME, dir, b"file").expect("it goes");
+    assert_eq!(process.link(&ME, file, dir, b"more").err(), Some(Errno::NOENT));
+}
+
 /// A lock that one owner wants; as by `fcntl`.
 fn lock(owner: u64, start: u64) -> Lock {
     let (space, kind, pid) = (LockSpace::Record, LockKind::Write, 1);

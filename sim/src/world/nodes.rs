@@ -177,7 +177,7 @@ impl World<'_> {
     pub(crate) fn hostd_starts(&mut self, n: usize, delay: Nanos) {
         let random = Random::new(self.random.next_u64());
         let hostd = Arc::new(Hostd::new(Arc::clone(&self.hosts[n].region), random));
-        self.hosts[n].hostd = Some(Arc::clone(&hostd));
+        (self.hosts[n].hostd, self.hosts[n].knows_hostd) = (Some(Arc::clone(&hostd)), false);
         let incarnation = self.hosts[n].incarnation;
         self.at(self.now + delay, Item::To(n, incarnation, Event::HostUp(hostd)));
     }
@@ -373,7 +373,7 @@ impl World<'_> {
         let hangs = self.preset.hostd_deaf || self.random.chance(1, 10);
         let bad = self.random.chance(1, 5).then(|| self.random.below(items.len() as u64) as u32);
         let Some(hostd) = self.hosts[n].hostd.clone() else { return };
-        if !hostd.ask(id, items, bad, hangs) {
+        if !self.hosts[n].knows_hostd || !hostd.ask(id, items, bad, hangs) {
             // As the driver does when hostd does not get to know.
             let event = Event::CopiesUnasked(id);
             return self.at(self.now, Item::To(n, incarnation, event));
