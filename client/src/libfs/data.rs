@@ -1139,7 +1139,7 @@ impl<H: Host> LibFsOn<H> {
                 return Ok(());
             }
             // If another thread has done something to it since it was asked for, the answer was not taken.
-            inode.state.write().lease = rpc::Granted::default();
+            self.forget_done(&[inode.ino]);
             Err(session.refusal().into())
         })
     }

@@ -609,7 +609,7 @@ impl<H: Host> LibFsOn<H> {
     }
 
     /// What was done to these inodes was not taken: what is known of them is asked for again.
-    fn forget_done(&self, inodes: &[InodeId]) {
+    pub(crate) fn forget_done(&self, inodes: &[InodeId]) {
         for ino in inodes {
             self.inode(*ino).state.write().lease = rpc::Granted::default();
         }
@@ -759,7 +759,7 @@ impl<H: Host> LibFsOn<H> {
             self.give_name(parent, name, (ino, attr.kind()), taken);
         }
         if limited {
-            // By the directory; what was to be named has no name more.
+            // (By the directory's word. What was not named has as many names as before.)
             let settled = self.settle_but(&dir, before, (own, own));
             settled.inspect_err(|_| self.forget_done(&[ino]))?;
         }
@@ -782,23 +782,20 @@ impl<H: Host> LibFsOn<H> {
         check_name(rename.new_name)?;
         let (old, new) = (self.inode(rename.parent), self.inode(rename.new_parent));
         let mut kept = Vec::new();
-        let mut doubted = planted(Bug::GuessBelieved);
-        let mut attempt = |turn: &mut Turn<H>, by: By| {
+        let mut doubted = false;
+        let attempt = |turn: &mut Turn<H>, by: By| {
+            let by = if doubted && by == By::Guess { By::Asking } else { by };
             let mut with = |by| {
                 let dirs = (&old, &new);
                 self.try_rename(turn, caller, rename, dirs, (noreplace, exchange, by), &mut kept)
             };
-            match (by, doubted) {
-                (By::Guess, true) if !planted(Bug::GuessBelieved) => with(By::Asking),
-                (By::Guess, false) => match with(by) {
-                    // What it leads to may be another reason, or none: of two names of one file Linux asks nobody.
-                    Err(Stop::Failed(_)) => {
-                        doubted = true;
-                        with(By::Asking)
-                    }
-                    tried => tried,
-                },
-                _ => with(by),
+            match with(by) {
+                // What the new name leads to may be another reason, or none: of two names of one file Linux asks nobody.
+                Err(Stop::Failed(_)) if by == By::Guess && !planted(Bug::GuessBelieved) => {
+                    doubted = true;
+                    with(By::Asking)
+                }
+                tried => tried,
             }
         };
         let undo = |Renamed { moved, replaced, .. }: Renamed, _| {
@@ -806,7 +803,7 @@ impl<H: Host> LibFsOn<H> {
             replaced.iter().for_each(|ino| self.forget_done(&[*ino]));
         };
         let shows = |done: &Renamed| self.leads_to(rename.new_parent, rename.new_name, done.moved);
-        let renamed = self.change_names(&mut attempt, undo, shows);
+        let renamed = self.change_names(attempt, undo, shows);
         if let Ok((Renamed { moved, kind, .. }, Some(taken))) = renamed
             && !exchange
         {

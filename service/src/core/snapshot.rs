@@ -553,8 +553,11 @@ impl Head {
         let open = |at: &u64| now.is_none_or(|now| now < at + PROMOTE_KNOWN);
         let stays = self.promised.get(&from).is_some_and(open) && !planted(Bug::PromisedWiped);
         if !stays || planted(Bug::PromisedUnawaited) {
-            // (It is waited for as long as it may be in the chain, whatever it asked before it had everything.)
             self.followers.remove(&from);
+        } else {
+            // It is waited for, as it may be in the chain; but what it asked may have come late, or it has begun anew, so nobody
+            // vouches for it again before it has said what it holds, and the promise ends.
+            self.acked.remove(&from);
         }
         !stays
     }

@@ -404,7 +404,7 @@ impl Node {
         for node in &head.followers {
             let process = head.joining.get(node).copied();
             if let Some(process) = process
-                && head.acked.get(node).copied().unwrap_or_default() >= self.member.all_acked
+                && head.acked.get(node).is_some_and(|seq| *seq >= self.member.all_acked)
             {
                 head.promoted_at = self.env.now;
                 head.promised.insert(*node, self.env.now);

@@ -17,6 +17,11 @@ fn view(rig: &mut Rig, n: usize, epoch: u32, chain: &[NodeId], syncing: &[NodeId
     rig.event(n, Event::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 });
 }
 
+/// The link from one node to another.
+fn link(rig: &Rig, to: NodeId, from: NodeId) -> usize {
+    rig.links.iter().position(|(t, f, _)| (*t, *f) == (to, from)).expect("a link")
+}
+
 /// Node 2, which joins in epoch 2, gets everything.
 fn comes_in(rig: &mut Rig) {
     for _ in 0..30 {
@@ -84,8 +89,7 @@ fn a_snapshot_that_takes_long_to_make_is_made_once() {
     for _ in 0..4 {
         rig.pass(600_000_000);
     }
-    let asks = rig.links.iter().position(|(to, from, _)| (*to, *from) == (ONE, TWO));
-    let asks = asks.expect("the node has asked");
+    let asks = link(&rig, ONE, TWO);
     assert!(rig.links[asks].2.len() > 1, "more than once");
     while rig.deliver(asks) {}
     assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
@@ -173,10 +177,7 @@ fn a_snapshot_is_made_in_turns_while_the_volume_changes() {
     for n in [0, 1] {
         view(&mut rig, n, 2, &[ONE], &[TWO]);
     }
-    let link = |rig: &Rig, to| {
-        rig.links.iter().position(|(t, f, _)| (*t, *f) == (to, if to == ONE { TWO } else { ONE }))
-    };
-    let (asks, pieces) = (link(&rig, ONE).unwrap(), link(&rig, TWO).unwrap());
+    let (asks, pieces) = (link(&rig, ONE, TWO), link(&rig, TWO, ONE));
     rig.pass(600_000_000);
     while rig.deliver(asks) {}
     let sent = |rig: &Rig| rig.links[pieces].2.iter().filter(|(kind, _)| *kind == 19).count();
@@ -224,7 +225,7 @@ fn who_lacks_a_piece_is_sent_another_snapshot() {
     for n in [0, 1] {
         view(&mut rig, n, 2, &[ONE], &[TWO]);
     }
-    let pieces = rig.links.iter().position(|(t, f, _)| (*t, *f) == (TWO, ONE)).unwrap();
+    let pieces = link(&rig, TWO, ONE);
     for _ in 0..20 {
         rig.pass(100_000_000);
         let lost = rig.links[pieces].2.iter().position(|(kind, _)| *kind == 19);
@@ -366,7 +367,7 @@ fn what_goes_from_one_file_to_another_during_a_snapshot_is_not_in_both() {
         rig.nodes[1].volume().attr(ino).unwrap().is_some_and(|r| r.blocks > 1 << 10)
     };
     for _ in 0..4000 {
-        let pieces = rig.links.iter().position(|(t, f, _)| (*t, *f) == (TWO, ONE)).unwrap();
+        let pieces = link(&rig, TWO, ONE);
         if has(&rig, first) {
             break;
         }
@@ -527,11 +528,6 @@ fn who_joins_knows_which_numbers_were_used() {
     rig.check();
 }
 
-/// The link from one node to another.
-fn link(rig: &Rig, to: NodeId, from: NodeId) -> usize {
-    rig.links.iter().position(|(t, f, _)| (*t, *f) == (to, from)).expect("a link")
-}
-
 /// A node asks twice for what it lacks, and the second question arrives when it has everything and the coordinator was told so: it
 /// may be in the chain by now. It is sent nothing anew, and nothing is acknowledged without it: if the head ended here, it would be
 /// the next.
@@ -571,6 +567,31 @@ fn who_may_be_in_the_chain_already_is_waited_for() {
     rig.settle();
     assert_same(&rig);
     rig.check();
+}
+
+/// The coordinator lets a node that has everything into the chain after a long time only, and it begins anew meanwhile. Nobody
+/// waits for it for longer than it may have been let in.
+#[test]
+fn who_begins_anew_is_not_waited_for_for_ever() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    let mut waits = 0;
+    for n in 0..400 {
+        hand.create(&mut rig, format!("{n}").as_bytes(), 0o100_644);
+        hand.set(control::SYNC_REQUEST, hand.seq);
+        rig.event(0, Event::Doorbell(hand.client));
+        for _ in 0..5 {
+            rig.pass(10_000_000);
+            rig.deliver_all();
+        }
+        waits = if hand.word(control::REPLICATED) < hand.seq { waits + 1 } else { 0 };
+        assert!(waits < 60, "three seconds without an acknowledgement");
+    }
+    assert!(rig.nodes[0].status().counters.snapshots > 1, "it began anew");
+    comes_in(&mut rig);
 }
 
 /// A node that joins forgets in the middle of a snapshot that it has begun, by a word of the coordinator: the rest of it alone
