@@ -110,9 +110,6 @@ pub fn walk(
             if target.is_empty() {
                 return Err(Errno::NOENT);
             }
-            if target.len() + rest.len() >= PATH_MAX {
-                return Err(Errno::NAMETOOLONG);
-            }
             if target[0] == b'/' {
                 return Ok(Walked::Outside(outside(&target, &rest)));
             }

@@ -15,7 +15,9 @@
 //! - what `statx` with AT_STATX_DONT_SYNC tells, if without it is right
 //! - where `getcwd` says that a directory is which others have moved, until somebody has looked there (docs/mount.md)
 //! - ESTALE of a `rename` in a mount of a directory that others have moved, until somebody has looked there (docs/mount.md)
-//! - what `corbel run` opens anew for the kernel and could not open now: EACCES (docs/interception.md)
+//! - what `corbel run` opens anew for the kernel and could not open now: EACCES, or the placeholder of it where a program was
+//!   executed (docs/interception.md)
+//! - `flock` of a directory by programs on several machines (docs/mount.md)
 //! - a file without a name in a directory that was removed: ENOENT, where ext4 says EPERM
 //! - what a mount's kernel says before ENOENT of a name that is made in a directory which others have removed (docs/mount.md)
 //! - positions in directories, locks that count from there on included

@@ -346,6 +346,11 @@ impl<'a> Hunt<'a> {
                 report.histories += 1;
                 report.operations += script.steps.len() as u64;
                 let Some(difference) = difference else { continue };
+                if difference.kind.starts_with(stage::BARRED) {
+                    report.barred += 1;
+                    self.say(&format!("{}: {}", path.display(), difference.kind));
+                    continue;
+                }
                 shown_by += 1;
                 if shown_by == 1 {
                     self.say(&format!("{}:\n{}", path.display(), shown(&difference)));

@@ -139,6 +139,8 @@ pub struct Stage<'a> {
     locked: bool,
     /// Nodes whose services were ended in order, and started again, while calls went on.
     ended: BTreeSet<u32>,
+    /// Actors under `run` of which a process has executed a program while it had something open that it could not open then.
+    executed: BTreeSet<usize>,
     name: String,
     done: Vec<Step>,
     calls: u64,
@@ -174,6 +176,7 @@ pub fn play(
         shared: false,
         locked: false,
         ended: BTreeSet::new(),
+        executed: BTreeSet::new(),
         name: name.into(),
         done: Vec::new(),
         calls: 0,
@@ -253,13 +256,9 @@ fn gives_away(line: &str) -> bool {
     }
 }
 
-/// What such a call says if the file cannot be opened now as it was once, and which calls hand over all that is open.
+/// What such a call says if the file cannot be opened now as it was once.
 fn is_barred(line: &str, answer: &str) -> bool {
-    match (line.split(' ').next().unwrap_or_default(), answer) {
-        ("exec" | "spawn", "-1 EACCES") => true,
-        (_, "-1 EACCES") => gives_away(line),
-        _ => false,
-    }
+    answer == "-1 EACCES" && gives_away(line)
 }
 
 /// Calls that make what is in a file durable.
@@ -728,6 +727,8 @@ impl Stage<'_> {
         }
         if self.is_of_a_lost_lock(actor, seat, &words, &difference)
             || self.stands_in_what_others_removed(actor, seat, &difference)
+            || self.locks_a_directory_elsewhere(actor, seat, &words, &difference)
+            || self.is_a_placeholder(actor, seat, &words)
         {
             difference.kind = format!("{BARRED}{}", difference.kind);
         }
@@ -794,6 +795,55 @@ impl Stage<'_> {
             Some(holder) => self.ended.contains(&self.ground.view(&self.views[holder]).node),
             None => pid == Some(-1) && anybody,
         }
+    }
+
+    /// `flock` succeeds on a directory that the reference knows to be locked: FUSE passes no such lock on, so a kernel knows
+    /// those of its own machine (docs/mount.md).
+    fn locks_a_directory_elsewhere(
+        &mut self,
+        actor: usize,
+        seat: usize,
+        words: &[&str],
+        difference: &Difference,
+    ) -> bool {
+        let ["flock", slot, ..] = words else { return false };
+        let nodes = self.views.iter().map(|view| self.ground.view(view).node);
+        let several = nodes.collect::<BTreeSet<_>>().len() > 1;
+        several
+            && (&difference.got[..], &difference.expected[..]) == ("0 0", "-1 EAGAIN")
+            && self.shown(actor, seat, slot, false, "mode").is_some_and(|mode| {
+                let mode = u32::from_str_radix(&mode, 8).unwrap_or_default();
+                mode & libc::S_IFMT == libc::S_IFDIR
+            })
+    }
+
+    /// A slot has the placeholder of a file, and not the file: a program was executed by who had it open, as another user say, and
+    /// could not open it any more (docs/interception.md).
+    fn is_a_placeholder(&mut self, actor: usize, seat: usize, words: &[&str]) -> bool {
+        if !self.executed.contains(&actor) {
+            return false;
+        }
+        let slots = words[1..].iter().filter(|word| named_slot(word).is_some());
+        slots.into_iter().any(|slot| {
+            let mode = self.shown(actor, seat, slot, false, "mode");
+            mode.is_some() && self.shown(actor, seat, slot, true, "mode") != mode
+        })
+    }
+
+    /// What `fstat` of a slot says of one thing, to the worker or to the reference.
+    fn shown(
+        &mut self,
+        actor: usize,
+        seat: usize,
+        slot: &str,
+        real: bool,
+        what: &str,
+    ) -> Option<String> {
+        let actor = &mut self.actors[actor];
+        let peer = if real { &mut actor.real } else { &mut actor.reference };
+        peer.say(seat, &format!("fstat {slot}\n"));
+        let said = peer.hear(seat, CALL).ok()?;
+        field(&said.split(' ').collect::<Vec<_>>(), what).map(String::from)
     }
 
     /// Where both workers stand in what a slot has open, and what they know of it.
@@ -961,6 +1011,12 @@ impl Stage<'_> {
             return Ok(self.exit(step, actor, seat, source));
         }
         self.done.push(step.clone());
+        if matches!(words[0], "exec" | "spawn")
+            && self.views[actor].starts_with('r')
+            && self.may_not_open_again(actor, seat, &words)
+        {
+            self.executed.insert(actor);
+        }
         let mut ask = |real: bool, line: &str| {
             let actor = &mut self.actors[actor];
             let peer = if real { &mut actor.real } else { &mut actor.reference };

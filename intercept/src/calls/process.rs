@@ -663,7 +663,7 @@ fn exec(r: &Regs, dirfd: i32, name: usize, envp: usize, flags: u32) -> Reply {
         for fd in table::used() {
             let entry = table::entry(fd as i32);
             if table::index(entry).is_some() && entry & table::CLOEXEC == 0 {
-                demote::in_passing(fd as i32)?;
+                demote::before_another(fd as i32)?;
             }
         }
         if fsys::is_confined() {
