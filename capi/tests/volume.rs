@@ -72,6 +72,9 @@ fn paths_links_and_loops() {
     assert_eq!(fs.stat(b"/up", false).expect("not followed").kind(), 0o120_000);
     assert!(fs.stat(b"/abs", true).expect("followed from the root").is_dir());
     assert_eq!(fs.stat(b"/loop", true).unwrap_err(), Errno::LOOP);
+    fs.make(b"/grows", 0o120_777, 0, 0, &[b"grows/".as_slice(), &[b'x'; 255]].concat())
+        .expect("symlink");
+    assert_eq!(fs.stat(b"/grows/f", true).unwrap_err(), Errno::LOOP);
     assert_eq!(fs.open(b"/up", libc::O_NOFOLLOW, 0, 0), Err(Errno::LOOP));
     assert_eq!(fs.open(b"/up", CREATE | libc::O_EXCL, 0o644, 0), Err(Errno::EXIST));
     assert!(fs.stat(b"/../..", true).expect("the root's parent is the root").is_dir());
