@@ -15,6 +15,11 @@
  *   load tmp     DIR  BYTES COUNT    COUNT times make, write, close and remove 16 files of BYTES, then fsync a file
  *   load files   DIR  BYTES COUNT    COUNT times create, write, fsync, close, unlink
  *   load mail    DIR  BYTES MILLIS   for so long: write a file of BYTES to DIR/tmp, fsync, rename it to DIR/new
+ *   load varmail DIR  BYTES MILLIS   as a mail server: remove a file, write a new one and fsync, read one and append with fsync,
+ *                                    read one (filebench's varmail, 100 files)
+ *   load server  DIR  BYTES MILLIS   as a file server: write a file whole, append to one, read two, remove one, look at one (filebench's
+ *                                    fileserver, 100 files)
+ *   load stream  -    BYTES MILLIS   bare: passes over BYTES of memory, for so long
  *   load turns   PATH BYTES COUNT    two processes in turns, COUNT each: read what the other wrote, write it anew
  *   load records PATH COUNT SECONDS  append numbered records with fsync, say each one acknowledged
  *   load verify  PATH                say which numbers are there
@@ -111,9 +116,9 @@ static void report(uint64_t *samples, size_t count, uint64_t took, size_t bytes)
     }
     qsort(samples, count, sizeof samples[0], by_value);
     printf("{\"ops\":%zu,\"bytes\":%zu,\"p50_ns\":%lu,\"p99_ns\":%lu,\"max_ns\":%lu,"
-           "\"mean_ns\":%lu,\"seconds\":%.6f}\n",
+           "\"p999_ns\":%lu,\"mean_ns\":%lu,\"seconds\":%.6f}\n",
            count, bytes, samples[count / 2], samples[count - 1 - count / 100], samples[count - 1],
-           sum / count, (double)took / 1e9);
+           samples[count - 1 - count / 1000], sum / count, (double)took / 1e9);
 }
 
 static char *map_file(const char *path, size_t bytes) {
@@ -364,6 +369,84 @@ static void mail(const char *dir, size_t bytes, size_t millis) {
     report(samples, i, now() - begin, bytes);
 }
 
+enum { FILES = 100 };
+
+static const char *numbered(const char *dir, size_t n) {
+    static char path[4096];
+    snprintf(path, sizeof path, "%s/%d.%zu", dir, (int)getpid(), n % FILES);
+    return path;
+}
+
+static void put(const char *path, int flags, size_t bytes, int sync) {
+    int fd = open_or_die(path, O_WRONLY | O_CREAT | flags);
+    for (size_t done = 0; done < bytes; done += 16384) {
+        size_t piece = bytes - done < 16384 ? bytes - done : 16384;
+        if (fs_write(fd, buffer, piece) != (ssize_t)piece)
+            die(path);
+    }
+    if ((sync && fs_fsync(fd) != 0) || fs_close(fd) != 0)
+        die(path);
+}
+
+static void get_whole(const char *path, size_t bytes) {
+    int fd = open_or_die(path, O_RDONLY);
+    for (off_t at = 0;; at += 16384) {
+        ssize_t got = fs_pread(fd, buffer, bytes < 16384 ? bytes : 16384, at);
+        if (got < 0)
+            die(path);
+        if (got < 16384)
+            break;
+    }
+    fs_close(fd);
+}
+
+/* One operation is one step of a flow; what it takes is not asked of each. */
+static void served(const char *dir, size_t bytes, size_t millis, int mail) {
+    for (size_t n = 0; n < FILES; n++)
+        put(numbered(dir, n), 0, bytes, 0);
+    uint64_t begin = now(), end = begin + millis * 1000000u;
+    size_t rounds = 0, steps = mail ? 4 : 6;
+    while (now() < end) {
+        size_t n = next_random();
+        if (fs_unlink(numbered(dir, n)) != 0)
+            die("unlink");
+        put(numbered(dir, n), 0, bytes, mail);
+        n = next_random();
+        if (mail) {
+            get_whole(numbered(dir, n), bytes);
+            put(numbered(dir, n), O_APPEND, bytes, 1);
+        } else {
+            put(numbered(dir, n), O_APPEND, bytes < 16384 ? bytes : 16384, 0);
+            get_whole(numbered(dir, next_random()), bytes);
+            struct stat st;
+            if (stat(numbered(dir, next_random()), &st) != 0)
+                die("stat");
+        }
+        get_whole(numbered(dir, next_random()), bytes);
+        rounds++;
+    }
+    uint64_t took = now() - begin;
+    for (size_t n = 0; n < FILES; n++)
+        if (fs_unlink(numbered(dir, n)) != 0)
+            die("unlink");
+    printf("{\"ops\":%zu,\"bytes\":%zu,\"seconds\":%.6f}\n", rounds * steps, bytes, (double)took / 1e9);
+}
+
+/* A program that wants the memory's bandwidth. */
+static void stream(size_t bytes, size_t millis) {
+    uint64_t *words = malloc(bytes), sum = 0;
+    if (words == NULL)
+        die("memory");
+    memset(words, 1, bytes);
+    uint64_t begin = now(), end = begin + millis * 1000000u;
+    size_t passes = 0;
+    for (; now() < end; passes++)
+        for (size_t i = 0; i < bytes / 8; i++)
+            sum += words[i] ^= sum;
+    printf("{\"ops\":%zu,\"bytes\":%zu,\"sum\":%lu,\"seconds\":%.6f}\n", passes, bytes, sum,
+           (double)(now() - begin) / 1e9);
+}
+
 /* Whose turn it is, in memory of both; who waits looks there without a system call. */
 static void turns(const char *path, size_t bytes, size_t count, uint64_t *samples) {
     volatile uint64_t *turn = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -478,6 +561,10 @@ int main(int argc, char **argv) {
         records(path, bytes, count);
         return 0;
     }
+    if (strcmp(load, "stream") == 0 && bytes >= 4096 && bytes <= (1u << 30)) {
+        stream(bytes, count);
+        return 0;
+    }
     if (bytes == 0 || bytes > (1u << 24) || bytes % 16 != 0 || count == 0 || count > 100000000) {
         fprintf(stderr, "load: BYTES is 16 to 16777216 in steps of 16, COUNT 1 to 100000000\n");
         return 2;
@@ -514,6 +601,8 @@ int main(int argc, char **argv) {
         small_files(path, bytes, count, samples);
     else if (strcmp(load, "mail") == 0)
         mail(path, bytes, count);
+    else if (strcmp(load, "varmail") == 0 || strcmp(load, "server") == 0)
+        served(path, bytes, count, load[0] == 'v');
     else if (strcmp(load, "turns") == 0)
         turns(path, bytes, count, samples);
     else {

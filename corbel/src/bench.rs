@@ -13,6 +13,7 @@ mod integrity;
 pub mod kernels;
 mod library;
 mod line;
+mod linefs;
 pub mod load;
 mod mount;
 mod pipeline;
@@ -98,6 +99,8 @@ verbs! {
     SeqWrite = "seq-write",
     /// The same with stages side by side and one after the other, in turns; copies of a byte by place in the chain
     Pipeline = "pipeline",
+    /// LineFS's tables: its pipeline beside its own comparison modes, and what the paper says
+    Linefs = "linefs",
     /// Append + fsync beside another process that writes as fast as it can
     Fairness = "fairness",
     /// 4 KiB random reads of published data, against memcpy of cold memory
@@ -225,6 +228,13 @@ pub const BENCHES: &[Row] = &[
             ("tail_copies", Asked::Max(3.0)),
         ],
         run: pipeline::pipeline,
+    },
+    Row {
+        name: "linefs",
+        about: "the pipeline beside its comparison modes (serial, and Assise on the applications' cores with and without replication in the background)",
+        // What the paper has, on hundreds of cores, is printed beside each ratio.
+        asked: &[],
+        run: linefs::linefs,
     },
     Row {
         name: "fairness",

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use value::{
-    Authentication, Compression, Cores, Durability, Encryption, Metrics, Pipeline, Size, Transport,
-    Value,
+    Authentication, Compression, Copies, Cores, Durability, Encryption, Metrics, Pipeline, Size,
+    Transport, Value,
 };
 
 use cluster::transport::PeerAddress;
@@ -171,9 +171,14 @@ config! {
         /// Processor cores that hostd and nicfs use, for example "2,4-7", so that applications keep theirs; "" leaves
         /// them all. nicfs has as many threads for bulk work as these are cores.
         cores: Cores = Cores::default();
-        /// Who does the work of the stages of the data path: "pipelined" (threads beside the one that decides) or "serial" (that one
-        /// alone, a stage after the other: LineFS-NotParallel, to compare with).
+        /// Who does the work of the stages of the data path: "pipelined" (threads beside the one that decides); and to compare with,
+        /// same formats and guarantees, "serial" (that one alone, a stage after the other: LineFS-NotParallel),
+        /// "host-background" (the same on the cores of the applications: Assise-BgRepl) and "host" (the same, and not before somebody
+        /// asks, for an fsync or for room in a log, or 30 s have passed: Assise). The last two go with no `cores`.
         pipeline: Pipeline = Pipeline::Pipelined;
+        /// Who makes the copies of what is published where they are long: "hostd" (LineFS's publishing on the host) or "nicfs", which makes
+        /// the short ones in any case.
+        copies: Copies = Copies::Hostd;
         /// Work on no more bytes than that is done by the thread that decides, and takes no hop to another: an fsync of little
         /// on a quiet node above all. 4KiB to 4MiB.
         inline: Size = Size(128 << 10);
@@ -393,6 +398,15 @@ impl Config {
         if self.service.hold_back > Duration::from_millis(100) {
             let what = format!("is {}", crate::units::show_duration(self.service.hold_back));
             return refuse("service.hold_back", what, "write at most 100ms");
+        }
+        let host = matches!(self.service.pipeline, Pipeline::Host | Pipeline::HostBackground);
+        if host && !self.service.cores.0.is_empty() {
+            let what = format!("is {}", self.service.cores.show());
+            let remedy = format!(
+                "leave it out: with service.pipeline = \"{}\" the services run on the cores of the applications",
+                self.service.pipeline.word()
+            );
+            return refuse("service.cores", what, &remedy);
         }
         let every = self.service.scrub_every;
         let hours = Duration::from_secs(60)..=Duration::from_secs(8760 * 3600);

@@ -24,7 +24,9 @@ use cluster::tls::Role;
 use cluster::transport::PeerAddress;
 use rustix::process::Signal;
 
-use crate::config::{Authentication, Compression, Config, Durability, Pipeline, Size, Transport};
+use crate::config::{
+    Authentication, Compression, Config, Copies, Durability, Pipeline, Size, Transport,
+};
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::links::{Links, Side};
 use crate::process::{self, Identity};
@@ -58,6 +60,8 @@ pub struct Plan {
     pub compression: Compression,
     /// Who does the work of the stages of the data path.
     pub pipeline: Pipeline,
+    /// Who makes the long copies of what is published.
+    pub copies: Copies,
 }
 
 impl Plan {
@@ -77,6 +81,7 @@ impl Plan {
             authentication: Authentication::Certificates,
             compression: Compression::Auto,
             pipeline: Pipeline::Pipelined,
+            copies: Copies::Hostd,
         }
     }
 
@@ -328,6 +333,7 @@ impl Local {
         config.cluster.authentication = plan.authentication;
         config.cluster.compression = plan.compression;
         config.service.pipeline = plan.pipeline;
+        config.service.copies = plan.copies;
         config.cluster.keys = self.keys();
         config.cluster.coordinator_dir = self.dir.join("coordinator");
         // On one machine there is no port for strangers to knock at.

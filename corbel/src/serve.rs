@@ -218,7 +218,10 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
         pipeline: match config.service.pipeline {
             crate::config::Pipeline::Pipelined => service::config::Pipeline::Pipelined,
             crate::config::Pipeline::Serial => service::config::Pipeline::Serial,
+            crate::config::Pipeline::HostBackground => service::config::Pipeline::HostBackground,
+            crate::config::Pipeline::Host => service::config::Pipeline::Host,
         },
+        host_copies: config.service.copies == crate::config::Copies::Hostd,
         inline_bytes: usize::try_from(config.service.inline.0).unwrap_or(usize::MAX),
         hold: u64::try_from(config.service.hold_back.as_nanos()).unwrap_or(u64::MAX),
         scrub_every: u64::try_from(config.service.scrub_every.as_nanos()).unwrap_or(u64::MAX),

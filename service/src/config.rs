@@ -29,7 +29,7 @@ pub enum Membership {
     Coordinator(PeerAddress),
 }
 
-/// Who does the work of the stages.
+/// Who does the work of the stages, where, and when. Formats, guarantees and answers are the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Pipeline {
     /// Others beside the thread that decides, as far as that is worth it (LineFS).
@@ -37,6 +37,11 @@ pub enum Pipeline {
     Pipelined,
     /// That thread, one stage after the other (LineFS-NotParallel).
     Serial,
+    /// The same on the cores of the applications (Assise-BgRepl).
+    HostBackground,
+    /// The same, and not before somebody asks: for an fsync, for what another holds, for room in a log (Assise). Nobody asked: after
+    /// [`Self::ASSISE_HOLD`].
+    Host,
 }
 
 impl Pipeline {
@@ -45,8 +50,13 @@ impl Pipeline {
         match self {
             Self::Pipelined => "pipelined",
             Self::Serial => "serial",
+            Self::HostBackground => "host-background",
+            Self::Host => "host",
         }
     }
+
+    /// What nobody asks for travels after so long, in nanoseconds: as kernels write back what lies in their caches.
+    pub const ASSISE_HOLD: u64 = 30_000_000_000;
 }
 
 /// What [`crate::nicfs::run`] needs.
@@ -93,6 +103,8 @@ pub struct NicfsConfig {
     pub pipeline: Pipeline,
     /// Work on no more bytes than that is done by the thread that decides.
     pub inline_bytes: usize,
+    /// Whether hostd makes the copies of what is published where they are long.
+    pub host_copies: bool,
     /// Nanoseconds for which entries that nobody waits for may be held back.
     pub hold: u64,
     /// Nanoseconds between two scrubs in the background; 0: none.

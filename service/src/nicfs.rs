@@ -114,8 +114,8 @@ struct Driver<N> {
     pool: Pool<Ended>,
     /// What it had no room for, and was done by this thread.
     ended_here: Vec<Ended>,
-    /// Whether it is used: else everything is done by this thread.
-    pipelined: bool,
+    /// Whether it is used: in other modes everything is done by this thread.
+    pipeline: Pipeline,
     /// What was done there and here, by stage.
     worked: BTreeMap<&'static str, status::Work>,
     /// When this process began.
@@ -358,7 +358,7 @@ impl<N: Transport> Driver<N> {
             warnings: self.keys.as_ref().map(Keys::warnings).unwrap_or_default(),
             compression: self.packing.compression(),
             packing: self.packing.counters(),
-            pipeline: if self.pipelined { Pipeline::Pipelined } else { Pipeline::Serial },
+            pipeline: self.pipeline,
             work: self.worked.clone(),
             threads: self.pool.threads(),
             cpu: crate::process::cpu_time(),

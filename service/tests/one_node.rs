@@ -47,6 +47,7 @@ fn config(dir: &Path) -> NicfsConfig {
         scrub_rate: 64 << 20,
         pipeline: service::config::Pipeline::Pipelined,
         inline_bytes: 128 << 10,
+        host_copies: true,
         hold: 2_000_000,
         compression: service::packing::Compression::Auto,
         fabric_delay: 0,

@@ -237,6 +237,11 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
     limits.inline_bytes = [limits.inline_bytes, 0, 300, 3000][other.below(4) as usize];
     limits.keep_bytes = [limits.keep_bytes, 1, 5000][other.below(3) as usize];
     limits.behind_bytes = [limits.behind_bytes, 20_000, 3000][other.below(3) as usize];
+    // Nor is whether the nodes of a history take nothing before somebody asks (Assise's way).
+    if !by_hand && Random::new(random.clone().next_u64() ^ 0xa551).chance(1, 8) {
+        limits.on_demand = true;
+        limits.hold = service::config::Pipeline::ASSISE_HOLD;
+    }
     if random.chance(1, 3) {
         // Where the judges read every verdict in the ring, nothing leaves it before it is full.
         limits.release_step = if keeps_chunks { 1 << 40 } else { limits.release_step };
@@ -264,7 +269,8 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
     limits.unready = small(limits.unready as u64, 0, 3) as usize;
     limits.numbers = small(limits.numbers.into(), 1, 3) as u32;
     limits.reaps = small(limits.reaps as u64, 1, 2) as usize;
-    limits.hold = small(limits.hold, 1, 5_000_000);
+    let hold = small(limits.hold, 1, 5_000_000);
+    limits.hold = if limits.on_demand { limits.hold } else { hold };
     if !by_hand {
         // (Clients by hand read one reply and no more.)
         limits.xattr_bytes = small(limits.xattr_bytes as u64, 16, 300) as usize;

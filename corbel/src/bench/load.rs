@@ -125,6 +125,10 @@ mod tests {
         assert_eq!(figures(run(&["files", ".", "4096", "10"])).unwrap()["ops"], 10);
         assert_eq!(figures(run(&["tmp", ".", "4096", "10"])).unwrap()["ops"], 10);
         assert_eq!(figures(run(&["turns", "t", "4096", "10"])).unwrap()["ops"], 10);
+        for load in ["varmail", "server", "stream"] {
+            let got = figures(run(&[load, ".", "40000", "20"])).unwrap();
+            assert!(got["ops"].as_u64() > Some(0), "{load}: {got}");
+        }
         ["tmp", "new"].iter().for_each(|name| std::fs::create_dir(dir.join(name)).unwrap());
         let mailed = figures(run(&["mail", ".", "4096", "20"])).unwrap()["ops"].as_u64();
         let there = std::fs::read_dir(dir.join("new")).unwrap().count() as u64;

@@ -55,6 +55,24 @@ fn errors_name_file_line_key_and_remedy() {
     }
 }
 
+/// Assise's services have no cores of their own.
+#[test]
+fn the_ways_of_assise_go_with_no_cores() {
+    for (way, refused) in
+        [("host", true), ("host-background", true), ("serial", false), ("pipelined", false)]
+    {
+        let way = format!("service.pipeline={way}");
+        Config::load(None, std::slice::from_ref(&way)).expect("without cores");
+        match Config::load(None, &[way.clone(), "service.cores=0".into()]) {
+            Ok(_) => assert!(!refused, "{way}"),
+            Err(failure) => {
+                assert!(refused && failure.message.contains("service.cores is \"0\""), "{failure}");
+                assert!(failure.remedy.contains("leave it out"), "{}", failure.remedy);
+            }
+        }
+    }
+}
+
 #[test]
 fn bounds_are_checked() {
     let refused = [

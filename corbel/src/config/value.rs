@@ -311,7 +311,21 @@ words! {
         /// Threads beside the one that decides.
         Pipelined = "pipelined",
         /// That one alone, a stage after the other.
-        Serial = "serial"
+        Serial = "serial",
+        /// The same on the cores of the applications.
+        HostBackground = "host-background",
+        /// The same, and not before somebody asks.
+        Host = "host"
+    }
+}
+
+words! {
+    /// Who makes the long copies of what is published.
+    Copies {
+        /// The host.
+        Hostd = "hostd",
+        /// The offload processor.
+        Nicfs = "nicfs"
     }
 }
 

@@ -303,8 +303,20 @@ impl Node {
         if !self.agent.clients.contains_key(&id) {
             return Ok(());
         }
+        let dozes =
+            |this: &Self| this.agent.clients.get(&id).is_some_and(|c| c.dozing_since.is_some());
+        let (dozed, before) = (dozes(self), self.agent.requests.len());
         self.agent.active.insert(id);
-        self.look_at(id)
+        self.look_at(id)?;
+        // Who only appends does not ring where somebody dozes. If it has not asked for anything either, it waits for room.
+        if self.env.config.limits.on_demand
+            && dozed
+            && dozes(self)
+            && self.agent.requests.len() == before
+        {
+            self.collect_appended(id)?;
+        }
+        Ok(())
     }
 
     /// An operation of a client of this node is in that chunk of the stream: what it made or unlinked.
@@ -457,15 +469,21 @@ impl Node {
             })
             .map(|c| c.id)
             .collect();
-        for id in due {
-            if let Some(client) = self.agent.clients.get_mut(&id) {
-                client.dozing_since = None;
-            }
-            if self.take_some(id)? {
-                self.agent.active.insert(id);
-            } else if let Some(client) = self.agent.clients.get_mut(&id) {
-                client.dozing_since = Some(self.env.now);
-            }
+        due.into_iter().try_for_each(|id| self.collect_appended(id))
+    }
+
+    fn collect_appended(&mut self, id: ClientId) -> Result<(), Failure> {
+        if let Some(client) = self.agent.clients.get_mut(&id) {
+            client.dozing_since = None;
+        }
+        let limits = &self.env.config.limits;
+        // There is more, and it is fetched with this.
+        let again =
+            if limits.on_demand { self.env.now.saturating_sub(limits.hold) } else { self.env.now };
+        if self.take_some(id)? {
+            self.agent.active.insert(id);
+        } else if let Some(client) = self.agent.clients.get_mut(&id) {
+            client.dozing_since = Some(again);
         }
         Ok(())
     }

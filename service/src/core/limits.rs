@@ -55,6 +55,8 @@ pub struct Limits {
     pub forward_bytes: usize,
     /// What nobody waits for is fetched this much later, in nanoseconds: what undoes itself meanwhile need not travel.
     pub hold: u64,
+    /// Whether it is fetched before that only if somebody asks for an fsync, for what its client holds, or for room in its log.
+    pub on_demand: bool,
     /// A directory for whose lease clients waited so often within `joint_within` is used jointly (see `joint`).
     pub joint_after: u32,
     /// In nanoseconds.
@@ -121,6 +123,7 @@ impl Limits {
         shared_window: 512 * 1024,
         forward_bytes: 256 * 1024,
         hold: 2_000_000,
+        on_demand: false,
         joint_after: 4,
         joint_within: 100_000_000,
         joint_for: 1_000_000_000,

@@ -182,7 +182,7 @@ impl<N: Transport> Driver<N> {
         bytes: usize,
         work: impl FnOnce() -> Ended + Send + 'static,
     ) -> Option<Ended> {
-        if !self.pipelined {
+        if self.pipeline != crate::config::Pipeline::Pipelined {
             return Some(work());
         }
         self.pool.give(bytes, work).err().map(|work| work())

@@ -23,6 +23,7 @@ use super::{
     TOKEN_SIGNAL, TOKEN_WORK, epoll_error, scrub_socket,
 };
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport, Pipeline, private_socket};
+use crate::core::limits::Limits;
 use crate::core::{GRACE, JOIN_STEP, Node, NodeConfig};
 use crate::host::end_copies;
 use crate::hostd::listen;
@@ -41,15 +42,20 @@ fn node_config(
     incarnation: u64,
 ) -> Result<NodeConfig, Error> {
     Ok(NodeConfig {
-        limits: crate::core::limits::Limits {
+        limits: Limits {
             inline_bytes: match config.pipeline {
                 Pipeline::Pipelined => config.inline_bytes,
-                Pipeline::Serial => usize::MAX,
+                Pipeline::Serial | Pipeline::HostBackground | Pipeline::Host => usize::MAX,
             },
-            hold: config.hold,
+            hold: match config.pipeline {
+                Pipeline::Host => Pipeline::ASSISE_HOLD,
+                _ => config.hold,
+            },
+            host_min: if config.host_copies { Limits::SHIPPED.host_min } else { u64::MAX },
+            on_demand: config.pipeline == Pipeline::Host,
             scrub_every: config.scrub_every,
             scrub_rate: config.scrub_rate,
-            ..crate::core::limits::Limits::SHIPPED
+            ..Limits::SHIPPED
         },
         node: config.node,
         lanes: config.lanes,
@@ -162,7 +168,7 @@ impl Driver<Net> {
             media,
             pool: Pool::new(limits).map_err(|e| Error::new("nicfs: pool", e))?,
             ended_here: Vec::new(),
-            pipelined: config.pipeline == Pipeline::Pipelined,
+            pipeline: config.pipeline,
             worked: BTreeMap::new(),
             began: Instant::now(),
             state,
