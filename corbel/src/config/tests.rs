@@ -63,7 +63,7 @@ fn the_ways_of_assise_go_with_no_cores() {
     {
         let way = format!("service.pipeline={way}");
         Config::load(None, std::slice::from_ref(&way)).expect("without cores");
-        match Config::load(None, &[way.clone(), "service.cores=0".into()]) {
+        match Config::load(None, &[way.clone(), "service.cores=\"0\"".into()]) {
             Ok(_) => assert!(!refused, "{way}"),
             Err(failure) => {
                 assert!(refused && failure.message.contains("service.cores is \"0\""), "{failure}");
