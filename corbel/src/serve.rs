@@ -101,6 +101,7 @@ pub fn supervise(global: &Global) -> Result<()> {
     announce(&run_dir(&config), "serve")?;
     signals::catch();
     signals::catch_again();
+    let bell = signals::bell().context("the supervisor's bell")?;
     let (ends, ended) = mpsc::channel();
     let mut kept: Vec<Kept> = [Role::Hostd, Role::Nicfs]
         .map(|role| Kept {
@@ -123,12 +124,15 @@ pub fn supervise(global: &Global) -> Result<()> {
                 start(one, global, &ends)?;
             }
         }
-        // Nothing to do until a child ends or is due; the bound is how late a signal is seen.
+        // Nothing to do until a child ends or is due, or a signal comes.
         let due = kept.iter().filter_map(|one| one.due).min();
-        let wait = due.map_or(Duration::from_millis(250), |due| {
-            due.saturating_duration_since(Instant::now()).min(Duration::from_millis(250))
-        });
-        if let Ok((role, how)) = ended.recv_timeout(wait) {
+        let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let wait = wait.and_then(|wait| rustix::event::Timespec::try_from(wait).ok());
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(bell, rustix::event::PollFlags::IN)];
+        // Interrupted is as good as woken.
+        let _ = rustix::event::poll(&mut fds, wait.as_ref());
+        let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        for (role, how) in ended.try_iter() {
             note_end(&mut kept, role, &how);
         }
     }
@@ -160,6 +164,7 @@ fn start(one: &mut Kept, global: &Global, ends: &mpsc::Sender<(Role, String)>) -
     let wait = move || {
         let how = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
         let _ = ends.send((role, how));
+        signals::wake();
     };
     std::thread::Builder::new().name("wait".into()).spawn(wait).context("thread")?;
     Ok(())

@@ -250,15 +250,17 @@ impl<C: Coordinator> Beater<C> {
             Thread::current().nice(-20);
         }
         while !self.shared.ended.load(Ordering::Acquire) {
-            self.wait();
-            unring(&self.shared.wake);
+            if self.wait() {
+                unring(&self.shared.wake);
+            }
             self.turn();
             self.help();
         }
         self.core.ordinary();
     }
 
-    fn wait(&self) {
+    /// Says whether there are orders.
+    fn wait(&self) -> bool {
         // Else the next heartbeat is soon enough to see: an idle machine sleeps.
         let looks = self.lent.is_some() || self.rung.is_some() && self.watchful;
         let wait = if looks { STARVED / 4 } else { WAIT };
@@ -268,7 +270,7 @@ impl<C: Coordinator> Beater<C> {
             PollFd::from_borrowed_fd(self.shared.wake.as_fd(), PollFlags::IN),
         ];
         // Interrupted is as good as woken.
-        let _ = poll(&mut fds, timeout.as_ref());
+        poll(&mut fds, timeout.as_ref()).is_err() || !fds[1].revents().is_empty()
     }
 
     /// Serves the client, and passes on what it heard.

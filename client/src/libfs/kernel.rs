@@ -35,6 +35,8 @@ use crate::fs::{Attr, Invalidate};
 
 /// Between two looks at whether the session still is the one whose leases a kernel keeps.
 const LOOK_MS: u64 = 100;
+/// How long it is not looked whether leases still count, however long they do: who ends a mount waits for that.
+const SLEEP_MS: u64 = 1000;
 
 /// Inodes dropped in one go when the leases' time is over: about a millisecond.
 const LAPSED: usize = 512;
@@ -289,6 +291,11 @@ impl<H: Host> LibFsOn<H> {
             return;
         }
         drop(notes);
-        session.segment.await_recall(recalls, session.segment.time_left_ms().clamp(1, LOOK_MS));
+        // A recall wakes; and when the time is over it is over, unless it goes on. (An idle machine sleeps.)
+        let wait = match session.segment.time_left_ms() {
+            u64::MAX => LOOK_MS,
+            left => left.clamp(1, SLEEP_MS),
+        };
+        session.segment.await_recall(recalls, wait);
     }
 }

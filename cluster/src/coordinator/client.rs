@@ -391,11 +391,13 @@ impl Coordinator for Client {
     }
 
     fn poll(&mut self, out: &mut Vec<CoordEvent>) {
-        // AGAIN if it did not go off.
-        if rustix::io::read(&self.timer, &mut [0u8; 8]).is_ok() {
+        let now = Instant::now();
+        // AGAIN if it did not go off. (Before its time it cannot have.)
+        if self.armed.is_some_and(|at| at <= now)
+            && rustix::io::read(&self.timer, &mut [0u8; 8]).is_ok()
+        {
             self.armed = None;
         }
-        let now = Instant::now();
         if let Phase::Down { retry_at } = self.phase
             && retry_at <= now
         {
