@@ -1284,10 +1284,13 @@ impl Stage<'_> {
     }
 }
 
-/// Removes what is in a directory.
-fn remove_below(dir: &Path) -> io::Result<()> {
+/// Removes what is in a directory, but for one name.
+fn remove_below(dir: &Path, but: Option<&std::ffi::OsStr>) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
+        if but.is_some() && path.file_name() == but {
+            continue;
+        }
         if path.symlink_metadata()?.is_dir() {
             fs::remove_dir_all(path)?;
         } else {

@@ -12,6 +12,7 @@ mod lies;
 mod locks;
 mod maps;
 mod meta;
+pub use meta::without_attributes;
 mod names;
 mod processes;
 mod sweep;

@@ -14,7 +14,8 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::{Actor, CALL, Stage, TICKS, remove_below};
@@ -327,18 +328,23 @@ impl Stage<'_> {
     /// Whether an inode has a name in one of the directories above that of the history: links may lead there.
     fn is_above(&self, ino: &str) -> bool {
         let real = self.real(&self.views[0].clone());
-        let above = real.ancestors().skip(1).take(super::NEST.split('/').count());
-        above.filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten().any(|entry| {
-            std::fs::symlink_metadata(entry.path())
-                .is_ok_and(|about| about.ino().to_string() == ino)
-        })
+        with_those_above(&real)
+            .skip(1)
+            .filter_map(|dir| std::fs::read_dir(dir).ok())
+            .flatten()
+            .flatten()
+            .any(|entry| {
+                std::fs::symlink_metadata(entry.path())
+                    .is_ok_and(|about| about.ino().to_string() == ino)
+            })
     }
 
-    /// Removes everything, and begins with nothing.
+    /// Removes everything, and begins with nothing. Links may lead above the directory of the history, so what lies there goes,
+    /// too, and what was done to the directories themselves.
     fn wipe(&mut self, step: &Step) -> io::Result<Option<Difference>> {
         let real = self.real(&self.views[0].clone());
-        remove_below(&self.reference())?;
-        if let Err(error) = remove_below(&real) {
+        as_at_first(&self.reference())?;
+        if let Err(error) = as_at_first(&real) {
             let kind = format!("remove after a fault: {error}");
             return Ok(Some(self.difference(step, kind, "success", &error.to_string())));
         }
@@ -348,7 +354,7 @@ impl Stage<'_> {
         std::thread::sleep(TICKS);
         self.judge.pause();
         for dir in [&real, &self.reference()] {
-            std::fs::File::open(dir)?.set_times(times)?;
+            with_those_above(dir).try_for_each(|dir| std::fs::File::open(dir)?.set_times(times))?;
         }
         std::thread::sleep(TICKS);
         self.judge.pause();
@@ -383,9 +389,53 @@ impl Stage<'_> {
     }
 }
 
+/// The directory of a history, and those between it and the root of the volume.
+fn with_those_above(dir: &Path) -> impl Iterator<Item = &Path> {
+    dir.ancestors().take(1 + super::NEST.split('/').count())
+}
+
+/// Makes of them what they were when the history began.
+fn as_at_first(dir: &Path) -> io::Result<()> {
+    let mut below = None;
+    for at in with_those_above(dir) {
+        // Whoever it belongs to now, root does it.
+        std::os::unix::fs::lchown(at, Some(0), Some(0))?;
+        let mode = if below.is_none() { 0o777 } else { 0o755 };
+        crate::worker::without_attributes(at)?;
+        std::fs::set_permissions(at, std::fs::Permissions::from_mode(mode))?;
+        remove_below(at, below)?;
+        below = at.file_name();
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of a history that went on for a while.
+    #[test]
+    fn what_was_done_above_goes_with_the_history() {
+        let scratch = std::env::temp_dir().join(format!("corbel-hunt-{}", std::process::id()));
+        let dir = scratch.join("history").join(super::super::NEST);
+        std::fs::create_dir_all(&dir).unwrap();
+        for at in with_those_above(&dir).collect::<Vec<_>>() {
+            std::fs::create_dir_all(at.join("more/and more")).unwrap();
+            std::fs::write(at.join("file"), "text").unwrap();
+            std::fs::set_permissions(at, std::fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        assert_eq!(with_those_above(&dir).last(), Some(&*scratch.join("history")));
+        // (Only root may give a file to root.)
+        if as_at_first(&dir).is_ok() {
+            for at in with_those_above(&dir) {
+                let names = std::fs::read_dir(at).unwrap().count();
+                let mode = at.metadata().unwrap().mode() & 0o777;
+                let wanted = if at == dir { (0, 0o777) } else { (1, 0o755) };
+                assert_eq!((names, mode), wanted, "{}", at.display());
+            }
+        }
+        std::fs::remove_dir_all(&scratch).unwrap();
+    }
 
     #[test]
     fn only_some_faults_cost_something() {

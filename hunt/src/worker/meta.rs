@@ -308,6 +308,25 @@ impl Worker {
     }
 }
 
+/// Takes all extended attributes from a directory.
+///
+/// # Errors
+/// What the kernel said.
+pub fn without_attributes(dir: &std::path::Path) -> std::io::Result<()> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let dir = c_string(dir.as_os_str().as_bytes().to_vec());
+    let mut names = vec![0_u8; 65536];
+    let got = sys!(listxattr(dir.as_ptr(), names.as_mut_ptr().cast(), names.len()));
+    let Ok(got) = usize::try_from(got) else { return Err(std::io::Error::last_os_error()) };
+    for name in names[..got].split(|b| *b == 0).filter(|name| !name.is_empty()) {
+        let name = c_string(name.to_vec());
+        if sys!(removexattr(dir.as_ptr(), name.as_ptr())) == -1 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// Names of attributes, in order: lists have none.
 pub fn show_names(names: &[u8]) -> String {
     let mut names: Vec<&[u8]> = names.split(|b| *b == 0).filter(|n| !n.is_empty()).collect();
