@@ -736,7 +736,7 @@ impl Stage<'_> {
     }
 
     /// Through a mount, something was not to be had in the directory where the process stands, which is there for the
-    /// reference although it was removed: nothing keeps a directory in which somebody only stands, if another node or a
+    /// reference although it was removed, or has another error there: nothing keeps a directory in which somebody only stands, if another node or a
     /// program under `corbel run` removes it (docs/mount.md).
     fn stands_in_what_others_removed(
         &mut self,
@@ -748,7 +748,6 @@ impl Stage<'_> {
         let views = self.views.iter().collect::<BTreeSet<_>>();
         gone && self.views[actor].starts_with('m')
             && views.len() > 1
-            && !difference.expected.starts_with("-1")
             && self.stands_in_nothing(actor, seat)
     }
 
