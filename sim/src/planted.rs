@@ -31,6 +31,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (55..56, "service/tests/node/epochs.rs"),
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
+    (125..126, "service/tests/node/joins.rs"),
     (224..225, "service/tests/node/joint.rs"),
     (228..229, "service/tests/node/joint.rs"),
     (238..239, "service/tests/node/closed.rs"),
