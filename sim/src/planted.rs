@@ -32,8 +32,10 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
     (125..126, "service/tests/node/joins.rs"),
+    (211..212, "service/tests/node/threads.rs"),
     (224..225, "service/tests/node/joint.rs"),
     (228..229, "service/tests/node/joint.rs"),
+    (237..238, "service/tests/node/threads.rs"),
     (238..239, "service/tests/node/closed.rs"),
     (247..248, "service/tests/node/epochs.rs"),
     (251..252, "service/tests/node/turns.rs"),
@@ -55,7 +57,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (327..328, "service/tests/node/share.rs"),
     (345..346, "service/tests/node/sole.rs"),
     (349..350, "service/tests/node/sole.rs"),
-    (350..351, "service/tests/node/threads.rs"),
+    (350..352, "service/tests/node/threads.rs"),
     (352..353, "service/tests/node/sole.rs"),
     (380..396, "service/tests/node/scrub.rs"),
     (400..407, "block/tests/layer.rs"),
@@ -220,8 +222,8 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         return scenario.preset(seed);
     }
     use Fault::{
-        Coordinator, Crash, CutOff, Damage, Hang, Kill, LinkDown, OneWay, Planned,
-        PowerCut, RegionLost, Slow, Stop,
+        Coordinator, Crash, CutOff, Damage, Hang, Kill, LinkDown, OneWay, Planned, PowerCut,
+        RegionLost, Slow, Stop,
     };
     let mut preset = Preset::of(seed);
     preset.joint = false;
@@ -266,8 +268,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
             by_guests(&mut preset, bug);
             preset.make(Flavour::Full);
         }
-        Bug::NamelessUnawaited
-        | Bug::NamelessOfPast
+        Bug::NamelessOfPast
         | Bug::GivenUncounted
         | Bug::LinksUncounted
         | Bug::AttributesUncounted
@@ -409,7 +410,6 @@ fn is_client(bug: Bug) -> bool {
                 | Bug::ListApart
                 | Bug::NeededForgotten
                 | Bug::MissedUntold
-                | Bug::UntoldUnlocked
         )
 }
 
@@ -430,7 +430,6 @@ fn by_guests(preset: &mut Preset, bug: Bug) {
         Bug::OwnerTrusted => vec![Create, Chown, Write, Write, Write],
         Bug::EndedSetidTrusted => vec![Append, Append, Write, Write, Chmod, Chmod, Create],
         Bug::RightsOfPastLost => vec![Create, Chmod, Chmod, Write, Read],
-        Bug::NamelessUnawaited => vec![Tmpfile, Create, Quota, Quota],
         Bug::NamelessOfPast => vec![Tmpfile, Tmpfile, Tmpfile, Quota],
         Bug::GivenUncounted => vec![Create, Chown, Chown, Quota],
         Bug::LinkOfOthers => vec![Create, Mkdir, Link, Link, Chmod],
@@ -496,7 +495,6 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::UnpinLost => vec![Create, Create, Tmpfile, Tmpfile, Unlink, Unlink, Write],
         Bug::UnpinTaken | Bug::CloseNotRepeated => vec![Tmpfile, Tmpfile, Tmpfile, Create, Unlink],
         Bug::OpeningCounts => vec![Create, Create, Unlink, Read, Chmod, Truncate],
-        Bug::UntoldUnlocked => vec![Create, Create, Read, Read, Write, Rename, Unlink],
         Bug::PinBeforeCount => vec![Create, Create, Unlink, Unlink, Read, Write],
         Bug::RefusalsKept => {
             vec![Write, Write, Append, Fallocate, Fallocate, Truncate, Unlink, Create]
@@ -586,12 +584,6 @@ fn by_threads(preset: &mut Preset, bug: Bug, seed: u64) {
         Bug::GroundsUnchecked => {
             preset.narrow_file = Some("libfs/segment.rs");
             (preset.pace, preset.closes, preset.syncs, preset.ops) = (20 * US, 2, 100, 80);
-        }
-        // One tells word by word what is closed, and another is about to look there for what it opens again.
-        Bug::UntoldUnlocked => {
-            preset.narrow_file = Some("libfs/segment.rs");
-            (preset.clients, preset.threads, preset.tight) = (2, 8, true);
-            (preset.pace, preset.closes, preset.syncs, preset.ops) = (20 * US, 2, 100, 150);
         }
         Bug::GapRecalled => {
             // One has taken a number and stands, another is about to.
