@@ -1,5 +1,6 @@
 //! Directed histories: with the code as it is shipped, each is clean, and gets to where it leads.
-//! With a planted bug each finds it: `corbel-sim planted` (docs/testing.md).
+//! With a planted bug each finds it: `corbel-sim planted` (docs/testing.md), but for those that a test has taken over (`ELSEWHERE` in
+//! `sim/src/planted.rs`).
 
 use sim::run;
 use sim::scenario::ALL;

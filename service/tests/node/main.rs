@@ -9,6 +9,7 @@ mod closing;
 mod coalesce;
 mod crash;
 mod crowds;
+mod epochs;
 mod fresh;
 mod given_back;
 mod grants;

@@ -12,6 +12,7 @@ use client::libfs::host::{Door, Host, Memory};
 use client::libfs::over_media::OverMedia;
 use client::libfs::{Config, LibFsOn, Limits};
 use service::core::Event;
+use storage::format::control;
 use storage::media::{Media, Segment};
 
 use crate::rig::{Hand, Rig};
@@ -31,6 +32,10 @@ pub enum Access {
     WritesLog,
     /// It waits for the service, with nothing locked that others need for long.
     Waits,
+    /// It is about to look whether, or which, inodes are said to be closed.
+    LooksAtClosed,
+    /// It has taken one of them out.
+    TookClosed,
 }
 
 /// A look at what a thread does.
@@ -142,6 +147,11 @@ fn here<T>(then: impl FnOnce(&Arc<World>, &Arc<Me>) -> T) -> T {
     })
 }
 
+/// Whether that is a word in which an inode is said to be closed.
+fn says_closed(at: u64) -> bool {
+    (control::CLOSED..control::CLOSED + control::CLOSED_SLOTS as u64 * 8).contains(&at)
+}
+
 /// A log, or an arena.
 #[derive(Clone, Debug)]
 pub struct Mem {
@@ -152,6 +162,9 @@ pub struct Mem {
 
 impl Memory for Mem {
     fn load(&self, at: u64, order: Ordering) -> u64 {
+        if !self.is_arena && says_closed(at) {
+            self.world.saw(Access::LooksAtClosed);
+        }
         self.over.load(at, order)
     }
 
@@ -160,7 +173,11 @@ impl Memory for Mem {
     }
 
     fn swap(&self, at: u64, from: u64, to: u64) -> bool {
-        self.over.swap(at, from, to)
+        let done = self.over.swap(at, from, to);
+        if done && to == 0 && !self.is_arena && says_closed(at) {
+            self.world.saw(Access::TookClosed);
+        }
+        done
     }
 
     fn add(&self, at: u64, by: u64) -> u64 {

@@ -385,7 +385,8 @@ fn what_comes_back_when_it_is_asked_for_is_told_until_it_is_heard() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn rules_that_are_taken_out_are_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 3] = [
+    let tests: [(Bug, fn()); 4] = [
+        (Bug::SoleUnwaited, who_is_granting_itself_a_lock_is_waited_for_and_expelled_if_it_stops),
         (Bug::ReturnToldOnce, what_comes_back_after_a_restart_is_told_until_it_is_heard),
         (
             Bug::SoleOfBeforeUnheard,

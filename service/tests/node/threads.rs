@@ -13,6 +13,7 @@ use client::libfs::Limits;
 use service::core::limits::Limits as Bounds;
 use service::core::{Event, NodeConfig};
 use storage::format::control::LeaseMode;
+use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::format::rpc::{InodeReply, Request, WANT_JOINT, WANT_PIN, WANT_WRITE};
 use storage::format::sole::SOLE_FILES;
@@ -246,6 +247,27 @@ fn what_a_limit_bars_fills_no_directory() {
     a.join().and(b.join()).expect("both have ended");
 }
 
+/// A limit bars a file without a name: who asks for it is told, and has no file that is not there.
+#[test]
+fn a_file_without_a_name_that_a_limit_bars_is_not_made() {
+    let world = World::new(Rig::new(1, 48));
+    let process = world.attach(0, Limits::SHIPPED);
+    let node = NewNode { mode: 0o040_755, rdev: 0, target: b"" };
+    let dir = process.mknod(&ME, ROOT, b"dir", &node).expect("a new directory").ino;
+    process.set_project(&ME, dir, dir).expect("it has a quota of its own");
+    let limit = |inodes| {
+        let limit = Amount { blocks: 0, inodes };
+        process.set_quota(&ME, AccountId::Directory(dir), limit).expect("a limit");
+    };
+    let make = || process.tmpfile(&ME, dir, 0o600, O_RDWR);
+    limit(1);
+    assert_eq!(make().err(), Some(Errno::DQUOT), "the directory is one");
+    limit(2);
+    let (attr, handle) = make().expect("a new file");
+    assert_eq!(process.fgetattr(handle).map(|now| now.ino), Ok(attr.ino));
+    assert_eq!(make().err(), Some(Errno::DQUOT));
+}
+
 /// A limit bars another name of a file: it has as many as before. (Seed 8912577: it was linked again when it had none left.)
 #[test]
 fn a_name_that_a_limit_bars_is_not_counted() {
@@ -267,6 +289,115 @@ fn a_name_that_a_limit_bars_is_not_counted() {
 fn lock(owner: u64, start: u64) -> Lock {
     let (space, kind, pid) = (LockSpace::Record, LockKind::Write, 1);
     Lock { space, kind, owner, pid, start, end: start }
+}
+
+/// The head grants a lock of a file, and then leaves the file's locks to the client; the thread that asked has not looked yet. What
+/// the client knows of is not all that is locked: another thread, which wants the same for somebody else, asks the head.
+#[test]
+fn what_a_thread_has_asked_for_may_be_its_own_before_it_looks() {
+    let limits = Bounds { sole_again: 0, soles: SOLE_FILES, ..Bounds::SHIPPED };
+    let world = World::new(Rig::with(2, 49, config_with(limits)));
+    let process = Arc::new(world.attach(1, Limits::SHIPPED));
+    let (ino, handle) = file(&process, b"file");
+    process.fsync(handle, false).expect("it is kept");
+    world.with(|rig| rig.settle());
+    let (stands, goes_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (at, go) = (Arc::clone(&stands), Arc::clone(&goes_on));
+    world.look(move |access| {
+        if access == Access::Waits && !at.swap(true, Ordering::SeqCst) {
+            until("the other has asked, too", || go.load(Ordering::SeqCst));
+        }
+    });
+    let (first, a) =
+        thread((&world, &process), move |process, _| process.lock(ino, &lock(1, 0), 0));
+    until("it has asked", || stands.load(Ordering::SeqCst));
+    until("the file's locks are its client's", || {
+        world.with(|rig| {
+            rig.pass(100_000);
+            rig.deliver_all();
+            rig.nodes[1].counters().soles > 0
+        })
+    });
+    let second = process.lock(ino, &lock(2, 0), 0);
+    goes_on.store(true, Ordering::SeqCst);
+    assert_eq!(first.recv_timeout(NEVER), Ok(Ok(())), "it was granted before");
+    assert_eq!(second, Err(Errno::AGAIN), "one has it already");
+    a.join().expect("it has ended");
+}
+
+/// What is closed is said word by word, and one thread takes out all of it, to ask for the end of it together with another. One of
+/// those files is opened again meanwhile: that it is closed is not said after it was opened, or who removes its name would
+/// free it.
+#[test]
+fn who_opens_again_what_another_thread_is_about_to_say_is_closed_has_it_open() {
+    let world = World::new(Rig::new(1, 50));
+    let process = Arc::new(world.attach(0, Limits::SHIPPED));
+    let (gone, last) = file(&process, b"gone");
+    let (again, handle) = file(&process, b"again");
+    process.write(handle, 0, b"content", false).expect("room");
+    process.fsync(handle, false).expect("it is kept");
+    process.unlink(&ME, ROOT, b"gone").expect("it is open");
+    world.with(|rig| rig.settle());
+    // Its name may lead others to it, so that the service is to be asked about it in the end.
+    process.release(handle);
+    let (opens, closes) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None)));
+    let (looks, took) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (go_open, go_close) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    {
+        let (opens, closes) = (Arc::clone(&opens), Arc::clone(&closes));
+        let (looks, took) = (Arc::clone(&looks), Arc::clone(&took));
+        let (go_open, go_close) = (Arc::clone(&go_open), Arc::clone(&go_close));
+        world.look(move |access| {
+            let me = Some(std::thread::current().id());
+            let is = |who: &Mutex<_>| *who.lock().expect("nobody has panicked") == me;
+            if access == Access::LooksAtClosed && is(&opens) && !looks.swap(true, Ordering::SeqCst)
+            {
+                until("the other is at it, too", || go_open.load(Ordering::SeqCst));
+            } else if access == Access::TookClosed
+                && is(&closes)
+                && !took.swap(true, Ordering::SeqCst)
+            {
+                until("it is open again", || go_close.load(Ordering::SeqCst));
+            }
+        });
+    }
+    let (opened, a) = thread((&world, &process), move |process, _| {
+        *opens.lock().expect("nobody has panicked") = Some(std::thread::current().id());
+        process.open(&ME, again, O_RDWR)
+    });
+    until("it looks whether that is said", || looks.load(Ordering::SeqCst));
+    let (tell, b_is) = channel();
+    let (closed, b) = thread((&world, &process), move |process, me| {
+        *closes.lock().expect("nobody has panicked") = Some(std::thread::current().id());
+        let _ = tell.send(Arc::clone(me));
+        process.release(last);
+    });
+    let b_is = b_is.recv_timeout(NEVER).expect("it begins");
+    until("it waits for the first, or has what is closed in its hands", || {
+        b_is.waits.load(Ordering::SeqCst) || took.load(Ordering::SeqCst)
+    });
+    go_open.store(true, Ordering::SeqCst);
+    let opened = opened.recv_timeout(NEVER).expect("it ends").expect("it may be opened");
+    go_close.store(true, Ordering::SeqCst);
+    assert_eq!(closed.recv_timeout(NEVER), Ok(()));
+    a.join().and(b.join()).expect("both have ended");
+    world.look(|_| ());
+    let there = |ino| world.with(|rig| rig.nodes[0].volume().attr(ino).expect("sound").is_some());
+    world.with(|rig| {
+        rig.settle();
+        let mut hand = rig.attach(0, 0);
+        hand.lease(rig, again, LeaseMode::Write).expect("a lease");
+        let op = Op::Unlink { ino: again, parent: ROOT, name: b"again", open: false };
+        hand.append_in(rig, ROOT, &op);
+        hand.sync(rig);
+        assert_eq!(hand.refusals(), 0);
+        rig.settle();
+    });
+    assert!(!there(gone), "nobody has it open");
+    assert!(there(again), "it is open");
+    let mut bytes = [0; 7];
+    assert_eq!(process.read(opened, 0, &mut bytes), Ok(7));
+    assert_eq!(&bytes, b"content");
 }
 
 static GIVES_UP: AtomicBool = AtomicBool::new(false);
@@ -314,7 +445,13 @@ fn who_is_out_of_time_grants_itself_no_lock() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn what_was_wrong_is_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 6] = [
+    let tests: [(Bug, fn()); 9] = [
+        (Bug::NamelessUnawaited, a_file_without_a_name_that_a_limit_bars_is_not_made),
+        (Bug::SoleWhileAsked, what_a_thread_has_asked_for_may_be_its_own_before_it_looks),
+        (
+            Bug::UntoldUnlocked,
+            who_opens_again_what_another_thread_is_about_to_say_is_closed_has_it_open,
+        ),
         (Bug::GuessBelieved, a_refusal_for_a_guess_is_looked_at_again),
         (Bug::RefusedIsThere, what_a_limit_bars_fills_no_directory),
         (Bug::OwnLaneAwaited, a_writer_does_not_wait_for_the_lane_that_it_has),
