@@ -39,6 +39,7 @@ pub mod session;
 pub mod sole;
 pub mod sync;
 mod turn;
+mod verify;
 mod xattrs;
 
 use alloc::boxed::Box;
@@ -65,6 +66,7 @@ use crate::fs::{Handle, O_DIRECTORY, Result, S_IFDIR, S_IFMT};
 use crate::slots::{Slots, Used};
 
 pub use self::limits::{Config, Limits};
+pub use self::verify::Verify;
 pub use storage::format::rpc::InodeRecord;
 
 /// An open file.

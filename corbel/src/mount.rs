@@ -8,7 +8,7 @@ use std::time::Duration;
 use base::Errno;
 use clap::Args;
 use client::fs::FileSystem;
-use client::libfs::{self, LibFs};
+use client::libfs::{self, LibFs, Verify};
 use frontend::dev_fuse::Session;
 use frontend::fuse::Options;
 use frontend::mount_options::MountOptions;
@@ -198,6 +198,11 @@ fn absolute_source(source: &OsStr) -> Result<String> {
 
 /// The file system that a source names: a back end, or the volume of the node behind a socket.
 pub fn open_source(source: &str) -> Result<Arc<dyn FileSystem>> {
+    open_verified(source, Verify::Never)
+}
+
+/// The same; of a volume so many reads are compared with checksums. (Back ends see to that themselves.)
+fn open_verified(source: &str, verify: Verify) -> Result<Arc<dyn FileSystem>> {
     if let Some(opened) = open_back_end(source) {
         return opened.map_err(|text| Failure::failed(text, remedy(source)));
     }
@@ -206,6 +211,7 @@ pub fn open_source(source: &str) -> Result<Arc<dyn FileSystem>> {
         stop: Some(frontend::patience::stop),
         patient: true,
         whole_log: true,
+        verify,
         limits: libfs::Limits { inodes: libfs::limits::INODES_MAX, ..libfs::Limits::SHIPPED },
         ..libfs::Config::new(source.as_bytes())
     };
@@ -260,7 +266,7 @@ fn log_file(source: &str) -> Option<PathBuf> {
 /// Signals are blocked before the first thread, so that every thread has them blocked.
 fn up(request: &Request) -> Result<(EndingSignals, Session)> {
     let signals = EndingSignals::catch().context("catching signals")?;
-    let fs = open_source(&request.source)?;
+    let fs = open_verified(&request.source, request.options.verify)?;
     let options = Options { config_text: config_text(request), ..Options::default() };
     let session = Session::mount(fs, &request.dir, &request.options, options)
         .map_err(|e| Failure::new(Kind::Environment, e.to_string(), "see docs/mount.md"))?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use client::libfs::Verify;
 use rustix::mount::MountFlags;
 
 /// Threads that serve requests unless `threads=` says otherwise: enough that a few slow fsyncs
@@ -26,6 +27,8 @@ pub struct MountOptions {
     pub io_uring: bool,
     /// `fcntl` and `flock` locks hold among the processes of this mount only.
     pub local_locks: bool,
+    /// Which reads are compared with the checksums of what is read.
+    pub verify: Verify,
     /// Requests that wait for the node longer than `timeo` end with EIO; else they wait without end.
     pub soft: bool,
     /// Only with `soft`.
@@ -46,6 +49,7 @@ impl Default for MountOptions {
             threads: THREADS,
             io_uring: true,
             local_locks: false,
+            verify: Verify::Never,
             soft: false,
             remount: false,
             timeo: TIMEO,
@@ -83,7 +87,7 @@ const FOR_OTHERS: [&str; 11] = [
 
 /// Options of our own, for the error text.
 const OWN: &str = "allow_other, default_permissions, no_default_permissions, local_locks, threads=N, io_uring, \
-     no_io_uring, hard, soft, timeo=SECONDS, remount";
+     no_io_uring, verify=never|sample|always, hard, soft, timeo=SECONDS, remount";
 
 impl MountOptions {
     /// Takes in one comma-separated list.
@@ -123,6 +127,10 @@ impl MountOptions {
                 let limit = seconds.parse().ok().filter(|n| (1..=86_400).contains(n));
                 let limit = limit.ok_or_else(|| format!("timeo={seconds}: give 1 to 86400"))?;
                 self.timeo = Duration::from_secs(limit);
+            }
+            Some(("verify", which)) => {
+                self.verify = Verify::named(which)
+                    .ok_or_else(|| format!("verify={which}: give never, sample or always"))?;
             }
             Some(("threads", count)) => {
                 self.threads = count
@@ -168,6 +176,11 @@ mod tests {
         assert!(!options.local_locks);
         options.apply("local_locks").unwrap();
         assert!(options.local_locks);
+        for (word, verify) in Verify::ALL {
+            options.apply(&format!("verify={word}")).unwrap();
+            assert_eq!(options.verify, verify);
+        }
+        assert!(options.apply("verify=now").unwrap_err().contains("sample"));
         assert!(options.io_uring);
         options.apply("no_io_uring").unwrap();
         assert!(!options.io_uring);

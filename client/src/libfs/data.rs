@@ -12,7 +12,7 @@ use storage::format::entry::{self, Op, RawHeader, Stamp, mask, op};
 use storage::format::rpc::{self, Request};
 use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX, LANE_BYTES_MIN, PAYLOAD_MAX};
 
-use super::host::{Host, Memory};
+use super::host::Host;
 use super::inode::{Inode, Queued, State};
 use super::log::{Filled, Lack, Place};
 use super::permission::{R, W, may};
@@ -20,6 +20,7 @@ use super::pieces::{Piece, Seek, Source};
 use super::ranges::WHOLE;
 use super::session::Session;
 use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
+use super::verify::{Mapped, read_mapped};
 use super::{LibFsOn, Open};
 use crate::fs::{
     Caller, Handle, O_ACCMODE, O_APPEND, O_DIRECTORY, O_DSYNC, O_RDONLY, O_TRUNC, O_WRONLY, Result,
@@ -341,13 +342,10 @@ impl<H: Host> LibFsOn<H> {
                 }
                 Source::Arena { arena, offset, len } => {
                     let to = &mut to[..len as usize];
-                    let copied = session.with_arena(Self::reader(open), arena, |known| {
-                        known.map(|map| map.as_ref().is_some_and(|map| map.read(offset, to)))
-                    });
-                    match copied {
-                        Some(true) => {}
-                        // This process may not map it, or it is not as long.
-                        Some(false) => {
+                    match self.read_arena(session, open, (arena, offset), to) {
+                        Some(Some(Mapped::Read)) => {}
+                        // This process may not map it, it is not as long, or not as it should be.
+                        Some(_) => {
                             turn.together = true;
                             return again();
                         }
@@ -378,6 +376,23 @@ impl<H: Host> LibFsOn<H> {
             return again();
         }
         Ok(done)
+    }
+
+    /// Copies bytes out of an arena, if it is known (None: it is to be asked for), and this process may map it.
+    #[inline]
+    fn read_arena(
+        &self,
+        session: &Session<H>,
+        open: &Open<H>,
+        (arena, offset): (u32, u64),
+        to: &mut [u8],
+    ) -> Option<Option<Mapped>> {
+        session.with_arena(Self::reader(open), arena, |known| {
+            let verified = self.config.verify.now(arena, offset, H::monotonic);
+            let bytes = session.segment.arena_bytes();
+            known
+                .map(|map| map.as_ref().map(|map| read_mapped(&**map, bytes, offset, to, verified)))
+        })
     }
 
     /// Copies bytes of a file whose state is locked and leased.
@@ -416,13 +431,10 @@ impl<H: Host> LibFsOn<H> {
                 Source::Arena { arena, offset, len: n } => {
                     let n = n as usize;
                     let to = &mut buf[done..done + n];
-                    let copied = session.with_arena(Self::reader(open), arena, |known| {
-                        known.map(|map| map.as_ref().map(|map| map.read(offset, to)))
-                    });
-                    match copied {
-                        Some(Some(true)) => {}
-                        Some(Some(false)) => return extents(at),
-                        Some(None) if done == 0 => {
+                    match self.read_arena(session, open, (arena, offset), to) {
+                        Some(Some(Mapped::Read)) => {}
+                        Some(Some(Mapped::Short)) => return extents(at),
+                        Some(None | Some(Mapped::Wrong)) if done == 0 => {
                             let len = n.min(self.config.limits.remote_read) as u32;
                             let what = Ask::Bytes { ino, offset: at, len };
                             let (after, lease, exact) = (state.last, state.lease, false);
@@ -431,7 +443,7 @@ impl<H: Host> LibFsOn<H> {
                             buf[..n].copy_from_slice(&bytes[..n]);
                             return Ok(n);
                         }
-                        Some(None) => return Ok(done),
+                        Some(_) => return Ok(done),
                         None => return Err(Stop::Wait(Wait::Arena(arena))),
                     }
                     done += n;

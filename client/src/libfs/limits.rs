@@ -9,6 +9,7 @@ use storage::format::control::CLOSED_SLOTS;
 use storage::format::sole::SOLE_LOCKS;
 use storage::limits::{LEASE_SLOTS, RPC_SLOTS};
 
+use super::verify::Verify;
 use crate::fs::Result;
 use crate::kept::Watch;
 
@@ -122,6 +123,8 @@ pub struct Config {
     pub patient: bool,
     /// Take all the memory of the log at once: a store that finds none ends the process, which others depend on.
     pub whole_log: bool,
+    /// Which reads are compared with the checksums of what is read.
+    pub verify: Verify,
     /// Bounds.
     pub limits: Limits,
 }
@@ -139,6 +142,7 @@ impl Config {
             stop: None,
             patient: false,
             whole_log: false,
+            verify: Verify::Never,
             limits: Limits::SHIPPED,
         }
     }

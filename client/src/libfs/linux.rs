@@ -20,11 +20,14 @@ use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use storage::format::control::{self, Descriptor};
 use storage::format::rpc;
+use storage::format::sum::arena_bytes;
+use storage::limits::BLOCK_BYTES;
 use storage::persist;
 
 use super::host::{Door, Host, MS, Memory, NO_LIMIT};
 use super::limits::Config;
 use super::sync::RwLock;
+use super::verify::Verify;
 use crate::fs::Result;
 use crate::kept::Kept;
 
@@ -363,7 +366,8 @@ impl Door for Connection {
         match self.ask_arena(config, arena) {
             Ok((_, fds)) => {
                 let fd = fds.first().ok_or(Errno::IO)?;
-                Mapping::new(fd.as_fd(), bytes as usize, false).map(Some)
+                Mapping::new(fd.as_fd(), mapped(config, fd.as_fd(), bytes) as usize, false)
+                    .map(Some)
             }
             Err(Errno::ACCES) => Ok(None),
             Err(e) => Err(e),
@@ -387,6 +391,14 @@ impl Door for Connection {
             drop(fd.write().take());
         }
     }
+}
+
+/// Bytes to map of an arena: with the checksums behind its blocks where they are wanted and there. (Of regions of the version
+/// before there are none.)
+fn mapped(config: &Config, fd: BorrowedFd<'_>, bytes: u64) -> u64 {
+    let all = arena_bytes(bytes / BLOCK_BYTES);
+    let there = || rustix::fs::fstat(fd).is_ok_and(|about| about.st_size as u64 >= all);
+    if config.verify != Verify::Never && there() { all } else { bytes }
 }
 
 impl Connection {

@@ -64,6 +64,12 @@ impl<H: Host> Segment<H> {
         self.door.arena(config, arena, self.descriptor.arena_bytes)
     }
 
+    /// Bytes of each arena.
+    #[inline]
+    pub const fn arena_bytes(&self) -> u64 {
+        self.descriptor.arena_bytes
+    }
+
     /// Descriptors that it keeps open, to be kept from the program.
     pub fn descriptors(&self) -> Vec<i32> {
         self.door.descriptors()

@@ -96,10 +96,15 @@ impl World {
         limits: Limits,
         stop: Option<fn() -> bool>,
     ) -> Process {
+        self.attach_as(n, |config| Config { limits, stop, ..config })
+    }
+
+    /// The same with anything else.
+    pub fn attach_as(self: &Arc<Self>, n: usize, how: impl Fn(Config) -> Config) -> Process {
         let name = format!("{n} {}", NAMES.fetch_add(1, Ordering::SeqCst)).into_bytes();
         locked(&WORLDS).insert(name.clone(), Arc::clone(self));
         self.enter();
-        Process::attach(Config { limits, stop, ..Config::new(&name) }).expect("it attaches")
+        Process::attach(how(Config::new(&name))).expect("it attaches")
     }
 
     /// This thread is one of a process here.

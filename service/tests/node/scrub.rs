@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use base::random::Random;
 use base::{Epoch, Errno, InodeId, NodeId};
+use client::fs::{Caller, FileSystem, O_RDWR};
+use client::libfs::{Config, Verify};
 use service::core::{Copier, Event};
 use storage::check::{Data, check_with_data};
 use storage::format::entry::{Op, Stamp, mask};
@@ -14,6 +16,7 @@ use storage::memory::MemoryRegion;
 use storage::volume::{CopyItem, Volume, run_copies};
 
 use crate::pass_on::pass_on;
+use crate::process::World;
 use crate::rig::{Hand, Rig, format};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -419,4 +422,59 @@ fn a_scrub_in_the_background_has_a_pace() {
     assert!((5_000_000_000..8_000_000_000).contains(&ended), "{ended}");
     assert!(rig.nodes[1].status().scrub.passes >= 2);
     agree(&rig);
+}
+
+/// LibFS reads through its mapping, where nobody looks before a scrub does. Who compares what he reads is given what is right, or
+/// an error.
+#[test]
+fn a_mapping_that_is_compared_gives_what_is_right_or_an_error() {
+    const ME: Caller<'static> = Caller::ROOT;
+    let world = World::new(Rig::new(2, 47));
+    let writer = world.attach(0, client::libfs::Limits::SHIPPED);
+    let made = writer.create(&ME, InodeId::ROOT, b"file", 0o100_644, O_RDWR);
+    let (attr, handle) = made.expect("a new file");
+    let ino = attr.ino;
+    for n in 0..4u8 {
+        writer.write(handle, u64::from(n) * BLOCK_BYTES, &[n + 1; BLOCK], false).expect("room");
+    }
+    writer.fsync(handle, false).expect("it is kept");
+    world.with(Rig::settle);
+    let reader = |verify| {
+        let process = world.attach_as(0, |config| Config { verify, ..config });
+        let handle = process.open(&ME, ino, O_RDWR).expect("it may be opened");
+        move |offset: u64, len: usize| {
+            let mut bytes = vec![0; len];
+            let got = process.read(handle, offset, &mut bytes)?;
+            bytes.truncate(got);
+            Ok::<_, Errno>(bytes)
+        }
+    };
+    let (plain, compared) = (reader(Verify::Never), reader(Verify::Always));
+    let right = |at: u64, len: u64| (at..at + len).map(|at| (at / BLOCK_BYTES) as u8 + 1).collect();
+    for (at, len) in [(0, 4 * BLOCK_BYTES), (100, 50), (4000, 9000)] {
+        assert!(compared(at, len as usize) == Ok(right(at, len)), "{len} bytes at {at}");
+    }
+    let asked = |world: &World| world.with(|rig| rig.nodes[0].status().counters.requests);
+    let before = asked(&world);
+    assert_eq!(compared(0, 100), Ok(vec![1; 100]));
+    assert_eq!(asked(&world), before, "what is right is read without asking");
+    // Of the second block and the third; one of them is read in part.
+    for at in [5000, 2 * BLOCK_BYTES + 7] {
+        world.with(|rig| flip_in(rig, 0, ino, at));
+    }
+    let all: Vec<u8> = right(0, 4 * BLOCK_BYTES);
+    assert!(plain(0, all.len()) != Ok(all.clone()), "who does not compare sees it");
+    assert!(compared(4000, 3000) == Ok(right(4000, 3000)), "the other member has it");
+    assert!(compared(0, all.len()) == Ok(all.clone()), "of all blocks");
+    world.with(Rig::settle);
+    assert!(plain(0, all.len()) == Ok(all.clone()), "it is mended");
+    world.with(|rig| agree(rig));
+    // Nobody else has it.
+    world.with(|rig| {
+        view(rig, 0, 2, &[1], &[]);
+        rig.event(0, Event::Needs { members: 1, replicas: 1 });
+        flip_in(rig, 0, ino, 5000);
+    });
+    assert_eq!(compared(5000, 10), Err(Errno::IO));
+    assert_eq!(compared(0, 100), Ok(vec![1; 100]), "of the others nothing is lost");
 }
