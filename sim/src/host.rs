@@ -237,6 +237,9 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
     limits.inline_bytes = [limits.inline_bytes, 0, 300, 3000][other.below(4) as usize];
     limits.keep_bytes = [limits.keep_bytes, 1, 5000][other.below(3) as usize];
     limits.behind_bytes = [limits.behind_bytes, 20_000, 3000][other.below(3) as usize];
+    // Nor how much is kept of views to come.
+    let mut other = Random::new(random.clone().next_u64() ^ 0xea51);
+    limits.early = [limits.early, limits.early, other.below(30) as usize][other.below(3) as usize];
     if random.chance(1, 3) {
         // Where the judges read every verdict in the ring, nothing leaves it before it is full.
         limits.release_step = if keeps_chunks { 1 << 40 } else { limits.release_step };

@@ -75,6 +75,8 @@ pub struct Limits {
     pub coalesce: bool,
     /// Questions kept while a head is not ready; those beyond are asked again when it is.
     pub unready: usize,
+    /// Messages kept of views that are not here yet; a head asks for those beyond when it has the view.
+    pub early: usize,
     /// Leases that one client can hold, at most `LEASE_SLOTS`.
     pub lease_slots: usize,
     /// Inode numbers handed out at once.
@@ -131,6 +133,7 @@ impl Limits {
         sole_again: 100_000_000,
         coalesce: true,
         unready: 4096,
+        early: 4096,
         lease_slots: LEASE_SLOTS,
         numbers: 256,
         reaps: 256,
