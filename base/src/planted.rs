@@ -644,6 +644,8 @@ pub enum Bug {
     PromisedUnawaited = 448,
     /// What is refused because of what a name was guessed to lead to is not looked at again.
     GuessBelieved = 449,
+    /// What came of a view that was not known yet, and found no room, is not said again.
+    EarlyLost = 450,
 }
 
 impl Bug {
@@ -2023,6 +2025,11 @@ impl Bug {
             Bug::GuessBelieved,
             "guess-believed",
             "what is refused because of what a name was guessed to lead to is not looked at again",
+        ),
+        (
+            Bug::EarlyLost,
+            "early-lost",
+            "what came of a view that was not known yet, and found no room, is not said again",
         ),
         (
             Bug::KeptUnfenced,

@@ -50,7 +50,7 @@ mod users;
 mod view;
 pub mod work;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
@@ -80,8 +80,6 @@ fn cause(before: u16, errno: u16) -> u16 {
 
 /// Messages to this node itself handled in one go before the driver gets a turn.
 const LOCAL_MAX: usize = 10_000;
-/// Messages kept of epochs to come. (What is beyond it is lost, and only a link that is renewed repeats it.)
-const EARLY_MAX: usize = 4096;
 
 /// What the service takes for [`NodeConfig::join_step`]: less than a millisecond.
 pub const JOIN_STEP: u32 = 128;
@@ -283,6 +281,8 @@ pub struct Node {
     serves_until: Nanos,
     /// Messages of views that are not here yet.
     early: VecDeque<(NodeId, Epoch, Message)>,
+    /// Who said more than those have room for, and of which epoch: it is not heard until its link is renewed, when the view is here.
+    unheard: BTreeMap<NodeId, Epoch>,
     /// What this node's parts have to say to each other.
     local: VecDeque<Message>,
     next_token: u64,
@@ -353,6 +353,7 @@ impl Node {
             closing: None,
             serves_until: 0,
             early: VecDeque::new(),
+            unheard: BTreeMap::new(),
             local: VecDeque::new(),
             // Another run's answers are none to this one's questions.
             next_token: run >> 34 << 32,
@@ -592,6 +593,10 @@ impl Node {
     }
 
     fn frame(&mut self, from: NodeId, kind: u16, body: Vec<u8>) -> Result<(), Failure> {
+        if self.unheard.contains_key(&from) {
+            // What came before it is lost.
+            return Ok(());
+        }
         if kind == message::CHUNK
             && let Ok((epoch, all_acked)) = message::chunk_prefix(&body)
             && epoch == self.view.epoch
@@ -615,19 +620,28 @@ impl Node {
             }
             Ok((epoch, message)) if epoch > self.view.epoch => {
                 // The peer knows the new view already; ours is on its way.
-                if self.early.len() < EARLY_MAX {
-                    self.early.push_back((from, epoch, message));
-                }
+                self.keep_early(from, epoch, message);
                 Ok(())
             }
             Ok((epoch, message)) if self.may_join(from, &message) => {
                 // So may the peer in the same epoch: who joins is in a view of its own.
-                if self.early.len() < EARLY_MAX {
-                    self.early.push_back((from, epoch, message));
-                }
+                self.keep_early(from, epoch, message);
                 Ok(())
             }
             Ok((_, message)) => self.message(from, message),
+        }
+    }
+
+    /// A message of a view that is not here yet. Where there is no room for it, all that comes after it is lost as well, as if the
+    /// link had ended there: what a peer says counts on what it has said before, and it says it once.
+    fn keep_early(&mut self, from: NodeId, epoch: Epoch, message: Message) {
+        if self.early.len() < self.env.config.limits.early {
+            self.early.push_back((from, epoch, message));
+        } else if !planted(Bug::EarlyLost) {
+            log::warn!(
+                "node {from} has said more of epoch {epoch} than is kept before that is known here"
+            );
+            self.unheard.insert(from, epoch);
         }
     }
 

@@ -242,6 +242,9 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
         limits.on_demand = true;
         limits.hold = service::config::Pipeline::ASSISE_HOLD;
     }
+    // Nor how much is kept of views to come.
+    let mut other = Random::new(random.clone().next_u64() ^ 0xea51);
+    limits.early = [limits.early, limits.early, other.below(30) as usize][other.below(3) as usize];
     if random.chance(1, 3) {
         // Where the judges read every verdict in the ring, nothing leaves it before it is full.
         limits.release_step = if keeps_chunks { 1 << 40 } else { limits.release_step };

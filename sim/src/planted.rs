@@ -71,6 +71,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (447..448, "service/tests/node/sole.rs"),
     (448..449, "service/tests/node/joins.rs"),
     (449..450, "service/tests/node/threads.rs"),
+    (450..451, "service/tests/node/epochs.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

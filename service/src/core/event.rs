@@ -178,6 +178,8 @@ pub enum Effect {
     /// To hostd: say when this process ends, although the client has no session any more.
     #[allow(missing_docs)]
     Watch { client: ClientId, pid: u32, start_time: u64 },
+    /// End the link with this node, so that it is set up anew: something that came over it is lost.
+    Renew(NodeId),
     /// To the coordinator: the joining node has everything and is sent everything.
     CaughtUp(NodeId, u64, Epoch),
     /// To the coordinator: the member does not acknowledge.

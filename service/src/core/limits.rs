@@ -77,6 +77,8 @@ pub struct Limits {
     pub coalesce: bool,
     /// Questions kept while a head is not ready; those beyond are asked again when it is.
     pub unready: usize,
+    /// Messages kept of views that are not here yet; who says more is heard again over a new link when the view is here.
+    pub early: usize,
     /// Leases that one client can hold, at most `LEASE_SLOTS`.
     pub lease_slots: usize,
     /// Inode numbers handed out at once.
@@ -134,6 +136,7 @@ impl Limits {
         sole_again: 100_000_000,
         coalesce: true,
         unready: 4096,
+        early: 4096,
         lease_slots: LEASE_SLOTS,
         numbers: 256,
         reaps: 256,

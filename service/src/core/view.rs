@@ -159,6 +159,9 @@ impl Node {
                 self.early.push_back((from, its_epoch, message));
             }
         }
+        // What was said of it and is lost is said anew on a new link; not before, or it would be lost again.
+        let known = self.unheard.iter().filter(|(_, its_epoch)| **its_epoch <= self.view.epoch);
+        self.env.out.extend(known.map(|(node, _)| Effect::Renew(*node)));
         Ok(())
     }
 
@@ -486,6 +489,7 @@ impl Node {
     }
 
     pub(super) fn peer_up(&mut self, node: NodeId) -> Result<(), Failure> {
+        self.unheard.remove(&node);
         self.heal_with_peer();
         match self.role() {
             Role::Head => {
@@ -519,6 +523,7 @@ impl Node {
     }
 
     pub(super) fn peer_down(&mut self, node: NodeId) {
+        self.unheard.remove(&node);
         if let Some(head) = self.part.head_mut() {
             head.snapshots.remove(&node);
             head.reported.remove(&node);

@@ -39,6 +39,7 @@ impl<N: Transport> Driver<N> {
                 Effect::Watch { client, pid, start_time } => {
                     self.tell_host(&Packet::Adopt { client, pid, start: start_time });
                 }
+                Effect::Renew(node) => self.net.disconnect(node),
                 Effect::CaughtUp(node, process, epoch) => {
                     if let Some(coordinator) = &self.coordinator {
                         coordinator.caught_up(node, process, epoch);

@@ -102,6 +102,8 @@ pub struct Rig {
     token: u64,
     /// Tree pages looked at in the longest turn.
     pub longest: u64,
+    /// Links that were ended to be renewed.
+    pub renewed: usize,
 }
 
 impl Rig {
@@ -170,6 +172,7 @@ impl Rig {
             holds_work: false,
             token: 0,
             longest: 0,
+            renewed: 0,
         };
         let chain: Vec<NodeId> = (1..=rig.nodes.len() as u32).map(NodeId).collect();
         for n in 0..rig.nodes.len() {
@@ -198,11 +201,27 @@ impl Rig {
                 Effect::Work(piece) => self.pieces.push_back((n, piece)),
                 Effect::Detached(client) => self.detached.push(client),
                 Effect::Watch { client, pid, .. } => self.watched.push((client, pid)),
+                Effect::Renew(node) => self.renew(from, node),
                 Effect::CaughtUp(node, process, epoch) => {
                     self.caught_up.push((node, process, epoch))
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// A link ends, with what is under way, and is there again.
+    pub fn renew(&mut self, one: NodeId, other: NodeId) {
+        for (to, from, queue) in &mut self.links {
+            if [(one, other), (other, one)].contains(&(*to, *from)) {
+                queue.clear();
+            }
+        }
+        self.renewed += 1;
+        for (node, peer) in [(one, other), (other, one)] {
+            let n = node.0 as usize - 1;
+            self.event(n, Event::PeerDown(peer));
+            self.event(n, Event::PeerUp(peer));
         }
     }
 

@@ -117,7 +117,7 @@ impl World<'_> {
     }
 
     /// One end does not want the other any more, for now.
-    fn break_link(&mut self, a: usize, b: usize) {
+    pub(crate) fn break_link(&mut self, a: usize, b: usize) {
         if let Some(link) = self.links.get_mut(&(a.min(b), a.max(b))) {
             link.cut += 1;
             self.update_links();

@@ -303,6 +303,7 @@ impl World<'_> {
                 Effect::Watch { client, .. } => self.host_watches(n, client),
                 Effect::Copies { id, items } => self.host_copies(n, id, items),
                 Effect::Work(piece) => self.begin_piece(n, piece),
+                Effect::Renew(node) => self.break_link(n, node.0 as usize - 1),
                 Effect::CaughtUp(node, incarnation, epoch) => {
                     self.moment(Moment::Joined(node.0 as usize - 1));
                     self.tell_coordinator(n, Up::Joined(Seat { node, incarnation }, epoch));
