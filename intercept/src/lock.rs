@@ -10,6 +10,8 @@
 //! ([`table::LOCKED`]), so that closing one of them closes these too. All this goes along through
 //! exec, unless that closes a number of the inode; a forked child, which has no locks, drops it.
 
+use alloc::vec::Vec;
+
 use base::InodeId;
 use client::fs::{S_IFDIR, S_IFMT};
 use client::mutex::Mutex;
@@ -28,8 +30,6 @@ use crate::{demote, mem, session, thread};
 const HIDDEN: usize = 512;
 /// Numbers that are looked at where there is no `/proc`.
 const NUMBERS: i32 = 1024;
-/// Descriptors of one inode that are kept open besides.
-const KEPT: usize = 6;
 const F_UNLCK: i16 = 2;
 const F_SETFD: usize = 2;
 const F_OFD_GETLK: usize = 36;
@@ -37,23 +37,32 @@ const F_GETFL: usize = 3;
 const F_SETFL: usize = 4;
 
 /// An inode that may be locked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Held {
     ino: u64,
     /// The hidden descriptor; none yet if what is locked was locked through one that is the kernel's.
     fd: i32,
     /// Its description is the application's now.
     given: bool,
-    kept: [i32; KEPT],
+    /// What is kept open besides: as many as descriptions have become the kernel's. (One that were not noted down would keep the locks
+    /// of its open file beyond the last close of that.)
+    kept: Vec<i32>,
 }
 
 impl Held {
-    fn descriptors(&self) -> impl Iterator<Item = i32> + use<> {
-        self.kept.into_iter().chain([self.fd]).filter(|fd| *fd >= 0)
+    fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
+        self.kept.iter().copied().chain([self.fd]).filter(|fd| *fd >= 0)
+    }
+
+    fn keep(&mut self, fd: i32) {
+        // Without memory it stays open until the process ends.
+        if self.kept.try_reserve(1).is_ok() {
+            self.kept.push(fd);
+        }
     }
 }
 
-const NONE: Held = Held { ino: 0, fd: -1, given: false, kept: [-1; KEPT] };
+const NONE: Held = Held { ino: 0, fd: -1, given: false, kept: Vec::new() };
 
 /// Inodes of which this process has, or had, descriptors that are the kernel's, a bit for some of them: by those it may have
 /// locked what is not known here.
@@ -184,7 +193,7 @@ impl List {
     }
 }
 
-static LIST: Mutex<List> = Mutex::new(List { all: [NONE; HIDDEN], high: 0 });
+static LIST: Mutex<List> = Mutex::new(List { all: [const { NONE }; HIDDEN], high: 0 });
 
 /// The kernel's `struct flock`.
 #[repr(C)]
@@ -261,9 +270,13 @@ fn replace(held: &mut Held, ino: u64, fd: i32) -> i32 {
     held.given = false;
     let before = core::mem::replace(&mut held.fd, fd);
     // What was opened while the inode was known is kept already.
-    match held.kept.iter_mut().find(|kept| **kept == fd) {
-        Some(place) => {
-            *place = before;
+    match held.kept.iter().position(|kept| *kept == fd) {
+        Some(at) if before >= 0 => {
+            held.kept[at] = before;
+            -1
+        }
+        Some(at) => {
+            held.kept.swap_remove(at);
             -1
         }
         None => before,
@@ -370,10 +383,8 @@ pub fn keep(ino: u64, fd: i32) {
     if !table::in_vfork() {
         let mut list = LIST.lock();
         if let Some(held) = list.of(ino) {
-            // One that finds no place stays open until the process ends.
-            let known = held.fd == fd || held.kept.contains(&fd);
-            if !known && let Some(place) = held.kept.iter_mut().find(|k| **k < 0) {
-                *place = fd;
+            if held.fd != fd && !held.kept.contains(&fd) {
+                held.keep(fd);
             }
             return;
         }
@@ -478,9 +489,7 @@ pub fn inherit(fd: i32, given: bool) {
         Some(held) if held.ino == 0 => *held = Held { ino: stat.ino, fd, given, ..NONE },
         Some(held) => {
             held.given |= given;
-            if let Some(place) = held.kept.iter_mut().find(|k| **k < 0) {
-                *place = fd;
-            }
+            held.keep(fd);
         }
         None => {}
     }
