@@ -96,6 +96,8 @@ fn a_member_that_was_away_gets_what_it_has_missed() {
 #[derive(PartialEq)]
 enum Become {
     Kept,
+    /// The same, and nothing comes in its place.
+    Last,
     /// Its publication has begun.
     Begun,
     Published,
@@ -137,7 +139,7 @@ fn parted(how: &Become) -> Rig {
     }
     assert!(rig.nodes[0].position() > before, "it is in its stream");
     match how {
-        Become::Kept => {}
+        Become::Kept | Become::Last => {}
         Become::Begun => {
             rig.now += 50_000_000;
             rig.slice(0);
@@ -150,10 +152,12 @@ fn parted(how: &Become) -> Rig {
     }
     view(&mut rig, 1, 2, &[TWO], &[]);
     let data = [9; 5000];
-    other.append(&Op::Write { ino, offset: 0, data: &data, clear_setid: false });
-    other.set(control::SYNC_REQUEST, other.seq);
-    rig.event(1, Event::Doorbell(other.client));
-    assert!(rig.nodes[1].position() > before, "another chunk in its place");
+    if *how != Become::Last {
+        other.append(&Op::Write { ino, offset: 0, data: &data, clear_setid: false });
+        other.set(control::SYNC_REQUEST, other.seq);
+        rig.event(1, Event::Doorbell(other.client));
+        assert!(rig.nodes[1].position() > before, "another chunk in its place");
+    }
     for n in 0..2 {
         view(&mut rig, n, 2, &[TWO], &[ONE]);
     }
@@ -174,6 +178,13 @@ fn parted(how: &Become) -> Rig {
 #[test]
 fn a_head_that_was_left_behind_loses_what_nobody_else_had() {
     let rig = parted(&Become::Kept);
+    assert_eq!(sent(&rig, 1), (1, 0));
+}
+
+/// What was cut was to be published: there is nothing of it left to wake for. (Found by histories of several minutes, 9202023.)
+#[test]
+fn who_has_lost_it_and_gets_nothing_in_its_place_sleeps() {
+    let rig = parted(&Become::Last);
     assert_eq!(sent(&rig, 1), (1, 0));
 }
 

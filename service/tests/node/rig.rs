@@ -352,8 +352,11 @@ impl Rig {
             self.pass(1_000_000);
             self.deliver_all();
         }
-        for node in &self.nodes {
+        for (n, node) in self.nodes.iter().enumerate() {
             assert_eq!(node.failure(), None);
+            // A time that is over, and nothing done about it, would keep the driver awake for ever.
+            let due = node.deadline().filter(|at| *at <= self.now && self.busy != Some(n));
+            assert_eq!(due, None, "node {} is awake for nothing at {}", n + 1, self.now);
         }
     }
 

@@ -148,7 +148,7 @@ impl Node {
         // What the chunks that stay say of their clients is noted anew; what those say that go counts for nobody.
         if !planted(Bug::CutCounts) {
             self.member.batch.clear();
-            self.member.batch_bytes = 0;
+            (self.member.batch_bytes, self.member.batch_since) = (0, None);
         }
         // Their views are of a volume that nobody asks any more for their pages.
         if let Some(head) = self.part.head_mut() {

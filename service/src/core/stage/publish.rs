@@ -139,9 +139,8 @@ impl Node {
         if self.member.applied == self.member.published {
             return false;
         }
-        let waited = self.member.batch_since.is_some_and(|t| self.env.now >= t + PUBLISH_AFTER);
         self.member.publish_now
-            || waited
+            || self.batch_due().is_some_and(|due| self.env.now >= due)
             || self.member.batch_bytes >= self.env.config.limits.publish_bytes
             || self.volume.wants_publish()
             || !self.ring.has_room()
@@ -152,6 +151,12 @@ impl Node {
         self.member.job.is_none() && self.publish_due()
     }
 
+    /// When what has been applied has waited for long enough. (What was in the stream may have been cut off meanwhile: then nothing waits.)
+    fn batch_due(&self) -> Option<Nanos> {
+        let waits = self.member.applied != self.member.published;
+        self.member.batch_since.filter(|_| waits).map(|since| since + PUBLISH_AFTER)
+    }
+
     /// When there is something to publish, if nothing comes before.
     pub(in crate::core) fn publish_deadline(&self) -> Option<Nanos> {
         match &self.member.job {
@@ -160,7 +165,7 @@ impl Node {
                 let after = |h: Hosted| if h.helped { HOST_TIMEOUT } else { HELP_AFTER };
                 job.hosted.map(|h| h.asked + after(h))
             }
-            None => self.member.batch_since.map(|t| t + PUBLISH_AFTER),
+            None => self.batch_due(),
         }
     }
 
