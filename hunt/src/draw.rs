@@ -74,6 +74,10 @@ struct Process {
     maps: Vec<Option<usize>>,
     /// Whether it is somebody else than root now.
     other: bool,
+    /// Whether its effective user or group is not its real one: a program that it executes loads no library.
+    parts: bool,
+    /// Whether it is such a program: also under `run` all that it does is the kernel's.
+    bare: bool,
     moved: bool,
 }
 
@@ -186,6 +190,8 @@ impl Draw {
             slots: vec![None; SLOTS],
             maps: vec![None; MAPS],
             other: false,
+            parts: false,
+            bare: false,
             moved: false,
         };
         Self {
@@ -380,7 +386,7 @@ impl Draw {
 
     /// Whether what a process does in a mount, others may do elsewhere.
     fn is_mounted_among_others(&self, process: usize) -> bool {
-        self.is_mounted(process) && self.mounted.len() > 1
+        (self.is_mounted(process) || self.processes[process].bare) && self.mounted.len() > 1
     }
 
     fn mode(&mut self) -> String {
@@ -1057,6 +1063,7 @@ impl Source for Draw {
                 let mut child = self.processes[process].clone();
                 child.seat = words[1].parse().unwrap_or(0);
                 if words[0] != "fork" {
+                    child.bare |= child.parts;
                     child.maps.fill(None);
                     child.moved |= self.processes[process].moved;
                 }
@@ -1075,6 +1082,7 @@ impl Draw {
             process.slots.fill(None);
             process.maps.fill(None);
             (process.other, process.moved, process.alive) = (false, false, true);
+            (process.parts, process.bare) = (false, false);
         }
     }
 
@@ -1114,7 +1122,10 @@ impl Draw {
                 }
             }
             "exit" => process.alive = false,
-            "cred" => process.other = words[1] != "0",
+            "cred" => {
+                process.other = words[1] != "0";
+                process.parts = process.other || words[2] != "0";
+            }
             "chdir" | "fchdir" => process.moved = true,
             _ => {}
         }
