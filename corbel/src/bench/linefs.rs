@@ -101,9 +101,12 @@ fn keep_services(world: &World, cores: &[u16]) -> Result<()> {
     for (name, process) in world.local.processes() {
         let tasks = format!("/proc/{}/task", process.pid);
         for task in std::fs::read_dir(&tasks).context(&name)?.flatten() {
+            // (None would be this thread.)
             let number = task.file_name().to_string_lossy().parse().ok();
-            // One that has ended meanwhile needs no core.
-            let _ = rustix::thread::sched_setaffinity(number.and_then(Pid::from_raw), &set);
+            if let Some(thread) = number.and_then(Pid::from_raw) {
+                // One that has ended meanwhile needs no core.
+                let _ = rustix::thread::sched_setaffinity(Some(thread), &set);
+            }
         }
     }
     Ok(())

@@ -11,6 +11,7 @@ use storage::limits::{LANES_MAX, RPC_SLOTS};
 use storage::media::{MediaError, Segment};
 
 use super::client::Client;
+use super::limits::Limits;
 use super::locking::Locking;
 use super::message::{Identity, Message};
 use super::past::Past;
@@ -477,9 +478,10 @@ impl Node {
             client.dozing_since = None;
         }
         let limits = &self.env.config.limits;
-        // There is more, and it is fetched with this.
-        let again =
-            if limits.on_demand { self.env.now.saturating_sub(limits.hold) } else { self.env.now };
+        // There is more, and it is fetched with this: not at once, since nothing of it may be taken now.
+        let soon =
+            if limits.on_demand { limits.hold.min(Limits::SHIPPED.hold) } else { limits.hold };
+        let again = (self.env.now + soon).saturating_sub(limits.hold);
         if self.take_some(id)? {
             self.agent.active.insert(id);
         } else if let Some(client) = self.agent.clients.get_mut(&id) {
