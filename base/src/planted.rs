@@ -70,6 +70,8 @@ pub enum Bug {
     RingPastEnd = 27,
     /// Work that puts a chunk into the ring ends without a fence of its own.
     KeptUnfenced = 34,
+    /// Work that copies what is published ends without a fence of its own.
+    CopiesUnfenced = 35,
     /// A chunk that is on its way into the ring is acknowledged.
     KeptEarly = 290,
     /// What is on its way into the ring is published.
@@ -646,6 +648,10 @@ pub enum Bug {
     GuessBelieved = 449,
     /// What came of a view that was not known yet, and found no room, is not said again.
     EarlyLost = 450,
+    /// Work that copies for a job that is given up, or is needed at once, is not waited for.
+    CopiesOutlive = 451,
+    /// A root is flipped while work copies what it leads to.
+    PublishedUncopied = 452,
 }
 
 impl Bug {
@@ -2035,6 +2041,21 @@ impl Bug {
             Bug::KeptUnfenced,
             "kept-unfenced",
             "work that puts a chunk into the ring ends without a fence of its own",
+        ),
+        (
+            Bug::CopiesUnfenced,
+            "copies-unfenced",
+            "work that copies what is published ends without a fence of its own",
+        ),
+        (
+            Bug::CopiesOutlive,
+            "copies-outlive",
+            "work that copies for a job that ends is not waited for",
+        ),
+        (
+            Bug::PublishedUncopied,
+            "published-uncopied",
+            "a root is flipped while work copies what it leads to",
         ),
         (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
         (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),

@@ -29,7 +29,7 @@ fn the_table_names_the_limits_that_are_shipped() {
         ("order", mib(storage::limits::CHUNK_BYTES_MAX as u64), "CHUNK_BYTES_MAX"),
         ("keep", format!("{} chunks", l.stash), "stash"),
         ("keep", mib(l.behind_bytes as u64), "behind_bytes"),
-        ("keep", mib(l.keep_bytes as u64), "keep_bytes"),
+        ("keep", mib(l.piece_bytes as u64), "piece_bytes"),
         ("send", kib(l.shared_window), "shared_window"),
         ("apply", mib(l.recent_bytes as u64), "recent_bytes"),
         ("publish", mib(l.publish_bytes), "publish_bytes"),

@@ -43,6 +43,8 @@ impl Node {
             let due = published <= upto && upto <= applied;
             always!(due, "{upto} is being published: {published} is, and {applied} is applied");
         }
+        let twice = member.job.as_ref().is_some_and(|job| job.is_copied_twice());
+        always!(!twice, "hostd copies, and so does a piece of work");
         always!(self.env.out.is_empty(), "effects are left that no event wanted");
         match &self.part {
             Part::Head(head) => head.cheap_invariants(&self.env.config),

@@ -30,8 +30,8 @@ pub struct Limits {
     /// What is no longer than this is done by the thread that decides: to hand it to another and hear of its end takes as long.
     /// `usize::MAX`: it does everything.
     pub inline_bytes: usize,
-    /// Bytes of chunks that one piece of work puts into the ring.
-    pub keep_bytes: usize,
+    /// Bytes of chunks that one piece of work puts into the ring, or of what is published that it copies.
+    pub piece_bytes: usize,
     /// Bytes of chunks that may be on their way there, before the thread that decides waits for them.
     pub behind_bytes: usize,
     /// Chunks given up at a time: each time costs a persisted record.
@@ -113,7 +113,7 @@ impl Limits {
         discard_min: 256 * 1024,
         discard_max: 16 << 20,
         inline_bytes: 128 * 1024,
-        keep_bytes: 4 << 20,
+        piece_bytes: 4 << 20,
         behind_bytes: 16 << 20,
         release_step: 32,
         recent_bytes: 8 << 20,

@@ -386,7 +386,7 @@ impl Ring {
                 Ok(true)
             }
             Some(End::Kept(Err(e))) => Err(e),
-            Some(End::Fetched(_)) | None => {
+            Some(End::Fetched(_) | End::Copied(_)) | None => {
                 // Somebody spoke too early.
                 self.under_way = Some((piece, count));
                 Ok(false)

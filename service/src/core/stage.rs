@@ -52,7 +52,7 @@ pub const STAGES: [Stage; 7] = [
         name: "keep",
         does: "makes the chunk persistent in this node's ring",
         queue: "chunks that came before others; chunks on their way into the ring",
-        bound: "256 chunks (`stash`); 16 MiB (`behind_bytes`), 4 MiB a piece (`keep_bytes`); the ring is `node.stream`",
+        bound: "256 chunks (`stash`); 16 MiB (`behind_bytes`), 4 MiB a piece (`piece_bytes`); the ring is `node.stream`",
         run_by: "the pool, one piece at a time, from 128 KiB on (`service.inline`); else the thread that decides; on every member",
     },
     Stage {
@@ -74,7 +74,7 @@ pub const STAGES: [Stage; 7] = [
         does: "copies into the arenas, new tree pages, a fence, the root",
         queue: "chunks that are applied and not published",
         bound: "the ring; begins at 2 MiB (`publish_bytes`), after 5 ms, or when somebody waits",
-        run_by: "hostd copies 16 MiB at a time from 128 KiB on; else the thread that decides, 256 KiB a slice",
+        run_by: "hostd copies 16 MiB at a time from 128 KiB on; without it the pool, one piece of 4 MiB (`piece_bytes`) at a time, from 128 KiB on (`service.inline`); less, the thread that decides, 256 KiB a slice",
     },
 ];
 

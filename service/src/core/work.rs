@@ -12,7 +12,9 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use base::planted::{Bug, planted};
 use storage::media::{Media, MediaError};
+use storage::volume::{CopyItem, back_copies, run_copies};
 
 use super::client::Batch;
 use super::client::reader::Reader;
@@ -25,17 +27,20 @@ pub enum Kind {
     Fetch,
     /// Chunks are put into the ring.
     Keep,
+    /// What is published is copied to where it belongs.
+    Publish,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Fetch, Self::Keep];
+    pub const ALL: [Self; 3] = [Self::Fetch, Self::Keep, Self::Publish];
 
     /// The name of the stage.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fetch => "fetch",
             Self::Keep => "keep",
+            Self::Publish => "publish",
         }
     }
 }
@@ -47,6 +52,8 @@ pub(super) enum Job {
     Fetch(Reader, usize),
     /// These chunks, one after the other.
     Keep(Vec<Put>),
+    /// These copies, one after the other.
+    Publish(Vec<CopyItem>),
 }
 
 /// What has come of it.
@@ -56,6 +63,8 @@ pub(super) enum End {
     Fetched(Result<(Reader, Batch), MediaError>),
     /// They are durable.
     Kept(Result<(), MediaError>),
+    /// So are these.
+    Copied(Result<(), MediaError>),
 }
 
 impl Job {
@@ -65,8 +74,15 @@ impl Job {
                 End::Fetched(reader.read(media, max).map(|batch| (reader, batch)))
             }
             Self::Keep(puts) => End::Kept(ring::put_all(media, &puts)),
+            Self::Publish(items) => End::Copied(copy(media, &items)),
         }
     }
+}
+
+fn copy(media: &dyn Media, items: &[CopyItem]) -> Result<(), MediaError> {
+    back_copies(media, items)?;
+    run_copies(media, items)?;
+    if planted(Bug::CopiesUnfenced) { Ok(()) } else { media.fence() }
 }
 
 #[derive(Debug)]
@@ -98,7 +114,7 @@ impl Shared {
 pub struct Piece(Arc<Shared>);
 
 impl Piece {
-    /// A piece that holds that many bytes.
+    /// A piece about so many bytes.
     pub(super) fn new(id: u64, kind: Kind, bytes: usize, job: Job) -> Self {
         let (state, over) = (Mutex::new(State::Waits(job)), Condvar::new());
         Self(Arc::new(Shared { id, kind, bytes, state, over }))
@@ -114,7 +130,7 @@ impl Piece {
         self.0.kind
     }
 
-    /// Bytes that it holds.
+    /// Bytes that it is about.
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
@@ -169,6 +185,10 @@ impl Piece {
             match job {
                 Job::Fetch(..) => {}
                 Job::Keep(puts) => ring::put_some(media, &puts, share),
+                Job::Publish(items) => {
+                    let some = items.len() * usize::from(share) / 256;
+                    let _ = copy(media, &items[..some]);
+                }
             }
         }
     }

@@ -69,7 +69,11 @@ fn a_log_of_many_cheap_entries_is_taken_up_in_turns() {
 /// Entries that have to wait for a publication leave the node free for others while its copies are made in slices.
 #[test]
 fn copies_that_space_has_to_wait_for_are_made_in_slices() {
-    let mut rig = Rig::with(2, 5, config_with(Limits { slice_bytes: 4096, ..SMALL }));
+    let mut rig = Rig::with(
+        2,
+        5,
+        config_with(Limits { slice_bytes: 4096, inline_bytes: usize::MAX, ..SMALL }),
+    );
     let (mut many, one) = (rig.attach(0, 0), rig.attach(0, 0));
     let ino = file(&mut rig, &mut many, b"file");
     // More than half of what is free: each change of class needs what the one before gave up.

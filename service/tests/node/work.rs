@@ -131,6 +131,93 @@ fn nothing_is_published_before_it_is_kept() {
     rig.check();
 }
 
+/// A chain of one, without hostd, of which so much is applied that its publication is work; that work.
+fn copying(seed: u64, limits: Limits) -> (Rig, Hand, InodeId) {
+    let (mut rig, mut hand, ino) = chain_with(1, seed, limits);
+    write(&mut rig, &mut hand, ino, 0, 20_000, 1);
+    assert!(rig.end_work(0));
+    rig.now += 10_000_000;
+    rig.slice(0);
+    let kinds: Vec<Kind> = rig.pieces.iter().map(|(_, piece)| piece.kind()).collect();
+    assert_eq!(kinds, [Kind::Publish], "long copies are work");
+    (rig, hand, ino)
+}
+
+/// They are made one piece after the other, and the root is flipped when the last has ended.
+#[test]
+fn nothing_is_published_before_it_is_copied() {
+    let limits = Limits { inline_bytes: 1000, piece_bytes: 6000, ..Limits::SHIPPED };
+    let (mut rig, _, ino) = copying(12, limits);
+    let (before, due) = (published(&rig, 0), rig.nodes[0].position());
+    let mut pieces = 0;
+    while !rig.pieces.is_empty() {
+        for _ in 0..10 {
+            rig.pass(10_000_000);
+        }
+        assert_eq!((rig.pieces.len(), published(&rig, 0)), (1, before), "piece {pieces}");
+        rig.nodes[0].invariants().expect("as it should be");
+        assert!(rig.end_work(0));
+        rig.slice(0);
+        pieces += 1;
+    }
+    assert_eq!((pieces, published(&rig, 0)), (3, due), "20000 bytes by two blocks");
+    assert_eq!(read(&rig, 0, ino, 20_000), vec![1; 20_000]);
+    rig.check();
+}
+
+/// The service ends: the piece is done by whoever needs it, or was before, and what it was for is published.
+#[test]
+fn who_publishes_at_once_waits_for_who_copies() {
+    for begun in [false, true] {
+        let limits = Limits { inline_bytes: 1000, ..Limits::SHIPPED };
+        let (mut rig, _, ino) = copying(13, limits);
+        let due = rig.nodes[0].position();
+        let (_, piece) = rig.pieces.pop_front().expect("one");
+        if begun {
+            piece.run(&*rig.regions[0]);
+        }
+        rig.event(0, Event::Closing);
+        rig.event(0, Event::Shutdown);
+        assert_eq!(published(&rig, 0), due);
+        rig.event(0, Event::WorkEnded(piece.id()));
+        assert_eq!(read(&rig, 0, ino, 20_000), vec![1; 20_000]);
+        rig.check();
+    }
+}
+
+/// A node takes a snapshot instead of what it has: what it was copying must not come into that later.
+#[test]
+fn who_takes_a_snapshot_waits_for_who_copies() {
+    let limits = Limits { inline_bytes: 1000, returns: 0, ..Limits::SHIPPED };
+    let (mut rig, mut hand, ino) = chain_with(2, 14, limits);
+    write(&mut rig, &mut hand, ino, 0, 20_000, 1);
+    rig.deliver_all();
+    while rig.end_work(0) {}
+    rig.deliver_all();
+    rig.pass(10_000_000);
+    let at = rig.pieces.iter().position(|(n, piece)| (*n, piece.kind()) == (1, Kind::Publish));
+    let (_, piece) = rig.pieces.remove(at.expect("node 2 copies")).expect("it is there");
+    for (epoch, syncing) in [(2, vec![]), (3, vec![NodeId(2)])] {
+        for n in 0..2 {
+            let (chain, syncing) = (vec![NodeId(1)], syncing.clone());
+            rig.event(n, Event::View { epoch: Epoch(epoch), chain, syncing, lapse: 0 });
+        }
+    }
+    rig.holds_work = false;
+    while rig.end_work(0) {}
+    rig.settle();
+    assert!(piece.is_begun(), "nobody has waited for it");
+    let chain = vec![NodeId(1), NodeId(2)];
+    for n in 0..2 {
+        let chain = chain.clone();
+        rig.event(n, Event::View { epoch: Epoch(4), chain, syncing: Vec::new(), lapse: 0 });
+    }
+    rig.settle();
+    assert_eq!(read(&rig, 1, ino, 20_000), vec![1; 20_000]);
+    assert_eq!(rig.nodes[0].volume().differences(rig.nodes[1].volume()).expect("sound"), [""; 0]);
+    rig.check();
+}
+
 /// Two clients' logs are fetched side by side, each in its order whatever ends first; and whoever needs one read to its end waits.
 #[test]
 fn logs_are_fetched_side_by_side_and_each_in_its_order() {
@@ -213,7 +300,8 @@ fn who_dies_at_work_loses_nothing_that_was_said() {
         rig.event(0, Event::Doorbell(hand.client));
         fetch(&mut rig);
         assert!(published(&rig, 0) < kept, "it is not over yet");
-        for _ in 0..40 {
+        while let Some(at) = rig.pieces.iter().position(|(_, p)| p.kind() == Kind::Publish) {
+            assert!(rig.end_work(at));
             rig.slice(0);
         }
         assert_eq!(published(&rig, 0), kept);
@@ -317,8 +405,8 @@ fn a_recall_waits_for_what_is_being_read() {
     for _ in 0..100 {
         rig.event(0, Event::Doorbell(other.client));
         // Who reads the log never comes to an end by himself.
-        let keeps = rig.pieces.iter().position(|(_, piece)| piece.kind() == Kind::Keep);
-        keeps.map(|at| rig.end_work(at));
+        let others = rig.pieces.iter().position(|(_, piece)| piece.kind() != Kind::Fetch);
+        others.map(|at| rig.end_work(at));
         if other.has_reply(0) {
             break;
         }
@@ -355,7 +443,10 @@ fn what_is_answered_is_in_the_ring() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn work_that_counts_too_early_is_found() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 8] = [
+    let tests: [(Bug, fn()); 11] = [
+        (Bug::PublishedUncopied, nothing_is_published_before_it_is_copied),
+        (Bug::CopiesOutlive, who_publishes_at_once_waits_for_who_copies),
+        (Bug::CopiesOutlive, who_takes_a_snapshot_waits_for_who_copies),
         (Bug::KeptEarly, a_chunk_is_sent_before_it_is_kept_and_acknowledged_when_all_have_it),
         (Bug::PublishedUnkept, nothing_is_published_before_it_is_kept),
         (Bug::SettledUnkept, a_chunk_is_sent_before_it_is_kept_and_acknowledged_when_all_have_it),

@@ -151,7 +151,7 @@ impl Node {
 
     /// Has more put into the ring, if nobody is at it.
     fn work_on_ring(&mut self) {
-        if let Some(piece) = self.ring.work(self.env.pieces + 1, self.env.config.limits.keep_bytes)
+        if let Some(piece) = self.ring.work(self.env.pieces + 1, self.env.config.limits.piece_bytes)
         {
             self.env.pieces += 1;
             self.env.out.push(Effect::Work(piece));
@@ -165,6 +165,8 @@ impl Node {
             self.tell_kept(from)?;
             self.work_on_ring();
             self.say_kept()
+        } else if self.work_copied(id)? {
+            Ok(())
         } else {
             self.fetch_ended(id)
         }

@@ -1,13 +1,15 @@
-//! Publishing: what is applied is sealed, its copies are made, by hostd or here and in slices, and the root is flipped.
+//! Publishing: what is applied is sealed, its copies are made, by hostd, as pieces of work, or, if they are few, here and in slices;
+//! and the root is flipped. Copies are made in their order, by one at a time.
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Nanos, Sequence, StreamSeq};
 use storage::format::sum::{SUM_BYTES, SUMS_A_BLOCK, sum_at};
 use storage::limits::BLOCK_BYTES;
-use storage::media::Segment;
+use storage::media::{MediaError, Segment};
 use storage::volume::{Blocks, CopyItem, Place, Sealed, Summing, back_copies, run_copies};
 
 use crate::core::event::COPIES_MAX;
+use crate::core::work::{self, End, Kind, Piece};
 use crate::core::{Effect, Failure, Node};
 
 /// A batch of applied chunks is published after this time at the latest.
@@ -26,6 +28,8 @@ pub(in crate::core) struct Job {
     /// The first of its copies that is not done.
     next: Step,
     hosted: Option<Hosted>,
+    /// The copies before the next that are under way as work.
+    piece: Option<Piece>,
     /// hostd had some, and did not do them as it should: the rest is done here.
     isolated: bool,
     /// What comes before may have been copied already, in part or in whole.
@@ -60,6 +64,22 @@ impl Job {
     /// Up to where the state is that it publishes.
     pub(in crate::core) const fn upto(&self) -> StreamSeq {
         self.upto
+    }
+
+    /// Whether two copy for it.
+    pub(in crate::core) const fn is_copied_twice(&self) -> bool {
+        self.hosted.is_some() && self.piece.is_some()
+    }
+
+    /// The work that is under way, if it has that number, has ended: what has come of it. `None`: it is not under way (any more).
+    fn end_piece(&mut self, id: u64) -> Option<Result<(), MediaError>> {
+        let piece = self.piece.take_if(|piece| piece.id() == id)?;
+        let Some(End::Copied(end)) = piece.take() else {
+            // Somebody spoke too early.
+            self.piece = Some(piece);
+            return None;
+        };
+        Some(end)
     }
 
     /// The next copies of so many bytes, and so many of them at most; they count as done.
@@ -176,9 +196,9 @@ impl Node {
         (self.member.batch_bytes, self.member.batch_since, self.member.publish_now) =
             (0, None, false);
         let (next, again, hosted, summing) = (Step::default(), Step::default(), None, None);
-        let isolated = false;
+        let (piece, isolated) = (None, false);
         self.member.job =
-            Some(Job { sealed, upto, clients, next, hosted, isolated, again, summing });
+            Some(Job { sealed, upto, clients, next, hosted, piece, isolated, again, summing });
         Ok(())
     }
 
@@ -190,7 +210,7 @@ impl Node {
             }
             self.seal(self.member.applied)?;
         }
-        if self.waits_for_ring() || self.waits_for_host()? {
+        if self.waits_for_ring() || self.waits_for_host()? || self.waits_for_work() {
             return Ok(false);
         }
         let Some(job) = &mut self.member.job else { return Ok(false) };
@@ -215,7 +235,9 @@ impl Node {
     /// Whether hostd copies; it is asked for the next piece if it is worth its while.
     fn waits_for_host(&mut self) -> Result<bool, Failure> {
         let limits = &self.env.config.limits;
-        let Some(job) = &mut self.member.job else { return Ok(false) };
+        let Some(job) = self.member.job.as_mut().filter(|job| job.piece.is_none()) else {
+            return Ok(false);
+        };
         let Some(hosted) = &mut job.hosted else {
             let begins = job.next == Step::default();
             if self.member.host.is_none()
@@ -245,6 +267,52 @@ impl Node {
         // Isolated mode: hostd does not answer.
         self.end_host_copies()?;
         Ok(false)
+    }
+
+    /// Whether somebody else than this thread copies; he is asked for the next piece if there is much to copy.
+    fn waits_for_work(&mut self) -> bool {
+        let limits = &self.env.config.limits;
+        let Some(job) = &mut self.member.job else { return false };
+        if job.piece.is_some() {
+            return !planted(Bug::PublishedUncopied);
+        }
+        // (The least that is too much.)
+        let long = (limits.inline_bytes as u64).saturating_add(1);
+        if long == u64::MAX || job.left(long) < long {
+            return false;
+        }
+        let items = job.slice(limits.piece_bytes as u64, COPIES_MAX);
+        let bytes = items.iter().map(CopyItem::bytes).sum::<u64>();
+        self.env.counters.copied_bytes += bytes;
+        self.env.pieces += 1;
+        let work = work::Job::Publish(items);
+        let piece = Piece::new(self.env.pieces, Kind::Publish, bytes as usize, work);
+        job.piece = Some(piece.clone());
+        self.env.out.push(Effect::Work(piece));
+        true
+    }
+
+    /// A piece of work has ended; `false`: none of these.
+    pub(in crate::core) fn work_copied(&mut self, id: u64) -> Result<bool, Failure> {
+        let Some(job) = &mut self.member.job else { return Ok(false) };
+        let Some(end) = job.end_piece(id) else { return Ok(false) };
+        end?;
+        if job.is_copied() {
+            self.finish_job()?;
+        }
+        Ok(true)
+    }
+
+    /// What others copy for the job under way is copied when this returns, or is left to do here.
+    fn end_copies(&mut self) -> Result<(), Failure> {
+        self.end_host_copies()?;
+        let Some(job) = &mut self.member.job else { return Ok(()) };
+        let Some(piece) = job.piece.clone().filter(|_| !planted(Bug::CopiesOutlive)) else {
+            return Ok(());
+        };
+        piece.settle(&*self.env.media);
+        job.end_piece(piece.id()).transpose()?;
+        Ok(())
     }
 
     /// hostd ran the copies.
@@ -315,7 +383,7 @@ impl Node {
 
     /// Publishes the job under way, if there is one, at once.
     pub(in crate::core) fn settle_job(&mut self) -> Result<(), Failure> {
-        self.end_host_copies()?;
+        self.end_copies()?;
         if self.waits_for_ring() {
             self.settle_ring()?;
         }
@@ -328,7 +396,7 @@ impl Node {
 
     /// Forgets the job under way: the volume it belongs to goes.
     pub(in crate::core) fn drop_job(&mut self) -> Result<(), Failure> {
-        self.end_host_copies()?;
+        self.end_copies()?;
         self.member.job = None;
         Ok(())
     }
