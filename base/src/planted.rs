@@ -652,6 +652,10 @@ pub enum Bug {
     CopiesOutlive = 451,
     /// A root is flipped while work copies what it leads to.
     PublishedUncopied = 452,
+    /// Who compares the checksums of what came beside the thread that decides says that they are right.
+    VerifiedUnseen = 453,
+    /// Entries that were found right as those of one log are taken for those of another one.
+    VerifiedOfOther = 454,
 }
 
 impl Bug {
@@ -2056,6 +2060,16 @@ impl Bug {
             Bug::PublishedUncopied,
             "published-uncopied",
             "a root is flipped while work copies what it leads to",
+        ),
+        (
+            Bug::VerifiedUnseen,
+            "verified-unseen",
+            "who compares checksums beside the thread that decides says that they are right",
+        ),
+        (
+            Bug::VerifiedOfOther,
+            "verified-of-other",
+            "entries that are right as those of one log are taken for those of another one",
         ),
         (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
         (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),

@@ -181,7 +181,7 @@ impl World {
     }
 
     fn frame(&mut self, n: usize, from: u32, kind: u16, body: Vec<u8>) {
-        self.rig.event(n, Event::Frame { from: NodeId(from), kind, body });
+        self.rig.event(n, Event::Frame { from: NodeId(from), kind, body: body.into() });
     }
 
     /// The first message of a link is changed, repeated or lost.

@@ -65,6 +65,7 @@ use storage::media::{Media, MediaError};
 use storage::volume::{Fault, Volume};
 
 use client::Client;
+use frame::Received;
 use message::Message;
 use ring::Ring;
 use stage::apply::Waits;
@@ -592,13 +593,13 @@ impl Node {
             .min()
     }
 
-    fn frame(&mut self, from: NodeId, kind: u16, body: Vec<u8>) -> Result<(), Failure> {
+    fn frame(&mut self, from: NodeId, kind: u16, body: Received) -> Result<(), Failure> {
         if self.unheard.contains_key(&from) {
             // What came before it is lost.
             return Ok(());
         }
         if kind == message::CHUNK
-            && let Ok((epoch, all_acked)) = message::chunk_prefix(&body)
+            && let Ok((epoch, all_acked)) = message::chunk_prefix(body.bytes())
             && epoch == self.view.epoch
         {
             // The bulk of all bytes: passed on in the memory in which it came.
@@ -669,7 +670,7 @@ impl Node {
             Message::Chunk { all_acked, chunk } => {
                 let mut frame = message::chunk_frame(chunk.len());
                 frame.extend_from_slice(&chunk);
-                self.chunk_arrived(from, all_acked, frame)
+                self.chunk_arrived(from, all_acked, frame.into())
             }
             Message::StreamWant { from: seq } => {
                 self.send_stream(from, seq)?;
@@ -846,6 +847,13 @@ impl Node {
     /// Whether chunks that come are passed on to another node.
     pub fn passes_on(&self) -> bool {
         self.successor().is_some()
+    }
+
+    /// The incarnation of the log of which a message holds entries, as far as this node is the head and knows it; a chunk says it
+    /// itself.
+    pub fn incarnation_of(&self, kind: u16, body: &[u8]) -> Option<u32> {
+        let client = message::entries_client(kind, body)?;
+        self.part.head()?.known.get(&client).map(|known| known.incarnation)
     }
 
     /// Position in the stream: what is in the ring.

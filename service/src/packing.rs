@@ -20,7 +20,7 @@
 //! packed, and, but for pads, not more than [`RATIO_MAX`] times as long as it was packed. The sender keeps to that.
 //!
 //! [`Packing`] is the state of it on a node, and decides; [`Piece`] is the work, which somebody else does, and which may end
-//! late and in any order. Messages of one link and class leave, and are delivered, in the order in which they were
+//! late and in any order. The checksums of long chunks and entries are compared by a piece, too, packed or not. Messages of one link and class leave, and are delivered, in the order in which they were
 //! sent all the same.
 
 mod incoming;
@@ -34,7 +34,7 @@ use cluster::limits::BODY_MAX;
 use cluster::transport::Class;
 use placement::codec::Codec;
 
-use crate::core::frame::Body;
+use crate::core::frame::{Body, Received};
 use crate::core::message::{CHUNK, CHUNK_PREFIX, ENTRIES, PACKED, SNAPSHOT};
 use incoming::Incoming;
 pub use incoming::{Damaged, Heard};
@@ -83,6 +83,8 @@ pub struct Limits {
     pub long: usize,
     /// What is no longer than this, unpacked, is unpacked at once: a hop to another thread takes longer.
     pub inline: usize,
+    /// Of entries in a message that is no longer than this the core compares the checksums; `usize::MAX`: of all.
+    pub verify: usize,
     /// Bytes of packed chunks that are kept to be passed on as they came.
     pub kept: usize,
     /// Bytes of messages that have come and wait for their turn, beyond which nothing more is heard.
@@ -90,9 +92,15 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// What is shipped.
-    pub const SHIPPED: Self =
-        Self { short: 8 << 10, long: 64 << 10, inline: 16 << 10, kept: 8 << 20, held: 64 << 20 };
+    /// What is shipped, but for `verify`, which is configured.
+    pub const SHIPPED: Self = Self {
+        short: 8 << 10,
+        long: 64 << 10,
+        inline: 16 << 10,
+        verify: usize::MAX,
+        kept: 8 << 20,
+        held: 64 << 20,
+    };
 }
 
 /// What was done, for `status`.
@@ -298,8 +306,21 @@ pub struct Piece {
 
 #[derive(Debug)]
 enum Job {
-    Pack { codec: Codec, kind: u16, body: Body },
-    Unpack { head: Head, body: Vec<u8> },
+    Pack {
+        codec: Codec,
+        kind: u16,
+        body: Body,
+    },
+    Unpack {
+        head: Head,
+        body: Vec<u8>,
+    },
+    /// Of entries, of a log of that incarnation, if it is one that is known.
+    Verify {
+        kind: u16,
+        body: Vec<u8>,
+        incarnation: Option<u32>,
+    },
 }
 
 /// A piece that was done.
@@ -314,7 +335,8 @@ enum End {
     /// Kind and body to be sent; of how many bytes, if it was packed.
     Packed(u16, Body, Option<usize>),
     /// What was in it, and how it came.
-    Unpacked(Result<Vec<u8>, Corrupt>, Vec<u8>),
+    Unpacked(Result<Received, Corrupt>, Vec<u8>),
+    Verified(Received),
 }
 
 impl Piece {
@@ -323,6 +345,7 @@ impl Piece {
         match &self.job {
             Job::Pack { body, .. } => 2 * body.len(),
             Job::Unpack { head, body } => head.bytes() + body.len(),
+            Job::Verify { body, .. } => body.len(),
         }
     }
 
@@ -333,7 +356,13 @@ impl Piece {
                 Some(packed) => End::Packed(PACKED, packed.into(), Some(body.len())),
                 None => End::Packed(kind, body, None),
             },
-            Job::Unpack { head, body } => End::Unpacked(head.unpack(&body), body),
+            Job::Unpack { head, body } => {
+                let message = head.unpack(&body);
+                End::Unpacked(message.map(|m| Received::verify(head.kind, m, None)), body)
+            }
+            Job::Verify { kind, body, incarnation } => {
+                End::Verified(Received::verify(kind, body, incarnation))
+            }
         };
         Done { id: self.id, end }
     }
@@ -344,8 +373,9 @@ impl Done {
     pub fn what(&self) -> (&'static str, usize) {
         match &self.end {
             End::Packed(_, body, from) => ("pack", from.unwrap_or(body.len())),
-            End::Unpacked(Ok(message), _) => ("unpack", message.len()),
+            End::Unpacked(Ok(message), _) => ("unpack", message.bytes().len()),
             End::Unpacked(Err(_), packed) => ("unpack", packed.len()),
+            End::Verified(message) => ("verify", message.bytes().len()),
         }
     }
 }
@@ -412,11 +442,16 @@ impl Packing {
                 match &outcome {
                     Ok(message) => {
                         self.counters.unpacked += 1;
-                        self.counters.unpacked_to += message.len() as u64;
+                        self.counters.unpacked_to += message.bytes().len() as u64;
                     }
                     Err(_) => self.counters.bad += 1,
                 }
-                let (from, class) = self.incoming.done(done.id, outcome, packed, self.limits)?;
+                let (from, class) =
+                    self.incoming.done(done.id, outcome, Some(packed), self.limits)?;
+                Some(Moved::In(from, class))
+            }
+            End::Verified(message) => {
+                let (from, class) = self.incoming.done(done.id, Ok(message), None, self.limits)?;
                 Some(Moved::In(from, class))
             }
         }

@@ -180,7 +180,7 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["work_threads"] = own.threads.into();
     object["cpu_us"] = (own.cpu.as_micros() as u64).into();
     // Each stage is there, whether it has done anything or not.
-    let stages = Kind::ALL.into_iter().map(Kind::name).chain(["pack", "unpack"]);
+    let stages = Kind::ALL.into_iter().map(Kind::name).chain(["verify", "pack", "unpack"]);
     for stage in stages {
         let work = own.work.get(stage).copied().unwrap_or_default();
         object["counters"][format!("work_{stage}")] = work.pieces.into();

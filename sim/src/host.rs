@@ -38,8 +38,14 @@ pub const GRACE_SHORT: Nanos = 50_000_000;
 pub const GRACE_LONG: Nanos = 1_000_000_000_000;
 
 /// Nearly everything is long enough to be packed here.
-const PACKING: packing::Limits =
-    packing::Limits { short: 60, long: 250, inline: 400, kept: 30_000, held: usize::MAX };
+const PACKING: packing::Limits = packing::Limits {
+    short: 60,
+    long: 250,
+    inline: 400,
+    verify: 700,
+    kept: 30_000,
+    held: usize::MAX,
+};
 
 /// What the regions of a history are like.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use cluster::transport::Class;
 use storage::format::item::ReadClass;
 use storage::volume::CopyItem;
 
-use super::frame::Body;
+use super::frame::{Body, Received};
 use super::work::Piece;
 
 /// Ends the copies that hostd runs, for a node that cannot wait for [`Event::CopiesDone`]: it wants to
@@ -41,7 +41,7 @@ pub enum Event {
         /// Kind of message.
         kind: u16,
         /// Its body.
-        body: Vec<u8>,
+        body: Received,
     },
     /// Messages to the peer get through.
     PeerUp(NodeId),

@@ -8,7 +8,7 @@ use base::{ClientId, Epoch, InodeId, Nanos, Sequence, StreamSeq};
 use storage::volume::Blocks;
 
 use super::Copier;
-use super::frame::Recent;
+use super::frame::{Received, Recent};
 use super::join::Incoming;
 use super::stage::publish::Job;
 
@@ -23,7 +23,7 @@ pub(super) struct Member {
     /// Those up to there on all members, as far as it is known here.
     pub all_acked: StreamSeq,
     /// Chunks that came before the one that is next.
-    pub stash: BTreeMap<StreamSeq, Vec<u8>>,
+    pub stash: BTreeMap<StreamSeq, Received>,
     /// Chunks that are in the ring and not applied yet.
     pub recent: Recent,
     /// The first and the last of those that found no room there, and are not asked for again yet.

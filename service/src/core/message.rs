@@ -12,7 +12,7 @@ use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::lock::Lock;
 
-use super::frame::{Body, Checked, FRAME_HEAD, Frame};
+use super::frame::{Body, Checked, FRAME_HEAD, Frame, Received};
 use super::heal::Answer;
 use field::{Field, entries_head};
 
@@ -25,6 +25,12 @@ pub const CHUNK_PREFIX: usize = 12;
 pub fn chunk_prefix(frame: &[u8]) -> Result<(Epoch, StreamSeq), Corrupt> {
     let mut r = Reader::new(NAME, frame);
     Ok((Epoch(r.u32()?), StreamSeq::take(&mut r)?))
+}
+
+/// The client of whose log a message holds entries.
+pub fn entries_client(kind: u16, body: &[u8]) -> Option<ClientId> {
+    let mut r = Reader::new(NAME, body.get(4..).filter(|_| kind == ENTRIES)?);
+    entries_head(&mut r).ok().map(|(client, ..)| client)
 }
 
 /// The beginning of a Chunk message, with room for a chunk of `len` bytes behind it.
@@ -321,11 +327,11 @@ impl Message {
     }
 
     /// Epoch and message, of a body that need not be kept: what is long stays in its memory.
-    pub fn take(kind: u16, body: Vec<u8>) -> Result<(Epoch, Self), Corrupt> {
+    pub fn take(kind: u16, body: Received) -> Result<(Epoch, Self), Corrupt> {
         if kind != ENTRIES {
-            return Self::decode(kind, &body);
+            return Self::decode(kind, body.bytes());
         }
-        let mut r = Reader::new(NAME, &body);
+        let mut r = Reader::new(NAME, body.bytes());
         let epoch = Epoch(r.u32()?);
         let (client, first, last) = entries_head(&mut r)?;
         let short = Corrupt::new(NAME, "is shorter than its head");

@@ -115,12 +115,13 @@ impl<N: Transport> Driver<N> {
     }
 
     pub(super) fn hear(&mut self, from: NodeId, class: Class, kind: u16, body: Vec<u8>) {
-        if self.packing.is_plain(from, class, kind) {
-            self.deliver(Event::Frame { from, kind, body });
+        if self.packing.is_plain(from, class, kind, body.len()) {
+            self.deliver(Event::Frame { from, kind, body: body.into() });
             return;
         }
         let keep = self.node.passes_on();
-        let piece = self.packing.hear(from, class, kind, body, keep);
+        let incarnation = self.node.incarnation_of(kind, &body);
+        let piece = self.packing.hear(from, class, kind, body, keep, incarnation);
         self.work(piece);
         self.deliver_heard(from, class);
         while self.packing.is_full() {
@@ -142,7 +143,10 @@ impl<N: Transport> Driver<N> {
                 Err(damaged) => {
                     log::warn!("message {} of node {from}: {damaged}", heard.kind);
                     match damaged.instead(heard.kind, self.node.status().epoch) {
-                        Some(body) => self.deliver(Event::Frame { from, kind: heard.kind, body }),
+                        Some(body) => {
+                            let (kind, body) = (heard.kind, body.into());
+                            self.deliver(Event::Frame { from, kind, body });
+                        }
                         None => self.net.disconnect(from),
                     }
                 }

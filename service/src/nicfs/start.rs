@@ -36,6 +36,14 @@ fn incarnation() -> u64 {
     SystemClock::default().realtime()
 }
 
+/// What is no longer than this is done by the thread that decides.
+const fn inline_bytes(config: &NicfsConfig) -> usize {
+    match config.pipeline {
+        Pipeline::Pipelined => config.inline_bytes,
+        Pipeline::Serial | Pipeline::HostBackground | Pipeline::Host => usize::MAX,
+    }
+}
+
 fn node_config(
     config: &NicfsConfig,
     ring_bytes: u64,
@@ -43,10 +51,7 @@ fn node_config(
 ) -> Result<NodeConfig, Error> {
     Ok(NodeConfig {
         limits: Limits {
-            inline_bytes: match config.pipeline {
-                Pipeline::Pipelined => config.inline_bytes,
-                Pipeline::Serial | Pipeline::HostBackground | Pipeline::Host => usize::MAX,
-            },
+            inline_bytes: inline_bytes(config),
             hold: match config.pipeline {
                 Pipeline::Host => Pipeline::ASSISE_HOLD,
                 _ => config.hold,
@@ -138,6 +143,8 @@ impl Driver<Net> {
         let mute = node.status().clients.iter().map(|c| c.client).collect();
         let work = usize::try_from(config.memory / 4).unwrap_or(usize::MAX);
         let limits = pool::Limits::of_service(work);
+        let packing_limits =
+            packing::Limits { verify: inline_bytes(&config), ..packing::Limits::SHIPPED };
         // Memory is no slow link: a peer that takes little there gets too little of the processor, and compressing takes more of it.
         let compression = match (config.compression, &config.transport) {
             (Compression::Auto, PeerTransport::Shm(_)) => Compression::None,
@@ -164,7 +171,7 @@ impl Driver<Net> {
             mute,
             look_at_mute: Instant::now(),
             attaching: BTreeMap::new(),
-            packing: Packing::new(compression, limits.threads, packing::Limits::SHIPPED),
+            packing: Packing::new(compression, limits.threads, packing_limits),
             media,
             pool: Pool::new(limits).map_err(|e| Error::new("nicfs: pool", e))?,
             ended_here: Vec::new(),

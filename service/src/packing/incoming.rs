@@ -1,4 +1,5 @@
-//! Messages that came from other nodes: those that are packed are unpacked, and what came behind one waits for it.
+//! Messages that came from other nodes: those that are packed are unpacked, the checksums of long ones compared; and what came behind
+//! one of these waits for it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,7 +10,8 @@ use cluster::transport::Class;
 use storage::format::chunk::CHUNK_HEADER_BYTES;
 
 use super::{Head, Job, Kept, Limits, Packing, Piece};
-use crate::core::message::{CHUNK, CHUNK_PREFIX, PACKED};
+use crate::core::frame::Received;
+use crate::core::message::{CHUNK, CHUNK_PREFIX, ENTRIES, PACKED};
 
 /// A message to be delivered.
 #[derive(Debug)]
@@ -17,7 +19,7 @@ pub struct Heard {
     /// Its kind.
     pub kind: u16,
     /// Its body; or what is wrong with what came in its place.
-    pub body: Result<Vec<u8>, Damaged>,
+    pub body: Result<Received, Damaged>,
     /// What it was packed in, for who can use the memory.
     pub packed: Option<Vec<u8>>,
 }
@@ -81,8 +83,8 @@ impl Incoming {
     pub(super) fn done(
         &mut self,
         id: u64,
-        outcome: Result<Vec<u8>, Corrupt>,
-        packed: Vec<u8>,
+        outcome: Result<Received, Corrupt>,
+        packed: Option<Vec<u8>>,
         limits: Limits,
     ) -> Option<(NodeId, Class)> {
         for (place, queue) in &mut self.queues {
@@ -90,9 +92,11 @@ impl Incoming {
             let Some(slot) = queue.iter_mut().find(of) else { continue };
             let State::Working { kind, keep, .. } = slot.state else { continue };
             let place = *place;
-            let (packed, kept) = match &outcome {
-                Ok(message) if keep && kind == CHUNK => (None, Kept::of(message, packed)),
-                _ => (Some(packed), None),
+            let (packed, kept) = match (&outcome, packed) {
+                (Ok(message), Some(packed)) if keep && kind == CHUNK => {
+                    (None, Kept::of(message.bytes(), packed))
+                }
+                (_, packed) => (packed, None),
             };
             let body = outcome.map_err(Damaged);
             slot.state = State::Ready(Heard { kind, body, packed });
@@ -137,7 +141,7 @@ impl Kept {
 
 impl Packing {
     /// Takes a message that came over a link; what is to be worked for it, if anything. `keep`: chunks are passed on to
-    /// somebody.
+    /// somebody. `incarnation`: of the log of which it holds entries, if that is known.
     #[must_use]
     pub fn hear(
         &mut self,
@@ -146,11 +150,19 @@ impl Packing {
         kind: u16,
         body: Vec<u8>,
         keep: bool,
+        incarnation: Option<u32>,
     ) -> Option<Piece> {
         let ready = |kind, body, packed| State::Ready(Heard { kind, body, packed });
         if kind != PACKED {
-            self.incoming.put(from, class, body.len(), ready(kind, Ok(body), None));
-            return None;
+            let bytes = body.len();
+            if !self.is_verified_apart(kind, bytes) {
+                self.incoming.put(from, class, bytes, ready(kind, Ok(body.into()), None));
+                return None;
+            }
+            let piece = self.piece(Job::Verify { kind, body, incarnation });
+            let state = State::Working { id: piece.id, kind, keep: false };
+            self.incoming.put(from, class, bytes, state);
+            return Some(piece);
         }
         let head = match Head::read(&body) {
             Ok(head) => head,
@@ -173,9 +185,15 @@ impl Packing {
         Some(piece)
     }
 
-    /// Whether a message of that kind goes to the core as it comes.
-    pub fn is_plain(&self, from: NodeId, class: Class, kind: u16) -> bool {
-        kind != PACKED && self.incoming.queues.get(&(from, class)).is_none_or(VecDeque::is_empty)
+    /// Whether somebody else than the thread that decides compares the checksums of what is in a message.
+    fn is_verified_apart(&self, kind: u16, bytes: usize) -> bool {
+        matches!(kind, CHUNK | ENTRIES) && bytes > self.limits.verify
+    }
+
+    /// Whether a message of that kind and length goes to the core as it comes.
+    pub fn is_plain(&self, from: NodeId, class: Class, kind: u16, bytes: usize) -> bool {
+        let works = kind == PACKED || self.is_verified_apart(kind, bytes);
+        !works && self.incoming.queues.get(&(from, class)).is_none_or(VecDeque::is_empty)
     }
 
     /// The next message of a node that may be delivered.

@@ -6,7 +6,8 @@ use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 
 use super::*;
 
-const LIMITS: Limits = Limits { short: 60, long: 250, inline: 300, kept: 5000, held: 1 << 20 };
+const LIMITS: Limits =
+    Limits { short: 60, long: 250, inline: 300, verify: usize::MAX, kept: 5000, held: 1 << 20 };
 const KINDS: [u16; 3] = [CHUNK, ENTRIES, SNAPSHOT];
 
 /// A body that packs more or less well; of a chunk, its header is one.
@@ -189,7 +190,8 @@ fn order_is_kept_although_work_ends_in_any() {
         let mut random = Random::new(seed);
         let how = [Compression::Lz4, Compression::Zstd, Compression::Auto, Compression::None];
         let how = how[random.below(4) as usize];
-        let (mut a, mut b) = (Packing::new(how, 2, LIMITS), Packing::new(how, 2, LIMITS));
+        let apart = Limits { verify: [usize::MAX, 200][random.below(2) as usize], ..LIMITS };
+        let (mut a, mut b) = (Packing::new(how, 2, LIMITS), Packing::new(how, 2, apart));
         let (one, two, class) = (NodeId(1), NodeId(2), Class::Bulk);
         let (mut sent, mut heard) = (VecDeque::new(), 0);
         let mut wire = VecDeque::new();
@@ -221,12 +223,12 @@ fn order_is_kept_although_work_ends_in_any() {
                 }
                 2 => {
                     let Some((kind, body)) = wire.pop_front() else { continue };
-                    if b.is_plain(one, class, kind) {
+                    if b.is_plain(one, class, kind, body.len()) {
                         assert_eq!(sent.pop_front(), Some((kind, body)), "seed {seed}");
                         heard += 1;
                         continue;
                     }
-                    let piece = b.hear(one, class, kind, body, random.chance(1, 2));
+                    let piece = b.hear(one, class, kind, body, random.chance(1, 2), Some(7));
                     pieces.extend(piece.map(|piece| (false, piece)));
                 }
                 _ if pieces.is_empty() => {}
@@ -239,7 +241,11 @@ fn order_is_kept_although_work_ends_in_any() {
             }
             while let Some(message) = b.next_heard(one, class) {
                 let body = message.body.expect("nothing was damaged");
-                assert_eq!(sent.pop_front(), Some((message.kind, body)), "seed {seed}");
+                let long = body.bytes().len() > apart.verify;
+                let looked_at = body.is_verified();
+                assert!(looked_at || !long || message.kind != CHUNK, "nobody has looked");
+                let came = (message.kind, body.bytes().to_vec());
+                assert_eq!(sent.pop_front(), Some(came), "seed {seed}");
                 heard += 1;
             }
         }
@@ -270,11 +276,13 @@ fn a_chunk_is_passed_on_as_it_came() {
         let header = body(&mut random, CHUNK, 1);
         chunk[12..12 + CHUNK_HEADER_BYTES].copy_from_slice(&header[12..12 + CHUNK_HEADER_BYTES]);
         let packed = pack(Codec::Lz4, CHUNK, &chunk).expect("it shrinks");
-        let piece = middle.hear(head, class, PACKED, packed, keep).expect("it is long");
+        let piece = middle.hear(head, class, PACKED, packed, keep, None).expect("it is long");
         middle.done(piece.work());
         let heard = middle.next_heard(head, class).expect("it is there");
         assert_eq!(heard.packed.is_none(), keep, "its memory is given back");
-        let mut message = heard.body.expect("it is sound");
+        let message = heard.body.expect("it is sound");
+        assert!(message.is_verified(), "by the same piece");
+        let mut message = message.bytes().to_vec();
         assert_eq!(message, chunk);
         message[..CHUNK_PREFIX].fill(3);
         message
@@ -309,7 +317,7 @@ fn damage_is_made_up_for() {
     for (kind, at) in [(CHUNK, 30), (CHUNK, 17), (ENTRIES, 17), (ENTRIES, 30), (SNAPSHOT, 8)] {
         let mut packed = pack(Codec::Zstd, kind, &[7; 5000]).expect("it shrinks");
         packed[at] ^= 64;
-        if let Some(piece) = node.hear(from, class, PACKED, packed, true) {
+        if let Some(piece) = node.hear(from, class, PACKED, packed, true, None) {
             node.done(piece.work());
         }
         let heard = node.next_heard(from, class).expect("word of it");

@@ -71,7 +71,7 @@ fn questions(rig: &mut Rig, n: u32, of: u32) -> usize {
 fn answer(rig: &mut Rig, ino: InodeId, seq: StreamSeq, answer: Answer, bytes: Vec<u8>) {
     let epoch = rig.nodes[0].status().epoch;
     let (kind, body) = Message::Block { ino, block: 1, seq, answer, bytes }.into_body(epoch);
-    rig.event(0, Event::Frame { from: NodeId(2), kind, body: body.to_vec() });
+    rig.event(0, Event::Frame { from: NodeId(2), kind, body: body.to_vec().into() });
 }
 
 #[test]

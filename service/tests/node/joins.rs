@@ -547,7 +547,7 @@ fn who_may_be_in_the_chain_already_is_waited_for() {
         rig.deliver_all();
     }
     assert!(rig.caught_up.contains(&(TWO, 1, Epoch(2))), "{:?}", rig.caught_up);
-    rig.event(0, Event::Frame { from: TWO, kind, body });
+    rig.event(0, Event::Frame { from: TWO, kind, body: body.into() });
     rig.pass(1_000_000);
     hand.create(&mut rig, b"last", 0o100_644);
     let replicated = hand.word(control::REPLICATED);

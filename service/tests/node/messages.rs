@@ -164,7 +164,7 @@ fn nodes_survive_messages_that_make_no_sense() {
             let n = random.below(2) as usize;
             let from = NodeId(1 + random.below(3) as u32);
             let (kind, body) = any(&mut random, &clients).encode(Epoch(1));
-            rig.event(n, Event::Frame { from, kind, body });
+            rig.event(n, Event::Frame { from, kind, body: body.into() });
             if random.chance(1, 10) {
                 rig.pass(1_000_000);
             }
@@ -215,7 +215,7 @@ fn a_node_speaks_for_its_own_clients_only() {
     ];
     for (n, message) in (1u64..).zip(&forged) {
         let (kind, body) = message.encode(Epoch(1));
-        rig.event(0, Event::Frame { from: NodeId(2), kind, body });
+        rig.event(0, Event::Frame { from: NodeId(2), kind, body: body.into() });
         assert_eq!(rig.nodes[0].counters().foreign, n, "{message:?}");
     }
     rig.settle();
@@ -275,14 +275,14 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
         let message = Message::Chunk { all_acked: StreamSeq(0), chunk };
         // In this epoch, and in one that the node has not heard of yet: nothing of it is kept.
         let (kind, body) = message.encode(Epoch(2));
-        rig.event(to, Event::Frame { from: NodeId(from), kind, body });
+        rig.event(to, Event::Frame { from: NodeId(from), kind, body: body.into() });
         let after = (rig.nodes[to].position(), rig.nodes[to].counters().not_due);
         assert_eq!(after, (before.0, before.1 + 1), "a chunk from {from} to {}", to + 1);
     }
     let said = |rig: &mut Rig, to: usize, from: u32, message: &Message| {
         let before = rig.nodes[to].counters().not_due;
         let (kind, body) = message.encode(Epoch(2));
-        rig.event(to, Event::Frame { from: NodeId(from), kind, body });
+        rig.event(to, Event::Frame { from: NodeId(from), kind, body: body.into() });
         // What a node says that joins may come before the view in which it does, and waits for that.
         let waits = from == 4
             && matches!(
@@ -360,7 +360,7 @@ fn a_takeover_asks_members_only() {
     };
     rig.event(1, view(&[2, 1], &[3]));
     let (kind, body) = Message::Position { seq: StreamSeq(u64::MAX / 2) }.encode(Epoch(2));
-    rig.event(1, Event::Frame { from: NodeId(3), kind, body });
+    rig.event(1, Event::Frame { from: NodeId(3), kind, body: body.into() });
     rig.event(0, view(&[2, 1], &[3]));
     rig.event(2, view(&[2, 1], &[3]));
     rig.settle();
@@ -385,7 +385,7 @@ fn a_return_that_crossed_a_grant_is_void() {
         // As of the fresh number's grant, or of the first: not the last one.
         let stale = Message::Released { client: hand.client, ino, token };
         let (kind, body) = stale.encode(Epoch(1));
-        rig.event(0, Event::Frame { from: NodeId(2), kind, body });
+        rig.event(0, Event::Frame { from: NodeId(2), kind, body: body.into() });
     }
     hand.append(&Op::Write { ino, offset: 0, data: b"late", clear_setid: false });
     // Another's grant takes the lease back first, and with it everything that was done under it.

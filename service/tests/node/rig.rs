@@ -316,7 +316,7 @@ impl Rig {
         let (to, from) = (*to, *from);
         let Some((kind, body)) = queue.pop_front() else { return false };
         let n = to.0 as usize - 1;
-        self.event(n, Event::Frame { from, kind, body });
+        self.event(n, Event::Frame { from, kind, body: body.into() });
         assert_eq!(self.nodes[n].cheap_invariants(), Ok(()));
         true
     }

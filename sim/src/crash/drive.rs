@@ -240,11 +240,13 @@ impl Machine {
         while done.is_ok() && !(self.frames.is_empty() && peer.frames.is_empty()) {
             for (kind, body) in std::mem::take(&mut self.frames) {
                 let from = self.id;
-                done = done.and_then(|()| peer.tell(Input::Frame { from, kind, body }));
+                done =
+                    done.and_then(|()| peer.tell(Input::Frame { from, kind, body: body.into() }));
             }
             for (kind, body) in std::mem::take(&mut peer.frames) {
                 let from = peer.id;
-                done = done.and_then(|()| self.tell(Input::Frame { from, kind, body }));
+                done =
+                    done.and_then(|()| self.tell(Input::Frame { from, kind, body: body.into() }));
             }
         }
         self.peer = Some(peer);

@@ -92,11 +92,12 @@ impl World<'_> {
     ) -> Result<(), String> {
         let node = NodeId(from as u32 + 1);
         let host = &mut self.hosts[to];
-        if host.packing.is_plain(node, class, kind) {
-            return self.deliver(to, Event::Frame { from: node, kind, body });
+        if host.packing.is_plain(node, class, kind, body.len()) {
+            return self.deliver(to, Event::Frame { from: node, kind, body: body.into() });
         }
         let keep = host.node.as_ref().is_some_and(|n| n.passes_on());
-        let piece = host.packing.hear(node, class, kind, body, keep);
+        let incarnation = host.node.as_ref().and_then(|n| n.incarnation_of(kind, &body));
+        let piece = host.packing.hear(node, class, kind, body, keep, incarnation);
         self.begin_work(to, piece);
         self.deliver_heard(to, node, class)
     }
@@ -108,7 +109,9 @@ impl World<'_> {
             match heard.body {
                 Ok(body) => self.deliver(n, Event::Frame { from, kind, body })?,
                 Err(damaged) => match damaged.instead(kind, epoch.unwrap_or_default()) {
-                    Some(body) => self.deliver(n, Event::Frame { from, kind, body })?,
+                    Some(body) => {
+                        self.deliver(n, Event::Frame { from, kind, body: body.into() })?
+                    }
                     None => self.break_link(n, from.0 as usize - 1),
                 },
             }

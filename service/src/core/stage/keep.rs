@@ -8,7 +8,7 @@ use base::planted::{Bug, planted};
 use base::{NodeId, StreamSeq};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 
-use crate::core::frame::{Body, Checked, Frame};
+use crate::core::frame::{Body, Checked, Frame, Received};
 use crate::core::message::{CHUNK_PREFIX, Message};
 use crate::core::{Effect, Failure, Node, Role};
 
@@ -28,9 +28,9 @@ impl Node {
         &mut self,
         from: NodeId,
         all_acked: StreamSeq,
-        frame: Vec<u8>,
+        frame: Received,
     ) -> Result<(), Failure> {
-        let chunk = &frame[CHUNK_PREFIX..];
+        let chunk = &frame.bytes()[CHUNK_PREFIX..];
         let header = match ChunkHeader::decode(chunk) {
             Ok(h) if chunk.len() == CHUNK_HEADER_BYTES + h.body_bytes as usize => h,
             _ => {
@@ -73,7 +73,7 @@ impl Node {
             let next = StreamSeq(self.ring.last().0 + 1);
             self.member.stash.retain(|seq, _| *seq >= next);
             if let Some(frame) = self.member.stash.remove(&next) {
-                let header = ChunkHeader::decode(&frame[CHUNK_PREFIX..]).ok();
+                let header = ChunkHeader::decode(&frame.bytes()[CHUNK_PREFIX..]).ok();
                 next_frame = header.map(|h| (h, frame));
             }
         }
@@ -90,7 +90,7 @@ impl Node {
     fn accept(
         &mut self,
         header: ChunkHeader,
-        frame: Vec<u8>,
+        frame: Received,
         all_acked: StreamSeq,
     ) -> Result<bool, Failure> {
         let Some(frame) = Frame::received(frame) else { return Ok(false) };
