@@ -1202,10 +1202,7 @@ impl Stage<'_> {
         if slots.iter().any(|slot| self.is_gone(actor, seat, slot)) {
             return true;
         }
-        if self.views[actor].starts_with('r') {
-            // Where it stands is not the kernel's.
-            return false;
-        }
+        // (Under `corbel run` it may stand there by `fchdir` to what it has in common with a child, which is the kernel's.)
         self.stands_in_nothing(actor, seat)
     }
 
