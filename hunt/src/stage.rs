@@ -657,7 +657,8 @@ impl Stage<'_> {
                     self.passes.entry((actor, seat, slot)).or_default().lose();
                 }
             }
-            "open" | "creat" | "close" => {
+            // (What fails leaves in the slot what is there.)
+            "open" | "creat" | "close" if !reference.starts_with("-1") => {
                 let slot = line.split(' ').nth(1).and_then(named_slot);
                 self.passes.retain(|key, _| Some(*key) != slot.map(|slot| (actor, seat, slot)));
             }

@@ -146,7 +146,8 @@ fn copying(seed: u64, limits: Limits) -> (Rig, Hand, InodeId) {
 /// They are made one piece after the other, and the root is flipped when the last has ended.
 #[test]
 fn nothing_is_published_before_it_is_copied() {
-    let limits = Limits { inline_bytes: 1000, piece_bytes: 6000, ..Limits::SHIPPED };
+    let limits =
+        Limits { inline_bytes: 1000, piece_bytes: 6000, slice_bytes: 500, ..Limits::SHIPPED };
     let (mut rig, _, ino) = copying(12, limits);
     let (before, due) = (published(&rig, 0), rig.nodes[0].position());
     let mut pieces = 0;

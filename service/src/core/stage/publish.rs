@@ -281,7 +281,9 @@ impl Node {
         if long == u64::MAX || job.left(long) < long {
             return false;
         }
-        let items = job.slice(limits.piece_bytes as u64, COPIES_MAX);
+        // (Not less than is done here at a time.)
+        let most = limits.slice_bytes.max(limits.piece_bytes as u64);
+        let items = job.slice(most, COPIES_MAX);
         let bytes = items.iter().map(CopyItem::bytes).sum::<u64>();
         self.env.counters.copied_bytes += bytes;
         self.env.pieces += 1;
