@@ -330,7 +330,12 @@ impl World<'_> {
 
     /// A piece of work is begun at some time, and its end heard of at some later one; some take very long.
     fn begin_piece(&mut self, n: usize, piece: service::core::work::Piece) {
-        let delay = match self.random.below(16) {
+        // (Where limits are small a publication is thousands of pieces, one behind the other.)
+        let rarely = match (piece.kind(), piece.bytes()) {
+            (service::core::work::Kind::Publish, ..10_000) => 256,
+            _ => 16,
+        };
+        let delay = match self.random.below(rarely) {
             0 => self.between(MS, 300 * MS),
             1..=3 => self.between(MS, 20 * MS),
             _ => self.between(US, 300 * US),
