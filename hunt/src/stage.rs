@@ -370,14 +370,20 @@ impl Stage<'_> {
         }
     }
 
+    /// Nothing happens for some ticks, and for so long after the middle of that. What comes next is stamped by clocks that are some ticks
+    /// behind: not before the pause.
+    fn pause(&mut self, after: Duration) {
+        std::thread::sleep(TICKS);
+        self.judge.pause();
+        std::thread::sleep(TICKS.max(after));
+    }
+
     fn take(&mut self, steps: &[Step], source: &mut dyn Source) -> io::Result<Option<Difference>> {
         let step = &steps[0];
         match step {
             Step::Call { .. } => return self.calls(steps, source),
             Step::Pause(ms) => {
-                std::thread::sleep(TICKS);
-                self.judge.pause();
-                std::thread::sleep(TICKS.max(Duration::from_millis(*ms).saturating_sub(TICKS)));
+                self.pause(Duration::from_millis(*ms).saturating_sub(TICKS));
                 self.done.push(step.clone());
             }
             Step::Fault(what) => {

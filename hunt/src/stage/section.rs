@@ -351,15 +351,11 @@ impl Stage<'_> {
         // Reading the reference's has changed the time of access; both begin with the same.
         let start = std::time::SystemTime::now();
         let times = std::fs::FileTimes::new().set_accessed(start).set_modified(start);
-        std::thread::sleep(TICKS);
-        self.judge.pause();
+        self.pause(TICKS);
         for dir in [&real, &self.reference()] {
             with_those_above(dir).try_for_each(|dir| std::fs::File::open(dir)?.set_times(times))?;
         }
-        std::thread::sleep(TICKS);
-        self.judge.pause();
-        // What comes next is stamped by clocks that are some ticks behind: not before the pause.
-        std::thread::sleep(TICKS);
+        self.pause(TICKS);
         for (number, said) in self.read_all() {
             if said != "0 0" {
                 let mut difference =
