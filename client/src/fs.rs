@@ -600,6 +600,8 @@ pub trait FileSystem: Send + Sync {
     fn prove(&self, _ino: InodeId) -> Result<u64> {
         Err(Errno::NOSYS)
     }
+    /// The process is about to have a child that shares its memory and not its descriptors, and can therefore begin no session.
+    fn before_vfork(&self) {}
     /// See [`proof`](Self::proof).
     fn vouch(&self, _ino: InodeId, _proof: u64) {}
     /// The user who began the session that there is now, if a service judges by that, whoever the process is by now: a

@@ -173,17 +173,36 @@ impl<H: Host> LibFsOn<H> {
         if let Some(session) = live() {
             return Ok(session);
         }
+        self.begin(None)
+    }
+
+    /// Begins a session if there is none that lives, and somebody answers at once: for who is about to start a child that may not.
+    pub(crate) fn begin_if_ended(&self) {
+        if self.current().is_some_and(|session| !session.segment.attached()) {
+            // The child does without.
+            let _ = self.begin(Some(0));
+        }
+    }
+
+    /// Attaches anew; `tries`: no more often than that and once.
+    #[cold]
+    fn begin(&self, tries: Option<u32>) -> Result<&'static Session<H>> {
+        if self.config.bars() && !planted(Bug::BegunInChild) {
+            return Err(Errno::IO);
+        }
         let mut number = self.attaching.write_unless(|| self.config.stops())?;
-        if let Some(session) = live() {
+        let before = self.current();
+        if let Some(session) = before.filter(|session| session.segment.attached()) {
             return Ok(session);
         }
-        let mut session = self.attach_patiently(*number + 1)?;
-        session.previous = self.current();
-        *number += 1;
         // Other threads may be inside the old one at any moment: sessions are freed with the client. What they hold of the
-        // service is given back, of all but the last, of which the service may have something to say yet.
-        let earlier = session.previous.and_then(|before| before.previous);
+        // service is given back, of all but the last, of which the service may have something to say yet. (Before there are other
+        // descriptors.)
+        let earlier = before.and_then(|before| before.previous);
         core::iter::successors(earlier, |session| session.previous).for_each(Session::part);
+        let mut session = self.attach_patiently(*number + 1, tries)?;
+        session.previous = before;
+        *number += 1;
         let session: &'static Session<H> = Box::leak(Box::new(session));
         self.take_stock(session);
         let kept = self.keep_open(session);
@@ -251,14 +270,15 @@ impl<H: Host> LibFsOn<H> {
     }
 
     /// Attaches; while the service restarts or the chain is being repaired that takes a moment.
-    fn attach_patiently(&self, number: u64) -> Result<Session<H>> {
+    fn attach_patiently(&self, number: u64, tries: Option<u32>) -> Result<Session<H>> {
         // What nobody answers is no answer about a file.
         let no_answer =
             |e| matches!(e, Errno::AGAIN | Errno::NOTCONN | Errno::NOENT | Errno(111 | 104 | 32));
-        let tries = match number {
-            1 => ATTACH_TRIES,
-            _ if self.config.patient => u32::MAX,
-            _ => REATTACH_TRIES,
+        let tries = match (tries, number) {
+            (Some(tries), _) => tries,
+            (None, 1) => ATTACH_TRIES,
+            (None, _) if self.config.patient => u32::MAX,
+            (None, _) => REATTACH_TRIES,
         };
         for _ in 0..tries {
             match Session::attach(&self.config, number, Arc::clone(&self.proofs)) {

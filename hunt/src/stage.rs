@@ -692,7 +692,10 @@ impl Stage<'_> {
             || [": ENOTDIR for ENOENT", ": EACCES for ENOENT", ": EPERM for ENOENT"]
                 .iter()
                 .any(|end| kind.ends_with(end))
-                && self.made_where_all_is_gone(actor, seat, line)
+                && makes_name(line)
+                && self.is_where_all_is_gone(actor, seat, line)
+            || kind.ends_with(": ENAMETOOLONG for ENOENT")
+                && self.is_where_all_is_gone(actor, seat, line)
         {
             return None;
         }
@@ -1197,13 +1200,10 @@ impl Stage<'_> {
         field(&said.split(' ').collect::<Vec<_>>(), "nlink") == Some("0")
     }
 
-    /// Whether a mount's kernel was asked to make a name in a directory that was removed, which it does not know if others
-    /// have done that: it compares types and rights first (docs/mount.md).
-    fn made_where_all_is_gone(&mut self, actor: usize, seat: usize, line: &str) -> bool {
+    /// Whether a mount's kernel was asked for a name in a directory that was removed, which it does not know if others
+    /// have done that: it compares types, rights and lengths first (docs/mount.md).
+    fn is_where_all_is_gone(&mut self, actor: usize, seat: usize, line: &str) -> bool {
         let words: Vec<&str> = line.split(' ').collect();
-        if !makes_name(line) {
-            return false;
-        }
         let slots: Vec<&str> =
             words[1..].iter().filter_map(|w| Some(w.split_once(':')?.0)).collect();
         if slots.iter().any(|slot| self.is_gone(actor, seat, slot)) {

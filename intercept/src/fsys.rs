@@ -66,6 +66,10 @@ pub fn connected() -> bool {
 
 #[cold]
 fn connect_once() -> Result<&'static dyn FileSystem, isize> {
+    if table::in_vfork() {
+        // What it opened would be missing in its parent.
+        return Err(code(Errno::IO));
+    }
     let lock = CONNECTING.lock();
     let first = OBJECT.load(Ordering::Acquire).is_null();
     if first {
@@ -115,6 +119,7 @@ fn connect(header: &crate::format::Header) -> Result<Object, Errno> {
             fd_min: min,
             watch: Some(self::watch),
             room: Some(limit::room),
+            barred: Some(table::in_vfork),
             mount: header.mount[..header.mount_len as usize].to_vec(),
             ..Config::new(socket)
         })?));
@@ -153,6 +158,15 @@ pub fn show(ofd: &Ofd) {
     }
     if let Some(proof) = fs().ok().and_then(|fs| fs.prove(InodeId(ino)).ok()) {
         ofd.proof.store(proof, Ordering::Relaxed);
+    }
+}
+
+/// Before a vfork, in the parent: its child can begin no session.
+pub fn before_vfork() {
+    if connected()
+        && let Ok(fs) = fs()
+    {
+        fs.before_vfork();
     }
 }
 

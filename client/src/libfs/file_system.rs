@@ -280,6 +280,10 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.proofs.get(ino).0
     }
 
+    fn before_vfork(&self) {
+        self.begin_if_ended();
+    }
+
     fn prove(&self, ino: InodeId) -> Result<u64> {
         match self.proofs.get(ino) {
             Proof::NONE => self.ask_proof(ino),

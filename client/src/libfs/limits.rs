@@ -119,6 +119,9 @@ pub struct Config {
     /// Asked by a thread that waits for the service, several times a second: whether it shall stop
     /// and fail with EINTR. What it was about to do is then not done.
     pub stop: Option<fn() -> bool>,
+    /// Whether the calling thread may not begin a session, nor open descriptors that stay: the child of a vfork has this memory, and
+    /// descriptors that nobody else has.
+    pub barred: Option<fn() -> bool>,
     /// Wait without end for a service that is away, instead of half a minute.
     pub patient: bool,
     /// Take all the memory of the log at once: a store that finds none ends the process, which others depend on.
@@ -140,6 +143,7 @@ impl Config {
             room: None,
             mount: Vec::new(),
             stop: None,
+            barred: None,
             patient: false,
             whole_log: false,
             verify: Verify::Never,
@@ -157,6 +161,11 @@ impl Config {
         let done = what();
         room(false);
         done
+    }
+
+    /// Whether the calling thread may not begin a session.
+    pub(crate) fn bars(&self) -> bool {
+        self.barred.is_some_and(|barred| barred())
     }
 
     /// Whether the calling thread shall wait no longer.

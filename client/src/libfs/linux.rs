@@ -410,7 +410,9 @@ impl Connection {
             match config.with_room(ask) {
                 // hostd was restarted: it keeps nothing that the service has not told it again.
                 Err(Errno::NOTCONN | Errno(104) | Errno(32)) => {
-                    if let Ok(fresh) = connect(config) {
+                    if !config.bars()
+                        && let Ok(fresh) = connect(config)
+                    {
                         *socket = Some(fresh);
                         continue;
                     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
+use super::floor::Floor;
 use super::load::{self, figures, number};
 use super::trace::count_syscalls;
 use super::world::World;
@@ -41,18 +42,28 @@ pub fn p50(figures: &Value) -> Result<f64> {
     number(figures, "p50_ns")
 }
 
-/// Append + fsync.
+/// Append + fsync, beside a chain that does nothing, in turns.
 pub fn fsync_chain(bench: &Bench<'_>) -> Result<Measured> {
     let world = World::start(bench, World::plan(bench), &[1])?;
     let path = world.file(1, "fsync-chain");
     let mut args = ["append", path.as_str(), "4096", "500"];
     figures(world.under_run(1, &args)?)?;
     args[3] = "4000";
-    let [p50, p99] = turns(|| {
+    let mut floor = Floor::start(bench, world.scratch())?;
+    floor.turn(500)?;
+    let [floor_p50, floor_p99, p50, p99] = turns(|| {
+        let [floor_p50, floor_p99] = floor.turn(4000)?;
         let got = figures(world.under_run(1, &args)?)?;
-        Ok([number(&got, "p50_ns")? / 1e3, number(&got, "p99_ns")? / 1e3])
+        Ok([floor_p50, floor_p99, number(&got, "p50_ns")? / 1e3, number(&got, "p99_ns")? / 1e3])
     })?;
-    Ok(vec![("p50_us", p50), ("p99_us", p99), ("replicas", f64::from(bench.replicas))])
+    Ok(vec![
+        ("p50_us", p50),
+        ("p99_us", p99),
+        ("floor_us", floor_p50),
+        ("floor_p99_us", floor_p99),
+        ("ratio", p50 / floor_p50),
+        ("replicas", f64::from(bench.replicas)),
+    ])
 }
 
 /// Sequential writes and one fsync, beside a plain copy of the same bytes into memory, in turns; and what processor time the

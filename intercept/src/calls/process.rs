@@ -233,6 +233,7 @@ pub fn clone(r: &mut Regs) -> usize {
         }
         return RAW;
     }
+    fsys::before_vfork();
     let area = thread::area();
     let depth = area.vforks as usize;
     if depth >= VFORKS || table::push_context().is_none() {

@@ -60,7 +60,7 @@ pub(super) enum Job {
 #[derive(Debug)]
 pub(super) enum End {
     /// The entries, and how far the log is read with them.
-    Fetched(Result<(Reader, Batch), MediaError>),
+    Fetched(Result<Box<(Reader, Batch)>, MediaError>),
     /// They are durable.
     Kept(Result<(), MediaError>),
     /// So are these.
@@ -71,7 +71,7 @@ impl Job {
     fn run(self, media: &dyn Media) -> End {
         match self {
             Self::Fetch(mut reader, max) => {
-                End::Fetched(reader.read(media, max).map(|batch| (reader, batch)))
+                End::Fetched(reader.read(media, max).map(|batch| Box::new((reader, batch))))
             }
             Self::Keep(puts) => End::Kept(ring::put_all(media, &puts)),
             Self::Publish(items) => End::Copied(copy(media, &items)),

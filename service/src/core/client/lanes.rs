@@ -183,7 +183,7 @@ impl Client {
         let Some(end) = self.reading.as_ref().and_then(Piece::take) else { return Ok(None) };
         self.reading = None;
         let End::Fetched(read) = end else { return Ok(None) };
-        let (reader, mut batch) = read?;
+        let (reader, mut batch) = *read?;
         if self.reader.sealed_at.is_some() {
             // What counts was settled meanwhile: all is still where it was.
             return Ok(None);
