@@ -663,8 +663,8 @@ impl Stage<'_> {
                     self.passes.entry((actor, seat, slot)).or_default().lose();
                 }
             }
-            // (What fails leaves in the slot what is there.)
-            "open" | "creat" | "close" if !reference.starts_with("-1") => {
+            // (What fails, or finds the slot taken, leaves in it what is there.)
+            "open" | "creat" | "close" if reference.starts_with(|c: char| c.is_ascii_digit()) => {
                 let slot = line.split(' ').nth(1).and_then(named_slot);
                 self.passes.retain(|key, _| Some(*key) != slot.map(|slot| (actor, seat, slot)));
             }
