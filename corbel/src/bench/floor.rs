@@ -116,7 +116,7 @@ impl Member {
         let bell = File::from(owned(std::io::stdin().as_fd())?);
         let mut client = File::from(owned(std::io::stdout().as_fd())?);
         net.register(bell.as_fd(), BELL, Interest::READ).context("the bell")?;
-        let mut wake = || client.write_all(&1u64.to_ne_bytes()).context("the client");
+        let mut wake = || client.write_all(&1u64.to_le_bytes()).context("the client");
         // It is ready.
         wake()?;
         let (frame, mut events, mut missing) = (vec![1; FRAME], Vec::new(), 0);
@@ -223,7 +223,7 @@ impl Floor {
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
             let begin = Instant::now();
-            self.bell.write_all(&1u64.to_ne_bytes()).context("the bell")?;
+            self.bell.write_all(&1u64.to_le_bytes()).context("the bell")?;
             self.wait()?;
             times.push(begin.elapsed());
         }
