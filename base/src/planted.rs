@@ -656,8 +656,6 @@ pub enum Bug {
     VerifiedUnseen = 453,
     /// Entries that were found right as those of one log are taken for those of another one.
     VerifiedOfOther = 454,
-    /// A child that has a process's memory, and other descriptors, begins a session for it.
-    BegunInChild = 455,
 }
 
 impl Bug {
@@ -2062,11 +2060,6 @@ impl Bug {
             Bug::PublishedUncopied,
             "published-uncopied",
             "a root is flipped while work copies what it leads to",
-        ),
-        (
-            Bug::BegunInChild,
-            "begun-in-child",
-            "a child that has a process's memory, and other descriptors, begins a session for it",
         ),
         (
             Bug::VerifiedUnseen,

@@ -72,6 +72,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (448..449, "service/tests/node/joins.rs"),
     (449..450, "service/tests/node/threads.rs"),
     (450..451, "service/tests/node/epochs.rs"),
+    (451..453, "service/tests/node/work.rs"),
+    (453..455, "service/src/core/frame.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;
