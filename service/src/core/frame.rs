@@ -36,9 +36,6 @@ struct Verified {
 impl Verified {
     fn of(body: &[u8], incarnation: u32) -> Self {
         let (mut good, mut wrong) = (0, None);
-        if planted(Bug::VerifiedUnseen) {
-            return Self { incarnation, good: body.len(), wrong };
-        }
         for entry in super::entries(body, incarnation) {
             match entry {
                 Ok((at, header, _)) => good = at + entry_bytes(header.length as usize),
@@ -67,7 +64,11 @@ impl Received {
                 CHUNK => chunk(&bytes[CHUNK_PREFIX..]),
                 _ => incarnation,
             };
-            incarnation.map(|incarnation| Verified::of(body, incarnation))
+            let unseen = |incarnation| Verified { incarnation, good: body.len(), wrong: None };
+            incarnation.map(|incarnation| match planted(Bug::VerifiedUnseen) {
+                true => unseen(incarnation),
+                false => Verified::of(body, incarnation),
+            })
         });
         Self { bytes, verified }
     }

@@ -120,6 +120,8 @@ fn nothing_is_published_before_it_is_kept() {
     for _ in 0..10 {
         rig.pass(10_000_000);
         rig.deliver_all();
+        let keeps = rig.pieces.iter().all(|(_, piece)| piece.kind() == Kind::Keep);
+        assert!(keeps, "nor is anything copied for that");
     }
     assert_eq!([published(&rig, 0), published(&rig, 1)], before);
     rig.holds_work = false;
@@ -162,7 +164,7 @@ fn nothing_is_published_before_it_is_copied() {
         pieces += 1;
     }
     assert_eq!((pieces, published(&rig, 0)), (3, due), "20000 bytes by two blocks");
-    assert_eq!(read(&rig, 0, ino, 20_000), vec![1; 20_000]);
+    assert!(read(&rig, 0, ino, 20_000) == vec![1; 20_000]);
     rig.check();
 }
 
@@ -181,7 +183,7 @@ fn who_publishes_at_once_waits_for_who_copies() {
         rig.event(0, Event::Shutdown);
         assert_eq!(published(&rig, 0), due);
         rig.event(0, Event::WorkEnded(piece.id()));
-        assert_eq!(read(&rig, 0, ino, 20_000), vec![1; 20_000]);
+        assert!(read(&rig, 0, ino, 20_000) == vec![1; 20_000]);
         rig.check();
     }
 }
@@ -214,7 +216,7 @@ fn who_takes_a_snapshot_waits_for_who_copies() {
         rig.event(n, Event::View { epoch: Epoch(4), chain, syncing: Vec::new(), lapse: 0 });
     }
     rig.settle();
-    assert_eq!(read(&rig, 1, ino, 20_000), vec![1; 20_000]);
+    assert!(read(&rig, 1, ino, 20_000) == vec![1; 20_000]);
     assert_eq!(rig.nodes[0].volume().differences(rig.nodes[1].volume()).expect("sound"), [""; 0]);
     rig.check();
 }
