@@ -184,13 +184,13 @@ impl<H: Host> LibFsOn<H> {
         }
     }
 
-    /// Attaches anew; `tries`: no more often than that and once.
+    /// Attaches anew; `tries`: no more often than that and once, and not at all while another thread is at it.
     #[cold]
     fn begin(&self, tries: Option<u32>) -> Result<&'static Session<H>> {
         if self.config.bars() {
             return Err(Errno::IO);
         }
-        let mut number = self.attaching.write_unless(|| self.config.stops())?;
+        let mut number = self.attaching.write_unless(|| tries.is_some() || self.config.stops())?;
         let before = self.current();
         if let Some(session) = before.filter(|session| session.segment.attached()) {
             return Ok(session);

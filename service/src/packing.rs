@@ -20,8 +20,8 @@
 //! packed, and, but for pads, not more than [`RATIO_MAX`] times as long as it was packed. The sender keeps to that.
 //!
 //! [`Packing`] is the state of it on a node, and decides; [`Piece`] is the work, which somebody else does, and which may end
-//! late and in any order. The checksums of long chunks and entries are compared by a piece, too, packed or not. Messages of one link and class leave, and are delivered, in the order in which they were
-//! sent all the same.
+//! late and in any order. The checksums of long chunks and entries are compared by a piece, too, packed or not. Messages of one
+//! link and class leave, and are delivered, in the order in which they were sent all the same.
 
 mod incoming;
 mod outgoing;

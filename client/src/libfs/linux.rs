@@ -410,9 +410,10 @@ impl Connection {
             match config.with_room(ask) {
                 // hostd was restarted: it keeps nothing that the service has not told it again.
                 Err(Errno::NOTCONN | Errno(104) | Errno(32)) => {
-                    if !config.bars()
-                        && let Ok(fresh) = connect(config)
-                    {
+                    if config.bars() {
+                        return Err(Errno::IO);
+                    }
+                    if let Ok(fresh) = connect(config) {
                         *socket = Some(fresh);
                         continue;
                     }

@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Args, Debug)]
 pub struct Member {
     /// Its number, from 1 at the head on
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     node: u32,
     /// Where its and the others' sockets are, or their addresses, in their order
     #[arg(required = true)]
@@ -76,6 +76,10 @@ impl Member {
 
     /// Ends when its neighbours do, or who started it.
     pub fn run(&self) -> Result<()> {
+        if self.node > self.last() {
+            let (node, last) = (self.node, self.last());
+            return Err(Failure::failed(format!("member {node} of a chain of {last}"), ""));
+        }
         service::process::raise_priority(-10);
         service::process::keep_memory();
         let (parent, mut net, mut events) = (rustix::process::getppid(), self.net()?, Vec::new());
@@ -134,8 +138,9 @@ impl Member {
                     }
                     NetEvent::Frame { body, .. } => {
                         net.recycle(body);
-                        missing -= 1;
-                        if missing == 0 {
+                        let last = missing == 1;
+                        missing = missing.saturating_sub(1);
+                        if last {
                             wake()?;
                         }
                     }
