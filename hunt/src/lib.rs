@@ -155,8 +155,9 @@ pub fn work(args: &WorkerArgs) -> io::Result<()> {
         slots: slots.collect::<Option<_>>().ok_or_else(|| wrong("--slots"))?,
     };
     let mut worker = worker::Worker::new(start)?;
-    if !args.again {
-        worker.enter()?;
+    match args.again {
+        true => worker.touch(),
+        false => worker.enter()?,
     }
     worker.serve();
     Ok(())

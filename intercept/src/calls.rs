@@ -30,7 +30,7 @@ pub type Reply = Result<isize, Stop>;
 /// See the module text. Changes when the strict mode begins, and when there is a ring ([`overlook`]).
 pub static CLASS: [AtomicU8; CALLS] = classes();
 
-const BY_DESCRIPTOR: [usize; 28] = [
+const BY_DESCRIPTOR: [usize; 27] = [
     nr::READ,
     nr::WRITE,
     nr::CLOSE,
@@ -41,7 +41,6 @@ const BY_DESCRIPTOR: [usize; 28] = [
     nr::READV,
     nr::WRITEV,
     nr::DUP,
-    nr::FCNTL,
     nr::FLOCK,
     nr::FTRUNCATE,
     nr::GETDENTS,
@@ -61,7 +60,7 @@ const BY_DESCRIPTOR: [usize; 28] = [
     nr::PREADV2,
 ];
 
-const ALWAYS: [usize; 107] = [
+const ALWAYS: [usize; 108] = [
     nr::OPEN,
     nr::OPENAT,
     nr::OPENAT2,
@@ -167,6 +166,8 @@ const ALWAYS: [usize; 107] = [
     nr::FDATASYNC,
     nr::SYNCFS,
     nr::SYNC,
+    // See `lock::beside`.
+    nr::FCNTL,
     nr::SETRLIMIT,
     nr::PRLIMIT64,
     AFTER_VFORK,

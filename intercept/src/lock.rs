@@ -81,6 +81,15 @@ pub fn hand_over(ino: u64) {
     }
 }
 
+/// A record lock is asked for by a number that is not ours: what it stands for may be the mount's (opened below a directory that
+/// is the kernel's, or sent by another process).
+pub fn beside(fd: i32) {
+    let device = u64::from(session::header().device);
+    if let Some(stat) = sys::fstat(fd).filter(|stat| stat.dev == device) {
+        hand_over(stat.ino);
+    }
+}
+
 fn is_handed(ino: u64) -> bool {
     // What is opened while the kernel has the inode, all names, or what there was no room for here, is not noted down.
     was_handed(ino)

@@ -301,6 +301,12 @@ pub fn inode_of(path: &[u8]) -> Option<u64> {
     Some(found.attr?.ino.0)
 }
 
+/// Whether an inode is a directory without a name, which is there as long as somebody has it open.
+pub fn is_removed(ino: u64) -> bool {
+    let attr = fs().ok().and_then(|fs| fs.getattr(&Caller::ROOT, InodeId(ino)).ok());
+    attr.is_some_and(|attr| is_dir(&attr) && attr.nlink == 0)
+}
+
 fn root_of(fs: &dyn FileSystem, who: &Caller<'_>, dir: InodeId) -> Result<Attr, Stop> {
     Ok(fs.getattr(who, dir)?)
 }

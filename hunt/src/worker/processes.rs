@@ -71,8 +71,20 @@ impl Worker {
         sys!(close(self.seat_fd()));
         self.start.seat = seat;
         self.children.clear();
+        self.touch();
         self.serve();
         exit()
+    }
+
+    /// Looks at all that is open: under `corbel run` a child keeps what its parent had open from its first touch on
+    /// (docs/interception.md); who removes and closes it before is a limit.
+    pub fn touch(&self) {
+        for slot in self.slots.iter().flatten() {
+            // SAFETY: the structure is plain numbers, for which zeros are values.
+            #[allow(unsafe_code)]
+            let mut about: libc::stat = unsafe { std::mem::zeroed() };
+            sys!(fstat(slot.fd, &raw mut about));
+        }
     }
 
     fn spawn(&self, seat: usize) -> Result<libc::pid_t, Stop> {

@@ -200,6 +200,9 @@ fn close_range(r: &Regs) -> Reply {
 /// `None`: the kernel shall do it with the replacements in `r`.
 pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
     let (fd, command, arg) = (r.rdi as i32, r.rsi as u32, r.rdx);
+    if matches!(command, 6 | 7) && table::entry(fd) == 0 {
+        lock::beside(fd);
+    }
     let file = served(r.rdi)?;
     let ofd = file.ofd();
     let done = |ret: isize| Ok(Some(ret));
@@ -336,6 +339,12 @@ fn ioctl(r: &Regs) -> Reply {
     }
 }
 
+/// Whether the kernel has something of the mount by that number.
+fn is_the_mounts(fd: i32) -> bool {
+    let device = u64::from(session::header().device);
+    !table::in_vfork() && sys::fstat(fd).is_some_and(|stat| stat.dev == device)
+}
+
 fn chdir(r: &Regs) -> Reply {
     // The kernel's working directory moves too: what the kernel resolves must agree.
     let to = if r.rax == nr::FCHDIR {
@@ -360,6 +369,10 @@ fn chdir(r: &Regs) -> Reply {
     if ret == 0 {
         table::context().cwd.store(to, Ordering::Release);
         fsys::stand(to);
+        // Nobody else may have it open for long, and one that was removed is there only while somebody does.
+        if to == u64::MAX && r.rax == nr::FCHDIR && is_the_mounts(r.rdi as i32) {
+            process::cwd();
+        }
     }
     Ok(ret)
 }

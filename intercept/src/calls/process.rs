@@ -179,14 +179,27 @@ pub fn look_at_cwd() {
 fn find_cwd() -> Option<u64> {
     let mut buf = [0u8; PATH_MAX];
     let len = sys::call2(nr::GETCWD, buf.as_mut_ptr() as usize, buf.len());
-    let len = usize::try_from(len).ok()?.checked_sub(1)?;
-    let ino = path::inode_of(&buf[..len])?;
-    // The kernel says where it was when it looked last; another node may have moved it since, and something else there.
-    let mut stat = sys::Stat::default();
+    // What was removed has no path any more.
+    let path = (len != err::NOENT).then(|| usize::try_from(len).ok()?.checked_sub(1));
+    let path =
+        path.map(|len| len.map(|len| &buf[..len]).filter(|p| path::behind_prefix(p).is_some()));
+    if path == Some(None) {
+        return None;
+    }
+    let mut stat = Stat::default();
     let to = (&raw mut stat) as usize;
-    let here = c"".as_ptr() as usize;
-    let done = sys::call4(nr::NEWFSTATAT, at::FDCWD as usize, here, to, at::EMPTY_PATH as usize);
-    (done == 0 && stat.ino == ino).then_some(ino)
+    let (fd, here) = (at::FDCWD as usize, c"".as_ptr() as usize);
+    let done = sys::call4(nr::NEWFSTATAT, fd, here, to, at::EMPTY_PATH as usize);
+    if done != 0 {
+        return None;
+    }
+    let ours = stat.dev == u64::from(session::header().device);
+    match path.flatten().and_then(path::inode_of) {
+        // The kernel says where it was when it looked last; another node may have moved it since, and something else there.
+        Some(ino) => (stat.ino == ino).then_some(ino),
+        // Removed while somebody has it open, perhaps a moment ago, of which the kernel has not heard.
+        None => (ours && path::is_removed(stat.ino)).then_some(stat.ino),
+    }
 }
 
 /// fork, vfork, clone, clone3.
