@@ -4,6 +4,7 @@
 
 mod block;
 mod built;
+mod cores;
 mod device_restart;
 mod doors;
 pub mod failover;
@@ -230,6 +231,7 @@ pub const BENCHES: &[Row] = &[
         name: "pipeline",
         about: "16 KiB sequential writes with stages side by side, against one after the other; copies and processor time of a byte",
         asked: &[
+            ("virtual_speedup_8", Asked::Min(3.0)),
             ("real_ratio", Asked::Min(0.95)),
             ("head_copies", Asked::Max(4.0)),
             ("middle_copies", Asked::Max(3.0)),

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
+use super::cores::speedup;
 use super::load::{figures, number};
 use super::steady::median;
 use super::world::World;
@@ -14,6 +15,9 @@ use crate::local::Plan;
 use crate::process::Identity;
 
 const TURNS: u32 = 5;
+/// Cores of each node, and what is shown of them.
+const VIRTUAL: [(usize, &str, &str); 2] =
+    [(4, "virtual_speedup_4", "virtual_mb_s_4"), (8, "virtual_speedup_8", "virtual_mb_s_8")];
 /// Bytes of one turn.
 const BYTES: usize = 256 << 20;
 const MIB: f64 = (BYTES >> 20) as f64;
@@ -123,10 +127,23 @@ pub fn pipeline(bench: &Bench<'_>) -> Result<Measured> {
     if last > 0 {
         measured.push(("tail_copies", copies(last, &["bytes_in", "kept_bytes"])?));
     }
+    let (spent, serial_spent) = (apart.spent, serial.spent);
+    // They would want some of the processor.
+    drop((apart, serial));
+    bench.out.step("  the same stages on a virtual clock".to_string());
+    for (cores, key, speed) in VIRTUAL {
+        crate::signals::check()?;
+        let (speedup, run) = speedup(cores, turns)?;
+        measured.extend([(key, speedup), (speed, run.mb_s)]);
+        if cores == 8 {
+            measured.push(("virtual_deciding_8", run.deciding));
+            measured.push(("virtual_pieces_8", run.pieces as f64));
+        }
+    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     measured.extend([
-        ("cpu_us_per_mib", apart.spent / mib),
-        ("serial_cpu_us_per_mib", serial.spent / mib),
+        ("cpu_us_per_mib", spent / mib),
+        ("serial_cpu_us_per_mib", serial_spent / mib),
         ("head_fetch_us_per_mib", grown(0, &["work_fetch_us"])? / mib),
         ("head_keep_us_per_mib", grown(0, &["work_keep_us"])? / mib),
         ("head_work_share", grown(0, &["work_keep_bytes"])? / grown(0, &["kept_bytes"])?),

@@ -30,6 +30,9 @@ pub struct Limits {
     /// What is no longer than this is done by the thread that decides: to hand it to another and hear of its end takes as long.
     /// `usize::MAX`: it does everything.
     pub inline_bytes: usize,
+    /// Where chunks of different clients follow within so long (nanoseconds), a quarter of `inline_bytes` is long enough: there is other
+    /// work for who would have to hear of the end.
+    pub crowd: u64,
     /// Bytes of chunks that one piece of work puts into the ring, or of what is published that it copies.
     pub piece_bytes: usize,
     /// Bytes of chunks that may be on their way there, before the thread that decides waits for them.
@@ -113,6 +116,7 @@ impl Limits {
         discard_min: 256 * 1024,
         discard_max: 16 << 20,
         inline_bytes: 128 * 1024,
+        crowd: 1_000_000,
         piece_bytes: 4 << 20,
         behind_bytes: 16 << 20,
         release_step: 32,

@@ -34,6 +34,8 @@ pub(super) struct Member {
     pub whole_in: Option<Epoch>,
     /// More is in the ring than was said.
     pub kept_untold: bool,
+    /// Whose chunk was the last, and when it came.
+    pub last_chunk: Option<(ClientId, Nanos)>,
     /// How far the stream has each client.
     pub settled: BTreeMap<ClientId, Sequence>,
     /// Inodes by the last chunk that changed them, and for whom, and the last that did so for another one, until all have
@@ -76,6 +78,7 @@ impl Member {
             incoming: None,
             whole_in: None,
             kept_untold: false,
+            last_chunk: None,
             settled: BTreeMap::new(),
             dirty: BTreeMap::new(),
             waits_beyond: None,

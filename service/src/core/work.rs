@@ -166,6 +166,11 @@ impl Piece {
         !matches!(*self.0.lock(), State::Waits(_))
     }
 
+    /// Whether the node has taken up what came of it.
+    pub fn is_taken(&self) -> bool {
+        matches!(*self.0.lock(), State::Taken)
+    }
+
     /// What has come of it, once.
     pub(super) fn take(&self) -> Option<End> {
         let mut state = self.0.lock();

@@ -5,7 +5,7 @@
 //! acknowledgements, what its client is told, the publication of what it holds, and whatever this node says of itself to others.
 
 use base::planted::{Bug, planted};
-use base::{NodeId, StreamSeq};
+use base::{ClientId, Nanos, NodeId, StreamSeq};
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 
 use crate::core::frame::{Body, Checked, Frame, Received};
@@ -135,8 +135,13 @@ impl Node {
         if !chained || self.ring.behind() + bytes > limits.behind_bytes {
             self.settle_ring()?;
         }
+        let (client, now) = (header.client, self.env.now);
+        let before = self.member.last_chunk.replace((client, now));
+        let beside = |(other, at): (ClientId, Nanos)| other != client && now.saturating_sub(at) <= limits.crowd;
+        let inline =
+            if before.is_some_and(beside) { limits.inline_bytes / 4 } else { limits.inline_bytes };
         // A short one that follows what is under way goes behind it.
-        let long = bytes > limits.inline_bytes || self.ring.is_behind();
+        let long = bytes > inline || self.ring.is_behind();
         if !chained || !long || bytes > limits.behind_bytes {
             self.env.counters.kept_inline += 1;
             let put = self.ring.put(*header, body.chunk_entries(), reserved)?;
