@@ -36,6 +36,7 @@ pub fn decimal(mut n: u64, room: &mut [u8; 20]) -> &[u8] {
 
 /// Opens an inode through the mount, by its number; a protected, close-on-exec descriptor.
 pub fn open_inode(ino: u64, flags: u32) -> Result<i32, isize> {
+    lock::look();
     let mut path = [0u8; crate::format::PATH_MAX + 64];
     let (mut digits, mut more, mut len) = ([0; 20], [0; 20], 0);
     let fs = crate::fsys::fs()?;

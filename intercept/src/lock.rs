@@ -100,15 +100,21 @@ fn is_handed(ino: u64) -> bool {
 
 /// Whether one is noted down.
 fn was_handed(ino: u64) -> bool {
-    if !LOOKED.load(Ordering::Relaxed) {
-        look_at_inherited();
-        LOOKED.store(true, Ordering::Relaxed);
-    }
+    look();
     let (word, bit) = handed(ino);
     word.load(Ordering::Relaxed) & bit != 0
 }
 
-/// The descriptors that came with the program were looked at.
+/// Looks at the descriptors that came with the program, before there are others: what is opened for this process's own use is
+/// not the application's.
+pub fn look() {
+    if !LOOKED.load(Ordering::Relaxed) {
+        look_at_inherited();
+        LOOKED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// They were looked at.
 static LOOKED: AtomicBool = AtomicBool::new(false);
 
 /// Notes down of which inodes there are descriptors that are the kernel's: the program before this one may have had them, or who
@@ -399,7 +405,7 @@ pub fn keep(ino: u64, fd: i32) {
         }
         let full = list.free().is_none();
         drop(list);
-        if full && is_locked(fd) {
+        if full && is_locked(ino, fd) {
             // It may be this process's lock: the descriptor stays open until the process ends.
             return;
         }
@@ -411,7 +417,7 @@ pub fn keep(ino: u64, fd: i32) {
 /// locks would go with it.
 pub fn raise(ino: u64, fd: i32) -> i32 {
     if !holds(ino) {
-        if !is_locked(fd) {
+        if !is_locked(ino, fd) {
             return table::raise(fd, true);
         }
         if let Some(held) = LIST.lock().place(ino).filter(|h| h.ino == 0) {
@@ -423,13 +429,10 @@ pub fn raise(ino: u64, fd: i32) -> i32 {
     fd
 }
 
-/// Whether somebody has a record lock on the file of a descriptor: it may be this process, which has asked for it by a
-/// descriptor that is the kernel's already.
-fn is_locked(fd: i32) -> bool {
-    let counters = session::counters();
-    let some =
-        counters.demoted.load(Ordering::Relaxed) + counters.kernel_opens.load(Ordering::Relaxed);
-    if some == 0 || table::in_vfork() {
+/// Whether somebody has a record lock on the file of a descriptor, and it may be this process, which has asked for it by a
+/// descriptor that is the kernel's already. (Who keeps a descriptor for nothing keeps the locks of an open file of others, too.)
+fn is_locked(ino: u64, fd: i32) -> bool {
+    if table::in_vfork() || !is_handed(ino) {
         return false;
     }
     let mut lock = Flock { kind: 1, whence: 0, pad: 0, start: 0, len: 0, pid: 0, pad2: 0 };
