@@ -104,8 +104,8 @@ print('fine')";
     command.args(["python3", "-c", program]).arg(cluster.mount(2)).arg(cluster.mount(3));
     assert_eq!(text(&command.output().expect("python starts")), "fine\n");
     let asked = counter("locks") + counter("locks_refused") - before;
-    // One in twenty of what was locked and unlocked, if the machine is so busy that the mount is told late.
-    assert!((2..200 + 4000 / 20).contains(&asked), "{asked} questions to the head");
+    // Of what was locked and unlocked not the half, however late the mount is told on a busy machine; a few dozen at rest.
+    assert!((2..4000 / 2).contains(&asked), "{asked} questions to the head");
     assert!(counter("soles") > 0 && counter("soles_back") > 0);
     cluster.assert_nobody_expelled();
 }

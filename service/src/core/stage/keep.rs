@@ -137,7 +137,9 @@ impl Node {
         }
         let (client, now) = (header.client, self.env.now);
         let before = self.member.last_chunk.replace((client, now));
-        let beside = |(other, at): (ClientId, Nanos)| other != client && now.saturating_sub(at) <= limits.crowd;
+        let beside = |(other, at): (ClientId, Nanos)| {
+            other != client && now.saturating_sub(at) <= limits.crowd
+        };
         let inline =
             if before.is_some_and(beside) { limits.inline_bytes / 4 } else { limits.inline_bytes };
         // A short one that follows what is under way goes behind it.
