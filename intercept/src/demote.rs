@@ -136,7 +136,8 @@ fn reopen_directory(index: usize) -> Result<i32, isize> {
         // Its owner has become another.
         fd = with_room(|| open(shown & !o::NOATIME));
     }
-    if sys::failed(fd) { Err(fd) } else { Ok(table::raise(fd as i32, true)) }
+    let ino = table::ofd(index).ino.load(Ordering::Acquire);
+    if sys::failed(fd) { Err(fd) } else { Ok(lock::raise(ino, fd as i32)) }
 }
 
 /// Another descriptor of a directory that is open here, to be closed.

@@ -23,7 +23,7 @@ use crate::format::state;
 use crate::path::{self, Stop};
 use crate::sys::{self, err, nr, o};
 use crate::table::{self, InUse};
-use crate::{demote, mem, session, thread};
+use crate::{demote, mem, ring, session, thread};
 
 /// Inodes locked at one time by one process, and no more than there are numbers for the engine; beyond, the description goes
 /// to the kernel.
@@ -82,10 +82,9 @@ pub fn hand_over(ino: u64) {
 }
 
 /// A record lock is asked for by a number that is not ours: what it stands for may be the mount's (opened below a directory that
-/// is the kernel's, or sent by another process).
+/// is the kernel's, or sent by another process), whatever number its device has by now.
 pub fn beside(fd: i32) {
-    let device = u64::from(session::header().device);
-    if let Some(stat) = sys::fstat(fd).filter(|stat| stat.dev == device) {
+    if let Some(stat) = sys::fstat(fd) {
         hand_over(stat.ino);
     }
 }
@@ -95,6 +94,8 @@ fn is_handed(ino: u64) -> bool {
     was_handed(ino)
         || session::kernel_owned(ino)
         || path::has_left()
+        // Who shares this process's descriptors and not its memory may have locked by one.
+        || ring::has()
         || session::counters().exhausted.load(Ordering::Relaxed) != 0
 }
 
@@ -108,7 +109,8 @@ fn was_handed(ino: u64) -> bool {
 /// Looks at the descriptors that came with the program, before there are others: what is opened for this process's own use is
 /// not the application's.
 pub fn look() {
-    if !LOOKED.load(Ordering::Relaxed) {
+    // (A child of vfork has other descriptors than the process whose memory this is.)
+    if !table::in_vfork() && !LOOKED.load(Ordering::Relaxed) {
         look_at_inherited();
         LOOKED.store(true, Ordering::Relaxed);
     }

@@ -200,7 +200,7 @@ fn close_range(r: &Regs) -> Reply {
 /// `None`: the kernel shall do it with the replacements in `r`.
 pub fn fcntl(r: &mut Regs) -> Result<Option<isize>, Stop> {
     let (fd, command, arg) = (r.rdi as i32, r.rsi as u32, r.rdx);
-    if matches!(command, 6 | 7) && table::entry(fd) == 0 {
+    if matches!(command, 6 | 7) && table::index(table::entry(fd)).is_none() {
         lock::beside(fd);
     }
     let file = served(r.rdi)?;
@@ -342,7 +342,7 @@ fn ioctl(r: &Regs) -> Reply {
 /// Whether the kernel has something of the mount by that number.
 fn is_the_mounts(fd: i32) -> bool {
     let device = u64::from(session::header().device);
-    !table::in_vfork() && sys::fstat(fd).is_some_and(|stat| stat.dev == device)
+    !table::in_vfork() && !path::has_left() && sys::fstat(fd).is_some_and(|stat| stat.dev == device)
 }
 
 fn chdir(r: &Regs) -> Reply {

@@ -179,27 +179,34 @@ pub fn look_at_cwd() {
 fn find_cwd() -> Option<u64> {
     let mut buf = [0u8; PATH_MAX];
     let len = sys::call2(nr::GETCWD, buf.as_mut_ptr() as usize, buf.len());
-    // What was removed has no path any more.
-    let path = (len != err::NOENT).then(|| usize::try_from(len).ok()?.checked_sub(1));
-    let path =
-        path.map(|len| len.map(|len| &buf[..len]).filter(|p| path::behind_prefix(p).is_some()));
-    if path == Some(None) {
-        return None;
+    if len == err::NOENT {
+        // What was removed has no path any more, but that of before.
+        let (link, to) = (c"/proc/self/cwd".as_ptr() as usize, buf.as_mut_ptr() as usize);
+        let len = usize::try_from(sys::call3(nr::READLINK, link, to, buf.len())).ok()?;
+        path::behind_prefix(buf.get(..len)?.strip_suffix(b" (deleted)")?)?;
+        return removed_cwd(&stat_cwd()?);
     }
+    let path = buf.get(..usize::try_from(len).ok()?.checked_sub(1)?)?;
+    path::behind_prefix(path)?;
+    let stat = stat_cwd()?;
+    match path::inode_of(path) {
+        Some(ino) if ino == stat.ino => Some(ino),
+        // The kernel says where it was when it looked last: it may have been moved since, or removed, and something else be there.
+        _ => removed_cwd(&stat),
+    }
+}
+
+fn stat_cwd() -> Option<Stat> {
     let mut stat = Stat::default();
-    let to = (&raw mut stat) as usize;
-    let (fd, here) = (at::FDCWD as usize, c"".as_ptr() as usize);
-    let done = sys::call4(nr::NEWFSTATAT, fd, here, to, at::EMPTY_PATH as usize);
-    if done != 0 {
-        return None;
-    }
+    let (to, here) = ((&raw mut stat) as usize, c"".as_ptr() as usize);
+    let (fd, flags) = (at::FDCWD as usize, at::EMPTY_PATH as usize);
+    (sys::call4(nr::NEWFSTATAT, fd, here, to, flags) == 0).then_some(stat)
+}
+
+/// A directory without a name, which is there as long as somebody has it open.
+fn removed_cwd(stat: &Stat) -> Option<u64> {
     let ours = stat.dev == u64::from(session::header().device);
-    match path.flatten().and_then(path::inode_of) {
-        // The kernel says where it was when it looked last; another node may have moved it since, and something else there.
-        Some(ino) => (stat.ino == ino).then_some(ino),
-        // Removed while somebody has it open, perhaps a moment ago, of which the kernel has not heard.
-        None => (ours && path::is_removed(stat.ino)).then_some(stat.ino),
-    }
+    (ours && path::is_removed(stat.ino)).then_some(stat.ino)
 }
 
 /// fork, vfork, clone, clone3.
@@ -420,7 +427,12 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     let verdict = mode & 0o170_000 == S_IFREG
         && !privileged
         && (script(head, depth) || dynamic(head, fd as usize));
-    sys::call1(nr::CLOSE, fd as usize);
+    if stat.dev == u64::from(session::header().device) && !table::in_vfork() {
+        // Who has locked the very file keeps that over exec.
+        lock::keep(stat.ino, lock::raise(stat.ino, fd as i32));
+    } else {
+        sys::call1(nr::CLOSE, fd as usize);
+    }
     verdict
 }
 
