@@ -722,7 +722,7 @@ mod tests {
         for writers in [1, 3] {
             for (cores, helped) in [(1, false), (8, true)] {
                 let done = run(Way { cores, writers, passes: (0, 1) }).unwrap();
-                assert!(done.deciding <= 1.001 && done.mb_s > 0.0, "{done:?}");
+                assert!(done.deciding > 0.0 && done.mb_s > 0.0, "{done:?}");
                 assert_eq!(done.pieces > 0, helped, "{writers} writers, {cores} cores");
             }
         }

@@ -32,7 +32,7 @@ pub const STAGES: [Stage; 7] = [
         does: "copies whole entries out of a client's log, in their sequence, and compares their checksums",
         queue: "entries in the lanes of a log",
         bound: "`log.lanes` × `log.lane_bytes`; 1 MiB at a time (`fetch_bytes`), 256 KiB for another node (`forward_bytes`)",
-        run_by: "the pool, one piece a client, from 128 KiB on (`service.inline`); less, or a log that has to be read to its end, the thread that decides; for each node's own clients",
+        run_by: "the pool, one piece a client, from 128 KiB on (`service.inline`), beside others that wait from a quarter of `shared_bytes` on; less, or a log that has to be read to its end, the thread that decides; for each node's own clients",
     },
     Stage {
         name: "check",
@@ -53,7 +53,7 @@ pub const STAGES: [Stage; 7] = [
         does: "makes the chunk persistent in this node's ring",
         queue: "chunks that came before others; chunks on their way into the ring",
         bound: "256 chunks (`stash`); 16 MiB (`behind_bytes`), 4 MiB a piece (`piece_bytes`); the ring is `node.stream`",
-        run_by: "the pool, one piece at a time, from 128 KiB on (`service.inline`); else the thread that decides; on every member",
+        run_by: "the pool, one piece at a time, from 128 KiB on (`service.inline`), where chunks of several clients follow within a millisecond (`crowd`) from a quarter of that on; else the thread that decides; on every member",
     },
     Stage {
         name: "send",
