@@ -82,9 +82,9 @@ pub fn hand_over(ino: u64) {
 }
 
 /// A record lock is asked for by a number that is not ours: what it stands for may be the mount's (opened below a directory that
-/// is the kernel's, or sent by another process), whatever number its device has by now.
+/// is the kernel's, or sent by another process).
 pub fn beside(fd: i32) {
-    if let Some(stat) = sys::fstat(fd) {
+    if let Some(stat) = sys::fstat(fd).filter(session::is_the_mounts) {
         hand_over(stat.ino);
     }
 }
@@ -123,11 +123,10 @@ static LOOKED: AtomicBool = AtomicBool::new(false);
 /// began the session.
 #[cold]
 fn look_at_inherited() {
-    let device = u64::from(session::header().device);
     let look = |fd: i32| {
         let entry = table::entry(fd);
         let ours = table::index(entry).is_some() || entry & !table::CLOEXEC == table::INTERNAL;
-        if !ours && let Some(stat) = sys::fstat(fd).filter(|stat| stat.dev == device) {
+        if !ours && let Some(stat) = sys::fstat(fd).filter(session::is_the_mounts) {
             hand_over(stat.ino);
         }
     };

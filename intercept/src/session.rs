@@ -220,6 +220,11 @@ pub fn header() -> &'static Header {
     config(0)
 }
 
+/// Whether something is of the mount, as it was when the session began.
+pub fn is_the_mounts(stat: &Stat) -> bool {
+    header().device != 0 && stat.dev == u64::from(header().device)
+}
+
 /// The prefix.
 pub fn mount() -> &'static [u8] {
     let h = header();

@@ -82,6 +82,13 @@ fn spent() -> Nanos {
     (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
 }
 
+/// Does something; how long that takes.
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Nanos) {
+    let begin = spent();
+    let end = work();
+    (end, spent() - begin)
+}
+
 /// What comes to a thread that decides.
 enum In {
     Frame(NodeId, Class, u16, Vec<u8>),
@@ -90,8 +97,6 @@ enum In {
     Packed(packing::Done),
     Copied(u64),
     Bell(base::ClientId),
-    /// Only to look.
-    Awake,
 }
 
 /// What is to happen.
@@ -184,15 +189,6 @@ impl Clockwork {
     /// The virtual time of the thread that decides and is at it.
     fn moment(&self) -> Nanos {
         self.began.1 + (spent() - self.began.0)
-    }
-
-    /// Work that others do is done now, and takes none of this thread's time.
-    fn beside<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> (T, Nanos) {
-        let begin = spent();
-        let end = work(self);
-        let took = spent() - begin;
-        self.began.0 += took;
-        (end, took)
     }
 
     fn turn_at(&mut self, n: usize, at: Nanos) {
@@ -333,7 +329,6 @@ impl Clockwork {
             },
             In::Copied(id) => self.apply(n, Event::CopiesDone { id, bad: Vec::new() }),
             In::Bell(client) => self.apply(n, Event::Doorbell(client)),
-            In::Awake => Ok(()),
         }
     }
 
@@ -415,7 +410,7 @@ impl Clockwork {
                     return Ok(());
                 }
                 let region = Arc::clone(&self.members[n].region);
-                let ((), took) = self.beside(|_| piece.run(&*region));
+                let ((), took) = timed(|| piece.run(&*region));
                 let end = self.busy_worker(n, took);
                 self.at(end + HOP, Item::To(n, In::Stage(piece.id())));
                 self.members[n].begun.push((piece, end));
@@ -425,7 +420,7 @@ impl Clockwork {
                     self.at(later, Item::Packing(n, piece));
                     return Ok(());
                 }
-                let (done, took) = self.beside(|_| piece.work());
+                let (done, took) = timed(|| piece.work());
                 let end = self.busy_worker(n, took);
                 self.at(end + HOP, Item::To(n, In::Packed(done)));
             }
@@ -437,7 +432,7 @@ impl Clockwork {
                 }
                 let region = Arc::clone(&self.members[n].region);
                 let (copied, took) =
-                    self.beside(|_| run_copies(&*region, &items).and_then(|()| region.fence()));
+                    timed(|| run_copies(&*region, &items).and_then(|()| region.fence()));
                 copied.told("hostd")?;
                 self.members[n].hostd = at + took;
                 self.at(at + took + HOP, Item::To(n, In::Copied(id)));
@@ -509,7 +504,7 @@ impl Member {
             node,
             region,
             packing: Packing::new(Compression::None, workers.max(1), limits),
-            inbox: VecDeque::from([In::Awake]),
+            inbox: VecDeque::new(),
             free: 0,
             next_turn: Nanos::MAX,
             next_tick: 0,
@@ -639,11 +634,13 @@ pub fn speedup(cores: usize, turns: u32) -> Result<(f64, Run)> {
             runs.push(run(Way { cores, writers: WRITERS, passes: PASSES })?);
         }
     }
-    let [one, many] = both.map(|mut runs| {
-        runs.sort_by(|a, b| a.mb_s.total_cmp(&b.mb_s));
-        runs[runs.len() / 2]
-    });
+    let [one, many] = both.map(middle);
     Ok((many.mb_s / one.mb_s, many))
+}
+
+fn middle(mut runs: Vec<Run>) -> Run {
+    runs.sort_by(|a, b| a.mb_s.total_cmp(&b.mb_s));
+    runs[runs.len() / 2]
 }
 
 /// Full logs of that many processes, until every member has it all.
@@ -678,8 +675,7 @@ fn run_in(dir: &Path, way: Way) -> Result<Run> {
             runs.push(run);
         }
     }
-    runs.sort_by(|a, b| a.mb_s.total_cmp(&b.mb_s));
-    Ok(runs[runs.len() / 2])
+    Ok(middle(runs))
 }
 
 /// All logs are filled, and emptied.

@@ -52,7 +52,7 @@ impl File {
         if sys::failed(flags) || flags as u32 & o::PATH != 0 {
             return Err(Stop::Error(err::BADF));
         }
-        let inside = stat.dev == u64::from(session::header().device);
+        let inside = session::is_the_mounts(&stat);
         if table::in_vfork() || stat.mode & S_IFMT != S_IFREG || !inside {
             return Ok(None);
         }

@@ -120,8 +120,9 @@ impl End {
             let offset = at.map_or_else(own, |at| at as u64);
             return Ok(Some(Self { ino, offset, size: 0, file: Some(file) }));
         }
-        let inside = |stat: &sys::Stat| stat.dev == u64::from(session::header().device);
-        let Some(stat) = sys::fstat(fd as i32).filter(inside) else { return Ok(None) };
+        let Some(stat) = sys::fstat(fd as i32).filter(session::is_the_mounts) else {
+            return Ok(None);
+        };
         let own = || sys::call3(nr::LSEEK, fd, 0, SEEK_CUR).max(0) as u64;
         let offset = at.map_or_else(own, |at| at as u64);
         Ok(Some(Self { ino: stat.ino, offset, size: stat.size.max(0) as u64, file: None }))

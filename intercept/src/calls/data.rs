@@ -415,8 +415,7 @@ fn transfer(
 /// What of a descriptor of the kernel's is ours: names in a directory that it has open, and whatever else this
 /// process did to the volume itself, of which the mount knows nothing.
 fn sync_beside(fd: usize) -> Result<(), Stop> {
-    let device = u64::from(session::header().device);
-    let inside = || device != 0 && sys::fstat(fd as i32).is_some_and(|stat| stat.dev == device);
+    let inside = || sys::fstat(fd as i32).as_ref().is_some_and(session::is_the_mounts);
     if crate::fsys::connected() && !table::in_vfork() && inside() {
         fs()?.fsync_inode(&caller(), InodeId::ROOT)?;
     }

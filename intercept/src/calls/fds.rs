@@ -341,8 +341,8 @@ fn ioctl(r: &Regs) -> Reply {
 
 /// Whether the kernel has something of the mount by that number.
 fn is_the_mounts(fd: i32) -> bool {
-    let device = u64::from(session::header().device);
-    !table::in_vfork() && !path::has_left() && sys::fstat(fd).is_some_and(|stat| stat.dev == device)
+    let stat = || sys::fstat(fd);
+    !table::in_vfork() && !path::has_left() && stat().as_ref().is_some_and(session::is_the_mounts)
 }
 
 fn chdir(r: &Regs) -> Reply {

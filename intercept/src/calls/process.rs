@@ -205,8 +205,7 @@ fn stat_cwd() -> Option<Stat> {
 
 /// A directory without a name, which is there as long as somebody has it open.
 fn removed_cwd(stat: &Stat) -> Option<u64> {
-    let ours = stat.dev == u64::from(session::header().device);
-    (ours && path::is_removed(stat.ino)).then_some(stat.ino)
+    (session::is_the_mounts(stat) && path::is_removed(stat.ino)).then_some(stat.ino)
 }
 
 /// fork, vfork, clone, clone3.
@@ -420,14 +419,14 @@ fn hookable(dirfd: i32, name: usize, flags: u32, depth: u32) -> bool {
     let got = sys::call4(nr::PREAD64, fd as usize, at, head.len() - 1, 0);
     let Stat { mode, .. } = stat;
     let privileged = mode & 0o4000 != 0 || mode & 0o2010 == 0o2010 || has_capabilities(fd as usize);
-    if stat.dev == u64::from(session::header().device) {
+    if session::is_the_mounts(&stat) {
         demote::before_exec(stat.ino);
     }
     let head = &mut head[..got.max(0) as usize];
     let verdict = mode & 0o170_000 == S_IFREG
         && !privileged
         && (script(head, depth) || dynamic(head, fd as usize));
-    if stat.dev == u64::from(session::header().device) && !table::in_vfork() {
+    if session::is_the_mounts(&stat) && !table::in_vfork() {
         // Who has locked the very file keeps that over exec.
         lock::keep(stat.ino, lock::raise(stat.ino, fd as i32));
     } else {
@@ -450,7 +449,7 @@ fn is_missing(dirfd: i32, name: usize, follow: u32) -> bool {
     if sys::call4(nr::NEWFSTATAT, dirfd as usize, name, to, flags as usize) != 0 {
         return true;
     }
-    if stat.mode & 0o170_000 == S_IFREG && stat.dev == u64::from(session::header().device) {
+    if stat.mode & 0o170_000 == S_IFREG && session::is_the_mounts(&stat) {
         demote::before_exec(stat.ino);
     }
     false

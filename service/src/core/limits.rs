@@ -30,8 +30,7 @@ pub struct Limits {
     /// What is no longer than this is done by the thread that decides: to hand it to another and hear of its end takes as long.
     /// `usize::MAX`: it does everything.
     pub inline_bytes: usize,
-    /// Where chunks of different clients follow within so long (nanoseconds), a quarter of `inline_bytes` is long enough: there is other
-    /// work for who would have to hear of the end.
+    /// Chunks of different clients that follow within so long (nanoseconds) are beside each other ([`Limits::inline`]).
     pub crowd: u64,
     /// Bytes of chunks that one piece of work puts into the ring, or of what is published that it copies.
     pub piece_bytes: usize,
@@ -105,6 +104,12 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// What is no longer than this is done by the thread that decides: a quarter of `inline_bytes` `beside` others, where that has
+    /// other work.
+    pub const fn inline(&self, beside: bool) -> usize {
+        if beside { self.inline_bytes / 4 } else { self.inline_bytes }
+    }
+
     /// As shipped.
     pub const SHIPPED: Self = Self {
         publish_bytes: 2 << 20,

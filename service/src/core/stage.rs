@@ -32,7 +32,7 @@ pub const STAGES: [Stage; 7] = [
         does: "copies whole entries out of a client's log, in their sequence, and compares their checksums",
         queue: "entries in the lanes of a log",
         bound: "`log.lanes` × `log.lane_bytes`; 1 MiB at a time (`fetch_bytes`), 256 KiB for another node (`forward_bytes`)",
-        run_by: "the pool, one piece a client, from 128 KiB on (`service.inline`), beside others that wait from a quarter of `shared_bytes` on; less, or a log that has to be read to its end, the thread that decides; for each node's own clients",
+        run_by: "the pool, one piece a client, from 128 KiB on (`service.inline`), beside others that wait from a quarter of that on; less, or a log that has to be read to its end, the thread that decides; for each node's own clients",
     },
     Stage {
         name: "check",

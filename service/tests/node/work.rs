@@ -66,6 +66,35 @@ fn what_is_short_is_done_at_once() {
     assert!(rig.pieces.is_empty() && hand.word(control::REPLICATED) >= seq);
 }
 
+/// Beside others a quarter of what is long else is long enough, for as long as there are others.
+#[test]
+fn what_is_short_beside_others_is_worked_upon() {
+    for (inline, apart) in [(128 << 10, true), (usize::MAX, false)] {
+        let (mut rig, mut hand, ino) = chain(2, 1, inline);
+        rig.holds_work = false;
+        let mut other = rig.attach(0, 0);
+        let second = other.create(&mut rig, b"g", 0o100_644);
+        other.sync(&mut rig);
+        rig.settle();
+        other.lease(&mut rig, second, LeaseMode::Write).expect("a lease");
+        rig.holds_work = true;
+        write(&mut rig, &mut hand, ino, 0, 100_000, 1);
+        assert!(rig.pieces.is_empty(), "the first is alone");
+        write(&mut rig, &mut other, second, 0, 100_000, 2);
+        let kept = |rig: &Rig| rig.pieces.iter().any(|(_, piece)| piece.kind() == Kind::Keep);
+        assert_eq!(kept(&rig), apart);
+        rig.holds_work = false;
+        while rig.end_work(0) {}
+        rig.settle();
+        rig.holds_work = true;
+        write(&mut rig, &mut hand, ino, 0, 100_000, 3);
+        assert!(rig.pieces.is_empty(), "alone again");
+        rig.holds_work = false;
+        rig.settle();
+        rig.check();
+    }
+}
+
 /// It is on its way to the next node before it is in the ring of this one, and fsync waits for both.
 #[test]
 fn a_chunk_is_sent_before_it_is_kept_and_acknowledged_when_all_have_it() {

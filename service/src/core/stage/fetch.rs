@@ -100,12 +100,9 @@ impl Node {
 
     /// Has what is in a log fetched by somebody else, if it is much.
     fn fetch_apart(&mut self, id: ClientId, most: usize) -> Result<bool, Failure> {
-        let inline = self.env.config.limits.inline_bytes;
-        if inline == usize::MAX {
-            return Ok(false);
-        }
+        let limits = &self.env.config.limits;
         // Where others wait as well there is other work for who would have to hear of the end.
-        let inline = inline.min(most / 4);
+        let inline = limits.inline(most < self.batch_bytes(false));
         let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(false) };
         if inline >= most || client.reading().is_some() || !client.holds_more_than(inline)? {
             return Ok(false);

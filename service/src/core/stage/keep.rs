@@ -140,8 +140,7 @@ impl Node {
         let beside = |(other, at): (ClientId, Nanos)| {
             other != client && now.saturating_sub(at) <= limits.crowd
         };
-        let inline =
-            if before.is_some_and(beside) { limits.inline_bytes / 4 } else { limits.inline_bytes };
+        let inline = limits.inline(before.is_some_and(beside));
         // A short one that follows what is under way goes behind it.
         let long = bytes > inline || self.ring.is_behind();
         if !chained || !long || bytes > limits.behind_bytes {
