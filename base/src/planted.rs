@@ -656,6 +656,10 @@ pub enum Bug {
     VerifiedUnseen = 453,
     /// Entries that were found right as those of one log are taken for those of another one.
     VerifiedOfOther = 454,
+    /// A member that has what it cannot acknowledge yet says nothing until it can.
+    NeverAtWork = 455,
+    /// A member that says that it is at work is never reported, whatever becomes of that.
+    AtWorkForEver = 456,
 }
 
 impl Bug {
@@ -2070,6 +2074,16 @@ impl Bug {
             Bug::VerifiedOfOther,
             "verified-of-other",
             "entries that are right as those of one log are taken for those of another one",
+        ),
+        (
+            Bug::NeverAtWork,
+            "never-at-work",
+            "a member that has what it cannot acknowledge yet says nothing until it can",
+        ),
+        (
+            Bug::AtWorkForEver,
+            "at-work-for-ever",
+            "a member that says that it is at work is never reported",
         ),
         (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
         (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),

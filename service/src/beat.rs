@@ -8,8 +8,8 @@
 //! A core that hangs must be noticed all the same. So the core says when it has turned ([`Beat::turned`]):
 //! heartbeats stop when it has not for the failure timeout. And a core that does not turn although it was
 //! rung for is lent realtime priority, at most [`LENT`] at a time: on a machine that is overloaded it is slow, but it
-//! turns with every heartbeat, fetches, acknowledges, and prolongs its clients' leases. Without
-//! overload it never comes to that.
+//! turns with every heartbeat, fetches, acknowledges, and prolongs its clients' leases. So are the threads of its pool, when
+//! nothing ends of what they are to do. Without overload it never comes to that.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use base::{Epoch, NodeId, StreamSeq};
 use cluster::coordinator::{CoordEvent, Coordinator, DataState};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::crew::Crew;
 use crate::process::Thread;
 
 /// A core that has not turned for so long after it was rung for gets too little of the processor.
@@ -97,11 +98,12 @@ impl Beat {
     /// Starts the thread, which has the client from here on; the core is the thread that calls. `position` and `state`
     /// are what the client has registered with.
     ///
-    /// `patience` comes on top of the failure timeout: so long the core may wait for a disk.
+    /// `patience` comes on top of the failure timeout: so long the core may wait for a disk. `crew` works for the core.
     pub fn start<C: Coordinator + Send + 'static>(
         client: C,
         (position, state): (StreamSeq, DataState),
         patience: Duration,
+        crew: Arc<Crew>,
     ) -> std::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(Shared {
@@ -128,6 +130,9 @@ impl Beat {
             rung: None,
             lent: None,
             watchful: true,
+            crew,
+            crew_lent: None,
+            crew_hangs: false,
         };
         let thread = std::thread::Builder::new().name("beat".into()).spawn(|| thread.run())?;
         Ok(Self { shared, orders, heard, until: None, thread: Some(thread) })
@@ -242,6 +247,10 @@ struct Beater<C> {
     lent: Option<Instant>,
     /// The core was slow when it was rung for last: it is looked after at once.
     watchful: bool,
+    /// Who works for the core; since when they are helped; and that this is of no use until something ends.
+    crew: Arc<Crew>,
+    crew_lent: Option<Instant>,
+    crew_hangs: bool,
 }
 
 impl<C: Coordinator> Beater<C> {
@@ -255,15 +264,21 @@ impl<C: Coordinator> Beater<C> {
             }
             self.turn();
             self.help();
+            self.help_crew();
         }
         self.core.ordinary();
+        self.crew.take_back();
     }
 
     /// Says whether there are orders.
     fn wait(&self) -> bool {
         // Else the next heartbeat is soon enough to see: an idle machine sleeps.
         let looks = self.lent.is_some() || self.rung.is_some() && self.watchful;
-        let wait = if looks { STARVED / 4 } else { WAIT };
+        let wait = match self.crew.waits() {
+            _ if looks || self.crew_lent.is_some() => STARVED / 4,
+            Some(_) => STARVED,
+            None => WAIT,
+        };
         let timeout = Timespec::try_from(wait).ok();
         let mut fds = [
             PollFd::from_borrowed_fd(self.client.as_fd(), PollFlags::IN),
@@ -340,6 +355,26 @@ impl<C: Coordinator> Beater<C> {
                 (self.rung, self.lent) = (None, self.end_help());
             }
             _ => {}
+        }
+    }
+
+    /// The same for who works for it.
+    fn help_crew(&mut self) {
+        let waits = self.crew.waits();
+        let starved = waits.is_some_and(|waits| waits >= STARVED);
+        match self.crew_lent {
+            None if starved && !self.crew_hangs => {
+                let lent = self.crew.lend(CORE_PRIORITY);
+                (self.crew_lent, self.crew_hangs) = (lent.then(Instant::now), !lent);
+            }
+            None => self.crew_hangs &= starved,
+            Some(since) if waits.is_none() || since.elapsed() >= LENT => {
+                self.crew.take_back();
+                self.crew_lent = None;
+                // What did not come to its end with help waits for something else than the processor.
+                self.crew_hangs = waits >= Some(LENT);
+            }
+            Some(_) => {}
         }
     }
 
@@ -423,7 +458,7 @@ mod tests {
         let mut beat = {
             let at = (config.registration.position, config.registration.state);
             let client = Client::new(config).expect("a client");
-            Beat::start(client, at, Duration::ZERO).expect("a thread")
+            Beat::start(client, at, Duration::ZERO, Arc::default()).expect("a thread")
         };
         let serves = |beat: &mut Beat| {
             beat.hear();

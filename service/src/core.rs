@@ -406,6 +406,11 @@ impl Node {
         self.env.realtime_offset = offset;
     }
 
+    /// Whether something of others has come and waits for its turn outside: a member says for it that it is at work.
+    pub fn set_hearing(&mut self, hearing: bool) {
+        self.member.hearing = hearing;
+    }
+
     /// Takes note of what happened.
     pub fn apply(&mut self, now: Nanos, event: Event, out: &mut Vec<Effect>) {
         self.env.now = now;
@@ -554,6 +559,7 @@ impl Node {
         self.expel_broken()?;
         self.closing_step()?;
         self.join_again();
+        self.say_at_work();
         self.watch_acks();
         self.forget_lingering()?;
         self.forget_kept()?;

@@ -7,8 +7,10 @@
 //! [`pool`] the threads that work for the one that decides; [`packing`] what travels compressed.
 
 mod beat;
+
 pub mod config;
 pub mod core;
+mod crew;
 mod delayed;
 mod host;
 pub mod hostd;

@@ -224,6 +224,7 @@ impl<N: Transport> Driver<N> {
                     let offset = self.clock.realtime().wrapping_sub(self.clock.monotonic());
                     self.node.set_realtime_offset(offset);
                 }
+                self.node.set_hearing(self.packing.is_hearing());
                 self.deliver(Event::Tick);
             }
             // What others have said already comes before background work.

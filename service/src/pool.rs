@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use cluster::net::Waker;
 
+use crate::crew::Crew;
 use crate::process::Thread;
 
 /// How far a pool goes.
@@ -49,6 +50,8 @@ struct State<T> {
     ended: Vec<(usize, T)>,
     /// Of what is queued, under way, or ended.
     bytes: usize,
+    /// Queued, or under way.
+    pieces: usize,
     threads: usize,
     idle: usize,
     closed: bool,
@@ -64,6 +67,7 @@ struct Shared<T> {
     ready: AtomicBool,
     bell: Waker,
     limits: Limits,
+    crew: Arc<Crew>,
 }
 
 impl<T> Shared<T> {
@@ -75,6 +79,8 @@ impl<T> Shared<T> {
     fn put(&self, mut state: MutexGuard<'_, State<T>>, bytes: usize, end: T) {
         let first = state.ended.is_empty();
         state.ended.push((bytes, end));
+        state.pieces -= 1;
+        self.crew.moved(state.pieces);
         self.ready.store(true, Ordering::Release);
         drop(state);
         self.news.notify_all();
@@ -88,6 +94,7 @@ impl<T> Shared<T> {
         if let Some(nice) = self.limits.nice {
             Thread::current().nice(nice);
         }
+        self.crew.join();
         let mut state = self.lock();
         loop {
             if let Some((bytes, work)) = state.queue.pop_front() {
@@ -116,6 +123,7 @@ impl<T> Shared<T> {
         }
         state.threads -= 1;
         drop(state);
+        self.crew.leave();
         self.news.notify_all();
     }
 }
@@ -134,10 +142,16 @@ impl<T> std::fmt::Debug for Pool<T> {
 impl<T: Send + 'static> Pool<T> {
     /// A pool without threads; an error if the system gives no descriptor for its bell.
     pub fn new(limits: Limits) -> std::io::Result<Self> {
+        Self::watched(limits, Arc::default())
+    }
+
+    /// The same, whose threads are looked after through `crew`.
+    pub(crate) fn watched(limits: Limits, crew: Arc<Crew>) -> std::io::Result<Self> {
         let state = State {
             queue: VecDeque::new(),
             ended: Vec::new(),
             bytes: 0,
+            pieces: 0,
             threads: 0,
             idle: 0,
             closed: false,
@@ -149,6 +163,7 @@ impl<T: Send + 'static> Pool<T> {
             ready: AtomicBool::new(false),
             bell: Waker::new()?,
             limits,
+            crew,
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -167,6 +182,10 @@ impl<T: Send + 'static> Pool<T> {
         }
         state.bytes += bytes;
         state.queue.push_back((bytes, Box::new(work)));
+        state.pieces += 1;
+        if state.pieces == 1 {
+            self.shared.crew.moved(1);
+        }
         let grows = state.threads == 0 || state.queue.len() > limits.queue;
         if state.idle == 0 && state.threads < limits.threads.max(1) && grows {
             state.threads += 1;

@@ -106,7 +106,7 @@ pub fn keep_to(cores: &[u16]) -> Result<(), String> {
 }
 
 /// A thread of this process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Thread(libc::c_long);
 
 impl Thread {

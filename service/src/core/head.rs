@@ -98,6 +98,10 @@ pub(super) struct Head {
     /// For how long some member has not acknowledged what it should have, and when that was looked at.
     pub acks_missing: Nanos,
     pub watched_at: Nanos,
+    /// For how long this head has watched the others, without the time that it slept itself; and how long it had when each
+    /// was heard of last.
+    pub watched: Nanos,
+    pub heard: BTreeMap<NodeId, Nanos>,
     /// Bytes of chunks that not all have.
     pub unacked_bytes: u64,
     /// Nothing more is taken from clients.
@@ -143,6 +147,8 @@ impl Head {
             acked: BTreeMap::new(),
             acks_missing: 0,
             watched_at: 0,
+            watched: 0,
+            heard: BTreeMap::new(),
             unacked_bytes: 0,
             paused: false,
             followers: BTreeSet::new(),
@@ -156,6 +162,7 @@ impl Head {
     /// A view has come in which this node is head as before. Who was away is kept for until then.
     pub(super) fn review(&mut self, view: &View, new_epoch: bool, until: Nanos) {
         self.acked.retain(|n, _| view.chain.contains(n));
+        self.heard.retain(|n, _| view.chain.contains(n));
         self.keeping.review(view, until);
         if !new_epoch {
             self.snapshots.retain(|n, _| view.syncing.contains(n));

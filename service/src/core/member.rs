@@ -34,6 +34,10 @@ pub(super) struct Member {
     pub whole_in: Option<Epoch>,
     /// More is in the ring than was said.
     pub kept_untold: bool,
+    /// Something of others waits for its turn outside.
+    pub hearing: bool,
+    /// When the head was told last how far it is.
+    pub acknowledged_at: Nanos,
     /// Whose chunk was the last, and when it came.
     pub last_chunk: Option<(ClientId, Nanos)>,
     /// How far the stream has each client.
@@ -78,6 +82,8 @@ impl Member {
             incoming: None,
             whole_in: None,
             kept_untold: false,
+            hearing: false,
+            acknowledged_at: 0,
             last_chunk: None,
             settled: BTreeMap::new(),
             dirty: BTreeMap::new(),

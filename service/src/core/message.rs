@@ -205,7 +205,7 @@ macro_rules! messages {
 messages! {
     /// A chunk (`storage::format::chunk`), and up to where all have acknowledged the stream.
     1 CHUNK "chain -> next" Chunk { all_acked: StreamSeq, chunk: Vec<u8> };
-    /// The stream is persistent here up to it.
+    /// The stream is persistent here up to it. Said again while more is here and not persistent yet: the member is at work.
     2 CHUNK_ACK "member -> head" ChunkAck { seq: StreamSeq };
     /// A client, what it holds, has open, and has opened for writing; `room`: its new account, and the blocks that are promised beyond `settled`.
     3 CLIENT_UP "agent -> head" ClientUp { client: ClientId, incarnation: u32, settled: Sequence, identity: Identity, leases: Vec<(InodeId, LeaseMode)>, pins: Vec<InodeId>, rights: Vec<InodeId>, room: (u64, u64) };

@@ -1,6 +1,7 @@
 //! The coordinator's side: the node registers, hears views, and is fenced when it hears nothing.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Epoch, StreamSeq};
@@ -17,15 +18,17 @@ use super::{Began, Driver, nanos};
 use crate::beat::Beat;
 use crate::config::{Error, Membership, NicfsConfig, PeerTransport};
 use crate::core::Event;
+use crate::crew::Crew;
 use crate::serving::Serving;
 
-/// Registers with the coordinator, if there is one, as who has the region and is about to be ready.
+/// Registers with the coordinator, if there is one, as who has the region and is about to be ready. `crew`: who works for it.
 pub(super) fn register(
     config: &NicfsConfig,
     region: &FileRegion,
     (net, keys): (&Net, &Option<Keys>),
     incarnation: u64,
     state: DataState,
+    crew: &Arc<Crew>,
 ) -> Result<Option<Beat>, Error> {
     let Membership::Coordinator(address) = &config.membership else { return Ok(None) };
     let before = match state {
@@ -65,8 +68,9 @@ pub(super) fn register(
         registration,
         keys: keys.clone(),
     };
+    let at = (StreamSeq(0), state);
     let beat =
-        Client::new(client).and_then(|client| Beat::start(client, (StreamSeq(0), state), patience));
+        Client::new(client).and_then(|client| Beat::start(client, at, patience, Arc::clone(crew)));
     beat.map(Some).map_err(|e| Error::new("nicfs: coordinator", e))
 }
 

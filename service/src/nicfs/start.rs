@@ -110,7 +110,8 @@ impl Driver<Net> {
         let state = noted_epoch(&config.region)
             .map_or(DataState::Fresh, |epoch| DataState::Intact { epoch });
         // Before anything that takes long: the others wait for who is about to be back.
-        let beat = register(&config, &region, (&net, &keys), incarnation, state)?;
+        let crew = Arc::default();
+        let beat = register(&config, &region, (&net, &keys), incarnation, state, &crew)?;
         // What the service before this one asked for must not come over what this one publishes.
         end_copies(&region).map_err(|e| Error(format!("{region_at}: hostd: {e}")))?;
         take_up_reserve(&region).map_err(|e| Error::new(&region_at, e))?;
@@ -173,7 +174,7 @@ impl Driver<Net> {
             attaching: BTreeMap::new(),
             packing: Packing::new(compression, limits.threads, packing_limits),
             media,
-            pool: Pool::new(limits).map_err(|e| Error::new("nicfs: pool", e))?,
+            pool: Pool::watched(limits, crew).map_err(|e| Error::new("nicfs: pool", e))?,
             ended_here: Vec::new(),
             pipeline: config.pipeline,
             worked: BTreeMap::new(),

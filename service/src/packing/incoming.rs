@@ -212,6 +212,11 @@ impl Packing {
         }
     }
 
+    /// Whether anything that came waits for its turn.
+    pub fn is_hearing(&self) -> bool {
+        self.incoming.held > 0
+    }
+
     /// Whether so much waits for its turn that nothing more is to be heard before something has been unpacked.
     pub fn is_full(&self) -> bool {
         self.incoming.held > self.limits.held

@@ -92,6 +92,8 @@ pub struct Rig {
     pub watched: Vec<(ClientId, u32)>,
     /// What heads told the coordinator: which process of which node has everything.
     pub caught_up: Vec<(NodeId, u64, Epoch)>,
+    /// Whom heads reported to the coordinator.
+    pub suspected: Vec<NodeId>,
     /// What hostd of a node was asked to copy, and by which number.
     pub copies: Vec<(usize, u64, Vec<CopyItem>)>,
     /// This node has no time for anything but messages.
@@ -166,6 +168,7 @@ impl Rig {
             refused: Vec::new(),
             watched: Vec::new(),
             caught_up: Vec::new(),
+            suspected: Vec::new(),
             copies: Vec::new(),
             busy: None,
             pieces: VecDeque::new(),
@@ -202,6 +205,7 @@ impl Rig {
                 Effect::Detached(client) => self.detached.push(client),
                 Effect::Watch { client, pid, .. } => self.watched.push((client, pid)),
                 Effect::Renew(node) => self.renew(from, node),
+                Effect::Suspect(node) => self.suspected.push(node),
                 Effect::CaughtUp(node, process, epoch) => {
                     self.caught_up.push((node, process, epoch))
                 }

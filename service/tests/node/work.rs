@@ -469,13 +469,67 @@ fn what_is_answered_is_in_the_ring() {
     }
 }
 
+/// Time passes, as the head and the members see it.
+fn passes(rig: &mut Rig, millis: u64) {
+    for _ in 0..millis / 50 {
+        rig.pass(50_000_000);
+        fetch(rig);
+        rig.deliver_all();
+    }
+}
+
+/// A member that is given little of the processor has a chunk for seconds before it can acknowledge it. It says so, and is not
+/// reported.
+#[test]
+fn who_is_slow_at_work_is_not_reported() {
+    let (mut rig, mut hand, ino) = chain(3, 1, 128 << 10);
+    let seq = write(&mut rig, &mut hand, ino, 0, LONG, 2);
+    rig.deliver_all();
+    assert_eq!(rig.pieces.len(), 3);
+    for slow in [2, 1] {
+        // The head is first, and after it whoever is left.
+        assert!(rig.end_work(0));
+        passes(&mut rig, 2_000);
+        assert_eq!(rig.suspected, [], "{slow} of them are slow");
+        assert!(hand.word(control::REPLICATED) < seq);
+    }
+    assert!(rig.end_work(0));
+    passes(&mut rig, 2_000);
+    assert!(hand.word(control::REPLICATED) >= seq);
+    assert_eq!(rig.suspected, []);
+}
+
+/// One that never gets there is, though later; and one that says nothing is at once.
+#[test]
+fn who_is_stuck_at_work_is_reported_and_who_is_silent_at_once() {
+    let (mut rig, mut hand, ino) = chain(3, 1, 128 << 10);
+    write(&mut rig, &mut hand, ino, 0, LONG, 2);
+    rig.deliver_all();
+    assert!(rig.end_work(0));
+    let stuck = rig.pieces.iter().position(|(n, _)| *n == 2).expect("all three work");
+    assert!(rig.end_work(1 - stuck));
+    passes(&mut rig, 5_000);
+    assert_eq!(rig.suspected, []);
+    passes(&mut rig, 2_000);
+    assert_eq!(rig.suspected, [NodeId(3)]);
+
+    let (mut rig, mut hand, ino) = chain(3, 1, usize::MAX);
+    write(&mut rig, &mut hand, ino, 0, LONG, 2);
+    for _ in 0..20 {
+        rig.pass(50_000_000);
+        while (0..rig.links.len()).any(|link| rig.links[link].0 != NodeId(2) && rig.deliver(link)) {
+        }
+    }
+    assert_eq!(rig.suspected, [NodeId(2)], "it is heard of no more");
+}
+
 /// What work does not wait for, or is not waited for, is found.
 #[cfg(feature = "planted")]
 #[test]
 #[ignore = "alone: the variant is one for the whole process"]
 fn work_that_counts_too_early_is_found() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 11] = [
+    let tests: [(Bug, fn()); 13] = [
         (Bug::PublishedUncopied, nothing_is_published_before_it_is_copied),
         (Bug::CopiesOutlive, who_publishes_at_once_waits_for_who_copies),
         (Bug::CopiesOutlive, who_takes_a_snapshot_waits_for_who_copies),
@@ -487,6 +541,8 @@ fn work_that_counts_too_early_is_found() {
         (Bug::ReadOutlives, what_is_read_while_the_view_changes_is_read_again),
         (Bug::DrainUnread, a_recall_waits_for_what_is_being_read),
         (Bug::AnsweredUnkept, what_is_answered_is_in_the_ring),
+        (Bug::NeverAtWork, who_is_slow_at_work_is_not_reported),
+        (Bug::AtWorkForEver, who_is_stuck_at_work_is_reported_and_who_is_silent_at_once),
     ];
     assert_eq!(missed(&tests), []);
 }

@@ -238,6 +238,7 @@ impl World<'_> {
             if beat {
                 host.next_tick = now + clock.lasts(TICK);
             }
+            node.set_hearing(host.packing.is_hearing());
             node.apply(local, Event::Tick, &mut effects);
         }
         let slices = 1 + self.random.below(4);

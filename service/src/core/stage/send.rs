@@ -9,8 +9,12 @@ use crate::core::head::Head;
 use crate::core::message::Message;
 use crate::core::{Effect, Failure, Node, NodeConfig, Role};
 
-/// A member that has not acknowledged for this long although it should have is reported.
+/// A member that has neither acknowledged for this long, although it should have, nor said that it is at work, is reported.
 const SUSPECT_AFTER: Nanos = 600_000_000;
+/// So is one that has said so and not acknowledged for this long: its medium hangs, or one of its threads.
+const STUCK_AFTER: Nanos = 6_000_000_000;
+/// A member that has chunks and cannot acknowledge them yet says so this often.
+const AT_WORK: Nanos = 150_000_000;
 /// A look at that counts for no more: a head that gets too little of the processor has not waited, it has slept, and the
 /// acknowledgements may lie before its door.
 const WATCH_STEP: Nanos = 150_000_000;
@@ -24,6 +28,7 @@ impl Node {
         }
         let acked = head.acked.entry(from).or_default();
         *acked = (*acked).max(seq);
+        head.heard.insert(from, head.watched);
         self.advance_acks()
     }
 
@@ -102,6 +107,7 @@ impl Node {
 
     pub(in crate::core) fn acknowledge(&mut self) {
         let seq = self.ring.kept_to();
+        self.member.acknowledged_at = self.env.now;
         let message = Message::ChunkAck { seq };
         if let Some(&head) = self.view.chain.first()
             && head != self.me()
@@ -161,22 +167,41 @@ impl Node {
         Ok(true)
     }
 
+    /// A member that has what it cannot acknowledge yet says so, by saying again how far it is: one that is given little of the
+    /// processor is slow, not gone.
+    pub(in crate::core) fn say_at_work(&mut self) {
+        let unkept = self.ring.kept_to() < self.ring.last()
+            || !self.member.stash.is_empty()
+            || self.member.hearing;
+        let due = self.env.now >= self.member.acknowledged_at + AT_WORK;
+        if self.role() == Role::Member && unkept && due && !planted(Bug::NeverAtWork) {
+            self.acknowledge();
+        }
+    }
+
     /// A member that does not acknowledge although it should is reported to the coordinator.
     pub(in crate::core) fn watch_acks(&mut self) {
         let me = self.me();
         let Some(head) = self.part.head_mut() else { return };
         let waited = self.env.now.saturating_sub(head.watched_at).min(WATCH_STEP);
         head.watched_at = self.env.now;
+        head.watched += waited;
         if self.member.all_acked >= self.ring.last() {
             head.acks_missing = 0;
             return;
         }
         head.acks_missing += waited;
         if head.acks_missing > SUSPECT_AFTER {
-            head.acks_missing = 0;
+            let stuck = head.acks_missing > STUCK_AFTER && !planted(Bug::AtWorkForEver);
+            let silent = |node: &NodeId| {
+                let heard = head.heard.get(node).copied().unwrap_or(0);
+                head.watched.saturating_sub(heard) > SUSPECT_AFTER
+            };
             let behind = |n: &&NodeId| **n != me && head.acked_by(**n) <= self.member.all_acked;
-            if let Some(node) = self.view.chain.iter().chain(&head.followers).find(behind) {
-                self.env.out.push(Effect::Suspect(*node));
+            let mut late = self.view.chain.iter().chain(&head.followers).filter(behind);
+            if let Some(node) = late.find(|node| stuck || silent(node)).copied() {
+                head.acks_missing = 0;
+                self.env.out.push(Effect::Suspect(node));
             }
         }
     }
