@@ -68,6 +68,18 @@ fn recalls(world: &World, nodes: u32) -> Result<f64> {
     (1..=nodes).map(of).sum()
 }
 
+/// Messages a second with a deliverer on each node: sharded (each with the mail directory of its own users), and round robin (all
+/// in one).
+pub fn over_nodes(world: &World, nodes: &[u32], round: u32, millis: &str) -> Result<[f64; 2]> {
+    let own = |node: &u32| Ok((*node, mailbox(world, *node, &format!("user{node}-{round}"))?));
+    let sharded: Vec<(u32, String)> = nodes.iter().map(own).collect::<Result<_>>()?;
+    let sharded = delivered(world, &sharded, millis)?;
+    mailbox(world, 1, &format!("all-{round}"))?;
+    let all = |node: &u32| (*node, world.file(*node, &format!("all-{round}")));
+    let robin = delivered(world, &nodes.iter().map(all).collect::<Vec<_>>(), millis)?;
+    Ok([sharded, robin])
+}
+
 /// Messages of 200 KiB into mail directories: write to `tmp`, fsync, rename to `new`.
 pub fn maildir(bench: &Bench<'_>) -> Result<Measured> {
     let nodes: Vec<u32> = (1..=bench.replicas).collect();
@@ -90,12 +102,7 @@ pub fn maildir(bench: &Bench<'_>) -> Result<Measured> {
         recalled.push((recalls(&world, bench.replicas)? - before) / (two * seconds));
         clear(&who)?;
         let eight = delivered(&world, &same(&fresh("eight")?, 8), millis)?;
-        let own = |node: &u32| Ok((*node, mailbox(&world, *node, &format!("user{node}-{round}"))?));
-        let sharded: Vec<(u32, String)> = nodes.iter().map(own).collect::<Result<_>>()?;
-        let sharded = delivered(&world, &sharded, millis)?;
-        mailbox(&world, 1, &format!("all-{round}"))?;
-        let all = |node: &u32| (*node, world.file(*node, &format!("all-{round}")));
-        let robin = delivered(&world, &nodes.iter().map(all).collect::<Vec<_>>(), millis)?;
+        let [sharded, robin] = over_nodes(&world, &nodes, round, millis)?;
         Ok([one, two_apart, two, eight, sharded, robin])
     })?;
     recalled.sort_by(f64::total_cmp);
