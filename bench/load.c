@@ -11,6 +11,11 @@
  *   load fill    PATH BYTES COUNT    as seq: makes the file that `read` reads
  *   load read    PATH BYTES COUNT    COUNT random reads of BYTES
  *   load mixed-P PATH BYTES COUNT    as seq, with bytes of which P percent can be compressed away
+ *   load held-seq PATH BYTES COUNT   as seq, but with the file open says "ready" and waits for a byte on standard input
+ *   load held-stream - BYTES MILLIS  as stream, likewise when its memory is there
+ *   load sort-P  DIR  BYTES COUNT    sorts COUNT records of BYTES, a key of 10 and a rest so that P percent can be compressed away: four
+ *                                    processes put them into files by ranges of keys, then four sort a range each (Tencent Sort's phases,
+ *                                    each durable at its end); only the second is timed
  *   load rewrite PATH BYTES COUNT    COUNT times write the same 16 blocks of BYTES eight times over, then fsync
  *   load tmp     DIR  BYTES COUNT    COUNT times make, write, close and remove 16 files of BYTES, then fsync a file
  *   load files   DIR  BYTES COUNT    COUNT times create, write, fsync, close, unlink
@@ -224,8 +229,17 @@ static void append_sync(const char *path, size_t bytes, size_t count, uint64_t *
     fs_close(fd);
 }
 
-static void sequential(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+/* Until whoever started this has heard that it is ready, and those beside it. */
+static void wait_for_all(void) {
+    char byte;
+    if (puts("ready") < 0 || fflush(stdout) != 0 || read(0, &byte, 1) != 1)
+        die("standard input");
+}
+
+static void sequential(const char *path, size_t bytes, size_t count, uint64_t *samples, int held) {
     int fd = open_or_die(path, O_WRONLY | O_CREAT);
+    if (held)
+        wait_for_all();
     uint64_t begin = now();
     for (size_t i = 0; i < count; i++) {
         uint64_t start = now();
@@ -433,11 +447,13 @@ static void served(const char *dir, size_t bytes, size_t millis, int mail) {
 }
 
 /* A program that wants the memory's bandwidth. */
-static void stream(size_t bytes, size_t millis) {
+static void stream(size_t bytes, size_t millis, int held) {
     uint64_t *words = malloc(bytes), sum = 0;
     if (words == NULL)
         die("memory");
     memset(words, 1, bytes);
+    if (held)
+        wait_for_all();
     uint64_t begin = now(), end = begin + millis * 1000000u;
     size_t passes = 0;
     for (; now() < end; passes++)
@@ -493,6 +509,111 @@ static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
+}
+
+enum { SORTERS = 4, SORT_KEY = 10 };
+
+static size_t record_bytes;
+
+static int by_key(const void *a, const void *b) {
+    return memcmp(a, b, SORT_KEY);
+}
+
+static FILE *part(const char *dir, const char *what, unsigned from, unsigned to, const char *mode) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s-%u-%u", dir, what, from, to);
+    FILE *file = fopen(path, mode);
+    if (file == NULL)
+        die(path);
+    return file;
+}
+
+static void durable(FILE *file) {
+    if (fflush(file) != 0 || fs_fsync(fileno(file)) != 0 || fclose(file) != 0)
+        die("a file of the sort");
+}
+
+/* Makes its share of the records, where others would read them, and puts them into a file for each range. */
+static void partition(const char *dir, unsigned me, size_t count, unsigned percent) {
+    FILE *to[SORTERS];
+    char *record = malloc(record_bytes);
+    if (record == NULL)
+        die("memory");
+    size_t noise = record_bytes - record_bytes * percent / 100;
+    for (unsigned n = 0; n < SORTERS; n++)
+        to[n] = part(dir, "part", me, n, "w");
+    uint64_t number = (uint64_t)(me + 1) << 48;
+    for (size_t i = 0; i < count; i++) {
+        for (size_t at = 0; at < record_bytes; at++)
+            record[at] = at < noise || at < SORT_KEY ? (char)mix(++number) : 'c';
+        if (fwrite(record, record_bytes, 1, to[(uint8_t)record[0] / (256 / SORTERS)]) != 1)
+            die("write");
+    }
+    for (unsigned n = 0; n < SORTERS; n++)
+        durable(to[n]);
+}
+
+static void sort_range(const char *dir, unsigned me, size_t count) {
+    size_t have = 0, room = count / SORTERS * 2 + SORTERS;
+    char *all = malloc(room * record_bytes);
+    if (all == NULL)
+        die("memory");
+    for (unsigned n = 0; n < SORTERS; n++) {
+        FILE *from = part(dir, "part", n, me, "r");
+        have += fread(all + have * record_bytes, record_bytes, room - have, from);
+        if (!feof(from) && fgetc(from) != EOF)
+            die("a range");
+        fclose(from);
+    }
+    qsort(all, have, record_bytes, by_key);
+    FILE *to = part(dir, "sorted", me, 0, "w");
+    if (fwrite(all, record_bytes, have, to) != have)
+        die("write");
+    durable(to);
+}
+
+/* Four processes; `sorts`: those of the second phase. */
+static void phase(const char *dir, size_t count, unsigned percent, int sorts) {
+    for (unsigned n = 0; n < SORTERS; n++) {
+        pid_t child = fork();
+        if (child < 0)
+            die("fork");
+        if (child == 0) {
+            if (sorts)
+                sort_range(dir, n, count);
+            else
+                partition(dir, n, count / SORTERS, percent);
+            exit(0);
+        }
+    }
+    for (unsigned n = 0; n < SORTERS; n++) {
+        int status = 1;
+        if (wait(&status) < 0 || status != 0)
+            exit(1);
+    }
+}
+
+static void sort_records(const char *dir, size_t bytes, size_t count, unsigned percent) {
+    record_bytes = bytes, count = count / SORTERS * SORTERS;
+    phase(dir, count, percent, 0);
+    uint64_t begin = now();
+    phase(dir, count, percent, 1);
+    uint64_t took = now() - begin;
+    /* Nothing is missing, and all of it in its order. */
+    char last[SORT_KEY] = {0}, *record = malloc(bytes);
+    size_t there = 0;
+    for (unsigned n = 0; n < SORTERS; n++) {
+        FILE *from = part(dir, "sorted", n, 0, "r");
+        for (; record != NULL && fread(record, bytes, 1, from) == 1; there++) {
+            if (memcmp(record, last, SORT_KEY) < 0)
+                die("the order");
+            memcpy(last, record, SORT_KEY);
+        }
+        fclose(from);
+    }
+    if (there != count)
+        die("the number of records");
+    printf("{\"ops\":%zu,\"bytes\":%zu,\"seconds\":%.6f}\n", count, bytes, (double)took / 1e9);
 }
 
 static void fill_record(uint64_t *words, uint64_t number) {
@@ -561,8 +682,12 @@ int main(int argc, char **argv) {
         records(path, bytes, count);
         return 0;
     }
-    if (strcmp(load, "stream") == 0 && bytes >= 4096 && bytes <= (1u << 30)) {
-        stream(bytes, count);
+    if ((strcmp(load, "stream") == 0 || strcmp(load, "held-stream") == 0) && bytes >= 4096 && bytes <= (1u << 30)) {
+        stream(bytes, count, load[0] == 'h');
+        return 0;
+    }
+    if (strncmp(load, "sort-", 5) == 0 && strtoul(load + 5, NULL, 10) <= 100 && bytes >= SORT_KEY && bytes <= 4096) {
+        sort_records(path, bytes, count, (unsigned)strtoul(load + 5, NULL, 10));
         return 0;
     }
     if (bytes == 0 || bytes > (1u << 24) || bytes % 16 != 0 || count == 0 || count > 100000000) {
@@ -587,8 +712,8 @@ int main(int argc, char **argv) {
         write_bursts(path, bytes, count, samples);
     else if (strcmp(load, "append") == 0)
         append_sync(path, bytes, count, samples);
-    else if (strcmp(load, "seq") == 0 || strcmp(load, "fill") == 0)
-        sequential(path, bytes, count, samples);
+    else if (strcmp(load, "seq") == 0 || strcmp(load, "fill") == 0 || strcmp(load, "held-seq") == 0)
+        sequential(path, bytes, count, samples, load[0] == 'h');
     else if (strncmp(load, "mixed-", 6) == 0 && strtoul(load + 6, NULL, 10) <= 100)
         mixed(path, bytes, count, samples, (unsigned)strtoul(load + 6, NULL, 10));
     else if (strcmp(load, "rewrite") == 0)

@@ -241,7 +241,7 @@ pub const BENCHES: &[Row] = &[
     },
     Row {
         name: "linefs",
-        about: "the pipeline beside its comparison modes (serial, and Assise on the applications' cores with and without replication in the background)",
+        about: "the pipeline beside its comparison modes (serial, and Assise on the applications' cores with and without replication in the background): writes, fsync, file and mail servers, mail delivery, a log-structured merge tree (no LevelDB), who publishes, a sort that is compressed",
         // What the paper has, on hundreds of cores, is printed beside each ratio.
         asked: &[],
         run: linefs::linefs,

@@ -61,7 +61,7 @@ pub fn compress(bench: &Bench<'_>) -> Result<Measured> {
 }
 
 /// MB a second that are on every replica when fsync returns.
-pub fn mixed(world: &World, percent: u32, bytes: usize) -> Result<f64> {
+fn mixed(world: &World, percent: u32, bytes: usize) -> Result<f64> {
     let path = world.file(1, "mixed");
     let (load, count) = (format!("mixed-{percent}"), (bytes / 16384).to_string());
     let got = figures(world.under_run(1, &[&load, &path, "16384", &count])?)?;

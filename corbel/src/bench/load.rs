@@ -10,6 +10,7 @@ use crate::failure::{Context, Failure, Kind, Result};
 
 const SOURCE: &str = include_str!("../../../bench/load.c");
 const GREEDY: &str = include_str!("../../../bench/greedy.c");
+const LSM: &str = include_str!("../../../bench/lsm.c");
 const SQLITE: &str = include_str!("../../../bench/sqlite.py");
 
 /// Compiles the load program into `dir`.
@@ -25,6 +26,14 @@ pub fn compile_greedy(dir: &Path) -> Result<PathBuf> {
     let (source, program) = (dir.join("greedy.c"), dir.join("greedy"));
     std::fs::write(&source, GREEDY).context(source.display())?;
     cc(&["-O2", "-o"], &[&program, &source], &[])?;
+    Ok(program)
+}
+
+/// The same for the log-structured merge tree.
+pub fn compile_lsm(dir: &Path) -> Result<PathBuf> {
+    let (source, program) = (dir.join("lsm.c"), dir.join("lsm"));
+    std::fs::write(&source, LSM).context(source.display())?;
+    cc(&["-O2", "-pthread", "-o"], &[&program, &source], &[])?;
     Ok(program)
 }
 
@@ -145,6 +154,40 @@ mod tests {
         std::fs::write(dir.join("r"), bytes).unwrap();
         let damaged = figures(run(&["verify", "r"])).unwrap();
         assert_eq!((&damaged["records"], &damaged["bad"]), (&3.into(), &4.into()));
+        std::fs::create_dir(dir.join("sort")).unwrap();
+        assert_eq!(figures(run(&["sort-60", "sort", "100", "4000"])).unwrap()["ops"], 4000);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// The tree as well: what it was given it has, also what was only in its log, and when it was opened anew.
+    #[test]
+    fn the_tree_has_what_it_was_given() {
+        let dir = std::env::temp_dir().join(format!("corbel-lsm-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let program = compile_lsm(&dir).unwrap();
+        let run = |load: &str, tree: &str, count: &str| {
+            let mut command = Command::new(&program);
+            command.current_dir(&dir).args([load, tree, "1024", count]);
+            command
+        };
+        for tree in ["seq", "random", "sync"] {
+            std::fs::create_dir(dir.join(tree)).unwrap();
+        }
+        assert_eq!(figures(run("fillseq", "seq", "9000")).unwrap()["ops"], 9000);
+        for load in ["readseq", "readrandom", "readhot", "readseq"] {
+            assert_eq!(figures(run(load, "seq", "9000")).unwrap()["found"], 9000, "{load}");
+        }
+        // Each key that was drawn, once, though most were overwritten, and tables were merged.
+        assert_eq!(figures(run("fillrandom", "random", "30000")).unwrap()["ops"], 30000);
+        let found = |count| figures(run("readseq", "random", count)).unwrap()["found"].as_u64();
+        let there = found("30000").unwrap();
+        assert!((15_000..25_000).contains(&there), "{there}");
+        assert_eq!(found("30000"), Some(there));
+        figures(run("fillsync", "sync", "50")).unwrap();
+        let logged = figures(run("readseq", "sync", "50")).unwrap()["found"].as_u64();
+        assert!(logged > Some(20), "{logged:?}");
+        assert_eq!(run("fillsync", "none", "50").output().unwrap().status.code(), Some(1));
+        assert_eq!(run("x", "sync", "50").output().unwrap().status.code(), Some(2));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
