@@ -526,7 +526,7 @@ pub fn linefs(bench: &Bench<'_>) -> Result<Measured> {
     for (name, mode) in
         [("mail_robin_over_sharded", LINEFS), ("assise_mail_robin_over_sharded", ASSISE)]
     {
-        let paper = "Assise's: below 1";
+        let paper = "of Assise, below 1";
         told(name, middle(mode, MAIL_ROBIN) / middle(mode, MAIL_SHARDED), paper);
     }
     bench.out.step("  publishing by hostd, by nicfs, by nobody");
