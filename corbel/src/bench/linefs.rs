@@ -155,8 +155,10 @@ impl Beside {
         let all = std::mem::take(&mut self.0).into_iter().map(|child| {
             let output = child.wait_with_output().context("a program beside")?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            let said = || Failure::failed(format!("a program beside printed {text:?}"), "");
-            serde_json::from_str(text.trim()).map_err(|_| said())
+            serde_json::from_str(text.trim()).map_err(|_| {
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                Failure::failed(format!("a program beside printed {text:?}: {said}"), "")
+            })
         });
         all.collect()
     }
@@ -173,7 +175,7 @@ impl Drop for Beside {
 }
 
 fn spawned(mut command: Command) -> Result<Child> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().context(load::name(&command))
 }
 
@@ -403,7 +405,7 @@ fn beside_streams(world: &World, nodes: &[u32], none: bool) -> Result<[f64; 3]> 
     let path = |n: usize| world.file(1, &format!("published-{n}"));
     let times = (PUBLISHED / WRITERS / 16384).to_string();
     let held = |mut command: Command, cores: &[u16]| -> Result<Child> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         on(cores, || command.spawn().context(load::name(&command)))
     };
     let mut all = Beside(Vec::new());
