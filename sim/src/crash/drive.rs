@@ -291,7 +291,12 @@ impl Machine {
 
     /// The work that is under way comes to its end.
     fn work(&mut self) -> Result<(), String> {
-        for piece in std::mem::take(&mut self.pieces) {
+        let mut pieces = std::mem::take(&mut self.pieces);
+        if pieces.first().is_some_and(|piece| piece.id() % 2 == 0) {
+            // They may end in any order.
+            pieces.reverse();
+        }
+        for piece in pieces {
             piece.run(&*self.region.by(Side::Worker));
             self.tell(Input::WorkEnded(piece.id()))?;
         }
