@@ -333,7 +333,7 @@ impl World<'_> {
     fn begin_piece(&mut self, n: usize, piece: service::core::work::Piece) {
         // (Where limits are small a publication is thousands of pieces, one behind the other.)
         let rarely = match (piece.kind(), piece.bytes()) {
-            (service::core::work::Kind::Publish, ..10_000) => 256,
+            (service::core::work::Kind::Publish, ..100_000) => 256,
             _ => 16,
         };
         let delay = match self.random.below(rarely) {
