@@ -21,6 +21,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use corbel_input::sites::libraries;
@@ -90,6 +91,8 @@ pub enum Ring {
 
 /// Names of the interception library beside the binary or in a library directory.
 const LIBRARY: &str = "libintercept.so";
+/// For so long a node that is being restarted may have no socket.
+const RESTART: Duration = Duration::from_secs(5);
 
 /// Runs the program; the code to end with.
 pub fn run(global: &Global, _out: &Output, args: &RunArgs) -> Result<u8> {
@@ -244,7 +247,7 @@ fn back_end(global: &Global, args: &RunArgs, mount: &Path) -> Result<Vec<u8>> {
         ));
     };
     let socket = Path::new(OsStr::from_bytes(socket));
-    if !socket.exists() {
+    if !appears(socket) {
         return Err(Failure::new(
             Kind::Unreachable,
             format!("no node serves at {}", socket.display()),
@@ -252,6 +255,19 @@ fn back_end(global: &Global, args: &RunArgs, mount: &Path) -> Result<Vec<u8>> {
         ));
     }
     Ok(back_end)
+}
+
+/// Whether a socket is there, or comes to be: a node that is being restarted has none for a moment.
+fn appears(socket: &Path) -> bool {
+    let may_come = socket.parent().is_some_and(Path::exists);
+    let end = Instant::now() + RESTART;
+    while !socket.exists() {
+        if !may_come || Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
 }
 
 /// The one mounted volume, when there is exactly one.

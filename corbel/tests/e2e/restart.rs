@@ -383,3 +383,18 @@ fn logs_of_before_are_given_back() {
     child.wait().expect("it ends");
     cluster.assert_nothing_refused();
 }
+
+/// hostd's socket is away for a moment while its supervisor starts it again: a program that begins just then begins.
+#[test]
+fn a_program_that_begins_while_its_node_is_restarted_begins() {
+    let Some(cluster) = Cluster::new(1, "64MiB") else { return };
+    let socket = cluster.socket(1);
+    let away = socket.with_extension("away");
+    fs::rename(&socket, &away).expect("a socket");
+    let mut command = cluster.hooked(1, &[]);
+    let program = command.args(["sh", "-c", "echo text > f && cat f"]).stdout(Stdio::piped());
+    let program = program.stderr(Stdio::piped()).spawn().expect("runs");
+    std::thread::sleep(Duration::from_millis(300));
+    fs::rename(&away, &socket).expect("the socket of before");
+    assert_eq!(text(&program.wait_with_output().unwrap()), "text\n");
+}
