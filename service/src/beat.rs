@@ -132,7 +132,7 @@ impl Beat {
             watchful: true,
             crew,
             crew_lent: None,
-            crew_hangs: false,
+            crew_hangs: None,
         };
         let thread = std::thread::Builder::new().name("beat".into()).spawn(|| thread.run())?;
         Ok(Self { shared, orders, heard, until: None, thread: Some(thread) })
@@ -247,10 +247,10 @@ struct Beater<C> {
     lent: Option<Instant>,
     /// The core was slow when it was rung for last: it is looked after at once.
     watchful: bool,
-    /// Who works for the core; since when they are helped; and that this is of no use until something ends.
+    /// Who works for the core; since when they are helped; and since when that has been of no use.
     crew: Arc<Crew>,
     crew_lent: Option<Instant>,
-    crew_hangs: bool,
+    crew_hangs: Option<Instant>,
 }
 
 impl<C: Coordinator> Beater<C> {
@@ -267,7 +267,7 @@ impl<C: Coordinator> Beater<C> {
             self.help_crew();
         }
         self.core.ordinary();
-        self.crew.take_back();
+        self.crew.end();
     }
 
     /// Says whether there are orders.
@@ -363,18 +363,24 @@ impl<C: Coordinator> Beater<C> {
         let waits = self.crew.waits();
         let starved = waits.is_some_and(|waits| waits >= STARVED);
         match self.crew_lent {
-            None if starved && !self.crew_hangs => {
-                let lent = self.crew.lend(CORE_PRIORITY);
-                (self.crew_lent, self.crew_hangs) = (lent.then(Instant::now), !lent);
+            None if starved && self.crew_hangs.is_none_or(|since| since.elapsed() >= WAIT) => {
+                match self.crew.lend(CORE_PRIORITY) {
+                    Some(true) => (self.crew_lent, self.crew_hangs) = (Some(Instant::now()), None),
+                    Some(false) => self.crew_hangs = Some(Instant::now()),
+                    // Soon.
+                    None => {}
+                }
             }
-            None => self.crew_hangs &= starved,
-            Some(since) if waits.is_none() || since.elapsed() >= LENT => {
-                self.crew.take_back();
+            None if !starved => self.crew_hangs = None,
+            Some(since)
+                if (waits.is_none() || since.elapsed() >= LENT) && self.crew.take_back() =>
+            {
                 self.crew_lent = None;
-                // What did not come to its end with help waits for something else than the processor.
-                self.crew_hangs = waits >= Some(LENT);
+                // What did not come to its end with help waits for something else than the processor, mostly.
+                let hangs = waits >= Some(LENT);
+                self.crew_hangs = hangs.then(Instant::now);
             }
-            Some(_) => {}
+            _ => {}
         }
     }
 

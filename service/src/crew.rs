@@ -2,7 +2,7 @@
 //! (`beat`). What they do is what others wait for: a chunk is acknowledged when it is in the ring, and a piece of work puts it there.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::process::Thread;
@@ -51,15 +51,31 @@ impl Crew {
         Some(self.start.elapsed().saturating_sub(Duration::from_micros(since)))
     }
 
-    /// Gives them a realtime priority; says whether that is allowed, and there are any.
-    pub fn lend(&self, priority: i32) -> bool {
-        let threads = self.threads();
-        // Each of them, also when one has ended.
-        threads.iter().filter(|thread| thread.realtime(priority)).count() > 0
+    /// The same, unless one of them is at it, who may get too little of the processor for that as well.
+    fn now(&self) -> Option<MutexGuard<'_, Vec<Thread>>> {
+        match self.threads.try_lock() {
+            Ok(threads) => Some(threads),
+            Err(TryLockError::Poisoned(threads)) => Some(threads.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
-    /// Takes it back.
-    pub fn take_back(&self) {
+    /// Gives them a realtime priority; says whether that is allowed. `None`: none of them is there, or one comes or goes just now.
+    pub fn lend(&self, priority: i32) -> Option<bool> {
+        let threads = self.now().filter(|threads| !threads.is_empty())?;
+        // Each of them, also when one has ended.
+        Some(threads.iter().filter(|thread| thread.realtime(priority)).count() > 0)
+    }
+
+    /// Takes it back; `false`: one comes or goes just now.
+    pub fn take_back(&self) -> bool {
+        let threads = self.now();
+        threads.iter().flat_map(|threads| threads.iter()).for_each(|thread| thread.ordinary());
+        threads.is_some()
+    }
+
+    /// The same for good.
+    pub fn end(&self) {
         self.threads().iter().for_each(|thread| thread.ordinary());
     }
 }
@@ -82,9 +98,9 @@ mod tests {
     #[test]
     fn who_has_left_is_lent_nothing() {
         let crew = Crew::default();
-        assert!(!crew.lend(1), "nobody is there");
+        assert_eq!(crew.lend(1), None, "nobody is there");
         crew.join();
         crew.leave();
-        assert!(!crew.lend(1));
+        assert_eq!(crew.lend(1), None);
     }
 }

@@ -162,7 +162,7 @@ impl Head {
     /// A view has come in which this node is head as before. Who was away is kept for until then.
     pub(super) fn review(&mut self, view: &View, new_epoch: bool, until: Nanos) {
         self.acked.retain(|n, _| view.chain.contains(n));
-        self.heard.retain(|n, _| view.chain.contains(n));
+        self.heard.retain(|n, _| view.chain.contains(n) || view.syncing.contains(n));
         self.keeping.review(view, until);
         if !new_epoch {
             self.snapshots.retain(|n, _| view.syncing.contains(n));

@@ -288,6 +288,7 @@ impl Node {
                 self.env.counters.bad_messages += 1;
                 return Ok(());
             }
+            head.heard.insert(from, head.watched);
             let acked = head.acked.entry(from).or_default();
             *acked = (*acked).max(seq);
             let complete = self.send_all(from, StreamSeq(seq.0 + 1))?;
@@ -342,6 +343,7 @@ impl Node {
             }
             let Some(head) = self.part.head_mut() else { return Ok(()) };
             head.acked.insert(node, seq);
+            head.heard.insert(node, head.watched);
             self.send_all(node, StreamSeq(seq.0 + 1))?;
         }
         // Handle what this node's own clients reported before anything is granted.

@@ -174,7 +174,10 @@ impl Node {
             || !self.member.stash.is_empty()
             || self.member.hearing;
         let due = self.env.now >= self.member.acknowledged_at + AT_WORK;
-        if self.role() == Role::Member && unkept && due && !planted(Bug::NeverAtWork) {
+        // One that has everything and is about to enter the chain is waited for, too.
+        let whole = self.member.whole_in == Some(self.view.epoch) && self.member.incoming.is_none();
+        let awaited = self.role() == Role::Member || self.role() == Role::Syncing && whole;
+        if awaited && unkept && due && !planted(Bug::NeverAtWork) {
             self.acknowledge();
         }
     }
@@ -198,11 +201,14 @@ impl Node {
                 head.watched.saturating_sub(heard) > SUSPECT_AFTER
             };
             let behind = |n: &&NodeId| **n != me && head.acked_by(**n) <= self.member.all_acked;
-            let mut late = self.view.chain.iter().chain(&head.followers).filter(behind);
-            if let Some(node) = late.find(|node| stuck || silent(node)).copied() {
+            let mut late = self.view.chain.iter().chain(&head.followers).filter(behind).peekable();
+            // Nobody of them is behind who waits for more members, or for its own ring.
+            let nobody = late.peek().is_none();
+            let suspect = late.find(|node| stuck || silent(node)).copied();
+            if nobody || suspect.is_some() {
                 head.acks_missing = 0;
-                self.env.out.push(Effect::Suspect(node));
             }
+            self.env.out.extend(suspect.map(Effect::Suspect));
         }
     }
 }
