@@ -660,8 +660,6 @@ pub enum Bug {
     NeverAtWork = 455,
     /// A member that says that it is at work is never reported, whatever becomes of that.
     AtWorkForEver = 456,
-    /// The end of one piece of work that puts chunks into the ring is taken for that of the oldest one.
-    KeptOutOfOrder = 457,
 }
 
 impl Bug {
@@ -2086,11 +2084,6 @@ impl Bug {
             Bug::AtWorkForEver,
             "at-work-for-ever",
             "a member that says that it is at work is never reported",
-        ),
-        (
-            Bug::KeptOutOfOrder,
-            "kept-out-of-order",
-            "the end of a piece that puts chunks into the ring is taken for that of the oldest one",
         ),
         (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
         (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),
