@@ -7,7 +7,6 @@
 //! [`pool`] the threads that work for the one that decides; [`packing`] what travels compressed.
 
 mod beat;
-
 pub mod config;
 pub mod core;
 mod crew;

@@ -227,7 +227,7 @@ impl<'a> Workloads<'a> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 22] = [
+const DIRECTED: [&str; 23] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
@@ -271,6 +271,9 @@ const DIRECTED: [&str; 22] = [
      unlink A/y; pause; append z 1; chmod A/x 384; fsync; unlink z",
     // One of two that share a block changes a part of it, so the rest is copied; then the other does.
     "Fresh Lazy; create A/y; clone A/x A/y; pause; write A/x 500 10; write A/y 0 5000; fsync; pause",
+    // Written to and gone in the same chunk, which then says nothing of what was written in place.
+    "Fresh Fetching; tmpfile A/y 5000; fsync; write A/x 20000 10; fsync; write A/y 0 5000; \
+     rename A/x A/y; rename A z",
 ];
 
 /// See [`DIRECTED`].

@@ -48,6 +48,8 @@ impl Touched {
             }
             // Operations behind it have other places for the same blocks.
             Op::Shift { ino, .. } => vec![all(ino)],
+            // Writes to what ends in the same chunk are not in it, though the head has done them.
+            Op::Reap { ino } => vec![all(ino)],
             _ => Vec::new(),
         }
     }
