@@ -660,6 +660,8 @@ pub enum Bug {
     NeverAtWork = 455,
     /// A member that says that it is at work is never reported, whatever becomes of that.
     AtWorkForEver = 456,
+    /// What a head says that was replaced while it hung is believed of names in a joint directory.
+    JointOutOfTime = 457,
 }
 
 impl Bug {
@@ -2084,6 +2086,11 @@ impl Bug {
             Bug::AtWorkForEver,
             "at-work-for-ever",
             "a member that says that it is at work is never reported",
+        ),
+        (
+            Bug::JointOutOfTime,
+            "joint-out-of-time",
+            "what a head says that was replaced while it hung is believed of names in a joint directory",
         ),
         (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
         (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),

@@ -329,6 +329,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::UntakenUntold
         | Bug::JointAnsweredStale
         | Bug::JointUnawaited
+        | Bug::JointOutOfTime
         | Bug::JointNamesKept
         | Bug::GivenForGood
         | Bug::UntakenShown
@@ -342,6 +343,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
     }
     let (first, second): (&[Fault], &[Fault]) = match bug {
         Bug::EarlyAck | Bug::GrantBeforeReplicated | Bug::TakeOverShort => (&head_lost, &[]),
+        Bug::JointOutOfTime => (&[Hang(0)], &[CutOff(0)]),
         Bug::LocksUnreported => (&head_lost, &[Planned(0), Hang(0), CutOff(0)]),
         Bug::SolesUnreported => (&head_lost, &[Planned(0), Hang(0), CutOff(0)]),
         Bug::LocksOfPastHead => (&[Hang(0), CutOff(0)], &[OneWay(0, 1), LinkDown(0, 1)]),

@@ -218,6 +218,15 @@ impl<H: Host> LibFsOn<H> {
             Err(Errno::STALE) if !session.segment.attached() => {}
             Err(e) => return Err(e),
         }
+        // A head that hung takes it when it goes on, although others have replaced it and go by their own word: in the time of its
+        // leases nobody else has given any.
+        if !planted(Bug::JointOutOfTime) {
+            match session.segment.wait_in_time() {
+                Ok(()) => {}
+                Err(Errno::STALE) if !session.segment.attached() => return Ok(Became::Unknown),
+                Err(e) => return Err(e),
+            }
+        }
         if session.segment.word(control::SETTLED) < own.0 {
             return Ok(Became::Unknown);
         }

@@ -307,6 +307,13 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Whether a call was judged by a head that had been replaced, and could not know: its leases counted still. What it says then
+    /// goes with its session, like all that is not synced.
+    pub(super) fn is_of_past_head(&self, c: usize, u: &UnderWay) -> bool {
+        let stale = |key| self.jointly.done.get(key).is_some_and(|done| done.fate == Fate::Stale);
+        u.joint.iter().any(stale) && self.is_in_time(c)
+    }
+
     /// Whether a process has that session still.
     pub(super) fn lives(&self, c: usize, client: ClientId) -> bool {
         let host = &self.hosts[self.actors[c].node];

@@ -518,7 +518,7 @@ impl World<'_> {
         let sessions = |p: &mut Process| p.attached.iter().map(|a| a.session).collect::<Vec<_>>();
         let by: Vec<usize> = self.process(c).map(sessions).unwrap_or_default();
         let seen = self.model.glimpse(&by, ino, u.since, false, fits);
-        if seen.is_err() && self.is_tainted(c, u, &[ino]) {
+        if seen.is_err() && (self.is_tainted(c, u, &[ino]) || self.is_of_past_head(c, u)) {
             return Ok(());
         }
         seen.map_err(|e| format!("seen {}; {e}", what()))
@@ -875,7 +875,7 @@ impl World<'_> {
         call: &Call,
         errno: Errno,
     ) -> Result<(), String> {
-        if self.is_tainted(c, u, &call.inodes()) {
+        if self.is_tainted(c, u, &call.inodes()) || self.is_of_past_head(c, u) {
             return Ok(());
         }
         self.judge_silence(u, call, errno)?;

@@ -70,11 +70,18 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Whether the leases of a process count at this moment, as far as time goes.
+    pub(super) fn is_in_time(&self, c: usize) -> bool {
+        let last = self.actors[c].process.as_ref().and_then(|p| p.attached.last());
+        let clock = self.hosts[self.actors[c].node].clients_clock(self.now);
+        last.is_some_and(|last| clock < last.memory.peek(control::LEASES_UNTIL))
+    }
+
     /// The lease of a process that counts at this moment. `lapsed`: also when its time is over.
     fn lease_of(&self, c: usize, ino: u64, lapsed: bool) -> Option<LeaseMode> {
         let last = self.actors[c].process.as_ref()?.attached.last()?;
         let host = &self.hosts[self.actors[c].node];
-        let in_time = host.clients_clock(self.now) < last.memory.peek(control::LEASES_UNTIL);
+        let in_time = self.is_in_time(c);
         let attached = !last.ended && last.memory.peek(control::STATE) == control::STATE_ATTACHED;
         let counts = attached && !host.gone && (in_time || lapsed);
         counts.then(|| last.lease(ino)).flatten()

@@ -86,7 +86,8 @@
 //! operations that count only if they fit what the others have done before: the head judges them in their order. The client waits
 //! until its operation is settled before its caller learns that it is done, and does one of them at a time. If `UNTAKEN_SEQ` is its
 //! sequence then, it was not taken (`UNTAKEN_ERRNO` says why), and is as if it had never been: it does not count among
-//! `REFUSALS`.
+//! `REFUSALS`. What is settled it believes in the time of its leases only: before that a node may have been replaced,
+//! and not know it.
 //!
 //! # Waiting
 //!
