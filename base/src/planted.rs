@@ -662,6 +662,8 @@ pub enum Bug {
     AtWorkForEver = 456,
     /// What a head says that was replaced while it hung is believed of names in a joint directory.
     JointOutOfTime = 457,
+    /// The end of one piece of work that puts chunks into the ring is taken for that of the oldest one.
+    KeptOutOfOrder = 458,
 }
 
 impl Bug {
@@ -2091,6 +2093,11 @@ impl Bug {
             Bug::JointOutOfTime,
             "joint-out-of-time",
             "what a head says that was replaced while it hung is believed of names in a joint directory",
+        ),
+        (
+            Bug::KeptOutOfOrder,
+            "kept-out-of-order",
+            "the end of a piece that puts chunks into the ring is taken for that of the oldest one",
         ),
         (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
         (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),

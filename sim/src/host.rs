@@ -244,6 +244,7 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
     limits.piece_bytes = [limits.piece_bytes, 1, 5000][other.below(3) as usize];
     limits.behind_bytes = [limits.behind_bytes, 20_000, 3000][other.below(3) as usize];
     limits.crowd = [limits.crowd, 0, u64::MAX][other.below(3) as usize];
+    limits.keepers = 1 + other.below(4) as usize;
     // Nor is whether the nodes of a history take nothing before somebody asks (Assise's way). (What nobody asks for is judged in the
     // end all the same, so it is not left alone for longer than it takes to see that all is quiet.)
     if !by_hand && Random::new(random.clone().next_u64() ^ 0xa551).chance(1, 8) {

@@ -34,6 +34,8 @@ pub struct Limits {
     pub crowd: u64,
     /// Bytes of chunks that one piece of work puts into the ring, or of what is published that it copies.
     pub piece_bytes: usize,
+    /// Pieces that put chunks there at a time.
+    pub keepers: usize,
     /// Bytes of chunks that may be on their way there, before the thread that decides waits for them.
     pub behind_bytes: usize,
     /// Chunks given up at a time: each time costs a persisted record.
@@ -123,6 +125,7 @@ impl Limits {
         inline_bytes: 128 * 1024,
         crowd: 1_000_000,
         piece_bytes: 4 << 20,
+        keepers: 4,
         behind_bytes: 16 << 20,
         release_step: 32,
         recent_bytes: 8 << 20,

@@ -9,9 +9,10 @@
 //!   4096   the ring
 //! ```
 //!
-//! A chunk has its place when its number is settled, and is put there at once, or by a piece of work ([`Ring::put_later`]). One
-//! piece is under way at a time, and puts one chunk after the other, each with a fence: so after a power cut there are no holes,
-//! whoever did it. Until then its bytes are those of its frame.
+//! A chunk has its place when its number is settled, and is put there at once, or by pieces of work ([`Ring::put_later`]). Several
+//! may be under way, and end in any order: they lay down what chunks hold, and fence that. The header, without which nothing is
+//! there, is put by the thread that decides, when all before it are there, each with a fence: so after a power cut there are no
+//! holes. Until then the bytes of a chunk are those of its frame.
 //!
 //! Always true: chunks `oldest..=kept_to` are intact; `head - tail <= size`; positions only grow; the
 //! slots are durable before the space that they give up is written again.
@@ -62,8 +63,28 @@ pub(super) struct Put {
 }
 
 impl Put {
+    /// Puts it there, whole.
     fn run(&self, media: &dyn Media) -> Result<(), MediaError> {
         write_chunk(media, self.at, &self.header, self.body.chunk_entries())?;
+        self.record(media)
+    }
+
+    /// Lays down what it holds, and starts the write-back of that: it is not there yet.
+    fn lay(&self, media: &dyn Media, bytes: usize) -> Result<(), MediaError> {
+        let (at, body) = (self.at + CHUNK_HEADER_BYTES as u64, self.body.chunk_entries());
+        media.write(Segment::Stream, at, &body[..bytes])?;
+        let sure = if planted(Bug::ChunkNotFlushed) { 0 } else { bytes };
+        media.persist(Segment::Stream, at, sure as u64)
+    }
+
+    /// Puts it there, when what it holds is.
+    fn seal(&self, media: &dyn Media) -> Result<(), MediaError> {
+        media.write(Segment::Stream, self.at, &self.header.encode())?;
+        media.persist(Segment::Stream, self.at, CHUNK_HEADER_BYTES as u64)?;
+        self.record(media)
+    }
+
+    fn record(&self, media: &dyn Media) -> Result<(), MediaError> {
         match &self.record {
             Some((at, bytes)) => write_record(media, *at, bytes),
             None => Ok(()),
@@ -71,30 +92,30 @@ impl Put {
     }
 }
 
-/// Puts chunks to their places, one after the other; those before one are durable before it is there.
-pub(super) fn put_all(media: &dyn Media, puts: &[Put]) -> Result<(), MediaError> {
-    for put in puts {
-        put.run(media)?;
-        if !planted(Bug::KeptUnfenced) {
-            media.fence()?;
-        }
-    }
-    Ok(())
+/// Lays down what chunks hold, durable when it returns.
+pub(super) fn lay_all(media: &dyn Media, puts: &[Put]) -> Result<(), MediaError> {
+    puts.iter().try_for_each(|put| put.lay(media, put.body.chunk_entries().len()))?;
+    if planted(Bug::KeptUnfenced) { Ok(()) } else { media.fence() }
 }
 
 /// The same by somebody who dies: of 256 parts of the chunks he has done `share`, and of the one after them a part of its bytes.
-pub(super) fn put_some(media: &dyn Media, puts: &[Put], share: u8) {
+pub(super) fn lay_some(media: &dyn Media, puts: &[Put], share: u8) {
     let share = usize::from(share);
     let whole = puts.len() * share / 256;
-    if put_all(media, &puts[..whole]).is_err() {
-        return;
+    if lay_all(media, &puts[..whole]).is_ok()
+        && let Some(put) = puts.get(whole)
+    {
+        let _ = put.lay(media, put.header.body_bytes as usize * share / 256);
     }
-    if let Some(Put { header, body, at, .. }) = puts.get(whole) {
-        let end = at + chunk_bytes(header);
-        let some = &body.chunk_entries()[..header.body_bytes as usize * share / 256];
-        let _ = media.write(Segment::Stream, end, &[0; END_BYTES as usize]);
-        let _ = media.write(Segment::Stream, at + CHUNK_HEADER_BYTES as u64, some);
-    }
+}
+
+/// A piece of work under way.
+struct Laying {
+    piece: Piece,
+    /// How many of the chunks it lays down.
+    count: usize,
+    /// It has ended.
+    ended: bool,
 }
 
 /// Stores a chunk and starts its write-back.
@@ -104,13 +125,17 @@ fn write_chunk(
     header: &ChunkHeader,
     body: &[u8],
 ) -> Result<(), MediaError> {
-    let end = at + chunk_bytes(header);
-    media.write(Segment::Stream, end, &[0; END_BYTES as usize])?;
-    media.persist(Segment::Stream, end, END_BYTES)?;
+    write_end(media, at + chunk_bytes(header))?;
     media.write(Segment::Stream, at + CHUNK_HEADER_BYTES as u64, body)?;
     media.write(Segment::Stream, at, &header.encode())?;
     let sure = if planted(Bug::ChunkNotFlushed) { 0 } else { body.len() };
     media.persist(Segment::Stream, at, (CHUNK_HEADER_BYTES + sure) as u64)
+}
+
+/// Nothing follows, as far as a scan can tell.
+fn write_end(media: &dyn Media, at: u64) -> Result<(), MediaError> {
+    media.write(Segment::Stream, at, &[0; END_BYTES as usize])?;
+    media.persist(Segment::Stream, at, END_BYTES)
 }
 
 fn write_record(media: &dyn Media, at: u64, bytes: &[u8; SLOT]) -> Result<(), MediaError> {
@@ -127,8 +152,8 @@ pub struct Ring {
     /// The last of those, which are not there yet.
     puts: VecDeque<Put>,
     puts_bytes: usize,
-    /// The work that puts so many of them there.
-    under_way: Option<(Piece, usize)>,
+    /// Who lays them down, in their order.
+    under_way: VecDeque<Laying>,
     slot: u64,
     /// Sequence before the first chunk when nothing is kept.
     base: StreamSeq,
@@ -167,7 +192,7 @@ impl Ring {
             kept: VecDeque::new(),
             puts: VecDeque::new(),
             puts_bytes: 0,
-            under_way: None,
+            under_way: VecDeque::new(),
             slot: 0,
             base: published,
             base_epoch: Epoch(0),
@@ -341,25 +366,35 @@ impl Ring {
     }
 
     /// Gives a chunk its place in the ring; it is put there by [`Ring::work`], or by [`Ring::settle`]. `body` is its message.
-    pub fn put_later(&mut self, header: ChunkHeader, body: Body, reserved: usize) -> bool {
-        let Some(position) = self.place(reserved) else { return false };
+    pub fn put_later(
+        &mut self,
+        header: ChunkHeader,
+        body: Body,
+        reserved: usize,
+    ) -> Result<bool, MediaError> {
+        let Some(position) = self.place(reserved) else { return Ok(false) };
         let at = DATA + position % self.size;
         let first = self.kept.is_empty();
         let record = first.then(|| self.next_record(position, header.stream_seq, header.epoch));
+        // Now, for the next one may lie there before this one does.
+        write_end(&*self.media, at + chunk_bytes(&header))?;
+        self.media.fence()?;
         self.puts_bytes += header.body_bytes as usize;
         self.puts.push_back(Put { header, body, at, record });
         self.head = position + chunk_bytes(&header);
         self.kept.push_back(Kept { header, position });
-        true
+        Ok(true)
     }
 
-    /// The next piece of work, if there is something to do and nothing under way: of chunks of so many bytes, or one.
-    pub(super) fn work(&mut self, id: u64, most: usize) -> Option<Piece> {
-        if self.under_way.is_some() || self.puts.is_empty() {
+    /// The next piece of work, if there is something to do and fewer than `pieces` are under way: of chunks of so many bytes, or
+    /// one.
+    pub(super) fn work(&mut self, id: u64, pieces: usize, most: usize) -> Option<Piece> {
+        let given = self.under_way.iter().map(|laying| laying.count).sum();
+        if self.under_way.len() >= pieces || self.puts.len() == given {
             return None;
         }
         let (mut puts, mut bytes) = (Vec::new(), 0);
-        for put in &self.puts {
+        for put in self.puts.iter().skip(given) {
             let more = put.header.body_bytes as usize;
             if bytes > 0 && bytes + more > most {
                 break;
@@ -369,29 +404,32 @@ impl Ring {
         }
         let count = puts.len();
         let piece = Piece::new(id, Kind::Keep, bytes, Job::Keep(puts));
-        self.under_way = Some((piece.clone(), count));
+        self.under_way.push_back(Laying { piece: piece.clone(), count, ended: false });
         Some(piece)
     }
 
     /// Takes up the end of the work of that number; `false`: it is not under way (any more).
     pub fn work_ended(&mut self, id: u64) -> Result<bool, MediaError> {
-        let Some((piece, count)) = self.under_way.take_if(|(piece, _)| piece.id() == id) else {
+        let Some(at) = self.under_way.iter().position(|laying| laying.piece.id() == id) else {
             return Ok(false);
         };
-        match piece.take() {
-            Some(End::Kept(Ok(()))) => {
-                for put in self.puts.drain(..count) {
-                    self.puts_bytes -= put.header.body_bytes as usize;
+        match self.under_way[at].piece.take() {
+            Some(End::Kept(done)) => done?,
+            // Somebody spoke too early.
+            Some(End::Fetched(_) | End::Copied(_)) | None => return Ok(false),
+        }
+        let at = if planted(Bug::KeptOutOfOrder) { 0 } else { at };
+        self.under_way[at].ended = true;
+        while let Some(laying) = self.under_way.pop_front_if(|laying| laying.ended) {
+            for put in self.puts.drain(..laying.count) {
+                put.seal(&*self.media)?;
+                if !planted(Bug::NoFenceAfterChunk) {
+                    self.media.fence()?;
                 }
-                Ok(true)
-            }
-            Some(End::Kept(Err(e))) => Err(e),
-            Some(End::Fetched(_) | End::Copied(_)) | None => {
-                // Somebody spoke too early.
-                self.under_way = Some((piece, count));
-                Ok(false)
+                self.puts_bytes -= put.header.body_bytes as usize;
             }
         }
+        Ok(true)
     }
 
     /// What has its place is there when this returns; `true` if something was not.
@@ -399,10 +437,13 @@ impl Ring {
         if self.puts.is_empty() {
             return Ok(false);
         }
-        if let Some((piece, _)) = &self.under_way {
-            let piece = piece.clone();
+        while let Some(laying) = self.under_way.front() {
+            let piece = laying.piece.clone();
             piece.settle(&*self.media);
-            self.work_ended(piece.id())?;
+            if !self.work_ended(piece.id())? {
+                // It died (in the simulator), and this node is about to.
+                break;
+            }
         }
         // One that fails is not there, nor is what comes after it.
         while let Some(put) = self.puts.front() {
@@ -547,8 +588,12 @@ impl Ring {
             self.puts_bytes,
         );
         always!(bytes == counted, "{bytes} bytes on their way count for {counted}");
-        let most = self.under_way.as_ref().map_or(0, |(_, count)| *count);
+        let most: usize = self.under_way.iter().map(|laying| laying.count).sum();
         always!(most <= self.puts.len(), "{most} chunks are being put, of {}", self.puts.len());
+        always!(
+            self.under_way.front().is_none_or(|laying| !laying.ended),
+            "what is laid down is not there"
+        );
         Ok(())
     }
 

@@ -52,8 +52,8 @@ pub const STAGES: [Stage; 7] = [
         name: "keep",
         does: "makes the chunk persistent in this node's ring",
         queue: "chunks that came before others; chunks on their way into the ring",
-        bound: "256 chunks (`stash`); 16 MiB (`behind_bytes`), 4 MiB a piece (`piece_bytes`); the ring is `node.stream`",
-        run_by: "the pool, one piece at a time, from 128 KiB on (`service.inline`), where chunks of several clients follow within a millisecond (`crowd`) from a quarter of that on; else the thread that decides; on every member",
+        bound: "256 chunks (`stash`); 16 MiB (`behind_bytes`), 4 MiB a piece (`piece_bytes`), 4 pieces (`keepers`); the ring is `node.stream`",
+        run_by: "the pool, from 128 KiB on (`service.inline`), where chunks of several clients follow within a millisecond (`crowd`) from a quarter of that on; else the thread that decides; on every member",
     },
     Stage {
         name: "send",

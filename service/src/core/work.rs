@@ -25,7 +25,7 @@ use super::ring::{self, Put};
 pub enum Kind {
     /// Entries are copied out of a log, and their checksums compared.
     Fetch,
-    /// Chunks are put into the ring.
+    /// Chunks are laid down in the ring.
     Keep,
     /// What is published is copied to where it belongs.
     Publish,
@@ -50,7 +50,7 @@ impl Kind {
 pub(super) enum Job {
     /// So many bytes, from there on.
     Fetch(Reader, usize),
-    /// These chunks, one after the other.
+    /// What these chunks hold.
     Keep(Vec<Put>),
     /// These copies, one after the other.
     Publish(Vec<CopyItem>),
@@ -61,7 +61,7 @@ pub(super) enum Job {
 pub(super) enum End {
     /// The entries, and how far the log is read with them.
     Fetched(Result<Box<(Reader, Batch)>, MediaError>),
-    /// They are durable.
+    /// That is durable.
     Kept(Result<(), MediaError>),
     /// So are these.
     Copied(Result<(), MediaError>),
@@ -73,7 +73,7 @@ impl Job {
             Self::Fetch(mut reader, max) => {
                 End::Fetched(reader.read(media, max).map(|batch| Box::new((reader, batch))))
             }
-            Self::Keep(puts) => End::Kept(ring::put_all(media, &puts)),
+            Self::Keep(puts) => End::Kept(ring::lay_all(media, &puts)),
             Self::Publish(items) => End::Copied(copy(media, &items)),
         }
     }
@@ -189,7 +189,7 @@ impl Piece {
         if let State::Waits(job) = std::mem::replace(&mut *state, State::Taken) {
             match job {
                 Job::Fetch(..) => {}
-                Job::Keep(puts) => ring::put_some(media, &puts, share),
+                Job::Keep(puts) => ring::lay_some(media, &puts, share),
                 Job::Publish(items) => {
                     let some = items.len() * usize::from(share) / 256;
                     let _ = copy(media, &items[..some]);

@@ -124,7 +124,8 @@ fn a_chunk_is_sent_before_it_is_kept_and_acknowledged_when_all_have_it() {
 
 #[test]
 fn one_piece_is_under_way_and_the_next_has_all_that_came_meanwhile() {
-    let (mut rig, mut hand, ino) = chain(1, 3, 1000);
+    let limits = Limits { inline_bytes: 1000, keepers: 1, ..Limits::SHIPPED };
+    let (mut rig, mut hand, ino) = chain_with(1, 3, limits);
     let first = rig.nodes[0].position();
     for n in 0..6u64 {
         // Short ones, too: they come behind.
@@ -137,6 +138,60 @@ fn one_piece_is_under_way_and_the_next_has_all_that_came_meanwhile() {
     assert!(rig.end_work(0));
     assert_eq!((rig.pieces.len(), rig.nodes[0].position().0), (0, first.0 + 6));
     assert_eq!(hand.word(control::REPLICATED), hand.seq);
+}
+
+/// Several pieces end in any order, and chunks count in that of the stream.
+#[test]
+fn who_ends_first_waits_for_those_before_it() {
+    for order in [[0, 0, 0], [2, 1, 0], [1, 1, 0], [0, 1, 0], [2, 0, 0], [1, 0, 0]] {
+        let (mut rig, mut hand, ino) = chain(2, 3, 1000);
+        let first = rig.nodes[0].position().0;
+        for n in 0..3u64 {
+            write(&mut rig, &mut hand, ino, n * 5000, 5000, n as u8 + 1);
+        }
+        assert_eq!(rig.pieces.len(), 3);
+        rig.deliver_all();
+        // Those of the head are first; the member works, too.
+        assert_eq!(rig.pieces.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
+        let mut left = vec![0, 1, 2];
+        for at in order {
+            assert!(rig.end_work(at));
+            left.remove(at);
+            let kept = left.first().map_or(3, |first| *first);
+            assert_eq!(rig.nodes[0].position().0, first + kept, "{order:?}: {left:?} are missing");
+            rig.deliver_all();
+            assert_eq!(hand.word(control::REPLICATED), hand.seq - 3, "the member has none");
+        }
+        for at in order {
+            assert!(rig.end_work(at));
+            rig.deliver_all();
+        }
+        assert_eq!(hand.word(control::REPLICATED), hand.seq);
+        rig.holds_work = false;
+        rig.settle();
+        for n in 0..2 {
+            let bytes = read(&rig, n, ino, 15_000);
+            assert!(bytes.chunks(5000).zip(1u8..).all(|(part, byte)| part == [byte; 5000]));
+        }
+        rig.check();
+    }
+}
+
+/// A chunk that is laid down, and those before it are not, is not there for who opens the ring after the end of the process.
+#[test]
+fn what_lies_behind_a_hole_is_not_there() {
+    for ended in 0..3 {
+        let (mut rig, mut hand, ino) = chain(1, 5, 1000);
+        let first = rig.nodes[0].position().0;
+        for n in 0..3u64 {
+            write(&mut rig, &mut hand, ino, n * 5000, 5000, n as u8 + 1);
+        }
+        assert!(rig.end_work(ended));
+        let media = std::sync::Arc::clone(&rig.regions[0]) as std::sync::Arc<dyn Media>;
+        let node = Node::new(config_with(Limits::SHIPPED)(1), media, Random::new(99));
+        let there = u64::from(ended == 0);
+        assert_eq!(node.expect("a node").position().0, first + there, "piece {ended} had ended");
+    }
 }
 
 /// Its bytes are not where the copies would take them from.
@@ -529,7 +584,7 @@ fn who_is_stuck_at_work_is_reported_and_who_is_silent_at_once() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn work_that_counts_too_early_is_found() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 13] = [
+    let tests: [(Bug, fn()); 14] = [
         (Bug::PublishedUncopied, nothing_is_published_before_it_is_copied),
         (Bug::CopiesOutlive, who_publishes_at_once_waits_for_who_copies),
         (Bug::CopiesOutlive, who_takes_a_snapshot_waits_for_who_copies),
@@ -541,6 +596,7 @@ fn work_that_counts_too_early_is_found() {
         (Bug::ReadOutlives, what_is_read_while_the_view_changes_is_read_again),
         (Bug::DrainUnread, a_recall_waits_for_what_is_being_read),
         (Bug::AnsweredUnkept, what_is_answered_is_in_the_ring),
+        (Bug::KeptOutOfOrder, who_ends_first_waits_for_those_before_it),
         (Bug::NeverAtWork, who_is_slow_at_work_is_not_reported),
         (Bug::AtWorkForEver, who_is_stuck_at_work_is_reported_and_who_is_silent_at_once),
     ];

@@ -148,16 +148,18 @@ impl Node {
             let put = self.ring.put(*header, body.chunk_entries(), reserved)?;
             return Ok(put.then_some(true));
         }
-        if !self.ring.put_later(*header, body.clone(), reserved) {
+        if !self.ring.put_later(*header, body.clone(), reserved)? {
             return Ok(None);
         }
         self.work_on_ring();
         Ok(Some(false))
     }
 
-    /// Has more put into the ring, if nobody is at it.
+    /// Has more put into the ring, if not enough are at it.
     fn work_on_ring(&mut self) {
-        if let Some(piece) = self.ring.work(self.env.pieces + 1, self.env.config.limits.piece_bytes)
+        let limits = self.env.config.limits;
+        while let Some(piece) =
+            self.ring.work(self.env.pieces + 1, limits.keepers, limits.piece_bytes)
         {
             self.env.pieces += 1;
             self.env.out.push(Effect::Work(piece));
@@ -170,7 +172,8 @@ impl Node {
         if self.ring.work_ended(id)? {
             self.tell_kept(from)?;
             self.work_on_ring();
-            self.say_kept()
+            // One that has ended before those before it has brought nothing yet.
+            if self.ring.kept_to() > from { self.say_kept() } else { Ok(()) }
         } else if self.work_copied(id)? {
             Ok(())
         } else {
