@@ -34,7 +34,7 @@ pub struct Limits {
     pub crowd: u64,
     /// Bytes of chunks that one piece of work puts into the ring, or of what is published that it copies.
     pub piece_bytes: usize,
-    /// Pieces that put chunks there at a time.
+    /// Pieces that put chunks there at a time. One puts them there whole; of several the thread that decides puts the headers.
     pub keepers: usize,
     /// Bytes of chunks that may be on their way there, before the thread that decides waits for them.
     pub behind_bytes: usize,

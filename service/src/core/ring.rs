@@ -9,10 +9,11 @@
 //!   4096   the ring
 //! ```
 //!
-//! A chunk has its place when its number is settled, and is put there at once, or by pieces of work ([`Ring::put_later`]). Several
-//! may be under way, and end in any order: they lay down what chunks hold, and fence that. The header, without which nothing is
-//! there, is put by the thread that decides, when all before it are there, each with a fence: so after a power cut there are no
-//! holes. Until then the bytes of a chunk are those of its frame.
+//! A chunk has its place when its number is settled, and is put there at once, or by pieces of work ([`Ring::put_later`]). One
+//! piece puts one chunk after the other, each with a fence. Where several may be under way, and end in any order, they lay down
+//! what chunks hold, and fence that; the header, without which nothing is there, is put by the thread that decides, when all
+//! before it are there, each with a fence. So after a power cut there are no holes, whoever did it. Until then the bytes of a
+//! chunk are those of its frame.
 //!
 //! Always true: chunks `oldest..=kept_to` are intact; `head - tail <= size`; positions only grow; the
 //! slots are durable before the space that they give up is written again.
@@ -63,6 +64,11 @@ pub(super) struct Put {
 }
 
 impl Put {
+    /// Where the next one may lie.
+    fn end(&self) -> u64 {
+        self.at + chunk_bytes(&self.header)
+    }
+
     /// Puts it there, whole.
     fn run(&self, media: &dyn Media) -> Result<(), MediaError> {
         write_chunk(media, self.at, &self.header, self.body.chunk_entries())?;
@@ -92,19 +98,42 @@ impl Put {
     }
 }
 
+/// What a piece of work does with its chunks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum How {
+    /// It puts them to their places, one after the other; those before one are durable before it is there.
+    Whole,
+    /// It lays down what they hold.
+    Laid,
+}
+
+/// Does it; durable when it returns.
+pub(super) fn keep_all(media: &dyn Media, puts: &[Put], how: How) -> Result<(), MediaError> {
+    match how {
+        How::Whole => puts.iter().try_for_each(|put| {
+            put.run(media)?;
+            if planted(Bug::KeptUnfenced) { Ok(()) } else { media.fence() }
+        }),
+        How::Laid => lay_all(media, puts),
+    }
+}
+
 /// Lays down what chunks hold, durable when it returns.
-pub(super) fn lay_all(media: &dyn Media, puts: &[Put]) -> Result<(), MediaError> {
+fn lay_all(media: &dyn Media, puts: &[Put]) -> Result<(), MediaError> {
     puts.iter().try_for_each(|put| put.lay(media, put.body.chunk_entries().len()))?;
     if planted(Bug::KeptUnfenced) { Ok(()) } else { media.fence() }
 }
 
 /// The same by somebody who dies: of 256 parts of the chunks he has done `share`, and of the one after them a part of its bytes.
-pub(super) fn lay_some(media: &dyn Media, puts: &[Put], share: u8) {
+pub(super) fn keep_some(media: &dyn Media, puts: &[Put], how: How, share: u8) {
     let share = usize::from(share);
     let whole = puts.len() * share / 256;
-    if lay_all(media, &puts[..whole]).is_ok()
+    if keep_all(media, &puts[..whole], how).is_ok()
         && let Some(put) = puts.get(whole)
     {
+        if how == How::Whole {
+            let _ = media.write(Segment::Stream, put.end(), &[0; END_BYTES as usize]);
+        }
         let _ = put.lay(media, put.header.body_bytes as usize * share / 256);
     }
 }
@@ -112,8 +141,9 @@ pub(super) fn lay_some(media: &dyn Media, puts: &[Put], share: u8) {
 /// A piece of work under way.
 struct Laying {
     piece: Piece,
-    /// How many of the chunks it lays down.
+    /// How many of the chunks, in their order.
     count: usize,
+    how: How,
     /// It has ended.
     ended: bool,
 }
@@ -152,7 +182,7 @@ pub struct Ring {
     /// The last of those, which are not there yet.
     puts: VecDeque<Put>,
     puts_bytes: usize,
-    /// Who lays them down, in their order.
+    /// Who is at them, in their order.
     under_way: VecDeque<Laying>,
     slot: u64,
     /// Sequence before the first chunk when nothing is kept.
@@ -366,46 +396,48 @@ impl Ring {
     }
 
     /// Gives a chunk its place in the ring; it is put there by [`Ring::work`], or by [`Ring::settle`]. `body` is its message.
-    pub fn put_later(
-        &mut self,
-        header: ChunkHeader,
-        body: Body,
-        reserved: usize,
-    ) -> Result<bool, MediaError> {
-        let Some(position) = self.place(reserved) else { return Ok(false) };
+    pub fn put_later(&mut self, header: ChunkHeader, body: Body, reserved: usize) -> bool {
+        let Some(position) = self.place(reserved) else { return false };
         let at = DATA + position % self.size;
         let first = self.kept.is_empty();
         let record = first.then(|| self.next_record(position, header.stream_seq, header.epoch));
-        // Now, for the next one may lie there before this one does.
-        write_end(&*self.media, at + chunk_bytes(&header))?;
-        self.media.fence()?;
         self.puts_bytes += header.body_bytes as usize;
         self.puts.push_back(Put { header, body, at, record });
         self.head = position + chunk_bytes(&header);
         self.kept.push_back(Kept { header, position });
-        Ok(true)
+        true
     }
 
     /// The next piece of work, if there is something to do and fewer than `pieces` are under way: of chunks of so many bytes, or
     /// one.
-    pub(super) fn work(&mut self, id: u64, pieces: usize, most: usize) -> Option<Piece> {
+    pub(super) fn work(
+        &mut self,
+        id: u64,
+        pieces: usize,
+        most: usize,
+    ) -> Result<Option<Piece>, MediaError> {
         let given = self.under_way.iter().map(|laying| laying.count).sum();
         if self.under_way.len() >= pieces || self.puts.len() == given {
-            return None;
+            return Ok(None);
         }
+        let how = if pieces == 1 { How::Whole } else { How::Laid };
         let (mut puts, mut bytes) = (Vec::new(), 0);
         for put in self.puts.iter().skip(given) {
             let more = put.header.body_bytes as usize;
             if bytes > 0 && bytes + more > most {
                 break;
             }
+            if how == How::Laid {
+                // By this thread, which puts what comes there, and fences it before the header.
+                write_end(&*self.media, put.end())?;
+            }
             bytes += more;
             puts.push(put.clone());
         }
         let count = puts.len();
-        let piece = Piece::new(id, Kind::Keep, bytes, Job::Keep(puts));
-        self.under_way.push_back(Laying { piece: piece.clone(), count, ended: false });
-        Some(piece)
+        let piece = Piece::new(id, Kind::Keep, bytes, Job::Keep(puts, how));
+        self.under_way.push_back(Laying { piece: piece.clone(), count, how, ended: false });
+        Ok(Some(piece))
     }
 
     /// Takes up the end of the work of that number; `false`: it is not under way (any more).
@@ -420,11 +452,17 @@ impl Ring {
         }
         let at = if planted(Bug::KeptOutOfOrder) { 0 } else { at };
         self.under_way[at].ended = true;
+        if at == 0 && self.under_way[0].how == How::Laid {
+            // That nothing follows is durable before what it would follow.
+            self.media.fence()?;
+        }
         while let Some(laying) = self.under_way.pop_front_if(|laying| laying.ended) {
             for put in self.puts.drain(..laying.count) {
-                put.seal(&*self.media)?;
-                if !planted(Bug::NoFenceAfterChunk) {
-                    self.media.fence()?;
+                if laying.how == How::Laid {
+                    put.seal(&*self.media)?;
+                    if !planted(Bug::NoFenceAfterChunk) {
+                        self.media.fence()?;
+                    }
                 }
                 self.puts_bytes -= put.header.body_bytes as usize;
             }

@@ -18,14 +18,14 @@ use storage::volume::{CopyItem, back_copies, run_copies};
 
 use super::client::Batch;
 use super::client::reader::Reader;
-use super::ring::{self, Put};
+use super::ring::{self, How, Put};
 
 /// The stages of which some is done as work, for those who count it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Kind {
     /// Entries are copied out of a log, and their checksums compared.
     Fetch,
-    /// Chunks are laid down in the ring.
+    /// Chunks are put into the ring, or what they hold is laid down there.
     Keep,
     /// What is published is copied to where it belongs.
     Publish,
@@ -50,8 +50,8 @@ impl Kind {
 pub(super) enum Job {
     /// So many bytes, from there on.
     Fetch(Reader, usize),
-    /// What these chunks hold.
-    Keep(Vec<Put>),
+    /// These chunks, one after the other, or what they hold.
+    Keep(Vec<Put>, How),
     /// These copies, one after the other.
     Publish(Vec<CopyItem>),
 }
@@ -73,7 +73,7 @@ impl Job {
             Self::Fetch(mut reader, max) => {
                 End::Fetched(reader.read(media, max).map(|batch| Box::new((reader, batch))))
             }
-            Self::Keep(puts) => End::Kept(ring::lay_all(media, &puts)),
+            Self::Keep(puts, how) => End::Kept(ring::keep_all(media, &puts, how)),
             Self::Publish(items) => End::Copied(copy(media, &items)),
         }
     }
@@ -189,7 +189,7 @@ impl Piece {
         if let State::Waits(job) = std::mem::replace(&mut *state, State::Taken) {
             match job {
                 Job::Fetch(..) => {}
-                Job::Keep(puts) => ring::lay_some(media, &puts, share),
+                Job::Keep(puts, how) => ring::keep_some(media, &puts, how, share),
                 Job::Publish(items) => {
                     let some = items.len() * usize::from(share) / 256;
                     let _ = copy(media, &items[..some]);
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     fn piece() -> Piece {
-        Piece::new(1, Kind::Keep, 0, Job::Keep(Vec::new()))
+        Piece::new(1, Kind::Keep, 0, Job::Keep(Vec::new(), How::Whole))
     }
 
     #[test]

@@ -12,6 +12,7 @@ use cluster::coordinator::DataState;
 use cluster::net::{Net, NetConfig};
 use cluster::tls::Keys;
 use cluster::transport::{Interest, Transport};
+use storage::format::superblock::Durability;
 use storage::media::Media;
 use storage::region::FileRegion;
 
@@ -55,6 +56,11 @@ fn node_config(
             hold: match config.pipeline {
                 Pipeline::Host => Pipeline::ASSISE_HOLD,
                 _ => config.hold,
+            },
+            // A fence is a wait for the disk there: not for the thread that decides.
+            keepers: match config.durability {
+                Durability::Pmem | Durability::Replicated => Limits::SHIPPED.keepers,
+                Durability::Disk => 1,
             },
             host_min: if config.host_copies { Limits::SHIPPED.host_min } else { u64::MAX },
             on_demand: config.pipeline == Pipeline::Host,

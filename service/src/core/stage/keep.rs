@@ -148,22 +148,23 @@ impl Node {
             let put = self.ring.put(*header, body.chunk_entries(), reserved)?;
             return Ok(put.then_some(true));
         }
-        if !self.ring.put_later(*header, body.clone(), reserved)? {
+        if !self.ring.put_later(*header, body.clone(), reserved) {
             return Ok(None);
         }
-        self.work_on_ring();
+        self.work_on_ring()?;
         Ok(Some(false))
     }
 
     /// Has more put into the ring, if not enough are at it.
-    fn work_on_ring(&mut self) {
+    fn work_on_ring(&mut self) -> Result<(), Failure> {
         let limits = self.env.config.limits;
         while let Some(piece) =
-            self.ring.work(self.env.pieces + 1, limits.keepers, limits.piece_bytes)
+            self.ring.work(self.env.pieces + 1, limits.keepers, limits.piece_bytes)?
         {
             self.env.pieces += 1;
             self.env.out.push(Effect::Work(piece));
         }
+        Ok(())
     }
 
     /// A piece of work has ended.
@@ -171,7 +172,7 @@ impl Node {
         let from = self.ring.kept_to();
         if self.ring.work_ended(id)? {
             self.tell_kept(from)?;
-            self.work_on_ring();
+            self.work_on_ring()?;
             // One that has ended before those before it has brought nothing yet.
             if self.ring.kept_to() > from { self.say_kept() } else { Ok(()) }
         } else if self.work_copied(id)? {
