@@ -562,20 +562,20 @@ os.close(master); os.waitpid(child, 0)";
 #[test]
 fn what_stays_served() {
     let Some(world) = World::new() else { return };
-    let demoted = |script: &str| {
+    let demotes = |script: &str, count: u64| {
         let output = world.run().args(["python3", "-c", script]).arg(world.mount()).output();
         let output = output.unwrap();
         assert_eq!(text(&output), "done\n");
         assert!(audit(&output, "fast") > 0, "{output:?}");
-        audit(&output, "demoted")
+        assert_eq!(audit(&output, "demoted"), count, "{script}: {output:?}");
     };
     // Closed by exec: nobody needs to keep it.
     let executes = "import os, sys
 os.chdir(sys.argv[1]); os.mkdir('gone')
 gone = os.open('gone', os.O_RDONLY); os.set_inheritable(gone, KEPT); os.rmdir('gone')
 os.execv('/bin/echo', ['echo', 'done'])";
-    assert_eq!(demoted(&executes.replace("KEPT", "False")), 0);
-    assert_eq!(demoted(&executes.replace("KEPT", "True")), 1);
+    demotes(&executes.replace("KEPT", "False"), 0);
+    demotes(&executes.replace("KEPT", "True"), 1);
     // Part of a file is copied with what follows, if that is little.
     let maps = "import mmap, os, sys
 os.chdir(sys.argv[1])
@@ -583,8 +583,8 @@ with open('file', 'wb') as f: f.write(bytes(i >> 12 for i in range(SIZE)))
 fd = os.open('file', os.O_RDONLY)
 m = mmap.mmap(fd, 8192, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, offset=4096)
 assert m[:] == bytes([1] * 4096 + [2] * 4096); print('done')";
-    assert_eq!(demoted(&maps.replace("SIZE", "9 * 4096")), 0);
-    assert_eq!(demoted(&maps.replace("SIZE", "300 * 4096").replace("i >> 12", "i >> 12 & 255")), 1);
+    demotes(&maps.replace("SIZE", "9 * 4096"), 0);
+    demotes(&maps.replace("SIZE", "300 * 4096").replace("i >> 12", "i >> 12 & 255"), 1);
 }
 
 /// Who only goes somewhere by a descriptor begins no session, which takes some.
