@@ -664,6 +664,10 @@ pub enum Bug {
     JointOutOfTime = 457,
     /// The end of one piece of work that puts chunks into the ring is taken for that of the oldest one.
     KeptOutOfOrder = 458,
+    /// Of clients that want something at the same time the one with the lowest number is always first.
+    LowestFirst = 459,
+    /// An fsync for what was left in the log for the next look counts as one for what is not there.
+    LeftTakenForMissing = 460,
 }
 
 impl Bug {
@@ -2098,6 +2102,16 @@ impl Bug {
             Bug::KeptOutOfOrder,
             "kept-out-of-order",
             "the end of a piece that puts chunks into the ring is taken for that of the oldest one",
+        ),
+        (
+            Bug::LowestFirst,
+            "lowest-first",
+            "of clients that want something at the same time the one with the lowest number is always first",
+        ),
+        (
+            Bug::LeftTakenForMissing,
+            "left-taken-for-missing",
+            "an fsync for what was left in the log for the next look counts as one for what is not there",
         ),
         (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
         (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use value::{
-    Authentication, Compression, Copies, Cores, Durability, Encryption, Metrics, Pipeline, Size,
-    Transport, Value,
+    Authentication, Compression, Copies, Cores, Durability, Encryption, Metrics, Pipeline,
+    Scheduler, Size, Transport, Value, Weights,
 };
 
 use cluster::transport::PeerAddress;
@@ -179,6 +179,13 @@ config! {
         /// Who makes the copies of what is published where they are long: "hostd" (LineFS's publishing on the host) or "nicfs", which makes
         /// the short ones in any case.
         copies: Copies = Copies::Hostd;
+        /// Which of the programs that want something at the same time is served first: "urgent" (one that waits for an answer or for an
+        /// fsync; the others wait for `hold_back` at most; among them users share by `weights`, however many programs each
+        /// runs) or "round-robin" (one program after the other).
+        scheduler: Scheduler = Scheduler::Urgent;
+        /// Shares of users, by number, for example "1000=4,1001=2": 1 to 1000, and 1 for who is not named. They count where programs
+        /// wait for each other; what one does not use is the others'.
+        weights: Weights = Weights::default();
         /// Work on no more bytes than that is done by the thread that decides, and takes no hop to another: an fsync of little
         /// on a quiet node above all. 4KiB to 4MiB.
         inline: Size = Size(128 << 10);

@@ -217,6 +217,11 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
             leases: limits.leases_per_user.into(),
             requests: limits.requests_per_user.into(),
         },
+        scheduler: match config.service.scheduler {
+            crate::config::Scheduler::Urgent => service::core::schedule::Scheduler::Urgent,
+            crate::config::Scheduler::RoundRobin => service::core::schedule::Scheduler::RoundRobin,
+        },
+        weights: config.service.weights.0.clone(),
         memory: limits.memory.0,
         high: limits.high_watermark,
         low: limits.low_watermark,

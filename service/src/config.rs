@@ -9,6 +9,7 @@ use cluster::transport::PeerAddress;
 use storage::format::superblock::Durability;
 
 use crate::core::PerUser;
+use crate::core::schedule::Scheduler;
 use crate::packing::Compression;
 
 /// How a node of the cluster reaches the others.
@@ -93,6 +94,10 @@ pub struct NicfsConfig {
     pub clients_per_user: u32,
     /// What else one user, but root, may have.
     pub per_user: PerUser,
+    /// Whose turn it is, where several clients want something.
+    pub scheduler: Scheduler,
+    /// Shares of users; who is not named has 1.
+    pub weights: std::collections::BTreeMap<u32, u32>,
     /// Bytes of chunks under way; replication pauses at `high` percent and resumes at `low`.
     pub memory: u64,
     /// See `memory`.

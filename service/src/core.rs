@@ -39,6 +39,7 @@ mod requests;
 mod restart;
 pub mod ring;
 mod room;
+pub mod schedule;
 pub mod scrub;
 mod share;
 mod snapshot;
@@ -104,6 +105,10 @@ pub struct NodeConfig {
     pub clients_per_user: u32,
     /// What else one user may have.
     pub per_user: PerUser,
+    /// Whose turn it is, where several clients want something.
+    pub scheduler: schedule::Scheduler,
+    /// Shares of users; who is not named has 1.
+    pub weights: BTreeMap<u32, u32>,
     /// Bytes of the stream ring.
     pub ring_bytes: u64,
     /// Bytes of chunks that members have not acknowledged, against which the watermarks count.

@@ -40,6 +40,8 @@ fn config(dir: &Path) -> NicfsConfig {
         clients_max: 16,
         clients_per_user: 16,
         per_user: service::core::PerUser::SHIPPED,
+        scheduler: Default::default(),
+        weights: Default::default(),
         memory: 64 << 20,
         high: 70,
         low: 30,

@@ -376,6 +376,8 @@ impl Host {
             clients_max: 16,
             clients_per_user: 16,
             per_user: PerUser::SHIPPED,
+            scheduler: Default::default(),
+            weights: Default::default(),
             ring_bytes: RING_BYTES_MIN,
             memory: 64 << 20,
             high: 80,

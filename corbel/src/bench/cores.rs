@@ -485,6 +485,8 @@ impl Member {
             clients_max: 64,
             clients_per_user: 64,
             per_user: PerUser::SHIPPED,
+            scheduler: Default::default(),
+            weights: Default::default(),
             ring_bytes: stream_bytes,
             memory: 256 << 20,
             high: 70,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cluster::transport::PeerAddress;
+use service::core::schedule::WEIGHT_MAX;
 use toml::de::DeValue;
 
 use crate::units;
@@ -229,6 +230,41 @@ impl Value for Cores {
     }
 }
 
+/// Shares of users, by number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Weights(pub std::collections::BTreeMap<u32, u32>);
+
+impl Weights {
+    fn parse(list: &str) -> Option<std::collections::BTreeMap<u32, u32>> {
+        let mut weights = std::collections::BTreeMap::new();
+        for part in list.split(',').filter(|_| !list.is_empty()) {
+            let (user, weight) = part.split_once('=')?;
+            let (user, weight) = (user.trim().parse().ok()?, weight.trim().parse().ok()?);
+            if !(1..=WEIGHT_MAX).contains(&weight) || weights.insert(user, weight).is_some() {
+                return None;
+            }
+        }
+        Some(weights)
+    }
+}
+
+impl Value for Weights {
+    fn read(value: &DeValue<'_>) -> Parsed<Self> {
+        let list = text(value, "\"1000=4,1001=2\"")?;
+        Self::parse(list).map(Self).ok_or_else(|| Wrong {
+            what: format!("is {list:?}, which is no list of users and weights"),
+            remedy: format!(
+                "write numbers of users, each once, with a weight of 1 to {WEIGHT_MAX}, for example \"1000=4,1001=2\", or \"\""
+            ),
+        })
+    }
+
+    fn show(&self) -> String {
+        let all = self.0.iter().map(|(user, weight)| format!("{user}={weight}"));
+        quote(&all.collect::<Vec<_>>().join(","))
+    }
+}
+
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$word_doc:meta])* $variant:ident = $word:literal),* }) => {
         $(#[$doc])*
@@ -316,6 +352,16 @@ words! {
         HostBackground = "host-background",
         /// The same, and not before somebody asks.
         Host = "host"
+    }
+}
+
+words! {
+    /// Whose turn it is, where several programs want something of nicfs.
+    Scheduler {
+        /// Who is waited for, and by users.
+        Urgent = "urgent",
+        /// One after the other.
+        RoundRobin = "round-robin"
     }
 }
 

@@ -144,7 +144,7 @@ fn exports_have_names() {
     assert_eq!((server.client("a").size, server.client("b").size), (1 << 20, 2 << 20));
     assert!(Client::open(&server.1, "c").is_err());
     server.end();
-    wait_for("the socket's end", Duration::from_secs(5), || {
+    wait_for("the socket's end", Duration::from_secs(60), || {
         (!scratch.path("nbd").exists()).then_some(())
     });
     let wrong = corbel(["nbd", "memory:1MiB", "--listen", "0.0.0.0:0", "--json"]);

@@ -81,7 +81,7 @@ fn what_mount_does_with_a_line_of_fstab() {
     assert_eq!(servers(&place.point()), 1);
     assert!(Command::new("umount").arg(place.point()).status().unwrap().success());
     assert_eq!(place.line(), None);
-    wait_for("the end of the mount's process", Duration::from_secs(5), || {
+    wait_for("the end of the mount's process", Duration::from_secs(60), || {
         (servers(&place.point()) == 0).then_some(())
     });
     let nothing = place.helper("mount.fuse.corbel", "remount,ro");

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal};
 use super::harness::{Cluster, corbel, limited, signal, text, wait_for};
 
 /// From a signal to the end of its process; generous, for a busy machine.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(60);
 
 fn cluster() -> Option<Cluster> {
     Cluster::new(3, "64MiB")

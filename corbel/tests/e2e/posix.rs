@@ -110,7 +110,7 @@ fn a_mount_in_the_background_logs_beside_the_services() {
     text(&mount.output().unwrap());
     let line = format!("mounted on {}, process ", point.display());
     // The command returns when the kernel has the mount, which may be before the line is written.
-    wait_for("a line in the log", Duration::from_secs(5), || {
+    wait_for("a line in the log", Duration::from_secs(60), || {
         cluster.log(1).contains(&line).then_some(())
     });
     assert!(Command::new("umount").arg(&point).status().unwrap().success());

@@ -17,7 +17,9 @@ use super::message::{Identity, Message};
 use super::past::Past;
 use super::recall::Recall;
 use super::requests::Pending;
+use super::schedule::Schedule;
 use super::share::Waiting;
+use super::stage::fetch::Fetched;
 use super::table::Table;
 use super::users::Users;
 use super::{Effect, Failure, Node};
@@ -46,6 +48,8 @@ pub(super) struct Agent {
     pub next_segment: u32,
     /// Who waits beside whom.
     pub waiting: Waiting,
+    /// Whose turn it is.
+    pub schedule: Schedule,
     /// Locks of files.
     pub locking: Locking,
     /// Sessions that have ended while their processes live, the oldest first.
@@ -68,6 +72,7 @@ impl Agent {
             recalls: Vec::new(),
             next_segment: 0,
             waiting: Waiting::default(),
+            schedule: Schedule::default(),
             locking,
             past: Vec::new(),
             logs_seen: 0,
@@ -308,6 +313,9 @@ impl Node {
             |this: &Self| this.agent.clients.get(&id).is_some_and(|c| c.dozing_since.is_some());
         let (dozed, before) = (dozes(self), self.agent.requests.len());
         self.agent.active.insert(id);
+        if self.is_behind_others(id) && !self.is_over(id) && !self.env.config.limits.on_demand {
+            return self.collect_requests(id);
+        }
         self.look_at(id)?;
         // Who only appends does not ring where somebody dozes. If it has not asked for anything either, it waits for room.
         if self.env.config.limits.on_demand
@@ -343,9 +351,14 @@ impl Node {
         Ok(())
     }
 
+    /// Whether it is here to be drained only.
+    fn is_over(&self, id: ClientId) -> bool {
+        self.agent.clients.get(&id).is_some_and(|client| client.gone || client.expelled)
+    }
+
     /// Looks at everything that a client may want.
     fn look_at(&mut self, id: ClientId) -> Result<(), Failure> {
-        if self.agent.clients.get(&id).is_some_and(|client| client.gone || client.expelled) {
+        if self.is_over(id) {
             // What lies in its slots is asked by nobody.
             return self.drain_gone(id);
         }
@@ -359,9 +372,12 @@ impl Node {
                 return Ok(());
             }
             self.agent.waiting.note(id, self.env.now);
-            self.take_some(id)?;
+            let fetched = self.take_some(id)?;
             self.persist_alone(id)?;
+            // What it waits for may be there, and be left for the next look.
+            let left = fetched == Fetched::Some && !planted(Bug::LeftTakenForMissing);
             if let Some(client) = self.agent.clients.get_mut(&id)
+                && !left
                 && client.note_sync(self.env.now)
             {
                 client.dozing_since.get_or_insert(self.env.now);
@@ -482,7 +498,7 @@ impl Node {
         let soon =
             if limits.on_demand { limits.hold.min(Limits::SHIPPED.hold) } else { limits.hold };
         let again = (self.env.now + soon).saturating_sub(limits.hold);
-        if self.take_some(id)? {
+        if self.take_some(id)? == Fetched::All {
             self.agent.active.insert(id);
         } else if let Some(client) = self.agent.clients.get_mut(&id) {
             client.dozing_since = Some(again);
@@ -531,7 +547,8 @@ impl Node {
     }
 
     fn look_at_active(&mut self) -> Result<(), Failure> {
-        for id in self.agent.active.iter().copied().collect::<Vec<_>>() {
+        self.agent.schedule.held = false;
+        for id in self.in_order() {
             match self.agent.clients.get(&id) {
                 Some(client) if client.gone || client.wants_service(true, self.env.now) => {
                     self.look_at(id)?;

@@ -212,6 +212,8 @@ pub struct Client {
     refused: Sequence,
     /// Appended entries wait for the timer since then.
     pub dozing_since: Option<Nanos>,
+    /// It was served last as this one, of all times that anybody was.
+    pub served: u64,
     /// An fsync waits for this sequence, which is not in the log, since then.
     sync_waits: Option<(u64, Nanos)>,
     /// The log was read to where it does not go on.
@@ -328,6 +330,7 @@ impl Client {
             refusals: 0,
             refused: Sequence(0),
             dozing_since: None,
+            served: 0,
             sync_waits: None,
             standing: None,
             end_told: false,
@@ -557,6 +560,11 @@ impl Client {
     fn sync_is_stale(&self, now: Nanos) -> bool {
         self.sync_waits
             .is_some_and(|(next, at)| next == self.reader.next && now >= at + SYNC_PATIENCE)
+    }
+
+    /// Whether somebody waits for an answer, or for an fsync.
+    pub fn is_waited_for(&self, now: Nanos) -> bool {
+        self.wants_service(false, now)
     }
 
     /// Whether a request, an fsync, or (if `appends` counts) an appended entry waits.

@@ -74,6 +74,8 @@ fn node_config(
         clients_max: config.clients_max,
         clients_per_user: config.clients_per_user,
         per_user: config.per_user,
+        scheduler: config.scheduler,
+        weights: config.weights.clone(),
         ring_bytes,
         memory: config.memory,
         high: config.high,

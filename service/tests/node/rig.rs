@@ -38,6 +38,8 @@ pub fn config(node: u32) -> NodeConfig {
         clients_max: 8,
         clients_per_user: 6,
         per_user: PerUser::SHIPPED,
+        scheduler: Default::default(),
+        weights: Default::default(),
         ring_bytes: STREAM,
         memory: 16 << 20,
         high: 70,

@@ -143,6 +143,8 @@ impl Machine {
             clients_max: 16,
             clients_per_user: 16,
             per_user: service::core::PerUser::SHIPPED,
+            scheduler: Default::default(),
+            weights: Default::default(),
             ring_bytes: RING_BYTES_MIN,
             memory: 64 << 20,
             high: 80,

@@ -12,74 +12,87 @@ use crate::core::head::Head;
 use crate::core::message::{Message, Raw};
 use crate::core::{Effect, Failure, Node, Role};
 
+/// How far a log was fetched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::core) enum Fetched {
+    /// To its end, or as far as it goes on.
+    All,
+    /// The rest is for the next look.
+    Some,
+    /// There is no room for more.
+    Blocked,
+}
+
 impl Node {
     /// Fetches what is complete in a client's log now and hands it to the head. `false` when the
     /// head has no room for it. Never more than the log can hold at one time: what lies beyond
     /// came later, and a client that writes without end must not keep the node.
     pub(in crate::core) fn drain(&mut self, id: ClientId) -> Result<bool, Failure> {
-        self.fetch_all(id, false)
+        Ok(self.fetch_all(id, false)? == Fetched::All)
     }
 
     /// The same for whom nobody else waits: where others wait for their own, a piece at a time.
-    pub(in crate::core) fn take_some(&mut self, id: ClientId) -> Result<bool, Failure> {
+    pub(in crate::core) fn take_some(&mut self, id: ClientId) -> Result<Fetched, Failure> {
         self.fetch_all(id, true)
     }
 
-    fn fetch_all(&mut self, id: ClientId, polite: bool) -> Result<bool, Failure> {
+    fn fetch_all(&mut self, id: ClientId, polite: bool) -> Result<Fetched, Failure> {
         let head = self.is_head();
         if !head && self.role() != Role::Member {
-            return Ok(false);
+            return Ok(Fetched::Blocked);
         }
         let mut left = self.agent.clients.get(&id).map_or(0, Client::capacity);
         let (mut taken, piece) = (0, self.env.config.limits.shared_bytes as u64);
         if self.agent.clients.get(&id).is_some_and(|client| client.reading().is_some()) {
             if polite || planted(Bug::DrainUnread) {
                 self.agent.active.insert(id);
-                return Ok(!polite);
+                return Ok(if polite { Fetched::Some } else { Fetched::All });
             }
             self.settle_fetch(id)?;
             if head && self.turn_is_over() {
                 self.agent.active.insert(id);
                 self.turn.cut_short = true;
-                return Ok(false);
+                return Ok(Fetched::Some);
             }
         }
         loop {
             let blocked = self.part.head().is_some_and(Head::is_blocked);
             if head && (blocked || !self.room_for_batch()?) {
-                return Ok(false);
+                return Ok(Fetched::Blocked);
             }
             let shared = polite && self.is_shared(id);
             if shared && self.is_held_back(id) {
                 self.agent.active.insert(id);
-                return Ok(false);
+                self.agent.schedule.held = true;
+                return Ok(Fetched::Some);
             }
             let most = self.batch_bytes(shared);
             if polite && self.fetch_apart(id, most)? {
                 self.agent.active.insert(id);
-                return Ok(false);
+                return Ok(Fetched::Some);
             }
-            let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(true) };
+            let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(Fetched::All) };
             let batch = client.fetch(most)?;
             if batch.last.0 == 0 {
                 client.note_standing(self.env.now);
-                return Ok(true);
+                return Ok(Fetched::All);
             }
             left = left.saturating_sub(batch.taken);
             taken += batch.taken;
             self.env.counters.fetched_bytes += batch.raw.len() as u64;
+            self.charge(id, batch.raw.len());
             if head {
                 self.ingest(id, batch.first, batch.last, batch.raw)?;
                 if self.turn_is_over() || shared && taken >= piece {
                     self.agent.active.insert(id);
                     self.turn.cut_short |= self.turn_is_over();
-                    return Ok(false);
+                    return Ok(Fetched::Some);
                 }
             } else {
                 self.forward(id, batch);
             }
             if left == 0 {
-                return Ok(true);
+                return Ok(Fetched::All);
             }
         }
     }
@@ -148,6 +161,7 @@ impl Node {
             return Ok(());
         }
         self.env.counters.fetched_bytes += batch.raw.len() as u64;
+        self.charge(id, batch.raw.len());
         match self.role() {
             Role::Head => {
                 let blocked = self.part.head().is_none_or(Head::is_blocked);
