@@ -8,6 +8,7 @@ use base::{Epoch, Nanos, NodeId, StreamSeq};
 use cluster::coordinator::message::BEFORE_MAX;
 use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
+use service::core::schedule::Scheduler;
 use service::core::{Event, Node, NodeConfig, PerUser, Shares};
 use service::packing::{self, Compression, Packing};
 use service::serving::Serving;
@@ -376,8 +377,8 @@ impl Host {
             clients_max: 16,
             clients_per_user: 16,
             per_user: PerUser::SHIPPED,
-            scheduler: Default::default(),
-            weights: Default::default(),
+            scheduler: [Scheduler::Urgent, Scheduler::RoundRobin][(seed >> 32) as usize % 2],
+            weights: [(0, 1 + (seed >> 33) as u32 % 4), (1000, 1 + (seed >> 35) as u32 % 4)].into(),
             ring_bytes: RING_BYTES_MIN,
             memory: 64 << 20,
             high: 80,
