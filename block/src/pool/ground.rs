@@ -9,8 +9,22 @@ use base::{Clock, Errno, Nanos};
 
 use super::worker::{Answer, Ask};
 
-/// A lock that is held until it is dropped.
-pub type Lock = Box<dyn Send + Sync>;
+/// A lock that is held until it is dropped, or ends before.
+pub type Lock = Box<dyn Hold>;
+
+/// What holds a lock.
+pub trait Hold: Send + Sync {
+    /// Whether it is held still: one that is to be renewed may have ended.
+    fn is_held(&self) -> bool {
+        true
+    }
+}
+
+/// A file holds its lock as long as it is open.
+impl Hold for std::fs::File {}
+
+/// The lock of what knows no locks.
+impl Hold for () {}
 
 /// What a store says to who wants its lock, under the number that the asker gave it.
 pub type LockAnswer = (usize, Result<Lock, Errno>);

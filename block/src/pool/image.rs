@@ -118,6 +118,13 @@ impl Image {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether nobody else can have it open to write: locks that end by themselves may have ended.
+    pub(super) fn is_alone(&self) -> bool {
+        self.locks.as_ref().is_none_or(|locks| {
+            2 * locks.iter().filter(|lock| lock.is_held()).count() > self.pool.stores.len()
+        })
+    }
+
     pub(super) fn state(&self, object: u64) -> State {
         self.objects().get(&object).cloned().unwrap_or_else(|| State {
             unknown: self.blind,
