@@ -147,7 +147,7 @@ stop() {
         [ -f "$file" ] || continue
         pid=$(cat "$file")
         # A number may be another's by now: only what was started with this configuration is ended.
-        if tr '\0' '\n' <"/proc/$pid/cmdline" 2>/dev/null | grep -qxF "$conf"; then
+        if { tr '\0' '\n' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -qxF "$conf"; then
             kill -CONT "$pid" 2>/dev/null || true
             kill -KILL "$pid" 2>/dev/null || true
         fi

@@ -1,7 +1,8 @@
 //! A lock that ends with its holder: taken for a time, and renewed by a thread.
 //!
 //! Whether it is still held is known without asking: the cluster counts the time from when it was asked, which is no sooner than we
-//! did. A renewal that comes too late may find that it is held nevertheless: then nobody else had it in between.
+//! did. A renewal that comes too late may find that it is held nevertheless: then nobody else had it in between. If it ended, and nobody has
+//! it, it is taken anew, in another term.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -29,6 +30,8 @@ struct Inner {
     duration: Duration,
     /// Until when it is held, of the clock that does not stop while the machine sleeps.
     until: AtomicU64,
+    /// How often it ended and was taken anew.
+    term: AtomicU64,
 }
 
 /// The lock, until it is dropped.
@@ -65,12 +68,28 @@ impl Inner {
 
     fn renew(&self, stop: &mpsc::Receiver<()>) {
         while stop.recv_timeout(self.duration / RENEWALS) == Err(mpsc::RecvTimeoutError::Timeout) {
-            match self.ask(true) {
+            let asked = match self.ask(true) {
+                // It ended, or somebody broke it.
+                Err(Errno::NOENT) => {
+                    self.until.store(0, Ordering::SeqCst);
+                    self.term.fetch_add(1, Ordering::SeqCst);
+                    let taken = self.ask(false);
+                    log::warn!(
+                        "rados: the lock {} of {} had ended, and is {}",
+                        self.name,
+                        self.object,
+                        if taken.is_ok() { "taken anew" } else { "not to be had now" }
+                    );
+                    taken
+                }
+                asked => asked,
+            };
+            match asked {
                 Ok(()) => {}
-                Err(Errno::NOENT | Errno::BUSY) => {
+                Err(Errno::BUSY) => {
                     self.until.store(0, Ordering::SeqCst);
                     log::error!(
-                        "rados: the lock {} of {} is lost: nothing is written any more until it is opened again",
+                        "rados: somebody else has the lock {} of {}",
                         self.name,
                         self.object
                     );
@@ -104,6 +123,7 @@ impl Lease {
             description: lock.description.to_owned(),
             duration,
             until: AtomicU64::new(0),
+            term: AtomicU64::new(0),
         });
         match inner.ask(false) {
             // What was given up may have been done: nobody would let it go.
@@ -127,9 +147,13 @@ impl Lease {
         Ok(Self { inner, stop: Some(stop), ended: Mutex::new(ended), thread: Some(thread) })
     }
 
-    /// Whether it is held now, so that nobody else has it.
-    pub fn is_held(&self) -> bool {
-        now() < self.inner.until.load(Ordering::SeqCst)
+    /// The term in which it is held now, so that nobody else has it; another one than before: somebody else may have had it in
+    /// between.
+    pub fn term(&self) -> Option<u64> {
+        // In this order: a new term begins before it is held.
+        let until = self.inner.until.load(Ordering::SeqCst);
+        let term = self.inner.term.load(Ordering::SeqCst);
+        (now() < until).then_some(term)
     }
 }
 

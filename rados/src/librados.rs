@@ -85,6 +85,7 @@ library! {
     lock: c"rados_lock_exclusive", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char, *mut libc::timeval, u8) -> c_int;
     unlock: c"rados_unlock", fn(Raw, *const c_char, *const c_char, *const c_char) -> c_int;
     lockers: c"rados_list_lockers", fn(Raw, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
+    break_lock: c"rados_break_lock", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
     watch: c"rados_watch3", fn(Raw, *const c_char, *mut u64, Option<Notified>, Option<Broken>, u32, *mut c_void) -> c_int;
     unwatch: c"rados_unwatch2", fn(Raw, u64) -> c_int;
     watch_flush: c"rados_watch_flush", fn(Raw) -> c_int;
@@ -481,6 +482,16 @@ impl Io {
         let unlock = self.cluster.lib.unlock;
         // SAFETY: the handle lives, and texts end in NUL.
         told(unsafe { unlock(self.raw, name.as_ptr(), lock.as_ptr(), cookie.as_ptr()) }).map(drop)
+    }
+
+    /// Takes a lock from who has it.
+    pub fn break_lock(&self, name: &str, lock: &str, of: &Locker) -> Result<(), Errno> {
+        let (name, lock) = (text(name)?, text(lock)?);
+        let (client, cookie) = (text(&of.client)?, text(&of.cookie)?);
+        let (name, lock) = (name.as_ptr(), lock.as_ptr());
+        let call = self.cluster.lib.break_lock;
+        // SAFETY: the handle lives, and texts end in NUL.
+        told(unsafe { call(self.raw, name, lock, client.as_ptr(), cookie.as_ptr()) }).map(drop)
     }
 
     /// Who has a lock of an object.

@@ -14,9 +14,10 @@ pub type Lock = Box<dyn Hold>;
 
 /// What holds a lock.
 pub trait Hold: Send + Sync {
-    /// Whether it is held still: one that is to be renewed may have ended.
-    fn is_held(&self) -> bool {
-        true
+    /// The term in which it is held now; none: it ended, as one may that is to be renewed. Another one than before: it ended meanwhile,
+    /// and was taken anew.
+    fn term(&self) -> Option<u64> {
+        Some(0)
     }
 }
 

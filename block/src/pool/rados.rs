@@ -4,16 +4,17 @@
 //! Ceph, by their namespaces or prefixes; a list goes through all names of a namespace, so a pool of ours does well to have its
 //! own. Cluster and keys are found as Ceph's own tools find them: `CEPH_CONF`, `CEPH_ARGS`, `/etc/ceph`.
 //!
-//! Unlike a bucket it has a lock: it is taken for [`LEASE`] and renewed. If that fails for so long, nothing that is put or removed
-//! counts any more, until it is certain that nobody else had it.
+//! Unlike a bucket it has a lock: it is taken for [`LEASE`] and renewed. If that fails for so long, nothing is put or removed
+//! until it is held again; whether that counts, the image knows, which has the other stores' locks.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use base::Errno;
+pub use rados::Place;
 use rados::librados::{Done, Lock as Named};
-use rados::{Connection, Io, Lease, PATIENCE, Place, Step};
+use rados::{Connection, Io, Lease, PATIENCE, Step};
 
 use super::ground::{Hold, Lock};
 use super::store::Store;
@@ -43,8 +44,8 @@ pub struct Rados {
 struct Held(Arc<Lease>);
 
 impl Hold for Held {
-    fn is_held(&self) -> bool {
-        self.0.is_held()
+    fn term(&self) -> Option<u64> {
+        self.0.term()
     }
 }
 
@@ -112,7 +113,8 @@ impl Rados {
     fn check(&self, name: &str) -> Result<(), Errno> {
         let (image, _) = name.split_once('/').unwrap_or((name, ""));
         let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        let lapsed = leases.get(image).and_then(Weak::upgrade).is_some_and(|l| !l.is_held());
+        let lapsed =
+            leases.get(image).and_then(Weak::upgrade).is_some_and(|lease| lease.term().is_none());
         if lapsed { Err(Errno::STALE) } else { Ok(()) }
     }
 }

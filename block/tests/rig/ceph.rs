@@ -11,6 +11,20 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ceph.sh")
 }
 
+struct Stderr;
+
+impl log::Log for Stderr {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        eprintln!("{}: {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
 /// A cluster of three OSDs, each with a pool of its own (`osd0` to `osd2`), and the pool `rbd` over all of them.
 pub struct Ceph {
     dir: Scratch,
@@ -30,6 +44,10 @@ impl Ceph {
         if let Err(error) = rados::librados::load() {
             eprintln!("skipped: {error}");
             return None;
+        }
+        // What the code says in the log is what a failure is understood by.
+        if log::set_logger(&Stderr).is_ok() {
+            log::set_max_level(log::LevelFilter::Info);
         }
         let ceph = Self { dir: Scratch::new(name) };
         let mut start = Command::new(script());
