@@ -69,6 +69,9 @@ osd_crush_chooseleaf_type = 0
 osd_crush_update_on_start = false
 mon_allow_pool_size_one = true
 mon_allow_pool_delete = true
+# An OSD that hangs is not marked down: the hard case, and as it is for OSDs of one host anyhow. One that has ended is, at once.
+osd_heartbeat_grace = 600
+mon_osd_report_timeout = 900
 # Its files share a disk with everything else of this machine.
 mon_data_avail_crit = 1
 mon_data_avail_warn = 1
@@ -77,10 +80,6 @@ log_file = /dev/null
 admin_socket =
 [mon]
 mon_data = $dir/mon
-# A hung OSD is reported by OSDs of the same host here.
-mon_osd_reporter_subtree_level = osd
-mon_osd_min_down_reporters = 2
-mon_osd_down_out_interval = 0
 [mgr]
 mgr_data = $dir/mgr
 mgr_initial_modules =

@@ -4,10 +4,10 @@
 //! did. A renewal that comes too late may find that it is held nevertheless: then nobody else had it in between. If it ended, and nobody has
 //! it, it is taken anew, in another term.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::Errno;
 
@@ -17,6 +17,8 @@ use crate::librados::{Io, Lock};
 const RENEWALS: u32 = 6;
 /// Clocks of two machines do not run alike.
 const MARGIN: u64 = 20;
+/// Who waits for it looks so often.
+const LOOK: Duration = Duration::from_millis(50);
 /// Who lets it go waits this long for it at most.
 const PARTING: Duration = Duration::from_secs(2);
 
@@ -32,13 +34,17 @@ struct Inner {
     until: AtomicU64,
     /// How often it ended and was taken anew.
     term: AtomicU64,
+    /// Somebody else has it.
+    lost: AtomicBool,
+    /// The holder let it go.
+    over: AtomicBool,
+    /// The thread is to look.
+    wake: mpsc::SyncSender<()>,
 }
 
 /// The lock, until it is dropped.
 pub struct Lease {
     inner: Arc<Inner>,
-    /// Dropped: the thread is to end.
-    stop: Option<mpsc::Sender<()>>,
     ended: Mutex<mpsc::Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -66,8 +72,20 @@ impl Inner {
         Ok(())
     }
 
-    fn renew(&self, stop: &mpsc::Receiver<()>) {
-        while stop.recv_timeout(self.duration / RENEWALS) == Err(mpsc::RecvTimeoutError::Timeout) {
+    fn wake(&self) {
+        // One that waits already does as well.
+        let _ = self.wake.try_send(());
+    }
+
+    fn renew(&self, woken: &mpsc::Receiver<()>) {
+        loop {
+            let is_woken = woken.recv_timeout(self.duration / RENEWALS).is_ok();
+            if self.over.load(Ordering::SeqCst) {
+                break;
+            }
+            if is_woken {
+                std::thread::sleep(LOOK);
+            }
             let asked = match self.ask(true) {
                 // It ended, or somebody broke it.
                 Err(Errno::NOENT) => {
@@ -88,6 +106,7 @@ impl Inner {
                 Ok(()) => {}
                 Err(Errno::BUSY) => {
                     self.until.store(0, Ordering::SeqCst);
+                    self.lost.store(true, Ordering::SeqCst);
                     log::error!(
                         "rados: somebody else has the lock {} of {}",
                         self.name,
@@ -115,6 +134,7 @@ impl Lease {
         lock: &Lock<'_>,
         duration: Duration,
     ) -> Result<Self, Errno> {
+        let (wake, woken) = mpsc::sync_channel(1);
         let inner = Arc::new(Inner {
             io,
             object: object.to_owned(),
@@ -124,6 +144,9 @@ impl Lease {
             duration,
             until: AtomicU64::new(0),
             term: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            wake,
         });
         match inner.ask(false) {
             // What was given up may have been done: nobody would let it go.
@@ -133,34 +156,69 @@ impl Lease {
             }
             asked => asked?,
         }
-        let (stop, stopped) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let renews = Arc::clone(&inner);
         let thread = std::thread::Builder::new().name("rados-lease".into()).spawn(move || {
-            renews.renew(&stopped);
+            renews.renew(&woken);
             drop(end);
         });
         let Ok(thread) = thread else {
             let _ = inner.io.unlock(&inner.object, &inner.name, &inner.cookie);
             return Err(Errno::AGAIN);
         };
-        Ok(Self { inner, stop: Some(stop), ended: Mutex::new(ended), thread: Some(thread) })
+        Ok(Self { inner, ended: Mutex::new(ended), thread: Some(thread) })
+    }
+
+    /// What is to be known of it, by others than its holder.
+    pub fn terms(&self) -> Terms {
+        Terms(Arc::clone(&self.inner))
+    }
+}
+
+/// Whether a lock is held: of use also when it was dropped.
+#[derive(Clone)]
+pub struct Terms(Arc<Inner>);
+
+impl std::fmt::Debug for Terms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Terms").field("now", &self.now()).finish_non_exhaustive()
+    }
+}
+
+impl Terms {
+    /// Whether its holder let it go.
+    pub fn is_over(&self) -> bool {
+        self.0.over.load(Ordering::SeqCst)
     }
 
     /// The term in which it is held now, so that nobody else has it; another one than before: somebody else may have had it in
     /// between.
-    pub fn term(&self) -> Option<u64> {
+    pub fn now(&self) -> Option<u64> {
         // In this order: a new term begins before it is held.
-        let until = self.inner.until.load(Ordering::SeqCst);
-        let term = self.inner.term.load(Ordering::SeqCst);
-        (now() < until).then_some(term)
+        let until = self.0.until.load(Ordering::SeqCst);
+        let term = self.0.term.load(Ordering::SeqCst);
+        (now() < until && !self.is_over()).then_some(term)
+    }
+
+    /// The same; if it ended, it is tried to take it anew, and waited for so long.
+    pub fn wait(&self, patience: Duration) -> Option<u64> {
+        let end = Instant::now() + patience;
+        loop {
+            let term = self.now();
+            let is_lost = self.is_over() || self.0.lost.load(Ordering::SeqCst);
+            if term.is_some() || is_lost || Instant::now() > end {
+                return term;
+            }
+            self.0.wake();
+            std::thread::sleep(LOOK);
+        }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.inner.until.store(0, Ordering::SeqCst);
-        self.stop.take();
+        self.inner.over.store(true, Ordering::SeqCst);
+        self.inner.wake();
         // A cluster that hangs does not hold up who ends: the lock ends by itself then.
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         let over = ended.recv_timeout(PARTING) == Err(mpsc::RecvTimeoutError::Disconnected);

@@ -13,7 +13,7 @@ mod place;
 use std::time::Duration;
 
 pub use connection::Connection;
-pub use lease::Lease;
+pub use lease::{Lease, Terms};
 pub use librados::{Cluster, Io, Step};
 pub use place::{ImagePlace, Place};
 

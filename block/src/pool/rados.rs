@@ -8,13 +8,13 @@
 //! until it is held again; whether that counts, the image knows, which has the other stores' locks.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use base::Errno;
 pub use rados::Place;
 use rados::librados::{Done, Lock as Named};
-use rados::{Connection, Io, Lease, PATIENCE, Step};
+use rados::{Connection, Io, Lease, PATIENCE, Step, Terms};
 
 use super::ground::{Hold, Lock};
 use super::store::Store;
@@ -36,16 +36,16 @@ pub struct Rados {
     /// What requests go through, once there is a connection.
     io: Mutex<Option<Arc<Io>>>,
     /// Locks of images that this has, or had.
-    leases: Mutex<HashMap<String, Weak<Lease>>>,
+    leases: Mutex<HashMap<String, Terms>>,
     lease: Duration,
 }
 
 /// A lock that was given away.
-struct Held(Arc<Lease>);
+struct Held(Lease);
 
 impl Hold for Held {
     fn term(&self) -> Option<u64> {
-        self.0.term()
+        self.0.terms().now()
     }
 }
 
@@ -109,25 +109,31 @@ impl Rados {
             .map_err(|errno| self.errno(&io, errno))
     }
 
-    /// Whether names of an image may be changed: not by who had its lock and does not know whether it has it still.
-    fn check(&self, name: &str) -> Result<(), Errno> {
+    /// The lock of the image that a name is of, if this has it, or had.
+    fn lease(&self, name: &str) -> Option<Terms> {
         let (image, _) = name.split_once('/').unwrap_or((name, ""));
         let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        let lapsed =
-            leases.get(image).and_then(Weak::upgrade).is_some_and(|lease| lease.term().is_none());
-        if lapsed { Err(Errno::STALE) } else { Ok(()) }
+        leases.get(image).filter(|lease| !lease.is_over()).cloned()
+    }
+
+    /// Changes a name; not if this had the lock of its image and has it no more.
+    fn change(&self, name: &str, step: Step<'_>) -> Result<(), Errno> {
+        let lease = self.lease(name);
+        let patience = self.connection.patience();
+        let held = |lease: &Terms| lease.wait(patience).ok_or(Errno::STALE);
+        let term = lease.as_ref().map(held).transpose()?;
+        let name = self.name(name);
+        self.ask(|io, done| io.change(&name, &[step], done))?;
+        // If it was held until now, who has it next finds what was done.
+        let ended = |lease: &Terms| lease.now() != term && !lease.is_over();
+        if lease.as_ref().is_some_and(ended) { Err(Errno::STALE) } else { Ok(()) }
     }
 }
 
 impl Store for Rados {
     fn put(&self, name: &str, parts: &[&[u8]]) -> Result<(), Errno> {
-        self.check(name)?;
         // In one piece: pools of Ceph that are erasure-coded take nothing else.
-        let bytes = parts.concat();
-        let name_there = self.name(name);
-        self.ask(|io, done| io.change(&name_there, &[Step::WriteFull(&bytes)], done))?;
-        // If the lock was held until now, who has it next finds what was put.
-        self.check(name)
+        self.change(name, Step::WriteFull(&parts.concat()))
     }
 
     fn get(&self, name: &str, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
@@ -164,9 +170,7 @@ impl Store for Rados {
     }
 
     fn remove(&self, name: &str) -> Result<(), Errno> {
-        self.check(name)?;
-        let name = self.name(name);
-        match self.ask(|io, done| io.change(&name, &[Step::Remove], done)) {
+        match self.change(name, Step::Remove) {
             Err(Errno::NOENT) => Ok(()),
             removed => removed,
         }
@@ -195,9 +199,8 @@ impl Store for Rados {
             }
             self.errno(&io, errno)
         })?;
-        let lease = Arc::new(lease);
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        leases.insert(image.to_owned(), Arc::downgrade(&lease));
+        leases.insert(image.to_owned(), lease.terms());
         Ok(Box::new(Held(lease)))
     }
 }
