@@ -10,6 +10,8 @@ use base::Errno;
 use base::random::Random;
 use block::device::{Answer, Device, Op, Zero, wait_for};
 use block::rbd::RbdImage;
+use rados::librados::Lock;
+use rados::{Connection, Io, Step};
 use rig::ceph::Ceph;
 use rig::{Scratch, program};
 
@@ -153,6 +155,19 @@ fn an_image_with_all_the_usual_features(ceph: &Ceph, scratch: &Scratch) {
     same(&exported(ceph, scratch, "disk"), &model);
     check_map(ceph, "disk");
     assert_eq!(ceph.run("rbd", &["lock", "ls", "disk"]).trim(), "");
+    // One died that had it: its client is shut out, and the lock is taken.
+    let dead = Connection::to(None, Some(&ceph.conf()), Duration::from_secs(9)).unwrap();
+    let dead = dead.cluster().unwrap();
+    let its = Arc::new(dead.io("rbd", "").unwrap());
+    let id = info.split_once("id: ").unwrap().1.split_whitespace().next().unwrap();
+    let header = format!("rbd_header.{id}");
+    let lock = Lock { name: "rbd_lock", cookie: "auto 94000000000000", description: "" };
+    its.lock(&header, &lock, Duration::ZERO, false).unwrap();
+    let image = open(ceph, "rbd/disk", false).unwrap();
+    let said =
+        Io::wait(Duration::from_secs(9), |done| its.change(&header, &[Step::Zero(0, 1)], done));
+    assert_eq!(said, Err(Errno(108)));
+    drop(image);
 
     // What a snapshot has stays as it was; Ceph writes in between.
     ceph.run("rbd", &["snap", "create", "disk@then", "--no-progress"]);
