@@ -1,7 +1,7 @@
 //! Block devices: what serves them, and what they are kept in.
 //!
 //! [`device`] is the contract: requests are submitted and completed, in any order, by any thread. Behind it
-//! are a file of the Corbel volume, a plain file, memory, or an image of a pool; in front of it stands [`nbd`],
+//! are a file of the Corbel volume, a plain file, memory, an image of a pool, or one of Ceph's RBD ([`rbd`]); in front of it stands [`nbd`],
 //! and between the two, where it is wanted, the cache and the merging of requests ([`layer`]).
 //!
 //! There is no async runtime here: what is quick is done by the thread that asks, what is not is completed by
@@ -11,5 +11,6 @@ pub mod device;
 pub mod layer;
 pub mod nbd;
 pub mod pool;
+pub mod rbd;
 
 pub use base::Errno;

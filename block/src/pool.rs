@@ -1,7 +1,7 @@
 //! Pools: images cut into objects, objects into shards, shards in *stores*, each on another one.
 //!
 //! [`spec`] says which stores there are and how objects are coded; CRUSH places by it. A [`store`] is something that
-//! keeps named bytes ([`dir`]: a directory, [`s3`]: a bucket); [`worker`] asks it without waiting for it. A [`shard`] says of itself
+//! keeps named bytes ([`dir`]: a directory, [`s3`]: a bucket, [`rados`]: a pool of Ceph); [`worker`] asks it without waiting for it. A [`shard`] says of itself
 //! what it is of, and has checksums; so does a [`patch`]. [`image`] reads and writes, [`repair`] finds what is missing, misplaced or
 //! damaged, and makes it good.
 //!
@@ -15,6 +15,7 @@ pub mod ground;
 pub mod image;
 mod opened;
 pub mod patch;
+pub mod rados;
 pub mod repair;
 pub mod s3;
 pub mod shard;

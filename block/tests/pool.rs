@@ -44,6 +44,8 @@ struct Faulty {
 
 struct Lock(Arc<AtomicBool>);
 
+impl block::pool::ground::Hold for Lock {}
+
 impl Drop for Lock {
     fn drop(&mut self) {
         self.0.store(false, Ordering::SeqCst);

@@ -9,6 +9,7 @@ use block::layer::{Config, Layered};
 use block::nbd::connection::{Bounds, Common};
 use block::nbd::handshake::TlsPolicy;
 use block::nbd::{Address, Export, Exports, Limits, Server, tls};
+use block::rbd::RbdImage;
 use clap::Args;
 use client::fs::{Caller, FileSystem};
 use frontend::process::EndingSignals;
@@ -34,6 +35,8 @@ const PORT: u16 = 10809;
         volume:/PATH   a file of the Corbel volume; a flush means all replicas\n  \
         file:PATH      a file or block device of this machine\n  \
         pool:FILE:NAME an image of a pool (corbel pool)\n  \
+        rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE]\n                 \
+        an image of Ceph's RBD, through librados (apt install librados2)\n  \
         memory:SIZE    memory, gone at the end\n\n\
         Clients:\n  nbdinfo nbd://localhost\n  \
         qemu-img info 'nbd+unix:///a?socket=/run/nbd.sock'\n  \
@@ -144,6 +147,14 @@ impl Opener<'_> {
                     .ok_or_else(|| usage(format!("{source}: no image"), "write pool:FILE:IMAGE"))?;
                 self.layered(crate::pool::open(Path::new(file), name, read_only)?)?
             }
+            "rbd" => {
+                let at =
+                    rest.parse().map_err(|error: String| usage(error, "see corbel nbd --help"))?;
+                let image = RbdImage::open(&at, read_only).map_err(|error| {
+                    Failure::failed(format!("{source}: {error}"), "see docs/block.md, RBD")
+                })?;
+                self.cached(Arc::new(image))?
+            }
             "memory" => {
                 let size = parse_bytes(rest).map_err(|error| {
                     usage(format!("{source}: {error}"), "write for example memory:1GiB")
@@ -151,7 +162,8 @@ impl Opener<'_> {
                 Arc::new(Blocking(Memory::new(size)))
             }
             _ => {
-                let remedy = "write volume:/PATH, file:PATH, pool:FILE:NAME or memory:SIZE";
+                let remedy =
+                    "write volume:/PATH, file:PATH, pool:FILE:NAME, rbd:POOL/IMAGE or memory:SIZE";
                 return Err(usage(format!("{source:?} is no source"), remedy));
             }
         };
@@ -160,8 +172,15 @@ impl Opener<'_> {
 
     /// What a disk is served through: nothing, or the cache.
     fn layered<D: Disk + 'static>(&self, disk: D) -> Result<Arc<dyn Device>> {
-        let Some(cache_bytes) = self.args.cache else { return Ok(Arc::new(Blocking(disk))) };
-        let device = Arc::new(Threads::new(disk, THREADS).context("starting threads")?);
+        if self.args.cache.is_none() {
+            return Ok(Arc::new(Blocking(disk)));
+        }
+        self.cached(Arc::new(Threads::new(disk, THREADS).context("starting threads")?))
+    }
+
+    /// The same for what never waits.
+    fn cached(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let Some(cache_bytes) = self.args.cache else { return Ok(device) };
         let config = Config { cache_bytes, write_back: self.args.write_back, ..Config::default() };
         Ok(Arc::new(Layered::new(device, config).context("starting threads")?))
     }

@@ -19,12 +19,16 @@ pub enum PoolVerb {
     #[command(after_help = "Examples:\n  \
         corbel pool create vm.pool --coding replicated:3 --store a=dir:/srv/a --store b=dir:/srv/b --store c=dir:/srv/c\n  \
         corbel pool create cold.pool --coding rs:6,3 $(for i in $(seq 9); do echo --store rack$i=dir:/srv/$i; done)\n\n\
-        corbel pool create far.pool --store a=s3:https://s3.example.org/bucket1 --store b=s3:http://10.0.0.7:9000/bucket2/vm …\n\n\
-        Each store is DOMAIN=PLACE; what fails together has one domain. Directories and buckets must be there.\n\n\
+        corbel pool create far.pool --store a=s3:https://s3.example.org/bucket1 --store b=s3:http://10.0.0.7:9000/bucket2/vm …\n  \
+        corbel pool create over.pool --coding rs:2,1 --store a=rados:ssd1/vm --store b=rados:ssd2/vm --store c=rados:ssd3/vm\n\n\
+        Each store is DOMAIN=PLACE; what fails together has one domain. Directories, buckets and pools of Ceph must be there.\n\n\
         Places:\n  \
         dir:PATH   a directory, which should be a disk of its own\n  \
         s3:URL     a bucket, http or https, with a prefix or without; keys from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,\n             \
-        AWS_SESSION_TOKEN, AWS_REGION, authorities from AWS_CA_BUNDLE")]
+        AWS_SESSION_TOKEN, AWS_REGION, authorities from AWS_CA_BUNDLE\n  \
+        rados:[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE]\n             \
+        a pool of a Ceph cluster, or a namespace of one, through librados (apt install librados2); cluster and keys are\n             \
+        found as Ceph's tools find them: CEPH_CONF, CEPH_ARGS, /etc/ceph")]
     Create {
         /// File of the pool
         file: PathBuf,
@@ -92,7 +96,11 @@ fn config(error: String) -> Failure {
 fn parse_store(text: &str) -> Result<StoreSpec> {
     let wrong = |why: &str| {
         let what = format!("--store {text}: {why}");
-        Failure::new(Kind::Usage, what, "write DOMAIN=dir:PATH or DOMAIN=s3:URL")
+        Failure::new(
+            Kind::Usage,
+            what,
+            "write DOMAIN=dir:PATH, DOMAIN=s3:URL or DOMAIN=rados:POOL/NAMESPACE",
+        )
     };
     let (domain, at) = text.split_once('=').ok_or_else(|| wrong("no domain"))?;
     let at = match at.split_once(':') {
@@ -105,6 +113,10 @@ fn parse_store(text: &str) -> Result<StoreSpec> {
         }
         Some(("s3", url)) => {
             url.parse::<block::pool::s3::Place>().map_err(|error| wrong(&error))?;
+            at.to_owned()
+        }
+        Some(("rados", place)) => {
+            place.parse::<block::pool::rados::Place>().map_err(|error| wrong(&error))?;
             at.to_owned()
         }
         _ => return Err(wrong("no such kind of store")),

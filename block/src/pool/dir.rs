@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::Errno;
 
+use super::ground::Lock;
 use super::store::Store;
 
 /// What a file is called before it is whole.
@@ -122,7 +123,7 @@ impl Store for Dir {
         }
     }
 
-    fn lock(&self, image: &str) -> Result<Box<dyn Send + Sync>, Errno> {
+    fn lock(&self, image: &str) -> Result<Lock, Errno> {
         let dir = self.make(image).map_err(|error| errno(&error))?;
         let options = File::options().write(true).create(true).truncate(false).open(dir.join(LOCK));
         let file = options.map_err(|error| errno(&error))?;

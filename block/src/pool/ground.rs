@@ -9,8 +9,23 @@ use base::{Clock, Errno, Nanos};
 
 use super::worker::{Answer, Ask};
 
-/// A lock that is held until it is dropped.
-pub type Lock = Box<dyn Send + Sync>;
+/// A lock that is held until it is dropped, or ends before.
+pub type Lock = Box<dyn Hold>;
+
+/// What holds a lock.
+pub trait Hold: Send + Sync {
+    /// The term in which it is held now; none: it ended, as one may that is to be renewed. Another one than before: it ended meanwhile,
+    /// and was taken anew.
+    fn term(&self) -> Option<u64> {
+        Some(0)
+    }
+}
+
+/// A file holds its lock as long as it is open.
+impl Hold for std::fs::File {}
+
+/// The lock of what knows no locks.
+impl Hold for () {}
 
 /// What a store says to who wants its lock, under the number that the asker gave it.
 pub type LockAnswer = (usize, Result<Lock, Errno>);

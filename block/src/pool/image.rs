@@ -42,6 +42,8 @@ pub struct Image {
     heads: Mutex<Heads>,
     /// Held as long as this is open to write.
     pub(super) locks: Option<Vec<Lock>>,
+    /// In which terms they count.
+    terms: Mutex<Vec<u64>>,
 }
 
 impl std::fmt::Debug for Image {
@@ -60,6 +62,8 @@ impl Image {
             _ => format!("image {name}: fewer than half of the stores can be locked"),
         };
         let locks = if read_only { None } else { Some(pool.lock(name).map_err(told)?) };
+        // What ended already does not count.
+        let held = locks.iter().flatten().map(|lock| lock.term().unwrap_or(u64::MAX)).collect();
         let survey = pool.survey(name);
         let silent = survey.silent.len();
         let coding = pool.spec.coding;
@@ -83,6 +87,7 @@ impl Image {
             idle: Condvar::new(),
             heads: Mutex::default(),
             locks,
+            terms: Mutex::new(held),
         };
         for (object, lay) in &survey.objects {
             // Nor is something laid over what may not be the newest: it would lie on the wrong version when the others are back.
@@ -116,6 +121,27 @@ impl Image {
 
     fn objects(&self) -> MutexGuard<'_, HashMap<u64, State>> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nobody else can have it open to write: locks that end by themselves may have ended.
+    pub(super) fn is_alone(&self) -> bool {
+        let Some(locks) = &self.locks else { return true };
+        let now: Vec<Option<u64>> = locks.iter().map(|lock| lock.term()).collect();
+        let mut terms = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = now.iter().zip(&*terms).filter(|(now, term)| **now == Some(**term)).count();
+        let alone = 2 * kept > self.pool.stores.len();
+        if alone {
+            // Those that ended meanwhile and are held again count again: as long as the others were kept, nobody else had enough.
+            for (term, now) in terms.iter_mut().zip(now) {
+                *term = now.unwrap_or(*term);
+            }
+        } else {
+            log::error!(
+                "pool: image {}: too many of its locks ended: nothing is written any more until it is opened again",
+                self.name
+            );
+        }
+        alone
     }
 
     pub(super) fn state(&self, object: u64) -> State {

@@ -116,7 +116,7 @@ impl std::str::FromStr for Coding {
 pub struct StoreSpec {
     /// What fails together: a machine, a rack.
     pub domain: String,
-    /// Where it is: `dir:PATH`.
+    /// Where it is: `dir:PATH`, `s3:URL`, `rados:POOL/NAMESPACE`.
     pub at: String,
     /// Nothing new goes there, and a repair moves away what is there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

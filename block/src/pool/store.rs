@@ -6,6 +6,7 @@ use base::Errno;
 
 use super::dir::Dir;
 use super::ground::Lock;
+use super::rados::Rados;
 use super::s3::{Keys, S3};
 
 /// A store. Calls wait; [`Worker`](super::worker::Worker) is how the pool asks without waiting. Names are of the form
@@ -30,7 +31,7 @@ pub fn is_name(name: &str) -> bool {
     (1..=128).contains(&name.len()) && !name.starts_with('.') && name.chars().all(good)
 }
 
-/// Opens a store by what a pool's file says of it: `dir:PATH`, `s3:URL`. The outer error: there is no such kind, or what is said is
+/// Opens a store by what a pool's file says of it: `dir:PATH`, `s3:URL`, `rados:POOL/NAMESPACE`. The outer error: there is no such kind, or what is said is
 /// wrong; the inner one: it is not to be had now.
 pub fn open(at: &str) -> Result<Result<Arc<dyn Store>, String>, String> {
     match at.split_once(':') {
@@ -42,6 +43,13 @@ pub fn open(at: &str) -> Result<Result<Arc<dyn Store>, String>, String> {
             let keys = Keys::from_environment()?;
             Ok(S3::new(place, keys).map(|store| Arc::new(store) as Arc<dyn Store>))
         }
-        _ => Err(format!("store {at:?} is of no known kind: write dir:PATH or s3:URL")),
+        Some(("rados", place)) => {
+            let store =
+                Rados::new(place.parse()?).map_err(|error| format!("store {at}: {error}"))?;
+            Ok(Ok(Arc::new(store)))
+        }
+        _ => Err(format!(
+            "store {at:?} is of no known kind: write dir:PATH, s3:URL or rados:POOL/NAMESPACE"
+        )),
     }
 }

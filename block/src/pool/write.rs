@@ -104,9 +104,11 @@ impl Image {
         }
         let newest = version.number;
         let mut gone = Forgotten::default();
-        if done < quorum {
+        // What was durable while nobody else had the image, the next writer finds; of the rest it may have made something already.
+        let alone = self.is_alone();
+        if done < quorum || !alone {
             // It was never there.
-            for (number, store) in at.iter().enumerate() {
+            for (number, store) in at.iter().enumerate().filter(|_| alone) {
                 gone.add(*store, || self.shard_name(object, version, number, hole));
             }
             self.forget(gone);
@@ -203,10 +205,11 @@ impl Image {
             }
         }
         let newest = version.number;
-        if done < needed {
+        let alone = self.is_alone();
+        if done < needed || !alone {
             // It was never there; what of it may be there after all, the next takes the place of.
             let mut gone = Forgotten::default();
-            for store in &stores[..asked] {
+            for store in stores[..asked].iter().filter(|_| alone) {
                 gone.add(Some(*store), || self.patch_name(object, &patch));
             }
             self.forget(gone);

@@ -1,6 +1,8 @@
 //! What the tests of this crate share: directories that go away, servers, certificates.
 #![allow(dead_code)]
 
+pub mod ceph;
+
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::random::Random;
 use base::{Errno, Nanos};
-use block::pool::ground::{Access, Ground, Lock, LockAnswer, Removals};
+use block::pool::ground::{Access, Ground, Hold, Lock, LockAnswer, Removals};
 use block::pool::store::Store;
 use block::pool::worker::{Answer, Ask, SUSPECT};
 
@@ -395,6 +395,8 @@ struct Held {
     stage: Arc<Stage>,
     store: usize,
 }
+
+impl Hold for Held {}
 
 impl Drop for Held {
     fn drop(&mut self) {

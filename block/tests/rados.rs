@@ -1,0 +1,294 @@
+//! The store in a pool of Ceph: against a real cluster, where Ceph is installed, whose OSDs are ended and stopped.
+
+mod rig;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::Errno;
+use base::random::Random;
+use block::device::Disk;
+use block::pool::rados::Rados;
+use block::pool::repair::{self, Orders};
+use block::pool::store::{self, Store};
+use block::pool::{Image, Pool, Spec, StoreSpec};
+use rig::ceph::Ceph;
+
+const SIZE: u64 = 1 << 20;
+/// A request is given up, and a lock ends, after so long here.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LEASE: Duration = Duration::from_secs(12);
+
+fn open(ceph: &Ceph, place: &str) -> Rados {
+    let place = format!("{place}?conf={}", ceph.conf()).parse().unwrap();
+    Rados::patient(place, PATIENCE, LEASE).unwrap()
+}
+
+fn pool_of(ceph: &Ceph, coding: &str, places: &[String]) -> Arc<Pool> {
+    let spec = places.iter().enumerate().map(|(i, place)| StoreSpec {
+        domain: format!("d{i}"),
+        at: format!("rados:{place}"),
+        out: false,
+    });
+    let spec = Spec::new(coding.parse().unwrap(), spec.collect()).unwrap();
+    again(ceph, &spec, places)
+}
+
+/// The same pool, with stores of its own.
+fn again(ceph: &Ceph, spec: &Spec, places: &[String]) -> Arc<Pool> {
+    let stores = places.iter().map(|place| Arc::new(open(ceph, place)) as Arc<dyn Store>).collect();
+    Arc::new(Pool::over(spec.clone(), stores).unwrap())
+}
+
+fn work(image: &Image, model: &mut [u8], random: &mut Random) {
+    for _ in 0..15 {
+        let from = random.below(SIZE / 512) * 512;
+        let longest = if random.chance(1, 3) { 300 } else { 20 };
+        let len = ((1 + random.below(longest)) * 512).min(SIZE - from);
+        let range = from as usize..(from + len) as usize;
+        random.fill(&mut model[range.clone()]);
+        image.write(from, &model[range]).unwrap();
+    }
+}
+
+fn check(image: &Image, model: &[u8]) {
+    let mut all = vec![0; SIZE as usize];
+    image.read(0, &mut all).unwrap();
+    assert_eq!(all.iter().zip(model).position(|(a, b)| a != b), None);
+}
+
+/// One cluster for all: it takes half a minute to start.
+#[test]
+fn a_real_cluster_keeps_images() {
+    let Some(ceph) = Ceph::start("rados") else { return };
+    names_are_kept_found_and_removed(&ceph);
+    one_writes(&ceph);
+    stores_share_a_pool(&ceph);
+    osds_are_ended_hang_and_rot(&ceph);
+}
+
+fn names_are_kept_found_and_removed(ceph: &Ceph) {
+    let store = open(ceph, "osd0/ns/a/b");
+    let mut bytes = vec![0; 300_000];
+    Random::new(1).fill(&mut bytes);
+    store.put("vm/a", &[&bytes[..1000], &bytes[1000..]]).unwrap();
+    assert_eq!(store.get("vm/a", 0, 400_000), Ok(bytes.clone()));
+    assert_eq!(store.get("vm/a", 290_000, 20_000), Ok(bytes[290_000..].to_vec()));
+    assert_eq!(store.get("vm/a", 300_000, 1), Ok(Vec::new()));
+    assert_eq!(store.get("vm/a", 3, 0), Ok(Vec::new()));
+    assert_eq!(store.get("vm/b", 0, 5), Err(Errno::NOENT));
+    // A shorter one takes the place of all of it.
+    store.put("vm/a", &[b"short"]).unwrap();
+    assert_eq!(store.get("vm/a", 0, 100), Ok(b"short".to_vec()));
+    store.put("vm/empty", &[]).unwrap();
+    assert_eq!(store.get("vm/empty", 0, 5), Ok(Vec::new()));
+    // Neighbours: of a name that begins alike, of another prefix, of another namespace.
+    store.put("vm2/other", &[b"x"]).unwrap();
+    open(ceph, "osd0/ns/a").put("vm/n", &[b"x"]).unwrap();
+    open(ceph, "osd0/ns2/a/b").put("vm/n", &[b"x"]).unwrap();
+    open(ceph, "osd0//a/b").put("vm/n", &[b"x"]).unwrap();
+    let mut names = store.list("vm").unwrap();
+    names.sort();
+    assert_eq!(names, ["a", "empty"]);
+    assert_eq!(store.list("nothing"), Ok(Vec::new()));
+    store.remove("vm/a").unwrap();
+    store.remove("vm/a").unwrap();
+    assert_eq!(store.list("vm").unwrap(), ["empty"]);
+    // A pool that is not there, or no more, is no empty store.
+    let absent = open(ceph, "nothing");
+    assert_eq!(absent.list("vm"), Err(Errno::NODEV));
+    assert!(absent.lock("vm").is_err());
+    ceph.run("ceph", &["osd", "pool", "create", "gone", "1"]);
+    let gone = open(ceph, "gone");
+    gone.put("vm/a", &[b"x"]).unwrap();
+    ceph.run("ceph", &["osd", "pool", "rm", "gone", "gone", "--yes-i-really-really-mean-it"]);
+    // OSDs and clients hear of it one after the other.
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Ok(bytes) = gone.get("vm/a", 0, 1) {
+        assert!(bytes == b"x" && Instant::now() < end);
+    }
+    assert_eq!(gone.get("vm/a", 0, 1), Err(Errno::NODEV));
+    assert_eq!(gone.list("vm"), Err(Errno::NODEV));
+}
+
+/// A lock is one writer's, ends with it, and what was written with one that has ended does not count.
+fn one_writes(ceph: &Ceph) {
+    let (store, other) = (open(ceph, "osd1/lock"), open(ceph, "osd1/lock"));
+    let lock = store.lock("vm").unwrap();
+    assert_eq!(lock.term(), Some(0));
+    assert!(matches!(store.lock("vm"), Err(Errno::BUSY)));
+    assert!(matches!(other.lock("vm"), Err(Errno::BUSY)));
+    let another = other.lock("vm2").unwrap();
+    // It is renewed.
+    std::thread::sleep(LEASE + LEASE / 2);
+    assert_eq!((lock.term(), another.term()), (Some(0), Some(0)));
+    assert!(matches!(other.lock("vm"), Err(Errno::BUSY)));
+    assert_eq!(store.list("vm"), Ok(Vec::new()));
+    drop(lock);
+    let lock = other.lock("vm").unwrap();
+    // Somebody breaks it: it is found out before it would have ended.
+    let list: String =
+        ceph.run("rados", &["-p", "osd1", "-N", "lock", "lock", "info", "vm/.lock", "corbel"]);
+    let (_, lockers) = list.split_once("lockers").unwrap();
+    let word = |key: &str| {
+        let (_, rest) =
+            lockers.split_once(&format!("\"{key}\":\"")).unwrap_or_else(|| panic!("{list}"));
+        rest.split_once('"').unwrap().0.to_owned()
+    };
+    let (client, cookie) = (word("name"), word("cookie"));
+    let args = ["-p", "osd1", "-N", "lock", "lock", "break", "vm/.lock", "corbel", &client];
+    ceph.run("rados", &[&args[..], &["--lock-cookie", &cookie]].concat());
+    let now = store.lock("vm").unwrap();
+    std::thread::sleep(LEASE / 2);
+    assert_eq!(lock.term(), None);
+    assert_eq!(other.put("vm/a", &[b"x"]), Err(Errno::STALE));
+    assert_eq!(other.remove("vm/a"), Err(Errno::STALE));
+    // Who has it now is not hindered, nor are other images.
+    store.put("vm/a", &[b"x"]).unwrap();
+    other.put("vm2/a", &[b"x"]).unwrap();
+    drop(lock);
+    assert_eq!(now.term(), Some(0));
+    // An OSD that hangs for longer than a lock lasts: nothing counts until it is certain that nobody else had it.
+    ceph.signal(1, "-STOP");
+    std::thread::sleep(LEASE);
+    assert_eq!(now.term(), None);
+    assert!(store.put("vm/a", &[b"y"]).is_err());
+    let begun = Instant::now();
+    drop(another);
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    ceph.signal(1, "-CONT");
+    ceph.wait_for(1);
+    std::thread::sleep(LEASE);
+    // It ended, and is taken anew: in another term, or the OSD found the renewals that had waited in time.
+    assert!(now.term().is_some());
+    store.put("vm/a", &[b"y"]).unwrap();
+}
+
+/// Three stores in one pool of Ceph, of which each image is another one's neighbour.
+fn stores_share_a_pool(ceph: &Ceph) {
+    let places: Vec<String> = (0..3).map(|i| format!("rbd/shared/s{i}")).collect();
+    let pool = pool_of(ceph, "rs:2,1", &places);
+    let mut random = Random::new(3);
+    for name in ["vm", "vm2"] {
+        pool.create(name, SIZE, 128 << 10).unwrap();
+        let image = Image::open(Arc::clone(&pool), name, false).unwrap();
+        let mut model = vec![0; SIZE as usize];
+        work(&image, &mut model, &mut random);
+        check(&image, &model);
+        let other = again(ceph, pool.spec(), &places);
+        let error = Image::open(Arc::clone(&other), name, false).unwrap_err();
+        assert!(error.contains("open elsewhere"), "{error}");
+        drop(image);
+        check(&Image::open(other, name, false).unwrap(), &model);
+    }
+}
+
+/// Each store on an OSD of its own.
+fn osds_are_ended_hang_and_rot(ceph: &Ceph) {
+    let places: Vec<String> = (0..3).map(|i| format!("osd{i}/vm")).collect();
+    let pool = pool_of(ceph, "replicated:3", &places);
+    pool.create("vm", SIZE, 128 << 10).unwrap();
+    let image = Image::open(Arc::clone(&pool), "vm", false).unwrap();
+    let (mut model, mut random) = (vec![0; SIZE as usize], Random::new(5));
+    work(&image, &mut model, &mut random);
+    check(&image, &model);
+    // One of two shards of data and one of parity may be lost; but not to write, which takes one more than is needed to read.
+    let coded = places.iter().map(|place| format!("{place}-coded")).collect::<Vec<_>>();
+    let coded = pool_of(ceph, "rs:2,1", &coded);
+    coded.create("vm", SIZE, 128 << 10).unwrap();
+    let coded = Image::open(coded, "vm", false).unwrap();
+    let mut coded_model = vec![0; SIZE as usize];
+    work(&coded, &mut coded_model, &mut random);
+
+    // One is ended; it misses what is written, and is given it afterwards.
+    ceph.signal(2, "-KILL");
+    let begun = Instant::now();
+    check(&image, &model);
+    work(&image, &mut model, &mut random);
+    check(&image, &model);
+    check(&coded, &coded_model);
+    eprintln!("with an OSD ended: {:?}", begun.elapsed());
+    drop(coded);
+    // What it was to be given is given up.
+    std::thread::sleep(2 * PATIENCE);
+    ceph.revive(2);
+    let orders = Orders { verify: true, repair: true, rate: 0 };
+    let report = repair::run(&image, orders, |_, _, _| true).unwrap();
+    assert_eq!((report.lost, report.silent), (0, 0), "{report:?}");
+    assert!(report.rebuilt > 0, "{report:?}");
+
+    // One hangs.
+    ceph.signal(0, "-STOP");
+    let begun = Instant::now();
+    check(&image, &model);
+    work(&image, &mut model, &mut random);
+    check(&image, &model);
+    eprintln!("with an OSD that hangs: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    let hung = open(ceph, &places[0]);
+    let begun = Instant::now();
+    assert!(hung.list("vm").is_err());
+    assert!(hung.lock("vm").is_err());
+    assert!(hung.get("vm/info", 0, 10).is_err() || hung.put("vm/.x", &[b"x"]).is_err());
+    assert!(begun.elapsed() < 6 * PATIENCE, "{:?}", begun.elapsed());
+    ceph.signal(0, "-CONT");
+    ceph.wait_for(0);
+    let report = repair::run(&image, orders, |_, _, _| true).unwrap();
+    assert_eq!((report.lost, report.silent), (0, 0), "{report:?}");
+
+    // Bits turn in one store.
+    let store = open(ceph, &places[1]);
+    let mut turned = 0;
+    for name in store.list("vm").unwrap() {
+        let name = format!("vm/{name}");
+        let mut bytes = store.get(&name, 0, 1 << 20).unwrap();
+        if bytes.len() > 4096 {
+            let at = bytes.len() - 100;
+            bytes[at] ^= 4;
+            store.put(&name, &[&bytes]).unwrap();
+            turned += 1;
+        }
+    }
+    assert!(turned > 0);
+    check(&image, &model);
+    let report = repair::run(&image, orders, |_, _, _| true).unwrap();
+    assert_eq!(report.lost, 0, "{report:?}");
+    assert!(report.damaged > 0, "{report:?}");
+    let report = repair::run(&image, orders, |_, _, _| true).unwrap();
+    assert_eq!((report.damaged, report.missing), (0, 0), "{report:?}");
+    drop(image);
+    check(&Image::open(pool, "vm", false).unwrap(), &model);
+}
+
+/// A cluster that is not there is said to be not there, in time, and with what to do.
+#[test]
+fn what_cannot_be_reached_is_told() {
+    if let Err(error) = rados::librados::load() {
+        assert!(error.contains("apt install librados2"), "{error}");
+        eprintln!("skipped: {error}");
+        return;
+    }
+    let scratch = rig::Scratch::new("rados-nowhere");
+    let conf = scratch.path("ceph.conf");
+    let error = |place: &str| {
+        let place: rados::Place = place.parse().unwrap();
+        let (user, conf) = (place.user.as_deref(), place.conf.as_deref());
+        rados::Connection::to(user, conf, PATIENCE).unwrap().cluster().unwrap_err()
+    };
+    let absent = format!("p?conf={}", conf.display());
+    let said = error(&absent);
+    assert!(said.contains("ceph.conf") && said.contains("CEPH_CONF"), "{said}");
+    std::fs::write(&conf, "[global]\nmon_host = v2:127.0.0.1:1\nauth_client_required = none\n")
+        .unwrap();
+    let begun = Instant::now();
+    let said = error(&absent);
+    assert!(said.contains("no monitor answers"), "{said}");
+    assert!(begun.elapsed() < 2 * PATIENCE, "{:?}", begun.elapsed());
+    let store = open_at(&absent);
+    assert_eq!(store.get("vm/a", 0, 1), Err(Errno::NODEV));
+    assert!(store::open("rados:").is_err_and(|error| error.contains("write [USER@]POOL")));
+}
+
+fn open_at(place: &str) -> Rados {
+    Rados::patient(place.parse().unwrap(), PATIENCE, LEASE).unwrap()
+}

@@ -1,0 +1,263 @@
+//! Images of RBD: made, read and judged by Ceph's own tools, where Ceph is installed.
+
+mod rig;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::Errno;
+use base::random::Random;
+use block::device::{Answer, Device, Op, Zero, wait_for};
+use block::rbd::RbdImage;
+use rados::librados::Lock;
+use rados::{Connection, Io, Step};
+use rig::ceph::Ceph;
+use rig::{Scratch, program};
+
+const SIZE: u64 = 48 << 20;
+
+fn open(ceph: &Ceph, name: &str, read_only: bool) -> Result<RbdImage, String> {
+    RbdImage::open(&format!("{name}?conf={}", ceph.conf()).parse().unwrap(), read_only)
+}
+
+fn read(image: &RbdImage, offset: u64, len: u32) -> Vec<u8> {
+    let Ok(Answer::Data(data)) = wait_for(image, Op::Read { offset, len }) else { panic!() };
+    data
+}
+
+/// Writes, trims and zeroes, over borders of objects and not.
+fn work(image: &RbdImage, model: &mut [u8], random: &mut Random) {
+    for _ in 0..60 {
+        let longest = if random.chance(1, 4) { 20_000 } else { 100 };
+        let offset = random.below(SIZE / 512) * 512;
+        let len = ((1 + random.below(longest)) * 512).min(SIZE - offset);
+        let range = offset as usize..(offset + len) as usize;
+        let op = match random.below(8) {
+            0 => Op::Trim { offset, len, fua: false },
+            1 => Op::Zero { offset, len, how: Zero::default() },
+            2 => Op::Zero { offset, len, how: Zero { no_hole: true, ..Zero::default() } },
+            _ => {
+                random.fill(&mut model[range.clone()]);
+                Op::Write { offset, data: model[range.clone()].to_vec(), fua: random.chance(1, 2) }
+            }
+        };
+        if !matches!(op, Op::Write { .. }) {
+            model[range].fill(0);
+        }
+        assert_eq!(wait_for(image, op), Ok(Answer::Done));
+    }
+    assert_eq!(wait_for(image, Op::Flush), Ok(Answer::Done));
+}
+
+fn check(image: &RbdImage, model: &[u8]) {
+    for (i, part) in model.chunks(5 << 20).enumerate() {
+        let got = read(image, (i * (5 << 20)) as u64, part.len() as u32);
+        assert_eq!(got.iter().zip(part).position(|(a, b)| a != b), None, "{i}");
+    }
+}
+
+/// What Ceph's own tool says is in an image or a snapshot.
+fn exported(ceph: &Ceph, scratch: &Scratch, name: &str) -> Vec<u8> {
+    let file = scratch.path("exported");
+    let _ = std::fs::remove_file(&file);
+    ceph.run("rbd", &["export", name, &file.display().to_string(), "--no-progress"]);
+    std::fs::read(file).unwrap()
+}
+
+fn same(a: &[u8], b: &[u8]) {
+    assert_eq!(a.len(), b.len());
+    assert_eq!(a.iter().zip(b).position(|(a, b)| a != b), None);
+}
+
+/// The object map agrees with what there is; it may say of an empty object that it is there.
+fn check_map(ceph: &Ceph, name: &str) {
+    let said = ceph.run("rbd", &["object-map", "check", name, "--no-progress"]);
+    assert!(!said.contains("error"), "{said}");
+    assert!(!ceph.run("rbd", &["info", name]).contains("invalid"));
+}
+
+#[test]
+fn images_are_what_ceph_says_they_are() {
+    let Some(ceph) = Ceph::start("rbd") else { return };
+    if program("rbd").is_none() {
+        eprintln!("skipped: no rbd (apt install --no-install-recommends ceph-common)");
+        return;
+    }
+    let scratch = Scratch::new("rbd-files");
+    what_is_not_understood_is_refused(&ceph);
+    an_image_with_all_the_usual_features(&ceph, &scratch);
+    an_image_without_a_lock(&ceph, &scratch);
+    through_nbd(&ceph, &scratch);
+}
+
+fn what_is_not_understood_is_refused(ceph: &Ceph) {
+    let error = |name: &str| open(ceph, name, false).unwrap_err();
+    let said = error("rbd/nothing");
+    assert!(said.contains("no image rbd/nothing") && said.contains("rbd create"), "{said}");
+    let said = error("nothing/nothing");
+    assert!(said.contains("no pool nothing"), "{said}");
+    let made = ["--size", "8M", "--image-feature"];
+    let create = |name: &str, features: &str, more: &[&str]| {
+        ceph.run("rbd", &[&["create", name][..], &made, &[features], more].concat());
+    };
+    create("journaled", "layering,exclusive-lock,journaling", &[]);
+    let said = error("rbd/journaled");
+    assert!(
+        said.contains("journaling") && said.contains("rbd feature disable rbd/journaled"),
+        "{said}"
+    );
+    create("striped", "layering,striping", &["--stripe-unit", "65536", "--stripe-count", "4"]);
+    assert!(error("rbd/striped").contains("striping"));
+    create("elsewhere", "layering", &["--data-pool", "osd0"]);
+    assert!(error("rbd/elsewhere").contains("data-pool"));
+    create("parent", "layering", &[]);
+    ceph.run("rbd", &["snap", "create", "parent@s", "--no-progress"]);
+    ceph.run("rbd", &["snap", "protect", "parent@s"]);
+    ceph.run("rbd", &["clone", "parent@s", "child"]);
+    let said = error("rbd/child");
+    assert!(said.contains("parent") && said.contains("rbd flatten rbd/child"), "{said}");
+    // Somebody has it, by a lock of his own.
+    create("locked", "layering", &[]);
+    ceph.run("rbd", &["lock", "add", "locked", "mine"]);
+    let said = error("rbd/locked");
+    assert!(
+        said.contains("is open at") && said.contains("rbd lock rm rbd/locked 'mine' client."),
+        "{said}"
+    );
+}
+
+fn an_image_with_all_the_usual_features(ceph: &Ceph, scratch: &Scratch) {
+    ceph.run("rbd", &["create", "disk", "--size", "48M"]);
+    let info = ceph.run("rbd", &["info", "disk"]);
+    assert!(info.contains("exclusive-lock, object-map, fast-diff"), "{info}");
+    let (mut model, mut random) = (vec![0; SIZE as usize], Random::new(1));
+    let image = open(ceph, "rbd/disk", false).unwrap();
+    assert_eq!(image.size(), SIZE);
+    check(&image, &model);
+    work(&image, &mut model, &mut random);
+    check(&image, &model);
+    // Nobody else gets it, of ours or of Ceph's; who only reads does.
+    let said = open(ceph, "rbd/disk", false).unwrap_err();
+    assert!(said.contains("is open at") && said.contains("'auto "), "{said}");
+    let locks = ceph.run("rbd", &["lock", "ls", "disk"]);
+    assert!(locks.contains("auto "), "{locks}");
+    let begun = Instant::now();
+    let (done, said) = ceph.try_run("rbd", &["snap", "create", "disk@no", "--no-progress"]);
+    assert!(!done, "{said}");
+    eprintln!("a snapshot of what is held: {:?}: {}", begun.elapsed(), said.trim());
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    let reader = open(ceph, "rbd/disk", true).unwrap();
+    check(&reader, &model);
+    let refused = wait_for(&reader, Op::Write { offset: 0, data: vec![1; 512], fua: false });
+    assert_eq!(refused, Err(Errno::ROFS));
+    drop((image, reader));
+    same(&exported(ceph, scratch, "disk"), &model);
+    check_map(ceph, "disk");
+    assert_eq!(ceph.run("rbd", &["lock", "ls", "disk"]).trim(), "");
+    // One died that had it: its client is shut out, and the lock is taken.
+    let dead = Connection::to(None, Some(&ceph.conf()), Duration::from_secs(9)).unwrap();
+    let dead = dead.cluster().unwrap();
+    let its = Arc::new(dead.io("rbd", "").unwrap());
+    let id = info.split_once("id: ").unwrap().1.split_whitespace().next().unwrap();
+    let header = format!("rbd_header.{id}");
+    let lock = Lock { name: "rbd_lock", cookie: "auto 94000000000000", description: "" };
+    its.lock(&header, &lock, Duration::ZERO, false).unwrap();
+    let image = open(ceph, "rbd/disk", false).unwrap();
+    let said =
+        Io::wait(Duration::from_secs(9), |done| its.change(&header, &[Step::Zero(0, 1)], done));
+    assert_eq!(said, Err(Errno(108)));
+    drop(image);
+
+    // What a snapshot has stays as it was; Ceph writes in between.
+    ceph.run("rbd", &["snap", "create", "disk@then", "--no-progress"]);
+    let then = model.clone();
+    let image = open(ceph, "rbd/disk", false).unwrap();
+    work(&image, &mut model, &mut random);
+    check(&image, &model);
+    drop(image);
+    same(&exported(ceph, scratch, "disk@then"), &then);
+    same(&exported(ceph, scratch, "disk"), &model);
+    check_map(ceph, "disk");
+    ceph.run(
+        "rbd",
+        &["bench", "disk", "--io-type", "write", "--io-total", "1M", "--io-size", "64K"],
+    );
+    let all = exported(ceph, scratch, "disk");
+    let image = open(ceph, "rbd/disk", false).unwrap();
+    check(&image, &all);
+
+    // The OSD that has the header is ended and comes back: whoever it is, the image is held still, and goes on.
+    for osd in 0..3 {
+        ceph.signal(osd, "-KILL");
+        ceph.revive(osd);
+    }
+    let mut model = all;
+    work(&image, &mut model, &mut random);
+    assert!(open(ceph, "rbd/disk", false).is_err());
+    drop(image);
+    same(&exported(ceph, scratch, "disk"), &model);
+    check_map(ceph, "disk");
+}
+
+/// Others may make snapshots of it, and resize it, while it is served.
+fn an_image_without_a_lock(ceph: &Ceph, scratch: &Scratch) {
+    ceph.run("rbd", &["create", "plain", "--size", "48M", "--image-feature", "layering"]);
+    let (mut model, mut random) = (vec![0; SIZE as usize], Random::new(2));
+    let image = open(ceph, "rbd/plain", false).unwrap();
+    work(&image, &mut model, &mut random);
+    ceph.run("rbd", &["snap", "create", "plain@then", "--no-progress"]);
+    let then = model.clone();
+    work(&image, &mut model, &mut random);
+    ceph.run("rbd", &["resize", "plain", "--size", "50M", "--no-progress"]);
+    let end = Instant::now() + Duration::from_secs(10);
+    while image.size() != 50 << 20 {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(read(&image, SIZE, 1 << 20), vec![0; 1 << 20]);
+    drop(image);
+    same(&exported(ceph, scratch, "plain@then"), &then);
+    same(&exported(ceph, scratch, "plain")[..SIZE as usize], &model);
+}
+
+/// QEMU and libnbd copy to it and from it.
+fn through_nbd(ceph: &Ceph, scratch: &Scratch) {
+    ceph.run("rbd", &["create", "copied", "--size", "48M"]);
+    let mut model = vec![0; SIZE as usize];
+    let mut random = Random::new(3);
+    random.fill(&mut model[..10 << 20]);
+    random.fill(&mut model[40_000_000..]);
+    let source = scratch.path("source");
+    std::fs::write(&source, &model).unwrap();
+    let source = source.display().to_string();
+    let back = scratch.path("back").display().to_string();
+    for tool in ["qemu-img", "nbdcopy"] {
+        if program(tool).is_none() {
+            eprintln!("skipped: no {tool} (apt install qemu-utils libnbd-bin)");
+            continue;
+        }
+        let image = Arc::new(open(ceph, "rbd/copied", false).unwrap());
+        let server = rig::serve(scratch, image);
+        let url = format!("nbd+unix:///disk?socket={}", scratch.path("nbd.sock").display());
+        let run = |args: &[&str]| {
+            let done = Command::new("timeout").arg("120").arg(tool).args(args).output().unwrap();
+            assert!(done.status.success(), "{tool}: {}", String::from_utf8_lossy(&done.stderr));
+        };
+        let _ = std::fs::remove_file(&back);
+        if tool == "qemu-img" {
+            run(&["convert", "-n", "-f", "raw", "-O", "raw", &source, &url]);
+            run(&["compare", "-f", "raw", "-F", "raw", &source, &url]);
+        } else {
+            run(&[&source, &url]);
+            run(&[&url, &back]);
+            same(&std::fs::read(&back).unwrap(), &model);
+        }
+        drop(server);
+        same(&exported(ceph, scratch, "copied"), &model);
+        check_map(ceph, "copied");
+        // The other one writes something else.
+        random.fill(&mut model[5 << 20..6 << 20]);
+        std::fs::write(&source, &model).unwrap();
+    }
+}

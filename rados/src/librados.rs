@@ -1,0 +1,145 @@
+//! librados (`librados.so.2`), loaded when it is needed: a program that uses this crate builds and runs without it.
+//!
+//! What is read and written goes through the asynchronous calls; what is asked once (locks, lists, methods of classes) through those
+//! that wait, which the time-outs given to [`Cluster::connect`] bound. All of it may be called by any thread.
+#![allow(unsafe_code)] // a C library
+
+mod io;
+mod library;
+mod watch;
+
+use std::ffi::{CString, c_int};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::Errno;
+
+pub use self::io::{Done, Io, Lock, Locker, Step};
+pub use self::library::load;
+use self::library::{Lib, Raw, lib};
+pub use self::watch::{Notice, Told, Watch};
+
+/// What the library returns: an error, or something else.
+fn told(code: c_int) -> Result<c_int, Errno> {
+    if code >= 0 {
+        return Ok(code);
+    }
+    Err(u16::try_from(code.unsigned_abs()).map_or(Errno::IO, Errno))
+}
+
+fn text(text: &str) -> Result<CString, Errno> {
+    CString::new(text).map_err(|_| Errno::INVAL)
+}
+
+/// A connection to a cluster.
+pub struct Cluster {
+    lib: &'static Lib,
+    raw: Raw,
+}
+
+// SAFETY: librados says of its handles that every thread may use them.
+unsafe impl Send for Cluster {}
+// SAFETY: as above.
+unsafe impl Sync for Cluster {}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("instance", &self.instance()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // SAFETY: made by the library and ended once; what was made of it (`Io`) keeps it alive.
+        unsafe { (self.lib.shutdown)(self.raw) };
+    }
+}
+
+impl Cluster {
+    /// Connects as a user (`admin`, if none is named) by a file of configuration (the usual ones), and gives up after `patience`
+    /// then and on everything that is asked.
+    ///
+    /// # Errors
+    /// What was wrong and what to do, in words.
+    pub fn connect(
+        user: Option<&str>,
+        conf: Option<&str>,
+        patience: Duration,
+    ) -> Result<Self, String> {
+        let lib = lib()?;
+        let c = |what: &str| CString::new(what).map_err(|_| format!("{what:?} has a NUL in it"));
+        let (name, file) = (user.map(c).transpose()?, conf.map(c).transpose()?);
+        let or_null = |text: &Option<CString>| text.as_ref().map_or(null(), |text| text.as_ptr());
+        let mut raw = null_mut();
+        // SAFETY: room for a handle, and a name or none.
+        told(unsafe { (lib.create)(&raw mut raw, or_null(&name)) })
+            .map_err(|errno| format!("librados makes no handle: {errno}"))?;
+        // From here on it is ended with this.
+        let cluster = Self { lib, raw };
+        // SAFETY: the handle lives; a path or none.
+        told(unsafe { (lib.read_conf)(raw, or_null(&file)) }).map_err(|errno| {
+            let at = conf.unwrap_or("CEPH_CONF, /etc/ceph/ceph.conf, ~/.ceph/config, ceph.conf");
+            format!("no configuration of Ceph can be read ({at}: {errno}): set CEPH_CONF, or end the name of the store with ?conf=FILE")
+        })?;
+        // SAFETY: the handle lives; none: CEPH_ARGS.
+        told(unsafe { (lib.parse_env)(raw, null()) })
+            .map_err(|errno| format!("CEPH_ARGS cannot be read: {errno}"))?;
+        let seconds = c(&patience.as_secs().max(1).to_string())?;
+        for option in [c"client_mount_timeout", c"rados_mon_op_timeout", c"rados_osd_op_timeout"] {
+            // SAFETY: the handle lives, and both texts end in NUL.
+            told(unsafe { (lib.set_conf)(raw, option.as_ptr(), seconds.as_ptr()) }).map_err(
+                |errno| format!("librados takes no {}: {errno}", option.to_string_lossy()),
+            )?;
+        }
+        // SAFETY: the handle lives and is not connected yet.
+        told(unsafe { (lib.connect)(raw) }).map_err(|errno| {
+            let what = match errno {
+                Errno::TIMEDOUT => "no monitor answers: are those of mon_host there, and up?",
+                Errno::ACCES | Errno::PERM => "the monitors refuse the key: see ceph auth get",
+                Errno::NOENT => "no monitor is named, or the user has no key: see mon_host and keyring of the configuration",
+                _ => "see the configuration",
+            };
+            let user = user.unwrap_or("admin");
+            format!("no connection to the cluster as client.{user}: {errno}: {what}")
+        })?;
+        Ok(cluster)
+    }
+
+    /// What the cluster calls this client.
+    pub fn instance(&self) -> u64 {
+        // SAFETY: the handle lives and is connected.
+        unsafe { (self.lib.instance)(self.raw) }
+    }
+
+    /// Shuts a client out, by its address, so that nothing that it sent before arrives any more.
+    pub fn shut_out(&self, address: &str, time: Duration) -> Result<(), Errno> {
+        let address = text(address)?;
+        let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+        let call = self.lib.shut_out;
+        // SAFETY: the handle lives, and the address ends in NUL and is read only, for all that its type says.
+        told(unsafe { call(self.raw, address.as_ptr().cast_mut(), seconds) }).map(drop)
+    }
+
+    /// The number of a pool of this name.
+    pub fn pool_id(&self, pool: &str) -> Result<i64, Errno> {
+        let pool = text(pool)?;
+        // SAFETY: the handle lives, and the name ends in NUL.
+        let id = unsafe { (self.lib.pool_lookup)(self.raw, pool.as_ptr()) };
+        if id >= 0 { Ok(id) } else { Err(u16::try_from(-id).map_or(Errno::IO, Errno)) }
+    }
+
+    /// The objects of a pool in a namespace (empty: the one without a name).
+    ///
+    /// # Errors
+    /// ENOENT: there is no such pool.
+    pub fn io(self: &Arc<Self>, pool: &str, namespace: &str) -> Result<Io, Errno> {
+        let (pool, namespace) = (text(pool)?, text(namespace)?);
+        let mut raw = null_mut();
+        // SAFETY: the handle lives, the name ends in NUL, and there is room for the new handle.
+        told(unsafe { (self.lib.io_create)(self.raw, pool.as_ptr(), &raw mut raw) })?;
+        // SAFETY: the new handle is this thread's alone so far.
+        unsafe { (self.lib.set_namespace)(raw, namespace.as_ptr()) };
+        Ok(Io { cluster: Arc::clone(self), raw })
+    }
+}

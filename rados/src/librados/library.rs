@@ -1,0 +1,126 @@
+//! The library itself: the functions of it that are used, and how it is found.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+/// The library, by the name that stands for its interface.
+const NAME: &CStr = c"librados.so.2";
+/// What is said where it is missing.
+const REMEDY: &str = "install it: apt install librados2";
+
+pub(super) type Raw = *mut c_void;
+pub(super) type Finished = unsafe extern "C" fn(Raw, *mut c_void);
+pub(super) type Notified = unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut c_void, usize);
+pub(super) type Broken = unsafe extern "C" fn(*mut c_void, u64, c_int);
+
+macro_rules! library {
+    ($($field:ident: $symbol:literal, fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
+        /// The functions of the library that are used.
+        pub(super) struct Lib {
+            $(pub(super) $field: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+        }
+
+        impl Lib {
+            fn find(library: NonNull<c_void>) -> Result<Self, String> {
+                Ok(Self {
+                    $($field: {
+                        let at = symbol(library, $symbol)?;
+                        // SAFETY: the symbol is the function of that name, whose C declaration in librados.h is this one since version 14.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(at) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+library! {
+    create: c"rados_create", fn(*mut Raw, *const c_char) -> c_int;
+    read_conf: c"rados_conf_read_file", fn(Raw, *const c_char) -> c_int;
+    parse_env: c"rados_conf_parse_env", fn(Raw, *const c_char) -> c_int;
+    set_conf: c"rados_conf_set", fn(Raw, *const c_char, *const c_char) -> c_int;
+    connect: c"rados_connect", fn(Raw) -> c_int;
+    shutdown: c"rados_shutdown", fn(Raw);
+    instance: c"rados_get_instance_id", fn(Raw) -> u64;
+    pool_lookup: c"rados_pool_lookup", fn(Raw, *const c_char) -> i64;
+    io_create: c"rados_ioctx_create", fn(Raw, *const c_char, *mut Raw) -> c_int;
+    io_destroy: c"rados_ioctx_destroy", fn(Raw);
+    io_id: c"rados_ioctx_get_id", fn(Raw) -> i64;
+    set_namespace: c"rados_ioctx_set_namespace", fn(Raw, *const c_char);
+    set_snaps: c"rados_ioctx_selfmanaged_snap_set_write_ctx", fn(Raw, u64, *mut u64, c_int) -> c_int;
+    list_open: c"rados_nobjects_list_open", fn(Raw, *mut Raw) -> c_int;
+    list_next: c"rados_nobjects_list_next", fn(Raw, *mut *const c_char, *mut *const c_char, *mut *const c_char) -> c_int;
+    list_close: c"rados_nobjects_list_close", fn(Raw);
+    completion: c"rados_aio_create_completion", fn(*mut c_void, Option<Finished>, Option<Finished>, *mut Raw) -> c_int;
+    returned: c"rados_aio_get_return_value", fn(Raw) -> c_int;
+    release: c"rados_aio_release", fn(Raw);
+    write_op: c"rados_create_write_op", fn() -> Raw;
+    write_op_release: c"rados_release_write_op", fn(Raw);
+    op_write: c"rados_write_op_write", fn(Raw, *const c_char, usize, u64);
+    op_write_full: c"rados_write_op_write_full", fn(Raw, *const c_char, usize);
+    op_zero: c"rados_write_op_zero", fn(Raw, u64, u64);
+    op_truncate: c"rados_write_op_truncate", fn(Raw, u64);
+    op_remove: c"rados_write_op_remove", fn(Raw);
+    op_exec: c"rados_write_op_exec", fn(Raw, *const c_char, *const c_char, *const c_char, usize, *mut c_int);
+    write: c"rados_aio_write_op_operate", fn(Raw, Raw, Raw, *const c_char, *mut libc::time_t, c_int) -> c_int;
+    read_op: c"rados_create_read_op", fn() -> Raw;
+    read_op_release: c"rados_release_read_op", fn(Raw);
+    op_read: c"rados_read_op_read", fn(Raw, u64, usize, *mut c_char, *mut usize, *mut c_int);
+    read: c"rados_aio_read_op_operate", fn(Raw, Raw, Raw, *const c_char, c_int) -> c_int;
+    exec: c"rados_exec", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char, usize, *mut c_char, usize) -> c_int;
+    lock: c"rados_lock_exclusive", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char, *mut libc::timeval, u8) -> c_int;
+    unlock: c"rados_unlock", fn(Raw, *const c_char, *const c_char, *const c_char) -> c_int;
+    lockers: c"rados_list_lockers", fn(Raw, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
+    break_lock: c"rados_break_lock", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
+    watch: c"rados_watch3", fn(Raw, *const c_char, *mut u64, Option<Notified>, Option<Broken>, u32, *mut c_void) -> c_int;
+    unwatch: c"rados_unwatch2", fn(Raw, u64) -> c_int;
+    watch_flush: c"rados_watch_flush", fn(Raw) -> c_int;
+    notify: c"rados_notify2", fn(Raw, *const c_char, *const c_char, c_int, u64, *mut *mut c_char, *mut usize) -> c_int;
+    buffer_free: c"rados_buffer_free", fn(*mut c_char);
+    shut_out: c"rados_blacklist_add", fn(Raw, *mut c_char, u32) -> c_int;
+    notify_ack: c"rados_notify_ack", fn(Raw, *const c_char, u64, u64, *const c_char, c_int) -> c_int;
+}
+
+fn symbol(library: NonNull<c_void>, name: &CStr) -> Result<*mut c_void, String> {
+    // SAFETY: the library is loaded and never unloaded, and the name ends in NUL.
+    let at = unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) };
+    if at.is_null() {
+        let (library, name) = (NAME.to_string_lossy(), name.to_string_lossy());
+        return Err(format!("{library} has no {name}: it is older than Ceph 14: {REMEDY}"));
+    }
+    Ok(at)
+}
+
+static LIB: OnceLock<Result<Lib, String>> = OnceLock::new();
+
+/// Loads the library, once.
+///
+/// # Errors
+/// It is not there, or is another one; with what to do.
+pub fn load() -> Result<(), String> {
+    lib().map(drop)
+}
+
+pub(super) fn lib() -> Result<&'static Lib, String> {
+    LIB.get_or_init(|| Lib::load(NAME)).as_ref().map_err(Clone::clone)
+}
+
+impl Lib {
+    fn load(name: &CStr) -> Result<Self, String> {
+        // SAFETY: the name ends in NUL. What the library does when it is loaded is its own.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        let library = NonNull::new(library).ok_or_else(|| {
+            // SAFETY: the text, if there is one, ends in NUL and is this thread's.
+            let said = unsafe { libc::dlerror() };
+            let said = if said.is_null() {
+                name.to_string_lossy()
+            } else {
+                // SAFETY: as above.
+                unsafe { CStr::from_ptr(said) }.to_string_lossy()
+            };
+            format!("librados cannot be loaded ({said}): {REMEDY}")
+        })?;
+        Self::find(library)
+    }
+}
