@@ -26,6 +26,7 @@ use storage::format::rpc::InodeRecord;
 use storage::format::rpc::LOCK_LEAVING;
 pub use storage::format::rpc::{Account, AccountId, Amount};
 pub use storage::limits::NAME_MAX;
+pub use storage::locks::FileLocks;
 use storage::permission::Creds;
 
 /// Result of every operation.
@@ -589,6 +590,12 @@ pub trait FileSystem: Send + Sync {
     }
     /// Returns when `lock_event` is no longer what was seen, or after the time limit.
     fn await_lock_event(&self, _seen: u64, _limit_ms: u64) {}
+    /// Takes over what was locked through this file system by a process that has ended, of which this one can show that it is the heir:
+    /// nobody else gets it in between. Which locks these are the caller knows, and asks for each of them. Nothing where there is no such
+    /// thing.
+    fn inherit(&self) -> Result<()> {
+        Ok(())
+    }
     /// What shows that this process came to the inode by a name: to be handed to another process of the
     /// same machine together with the number, and given to [`vouch`](Self::vouch) there. 0: nothing
     /// is needed.

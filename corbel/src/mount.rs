@@ -198,11 +198,16 @@ fn absolute_source(source: &OsStr) -> Result<String> {
 
 /// The file system that a source names: a back end, or the volume of the node behind a socket.
 pub fn open_source(source: &str) -> Result<Arc<dyn FileSystem>> {
-    open_verified(source, Verify::Never)
+    open_verified(source, Verify::Never, 0)
+}
+
+/// The same, as the heir of a process before this one that had the same secret (0: none).
+pub fn open_as_heir(source: &str, heir: u128) -> Result<Arc<dyn FileSystem>> {
+    open_verified(source, Verify::Never, heir)
 }
 
 /// The same; of a volume so many reads are compared with checksums. (Back ends see to that themselves.)
-fn open_verified(source: &str, verify: Verify) -> Result<Arc<dyn FileSystem>> {
+fn open_verified(source: &str, verify: Verify, heir: u128) -> Result<Arc<dyn FileSystem>> {
     if let Some(opened) = open_back_end(source) {
         return opened.map_err(|text| Failure::failed(text, remedy(source)));
     }
@@ -212,6 +217,7 @@ fn open_verified(source: &str, verify: Verify) -> Result<Arc<dyn FileSystem>> {
         patient: true,
         whole_log: true,
         verify,
+        heir,
         limits: libfs::Limits { inodes: libfs::limits::INODES_MAX, ..libfs::Limits::SHIPPED },
         ..libfs::Config::new(source.as_bytes())
     };
@@ -266,7 +272,7 @@ fn log_file(source: &str) -> Option<PathBuf> {
 /// Signals are blocked before the first thread, so that every thread has them blocked.
 fn up(request: &Request) -> Result<(EndingSignals, Session)> {
     let signals = EndingSignals::catch().context("catching signals")?;
-    let fs = open_verified(&request.source, request.options.verify)?;
+    let fs = open_verified(&request.source, request.options.verify, 0)?;
     let options = Options { config_text: config_text(request), ..Options::default() };
     let session = Session::mount(fs, &request.dir, &request.options, options)
         .map_err(|e| Failure::new(Kind::Environment, e.to_string(), "see docs/mount.md"))?;

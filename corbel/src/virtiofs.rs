@@ -37,7 +37,7 @@ use rustix::time::Timespec;
 
 use crate::cli::Global;
 use crate::failure::{Context, Failure, Kind, Result};
-use crate::mount::open_source;
+use crate::mount::open_as_heir;
 use crate::output::Output;
 use crate::{local, metrics, serve, units};
 
@@ -380,10 +380,10 @@ impl VirtiofsArgs {
 
     /// The file system of the device, as the tenant sees it. Opened behind the wall, so that no thread and no descriptor of
     /// it is from before.
-    fn open(&self, ground: &Ground) -> Result<Opened> {
+    fn open(&self, ground: &Ground, heir: u128) -> Result<Opened> {
         let mut server = None;
         let fs: Arc<dyn FileSystem> = match &ground.origin {
-            Origin::Source(source) => open_source(source)?,
+            Origin::Source(source) => open_as_heir(source, heir)?,
             Origin::Kv(address) => {
                 let opened = kv::KvFs::open(address.clone(), kv::Options::default());
                 let opened = Arc::new(opened.map_err(|e| {
@@ -683,7 +683,8 @@ impl Up {
     /// Opens the file system.
     fn open(&mut self, share: Option<&Arc<Share>>) -> Result<()> {
         let Some(ground) = self.ground.take() else { return Ok(()) };
-        let Opened { tenant, server } = self.args.open(&ground)?;
+        let heir = self.ledger.as_ref().map_or(0, |ledger| ledger.heir());
+        let Opened { tenant, server } = self.args.open(&ground, heir)?;
         let seal = self.key.take().map(|key| key.seal(&tenant)).transpose();
         let seal = seal.map_err(|e| {
             Failure::failed(format!("the directory of {}: {e}", self.args.tenant), "see the log")
@@ -711,10 +712,10 @@ impl Up {
     ) -> Result<Box<dyn FnOnce() + Send>> {
         let args = &self.args;
         if let Some((kept, device)) = self.kept.take().zip(self.device.as_ref()) {
-            let (told, opened) = (kept.told.len(), kept.opened.len());
-            let lost = device.resume(kept);
+            let (told, opened, locked) = (kept.told.len(), kept.opened.len(), kept.locked.len());
+            let (lost, unlocked) = device.resume(kept);
             log::info!(
-                "goes on with a guest that knows {told} inodes and has {opened} files open; {lost} of these are lost"
+                "goes on with a guest that knows {told} inodes, has {opened} files open and {locked} locks; {lost} files and {unlocked} locks are lost"
             );
         }
         if let Some(links) = links {

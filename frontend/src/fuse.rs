@@ -9,6 +9,7 @@ mod files;
 mod groups;
 #[cfg(any(test, feature = "planted"))]
 pub mod kernel;
+mod lock_book;
 mod locks;
 mod names;
 mod pages;
@@ -18,8 +19,11 @@ pub mod server;
 mod virtual_dir;
 pub mod wire;
 
+pub use locks::Owner as LockOwner;
 pub use reply::{Answer, LaterReply, ReplySink};
-pub use server::{Guest, IO_BYTES_MAX, Ledger, OpenFile, Options, REQUEST_BYTES_MAX, Server};
+pub use server::{
+    Guest, IO_BYTES_MAX, Ledger, Locked, OpenFile, Options, REQUEST_BYTES_MAX, Server,
+};
 
 #[cfg(test)]
 mod lock_tests;

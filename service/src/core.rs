@@ -21,6 +21,7 @@ pub mod event;
 pub mod frame;
 mod head;
 pub mod heal;
+mod heir;
 mod invariants;
 mod join;
 mod joint;
@@ -561,6 +562,7 @@ impl Node {
         self.collect_waiting()?;
         self.collect_dozing()?;
         self.collect_ended()?;
+        self.end_unclaimed()?;
         self.expel_broken()?;
         self.closing_step()?;
         self.join_again();

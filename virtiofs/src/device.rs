@@ -125,15 +125,15 @@ impl Device {
         self.server.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Goes on for the guest of a device that was killed; how many of its open files are lost.
-    pub fn resume(&self, kept: Kept) -> usize {
-        self.server().resume(kept.told, kept.opened)
+    /// Goes on for the guest of a device that was killed; how many of its open files are lost, and of its locks.
+    pub fn resume(&self, kept: Kept) -> (usize, usize) {
+        self.server().resume(kept.told, kept.opened, &kept.locked)
     }
 
     /// What another device must know to go on for the guest. Its queues must be stopped.
     pub fn state(&self) -> Kept {
         let (told, opened) = self.server().state();
-        Kept { told, opened }
+        Kept { told, opened, locked: Vec::new() }
     }
 
     /// Goes on for the guest of a device on another machine, in place of the one that was here; how many of its open files are lost.
@@ -153,7 +153,7 @@ impl Device {
         if let Some(ledger) = &self.options.ledger {
             ledger.take_over(&kept);
         }
-        Ok(self.resume(kept))
+        Ok(self.resume(kept).0)
     }
 
     /// The guest is gone, or begins anew: what it had open and locked is given back.

@@ -180,6 +180,14 @@ impl Fair {
         own.had = own.had.min(before.max(self.clock + QUANTUM / own.weight));
     }
 
+    /// It has used so much without a place: one that need not wait was not asked to.
+    pub(crate) fn pass(&mut self, tenant: usize, cost: f64) {
+        let tag = self.tag(tenant);
+        let own = &mut self.tenants[tenant];
+        own.had = tag + cost / own.weight;
+        own.charged += cost;
+    }
+
     /// Whether a place is kept for one more request, after `more` was used beside what was charged.
     pub(crate) fn goes_on(&self, tenant: usize, account: &Account, more: f64, now: u64) -> bool {
         let crowded = self.is_crowded();

@@ -1,11 +1,14 @@
 //! What a device must know of its guest, in a file that outlives it: killed and started again, it knows the inodes that the guest
-//! was told of, and opens its files again under the same handles.
+//! was told of, opens its files again under the same handles, and asks again for what the guest has locked.
 //!
 //! The file is mapped, and written by plain stores: what a killed process has stored is there. It need not outlive the machine,
 //! since the guest does not either.
 //!
-//! A header, then slots of inodes (number, how often told), then slots of open files (handle, inode, flags); a slot whose first
-//! word is 0 is free.
+//! A header, then slots of inodes (number, how often told), then slots of open files (handle, inode, flags), then slots of locks (inode,
+//! handle, owner, first and last byte, and in one word process, kind and space); a slot whose first word is 0 is free. It is written last.
+//!
+//! The header has a secret as well, by which a file system may know that this device is the heir of the one before
+//! ([`heir`](Ledger::heir)).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,19 +16,24 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base::InodeId;
-use frontend::fuse::{Guest, Ledger as ServerLedger, OpenFile};
+use client::fs::{Lock, LockKind, LockSpace};
+use frontend::fuse::{Guest, Ledger as ServerLedger, LockOwner, Locked, OpenFile};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::volatile_memory::VolatileMemory;
 use vm_memory::{Bytes, FileOffset, MmapRegion};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"CRBLVFS1");
+const MAGIC: u64 = u64::from_le_bytes(*b"CRBLVFS2");
 const HEADER: usize = 4096;
 /// Offsets in the header.
 const AT_NODES: usize = 8;
 const AT_HANDLES: usize = 16;
 const AT_READY: usize = 24;
+const AT_HEIR: usize = 32;
 const NODE: usize = 16;
 const HANDLE: usize = 24;
+const LOCK: usize = 48;
+/// Locks: what a client of the volume may have, and as many that are asked for.
+const LOCKS_MAX: usize = 1 << 15;
 
 /// Slots of one kind: which is whose, and which are free.
 #[derive(Debug, Default)]
@@ -56,10 +64,39 @@ impl Slots {
     }
 }
 
+/// A lock in its slot.
+type Row = [u64; LOCK / 8];
+
+/// Slots of locks.
+#[derive(Debug, Default)]
+struct LockSlots {
+    of: HashMap<LockOwner, Vec<(usize, Row)>>,
+    free: Vec<usize>,
+    next: usize,
+}
+
+fn row_of((ino, ..): LockOwner, fh: u64, lock: &Lock) -> Row {
+    let what = u64::from(lock.pid) << 16 | (lock.kind as u64) << 8 | lock.space as u64;
+    [ino.0, fh, lock.owner, lock.start, lock.end, what]
+}
+
+fn lock_in(row: &Row) -> Option<Locked> {
+    let [ino, fh, owner, start, end, what] = *row;
+    let kind = match what >> 8 & 0xff {
+        1 => LockKind::Read,
+        2 => LockKind::Write,
+        _ => return None,
+    };
+    let space = if what & 0xff == 0 { LockSpace::Record } else { LockSpace::Flock };
+    let pid = u32::try_from(what >> 16).ok()?;
+    Some(Locked { ino: InodeId(ino), fh, lock: Lock { space, kind, owner, pid, start, end } })
+}
+
 #[derive(Debug, Default)]
 struct Index {
     nodes: Slots,
     handles: Slots,
+    locks: LockSlots,
 }
 
 /// The book.
@@ -78,6 +115,8 @@ pub struct Kept {
     pub told: Vec<(InodeId, u64)>,
     /// Open files.
     pub opened: Vec<OpenFile>,
+    /// Locks.
+    pub locked: Vec<Locked>,
 }
 
 impl Ledger {
@@ -105,7 +144,9 @@ impl Ledger {
         let len = nodes_max
             .checked_mul(NODE)
             .zip(handles_max.checked_mul(HANDLE))
-            .and_then(|(nodes, handles)| nodes.checked_add(handles)?.checked_add(HEADER))
+            .and_then(|(nodes, handles)| {
+                nodes.checked_add(handles)?.checked_add(HEADER + LOCKS_MAX * LOCK)
+            })
             .ok_or_else(|| std::io::Error::other("more nodes or handles than memory"))?;
         if file.metadata()?.len() != len as u64 {
             file.set_len(0)?;
@@ -126,10 +167,22 @@ impl Ledger {
             return Ok((ledger, Some(kept)));
         }
         ledger.clear();
+        if ledger.heir() == 0 {
+            let mut secret = [0; 16];
+            rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
+            for (at, half) in [AT_HEIR, AT_HEIR + 8].into_iter().zip(secret.as_chunks().0) {
+                ledger.put(at, u64::from_le_bytes(*half));
+            }
+        }
         ledger.put(AT_NODES, nodes_max as u64);
         ledger.put(AT_HANDLES, handles_max as u64);
         ledger.put(0, MAGIC);
         Ok((ledger, None))
+    }
+
+    /// A secret that the next device on this book has as well, and nobody else.
+    pub fn heir(&self) -> u128 {
+        u128::from(self.get(AT_HEIR)) | u128::from(self.get(AT_HEIR + 8)) << 64
     }
 
     fn get(&self, at: usize) -> u64 {
@@ -151,6 +204,14 @@ impl Ledger {
 
     const fn handle(&self, slot: usize) -> usize {
         HEADER + self.nodes_max * NODE + slot * HANDLE
+    }
+
+    const fn lock(&self, slot: usize) -> usize {
+        self.handle(self.handles_max) + slot * LOCK
+    }
+
+    fn row(&self, slot: usize) -> Row {
+        std::array::from_fn(|word| self.get(self.lock(slot) + word * 8))
     }
 
     /// Slots are filled from the first on; how far, nobody keeps book of.
@@ -175,13 +236,26 @@ impl Ledger {
                 index.handles.next = slot + 1;
             }
         }
-        let holes = |slots: &Slots| {
-            let mut taken = vec![false; slots.next];
-            slots.of.values().for_each(|slot| taken[*slot] = true);
-            (0..slots.next).filter(|slot| !taken[*slot]).collect()
-        };
-        index.nodes.free = holes(&index.nodes);
-        index.handles.free = holes(&index.handles);
+        for slot in 0..LOCKS_MAX {
+            let row = self.row(slot);
+            if row[0] != 0
+                && let Some(locked) = lock_in(&row)
+            {
+                let owner = (locked.ino, locked.lock.space, locked.lock.owner);
+                index.locks.of.entry(owner).or_default().push((slot, row));
+                kept.locked.push(locked);
+                index.locks.next = slot + 1;
+            }
+        }
+        fn holes<'a>(next: usize, used: impl Iterator<Item = &'a usize>) -> Vec<usize> {
+            let mut taken = vec![false; next];
+            used.for_each(|slot| taken[*slot] = true);
+            (0..next).filter(|slot| !taken[*slot]).collect()
+        }
+        index.nodes.free = holes(index.nodes.next, index.nodes.of.values());
+        index.handles.free = holes(index.handles.next, index.handles.of.values());
+        let locks = index.locks.of.values().flatten().map(|(slot, _)| slot);
+        index.locks.free = holes(index.locks.next, locks);
         kept
     }
 
@@ -203,13 +277,19 @@ impl Ledger {
         let mut index = self.index();
         self.put(AT_READY, 0);
         // What was never used costs no memory, and is not touched.
-        let (nodes, handles) = if index.nodes.next == 0 && index.handles.next == 0 {
-            (self.used(self.nodes_max, Self::node), self.used(self.handles_max, |s| self.handle(s)))
+        let fresh = index.nodes.next == 0 && index.handles.next == 0 && index.locks.next == 0;
+        let (nodes, handles, locks) = if fresh {
+            (
+                self.used(self.nodes_max, Self::node),
+                self.used(self.handles_max, |slot| self.handle(slot)),
+                self.used(LOCKS_MAX, |slot| self.lock(slot)),
+            )
         } else {
-            (index.nodes.next, index.handles.next)
+            (index.nodes.next, index.handles.next, index.locks.next)
         };
         (0..nodes).for_each(|slot| self.put(Self::node(slot), 0));
         (0..handles).for_each(|slot| self.put(self.handle(slot), 0));
+        (0..locks).for_each(|slot| self.put(self.lock(slot), 0));
         *index = Index::default();
     }
 
@@ -260,6 +340,42 @@ impl ServerLedger for Ledger {
             self.put(self.handle(slot), 0);
         }
     }
+
+    fn locked(&self, owner: LockOwner, fh: u64, all: &[Lock]) -> bool {
+        let mut index = self.index();
+        let slots = &mut index.locks;
+        let mut old = slots.of.remove(&owner).unwrap_or_default();
+        let rows = all.iter().map(|lock| row_of(owner, fh, lock));
+        let new: Vec<Row> = rows.filter(|row| !old.iter().any(|(_, known)| known == row)).collect();
+        if slots.free.len() + (LOCKS_MAX - slots.next) < new.len() {
+            slots.of.insert(owner, old);
+            return false;
+        }
+        // What is new is there before what is old goes.
+        let gone = old
+            .extract_if(.., |(_, known)| !all.iter().any(|lock| row_of(owner, fh, lock) == *known));
+        let gone: Vec<usize> = gone.map(|(slot, _)| slot).collect();
+        for row in new {
+            let slot = slots.free.pop().unwrap_or_else(|| {
+                slots.next += 1;
+                slots.next - 1
+            });
+            let at = self.lock(slot);
+            (1..row.len()).for_each(|word| self.put(at + word * 8, row[word]));
+            self.put(at, row[0]);
+            old.push((slot, row));
+        }
+        gone.iter().for_each(|slot| self.put(self.lock(*slot), 0));
+        slots.free.extend(gone);
+        if !old.is_empty() {
+            slots.of.insert(owner, old);
+        }
+        true
+    }
+
+    fn ended(&self) {
+        self.clear();
+    }
 }
 
 #[cfg(test)]
@@ -302,6 +418,64 @@ mod tests {
         assert_eq!((kept.as_ref().unwrap().told.len(), kept.unwrap().opened.len()), (3, 2));
         ledger.clear();
         assert!(again().1.is_none());
+    }
+
+    #[test]
+    fn what_is_locked_is_found_again() {
+        let file = file();
+        let again = || Ledger::of(file.try_clone().unwrap(), &GUEST).unwrap();
+        let (ledger, _) = again();
+        ledger.begun();
+        let heir = ledger.heir();
+        assert_ne!(heir, 0);
+        let lock = |owner, start, end, kind| {
+            let (space, pid) = (LockSpace::Record, 77);
+            Lock { space, kind, owner, pid, start, end }
+        };
+        let of = |owner| (InodeId(5), LockSpace::Record, owner);
+        let (a, b, c) = (
+            lock(1, 0, 9, LockKind::Read),
+            lock(1, 20, u64::MAX >> 1, LockKind::Write),
+            lock(u64::MAX, 3, 3, LockKind::Write),
+        );
+        assert!(ledger.locked(of(1), 8, &[a]) && ledger.locked(of(u64::MAX), 9, &[c]));
+        assert!(ledger.locked(of(1), 8, &[a, b]) && ledger.locked(of(1), 8, &[b]));
+        let flock = Lock { kind: LockKind::Read, ..Lock::all_of(LockSpace::Flock, 1) };
+        assert!(ledger.locked((InodeId(5), LockSpace::Flock, 1), 4, &[flock]));
+        drop(ledger);
+        let (ledger, kept) = again();
+        assert_eq!(ledger.heir(), heir);
+        let sorted = |kept: Option<Kept>| {
+            let mut locked = kept.unwrap().locked;
+            locked.sort_unstable_by_key(|l| (l.lock.space, l.lock.owner, l.lock.start));
+            locked.into_iter().map(|l| (l.ino.0, l.fh, l.lock)).collect::<Vec<_>>()
+        };
+        assert_eq!(sorted(kept), [(5, 8, b), (5, 9, c), (5, 4, flock)]);
+        // The slots are where they were.
+        let d = lock(u64::MAX, 7, 7, LockKind::Write);
+        assert!(ledger.locked(of(1), 8, &[]) && ledger.locked(of(u64::MAX), 9, &[c, d]));
+        drop(ledger);
+        let (ledger, kept) = again();
+        assert_eq!(sorted(kept), [(5, 9, c), (5, 9, d), (5, 4, flock)]);
+        ledger.ended();
+        assert!(again().1.is_none());
+        assert_eq!(again().0.heir(), heir);
+    }
+
+    #[test]
+    fn more_locks_than_there_is_room_for_are_refused_and_take_nothing() {
+        let (ledger, _) = Ledger::of(file(), &GUEST).unwrap();
+        let of = |owner| (InodeId(5), LockSpace::Record, owner);
+        let lock = |n: u64| Lock {
+            kind: LockKind::Write,
+            start: n,
+            end: n,
+            ..Lock::all_of(LockSpace::Record, 1)
+        };
+        let all: Vec<Lock> = (0..LOCKS_MAX as u64).map(|n| lock(2 * n)).collect();
+        assert!(ledger.locked(of(1), 1, &all[1..]) && ledger.locked(of(2), 1, &all[..1]));
+        assert!(!ledger.locked(of(3), 1, &all[..1]));
+        assert!(ledger.locked(of(2), 1, &[]) && ledger.locked(of(3), 1, &all[..1]));
     }
 
     #[test]

@@ -6,11 +6,17 @@
 //!
 //! A tenant is charged for the processor that its thread used (`usage.rs`), and for what it waited in a request with its place: not for what
 //! it was kept from the processor by others. As long as nobody waits for a place nothing is measured; reading these clocks are
-//! system calls. One of those that wait looks after those that have the places, each [`WATCH`]: one that waits in a request, for a disk or for
+//! system calls.
+//!
+//! Who has the places is known behind one lock, and a thread that the kernel takes from the processor while it has that keeps all others from asking, for
+//! milliseconds on a busy machine. A tenant that need not wait for a place does not wait for that either: it was left a *pass* for one turn, and what that cost is
+//! charged at its end.
+//!
+//! One of those that wait looks after those that have the places, each [`WATCH`]: one that waits in a request, for a disk or for
 //! other nodes, loses its place, and one that works on is charged for what it has used so far.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::fair::{Account, Fair};
@@ -59,12 +65,18 @@ impl Place {
         if waited <= NOISE || self.lost {
             return Some(used);
         }
-        let Some((before, after)) = before.switches.zip(after.switches) else { return Some(used) };
-        // Who did not go to sleep was kept from the processor by others.
-        let most = match (after.slept > before.slept, after.pushed > before.pushed) {
-            (false, _) => 0,
-            (true, true) => DOUBT_MAX,
-            (true, false) => WAIT_MAX,
+        let (kept_off, Some((before, after))) = (
+            before.kept_off.zip(after.kept_off).map(|(before, after)| after.saturating_sub(before)),
+            before.switches.zip(after.switches),
+        ) else {
+            return Some(used);
+        };
+        // Who did not go to sleep was kept from the processor by others. Of who did, the kernel knows for how long it was, after that.
+        let most = match (after.slept > before.slept, kept_off, after.pushed > before.pushed) {
+            (false, ..) => 0,
+            (true, Some(kept_off), _) => waited.saturating_sub(kept_off).min(WAIT_MAX),
+            (true, None, true) => DOUBT_MAX,
+            (true, None, false) => WAIT_MAX,
         };
         Some(used + waited.min(most))
     }
@@ -75,6 +87,10 @@ struct Guests {
     /// Given a place that no thread has taken yet.
     given: Vec<Account>,
     wake: Arc<Condvar>,
+    /// For how long its threads have waited for places, in nanoseconds.
+    waited: u64,
+    /// It may take one turn without asking, whoever has the lock.
+    pass: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -120,9 +136,13 @@ impl State {
             None if place.lost => {}
             None => self.fair.charge_alone(place.tenant, &mut place.account, passed as f64),
         }
-        let old = place.measured.and_then(|old| old.switches);
+        let old = place.measured;
         place.at = now;
-        place.measured = reading.map(|new| Reading { switches: new.switches.or(old), ..new });
+        place.measured = reading.map(|new| Reading {
+            kept_off: new.kept_off.or(old.and_then(|old| old.kept_off)),
+            switches: new.switches.or(old.and_then(|old| old.switches)),
+            ..new
+        });
     }
 
     /// Somebody comes: what was used so far by those that are not measured, by the clock. Where nobody has waited until now, all are
@@ -150,6 +170,12 @@ impl State {
         if let Some((_, guests)) = all.find(|(tenant, _)| self.fair.waits(*tenant)) {
             guests.wake.notify_one();
         }
+    }
+
+    /// A turn of a tenant has ended: whether it may take the next one without asking.
+    fn leave_pass(&self, tenant: usize) {
+        let may = self.fair.is_polite(tenant);
+        self.tenants[tenant].pass.store(may, Ordering::Relaxed);
     }
 
     /// Whether a place may be kept, after so much was used that was not charged yet.
@@ -255,8 +281,9 @@ impl Share {
     pub fn join(self: &Arc<Self>, weight: u32) -> Member {
         let mut state = self.state();
         let index = state.fair.join(weight.clamp(1, WEIGHT_MAX).into());
-        state.tenants.push(Guests { given: Vec::new(), wake: Arc::new(Condvar::new()) });
-        Member { share: self.clone(), index }
+        let (given, wake, pass) = (Vec::new(), Arc::new(Condvar::new()), Arc::default());
+        state.tenants.push(Guests { given, wake, waited: 0, pass: Arc::clone(&pass) });
+        Member { share: self.clone(), index, pass }
     }
 }
 
@@ -265,57 +292,72 @@ impl Share {
 pub struct Member {
     share: Arc<Share>,
     index: usize,
+    pass: Arc<AtomicBool>,
 }
 
 impl Member {
     /// Waits for a place.
     pub fn turn(&self) -> Turn {
         let share = &self.share;
-        let mut state = share.state();
+        // Before anything is locked: to read these clocks takes system calls.
+        let reading = if self.is_sought() { Reading::own() } else { None };
+        let mut state = match share.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) if self.pass.swap(false, Ordering::Relaxed) => {
+                return self.begun(Held::Pass(Reading::own()), Some(Slice::Short));
+            }
+            Err(TryLockError::WouldBlock) => share.state(),
+        };
+        self.pass.store(false, Ordering::Relaxed);
         let now = share.now();
         state.settle(now);
-        let at_once = state.fair.ask(self.index, now);
-        let polite = at_once.is_some();
-        let account = match at_once {
-            Some(account) => account,
-            None => {
-                share.waiting.fetch_add(1, Ordering::Relaxed);
-                let wake = state.tenants[self.index].wake.clone();
-                let account = loop {
-                    if let Some(account) = state.tenants[self.index].given.pop() {
-                        break account;
-                    }
-                    if state.watched {
-                        state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-                        continue;
-                    }
-                    state.watched = true;
-                    let (mut back, timeout) =
-                        wake.wait_timeout(state, WATCH).unwrap_or_else(PoisonError::into_inner);
-                    back.watched = false;
-                    state = if timeout.timed_out() { share.look(back) } else { back };
-                };
-                share.waiting.fetch_sub(1, Ordering::Relaxed);
-                state.call_watcher();
-                account
-            }
+        let Some(account) = state.fair.ask(self.index, now) else {
+            return self.wait(state, now);
         };
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
-        drop(state);
         let sought = self.is_sought();
-        let slice = if polite { Slice::Short } else { Slice::Usual };
-        let measured = if sought { Reading::own() } else { None };
-        let (thread, at) = (Thread::own(), share.now());
-        let place = Place { tenant: self.index, account, thread, at, measured, lost: false };
-        let number = share.state().take(place);
-        Turn {
-            member: self.clone(),
-            number,
-            since: Instant::now(),
-            requests: 0,
-            slice: (sought || !polite).then_some(slice),
-            check: at + CHECK,
-        }
+        let number = state.take(self.place(account, reading.filter(|_| sought)));
+        drop(state);
+        self.begun(Held::Place(number), sought.then_some(Slice::Short))
+    }
+
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, since: u64) -> Turn {
+        let share = &self.share;
+        share.waiting.fetch_add(1, Ordering::Relaxed);
+        let wake = state.tenants[self.index].wake.clone();
+        let account = loop {
+            if let Some(account) = state.tenants[self.index].given.pop() {
+                break account;
+            }
+            if state.watched {
+                state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.watched = true;
+            let (mut back, timeout) =
+                wake.wait_timeout(state, WATCH).unwrap_or_else(PoisonError::into_inner);
+            back.watched = false;
+            state = if timeout.timed_out() { share.look(back) } else { back };
+        };
+        share.waiting.fetch_sub(1, Ordering::Relaxed);
+        state.call_watcher();
+        state.tenants[self.index].waited += share.now().saturating_sub(since);
+        share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
+        drop(state);
+        let measured = if self.is_sought() { Reading::own() } else { None };
+        let number = share.state().take(self.place(account, measured));
+        self.begun(Held::Place(number), Some(Slice::Usual))
+    }
+
+    fn place(&self, account: Account, measured: Option<Reading>) -> Place {
+        let (thread, at) = (Thread::own(), self.share.now());
+        Place { tenant: self.index, account, thread, at, measured, lost: false }
+    }
+
+    fn begun(&self, held: Held, slice: Option<Slice>) -> Turn {
+        let check = self.share.now() + CHECK;
+        Turn { member: self.clone(), held, since: Instant::now(), requests: 0, slice, check }
     }
 
     /// Whether anybody waits for a place: then nobody should look for requests in it.
@@ -326,6 +368,11 @@ impl Member {
     /// The time that it was charged for: for tests and figures.
     pub fn used(&self) -> Duration {
         Duration::from_nanos(self.share.state().fair.charged(self.index) as u64)
+    }
+
+    /// For how long its threads have waited for a place, all of them together.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.share.state().tenants[self.index].waited)
     }
 }
 
@@ -355,11 +402,20 @@ impl Share {
     }
 }
 
+/// By what somebody serves requests.
+#[derive(Debug)]
+enum Held {
+    /// The place of that number.
+    Place(usize),
+    /// A pass, and what its thread had used when it took it.
+    Pass(Option<Reading>),
+}
+
 /// A place, until it is dropped.
 #[derive(Debug)]
 pub struct Turn {
     member: Member,
-    number: usize,
+    held: Held,
     since: Instant,
     /// Served since then.
     requests: u32,
@@ -383,8 +439,10 @@ impl Turn {
     /// Whether it may be kept for one more request.
     pub fn goes_on(&mut self) -> bool {
         let share = &self.member.share;
+        // A pass is for one request.
+        let Held::Place(number) = self.held else { return false };
         let quiet = !self.member.is_sought() && !share.crowded.load(Ordering::Relaxed);
-        if quiet && share.lost.load(Ordering::Relaxed) > 0 && share.state().has_lost(self.number) {
+        if quiet && share.lost.load(Ordering::Relaxed) > 0 && share.state().has_lost(number) {
             return false;
         }
         if quiet {
@@ -399,29 +457,37 @@ impl Turn {
             return true;
         }
         let state = share.state();
-        let place = state.places.get(self.number).and_then(Option::as_ref);
+        let place = state.places.get(number).and_then(Option::as_ref);
         let at = place.filter(|place| place.measured.is_some()).map(|place| place.at);
         // By the clock on the wall, which costs nothing. What it really was is asked for when that would end the turn.
-        let mut goes_on =
-            at.is_some_and(|at| state.goes_on(self.number, now.saturating_sub(at), now));
+        let mut goes_on = at.is_some_and(|at| state.goes_on(number, now.saturating_sub(at), now));
         drop(state);
         if !goes_on {
             let reading = Reading::own();
             let mut state = share.state();
             let now = share.now();
-            state.charge(self.number, now, reading);
-            goes_on = state.goes_on(self.number, 0, now);
+            state.charge(number, now, reading);
+            goes_on = state.goes_on(number, 0, now);
         }
         self.check = share.now() + CHECK;
         goes_on
     }
 }
 
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let share = self.member.share.clone();
+impl Turn {
+    /// The end of a turn by a pass, which kept nobody from a place.
+    fn end_pass(&self, before: Option<Reading>) {
+        let used = Reading::own().zip(before).map(|(now, before)| now.processor - before.processor);
+        let used = used.unwrap_or_else(|| nanos(self.since.elapsed()));
+        let mut state = self.member.share.state();
+        state.fair.pass(self.member.index, used as f64);
+        state.leave_pass(self.member.index);
+    }
+
+    fn end_place(&self, number: usize) {
+        let share = &self.member.share;
         let place = |state: &State| {
-            let place = state.places.get(self.number).and_then(Option::as_ref);
+            let place = state.places.get(number).and_then(Option::as_ref);
             place.map(|place| (place.thread, place.measured.is_some()))
         };
         let seen = place(&share.state());
@@ -431,8 +497,8 @@ impl Drop for Turn {
         };
         let mut state = share.state();
         let now = share.now();
-        state.charge(self.number, now, reading);
-        match state.places.get_mut(self.number).and_then(Option::take) {
+        state.charge(number, now, reading);
+        match state.places.get_mut(number).and_then(Option::take) {
             Some(place) if place.lost => {
                 share.lost.fetch_sub(1, Ordering::Relaxed);
             }
@@ -440,13 +506,24 @@ impl Drop for Turn {
             None => {}
         }
         state.give(now);
+        state.leave_pass(self.member.index);
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        match self.held {
+            Held::Place(number) => self.end_place(number),
+            Held::Pass(before) => self.end_pass(before),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::usage::Switches;
 
     #[test]
     fn threads_take_turns() {
@@ -502,9 +579,44 @@ mod tests {
             let mut turn = other.turn();
             turn.goes_on();
         }
+        assert!(other.waited() > Duration::ZERO, "it had to wait for that");
         drop(end);
         let used = thread.join().unwrap();
         assert!(used < Duration::from_secs(10), "{used:?}");
+        assert!(share.state().fair.is_idle());
+    }
+
+    /// One that asks for little is not kept by whoever has the lock; one that asks for much is, and a pass is for one turn.
+    #[test]
+    fn who_need_not_wait_waits_for_no_lock() {
+        let share = Share::new(1);
+        let (flood, polite) = (share.join(1), share.join(1));
+        let taken = |member: &Member| member.pass.load(Ordering::Relaxed);
+        {
+            // The one has used its share many times over, beside somebody who waits; the other one nothing.
+            let mut state = share.state();
+            let mut account = state.fair.ask(flood.index, 0).expect("a free place");
+            state.fair.charge(flood.index, &mut account, 1e9);
+            state.fair.leave(flood.index, account);
+            let account = state.fair.ask(flood.index, 0).expect("a free place");
+            state.fair.leave(flood.index, account);
+            state.leave_pass(flood.index);
+            state.leave_pass(polite.index);
+        }
+        assert!(taken(&polite) && !taken(&flood));
+        let (tell, told) = std::sync::mpsc::channel();
+        let locked = share.state();
+        let thread = std::thread::spawn(move || {
+            let mut turn = polite.turn();
+            assert!(!turn.goes_on() && !taken(&polite));
+            tell.send(()).unwrap();
+            drop(turn);
+            (polite.used(), taken(&polite))
+        });
+        told.recv_timeout(Duration::from_secs(120)).expect("it has a turn all the same");
+        drop(locked);
+        let (used, again) = thread.join().unwrap();
+        assert!(used > Duration::ZERO && again, "{used:?}");
         assert!(share.state().fair.is_idle());
     }
 
@@ -529,6 +641,27 @@ mod tests {
         assert_eq!(share.lost.load(Ordering::Relaxed), 0);
     }
 
+    /// It slept for a moment, on a lock say, and then others had the processor: that moment is what it kept its place from others.
+    #[test]
+    fn what_others_took_of_the_processor_is_not_charged() {
+        let ms = 1_000_000;
+        let reading = |used, kept_off, slept| Reading {
+            processor: used,
+            kept_off,
+            switches: Some(Switches { slept, pushed: 0 }),
+        };
+        let cost = |kept_off, slept| {
+            let measured = Some(reading(0, Some(5 * ms), 0));
+            let (account, thread) = (Account::default(), Thread::own());
+            let place = Place { tenant: 0, account, thread, at: 0, measured, lost: false };
+            place.cost(10 * ms, Some(reading(ms, kept_off, slept)))
+        };
+        assert_eq!(cost(Some(13_900_000), 1), Some(1_100_000));
+        assert_eq!(cost(Some(13_900_000), 0), Some(ms), "it did not sleep at all");
+        assert_eq!(cost(Some(5 * ms), 1), Some(5 * ms), "for so much at most, of what it slept");
+        assert_eq!(cost(None, 1), Some(5 * ms), "the kernel does not say");
+    }
+
     /// Who had to share once, and was alone for long after that, owes nothing for it.
     #[test]
     fn what_was_used_alone_after_others_went_is_not_owed() {
@@ -536,7 +669,9 @@ mod tests {
         let share = Share::new(1);
         let (long, other) = (share.join(1), share.join(1));
         let mut state = share.state();
-        let reading = |processor| Some(Reading { processor, switches: Some(Default::default()) });
+        let reading = |processor| {
+            Some(Reading { processor, kept_off: None, switches: Some(Default::default()) })
+        };
         let place = |tenant: usize, account, at, measured| Place {
             tenant,
             account,

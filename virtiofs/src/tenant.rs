@@ -410,6 +410,10 @@ impl FileSystem for Tenant {
         self.fs.await_lock_event(seen, limit_ms);
     }
 
+    fn inherit(&self) -> Result<()> {
+        self.fs.inherit()
+    }
+
     fn forget(&self, ino: InodeId) {
         if ino != InodeId::ROOT {
             self.fs.forget(self.swap(ino));

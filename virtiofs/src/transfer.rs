@@ -142,7 +142,7 @@ fn decode(bytes: &[u8], seal: &Seal) -> Result<Kept, String> {
     {
         return Err("inodes or files that cannot be".into());
     }
-    Ok(Kept { told, opened })
+    Ok(Kept { told, opened, locked: Vec::new() })
 }
 
 /// A transfer that is under way.
@@ -209,6 +209,7 @@ mod tests {
                 .into_iter()
                 .map(|(fh, (ino, flags))| OpenFile { fh, ino: InodeId(ino), flags })
                 .collect(),
+            locked: Vec::new(),
         })
     }
 

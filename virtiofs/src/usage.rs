@@ -1,8 +1,10 @@
 //! What a thread has used: time of a processor, and whether it has waited.
 #![allow(unsafe_code)] // clocks of other threads have no safe wrapper
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::mem::MaybeUninit;
+use std::os::unix::fs::FileExt;
 
 /// The calling thread, or another of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,6 +15,20 @@ pub(crate) struct Thread {
 
 thread_local! {
     static OWN: Cell<Option<Thread>> = const { Cell::new(None) };
+    /// What the kernel says of how the calling thread was let run; None inside: it does not say.
+    static RUN: RefCell<Option<Option<File>>> = const { RefCell::new(None) };
+}
+
+/// Nanoseconds for which the calling thread wanted a processor that others had. None where the kernel does not say so.
+fn kept_off() -> Option<u64> {
+    RUN.with_borrow_mut(|run| {
+        let open = || File::open("/proc/thread-self/schedstat").ok();
+        let mut text = [0; 96];
+        let had = run.get_or_insert_with(open).as_ref()?.read_at(&mut text, 0).ok()?;
+        // Time of a processor, time in which it wanted one, how often it got one.
+        let text = std::str::from_utf8(&text[..had]).ok()?;
+        text.split_ascii_whitespace().nth(1)?.parse().ok()
+    })
 }
 
 impl Thread {
@@ -78,6 +94,8 @@ fn switches() -> Switches {
 pub(crate) struct Reading {
     /// Nanoseconds of a processor.
     pub processor: u64,
+    /// Nanoseconds for which it wanted one, and others had it. None where another thread asked, or the kernel does not say so.
+    pub kept_off: Option<u64>,
     /// None where another thread asked.
     pub switches: Option<Switches>,
 }
@@ -86,7 +104,7 @@ impl Reading {
     /// Of the calling thread.
     pub(crate) fn own() -> Option<Self> {
         let processor = Thread::own().processor()?;
-        Some(Self { processor, switches: Some(switches()) })
+        Some(Self { processor, kept_off: kept_off(), switches: Some(switches()) })
     }
 
     /// Of a thread. None if it is gone.
@@ -94,7 +112,7 @@ impl Reading {
         if thread.is_own() {
             return Self::own();
         }
-        Some(Self { processor: thread.processor()?, switches: None })
+        Some(Self { processor: thread.processor()?, kept_off: None, switches: None })
     }
 }
 
@@ -122,6 +140,37 @@ mod tests {
         assert_eq!(own.sleeps(), Some(false));
         work();
         assert!(own.processor().unwrap() - before >= 5_000_000);
+    }
+
+    /// What others took is told from what it slept: on however many processors, threads that want more than there are keep each other off.
+    #[test]
+    fn who_is_kept_from_the_processor_is_seen_to_be() {
+        let Some(before) = kept_off() else { return };
+        let (threads, over) = (rivals(), std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let since = Instant::now();
+            while kept_off().unwrap() - before < 5_000_000 {
+                assert!(since.elapsed() < Duration::from_secs(120));
+                std::hint::spin_loop();
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let (before, begun) = (kept_off().unwrap(), Instant::now());
+        std::thread::sleep(Duration::from_millis(500));
+        let slept = u64::try_from(begun.elapsed().as_nanos()).unwrap();
+        assert!(kept_off().unwrap() - before < slept, "to sleep is not to want one");
+    }
+
+    /// More than there are processors.
+    fn rivals() -> usize {
+        std::thread::available_parallelism().map_or(8, |n| 2 * n.get())
     }
 
     #[test]

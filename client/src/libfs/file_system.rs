@@ -256,6 +256,10 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         true
     }
 
+    fn inherit(&self) -> Result<()> {
+        self.do_inherit()
+    }
+
     fn keeps_acls(&self) -> bool {
         true
     }

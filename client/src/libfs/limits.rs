@@ -128,6 +128,9 @@ pub struct Config {
     pub whole_log: bool,
     /// Which reads are compared with the checksums of what is read.
     pub verify: Verify,
+    /// A secret by which a process that is started in the place of this one shows that it is its heir, and this one that it is the heir of
+    /// another (`FileSystem::inherit`); 0: none.
+    pub heir: u128,
     /// Bounds.
     pub limits: Limits,
 }
@@ -147,6 +150,7 @@ impl Config {
             patient: false,
             whole_log: false,
             verify: Verify::Never,
+            heir: 0,
             limits: Limits::SHIPPED,
         }
     }

@@ -251,6 +251,15 @@ impl<H: Host> LibFsOn<H> {
         }
     }
 
+    /// What a process before this one had locked is this one's. It is not remembered here: that comes of asking for it.
+    pub(crate) fn do_inherit(&self) -> Result<()> {
+        if self.config.heir == 0 {
+            return Ok(());
+        }
+        let request = Request::Inherit { heir: self.config.heir };
+        self.run(|turn| Ok(turn.session.call(&request, Sequence(0), &mut Vec::new())?))
+    }
+
     /// How often a lock that we wait for may have become free.
     pub(crate) fn do_lock_event(&self) -> Result<u64> {
         self.reclaim()?;

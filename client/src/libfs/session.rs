@@ -69,7 +69,11 @@ impl<H: Host> Session<H> {
     /// Connects to hostd and maps what it hands out.
     pub fn attach(config: &Config, number: u64, proofs: Arc<Proofs<H>>) -> Result<Self> {
         let user = H::euid();
-        let segment = Segment::attach(config)?;
+        let segment = Segment::<H>::attach(config)?;
+        if config.heir != 0 {
+            segment.memory.store(control::HEIR, config.heir as u64, Ordering::Release);
+            segment.memory.store(control::HEIR + 8, (config.heir >> 64) as u64, Ordering::Release);
+        }
         let arenas = RwLock::new(BTreeMap::new());
         arenas.write().spread();
         Ok(Self {

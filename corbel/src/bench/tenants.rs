@@ -2,10 +2,16 @@
 //!
 //! In life guests have processors of their own. Here those that flood beside the polite one are threads of lowest priority, so that they do not
 //! take the device's; and those whose shares are measured have the highest, so that it is the device for which they wait.
+//!
+//! A share is of the processor time that requests have used, as the device has measured it: what others on the machine took in a turn is no tenant's fault, and
+//! nobody's work. That all that was used was charged to somebody is looked at as well (`charged_of_used`: a part of what the process used, which polls
+//! and wakes, too), and what came of it in requests is said beside it (`share_error_of_requests`).
 
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ::virtiofs::driver::{Config, Driver};
@@ -16,8 +22,10 @@ use super::{Bench, Measured};
 use crate::failure::{Context, Failure, Result};
 use crate::local::own_program;
 
-/// Turns; the one in the middle counts.
-const TURNS: usize = 5;
+/// Turns; the one in the middle counts. Many short ones: what others do on the machine changes from one to the next.
+const TURNS: usize = 15;
+/// In a turn of those whose shares are measured it begins to count after so long.
+const RUN_UP: Duration = Duration::from_millis(50);
 const FLOODS: usize = 7;
 const FILE: u64 = 8 << 20;
 /// Bytes of a request of those whose shares are measured: so many that the device, and not a guest, has the work.
@@ -37,6 +45,21 @@ struct House {
     child: Child,
     depth: usize,
     guests: Vec<(Driver, Target)>,
+    metrics: SocketAddr,
+}
+
+/// What the device says of each tenant, so far.
+struct Said {
+    charged: Vec<f64>,
+    waited: Vec<f64>,
+    /// Seconds of a processor that its process has used.
+    used: f64,
+}
+
+/// An address of this machine that nobody has at the moment.
+fn free_address() -> Result<SocketAddr> {
+    let found = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|l| l.local_addr());
+    found.context("an address")
 }
 
 impl Drop for House {
@@ -77,18 +100,36 @@ impl House {
             "--seccomp",
             "none",
         ]);
-        command.arg("--tenants").arg(&file);
+        let metrics = free_address()?;
+        command.arg("--tenants").arg(&file).args(["--metrics", &metrics.to_string()]);
         if let Some(threads) = threads {
             command.args(["--threads-at-once", &threads.to_string()]);
         }
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let (child, guests) = (child.context("corbel virtiofs")?, Vec::new());
-        let mut house = Self { root, child, depth, guests };
+        let mut house = Self { root, child, depth, guests, metrics };
         for n in 0..weights.len() {
             let guest = house.guest(&house.root.join(format!("s{n}")))?;
             house.guests.push(guest);
         }
         Ok(house)
+    }
+
+    fn said_of(&self, tenants: usize) -> Result<Said> {
+        let mut stream = TcpStream::connect(self.metrics).context(self.metrics)?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").context("asking the device")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).context("what the device says")?;
+        let of = |name: &str| {
+            let each = (0..tenants).map(|n| {
+                let begins = format!("corbel_virtiofs_{name}_seconds_total{{tenant=\"t{n}\"}} ");
+                let value = text.lines().find_map(|line| line.strip_prefix(&begins)?.parse().ok());
+                value.ok_or_else(|| failed(format!("no {begins}in what the device says")))
+            });
+            each.collect::<Result<Vec<f64>>>()
+        };
+        let used = super::virtiofs::processor(self.child.id()) as f64 / 1e9;
+        Ok(Said { charged: of("used")?, waited: of("waited")?, used })
     }
 
     fn guest(&self, socket: &Path) -> Result<(Driver, Target)> {
@@ -106,24 +147,21 @@ impl House {
     }
 }
 
-/// A guest that asks for as much as it gets, until it is told to stop: how much it had got then.
+/// A guest that asks for as much as it gets, until it is told to stop; `begun`: how much it has asked for.
 fn flood(
     guest: &mut (Driver, Target),
     load: Load,
     depth: usize,
-    stop: &AtomicBool,
+    (stop, begun): (&AtomicBool, &AtomicUsize),
     seed: u64,
-) -> Result<usize> {
+) -> Result<()> {
     let (driver, target) = guest;
-    let mut begun = 0;
     let more = |count: usize| {
-        let goes_on = !stop.load(Ordering::Relaxed);
-        begun = if goes_on { count } else { begun };
-        goes_on
+        begun.store(count, Ordering::Relaxed);
+        !stop.load(Ordering::Relaxed)
     };
     measure::run_while(&mut driver.queues[1], load, *target, depth, seed, more).map_err(failed)?;
-    // What was under way at the end counts for nobody: it is as much for each.
-    Ok(begun.saturating_sub(depth))
+    Ok(())
 }
 
 /// Of this thread only, as Linux has it. Where it is not allowed the figures are those of a busy machine.
@@ -150,7 +188,7 @@ fn polite(house: &mut House, flooded: bool, count: usize, seed: u64) -> Result<f
                     // Of this thread only, as Linux has it. One that may not is a louder neighbour.
                     let _ =
                         rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
-                    flood(guest, load, DEPTH, stop, seed + n)
+                    flood(guest, load, DEPTH, (stop, &AtomicUsize::new(0)), seed + n)
                 })
             })
             .collect();
@@ -162,32 +200,64 @@ fn polite(house: &mut House, flooded: bool, count: usize, seed: u64) -> Result<f
         });
         let taken = joined(guest);
         stop.store(true, Ordering::Relaxed);
-        floods.into_iter().try_for_each(|thread| joined(thread).map(drop))?;
+        floods.into_iter().try_for_each(joined)?;
         Ok(taken?.quantile_us(0.99))
     })
 }
 
-/// What each of the guests got done while all flooded.
-fn shares(house: &mut House, time: Duration, seed: u64) -> Result<Vec<f64>> {
+/// While all flooded: what each tenant was charged, how many requests it got done, and which part of what the process used was charged.
+struct Shares {
+    charged: Vec<f64>,
+    requests: Vec<f64>,
+    of_used: f64,
+}
+
+fn shares(house: &mut House, time: Duration, seed: u64) -> Result<Shares> {
     let stop = AtomicBool::new(false);
-    let counts = std::thread::scope(|scope| {
-        let floods: Vec<_> = house
-            .guests
-            .iter_mut()
-            .zip(0u64..)
-            .map(|(guest, n)| {
+    let begun: Vec<AtomicUsize> = house.guests.iter().map(|_| AtomicUsize::new(0)).collect();
+    let mut guests = std::mem::take(&mut house.guests);
+    let counted = std::thread::scope(|scope| {
+        let all = guests.iter_mut().zip(&begun).zip(0u64..);
+        let floods: Vec<_> = all
+            .map(|((guest, begun), n)| {
                 let stop = &stop;
                 scope.spawn(move || {
                     priority(-20);
-                    flood(guest, Load::Read(DATA), DEPTH_OF_SHARES, stop, seed + n)
+                    let load = Load::Read(DATA);
+                    flood(guest, load, DEPTH_OF_SHARES, (stop, begun), seed + n)
                 })
             })
             .collect();
+        let look = |house: &House| {
+            let requests = begun.iter().map(|begun| begun.load(Ordering::Relaxed) as f64).collect();
+            Ok::<(Said, Vec<f64>), Failure>((house.said_of(WEIGHTS.len())?, requests))
+        };
+        std::thread::sleep(RUN_UP);
+        let before = look(house);
         std::thread::sleep(time);
+        let after = look(house);
         stop.store(true, Ordering::Relaxed);
-        floods.into_iter().map(joined).collect::<Result<Vec<usize>>>()
-    })?;
-    Ok(counts.into_iter().map(|count| count as f64).collect())
+        floods.into_iter().try_for_each(joined)?;
+        Ok::<_, Failure>((before?, after?))
+    });
+    house.guests = guests;
+    let ((said, requests), (said_then, requests_then)) = counted?;
+    let less = |then: Vec<f64>, before: Vec<f64>| -> Vec<f64> {
+        then.into_iter().zip(before).map(|(then, before)| then - before).collect()
+    };
+    let charged = less(said_then.charged, said.charged);
+    let of_used = charged.iter().sum::<f64>() / (said_then.used - said.used);
+    Ok(Shares { charged, requests: less(requests_then, requests), of_used })
+}
+
+/// By how much of what is due to it the worst off, or best off, differs.
+fn error(got: &[f64]) -> f64 {
+    let (sum, total): (f64, u32) = (got.iter().sum(), WEIGHTS.iter().sum());
+    let each = got.iter().zip(WEIGHTS).map(|(got, weight)| {
+        let due = f64::from(weight) / f64::from(total);
+        (got / sum / due - 1.0).abs()
+    });
+    each.fold(0.0, f64::max)
 }
 
 fn middle(mut values: Vec<f64>) -> f64 {
@@ -197,14 +267,17 @@ fn middle(mut values: Vec<f64>) -> f64 {
 
 /// Runs the bench.
 pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
-    let count = if bench.quick { 300 } else { 1500 };
+    let count = if bench.quick { 100 } else { 500 };
     bench.out.step("  one polite tenant, and seven that flood");
     let mut house = House::start(&[1; FLOODS + 1], DEPTH, None)?;
     let (mut alone, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let mut waits = Vec::new();
     for turn in 0..TURNS as u64 {
         crate::signals::check()?;
         let before = polite(&mut house, false, count, turn)?;
+        let waited = house.said_of(1)?.waited[0];
         let flooded = polite(&mut house, true, count, turn)?;
+        waits.push((house.said_of(1)?.waited[0] - waited) * 1e6 / count as f64);
         alone.push(before);
         beside.push(flooded);
         ratios.push(flooded / before);
@@ -212,23 +285,22 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
     drop(house);
     bench.out.step("  tenants of weights 1, 2 and 4");
     let mut house = House::start(&WEIGHTS, DEPTH_OF_SHARES, Some(1))?;
-    let time = Duration::from_millis(if bench.quick { 500 } else { 2000 });
-    let mut errors = Vec::new();
-    let total: u32 = WEIGHTS.iter().sum();
+    let time = Duration::from_millis(if bench.quick { 300 } else { 1000 });
+    let (mut errors, mut of_requests, mut of_used) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..TURNS as u64 {
         crate::signals::check()?;
         let got = shares(&mut house, time, turn)?;
-        let sum: f64 = got.iter().sum();
-        let error = got.iter().zip(WEIGHTS).map(|(got, weight)| {
-            let due = f64::from(weight) / f64::from(total);
-            (got / sum / due - 1.0).abs()
-        });
-        errors.push(error.fold(0.0, f64::max));
+        errors.push(error(&got.charged));
+        of_requests.push(error(&got.requests));
+        of_used.push(got.of_used);
     }
     Ok(vec![
         ("alone_p99_us", middle(alone)),
         ("flood_p99_us", middle(beside)),
         ("flood_p99_ratio", middle(ratios)),
+        ("flood_waits_for_place_us", middle(waits)),
         ("share_error", middle(errors)),
+        ("share_error_of_requests", middle(of_requests)),
+        ("charged_of_used", middle(of_used)),
     ])
 }

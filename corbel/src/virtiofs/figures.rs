@@ -56,6 +56,9 @@ pub(super) fn text(all: &[Figures]) -> String {
     add(gauge, bandwidth, &|one| limit(one.bandwidth));
     let used = ("corbel_virtiofs_used_seconds_total", "Time that its requests were charged for.");
     add(MetricKind::Counter, used, &|one| Some(one.member.as_ref()?.used().as_secs_f64()));
+    let waited =
+        ("corbel_virtiofs_waited_seconds_total", "Time that its threads waited for a place.");
+    add(MetricKind::Counter, waited, &|one| Some(one.member.as_ref()?.waited().as_secs_f64()));
     let malformed = ("corbel_virtiofs_malformed_total", "Requests that could not be read.");
     add(MetricKind::Counter, malformed, &|one| Some(one.device.malformed() as f64));
     // What its server counts is `name value` lines. A name is said once, whoever of them has it.
@@ -116,6 +119,7 @@ mod tests {
             "corbel_virtiofs_weight{tenant=\"two\"} 1",
             "corbel_virtiofs_iops_limit{tenant=\"one\"} 500",
             "corbel_virtiofs_used_seconds_total{tenant=\"two\"} 0",
+            "corbel_virtiofs_waited_seconds_total{tenant=\"two\"} 0",
         ] {
             assert!(said.lines().any(|other| other == line), "{line} in {said}");
         }

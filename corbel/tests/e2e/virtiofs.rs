@@ -55,8 +55,16 @@ impl Device {
 
     /// kill -9, and another one in its place.
     pub fn replace(&mut self, guest: &mut Driver) {
+        self.kill();
+        self.start_again(guest);
+    }
+
+    fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    fn start_again(&mut self, guest: &mut Driver) {
         self.child = Self::spawn(&self.socket, &self.args);
         guest.reconnect(self.connect()).expect("the device goes on");
     }
@@ -64,8 +72,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -192,6 +199,86 @@ fn a_tenant_has_its_directory_of_the_volume_and_nothing_else() {
     cluster.restart_nicfs(1);
     assert_eq!(read(&mut guest, file, 0, 6), b"before");
     assert_eq!(write(&mut guest, file, 0, b"BEFORE"), 0);
+    cluster.assert_nobody_expelled();
+}
+
+/// A request on queue 1, which may have no answer for long.
+fn ask(guest: &mut Driver, slot: usize, request: &[u8]) {
+    let q = &mut guest.queues[1];
+    let head = q.prepare(slot, request, &[], 4096, 0);
+    q.offer(head);
+    q.notify();
+}
+
+/// The error of the only answer that is there, or comes soon.
+fn answer(guest: &mut Driver) -> Option<i32> {
+    let (head, written) = guest.queues[1].wait_for(Duration::from_millis(300)).expect("a wait")?;
+    let slot = guest.queues[1].slot_of(head);
+    Some(guest.reply(1, slot, written, 4096).expect("a reply").error)
+}
+
+fn asked(guest: &mut Driver, request: &[u8]) -> Option<i32> {
+    ask(guest, 0, request);
+    answer(guest)
+}
+
+/// Nobody gets what a guest has locked while its device is dead and started again, and what it has open without a name is there
+/// afterwards.
+#[test]
+fn a_device_that_is_killed_loses_no_lock_and_no_file_without_a_name() {
+    let Some(cluster) = Cluster::new(2, "128MiB") else { return };
+    cluster.mount(1);
+    let state = cluster.path("state").display().to_string();
+    let (one, two) =
+        (cluster.socket(1).display().to_string(), cluster.socket(2).display().to_string());
+    let mut device =
+        Device::start(cluster.path("one.sock"), &["--source", &one, "--state", &state]);
+    let other = Device::start(cluster.path("two.sock"), &["--source", &two]);
+    let mut guest = device.guest(Config { queues: 2, ..Config::default() });
+    let mut rival = other.guest(Config { queues: 2, ..Config::default() });
+    let file = made(&mut guest, ROOT, "locked");
+    let sync = FsyncIn { fh: file.1.into(), ..FsyncIn::default() };
+    assert_eq!(guest.call(op::FSYNC, file.0, &[sync.as_bytes()]).expect("a reply").error, 0);
+    let found = rival.call(op::LOOKUP, ROOT, &[b"locked\0"]).expect("a reply");
+    let node = EntryOut::read_from_prefix(&found.body).expect("an entry").0.nodeid.get();
+    let open = OpenIn { flags: 2.into(), ..OpenIn::default() };
+    let opened = rival.call(op::OPEN, node, &[open.as_bytes()]).expect("a reply");
+    let same = (node, OpenOut::read_from_prefix(&opened.body).expect("a handle").0.fh.get());
+    // One that lost its name, one that never had any.
+    let gone = made(&mut guest, ROOT, "gone");
+    assert_eq!(write(&mut guest, gone, 0, b"no name"), 0);
+    assert_eq!(guest.call(op::UNLINK, ROOT, &[b"gone\0"]).expect("a reply").error, 0);
+    let arg = CreateIn { flags: 2.into(), mode: 0o600.into(), ..CreateIn::default() };
+    let reply = guest.call(op::TMPFILE, ROOT, &[arg.as_bytes(), b"/\0"]).expect("a reply");
+    assert_eq!(reply.error, 0);
+    let (entry, rest) = EntryOut::read_from_prefix(&reply.body).expect("an entry");
+    let never = (entry.nodeid.get(), OpenOut::read_from_prefix(rest).expect("one").0.fh.get());
+    assert_eq!(write(&mut guest, never, 0, b"never had one"), 0);
+    for (node, fh) in [gone, never] {
+        let sync = FsyncIn { fh: fh.into(), ..FsyncIn::default() };
+        assert_eq!(guest.call(op::FSYNC, node, &[sync.as_bytes()]).expect("a reply").error, 0);
+    }
+    let of_guest = lock(&mut guest, file, op::SETLK, 1, F_WRLCK);
+    assert_eq!(asked(&mut guest, &of_guest), Some(0));
+    // Somebody waits for it all the time.
+    let waits = lock(&mut rival, same, op::SETLKW, 2, F_WRLCK);
+    ask(&mut rival, 1, &waits);
+    for round in 0..3 {
+        device.kill();
+        assert_eq!(answer(&mut rival), None, "round {round}: nobody has given it up");
+        device.start_again(&mut guest);
+        assert_eq!(read(&mut guest, gone, 0, 100), b"no name", "round {round}");
+        assert_eq!(read(&mut guest, never, 0, 100), b"never had one", "round {round}");
+        assert_eq!(write(&mut guest, gone, 0, b"no NAME"), 0);
+        assert_eq!(write(&mut guest, gone, 0, b"no name"), 0);
+        assert_eq!(answer(&mut rival), None, "round {round}: the guest has it still");
+        assert_eq!(asked(&mut guest, &of_guest), Some(0), "round {round}: it is its own");
+    }
+    // It is the guest's to give back.
+    let free = lock(&mut guest, file, op::SETLK, 1, F_UNLCK);
+    assert_eq!(asked(&mut guest, &free), Some(0));
+    assert_eq!(answer(&mut rival), Some(0));
+    assert_eq!(asked(&mut guest, &of_guest), Some(-libc::EAGAIN));
     cluster.assert_nobody_expelled();
 }
 

@@ -1,19 +1,20 @@
 //! Locks: requests as bytes, against a file system that grants and refuses by a table of its own.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Attr, Caller, DirEntry, FileSystem, Handle, Lock, LockKind, NewNode, Rename, Result, SetAttr,
-    StatFs, Whence, Written, XattrMode,
+    Attr, Caller, DirEntry, FileSystem, Handle, Lock, LockKind, LockSpace, NewNode, Rename, Result,
+    SetAttr, StatFs, Whence, Written, XattrMode,
 };
 use client::null::NullFs;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::wire::*;
-use super::{LaterReply, Options, ReplySink, Server};
+use super::{LaterReply, Ledger, LockOwner, Locked, OpenFile, Options, ReplySink, Server};
 
 /// The null back end with locks of whole owners: one lock a file at a time.
 #[derive(Default)]
@@ -26,6 +27,58 @@ struct Locking {
     /// An unlock stands here while somebody has it; how many have come.
     gate: Mutex<()>,
     unlocks: AtomicU64,
+    /// What must be written down before it is asked here.
+    notes: OnceLock<Arc<Notes>>,
+    /// How often it was asked for what somebody else had locked.
+    inherited: AtomicU64,
+}
+
+/// A ledger in memory, of locks.
+#[derive(Default)]
+struct Notes {
+    rows: Mutex<BTreeMap<LockOwner, (u64, Vec<Lock>)>>,
+    full: AtomicBool,
+}
+
+impl Notes {
+    fn all(&self) -> Vec<Locked> {
+        let rows = self.rows.lock().unwrap();
+        let of = |((ino, ..), (fh, all)): (&LockOwner, &(u64, Vec<Lock>))| {
+            let (ino, fh) = (*ino, *fh);
+            all.iter().map(move |lock| Locked { ino, fh, lock: *lock }).collect::<Vec<_>>()
+        };
+        rows.iter().flat_map(of).collect()
+    }
+
+    fn owners(&self) -> Vec<u64> {
+        self.all().iter().map(|locked| locked.lock.owner).collect()
+    }
+}
+
+impl Ledger for Notes {
+    fn begun(&self) {}
+    fn told(&self, _: InodeId) {}
+    fn forgot(&self, _: InodeId, _: u64) {}
+    fn opened(&self, _: &OpenFile) {}
+    fn closed(&self, _: u64) {}
+
+    fn locked(&self, owner: LockOwner, fh: u64, all: &[Lock]) -> bool {
+        let mut rows = self.rows.lock().unwrap();
+        let more = rows.get(&owner).map_or(0, |(_, all)| all.len()) < all.len();
+        if more && self.full.load(Ordering::SeqCst) {
+            return false;
+        }
+        if all.is_empty() {
+            rows.remove(&owner);
+        } else {
+            rows.insert(owner, (fh, all.to_vec()));
+        }
+        true
+    }
+
+    fn ended(&self) {
+        self.rows.lock().unwrap().clear();
+    }
 }
 
 macro_rules! pass_on {
@@ -68,7 +121,20 @@ impl FileSystem for Locking {
         true
     }
 
+    fn inherit(&self) -> Result<()> {
+        self.inherited.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
     fn lock(&self, ino: InodeId, lock: &Lock, wait: u64) -> Result<()> {
+        if let Some(notes) = self.notes.get().filter(|_| lock.kind != LockKind::None) {
+            // What is asked for is there already, and what it has is there still.
+            let (all, held) = (notes.all(), self.held.lock().unwrap());
+            let noted = |l: &Lock| all.iter().any(|n| n.ino == ino && n.lock == *l);
+            assert!(noted(lock), "{lock:?} in {all:?}");
+            let own = held.iter().filter(|(i, l)| *i == ino && l.owner == lock.owner);
+            assert!(own.map(|(_, l)| l).all(noted), "{held:?} in {all:?}");
+        }
         if lock.kind == LockKind::None {
             self.unlocks.fetch_add(1, Ordering::SeqCst);
             drop(self.gate.lock().unwrap());
@@ -165,13 +231,24 @@ impl Drop for World {
 
 impl World {
     fn new() -> Self {
-        let fs = Arc::new(Locking::default());
-        let options = Options { groups_from_proc: false, shared_locks: true, ..Options::default() };
+        let world = Self::on(Arc::new(Locking::default()), None);
+        world.begin();
+        world
+    }
+
+    fn on(fs: Arc<Locking>, notes: Option<Arc<Notes>>) -> Self {
+        let ledger = notes.map(|notes| notes as Arc<dyn Ledger>);
+        let options =
+            Options { groups_from_proc: false, shared_locks: true, ledger, ..Options::default() };
         let server = Arc::new(Server::new(fs.clone(), options));
         let runner = server.clone();
         let thread = Some(std::thread::spawn(move || runner.run_locks()));
         let unique = AtomicU64::new(100);
-        let world = Self { fs, server, replies: Replies::default(), thread, unique };
+        Self { fs, server, replies: Replies::default(), thread, unique }
+    }
+
+    fn begin(&self) {
+        let world = self;
         let init = InitIn {
             major: 7.into(),
             minor: 40.into(),
@@ -184,7 +261,6 @@ impl World {
         let flags = InitOut::read_from_bytes(&body).unwrap().flags.get();
         let locks = init::POSIX_LOCKS | init::FLOCK_LOCKS;
         assert_eq!(u64::from(flags) & locks, locks, "the kernel is told to ask");
-        world
     }
 
     /// Sends a request; its number.
@@ -441,4 +517,55 @@ fn wrong_locks_are_refused_and_unmounting_frees_the_rest() {
     assert_eq!(world.set(ino, fh, 7, F_WRLCK, 0), 0);
     assert_eq!(world.call(op::DESTROY, 0, &[]).0, 0);
     assert_eq!(world.held(), [0; 0]);
+}
+
+/// Whenever the server is killed, the next one knows what is locked, and whose it is.
+#[test]
+fn what_is_locked_is_written_down_before_and_crossed_out_afterwards() {
+    let (fs, notes) = (Arc::new(Locking::default()), Arc::new(Notes::default()));
+    fs.notes.set(notes.clone()).ok();
+    let world = World::on(fs.clone(), Some(notes.clone()));
+    world.begin();
+    let (ino, first) = world.file(b"f");
+    let second = world.open(ino);
+    assert_eq!(world.set(ino, first, 7, F_WRLCK, 0), 0);
+    assert_eq!(world.set(ino, second, 8, F_WRLCK, 0), -11);
+    assert_eq!(world.set(ino, second, 99, F_WRLCK, LK_FLOCK), 0);
+    assert_eq!(notes.owners(), [7, 99], "what was refused is not there");
+    let waiter = world.post(op::SETLKW, ino, &[&lk(second, 8, F_WRLCK, 0)]);
+    assert_eq!(world.reply(waiter), None);
+    assert_eq!(notes.owners(), [7, 99], "nor what is waited for");
+    notes.full.store(true, Ordering::SeqCst);
+    assert_eq!(world.set(ino, second, 9, F_RDLCK, 0), -libc::ENOLCK);
+    notes.full.store(false, Ordering::SeqCst);
+    // Another server goes on with it; what waited comes again by itself.
+    let kept = notes.all();
+    let next = World::on(fs.clone(), Some(notes.clone()));
+    let handle = |fh| OpenFile { fh, ino: InodeId(ino), flags: 2 };
+    let told = [(InodeId(ino), 1)];
+    let lost = next.server.resume(told, [handle(first), handle(second)], &kept);
+    assert_eq!((lost, fs.inherited.load(Ordering::SeqCst)), ((0, 0), 1));
+    assert_eq!(notes.all(), kept);
+    // By the rules by which the one before would have: a process's go with its FLUSH, an open file's with its RELEASE.
+    next.flush(ino, first, 7);
+    assert_eq!(notes.owners(), [99]);
+    next.release(ino, second);
+    assert_eq!(notes.owners(), [0; 0]);
+    assert_eq!(next.held().iter().filter(|owner| **owner != 8).count(), 0);
+    // It was killed when it had closed the file, and its locks were still to go.
+    assert_eq!(next.set(ino, first, 11, F_WRLCK, LK_FLOCK), 0);
+    let kept = notes.all();
+    let last = World::on(fs.clone(), Some(notes.clone()));
+    assert_eq!(last.server.resume(told, [], &kept), (0, 0));
+    assert!(!last.held().contains(&11) && notes.owners().iter().all(|owner| *owner != 11));
+    // Somebody else has it by now.
+    let other = Lock { kind: LockKind::Write, ..Lock::all_of(LockSpace::Flock, 1000) };
+    let held = Locked { ino: InodeId(ino), fh: first, lock: Lock { owner: 12, ..other } };
+    fs.held.lock().unwrap().push((InodeId(ino), other));
+    let after = World::on(fs.clone(), Some(notes.clone()));
+    notes.locked((InodeId(ino), LockSpace::Flock, 12), first, &[held.lock]);
+    assert_eq!(after.server.resume(told, [handle(first)], &[held]), (0, 1));
+    assert!(!notes.owners().contains(&12));
+    assert_eq!(after.call(op::DESTROY, 0, &[]).0, 0);
+    assert_eq!(notes.all(), []);
 }

@@ -26,9 +26,10 @@ use base::{Errno, InodeId};
 use client::fs::{FileSystem, LOCK_END, Lock, LockKind, LockSpace, Result};
 use zerocopy::IntoBytes;
 
+use super::lock_book::LockBook;
 use super::parse::Args;
 use super::reply::{Answer, LaterReply, ReplySink};
-use super::server::{Call, Server};
+use super::server::{Call, Locked, Server};
 use super::wire::{
     F_RDLCK, F_UNLCK, F_WRLCK, FileLock, FlushIn, InterruptIn, LK_FLOCK, LkIn, LkOut, OutHeader,
 };
@@ -47,8 +48,8 @@ const CLOSING: Duration = Duration::from_millis(if cfg!(test) { 2000 } else { 25
 /// A thread that has read a RELEASE may be kept from the processor for that long before it says so.
 const READ: Duration = Duration::from_millis(2);
 
-/// Whose locks: the space and the owner's number.
-type Owner = (InodeId, LockSpace, u64);
+/// Whose locks: the file, the space and the owner's number.
+pub type Owner = (InodeId, LockSpace, u64);
 
 /// What a server keeps about locks.
 #[derive(Default)]
@@ -59,6 +60,8 @@ pub(super) struct Locks {
     released: Condvar,
     /// Owners in `state`: FLUSH asks for nothing else as long as there are none.
     owners: AtomicUsize,
+    /// Where there is a ledger.
+    book: LockBook,
 }
 
 /// A RELEASE that was read, until it is served: the kernel sent it before what it sends next, which another thread may serve
@@ -99,6 +102,7 @@ struct State {
 struct Waiting {
     unique: u64,
     ino: InodeId,
+    fh: u64,
     lock: Lock,
     reply: Box<dyn LaterReply>,
 }
@@ -236,6 +240,12 @@ impl State {
     }
 }
 
+fn note_kept(ino: InodeId, unlocked: Result<()>) {
+    if let Err(error) = unlocked {
+        log::warn!("locks of a closed file (inode {ino}) could not be given back: {error}");
+    }
+}
+
 /// A lock as the kernel asks for it.
 fn lock_of(arg: &LkIn, pid: u32) -> Result<Lock> {
     let kind = match arg.lk.kind.get() {
@@ -307,9 +317,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.locks.note_use((call.ino, lock.space, lock.owner), fh);
         }
         let before = self.locks.releases();
-        match self.fs.lock(call.ino, &lock, 0) {
+        match self.ask_lock((call.ino, fh), &lock, 0) {
             Err(Errno::AGAIN) if self.locks.await_closing(call.ino, (fh, lock.space), before) => {
-                self.fs.lock(call.ino, &lock, 0)?;
+                self.ask_lock((call.ino, fh), &lock, 0)?;
             }
             done => done?,
         }
@@ -324,19 +334,19 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let (fh, lock) = self.lk_args(call, args)?;
         if lock.kind == LockKind::None {
-            self.fs.lock(call.ino, &lock, 0)?;
+            self.ask_lock((call.ino, fh), &lock, 0)?;
             return Ok(Answer::Empty);
         }
         self.locks.note_use((call.ino, lock.space, lock.owner), fh);
         loop {
             let seen = self.fs.lock_event()?;
-            match self.fs.lock(call.ino, &lock, call.unique) {
+            match self.ask_lock((call.ino, fh), &lock, call.unique) {
                 Ok(()) => return Ok(Answer::Empty),
                 Err(Errno::AGAIN) => {}
                 Err(e) => return Err(e),
             }
             let reply = sink.later().ok_or(Errno::AGAIN)?;
-            let waiting = Waiting { unique: call.unique, ino: call.ino, lock, reply };
+            let waiting = Waiting { unique: call.unique, ino: call.ino, fh, lock, reply };
             if let Err(e) = self.put_on_list(waiting) {
                 self.fs.cancel_lock(call.ino, call.unique);
                 return Err(e);
@@ -439,13 +449,51 @@ impl<F: FileSystem + ?Sized> Server<F> {
         self.locks.owners.store(0, Ordering::Release);
         drop(state);
         waiting.into_iter().for_each(|w| self.fs.cancel_lock(w.ino, w.unique));
-        used.into_keys().for_each(|owner| self.unlock(owner));
+        self.locks.book.clear();
+        // The ledger may be another guest's by now.
+        for (ino, space, owner) in used.into_keys() {
+            note_kept(ino, self.fs.lock(ino, &Lock::all_of(space, owner), 0));
+        }
     }
 
     fn unlock(&self, (ino, space, owner): Owner) {
-        if let Err(error) = self.fs.lock(ino, &Lock::all_of(space, owner), 0) {
-            log::warn!("locks of a closed file (inode {ino}) could not be given back: {error}");
+        note_kept(ino, self.ask_lock((ino, 0), &Lock::all_of(space, owner), 0));
+    }
+
+    /// Asks the file system; where there is a ledger, it knows what is locked, whatever happens meanwhile.
+    fn ask_lock(&self, (ino, fh): (InodeId, u64), lock: &Lock, wait: u64) -> Result<()> {
+        let ask = || self.fs.lock(ino, lock, wait);
+        let Some(ledger) = &self.options.ledger else { return ask() };
+        self.locks.book.lock(&**ledger, ((ino, lock.space, lock.owner), fh), *lock, ask)
+    }
+
+    /// Goes on with what a guest had locked; how many of these locks are lost.
+    pub(super) fn resume_locks(&self, locked: &[Locked]) -> usize {
+        if !self.shares_locks() {
+            return locked.len();
         }
+        if let Err(error) = self.fs.inherit() {
+            log::warn!("others may have got what was locked before: {error}");
+        }
+        let Some(ledger) = &self.options.ledger else { return locked.len() };
+        let mut owners: BTreeMap<Owner, (u64, Vec<Lock>)> = BTreeMap::new();
+        for Locked { ino, fh, lock } in locked {
+            let owned = owners.entry((*ino, lock.space, lock.owner)).or_default();
+            owned.0 = *fh;
+            owned.1.push(*lock);
+        }
+        let mut lost = 0;
+        for (owner, (fh, locks)) in owners {
+            if self.opened(fh, owner.0).is_err() {
+                // It was given back, and they were about to be.
+                self.unlock(owner);
+                continue;
+            }
+            self.locks.note_use(owner, fh);
+            let ask = |lock: &Lock| self.fs.lock(owner.0, lock, 0);
+            lost += self.locks.book.resume(&**ledger, (owner, fh), &locks, ask);
+        }
+        lost
     }
 
     /// Ends [`run_locks`](Self::run_locks).
@@ -484,7 +532,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let count = self.locks.state().waiting.len();
         for _ in 0..count {
             let Some(waiting) = self.locks.state().waiting.pop_front() else { return };
-            match self.fs.lock(waiting.ino, &waiting.lock, waiting.unique) {
+            match self.ask_lock((waiting.ino, waiting.fh), &waiting.lock, waiting.unique) {
                 Err(Errno::AGAIN) => {
                     let mut state = self.locks.state();
                     if !state.take_interrupt(waiting.unique) {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Attr, Caching, Caller, FileSystem, Handle, Invalidate, O_ACCMODE, O_DSYNC, O_WRONLY,
+    Attr, Caching, Caller, FileSystem, Handle, Invalidate, Lock, O_ACCMODE, O_DSYNC, O_WRONLY,
 };
 use client::fs::{Result, S_IFREG};
 use zerocopy::{FromBytes, IntoBytes};
@@ -24,7 +24,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::callers::Callers;
 use super::files::{goes_past_to_append, told_by};
 use super::groups::GroupCache;
-use super::locks::Locks;
+use super::locks::{Locks, Owner as LockOwner};
 use super::pages::{For, Table, Verdict, unseen};
 use super::parse::{Args, Request};
 use super::reply::{Answer, CACHE_SECONDS, ReplySink, entry_out};
@@ -98,6 +98,22 @@ pub trait Ledger: Send + Sync {
     fn opened(&self, open: &OpenFile);
     /// It has closed it.
     fn closed(&self, fh: u64);
+    /// That is all that an owner has locked of a file, or is about to, through this open file at last. `false`: there is no room for it,
+    /// and what was there still is.
+    fn locked(&self, owner: LockOwner, fh: u64, all: &[Lock]) -> bool;
+    /// The guest has ended in order: it has nothing any more.
+    fn ended(&self);
+}
+
+/// A lock, as a [`Ledger`] keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Locked {
+    /// Of which file.
+    pub ino: InodeId,
+    /// The open file through which its owner has locked last.
+    pub fh: u64,
+    /// The lock.
+    pub lock: Lock,
 }
 
 /// An open file, as a [`Ledger`] keeps it.
@@ -780,6 +796,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     fn destroy(&self, _: &Call<'_>, _: Args<'_>, _: &mut dyn ReplySink) -> Result<Answer> {
         self.close_all();
+        if let Some(ledger) = &self.options.ledger {
+            ledger.ended();
+        }
         self.ready.store(false, Ordering::Release);
         Ok(Answer::Empty)
     }
@@ -797,13 +816,14 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
-    /// Goes on where a server was killed that had told its guest of these inodes, so many times each, and had opened these
-    /// files for it. How many of them could not be opened again.
+    /// Goes on where a server was killed that had told its guest of these inodes, so many times each, and had opened and locked these
+    /// files for it. How many of them could not be opened again, and how many locks are lost.
     pub fn resume(
         &self,
         told: impl IntoIterator<Item = (InodeId, u64)>,
         opened: impl IntoIterator<Item = OpenFile>,
-    ) -> usize {
+        locked: &[Locked],
+    ) -> (usize, usize) {
         let _ = self.caching.set(Caching::Nothing);
         told.into_iter().for_each(|(ino, lookups)| self.known.restore(ino, lookups));
         let mut lost = 0;
@@ -825,8 +845,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
             let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
             opened.insert(fh, Opened { handle, ino, direct, appends, reads, flags });
         }
+        // Before that somebody else may hold them open: what has no name lives as long as that.
+        let unlocked = self.resume_locks(locked);
         self.ready.store(true, Ordering::Release);
-        lost
+        (lost, unlocked)
     }
 
     /// What [`resume`](Self::resume) of another server takes: the inodes that the guest knows, and what it has open. Nothing may be under

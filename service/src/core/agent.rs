@@ -246,8 +246,17 @@ impl Node {
                 self.env.counters.broken_logs += 1;
             }
         }
+        if self.waits_for_heir(id)? { Ok(()) } else { self.end_gone(id) }
+    }
+
+    /// Nothing is left of a dead client but what is to be published.
+    pub(super) fn end_gone(&mut self, id: ClientId) -> Result<(), Failure> {
         self.agent.recalls.retain(|r| r.client != id);
         self.agent.locking.returns.retain(|r| r.client() != id);
+        if let Some(client) = self.agent.clients.get_mut(&id) {
+            client.heir_until = None;
+            client.disinherit();
+        }
         if let Some(client) = self.agent.clients.get_mut(&id)
             && client.expelled
         {
@@ -268,7 +277,8 @@ impl Node {
 
     /// Log segments of dead clients go once everything in them is published.
     pub(super) fn remove_finished_clients(&mut self) -> Result<(), Failure> {
-        self.finished(|c| c.gone).into_iter().try_for_each(|id| self.remove_client(id))
+        let over = |c: &Client| c.gone && c.heir_until.is_none();
+        self.finished(over).into_iter().try_for_each(|id| self.remove_client(id))
     }
 
     /// The same of expelled ones, whose processes go on.

@@ -145,6 +145,8 @@ pub struct Client {
     pub start_time: u64,
     /// Ended: only its log is left.
     pub gone: bool,
+    /// Ended, and an heir may come for so long ([`heir`](super::heir)).
+    pub heir_until: Option<Nanos>,
     /// Stopped inside an operation for too long.
     pub expelled: bool,
     /// Its log was made longer or shorter.
@@ -292,6 +294,7 @@ impl Client {
             pid: process.0,
             start_time: process.1,
             gone: false,
+            heir_until: None,
             expelled: false,
             resized: false,
             reader: Reader::new(Segment::Log(segment), descriptor),
@@ -423,6 +426,17 @@ impl Client {
     pub fn set_word(&self, offset: u64, value: u64) {
         // A segment that cannot be written belongs to a region that is gone; fetching says so.
         let _ = self.media.store64(self.log(), offset, value);
+    }
+
+    /// By what an heir is known; 0: it has none.
+    pub fn heir(&self) -> u128 {
+        u128::from(self.word(control::HEIR)) | u128::from(self.word(control::HEIR + 8)) << 64
+    }
+
+    /// Nobody is its heir.
+    pub fn disinherit(&self) {
+        self.set_word(control::HEIR, 0);
+        self.set_word(control::HEIR + 8, 0);
     }
 
     /// Tells waiting threads that something changed.

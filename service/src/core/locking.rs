@@ -68,6 +68,18 @@ impl Locking {
         self.unheard.retain(|told| told.client != client);
     }
 
+    /// What a client was granted is another one's.
+    pub(super) fn inherit(&mut self, client: ClientId, heir: ClientId) {
+        for (ino, file) in self.held.remove(&client).unwrap_or_default() {
+            file.iter().for_each(|held| self.remember(heir, ino, held.lock));
+        }
+    }
+
+    /// Whether what a client has granted itself is still on its way back.
+    pub(super) fn returns_of(&self, client: ClientId) -> bool {
+        self.returns.iter().any(|back| back.client() == client)
+    }
+
     /// A client of an earlier run goes on. Which locks it has, it says when it is asked for them, soon.
     pub(super) fn take_up(&mut self, client: ClientId) {
         self.untold.insert(client);
@@ -487,6 +499,18 @@ impl Node {
             }
         }
         self.tell_of_locks(told);
+    }
+
+    /// An agent says that a client of its has taken the place of another.
+    pub(super) fn locks_inherited(&mut self, from: NodeId, client: ClientId, heir: ClientId) {
+        if heir.node() != from {
+            self.env.counters.bad_messages += 1;
+            return;
+        }
+        let Some(head) = self.part.head_mut() else { return };
+        if head.known.contains_key(&heir) {
+            head.locks.inherit(client, heir);
+        }
     }
 
     /// A client ended.

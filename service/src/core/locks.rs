@@ -308,6 +308,22 @@ impl LockTable {
         !self.is_barred(&wish) && self.put(client, ino, lock).is_ok()
     }
 
+    /// What a client has locked is another one's from now on: nobody gets it in between.
+    pub fn inherit(&mut self, client: ClientId, heir: ClientId) {
+        let files = self.accounts.get(&client).map(|account| account.files.clone());
+        for ino in files.unwrap_or_default() {
+            let held = self.files.get(&ino).into_iter().flat_map(FileLocks::iter);
+            let own = held.filter(|held| held.client == client).map(|held| held.lock);
+            for lock in own.collect::<Vec<_>>() {
+                let _ = self.put(client, ino, Lock { kind: LockKind::None, ..lock });
+                // Who has just begun has room for all that one may have.
+                if !self.adopt(heir, ino, lock) {
+                    log::debug!("client {:#x}: a lock on {ino} that it cannot have", heir.0);
+                }
+            }
+        }
+    }
+
     /// Ranges held, for status; without those of files that are left to their client, which may have given them up since.
     pub fn len(&self) -> usize {
         let all: usize = self.accounts.values().map(|a| a.ranges).sum();

@@ -273,6 +273,8 @@ messages! {
     37 LOCK_SOLE "agent -> head" LockSole { client: ClientId, ino: InodeId, token: u64, says: SoleSays };
     /// It has it now (`given`), or shall give back what it had by that token.
     38 LOCK_SOLE_TOLD "head -> agent" LockSoleTold { client: ClientId, ino: InodeId, token: u64, given: bool };
+    /// Its process has ended, and all that it has locked is another client's of the same agent, at once (`core::heir`).
+    39 LOCK_HEIR "agent -> head" LockHeir { client: ClientId, heir: ClientId };
 }
 
 /// The messages in Markdown, as docs/protocol.md has them.
@@ -306,7 +308,8 @@ impl Message {
             | Self::Released { client, .. }
             | Self::LockWant { client, .. }
             | Self::LockHeld { client, .. }
-            | Self::LockSole { client, .. } => Some(*client),
+            | Self::LockSole { client, .. }
+            | Self::LockHeir { client, .. } => Some(*client),
             _ => None,
         }
     }

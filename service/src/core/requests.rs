@@ -72,6 +72,7 @@ enum What {
     Unpin(Vec<InodeId>),
     Keep { before: Vec<ClientId>, inodes: Vec<InodeId>, last: bool },
     StatFs,
+    Inherit(u128),
     Release(Vec<u32>),
     Read { offset: u64, len: u32 },
     Lock(LockAsk),
@@ -124,6 +125,7 @@ impl Pending {
             Request::Unpin { inodes } => (none, What::Unpin(inodes)),
             Request::Keep { before, inodes, last } => (none, What::Keep { before, inodes, last }),
             Request::StatFs => (none, What::StatFs),
+            Request::Inherit { heir } => (none, What::Inherit(heir)),
             Request::Release { slots } => (none, What::Release(slots)),
             Request::Read { ino, offset, len } => (ino, What::Read { offset, len }),
             Request::Lock { ino, wait, lock } => (ino, What::Lock(LockAsk::Set { lock, wait })),
@@ -194,6 +196,7 @@ impl Pending {
             What::Inodes { .. }
                 | What::Unpin(_)
                 | What::Keep { .. }
+                | What::Inherit(_)
                 | What::Release(_)
                 | What::Lock(_)
         )
@@ -759,6 +762,9 @@ impl Node {
                 kept.iter().for_each(|ino| {
                     w.u64(ino.0);
                 });
+            }
+            What::Inherit(heir) => {
+                return if self.inherit(p.client, heir)? { done() } else { Ok(Step::Wait) };
             }
             What::StatFs => {
                 let mut s = self.volume.statfs();

@@ -114,7 +114,10 @@ impl Node {
                     continue;
                 }
             };
-            client.gone |= self.agent.table.rebooted;
+            if self.agent.table.rebooted {
+                client.gone = true;
+                client.disinherit();
+            }
             self.sort_numbers(&mut client, &replayed.made)?;
             if let Some((count, last, errno)) = replayed.refused.get(&id) {
                 client.refuse(*count, *last, *errno);

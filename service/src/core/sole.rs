@@ -228,9 +228,9 @@ impl Node {
 
     fn step_return(&mut self, back: &mut Return) -> Result<bool, Failure> {
         let (id, ino, now) = (back.client, back.ino, self.env.now);
-        // The end of a client ends all that it has.
+        // The end of a client ends all that it has, if nobody has it after it.
         let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(true) };
-        if client.gone || client.expelled {
+        if client.gone && client.heir_until.is_none() || client.expelled {
             return Ok(true);
         }
         if back.give_up_at == 0 {

@@ -14,6 +14,7 @@ mod fresh;
 mod given_back;
 mod grants;
 mod heal;
+mod heir;
 mod hostile;
 mod joins;
 mod joint;

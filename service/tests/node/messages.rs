@@ -40,7 +40,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         start: random.below(9),
         end: 9 + random.below(9),
     };
-    match random.below(29) {
+    match random.below(30) {
         27 => {
             let locks = inodes.iter().map(|_| lock).collect();
             let says = match random.below(4) {
@@ -51,6 +51,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             };
             Message::LockSole { client, ino, token, says }
         }
+        29 => Message::LockHeir { client, heir: ClientId(odd(random)) },
         28 => Message::LockSoleTold { client, ino, token, given: random.chance(1, 2) },
         0 => Message::Chunk { all_acked: seq, chunk: raw },
         1 => Message::ChunkAck { seq },

@@ -4,7 +4,7 @@
 //! ```text
 //! offset   written by  content
 //! 0x00000  service     descriptor (below), written once before the segment is handed out
-//! 0x01000  client      words: sync_request, last_sequence, promised, closed_now
+//! 0x01000  client      words: sync_request, last_sequence, promised, closed_now, heir
 //! 0x01100  both        closed inodes, CLOSED_SLOTS words (below, "Closed")
 //! 0x01300  client      what it has locked itself: SOLE_FILES words, SOLE_LOCKS x 32 bytes (format::sole)
 //! 0x02000  client      in-operation words, OP_SLOTS x 64 bytes
@@ -89,6 +89,12 @@
 //! `REFUSALS`. What is settled it believes in the time of its leases only: before that a node may have been replaced,
 //! and not know it.
 //!
+//! # Heir
+//!
+//! With a client all that it has open and locked is free. One that has a number at `HEIR` (16 bytes, a secret; 0: none) may have an
+//! heir: a process of the same user that is to go on in its place, and shows the number (`Request::Inherit`). Until then, or for a
+//! grace time, the client counts as one that is there and does nothing.
+//!
 //! # Waiting
 //!
 //! The client waits on the 32-bit futex word `EVENT`, after announcing itself in `WAITERS`; the
@@ -115,6 +121,8 @@ pub const LAST_SEQUENCE: u64 = 0x1040;
 pub const PROMISED: u64 = 0x1080;
 /// Shared word: see "Closed".
 pub const CLOSED_NOW: u64 = 0x10c0;
+/// Client words, two: see "Heir".
+pub const HEIR: u64 = 0x10d0;
 /// Shared words: see "Closed".
 pub const CLOSED: u64 = 0x1100;
 /// Number of them.

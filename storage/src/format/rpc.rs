@@ -30,6 +30,7 @@
 //!                   wait would be for ever, NOLCK above the bounds (limits)
 //!   LockTest        found u8, then, if 1, a lock that bars the one asked for (format::lock)
 //!   LockCancel      nothing
+//!   Inherit         nothing
 //!   Accounts        accounts (Account) up to the end of the body; none: there are no more
 //! ```
 //!
@@ -162,6 +163,10 @@ pub enum Request<'a> {
         ino: InodeId,
         lock: Lock,
     },
+    /// What was locked by clients of this user that have ended and had this number at `control::HEIR` is this client's now.
+    Inherit {
+        heir: u128,
+    },
     /// Accounts after one, or from the first: the super-user's all, of others their own and those of
     /// directories.
     Accounts {
@@ -279,6 +284,7 @@ impl<'a> Request<'a> {
             | Request::Release { .. }
             | Request::Inodes { .. }
             | Request::Accounts { .. }
+            | Request::Inherit { .. }
             | Request::StatFs => None,
         }
     }
@@ -309,6 +315,7 @@ impl<'a> Request<'a> {
             Request::Accounts { .. } => 15,
             Request::XattrPart { .. } => 16,
             Request::Keep { .. } => 17,
+            Request::Inherit { .. } => 18,
         };
         w.u8(kind).bytes(&[0; 7]).u64(after.0).u64(proof.0);
         match self {
@@ -346,6 +353,9 @@ impl<'a> Request<'a> {
                 });
             }
             Request::StatFs => {}
+            Request::Inherit { heir } => {
+                w.u128(*heir);
+            }
             Request::Release { slots } => slots.iter().for_each(|s| {
                 w.u32(*s);
             }),
@@ -414,6 +424,7 @@ impl<'a> Request<'a> {
                 }
                 Request::Keep { before, inodes, last }
             }
+            18 => Request::Inherit { heir: r.u128()? },
             9 => Request::StatFs,
             10 => {
                 let mut slots = Vec::new();

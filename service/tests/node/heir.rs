@@ -1,0 +1,217 @@
+//! A process ends and is started again where it was: what it had open and locked is its heir's, and nobody gets it in between.
+
+use base::{Errno, InodeId};
+use service::core::{Event, NodeConfig};
+use storage::format::control::{self, LeaseMode};
+use storage::format::entry::Op;
+use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
+use storage::format::rpc::{Request, WANT_PIN, WANT_WRITE};
+
+use crate::rig::{Hand, Rig, config};
+
+use LockKind::{None as Un, Write};
+
+const SECOND: u64 = 1_000_000_000;
+const SECRET: u128 = 0x1234_5678_9abc_def0_0fed_cba9_8765_4321;
+
+fn record(owner: u64, kind: LockKind, start: u64, end: u64) -> Lock {
+    Lock { space: LockSpace::Record, kind, owner, pid: owner as u32, start, end }
+}
+
+fn set(hand: &Hand, rig: &mut Rig, ino: InodeId, lock: Lock, wait: u64) -> Result<(), Errno> {
+    hand.call(rig, &Request::Lock { ino, wait, lock }).map(|_| ())
+}
+
+fn open(hand: &Hand, rig: &mut Rig, ino: InodeId) -> Result<(), Errno> {
+    let flags = WANT_PIN | WANT_WRITE;
+    hand.call(rig, &Request::Inode { ino, mode: LeaseMode::Read, flags }).map(|_| ())
+}
+
+fn inherit(hand: &Hand, rig: &mut Rig, heir: u128) {
+    hand.call(rig, &Request::Inherit { heir }).expect("an answer");
+}
+
+fn name_heir(hand: &Hand, secret: u128) {
+    hand.set(control::HEIR, secret as u64);
+    hand.set(control::HEIR + 8, (secret >> 64) as u64);
+}
+
+fn pass(rig: &mut Rig, time: u64) {
+    for _ in 0..10 {
+        rig.pass(time / 10);
+        rig.deliver_all();
+        rig.settle();
+    }
+}
+
+struct World {
+    rig: Rig,
+    /// Of node 2, with an heir.
+    dead: Hand,
+    /// Of node 3.
+    rival: Hand,
+    /// Locked by the first, for which the second waits.
+    ino: InodeId,
+    /// Open there, without a name.
+    nameless: InodeId,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rig = Rig::with(3, seed, |n| NodeConfig { grace: 60 * SECOND, ..config(n) });
+        let mut dead = rig.attach(1, 1000);
+        name_heir(&dead, SECRET);
+        let ino = dead.create(&mut rig, b"f", 0o100_666);
+        let (nameless, _) = dead.numbers(&mut rig, 1)[0];
+        let (parent, mode, linkable) = (InodeId::ROOT, 0o100_600, true);
+        let made = Op::Tmpfile { ino: nameless, parent, mode, uid: 1000, gid: 1000, linkable };
+        dead.append(&made);
+        dead.sync(&mut rig);
+        open(&dead, &mut rig, ino).expect("it is its own");
+        let rival = rig.attach(2, 1000);
+        open(&rival, &mut rig, ino).expect("it may be opened");
+        set(&dead, &mut rig, ino, record(1, Write, 0, 9), 0).expect("it is free");
+        let mut world = Self { rig, dead, rival, ino, nameless };
+        assert_eq!(world.tries(), Err(Errno::AGAIN));
+        world
+    }
+
+    /// The rival wants the lock, and goes on waiting for it.
+    fn tries(&mut self) -> Result<(), Errno> {
+        set(&self.rival, &mut self.rig, self.ino, record(2, Write, 5, 5), 7)
+    }
+
+    /// How often it was told that it may have it.
+    fn told(&self) -> u64 {
+        self.rival.word(control::LOCK_EVENT)
+    }
+
+    fn dies(&mut self) {
+        self.rig.event(1, Event::ClientGone(self.dead.client));
+        self.rig.settle();
+    }
+
+    fn has_nameless(&self) -> bool {
+        self.rig.nodes[0].volume().attr(self.nameless).expect("a sound volume").is_some()
+    }
+}
+
+#[test]
+fn an_heir_has_what_was_locked_and_open_and_nobody_has_it_before() {
+    for seed in 0..4 {
+        let mut world = World::new(seed);
+        if seed % 2 == 1 {
+            // It died in the middle of something.
+            world.dead.set(control::in_op(3), 1);
+        }
+        world.dies();
+        pass(&mut world.rig, 20 * SECOND);
+        let told = world.told();
+        assert_eq!(world.tries(), Err(Errno::AGAIN));
+        let heir = world.rig.attach(1, 1000);
+        open(&heir, &mut world.rig, world.ino).expect("it is there");
+        open(&heir, &mut world.rig, world.nameless).expect("it is there, too");
+        inherit(&heir, &mut world.rig, SECRET);
+        assert_eq!((world.tries(), world.told()), (Err(Errno::AGAIN), told));
+        set(&heir, &mut world.rig, world.ino, record(1, Write, 0, 9), 0).expect("it has it");
+        pass(&mut world.rig, 100 * SECOND);
+        assert!(world.has_nameless());
+        assert_eq!(world.rig.nodes[1].past_clients().count(), 0);
+        assert_eq!(world.tries(), Err(Errno::AGAIN));
+        set(&heir, &mut world.rig, world.ino, record(1, Un, 0, LOCK_END), 0).expect("an unlock");
+        assert!(world.told() > told);
+        assert_eq!(world.tries(), Ok(()));
+        // With this one it goes: it has named no heir.
+        world.rig.event(1, Event::ClientGone(heir.client));
+        pass(&mut world.rig, SECOND);
+        assert!(!world.has_nameless());
+        world.rig.check();
+    }
+}
+
+/// What it had granted itself the head did not know.
+#[test]
+fn an_heir_has_what_the_dead_one_granted_itself() {
+    use storage::format::sole::{self, SOLE_FILES, SoleWord};
+    let mut world = World::new(9);
+    let (dead, ino) = (&world.dead, world.nameless);
+    open(dead, &mut world.rig, ino).expect("it is its own");
+    set(dead, &mut world.rig, ino, record(1, Write, 50, 59), 0).expect("it is free");
+    let file = (0..SOLE_FILES).find(|file| dead.word(sole::file_at(*file)) == ino.0);
+    let file = file.expect("nobody else uses it");
+    let word = SoleWord(dead.word(sole::file_at(file) + 8));
+    assert!(word.is_given());
+    for (at, value) in
+        (sole::record_at(0)..).step_by(8).zip(sole::record(file, &record(1, Write, 0, 9)))
+    {
+        dead.set(at, value);
+    }
+    dead.set(sole::used_at(file), word.0);
+    world.dies();
+    let heir = world.rig.attach(1, 1000);
+    open(&heir, &mut world.rig, ino).expect("it is there");
+    inherit(&heir, &mut world.rig, SECRET);
+    let other = world.rig.attach(1, 1000);
+    open(&other, &mut world.rig, ino).expect("it is there");
+    let tried = set(&other, &mut world.rig, ino, record(3, Write, 0, 0), 0);
+    assert_eq!(tried, Err(Errno::AGAIN));
+    set(&other, &mut world.rig, ino, record(3, Write, 50, 50), 0).expect("that it had given up");
+    world.rig.check();
+}
+
+#[test]
+fn without_the_secret_nobody_is_an_heir_and_nobody_waits_for_ever() {
+    let mut world = World::new(17);
+    world.dies();
+    let thief = world.rig.attach(1, 1000);
+    inherit(&thief, &mut world.rig, SECRET ^ 1 << 100);
+    inherit(&thief, &mut world.rig, 0);
+    let other = world.rig.attach(1, 1001);
+    inherit(&other, &mut world.rig, SECRET);
+    let elsewhere = world.rig.attach(0, 1000);
+    inherit(&elsewhere, &mut world.rig, SECRET);
+    open(&thief, &mut world.rig, world.ino).expect("it is there");
+    let wants = record(1, Write, 0, 9);
+    assert_eq!(set(&thief, &mut world.rig, world.ino, wants, 0), Err(Errno::AGAIN));
+    assert_eq!(world.tries(), Err(Errno::AGAIN));
+    pass(&mut world.rig, 50 * SECOND);
+    assert!(world.has_nameless(), "an heir may come");
+    assert_eq!(world.tries(), Err(Errno::AGAIN));
+    pass(&mut world.rig, 20 * SECOND);
+    assert!(!world.has_nameless());
+    assert_eq!(world.tries(), Ok(()));
+    world.rig.check();
+}
+
+/// The heir is there before the service has heard that the other one is dead.
+#[test]
+fn an_heir_waits_for_the_end() {
+    let mut world = World::new(23);
+    let heir = world.rig.attach(1, 1000);
+    open(&heir, &mut world.rig, world.nameless).expect("it is there");
+    heir.post(0, &Request::Inherit { heir: SECRET }, 0);
+    world.rig.event(1, Event::Doorbell(heir.client));
+    pass(&mut world.rig, SECOND);
+    assert!(!heir.has_reply(0));
+    assert_eq!(world.tries(), Err(Errno::AGAIN));
+    world.dies();
+    pass(&mut world.rig, SECOND);
+    assert!(heir.has_reply(0));
+    assert_eq!(world.tries(), Err(Errno::AGAIN));
+    assert!(world.has_nameless());
+    world.rig.check();
+}
+
+/// Somebody wants what a dead one has a lease on: that comes back at once, and the rest stays.
+#[test]
+fn leases_of_a_dead_one_come_back() {
+    let mut world = World::new(29);
+    world.dead.lease(&mut world.rig, world.ino, LeaseMode::Write).expect("a lease");
+    world.dead.append(&Op::Write { ino: world.ino, offset: 0, data: b"last", clear_setid: true });
+    world.dead.set(control::in_op(5), 1);
+    world.dies();
+    let reply = world.rival.lease(&mut world.rig, world.ino, LeaseMode::Write).expect("a lease");
+    assert_eq!(reply.record.size, 4);
+    assert_eq!(world.tries(), Err(Errno::AGAIN));
+    world.rig.check();
+}
