@@ -23,7 +23,7 @@ conf=$dir/ceph.conf
 # A command of Ceph's tools, bounded: what does not answer must not hang who asks.
 ceph_() { timeout 60 ceph -c "$conf" --connect-timeout 30 "$@"; }
 
-# A port that nobody has just now, other than those before it.
+# A port that nobody has just now.
 port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
@@ -110,11 +110,9 @@ END
         mkdir -p "$dir/osd.$n"
         uuid=$(cat /proc/sys/kernel/random/uuid)
         ceph_ osd new "$uuid" >/dev/null
-        # What `osd new` does to the key is undone: it is the one in the file.
         ceph-osd -c "$conf" -i $n --mkfs --osd-uuid "$uuid" >"$dir/osd.$n.out" 2>&1
-        ceph_ osd crush set-device-class c$n osd.$n >/dev/null 2>&1 || true
         ceph_ osd crush add osd.$n 1 root=default host=h$n >/dev/null 2>&1
-        ceph_ osd crush set-device-class c$n osd.$n >/dev/null 2>&1 || true
+        ceph_ osd crush set-device-class c$n osd.$n >/dev/null 2>&1
         start_osd $n
     done
     [ "${MGR:-yes}" = no ] || daemon mgr.x ceph-mgr -i x

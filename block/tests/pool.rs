@@ -139,7 +139,7 @@ impl Store for Faulty {
         Ok(())
     }
 
-    fn lock(&self, _: &str) -> Result<Box<dyn Send + Sync>, Errno> {
+    fn lock(&self, _: &str) -> Result<block::pool::ground::Lock, Errno> {
         self.enter()?;
         if self.locked.swap(true, Ordering::SeqCst) {
             return Err(Errno::BUSY);

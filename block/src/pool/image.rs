@@ -5,6 +5,7 @@
 //! late, to one more of the others than it takes, and the first that answer decide.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use base::Errno;
@@ -44,6 +45,8 @@ pub struct Image {
     pub(super) locks: Option<Vec<Lock>>,
     /// In which terms they count.
     terms: Mutex<Vec<u64>>,
+    /// There are too few that count, and the log says so.
+    lapsed: AtomicBool,
 }
 
 impl std::fmt::Debug for Image {
@@ -88,6 +91,7 @@ impl Image {
             heads: Mutex::default(),
             locks,
             terms: Mutex::new(held),
+            lapsed: AtomicBool::new(false),
         };
         for (object, lay) in &survey.objects {
             // Nor is something laid over what may not be the newest: it would lie on the wrong version when the others are back.
@@ -135,11 +139,10 @@ impl Image {
             for (term, now) in terms.iter_mut().zip(now) {
                 *term = now.unwrap_or(*term);
             }
-        } else {
-            log::error!(
-                "pool: image {}: too many of its locks ended: nothing is written any more until it is opened again",
-                self.name
-            );
+        }
+        if self.lapsed.swap(!alone, Ordering::Relaxed) == alone {
+            let now = if alone { "are enough again" } else { "are too few: nothing is written" };
+            log::error!("pool: image {}: the locks that never ended {now}", self.name);
         }
         alone
     }

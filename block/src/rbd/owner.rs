@@ -259,7 +259,7 @@ impl Owner {
             let lockers = io.lockers(&header, LOCK).unwrap_or_default();
             match lockers.first().filter(|_| errno == Errno::BUSY) {
                 Some(at) => format!(
-                    "image {name} is open at {} ({}): end that, or if it is no more: rbd lock rm {name} '{}' {}",
+                    "image {name} is open at {} ({}): end that; if it is no more, try again in half a minute, or: rbd lock rm {name} '{}' {}",
                     at.address, at.client, at.cookie, at.client
                 ),
                 None => format!("image {name} cannot be locked: {errno}"),

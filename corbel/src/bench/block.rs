@@ -218,7 +218,7 @@ impl Store for Slow {
         self.enter().remove(name)
     }
 
-    fn lock(&self, image: &str) -> std::result::Result<Box<dyn Send + Sync>, Errno> {
+    fn lock(&self, image: &str) -> std::result::Result<block::pool::ground::Lock, Errno> {
         self.store.lock(image)
     }
 }

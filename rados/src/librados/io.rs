@@ -201,9 +201,10 @@ impl Io {
             match told(unsafe { (lib.list_next)(list, &raw mut name, null_mut(), null_mut()) }) {
                 Err(Errno::NOENT) => break Ok(()),
                 Err(errno) => break Err(errno),
-                // SAFETY: a name ends in NUL and lives until the next call.
                 Ok(_) => {
-                    if !each(unsafe { CStr::from_ptr(name) }.to_bytes()) {
+                    // SAFETY: a name ends in NUL and lives until the next call.
+                    let name = unsafe { CStr::from_ptr(name) };
+                    if !each(name.to_bytes()) {
                         break Ok(());
                     }
                 }

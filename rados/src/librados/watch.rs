@@ -56,10 +56,8 @@ impl Io {
                 notice.cast(),
             )
         });
-        if let Err(errno) = watched {
-            // What failed may still call: a box is lost rather than used after its end.
-            return Err(errno);
-        }
+        // What failed may still call: a box is lost rather than used after its end.
+        watched?;
         Ok(Watch { io: Arc::clone(self), name, cookie, notice })
     }
 }
