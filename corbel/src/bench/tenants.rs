@@ -3,9 +3,9 @@
 //! In life guests have processors of their own. Here those that flood beside the polite one are threads of lowest priority, so that they do not
 //! take the device's; and those whose shares are measured have the highest, so that it is the device for which they wait.
 //!
-//! A share is of the processor time that requests have used, as the device has measured it: what others on the machine took in a turn is no tenant's fault, and
-//! nobody's work. That all that was used was charged to somebody is looked at as well (`charged_of_used`: a part of what the process used, which polls
-//! and wakes, too), and what came of it in requests is said beside it (`share_error_of_requests`).
+//! A share is of the processor time that requests have used while all tenants wanted some, as the device has measured it: what others on the machine took in a
+//! turn is no tenant's fault, and a guest that was itself kept from a processor has nothing to ask for. Which part that is of what the process used is said
+//! beside it (`contended_of_used`; it polls and wakes, too), and what came of all in requests (`share_error_of_requests`).
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -129,7 +129,7 @@ impl House {
             each.collect::<Result<Vec<f64>>>()
         };
         let used = super::virtiofs::processor(self.child.id()) as f64 / 1e9;
-        Ok(Said { charged: of("used")?, waited: of("waited")?, used })
+        Ok(Said { charged: of("contended")?, waited: of("waited")?, used })
     }
 
     fn guest(&self, socket: &Path) -> Result<(Driver, Target)> {
@@ -301,6 +301,6 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
         ("flood_waits_for_place_us", middle(waits)),
         ("share_error", middle(errors)),
         ("share_error_of_requests", middle(of_requests)),
-        ("charged_of_used", middle(of_used)),
+        ("contended_of_used", middle(of_used)),
     ])
 }
