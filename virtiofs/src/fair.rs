@@ -32,8 +32,6 @@ struct Tenant {
     usual: f64,
     /// All that it was charged, in nanoseconds.
     charged: f64,
-    /// What of that it was charged while every other tenant wanted a place as well.
-    contended: f64,
 }
 
 impl Tenant {
@@ -76,7 +74,6 @@ impl Fair {
             since: 0,
             usual: 0.0,
             charged: 0.0,
-            contended: 0.0,
         });
         self.tenants.len() - 1
     }
@@ -164,13 +161,6 @@ impl Fair {
 
     /// Who has a place has used so much since it was charged last.
     pub(crate) fn charge(&mut self, tenant: usize, account: &mut Account, cost: f64) {
-        self.charge_at_once(tenant, account, cost);
-        if self.waiting > 0 && self.tenants.iter().all(Tenant::is_active) {
-            self.tenants[tenant].contended += cost;
-        }
-    }
-
-    fn charge_at_once(&mut self, tenant: usize, account: &mut Account, cost: f64) {
         let own = &mut self.tenants[tenant];
         own.had += (cost - std::mem::take(&mut account.advance)) / own.weight;
         own.charged += cost;
@@ -181,7 +171,7 @@ impl Fair {
     /// had least, or those that come in seldom would use up their credit beside one that is alone.
     pub(crate) fn charge_alone(&mut self, tenant: usize, account: &mut Account, cost: f64) {
         let before = self.tenants[tenant].had;
-        self.charge_at_once(tenant, account, cost);
+        self.charge(tenant, account, cost);
         account.used = 0.0;
         let active = self.tenants.iter().filter(|tenant| tenant.is_active());
         let least = active.map(|tenant| tenant.had).min_by(f64::total_cmp);
@@ -245,11 +235,6 @@ impl Fair {
     /// Nanoseconds that a tenant was charged.
     pub(crate) fn charged(&self, tenant: usize) -> f64 {
         self.tenants[tenant].charged
-    }
-
-    /// What of that it was charged while all the others wanted a place as well: then it is by weight.
-    pub(crate) fn contended(&self, tenant: usize) -> f64 {
-        self.tenants[tenant].contended
     }
 
     /// Nobody has a place or waits for one.

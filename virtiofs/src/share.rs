@@ -370,11 +370,6 @@ impl Member {
         Duration::from_nanos(self.share.state().fair.charged(self.index) as u64)
     }
 
-    /// The part of that for which every other tenant wanted a place as well: these parts are as the weights are.
-    pub fn contended(&self) -> Duration {
-        Duration::from_nanos(self.share.state().fair.contended(self.index) as u64)
-    }
-
     /// For how long its threads have waited for a place, all of them together.
     pub fn waited(&self) -> Duration {
         Duration::from_nanos(self.share.state().tenants[self.index].waited)

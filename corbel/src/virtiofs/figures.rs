@@ -59,13 +59,6 @@ pub(super) fn text(all: &[Figures]) -> String {
     let waited =
         ("corbel_virtiofs_waited_seconds_total", "Time that its threads waited for a place.");
     add(MetricKind::Counter, waited, &|one| Some(one.member.as_ref()?.waited().as_secs_f64()));
-    let contended = (
-        "corbel_virtiofs_contended_seconds_total",
-        "Of what it was charged: while every other tenant wanted a place as well.",
-    );
-    add(MetricKind::Counter, contended, &|one| {
-        Some(one.member.as_ref()?.contended().as_secs_f64())
-    });
     let malformed = ("corbel_virtiofs_malformed_total", "Requests that could not be read.");
     add(MetricKind::Counter, malformed, &|one| Some(one.device.malformed() as f64));
     // What its server counts is `name value` lines. A name is said once, whoever of them has it.

@@ -301,33 +301,3 @@ fn threads_of_one_tenant_take_turns() {
         }
     }
 }
-
-/// Who is alone, or beside some of them, takes no share that is by weight.
-#[test]
-fn only_what_all_want_is_by_weight() {
-    let mut fair = Fair::new(1);
-    let (a, b, c) = (fair.join(1.0), fair.join(2.0), fair.join(4.0));
-    let mut account = fair.ask(a, 0).expect("a free place");
-    fair.charge_alone(a, &mut account, 5e4);
-    assert!(fair.ask(b, 0).is_none());
-    fair.charge(a, &mut account, 1e6);
-    assert_eq!((fair.charged(a), fair.contended(a)), (1.05e6, 0.0), "one of them is away");
-    assert!(fair.ask(c, 0).is_none());
-    fair.charge(a, &mut account, 1e5);
-    assert_eq!((fair.charged(a), fair.contended(a)), (1.15e6, 1e5));
-    fair.leave(a, account);
-    // All of them come back at once, again and again, and use 50 us each time.
-    assert!(fair.ask(a, 0).is_none());
-    let before = [a, b, c].map(|tenant| fair.contended(tenant));
-    for turn in 0..20_000 {
-        let (tenant, mut account) = fair.next(turn).expect("all wait");
-        assert!(fair.ask(tenant, turn).is_none(), "its next request");
-        fair.charge(tenant, &mut account, 5e4);
-        fair.leave(tenant, account);
-    }
-    let got = [a, b, c].map(|tenant| fair.contended(tenant) - before[tenant]);
-    let each = got[0];
-    for (got, weight) in got.iter().zip([1.0, 2.0, 4.0]) {
-        assert!((got / each / weight - 1.0).abs() < 0.05, "{got:?} of {weight}");
-    }
-}
