@@ -3,9 +3,8 @@
 //! In life guests have processors of their own. Here those that flood beside the polite one are threads of lowest priority, so that they do not
 //! take the device's; and those whose shares are measured have the highest, so that it is the device for which they wait.
 //!
-//! A share is of the processor time that requests have used, as the device has measured it: what others on the machine took in a turn is no tenant's fault, and
-//! nobody's work. That all that was used was charged to somebody is looked at as well (`charged_of_used`: a part of what the process used, which polls
-//! and wakes, too), and what came of it in requests is said beside it (`share_error_of_requests`).
+//! A share is of the requests that were done, all of which cost the same. What the device has charged says nothing of it: while nobody else waits it looks at no
+//! thread's clock. Where a polite request waits is told apart: `flood_waits_for_place_us` is what it waited for the device to let it in; the rest is the kernel's.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -46,14 +45,6 @@ struct House {
     depth: usize,
     guests: Vec<(Driver, Target)>,
     metrics: SocketAddr,
-}
-
-/// What the device says of each tenant, so far.
-struct Said {
-    charged: Vec<f64>,
-    waited: Vec<f64>,
-    /// Seconds of a processor that its process has used.
-    used: f64,
 }
 
 /// An address of this machine that nobody has at the moment.
@@ -115,21 +106,15 @@ impl House {
         Ok(house)
     }
 
-    fn said_of(&self, tenants: usize) -> Result<Said> {
+    /// Seconds for which the first tenant has waited for a place, as the device says.
+    fn waited(&self) -> Result<f64> {
         let mut stream = TcpStream::connect(self.metrics).context(self.metrics)?;
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").context("asking the device")?;
         let mut text = String::new();
         stream.read_to_string(&mut text).context("what the device says")?;
-        let of = |name: &str| {
-            let each = (0..tenants).map(|n| {
-                let begins = format!("corbel_virtiofs_{name}_seconds_total{{tenant=\"t{n}\"}} ");
-                let value = text.lines().find_map(|line| line.strip_prefix(&begins)?.parse().ok());
-                value.ok_or_else(|| failed(format!("no {begins}in what the device says")))
-            });
-            each.collect::<Result<Vec<f64>>>()
-        };
-        let used = super::virtiofs::processor(self.child.id()) as f64 / 1e9;
-        Ok(Said { charged: of("used")?, waited: of("waited")?, used })
+        let begins = "corbel_virtiofs_waited_seconds_total{tenant=\"t0\"} ";
+        let value = text.lines().find_map(|line| line.strip_prefix(begins)?.parse().ok());
+        value.ok_or_else(|| failed(format!("no {begins}in what the device says")))
     }
 
     fn guest(&self, socket: &Path) -> Result<(Driver, Target)> {
@@ -205,19 +190,12 @@ fn polite(house: &mut House, flooded: bool, count: usize, seed: u64) -> Result<f
     })
 }
 
-/// While all flooded: what each tenant was charged, how many requests it got done, and which part of what the process used was charged.
-struct Shares {
-    charged: Vec<f64>,
-    requests: Vec<f64>,
-    of_used: f64,
-}
-
-fn shares(house: &mut House, time: Duration, seed: u64) -> Result<Shares> {
+/// How many requests each of the guests got done while all flooded.
+fn shares(house: &mut House, time: Duration, seed: u64) -> Result<Vec<f64>> {
     let stop = AtomicBool::new(false);
     let begun: Vec<AtomicUsize> = house.guests.iter().map(|_| AtomicUsize::new(0)).collect();
-    let mut guests = std::mem::take(&mut house.guests);
-    let counted = std::thread::scope(|scope| {
-        let all = guests.iter_mut().zip(&begun).zip(0u64..);
+    std::thread::scope(|scope| {
+        let all = house.guests.iter_mut().zip(&begun).zip(0u64..);
         let floods: Vec<_> = all
             .map(|((guest, begun), n)| {
                 let stop = &stop;
@@ -228,26 +206,16 @@ fn shares(house: &mut House, time: Duration, seed: u64) -> Result<Shares> {
                 })
             })
             .collect();
-        let look = |house: &House| {
-            let requests = begun.iter().map(|begun| begun.load(Ordering::Relaxed) as f64).collect();
-            Ok::<(Said, Vec<f64>), Failure>((house.said_of(WEIGHTS.len())?, requests))
-        };
+        let look =
+            || begun.iter().map(|begun| begun.load(Ordering::Relaxed) as f64).collect::<Vec<_>>();
         std::thread::sleep(RUN_UP);
-        let before = look(house);
+        let before = look();
         std::thread::sleep(time);
-        let after = look(house);
+        let after = look();
         stop.store(true, Ordering::Relaxed);
         floods.into_iter().try_for_each(joined)?;
-        Ok::<_, Failure>((before?, after?))
-    });
-    house.guests = guests;
-    let ((said, requests), (said_then, requests_then)) = counted?;
-    let less = |then: Vec<f64>, before: Vec<f64>| -> Vec<f64> {
-        then.into_iter().zip(before).map(|(then, before)| then - before).collect()
-    };
-    let charged = less(said_then.charged, said.charged);
-    let of_used = charged.iter().sum::<f64>() / (said_then.used - said.used);
-    Ok(Shares { charged, requests: less(requests_then, requests), of_used })
+        Ok(after.into_iter().zip(before).map(|(after, before)| after - before).collect())
+    })
 }
 
 /// By how much of what is due to it the worst off, or best off, differs.
@@ -275,9 +243,9 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
     for turn in 0..TURNS as u64 {
         crate::signals::check()?;
         let before = polite(&mut house, false, count, turn)?;
-        let waited = house.said_of(1)?.waited[0];
+        let waited = house.waited()?;
         let flooded = polite(&mut house, true, count, turn)?;
-        waits.push((house.said_of(1)?.waited[0] - waited) * 1e6 / count as f64);
+        waits.push((house.waited()? - waited) * 1e6 / count as f64);
         alone.push(before);
         beside.push(flooded);
         ratios.push(flooded / before);
@@ -286,13 +254,10 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
     bench.out.step("  tenants of weights 1, 2 and 4");
     let mut house = House::start(&WEIGHTS, DEPTH_OF_SHARES, Some(1))?;
     let time = Duration::from_millis(if bench.quick { 300 } else { 1000 });
-    let (mut errors, mut of_requests, mut of_used) = (Vec::new(), Vec::new(), Vec::new());
+    let mut errors = Vec::new();
     for turn in 0..TURNS as u64 {
         crate::signals::check()?;
-        let got = shares(&mut house, time, turn)?;
-        errors.push(error(&got.charged));
-        of_requests.push(error(&got.requests));
-        of_used.push(got.of_used);
+        errors.push(error(&shares(&mut house, time, turn)?));
     }
     Ok(vec![
         ("alone_p99_us", middle(alone)),
@@ -300,7 +265,5 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
         ("flood_p99_ratio", middle(ratios)),
         ("flood_waits_for_place_us", middle(waits)),
         ("share_error", middle(errors)),
-        ("share_error_of_requests", middle(of_requests)),
-        ("charged_of_used", middle(of_used)),
     ])
 }

@@ -110,7 +110,7 @@ impl Place {
 }
 
 /// Nanoseconds of processor that a process has used.
-pub(super) fn processor(pid: u32) -> u64 {
+fn processor(pid: u32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks
         .filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok())
