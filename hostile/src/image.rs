@@ -87,6 +87,8 @@ fn config() -> NodeConfig {
         clients_max: 8,
         clients_per_user: 8,
         per_user: service::core::PerUser::SHIPPED,
+        scheduler: Default::default(),
+        weights: Default::default(),
         ring_bytes: STREAM,
         memory: 16 << 20,
         high: 70,
