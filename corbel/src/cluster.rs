@@ -285,7 +285,11 @@ fn start(out: &Output, node: u32, place: &Place) -> Result<()> {
     local.start_coordinator()?;
     local.start_node(node)?;
     local.wait_ready(node, Duration::from_secs(30))?;
-    let mount = if mounted { local.mount_point(node) } else { local.mount(node)? };
+    let mount = match local.is_mounted() {
+        true if mounted => Some(local.mount_point(node)),
+        true => Some(local.mount(node)?),
+        false => None,
+    };
     let object =
         json!({"node": node, "mount": mount, "ready_ms": begin.elapsed().as_millis() as u64});
     out.result(&object, || {

@@ -287,7 +287,13 @@ impl Local {
         if this.plan.has_tcp() && this.plan.authentication == Authentication::Certificates {
             this.make_keys()?;
         }
-        let about = serde_json::json!({"nodes": this.plan.nodes, "replicas": this.plan.replicas, "apart": this.plan.apart, "version": 1});
+        let plan = &this.plan;
+        // (A path that is no text comes from nobody's keyboard.)
+        let mount = plan.mount.as_ref().map(|path| path.to_string_lossy());
+        let about = serde_json::json!({
+            "nodes": plan.nodes, "replicas": plan.replicas, "apart": plan.apart, "mount": mount,
+            "mounted": plan.mounted, "version": 1
+        });
         std::fs::write(this.dir.join("cluster.json"), about.to_string()).context(dir.display())?;
         let uuid = crate::mkfs::show_uuid(&crate::mkfs::new_uuid()?);
         for node in this.nodes() {

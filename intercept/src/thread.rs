@@ -207,7 +207,7 @@ fn fresh() -> Option<*mut Area> {
     Some(at)
 }
 
-/// Makes the calling thread's area. Called by the entry code, on the application's stack.
+/// Makes the calling thread's area. Called by the entry code, on a stack that is there for that.
 pub extern "C" fn corbel_thread_new() {
     let Some(at) = reuse().or_else(fresh) else {
         sys::say(&["corbel: no memory for a thread's area; the process ends"]);

@@ -18,6 +18,8 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
@@ -288,7 +290,11 @@ pub fn store(path: &Path, file: &[u8]) -> std::io::Result<()> {
     if let Some(dir) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
-    let fresh = path.with_extension(format!("new-{}", std::process::id()));
+    // Others may store the same: threads of this process, and processes of its number in other namespaces.
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let now = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+    let mine = COUNT.fetch_add(1, Ordering::Relaxed);
+    let fresh = path.with_extension(format!("new-{}-{mine}-{now}", std::process::id()));
     let mut out =
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
     out.write_all(file)?;

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::harness::{CORBEL, Cluster, Scratch, corbel, json, limited, text, wait_for};
+use super::harness::{
+    CORBEL, Cluster, Scratch, corbel, json, limited, may_mount, mounted, text, wait_for,
+};
 
 /// Waits until `done` says yes about what a node says of itself.
 fn wait(cluster: &Cluster, node: usize, done: impl Fn(&Value) -> bool) -> Value {
@@ -66,6 +68,25 @@ fn a_node_is_lost_and_returns() {
 }
 
 /// Whoever waits for the processor looks dead, however full the machine is of others.
+/// Also elsewhere; and one that was not mounted is not.
+#[test]
+fn a_node_that_is_started_again_is_mounted_where_it_was() {
+    if !may_mount() {
+        return;
+    }
+    let elsewhere = Scratch::new();
+    let at = elsewhere.path("mnt");
+    for (more, there) in [(["--mount", at.to_str().unwrap()], true), (["--no-mount"; 2], false)] {
+        let more = if there { &more[..] } else { &more[..1] };
+        let cluster = Cluster::up(1, "64MiB", more);
+        assert_eq!(mounted(&at).is_some(), there);
+        assert!(cluster.corbel(&["cluster", "kill", "1"]).status.success());
+        let started = cluster.corbel(&["cluster", "start", "1"]);
+        assert!(started.status.success(), "{started:?}");
+        assert_eq!((mounted(&at).is_some(), mounted(&cluster.mount(1)).is_some()), (there, false));
+    }
+}
+
 #[test]
 fn services_come_before_what_else_runs() {
     if !rustix::process::geteuid().is_root() {

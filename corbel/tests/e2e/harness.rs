@@ -155,7 +155,8 @@ impl Cluster {
         Self::up(nodes, capacity, &["--no-mount"])
     }
 
-    fn up(nodes: usize, capacity: &str, more: &[&str]) -> Self {
+    /// One with more options.
+    pub fn up(nodes: usize, capacity: &str, more: &[&str]) -> Self {
         let cluster = Self { scratch: Scratch::new(), nodes };
         let count = nodes.to_string();
         let up = ["--json", "cluster", "up", "--nodes", &count, "--capacity", capacity];

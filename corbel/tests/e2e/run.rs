@@ -180,6 +180,15 @@ fn every_call_answers_as_the_kernel_does() {
     world.same(&[program.as_os_str()], &[]);
 }
 
+/// Also the first calls of a thread, which make what it needs: a program may have stacks of its own, of few bytes.
+#[test]
+fn little_of_a_stack_is_used() {
+    let Some(world) = World::new() else { return };
+    let Some(program) = world.compile("deep", &["-pthread"]) else { return };
+    world.same(&[program.as_os_str()], &[]);
+    world.same_in(world.strict(), &[program.as_os_str()], &[]);
+}
+
 /// The text is patched once for all processes; one that does not find it patches its own.
 #[test]
 fn the_patched_text_is_shared() {
