@@ -376,8 +376,11 @@ impl Door for Connection {
         match self.ask_arena(config, arena) {
             Ok((_, fds)) => {
                 let fd = fds.first().ok_or(Errno::IO)?;
-                Mapping::new(fd.as_fd(), mapped(config, fd.as_fd(), bytes) as usize, false)
-                    .map(Some)
+                match Mapping::new(fd.as_fd(), mapped(config, fd.as_fd(), bytes) as usize, false) {
+                    // The process may not have that many addresses (`ulimit -v`): the service reads for it.
+                    Err(Errno::NOMEM) => Ok(None),
+                    made => made.map(Some),
+                }
             }
             Err(Errno::ACCES) => Ok(None),
             Err(e) => Err(e),

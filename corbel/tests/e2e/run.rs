@@ -596,6 +596,18 @@ assert m[:] == bytes([1] * 4096 + [2] * 4096); print('done')";
     demotes(&maps.replace("SIZE", "300 * 4096").replace("i >> 12", "i >> 12 & 255"), 1);
 }
 
+/// Who may not have as many addresses as a region takes reads by asking.
+#[test]
+fn a_limit_of_addresses_bars_nobody_from_reading() {
+    let Some(cluster) = Cluster::new(1, "1GiB") else { return };
+    let script =
+        "ulimit -v 500000; seq 500 > a; tail -1 a; cat a a | wc -l; sha256sum < a > b; cat b";
+    let read = |mut command: Command| text(&command.args(["bash", "-c", script]).output().unwrap());
+    let (native, caught) = (read(cluster.native(1)), read(cluster.hooked(1, &[])));
+    assert!(native.starts_with("500\n1000\n"), "{native}");
+    assert_eq!(native, caught);
+}
+
 /// Who only goes somewhere by a descriptor begins no session, which takes some.
 #[test]
 fn to_go_to_a_directory_begins_no_session() {
