@@ -87,7 +87,7 @@ impl World {
         let some = |input: &mut Input<'_>| -> Vec<InodeId> {
             (0..input.below(20)).map(|_| forge::inode(input, &self.known)).collect()
         };
-        match input.below(34) {
+        match input.below(35) {
             0 => Message::Chunk { all_acked: seq, chunk: self.chunk(n, input) },
             1 => Message::ChunkAck { seq },
             2 => Message::ClientUp {
@@ -163,6 +163,7 @@ impl World {
                 Message::LockSole { client, ino, token, says }
             }
             33 => Message::LockSoleTold { client, ino, token, given: input.flag() },
+            34 => Message::LockHeir { client, heir: ClientId(input.odd()) },
             29 => Message::Kept { client, inodes: some(input) },
             30 => Message::Pinned { client, inodes: some(input), rights: some(input) },
             _ => {

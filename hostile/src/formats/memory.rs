@@ -158,6 +158,7 @@ fn requests() -> Vec<Vec<u8>> {
         Request::Unpin { inodes: vec![ino, InodeId(8)] },
         Request::Keep { before: vec![ClientId(3)], inodes: vec![ino], last: true },
         Request::StatFs,
+        Request::Inherit { heir: 0x1234_5678_9abc_def0_0fed_cba9_8765_4321 },
         Request::Release { slots: vec![1, 2, 3] },
         Request::Read { ino, offset: 1, len: 2 },
         Request::Lock { ino, wait: 1, lock },

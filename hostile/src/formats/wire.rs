@@ -163,6 +163,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::LockDone { client, token, errno: 11, found: None },
         Message::LockHeld { client, first: true, locks: vec![(ino, lock)] },
         Message::LockFree { client },
+        Message::LockHeir { client, heir: ClientId(9) },
         sole(SoleSays::Wants),
         sole(SoleSays::Has),
         sole(SoleSays::Unused),
