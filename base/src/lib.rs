@@ -16,6 +16,8 @@ pub mod cpu;
 pub mod errno;
 pub mod id;
 pub mod invariant;
+#[cfg(feature = "library")]
+pub mod library;
 pub mod note;
 #[cfg(feature = "std")]
 pub mod output;

@@ -16,6 +16,7 @@ use block::pool::store::Store;
 use block::pool::{Coding, Image, Pool, Spec, StoreSpec};
 
 use rig::Scratch;
+use rig::disk::{check, work};
 
 const OBJECT: u32 = 64 << 10;
 const SIZE: u64 = 1 << 20;
@@ -210,36 +211,6 @@ impl Rig {
             !stores().any(|(store, before)| left(store, before))
         });
         assert!(gone, "old shards are still there");
-    }
-}
-
-/// Random writes and zeroes, beside a model.
-fn work(image: &Image, model: &mut [u8], random: &mut Random, count: usize) {
-    for _ in 0..count {
-        let from = random.below(SIZE / 512) * 512;
-        let longest = if random.chance(1, 4) { 300 } else { 20 };
-        let len = ((1 + random.below(longest)) * 512).min(SIZE - from);
-        let range = from as usize..(from + len) as usize;
-        if random.chance(1, 6) {
-            model[range].fill(0);
-            image.zero(from, len, false).unwrap();
-        } else {
-            random.fill(&mut model[range.clone()]);
-            image.write(from, &model[range]).unwrap();
-        }
-    }
-}
-
-fn check(image: &Image, model: &[u8]) {
-    let mut all = vec![0; SIZE as usize];
-    image.read(0, &mut all).unwrap();
-    let wrong = all.iter().zip(model).position(|(a, b)| a != b);
-    assert_eq!(wrong, None);
-    // And in pieces, which take other ways.
-    for at in (0..SIZE as usize - 8192).step_by(50_000) {
-        let mut piece = vec![0; 6000];
-        image.read(at as u64, &mut piece).unwrap();
-        assert!(piece == model[at..at + 6000], "at {at}");
     }
 }
 

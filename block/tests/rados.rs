@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use base::Errno;
 use base::random::Random;
-use block::device::Disk;
 use block::pool::rados::Rados;
 use block::pool::repair::{self, Orders};
 use block::pool::store::{self, Store};
 use block::pool::{Image, Pool, Spec, StoreSpec};
 use rig::ceph::Ceph;
+use rig::disk::{check, work};
 
 const SIZE: u64 = 1 << 20;
 /// A request is given up, and a lock ends, after so long here.
@@ -38,23 +38,6 @@ fn pool_of(ceph: &Ceph, coding: &str, places: &[String]) -> Arc<Pool> {
 fn again(ceph: &Ceph, spec: &Spec, places: &[String]) -> Arc<Pool> {
     let stores = places.iter().map(|place| Arc::new(open(ceph, place)) as Arc<dyn Store>).collect();
     Arc::new(Pool::over(spec.clone(), stores).unwrap())
-}
-
-fn work(image: &Image, model: &mut [u8], random: &mut Random) {
-    for _ in 0..15 {
-        let from = random.below(SIZE / 512) * 512;
-        let longest = if random.chance(1, 3) { 300 } else { 20 };
-        let len = ((1 + random.below(longest)) * 512).min(SIZE - from);
-        let range = from as usize..(from + len) as usize;
-        random.fill(&mut model[range.clone()]);
-        image.write(from, &model[range]).unwrap();
-    }
-}
-
-fn check(image: &Image, model: &[u8]) {
-    let mut all = vec![0; SIZE as usize];
-    image.read(0, &mut all).unwrap();
-    assert_eq!(all.iter().zip(model).position(|(a, b)| a != b), None);
 }
 
 /// One cluster for all: it takes half a minute to start.
@@ -173,7 +156,7 @@ fn stores_share_a_pool(ceph: &Ceph) {
         pool.create(name, SIZE, 128 << 10).unwrap();
         let image = Image::open(Arc::clone(&pool), name, false).unwrap();
         let mut model = vec![0; SIZE as usize];
-        work(&image, &mut model, &mut random);
+        work(&image, &mut model, &mut random, 15);
         check(&image, &model);
         let other = again(ceph, pool.spec(), &places);
         let error = Image::open(Arc::clone(&other), name, false).unwrap_err();
@@ -190,7 +173,7 @@ fn osds_are_ended_hang_and_rot(ceph: &Ceph) {
     pool.create("vm", SIZE, 128 << 10).unwrap();
     let image = Image::open(Arc::clone(&pool), "vm", false).unwrap();
     let (mut model, mut random) = (vec![0; SIZE as usize], Random::new(5));
-    work(&image, &mut model, &mut random);
+    work(&image, &mut model, &mut random, 15);
     check(&image, &model);
     // One of two shards of data and one of parity may be lost; but not to write, which takes one more than is needed to read.
     let coded = places.iter().map(|place| format!("{place}-coded")).collect::<Vec<_>>();
@@ -198,13 +181,13 @@ fn osds_are_ended_hang_and_rot(ceph: &Ceph) {
     coded.create("vm", SIZE, 128 << 10).unwrap();
     let coded = Image::open(coded, "vm", false).unwrap();
     let mut coded_model = vec![0; SIZE as usize];
-    work(&coded, &mut coded_model, &mut random);
+    work(&coded, &mut coded_model, &mut random, 15);
 
     // One is ended; it misses what is written, and is given it afterwards.
     ceph.signal(2, "-KILL");
     let begun = Instant::now();
     check(&image, &model);
-    work(&image, &mut model, &mut random);
+    work(&image, &mut model, &mut random, 15);
     check(&image, &model);
     check(&coded, &coded_model);
     eprintln!("with an OSD ended: {:?}", begun.elapsed());
@@ -221,7 +204,7 @@ fn osds_are_ended_hang_and_rot(ceph: &Ceph) {
     ceph.signal(0, "-STOP");
     let begun = Instant::now();
     check(&image, &model);
-    work(&image, &mut model, &mut random);
+    work(&image, &mut model, &mut random, 15);
     check(&image, &model);
     eprintln!("with an OSD that hangs: {:?}", begun.elapsed());
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());

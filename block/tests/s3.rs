@@ -17,6 +17,7 @@ use block::pool::repair::{self, Orders};
 use block::pool::s3::{Keys, S3};
 use block::pool::store::Store;
 use block::pool::{Image, Pool, Spec, StoreSpec};
+use rig::disk::{check, work};
 
 /// What a server does instead of what it should.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -389,23 +390,6 @@ fn pool_of(coding: &str, urls: &[String], stores: Vec<Arc<dyn Store>>) -> (Arc<P
     (Arc::new(Pool::over(spec.clone(), stores).unwrap()), spec)
 }
 
-fn work(image: &Image, model: &mut [u8], random: &mut Random) {
-    for _ in 0..20 {
-        let from = random.below(SIZE / 512) * 512;
-        let longest = if random.chance(1, 4) { 300 } else { 20 };
-        let len = ((1 + random.below(longest)) * 512).min(SIZE - from);
-        let range = from as usize..(from + len) as usize;
-        random.fill(&mut model[range.clone()]);
-        image.write(from, &model[range]).unwrap();
-    }
-}
-
-fn check(image: &Image, model: &[u8]) {
-    let mut all = vec![0; SIZE as usize];
-    image.read(0, &mut all).unwrap();
-    assert_eq!(all.iter().zip(model).position(|(a, b)| a != b), None);
-}
-
 /// A pool over six servers, of which two at a time do what they should not.
 #[test]
 fn a_pool_does_without_servers_that_misbehave() {
@@ -416,7 +400,7 @@ fn a_pool_does_without_servers_that_misbehave() {
     pool.create("vm", SIZE, 64 << 10).unwrap();
     let image = Image::open(Arc::clone(&pool), "vm", false).unwrap();
     let (mut model, mut random) = (vec![0; SIZE as usize], Random::new(7));
-    work(&image, &mut model, &mut random);
+    work(&image, &mut model, &mut random, 20);
     check(&image, &model);
     for (i, modes) in
         [[Mode::Lies, Mode::Tears], [Mode::Busy, Mode::OtherRange], [Mode::Garbage, Mode::Lies]]
@@ -427,7 +411,7 @@ fn a_pool_does_without_servers_that_misbehave() {
         servers[i + 3].be(modes[1]);
         check(&image, &model);
         servers[i].be(Mode::Right);
-        work(&image, &mut model, &mut random);
+        work(&image, &mut model, &mut random, 20);
         servers[i + 3].be(Mode::Right);
         check(&image, &model);
         // What missed something is made good before the next two.
@@ -492,7 +476,7 @@ fn a_real_server_keeps_an_image() {
     pool.create("vm", SIZE, 256 << 10).unwrap();
     let image = Image::open(Arc::clone(&pool), "vm", false).unwrap();
     let (mut model, mut random) = (vec![0; SIZE as usize], Random::new(11));
-    work(&image, &mut model, &mut random);
+    work(&image, &mut model, &mut random, 20);
     check(&image, &model);
     drop(image);
     let image = Image::open(pool, "vm", false).unwrap();

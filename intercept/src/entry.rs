@@ -74,8 +74,8 @@ pub static STRICT: AtomicU8 = AtomicU8::new(0);
 
 /// Pseudo call number with which the parent of a vfork comes back.
 pub const AFTER_VFORK: usize = 511;
-/// Bytes of the stack on which a thread's area is made.
-const ASIDE: usize = 64 * 1024;
+/// Bytes of the stack on which a thread's area is made, of which a few are touched. (A handler may come meanwhile.)
+const ASIDE: usize = 256 * 1024;
 /// Call numbers looked at.
 pub const CALLS: usize = 512;
 
@@ -131,9 +131,8 @@ global_asm!(
     ".type \\name,@function",
     "\\name:",
     ".endm",
-    // Saves every register that a Rust function may change, on the application's stack below the
-    // red zone; r11 and flags are free. Undone by app_restore.
-    ".macro app_save",
+    // The registers of the call, below the red zone.
+    ".macro push_call",
     "lea rsp, [rsp - 128]",
     "push rax",
     "push rdi",
@@ -143,6 +142,22 @@ global_asm!(
     "push r8",
     "push r9",
     "push rcx",
+    ".endm",
+    ".macro pop_call",
+    "pop rcx",
+    "pop r9",
+    "pop r8",
+    "pop r10",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "pop rax",
+    "lea rsp, [rsp + 128]",
+    ".endm",
+    // Saves every register that a Rust function may change, on the application's stack below the
+    // red zone; r11 and flags are free. Undone by app_restore.
+    ".macro app_save",
+    "push_call",
     "mov r11, rsp",
     "sub rsp, 272",
     "and rsp, -16",
@@ -156,28 +171,12 @@ global_asm!(
     "movups xmm\\n, [rsp + 16 * \\n]",
     ".endr",
     "mov rsp, [rsp + 256]",
-    "pop rcx",
-    "pop r9",
-    "pop r8",
-    "pop r10",
-    "pop rdx",
-    "pop rsi",
-    "pop rdi",
-    "pop rax",
-    "lea rsp, [rsp + 128]",
+    "pop_call",
     ".endm",
     // Makes the thread's area, on a stack of its own: the application's may be one of few bytes (a goroutine's). Of it 192 bytes are
     // used, the red zone counted; more if there is no memory for another.
     ".macro new_area",
-    "lea rsp, [rsp - 128]",
-    "push rax",
-    "push rdi",
-    "push rsi",
-    "push rdx",
-    "push r10",
-    "push r8",
-    "push r9",
-    "push rcx",
+    "push_call",
     // mmap: private, of no file.
     "mov eax, 9",
     "xor edi, edi",
@@ -212,15 +211,8 @@ global_asm!(
     "mov eax, 11",
     "mov esi, {aside}",
     "syscall",
-    "711: pop rcx",
-    "pop r9",
-    "pop r8",
-    "pop r10",
-    "pop rdx",
-    "pop rsi",
-    "pop rdi",
-    "pop rax",
-    "lea rsp, [rsp + 128]",
+    "711:",
+    "pop_call",
     ".endm",
     // Reserves a frame with one instruction (a handler that comes now sees it or not), and saves the registers there.
     ".macro enter_frame",

@@ -16,13 +16,18 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use base::library::Library;
+use base::library_functions;
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-/// The library, by the name that stands for its interface: 13 is libnfs 4.
-const NAME: &CStr = c"libnfs.so.13";
-/// What is said where it is missing.
-const REMEDY: &str = "install it: apt install libnfs13";
+/// The library; 13 is libnfs 4.
+const LIBNFS: Library = Library {
+    name: c"libnfs.so.13",
+    title: "libnfs 4",
+    lacking: "it is not libnfs 4.0.0",
+    remedy: "install it: apt install libnfs13",
+};
 /// The machine's name in credentials; servers do not look at it.
 const MACHINE: &CStr = c"corbel";
 /// Groups that AUTH_SYS carries.
@@ -79,28 +84,9 @@ type Rpc = c_void;
 type Decode = unsafe extern "C" fn(*mut Zdr, *mut c_void) -> u32;
 type Callback = unsafe extern "C" fn(*mut Rpc, c_int, *mut c_void, *mut c_void);
 
-macro_rules! library {
-    ($($(#[$doc:meta])* $field:ident: $symbol:literal, fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
-        /// The functions of the library that are used.
-        struct Lib {
-            $($(#[$doc])* $field: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
-        }
-
-        impl Lib {
-            fn find(library: NonNull<c_void>) -> Result<Self, String> {
-                Ok(Self {
-                    $($field: {
-                        let at = symbol(library, $symbol)?;
-                        // SAFETY: the symbol is the function of that name, whose C declaration in 4.0.0 is this one.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(at) }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
-library! {
+library_functions! {
+    /// The functions of the library that are used, as version 4.0.0 declares them.
+    struct Lib;
     init: c"rpc_init_context", fn() -> *mut Rpc;
     destroy: c"rpc_destroy_context", fn(*mut Rpc);
     connect: c"rpc_connect_async", fn(*mut Rpc, *const c_char, c_int, Option<Callback>, *mut c_void) -> c_int;
@@ -116,16 +102,6 @@ library! {
     opaque: c"libnfs_zdr_opaque", fn(*mut Zdr, *const c_char, u32) -> u32;
 }
 
-fn symbol(library: NonNull<c_void>, name: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: the library is loaded and never unloaded, and the name ends in NUL.
-    let at = unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) };
-    if at.is_null() {
-        let (library, name) = (NAME.to_string_lossy(), name.to_string_lossy());
-        return Err(format!("{library} has no {name}: it is not libnfs 4.0.0: {REMEDY}"));
-    }
-    Ok(at)
-}
-
 static LIB: OnceLock<Result<Lib, String>> = OnceLock::new();
 /// The library counts contexts and ports in variables of its own, which are nobody's.
 static MAKING: Mutex<()> = Mutex::new(());
@@ -139,7 +115,7 @@ pub fn load() -> Result<(), String> {
 }
 
 fn lib() -> Result<&'static Lib, String> {
-    LIB.get_or_init(|| Lib::load(NAME)).as_ref().map_err(Clone::clone)
+    LIB.get_or_init(|| Lib::load(LIBNFS)).as_ref().map_err(Clone::clone)
 }
 
 /// An answer, or why there is none.
@@ -202,21 +178,8 @@ pub fn answers() -> Vec<(u32, Answer)> {
 }
 
 impl Lib {
-    fn load(name: &CStr) -> Result<Self, String> {
-        // SAFETY: the name ends in NUL. What the library does when it is loaded is its own.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        let library = NonNull::new(library).ok_or_else(|| {
-            // SAFETY: the text, if there is one, ends in NUL and is this thread's.
-            let said = unsafe { libc::dlerror() };
-            let said = if said.is_null() {
-                name.to_string_lossy()
-            } else {
-                // SAFETY: as above.
-                unsafe { CStr::from_ptr(said) }.to_string_lossy()
-            };
-            format!("libnfs 4 cannot be loaded ({said}): {REMEDY}")
-        })?;
-        let lib = Self::find(library)?;
+    fn load(library: Library) -> Result<Self, String> {
+        let lib = Self::find(&library.load()?)?;
         lib.check()?;
         Ok(lib)
     }
@@ -226,8 +189,13 @@ impl Lib {
         const XID: u32 = 0x1234_5678;
         const HINT: usize = 160;
         let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let strange =
-            || format!("{}: not laid out as libnfs 4.0.0: {REMEDY}", NAME.to_string_lossy());
+        let strange = || {
+            format!(
+                "{}: not laid out as libnfs 4.0.0: {}",
+                LIBNFS.name.to_string_lossy(),
+                LIBNFS.remedy
+            )
+        };
         // SAFETY: as declared.
         let rpc = NonNull::new(unsafe { (self.init)() }).ok_or_else(strange)?;
         let context = Raw { lib: self, rpc };
@@ -458,10 +426,11 @@ mod tests {
 
     #[test]
     fn where_the_library_is_missing_the_remedy_is_said() {
-        let said = Lib::load(c"libnfs-that-nobody-has.so.13").err().unwrap();
+        let said =
+            Lib::load(Library { name: c"libnfs-that-nobody-has.so.13", ..LIBNFS }).err().unwrap();
         assert!(said.contains("apt install libnfs13"), "{said}");
         // One that is there and is something else.
-        let said = Lib::load(c"libc.so.6").err().unwrap();
+        let said = Lib::load(Library { name: c"libc.so.6", ..LIBNFS }).err().unwrap();
         assert!(said.contains("rpc_init_context") && said.contains("libnfs13"), "{said}");
     }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod ceph;
+pub mod disk;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};

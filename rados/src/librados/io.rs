@@ -46,6 +46,7 @@ struct Pending {
     code: c_int,
 }
 
+// SAFETY: only the library calls it, once for each request, with the completion and the box that this was given.
 /// The callback of every request.
 unsafe extern "C" fn finished(completion: Raw, pending: *mut c_void) {
     // SAFETY: `pending` is the box that the request was given, and the library calls once.

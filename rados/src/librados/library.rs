@@ -1,41 +1,27 @@
 //! The library itself: the functions of it that are used, and how it is found.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::NonNull;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// The library, by the name that stands for its interface.
-const NAME: &CStr = c"librados.so.2";
-/// What is said where it is missing.
-const REMEDY: &str = "install it: apt install librados2";
+use base::library::Library;
+use base::library_functions;
+
+const LIBRADOS: Library = Library {
+    name: c"librados.so.2",
+    title: "librados",
+    lacking: "it is older than Ceph 14",
+    remedy: "install it: apt install librados2",
+};
 
 pub(super) type Raw = *mut c_void;
+// SAFETY: of all three: the library calls them with what it was given for that, and they are called by nobody else.
 pub(super) type Finished = unsafe extern "C" fn(Raw, *mut c_void);
 pub(super) type Notified = unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut c_void, usize);
 pub(super) type Broken = unsafe extern "C" fn(*mut c_void, u64, c_int);
 
-macro_rules! library {
-    ($($field:ident: $symbol:literal, fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
-        /// The functions of the library that are used.
-        pub(super) struct Lib {
-            $(pub(super) $field: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
-        }
-
-        impl Lib {
-            fn find(library: NonNull<c_void>) -> Result<Self, String> {
-                Ok(Self {
-                    $($field: {
-                        let at = symbol(library, $symbol)?;
-                        // SAFETY: the symbol is the function of that name, whose C declaration in librados.h is this one since version 14.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(at) }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
-library! {
+library_functions! {
+    /// The functions of the library that are used, as librados.h declares them since version 14.
+    pub(super) struct Lib;
     create: c"rados_create", fn(*mut Raw, *const c_char) -> c_int;
     read_conf: c"rados_conf_read_file", fn(Raw, *const c_char) -> c_int;
     parse_env: c"rados_conf_parse_env", fn(Raw, *const c_char) -> c_int;
@@ -82,16 +68,6 @@ library! {
     notify_ack: c"rados_notify_ack", fn(Raw, *const c_char, u64, u64, *const c_char, c_int) -> c_int;
 }
 
-fn symbol(library: NonNull<c_void>, name: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: the library is loaded and never unloaded, and the name ends in NUL.
-    let at = unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) };
-    if at.is_null() {
-        let (library, name) = (NAME.to_string_lossy(), name.to_string_lossy());
-        return Err(format!("{library} has no {name}: it is older than Ceph 14: {REMEDY}"));
-    }
-    Ok(at)
-}
-
 static LIB: OnceLock<Result<Lib, String>> = OnceLock::new();
 
 /// Loads the library, once.
@@ -103,24 +79,5 @@ pub fn load() -> Result<(), String> {
 }
 
 pub(super) fn lib() -> Result<&'static Lib, String> {
-    LIB.get_or_init(|| Lib::load(NAME)).as_ref().map_err(Clone::clone)
-}
-
-impl Lib {
-    fn load(name: &CStr) -> Result<Self, String> {
-        // SAFETY: the name ends in NUL. What the library does when it is loaded is its own.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        let library = NonNull::new(library).ok_or_else(|| {
-            // SAFETY: the text, if there is one, ends in NUL and is this thread's.
-            let said = unsafe { libc::dlerror() };
-            let said = if said.is_null() {
-                name.to_string_lossy()
-            } else {
-                // SAFETY: as above.
-                unsafe { CStr::from_ptr(said) }.to_string_lossy()
-            };
-            format!("librados cannot be loaded ({said}): {REMEDY}")
-        })?;
-        Self::find(library)
-    }
+    LIB.get_or_init(|| Lib::find(&LIBRADOS.load()?)).as_ref().map_err(Clone::clone)
 }

@@ -74,6 +74,7 @@ pub enum Told {
 /// Who is told.
 pub type Notice = Box<dyn Fn(Told) + Send + Sync>;
 
+// SAFETY: only the library calls it and the next, with the box that the watch was given, and with as many bytes as it says.
 unsafe extern "C" fn notified(
     notice: *mut c_void,
     id: u64,
