@@ -668,6 +668,18 @@ pub enum Bug {
     LowestFirst = 459,
     /// An fsync for what was left in the log for the next look counts as one for what is not there.
     LeftTakenForMissing = 460,
+    /// A node that joins takes over blocks by their checksums, whatever bytes they hold.
+    TakenOverRotten = 461,
+    /// A node that joins takes over what it had, whatever it should be.
+    TakenOverUnseen = 462,
+    /// The end of a snapshot does not wait for what the node lacks of what it was offered.
+    OfferUnawaited = 463,
+    /// A file that shares blocks is cloned from one of which they are not there yet.
+    CloneUnawaited = 464,
+    /// What is sent of a file because the node lacks it leaves the file changed just now.
+    WantedLeavesTimes = 465,
+    /// A node that joins takes over blocks of a file that was changed by their checksums alone.
+    DoubtedTaken = 466,
 }
 
 impl Bug {
@@ -2112,6 +2124,36 @@ impl Bug {
             Bug::LeftTakenForMissing,
             "left-taken-for-missing",
             "an fsync for what was left in the log for the next look counts as one for what is not there",
+        ),
+        (
+            Bug::TakenOverRotten,
+            "taken-over-rotten",
+            "a node that joins takes over blocks by their checksums, whatever bytes they hold",
+        ),
+        (
+            Bug::TakenOverUnseen,
+            "taken-over-unseen",
+            "a node that joins takes over what it had, whatever it should be",
+        ),
+        (
+            Bug::OfferUnawaited,
+            "offer-unawaited",
+            "the end of a snapshot does not wait for what the node lacks of what it was offered",
+        ),
+        (
+            Bug::CloneUnawaited,
+            "clone-unawaited",
+            "a file that shares blocks is cloned from one of which they are not there yet",
+        ),
+        (
+            Bug::WantedLeavesTimes,
+            "wanted-leaves-times",
+            "what is sent of a file because the node lacks it leaves the file changed just now",
+        ),
+        (
+            Bug::DoubtedTaken,
+            "doubted-taken",
+            "a node that joins takes over blocks of a file that was changed by their checksums alone",
         ),
         (Bug::KeptEarly, "kept-early", "a chunk that is on its way into the ring is acknowledged"),
         (Bug::PublishedUnkept, "published-unkept", "what is on its way into the ring is published"),

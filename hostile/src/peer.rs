@@ -7,6 +7,7 @@ use std::sync::Arc;
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use service::core::Event;
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
+use service::core::offer::{Doubt, Offered, Part};
 use storage::format::chunk::ChunkHeader;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
@@ -87,7 +88,7 @@ impl World {
         let some = |input: &mut Input<'_>| -> Vec<InodeId> {
             (0..input.below(20)).map(|_| forge::inode(input, &self.known)).collect()
         };
-        match input.below(35) {
+        match input.below(37) {
             0 => Message::Chunk { all_acked: seq, chunk: self.chunk(n, input) },
             1 => Message::ChunkAck { seq },
             2 => Message::ClientUp {
@@ -130,7 +131,7 @@ impl World {
             15 => Message::Position { seq },
             16 => Message::StreamWant { from: seq },
             17 => Message::Resume { seq, last: seq },
-            18 => Message::SnapshotWant { incarnation: input.odd() },
+            18 => Message::SnapshotWant { incarnation: input.odd(), had: input.flag() },
             19 => {
                 let ask = match input.below(3) {
                     0 => LockAsk::Set { lock: forge::lock(input), wait: input.odd() },
@@ -163,6 +164,21 @@ impl World {
                 Message::LockSole { client, ino, token, says }
             }
             33 => Message::LockSoleTold { client, ino, token, given: input.flag() },
+            35 => {
+                let crcs = (0..=input.below(9)).map(|_| input.odd() as u32).collect();
+                let sure = vec![Part { ino, first: input.below(20) as u64, count: 3 }];
+                let first = input.below(20) as u64;
+                let (piece, id) = (input.below(3) as u32, input.below(3) as u64);
+                let offers = vec![Offered { ino, first, crcs }];
+                Message::SnapshotOffer { seq, piece, id, offers, sure }
+            }
+            36 => {
+                let (first, count) = (input.below(20) as u64, 1 + input.below(20) as u32);
+                let lacks = vec![Part { ino, first, count }];
+                let (piece, id) = (input.below(3) as u32, input.below(3) as u64);
+                let doubts = vec![Doubt { part: lacks[0], keyed: input.odd() }];
+                Message::SnapshotLack { seq, piece, id, lacks, doubts }
+            }
             34 => Message::LockHeir { client, heir: ClientId(input.odd()) },
             29 => Message::Kept { client, inodes: some(input) },
             30 => Message::Pinned { client, inodes: some(input), rights: some(input) },

@@ -31,6 +31,7 @@ mod locking;
 pub mod locks;
 mod member;
 pub mod message;
+pub mod offer;
 mod part;
 mod parts;
 mod past;
@@ -237,8 +238,9 @@ pub struct Counters {
     pub fetched_bytes: u64,
     pub kept_bytes: u64,
     pub kept_inline: u64,
-    /// Bytes of snapshots that this node took in to join.
+    /// Bytes of snapshots that this node took in to join, and bytes of its own that it took over instead.
     pub snapshot_bytes: u64,
+    pub taken_over_bytes: u64,
     /// Nodes that came back, and were sent what they had missed of the stream.
     pub returns: u64,
     pub locks: u64,
@@ -699,10 +701,19 @@ impl Node {
                 self.return_wanted(from, incarnation, (last, epoch), published);
                 Ok(())
             }
-            Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation),
+            Message::SnapshotWant { incarnation, had } => {
+                self.snapshot_wanted(from, incarnation, had)
+            }
             Message::SnapshotAck { seq, piece } => {
                 self.snapshot_acked(from, seq, piece);
                 Ok(())
+            }
+            Message::SnapshotLack { seq, piece, id, lacks, doubts } => {
+                self.offer_answered(from, seq, (piece, id), &lacks, &doubts);
+                Ok(())
+            }
+            Message::SnapshotOffer { seq, piece, id, offers, sure } if from_head => {
+                self.offer_arrived(seq, (piece, id), &offers, &sure)
             }
             Message::Snapshot { seq, piece, last_inode, end, waits, raw } if from_head => {
                 self.snapshot_arrived(seq, piece, last_inode, (end, waits), &raw)
@@ -783,9 +794,10 @@ impl Node {
             Message::StreamWant { .. } => {
                 from_head || self.successor() == Some(from) || self.is_head() && joins
             }
-            Message::SnapshotWant { .. } | Message::SnapshotAck { .. } | Message::Return { .. } => {
-                joins
-            }
+            Message::SnapshotWant { .. }
+            | Message::SnapshotAck { .. }
+            | Message::SnapshotLack { .. }
+            | Message::Return { .. } => joins,
             Message::Position { .. }
             | Message::ChunkAck { .. }
             | Message::Kept { .. }

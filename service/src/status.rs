@@ -212,6 +212,7 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["too_few_replicas"] = status.too_few.into();
     object["counters"]["locks"] = c.locks.into();
     object["counters"]["snapshot_bytes"] = c.snapshot_bytes.into();
+    object["counters"]["taken_over_bytes"] = c.taken_over_bytes.into();
     object["counters"]["returns"] = c.returns.into();
     object["counters"]["locks_refused"] = c.locks_refused.into();
     object["counters"]["soles"] = c.soles.into();

@@ -260,6 +260,8 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
         limits.release_step = if keeps_chunks { 1 << 40 } else { limits.release_step };
         return limits;
     }
+    let mut offered = Random::new(random.clone().next_u64() ^ 0x0ffe4);
+    let offers = [limits.offer_blocks, 0, 1, 1 + offered.below(8)][offered.below(4) as usize];
     let mut small = |shipped: u64, least: u64, most: u64| {
         let drawn = least + random.below(most - least + 1);
         if random.chance(1, 2) { shipped } else { drawn }
@@ -274,6 +276,7 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
     limits.release_step = small(limits.release_step, 1, 4);
     // Joins by a snapshot in every other history, and not only where too much was missed.
     limits.returns = small(limits.returns.into(), 0, 0) as u32;
+    limits.offer_blocks = offers;
     limits.stash = small(limits.stash as u64, 0, 3) as usize;
     limits.shared_bytes = small(limits.shared_bytes as u64, 1, 3000) as usize;
     limits.shared_window = small(limits.shared_window, 1, 9000);

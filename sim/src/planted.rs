@@ -74,6 +74,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (450..451, "service/tests/node/epochs.rs"),
     (451..453, "service/tests/node/work.rs"),
     (453..455, "service/src/core/frame.rs"),
+    (461..467, "service/tests/node/offers.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

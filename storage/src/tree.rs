@@ -17,6 +17,7 @@ mod cache;
 mod scrub;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
@@ -177,6 +178,20 @@ impl Tree {
         let mut tree = Self::with(media, pages, cache_pages, root, 0);
         tree.root.page = tree.allocate(0)?;
         Ok(tree)
+    }
+
+    /// Drops all that is in it. The caller has published what was changed before.
+    pub fn clear(&mut self) -> Result<(), Fault> {
+        assert!(
+            self.working == self.published + 1 && self.freed.is_empty() && self.dirty.is_empty()
+        );
+        let viewed: BTreeSet<u64> = self.held.iter().map(|(dropped, _)| dropped.page).collect();
+        let pages = (0..self.used.len).filter(|n| self.used.get(*n) && !viewed.contains(n));
+        // When each was written does not matter: who views any of them views a state that is published.
+        self.freed = pages.map(|page| Dropped { page, written: 0 }).collect();
+        self.pending += self.freed.len() as u64;
+        self.root = Root { page: self.allocate(0)?, level: 0 };
+        Ok(())
     }
 
     fn with(media: Arc<dyn Media>, pages: u64, cache: usize, root: Root, published: u64) -> Self {

@@ -25,6 +25,7 @@ mod copies;
 mod data;
 mod digest;
 mod invariants;
+mod kept;
 mod names;
 mod parts;
 mod publish;
@@ -59,6 +60,7 @@ pub use crate::tree::Fault;
 use crate::tree::{Pin, Root, Tree};
 pub use copies::{CopyItem, Summing, back_copies, read_block, read_sum, run_copies, summing_at};
 pub use digest::DIFFERENCES_MAX;
+pub use kept::Keyed;
 pub use publish::Sealed;
 pub use quota::{AccountId, Amount};
 pub(crate) use share::append as append_shared;
@@ -380,8 +382,10 @@ impl Volume {
     }
 
     fn make_root(&mut self, params: &Params) -> Result<(), Fault> {
-        self.add_arena(ARENA_WORLD, ReadClass::World)?;
-        self.add_arena(ARENA_SERVICE, ReadClass::Service)?;
+        if self.space.arenas().next().is_none() {
+            self.add_arena(ARENA_WORLD, ReadClass::World)?;
+            self.add_arena(ARENA_SERVICE, ReadClass::Service)?;
+        }
         let now = Stamp::from_nanos(params.time);
         let inode = Inode {
             mode: item::S_IFDIR | (params.mode & 0o7777),

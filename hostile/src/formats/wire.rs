@@ -9,6 +9,7 @@ use cluster::limits::BODY_MAX;
 use cluster::wire::{FrameHead, Hello, Refusal};
 use service::core::heal::Answer;
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
+use service::core::offer::{Doubt, Offered, Part};
 use service::link::Packet;
 use storage::format::control::LeaseMode;
 use storage::format::item::ReadClass;
@@ -101,6 +102,8 @@ fn node_messages() -> Vec<Vec<u8>> {
         Lock { space: LockSpace::Record, kind: LockKind::Read, owner: 1, pid: 2, start: 3, end: 4 };
     let identity = Identity { uid: 1, gid: 2, groups: vec![3, 4] };
     let leases = inodes.iter().map(|i| (*i, mode)).collect();
+    let part = Part { ino, first: 1, count: 2 };
+    let offered = Offered { ino, first: 2, crcs: vec![1, 2, 3] };
     let want = |ask| Message::LockWant { client, ino, token, ask };
     let sole = |says| Message::LockSole { client, ino, token, says };
     let all = [
@@ -146,7 +149,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Position { seq },
         Message::StreamWant { from: seq },
         Message::Resume { seq, last: seq },
-        Message::SnapshotWant { incarnation: 7 },
+        Message::SnapshotWant { incarnation: 7, had: true },
         Message::Snapshot {
             seq,
             piece: 1,
@@ -156,6 +159,14 @@ fn node_messages() -> Vec<Vec<u8>> {
             raw: vec![7; 64],
         },
         Message::SnapshotAck { seq, piece: 1 },
+        Message::SnapshotOffer { seq, piece: 1, id: 3, offers: vec![offered], sure: vec![part] },
+        Message::SnapshotLack {
+            seq,
+            piece: 1,
+            id: 3,
+            lacks: vec![part],
+            doubts: vec![Doubt { part, keyed: 4 }],
+        },
         want(LockAsk::Set { lock, wait: 1 }),
         want(LockAsk::Test { lock }),
         want(LockAsk::Cancel { wait: 1 }),

@@ -9,15 +9,19 @@
 //! earlier of the two is where they part. If the head's ring has what comes then, and the node has published nothing beyond, it cuts its ring there and
 //! gets the rest: nothing of the volume is copied. Else it takes a snapshot.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
 use base::{Epoch, InodeId, Nanos, NodeId, StreamSeq};
+use storage::format::item::Run;
+use storage::limits::BLOCK_BYTES;
 use storage::media::Segment;
-use storage::volume::{Params, Refusal, Volume, back_copies, run_copies};
+use storage::volume::{Fault, Params, Refusal, View, Volume, back_copies, run_copies};
 
 use super::head::NUMBERS_END;
 use super::message::Message;
+use super::offer::{COMPARED, Doubt, Offered, Part};
 use super::{Effect, Failure, Node, entries};
 
 /// A joining node that hears nothing asks again after this time.
@@ -54,6 +58,14 @@ pub(super) struct Behind {
 pub(super) struct Incoming {
     /// The snapshot of which pieces have arrived, and the piece that is next.
     begun: Option<(StreamSeq, u32)>,
+    /// What the volume held before, and before other snapshots that did not come to their end: the newest last.
+    kept: Vec<View>,
+    /// All of it that files before this one had is let go, or decided.
+    let_go: InodeId,
+    /// Offers were decided of files up to this one.
+    decided: InodeId,
+    /// What may be taken over when the head has compared it, by file and first block.
+    doubted: BTreeMap<(InodeId, u64), Vec<Run>>,
 }
 
 impl Node {
@@ -63,7 +75,9 @@ impl Node {
         self.report_past();
         self.member.stash.clear();
         (self.member.dropped, self.member.whole_in) = (None, None);
-        self.member.incoming = Some(Incoming::default());
+        // A snapshot that is half here has more to go on from than its half.
+        let kept = self.member.incoming.take().map_or_else(Vec::new, |before| before.kept);
+        self.member.incoming = Some(Incoming { kept, ..Incoming::default() });
         let returns = self.may_return();
         let Some(join) = self.part.join_mut() else { return };
         let returning = returns.then_some(0);
@@ -246,7 +260,9 @@ impl Node {
 
     fn want_snapshot(&mut self) {
         self.env.out.push(Effect::Wipes);
-        self.to_head(Message::SnapshotWant { incarnation: self.env.config.incarnation });
+        let had = self.volume.sums_base().is_some() && self.volume.root().inodes > 1;
+        let incarnation = self.env.config.incarnation;
+        self.to_head(Message::SnapshotWant { incarnation, had });
     }
 
     /// It is in the chain: what it asked for since it had everything will not come.
@@ -299,19 +315,8 @@ impl Node {
             return Ok(());
         }
         self.env.counters.snapshot_bytes += raw.len() as u64;
-        let Some(incoming) = &mut self.member.incoming else { return Ok(()) };
-        // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
-        // which its end alone would be a state with nothing in it.
-        let headless = planted(Bug::SnapshotHeadless) && incoming.begun.is_none();
-        if piece != 0 && incoming.begun != Some((seq, piece)) && !headless {
+        if !self.is_next_piece(seq, piece)? {
             return Ok(());
-        }
-        incoming.begun = Some((seq, piece + 1));
-        if let Some(join) = self.part.join_mut() {
-            join.joining_at = self.env.now;
-        }
-        if (piece == 0 || headless) && !planted(Bug::JoinKeepsOld) {
-            self.wipe(seq)?;
         }
         let Some((segment, base)) = self.ring.next_body(raw.len()) else {
             return Err(Failure::Diverged(seq, "a snapshot piece exceeds the stream ring".into()));
@@ -329,29 +334,20 @@ impl Node {
         for entry in entries(raw, 0) {
             let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
             let source = (segment, base + offset as u64 + 64);
-            let mut applied = self.volume.apply(&header, &op, source);
-            if matches!(applied, Err(Refusal::NeedsPublish)) {
-                self.publish_piece()?;
-                applied = self.volume.apply(&header, &op, source);
-            }
-            match applied {
-                Ok(_) => {}
-                Err(Refusal::Fault(fault)) => return Err(fault.into()),
-                // Content of a file that was removed or cut since: the stream says so, too.
-                Err(Refusal::NoEntry) => {}
-                Err(refusal) => {
-                    return Err(Failure::Diverged(seq, format!("snapshot: {refusal}")));
-                }
-            }
+            let applied = self.with_room(|volume| volume.apply(&header, &op, source))?;
+            refused(seq, applied)?;
         }
         self.publish_piece()?;
         self.to_head(Message::SnapshotAck { seq, piece });
         if end {
+            self.volume.let_all_go();
+            self.member.incoming = None;
             let sealed = self.volume.seal(seq, self.view.epoch, &[])?;
-            self.volume.publish(sealed)?;
+            let freed = self.volume.publish(sealed)?;
+            self.member.discards.extend(freed);
             (self.member.applied, self.member.published) = (seq, seq);
             self.ring.restart(seq)?;
-            (self.member.incoming, self.member.whole_in) = (None, Some(self.view.epoch));
+            self.member.whole_in = Some(self.view.epoch);
             if let Some(join) = self.part.join_mut() {
                 join.joined_at = self.env.now;
             }
@@ -365,12 +361,163 @@ impl Node {
         Ok(())
     }
 
+    /// Whether that piece is the one that is next; with the first the volume is emptied.
+    fn is_next_piece(&mut self, seq: StreamSeq, piece: u32) -> Result<bool, Failure> {
+        let Some(incoming) = &mut self.member.incoming else { return Ok(false) };
+        // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
+        // which its end alone would be a state with nothing in it.
+        let headless = planted(Bug::SnapshotHeadless) && incoming.begun.is_none();
+        if piece != 0 && incoming.begun != Some((seq, piece)) && !headless {
+            return Ok(false);
+        }
+        incoming.begun = Some((seq, piece + 1));
+        if let Some(join) = self.part.join_mut() {
+            join.joining_at = self.env.now;
+        }
+        if (piece == 0 || headless) && !planted(Bug::JoinKeepsOld) {
+            self.wipe(seq)?;
+        }
+        Ok(true)
+    }
+
+    /// A piece that offers what this node may have: takes over what it has.
+    pub(super) fn offer_arrived(
+        &mut self,
+        seq: StreamSeq,
+        (piece, id): (u32, u64),
+        offers: &[Offered],
+        sure: &[Part],
+    ) -> Result<(), Failure> {
+        if self.part.join().is_some_and(|join| join.returning.is_some())
+            || !self.is_next_piece(seq, piece)?
+        {
+            return Ok(());
+        }
+        let (mut lacks, mut doubts) = (Vec::new(), Vec::new());
+        for offered in offers {
+            self.offered(seq, id, offered, &mut lacks, &mut doubts)?;
+        }
+        for part in sure {
+            if !self.take_over(seq, part)? {
+                lacks.push(*part);
+            }
+        }
+        self.publish_piece()?;
+        self.to_head(Message::SnapshotLack { seq, piece, id, lacks, doubts });
+        Ok(())
+    }
+
+    /// Looks for what is offered in what was here: what has the right checksums is to be compared.
+    fn offered(
+        &mut self,
+        seq: StreamSeq,
+        key: u64,
+        offered: &Offered,
+        lacks: &mut Vec<Part>,
+        doubts: &mut Vec<Doubt>,
+    ) -> Result<(), Failure> {
+        let Offered { ino, first, crcs } = offered;
+        let ino = *ino;
+        let Some(incoming) = &mut self.member.incoming else { return Ok(()) };
+        incoming.decided = incoming.decided.max(ino);
+        let mut rest = vec![(*first, crcs.len() as u64)];
+        // The newest first: it has what came last.
+        for before in incoming.kept.iter().rev() {
+            let mut left = Vec::new();
+            for (from, count) in rest {
+                let crcs = &crcs[(from - first) as usize..][..count as usize];
+                let found = self.volume.may_have(before, ino, from, crcs);
+                let Some((runs, lacks)) = refused(seq, found)? else { continue };
+                left.extend(lacks);
+                for runs in together(&runs) {
+                    let (first, end) = (runs[0].file, runs[runs.len() - 1].end());
+                    let part = Part { ino, first, count: (end - first) as u32 };
+                    let keyed = self.volume.keyed_of(&runs, key)?;
+                    doubts.push(Doubt { part, keyed });
+                    incoming.doubted.insert((ino, first), runs);
+                }
+            }
+            rest = left;
+        }
+        let part = |(first, count): (u64, u64)| Part { ino, first, count: count as u32 };
+        lacks.extend(rest.into_iter().map(part));
+        Ok(())
+    }
+
+    /// Takes over what was found to be the same. `false`: it is there no more.
+    fn take_over(&mut self, seq: StreamSeq, part: &Part) -> Result<bool, Failure> {
+        let Some(incoming) = &mut self.member.incoming else { return Ok(false) };
+        let Some(runs) = incoming.doubted.remove(&(part.ino, part.first)) else {
+            return Ok(false);
+        };
+        if runs.last().is_none_or(|run| run.end() != part.end()) {
+            return Ok(false);
+        }
+        let taken = self.with_room(|volume| volume.take_over(part.ino, &runs))?;
+        let taken = refused(seq, taken)?.unwrap_or(true);
+        self.env.counters.taken_over_bytes +=
+            if taken { u64::from(part.count) * BLOCK_BYTES } else { 0 };
+        Ok(taken)
+    }
+
+    /// What the volume held before the snapshot that is coming.
+    fn kept(&self) -> &[View] {
+        self.member.incoming.as_ref().map_or(&[], |incoming| &incoming.kept)
+    }
+
+    /// Does something to the volume, and makes room for it as far as that takes some: by publishing, by letting go
+    /// of what can be taken over no more, and of all of it at last.
+    fn with_room<T>(
+        &mut self,
+        mut apply: impl FnMut(&mut Volume) -> Result<T, Refusal>,
+    ) -> Result<Result<T, Refusal>, Failure> {
+        for tried in 0.. {
+            let done = apply(&mut self.volume);
+            let lacks = matches!(done, Err(Refusal::NeedsPublish));
+            match tried {
+                0 if lacks => {}
+                1 if lacks && !self.kept().is_empty() => self.let_go_decided()?,
+                2 if lacks && !self.kept().is_empty() => {
+                    log::info!(
+                        "what was here before is given up: there is no room for it beside what comes"
+                    );
+                    if let Some(incoming) = &mut self.member.incoming {
+                        incoming.kept.clear();
+                    }
+                    self.volume.let_all_go();
+                }
+                _ => return Ok(done),
+            }
+            self.publish_piece()?;
+        }
+        Ok(Err(Refusal::NeedsPublish))
+    }
+
+    /// Lets go of what files had before of which all that was offered is decided.
+    fn let_go_decided(&mut self) -> Result<(), Failure> {
+        let Some(incoming) = &mut self.member.incoming else { return Ok(()) };
+        let doubted = incoming.doubted.keys().next().map_or(InodeId(u64::MAX), |(ino, _)| *ino);
+        let upto = incoming.decided.min(doubted);
+        for before in &incoming.kept {
+            let mut at = incoming.let_go;
+            while let Some(ino) = before.inodes_after(at, 1)?.first().copied()
+                && ino < upto
+            {
+                self.volume.let_go(before, ino)?;
+                at = ino;
+            }
+        }
+        incoming.let_go = incoming.let_go.max(InodeId(upto.0.saturating_sub(1)));
+        Ok(())
+    }
+
     /// Publishes a part of a snapshot, as a state of before the stream.
     fn publish_piece(&mut self) -> Result<(), Failure> {
         let sealed = self.volume.seal(StreamSeq(0), self.view.epoch, &[])?;
         back_copies(&*self.env.media, &sealed.copies)?;
         run_copies(&*self.env.media, &sealed.copies)?;
-        self.volume.publish(sealed)?;
+        let freed = self.volume.publish(sealed)?;
+        self.member.discards.extend(freed);
         Ok(())
     }
 
@@ -392,15 +539,16 @@ impl Node {
             gid: 0,
             mode: 0o755,
         };
+        let kept = self.keep_old(&params)?;
         for segment in self.env.media.segments()? {
             match segment {
                 Segment::Log(_) if planted(Bug::JoinKeepsLogs) => {}
                 Segment::Log(_) => self.env.media.remove(segment)?,
                 // Emptied, not removed: hostd and clients have them mapped.
-                Segment::Arena(_) | Segment::Tree => {
+                Segment::Arena(_) | Segment::Tree if !kept => {
                     self.env.media.discard(segment, 0, self.env.media.size(segment)?)?;
                 }
-                Segment::Super | Segment::Stream | Segment::Clients => {}
+                _ => {}
             }
         }
         if !planted(Bug::JoinKeepsLogs) {
@@ -413,9 +561,69 @@ impl Node {
         self.member.settled.clear();
         self.member.stash.clear();
         self.member.dirty.clear();
-        self.volume = Volume::format(Arc::clone(&self.env.media), &params)?;
+        if !kept {
+            self.volume = Volume::format(Arc::clone(&self.env.media), &params)?;
+        }
         self.ring.restart(seq)?;
         (self.member.applied, self.member.published) = (StreamSeq(0), StreamSeq(0));
         Ok(())
+    }
+
+    /// Begins the volume anew beside what it holds. `false`: that is damaged, or cannot be told apart from what comes.
+    fn keep_old(&mut self, params: &Params) -> Result<bool, Failure> {
+        if self.volume.sums_base().is_none() || self.env.config.limits.offer_blocks == 0 {
+            return Ok(false);
+        }
+        if self.kept().is_empty() {
+            // What was applied and not published goes.
+            match Volume::open(Arc::clone(&self.env.media)) {
+                Ok(volume) => self.volume = volume,
+                Err(Fault::Media(e)) => return Err(e.into()),
+                Err(fault) => {
+                    log::warn!("nothing of what was here is taken over: {fault}");
+                    return Ok(false);
+                }
+            }
+        }
+        let view = self.volume.begin_anew(params)?;
+        if let Some(incoming) = &mut self.member.incoming {
+            incoming.kept.push(view);
+            incoming.doubted.clear();
+            (incoming.let_go, incoming.decided) = (InodeId::NONE, InodeId::NONE);
+        }
+        Ok(true)
+    }
+}
+
+/// Runs that lie one behind the other in a file, as far as they are compared at a time.
+fn together(runs: &[Run]) -> Vec<Vec<Run>> {
+    let mut found: Vec<Vec<Run>> = Vec::new();
+    for run in runs {
+        let mut at = run.file;
+        while at < run.end() {
+            let goes_on = found.last_mut().filter(|group| {
+                let (first, end) = (group[0].file, group[group.len() - 1].end());
+                end == at && end - first < COMPARED
+            });
+            let room = goes_on.as_ref().map_or(COMPARED, |group| COMPARED - (at - group[0].file));
+            let part = run.cut(at, at + room);
+            at = part.end();
+            match goes_on {
+                Some(group) => group.push(part),
+                None => found.push(vec![part]),
+            }
+        }
+    }
+    found
+}
+
+/// What a refusal in the middle of a snapshot means.
+fn refused<T>(seq: StreamSeq, done: Result<T, Refusal>) -> Result<Option<T>, Failure> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        // Content of a file that was removed or cut since: the stream says so, too.
+        Err(Refusal::NoEntry) => Ok(None),
+        Err(Refusal::Fault(fault)) => Err(fault.into()),
+        Err(refusal) => Err(Failure::Diverged(seq, format!("snapshot: {refusal}"))),
     }
 }

@@ -5,6 +5,8 @@ use storage::format::rpc;
 use storage::format::sole::SOLE_FILES;
 use storage::limits::{LEASE_SLOTS, RPC_SLOT_BYTES};
 
+use super::offer::OFFER_BLOCKS;
+
 /// Bytes of a reply's lists.
 pub const LIST_BYTES: usize = RPC_SLOT_BYTES - 8192;
 
@@ -45,6 +47,8 @@ pub struct Limits {
     /// How often who comes back asks for the rest of the stream, before it asks for a snapshot: a head of an older version
     /// does not answer.
     pub returns: u32,
+    /// Blocks of a file that are offered at a time to a node that joins and may have them (`core::offer`); 0: all is sent.
+    pub offer_blocks: u64,
     /// Chunks kept that came before others.
     pub stash: usize,
     /// Chunks sent again at a time.
@@ -130,6 +134,7 @@ impl Limits {
         release_step: 32,
         recent_bytes: 8 << 20,
         returns: 4,
+        offer_blocks: OFFER_BLOCKS,
         stash: 256,
         resend: 64,
         fetch_bytes: 1 << 20,

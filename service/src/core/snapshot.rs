@@ -12,7 +12,8 @@
 //! Content is read from the volume as it is when its turn has come, and may be newer than the moment. Blocks that files share
 //! are sent once, and as clones after that; blocks that are reserved and not written are reserved there, too. So the node
 //! has as much room as all others, and takes as head nothing that does not fit them. Blocks that a file has been given since the
-//! moment are left out: so they fit, also if another file has given them up. The
+//! moment are left out: so they fit, also if another file has given them up. To a node that may have the content from before
+//! it is offered first (`offer`), and what it lacks is sent between the rest. The
 //! stream that follows says the same again; operations that use content which is there (`CloneRange`, `Shift`)
 //! end the snapshot, and the node asks for another.
 //!
@@ -32,6 +33,7 @@ use storage::volume::{AccountId, Place, View, Volume};
 
 use super::head::Head;
 use super::message::Message;
+use super::offer::{Asked, COMPARED, Doubt, OFFERED_A_TURN, Offered, Offers, Part};
 use super::{Effect, Failure, Node};
 
 /// Bytes of synthetic entries after which a turn ends.
@@ -69,6 +71,7 @@ pub(super) struct Outgoing {
     heard: Nanos,
     /// What comes next is being mended; it is tried again then.
     pause: Nanos,
+    offers: Offers,
 }
 
 impl Outgoing {
@@ -78,8 +81,9 @@ impl Outgoing {
     }
 
     /// Whether the next piece may be sent.
-    const fn is_open(&self) -> bool {
-        self.dump.is_some() && self.number < self.acked.saturating_add(WINDOW)
+    fn is_open(&self) -> bool {
+        let goes_on = self.dump.as_ref().is_some_and(|dump| !dump.waits(&self.offers, false));
+        goes_on && self.number < self.acked.saturating_add(WINDOW)
     }
 
     /// The number of the next message.
@@ -101,6 +105,8 @@ enum Stage {
     Inodes(InodeId),
     /// Content of a file, from here on.
     Content(InodeId, u64),
+    /// What the node lacks of what it was offered.
+    Lacking,
     Done,
 }
 
@@ -114,6 +120,8 @@ struct Dump {
     /// Files with several names, of which one has been told.
     linked: BTreeSet<InodeId>,
     shared: SharedSent,
+    /// Blocks were offered that others share, who are to be cloned when they are there.
+    shared_offered: bool,
 }
 
 /// Blocks that files share and that were sent as bytes of one of them: the others are sent as clones
@@ -161,11 +169,38 @@ impl Dump {
         let dirs = VecDeque::from([InodeId::ROOT]);
         let (stage, linked, shared) =
             (Stage::Orphans(InodeId::NONE), BTreeSet::new(), SharedSent::default());
-        Self { view, stage, dirs, linked, shared }
+        Self { view, stage, dirs, linked, shared, shared_offered: false }
+    }
+
+    /// Whether nothing can be done before the node has answered, in this turn also what was `made` in it.
+    fn waits(&self, offers: &Offers, made: bool) -> bool {
+        let must = self.stage == Stage::Lacking && !planted(Bug::OfferUnawaited)
+            || self.shared_offered && !planted(Bug::CloneUnawaited);
+        must && offers.asked.is_empty() && (made || !offers.are_settled())
     }
 
     /// Goes on, over at most `steps` names or inodes; says over how many it did.
-    fn step(&mut self, now: &Volume, steps: u32, out: &mut Synthetic) -> Result<u32, Failure> {
+    fn step(
+        &mut self,
+        now: &Volume,
+        steps: u32,
+        offers: &mut Offers,
+        out: &mut Synthetic,
+    ) -> Result<u32, Failure> {
+        match offers.asked.pop_front() {
+            Some(Asked::Lack(part)) => {
+                if let Some(rest) = self.lacking(now, part, out)? {
+                    offers.asked.push_front(Asked::Lack(rest));
+                }
+                return Ok(1);
+            }
+            Some(Asked::Doubt(doubt)) => {
+                self.doubted(now, doubt, offers, out)?;
+                return Ok(1);
+            }
+            None => {}
+        }
+        self.shared_offered &= !offers.are_settled();
         match self.stage {
             Stage::Names(cookie) => return self.names(cookie, steps, out),
             Stage::Orphans(after) => self.orphan(after, out)?,
@@ -175,11 +210,11 @@ impl Dump {
             }
             Stage::Inodes(after) => match self.view.inodes_after(after, 1)?.first() {
                 Some(ino) => self.begin_inode(*ino, out)?,
-                None => self.stage = Stage::Done,
+                None => self.stage = Stage::Lacking,
             },
             Stage::Content(ino, at) => {
                 let Some(record) = self.view.attr(ino)? else { return Err(vanished(ino)) };
-                match content(&self.view, now, out, &mut self.shared, ino, at, record.size)? {
+                match self.content(now, out, &record, at, offers.blocks)? {
                     Some(to) => self.stage = Stage::Content(ino, to),
                     None => {
                         // Writing it has changed the times.
@@ -188,17 +223,66 @@ impl Dump {
                     }
                 }
             }
+            Stage::Lacking => self.stage = Stage::Done,
             Stage::Done => {}
         }
         Ok(1)
     }
 
     /// The file whose content is read next.
-    const fn reads(&self) -> Option<InodeId> {
-        match self.stage {
-            Stage::Content(ino, _) => Some(ino),
+    fn reads(&self, offers: &Offers) -> Option<InodeId> {
+        match (offers.asked.front(), self.stage) {
+            (Some(asked), _) => Some(asked.ino()),
+            (None, Stage::Content(ino, _)) => Some(ino),
             _ => None,
         }
+    }
+
+    /// Some of what the node lacks; what is left of that.
+    fn lacking(
+        &self,
+        now: &Volume,
+        part: Part,
+        out: &mut Synthetic,
+    ) -> Result<Option<Part>, Failure> {
+        // Whoever answers may name anything.
+        let Some(record) = self.view.attr(part.ino)? else { return Ok(None) };
+        let (at, end) = (part.first * BLOCK_BYTES, part.end() * BLOCK_BYTES);
+        let to = match self.next_content(now, part.ino, at, record.size)? {
+            Some(Next::Bytes { from, to, .. }) if from < end => {
+                // What is rotten here is mended first.
+                self.bytes(now, out, part.ino, (from, to.min(end)))?.unwrap_or(at)
+            }
+            Some(Next::Bytes { .. }) | None => end,
+            Some(Next::Reserved { end, .. } | Next::Skip(end)) => end,
+        };
+        let first = to.div_ceil(BLOCK_BYTES);
+        if first < part.end() {
+            return Ok(Some(Part { first, count: (part.end() - first) as u32, ..part }));
+        }
+        if !planted(Bug::WantedLeavesTimes) {
+            out.times(&record);
+        }
+        Ok(None)
+    }
+
+    /// Compares what the node may have: it is to take it over, or it lacks it. (That stands behind what else was asked.)
+    fn doubted(
+        &self,
+        now: &Volume,
+        doubt: Doubt,
+        offers: &mut Offers,
+        out: &mut Synthetic,
+    ) -> Result<(), Failure> {
+        let part = doubt.part;
+        out.compared += u64::from(part.count);
+        let comes_to = now.keyed(part.ino, part.first, part.end(), offers.id)?;
+        if comes_to == Some(doubt.keyed) || planted(Bug::DoubtedTaken) {
+            out.sure.push(part);
+        } else {
+            offers.asked.push_back(Asked::Lack(part));
+        }
+        Ok(())
     }
 
     /// Names of one directory.
@@ -355,70 +439,155 @@ fn vanished(ino: InodeId) -> Failure {
     Failure::Volume(storage::volume::Fault::Item { ino: ino.0, corrupt })
 }
 
-/// Content of a file from `at` on, holes left out; returns where to go on. None: there is no more.
-///
-/// Blocks that it has been given since the moment are left out: the stream brings them. So at no time does the node
-/// that joins need more room than the moment did, whatever went from one file to another in between.
-fn content(
-    then: &Volume,
-    now: &Volume,
-    out: &mut Synthetic,
-    sent: &mut SharedSent,
-    ino: InodeId,
-    at: u64,
-    size: u64,
-) -> Result<Option<u64>, Failure> {
-    let ([extent], [had]) = (&now.extents(ino, at, 1)?[..], &then.extents(ino, at, 1)?[..]) else {
-        return Ok(None);
-    };
-    let from = at.max(extent.offset).max(had.offset);
-    let end = (extent.offset + extent.len).min(had.offset + had.len);
-    if from >= end {
-        // The one ends before the other begins.
-        return Ok(Some(from));
+/// What comes next of the content of a file.
+enum Next {
+    /// Nothing up to there.
+    Skip(u64),
+    /// Blocks without content.
+    Reserved { from: u64, end: u64 },
+    /// Bytes in an extent.
+    Bytes { extent: Extent, from: u64, to: u64 },
+}
+
+/// Content, holes left out. Blocks that a file has been given since the moment are left out as well: the stream brings them. So at no
+/// time does the node that joins need more room than the moment did, whatever went from one file to another in between.
+impl Dump {
+    /// What comes at `at` or behind it. None: there is no more.
+    fn next_content(
+        &self,
+        now: &Volume,
+        ino: InodeId,
+        at: u64,
+        size: u64,
+    ) -> Result<Option<Next>, Failure> {
+        let then = &self.view;
+        let ([extent], [had]) = (&now.extents(ino, at, 1)?[..], &then.extents(ino, at, 1)?[..])
+        else {
+            return Ok(None);
+        };
+        let from = at.max(extent.offset).max(had.offset);
+        let end = (extent.offset + extent.len).min(had.offset + had.len);
+        Ok(Some(if from >= end {
+            // The one ends before the other begins.
+            Next::Skip(from)
+        } else if extent.unwritten {
+            Next::Reserved { from, end }
+        } else if from >= size {
+            // The file has become longer since the moment, which the stream says; something reserved may lie behind.
+            Next::Skip(end)
+        } else {
+            Next::Bytes { extent: *extent, from, to: end.min(size) }
+        }))
     }
-    if extent.unwritten {
-        let (offset, len, mode) = (from, end - from, KEEP_SIZE);
-        if !planted(Bug::ReservedUnsent) {
-            out.op(&Op::Fallocate { ino, offset, len, mode });
-        }
-        return Ok(Some(end));
-    }
-    if from >= size {
-        // The file has become longer since the moment, which the stream says; something reserved may lie behind.
-        return Ok(Some(end));
-    }
-    let mut to = end.min(size);
-    if extent.shared {
-        match sent.find(extent.arena, extent.arena_offset + (from - extent.offset)) {
-            Ok(run) => {
-                let to = to.min(from + run.len);
-                // Where one of the files ends the rest of the block is zeroes, also in the other.
-                let len = (to - from).min(run.end.saturating_sub(run.offset));
-                let (source, source_offset) = (run.ino, run.offset);
-                let zeroes = true;
-                out.op(&Op::CloneRange { ino, offset: from, len, source, source_offset, zeroes });
-                return Ok(Some(to.next_multiple_of(BLOCK_BYTES)));
+
+    /// Content of a file from `at` on, or an offer of it; returns where to go on. None: there is no more.
+    fn content(
+        &mut self,
+        now: &Volume,
+        out: &mut Synthetic,
+        record: &InodeRecord,
+        at: u64,
+        blocks: u64,
+    ) -> Result<Option<u64>, Failure> {
+        let (ino, size) = (record.ino, record.size);
+        let (extent, from, mut to) = match self.next_content(now, ino, at, size)? {
+            None => return Ok(None),
+            Some(Next::Skip(to)) => return Ok(Some(to)),
+            Some(Next::Reserved { from: offset, end }) => {
+                let (len, mode) = (end - offset, KEEP_SIZE);
+                if !planted(Bug::ReservedUnsent) {
+                    out.op(&Op::Fallocate { ino, offset, len, mode });
+                }
+                return Ok(Some(end));
             }
-            Err(free) => to = to.min(from.saturating_add(free)),
+            Some(Next::Bytes { extent, from, to }) => (extent, from, to),
+        };
+        if extent.shared {
+            match self.shared.find(extent.arena, extent.arena_offset + (from - extent.offset)) {
+                Ok(run) => {
+                    let to = to.min(from + run.len);
+                    // Where one of the files ends the rest of the block is zeroes, also in the other.
+                    let len = (to - from).min(run.end.saturating_sub(run.offset));
+                    let (source, source_offset) = (run.ino, run.offset);
+                    let zeroes = true;
+                    out.op(&Op::CloneRange {
+                        ino,
+                        offset: from,
+                        len,
+                        source,
+                        source_offset,
+                        zeroes,
+                    });
+                    return Ok(Some(to.next_multiple_of(BLOCK_BYTES)));
+                }
+                Err(free) => to = to.min(from.saturating_add(free)),
+            }
         }
+        let offered =
+            self.offer(now, out, record, &extent, (from, to.min(from + blocks * BLOCK_BYTES)))?;
+        let to = match offered {
+            Some(to) => to,
+            None => match self.bytes(now, out, ino, (from, to))? {
+                Some(to) => to,
+                // When it is mended.
+                None => return Ok(Some(at)),
+            },
+        };
+        if extent.shared {
+            self.shared_offered |= offered.is_some();
+            self.shared.add(ino, &extent, from, to);
+        }
+        // Of the block with the last byte there is no more.
+        Ok(Some(to.next_multiple_of(BLOCK_BYTES)))
     }
-    to = to.min(from + CONTENT as u64);
-    let mut data = vec![0u8; (to - from) as usize];
-    let n = now.read_checked(ino, from, &mut data, &mut out.wrong)?;
-    if !out.wrong.is_empty() && !planted(Bug::RotSent) {
-        // When it is mended.
-        return Ok(Some(at));
+
+    /// Some bytes of an extent: up to where. None: they are rotten.
+    fn bytes(
+        &self,
+        now: &Volume,
+        out: &mut Synthetic,
+        ino: InodeId,
+        (from, to): (u64, u64),
+    ) -> Result<Option<u64>, Failure> {
+        let to = to.min(from + CONTENT as u64);
+        let mut data = vec![0u8; (to - from) as usize];
+        let n = now.read_checked(ino, from, &mut data, &mut out.wrong)?;
+        if !out.wrong.is_empty() && !planted(Bug::RotSent) {
+            return Ok(None);
+        }
+        data.truncate(n);
+        if n > 0 {
+            out.op(&Op::Write { ino, offset: from, data: &data, clear_setid: false });
+        }
+        Ok(Some(to))
     }
-    if extent.shared {
-        sent.add(ino, extent, from, to);
+
+    /// Offers blocks of an extent: up to where. None: what they should be is not known, or the file has another end by now than
+    /// it had at the moment, and this is the block in which it lies.
+    fn offer(
+        &self,
+        now: &Volume,
+        out: &mut Synthetic,
+        record: &InodeRecord,
+        extent: &Extent,
+        (from, to): (u64, u64),
+    ) -> Result<Option<u64>, Failure> {
+        let mut to = to;
+        if !to.is_multiple_of(BLOCK_BYTES)
+            && now.attr(record.ino)?.is_none_or(|now| now.size != record.size)
+        {
+            to = to / BLOCK_BYTES * BLOCK_BYTES;
+        }
+        let (first, count) = (from / BLOCK_BYTES, to.div_ceil(BLOCK_BYTES) - from / BLOCK_BYTES);
+        let block = (extent.arena_offset + (from - extent.offset)) / BLOCK_BYTES;
+        if count == 0 {
+            return Ok(None);
+        }
+        let Some(crcs) = now.crcs(extent.arena, block, count)? else { return Ok(None) };
+        out.offered += count;
+        out.offers.push(Offered { ino: record.ino, first, crcs });
+        Ok(Some(to))
     }
-    data.truncate(n);
-    if n > 0 {
-        out.op(&Op::Write { ino, offset: from, data: &data, clear_setid: false });
-    }
-    // Of the block with the last byte there is no more.
-    Ok(Some(to.next_multiple_of(BLOCK_BYTES)))
 }
 
 impl Node {
@@ -427,6 +596,7 @@ impl Node {
         &mut self,
         from: NodeId,
         incarnation: u64,
+        had: bool,
     ) -> Result<(), Failure> {
         let now = (!self.fenced).then_some(self.env.now);
         let Some(head) = self.part.head_mut() else { return Ok(()) };
@@ -452,8 +622,12 @@ impl Node {
         log::info!("node {from} joins at stream position {}", self.member.applied);
         let dump = Some(Dump::new(self.volume.view()));
         let (seq, heard) = (self.member.applied, self.env.now);
+        let had = had && self.volume.sums_base().is_some();
+        let blocks = if had { self.env.config.limits.offer_blocks } else { 0 };
+        let offers = Offers::new(blocks, self.env.random.next_u64());
         let Some(head) = self.part.head_mut() else { return Ok(()) };
-        head.snapshots.insert(from, Outgoing { seq, dump, number: 0, acked: 0, heard, pause: 0 });
+        let going = Outgoing { seq, dump, number: 0, acked: 0, heard, pause: 0, offers };
+        head.snapshots.insert(from, going);
         Ok(())
     }
 
@@ -463,10 +637,26 @@ impl Node {
         let now = self.env.now;
         if let Some(going) = head.snapshots.get_mut(&from).filter(|s| s.seq == seq) {
             // Of a snapshot that was begun anew at the same position: no piece counts that was not sent.
-            let acked = piece.saturating_add(1).min(going.number);
+            let acked = going.offers.bounds(piece.saturating_add(1).min(going.number));
             if acked > going.acked {
                 (going.acked, going.heard) = (acked, now);
             }
+        }
+    }
+
+    /// It has taken over what it can of a piece that offers.
+    pub(super) fn offer_answered(
+        &mut self,
+        from: NodeId,
+        seq: StreamSeq,
+        (piece, id): (u32, u64),
+        lacks: &[Part],
+        doubts: &[Doubt],
+    ) {
+        let Some(head) = self.part.head_mut() else { return };
+        let going = head.snapshots.get_mut(&from).filter(|s| s.seq == seq && s.offers.id == id);
+        if going.is_some_and(|going| going.offers.answered(piece, lacks, doubts)) {
+            self.snapshot_acked(from, seq, piece);
         }
     }
 
@@ -482,16 +672,22 @@ impl Node {
         let mut left = self.env.config.join_step.max(1);
         while left > 0
             && writer.len() < PIECE
+            && writer.offered < OFFERED_A_TURN
+            && writer.compared < COMPARED
             && dump.stage != Stage::Done
             && writer.wrong.is_empty()
         {
-            let reads = dump.reads().and_then(|ino| self.member.dirty.get(&ino));
+            if dump.waits(&going.offers, writer.offers()) {
+                break;
+            }
+            let reads = dump.reads(&going.offers).and_then(|ino| self.member.dirty.get(&ino));
             let moving = reads.is_some_and(|(seq, ..)| *seq > self.member.published);
             if moving && !planted(Bug::MovedContent) {
                 // Blocks that an operation has moved hold nothing before it is published.
                 self.publish_all()?;
             }
-            left = left.saturating_sub(dump.step(&self.volume, left, &mut writer)?);
+            let steps = dump.step(&self.volume, left, &mut going.offers, &mut writer)?;
+            left = left.saturating_sub(steps);
         }
         if planted(Bug::SnapshotPieceLost)
             && let Stage::Content(ino, _) = dump.stage
@@ -502,7 +698,7 @@ impl Node {
         if !writer.wrong.is_empty() && !planted(Bug::RotSent) {
             self.suspect_all(&writer.wrong);
             going.pause = self.env.now + MENDING;
-            if writer.len() == 0 {
+            if writer.len() == 0 && !writer.offers() {
                 going.dump = Some(dump);
                 if let Some(head) = self.part.head_mut() {
                     head.snapshots.insert(node, going);
@@ -510,7 +706,7 @@ impl Node {
                 return Ok(false);
             }
         }
-        let end = dump.stage == Stage::Done;
+        let (end, offers) = (dump.stage == Stage::Done, writer.offers());
         let (seq, last_inode) = (going.seq, self.volume.last_inode());
         for raw in writer.done {
             let piece = going.next();
@@ -518,11 +714,19 @@ impl Node {
                 Message::Snapshot { seq, piece, last_inode, end: false, waits: true, raw };
             self.send(node, message);
         }
-        let (piece, raw) = (going.next(), writer.raw);
-        let (view, now) = (&self.view, self.env.now);
-        let waits =
-            self.part.head().is_some_and(|h| h.keeping.waits_for_others_than(node, view, now));
-        self.send(node, Message::Snapshot { seq, piece, last_inode, end, waits, raw });
+        if end || !writer.raw.is_empty() || !offers {
+            let (piece, raw) = (going.next(), writer.raw);
+            let (view, now) = (&self.view, self.env.now);
+            let waits =
+                self.part.head().is_some_and(|h| h.keeping.waits_for_others_than(node, view, now));
+            self.send(node, Message::Snapshot { seq, piece, last_inode, end, waits, raw });
+        }
+        if offers {
+            let (piece, id) = (going.next(), going.offers.id);
+            let (offers, sure) = (writer.offers, writer.sure);
+            going.offers.made(piece);
+            self.send(node, Message::SnapshotOffer { seq, piece, id, offers, sure });
+        }
         let Some(head) = self.part.head_mut() else { return Ok(false) };
         if !end {
             going.dump = Some(dump);
@@ -575,6 +779,12 @@ struct Synthetic {
     time: u64,
     /// Content that could not be read because it is rotten.
     wrong: Vec<Place>,
+    /// What is offered, after the entries, and how many blocks that is.
+    offers: Vec<Offered>,
+    offered: u64,
+    /// What the node is to take over, and how many blocks were compared.
+    sure: Vec<Part>,
+    compared: u64,
 }
 
 impl Synthetic {
@@ -597,6 +807,11 @@ impl Synthetic {
             atime: r.atime,
             mtime: r.mtime,
         });
+    }
+
+    /// Whether something is offered.
+    fn offers(&self) -> bool {
+        !self.offers.is_empty() || !self.sure.is_empty()
     }
 
     fn len(&self) -> usize {

@@ -22,6 +22,7 @@ mod least;
 mod locks;
 mod messages;
 mod nameless;
+mod offers;
 mod pass_on;
 mod past;
 mod process;

@@ -4,6 +4,7 @@ use base::random::Random;
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use service::core::Event;
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
+use service::core::offer::{Doubt, Offered, Part};
 use storage::format::chunk::ChunkHeader;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
@@ -40,7 +41,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         start: random.below(9),
         end: 9 + random.below(9),
     };
-    match random.below(30) {
+    match random.below(32) {
         27 => {
             let locks = inodes.iter().map(|_| lock).collect();
             let says = match random.below(4) {
@@ -84,7 +85,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         14 => Message::Position { seq },
         15 => Message::StreamWant { from: seq },
         16 => Message::Resume { seq, last: StreamSeq(random.next_u64() >> 1) },
-        17 => Message::SnapshotWant { incarnation: random.next_u64() },
+        17 => Message::SnapshotWant { incarnation: random.next_u64(), had: random.chance(1, 2) },
         18 => {
             let ask = match random.below(3) {
                 0 => LockAsk::Set { lock, wait: random.below(3) },
@@ -112,6 +113,23 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             published: seq,
         },
         23 => Message::RoomBack { client, token, blocks: odd(random) },
+        30 => {
+            let offer = |random: &mut Random| Offered {
+                ino,
+                first: random.below(1000),
+                crcs: (0..=random.below(40)).map(|_| random.next_u64() as u32).collect(),
+            };
+            let offers = (0..random.below(4)).map(|_| offer(random)).collect();
+            let sure = vec![Part { ino, first: token % 9, count: 3 }];
+            Message::SnapshotOffer { seq, piece: token as u32, id: token, offers, sure }
+        }
+        31 => {
+            let part = |n: u64| Part { ino, first: n, count: 1 + n as u32 };
+            let lacks = (0..random.below(4)).map(part).collect();
+            let doubt = |n: u64| Doubt { part: part(n), keyed: odd(random) };
+            let doubts = (0..token % 4).map(doubt).collect();
+            Message::SnapshotLack { seq, piece: token as u32, id: token, lacks, doubts }
+        }
         _ => Message::Snapshot {
             seq,
             piece: token as u32,
@@ -308,7 +326,7 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
     }
     let own = ClientId::new(NodeId(4), 1);
     for message in [
-        Message::SnapshotWant { incarnation: 1 },
+        Message::SnapshotWant { incarnation: 1, had: true },
         Message::Position { seq: StreamSeq(StreamSeq::END.0 - 1) },
         Message::ChunkAck { seq: StreamSeq(1) },
         Message::ClientUp {

@@ -6,6 +6,7 @@ use base::random::Random;
 use base::{Epoch, Errno, InodeId, NodeId};
 use client::fs::{Caller, FileSystem, O_RDWR};
 use client::libfs::{Config, Verify};
+use service::core::limits::Limits;
 use service::core::{Copier, Event};
 use storage::check::{Data, check_with_data};
 use storage::format::entry::{Op, Stamp, mask};
@@ -17,7 +18,7 @@ use storage::volume::{CopyItem, Volume, run_copies};
 
 use crate::pass_on::pass_on;
 use crate::process::World;
-use crate::rig::{Hand, Rig, format};
+use crate::rig::{Hand, Rig, config_with, format};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -79,7 +80,7 @@ pub fn scrub(rig: &mut Rig, n: usize) {
     panic!("the scrub does not end: {:?}", rig.nodes[n].status().scrub);
 }
 
-fn agree(rig: &Rig) {
+pub fn agree(rig: &Rig) {
     for n in 0..rig.nodes.len() {
         assert_eq!(rotten(rig, n), 0, "node {}", n + 1);
         let what = rig.nodes[0].volume().differences(rig.nodes[n].volume()).expect("sound");
@@ -192,7 +193,8 @@ pub fn view(rig: &mut Rig, n: usize, epoch: u32, chain: &[u32], syncing: &[u32])
 /// The head's copy is rotten, and somebody joins: what he gets comes from the member that has it right.
 #[test]
 fn a_node_that_joins_is_sent_nothing_rotten() {
-    let mut rig = Rig::forgetful(3, 9);
+    let limits = Limits { returns: 0, offer_blocks: 0, ..Limits::SHIPPED };
+    let mut rig = Rig::with(3, 9, config_with(limits));
     let mut hand = rig.attach(0, 0);
     let file = hand.create(&mut rig, b"file", 0o100_644);
     hand.append_in(&mut rig, file, &write(file, 0, &vec![5; 20 * BLOCK]));

@@ -136,7 +136,7 @@ impl Volume {
     }
 
     /// The file that an operation on content needs.
-    fn need_file(&self, ino: InodeId) -> Result<Inode, Refusal> {
+    pub(super) fn need_file(&self, ino: InodeId) -> Result<Inode, Refusal> {
         let inode = self.need(ino)?;
         if inode.is_file() {
             Ok(inode)
@@ -183,7 +183,7 @@ impl Volume {
             pieces = self.space.fragments(arena).min(want);
             addresses = self.space.has_addresses(arena, want);
         } else if want <= self.space.capacity() {
-            addresses = true;
+            addresses = self.space.holds_back_nothing_for(want);
         }
         if !addresses {
             return Err(Refusal::NeedsPublish);

@@ -1,9 +1,10 @@
 //! Free space of the arenas. Nothing of it is on media: it is what the extents leave over.
 //!
 //! What is always true: a block is in `free` of its arena, or in extents of the working state (and
-//! counts once in `live`, however many share it), or was freed by a transaction that is not published yet (`pending`). Each arena has addresses
+//! counts once in `live`, however many share it), or was freed by a transaction that is not published yet (`pending`), or is held
+//! back for what a state before this one has there (`held`, see `kept`). Each arena has addresses
 //! for the whole capacity, and `live` blocks over all arenas never exceed the capacity; so an
-//! arena runs out of addresses only because of blocks that publishing will give back.
+//! arena runs out of addresses only because of blocks that publishing, or letting go of what is held, will give back.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,9 +18,13 @@ const PROBES: usize = 64;
 #[derive(Debug)]
 struct Arena {
     class: ReadClass,
-    /// First block to length; runs never touch.
-    free: BTreeMap<u64, u64>,
+    free: Runs,
+    /// In no extent, and not to be had.
+    held: Runs,
 }
+
+/// Blocks, as first block to length; runs never touch.
+type Runs = BTreeMap<u64, u64>;
 
 /// A run of blocks of an arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +43,7 @@ pub struct Space {
     capacity: u64,
     live: u64,
     pending: u64,
+    held: u64,
     /// Blocks that are free and not to be had.
     kept: u64,
     arenas: BTreeMap<u32, Arena>,
@@ -52,6 +58,7 @@ impl Space {
             capacity,
             live: 0,
             pending: 0,
+            held: 0,
             kept: 0,
             arenas: BTreeMap::new(),
             classes: HashMap::new(),
@@ -66,7 +73,7 @@ impl Space {
             return false;
         }
         self.classes.insert(class, number);
-        self.arenas.insert(number, Arena { class, free });
+        self.arenas.insert(number, Arena { class, free, held: Runs::new() });
         true
     }
 
@@ -78,7 +85,7 @@ impl Space {
         if blocks.block + blocks.len > self.capacity {
             return Err("reaches beyond its arena");
         }
-        if !arena.carve(blocks.block, blocks.len) {
+        if !carve(&mut arena.free, blocks.block, blocks.len) {
             return Err("shares blocks with another extent");
         }
         self.live += blocks.len;
@@ -128,9 +135,14 @@ impl Space {
         // move to another arena beside that.
         let beside = || {
             let free = |a: &Arena| a.free.values().sum::<u64>() >= want;
-            self.pending == 0 && self.arenas.get(&arena).is_some_and(free)
+            self.pending + self.held == 0 && self.arenas.get(&arena).is_some_and(free)
         };
-        self.live + self.pending + want <= self.capacity || beside()
+        self.live + self.pending + self.held + want <= self.capacity || beside()
+    }
+
+    /// Whether what is held back leaves memory for `want` blocks more.
+    pub fn holds_back_nothing_for(&self, want: u64) -> bool {
+        self.held == 0 || self.live + self.pending + self.held + want <= self.capacity
     }
 
     /// Free runs of an arena.
@@ -160,7 +172,7 @@ impl Space {
         });
         let (block, len) = found?;
         let len = len.min(want);
-        let carved = space.carve(block, len);
+        let carved = carve(&mut space.free, block, len);
         assert!(carved, "the run was found free");
         self.live += len;
         Some(Blocks { arena, block, len })
@@ -172,7 +184,7 @@ impl Space {
         if planted(Bug::BlockReused)
             && let Some(arena) = self.arenas.get_mut(&blocks.arena)
         {
-            return arena.give(blocks.block, blocks.len);
+            return give(&mut arena.free, blocks.block, blocks.len);
         }
         self.pending += blocks.len;
         self.freed.push(blocks);
@@ -188,21 +200,75 @@ impl Space {
         for b in freed {
             self.pending -= b.len;
             if let Some(arena) = self.arenas.get_mut(&b.arena) {
-                arena.give(b.block, b.len);
+                give(&mut arena.free, b.block, b.len);
             }
         }
     }
 
     /// Which of these blocks can be allocated now.
     pub fn still_free(&self, blocks: Blocks) -> Vec<Blocks> {
-        let Blocks { arena, block, len } = blocks;
-        let Some(space) = self.arenas.get(&arena) else { return Vec::new() };
-        let end = block.saturating_add(len);
-        let cut = |(&start, &run): (&u64, &u64)| {
-            let (from, to) = (start.max(block), (start + run).min(end));
-            (from < to).then(|| Blocks { arena, block: from, len: to - from })
-        };
-        space.free.range(..end).rev().map_while(cut).collect()
+        self.arenas.get(&blocks.arena).map_or(Vec::new(), |a| within(&a.free, blocks))
+    }
+
+    /// All blocks in use are held back from now on, and in nobody's extents. The caller has published all that was given up.
+    pub fn hold_all(&mut self) {
+        assert!(self.pending == 0, "what is given up is published first");
+        let capacity = self.capacity;
+        for arena in self.arenas.values_mut() {
+            let (mut held, mut at) = (Runs::new(), 0);
+            for (&start, &len) in &arena.free {
+                if at < start {
+                    held.insert(at, start - at);
+                }
+                at = start + len;
+            }
+            if at < capacity {
+                held.insert(at, capacity - at);
+            }
+            arena.held = held;
+        }
+        self.held += std::mem::take(&mut self.live);
+    }
+
+    /// Blocks that are held back.
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Which of these blocks are held back.
+    pub fn held_of(&self, blocks: Blocks) -> Vec<Blocks> {
+        let mut held =
+            self.arenas.get(&blocks.arena).map_or(Vec::new(), |a| within(&a.held, blocks));
+        held.reverse();
+        held
+    }
+
+    /// Takes blocks that are held back, all of them, for an extent.
+    pub fn claim(&mut self, blocks: Blocks) -> bool {
+        let Some(arena) = self.arenas.get_mut(&blocks.arena) else { return false };
+        let had = carve(&mut arena.held, blocks.block, blocks.len);
+        if had {
+            self.held -= blocks.len;
+            self.live += blocks.len;
+        }
+        had
+    }
+
+    /// Those of these blocks that are held back are given up with the working transaction.
+    pub fn let_go(&mut self, blocks: Blocks) {
+        for held in self.held_of(blocks) {
+            if self.claim(held) {
+                self.free(held);
+            }
+        }
+    }
+
+    /// All that is held back is given up with the working transaction.
+    pub fn let_all_go(&mut self) {
+        let numbers: Vec<u32> = self.arenas.keys().copied().collect();
+        for arena in numbers {
+            self.let_go(Blocks { arena, block: 0, len: self.capacity });
+        }
     }
 
     /// Blocks that publishing gives back.
@@ -212,8 +278,9 @@ impl Space {
 
     /// What the module says is always true; else what is not.
     pub fn invariants(&self) -> Result<(), String> {
-        let mut used = 0;
+        let (mut used, mut held) = (0, 0);
         for (number, arena) in &self.arenas {
+            held += arena.held.values().sum::<u64>();
             let (mut end, mut free) = (None, 0);
             for (&start, &len) in &arena.free {
                 let apart = end.is_none_or(|end| start > end);
@@ -230,9 +297,10 @@ impl Space {
         }
         let (live, pending) = (self.live, self.pending);
         base::always!(live <= self.capacity, "{live} blocks are used of {}", self.capacity);
+        base::always!(held == self.held, "{held} blocks are held back of {}", self.held);
         base::always!(
-            used == live + pending,
-            "{used} blocks are not free in the arenas: {live} are used and {pending} given up"
+            used == live + pending + held,
+            "{used} blocks are not free in the arenas: {live} are used, {pending} given up, {held} held back"
         );
         let freed: u64 = self.freed.iter().map(|b| b.len).sum();
         base::always!(freed <= pending, "{freed} blocks were given up of {pending}");
@@ -240,36 +308,46 @@ impl Space {
     }
 }
 
-impl Arena {
-    /// Takes a range out of the free runs; false when it is not wholly free.
-    fn carve(&mut self, block: u64, len: u64) -> bool {
-        let Some((&start, &run)) = self.free.range(..=block).next_back() else { return false };
-        let (end, run_end) = (block + len, start + run);
-        if end > run_end {
-            return false;
-        }
-        if start < block {
-            self.free.insert(start, block - start);
-        } else {
-            self.free.remove(&start);
-        }
-        if end < run_end {
-            self.free.insert(end, run_end - end);
-        }
-        true
+/// Takes a range out of runs; false when it is not wholly in one of them.
+fn carve(runs: &mut Runs, block: u64, len: u64) -> bool {
+    let Some((&start, &run)) = runs.range(..=block).next_back() else { return false };
+    let (end, run_end) = (block + len, start + run);
+    if end > run_end {
+        return false;
     }
+    if start < block {
+        runs.insert(start, block - start);
+    } else {
+        runs.remove(&start);
+    }
+    if end < run_end {
+        runs.insert(end, run_end - end);
+    }
+    true
+}
 
-    fn give(&mut self, block: u64, len: u64) {
-        let (mut block, mut len) = (block, len);
-        if let Some((&start, &run)) = self.free.range(..block).next_back()
-            && start + run == block
-        {
-            self.free.remove(&start);
-            (block, len) = (start, run + len);
-        }
-        if let Some(run) = self.free.remove(&(block + len)) {
-            len += run;
-        }
-        self.free.insert(block, len);
+/// Puts a range, of which nothing is there, among runs.
+fn give(runs: &mut Runs, block: u64, len: u64) {
+    let (mut block, mut len) = (block, len);
+    if let Some((&start, &run)) = runs.range(..block).next_back()
+        && start + run == block
+    {
+        runs.remove(&start);
+        (block, len) = (start, run + len);
     }
+    if let Some(run) = runs.remove(&(block + len)) {
+        len += run;
+    }
+    runs.insert(block, len);
+}
+
+/// What of these blocks is in runs, from the last to the first.
+fn within(runs: &Runs, blocks: Blocks) -> Vec<Blocks> {
+    let Blocks { arena, block, len } = blocks;
+    let end = block.saturating_add(len);
+    let cut = |(&start, &run): (&u64, &u64)| {
+        let (from, to) = (start.max(block), (start + run).min(end));
+        (from < to).then(|| Blocks { arena, block: from, len: to - from })
+    };
+    runs.range(..end).rev().map_while(cut).collect()
 }

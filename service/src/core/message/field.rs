@@ -5,10 +5,12 @@ use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::lock::{LOCK_BYTES, Lock, LockSpace};
 use storage::format::sole::SOLE_LOCKS;
+use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
 
 use super::{Identity, LockAsk, NAME, Raw, SoleSays};
 use crate::core::frame::FRAME_HEAD;
 use crate::core::heal::Answer;
+use crate::core::offer::{Doubt, OFFER_BLOCKS, Offered, Part};
 
 /// Of a list, at most.
 const LIST_MAX: usize = 1 << 20;
@@ -192,6 +194,24 @@ impl Item for (InodeId, Lock) {
     const TOO_MANY: &str = "claims more locks than it holds";
 }
 
+impl Item for Offered {
+    const LIST: &str = "list of (ino u64, first block u64, list of CRC32C u32)";
+    const BYTES: usize = 20;
+    const TOO_MANY: &str = "claims more offers than it holds";
+}
+
+impl Item for Part {
+    const LIST: &str = "list of (ino u64, first block u64, blocks u32)";
+    const BYTES: usize = 20;
+    const TOO_MANY: &str = "claims more blocks than it holds";
+}
+
+impl Item for Doubt {
+    const LIST: &str = "list of (ino u64, first block u64, blocks u32, keyed u64)";
+    const BYTES: usize = 28;
+    const TOO_MANY: &str = "doubts more blocks than it holds";
+}
+
 impl Item for Lock {
     const LIST: &str = "list of locks";
     const BYTES: usize = LOCK_BYTES;
@@ -252,6 +272,58 @@ impl Field for Identity {
 
     fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         Ok(Self { uid: r.u32()?, gid: r.u32()?, groups: Field::take(r)? })
+    }
+}
+
+/// Whether a file can have these blocks.
+fn in_a_file(first: u64, count: u64) -> bool {
+    count > 0 && first.checked_add(count).is_some_and(|end| end <= FILE_SIZE_MAX / BLOCK_BYTES)
+}
+
+impl Field for Offered {
+    const SHOWN: &str = <Self as Item>::LIST;
+
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.ino.0).u64(self.first);
+        self.crcs.put(w);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let (ino, first, crcs) = (InodeId(r.u64()?), r.u64()?, Vec::<u32>::take(r)?);
+        let count = crcs.len() as u64;
+        if count > OFFER_BLOCKS || !in_a_file(first, count) {
+            return Err(r.corrupt("offers blocks that no file has, or too many"));
+        }
+        Ok(Self { ino, first, crcs })
+    }
+}
+
+impl Field for Part {
+    const SHOWN: &str = <Self as Item>::LIST;
+
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.ino.0).u64(self.first).u32(self.count);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let (ino, first, count) = (InodeId(r.u64()?), r.u64()?, r.u32()?);
+        if u64::from(count) > OFFER_BLOCKS || !in_a_file(first, count.into()) {
+            return Err(r.corrupt("names blocks that no file has, or too many"));
+        }
+        Ok(Self { ino, first, count })
+    }
+}
+
+impl Field for Doubt {
+    const SHOWN: &str = <Self as Item>::LIST;
+
+    fn put(&self, w: &mut Writer<'_>) {
+        self.part.put(w);
+        w.u64(self.keyed);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        Ok(Self { part: Part::take(r)?, keyed: r.u64()? })
     }
 }
 
