@@ -20,6 +20,7 @@ pub mod load;
 mod mount;
 mod pipeline;
 mod race;
+mod rejoin;
 mod restart;
 mod shared;
 mod steady;
@@ -122,6 +123,8 @@ verbs! {
     Failover = "failover",
     /// kill -9 of nicfs at each place of the chain, its supervisor alive
     Restart = "restart",
+    /// A node that was away while one file in a hundred changed: bytes sent, time until it is back, what a writer waits for
+    Rejoin = "rejoin",
     /// All services of each node ended and started, one node after the other, under load
     Upgrade = "upgrade",
     /// Bits flipped in one member's region, found and mended by a scrub; what checksums cost, beside regions without
@@ -313,6 +316,17 @@ pub const BENCHES: &[Row] = &[
             ("lost", Asked::Max(0.0)),
         ],
         run: restart::restart,
+    },
+    Row {
+        name: "rejoin",
+        about: "a node that was away for longer than the stream is kept, while one file in a hundred was written anew",
+        asked: &[
+            ("bytes_ratio", Asked::Max(1.3)),
+            ("back_ms", Asked::Max(2000.0)),
+            ("writer_p99_ratio", Asked::Max(3.0)),
+            ("errors", Asked::Max(0.0)),
+        ],
+        run: rejoin::rejoin,
     },
     Row {
         name: "upgrade",

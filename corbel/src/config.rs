@@ -197,6 +197,9 @@ config! {
         scrub_every: Duration = Duration::from_secs(7 * 24 * 3600);
         /// Bytes that it reads in a second. 1MiB to 16GiB.
         scrub_rate: Size = Size(64 << 20);
+        /// Bytes that the head sends in a second to a node that is filled; 64 times as many it compares with what the node
+        /// has. 0B: as many as it can beside its other work. Else 1MiB to 16GiB.
+        join_rate: Size = Size(0);
     }
     /// The operation log of each client process.
     log: LogConfig {
@@ -423,6 +426,9 @@ impl Config {
         }
         size("service.inline", self.service.inline, 4 << 10, 4 << 20)?;
         size("service.scrub_rate", self.service.scrub_rate, 1 << 20, 16 << 30)?;
+        if self.service.join_rate.0 > 0 {
+            size("service.join_rate", self.service.join_rate, 1 << 20, 16 << 30)?;
+        }
         self.check_times(&refuse)?;
         if !cluster::coordinator::message::valid_name(&self.cluster.id) {
             let what = format!("is {:?}", self.cluster.id);

@@ -193,6 +193,14 @@ impl Local {
                 "end it with `corbel cluster down`, or choose another --dir",
             ));
         }
+        // It is written down as text, and read again.
+        if let Some(mount) = plan.mount.as_ref().filter(|mount| mount.to_str().is_none()) {
+            return Err(Failure::new(
+                Kind::Usage,
+                format!("{}: a path that is not UTF-8", mount.display()),
+                "choose another --mount",
+            ));
+        }
         let this = Self { dir: dir.to_path_buf(), plan, tied: false };
         let taken = this.made().into_iter().find(|path| path.exists());
         if let Some(path) = taken {
@@ -288,8 +296,7 @@ impl Local {
             this.make_keys()?;
         }
         let plan = &this.plan;
-        // (A path that is no text comes from nobody's keyboard.)
-        let mount = plan.mount.as_ref().map(|path| path.to_string_lossy());
+        let mount = plan.mount.as_ref().and_then(|path| path.to_str());
         let about = serde_json::json!({
             "nodes": plan.nodes, "replicas": plan.replicas, "apart": plan.apart, "mount": mount,
             "mounted": plan.mounted, "version": 1
@@ -694,6 +701,16 @@ mod tests {
         }
         // What is taken is passed over.
         assert!(free_addresses(33).unwrap().iter().all(|a| !found.contains(a)));
+    }
+
+    #[test]
+    fn a_mount_point_that_is_no_text_is_refused() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = std::env::temp_dir().join(format!("corbel-text-{}", std::process::id()));
+        let mount = Some(PathBuf::from(std::ffi::OsStr::from_bytes(b"/mnt/\xff")));
+        let refused = Local::create(&dir, Plan { mount, ..Plan::of(1) }).unwrap_err();
+        assert_eq!(refused.kind, Kind::Usage);
+        assert!(!dir.exists(), "nothing was made");
     }
 
     #[test]

@@ -236,6 +236,7 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
         hold: u64::try_from(config.service.hold_back.as_nanos()).unwrap_or(u64::MAX),
         scrub_every: u64::try_from(config.service.scrub_every.as_nanos()).unwrap_or(u64::MAX),
         scrub_rate: config.service.scrub_rate.0,
+        join_rate: config.service.join_rate.0,
         compression: {
             use crate::config::Compression as Word;
             use service::packing::Compression;

@@ -102,14 +102,26 @@ pub fn line(said: &Value) -> String {
     let number = |key: &str| said[key].as_u64().map_or("?".into(), |n| n.to_string());
     let clients = said["clients"].as_array().map_or(0, Vec::len);
     let waits = if said["too_few_replicas"] == true { ", fsync WAITS" } else { "" };
+    let joins: String =
+        said["joins"].as_array().into_iter().flatten().map(|join| join_line(join)).collect();
     format!(
-        "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients{waits}",
+        "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients{waits}{joins}",
         word("role"),
         number("epoch"),
         list("chain"),
         number("stream_seq"),
         number("published"),
     )
+}
+
+/// How far a node is that is being filled.
+fn join_line(join: &Value) -> String {
+    let number = |key: &str| join[key].as_u64().unwrap_or(0);
+    let (done, all, sent) = (number("inodes_done"), number("inodes"), number("sent_bytes"));
+    let seconds = join["seconds"].as_f64().unwrap_or(0.0).max(0.001);
+    let pace = sent as f64 / seconds / f64::from(1 << 20);
+    let node = number("node");
+    format!(", fills node {node}: {done} of {all} files, {} MiB sent, {pace:.1} MiB/s", sent >> 20)
 }
 
 /// A process that uses the volume.

@@ -116,6 +116,8 @@ pub struct NicfsConfig {
     pub scrub_every: u64,
     /// Bytes a second that one reads.
     pub scrub_rate: u64,
+    /// Bytes a second that are sent of a snapshot; 0: no limit.
+    pub join_rate: u64,
     /// How messages to other nodes are packed.
     pub compression: Compression,
     /// Artificial delay of each fabric operation, in nanoseconds.

@@ -44,7 +44,7 @@ mod room;
 pub mod schedule;
 pub mod scrub;
 mod share;
-mod snapshot;
+pub mod snapshot;
 mod sole;
 pub mod stage;
 pub mod table;
@@ -605,6 +605,7 @@ impl Node {
             .chain(self.returns_deadline())
             .chain(self.waiting_deadline())
             .chain(self.scrub_deadline())
+            .chain(self.snapshot_deadline())
             .min()
     }
 
@@ -933,6 +934,7 @@ impl Node {
             own_locks: self.own_locks(),
             unplaced: self.volume.unplaced(),
             scrub: self.scrub_status(),
+            joins: self.join_status(),
             requests: self.agent.requests.len(),
             recalls: self.agent.recalls.len(),
             counters: self.env.counters,
@@ -984,6 +986,8 @@ pub struct NodeStatus {
     pub own_locks: usize,
     /// Inodes that are not yet where the directories above want them.
     pub unplaced: u64,
+    /// Nodes that are sent a snapshot.
+    pub joins: Vec<snapshot::JoinStatus>,
     pub scrub: scrub::ScrubStatus,
     pub requests: usize,
     pub recalls: usize,

@@ -7,6 +7,7 @@ use cluster::transport::Counters;
 use serde_json::{Value, json};
 
 use crate::config::Pipeline;
+use crate::core::snapshot::JoinStatus;
 use crate::core::work::Kind;
 use crate::core::{NodeStatus, Role};
 use crate::packing::{self, Compression};
@@ -207,6 +208,11 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["counters"]["scrubbed_bytes"] = c.scrubbed_bytes.into();
     object["counters"]["rotten"] = c.rotten.into();
     object["counters"]["mended"] = c.mended.into();
+    let join = |j: &JoinStatus| {
+        let seconds = j.since as f64 / 1e9;
+        json!({"node": j.node.0, "inodes": j.inodes, "inodes_done": j.passed, "sent_bytes": j.sent, "seconds": seconds})
+    };
+    object["joins"] = status.joins.iter().map(join).collect::<Vec<_>>().into();
     object["unplaced"] = status.unplaced.into();
     object["min_replicas"] = status.min_replicas.into();
     object["too_few_replicas"] = status.too_few.into();

@@ -47,6 +47,7 @@ fn config(dir: &Path) -> NicfsConfig {
         low: 30,
         scrub_every: 0,
         scrub_rate: 64 << 20,
+        join_rate: 0,
         pipeline: service::config::Pipeline::Pipelined,
         inline_bytes: 128 << 10,
         host_copies: true,

@@ -393,6 +393,8 @@ impl Node {
         {
             return Ok(());
         }
+        let offered: usize = offers.iter().map(|o| 20 + 4 * o.crcs.len()).sum();
+        self.env.counters.snapshot_bytes += (offered + 20 * sure.len()) as u64;
         let (mut lacks, mut doubts) = (Vec::new(), Vec::new());
         for offered in offers {
             self.offered(seq, id, offered, &mut lacks, &mut doubts)?;

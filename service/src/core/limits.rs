@@ -107,6 +107,8 @@ pub struct Limits {
     pub scrub_every: u64,
     /// Bytes that one in the background reads in a second.
     pub scrub_rate: u64,
+    /// Bytes of a snapshot that are sent to a node that joins in a second, and 64 times as many compared; 0: as it goes.
+    pub join_rate: u64,
 }
 
 impl Limits {
@@ -164,6 +166,7 @@ impl Limits {
         names: 4096,
         scrub_every: 0,
         scrub_rate: 64 << 20,
+        join_rate: 0,
     };
 }
 

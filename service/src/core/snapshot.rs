@@ -72,6 +72,27 @@ pub(super) struct Outgoing {
     /// What comes next is being mended; it is tried again then.
     pause: Nanos,
     offers: Offers,
+    /// Inodes in all, and those that are done, but for what the node lacks.
+    inodes: u64,
+    passed: u64,
+    /// Bytes sent, since when.
+    sent: u64,
+    begun: Nanos,
+}
+
+/// How far a node that joins is, for `status`.
+#[derive(Clone, Debug)]
+pub struct JoinStatus {
+    /// Node.
+    pub node: NodeId,
+    /// Inodes in all, and those of which it has been told.
+    pub inodes: u64,
+    /// See `inodes`.
+    pub passed: u64,
+    /// Bytes that it was sent.
+    pub sent: u64,
+    /// For how long, in nanoseconds.
+    pub since: Nanos,
 }
 
 impl Outgoing {
@@ -122,6 +143,8 @@ struct Dump {
     shared: SharedSent,
     /// Blocks were offered that others share, who are to be cloned when they are there.
     shared_offered: bool,
+    /// Inodes told.
+    passed: u64,
 }
 
 /// Blocks that files share and that were sent as bytes of one of them: the others are sent as clones
@@ -169,7 +192,7 @@ impl Dump {
         let dirs = VecDeque::from([InodeId::ROOT]);
         let (stage, linked, shared) =
             (Stage::Orphans(InodeId::NONE), BTreeSet::new(), SharedSent::default());
-        Self { view, stage, dirs, linked, shared, shared_offered: false }
+        Self { view, stage, dirs, linked, shared, shared_offered: false, passed: 0 }
     }
 
     /// Whether nothing can be done before the node has answered, in this turn also what was `made` in it.
@@ -374,6 +397,7 @@ impl Dump {
     /// trees since before one of them had a quota), the list that would be inherited, the times.
     fn begin_inode(&mut self, ino: InodeId, out: &mut Synthetic) -> Result<(), Failure> {
         self.stage = Stage::Inodes(ino);
+        self.passed += 1;
         let Some(record) = self.view.attr(ino)? else { return Ok(()) };
         if record.project != InodeId::NONE {
             out.op(&Op::SetProject { ino, project: record.project });
@@ -626,7 +650,21 @@ impl Node {
         let blocks = if had { self.env.config.limits.offer_blocks } else { 0 };
         let offers = Offers::new(blocks, self.env.random.next_u64());
         let Some(head) = self.part.head_mut() else { return Ok(()) };
-        let going = Outgoing { seq, dump, number: 0, acked: 0, heard, pause: 0, offers };
+        let (inodes, begun) = (self.volume.root().inodes, heard);
+        let (passed, sent) = (0, 0);
+        let going = Outgoing {
+            seq,
+            dump,
+            number: 0,
+            acked: 0,
+            heard,
+            pause: 0,
+            offers,
+            inodes,
+            passed,
+            sent,
+            begun,
+        };
         head.snapshots.insert(from, going);
         Ok(())
     }
@@ -658,6 +696,25 @@ impl Node {
         if going.is_some_and(|going| going.offers.answered(piece, lacks, doubts)) {
             self.snapshot_acked(from, seq, piece);
         }
+    }
+
+    /// When the next piece is to be made that is put off.
+    pub(super) fn snapshot_deadline(&self) -> Option<Nanos> {
+        let going = self.part.head()?.snapshots.values();
+        going.filter(|s| s.is_open() && s.pause > self.env.now).map(|s| s.pause).min()
+    }
+
+    /// How far the nodes are that are sent a snapshot.
+    pub(super) fn join_status(&self) -> Vec<JoinStatus> {
+        let Some(head) = self.part.head() else { return Vec::new() };
+        let of = |(node, s): (&NodeId, &Outgoing)| JoinStatus {
+            node: *node,
+            inodes: s.inodes,
+            passed: s.passed.min(s.inodes),
+            sent: s.sent,
+            since: self.env.now.saturating_sub(s.begun),
+        };
+        head.snapshots.iter().map(of).collect()
     }
 
     /// Makes and sends the next piece of a snapshot; `true` when there was one.
@@ -708,6 +765,16 @@ impl Node {
         }
         let (end, offers) = (dump.stage == Stage::Done, writer.offers());
         let (seq, last_inode) = (going.seq, self.volume.last_inode());
+        going.passed = if end { going.inodes } else { dump.passed };
+        let bytes = (writer.len() + writer.offers_bytes()) as u64;
+        going.sent += bytes;
+        let rate = self.env.config.limits.join_rate;
+        if rate > 0 {
+            // What is compared costs memory's time here, and nothing on the link.
+            let compared = writer.compared.max(writer.offered) * BLOCK_BYTES / 64;
+            let nanos = u128::from(bytes + compared) * 1_000_000_000 / u128::from(rate);
+            going.pause = now.saturating_add(nanos as u64);
+        }
         for raw in writer.done {
             let piece = going.next();
             let message =
@@ -807,6 +874,11 @@ impl Synthetic {
             atime: r.atime,
             mtime: r.mtime,
         });
+    }
+
+    /// Bytes of what is offered, about.
+    fn offers_bytes(&self) -> usize {
+        self.offers.iter().map(|o| 20 + 4 * o.crcs.len()).sum::<usize>() + 20 * self.sure.len()
     }
 
     /// Whether something is offered.

@@ -66,6 +66,7 @@ fn node_config(
             on_demand: config.pipeline == Pipeline::Host,
             scrub_every: config.scrub_every,
             scrub_rate: config.scrub_rate,
+            join_rate: config.join_rate,
             ..Limits::SHIPPED
         },
         node: config.node,

@@ -10,7 +10,7 @@ use placement::compress::looks_compressible;
 
 use super::{Compression, Job, Packing, Piece, clear_of, passed_on, thin};
 use crate::core::frame::Body;
-use crate::core::message::{CHUNK, CHUNK_ACK, CHUNK_PREFIX, ENTRIES, PACKED};
+use crate::core::message::{CHUNK, CHUNK_ACK, CHUNK_PREFIX, ENTRIES, PACKED, SNAPSHOT};
 use storage::format::chunk::CHUNK_HEADER_BYTES;
 
 /// What a thread packs in a second at least, by LZ4 and by Zstandard: a link that is faster than all of them gains nothing.
@@ -132,12 +132,16 @@ impl Outgoing {
     }
 
     /// By what a message is packed, if it is.
-    fn choose(&self, how: Compression, body: &[u8], rate: Option<u64>) -> Option<Codec> {
+    fn choose(&self, how: Compression, kind: u16, body: &[u8], rate: Option<u64>) -> Option<Codec> {
         let looks = || looks_compressible(body);
         match how {
             Compression::None => None,
             Compression::Zstd => Some(Codec::Zstd),
             Compression::Lz4 => looks().then_some(Codec::Lz4),
+            // Nobody waits for a node that joins, and all others share the link with it.
+            Compression::Auto if kind == SNAPSHOT && rate.is_none() => {
+                looks().then_some(Codec::Lz4)
+            }
             Compression::Auto => {
                 let rate = rate?;
                 let by = [(PACE_ZSTD, Codec::Zstd), (PACE_LZ4, Codec::Lz4)];
@@ -168,11 +172,11 @@ impl Packing {
             queue.put(Slot::Ready(PACKED, packed.into()));
             return None;
         }
-        let waits = line.queued > 0 || queue.blocked;
+        let waits = line.queued > 0 || queue.blocked || kind == SNAPSHOT;
         let least = if waits { self.limits.short } else { self.limits.long };
         let rate = queue.pace.rate(line.now);
         let long = clear_of(kind).is_some() && body.len() >= least;
-        let by = long.then(|| self.outgoing.choose(self.compression, &body, rate));
+        let by = long.then(|| self.outgoing.choose(self.compression, kind, &body, rate));
         let Some(codec) = by.flatten() else {
             // What was taken out of a chunk is not sent, whatever else is done.
             let long = kind == CHUNK && body.len() >= self.limits.short;
@@ -292,15 +296,17 @@ mod tests {
     fn packing_pays_where_it_is_faster_than_the_link() {
         let outgoing = Outgoing::new(2);
         let words = b"some words, some words ".repeat(1000);
-        let auto = |rate| outgoing.choose(Compression::Auto, &words, rate);
+        let auto = |rate| outgoing.choose(Compression::Auto, CHUNK, &words, rate);
         assert_eq!(auto(Some(118_000_000)), Some(Codec::Lz4), "1 Gbit/s");
         assert_eq!(auto(Some(12_000_000)), Some(Codec::Zstd), "100 Mbit/s");
         assert_eq!(auto(Some(2_000_000_000)), None);
         assert_eq!(auto(None), None, "nobody knows: nothing has had to wait");
+        let joins = outgoing.choose(Compression::Auto, SNAPSHOT, &words, None);
+        assert_eq!(joins, Some(Codec::Lz4), "a snapshot, whatever is known");
         let mut noise = vec![0; 20_000];
         base::random::Random::new(1).fill(&mut noise);
-        assert_eq!(outgoing.choose(Compression::Auto, &noise, Some(1)), None);
-        assert_eq!(outgoing.choose(Compression::Lz4, &noise, Some(1)), None);
-        assert_eq!(outgoing.choose(Compression::None, &words, Some(1)), None);
+        assert_eq!(outgoing.choose(Compression::Auto, SNAPSHOT, &noise, Some(1)), None);
+        assert_eq!(outgoing.choose(Compression::Lz4, CHUNK, &noise, Some(1)), None);
+        assert_eq!(outgoing.choose(Compression::None, CHUNK, &words, Some(1)), None);
     }
 }

@@ -367,6 +367,42 @@ fn it_goes_on_wherever_it_is_interrupted() {
     assert!(taken > 60 * 20 * BLOCK_BYTES && deaths > 30, "{taken} bytes, {deaths} deaths");
 }
 
+/// Who says so limits what a node that joins takes of a link, and sees how far it is.
+#[test]
+fn a_snapshot_has_a_pace() {
+    let limits = Limits { join_rate: 1 << 20, ..limits(0) };
+    let mut rig = Rig::with(2, 3, config_with(limits));
+    let mut hand = rig.attach(0, 0);
+    for n in 0..4u8 {
+        let ino = hand.create(&mut rig, &[b'a' + n], 0o100_644);
+        hand.append_in(&mut rig, ino, &write(ino, 0, &[n; 128 << 10]));
+        hand.append_in(&mut rig, ino, &write(ino, 128 << 10, &[n; 128 << 10]));
+        hand.sync(&mut rig);
+    }
+    rig.settle();
+    for n in 0..2 {
+        view(&mut rig, n, 2, &[1], &[]);
+    }
+    back(&mut rig, 3);
+    let (begun, mut seen) = (rig.now, Vec::new());
+    for _ in 0..100 {
+        rig.pass(10_000_000);
+        rig.deliver_all();
+        seen.extend(rig.nodes[0].status().joins);
+        if let Some(at) = rig.nodes[0].deadline() {
+            assert!(at > rig.now, "nothing is due");
+        }
+        if rig.caught_up.iter().any(|c| c.0 == TWO) {
+            break;
+        }
+    }
+    // The last of four pieces is not waited for.
+    let took = rig.now - begun;
+    assert!((700_000_000..1_200_000_000).contains(&took), "{took} ns for a MiB");
+    assert!(seen.iter().any(|s| s.passed > 0 && s.passed < s.inodes && s.sent > 100_000));
+    comes_in(&mut rig, 3);
+}
+
 /// What goes wrong without it is missed.
 #[cfg(feature = "planted")]
 #[test]

@@ -1,0 +1,147 @@
+//! What it costs that a node was away, for so long that the stream does not have what it missed: a volume of many files of which
+//! one in a hundred was written anew. The node is to be sent what changed, be in the chain soon, and disturb nobody.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use super::failover::{Writer, monotonic};
+use super::world::World;
+use super::{Bench, Measured};
+use crate::config::Transport;
+use crate::failure::{Context, Failure, Kind, Result};
+use crate::local::Plan;
+use crate::process::wait_until;
+
+const FILE: usize = 100 << 10;
+/// Files in a directory.
+const DIRECTORY: usize = 500;
+/// One in so many changes.
+const CHANGED: usize = 100;
+const STREAM: u64 = 64 << 20;
+/// The node that is away.
+const AWAY: u32 = 3;
+/// For so long is measured what a writer waits for without a node that joins.
+const BEFORE: Duration = Duration::from_secs(3);
+
+fn path(world: &World, n: usize) -> String {
+    world.file(1, &format!("d{}/f{n}", n / DIRECTORY))
+}
+
+/// Writes a file; what is in it nothing can be made shorter of.
+fn write(world: &World, n: usize, round: u64) -> Result<()> {
+    let mut random = base::random::Random::new(round << 32 | n as u64);
+    let bytes: Vec<u8> = (0..FILE / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    let path = path(world, n);
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.create(true).truncate(false).write(true).open(&path);
+    file.and_then(|mut file| file.write_all(&bytes)).context(path)
+}
+
+/// All that was written is on all members.
+fn sync(world: &World) -> Result<()> {
+    let path = world.file(1, "d0");
+    let dir = std::fs::File::open(&path).context(&path)?;
+    rustix::fs::syncfs(&dir).map_err(std::io::Error::from).context(path)
+}
+
+fn chain(world: &World, members: usize) -> Result<()> {
+    wait_until(&format!("a chain of {members}"), Duration::from_secs(60), || {
+        let status = world.local.status(1).ok();
+        let whole = |s: &serde_json::Value| {
+            s["chain"].as_array().is_some_and(|chain| chain.len() == members) && s["ready"] == true
+        };
+        Ok(status.filter(whole).map(drop))
+    })
+}
+
+fn counter(world: &World, node: u32, name: &str) -> Result<f64> {
+    Ok(world.local.status(node)?["counters"][name].as_f64().unwrap_or(f64::NAN))
+}
+
+/// The node goes, and one in a hundred files is written anew, so often that the ring has forgotten what came first.
+fn away(world: &World, files: usize, round: u64) -> Result<f64> {
+    if let Some(serve) = world.local.process(AWAY, "serve") {
+        serve.end(Duration::from_secs(10));
+    }
+    chain(world, 2)?;
+    let changed = files.div_ceil(CHANGED) * FILE;
+    let times = (STREAM as usize * 3 / 2).div_ceil(changed) as u64;
+    for again in 0..times {
+        for n in (0..files).step_by(CHANGED) {
+            write(world, n, round + again)?;
+        }
+        sync(world)?;
+        crate::signals::check()?;
+    }
+    Ok(changed as f64)
+}
+
+/// It comes back: milliseconds until it is in the chain.
+fn back(world: &World) -> Result<f64> {
+    let begun = Instant::now();
+    world.local.start_node(AWAY)?;
+    chain(world, 3)?;
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
+}
+
+/// The time that one in a hundred acknowledgements took longer than, in milliseconds, between two moments.
+fn p99(writer: &Writer, from: u64, to: u64) -> f64 {
+    let acks = writer.acks();
+    let ats: Vec<u64> = acks.iter().map(|a| a.at).filter(|at| (from..to).contains(at)).collect();
+    let mut waits: Vec<u64> = ats.windows(2).map(|two| two[1] - two[0]).collect();
+    waits.sort_unstable();
+    let at = (waits.len() * 99 / 100).min(waits.len().saturating_sub(1));
+    waits.get(at).map_or(f64::NAN, |wait| *wait as f64 / 1e6)
+}
+
+/// The bench.
+pub fn rejoin(bench: &Bench<'_>) -> Result<Measured> {
+    if bench.replicas != 3 {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("a node that comes back with {} replicas", bench.replicas),
+            "the others go on without it: --replicas 3",
+        ));
+    }
+    let files = if bench.quick { 2000 } else { 20_000 };
+    // It is about what goes over a network.
+    let plan = Plan { stream: STREAM, transport: Transport::Tcp, ..World::plan(bench) };
+    let world = World::start(bench, plan, &[1])?;
+    for n in 0..files {
+        if n % DIRECTORY == 0 {
+            let dir = world.file(1, &format!("d{}", n / DIRECTORY));
+            std::fs::create_dir(&dir).context(dir)?;
+            crate::signals::check()?;
+        }
+        write(&world, n, 0)?;
+    }
+    sync(&world)?;
+    bench.out.step(format!("  {} MiB in {files} files", files * FILE >> 20));
+    let changed = away(&world, files, 1)?;
+    let sent = counter(&world, 1, "message_wire_bytes")?;
+    let back_ms = back(&world)?;
+    let sent = counter(&world, 1, "message_wire_bytes")? - sent;
+    let taken = counter(&world, AWAY, "taken_over_bytes")?;
+    // And once more, beside a program that writes and syncs.
+    away(&world, files, 1000)?;
+    let path = world.file(1, "records");
+    let command = world.under_run(1, &["records", &path, "100000000", "600"])?;
+    let mut writer = Writer::start(command)?;
+    writer.wait_acks(100, Duration::from_secs(20))?;
+    let begun = monotonic();
+    std::thread::sleep(BEFORE);
+    let started = monotonic();
+    let beside_ms = back(&world)?;
+    let ended = monotonic();
+    let errors = f64::from(u8::from(writer.has_ended()));
+    writer.kill();
+    let (alone, beside) = (p99(&writer, begun, started), p99(&writer, started, ended));
+    Ok(vec![
+        ("bytes_ratio", sent / changed),
+        ("back_ms", back_ms),
+        ("writer_p99_ratio", beside / alone),
+        ("taken_over_mb", taken / 1e6),
+        ("back_beside_writer_ms", beside_ms),
+        ("errors", errors),
+    ])
+}
