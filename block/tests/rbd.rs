@@ -179,6 +179,7 @@ fn an_image_with_all_the_usual_features(ceph: &Ceph, scratch: &Scratch) {
     same(&exported(ceph, scratch, "disk@then"), &then);
     same(&exported(ceph, scratch, "disk"), &model);
     check_map(ceph, "disk");
+    what_is_trimmed_has_changed(ceph);
     ceph.run(
         "rbd",
         &["bench", "disk", "--io-type", "write", "--io-total", "1M", "--io-size", "64K"],
@@ -198,6 +199,41 @@ fn an_image_with_all_the_usual_features(ceph: &Ceph, scratch: &Scratch) {
     drop(image);
     same(&exported(ceph, scratch, "disk"), &model);
     check_map(ceph, "disk");
+}
+
+/// Who asks the object map for what changed since a snapshot is told of what was trimmed and zeroed, and of nothing else.
+fn what_is_trimmed_has_changed(ceph: &Ceph) {
+    const OBJECT: u64 = 4 << 20;
+    let made = ["create", "trimmed", "--size", "48M"];
+    ceph.run("rbd", &made);
+    let image = open(ceph, "rbd/trimmed", false).unwrap();
+    for object in [0, 1, 2, 3, 5] {
+        let op = Op::Write { offset: object * OBJECT, data: vec![7; 8192], fua: false };
+        assert_eq!(wait_for(&image, op), Ok(Answer::Done));
+    }
+    drop(image);
+    ceph.run("rbd", &["snap", "create", "trimmed@then", "--no-progress"]);
+    let image = open(ceph, "rbd/trimmed", false).unwrap();
+    let how = Zero::default();
+    let trims = [
+        // Of the last three there is one.
+        Op::Trim { offset: 0, len: OBJECT, fua: false },
+        Op::Zero { offset: 2 * OBJECT + 4096, len: 4096, how },
+        Op::Trim { offset: 4 * OBJECT, len: 3 * OBJECT, fua: false },
+    ];
+    for op in trims {
+        assert_eq!(wait_for(&image, op), Ok(Answer::Done));
+    }
+    drop(image);
+    let args = ["diff", "trimmed", "--whole-object", "--from-snap", "then", "--format", "json"];
+    let said = ceph.run("rbd", &args);
+    let offsets = said.split("\"offset\":").skip(1);
+    let offsets = offsets.map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap();
+        rest[..end].parse::<u64>().unwrap() / OBJECT
+    });
+    assert_eq!(offsets.collect::<Vec<_>>(), [0, 2, 5], "{said}");
+    check_map(ceph, "trimmed");
 }
 
 /// Others may make snapshots of it, and resize it, while it is served.

@@ -367,6 +367,19 @@ impl Device for RbdImage {
             failed: None,
             done: Some(request.done),
         };
-        go_on(&Arc::new(Mutex::new(job)));
+        let clears = matches!(job.what, What::Clear) && len > 0;
+        let job = Arc::new(Mutex::new(job));
+        match self.inner.map.as_ref().filter(|_| clears) {
+            Some(map) => {
+                let object = self.inner.object_bytes();
+                let objects = offset / object..(offset + len - 1) / object + 1;
+                let marked = Box::new(move |result: Result<(), Errno>| {
+                    lock(&job).failed = result.err();
+                    go_on(&job);
+                });
+                map.mark_changed(objects, marked);
+            }
+            None => go_on(&job),
+        }
     }
 }
