@@ -161,7 +161,8 @@ fn an_image_with_all_the_usual_features(ceph: &Ceph, scratch: &Scratch) {
     let its = Arc::new(dead.io("rbd", "").unwrap());
     let id = info.split_once("id: ").unwrap().1.split_whitespace().next().unwrap();
     let header = format!("rbd_header.{id}");
-    let lock = Lock { name: "rbd_lock", cookie: "auto 94000000000000", description: "" };
+    let lock =
+        Lock { name: "rbd_lock", cookie: "auto 94000000000000", tag: "internal", description: "" };
     its.lock(&header, &lock, Duration::ZERO, false).unwrap();
     let image = open(ceph, "rbd/disk", false).unwrap();
     let said =

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::Errno;
 use rados::{Io, Step};
 
+use super::owner::Standing;
+
 /// An object is there, and newer than the last snapshot.
 const EXISTS: u8 = 1;
 /// It is there, and as the last snapshot has it.
@@ -51,6 +53,7 @@ struct State {
 pub struct ObjectMap {
     io: Arc<Io>,
     object: String,
+    standing: Arc<Standing>,
     state: Mutex<State>,
 }
 
@@ -61,8 +64,9 @@ pub fn object(id: &str) -> String {
 
 impl ObjectMap {
     /// That of an image, which the caller holds.
-    pub fn new(io: Arc<Io>, id: &str) -> Arc<Self> {
-        Arc::new(Self { io, object: object(id), state: Mutex::default() })
+    pub fn new(io: Arc<Io>, id: &str, standing: &Arc<Standing>) -> Arc<Self> {
+        let (object, standing) = (object(id), Arc::clone(standing));
+        Arc::new(Self { io, object, standing, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -109,15 +113,19 @@ impl ObjectMap {
 
     /// Objects, those alone that are said to be `only`, or whatever they are said to be, are there from now on.
     fn update(&self, objects: Range<u64>, only: Option<u8>, then: Then) {
+        if self.standing.is_lost() {
+            return then(Err(Errno::STALE));
+        }
         let mut input = [objects.start.to_le_bytes(), objects.end.to_le_bytes()].concat();
         input.push(EXISTS);
         match only {
             Some(only) => input.extend([1, only]),
             None => input.push(0),
         }
-        let object = self.object.clone();
+        let (object, standing) = (self.object.clone(), Arc::clone(&self.standing));
         let done = move |result: Result<(), Errno>| {
             if let Err(errno) = result {
+                standing.heard(errno);
                 log::error!(
                     "rbd: {object} cannot be kept: {errno}: is the image held by somebody else?"
                 );
