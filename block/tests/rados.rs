@@ -204,7 +204,7 @@ fn who_is_shut_out_takes_the_lock_anew(ceph: &Ceph) {
             Ok(lock) => break lock,
             Err(errno) => assert!(Instant::now() < end, "{errno}"),
         }
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(LEASE / 6);
     };
     store.put("vm/a", &[b"x"]).unwrap();
     assert_eq!(lock.term(), Some(0));

@@ -89,6 +89,7 @@ fn images_are_what_ceph_says_they_are() {
     an_image_with_all_the_usual_features(&ceph, &scratch);
     an_image_without_a_lock(&ceph, &scratch);
     a_snapshot_waits_for_what_is_under_way(&ceph, &scratch);
+    what_is_written_waits_for_the_header(&ceph, &scratch);
     an_osd_is_waited_for(&ceph);
     what_was_given_up_keeps_the_lock(&ceph, &scratch);
     who_is_shut_out_writes_no_more(&ceph);
@@ -319,6 +320,36 @@ fn a_snapshot_waits_for_what_is_under_way(ceph: &Ceph, scratch: &Scratch) {
     same(&exported(ceph, scratch, "plain@waited"), &model);
     model[range].fill(4);
     same(&exported(ceph, scratch, "plain"), &model);
+}
+
+/// There is news of an image whose header cannot be read: nothing is written until it can, and whoever has the news waits.
+fn what_is_written_waits_for_the_header(ceph: &Ceph, scratch: &Scratch) {
+    let image = open(ceph, "rbd/plain", false).unwrap();
+    let header = format!("rbd_header.{}", id_of(ceph, "plain"));
+    let (size, none) = (scratch.path("size"), scratch.path("none"));
+    let (size, none) = (size.display().to_string(), none.display().to_string());
+    std::fs::write(&none, "x").unwrap();
+    ceph.run("rados", &["-p", "rbd", "getomapval", &header, "size", &size]);
+    let set = |file: &str| {
+        ceph.run("rados", &["-p", "rbd", "setomapval", &header, "size", "--input-file", file]);
+    };
+    set(&none);
+    let other = Connection::to(None, Some(&ceph.conf()), Duration::from_secs(9)).unwrap();
+    let io = other.cluster().unwrap().io("rbd", "").unwrap();
+    let news = rados::librados::envelope(&3u32.to_le_bytes());
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| io.notify(&header, &news, Duration::from_secs(20)));
+        std::thread::sleep(Duration::from_secs(2));
+        let write = begin(&image, Op::Write { offset: 0, data: vec![9; 512], fua: false });
+        let waited = write.recv_timeout(Duration::from_secs(2));
+        let is_told = told.is_finished();
+        set(&size);
+        assert!(waited.is_err() && !is_told, "{waited:?}");
+        let end = Duration::from_secs(10);
+        assert_eq!(write.recv_timeout(end), Ok(Ok(Answer::Done)));
+        told.join().unwrap().unwrap();
+    });
+    assert_eq!(wait_for(&image, Op::Trim { offset: 0, len: 512, fua: false }), Ok(Answer::Done));
 }
 
 /// A guest hears nothing of an OSD that is slow, or fails until another one stands in for it.

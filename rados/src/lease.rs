@@ -3,6 +3,8 @@
 //! Whether it is still held is known without asking: the cluster counts the time from when it was asked, which is no sooner than we
 //! did. A renewal that comes too late may find that it is held nevertheless: then nobody else had it in between. If it ended, and nobody has
 //! it, it is taken anew, in another term.
+//!
+//! The end is counted by the OSD's clock of the day: a step of that ends it early, which the next renewal finds out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};

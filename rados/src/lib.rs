@@ -23,4 +23,4 @@ pub use place::{ImagePlace, Place};
 /// After this a request is given up: of an OSD, of a monitor, for a connection.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// What a cluster says to a client that it has shut out.
-pub const SHUT_OUT: Errno = Errno(108);
+pub const SHUT_OUT: Errno = Errno::SHUTDOWN;

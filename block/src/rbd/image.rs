@@ -43,6 +43,8 @@ struct Inner {
     header: Header,
     size: AtomicU64,
     writing: Mutex<Writing>,
+    /// One looks at a time: what was read first would be kept last.
+    looking: Mutex<()>,
     map: Option<Arc<ObjectMap>>,
     standing: Arc<Standing>,
 }
@@ -133,6 +135,7 @@ impl RbdImage {
             name,
             size: AtomicU64::new(header.size),
             writing: Mutex::new(writing),
+            looking: Mutex::default(),
             map,
             standing,
             header,
@@ -206,6 +209,7 @@ impl Inner {
     /// # Errors
     /// That is not known: writes wait until it is, and this is to be asked again.
     fn look(&self, over: &AtomicBool) -> Result<(), Errno> {
+        let _alone = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
         let id = &self.header.id;
         let size = match header::size(&self.io, id) {
             Err(Errno::OVERFLOW) => {
@@ -241,10 +245,11 @@ impl Inner {
                 log::error!("rbd: the header of image {} cannot be read: {errno}", self.name);
                 self.standing.lose();
             }
-            Err(errno) => {
+            Err(errno) if !self.standing.is_lost() => {
                 self.writing().held.get_or_insert_default();
                 return Err(errno);
             }
+            Err(_) => {}
         }
         self.release();
         Ok(())
