@@ -11,6 +11,7 @@ use block::pool::rados::Rados;
 use block::pool::repair::{self, Orders};
 use block::pool::store::{self, Store};
 use block::pool::{Image, Pool, Spec, StoreSpec};
+use rados::{Cluster, Io, Purpose, Step};
 use rig::ceph::Ceph;
 use rig::disk::{check, work};
 
@@ -44,12 +45,50 @@ fn again(ceph: &Ceph, spec: &Spec, places: &[String]) -> Arc<Pool> {
 #[test]
 fn a_real_cluster_keeps_images() {
     let Some(ceph) = Ceph::start("rados") else { return };
+    the_librarys_threads_end_nothing_themselves(&ceph);
     names_are_kept_found_and_removed(&ceph);
     one_writes(&ceph);
     a_full_cluster_takes_no_lock_away(&ceph);
     who_is_shut_out_takes_the_lock_anew(&ceph);
     stores_share_a_pool(&ceph);
     osds_are_ended_hang_and_rot(&ceph);
+}
+
+/// Whoever has the last of a watch and of a connection may be called by the library, which waits for that very thread then.
+fn the_librarys_threads_end_nothing_themselves(ceph: &Ceph) {
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names =
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names
+            .filter(|name| name.starts_with("msgr-worker") || name.starts_with("rados-end"))
+            .count()
+    };
+    let before = threads();
+    let conf = ceph.conf();
+    let cluster = Cluster::connect(None, Some(&conf), PATIENCE, Purpose::Store).unwrap();
+    let io = Arc::new(Arc::new(cluster).io("osd0", "").unwrap());
+    assert!(threads() > before);
+    Io::wait(PATIENCE, |done| io.change("watched", &[Step::WriteFull(b"x")], done)).unwrap();
+    let alive = Arc::new(());
+    let heard = Arc::clone(&alive);
+    let watch = io.watch("watched", Box::new(move |_| drop(Arc::clone(&heard)))).unwrap();
+    let reads = Arc::clone(&io);
+    let (begun, go_on) = std::sync::mpsc::channel();
+    let done = Box::new(move |read: Result<Vec<u8>, Errno>| {
+        // Everybody else has let go.
+        go_on.recv().unwrap();
+        assert_eq!(read, Ok(b"x".to_vec()));
+        drop((watch, io));
+    });
+    reads.read("watched", 0, 10, done);
+    drop(reads);
+    begun.send(()).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while Arc::strong_count(&alive) > 1 || threads() > before {
+        assert!(Instant::now() < end, "{} threads, {before} before", threads());
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn names_are_kept_found_and_removed(ceph: &Ceph) {
