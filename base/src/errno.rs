@@ -65,6 +65,7 @@ errnos! {
     STALE = 116, "stale file handle";
     DQUOT = 122, "disk quota exceeded";
     NOTCONN = 107, "transport endpoint is not connected";
+    SHUTDOWN = 108, "shut out, or shut down";
 }
 
 impl core::fmt::Debug for Errno {

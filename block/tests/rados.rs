@@ -11,6 +11,7 @@ use block::pool::rados::Rados;
 use block::pool::repair::{self, Orders};
 use block::pool::store::{self, Store};
 use block::pool::{Image, Pool, Spec, StoreSpec};
+use rados::{Cluster, Io, Purpose, Step};
 use rig::ceph::Ceph;
 use rig::disk::{check, work};
 
@@ -44,10 +45,50 @@ fn again(ceph: &Ceph, spec: &Spec, places: &[String]) -> Arc<Pool> {
 #[test]
 fn a_real_cluster_keeps_images() {
     let Some(ceph) = Ceph::start("rados") else { return };
+    the_librarys_threads_end_nothing_themselves(&ceph);
     names_are_kept_found_and_removed(&ceph);
     one_writes(&ceph);
+    a_full_cluster_takes_no_lock_away(&ceph);
+    who_is_shut_out_takes_the_lock_anew(&ceph);
     stores_share_a_pool(&ceph);
     osds_are_ended_hang_and_rot(&ceph);
+}
+
+/// Whoever has the last of a watch and of a connection may be called by the library, which waits for that very thread then.
+fn the_librarys_threads_end_nothing_themselves(ceph: &Ceph) {
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names =
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names
+            .filter(|name| name.starts_with("msgr-worker") || name.starts_with("rados-end"))
+            .count()
+    };
+    let before = threads();
+    let conf = ceph.conf();
+    let cluster = Cluster::connect(None, Some(&conf), PATIENCE, Purpose::Store).unwrap();
+    let io = Arc::new(Arc::new(cluster).io("osd0", "").unwrap());
+    assert!(threads() > before);
+    Io::wait(PATIENCE, |done| io.change("watched", &[Step::WriteFull(b"x")], done)).unwrap();
+    let alive = Arc::new(());
+    let heard = Arc::clone(&alive);
+    let watch = io.watch("watched", Box::new(move |_| drop(Arc::clone(&heard)))).unwrap();
+    let reads = Arc::clone(&io);
+    let (begun, go_on) = std::sync::mpsc::channel();
+    let done = Box::new(move |read: Result<Vec<u8>, Errno>| {
+        // Everybody else has let go.
+        go_on.recv().unwrap();
+        assert_eq!(read, Ok(b"x".to_vec()));
+        drop((watch, io));
+    });
+    reads.read("watched", 0, 10, done);
+    drop(reads);
+    begun.send(()).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while Arc::strong_count(&alive) > 1 || threads() > before {
+        assert!(Instant::now() < end, "{} threads, {before} before", threads());
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn names_are_kept_found_and_removed(ceph: &Ceph) {
@@ -145,6 +186,67 @@ fn one_writes(ceph: &Ceph) {
     // It ended, and is taken anew: in another term, or the OSD found the renewals that had waited in time.
     assert!(now.term().is_some());
     store.put("vm/a", &[b"y"]).unwrap();
+}
+
+/// What is put does not fit, but who has a lock keeps it, and lets it go.
+fn a_full_cluster_takes_no_lock_away(ceph: &Ceph) {
+    let fill = |nearly: &str, full: &str, is_full: bool| {
+        for (which, ratio) in [("nearfull", nearly), ("backfillfull", nearly), ("full", full)] {
+            ceph.run("ceph", &["osd", &format!("set-{which}-ratio"), ratio]);
+        }
+        let end = Instant::now() + Duration::from_secs(60);
+        let pool = || {
+            let said = ceph.run("ceph", &["osd", "dump"]);
+            said.lines().find(|line| line.contains("'osd1'")).unwrap().contains("full ")
+        };
+        while pool() != is_full {
+            assert!(Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    };
+    let store = open(ceph, "osd1/full");
+    let lock = store.lock("vm").unwrap();
+    store.put("vm/a", &[b"x"]).unwrap();
+    fill("0.000001", "0.000002", true);
+    std::thread::sleep(LEASE + LEASE / 2);
+    assert_eq!(lock.term(), Some(0));
+    assert_eq!(store.put("vm/b", &[&[1; 100_000]]), Err(Errno::NOSPC));
+    drop(lock);
+    // It was there before: a new object would not be.
+    let lock = store.lock("vm").unwrap();
+    fill("0.85", "0.95", false);
+    let end = Instant::now() + Duration::from_secs(30);
+    while store.put("vm/b", &[b"y"]).is_err() {
+        assert!(Instant::now() < end);
+    }
+    assert_eq!(lock.term(), Some(0));
+}
+
+/// A client that is shut out stays so: its locks are lost at once, and the next one is another client's.
+fn who_is_shut_out_takes_the_lock_anew(ceph: &Ceph) {
+    let store = open(ceph, "osd1/out");
+    let lock = store.lock("vm").unwrap();
+    let list =
+        ceph.run("rados", &["-p", "osd1", "-N", "out", "lock", "info", "vm/.lock", "corbel"]);
+    let (_, rest) = list.split_once("\"addr\":\"").unwrap();
+    ceph.run("ceph", &["osd", "blacklist", "add", rest.split_once('"').unwrap().0]);
+    std::thread::sleep(LEASE / 2);
+    assert_eq!(lock.term(), None);
+    // Nobody waits for it.
+    let begun = Instant::now();
+    assert_eq!(store.put("vm/a", &[b"x"]), Err(Errno::STALE));
+    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+    drop(lock);
+    let end = Instant::now() + 3 * LEASE;
+    let lock = loop {
+        match store.lock("vm") {
+            Ok(lock) => break lock,
+            Err(errno) => assert!(Instant::now() < end, "{errno}"),
+        }
+        std::thread::sleep(LEASE / 6);
+    };
+    store.put("vm/a", &[b"x"]).unwrap();
+    assert_eq!(lock.term(), Some(0));
 }
 
 /// Three stores in one pool of Ceph, of which each image is another one's neighbour.

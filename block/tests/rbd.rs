@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use base::Errno;
 use base::random::Random;
-use block::device::{Answer, Device, Op, Zero, wait_for};
+use block::device::{Answer, Device, Op, Request, Zero, wait_for};
 use block::rbd::RbdImage;
 use rados::librados::Lock;
 use rados::{Connection, Io, Step};
@@ -88,6 +88,12 @@ fn images_are_what_ceph_says_they_are() {
     what_is_not_understood_is_refused(&ceph);
     an_image_with_all_the_usual_features(&ceph, &scratch);
     an_image_without_a_lock(&ceph, &scratch);
+    a_snapshot_waits_for_what_is_under_way(&ceph, &scratch);
+    what_is_written_waits_for_the_header(&ceph, &scratch);
+    an_osd_is_waited_for(&ceph);
+    what_was_given_up_keeps_the_lock(&ceph, &scratch);
+    who_is_shut_out_writes_no_more(&ceph);
+    a_pool_gets_another_name(&ceph);
     through_nbd(&ceph, &scratch);
 }
 
@@ -161,7 +167,8 @@ fn an_image_with_all_the_usual_features(ceph: &Ceph, scratch: &Scratch) {
     let its = Arc::new(dead.io("rbd", "").unwrap());
     let id = info.split_once("id: ").unwrap().1.split_whitespace().next().unwrap();
     let header = format!("rbd_header.{id}");
-    let lock = Lock { name: "rbd_lock", cookie: "auto 94000000000000", description: "" };
+    let lock =
+        Lock { name: "rbd_lock", cookie: "auto 94000000000000", tag: "internal", description: "" };
     its.lock(&header, &lock, Duration::ZERO, false).unwrap();
     let image = open(ceph, "rbd/disk", false).unwrap();
     let said =
@@ -179,6 +186,7 @@ fn an_image_with_all_the_usual_features(ceph: &Ceph, scratch: &Scratch) {
     same(&exported(ceph, scratch, "disk@then"), &then);
     same(&exported(ceph, scratch, "disk"), &model);
     check_map(ceph, "disk");
+    what_is_trimmed_has_changed(ceph);
     ceph.run(
         "rbd",
         &["bench", "disk", "--io-type", "write", "--io-total", "1M", "--io-size", "64K"],
@@ -200,6 +208,41 @@ fn an_image_with_all_the_usual_features(ceph: &Ceph, scratch: &Scratch) {
     check_map(ceph, "disk");
 }
 
+/// Who asks the object map for what changed since a snapshot is told of what was trimmed and zeroed, and of nothing else.
+fn what_is_trimmed_has_changed(ceph: &Ceph) {
+    const OBJECT: u64 = 4 << 20;
+    let made = ["create", "trimmed", "--size", "48M"];
+    ceph.run("rbd", &made);
+    let image = open(ceph, "rbd/trimmed", false).unwrap();
+    for object in [0, 1, 2, 3, 5] {
+        let op = Op::Write { offset: object * OBJECT, data: vec![7; 8192], fua: false };
+        assert_eq!(wait_for(&image, op), Ok(Answer::Done));
+    }
+    drop(image);
+    ceph.run("rbd", &["snap", "create", "trimmed@then", "--no-progress"]);
+    let image = open(ceph, "rbd/trimmed", false).unwrap();
+    let how = Zero::default();
+    let trims = [
+        // Of the last three there is one.
+        Op::Trim { offset: 0, len: OBJECT, fua: false },
+        Op::Zero { offset: 2 * OBJECT + 4096, len: 4096, how },
+        Op::Trim { offset: 4 * OBJECT, len: 3 * OBJECT, fua: false },
+    ];
+    for op in trims {
+        assert_eq!(wait_for(&image, op), Ok(Answer::Done));
+    }
+    drop(image);
+    let args = ["diff", "trimmed", "--whole-object", "--from-snap", "then", "--format", "json"];
+    let said = ceph.run("rbd", &args);
+    let offsets = said.split("\"offset\":").skip(1);
+    let offsets = offsets.map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap();
+        rest[..end].parse::<u64>().unwrap() / OBJECT
+    });
+    assert_eq!(offsets.collect::<Vec<_>>(), [0, 2, 5], "{said}");
+    check_map(ceph, "trimmed");
+}
+
 /// Others may make snapshots of it, and resize it, while it is served.
 fn an_image_without_a_lock(ceph: &Ceph, scratch: &Scratch) {
     ceph.run("rbd", &["create", "plain", "--size", "48M", "--image-feature", "layering"]);
@@ -219,6 +262,177 @@ fn an_image_without_a_lock(ceph: &Ceph, scratch: &Scratch) {
     drop(image);
     same(&exported(ceph, scratch, "plain@then"), &then);
     same(&exported(ceph, scratch, "plain")[..SIZE as usize], &model);
+}
+
+/// The OSD that answers for an object.
+fn primary(ceph: &Ceph, object: &str) -> usize {
+    let said = ceph.run("ceph", &["osd", "map", "rbd", object, "-f", "json"]);
+    let (_, rest) = said.split_once("\"acting_primary\":").unwrap();
+    rest.trim_start()[..1].parse().unwrap()
+}
+
+fn id_of(ceph: &Ceph, name: &str) -> String {
+    let info = ceph.run("rbd", &["info", name]);
+    info.split_once("id: ").unwrap().1.split_whitespace().next().unwrap().to_owned()
+}
+
+/// An OSD that has objects of an image but not what tools ask of it, and where in the image the first of these is.
+fn apart(ceph: &Ceph, name: &str) -> (usize, u64) {
+    let id = id_of(ceph, name);
+    let asked = [format!("rbd_id.{name}"), format!("rbd_header.{id}")];
+    let asked = asked.map(|object| primary(ceph, &object));
+    let found = (0..12).find_map(|number| {
+        let osd = primary(ceph, &format!("rbd_data.{id}.{number:016x}"));
+        (!asked.contains(&osd)).then_some((osd, number * (4 << 20)))
+    });
+    found.unwrap()
+}
+
+fn begin(image: &RbdImage, op: Op) -> std::sync::mpsc::Receiver<Result<Answer, Errno>> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let done = Box::new(move |outcome| drop(tell.send(outcome)));
+    image.submit(Request { op, done });
+    told
+}
+
+/// A write is under way while somebody makes a snapshot: he is told that it is made when it does not change any more.
+fn a_snapshot_waits_for_what_is_under_way(ceph: &Ceph, scratch: &Scratch) {
+    let mut model = exported(ceph, scratch, "plain");
+    let image = open(ceph, "rbd/plain", false).unwrap();
+    let (osd, offset) = apart(ceph, "plain");
+    let range = offset as usize..offset as usize + 4096;
+    let write = |byte: u8| Op::Write { offset, data: vec![byte; 4096], fua: false };
+    ceph.signal(osd, "-STOP");
+    let under_way = begin(&image, write(3));
+    std::thread::scope(|scope| {
+        let made =
+            scope.spawn(|| ceph.run("rbd", &["snap", "create", "plain@waited", "--no-progress"]));
+        std::thread::sleep(Duration::from_secs(4));
+        let is_made = made.is_finished();
+        ceph.signal(osd, "-CONT");
+        made.join().unwrap();
+        assert!(!is_made);
+    });
+    assert_eq!(under_way.recv(), Ok(Ok(Answer::Done)));
+    assert_eq!(wait_for(&image, write(4)), Ok(Answer::Done));
+    drop(image);
+    model[range.clone()].fill(3);
+    same(&exported(ceph, scratch, "plain@waited"), &model);
+    model[range].fill(4);
+    same(&exported(ceph, scratch, "plain"), &model);
+}
+
+/// There is news of an image whose header cannot be read: nothing is written until it can, and whoever has the news waits.
+fn what_is_written_waits_for_the_header(ceph: &Ceph, scratch: &Scratch) {
+    let image = open(ceph, "rbd/plain", false).unwrap();
+    let header = format!("rbd_header.{}", id_of(ceph, "plain"));
+    let (size, none) = (scratch.path("size"), scratch.path("none"));
+    let (size, none) = (size.display().to_string(), none.display().to_string());
+    std::fs::write(&none, "x").unwrap();
+    ceph.run("rados", &["-p", "rbd", "getomapval", &header, "size", &size]);
+    let set = |file: &str| {
+        ceph.run("rados", &["-p", "rbd", "setomapval", &header, "size", "--input-file", file]);
+    };
+    set(&none);
+    let other = Connection::to(None, Some(&ceph.conf()), Duration::from_secs(9)).unwrap();
+    let io = other.cluster().unwrap().io("rbd", "").unwrap();
+    let news = rados::librados::envelope(&3u32.to_le_bytes());
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| io.notify(&header, &news, Duration::from_secs(20)));
+        std::thread::sleep(Duration::from_secs(2));
+        let write = begin(&image, Op::Write { offset: 0, data: vec![9; 512], fua: false });
+        let waited = write.recv_timeout(Duration::from_secs(2));
+        let is_told = told.is_finished();
+        set(&size);
+        assert!(waited.is_err() && !is_told, "{waited:?}");
+        let end = Duration::from_secs(10);
+        assert_eq!(write.recv_timeout(end), Ok(Ok(Answer::Done)));
+        told.join().unwrap().unwrap();
+    });
+    assert_eq!(wait_for(&image, Op::Trim { offset: 0, len: 512, fua: false }), Ok(Answer::Done));
+}
+
+/// A guest hears nothing of an OSD that is slow, or fails until another one stands in for it.
+fn an_osd_is_waited_for(ceph: &Ceph) {
+    let image = open(ceph, "rbd/plain", false).unwrap();
+    let (osd, offset) = apart(ceph, "plain");
+    ceph.signal(osd, "-STOP");
+    let write = begin(&image, Op::Write { offset, data: vec![5; 4096], fua: false });
+    let read = begin(&image, Op::Read { offset, len: 4096 });
+    let waited = write.recv_timeout(rados::PATIENCE + Duration::from_secs(8));
+    ceph.signal(osd, "-CONT");
+    assert!(waited.is_err(), "{waited:?}");
+    assert_eq!(write.recv(), Ok(Ok(Answer::Done)));
+    assert!(matches!(read.recv(), Ok(Ok(Answer::Data(_)))));
+}
+
+/// The configuration says that a write is given up. It may be carried out yet: who comes next sees to it that it is not.
+fn what_was_given_up_keeps_the_lock(ceph: &Ceph, scratch: &Scratch) {
+    let conf = scratch.path("patient.conf");
+    let text = std::fs::read_to_string(ceph.conf()).unwrap();
+    std::fs::write(&conf, text.replace("[client]", "[client]\nrados_osd_op_timeout = 3")).unwrap();
+    let at = format!("rbd/plain?conf={}", conf.display()).parse().unwrap();
+    let image = RbdImage::open(&at, false).unwrap();
+    let (osd, offset) = apart(ceph, "plain");
+    ceph.signal(osd, "-STOP");
+    let write = Op::Write { offset, data: vec![6; 4096], fua: false };
+    let given_up = wait_for(&image, write);
+    drop(image);
+    let locks = ceph.run("rbd", &["lock", "ls", "plain"]);
+    // The next one comes before it has been carried out.
+    let image = open(ceph, "rbd/plain", false);
+    ceph.signal(osd, "-CONT");
+    assert_eq!(given_up, Err(Errno::TIMEDOUT));
+    assert!(locks.contains("auto "), "{locks}");
+    let image = image.unwrap();
+    let old = locks.split_whitespace().find(|word| word.contains(":0/")).unwrap();
+    let shut_out = ceph.run("ceph", &["osd", "blacklist", "ls"]);
+    assert!(shut_out.contains(old.rsplit_once('/').unwrap().1), "{shut_out}, {locks}");
+    let write = Op::Write { offset, data: vec![7; 4096], fua: false };
+    assert_eq!(wait_for(&image, write), Ok(Answer::Done));
+    assert_eq!(read(&image, offset, 4096), vec![7; 4096]);
+    drop(image);
+    assert_eq!(ceph.run("rbd", &["lock", "ls", "plain"]).trim(), "");
+}
+
+/// Whoever is shut out has lost his image, and no other one.
+fn who_is_shut_out_writes_no_more(ceph: &Ceph) {
+    let (image, other) = (open(ceph, "rbd/plain", false).unwrap(), open(ceph, "rbd/disk", false));
+    let locks = ceph.run("rbd", &["lock", "ls", "plain"]);
+    let address = locks.split_whitespace().find(|word| word.contains(":0/")).unwrap();
+    ceph.run("ceph", &["osd", "blacklist", "add", address]);
+    let write = || Op::Write { offset: 0, data: vec![1; 512], fua: false };
+    let end = Instant::now() + Duration::from_secs(30);
+    while let Ok(done) = wait_for(&image, write()) {
+        assert!(done == Answer::Done && Instant::now() < end);
+    }
+    assert_eq!(wait_for(&image, write()), Err(Errno::STALE));
+    assert_eq!(wait_for(&other.unwrap(), write()), Ok(Answer::Done));
+    drop(image);
+    let image = open(ceph, "rbd/plain", false).unwrap();
+    assert_eq!(wait_for(&image, write()), Ok(Answer::Done));
+    // A writer that takes no lock is known by his watch.
+    drop(image);
+    let other = Connection::to(None, Some(&ceph.conf()), Duration::from_secs(9)).unwrap();
+    let io = Arc::new(other.cluster().unwrap().io("rbd", "").unwrap());
+    let header = format!("rbd_header.{}", id_of(ceph, "plain"));
+    let watch = io.watch(&header, Box::new(|_| {})).unwrap();
+    let said = open(ceph, "rbd/plain", false).unwrap_err();
+    assert!(said.contains("is open as client.") && said.contains("exclusive-lock"), "{said}");
+    drop(watch);
+    drop(open(ceph, "rbd/plain", false).unwrap());
+}
+
+fn a_pool_gets_another_name(ceph: &Ceph) {
+    ceph.run("rbd", &["create", "hole", "--size", "8M"]);
+    let image = open(ceph, "rbd/hole", false).unwrap();
+    ceph.run("ceph", &["osd", "pool", "rename", "rbd", "renamed"]);
+    // With what is written the news of it comes.
+    let write = Op::Write { offset: 4 << 20, data: vec![1; 512], fua: false };
+    assert_eq!(wait_for(&image, write), Ok(Answer::Done));
+    assert_eq!(read(&image, 0, 4096), vec![0; 4096]);
+    ceph.run("ceph", &["osd", "pool", "rename", "renamed", "rbd"]);
+    assert_eq!(read(&image, 0, 4096), vec![0; 4096]);
 }
 
 /// QEMU and libnbd copy to it and from it.

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use base::Errno;
 use base::random::Random;
-use block::device::Disk;
 use block::pool::repair::{self, Orders};
 use block::pool::s3::{Keys, S3};
 use block::pool::store::Store;

@@ -6,13 +6,11 @@ use std::time::{Duration, Instant};
 
 use base::Errno;
 
-use crate::librados::{self, Cluster};
+use crate::SHUT_OUT;
+use crate::librados::{self, Cluster, Purpose};
 
 /// After a try that failed there is none for this long.
 const PAUSE: Duration = Duration::from_secs(2);
-/// What a cluster says to a client that it has shut out.
-const SHUT_OUT: Errno = Errno(108);
-
 /// Those that there are.
 static ALL: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
 
@@ -83,7 +81,12 @@ impl Connection {
             _ => {}
         }
         // Others wait meanwhile: they need the same.
-        match Cluster::connect(self.user.as_deref(), self.conf.as_deref(), self.patience) {
+        match Cluster::connect(
+            self.user.as_deref(),
+            self.conf.as_deref(),
+            self.patience,
+            Purpose::Store,
+        ) {
             Ok(cluster) => {
                 let cluster = Arc::new(cluster);
                 *state = State::Made(Arc::clone(&cluster));

@@ -3,6 +3,8 @@
 //! Whether it is still held is known without asking: the cluster counts the time from when it was asked, which is no sooner than we
 //! did. A renewal that comes too late may find that it is held nevertheless: then nobody else had it in between. If it ended, and nobody has
 //! it, it is taken anew, in another term.
+//!
+//! The end is counted by the OSD's clock of the day: a step of that ends it early, which the next renewal finds out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use base::Errno;
 
+use crate::SHUT_OUT;
 use crate::librados::{Io, Lock};
 
 /// It is renewed six times before it would end.
@@ -29,12 +32,13 @@ struct Inner {
     name: String,
     cookie: String,
     description: String,
+    tag: String,
     duration: Duration,
     /// Until when it is held, of the clock that does not stop while the machine sleeps.
     until: AtomicU64,
     /// How often it ended and was taken anew.
     term: AtomicU64,
-    /// Somebody else has it.
+    /// Somebody else has it, or it is not to be had by this client any more.
     lost: AtomicBool,
     /// The holder let it go.
     over: AtomicBool,
@@ -64,7 +68,8 @@ fn now() -> u64 {
 impl Inner {
     /// Takes it, or renews it.
     fn ask(&self, renew: bool) -> Result<(), Errno> {
-        let lock = Lock { name: &self.name, cookie: &self.cookie, description: &self.description };
+        let (name, cookie, tag) = (&self.name, &self.cookie, &self.tag);
+        let lock = Lock { name, cookie, tag, description: &self.description };
         let asked = now();
         self.io.lock(&self.object, &lock, self.duration, renew)?;
         let length = u64::try_from(self.duration.as_nanos()).unwrap_or(u64::MAX);
@@ -104,14 +109,16 @@ impl Inner {
             };
             match asked {
                 Ok(()) => {}
-                Err(Errno::BUSY) => {
+                // To who is shut out the cluster never says anything else.
+                Err(errno @ (Errno::BUSY | SHUT_OUT)) => {
                     self.until.store(0, Ordering::SeqCst);
                     self.lost.store(true, Ordering::SeqCst);
-                    log::error!(
-                        "rados: somebody else has the lock {} of {}",
-                        self.name,
-                        self.object
-                    );
+                    let why = if errno == SHUT_OUT {
+                        "the cluster has shut this client out"
+                    } else {
+                        "somebody else has it"
+                    };
+                    log::error!("rados: the lock {} of {} is lost: {why}", self.name, self.object);
                     return;
                 }
                 Err(errno) => {
@@ -141,6 +148,7 @@ impl Lease {
             name: lock.name.to_owned(),
             cookie: lock.cookie.to_owned(),
             description: lock.description.to_owned(),
+            tag: lock.tag.to_owned(),
             duration,
             until: AtomicU64::new(0),
             term: AtomicU64::new(0),

@@ -6,8 +6,10 @@
 
 mod io;
 mod library;
+mod lock;
 mod watch;
 
+use std::cell::Cell;
 use std::ffi::{CString, c_int};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -15,9 +17,10 @@ use std::time::Duration;
 
 use base::Errno;
 
-pub use self::io::{Done, Io, Lock, Locker, Step};
+pub use self::io::{Done, Io, Step};
 pub use self::library::load;
 use self::library::{Lib, Raw, lib};
+pub use self::lock::{Lock, Locker, envelope};
 pub use self::watch::{Notice, Told, Watch};
 
 /// What the library returns: an error, or something else.
@@ -32,10 +35,55 @@ fn text(text: &str) -> Result<CString, Errno> {
     CString::new(text).map_err(|_| Errno::INVAL)
 }
 
+thread_local! {
+    /// This is a thread of the library.
+    static CALLS_BACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whoever the library calls says so first.
+fn called_back() {
+    CALLS_BACK.set(true);
+}
+
+/// Ends something for which the library waits until its threads have nothing to do: by another thread, where this is one of them,
+/// which would wait for itself.
+pub fn outside(end: impl FnOnce() + Send + 'static) {
+    if !CALLS_BACK.get() {
+        return end();
+    }
+    if let Err(error) = std::thread::Builder::new().name("rados-end".into()).spawn(end) {
+        log::warn!("rados: something is not ended: no thread: {error}");
+    }
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// A store that others stand in for: what an OSD does not answer in time is given up.
+    Store,
+    /// A disk: an OSD that fails is waited for until another does what it did, or for as long as the configuration says
+    /// (`rados_osd_op_timeout`). To begin a request takes no time, however many there are: who has them bounds them.
+    Disk,
+}
+
 /// A connection to a cluster.
 pub struct Cluster {
     lib: &'static Lib,
     raw: Raw,
+    patience: Duration,
+}
+
+/// The library's handle, on its way to who ends it.
+struct Ending(&'static Lib, Raw);
+
+// SAFETY: as of `Cluster`.
+unsafe impl Send for Ending {}
+
+impl Ending {
+    fn end(self) {
+        // SAFETY: made by the library, and ended once: nobody else has it any more.
+        unsafe { (self.0.shutdown)(self.1) };
+    }
 }
 
 // SAFETY: librados says of its handles that every thread may use them.
@@ -51,14 +99,15 @@ impl std::fmt::Debug for Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // SAFETY: made by the library and ended once; what was made of it (`Io`) keeps it alive.
-        unsafe { (self.lib.shutdown)(self.raw) };
+        // What was made of it (`Io`) kept it alive.
+        let ending = Ending(self.lib, self.raw);
+        outside(move || ending.end());
     }
 }
 
 impl Cluster {
     /// Connects as a user (`admin`, if none is named) by a file of configuration (the usual ones), and gives up after `patience`
-    /// then and on everything that is asked.
+    /// then and on everything that is asked of monitors; of OSDs, as the purpose is.
     ///
     /// # Errors
     /// What was wrong and what to do, in words.
@@ -66,6 +115,7 @@ impl Cluster {
         user: Option<&str>,
         conf: Option<&str>,
         patience: Duration,
+        purpose: Purpose,
     ) -> Result<Self, String> {
         let lib = lib()?;
         let c = |what: &str| CString::new(what).map_err(|_| format!("{what:?} has a NUL in it"));
@@ -76,7 +126,7 @@ impl Cluster {
         told(unsafe { (lib.create)(&raw mut raw, or_null(&name)) })
             .map_err(|errno| format!("librados makes no handle: {errno}"))?;
         // From here on it is ended with this.
-        let cluster = Self { lib, raw };
+        let cluster = Self { lib, raw, patience };
         // SAFETY: the handle lives; a path or none.
         told(unsafe { (lib.read_conf)(raw, or_null(&file)) }).map_err(|errno| {
             let at = conf.unwrap_or("CEPH_CONF, /etc/ceph/ceph.conf, ~/.ceph/config, ceph.conf");
@@ -86,9 +136,18 @@ impl Cluster {
         told(unsafe { (lib.parse_env)(raw, null()) })
             .map_err(|errno| format!("CEPH_ARGS cannot be read: {errno}"))?;
         let seconds = c(&patience.as_secs().max(1).to_string())?;
-        for option in [c"client_mount_timeout", c"rados_mon_op_timeout", c"rados_osd_op_timeout"] {
+        let (seconds, none) = (seconds.as_c_str(), c"0");
+        let general = [(c"client_mount_timeout", seconds), (c"rados_mon_op_timeout", seconds)];
+        let special = match purpose {
+            Purpose::Store => &[(c"rados_osd_op_timeout", seconds)][..],
+            // None: no bound.
+            Purpose::Disk => {
+                &[(c"objecter_inflight_ops", none), (c"objecter_inflight_op_bytes", none)]
+            }
+        };
+        for (option, value) in general.iter().chain(special) {
             // SAFETY: the handle lives, and both texts end in NUL.
-            told(unsafe { (lib.set_conf)(raw, option.as_ptr(), seconds.as_ptr()) }).map_err(
+            told(unsafe { (lib.set_conf)(raw, option.as_ptr(), value.as_ptr()) }).map_err(
                 |errno| format!("librados takes no {}: {errno}", option.to_string_lossy()),
             )?;
         }
@@ -104,6 +163,11 @@ impl Cluster {
             format!("no connection to the cluster as client.{user}: {errno}: {what}")
         })?;
         Ok(cluster)
+    }
+
+    /// After this what it does not answer is given up.
+    pub fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// What the cluster calls this client.
@@ -129,6 +193,15 @@ impl Cluster {
         if id >= 0 { Ok(id) } else { Err(u16::try_from(-id).map_or(Errno::IO, Errno)) }
     }
 
+    /// Whether there is a pool of this number, whatever its name is now.
+    pub fn has_pool(&self, id: i64) -> bool {
+        let mut name = [0; 256];
+        // SAFETY: the handle lives, and there is as much room as is said.
+        let code = unsafe { (self.lib.pool_name)(self.raw, id, name.as_mut_ptr(), name.len()) };
+        // A longer name is one as well.
+        told(code).map_or_else(|errno| errno == Errno::RANGE, |_| true)
+    }
+
     /// The objects of a pool in a namespace (empty: the one without a name).
     ///
     /// # Errors
@@ -138,8 +211,6 @@ impl Cluster {
         let mut raw = null_mut();
         // SAFETY: the handle lives, the name ends in NUL, and there is room for the new handle.
         told(unsafe { (self.lib.io_create)(self.raw, pool.as_ptr(), &raw mut raw) })?;
-        // SAFETY: the new handle is this thread's alone so far.
-        unsafe { (self.lib.set_namespace)(raw, namespace.as_ptr()) };
-        Ok(Io { cluster: Arc::clone(self), raw })
+        Ok(Io::new(self, raw, namespace))
     }
 }

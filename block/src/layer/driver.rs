@@ -21,11 +21,47 @@ struct State {
     over: bool,
 }
 
+/// How much is under way below.
+#[derive(Default)]
+struct Count {
+    requests: Mutex<usize>,
+    none: Condvar,
+}
+
+impl Count {
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for_none(&self) {
+        let held = self.none.wait_while(self.lock(), |requests| *requests > 0);
+        drop(held.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// A request that is under way below.
+struct UnderWay(Arc<Count>);
+
+impl UnderWay {
+    fn new(count: &Arc<Count>) -> Self {
+        *count.lock() += 1;
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        *self.0.lock() -= 1;
+        self.0.none.notify_all();
+    }
+}
+
 struct Inner {
     device: Arc<dyn Device>,
     clock: SystemClock,
     state: Mutex<State>,
     wake: Condvar,
+    below: Arc<Count>,
 }
 
 /// What the core is told.
@@ -61,8 +97,8 @@ impl Layered {
             over: false,
         };
         let clock = SystemClock::default();
-        let inner =
-            Arc::new(Inner { device, clock, state: Mutex::new(state), wake: Condvar::new() });
+        let (state, wake, below) = (Mutex::new(state), Condvar::new(), Arc::default());
+        let inner = Arc::new(Inner { device, clock, state, wake, below });
         let timed = Arc::clone(&inner);
         let timer =
             std::thread::Builder::new().name("block-timer".into()).spawn(move || timed.time())?;
@@ -112,10 +148,14 @@ impl Inner {
                     }
                 }
                 Effect::Submit(number, op) => {
+                    let under_way = UnderWay::new(&self.below);
                     drop(state);
                     let inner = Arc::clone(self);
-                    let done: Done =
-                        Box::new(move |outcome| inner.tell(Event::Answered(number, outcome)));
+                    let done: Done = Box::new(move |outcome| {
+                        inner.tell(Event::Answered(number, outcome));
+                        drop(inner);
+                        drop(under_way);
+                    });
                     self.device.submit(Request { op, done });
                 }
             }
@@ -187,5 +227,102 @@ impl Drop for Layered {
         if let Some(timer) = self.timer.take() {
             let _ = timer.join();
         }
+        // What was read ahead: who answers it last must not be who ends the device, for which that may wait.
+        self.inner.below.wait_for_none();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::ThreadId;
+
+    use super::*;
+    use crate::device::{Answer, wait_for};
+
+    /// A device that reads slowly what nobody asked for.
+    struct Late {
+        tell: Mutex<Sender<(Request, bool)>>,
+        /// What was asked for ends there.
+        asked: Arc<AtomicU64>,
+        ahead: Arc<AtomicBool>,
+        dropped: Arc<Mutex<Option<ThreadId>>>,
+    }
+
+    impl std::fmt::Debug for Late {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Late")
+        }
+    }
+
+    impl Device for Late {
+        fn traits(&self) -> Traits {
+            Traits::BYTES
+        }
+
+        fn size(&self) -> u64 {
+            64 << 20
+        }
+
+        fn is_prompt(&self, _: &Op) -> bool {
+            true
+        }
+
+        fn submit(&self, request: Request) {
+            let asked = self.asked.load(Ordering::SeqCst);
+            let ahead = matches!(request.op, Op::Read { offset, .. } if offset >= asked);
+            self.ahead.fetch_or(ahead, Ordering::SeqCst);
+            self.tell.lock().unwrap().send((request, ahead)).unwrap();
+        }
+    }
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            *self.dropped.lock().unwrap() = Some(std::thread::current().id());
+        }
+    }
+
+    /// What is read ahead is waited for, so that the device is not ended by one of its own threads.
+    #[test]
+    fn a_device_is_ended_by_who_ends_the_layer() {
+        let (tell, told) = channel::<(Request, bool)>();
+        let answers = std::thread::spawn(move || {
+            let mut threads = Vec::new();
+            for (request, ahead) in told {
+                threads.push(std::thread::spawn(move || {
+                    if ahead {
+                        std::thread::sleep(Duration::from_millis(300));
+                    }
+                    let answer = match request.op {
+                        Op::Read { len, .. } => Answer::Data(vec![0; len as usize]),
+                        _ => Answer::Done,
+                    };
+                    (request.done)(Ok(answer));
+                }));
+            }
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        let (asked, ahead, dropped) = (Arc::default(), Arc::default(), Arc::default());
+        let late = Late {
+            tell: Mutex::new(tell),
+            asked: Arc::clone(&asked),
+            ahead: Arc::clone(&ahead),
+            dropped: Arc::clone(&dropped),
+        };
+        let layer = Layered::new(Arc::new(late), Config::default()).unwrap();
+        // One after the other, until there is a read ahead.
+        for at in 0..64 {
+            asked.store((at + 1) * 65536, Ordering::SeqCst);
+            let read = Op::Read { offset: at * 65536, len: 65536 };
+            assert!(wait_for(&layer, read).is_ok());
+            if ahead.load(Ordering::SeqCst) {
+                break;
+            }
+        }
+        assert!(ahead.load(Ordering::SeqCst), "nothing is read ahead");
+        drop(layer);
+        assert_eq!(*dropped.lock().unwrap(), Some(std::thread::current().id()));
+        answers.join().unwrap();
     }
 }

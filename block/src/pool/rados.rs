@@ -103,7 +103,7 @@ impl Rados {
     }
 
     /// Asks, and waits for the answer.
-    fn ask<T: Send + 'static>(&self, begin: impl FnOnce(&Io, Done<T>)) -> Result<T, Errno> {
+    fn ask<T: Send + 'static>(&self, begin: impl FnOnce(&Arc<Io>, Done<T>)) -> Result<T, Errno> {
         let io = self.io()?;
         Io::wait(self.connection.patience(), |done| begin(&io, done))
             .map_err(|errno| self.errno(&io, errno))
@@ -181,12 +181,16 @@ impl Store for Rados {
         let object = self.name(&format!("{image}/{LOCK}"));
         let cookie = format!("{:016x}", super::shard::draw());
         let description = format!("corbel, process {}", std::process::id());
-        let named = Named { name: LOCK_NAME, cookie: &cookie, description: &description };
+        let named = Named { name: LOCK_NAME, cookie: &cookie, tag: "", description: &description };
         let lease = Lease::take(Arc::clone(&io), &object, &named, self.lease).map_err(|errno| {
             if errno == Errno::BUSY {
                 for locker in io.lockers(&object, LOCK_NAME).unwrap_or_default() {
+                    if !locker.is_plain() {
+                        log::warn!("pool: image {image} is open elsewhere: {locker:?}");
+                        continue;
+                    }
                     log::warn!(
-                        "pool: image {image} is open at {} ({}): if that is no more, its lock ends within {} s, or with: rados -p {} --namespace '{}' lock break {object} {LOCK_NAME} {} --lock-cookie {}",
+                        "pool: image {image} is open at {} ({}): if that is no more, its lock ends within {} s, or with: rados -p {} --namespace '{}' lock break '{object}' {LOCK_NAME} {} --lock-cookie '{}'",
                         locker.address,
                         locker.client,
                         self.lease.as_secs(),

@@ -1,10 +1,14 @@
 //! What an image of RBD says of itself: asked of the methods that the cluster's class `rbd` has for it, as librbd does.
 
+use std::sync::Arc;
+
 use base::Errno;
 use rados::{ImagePlace, Io};
 
 /// The image now, and none of its snapshots.
 const NOW: u64 = u64::MAX - 1;
+/// Most bytes that an image has.
+const BYTES_MAX: u64 = 1 << 60;
 /// Most bytes of an answer.
 const ANSWER_MAX: usize = 1 << 20;
 
@@ -98,11 +102,14 @@ pub fn object(id: &str) -> String {
 }
 
 /// The image's size and the power of two of its objects.
+///
+/// # Errors
+/// EOVERFLOW: so many bytes it cannot have.
 pub fn size(io: &Io, id: &str) -> Result<(u64, u8), Errno> {
     let told = io.exec(&object(id), c"rbd", c"get_size", &NOW.to_le_bytes(), ANSWER_MAX)?;
     let mut told = Bytes(&told);
-    let order = told.u8()?;
-    Ok((told.u64()?, order))
+    let (order, size) = (told.u8()?, told.u64()?);
+    if size > BYTES_MAX { Err(Errno::OVERFLOW) } else { Ok((size, order)) }
 }
 
 /// The image's snapshots.
@@ -142,7 +149,7 @@ impl Header {
     ///
     /// # Errors
     /// What is wrong, and what to do.
-    pub fn read(io: &Io, at: &ImagePlace) -> Result<Self, String> {
+    pub fn read(io: &Arc<Io>, at: &ImagePlace) -> Result<Self, String> {
         let name = full_name(at);
         let told = |errno: Errno| format!("image {name}: its header cannot be read: {errno}");
         let id = match io.exec(&format!("rbd_id.{}", at.image), c"rbd", c"get_id", &[], ANSWER_MAX)
@@ -178,9 +185,9 @@ impl Header {
             }
         }
         let (size, order) = size(io, &id).map_err(told)?;
-        if !(12..=25).contains(&order) || size > 1 << 60 {
+        if !(12..=25).contains(&order) {
             return Err(format!(
-                "image {name}: {size} bytes in objects of 2^{order}: from 4 KiB to 32 MiB are served"
+                "image {name}: objects of 2^{order} bytes: from 4 KiB to 32 MiB are served"
             ));
         }
         let prefix = ask(c"get_object_prefix", &[]).map_err(told)?;

@@ -3,18 +3,24 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use base::Errno;
-use rados::{Connection, ImagePlace, Io, PATIENCE, Step};
+use rados::{Cluster, ImagePlace, Io, PATIENCE, Purpose, SHUT_OUT, Step};
 
 use super::header::{self, Header, Snapshots};
 use super::map::ObjectMap;
-use super::owner::Owner;
+use super::owner::{Image, Owner, Standing};
 use crate::device::{Answer, Device, Done, Extent, Op, Request, Traits};
 
 /// Parts of a request that are under way together.
 const WINDOW: usize = 16;
+/// An image that is not open by then is given up.
+const OPENING: Duration = Duration::from_secs(30);
+/// Who waits for what is under way looks so often whether that is of use still.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The image.
 pub struct RbdImage {
@@ -31,15 +37,43 @@ impl std::fmt::Debug for RbdImage {
 }
 
 struct Inner {
+    /// What is read, and what the image says of itself.
     io: Arc<Io>,
     name: String,
-    pool: String,
     header: Header,
     size: AtomicU64,
-    snapshots: Mutex<Snapshots>,
+    writing: Mutex<Writing>,
+    /// One looks at a time: what was read first would be kept last.
+    looking: Mutex<()>,
     map: Option<Arc<ObjectMap>>,
-    /// Somebody else may write: nothing is written any more.
-    lost: Arc<AtomicBool>,
+    standing: Arc<Standing>,
+}
+
+/// What writes go through as long as there are the same snapshots.
+struct Epoch {
+    io: Arc<Io>,
+    snapshots: Snapshots,
+    /// Goes when the last write has ended.
+    _end: Sender<()>,
+}
+
+/// Told what to write through; an error: not at all.
+type Begin = Box<dyn FnOnce(Result<Arc<Epoch>, Errno>) + Send>;
+
+struct Writing {
+    now: Arc<Epoch>,
+    /// Closed when nothing goes through it any more.
+    ended: Receiver<()>,
+    /// There may be snapshots that are not known: writes wait.
+    held: Option<Vec<Begin>>,
+}
+
+impl Writing {
+    fn new(io: &Io, snapshots: Snapshots) -> Result<Self, Errno> {
+        let (end, ended) = channel();
+        let io = Arc::new(io.with_snapshots(snapshots.sequence, &snapshots.all)?);
+        Ok(Self { now: Arc::new(Epoch { io, snapshots, _end: end }), ended, held: None })
+    }
 }
 
 impl RbdImage {
@@ -48,10 +82,28 @@ impl RbdImage {
     /// # Errors
     /// What is wrong with it, or who else holds it, and what to do.
     pub fn open(at: &ImagePlace, read_only: bool) -> Result<Self, String> {
+        let (tell, told) = channel();
+        let at = at.clone();
+        let name = header::full_name(&at);
+        // What comes too late ends there: an OSD is waited for as long as it takes.
+        let opening = std::thread::Builder::new().name("rbd-open".into()).spawn(move || {
+            let _ = tell.send(Self::open_now(&at, read_only));
+        });
+        opening.map_err(|error| format!("starting a thread: {error}"))?;
+        told.recv_timeout(OPENING).unwrap_or_else(|_| {
+            let seconds = OPENING.as_secs();
+            Err(format!(
+                "image {name}: the cluster does not answer within {seconds} s: see ceph -s"
+            ))
+        })
+    }
+
+    fn open_now(at: &ImagePlace, read_only: bool) -> Result<Self, String> {
         let place = &at.place;
         let name = header::full_name(at);
-        let connection = Connection::to(place.user.as_deref(), place.conf.as_deref(), PATIENCE)?;
-        let cluster = connection.cluster()?;
+        // A client of its own: what shuts one image out does not shut out others.
+        let (user, conf) = (place.user.as_deref(), place.conf.as_deref());
+        let cluster = Arc::new(Cluster::connect(user, conf, PATIENCE, Purpose::Disk)?);
         let io = cluster.io(&place.pool, &place.namespace).map_err(|errno| match errno {
             Errno::NOENT => {
                 format!("image {name}: there is no pool {}: see ceph osd lspools", place.pool)
@@ -60,70 +112,147 @@ impl RbdImage {
         })?;
         let io = Arc::new(io);
         let seen = Header::read(&io, at)?;
-        let lost = Arc::new(AtomicBool::new(false));
+        let standing = Arc::new(Standing::default());
         // What changes before the image is held is read after it is.
-        let changes = Arc::new(Mutex::new(std::sync::Weak::<Inner>::new()));
+        let served = Arc::new(OnceLock::new());
         let owner = if read_only {
             None
         } else {
-            let changes = Arc::clone(&changes);
-            let changed = Box::new(move || {
-                let inner = changes.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
-                if let Some(inner) = inner {
-                    inner.look_again();
-                }
-            });
-            Some(Owner::take(&io, &seen.id, &name, seen.object_map, &lost, changed)?)
+            let image = Box::new(Served(Arc::clone(&served)));
+            Some(Owner::take(&io, &seen, &name, &standing, image)?)
         };
         let header = Header::read(&io, at)?;
-        if header.id != seen.id || header.object_map != seen.object_map {
+        let is_same = |a: &Header, b: &Header| {
+            (&a.id, a.exclusive, a.object_map) == (&b.id, b.exclusive, b.object_map)
+        };
+        if !is_same(&header, &seen) {
             return Err(format!("image {name} was changed while it was opened: try again"));
         }
-        let map = header.object_map.then(|| ObjectMap::new(Arc::clone(&io), &header.id));
+        let map = header.object_map.then(|| ObjectMap::new(Arc::clone(&io), &header.id, &standing));
+        let writing = Writing::new(&io, header.snapshots.clone())
+            .map_err(|errno| format!("image {name}: its snapshots cannot be kept: {errno}"))?;
         let inner = Arc::new(Inner {
             name,
-            pool: place.pool.clone(),
             size: AtomicU64::new(header.size),
-            snapshots: Mutex::default(),
+            writing: Mutex::new(writing),
+            looking: Mutex::default(),
             map,
-            lost,
+            standing,
             header,
             io,
         });
-        if !read_only {
-            inner.keep_snapshots(inner.header.snapshots.clone())?;
-        }
-        *changes.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&inner);
-        inner.look_again();
+        let _ = served.set(Arc::downgrade(&inner));
+        inner
+            .look(&AtomicBool::new(false))
+            .map_err(|errno| format!("image {}: its header cannot be read: {errno}", inner.name))?;
         Ok(Self { inner, read_only, _owner: owner })
     }
 }
 
-impl Inner {
-    /// What is overwritten from now on is kept for these.
-    fn keep_snapshots(&self, snapshots: Snapshots) -> Result<(), String> {
-        let mut kept = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        if *kept == snapshots {
-            return Ok(());
+impl Drop for RbdImage {
+    fn drop(&mut self) {
+        // Nobody waits for it any more, but it may be carried out.
+        let writing = self.inner.writing();
+        if Arc::strong_count(&writing.now) > 1
+            || writing.held.as_ref().is_some_and(|h| !h.is_empty())
+        {
+            self.inner.standing.leave();
         }
-        self.io.set_snapshots(snapshots.sequence, &snapshots.all).map_err(|errno| {
-            format!("image {}: its snapshots cannot be kept: {errno}", self.name)
-        })?;
-        *kept = snapshots;
-        Ok(())
+    }
+}
+
+/// The image, once it is served.
+struct Served(Arc<OnceLock<Weak<Inner>>>);
+
+impl Image for Served {
+    fn hold(&self) {
+        if let Some(inner) = self.0.get().and_then(Weak::upgrade) {
+            inner.writing().held.get_or_insert_default();
+        }
     }
 
-    /// The image may have grown, or have other snapshots.
-    fn look_again(&self) {
-        let id = &self.header.id;
-        let looked = header::size(&self.io, id).and_then(|(size, _)| {
-            self.size.fetch_max(size, Ordering::SeqCst);
-            header::snapshots(&self.io, id)
-        });
-        let kept = looked.map_err(|errno| format!("image {}: its header: {errno}", self.name));
-        if let Err(why) = kept.and_then(|snapshots| self.keep_snapshots(snapshots)) {
-            log::warn!("rbd: {why}");
+    fn look(&self, over: &AtomicBool) -> Result<(), Errno> {
+        self.0.get().and_then(Weak::upgrade).map_or(Ok(()), |inner| inner.look(over))
+    }
+}
+
+impl Inner {
+    fn writing(&self) -> MutexGuard<'_, Writing> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a write: now, unless writes wait, and not if the image is somebody else's.
+    fn begin(&self, begin: Begin) {
+        if self.standing.is_lost() {
+            return begin(Err(Errno::STALE));
         }
+        let mut writing = self.writing();
+        if let Some(held) = &mut writing.held {
+            held.push(begin);
+            return;
+        }
+        let now = Arc::clone(&writing.now);
+        drop(writing);
+        begin(Ok(now));
+    }
+
+    /// Writes do not wait any more.
+    fn release(&self) {
+        let held = self.writing().held.take();
+        for begin in held.into_iter().flatten() {
+            self.begin(begin);
+        }
+    }
+
+    /// The image may have grown, or have other snapshots: of these, everything is kept that is overwritten after this has returned.
+    ///
+    /// # Errors
+    /// That is not known: writes wait until it is, and this is to be asked again.
+    fn look(&self, over: &AtomicBool) -> Result<(), Errno> {
+        let _alone = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = &self.header.id;
+        let size = match header::size(&self.io, id) {
+            Err(Errno::OVERFLOW) => {
+                log::warn!("rbd: image {} says that it is larger than any", self.name);
+                Ok(0)
+            }
+            size => size.map(|(size, _)| size),
+        };
+        let next = size.and_then(|size| {
+            self.size.fetch_max(size, Ordering::SeqCst);
+            let snapshots = header::snapshots(&self.io, id)?;
+            let is_same = self.writing().now.snapshots == snapshots;
+            (!is_same).then(|| Writing::new(&self.io, snapshots)).transpose()
+        });
+        match next {
+            Ok(None) => {}
+            Ok(Some(next)) => {
+                let ended = {
+                    let mut writing = self.writing();
+                    writing.now = next.now;
+                    std::mem::replace(&mut writing.ended, next.ended)
+                };
+                self.release();
+                // Whoever made a snapshot is not told so while something is under way that does not keep it.
+                while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                    if over.load(Ordering::SeqCst) {
+                        return Ok(());
+                    }
+                }
+            }
+            // It is no more, or not for this client.
+            Err(errno @ (SHUT_OUT | Errno::NOENT)) => {
+                log::error!("rbd: the header of image {} cannot be read: {errno}", self.name);
+                self.standing.lose();
+            }
+            Err(errno) if !self.standing.is_lost() => {
+                self.writing().held.get_or_insert_default();
+                return Err(errno);
+            }
+            Err(_) => {}
+        }
+        self.release();
+        Ok(())
     }
 
     fn object_bytes(&self) -> u64 {
@@ -136,7 +265,7 @@ impl Inner {
 
     /// What an error of a request means. An object that is not there is one of zeroes, unless the pool is not there.
     fn absent(&self, errno: Errno) -> Result<(), Errno> {
-        let there = || self.io.cluster().pool_id(&self.pool) == Ok(self.io.pool_id());
+        let there = || self.io.cluster().has_pool(self.io.pool_id());
         if errno == Errno::NOENT && there() { Ok(()) } else { Err(errno) }
     }
 
@@ -149,22 +278,49 @@ impl Inner {
                     bytes.resize(len, 0);
                     Ok(bytes)
                 }
-                Err(errno) => inner.absent(errno).map(|()| vec![0; len]),
+                Err(errno) => {
+                    if errno == SHUT_OUT {
+                        inner.standing.lose();
+                    }
+                    inner.absent(errno).map(|()| vec![0; len])
+                }
             });
         });
         self.io.read(&self.object(part.object), part.within.start as u64, len, done);
     }
 
+    /// Begins a write of an object, which `write` is; `then` is told how it ended.
+    fn change(
+        self: &Arc<Self>,
+        then: Then,
+        write: impl FnOnce(&Arc<Io>, rados::librados::Done<()>) + Send + 'static,
+    ) {
+        let inner = Arc::clone(self);
+        self.begin(Box::new(move |epoch| {
+            let epoch = match epoch {
+                Ok(epoch) => epoch,
+                Err(errno) => return then(Err(errno)),
+            };
+            let io = Arc::clone(&epoch.io);
+            let done = Box::new(move |result: Result<(), Errno>| {
+                drop(epoch);
+                if let Err(errno) = result {
+                    inner.standing.heard(errno);
+                }
+                then(result.map(|()| Vec::new()));
+            });
+            write(&io, done);
+        }));
+    }
+
     fn write(self: &Arc<Self>, part: &Part, bytes: Arc<Vec<u8>>, then: Then) {
         let (inner, part) = (Arc::clone(self), part.clone());
         let (number, name) = (part.object, self.object(part.object));
-        let write = move |result: Result<(), Errno>| match result {
-            Ok(()) => {
-                let step = Step::Write(part.within.start as u64, &bytes[part.at.clone()]);
-                let done =
-                    Box::new(move |result: Result<(), Errno>| then(result.map(|()| Vec::new())));
-                inner.io.change(&name, &[step], done);
-            }
+        let write = move |marked: Result<(), Errno>| match marked {
+            Ok(()) => inner.change(then, move |io, done| {
+                let step = Step::Write(part.within.start as u64, &bytes[part.at]);
+                io.change(&name, &[step], done);
+            }),
             Err(errno) => then(Err(errno)),
         };
         match &self.map {
@@ -186,12 +342,11 @@ impl Inner {
             // What the map says is there stays there.
             Step::Truncate(from)
         };
-        let inner = Arc::clone(self);
-        let done = Box::new(move |result: Result<(), Errno>| {
-            let result = result.or_else(|errno| inner.absent(errno));
-            then(result.map(|()| Vec::new()));
+        let (inner, name) = (Arc::clone(self), self.object(part.object));
+        let then = Box::new(move |result: Result<Vec<u8>, Errno>| {
+            then(result.or_else(|errno| inner.absent(errno).map(|()| Vec::new())));
         });
-        self.io.change(&self.object(part.object), &[step], done);
+        self.change(then, move |io, done| io.change(&name, &[step], done));
     }
 }
 
@@ -353,7 +508,7 @@ impl Device for RbdImage {
             if self.read_only {
                 return (request.done)(Err(Errno::ROFS));
             }
-            if self.inner.lost.load(Ordering::SeqCst) {
+            if self.inner.standing.is_lost() {
                 return (request.done)(Err(Errno::STALE));
             }
         }
@@ -367,6 +522,19 @@ impl Device for RbdImage {
             failed: None,
             done: Some(request.done),
         };
-        go_on(&Arc::new(Mutex::new(job)));
+        let clears = matches!(job.what, What::Clear) && len > 0;
+        let job = Arc::new(Mutex::new(job));
+        match self.inner.map.as_ref().filter(|_| clears) {
+            Some(map) => {
+                let object = self.inner.object_bytes();
+                let objects = offset / object..(offset + len - 1) / object + 1;
+                let marked = Box::new(move |result: Result<(), Errno>| {
+                    lock(&job).failed = result.err();
+                    go_on(&job);
+                });
+                map.mark_changed(objects, marked);
+            }
+            None => go_on(&job),
+        }
     }
 }

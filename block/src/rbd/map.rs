@@ -1,21 +1,50 @@
 //! The object map: what there is of an image is marked in it before it is there. Nothing is marked away: an object that is said to
 //! be there and is empty costs who looks a look, and one that is there and not said to be would be lost.
+//!
+//! It also says which objects are as the last snapshot has them, by which Ceph's tools find what changed since: one that is zeroed
+//! or cut is marked as well, if it is there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Errno;
 use rados::{Io, Step};
 
+use super::owner::Standing;
+
 /// An object is there, and newer than the last snapshot.
 const EXISTS: u8 = 1;
+/// It is there, and as the last snapshot has it.
+const CLEAN: u8 = 3;
 
 /// What is done when an object is marked.
 type Then = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
+/// Some of the objects.
+#[derive(Default)]
+struct Objects(Vec<u64>);
+
+impl Objects {
+    fn has(&self, object: u64) -> bool {
+        let word = usize::try_from(object / 64).ok().and_then(|at| self.0.get(at));
+        word.is_some_and(|word| word >> (object % 64) & 1 != 0)
+    }
+
+    fn add(&mut self, object: u64) {
+        let at = usize::try_from(object / 64).unwrap_or(usize::MAX);
+        if self.0.len() <= at {
+            self.0.resize(at + 1, 0);
+        }
+        self.0[at] |= 1 << (object % 64);
+    }
+}
+
 #[derive(Default)]
 struct State {
-    marked: HashSet<u64>,
+    marked: Objects,
+    /// Those that are not said to be as the last snapshot has them, whether they are there or not.
+    changed: Objects,
     /// Those that are being marked, and what waits for it.
     waiting: HashMap<u64, Vec<Then>>,
 }
@@ -24,6 +53,7 @@ struct State {
 pub struct ObjectMap {
     io: Arc<Io>,
     object: String,
+    standing: Arc<Standing>,
     state: Mutex<State>,
 }
 
@@ -34,8 +64,9 @@ pub fn object(id: &str) -> String {
 
 impl ObjectMap {
     /// That of an image, which the caller holds.
-    pub fn new(io: Arc<Io>, id: &str) -> Arc<Self> {
-        Arc::new(Self { io, object: object(id), state: Mutex::default() })
+    pub fn new(io: Arc<Io>, id: &str, standing: &Arc<Standing>) -> Arc<Self> {
+        let (object, standing) = (object(id), Arc::clone(standing));
+        Arc::new(Self { io, object, standing, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -45,7 +76,7 @@ impl ObjectMap {
     /// Does something when an object is marked: at once, if it is.
     pub fn mark(self: &Arc<Self>, object: u64, then: Then) {
         let mut state = self.state();
-        if state.marked.contains(&object) {
+        if state.marked.has(object) {
             drop(state);
             return then(Ok(()));
         }
@@ -55,29 +86,81 @@ impl ObjectMap {
             return;
         }
         drop(state);
-        // From, to, what they become; whatever they were.
-        let mut input = [object.to_le_bytes(), (object + 1).to_le_bytes()].concat();
-        input.extend([EXISTS, 0]);
         let map = Arc::clone(self);
+        self.update(object..object + 1, None, Box::new(move |result| map.marked(object, result)));
+    }
+
+    /// Does something when objects that are about to be zeroed or cut are not said to be unchanged: at once, if that is so. Those
+    /// that are not there stay so.
+    pub fn mark_changed(self: &Arc<Self>, objects: Range<u64>, then: Then) {
+        let is_known = {
+            let state = self.state();
+            objects.clone().all(|object| state.marked.has(object) || state.changed.has(object))
+        };
+        if is_known {
+            return then(Ok(()));
+        }
+        let (map, changed) = (Arc::clone(self), objects.clone());
+        let done = move |result: Result<(), Errno>| {
+            if result.is_ok() {
+                let mut state = map.state();
+                changed.for_each(|object| state.changed.add(object));
+            }
+            then(result);
+        };
+        self.update(objects, Some(CLEAN), Box::new(done));
+    }
+
+    /// Objects, those alone that are said to be `only`, or whatever they are said to be, are there from now on.
+    fn update(&self, objects: Range<u64>, only: Option<u8>, then: Then) {
+        if self.standing.is_lost() {
+            return then(Err(Errno::STALE));
+        }
+        let mut input = [objects.start.to_le_bytes(), objects.end.to_le_bytes()].concat();
+        input.push(EXISTS);
+        match only {
+            Some(only) => input.extend([1, only]),
+            None => input.push(0),
+        }
+        let (object, standing) = (self.object.clone(), Arc::clone(&self.standing));
+        let done = move |result: Result<(), Errno>| {
+            if let Err(errno) = result {
+                standing.heard(errno);
+                log::error!(
+                    "rbd: {object} cannot be kept: {errno}: is the image held by somebody else?"
+                );
+            }
+            then(result);
+        };
         let step = Step::Exec(c"rbd", c"object_map_update", &input);
-        self.io.change(&self.object, &[step], Box::new(move |result| map.marked(object, result)));
+        self.io.change(&self.object, &[step], Box::new(done));
     }
 
     fn marked(&self, object: u64, result: Result<(), Errno>) {
-        if let Err(errno) = result {
-            log::error!(
-                "rbd: {} cannot be kept: {errno}: is the image held by somebody else?",
-                self.object
-            );
-        }
         let mut state = self.state();
         if result.is_ok() {
-            state.marked.insert(object);
+            state.marked.add(object);
         }
         let waiting = state.waiting.remove(&object).unwrap_or_default();
         drop(state);
         for then in waiting {
             then(result);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_remembered() {
+        let mut some = Objects::default();
+        for object in [0, 63, 64, 1000] {
+            assert!(!some.has(object));
+            some.add(object);
+            assert!(some.has(object));
+        }
+        assert!(!some.has(1) && !some.has(65) && !some.has(999) && !some.has(u64::MAX));
     }
 }

@@ -1,6 +1,6 @@
-//! Objects: what is read and changed, listed and locked.
+//! Objects: what is read and changed, and listed.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -8,12 +8,10 @@ use std::time::Duration;
 use base::Errno;
 
 use super::library::{Lib, Raw};
-use super::{Cluster, text, told};
+use super::{Cluster, called_back, text, told};
 
 /// `LIBRADOS_OPERATION_FULL_TRY`: a full cluster says so, rather than let everybody wait.
 const FULL_TRY: c_int = 64;
-/// `LIBRADOS_LOCK_FLAG_MUST_RENEW`: only who has the lock gets it.
-const MUST_RENEW: u8 = 2;
 /// The library gives up by itself; should it not, this much later we do.
 const SLACK: Duration = Duration::from_secs(2);
 
@@ -39,7 +37,8 @@ pub enum Step<'a> {
 
 /// What a request's thread of the library needs: lives from the request to its callback.
 struct Pending {
-    lib: &'static Lib,
+    /// The library reads from it until then.
+    io: Arc<Io>,
     done: Done<Vec<u8>>,
     buffer: Vec<u8>,
     read: usize,
@@ -49,28 +48,33 @@ struct Pending {
 // SAFETY: only the library calls it, once for each request, with the completion and the box that this was given.
 /// The callback of every request.
 unsafe extern "C" fn finished(completion: Raw, pending: *mut c_void) {
+    called_back();
     // SAFETY: `pending` is the box that the request was given, and the library calls once.
-    let mut pending = unsafe { Box::from_raw(pending.cast::<Pending>()) };
+    let pending = unsafe { Box::from_raw(pending.cast::<Pending>()) };
+    let Pending { io, done, mut buffer, read, code: of_read } = *pending;
+    let lib = io.cluster.lib;
     // SAFETY: the completion is done, and not released yet.
     let code = unsafe {
-        let code = (pending.lib.returned)(completion);
-        (pending.lib.release)(completion);
+        let code = (lib.returned)(completion);
+        (lib.release)(completion);
         code
     };
-    let result = told(code).and_then(|_| told(pending.code)).map(|_| {
-        pending.buffer.truncate(pending.read);
-        std::mem::take(&mut pending.buffer)
+    drop(io);
+    let result = told(code).and_then(|_| told(of_read)).map(|_| {
+        buffer.truncate(read);
+        buffer
     });
-    (pending.done)(result);
+    done(result);
 }
 
 /// The objects of a pool in a namespace.
 pub struct Io {
     pub(super) cluster: Arc<Cluster>,
     pub(super) raw: Raw,
+    namespace: CString,
 }
 
-// SAFETY: as of `Cluster`; what would change for other threads (the namespace) is set before others have it.
+// SAFETY: as of `Cluster`; what would change for other threads (the namespace, the snapshots) is set before others have it.
 unsafe impl Send for Io {}
 // SAFETY: as above.
 unsafe impl Sync for Io {}
@@ -83,12 +87,19 @@ impl std::fmt::Debug for Io {
 
 impl Drop for Io {
     fn drop(&mut self) {
-        // SAFETY: made by the library and ended once; requests under way keep what they need of it.
+        // SAFETY: made by the library and ended once; requests under way kept it alive.
         unsafe { (self.cluster.lib.io_destroy)(self.raw) };
     }
 }
 
 impl Io {
+    /// Takes a handle that nobody else has.
+    pub(super) fn new(cluster: &Arc<Cluster>, raw: Raw, namespace: CString) -> Self {
+        // SAFETY: the new handle is this thread's alone so far, and the name ends in NUL.
+        unsafe { (cluster.lib.set_namespace)(raw, namespace.as_ptr()) };
+        Self { cluster: Arc::clone(cluster), raw, namespace }
+    }
+
     /// The cluster that they are in.
     pub fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
@@ -102,13 +113,14 @@ impl Io {
 
     /// Begins a request: `operate` has the completion, and where its bytes, their count and a code go.
     fn begin(
-        &self,
+        self: &Arc<Self>,
         len: usize,
         done: Done<Vec<u8>>,
         operate: impl FnOnce(&Lib, Raw, *mut Pending) -> c_int,
     ) {
         let lib = self.cluster.lib;
-        let pending = Pending { lib, done, buffer: vec![0; len], read: 0, code: 0 };
+        let pending =
+            Pending { io: Arc::clone(self), done, buffer: vec![0; len], read: 0, code: 0 };
         let pending = Box::into_raw(Box::new(pending));
         let mut completion = null_mut();
         // SAFETY: the callback is given the box that it takes; there is room for the completion.
@@ -128,7 +140,7 @@ impl Io {
     }
 
     /// Changes an object, durably, in one step.
-    pub fn change(&self, name: &str, steps: &[Step<'_>], done: Done<()>) {
+    pub fn change(self: &Arc<Self>, name: &str, steps: &[Step<'_>], done: Done<()>) {
         let Ok(name) = text(name) else { return done(Err(Errno::INVAL)) };
         let done = Box::new(move |result: Result<Vec<u8>, Errno>| done(result.map(drop)));
         self.begin(0, done, |lib, completion, _| {
@@ -163,7 +175,7 @@ impl Io {
     }
 
     /// Reads from an object; fewer bytes only at its end.
-    pub fn read(&self, name: &str, offset: u64, len: usize, done: Done<Vec<u8>>) {
+    pub fn read(self: &Arc<Self>, name: &str, offset: u64, len: usize, done: Done<Vec<u8>>) {
         let Ok(name) = text(name) else { return done(Err(Errno::INVAL)) };
         self.begin(len, done, |lib, completion, pending| {
             // SAFETY: the box lives until the callback, and its fields are the library's until then; the operation is released when
@@ -216,90 +228,6 @@ impl Io {
         result
     }
 
-    /// Takes a lock of an object for so long, or renews it: then only who has it gets it.
-    pub fn lock(
-        &self,
-        name: &str,
-        lock: &Lock<'_>,
-        duration: Duration,
-        renew: bool,
-    ) -> Result<(), Errno> {
-        let (name, of) = (text(name)?, text(lock.name)?);
-        let (cookie, description) = (text(lock.cookie)?, text(lock.description)?);
-        let mut duration = libc::timeval {
-            tv_sec: libc::time_t::try_from(duration.as_secs()).map_err(|_| Errno::INVAL)?,
-            tv_usec: duration.subsec_micros().into(),
-        };
-        // SAFETY: the handle lives, texts end in NUL, and the time is read only.
-        told(unsafe {
-            (self.cluster.lib.lock)(
-                self.raw,
-                name.as_ptr(),
-                of.as_ptr(),
-                cookie.as_ptr(),
-                description.as_ptr(),
-                &raw mut duration,
-                if renew { MUST_RENEW } else { 0 },
-            )
-        })
-        .map(drop)
-    }
-
-    /// Lets a lock go.
-    pub fn unlock(&self, name: &str, lock: &str, cookie: &str) -> Result<(), Errno> {
-        let (name, lock, cookie) = (text(name)?, text(lock)?, text(cookie)?);
-        let unlock = self.cluster.lib.unlock;
-        // SAFETY: the handle lives, and texts end in NUL.
-        told(unsafe { unlock(self.raw, name.as_ptr(), lock.as_ptr(), cookie.as_ptr()) }).map(drop)
-    }
-
-    /// Takes a lock from who has it.
-    pub fn break_lock(&self, name: &str, lock: &str, of: &Locker) -> Result<(), Errno> {
-        let (name, lock) = (text(name)?, text(lock)?);
-        let (client, cookie) = (text(&of.client)?, text(&of.cookie)?);
-        let (name, lock) = (name.as_ptr(), lock.as_ptr());
-        let call = self.cluster.lib.break_lock;
-        // SAFETY: the handle lives, and texts end in NUL.
-        told(unsafe { call(self.raw, name, lock, client.as_ptr(), cookie.as_ptr()) }).map(drop)
-    }
-
-    /// Who has a lock of an object.
-    pub fn lockers(&self, name: &str, lock: &str) -> Result<Vec<Locker>, Errno> {
-        const ROOM: usize = 16 << 10;
-        let (name, lock) = (text(name)?, text(lock)?);
-        let mut exclusive = 0;
-        let mut texts = [const { Vec::new() }; 4].map(|_: Vec<u8>| vec![0u8; ROOM]);
-        let mut lens = [ROOM; 4];
-        let [tag, clients, cookies, addresses] = &mut texts;
-        let [tag_len, clients_len, cookies_len, addresses_len] = &mut lens;
-        // SAFETY: the handle lives, texts end in NUL, and each buffer is as long as is said.
-        let count = unsafe {
-            (self.cluster.lib.lockers)(
-                self.raw,
-                name.as_ptr(),
-                lock.as_ptr(),
-                &raw mut exclusive,
-                tag.as_mut_ptr().cast(),
-                tag_len,
-                clients.as_mut_ptr().cast(),
-                clients_len,
-                cookies.as_mut_ptr().cast(),
-                cookies_len,
-                addresses.as_mut_ptr().cast(),
-                addresses_len,
-            )
-        };
-        told(c_int::try_from(count).map_err(|_| Errno::IO)?)?;
-        let split = |bytes: &[u8]| -> Vec<String> {
-            let parts = bytes.split(|byte| *byte == 0);
-            parts.map(|part| String::from_utf8_lossy(part).into_owned()).collect()
-        };
-        let (clients, cookies, addresses) = (split(clients), split(cookies), split(addresses));
-        let lockers = clients.into_iter().zip(cookies).zip(addresses);
-        let lockers = lockers.map(|((client, cookie), address)| Locker { client, cookie, address });
-        Ok(lockers.take(usize::try_from(count).unwrap_or(0)).collect())
-    }
-
     /// Calls a method of a class on an object, with at most `most` bytes of output.
     pub fn exec(
         &self,
@@ -328,36 +256,18 @@ impl Io {
         Ok(output)
     }
 
-    /// Says which snapshots there are to keep what is overwritten for, the newest first.
+    /// The same objects, of which what is overwritten is kept for these snapshots, the newest first.
     ///
-    /// Requests that are begun at the same time may have the ones before.
-    pub fn set_snapshots(&self, sequence: u64, snapshots: &[u64]) -> Result<(), Errno> {
+    /// A handle of its own: the library does not change one while others use it.
+    pub fn with_snapshots(&self, sequence: u64, snapshots: &[u64]) -> Result<Self, Errno> {
         let count = c_int::try_from(snapshots.len()).map_err(|_| Errno::INVAL)?;
         let mut snapshots = snapshots.to_vec();
-        let set = self.cluster.lib.set_snaps;
-        // SAFETY: the handle lives, and there are so many numbers.
-        told(unsafe { set(self.raw, sequence, snapshots.as_mut_ptr(), count) }).map(drop)
+        let (lib, mut raw) = (self.cluster.lib, null_mut());
+        // SAFETY: the handle of the cluster lives, and there is room for the new one.
+        told(unsafe { (lib.io_create_of)(self.cluster.raw, self.pool_id(), &raw mut raw) })?;
+        let io = Self::new(&self.cluster, raw, self.namespace.clone());
+        // SAFETY: the new handle is this thread's alone so far, and there are so many numbers.
+        told(unsafe { (lib.set_snaps)(raw, sequence, snapshots.as_mut_ptr(), count) })?;
+        Ok(io)
     }
-}
-
-/// A lock of an object.
-#[derive(Clone, Copy, Debug)]
-pub struct Lock<'a> {
-    /// Its name: an object may have several.
-    pub name: &'a str,
-    /// What tells the holder from others of the same client.
-    pub cookie: &'a str,
-    /// Who that is, for people.
-    pub description: &'a str,
-}
-
-/// Who has a lock.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Locker {
-    /// `client.` and its number.
-    pub client: String,
-    /// What the client calls it.
-    pub cookie: String,
-    /// Where the client is.
-    pub address: String,
 }

@@ -30,8 +30,10 @@ library_functions! {
     shutdown: c"rados_shutdown", fn(Raw);
     instance: c"rados_get_instance_id", fn(Raw) -> u64;
     pool_lookup: c"rados_pool_lookup", fn(Raw, *const c_char) -> i64;
+    pool_name: c"rados_pool_reverse_lookup", fn(Raw, i64, *mut c_char, usize) -> c_int;
     io_create: c"rados_ioctx_create", fn(Raw, *const c_char, *mut Raw) -> c_int;
     io_destroy: c"rados_ioctx_destroy", fn(Raw);
+    io_create_of: c"rados_ioctx_create2", fn(Raw, i64, *mut Raw) -> c_int;
     io_id: c"rados_ioctx_get_id", fn(Raw) -> i64;
     set_namespace: c"rados_ioctx_set_namespace", fn(Raw, *const c_char);
     set_snaps: c"rados_ioctx_selfmanaged_snap_set_write_ctx", fn(Raw, u64, *mut u64, c_int) -> c_int;
@@ -55,10 +57,7 @@ library_functions! {
     op_read: c"rados_read_op_read", fn(Raw, u64, usize, *mut c_char, *mut usize, *mut c_int);
     read: c"rados_aio_read_op_operate", fn(Raw, Raw, Raw, *const c_char, c_int) -> c_int;
     exec: c"rados_exec", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char, usize, *mut c_char, usize) -> c_int;
-    lock: c"rados_lock_exclusive", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char, *mut libc::timeval, u8) -> c_int;
-    unlock: c"rados_unlock", fn(Raw, *const c_char, *const c_char, *const c_char) -> c_int;
     lockers: c"rados_list_lockers", fn(Raw, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
-    break_lock: c"rados_break_lock", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
     watch: c"rados_watch3", fn(Raw, *const c_char, *mut u64, Option<Notified>, Option<Broken>, u32, *mut c_void) -> c_int;
     unwatch: c"rados_unwatch2", fn(Raw, u64) -> c_int;
     watch_flush: c"rados_watch_flush", fn(Raw) -> c_int;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use base::Errno;
 
 use super::io::Io;
-use super::{text, told};
+use super::{called_back, outside, text, told};
 
 impl Io {
     /// Notifies who watches an object, waits for them for so long, and returns what the cluster says of them, as it encodes it.
@@ -83,6 +83,7 @@ unsafe extern "C" fn notified(
     data: *mut c_void,
     len: usize,
 ) {
+    called_back();
     // SAFETY: the box lives until the watch has ended, and is only read.
     let notice = unsafe { &*notice.cast::<Notice>() };
     let bytes = if data.is_null() {
@@ -95,6 +96,7 @@ unsafe extern "C" fn notified(
 }
 
 unsafe extern "C" fn broken(notice: *mut c_void, _: u64, code: c_int) {
+    called_back();
     // SAFETY: as above.
     let notice = unsafe { &*notice.cast::<Notice>() };
     notice(Told::Broken(told(code).err().unwrap_or(Errno::IO)));
@@ -135,8 +137,18 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
-    fn drop(&mut self) {
+/// A watch on its way to who ends it.
+struct Ending {
+    io: Arc<Io>,
+    cookie: u64,
+    notice: *mut Notice,
+}
+
+// SAFETY: as of `Watch`.
+unsafe impl Send for Ending {}
+
+impl Ending {
+    fn end(self) {
         let lib = self.io.cluster.lib;
         // SAFETY: the watch is ended once; after the flush no callback runs any more, so the box is nobody else's.
         unsafe {
@@ -145,5 +157,12 @@ impl Drop for Watch {
                 drop(Box::from_raw(self.notice));
             }
         }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let ending = Ending { io: Arc::clone(&self.io), cookie: self.cookie, notice: self.notice };
+        outside(move || ending.end());
     }
 }
