@@ -159,6 +159,8 @@ impl Device {
     /// The guest is gone, or begins anew: what it had open and locked is given back.
     pub fn reset(&self) {
         if let Some(ledger) = &self.options.ledger {
+            // Its locks go when the last request of it has ended.
+            ledger.part();
             ledger.clear();
         }
         let fresh = Self::server_of(&self.fs, &self.options);

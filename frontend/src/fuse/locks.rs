@@ -608,7 +608,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if !self.shares_locks() {
             return locked.len();
         }
-        if let Err(error) = self.fs.inherit() {
+        // Who had nothing locked is nobody's heir: what the one before may have had was another guest's, and is given back by its end.
+        if !locked.is_empty()
+            && let Err(error) = self.fs.inherit()
+        {
             log::warn!("others may have got what was locked before: {error}");
         }
         let Some(ledger) = &self.options.ledger else { return locked.len() };
