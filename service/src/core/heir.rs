@@ -9,7 +9,8 @@
 //! who waits gets one in between; then the old client ends as any does. What was open the heir has opened itself before, as long as
 //! the old one kept it.
 //!
-//! It is kept no longer than its node's place in the chain, and not over a start of the machine.
+//! It is kept no longer than its node's place in the chain, and not over a start of the machine. Its locks do not outlive the process of a
+//! head beside which it ended: nobody tells the next one of them.
 
 use base::{ClientId, Nanos};
 
