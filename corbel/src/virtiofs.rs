@@ -8,10 +8,11 @@ use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ::virtiofs::device::{Crew, Device, Options};
+use ::virtiofs::hal::Transport;
 use ::virtiofs::ids::{IdMap, Rule};
 use ::virtiofs::ledger::{Kept, Ledger};
 use ::virtiofs::limits::{Limits, Rate};
@@ -22,8 +23,7 @@ use ::virtiofs::sandbox::{self, Seccomp};
 use ::virtiofs::share::{Member, Share};
 use ::virtiofs::tenant::{self, Keeps, Tenant};
 use ::virtiofs::transfer::{KEY, Key};
-use ::virtiofs::vhost;
-use ::virtiofs::vring::Vrings;
+use ::virtiofs::vhost::{self, Monitor, Patience};
 use base::{InodeId, NodeId};
 use clap::{Args, ValueEnum};
 use client::fs::{Caller, FileSystem};
@@ -32,8 +32,6 @@ use frontend::fuse::Guest;
 use frontend::process::EndingSignals;
 use frontend::{secret, source};
 use kv::link::Place;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
 
 use crate::cli::Global;
 use crate::failure::{Context, Failure, Kind, Result};
@@ -42,7 +40,11 @@ use crate::output::Output;
 use crate::{local, metrics, serve, units};
 
 /// A monitor that has hung up and does not come back within that time is gone, and its guest with it.
-const GONE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const GONE: Duration = Duration::from_secs(10);
+/// The same of one that has not come back to a device that was started again: its machine may be started again as well.
+const GONE_FIRST: Duration = Duration::from_secs(60);
+/// The same of a device on another machine: a network may be away for longer, and its guest goes on meanwhile.
+const GONE_FAR: Duration = Duration::from_secs(300);
 
 /// The tenant, if nobody says who it is.
 const NAMELESS: &str = "guest";
@@ -211,7 +213,7 @@ pub struct VirtiofsArgs {
     #[arg(long, value_name = "N", requires = "iops")]
     iops_burst: Option<u64>,
     /// Bytes a second at most, for example 100M
-    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = some_bytes)]
     bandwidth: Option<u64>,
     /// Bytes at once after a pause (a tenth of a second's if left out)
     #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes, requires = "bandwidth")]
@@ -242,6 +244,14 @@ pub struct VirtiofsArgs {
     /// Say in JSON what this program can do, for libvirt
     #[arg(long)]
     print_capabilities: bool,
+}
+
+/// Who may have no bytes at all could wait for ever.
+fn some_bytes(text: &str) -> std::result::Result<u64, String> {
+    match units::parse_bytes(text)? {
+        0 => Err("0 bytes a second: that is for ever".into()),
+        bytes => Ok(bytes),
+    }
 }
 
 fn count(n: u64) -> usize {
@@ -599,31 +609,6 @@ fn group_id(name: &str) -> Option<u32> {
     name.parse().ok().or_else(|| found?.get(2)?.parse().ok())
 }
 
-/// Serves one monitor after the other.
-fn monitors(
-    listener: &UnixListener,
-    rings: &Arc<Vrings>,
-    device: Option<&Arc<Device>>,
-    tag: Option<&str>,
-    once: bool,
-) {
-    for stream in listener.incoming() {
-        match stream {
-            Ok(stream) => vhost::serve(rings, device, tag, stream),
-            Err(error) => log::warn!("waiting for a monitor: {error}"),
-        }
-        if once {
-            break;
-        }
-        // A guest that was killed shall not keep its files and locks for ever. One whose monitor connects again does.
-        let mut fds = [PollFd::new(listener, PollFlags::IN)];
-        let gone = poll(&mut fds, Some(&GONE)).is_ok_and(|ready| ready == 0);
-        if let Some(device) = device.filter(|_| gone) {
-            device.reset();
-        }
-    }
-}
-
 /// A device that is about to serve.
 struct Up {
     args: VirtiofsArgs,
@@ -635,8 +620,25 @@ struct Up {
     kept: Option<Kept>,
     device: Option<Arc<Device>>,
     member: Option<Member>,
-    crew: Option<Crew>,
     server: Option<Server>,
+}
+
+/// What a thread of a tenant's does.
+type Body = Box<dyn FnOnce() -> Result<()> + Send>;
+
+/// Goes on for the guest of the device before, and starts the threads of the queues, which run from then on.
+fn begin(device: &Arc<Device>, kept: Option<Kept>, transport: &dyn Transport) -> Result<()> {
+    if let Some(kept) = kept {
+        let (told, opened, locked) = (kept.told.len(), kept.opened.len(), kept.locked.len());
+        let (lost, unlocked) = device.resume(kept);
+        log::info!(
+            "goes on with a guest that knows {told} inodes, has {opened} files open and {locked} locks; {lost} files and {unlocked} locks are lost"
+        );
+    }
+    let crew: Crew = device.start(transport).context("starting threads")?;
+    // A request may be waiting for a node that is away: nobody waits for that at the end.
+    std::mem::forget(crew);
+    Ok(())
 }
 
 impl Up {
@@ -656,6 +658,11 @@ impl Up {
             None => (None, None),
             Some(path) => {
                 let (ledger, kept) = Ledger::open(path, &args.guest()).context(path.display())?;
+                if args.backend == Backend::Corbel && !rustix::process::geteuid().is_root() {
+                    log::warn!(
+                        "--state: a node gives what the device before had open to root only; started again, this one has lost the guest's files"
+                    );
+                }
                 (Some(Arc::new(ledger)), kept)
             }
         };
@@ -664,20 +671,8 @@ impl Up {
         }
         let ground = if args.remote.is_none() { Some(args.ground(global)?) } else { None };
         let key = args.key()?;
-        let (device, member, crew, server) = (None, None, None, None);
-        Ok(Self {
-            args,
-            monitors,
-            socket_dir,
-            ground,
-            ledger,
-            key,
-            kept,
-            device,
-            member,
-            crew,
-            server,
-        })
+        let (device, member, server) = (None, None, None);
+        Ok(Self { args, monitors, socket_dir, ground, ledger, key, kept, device, member, server })
     }
 
     /// Opens the file system.
@@ -689,6 +684,17 @@ impl Up {
         let seal = seal.map_err(|e| {
             Failure::failed(format!("the directory of {}: {e}", self.args.tenant), "see the log")
         })?;
+        if let Some(ledger) = &self.ledger {
+            let mark = tenant.mark().map_err(|e| {
+                Failure::failed(
+                    format!("the directory of {}: {e}", self.args.tenant),
+                    "see the log",
+                )
+            })?;
+            if !ledger.claim(mark) && self.kept.take().is_some() {
+                log::warn!("the state is that of a guest of another directory: it is forgotten");
+            }
+        }
         self.server = server;
         self.member = share.map(|share| share.join(self.args.weight));
         let options = Options {
@@ -704,41 +710,51 @@ impl Up {
         Ok(())
     }
 
-    /// Starts the threads; what the one that waits for monitors, or for other machines, does.
-    fn start(
-        &mut self,
-        global: &Global,
-        links: Option<Listener>,
-    ) -> Result<Box<dyn FnOnce() + Send>> {
+    /// What the thread does that waits for monitors, or for other machines: it goes on for the guest that was there, starts the threads of the
+    /// queues, and serves. A tenant whose node keeps it waiting keeps nobody else waiting.
+    fn start(&mut self, global: &Global, links: Option<Listener>) -> Result<Body> {
         let args = &self.args;
-        if let Some((kept, device)) = self.kept.take().zip(self.device.as_ref()) {
-            let (told, opened, locked) = (kept.told.len(), kept.opened.len(), kept.locked.len());
-            let (lost, unlocked) = device.resume(kept);
-            log::info!(
-                "goes on with a guest that knows {told} inodes, has {opened} files open and {locked} locks; {lost} files and {unlocked} locks are lost"
-            );
-        }
+        let (device, kept) = (self.device.clone(), self.kept.take());
+        let resumed = kept.is_some();
         if let Some(links) = links {
             let back = Back::new(&args.tenant, count(args.request_queues), Window::default());
-            if let Some(device) = &self.device {
-                self.crew = Some(device.start(&back).context("starting threads")?);
-            }
-            return Ok(Box::new(move || back.listen(&links)));
+            return Ok(Box::new(move || {
+                if let Some(device) = device {
+                    begin(&device, kept, &back)?;
+                    let there = back.clone();
+                    let watch = move || there.watch(GONE_FAR, || device.forget_guest());
+                    std::thread::Builder::new()
+                        .name("virtiofs-gone".into())
+                        .spawn(watch)
+                        .context("starting a thread")?;
+                }
+                back.listen(&links);
+                Ok(())
+            }));
         }
         let listener =
             self.monitors.take().ok_or_else(|| usage("--socket-path, --fd or --listen"))?;
         let rings = vhost::rings(&args.tenant, count(args.request_queues)).context("queues")?;
-        match (&args.remote, &self.device) {
-            (Some(address), _) => {
-                Front::start(&*rings, args.front(global, address)?).context("starting threads")?;
+        let front = args.remote.as_ref().map(|address| args.front(global, address)).transpose()?;
+        let (tag, once) = (args.tag.clone(), args.once);
+        Ok(Box::new(move || {
+            let front = front.map(|options| Front::start(&*rings, options)).transpose();
+            let front = front.context("starting threads")?;
+            if let Some(device) = &device {
+                begin(device, kept, &*rings)?;
             }
-            (None, Some(device)) => {
-                self.crew = Some(device.start(&*rings).context("starting threads")?);
-            }
-            (None, None) => {}
-        }
-        let (tag, once, device) = (args.tag.clone(), args.once, self.device.clone());
-        Ok(Box::new(move || monitors(&listener, &rings, device.as_ref(), tag.as_deref(), once)))
+            let patience = Patience { first: resumed.then_some(GONE_FIRST), next: GONE };
+            let serve = |stream| vhost::serve(&rings, device.as_ref(), tag.as_deref(), stream);
+            vhost::serve_all(&listener, patience, once, serve, |monitor| {
+                if let Some(front) = &front {
+                    front.has_guest(monitor == Monitor::Here);
+                }
+                if let Some(device) = device.as_ref().filter(|_| monitor == Monitor::Gone) {
+                    device.forget_guest();
+                }
+            });
+            Ok(())
+        }))
     }
 
     /// What is left of it at the end.
@@ -756,7 +772,7 @@ impl Up {
         }
         // A request may be waiting for a node that is away: nobody waits for that here. What the guest has open ends with the
         // process, or is in the book for the next one.
-        std::mem::forget((self.crew, self.device));
+        std::mem::forget(self.device);
     }
 }
 
@@ -811,13 +827,19 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         metrics::serve_on(listener, move || figures::text(&figures))?;
     }
     let (ended, end) = std::io::pipe().context("pipe")?;
+    let failed: Arc<Mutex<Option<Failure>>> = Arc::default();
     for up in &mut all {
         let body = up.start(global, links.take())?;
         let end = end.try_clone().context("pipe")?;
+        let (failed, name) = (failed.clone(), up.args.tenant.clone());
         std::thread::Builder::new()
             .name("virtiofs-vmm".into())
             .spawn(move || {
-                body();
+                if let Err(failure) = body() {
+                    // The others go on.
+                    log::error!("{name}: {failure}");
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).replace(failure);
+                }
                 drop(end);
             })
             .context("starting a thread")?;
@@ -830,5 +852,8 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
     }
     signals.wait_or(&ended).context("waiting for signals")?;
     all.into_iter().for_each(Up::end);
-    Ok(())
+    match failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some(failure) => Err(failure),
+        None => Ok(()),
+    }
 }

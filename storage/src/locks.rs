@@ -98,6 +98,42 @@ impl FileLocks {
         before - self.held.len()
     }
 
+    /// What a client has is another one's from now on. Returns by how much the number of ranges changed: what touches, or was read
+    /// by both, is one. In one step, however many there are.
+    pub fn rename(&mut self, client: ClientId, heir: ClientId) -> isize {
+        if client == heir {
+            return 0;
+        }
+        self.held.iter_mut().filter(|h| h.client == client).for_each(|h| h.client = heir);
+        self.settle()
+    }
+
+    /// Takes in the locks of another book of the same file. Returns by how much their number is less than both had.
+    pub fn join(&mut self, other: Self) -> isize {
+        self.held.extend(other.held);
+        self.settle()
+    }
+
+    /// Makes true again what is always true. Of ranges of one owner that overlap and differ, which no two books of one judge have,
+    /// the one that begins first counts.
+    fn settle(&mut self) -> isize {
+        let before = self.held.len();
+        // Runs that are sorted, which is what it takes least time for.
+        self.held.sort_by_key(key);
+        self.held.dedup_by(|next, last| {
+            if !last.is_of(next.client, &next.lock) || last.lock.end < next.lock.start {
+                return merge(last, next);
+            }
+            if last.lock.kind == next.lock.kind {
+                last.lock.end = last.lock.end.max(next.lock.end);
+                return true;
+            }
+            next.lock.start = last.lock.end.saturating_add(1);
+            next.lock.start > next.lock.end
+        });
+        self.held.len() as isize - before as isize
+    }
+
     /// What is always true of the locks of a file; else what is not.
     pub fn invariants(&self) -> Result<(), String> {
         for pair in self.held.windows(2) {
@@ -136,17 +172,21 @@ fn cut(old: &[Held], lock: &Lock) -> Vec<Held> {
     left
 }
 
+/// Makes one of neighbours of the same kind and owner; whether they are.
+fn merge(before: &mut Held, next: &Held) -> bool {
+    let one = before.is_of(next.client, &next.lock)
+        && before.lock.kind == next.lock.kind
+        && before.lock.end.wrapping_add(1) == next.lock.start;
+    if one {
+        before.lock.end = next.lock.end;
+        before.lock.pid = next.lock.pid;
+    }
+    one
+}
+
 /// Makes one of neighbours of the same kind. The ranges are sorted and apart.
 fn join(held: &mut Vec<Held>) {
-    held.dedup_by(|next, before| {
-        let one = before.lock.kind == next.lock.kind
-            && before.lock.end.wrapping_add(1) == next.lock.start;
-        if one {
-            before.lock.end = next.lock.end;
-            before.lock.pid = next.lock.pid;
-        }
-        one
-    });
+    held.dedup_by(|next, before| merge(before, next));
 }
 
 #[cfg(test)]
@@ -211,6 +251,59 @@ mod tests {
                 model.retain(|_, held| held.iter().any(|k| *k != LockKind::None));
                 assert_eq!(shown, model, "seed {seed}");
             }
+        }
+    }
+
+    /// What two clients had, one of them has: whatever was locked by either is, and by nobody else.
+    #[test]
+    fn what_is_renamed_says_what_a_map_of_bytes_says() {
+        for seed in 0..300 {
+            let mut random = Random::new(seed);
+            let (mut locks, mut kept) = (FileLocks::default(), FileLocks::default());
+            for _ in 0..20 {
+                let (client, lock) = random_lock(&mut random);
+                if locks.barring(client, lock).next().is_none() {
+                    locks.put(client, lock, usize::MAX).unwrap();
+                }
+            }
+            for held in locks.iter().filter(|held| held.client == ClientId(2)) {
+                kept.put(held.client, held.lock, usize::MAX).unwrap();
+            }
+            let (before, count) = (locks.clone(), locks.iter().count() as isize);
+            let change = locks.rename(ClientId(1), ClientId(2));
+            assert_eq!(locks.iter().count() as isize, count + change, "seed {seed}");
+            let has = |locks: &FileLocks, client, owner, b: u64| {
+                let mut all = locks.iter().filter(|h| (h.client, h.lock.owner) == (client, owner));
+                all.find(|h| h.lock.start <= b && b <= h.lock.end).map(|h| h.lock.kind)
+            };
+            for (owner, b) in (1..3).flat_map(|owner| (0..BYTES).map(move |b| (owner, b))) {
+                let was = has(&before, ClientId(1), owner, b);
+                let was = was.or(has(&before, ClientId(2), owner, b));
+                assert_eq!(has(&locks, ClientId(2), owner, b), was, "seed {seed}");
+                assert_eq!(has(&locks, ClientId(1), owner, b), None);
+            }
+            assert_eq!(locks.invariants(), Ok(()), "seed {seed}");
+            // Two books of it come to the same.
+            let mut other = before;
+            other.drop_client(ClientId(2));
+            other.rename(ClientId(1), ClientId(2));
+            kept.join(other);
+            assert_eq!(kept, locks, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn books_that_cannot_be_of_one_judge_come_to_something() {
+        for seed in 0..300 {
+            let mut random = Random::new(seed);
+            let mut books = [FileLocks::default(), FileLocks::default()];
+            for n in 0..20 {
+                let (_, lock) = random_lock(&mut random);
+                books[n % 2].put(ClientId(1), lock, usize::MAX).unwrap();
+            }
+            let [mut one, other] = books;
+            one.join(other);
+            assert_eq!(one.invariants(), Ok(()), "seed {seed}");
         }
     }
 

@@ -8,8 +8,8 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use client::fs::FileSystem;
@@ -29,6 +29,8 @@ use crate::transfer::Seal;
 
 /// Between two looks of the watch.
 const LOOK: Duration = Duration::from_millis(100);
+/// After so many looks at nothing the watch sleeps until a request comes.
+const IDLE: u32 = 10;
 /// Requests for which it is taken for granted that others come while one waits.
 const CROWD: u32 = 16;
 /// Threads of a queue at most, when all of them wait.
@@ -159,6 +161,8 @@ impl Device {
     /// The guest is gone, or begins anew: what it had open and locked is given back.
     pub fn reset(&self) {
         if let Some(ledger) = &self.options.ledger {
+            // Its locks go when the last request of it has ended.
+            ledger.part();
             ledger.clear();
         }
         let fresh = Self::server_of(&self.fs, &self.options);
@@ -167,6 +171,13 @@ impl Device {
             std::mem::replace(&mut *server, fresh)
         };
         old.close_locks();
+    }
+
+    /// The guest is gone. Where there is none that is nothing.
+    pub fn forget_guest(&self) {
+        if self.server().is_ready() {
+            self.reset();
+        }
     }
 
     /// What seals its state on the way to another device, if it may travel.
@@ -196,8 +207,9 @@ impl Device {
     pub fn start(self: &Arc<Self>, transport: &dyn Transport) -> std::io::Result<Crew> {
         let queues = transport.queues();
         let mut crew = Crew { device: self.clone(), seats: Vec::new(), watch: None };
+        let watcher = Arc::new(Watcher::default());
         for (index, queue) in queues.into_iter().enumerate() {
-            let seat = Arc::new(Seat::new(index, queue));
+            let seat = Arc::new(Seat::new(index, queue, watcher.clone()));
             crew.seats.push(seat.clone());
             for _ in 0..self.options.threads.max(1) {
                 seat.add(self)?;
@@ -206,7 +218,7 @@ impl Device {
         let (device, seats) = (self.clone(), crew.seats.clone());
         let watch = std::thread::Builder::new()
             .name("virtiofs-watch".into())
-            .spawn(move || watch(&device, &seats))?;
+            .spawn(move || watch(&device, &seats, &watcher))?;
         crew.watch = Some(watch);
         Ok(crew)
     }
@@ -479,6 +491,8 @@ struct Seat {
     since: AtomicU64,
     /// The leader's number, as in `lead`.
     leader: AtomicU64,
+    /// Who looks.
+    watcher: Arc<Watcher>,
     /// The leader's place among the devices of the process.
     place: Mutex<Option<Turn>>,
     /// What one leader tells the next.
@@ -493,11 +507,11 @@ struct Habits {
 }
 
 impl Seat {
-    fn new(index: usize, queue: Arc<dyn Queue>) -> Self {
+    fn new(index: usize, queue: Arc<dyn Queue>, watcher: Arc<Watcher>) -> Self {
         let (lead, free) = (Mutex::default(), Condvar::new());
         let (looks, since, leader) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
         let (place, habits) = (Mutex::default(), Mutex::default());
-        Self { index, queue, lead, free, looks, since, leader, place, habits }
+        Self { index, queue, lead, free, looks, since, leader, watcher, place, habits }
     }
 
     /// Leaves the place to others.
@@ -680,7 +694,9 @@ impl Seat {
             } else if let Some(share) = share {
                 self.enter(share);
             }
-            self.since.store(self.looks.load(Ordering::Relaxed), Ordering::Release);
+            // Before it is asked whether anybody looks.
+            self.since.store(self.looks.load(Ordering::Relaxed), Ordering::SeqCst);
+            self.watcher.wake();
             device.serve(chain, scratch);
             if !self.is_led_by(leader) {
                 return true; // deposed meanwhile
@@ -712,9 +728,41 @@ impl Seat {
     }
 }
 
-fn watch(device: &Arc<Device>, seats: &[Arc<Seat>]) {
+/// The watch of a device, which sleeps where there is nothing to look at.
+#[derive(Default)]
+struct Watcher {
+    asleep: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+impl Watcher {
+    fn wake(&self) {
+        if self.asleep.load(Ordering::SeqCst)
+            && self.asleep.swap(false, Ordering::SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+}
+
+fn watch(device: &Arc<Device>, seats: &[Arc<Seat>], watcher: &Watcher) {
+    let _ = watcher.thread.set(std::thread::current());
+    let mut idle = 0;
     while !device.ended.load(Ordering::Acquire) {
-        std::thread::park_timeout(LOOK);
+        if idle < IDLE {
+            std::thread::park_timeout(LOOK);
+        } else {
+            watcher.asleep.store(true, Ordering::SeqCst);
+            let busy = |seat: &Arc<Seat>| seat.since.load(Ordering::SeqCst) != 0;
+            if !seats.iter().any(busy) && !device.ended.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            watcher.asleep.store(false, Ordering::SeqCst);
+            idle = 0;
+        }
+        let busy = seats.iter().any(|seat| seat.since.load(Ordering::Acquire) != 0);
+        idle = if busy { 0 } else { idle + 1 };
         for seat in seats {
             if seat.depose()
                 && let Err(error) = seat.add(device)
@@ -748,7 +796,7 @@ impl Crew {
 impl Drop for Crew {
     /// Ends them, but for those that a request holds up.
     fn drop(&mut self) {
-        self.device.ended.store(true, Ordering::Release);
+        self.device.ended.store(true, Ordering::SeqCst);
         for seat in &self.seats {
             seat.end();
         }

@@ -484,6 +484,7 @@ impl Driver {
         let mut used = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK;
         used |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
         used |= VhostUserProtocolFeatures::DEVICE_STATE;
+        used |= VhostUserProtocolFeatures::RESET_DEVICE;
         let used = used & protocol;
         f.set_protocol_features(used).map_err(text("SET_PROTOCOL_FEATURES"))?;
         f.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);

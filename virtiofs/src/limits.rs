@@ -32,7 +32,9 @@ impl Bucket {
 
     fn delay(&mut self, now: Instant) -> Option<Duration> {
         self.fill(now);
-        (self.level < 0.0).then(|| Duration::from_secs_f64(-self.level / self.rate.rate))
+        // For ever, where nothing comes.
+        let wait = || Duration::try_from_secs_f64(-self.level / self.rate.rate);
+        (self.level < 0.0).then(|| wait().unwrap_or(Duration::MAX))
     }
 }
 
@@ -96,6 +98,13 @@ mod tests {
         // Never more than the burst, however long it was.
         bucket.delay(begun + Duration::from_secs(1000));
         assert_eq!(bucket.level, 5.0);
+    }
+
+    #[test]
+    fn who_may_have_nothing_waits_for_ever() {
+        let limits = Limits::new(None, Some(Rate { rate: 0.0, burst: 1.0 }));
+        limits.charge(1 << 30);
+        assert_eq!(limits.delay(), Some(Duration::MAX));
     }
 
     #[test]

@@ -2,8 +2,12 @@
 //! guest over a Unix socket (QEMU's docs/interop/vhost-user.rst). The crate `vhost` speaks it; here is what is done.
 
 use std::fs::File;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -89,6 +93,10 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn reset_device(&mut self) -> Result<()> {
         self.reset();
+        // Whether the guest mounts again or not: what it had is not its any more.
+        if let Some(device) = &self.device {
+            device.forget_guest();
+        }
         Ok(())
     }
 
@@ -308,6 +316,73 @@ impl VhostUserBackendReqHandlerMut for Session {
 pub fn rings(tenant: &str, queues: usize) -> std::io::Result<Arc<Vrings>> {
     let all = (0..=queues.clamp(1, QUEUES_MAX)).map(Vring::new).collect::<std::io::Result<_>>()?;
     Ok(Arc::new(Vrings { all, tenant: tenant.into() }))
+}
+
+/// How long a guest's monitor is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// The first one, where a guest is known from before.
+    pub first: Option<Duration>,
+    /// The next one, when one has hung up.
+    pub next: Duration,
+}
+
+/// What a guest is to whoever serves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Monitor {
+    /// One has come.
+    Here,
+    /// None has come in time: the guest is gone.
+    Gone,
+}
+
+/// Whether somebody connects within that time.
+fn comes(listener: &UnixListener, within: Duration) -> bool {
+    let end = Instant::now() + within;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&left)) {
+            Ok(0) => return false,
+            Err(rustix::io::Errno::INTR) => {}
+            // What is wrong with it `accept` says.
+            Ok(_) | Err(_) => return true,
+        }
+    }
+}
+
+/// Serves one monitor after the other by `serve`, and says when the guest is there and when it is gone: a guest that was killed shall not
+/// keep its files and locks for ever. One whose monitor connects again does.
+pub fn serve_all(
+    listener: &UnixListener,
+    patience: Patience,
+    once: bool,
+    mut serve: impl FnMut(UnixStream),
+    mut says: impl FnMut(Monitor),
+) {
+    let mut within = patience.first;
+    loop {
+        if within.is_some_and(|within| !comes(listener, within)) {
+            says(Monitor::Gone);
+        }
+        within = Some(patience.next);
+        match listener.accept() {
+            Ok((stream, _)) => {
+                says(Monitor::Here);
+                serve(stream);
+            }
+            Err(error) => {
+                log::warn!("waiting for a monitor: {error}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        if once {
+            return;
+        }
+    }
 }
 
 /// Does what a monitor asks, until it hangs up. The queues are stopped then, and as if they had never been used. The guest is told

@@ -376,3 +376,61 @@ fn messages_that_are_none_end_only_their_connection() {
         guest.hang_up();
     }
 }
+
+/// Whether the device comes to have a guest, or to have none.
+fn comes_to(device: &virtiofs::device::Device, ready: bool) -> bool {
+    (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        device.server().is_ready() == ready
+    })
+}
+
+/// A guest whose monitor does not come back is gone; also one that was there before the device.
+#[test]
+fn a_guest_that_does_not_come_back_keeps_nothing() {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use virtiofs::device::{Device, Options};
+    use virtiofs::ledger::Kept;
+    use virtiofs::vhost::{self, Patience};
+
+    let fs = Arc::new(client::null::NullFs::default());
+    let device = Device::new(fs, Options::default());
+    device.resume(Kept::default());
+    assert!(device.server().is_ready());
+    let rings = vhost::rings("test", 2).unwrap();
+    let _crew = device.start(&*rings).unwrap();
+    let root = common::scratch();
+    let listener = UnixListener::bind(root.join("socket")).unwrap();
+    let there = device.clone();
+    std::thread::spawn(move || {
+        let (first, next) = (Some(Duration::from_millis(300)), Duration::from_millis(300));
+        let serve = |stream| vhost::serve(&rings, Some(&there), None, stream);
+        vhost::serve_all(&listener, Patience { first, next }, false, serve, |monitor| {
+            if monitor == vhost::Monitor::Gone {
+                there.forget_guest();
+            }
+        });
+    });
+    assert!(comes_to(&device, false), "nobody has come");
+    let connect = || UnixStream::connect(root.join("socket")).unwrap();
+    let mut guest = Driver::over(connect(), Config::default()).unwrap();
+    guest.init().unwrap();
+    assert!(comes_to(&device, true));
+    // It comes back soon.
+    guest.reconnect(connect()).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(device.server().is_ready());
+    guest.hang_up();
+    assert!(comes_to(&device, false), "it has not come back");
+    // Its machine is reset, and may never mount again.
+    let stream = connect();
+    let mut monitor = stream.try_clone().unwrap();
+    let mut guest = Driver::over(stream, Config::default()).unwrap();
+    guest.init().unwrap();
+    assert!(comes_to(&device, true));
+    let reset: Vec<u8> = [34u32, 1, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+    monitor.write_all(&reset).unwrap();
+    assert!(comes_to(&device, false), "it was reset");
+    drop((guest, monitor));
+    std::fs::remove_dir_all(root).unwrap();
+}

@@ -29,6 +29,7 @@ struct Pair {
     root: PathBuf,
     back: Back,
     front: Arc<Front>,
+    device: Arc<Device>,
     _crew: Crew,
 }
 
@@ -53,7 +54,7 @@ impl Pair {
                 vhost::serve(&rings, None, None, stream.unwrap());
             }
         });
-        Self { root, back, front, _crew: crew }
+        Self { root, back, front, device, _crew: crew }
     }
 
     fn guest(&self, config: Config) -> Driver {
@@ -221,4 +222,34 @@ fn who_breaks_the_protocol_is_told_and_left() {
     let mut guest = pair.guest(Config::default());
     let asked = guest.call(op::GETATTR, ROOT, &[GetattrIn::default().as_bytes()]).unwrap();
     assert_eq!(AttrOut::read_from_prefix(&asked.body).unwrap().0.attr.nlink.get(), 2);
+}
+
+/// A guest that is gone, or whose side is, keeps nothing on the other one.
+#[test]
+fn who_stays_away_keeps_nothing() {
+    let pair = Pair::new(Window::default(), None);
+    let (there, device) = (pair.back.clone(), pair.device.clone());
+    std::thread::spawn(move || there.watch(Duration::from_millis(300), || device.forget_guest()));
+    let comes_to = |ready| {
+        (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            pair.device.server().is_ready() == ready
+        })
+    };
+    let mut guest = pair.guest(Config::default());
+    assert!(comes_to(true));
+    // A connection that breaks is none that stays away.
+    pair.back.cut();
+    std::thread::sleep(Duration::from_millis(700));
+    let asked = guest.call(op::GETATTR, ROOT, &[GetattrIn::default().as_bytes()]).unwrap();
+    assert!(asked.error == 0 && pair.device.server().is_ready());
+    guest.hang_up();
+    pair.front.has_guest(false);
+    assert!(comes_to(false), "it is gone");
+    pair.front.has_guest(true);
+    let guest = pair.guest(Config::default());
+    assert!(comes_to(true), "another one");
+    guest.hang_up();
+    pair.front.stop();
+    assert!(comes_to(false), "its side is gone");
 }

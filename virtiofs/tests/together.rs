@@ -211,6 +211,8 @@ fn one_whose_requests_do_not_come_back_holds_up_nobody() {
         other.guest(Config::default()),
     );
     create(&mut slow, 1, ROOT, BEHIND);
+    // By then the watch sleeps.
+    std::thread::sleep(Duration::from_millis(1500));
     for slot in 1..=STUCK {
         let request = slow.request(op::LOOKUP, ROOT, &[BEHIND, b"\0"], 0);
         let queue = &mut slow.queues[1];

@@ -148,6 +148,7 @@ mod tests {
         assert!(of(&table("sandbox = \"none\"")).contains("whole process"));
         assert!(of(&table("colour = 3")).contains("--colour"));
         assert!(of(&table("weight = 0")).contains("weight"));
+        assert!(of(&table("bandwidth = \"0B\"")).contains("for ever"));
         assert!(of(&table("weight = 1.5")).contains("weight"));
         assert!(of("[[tenant]]\nbackend = \"null\"").contains("socket-path"));
         let twice = table("backend = \"null\"") + &table("tenant = \"b\"");

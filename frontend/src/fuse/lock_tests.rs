@@ -14,7 +14,7 @@ use client::null::NullFs;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::wire::*;
-use super::{LaterReply, Ledger, LockOwner, Locked, OpenFile, Options, ReplySink, Server};
+use super::{Guest, LaterReply, Ledger, LockOwner, Locked, OpenFile, Options, ReplySink, Server};
 
 /// The null back end with locks of whole owners: one lock a file at a time.
 #[derive(Default)]
@@ -237,9 +237,13 @@ impl World {
     }
 
     fn on(fs: Arc<Locking>, notes: Option<Arc<Notes>>) -> Self {
-        let ledger = notes.map(|notes| notes as Arc<dyn Ledger>);
+        Self::of(fs, notes, None)
+    }
+
+    fn of(fs: Arc<Locking>, notes: Option<Arc<Notes>>, guest: Option<Guest>) -> Self {
+        let (ledger, shared_locks) = (notes.map(|notes| notes as Arc<dyn Ledger>), true);
         let options =
-            Options { groups_from_proc: false, shared_locks: true, ledger, ..Options::default() };
+            Options { groups_from_proc: false, shared_locks, ledger, guest, ..Options::default() };
         let server = Arc::new(Server::new(fs.clone(), options));
         let runner = server.clone();
         let thread = Some(std::thread::spawn(move || runner.run_locks()));
@@ -353,6 +357,61 @@ fn lk(fh: u64, owner: u64, kind: u32, flags: u32) -> Vec<u8> {
     let lock = FileLock { end, kind: kind.into(), pid: 42.into(), ..FileLock::default() };
     let (fh, owner, lk_flags) = (fh.into(), owner.into(), flags.into());
     bytes(&LkIn { fh, owner, lk: lock, lk_flags, ..LkIn::default() })
+}
+
+/// Owners are what a guest says: of those who have nothing nothing is kept.
+#[test]
+fn who_has_nothing_is_forgotten() {
+    let world = World::new();
+    let (ino, fh) = world.file(b"f");
+    assert_eq!(world.set(ino, fh, 7, F_WRLCK, 0), 0);
+    for owner in 100..200 {
+        assert_eq!(world.set(ino, fh, owner, F_WRLCK, 0), -11);
+        let waits = world.post(op::SETLKW, ino, &[&lk(fh, owner, F_WRLCK, 0)]);
+        world.post(op::INTERRUPT, 0, &[InterruptIn { unique: waits.into() }.as_bytes()]);
+        assert_eq!(world.wait(waits), -4);
+    }
+    assert_eq!(world.server.locks.uses(), 1);
+    // Who waits is known, for what it gets is given back at its close.
+    let waits = world.post(op::SETLKW, ino, &[&lk(fh, 8, F_WRLCK, 0)]);
+    assert_eq!(world.server.locks.uses(), 2);
+    assert_eq!(world.set(ino, fh, 7, F_UNLCK, 0), 0);
+    assert_eq!((world.wait(waits), world.server.locks.uses()), (0, 1));
+    world.flush(ino, fh, 8);
+    assert_eq!((world.held(), world.server.locks.uses()), (vec![], 0));
+    for owner in 200..300 {
+        assert_eq!(world.set(ino, fh, owner, F_WRLCK, LK_FLOCK), 0);
+        assert_eq!(world.set(ino, fh, owner, F_UNLCK, LK_FLOCK), 0);
+    }
+    assert_eq!(world.server.locks.uses(), 0);
+}
+
+/// What a guest locks and gives up piece by piece is remembered, and it may not do that for ever.
+#[test]
+fn a_guests_owners_are_bounded() {
+    let guest = Guest { nodes_max: 10, handles_max: 10 };
+    let world = World::of(Arc::new(Locking::default()), None, Some(guest));
+    world.begin();
+    let (ino, fh) = world.file(b"f");
+    let mut owner = 0;
+    let refused = loop {
+        owner += 1;
+        let error = world.set(ino, fh, owner, F_WRLCK, 0);
+        if error != 0 || owner > 1 << 17 {
+            break error;
+        }
+        let mut piece = LkIn::read_from_bytes(&lk(fh, owner, F_UNLCK, 0)).unwrap();
+        piece.lk.end = 5.into();
+        assert_eq!(world.call(op::SETLK, ino, &[piece.as_bytes()]).0, 0);
+    };
+    assert_eq!((refused, owner), (-37, (1 << 16) + 1));
+    assert_eq!(world.server.locks.uses(), 1 << 16);
+    let second = world.open(ino);
+    assert_eq!(world.call(op::SETLKW, ino, &[&lk(second, 1, F_WRLCK, 0)]).0, -37);
+    assert_eq!(world.set(ino, fh, 1, F_WRLCK, 0), 0, "who is known");
+    world.release(ino, fh);
+    assert_eq!(world.server.locks.uses(), 0);
+    assert_eq!(world.set(ino, second, owner, F_WRLCK, 0), 0);
 }
 
 #[test]

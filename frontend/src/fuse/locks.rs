@@ -16,7 +16,7 @@
 //! A request that may wait takes no thread: it is put on a list, which one thread tries again when
 //! the file system says that a lock may be free.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -44,6 +44,10 @@ const POLL_MS: u64 = 1000;
 
 /// An open file of which a descriptor was closed is released within that time, if it was the last one.
 const CLOSING: Duration = Duration::from_millis(if cfg!(test) { 2000 } else { 250 });
+
+/// Open files of a guest through which owners have locked, each counted for each owner. (No client of a volume may have more ranges locked
+/// than a quarter of that; but who gives a lock up piece by piece, and does not close the file, is remembered.)
+const USES_MAX: usize = 1 << 16;
 
 /// A thread that has read a RELEASE may be kept from the processor for that long before it says so.
 const READ: Duration = Duration::from_millis(2);
@@ -83,10 +87,22 @@ impl Drop for Releasing<'_> {
     }
 }
 
+/// An owner's use of an open file.
+#[derive(Clone, Copy, Default)]
+struct Use {
+    /// Requests for locks that have no answer yet, and all that were begun.
+    asks: usize,
+    begun: u64,
+    /// Something may be locked.
+    locked: bool,
+}
+
 #[derive(Default)]
 struct State {
-    /// The open files through which an owner has locked since its last FLUSH.
-    used: BTreeMap<Owner, BTreeSet<u64>>,
+    /// The open files through which an owner has locked since its last FLUSH, or is asking for a lock.
+    used: BTreeMap<Owner, BTreeMap<u64, Use>>,
+    /// Entries of all of `used`.
+    uses: usize,
     /// Open files through which somebody has locked, and a descriptor of which was closed: when.
     closing: BTreeMap<(InodeId, u64), Instant>,
     /// RELEASEs of them that were read and are not served yet: how many of an inode.
@@ -108,7 +124,12 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn answer(self, result: Result<()>) {
+    fn owner(&self) -> Owner {
+        (self.ino, self.lock.space, self.lock.owner)
+    }
+
+    fn answer(self, locks: &Locks, result: Result<()>) {
+        locks.end_use(self.owner(), self.fh, &result);
         let error = result.map_or_else(|e| -i32::from(e.0), |()| 0);
         let len = u32::try_from(size_of::<OutHeader>()).unwrap_or(0);
         let head = OutHeader { len: len.into(), error: error.into(), unique: self.unique.into() };
@@ -121,12 +142,89 @@ impl Locks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_use(&self, owner: Owner, fh: u64) {
+    /// An owner is about to ask for a lock: what it gets is to be given back, whatever happens meanwhile. `most`: entries at most.
+    fn begin_use(&self, owner: Owner, fh: u64, most: usize) -> Result<()> {
         let mut state = self.state();
-        state.used.entry(owner).or_default().insert(fh);
+        let known = state.used.get(&owner).is_some_and(|handles| handles.contains_key(&fh));
+        if !known && state.uses >= most {
+            return Err(Errno::NOLCK);
+        }
+        state.uses += usize::from(!known);
+        let entry = state.used.entry(owner).or_default().entry(fh).or_default();
+        entry.asks += 1;
+        entry.begun += 1;
         self.owners.store(state.used.len(), Ordering::Release);
         drop(state);
         self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Open files that owners use, each counted for each owner.
+    #[cfg(test)]
+    pub(super) fn uses(&self) -> usize {
+        let state = self.state();
+        assert_eq!(state.uses, state.used.values().map(BTreeMap::len).sum::<usize>());
+        state.uses
+    }
+
+    /// It was answered. Who was refused, and had nothing, is forgotten: a guest may make up owners without end.
+    fn end_use(&self, owner: Owner, fh: u64, result: &Result<()>) {
+        let refused = matches!(
+            result,
+            Err(Errno::AGAIN
+                | Errno::NOLCK
+                | Errno::DEADLK
+                | Errno::INTR
+                | Errno::ACCES
+                | Errno::BADF
+                | Errno::INVAL)
+        );
+        let mut state = self.state();
+        let known = state.used.get_mut(&owner).and_then(|handles| handles.get_mut(&fh));
+        match known {
+            Some(entry) => {
+                entry.asks = entry.asks.saturating_sub(1);
+                entry.locked |= !refused;
+            }
+            None if refused => return,
+            // A FLUSH came in between.
+            None => {
+                let entry = Use { locked: true, ..Use::default() };
+                state.used.entry(owner).or_default().insert(fh, entry);
+                state.uses += 1;
+            }
+        }
+        self.thin_out(&mut state, owner, fh);
+    }
+
+    /// Requests for locks that an owner has begun through `fh`, if none of them is under way.
+    fn at_rest(&self, owner: Owner, fh: u64) -> Option<u64> {
+        let state = self.state();
+        let entry = state.used.get(&owner)?.get(&fh)?;
+        (entry.asks == 0).then_some(entry.begun)
+    }
+
+    /// All that the owner had locked of the file it has given up, when it had begun so many requests.
+    fn note_unlocked(&self, owner: Owner, fh: u64, begun: u64) {
+        let mut state = self.state();
+        let known = state.used.get_mut(&owner).and_then(|handles| handles.get_mut(&fh));
+        if let Some(entry) = known.filter(|entry| entry.asks == 0 && entry.begun == begun) {
+            entry.locked = false;
+            self.thin_out(&mut state, owner, fh);
+        }
+    }
+
+    /// Takes out what stands for nothing.
+    fn thin_out(&self, state: &mut State, owner: Owner, fh: u64) {
+        let Some(handles) = state.used.get_mut(&owner) else { return };
+        if handles.get(&fh).is_some_and(|entry| entry.asks == 0 && !entry.locked) {
+            handles.remove(&fh);
+            state.uses -= 1;
+        }
+        if state.used.get(&owner).is_some_and(BTreeMap::is_empty) {
+            state.used.remove(&owner);
+        }
+        self.owners.store(state.used.len(), Ordering::Release);
     }
 
     fn forget_owner(&self, owner: Owner) -> bool {
@@ -134,9 +232,10 @@ impl Locks {
             return false;
         }
         let mut state = self.state();
-        let known = state.used.remove(&owner).is_some();
+        let known = state.used.remove(&owner);
+        state.uses -= known.as_ref().map_or(0, BTreeMap::len);
         self.owners.store(state.used.len(), Ordering::Release);
-        known
+        known.is_some()
     }
 
     /// A descriptor of `fh` is being closed, perhaps the last one; whether there may be locks that go with it.
@@ -145,7 +244,7 @@ impl Locks {
             return false;
         }
         let mut state = self.state();
-        let locks = state.used.range(of_inode(ino)).any(|(_, handles)| handles.contains(&fh));
+        let locks = state.used.range(of_inode(ino)).any(|(_, handles)| handles.contains_key(&fh));
         if locks {
             state.closing.insert((ino, fh), Instant::now());
         }
@@ -182,8 +281,8 @@ impl Locks {
     fn await_closing(&self, ino: InodeId, (fh, space): (u64, LockSpace), before: u64) -> bool {
         let mut state = self.state();
         let (begun, mut waited) = (Instant::now(), false);
-        let is_rival = |(owner, handles): (&Owner, &BTreeSet<u64>)| {
-            space == LockSpace::Flock && owner.1 == space && handles.iter().any(|h| *h != fh)
+        let is_rival = |(owner, handles): (&Owner, &BTreeMap<u64, Use>)| {
+            space == LockSpace::Flock && owner.1 == space && handles.keys().any(|h| *h != fh)
         };
         let has_rivals = state.used.range(of_inode(ino)).any(is_rival);
         loop {
@@ -209,12 +308,14 @@ impl Locks {
             return Vec::new();
         }
         let mut state = self.state();
-        let mut ended = Vec::new();
+        let (mut ended, mut gone) = (Vec::new(), 0);
         for (owner, handles) in state.used.range_mut(of_inode(ino)) {
-            if handles.remove(&fh) && handles.is_empty() {
-                ended.push(*owner);
+            if handles.remove(&fh).is_some() {
+                gone += 1;
+                ended.extend(handles.is_empty().then_some(*owner));
             }
         }
+        state.uses -= gone;
         for owner in &ended {
             state.used.remove(owner);
         }
@@ -313,17 +414,36 @@ impl<F: FileSystem + ?Sized> Server<F> {
         _: &mut dyn ReplySink,
     ) -> Result<Answer> {
         let (fh, lock) = self.lk_args(call, args)?;
-        if lock.kind != LockKind::None {
-            self.locks.note_use((call.ino, lock.space, lock.owner), fh);
+        if lock.kind == LockKind::None {
+            return self.give_up((call.ino, fh), &lock);
         }
+        let owner = (call.ino, lock.space, lock.owner);
+        self.locks.begin_use(owner, fh, self.uses_max())?;
         let before = self.locks.releases();
-        match self.ask_lock((call.ino, fh), &lock, 0) {
-            Err(Errno::AGAIN) if self.locks.await_closing(call.ino, (fh, lock.space), before) => {
-                self.ask_lock((call.ino, fh), &lock, 0)?;
-            }
-            done => done?,
+        let mut done = self.ask_lock((call.ino, fh), &lock, 0);
+        if done == Err(Errno::AGAIN) && self.locks.await_closing(call.ino, (fh, lock.space), before)
+        {
+            done = self.ask_lock((call.ino, fh), &lock, 0);
+        }
+        self.locks.end_use(owner, fh, &done);
+        done.map(|()| Answer::Empty)
+    }
+
+    /// Unlocks.
+    fn give_up(&self, (ino, fh): (InodeId, u64), lock: &Lock) -> Result<Answer> {
+        let owner = (ino, lock.space, lock.owner);
+        let all = (lock.start, lock.end) == (0, LOCK_END);
+        let begun = if all { self.locks.at_rest(owner, fh) } else { None };
+        self.ask_lock((ino, fh), lock, 0)?;
+        if let Some(begun) = begun {
+            self.locks.note_unlocked(owner, fh, begun);
         }
         Ok(Answer::Empty)
+    }
+
+    /// A kernel's owners are processes and open files; a guest's are what it says.
+    fn uses_max(&self) -> usize {
+        if self.options.guest.is_some() { USES_MAX } else { usize::MAX }
     }
 
     pub(super) fn setlkw(
@@ -334,10 +454,25 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let (fh, lock) = self.lk_args(call, args)?;
         if lock.kind == LockKind::None {
-            self.ask_lock((call.ino, fh), &lock, 0)?;
-            return Ok(Answer::Empty);
+            return self.give_up((call.ino, fh), &lock);
         }
-        self.locks.note_use((call.ino, lock.space, lock.owner), fh);
+        let owner = (call.ino, lock.space, lock.owner);
+        self.locks.begin_use(owner, fh, self.uses_max())?;
+        let done = self.wait_for_lock(call, fh, lock, sink);
+        if !matches!(done, Ok(Answer::Silent)) {
+            let result = done.as_ref().map(drop).map_err(|e| *e);
+            self.locks.end_use(owner, fh, &result);
+        }
+        done
+    }
+
+    fn wait_for_lock(
+        &self,
+        call: &Call<'_>,
+        fh: u64,
+        lock: Lock,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
         loop {
             let seen = self.fs.lock_event()?;
             match self.ask_lock((call.ino, fh), &lock, call.unique) {
@@ -394,7 +529,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if let Some(waiting) = state.take_waiting(unique) {
             drop(state);
             self.fs.cancel_lock(waiting.ino, unique);
-            waiting.answer(Err(Errno::INTR));
+            waiting.answer(&self.locks, Err(Errno::INTR));
         } else {
             // Perhaps it is about to wait.
             if state.interrupted.len() >= EARLY_MAX {
@@ -445,6 +580,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     pub(super) fn unlock_all(&self) {
         let mut state = self.locks.state();
         let used = std::mem::take(&mut state.used);
+        state.uses = 0;
         let waiting = std::mem::take(&mut state.waiting);
         self.locks.owners.store(0, Ordering::Release);
         drop(state);
@@ -472,7 +608,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if !self.shares_locks() {
             return locked.len();
         }
-        if let Err(error) = self.fs.inherit() {
+        // Who had nothing locked is nobody's heir: what the one before may have had was another guest's, and is given back by its end.
+        if !locked.is_empty()
+            && let Err(error) = self.fs.inherit()
+        {
             log::warn!("others may have got what was locked before: {error}");
         }
         let Some(ledger) = &self.options.ledger else { return locked.len() };
@@ -489,7 +628,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 self.unlock(owner);
                 continue;
             }
-            self.locks.note_use(owner, fh);
+            self.locks.end_use(owner, fh, &Ok(()));
             let ask = |lock: &Lock| self.fs.lock(owner.0, lock, 0);
             lost += self.locks.book.resume(&**ledger, (owner, fh), &locks, ask);
         }
@@ -541,9 +680,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
                     }
                     drop(state);
                     self.fs.cancel_lock(waiting.ino, waiting.unique);
-                    waiting.answer(Err(Errno::INTR));
+                    waiting.answer(&self.locks, Err(Errno::INTR));
                 }
-                result => waiting.answer(result),
+                result => waiting.answer(&self.locks, result),
             }
         }
     }

@@ -103,6 +103,8 @@ pub trait Ledger: Send + Sync {
     fn locked(&self, owner: LockOwner, fh: u64, all: &[Lock]) -> bool;
     /// The guest has ended in order: it has nothing any more.
     fn ended(&self);
+    /// This server is no more, and has given back what its guest had, locks too.
+    fn given_back(&self) {}
 }
 
 /// A lock, as a [`Ledger`] keeps it.
@@ -935,5 +937,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
 impl<F: FileSystem + ?Sized> Drop for Server<F> {
     fn drop(&mut self) {
         self.close_all();
+        if let Some(ledger) = &self.options.ledger {
+            ledger.given_back();
+        }
     }
 }

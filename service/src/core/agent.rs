@@ -57,6 +57,8 @@ pub(super) struct Agent {
     pub logs_seen: Nanos,
     /// When somebody got no space although some was set aside.
     pub room_sought: Option<Nanos>,
+    /// Ends of clients, and of what was still to come of them: whoever waits for one looks again when it has changed.
+    pub ends: u64,
 }
 
 impl Agent {
@@ -77,6 +79,7 @@ impl Agent {
             past: Vec::new(),
             logs_seen: 0,
             room_sought: None,
+            ends: 0,
         }
     }
 }
@@ -84,9 +87,16 @@ impl Agent {
 impl Node {
     /// Why a process of this user finds no place. Some are left for root: nobody shuts the administrator out.
     fn crowd(&self, uid: u32) -> Option<&'static str> {
-        let (all, most) = (self.agent.clients.len(), self.env.config.clients_max as usize);
-        let own = self.agent.clients.values().filter(|c| c.identity.uid == uid).count();
-        let unbound = uid == 0;
+        // Those who wait for heirs are bounded apart.
+        let counts = |c: &&Client| c.heir_until.is_none();
+        let all = self.agent.clients.values().filter(counts).count();
+        let own = self.agent.clients.values().filter(counts);
+        self.no_room_beside(uid, own.filter(|c| c.identity.uid == uid).count(), all)
+    }
+
+    /// Why a user has no place more beside so many of its own and of all.
+    pub(super) fn no_room_beside(&self, uid: u32, own: usize, all: usize) -> Option<&'static str> {
+        let (most, unbound) = (self.env.config.clients_max as usize, uid == 0);
         if own >= self.env.config.clients_per_user as usize && !unbound {
             return Some("too many clients of this user on a node");
         }
@@ -253,6 +263,7 @@ impl Node {
     pub(super) fn end_gone(&mut self, id: ClientId) -> Result<(), Failure> {
         self.agent.recalls.retain(|r| r.client != id);
         self.agent.locking.returns.retain(|r| r.client() != id);
+        self.agent.ends += 1;
         if let Some(client) = self.agent.clients.get_mut(&id) {
             client.heir_until = None;
             client.disinherit();

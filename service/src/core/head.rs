@@ -301,10 +301,7 @@ impl Node {
             Message::LockSole { client, ino, token, says } => {
                 self.sole_said(client, (ino, token), says)
             }
-            Message::LockHeir { client, heir } => {
-                self.locks_inherited(from, client, heir);
-                Ok(())
-            }
+            Message::LockHeir { client, heir } => self.locks_inherited(from, client, heir),
             Message::Unpin { client, inodes } => self.unpinned(client, &inodes),
             Message::Kept { client, inodes } => self.kept_arrived(client, inodes),
             Message::Pinned { client, inodes, rights } => {

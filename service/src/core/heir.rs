@@ -9,7 +9,8 @@
 //! who waits gets one in between; then the old client ends as any does. What was open the heir has opened itself before, as long as
 //! the old one kept it.
 //!
-//! It is kept no longer than its node's place in the chain, and not over a start of the machine.
+//! It is kept no longer than its node's place in the chain, and not over a start of the machine. Its locks do not outlive the process of a
+//! head beside which it ended: nobody tells the next one of them.
 
 use base::{ClientId, Nanos};
 
@@ -17,15 +18,30 @@ use super::client::Client;
 use super::message::Message;
 use super::{Failure, Node};
 
+/// What became of an [`Inherit`](storage::format::rpc::Request::Inherit).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Inherited {
+    /// All that there was.
+    All,
+    /// There is more.
+    Some,
+    /// Not yet: one of those who had the secret is not at its end.
+    Waits,
+}
+
 impl Node {
     /// The log of a client whose process has ended is read: whether it stays all the same, since an heir may come.
     pub(super) fn waits_for_heir(&mut self, id: ClientId) -> Result<bool, Failure> {
         let (now, grace) = (self.env.now, self.env.config.grace);
-        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(false) };
+        let Some(client) = self.agent.clients.get(&id) else { return Ok(false) };
         if !client.gone || client.expelled || client.heir() == 0 {
             return Ok(false);
         }
         let first = client.heir_until.is_none();
+        if first && !(self.leaves_something(client) && self.has_room_to_wait(client)) {
+            return Ok(false);
+        }
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(false) };
         let until = *client.heir_until.get_or_insert(now.saturating_add(grace));
         client.dozing_since = None;
         if first {
@@ -33,9 +49,26 @@ impl Node {
                 self.return_sole(id, ino)?;
             }
             self.member.publish_now = true;
+            self.agent.ends += 1;
         }
         self.agent.active.remove(&id);
         Ok(now < until)
+    }
+
+    /// Whether a client that is to end has anything that an heir would want.
+    fn leaves_something(&self, client: &Client) -> bool {
+        let locking = &self.agent.locking;
+        !client.open().is_empty() || client.soles().next().is_some() || locking.may_hold(client.id)
+    }
+
+    /// Whether those who wait for heirs may be one more. They are counted apart, so that they take no place from who attaches: an heir
+    /// above all.
+    fn has_room_to_wait(&self, client: &Client) -> bool {
+        let uid = client.identity.uid;
+        let waits = |c: &&Client| c.heir_until.is_some();
+        let waiting = self.agent.clients.values().filter(waits);
+        let own = waiting.clone().filter(|c| c.identity.uid == uid).count();
+        self.no_room_beside(uid, own, waiting.count()).is_none()
     }
 
     /// Nobody came.
@@ -46,33 +79,34 @@ impl Node {
         over.into_iter().try_for_each(|id| self.end_gone(id))
     }
 
-    /// A client shows the secret of others. `false`: one of them is not at its end yet.
-    pub(super) fn inherit(&mut self, heir: ClientId, secret: u128) -> Result<bool, Failure> {
+    /// A client shows the secret of others. One of them is inherited in a turn, of whomever.
+    pub(super) fn inherit(&mut self, heir: ClientId, secret: u128) -> Result<Inherited, Failure> {
         let Some(user) = self.agent.clients.get(&heir).map(|c| c.identity.uid) else {
-            return Ok(true);
+            return Ok(Inherited::All);
         };
+        if secret == 0 {
+            return Ok(Inherited::All);
+        }
+        if self.turn.inherited {
+            return Ok(Inherited::Some);
+        }
+        // What lies in shared memory is looked at last.
         let is_of = |c: &&Client| {
-            c.id != heir
-                && secret != 0
-                && c.heir() == secret
-                && c.identity.uid == user
-                && !c.expelled
+            c.id != heir && c.identity.uid == user && !c.expelled && c.heir() == secret
         };
-        let all: Vec<(ClientId, bool)> = self
-            .agent
-            .clients
-            .values()
-            .filter(is_of)
-            .map(|c| (c.id, c.heir_until.is_some() && !self.agent.locking.returns_of(c.id)))
-            .collect();
-        if all.iter().any(|(_, ended)| !ended) {
-            return Ok(false);
+        let (mut dead, mut more) = (None, false);
+        for client in self.agent.clients.values().filter(is_of) {
+            let ended = client.heir_until.is_some();
+            if !ended || self.agent.locking.returns_of(client.id) {
+                return Ok(Inherited::Waits);
+            }
+            more = dead.replace(client.id).is_some() || more;
         }
-        for (client, _) in all {
-            self.to_head(Message::LockHeir { client, heir });
-            self.agent.locking.inherit(client, heir);
-            self.end_gone(client)?;
-        }
-        Ok(true)
+        let Some(client) = dead else { return Ok(Inherited::All) };
+        self.turn.inherited = true;
+        self.to_head(Message::LockHeir { client, heir });
+        self.agent.locking.inherit(client, heir, self.next_token);
+        self.end_gone(client)?;
+        Ok(if more { Inherited::Some } else { Inherited::All })
     }
 }

@@ -41,7 +41,21 @@ pub(super) struct Locking {
     pub(super) returns: Vec<Return>,
     /// What the head was told that came back, and may not have heard.
     unheard: Vec<Unheard>,
+    /// Whose heirs it was told of, and may not have heard.
+    heirs: Vec<HeirTold>,
 }
+
+/// A client has taken the place of another. A head that does not hear of it gives the locks away at the other's end.
+#[derive(Clone, Copy, Debug)]
+struct HeirTold {
+    client: ClientId,
+    heir: ClientId,
+    /// As of [`Unheard`].
+    since: u64,
+}
+
+/// So many of one heir's are kept: messages are under way for milliseconds, unless the link is down.
+const HEIRS_TOLD: usize = 64;
 
 /// What a client had locked of a file when the sole use came back. A head that does not hear of it goes on believing what it
 /// knew when it gave the sole use away.
@@ -66,13 +80,28 @@ impl Locking {
         self.held.remove(&client);
         self.untold.remove(&client);
         self.unheard.retain(|told| told.client != client);
+        self.heirs.retain(|told| told.heir != client);
     }
 
-    /// What a client was granted is another one's.
-    pub(super) fn inherit(&mut self, client: ClientId, heir: ClientId) {
-        for (ino, file) in self.held.remove(&client).unwrap_or_default() {
-            file.iter().for_each(|held| self.remember(heir, ino, held.lock));
+    /// What a client was granted is another one's. `since` as in [`told`](Self::told).
+    pub(super) fn inherit(&mut self, client: ClientId, heir: ClientId, since: u64) {
+        // A head that has heard nothing of it yet knows the one in between perhaps not at all.
+        self.heirs.iter_mut().filter(|told| told.heir == client).for_each(|told| told.heir = heir);
+        self.heirs.push(HeirTold { client, heir, since });
+        let over = self.heirs.iter().filter(|t| t.heir == heir).count().saturating_sub(HEIRS_TOLD);
+        let mut oldest = 0..over;
+        self.heirs.retain(|told| told.heir != heir || oldest.next().is_none());
+        let Some(left) = self.held.remove(&client) else { return };
+        let files = self.held.entry(heir).or_default();
+        for (ino, mut file) in left {
+            file.rename(client, heir);
+            files.entry(ino).or_default().join(file);
         }
+    }
+
+    /// Whether a client may have locked something; of one of an earlier run that is not known.
+    pub(super) fn may_hold(&self, client: ClientId) -> bool {
+        self.held.contains_key(&client) || self.untold.contains(&client)
     }
 
     /// Whether what a client has granted itself is still on its way back.
@@ -91,6 +120,7 @@ impl Locking {
         self.untold.clear();
         self.returns.clear();
         self.unheard.clear();
+        self.heirs.clear();
     }
 
     /// The head is told what came back; `since`: the number of the question that was asked last.
@@ -107,6 +137,16 @@ impl Locking {
     /// The head has answered that question: what it was told before, it has heard.
     pub(super) fn heard(&mut self, question: u64) {
         self.unheard.retain(|told| told.since >= question);
+        self.heirs.retain(|told| told.since >= question);
+    }
+
+    /// Whatever was under way is lost: whose heirs the head is told of again, before it is told what they hold.
+    pub(super) fn heirs_again(&mut self, since: u64) -> Vec<Message> {
+        let again = self.heirs.iter_mut().map(|told| {
+            told.since = since;
+            Message::LockHeir { client: told.client, heir: told.heir }
+        });
+        again.collect()
     }
 
     /// The head has given a client the sole use of a file anew.
@@ -502,15 +542,24 @@ impl Node {
     }
 
     /// An agent says that a client of its has taken the place of another.
-    pub(super) fn locks_inherited(&mut self, from: NodeId, client: ClientId, heir: ClientId) {
+    pub(super) fn locks_inherited(
+        &mut self,
+        from: NodeId,
+        client: ClientId,
+        heir: ClientId,
+    ) -> Result<(), Failure> {
         if heir.node() != from {
             self.env.counters.bad_messages += 1;
-            return;
+            return Ok(());
         }
-        let Some(head) = self.part.head_mut() else { return };
-        if head.known.contains_key(&heir) {
-            head.locks.inherit(client, heir);
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        if !head.known.contains_key(&heir) {
+            return Ok(());
         }
+        let mut told = BTreeSet::new();
+        let soles = head.locks.inherit(self.env.now, client, heir, &mut told);
+        self.tell_of_locks(told);
+        self.look_at_doubtful(|(_, _, message)| soles.iter().any(|ino| is_about(message, *ino)))
     }
 
     /// A client ended.

@@ -274,7 +274,7 @@ messages! {
     37 LOCK_SOLE "agent -> head" LockSole { client: ClientId, ino: InodeId, token: u64, says: SoleSays };
     /// It has it now (`given`), or shall give back what it had by that token.
     38 LOCK_SOLE_TOLD "head -> agent" LockSoleTold { client: ClientId, ino: InodeId, token: u64, given: bool };
-    /// Its process has ended, and all that it has locked is another client's of the same agent, at once (`core::heir`).
+    /// Its process has ended, and all that it has locked is another client's of the same agent, at once (`core::heir`). Said again, before `LockHeld`, where the head may not have heard it.
     39 LOCK_HEIR "agent -> head" LockHeir { client: ClientId, heir: ClientId };
     /// A piece of a snapshot: content that the node may have from before, and of what it has doubted what is the same. `id`: which snapshot, and the key of what is compared.
     40 SNAPSHOT_OFFER "head -> syncing" SnapshotOffer { seq: StreamSeq, piece: u32, id: u64, offers: Vec<Offered>, sure: Vec<Part> };

@@ -10,7 +10,7 @@
 
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
-use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
+use base::{ClientId, Errno, InodeId, Nanos, Sequence, StreamSeq};
 use storage::format::clients::{PIN_READ, PIN_WRITE};
 use storage::format::control::LeaseMode;
 use storage::format::lock::{Lock, LockKind};
@@ -20,6 +20,7 @@ use storage::permission::{R, X};
 
 use super::client::Client;
 use super::head::WANT_REACH;
+use super::heir::Inherited;
 use super::limits::LIST_BYTES;
 use super::message::{LockAsk, Message};
 use super::scrub::Content;
@@ -72,11 +73,19 @@ enum What {
     Unpin(Vec<InodeId>),
     Keep { before: Vec<ClientId>, inodes: Vec<InodeId>, last: bool },
     StatFs,
-    Inherit(u128),
+    Inherit { heir: u128, waits: Option<Wait> },
     Release(Vec<u32>),
     Read { offset: u64, len: u32 },
     Lock(LockAsk),
     Accounts { after: Option<AccountId>, upto: Option<StreamSeq> },
+}
+
+/// An heir waits for those whose heir it is.
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    until: Nanos,
+    /// What `Agent::ends` was at the last look.
+    seen: u64,
 }
 
 /// What a step of a request came to.
@@ -125,7 +134,7 @@ impl Pending {
             Request::Unpin { inodes } => (none, What::Unpin(inodes)),
             Request::Keep { before, inodes, last } => (none, What::Keep { before, inodes, last }),
             Request::StatFs => (none, What::StatFs),
-            Request::Inherit { heir } => (none, What::Inherit(heir)),
+            Request::Inherit { heir } => (none, What::Inherit { heir, waits: None }),
             Request::Release { slots } => (none, What::Release(slots)),
             Request::Read { ino, offset, len } => (ino, What::Read { offset, len }),
             Request::Lock { ino, wait, lock } => (ino, What::Lock(LockAsk::Set { lock, wait })),
@@ -196,10 +205,15 @@ impl Pending {
             What::Inodes { .. }
                 | What::Unpin(_)
                 | What::Keep { .. }
-                | What::Inherit(_)
+                | What::Inherit { .. }
                 | What::Release(_)
                 | What::Lock(_)
         )
+    }
+
+    /// Whether it asks for what others leave.
+    const fn inherits(&self) -> bool {
+        matches!(self.what, What::Inherit { .. })
     }
 
     /// Whether it asks for a pin.
@@ -329,8 +343,12 @@ impl Node {
                 kept.push(pending);
                 continue;
             }
+            // One of a client waits.
+            let waits = |before: &Pending| before.inherits() && before.client == client;
+            let refused = pending.inherits() && kept.iter().any(waits);
             loop {
-                match self.step(&mut pending)? {
+                let stepped = if refused { refuse(Errno::AGAIN) } else { self.step(&mut pending) };
+                match stepped? {
                     Step::Next => {}
                     Step::Wait => {
                         kept.push(pending);
@@ -356,7 +374,7 @@ impl Node {
         }
         kept.append(&mut self.agent.requests);
         self.agent.requests = kept;
-        self.turn.unanswered = over;
+        self.turn.unanswered = over || self.turn.inherited;
         Ok(answered && !over)
     }
 
@@ -763,9 +781,7 @@ impl Node {
                     w.u64(ino.0);
                 });
             }
-            What::Inherit(heir) => {
-                return if self.inherit(p.client, heir)? { done() } else { Ok(Step::Wait) };
-            }
+            What::Inherit { heir, waits } => return self.answer_inherit(p, heir, waits),
             What::StatFs => {
                 let mut s = self.volume.statfs();
                 s.blocks_free = self.free_below();
@@ -825,6 +841,26 @@ impl Node {
             What::Inode { .. } | What::Lookup { .. } | What::Inodes { .. } | What::Lock(_) => {}
         }
         Ok(Step::Answer(body))
+    }
+
+    /// Who does not end in time is not waited for: an heir that had to wait for ever would keep its guest waiting.
+    fn answer_inherit(&mut self, p: &mut Pending, heir: u128, waits: Option<Wait>) -> Stepped {
+        let (now, ends) = (self.env.now, self.agent.ends);
+        if waits.is_some_and(|wait| wait.seen == ends && now < wait.until) {
+            return Ok(Step::Wait);
+        }
+        match self.inherit(p.client, heir)? {
+            Inherited::All => done(),
+            Inherited::Some => Ok(Step::Wait),
+            Inherited::Waits => {
+                let until = waits.map_or(now.saturating_add(self.env.config.grace), |w| w.until);
+                if now >= until {
+                    return refuse(Errno::AGAIN);
+                }
+                p.what = What::Inherit { heir, waits: Some(Wait { until, seen: ends }) };
+                Ok(Step::Wait)
+            }
+        }
     }
 
     fn answer_names(

@@ -215,6 +215,7 @@ impl Node {
         kept.append(&mut self.agent.locking.returns);
         self.agent.locking.returns = kept;
         if ended {
+            self.agent.ends += 1;
             // A head that was started anew may have waited for it.
             self.serve_early_locks()?;
         }

@@ -32,6 +32,8 @@ pub(super) struct Turn {
     pub(super) reaped: bool,
     /// Requests had to be left for the next turn.
     pub(super) unanswered: bool,
+    /// A client's locks became its heir's: of one client in a turn.
+    pub(super) inherited: bool,
 }
 
 impl Node {
@@ -39,7 +41,7 @@ impl Node {
     pub(super) fn begin_turn(&mut self) {
         self.turn.from = self.volume.tree().visits();
         self.turn.spent = 0;
-        (self.turn.recalled, self.turn.reaped) = (false, false);
+        (self.turn.recalled, self.turn.reaped, self.turn.inherited) = (false, false, false);
     }
 
     /// An entry of so many bytes was taken up.

@@ -141,7 +141,9 @@ impl Node {
         if uid == 0 || client.has_lease(ino) || planted(Bug::LeasesUncounted) {
             return true;
         }
-        let of_user = |c: &&Client| c.identity.uid == uid && !c.gone && !c.expelled;
+        // Who waits for an heir has its leases still.
+        let there = |c: &Client| !c.gone || c.heir_until.is_some();
+        let of_user = |c: &&Client| c.identity.uid == uid && there(c) && !c.expelled;
         let held: u64 = self.agent.clients.values().filter(of_user).map(Client::lease_count).sum();
         let limit = self.env.config.per_user.leases;
         if held < limit {

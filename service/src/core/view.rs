@@ -443,6 +443,7 @@ impl Node {
                 room: c.count_room(),
             })
             .collect();
+        ups.extend(self.agent.locking.heirs_again(self.next_token));
         let all: Vec<_> = self.agent.clients.keys().copied().collect();
         for client in all {
             ups.extend(self.agent.locking.report(client, self.env.config.limits.report));

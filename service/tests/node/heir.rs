@@ -1,11 +1,11 @@
 //! A process ends and is started again where it was: what it had open and locked is its heir's, and nobody gets it in between.
 
-use base::{Errno, InodeId};
-use service::core::{Event, NodeConfig};
+use base::{Errno, InodeId, NodeId};
+use service::core::{Event, NodeConfig, PerUser};
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
 use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
-use storage::format::rpc::{Request, WANT_PIN, WANT_WRITE};
+use storage::format::rpc::{Request, WANT_PIN, WANT_READ, WANT_WRITE};
 
 use crate::rig::{Hand, Rig, config};
 
@@ -25,6 +25,11 @@ fn set(hand: &Hand, rig: &mut Rig, ino: InodeId, lock: Lock, wait: u64) -> Resul
 fn open(hand: &Hand, rig: &mut Rig, ino: InodeId) -> Result<(), Errno> {
     let flags = WANT_PIN | WANT_WRITE;
     hand.call(rig, &Request::Inode { ino, mode: LeaseMode::Read, flags }).map(|_| ())
+}
+
+fn open_to_read(hand: &Hand, rig: &mut Rig, ino: InodeId) {
+    let flags = WANT_PIN | WANT_READ;
+    hand.call(rig, &Request::Inode { ino, mode: LeaseMode::Read, flags }).expect("it may");
 }
 
 fn inherit(hand: &Hand, rig: &mut Rig, heir: u128) {
@@ -214,4 +219,147 @@ fn leases_of_a_dead_one_come_back() {
     assert_eq!(reply.record.size, 4);
     assert_eq!(world.tries(), Err(Errno::AGAIN));
     world.rig.check();
+}
+
+/// Whoever is not at its end in time is not waited for; and one Inherit of a client waits.
+#[test]
+fn an_heir_does_not_wait_for_ever() {
+    let mut world = World::new(31);
+    let heir = world.rig.attach(1, 1000);
+    heir.post(0, &Request::Inherit { heir: SECRET }, 0);
+    world.rig.event(1, Event::Doorbell(heir.client));
+    pass(&mut world.rig, SECOND);
+    assert!(!heir.has_reply(0));
+    heir.post(1, &Request::Inherit { heir: SECRET }, 0);
+    world.rig.event(1, Event::Doorbell(heir.client));
+    pass(&mut world.rig, SECOND);
+    assert!(heir.has_reply(1) && !heir.has_reply(0), "one waits");
+    pass(&mut world.rig, 70 * SECOND);
+    for slot in 0..2 {
+        let body = heir.reply(slot).expect("an answer");
+        let status = storage::format::rpc::reply_status(&body).expect("a status").0;
+        assert_eq!(status, Err(Errno::AGAIN), "slot {slot}");
+    }
+    // The other one is as it was.
+    set(&world.dead, &mut world.rig, world.ino, record(1, Un, 0, 3), 0).expect("an unlock");
+    world.rig.check();
+}
+
+#[test]
+fn one_is_heir_of_many() {
+    let mut world = World::new(37);
+    let (mut all, first) = (Vec::new(), world.ino);
+    for n in 1..4 {
+        let one = world.rig.attach(1, 1000);
+        name_heir(&one, SECRET);
+        open(&one, &mut world.rig, first).expect("it is there");
+        let lock = record(n, Write, 100 * n, 100 * n + 9);
+        set(&one, &mut world.rig, first, lock, 0).expect("it is free");
+        all.push(one);
+    }
+    world.dies();
+    all.iter().for_each(|one| world.rig.event(1, Event::ClientGone(one.client)));
+    world.rig.settle();
+    let heir = world.rig.attach(1, 1000);
+    open(&heir, &mut world.rig, first).expect("it is there");
+    inherit(&heir, &mut world.rig, SECRET);
+    for n in 0..4 {
+        let wants = record(9, Write, 100 * n, 100 * n);
+        let tried = set(&world.rival, &mut world.rig, first, wants, 0);
+        assert_eq!(tried, Err(Errno::AGAIN), "lock {n}");
+        set(&heir, &mut world.rig, first, record(n.max(1), Un, 100 * n, 100 * n + 9), 0)
+            .expect("an unlock");
+        assert_eq!(set(&world.rival, &mut world.rig, first, wants, 0), Ok(()), "lock {n}");
+    }
+    world.rig.check();
+}
+
+/// The link to the head ends in the moment in which it is told of the heir, or is down then.
+#[test]
+fn what_the_head_did_not_hear_it_hears_again() {
+    for seed in 0..3 {
+        let mut world = World::new(41 + seed);
+        world.dies();
+        let heir = world.rig.attach(1, 1000);
+        open(&heir, &mut world.rig, world.ino).expect("it is there");
+        open(&heir, &mut world.rig, world.nameless).expect("it is there, too");
+        heir.post(0, &Request::Inherit { heir: SECRET }, 0);
+        world.rig.event(1, Event::Doorbell(heir.client));
+        if seed == 1 {
+            // Meanwhile all is over for the dead one here.
+            for _ in 0..50 {
+                world.rig.pass(1_000_000);
+            }
+        }
+        world.rig.renew(NodeId(1), NodeId(2));
+        world.rig.deliver_all();
+        if seed == 2 {
+            world.rig.renew(NodeId(1), NodeId(2));
+        }
+        world.rig.settle();
+        assert!(heir.has_reply(0));
+        assert_eq!(world.tries(), Err(Errno::AGAIN), "seed {seed}");
+        assert!(world.has_nameless());
+        set(&heir, &mut world.rig, world.ino, record(1, Un, 0, LOCK_END), 0).expect("an unlock");
+        assert_eq!(world.tries(), Ok(()), "seed {seed}");
+        world.rig.check();
+    }
+}
+
+/// Those who wait for heirs take no place from who attaches, and those who leave nothing do not wait.
+#[test]
+fn who_waits_for_an_heir_takes_no_place() {
+    let mut rig = Rig::with(1, 43, |n| NodeConfig { grace: 60 * SECOND, ..config(n) });
+    let there = |rig: &Rig| rig.nodes[0].status().clients.len();
+    let idle = rig.attach(0, 7);
+    name_heir(&idle, SECRET);
+    rig.event(0, Event::ClientGone(idle.client));
+    rig.settle();
+    assert_eq!(there(&rig), 0, "it leaves nothing");
+    for round in 0..3 {
+        for n in 0..6 {
+            assert!(rig.try_attach(0, 7), "client {n} of round {round}");
+            let mut hand = rig.last_attached(0, 7);
+            name_heir(&hand, SECRET);
+            let ino = hand.create(&mut rig, format!("{round}.{n}").as_bytes(), 0o100_666);
+            hand.sync(&mut rig);
+            open(&hand, &mut rig, ino).expect("it is its own");
+        }
+        assert!(!rig.try_attach(0, 7), "six are there");
+        for client in rig.nodes[0].status().clients {
+            rig.event(0, Event::ClientGone(client.client));
+        }
+        rig.settle();
+        assert_eq!(there(&rig), 6, "as many wait as may be there");
+    }
+    let heir = rig.attach(0, 7);
+    inherit(&heir, &mut rig, SECRET);
+    rig.settle();
+    assert_eq!(there(&rig), 1);
+    rig.check();
+}
+
+/// What the dead have of leases counts.
+#[test]
+fn leases_of_the_dead_are_their_users() {
+    let per_user = PerUser { leases: 10, ..PerUser::SHIPPED };
+    let mut rig = Rig::with(1, 47, |n| NodeConfig { grace: 60 * SECOND, per_user, ..config(n) });
+    let mut root = rig.attach(0, 0);
+    let made = (0..30).map(|n| root.create(&mut rig, format!("f{n}").as_bytes(), 0o100_644));
+    let made: Vec<_> = made.collect();
+    root.sync(&mut rig);
+    for some in made.chunks(10) {
+        let hand = rig.attach(0, 7);
+        name_heir(&hand, SECRET);
+        open_to_read(&hand, &mut rig, some[0]);
+        for ino in some {
+            hand.lease(&mut rig, *ino, LeaseMode::Read).expect("a lease");
+        }
+        rig.event(0, Event::ClientGone(hand.client));
+        rig.settle();
+    }
+    let clients = rig.nodes[0].status().clients;
+    let held: usize = clients.iter().filter(|c| c.uid == 7).map(|c| c.leases).sum();
+    assert!((8..=12).contains(&held), "{held} leases");
+    rig.check();
 }

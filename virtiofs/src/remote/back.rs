@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -47,6 +47,8 @@ struct State {
 
 struct Shared {
     state: Mutex<State>,
+    /// Somebody has come, or gone.
+    changed: Condvar,
     queues: Vec<Arc<Fed>>,
     tenant: String,
     window: Window,
@@ -105,6 +107,7 @@ impl Shared {
         if let Some(old) = state.outbox.replace(outbox.clone()) {
             old.close();
         }
+        self.changed.notify_all();
         let welcome = Welcome {
             magic: MAGIC,
             version: version.into(),
@@ -191,6 +194,7 @@ impl Shared {
         let mut state = self.state();
         if state.outbox.as_ref().is_some_and(|current| Arc::ptr_eq(current, &outbox)) {
             state.outbox = None;
+            self.changed.notify_all();
         }
         log::info!("{}: a connection has ended: {why}", self.tenant);
     }
@@ -275,7 +279,35 @@ impl Back {
     /// For a tenant, whose guest has no more than `queues` queues beside the first.
     pub fn new(tenant: &str, queues: usize, window: Window) -> Self {
         let queues = (0..=queues).map(|_| Arc::default()).collect();
-        Self(Arc::new(Shared { state: Mutex::default(), queues, tenant: tenant.into(), window }))
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Self(Arc::new(Shared { state, changed, queues, tenant: tenant.into(), window }))
+    }
+
+    /// Says, for ever, when nobody was connected for so long: each time once.
+    pub fn watch(&self, patience: Duration, mut gone: impl FnMut()) {
+        let there = |state: &mut State| state.outbox.is_some();
+        loop {
+            let until = Instant::now() + patience;
+            let mut state = self.0.state();
+            while !there(&mut state) {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                let waited = self.0.changed.wait_timeout(state, left);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            if !there(&mut state) {
+                drop(state);
+                log::info!("{}: the guest's side is gone", self.0.tenant);
+                gone();
+                state = self.0.state();
+            }
+            let away = |state: &mut State| !there(state);
+            let back = self.0.changed.wait_while(state, away);
+            let back = back.unwrap_or_else(PoisonError::into_inner);
+            drop(self.0.changed.wait_while(back, there).unwrap_or_else(PoisonError::into_inner));
+        }
     }
 
     /// Takes connections, for ever.

@@ -56,6 +56,8 @@ struct State {
     requests: usize,
     most: u64,
     ended: bool,
+    /// The guest is gone: there is no connection, by which the other side knows it.
+    alone: bool,
 }
 
 /// The passing on of one guest's requests.
@@ -107,6 +109,17 @@ impl Front {
     /// Requests without a reply.
     pub fn under_way(&self) -> usize {
         self.state().out.len()
+    }
+
+    /// Whether there is a guest. The other side gives back what one had that stays away.
+    pub fn has_guest(&self, has: bool) {
+        let mut state = self.state();
+        state.alone = !has;
+        if let Some(outbox) = state.outbox.as_ref().filter(|_| !has) {
+            outbox.close();
+        }
+        drop(state);
+        self.room.notify_all();
     }
 
     /// Ends all threads.
@@ -175,12 +188,19 @@ impl Front {
     }
 
     fn keep_connected(&self) {
-        while !self.state().ended {
+        loop {
+            let alone = |state: &mut State| state.alone && !state.ended;
+            let state = self.room.wait_while(self.state(), alone);
+            if state.unwrap_or_else(PoisonError::into_inner).ended {
+                return;
+            }
             let why = match Link::dial(&self.options.address, self.options.identity.as_ref()) {
                 Ok(mut link) => self.connected(&mut link),
                 Err(why) => why,
             };
-            if !self.state().ended {
+            let state = self.state();
+            if !state.ended && !state.alone {
+                drop(state);
                 log::warn!("{:?}: {why}", self.options.address);
                 std::thread::sleep(RETRY);
             }
@@ -239,6 +259,9 @@ impl Front {
                 header.flags |= AGAIN;
             }
             outbox.send(out.frame.clone());
+        }
+        if state.alone {
+            return Err("the guest is gone".into());
         }
         state.outbox = Some(outbox.clone());
         drop(state);
