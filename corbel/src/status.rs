@@ -218,7 +218,10 @@ mod tests {
         let mut fills = said;
         fills["joins"] = json!([{"node": 3, "inodes_done": 5, "inodes": 20, "sent_bytes": 6 << 20, "seconds": 2.0}]);
         let text = line(&fills);
-        assert!(text.ends_with("clients, fills node 3: 5 of 20 files, 6 MiB sent, 3.0 MiB/s"), "{text}");
+        assert!(
+            text.ends_with("clients, fills node 3: 5 of 20 files, 6 MiB sent, 3.0 MiB/s"),
+            "{text}"
+        );
         assert_eq!(line(&Value::Null), "does not answer");
         assert!(line(&json!([])).contains('?'), "a strange answer is no panic");
     }

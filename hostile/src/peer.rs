@@ -131,7 +131,8 @@ impl World {
             15 => Message::Position { seq },
             16 => Message::StreamWant { from: seq },
             17 => Message::Resume { seq, last: seq },
-            18 => Message::SnapshotWant { incarnation: input.odd(), had: input.flag() },
+            18 if input.flag() => Message::SnapshotWant { incarnation: input.odd() },
+            18 => Message::SnapshotHad { incarnation: input.odd() },
             19 => {
                 let ask = match input.below(3) {
                     0 => LockAsk::Set { lock: forge::lock(input), wait: input.odd() },

@@ -668,6 +668,7 @@ impl Node {
         let joins = matches!(
             message,
             Message::SnapshotWant { .. }
+                | Message::SnapshotHad { .. }
                 | Message::Return { .. }
                 | Message::Position { .. }
                 | Message::Kept { .. }
@@ -702,9 +703,8 @@ impl Node {
                 self.return_wanted(from, incarnation, (last, epoch), published);
                 Ok(())
             }
-            Message::SnapshotWant { incarnation, had } => {
-                self.snapshot_wanted(from, incarnation, had)
-            }
+            Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation, false),
+            Message::SnapshotHad { incarnation } => self.snapshot_wanted(from, incarnation, true),
             Message::SnapshotAck { seq, piece } => {
                 self.snapshot_acked(from, seq, piece);
                 Ok(())
@@ -796,6 +796,7 @@ impl Node {
                 from_head || self.successor() == Some(from) || self.is_head() && joins
             }
             Message::SnapshotWant { .. }
+            | Message::SnapshotHad { .. }
             | Message::SnapshotAck { .. }
             | Message::SnapshotLack { .. }
             | Message::Return { .. } => joins,

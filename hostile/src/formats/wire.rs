@@ -149,7 +149,8 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Position { seq },
         Message::StreamWant { from: seq },
         Message::Resume { seq, last: seq },
-        Message::SnapshotWant { incarnation: 7, had: true },
+        Message::SnapshotWant { incarnation: 7 },
+        Message::SnapshotHad { incarnation: 7 },
         Message::Snapshot {
             seq,
             piece: 1,

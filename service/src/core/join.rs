@@ -262,7 +262,10 @@ impl Node {
         self.env.out.push(Effect::Wipes);
         let had = self.volume.sums_base().is_some() && self.volume.root().inodes > 1;
         let incarnation = self.env.config.incarnation;
-        self.to_head(Message::SnapshotWant { incarnation, had });
+        if had {
+            self.to_head(Message::SnapshotHad { incarnation });
+        }
+        self.to_head(Message::SnapshotWant { incarnation });
     }
 
     /// It is in the chain: what it asked for since it had everything will not come.

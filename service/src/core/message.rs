@@ -238,8 +238,8 @@ messages! {
     16 STREAM_WANT "any -> any" StreamWant { from: StreamSeq };
     /// What you hold up to `seq` is the stream (0: you need a snapshot), and `last` is its end: ask for the rest, and tell your position then.
     17 RESUME "head -> syncing" Resume { seq: StreamSeq, last: StreamSeq };
-    /// This process needs a snapshot; `had`: its volume has held something, and content may be offered (`core::offer`).
-    18 SNAPSHOT_WANT "syncing -> head" SnapshotWant { incarnation: u64, had: bool };
+    /// This process needs a snapshot.
+    18 SNAPSHOT_WANT "syncing -> head" SnapshotWant { incarnation: u64 };
     /// A piece of it, counted from 0, of made log entries; `waits`: somebody who is away may have files open.
     19 SNAPSHOT "head -> syncing" Snapshot { seq: StreamSeq, piece: u32, last_inode: InodeId, end: bool, waits: bool, raw: Vec<u8> };
     /// The piece is applied here, and all before it.
@@ -276,6 +276,8 @@ messages! {
     38 LOCK_SOLE_TOLD "head -> agent" LockSoleTold { client: ClientId, ino: InodeId, token: u64, given: bool };
     /// Its process has ended, and all that it has locked is another client's of the same agent, at once (`core::heir`). Said again, before `LockHeld`, where the head may not have heard it.
     39 LOCK_HEIR "agent -> head" LockHeir { client: ClientId, heir: ClientId };
+    /// This process needs a snapshot, and its volume has held something: content may be offered (`core::offer`). `SnapshotWant` follows, for a head that does not know this.
+    42 SNAPSHOT_HAD "syncing -> head" SnapshotHad { incarnation: u64 };
     /// A piece of a snapshot: content that the node may have from before, and of what it has doubted what is the same. `id`: which snapshot, and the key of what is compared.
     40 SNAPSHOT_OFFER "head -> syncing" SnapshotOffer { seq: StreamSeq, piece: u32, id: u64, offers: Vec<Offered>, sure: Vec<Part> };
     /// The piece is applied here, and all before it; of what it offers this is lacking, and this has the right checksums and is to be compared.

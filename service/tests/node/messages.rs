@@ -85,7 +85,8 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         14 => Message::Position { seq },
         15 => Message::StreamWant { from: seq },
         16 => Message::Resume { seq, last: StreamSeq(random.next_u64() >> 1) },
-        17 => Message::SnapshotWant { incarnation: random.next_u64(), had: random.chance(1, 2) },
+        17 if token % 2 == 0 => Message::SnapshotHad { incarnation: random.next_u64() },
+        17 => Message::SnapshotWant { incarnation: random.next_u64() },
         18 => {
             let ask = match random.below(3) {
                 0 => LockAsk::Set { lock, wait: random.below(3) },
@@ -307,6 +308,7 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
             && matches!(
                 message,
                 Message::SnapshotWant { .. }
+                    | Message::SnapshotHad { .. }
                     | Message::Position { .. }
                     | Message::Kept { .. }
                     | Message::ClientGone { .. }
@@ -326,7 +328,8 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
     }
     let own = ClientId::new(NodeId(4), 1);
     for message in [
-        Message::SnapshotWant { incarnation: 1, had: true },
+        Message::SnapshotWant { incarnation: 1 },
+        Message::SnapshotHad { incarnation: 1 },
         Message::Position { seq: StreamSeq(StreamSeq::END.0 - 1) },
         Message::ChunkAck { seq: StreamSeq(1) },
         Message::ClientUp {

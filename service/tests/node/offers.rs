@@ -7,6 +7,7 @@ use base::random::Random;
 use base::{InodeId, NodeId, crc32c};
 use service::core::Node;
 use service::core::limits::Limits;
+use service::core::message::SNAPSHOT_HAD;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::limits::BLOCK_BYTES;
 use storage::media::Media;
@@ -365,6 +366,23 @@ fn it_goes_on_wherever_it_is_interrupted() {
         }
     }
     assert!(taken > 60 * 20 * BLOCK_BYTES && deaths > 30, "{taken} bytes, {deaths} deaths");
+}
+
+/// A head of the version before this one does not know that somebody may have something, and is asked in its own words as well.
+#[test]
+fn a_head_that_offers_nothing_sends_everything() {
+    let (mut rig, _, _) = parted(1024, 2, 3, 9);
+    back(&mut rig, 3);
+    for _ in 0..60 {
+        for (_, _, queue) in &mut rig.links {
+            queue.retain(|(kind, _)| *kind != SNAPSHOT_HAD);
+        }
+        rig.deliver_all();
+        rig.pass(20_000_000);
+    }
+    comes_in(&mut rig, 3);
+    let (taken, sent) = came(&rig);
+    assert!(taken == 0 && sent > 3 * 9 * BLOCK_BYTES, "{taken} taken over, {sent} sent");
 }
 
 /// Who says so limits what a node that joins takes of a link, and sees how far it is.
