@@ -102,8 +102,7 @@ pub fn line(said: &Value) -> String {
     let number = |key: &str| said[key].as_u64().map_or("?".into(), |n| n.to_string());
     let clients = said["clients"].as_array().map_or(0, Vec::len);
     let waits = if said["too_few_replicas"] == true { ", fsync WAITS" } else { "" };
-    let joins: String =
-        said["joins"].as_array().into_iter().flatten().map(|join| join_line(join)).collect();
+    let joins: String = said["joins"].as_array().into_iter().flatten().map(join_line).collect();
     format!(
         "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients{waits}{joins}",
         word("role"),

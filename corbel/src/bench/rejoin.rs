@@ -116,7 +116,7 @@ pub fn rejoin(bench: &Bench<'_>) -> Result<Measured> {
         write(&world, n, 0)?;
     }
     sync(&world)?;
-    bench.out.step(format!("  {} MiB in {files} files", files * FILE >> 20));
+    bench.out.step(format!("  {} MiB in {files} files", (files * FILE) >> 20));
     let changed = away(&world, files, 1)?;
     let sent = counter(&world, 1, "message_wire_bytes")?;
     let back_ms = back(&world)?;

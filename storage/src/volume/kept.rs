@@ -70,6 +70,9 @@ impl Keyed {
     }
 }
 
+/// Runs that a file may have, and the other blocks: first and number.
+pub type Found = (Vec<Run>, Vec<(u64, u64)>);
+
 /// Adds a block to ranges in order.
 fn add(ranges: &mut Vec<(u64, u64)>, block: u64) {
     match ranges.last_mut() {
@@ -184,7 +187,7 @@ impl Volume {
         ino: InodeId,
         first: u64,
         crcs: &[u32],
-    ) -> Result<(Vec<Run>, Vec<(u64, u64)>), Refusal> {
+    ) -> Result<Found, Refusal> {
         let end = first + crcs.len() as u64;
         let (inode, mut found) = (self.need_file(ino)?, Vec::new());
         let arena = self.arena_for(inode.class());
