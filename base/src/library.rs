@@ -74,6 +74,7 @@ macro_rules! library_functions {
     ) => {
         $(#[$doc])*
         $vis struct $name {
+            // SAFETY: who calls one gives it what the library's documentation of it asks for.
             $($vis $field: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
         }
 

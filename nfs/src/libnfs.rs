@@ -81,6 +81,7 @@ struct Span {
 }
 
 type Rpc = c_void;
+// SAFETY: libnfs calls these with its own stream and with what it was given beside them, which live as long as the call.
 type Decode = unsafe extern "C" fn(*mut Zdr, *mut c_void) -> u32;
 type Callback = unsafe extern "C" fn(*mut Rpc, c_int, *mut c_void, *mut c_void);
 
@@ -133,6 +134,7 @@ thread_local! {
 }
 
 /// Instead of a decoder: says where the results are, and that all was read.
+// SAFETY: libnfs calls it as a [`Decode`], with the stream of the answer and the span that the call was given.
 unsafe extern "C" fn note(zdr: *mut Zdr, span: *mut c_void) -> u32 {
     if zdr.is_null() || span.is_null() {
         return 0;

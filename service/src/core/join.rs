@@ -15,6 +15,7 @@ use std::sync::Arc;
 use base::planted::{Bug, planted};
 use base::{Epoch, InodeId, Nanos, NodeId, StreamSeq};
 use storage::format::item::Run;
+use storage::format::sum::arena_bytes;
 use storage::limits::BLOCK_BYTES;
 use storage::media::Segment;
 use storage::volume::{Fault, Params, Refusal, View, Volume, back_copies, run_copies};
@@ -22,6 +23,7 @@ use storage::volume::{Fault, Params, Refusal, View, Volume, back_copies, run_cop
 use super::head::NUMBERS_END;
 use super::message::Message;
 use super::offer::{COMPARED, Doubt, Offered, Part};
+use super::room::BELOW_LEFT;
 use super::{Effect, Failure, Node, entries};
 
 /// A joining node that hears nothing asks again after this time.
@@ -574,9 +576,23 @@ impl Node {
         Ok(())
     }
 
+    /// Whether the file system below has what the volume may come to need beside what is held back, which is blocks for its capacity in
+    /// all.
+    fn has_room_beside(&self) -> Result<bool, Failure> {
+        let Some(spare) = self.env.media.spare()? else { return Ok(true) };
+        let blocks = arena_bytes(self.volume.superblock().capacity_blocks);
+        Ok(spare.free.saturating_sub(BELOW_LEFT) >= blocks.saturating_sub(spare.data))
+    }
+
     /// Begins the volume anew beside what it holds. `false`: that is damaged, or cannot be told apart from what comes.
     fn keep_old(&mut self, params: &Params) -> Result<bool, Failure> {
         if self.volume.sums_base().is_none() || self.env.config.limits.offer_blocks == 0 {
+            return Ok(false);
+        }
+        if !self.has_room_beside()? {
+            log::info!(
+                "what is here is given up first: the file system below has no room beside it"
+            );
             return Ok(false);
         }
         if self.kept().is_empty() {

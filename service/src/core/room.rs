@@ -47,7 +47,7 @@ const BELOW_PAUSE: Nanos = 50_000_000;
 /// The same while nobody writes here: it costs some system calls for each segment.
 const BELOW_PAUSE_IDLE: Nanos = 1_000_000_000;
 /// So many bytes are left there, for what members need between two looks.
-const BELOW_LEFT: u64 = 16 << 20;
+pub(super) const BELOW_LEFT: u64 = 16 << 20;
 /// What checksums have taken is counted anew when one in so many bytes of what arenas have is another...
 const COUNT_SHARE: u64 = 64;
 /// ... and so many at least.

@@ -10,9 +10,11 @@ use service::core::limits::Limits;
 use service::core::message::SNAPSHOT_HAD;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::limits::BLOCK_BYTES;
-use storage::media::Media;
+use storage::media::{Media, MediaError, Segment, Spare};
+use storage::memory::MemoryRegion;
 
-use crate::rig::{Hand, Rig, config_with};
+use crate::pass_on::pass_on;
+use crate::rig::{Hand, Rig, config_with, format};
 use crate::scrub::{agree, flip_in, view, write};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -205,6 +207,49 @@ fn what_files_share_is_taken_over_once() {
         let free: Vec<u64> = rig.nodes.iter().map(|n| n.volume().statfs().blocks_free).collect();
         assert_eq!(free[0], free[1]);
         assert_eq!(hand.refusals(), 0);
+    }
+}
+
+/// A region on a file system with so many bytes left.
+struct Below {
+    region: Arc<MemoryRegion>,
+    free: u64,
+}
+
+impl Media for Below {
+    fn spare(&self) -> Result<Option<Spare>, MediaError> {
+        let mut data = 0;
+        for segment in self.region.segments()? {
+            data += if matches!(segment, Segment::Arena(_)) { 1 << 20 } else { 0 };
+        }
+        Ok(Some(Spare { data, reserved: 0, free: self.free }))
+    }
+    pass_on!(@ back(ranges: &[(Segment, u64, u64)]) -> ());
+    pass_on!(@ taken_from(offset: u64) -> u64);
+    pass_on!(@ discard(segment: Segment, offset: u64, len: u64) -> ());
+    pass_on!(size read write persist fence load64 store64 cas64 copy segments);
+}
+
+/// Where the file system below might not have room for both, what was here is given up before the rest comes.
+#[test]
+fn what_was_here_is_not_in_the_way_of_what_comes() {
+    for (free, keeps) in [(20 << 20, false), (64 << 20, true)] {
+        let regions: Vec<_> = (1..=2).map(format).collect();
+        let below = Arc::new(Below { region: Arc::clone(&regions[1]), free });
+        let media = vec![Arc::clone(&regions[0]) as Arc<dyn Media>, below as _];
+        let mut rig = Rig::configured(regions, media, 3, config_with(limits(1024)));
+        let mut hand = rig.attach(0, 0);
+        let file = hand.create(&mut rig, b"file", 0o100_644);
+        hand.append_in(&mut rig, file, &write(file, 0, &[5; 9 * BLOCK]));
+        hand.sync(&mut rig);
+        rig.settle();
+        for n in 0..2 {
+            view(&mut rig, n, 2, &[1], &[]);
+        }
+        back(&mut rig, 3);
+        comes_in(&mut rig, 3);
+        let taken = if keeps { 9 * BLOCK_BYTES } else { 0 };
+        assert_eq!(came(&rig).0, taken, "with {free} bytes");
     }
 }
 

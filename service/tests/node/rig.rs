@@ -142,7 +142,8 @@ impl Rig {
         Self::configured(regions, media, seed, config)
     }
 
-    fn configured(
+    /// Both.
+    pub fn configured(
         regions: Vec<Arc<MemoryRegion>>,
         media: Vec<Arc<dyn Media>>,
         seed: u64,
