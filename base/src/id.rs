@@ -47,6 +47,22 @@ impl InodeId {
     pub const NONE: InodeId = InodeId(0);
     /// The root directory of every volume.
     pub const ROOT: InodeId = InodeId(1);
+    /// Bits of a number that a volume gives; above them stand 15 of the snapshot's slot for an inode of a snapshot.
+    pub const BITS: u32 = 48;
+
+    /// The inode as the snapshot in that slot (1 to 32,767) has it.
+    #[must_use]
+    pub const fn in_snapshot(self, slot: u16) -> Self {
+        Self(self.0 | (slot as u64) << Self::BITS)
+    }
+
+    /// The snapshot's slot, and the number in it. None: it is an inode of the volume.
+    pub const fn of_snapshot(self) -> Option<(u16, Self)> {
+        match (self.0 >> Self::BITS) as u16 {
+            0 | 0x8000.. => None,
+            slot => Some((slot, Self(self.0 & ((1 << Self::BITS) - 1)))),
+        }
+    }
 }
 
 impl Sequence {

@@ -17,6 +17,8 @@ pub const XATTR_VALUE_MAX: usize = 64 * 1024;
 pub const PAYLOAD_MAX: usize = 1 << 20;
 /// Largest file: 16 TiB.
 pub const FILE_SIZE_MAX: u64 = 1 << 44;
+/// Snapshots of a volume. Inodes of theirs are told from others by a number of 15 bits (`InodeId::in_snapshot`).
+pub const SNAPSHOTS_MAX: usize = 16_384;
 /// Hard links of one inode.
 pub const LINK_MAX: u32 = 1_000_000;
 

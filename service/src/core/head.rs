@@ -21,7 +21,7 @@ use super::view::View;
 use super::{Failure, Node};
 
 /// No inode numbers from here on: far more than a volume can ever use.
-pub(super) const NUMBERS_END: u64 = 1 << 62;
+pub(super) const NUMBERS_END: u64 = 1 << InodeId::BITS;
 /// Flag of a `LeaseWant` of an agent, beside those of clients: no lease is wanted, but the stream position that shows what
 /// is so of a directory.
 pub(super) const WANT_REACH: u8 = 0x80;

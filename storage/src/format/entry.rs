@@ -48,6 +48,8 @@
 //! 18 Shift          1 insert           offset      length          size afterwards u64
 //! 19 Move           1 to the service   first block end block       -   (written by the service only)
 //! 20 Place          1 later            0           0               reach, 12 bytes   (by the service only)
+//! 21 Snapshot       0                  0           0               name
+//! 22 DropSnapshot   0                  0           0               name
 //! ```
 
 use alloc::vec::Vec;
@@ -91,6 +93,8 @@ pub mod op {
     pub const SHIFT: u8 = 18;
     pub const MOVE: u8 = 19;
     pub const PLACE: u8 = 20;
+    pub const SNAPSHOT: u8 = 21;
+    pub const DROP_SNAPSHOT: u8 = 22;
 }
 
 /// Flag of Unlink and Rmdir: the client itself still has the inode open.
@@ -288,6 +292,16 @@ pub enum Op<'a> {
         from: u64,
         to: u64,
         out: bool,
+    },
+    /// The volume as it is before this operation stays under a name, and shows what is in the directory `ino`.
+    Snapshot {
+        ino: InodeId,
+        name: &'a [u8],
+    },
+    /// The snapshot with that name is given up. (`ino`: the directory that it shows.)
+    DropSnapshot {
+        ino: InodeId,
+        name: &'a [u8],
     },
 }
 
@@ -496,6 +510,14 @@ impl Op<'_> {
             Op::Move { ino, from, to, out } => {
                 (raw.op, raw.inode, raw.a, raw.b) = (op::MOVE, ino.0, from, to);
                 raw.flags = if out { MOVE_OUT } else { 0 };
+            }
+            Op::Snapshot { ino, name } => {
+                (raw.op, raw.inode) = (op::SNAPSHOT, ino.0);
+                w.bytes(name);
+            }
+            Op::DropSnapshot { ino, name } => {
+                (raw.op, raw.inode) = (op::DROP_SNAPSHOT, ino.0);
+                w.bytes(name);
             }
             Op::Tmpfile { ino, parent, mode, uid, gid, linkable } => {
                 (raw.op, raw.inode, raw.a) = (op::TMPFILE, ino.0, parent.0);
@@ -716,6 +738,7 @@ fn decode_op(
         op::PAD => inode | a,
         op::LINK | op::UNLINK | op::RMDIR | op::TRUNCATE | op::SETATTR | op::SET_PROJECT => b,
         op::SETXATTR | op::REMOVEXATTR | op::REAP | op::PLACE => a | b,
+        op::SNAPSHOT | op::DROP_SNAPSHOT => a | b,
         _ => 0,
     };
     if unused != 0 {
@@ -838,6 +861,8 @@ fn decode_op(
             let linkable = flags & TMPFILE_LINKABLE != 0;
             Op::Tmpfile { ino, parent: InodeId(a), mode, uid, gid, linkable }
         }
+        op::SNAPSHOT => Op::Snapshot { ino, name: legal(r.rest())? },
+        op::DROP_SNAPSHOT => Op::DropSnapshot { ino, name: legal(r.rest())? },
         _ => return Err(r.corrupt("has an unknown operation")),
     };
     r.end()?;

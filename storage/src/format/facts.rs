@@ -24,6 +24,8 @@ pub struct Facts {
     pub frees_space: bool,
     /// Alone among the operations it makes use of content that is there.
     pub reads_content: bool,
+    /// What is behind it must not be taken together with what is before it.
+    pub divides: bool,
     /// Only the service does it.
     pub by_service: bool,
 }
@@ -67,6 +69,11 @@ impl Op<'_> {
                 Facts { inodes: [Some(ino), Some(source)], reads_content: true, ..Facts::default() }
             }
             Op::Shift { ino, .. } => Facts { reads_content: true, ..of(ino) },
+            // Nobody's lease is needed: it is about the state that the order of operations makes.
+            Op::Snapshot { .. } => Facts { reads_content: true, divides: true, ..Facts::default() },
+            Op::DropSnapshot { .. } => {
+                Facts { frees_space: true, divides: true, ..Facts::default() }
+            }
             Op::Reap { ino } => Facts { frees_space: true, by_service: true, ..of(ino) },
             Op::Place { ino, .. } | Op::Move { ino, .. } => Facts { by_service: true, ..of(ino) },
             Op::Write { ino, .. }

@@ -21,6 +21,10 @@
 //! 0     22 unplaced    inode                        of a directory: empty, what it holds is still to be
 //!                                                   looked at; of others: the class that it shall have
 //!                                                   as its reach, 12 bytes as for an arena
+//! 0     23 snapshot    number                       slot u16, 6 zero, directory u64, time u64, inodes u64,
+//!                                                   name; of number 0: the highest number given u64
+//! 0     24 root        number of a snapshot         page u64, level u32, 4 zero, transaction u64: where its
+//!                                                   tree begins, on this member
 //! ```
 //!
 //! The hash of a name is SipHash-1-3 keyed with the volume's uuid, cut to 55 bits (names) or 47
@@ -60,6 +64,8 @@ pub mod kind {
     pub const DIRECTORY_ACCOUNT: u8 = 20;
     pub const SHARED: u8 = 21;
     pub const UNPLACED: u8 = 22;
+    pub const SNAPSHOT: u8 = 23;
+    pub const SNAPSHOT_ROOT: u8 = 24;
 }
 
 /// Bytes of a value piece of targets and xattrs.
@@ -536,6 +542,78 @@ impl Shared {
             return Err(r.corrupt("are none, reach beyond every arena, or have one owner"));
         }
         Ok(Self { arena, block, len, owners })
+    }
+}
+
+/// A state of the volume that stays under a name: the same on every member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// The first 15 bits of its inodes (`InodeId::in_snapshot`): no other has the same one at a time.
+    pub slot: u16,
+    /// The directory that it shows.
+    pub dir: InodeId,
+    /// When it was made, in realtime nanoseconds.
+    pub time: u64,
+    /// Inodes of the volume then.
+    pub inodes: u64,
+    /// Its name.
+    pub name: Vec<u8>,
+}
+
+impl Snapshot {
+    /// The bytes of the item.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(32 + self.name.len());
+        let mut w = super::Writer(&mut bytes);
+        w.u16(self.slot).bytes(&[0; 6]).u64(self.dir.0).u64(self.time).u64(self.inodes);
+        w.bytes(&self.name);
+        bytes
+    }
+
+    /// Reads the item.
+    pub fn decode(value: &[u8]) -> Result<Self, Corrupt> {
+        let mut r = Reader::new("snapshot", value);
+        let slot = r.u16()?;
+        r.zeroes(6)?;
+        let (dir, time, inodes) = (InodeId(r.u64()?), r.u64()?, r.u64()?);
+        let name = r.rest().to_vec();
+        let slots = 1..0x8000;
+        if !slots.contains(&slot) || dir == InodeId::NONE || !super::entry::name_is_legal(&name) {
+            return Err(Corrupt::new("snapshot", "has an impossible slot, directory or name"));
+        }
+        Ok(Self { slot, dir, time, inodes, name })
+    }
+}
+
+/// Where the tree of a snapshot begins, on one member.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SnapshotRoot {
+    /// Page.
+    pub page: u64,
+    /// Its level.
+    pub level: u8,
+    /// No page of it was written by a later transaction.
+    pub transaction: u64,
+}
+
+impl SnapshotRoot {
+    /// The bytes of the item.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(24);
+        let mut w = super::Writer(&mut bytes);
+        w.u64(self.page).u32(self.level.into()).u32(0).u64(self.transaction);
+        bytes
+    }
+
+    /// Reads the item.
+    pub fn decode(value: &[u8]) -> Result<Self, Corrupt> {
+        let mut r = Reader::new("snapshot's root", value);
+        let (page, level, zero, transaction) = (r.u64()?, r.u32()?, r.u32()?, r.u64()?);
+        r.end()?;
+        match u8::try_from(level) {
+            Ok(level) if zero == 0 && transaction > 0 => Ok(Self { page, level, transaction }),
+            _ => Err(r.corrupt("is none")),
+        }
     }
 }
 

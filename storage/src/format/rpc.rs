@@ -32,7 +32,12 @@
 //!   LockCancel      nothing
 //!   Inherit         nothing
 //!   Accounts        accounts (Account) up to the end of the body; none: there are no more
+//!   Snapshots       snapshots (SnapshotRecord) up to the end of the body; none: there are no more
 //! ```
+//!
+//! An inode of a snapshot (`InodeId::of_snapshot`) is asked for by `Inode`, `Lookup` (with the lease mode `None` and no flags but
+//! WANT_READ), `Names`, `XattrGet`, `XattrList`, `XattrPart` and `Read`: it never changes, so no lease is had of it, and no extents are shown.
+//! Everybody has been shown the directory of a snapshot.
 //!
 //! A client that asks for what it holds already gets a new word for the same slot; the answer then
 //! reflects all its operations up to `after` and, for extents, has them published.
@@ -41,7 +46,7 @@
 //! beside them (SCM_RIGHTS):
 //!
 //! ```text
-//! request  0 4 magic "CBHR"   4 4 version 5   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
+//! request  0 4 magic "CBHR"   4 4 version 6   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
 //! reply    0 4 magic "CBHA"   4 4 version 1   8 2 errno  10 6 zero  16 8 value  24 40 text (UTF-8)
 //!   The version of a request is that of everything that a program and its node say to each other: control
 //!   area, log entries, requests, replies. Programs and services of different builds do not mix.
@@ -172,6 +177,10 @@ pub enum Request<'a> {
     Accounts {
         after: Option<AccountId>,
     },
+    /// Snapshots with a higher number, from the oldest on.
+    Snapshots {
+        after: u64,
+    },
     /// The client no longer waits. Under [`LOCK_LEAVING`] it never does: a descriptor of the file was closed through which
     /// somebody has locked it; if it was the last one, its locks are about to be given up, and for a moment nobody is told
     /// that they bar him.
@@ -254,6 +263,45 @@ impl Account {
     }
 }
 
+/// A snapshot: number u64, slot u16, directory u64, time u64, inodes u64, own blocks u64, proof u64, name length u8, name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SnapshotRecord {
+    /// Numbers grow, and are not given again.
+    pub number: u64,
+    /// What its inodes are told by ([`InodeId::in_snapshot`]).
+    pub slot: u16,
+    /// The directory that it shows, as a number of the volume.
+    pub dir: InodeId,
+    /// When it was made, in realtime nanoseconds.
+    pub time: u64,
+    /// Inodes of the volume then.
+    pub inodes: u64,
+    /// Blocks that are free once it alone is removed.
+    pub own_blocks: u64,
+    /// Proof of the directory in it.
+    pub proof: Proof,
+    /// Name.
+    pub name: Vec<u8>,
+}
+
+impl SnapshotRecord {
+    /// Appends the record.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        w.u64(self.number).u16(self.slot).u64(self.dir.0).u64(self.time).u64(self.inodes);
+        w.u64(self.own_blocks).u64(self.proof.0).u8(self.name.len() as u8).bytes(&self.name);
+    }
+
+    /// Reads one.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let (number, slot, dir) = (r.u64()?, r.u16()?, InodeId(r.u64()?));
+        let (time, inodes, own_blocks) = (r.u64()?, r.u64()?, r.u64()?);
+        let (proof, len) = (Proof(r.u64()?), r.u8()?);
+        let name = r.bytes(len.into())?.to_vec();
+        Ok(Self { number, slot, dir, time, inodes, own_blocks, proof, name })
+    }
+}
+
 /// The number of no waiter (see [`Request::LockCancel`]).
 pub const LOCK_LEAVING: u64 = 0;
 
@@ -284,6 +332,7 @@ impl<'a> Request<'a> {
             | Request::Release { .. }
             | Request::Inodes { .. }
             | Request::Accounts { .. }
+            | Request::Snapshots { .. }
             | Request::Inherit { .. }
             | Request::StatFs => None,
         }
@@ -316,6 +365,7 @@ impl<'a> Request<'a> {
             Request::XattrPart { .. } => 16,
             Request::Keep { .. } => 17,
             Request::Inherit { .. } => 18,
+            Request::Snapshots { .. } => 19,
         };
         w.u8(kind).bytes(&[0; 7]).u64(after.0).u64(proof.0);
         match self {
@@ -377,6 +427,9 @@ impl<'a> Request<'a> {
                 let (kind, number) = after.map_or((0, 0), AccountId::parts);
                 w.u8(kind).u64(number);
             }
+            Request::Snapshots { after } => {
+                w.u64(*after);
+            }
         }
     }
 
@@ -425,6 +478,7 @@ impl<'a> Request<'a> {
                 Request::Keep { before, inodes, last }
             }
             18 => Request::Inherit { heir: r.u128()? },
+            19 => Request::Snapshots { after: r.u64()? },
             9 => Request::StatFs,
             10 => {
                 let mut slots = Vec::new();
@@ -758,7 +812,7 @@ pub const HOST_ATTACH: u32 = 1;
 pub const HOST_ARENA: u32 = 2;
 
 /// Version of all that programs and their node share.
-pub const CLIENT_VERSION: u32 = 5;
+pub const CLIENT_VERSION: u32 = 6;
 
 /// A request to hostd.
 pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {

@@ -249,6 +249,8 @@ pub struct RootRecord {
     pub uuid: [u8; 16],
     /// Highest inode number that was ever used: numbers are not reused.
     pub last_inode: u64,
+    /// Snapshots. A record of a volume with any is of version 2, which builds that would give their blocks to others refuse.
+    pub snapshots: u64,
 }
 
 impl RootRecord {
@@ -256,9 +258,11 @@ impl RootRecord {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(ROOT_BYTES);
         let mut w = Writer(&mut bytes);
-        w.bytes(b"CBRR").u32(0).u32(1).u32(self.level).u64(self.transaction).u64(self.page);
+        let version = if self.snapshots > 0 { 2 } else { 1 };
+        w.bytes(b"CBRR").u32(0).u32(version).u32(self.level).u64(self.transaction).u64(self.page);
         w.u64(self.pages).u64(self.stream_seq.0).u32(self.epoch.0).u32(0).u64(self.blocks);
         w.u64(self.inodes).u64(self.time).bytes(&self.uuid).u64(self.last_inode);
+        w.u64(self.snapshots);
         bytes.resize(ROOT_BYTES, 0);
         let crc = crc32c(0, &bytes[8..]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
@@ -273,7 +277,8 @@ impl RootRecord {
             return Err(r.corrupt("does not begin with its magic"));
         }
         let crc = r.u32()?;
-        if r.u32()? != 1 {
+        let version = r.u32()?;
+        if !matches!(version, 1 | 2) {
             return Err(r.corrupt("has an unknown version"));
         }
         if crc != crc32c(0, &whole[8..]) && !planted(Bug::RootUnverified) {
@@ -284,7 +289,10 @@ impl RootRecord {
         let (blocks, inodes, time) = (r.u64()?, r.u64()?, r.u64()?);
         let mut uuid = [0; 16];
         uuid.copy_from_slice(r.bytes(16)?);
-        let last_inode = r.u64()?;
+        let (last_inode, snapshots) = (r.u64()?, r.u64()?);
+        if (snapshots > 0) != (version == 2) {
+            return Err(r.corrupt("counts snapshots that its version has not"));
+        }
         if zero != 0 || r.rest().iter().any(|&b| b != 0) {
             return Err(r.corrupt("has bytes set that must be zero"));
         }
@@ -306,6 +314,7 @@ impl RootRecord {
             time,
             uuid,
             last_inode,
+            snapshots,
         })
     }
 }
