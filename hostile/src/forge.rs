@@ -27,7 +27,7 @@ fn name<'a>(input: &mut Input<'a>) -> &'a [u8] {
 
 /// Header and payload of an entry of any operation.
 pub fn operation(input: &mut Input<'_>, known: &[InodeId], uid: u32) -> (RawHeader, Vec<u8>) {
-    let (kind, bits) = (input.below(16), input.u8());
+    let (kind, bits) = (input.below(18), input.u8());
     let flag = bits & 1 != 0;
     let uid = if bits & 2 != 0 { 0 } else { uid };
     let ino = inode(input, known);
@@ -84,6 +84,8 @@ pub fn operation(input: &mut Input<'_>, known: &[InodeId], uid: u32) -> (RawHead
             let (offset, len, size) = (input.odd(), input.odd(), input.odd());
             Op::Shift { ino, offset, len, insert: flag, size }
         }
+        15 => Op::Snapshot { ino, name: name(input) },
+        16 => Op::DropSnapshot { ino, name: name(input) },
         _ => Op::Reap { ino },
     };
     sealed(&op)

@@ -147,7 +147,8 @@ impl Bad {
         let ino = forge::inode(input, known);
         let mode = [LeaseMode::None, LeaseMode::Read, LeaseMode::Write][input.below(3)];
         let list = input.u16() % 4000;
-        let request = match input.below(18) {
+        let request = match input.below(19) {
+            18 => Request::Snapshots { after: input.odd() },
             17 => Request::Inherit { heir: u128::from(input.odd()) },
             0 => Request::Inode { ino, mode, flags: input.u8() },
             1 => Request::XattrPart { ino, name: input.piece(), from: input.odd() as u32 },

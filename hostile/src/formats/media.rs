@@ -5,7 +5,9 @@ use storage::acl::Acl;
 use storage::format::chunk::{CHUNK_HEADER_BYTES, ChunkHeader};
 use storage::format::clients::{self, HELD_BYTES, Held, PROGRESS_BYTES, Progress, Record};
 use storage::format::entry::{self, HEADER_BYTES, Op, Stamp};
-use storage::format::item::{AccountItem, Inode, ReadClass, Run, Shared, decode_name};
+use storage::format::item::{
+    AccountItem, Inode, ReadClass, Run, Shared, Snapshot, SnapshotRoot, decode_name,
+};
 use storage::format::page::{Key, PAGE_BYTES, Page};
 use storage::format::rpc::Amount;
 use storage::format::superblock::{
@@ -104,6 +106,10 @@ pub const MEDIA: &[Format] = &[
     Format::new("account", accounts, |b| {
         AccountItem::decode(b).map(|a| a.encode().to_vec()).map_err(words)
     }),
+    Format::new("snapshot", snapshots, |b| Snapshot::decode(b).map(|s| s.encode()).map_err(words)),
+    Format::new("root of a snapshot", snapshot_roots, |b| {
+        SnapshotRoot::decode(b).map(|r| r.encode()).map_err(words)
+    }),
 ];
 
 fn superblocks() -> Vec<Vec<u8>> {
@@ -123,7 +129,7 @@ fn superblocks() -> Vec<Vec<u8>> {
 
 fn roots() -> Vec<Vec<u8>> {
     let sample = RootRecord { transaction: 9, page: 4, blocks: 17, ..Default::default() };
-    vec![sample.encode()]
+    vec![sample.encode(), RootRecord { snapshots: 3, ..sample }.encode()]
 }
 
 fn pages() -> Vec<Vec<u8>> {
@@ -169,6 +175,21 @@ fn inodes() -> Vec<Vec<u8>> {
 fn accounts() -> Vec<Vec<u8>> {
     let limit = Amount { blocks: 100, inodes: 0 };
     vec![AccountItem { limit, used: Amount { blocks: 7, inodes: 3 } }.encode().to_vec()]
+}
+
+fn snapshots() -> Vec<Vec<u8>> {
+    let sample = Snapshot {
+        slot: 3,
+        dir: InodeId(9),
+        time: 77,
+        inodes: 5,
+        name: b"before the move".to_vec(),
+    };
+    vec![sample.encode(), Snapshot { slot: 0x7fff, name: b"x".to_vec(), ..sample }.encode()]
+}
+
+fn snapshot_roots() -> Vec<Vec<u8>> {
+    vec![SnapshotRoot { page: 12, level: 2, transaction: 8 }.encode()]
 }
 
 /// As programs and the kernel write them: version 2, then tag, permissions and id of each entry.
@@ -254,6 +275,8 @@ pub(super) fn operations() -> Vec<Op<'static>> {
         Op::SetQuota { ino, user: None, limit: Amount { blocks: 9, inodes: 8 } },
         Op::SetQuota { ino: parent, user: Some(7), limit: Amount::default() },
         Op::SetProject { ino, project: InodeId(5) },
+        Op::Snapshot { ino: parent, name },
+        Op::DropSnapshot { ino: parent, name },
     ]
 }
 

@@ -10,7 +10,7 @@ use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::proof::Proof;
 use storage::format::rpc::{
     self, Account, AccountId, Amount, Extent, Granted, HOST_ARENA, HOST_ATTACH, InodeRecord,
-    InodeReply, Name, Request,
+    InodeReply, Name, Request, SnapshotRecord,
 };
 
 use super::{Format, Sum, words};
@@ -85,6 +85,16 @@ pub const MEMORY: &[Format] = &[
         after_status(b, |r| {
             while r.left() > 0 {
                 Account::decode(r)?.encode(&mut out);
+            }
+            Ok(())
+        })?;
+        Ok(out)
+    }),
+    Format::new("reply with snapshots", snapshot_replies, |b| {
+        let mut out = b.get(..8).unwrap_or_default().to_vec();
+        after_status(b, |r| {
+            while r.left() > 0 {
+                SnapshotRecord::decode(r)?.encode(&mut out);
             }
             Ok(())
         })?;
@@ -167,6 +177,7 @@ fn requests() -> Vec<Vec<u8>> {
         Request::Accounts { after: None },
         Request::Accounts { after: Some(AccountId::User(7)) },
         Request::Accounts { after: Some(AccountId::Directory(ino)) },
+        Request::Snapshots { after: 6 },
     ];
     all.iter()
         .map(|request| {
@@ -232,6 +243,25 @@ fn account_replies() -> Vec<Vec<u8>> {
     let (limit, used) = (Amount { blocks: 4, inodes: 0 }, Amount { blocks: 2, inodes: 1 });
     for id in [AccountId::User(7), AccountId::Directory(InodeId(9))] {
         Account { id, limit, used }.encode(&mut out);
+    }
+    vec![out]
+}
+
+fn snapshot_replies() -> Vec<Vec<u8>> {
+    let mut out = Vec::new();
+    rpc::reply_ok(&mut out);
+    for (number, slot) in [(1, 1), (9, 0x7fff)] {
+        SnapshotRecord {
+            number,
+            slot,
+            dir: InodeId(7),
+            time: 77,
+            inodes: 5,
+            own_blocks: 3,
+            proof: Proof(11),
+            name: b"before the move".to_vec(),
+        }
+        .encode(&mut out);
     }
     vec![out]
 }
