@@ -24,7 +24,7 @@ pub use storage::acl::is_acl;
 pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::rpc::InodeRecord;
 use storage::format::rpc::LOCK_LEAVING;
-pub use storage::format::rpc::{Account, AccountId, Amount};
+pub use storage::format::rpc::{Account, AccountId, Amount, SnapshotRecord};
 pub use storage::limits::NAME_MAX;
 pub use storage::locks::FileLocks;
 use storage::permission::Creds;
@@ -532,6 +532,35 @@ pub trait FileSystem: Send + Sync {
     /// The directory whose quota counts an inode, or 0.
     fn project(&self, _caller: &Caller<'_>, _ino: InodeId) -> Result<InodeId> {
         Err(Errno::OPNOTSUPP)
+    }
+    /// Snapshots of the volume with a higher number than that, from the oldest on: some of them, or none if there are no more.
+    /// What is in one is asked for as of any other directory, from
+    /// [`snapshot`](Self::snapshot) on; whatever would change it is EROFS.
+    fn snapshots(&self, _after: u64) -> Result<Vec<SnapshotRecord>> {
+        Err(Errno::OPNOTSUPP)
+    }
+    /// The directory that a snapshot shows, as it is there: an inode with a number of its own.
+    fn snapshot(&self, name: &[u8]) -> Result<InodeId> {
+        let mut after = 0;
+        loop {
+            let some = self.snapshots(after)?;
+            after = some.last().ok_or(Errno::NOENT)?.number;
+            if let Some(found) = some.iter().find(|one| one.name == name) {
+                return Ok(found.dir.in_snapshot(found.slot));
+            }
+        }
+    }
+    /// Keeps all that is below a directory as it is now under a name (for the super-user). EEXIST if the name is taken.
+    fn make_snapshot(&self, _caller: &Caller<'_>, _dir: InodeId, _name: &[u8]) -> Result<()> {
+        Err(Errno::OPNOTSUPP)
+    }
+    /// Gives a snapshot up (for the super-user).
+    fn drop_snapshot(&self, _caller: &Caller<'_>, _name: &[u8]) -> Result<()> {
+        Err(Errno::OPNOTSUPP)
+    }
+    /// Whether an inode is one of a snapshot: it never changes, and is gone when that is.
+    fn is_of_snapshot(&self, _ino: InodeId) -> bool {
+        false
     }
     /// Value of an extended attribute; ENODATA when there is none.
     fn getxattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<Vec<u8>>;

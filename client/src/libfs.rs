@@ -36,6 +36,7 @@ pub mod ranges;
 pub mod requests;
 pub mod segment;
 pub mod session;
+pub mod snapshot;
 pub mod sole;
 pub mod sync;
 mod turn;
@@ -105,6 +106,7 @@ pub struct LibFsOn<H: Host> {
     locks: locks::Locks<H>,
     kernel: kernel::Kernel<H>,
     proofs: Arc<Proofs<H>>,
+    snapshots: snapshot::Snapshots<H>,
     /// Sessions that ended with operations that had returned and are lost.
     losses: Word<H>,
     /// Those that a sync of everything has told.
@@ -158,6 +160,7 @@ impl<H: Host> LibFsOn<H> {
             locks: locks::Locks::default(),
             kernel: kernel::Kernel::default(),
             proofs: Arc::new(Proofs::new(config.limits.proofs)),
+            snapshots: snapshot::Snapshots::default(),
             losses: Word::new(0),
             losses_told: Word::new(0),
             learnt: Word::new(0),

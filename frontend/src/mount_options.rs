@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use base::Errno;
+use client::fs::check_own_name;
 use client::libfs::Verify;
 use rustix::mount::MountFlags;
 
@@ -33,6 +35,8 @@ pub struct MountOptions {
     pub soft: bool,
     /// Only with `soft`.
     pub timeo: Duration,
+    /// Mount the directory of that snapshot, which nobody can change.
+    pub snapshot: Option<String>,
     /// Change the flags of the mount that is there instead.
     pub remount: bool,
     /// What the mount table shows as the source.
@@ -51,6 +55,7 @@ impl Default for MountOptions {
             local_locks: false,
             verify: Verify::Never,
             soft: false,
+            snapshot: None,
             remount: false,
             timeo: TIMEO,
             source: "corbel".into(),
@@ -87,7 +92,7 @@ const FOR_OTHERS: [&str; 11] = [
 
 /// Options of our own, for the error text.
 const OWN: &str = "allow_other, default_permissions, no_default_permissions, local_locks, threads=N, io_uring, \
-     no_io_uring, verify=never|sample|always, hard, soft, timeo=SECONDS, remount";
+     no_io_uring, verify=never|sample|always, hard, soft, timeo=SECONDS, snapshot=NAME, remount";
 
 impl MountOptions {
     /// Takes in one comma-separated list.
@@ -127,6 +132,13 @@ impl MountOptions {
                 let limit = seconds.parse().ok().filter(|n| (1..=86_400).contains(n));
                 let limit = limit.ok_or_else(|| format!("timeo={seconds}: give 1 to 86400"))?;
                 self.timeo = Duration::from_secs(limit);
+            }
+            Some(("snapshot", name)) => {
+                check_own_name(name.as_bytes(), Errno::INVAL).map_err(|e| {
+                    format!("snapshot={name}: {e}; corbel snapshot list has the names")
+                })?;
+                self.snapshot = Some(name.into());
+                self.flags.insert(MountFlags::RDONLY);
             }
             Some(("verify", which)) => {
                 self.verify = Verify::named(which)
@@ -193,6 +205,10 @@ mod tests {
         options.apply("ro,nosuid,,atime").unwrap();
         assert_eq!(options.flags, MountFlags::RDONLY | MountFlags::NOSUID);
         assert_eq!(options.flag_words().collect::<Vec<_>>(), ["ro", "nosuid"]);
+        options.apply("rw").unwrap();
+        options.apply("snapshot=daily 3").unwrap();
+        assert_eq!(options.snapshot.as_deref(), Some("daily 3"));
+        assert!(options.flags.contains(MountFlags::RDONLY), "nobody can change a snapshot");
     }
 
     #[test]
@@ -201,6 +217,9 @@ mod tests {
             "quux",
             "timeo=0",
             "timeo=x",
+            "snapshot=",
+            "snapshot=..",
+            "snapshot=a/b",
             "threads=0",
             "threads=x",
             "allow_other=1",

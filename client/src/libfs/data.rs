@@ -19,6 +19,7 @@ use super::permission::{R, W, may};
 use super::pieces::{Piece, Seek, Source};
 use super::ranges::WHOLE;
 use super::session::Session;
+use super::snapshot::is_in_one;
 use super::turn::{Ask, Question, Step, Stop, Turn, Wait, then_look};
 use super::verify::{Mapped, read_mapped};
 use super::{LibFsOn, Open};
@@ -225,6 +226,9 @@ impl<H: Host> LibFsOn<H> {
         let open = self.handle(handle)?;
         if open.flags & O_ACCMODE == O_WRONLY {
             return Err(Errno::BADF);
+        }
+        if is_in_one(open.inode.ino) {
+            return self.snapshot_read(&open, offset, buf);
         }
         let mut done = 0;
         while done < buf.len() {
@@ -1158,6 +1162,9 @@ impl<H: Host> LibFsOn<H> {
 
     pub(crate) fn do_lseek(&self, handle: Handle, offset: u64, whence: Whence) -> Result<u64> {
         let open = self.handle(handle)?;
+        if is_in_one(open.inode.ino) {
+            return self.snapshot_seek(&open, offset, whence);
+        }
         let inode = &open.inode;
         self.run(|turn| {
             let session = turn.session;

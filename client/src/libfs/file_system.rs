@@ -7,11 +7,12 @@ use base::{Errno, InodeId};
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::format::proof::Proof;
-use storage::format::rpc::{self, Account, AccountId, Amount, Request};
+use storage::format::rpc::{self, Account, AccountId, Amount, Request, SnapshotRecord};
 
 use super::LibFsOn;
 use super::host::Host;
 use super::permission::may;
+use super::snapshot::{KNOWN_MS, is_in_one, writable};
 use crate::fs::{
     Attr, Caching, Caller, CopyRange, DirEntry, FileSystem, Handle, Invalidate, Lock, NewNode,
     O_EXCL, Rename, Result, S_IFREG, SetAttr, StatFs, Whence, Written, XattrMode,
@@ -32,33 +33,53 @@ fn within(whole: StatFs, account: &Account) -> StatFs {
     StatFs { blocks, blocks_free, inodes, inodes_free, ..whole }
 }
 
+impl<H: Host> LibFsOn<H> {
+    /// Whether that is an open file of a snapshot: what is copied from one is read and written.
+    fn reads_snapshot(&self, from: Handle) -> bool {
+        self.handle(from).is_ok_and(|open| is_in_one(open.inode.ino))
+    }
+}
+
 impl<H: Host> FileSystem for LibFsOn<H> {
     fn lookup(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        if is_in_one(parent) {
+            return self.snapshot_lookup(caller, parent, name);
+        }
         self.do_lookup(caller, parent, name, LeaseMode::Read)
     }
 
     fn lookup_to_remove(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        if is_in_one(parent) {
+            return self.snapshot_lookup(caller, parent, name);
+        }
         self.do_lookup(caller, parent, name, LeaseMode::Write)
     }
 
     fn lookup_through(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        if is_in_one(parent) {
+            return self.snapshot_lookup(caller, parent, name);
+        }
         self.do_lookup_through(caller, parent, name)
     }
 
     fn lookup_to_make(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        if is_in_one(parent) {
+            return self.snapshot_lookup(caller, parent, name);
+        }
         self.do_lookup_to_make(caller, parent, name)
     }
 
     fn getattr(&self, _: &Caller<'_>, ino: InodeId) -> Result<Attr> {
-        self.attr_of(ino)
+        if is_in_one(ino) { self.snapshot_attr(ino) } else { self.attr_of(ino) }
     }
 
     fn setattr(&self, caller: &Caller<'_>, ino: InodeId, set: &SetAttr) -> Result<Attr> {
+        writable(&[ino])?;
         self.do_setattr(caller, ino, set)
     }
 
     fn readlink(&self, _: &Caller<'_>, ino: InodeId) -> Result<Vec<u8>> {
-        self.do_readlink(ino)
+        if is_in_one(ino) { self.snapshot_readlink(ino) } else { self.do_readlink(ino) }
     }
 
     fn mknod(
@@ -68,18 +89,22 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         name: &[u8],
         node: &NewNode<'_>,
     ) -> Result<Attr> {
+        writable(&[parent])?;
         self.make(caller, parent, name, node, false).map(|(attr, _)| attr)
     }
 
     fn unlink(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<()> {
+        writable(&[parent])?;
         self.do_remove(caller, parent, name, false)
     }
 
     fn rmdir(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<()> {
+        writable(&[parent])?;
         self.do_remove(caller, parent, name, true)
     }
 
     fn rename(&self, caller: &Caller<'_>, rename: &Rename<'_>) -> Result<()> {
+        writable(&[rename.parent, rename.new_parent])?;
         self.do_rename(caller, rename)
     }
 
@@ -90,14 +115,21 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         parent: InodeId,
         name: &[u8],
     ) -> Result<Attr> {
+        writable(&[ino, parent])?;
         self.do_link(caller, ino, parent, name)
     }
 
     fn open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle> {
+        if is_in_one(ino) {
+            return self.snapshot_open(caller, ino, flags);
+        }
         self.do_open(caller, ino, flags)
     }
 
     fn open_dir(&self, caller: &Caller<'_>, ino: InodeId, what: u32) -> Result<Handle> {
+        if is_in_one(ino) {
+            return self.snapshot_open_dir(caller, ino, what);
+        }
         self.do_open_dir(caller, ino, what)
     }
 
@@ -109,6 +141,7 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         mode: u32,
         flags: u32,
     ) -> Result<(Attr, Handle)> {
+        writable(&[parent])?;
         let node = NewNode { mode: S_IFREG | mode & 0o7777, rdev: 0, target: &[] };
         for _ in 0..self.config.limits.attempts {
             match self.make(caller, parent, name, &node, true) {
@@ -146,6 +179,7 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         mode: u32,
         flags: u32,
     ) -> Result<(Attr, Handle)> {
+        writable(&[parent])?;
         let linkable = flags & O_EXCL == 0;
         let (attr, inode) = self.make_nameless(caller, parent, mode, linkable)?;
         Ok((attr, self.open_handle(inode, flags)))
@@ -168,10 +202,16 @@ impl<H: Host> FileSystem for LibFsOn<H> {
     }
 
     fn copy_range(&self, copy: &CopyRange) -> Result<u64> {
+        if self.reads_snapshot(copy.from) {
+            return Err(Errno::OPNOTSUPP);
+        }
         self.do_copy_range(copy)
     }
 
     fn clone_range(&self, copy: &CopyRange) -> Result<()> {
+        if self.reads_snapshot(copy.from) {
+            return Err(Errno::OPNOTSUPP);
+        }
         self.do_clone_range(copy)
     }
 
@@ -181,16 +221,21 @@ impl<H: Host> FileSystem for LibFsOn<H> {
 
     fn fgetattr(&self, handle: Handle) -> Result<Attr> {
         let open = self.handle(handle)?;
-        self.attr_of_inode(&open.inode)
+        let ino = open.inode.ino;
+        if is_in_one(ino) { self.snapshot_attr(ino) } else { self.attr_of_inode(&open.inode) }
     }
 
     fn fsync(&self, handle: Handle, _data_only: bool) -> Result<()> {
         let open = self.handle(handle)?;
-        self.sync_open(&open)
+        if is_in_one(open.inode.ino) { Ok(()) } else { self.sync_open(&open) }
     }
 
     fn fsync_inode(&self, _: &Caller<'_>, ino: InodeId) -> Result<()> {
-        if ino == InodeId::ROOT { self.sync_all() } else { self.sync_inode(&self.inode(ino), None) }
+        match ino {
+            InodeId::ROOT => self.sync_all(),
+            _ if is_in_one(ino) => Ok(()),
+            _ => self.sync_inode(&self.inode(ino), None),
+        }
     }
 
     fn flush(&self, handle: Handle) -> Result<()> {
@@ -209,6 +254,9 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         cookie: u64,
         each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
+        if is_in_one(ino) {
+            return self.snapshot_readdir(caller, ino, cookie, each);
+        }
         self.do_readdir(caller, ino, cookie, each)
     }
 
@@ -225,6 +273,9 @@ impl<H: Host> FileSystem for LibFsOn<H> {
     }
 
     fn name_cache_ms(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> Option<u32> {
+        if is_in_one(dir) {
+            return Some(KNOWN_MS as u32);
+        }
         Some(self.may_keep_name(dir, name, leads_to))
     }
 
@@ -265,19 +316,24 @@ impl<H: Host> FileSystem for LibFsOn<H> {
     }
 
     fn access(&self, caller: &Caller<'_>, ino: InodeId, what: u32) -> Result<()> {
+        if is_in_one(ino) {
+            return self.snapshot_access(caller, ino, what);
+        }
         self.with_state(ino, LeaseMode::Read, |_, state| Ok(may(caller, &state.record, what)?))
     }
 
     fn lock(&self, ino: InodeId, lock: &Lock, wait: u64) -> Result<()> {
-        self.do_lock(ino, *lock, wait)
+        if is_in_one(ino) { self.snapshot_lock(ino, lock) } else { self.do_lock(ino, *lock, wait) }
     }
 
     fn test_lock(&self, ino: InodeId, lock: &Lock) -> Result<Option<Lock>> {
-        self.do_test_lock(ino, *lock)
+        if is_in_one(ino) { Ok(None) } else { self.do_test_lock(ino, *lock) }
     }
 
     fn cancel_lock(&self, ino: InodeId, wait: u64) {
-        self.do_cancel_lock(ino, wait);
+        if !is_in_one(ino) {
+            self.do_cancel_lock(ino, wait);
+        }
     }
 
     fn proof(&self, ino: InodeId) -> u64 {
@@ -290,6 +346,7 @@ impl<H: Host> FileSystem for LibFsOn<H> {
 
     fn prove(&self, ino: InodeId) -> Result<u64> {
         match self.proofs.get(ino) {
+            Proof::NONE if is_in_one(ino) => self.snapshot_proof(ino),
             Proof::NONE => self.ask_proof(ino),
             known => Ok(known.0),
         }
@@ -309,6 +366,9 @@ impl<H: Host> FileSystem for LibFsOn<H> {
 
     fn statfs_of(&self, ino: InodeId) -> Result<StatFs> {
         let whole = self.statfs()?;
+        if is_in_one(ino) {
+            return Ok(whole);
+        }
         let project = self.project(&Caller::ROOT, ino)?;
         if project == InodeId::NONE {
             return Ok(whole);
@@ -342,6 +402,9 @@ impl<H: Host> FileSystem for LibFsOn<H> {
     }
 
     fn set_quota(&self, caller: &Caller<'_>, account: AccountId, limit: Amount) -> Result<()> {
+        if let AccountId::Directory(ino) = account {
+            writable(&[ino])?;
+        }
         let (ino, user) = match account {
             AccountId::User(0) => return Err(Errno::INVAL),
             AccountId::User(uid) => (InodeId::ROOT, Some(uid)),
@@ -354,12 +417,37 @@ impl<H: Host> FileSystem for LibFsOn<H> {
     }
 
     fn set_project(&self, caller: &Caller<'_>, ino: InodeId, project: InodeId) -> Result<()> {
+        writable(&[ino, project])?;
         let op = Op::SetProject { ino, project };
         self.change_quota(caller, ino, &op, &mut self.refusals()).map(drop)
     }
 
     fn project(&self, _: &Caller<'_>, ino: InodeId) -> Result<InodeId> {
+        if is_in_one(ino) {
+            // Nothing more is counted there.
+            return Ok(InodeId::NONE);
+        }
         self.with_state(ino, LeaseMode::Read, |_, state| Ok(state.record.project))
+    }
+
+    fn snapshots(&self, after: u64) -> Result<Vec<SnapshotRecord>> {
+        self.do_snapshots(after)
+    }
+
+    fn snapshot(&self, name: &[u8]) -> Result<InodeId> {
+        self.do_snapshot(name)
+    }
+
+    fn make_snapshot(&self, caller: &Caller<'_>, dir: InodeId, name: &[u8]) -> Result<()> {
+        self.do_make_snapshot(caller, dir, name)
+    }
+
+    fn drop_snapshot(&self, caller: &Caller<'_>, name: &[u8]) -> Result<()> {
+        self.do_drop_snapshot(caller, name)
+    }
+
+    fn is_of_snapshot(&self, ino: InodeId) -> bool {
+        is_in_one(ino)
     }
 
     fn statfs(&self) -> Result<StatFs> {
@@ -379,10 +467,16 @@ impl<H: Host> FileSystem for LibFsOn<H> {
     }
 
     fn getxattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
+        if is_in_one(ino) {
+            return self.snapshot_getxattr(caller, ino, name);
+        }
         self.do_getxattr(caller, ino, name)
     }
 
     fn listxattr(&self, caller: &Caller<'_>, ino: InodeId) -> Result<Vec<u8>> {
+        if is_in_one(ino) {
+            return self.snapshot_listxattr(caller, ino);
+        }
         self.do_listxattr(caller, ino)
     }
 
@@ -394,10 +488,12 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<()> {
+        writable(&[ino])?;
         self.do_setxattr(caller, ino, name, Some(value), mode)
     }
 
     fn removexattr(&self, caller: &Caller<'_>, ino: InodeId, name: &[u8]) -> Result<()> {
+        writable(&[ino])?;
         self.do_setxattr(caller, ino, name, None, XattrMode::Set)
     }
 }

@@ -1180,7 +1180,7 @@ fn looked_up_again<H: Host>(held: Step<(), H>) -> Step<(), H> {
     }
 }
 
-fn search(caller: &Caller<'_>, record: &InodeRecord) -> Result<()> {
+pub(super) fn search(caller: &Caller<'_>, record: &InodeRecord) -> Result<()> {
     if record.mode & S_IFMT != S_IFDIR {
         return Err(Errno::NOTDIR);
     }

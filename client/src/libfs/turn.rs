@@ -100,7 +100,7 @@ pub(crate) enum Ask {
 }
 
 impl Ask {
-    fn request(&self) -> Request<'_> {
+    pub(crate) fn request(&self) -> Request<'_> {
         match self {
             Self::Xattr { ino, name } => Request::XattrGet { ino: *ino, name },
             Self::Xattrs { ino } => Request::XattrList { ino: *ino },
@@ -414,7 +414,7 @@ impl<H: Host> LibFsOn<H> {
                 let called = session.call(&question.what.request(), question.after, &mut body);
                 let in_parts = called == Err(Errno::TOOBIG);
                 let body = if in_parts {
-                    Self::in_parts(session, &question)
+                    Self::in_parts(session, &question.what, question.after)
                 } else {
                     called.map(|()| body.split_off(8))
                 };
@@ -429,8 +429,8 @@ impl<H: Host> LibFsOn<H> {
 
     /// An attribute's value, or the names of all, where no reply can hold them. The parts are of one moment if the
     /// lease holds all the time, and nothing is done here.
-    fn in_parts(session: &Session<H>, question: &Question) -> Result<Vec<u8>> {
-        let (ino, name): (InodeId, &[u8]) = match &question.what {
+    pub(crate) fn in_parts(session: &Session<H>, what: &Ask, after: Sequence) -> Result<Vec<u8>> {
+        let (ino, name): (InodeId, &[u8]) = match what {
             Ask::Xattr { ino, name } => (*ino, name),
             Ask::Xattrs { ino } => (*ino, b""),
             Ask::Names { .. } | Ask::Bytes { .. } => return Err(Errno::IO),
@@ -440,7 +440,7 @@ impl<H: Host> LibFsOn<H> {
             let from = u32::try_from(whole.len()).map_err(|_| Errno::TOOBIG)?;
             let mut body = Vec::new();
             let part = Request::XattrPart { ino, name, from };
-            session.call(&part, question.after, &mut body)?;
+            session.call(&part, after, &mut body)?;
             match body.get(8..) {
                 Some(bytes) if !bytes.is_empty() => whole.extend_from_slice(bytes),
                 _ => return Ok(whole),
@@ -732,7 +732,7 @@ impl<H: Host> LibFsOn<H> {
 }
 
 /// Reads the answer to `Inode` and `Lookup`.
-fn parse_inode(body: &[u8]) -> Result<InodeReply> {
+pub(crate) fn parse_inode(body: &[u8]) -> Result<InodeReply> {
     let (status, mut r) = rpc::reply_status(body).map_err(|_| Errno::IO)?;
     status?;
     InodeReply::decode(&mut r).map_err(|_| Errno::IO)

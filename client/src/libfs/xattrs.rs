@@ -7,6 +7,7 @@ use base::{Errno, InodeId};
 use storage::acl::is_acl;
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp};
+use storage::format::rpc::InodeRecord;
 use storage::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::host::Host;
@@ -76,7 +77,7 @@ impl<H: Host> LibFsOn<H> {
             if is_acl(name) {
                 return Ok(acl::value(&state.record, name)?);
             }
-            xattr_rules(caller, state, name, R)?;
+            xattr_rules(caller, &state.record, name, R)?;
             if !state.record.xattrs {
                 return Err(Errno::NODATA.into());
             }
@@ -94,11 +95,7 @@ impl<H: Host> LibFsOn<H> {
             let (what, after, lease) = (Ask::Xattrs { ino }, state.last, state.lease);
             turn.ask(Question { what, after, lease, exact: false }).map(|(names, _)| names)
         })?;
-        if caller.uid == 0 {
-            return Ok(names);
-        }
-        let visible = names.split_inclusive(|&b| b == 0).filter(|n| !n.starts_with(b"trusted."));
-        Ok(visible.flatten().copied().collect())
+        Ok(visible_to(caller, names))
     }
 
     pub(super) fn do_setxattr(
@@ -119,7 +116,7 @@ impl<H: Host> LibFsOn<H> {
             return self.set_acl(caller, ino, name, value, how);
         }
         self.with_state(ino, LeaseMode::Write, |turn, state| {
-            xattr_rules(caller, state, name, W)?;
+            xattr_rules(caller, &state.record, name, W)?;
             // Plain setting need not know.
             let asks = value.is_none() || how != XattrMode::Set;
             let exists =
@@ -145,9 +142,22 @@ impl<H: Host> LibFsOn<H> {
     }
 }
 
+/// What of a list of names the caller is told.
+pub(super) fn visible_to(caller: &Caller<'_>, names: Vec<u8>) -> Vec<u8> {
+    if caller.uid == 0 {
+        return names;
+    }
+    let visible = names.split_inclusive(|&b| b == 0).filter(|n| !n.starts_with(b"trusted."));
+    visible.flatten().copied().collect()
+}
+
 /// Which names of extended attributes exist, and who may touch them (xattr(7)).
-fn xattr_rules(caller: &Caller<'_>, state: &State, name: &[u8], what: u32) -> Result<()> {
-    let r = &state.record;
+pub(super) fn xattr_rules(
+    caller: &Caller<'_>,
+    r: &InodeRecord,
+    name: &[u8],
+    what: u32,
+) -> Result<()> {
     let named = |may: Result<()>| match name {
         b"user." | b"trusted." | b"security." => may.and(Err(Errno::INVAL)),
         _ => may,

@@ -127,7 +127,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &GetattrIn = args.take()?;
         args.end()?;
         let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get(), For::Reading)?;
-        Ok(Answer::of(&attr_out(&attr, self.may_cache_attr(&attr))))
+        Ok(Answer::of(&attr_out(&attr, self.attr_seconds(&attr, self.may_cache_attr(&attr)))))
     }
 
     pub(super) fn statx(
@@ -139,7 +139,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &StatxIn = args.take()?;
         args.end()?;
         let attr = self.attr_of(call, arg.getattr_flags.get(), arg.fh.get(), For::Looking)?;
-        Ok(Answer::of(&statx_out(&attr, self.may_cache_attr(&attr))))
+        Ok(Answer::of(&statx_out(&attr, self.attr_seconds(&attr, self.may_cache_attr(&attr)))))
     }
 
     /// Attributes that are told next. `by_handle`: what they are for if they are asked for through a handle.
@@ -225,7 +225,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
             attr = self.clear_set_id(call, call.ino, attr)?;
         }
         self.known.tell(&attr);
-        Ok(Answer::of(&attr_out(&attr, self.may_cache_unversioned(&attr))))
+        Ok(Answer::of(&attr_out(
+            &attr,
+            self.attr_seconds(&attr, self.may_cache_unversioned(&attr)),
+        )))
     }
 
     /// The kernel asks us to drop set-id bits when content changes under a caller without
@@ -487,6 +490,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             && is_acl(name)
             && self.fs.keeps_acls()
             && !self.fs.has_cached(ino)
+            && !self.fs.is_of_snapshot(ino)
             && let Some(kernel) = self.kernel.get()
         {
             kernel.inode(ino, -1, 0);

@@ -96,11 +96,6 @@ impl std::fmt::Debug for Answer {
     }
 }
 
-/// Seconds for which something may be cached.
-fn valid(cached: bool) -> u64 {
-    if cached { CACHE_SECONDS } else { 0 }
-}
-
 /// Attributes in the kernel's form.
 pub fn fuse_attr(attr: &Attr) -> FuseAttr {
     FuseAttr {
@@ -123,18 +118,19 @@ pub fn fuse_attr(attr: &Attr) -> FuseAttr {
     }
 }
 
-/// Answer to GETATTR and SETATTR.
-pub fn attr_out(attr: &Attr, cached: bool) -> AttrOut {
-    AttrOut { attr_valid: valid(cached).into(), attr: fuse_attr(attr), ..AttrOut::default() }
+/// Answer to GETATTR and SETATTR; the attributes may be kept for so many seconds.
+pub fn attr_out(attr: &Attr, seconds: u64) -> AttrOut {
+    AttrOut { attr_valid: seconds.into(), attr: fuse_attr(attr), ..AttrOut::default() }
 }
 
-/// Answer to everything that looks a name up or makes one; the name may be kept for `entry`.
-pub fn entry_out(attr: &Attr, entry: Duration, attr_cached: bool) -> EntryOut {
+/// Answer to everything that looks a name up or makes one; the name may be kept for `entry`, the attributes for so many
+/// seconds.
+pub fn entry_out(attr: &Attr, entry: Duration, seconds: u64) -> EntryOut {
     EntryOut {
         nodeid: attr.ino.0.into(),
         entry_valid: entry.as_secs().into(),
         entry_valid_nsec: entry.subsec_nanos().into(),
-        attr_valid: valid(attr_cached).into(),
+        attr_valid: seconds.into(),
         attr: fuse_attr(attr),
         ..EntryOut::default()
     }
@@ -149,11 +145,11 @@ pub fn negative_entry(entry: Duration) -> EntryOut {
     }
 }
 
-/// Answer to STATX.
-pub fn statx_out(attr: &Attr, cached: bool) -> StatxOut {
+/// Answer to STATX; the attributes may be kept for so many seconds.
+pub fn statx_out(attr: &Attr, seconds: u64) -> StatxOut {
     let time = |t: Time| SxTime { sec: t.sec.into(), nsec: t.nsec.into(), reserved: 0.into() };
     StatxOut {
-        attr_valid: valid(cached).into(),
+        attr_valid: seconds.into(),
         mask: super::wire::STATX_MASK.into(),
         blksize: ADVISED_IO_BYTES.into(),
         nlink: attr.nlink.into(),

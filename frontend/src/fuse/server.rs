@@ -43,6 +43,8 @@ const MINOR_VERSIONED: u32 = 32;
 /// From this one on (Linux 6.9) direct writes are let in at once only where nobody maps the file or has it
 /// open through the cache.
 const MINOR_DIRECT: u32 = 40;
+/// How long the kernel keeps attributes of what is in a snapshot: at most so long they are seen after its end.
+const SNAPSHOT_SECONDS: u64 = 1;
 /// Requests that the kernel may have in flight for read-ahead and asynchronous I/O.
 const BACKGROUND_MAX: u16 = 64;
 
@@ -67,6 +69,8 @@ pub struct Options {
     pub groups_from_proc: bool,
     /// Content of `.corbel/config`.
     pub config_text: String,
+    /// The directory that is the root for the kernel. With another than the file system's root there is no `.corbel`.
+    pub root: InodeId,
     /// The file system's own lines for `.corbel/stats`.
     pub more_stats: Option<Box<MoreStats>>,
     /// File locks are asked of the file system, if it keeps them; the transport must be able to
@@ -144,6 +148,7 @@ impl Default for Options {
         Self {
             groups_from_proc: true,
             config_text: String::new(),
+            root: InodeId::ROOT,
             more_stats: None,
             shared_locks: false,
             kernel_checks: true,
@@ -439,7 +444,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let entry = EntryOut::read_from_prefix(given).ok().map(|(entry, _)| entry);
         let opened = |at: usize| OpenOut::read_from_prefix(given.get(at..)?).ok().map(|(o, _)| o);
         let (entry, open, ino) = match header.opcode.get() {
-            op::OPEN | op::OPENDIR => (None, opened(0), InodeId(header.nodeid.get())),
+            op::OPEN | op::OPENDIR => (None, opened(0), self.node(header.nodeid.get())),
             op::CREATE | op::TMPFILE => {
                 let ino = entry.as_ref().map_or(0, |entry| entry.nodeid.get());
                 (entry, opened(size_of::<EntryOut>()), InodeId(ino))
@@ -455,6 +460,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if let Some(entry) = entry {
             self.uncount_lookup(InodeId(entry.nodeid.get()), 1);
         }
+    }
+
+    /// The inode of a node number of the kernel's, for which the root is always 1.
+    fn node(&self, number: u64) -> InodeId {
+        if number == InodeId::ROOT.0 { self.options.root } else { InodeId(number) }
     }
 
     fn dispatch(&self, request: &Request<'_>, sink: &mut dyn ReplySink) -> Result<Answer> {
@@ -473,7 +483,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             .then(|| self.groups.of(pid, uid, gid));
         let groups = groups.as_deref().unwrap_or(&[]);
         let caller = Caller { uid, gid, groups, pid, umask: 0 };
-        let (unique, ino) = (header.unique.get(), InodeId(header.nodeid.get()));
+        let (unique, ino) = (header.unique.get(), self.node(header.nodeid.get()));
         let call = Call { unique, ino, caller, data: request.data };
         let args = Args::new(request.body);
         if let Some(guest) = &self.options.guest {
@@ -610,8 +620,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// No WRITEBACK_CACHE: a write is in the file system when it returns. Access lists go with
     /// DONT_MASK, since a default list takes the place of the umask; without them modes come masked.
     fn wanted_flags(&self) -> u64 {
-        // A handle that a guest kept would name a node that it no longer knows.
-        let export = if self.options.guest.is_none() { init::EXPORT_SUPPORT } else { 0 };
+        // A handle that a guest kept would name a node that it no longer knows; and one above another root would lead out of it.
+        let whole = self.options.guest.is_none() && self.options.root == InodeId::ROOT;
+        let export = if whole { init::EXPORT_SUPPORT } else { 0 };
         let always = init::ASYNC_READ
             | init::ATOMIC_O_TRUNC
             | export
@@ -767,6 +778,15 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
+    /// For how many seconds it may keep attributes. Of a snapshot they never change, and nobody says when it is gone.
+    pub(super) fn attr_seconds(&self, attr: &Attr, until_told: bool) -> u64 {
+        match until_told {
+            _ if self.fs.is_of_snapshot(attr.ino) => SNAPSHOT_SECONDS,
+            true => CACHE_SECONDS,
+            false => 0,
+        }
+    }
+
     /// Whether it may keep these attributes, and with them what pages it has.
     pub(super) fn may_cache_attr(&self, attr: &Attr) -> bool {
         self.caching() != Caching::Nothing
@@ -901,7 +921,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let is_new = self.count_lookup(attr);
         let keep = if is_new { self.may_cache_new(attr) } else { self.may_cache_attr(attr) };
         let keep = keep || early;
-        entry_out(attr, self.name_cache(parent, name, Some(attr.ino)), keep)
+        entry_out(
+            attr,
+            self.name_cache(parent, name, Some(attr.ino)),
+            self.attr_seconds(attr, keep),
+        )
     }
 
     /// The same for something made, where the kernel does not compare when it asked: it may keep the
@@ -909,7 +933,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
     pub(super) fn new_entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> EntryOut {
         let is_new = self.count_lookup(attr);
         let keep = is_new && self.may_cache_new(attr) || self.may_cache_unversioned(attr);
-        entry_out(attr, self.name_cache(parent, name, Some(attr.ino)), keep)
+        entry_out(
+            attr,
+            self.name_cache(parent, name, Some(attr.ino)),
+            self.attr_seconds(attr, keep),
+        )
     }
 
     /// The kernel is about to be told of an inode; whether it does not know it.

@@ -4,6 +4,10 @@
 //!   other names have, so the kernel has one inode for both. The interception library reopens by
 //!   it. Directories are not given out: the kernel keeps one name a directory and would move it
 //!   here. Who may: [`Options::may_open_by_number`](super::server::Options).
+//! - `snapshots` holds the snapshots of the volume. `snapshots/NAME` is the directory that the snapshot shows, as it was then:
+//!   an inode with a number of its own, and all below it is served as any other inode, by the rights of then. Nothing
+//!   there can be changed (EROFS). The name is never kept, so that one that is removed is gone, and one that is
+//!   made is there.
 //! - `stats`, `config` and `calls` are texts, made when they are read.
 
 use std::fmt::Write as _;
@@ -29,9 +33,17 @@ const INODES: InodeId = InodeId(VIRTUAL | 2);
 const STATS: InodeId = InodeId(VIRTUAL | 3);
 const CONFIG: InodeId = InodeId(VIRTUAL | 4);
 const CALLS: InodeId = InodeId(VIRTUAL | 5);
+const SNAPSHOTS: InodeId = InodeId(VIRTUAL | 6);
 /// What it holds.
-const CHILDREN: [(&[u8], InodeId); 4] =
-    [(b"inode", INODES), (b"stats", STATS), (b"config", CONFIG), (b"calls", CALLS)];
+const CHILDREN: [(&[u8], InodeId); 5] = [
+    (b"inode", INODES),
+    (b"stats", STATS),
+    (b"config", CONFIG),
+    (b"calls", CALLS),
+    (b"snapshots", SNAPSHOTS),
+];
+/// The cookie of `..`; behind it, in `snapshots`, stand the snapshots by their numbers.
+const DOTS: u64 = 2;
 
 /// Whether a node is one of these.
 pub fn is_virtual(ino: InodeId) -> bool {
@@ -45,7 +57,8 @@ pub fn is_its_name(parent: InodeId, name: &[u8]) -> bool {
 
 fn attr(ino: InodeId) -> Result<Attr> {
     let (mode, nlink) = match ino {
-        TOP => (S_IFDIR | 0o555, 3),
+        TOP => (S_IFDIR | 0o555, 4),
+        SNAPSHOTS => (S_IFDIR | 0o555, 2),
         // Searchable, not readable: what is in it is not known.
         INODES => (S_IFDIR | 0o111, 2),
         STATS | CONFIG => (S_IFREG | 0o444, 1),
@@ -92,8 +105,7 @@ fn numbers(name: &[u8]) -> Option<(InodeId, Option<u64>)> {
 impl<F: FileSystem + ?Sized> Server<F> {
     /// Answer to the look-up of `.corbel`.
     pub(super) fn virtual_root_entry(&self) -> EntryOut {
-        attr(TOP)
-            .map_or_else(|_| EntryOut::default(), |attr| entry_out(&attr, Duration::ZERO, false))
+        attr(TOP).map_or_else(|_| EntryOut::default(), |attr| entry_out(&attr, Duration::ZERO, 0))
     }
 
     /// Serves a request on a node of this directory.
@@ -111,8 +123,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 args.end()?;
                 Ok(Answer::of(&self.virtual_lookup(call, name)?))
             }
-            op::GETATTR => Ok(Answer::of(&attr_out(&attr, false))),
-            op::STATX => Ok(Answer::of(&statx_out(&attr, false))),
+            op::GETATTR => Ok(Answer::of(&attr_out(&attr, 0))),
+            op::STATX => Ok(Answer::of(&statx_out(&attr, 0))),
             op::OPEN => {
                 let arg: &OpenIn = args.take()?;
                 if call.ino == CALLS && call.caller.uid != 0 {
@@ -128,6 +140,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
             op::READ => self.virtual_read(call.ino, args.take()?, sink),
             op::READDIR | op::READDIRPLUS if call.ino == TOP => {
                 list(args.take()?, opcode == op::READDIRPLUS, sink)
+            }
+            op::READDIR | op::READDIRPLUS if call.ino == SNAPSHOTS => {
+                self.list_snapshots(args.take()?, opcode == op::READDIRPLUS, sink)
             }
             op::RELEASE | op::RELEASEDIR | op::FSYNC | op::FSYNCDIR => Ok(Answer::Empty),
             // The kernel draws conclusions about all files from the first answer.
@@ -145,7 +160,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         match call.ino {
             TOP => {
                 let (_, ino) = CHILDREN.iter().find(|(n, _)| *n == name).ok_or(Errno::NOENT)?;
-                Ok(entry_out(&attr(*ino)?, Duration::ZERO, false))
+                Ok(entry_out(&attr(*ino)?, Duration::ZERO, 0))
             }
             INODES => {
                 let (ino, proof) = numbers(name).ok_or(Errno::NOENT)?;
@@ -161,9 +176,47 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 }
                 self.count_lookup(&attr);
                 // The entry is never kept: the next caller may be another one.
-                Ok(entry_out(&attr, Duration::ZERO, self.fs.may_cache(ino)))
+                let seconds = self.attr_seconds(&attr, self.fs.may_cache(ino));
+                Ok(entry_out(&attr, Duration::ZERO, seconds))
+            }
+            SNAPSHOTS => {
+                let root = self.fs.snapshot(name).map_err(no_snapshots)?;
+                let attr = self.fs.getattr(&call.caller, root)?;
+                self.count_lookup(&attr);
+                Ok(entry_out(&attr, Duration::ZERO, self.attr_seconds(&attr, false)))
             }
             _ => Err(Errno::NOTDIR),
+        }
+    }
+
+    /// The names come in the order of their numbers, so that a listing that goes on later leaves none out and has none twice.
+    fn list_snapshots(&self, arg: &ReadIn, plus: bool, sink: &mut dyn ReplySink) -> Result<Answer> {
+        let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
+        let mut listing = Listing { room, used: 0 };
+        let none = EntryOut::default();
+        let plus = plus.then_some(&none);
+        let from = arg.offset.get();
+        let dots: [(&[u8], InodeId); 2] = [(b".", SNAPSHOTS), (b"..", TOP)];
+        for (next, (name, ino)) in (1..).zip(dots).skip(from.min(DOTS) as usize) {
+            if !listing.push(plus, &DirEntry { ino, kind: S_IFDIR, next, name }) {
+                return Ok(Answer::Payload(listing.used));
+            }
+        }
+        let mut after = from.saturating_sub(DOTS);
+        loop {
+            let some = match self.fs.snapshots(after) {
+                Err(Errno::OPNOTSUPP) => Vec::new(),
+                some => some?,
+            };
+            let Some(last) = some.last() else { return Ok(Answer::Payload(listing.used)) };
+            after = last.number;
+            for one in &some {
+                let (ino, next) = (one.dir.in_snapshot(one.slot), one.number.saturating_add(DOTS));
+                let entry = DirEntry { ino, kind: S_IFDIR, next, name: &one.name };
+                if !listing.push(plus, &entry) {
+                    return Ok(Answer::Payload(listing.used));
+                }
+            }
         }
     }
 
@@ -211,6 +264,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
     }
 }
 
+/// Where there can be none there is no such name.
+fn no_snapshots(error: Errno) -> Errno {
+    if error == Errno::OPNOTSUPP { Errno::NOENT } else { error }
+}
+
 fn list(arg: &ReadIn, plus: bool, sink: &mut dyn ReplySink) -> Result<Answer> {
     let room = sink.payload((arg.size.get() as usize).min(IO_BYTES_MAX));
     let mut listing = Listing { room, used: 0 };
@@ -219,7 +277,8 @@ fn list(arg: &ReadIn, plus: bool, sink: &mut dyn ReplySink) -> Result<Answer> {
         if next <= arg.offset.get() {
             continue;
         }
-        let kind = if *ino == TOP || *ino == INODES { S_IFDIR } else { S_IFREG };
+        let texts = [STATS, CONFIG, CALLS];
+        let kind = if texts.contains(ino) { S_IFREG } else { S_IFDIR };
         let none = EntryOut::default();
         let entry = DirEntry { ino: *ino, kind, next, name };
         if !listing.push(plus.then_some(&none), &entry) {
