@@ -88,6 +88,8 @@ pub enum Verb {
     Demo(crate::demo::DemoArgs),
     /// Show and set how much users and directories may take
     Quota(crate::quota::QuotaArgs),
+    /// Make, list and delete snapshots of a directory; keep some by the hour and by the day
+    Snapshot(crate::snapshot::SnapshotArgs),
     /// Show what copy of the volume each node has; go on with one, if the chain has lost its own
     Recover(crate::recover::RecoverArgs),
     /// Make and show the certificates by which machines know each other

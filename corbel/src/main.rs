@@ -23,9 +23,11 @@ mod run;
 mod scrub;
 mod serve;
 mod signals;
+mod snapshot;
 mod status;
 mod upgrade;
 mod virtiofs;
+mod volume;
 
 use std::process::ExitCode;
 
@@ -46,6 +48,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Serve(args) => serve::run(global, &args)?,
         Verb::Status(args) => status::run(global, &args, out)?,
         Verb::Quota(args) => quota::run(global, &args, out)?,
+        Verb::Snapshot(args) => snapshot::run(global, &args, out)?,
         Verb::Recover(args) => recover::run(global, &args, out)?,
         Verb::Cert(verb) => cert::run(global, out, &verb)?,
         Verb::Cluster(verb) => cluster::run(out, &verb)?,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::Errno;
+use base::{Errno, InodeId};
 use clap::Args;
 use client::fs::FileSystem;
 use client::libfs::{self, LibFs, Verify};
@@ -33,7 +33,8 @@ const HELPERS: [&str; 2] = ["mount.corbel", "mount.fuse.corbel"];
     after_help = "Examples:\n  corbel mount /mnt/vol                          the volume of the node in the configuration\n  \
         corbel mount /run/corbel/corbel.sock /mnt/vol\n  \
         corbel mount dir:/srv/data /mnt/data -o noatime    a directory, without a cluster\n  \
-        corbel mount -f null: /mnt/null                    in the foreground\n\n\
+        corbel mount -f null: /mnt/null                    in the foreground\n  \
+        corbel mount /mnt/then -o snapshot=NAME            the directory of a snapshot\n\n\
         fstab (with mount.corbel a link to corbel in /sbin):\n  \
         /run/corbel/corbel.sock /mnt/vol corbel _netdev,nofail 0 0"
 )]
@@ -273,10 +274,23 @@ fn log_file(source: &str) -> Option<PathBuf> {
 fn up(request: &Request) -> Result<(EndingSignals, Session)> {
     let signals = EndingSignals::catch().context("catching signals")?;
     let fs = open_verified(&request.source, request.options.verify, 0)?;
-    let options = Options { config_text: config_text(request), ..Options::default() };
+    let root = root(&*fs, request)?;
+    let options = Options { config_text: config_text(request), root, ..Options::default() };
     let session = Session::mount(fs, &request.dir, &request.options, options)
         .map_err(|e| Failure::new(Kind::Environment, e.to_string(), "see docs/mount.md"))?;
     Ok((signals, session))
+}
+
+/// The directory that is mounted.
+fn root(fs: &dyn FileSystem, request: &Request) -> Result<InodeId> {
+    let Some(name) = &request.options.snapshot else { return Ok(InodeId::ROOT) };
+    fs.snapshot(name.as_bytes()).map_err(|error| {
+        let remedy = match error {
+            Errno::OPNOTSUPP => "only volumes have snapshots, not the back ends",
+            _ => "corbel snapshot list has the names",
+        };
+        Failure::failed(format!("snapshot {name} of {}: {error}", request.source), remedy)
+    })
 }
 
 /// Content of `.corbel/config`.

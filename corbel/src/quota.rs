@@ -1,23 +1,20 @@
 //! `corbel quota`: what users and directories take, and may take.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use base::{Errno, InodeId};
 use clap::{Args, Subcommand};
-use client::fs::{Account, AccountId, Amount, Caller, FileSystem};
-use client::path::{Walked, walk};
+use client::fs::{Account, AccountId, Amount};
 use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::failure::{Failure, Kind, Result};
 use crate::output::Output;
 use crate::units::parse_bytes;
+use crate::volume::Volume;
 
 /// Bytes of the blocks that are counted.
 const BLOCK: u64 = storage::limits::BLOCK_BYTES;
-/// Directories on the way to the root, at most, when a path is looked for.
-const DEPTH_MAX: usize = 1000;
 
 /// Arguments of `corbel quota`.
 #[derive(Args, Debug)]
@@ -73,13 +70,6 @@ pub struct Whose {
     pub dir: Option<PathBuf>,
 }
 
-/// The volume, as the super-user of this command sees it.
-struct Volume {
-    fs: Arc<dyn FileSystem>,
-    uid: u32,
-    gid: u32,
-}
-
 fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
     let remedy = match error {
         Errno::PERM => "only the super-user sets quotas",
@@ -108,22 +98,8 @@ fn uid_of(text: &str) -> Result<u32> {
 }
 
 impl Volume {
-    fn caller(&self) -> Caller<'static> {
-        Caller { uid: self.uid, gid: self.gid, ..Caller::ROOT }
-    }
-
     fn directory(&self, path: &Path) -> Result<InodeId> {
-        let bytes = path.as_os_str().as_encoded_bytes();
-        let show = path.display();
-        match walk(&*self.fs, &self.caller(), InodeId::ROOT, bytes, true) {
-            Ok(Walked::At(found)) => {
-                let attr = found.existing().map_err(|e| failed(show, e))?;
-                let right = attr.is_dir().then_some(attr.ino);
-                right.ok_or_else(|| failed(path.display(), Errno::NOTDIR))
-            }
-            Ok(Walked::Outside(_)) => Err(failed(show, Errno::XDEV)),
-            Err(e) => Err(failed(show, e)),
-        }
+        self.at(path).map_err(|e| failed(path.display(), e))
     }
 
     fn account(&self, whose: &Whose) -> Result<Option<AccountId>> {
@@ -138,34 +114,6 @@ impl Volume {
         self.account(whose)?.ok_or_else(|| {
             Failure::new(Kind::Usage, "whose quota?", "give --user USER or --dir PATH")
         })
-    }
-
-    /// Names and inodes of a directory, without the dots.
-    fn list(&self, dir: InodeId) -> std::result::Result<Vec<(Vec<u8>, InodeId, u32)>, Errno> {
-        let mut all = Vec::new();
-        self.fs.readdir(&self.caller(), dir, 0, &mut |entry| {
-            if entry.name != b"." && entry.name != b".." {
-                all.push((entry.name.to_vec(), entry.ino, entry.kind));
-            }
-            true
-        })?;
-        Ok(all)
-    }
-
-    /// Path of a directory, found from below.
-    fn path(&self, dir: InodeId) -> Option<String> {
-        let (mut at, mut path): (_, Vec<Vec<u8>>) = (dir, Vec::new());
-        for _ in 0..DEPTH_MAX {
-            if at == InodeId::ROOT {
-                let names: Vec<_> = path.iter().rev().map(|n| String::from_utf8_lossy(n)).collect();
-                return Some(format!("/{}", names.join("/")));
-            }
-            let above = self.fs.lookup(&self.caller(), at, b"..").ok()?.ino;
-            let (name, ..) = self.list(above).ok()?.into_iter().find(|(_, ino, _)| *ino == at)?;
-            path.push(name);
-            at = above;
-        }
-        None
     }
 
     /// Lets the quota of `of` (0: none) count `dir` and all below it (from above, so that what is made
@@ -290,13 +238,7 @@ fn set(volume: &Volume, whose: &Whose, limit: Amount, out: &Output) -> Result<()
 
 /// Runs `corbel quota`.
 pub fn run(global: &Global, args: &QuotaArgs, out: &Output) -> Result<()> {
-    let socket = match &args.socket {
-        Some(socket) => socket.clone(),
-        None => global.load()?.node.socket,
-    };
-    let fs = crate::mount::open_source(&socket.display().to_string())?;
-    let uid = rustix::process::geteuid().as_raw();
-    let volume = Volume { fs, uid, gid: rustix::process::getegid().as_raw() };
+    let volume = Volume::open(global, args.socket.as_deref())?;
     match &args.verb {
         QuotaVerb::Show(whose) => show(&volume, whose, out),
         QuotaVerb::Clear(whose) => set(&volume, whose, Amount::default(), out),
