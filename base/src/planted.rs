@@ -690,6 +690,10 @@ pub enum Bug {
     SnapshotBeforeForgotten = 470,
     /// A snapshot is given up while an operation that is not published reads its blocks.
     SnapshotReadDropped = 471,
+    /// Inodes of a snapshot are shown to whoever names them.
+    SnapshotUnproved = 472,
+    /// What a snapshot has is left out because it is overwritten behind it.
+    SnapshotCoalesced = 473,
 }
 
 impl Bug {
@@ -2217,6 +2221,16 @@ impl Bug {
             Bug::SnapshotReadDropped,
             "snapshot-read-dropped",
             "a snapshot is given up while an operation that is not published reads its blocks",
+        ),
+        (
+            Bug::SnapshotUnproved,
+            "snapshot-unproved",
+            "inodes of a snapshot are shown to whoever names them",
+        ),
+        (
+            Bug::SnapshotCoalesced,
+            "snapshot-coalesced",
+            "what a snapshot has is left out because it is overwritten behind it",
         ),
     ];
 

@@ -256,6 +256,14 @@ impl Volume {
         all.find(|entry| entry.snapshot.slot == slot).map(|entry| &entry.snapshot)
     }
 
+    /// Whether the inode is one of a snapshot that is not on media yet.
+    pub fn is_unpublished_snapshot(&self, ino: InodeId) -> bool {
+        let Some((slot, _)) = ino.of_snapshot() else { return false };
+        let mut all = self.snapshots.all.values();
+        let found = all.find(|entry| entry.snapshot.slot == slot);
+        found.is_some_and(|entry| entry.root.transaction > self.tree.published())
+    }
+
     /// The state that the snapshot in a slot is, to be read. None: there is none, or not all of it is on media yet
     /// ([`Volume::snapshot_in`] tells).
     pub fn read_snapshot(&mut self, slot: u16) -> Option<&Volume> {
