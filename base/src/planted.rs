@@ -680,6 +680,20 @@ pub enum Bug {
     WantedLeavesTimes = 465,
     /// A node that joins takes over blocks of a file that was changed by their checksums alone.
     DoubtedTaken = 466,
+    /// Pages that only a snapshot has are given to others.
+    SnapshotPagesReused = 467,
+    /// A block that a snapshot has is overwritten.
+    SnapshotInPlace = 468,
+    /// A block that only a snapshot has is given to others.
+    SnapshotBlocksFreed = 469,
+    /// What a snapshot that is given up shares with the one before is free.
+    SnapshotBeforeForgotten = 470,
+    /// A snapshot is given up while an operation that is not published reads its blocks.
+    SnapshotReadDropped = 471,
+    /// Inodes of a snapshot are shown to whoever names them.
+    SnapshotUnproved = 472,
+    /// What a snapshot has is left out because it is overwritten behind it.
+    SnapshotCoalesced = 473,
 }
 
 impl Bug {
@@ -2186,6 +2200,37 @@ impl Bug {
             Bug::DrainUnread,
             "drain-unread",
             "a log counts as read to its end while that is under way",
+        ),
+        (
+            Bug::SnapshotPagesReused,
+            "snapshot-pages-reused",
+            "pages that only a snapshot has are given to others",
+        ),
+        (Bug::SnapshotInPlace, "snapshot-in-place", "a block that a snapshot has is overwritten"),
+        (
+            Bug::SnapshotBlocksFreed,
+            "snapshot-blocks-freed",
+            "a block that only a snapshot has is given to others",
+        ),
+        (
+            Bug::SnapshotBeforeForgotten,
+            "snapshot-before-forgotten",
+            "what a snapshot that is given up shares with the one before is free",
+        ),
+        (
+            Bug::SnapshotReadDropped,
+            "snapshot-read-dropped",
+            "a snapshot is given up while an operation that is not published reads its blocks",
+        ),
+        (
+            Bug::SnapshotUnproved,
+            "snapshot-unproved",
+            "inodes of a snapshot are shown to whoever names them",
+        ),
+        (
+            Bug::SnapshotCoalesced,
+            "snapshot-coalesced",
+            "what a snapshot has is left out because it is overwritten behind it",
         ),
     ];
 

@@ -47,6 +47,7 @@ mod share;
 pub mod snapshot;
 mod sole;
 pub mod stage;
+mod states;
 pub mod table;
 mod turn;
 mod users;

@@ -75,6 +75,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (451..453, "service/tests/node/work.rs"),
     (453..455, "service/src/core/frame.rs"),
     (461..467, "service/tests/node/offers.rs"),
+    (467..472, "storage/tests/snapshots.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

@@ -6,6 +6,7 @@
 
 mod data;
 mod items;
+mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -71,6 +72,11 @@ pub struct Counts {
     pub orphans: u64,
     pub clients: u64,
     pub arenas: u64,
+    pub snapshots: u64,
+    /// Pages that only snapshots have.
+    pub snapshot_pages: u64,
+    /// Blocks that only snapshots have.
+    pub snapshot_blocks: u64,
     /// Blocks whose content was compared with its checksum.
     pub compared: u64,
     /// Those that differ.
@@ -142,6 +148,7 @@ fn check_all(media: &dyn Media, data: Option<&mut Data<'_>>) -> Result<Report, M
     pages.walk(top, (Key::MIN, None), &mut report, &mut items);
     report.counts.pages = pages.seen.len() as u64;
     judge(&items, &superblock, &mut report);
+    snapshots::judge(&mut pages, &mut items, &mut report);
     compare_root(&root, &items, &mut report);
     if let Some(data) = data {
         data.check(media, &items, &superblock, &mut report)?;
@@ -532,6 +539,7 @@ fn compare_root(root: &RootRecord, items: &Items, report: &mut Report) {
         ("pages", root.pages, c.pages),
         ("inodes", root.inodes, c.inodes),
         ("blocks", root.blocks, c.blocks),
+        ("snapshots", root.snapshots, c.snapshots),
     ] {
         if says != is {
             report.damage("root record", format!("counts {says} {what}, and there are {is}"));

@@ -6,7 +6,10 @@
 //!   transaction wrote it; else a copy with a new number takes its place.
 //! - A page that the working transaction drops, and did not itself write, becomes free when that
 //!   transaction's root is durable ([`Tree::publish`]), not before; nor before the last view
-//!   ([`Tree::view`]) of a published state that it belongs to is gone.
+//!   ([`Tree::view`]) of a published state that it belongs to is gone, and the last snapshot
+//!   (`snapshots`) that it belongs to.
+//! - A page says which transaction wrote it. A snapshot ends one within the working transaction: numbers of transactions
+//!   that are sealed one after the other differ by an odd number, so that their root records lie in different slots.
 //! - Which pages are in use is not on media: opening walks the tree, which also checks all of it
 //!   (4 KiB of reading a page; a gigabyte of tree takes about half a second).
 //!
@@ -15,9 +18,10 @@
 
 mod cache;
 mod scrub;
+mod snapshots;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::planted::{Bug, planted};
@@ -25,6 +29,7 @@ use base::wire::Corrupt;
 
 pub use cache::{Cache, NumberMap};
 pub use scrub::Looked;
+pub use snapshots::Walked;
 
 use crate::format::page::{Key, LEVEL_MAX, PAGE_BYTES, PAGE_ROOM, Page};
 use crate::media::{Media, MediaError, Segment};
@@ -106,11 +111,17 @@ pub struct Tree {
     root: Root,
     used: Bitmap,
     working: u64,
+    /// The last transaction that was sealed.
+    sealed: u64,
     published: u64,
+    /// States that stay, each by the transaction that ended with it.
+    snapshots: BTreeMap<u64, snapshots::Kept>,
+    /// Pages that these have, and the working state has not.
+    kept: u64,
     /// Dropped by the working transaction, written by an earlier one.
     freed: Vec<Dropped>,
     /// Dropped by a published transaction, and part of a state that is viewed.
-    held: Vec<(Dropped, u64)>,
+    held: Vec<Dropped>,
     /// Published transactions that are viewed; each view has its own, so that the count says
     /// whether it lives.
     pins: Vec<Arc<u64>>,
@@ -132,6 +143,8 @@ struct Dropped {
     page: u64,
     /// The transaction that wrote it.
     written: u64,
+    /// The transaction that dropped it.
+    dropped: u64,
 }
 
 /// Keeps the pages of a view.
@@ -185,10 +198,12 @@ impl Tree {
         assert!(
             self.working == self.published + 1 && self.freed.is_empty() && self.dirty.is_empty()
         );
-        let viewed: BTreeSet<u64> = self.held.iter().map(|(dropped, _)| dropped.page).collect();
+        let viewed: BTreeSet<u64> = self.held.iter().map(|dropped| dropped.page).collect();
         let pages = (0..self.used.len).filter(|n| self.used.get(*n) && !viewed.contains(n));
         // When each was written does not matter: who views any of them views a state that is published.
-        self.freed = pages.map(|page| Dropped { page, written: 0 }).collect();
+        let (written, dropped) = (0, self.working);
+        self.freed = pages.map(|page| Dropped { page, written, dropped }).collect();
+        (self.snapshots, self.kept) = (BTreeMap::new(), 0);
         self.pending += self.freed.len() as u64;
         self.root = Root { page: self.allocate(0)?, level: 0 };
         Ok(())
@@ -202,7 +217,10 @@ impl Tree {
             root,
             used: Bitmap::new(pages),
             working: published + 1,
+            sealed: published,
             published,
+            snapshots: BTreeMap::new(),
+            kept: 0,
             freed: Vec::new(),
             held: Vec::new(),
             pins: Vec::new(),
@@ -214,15 +232,20 @@ impl Tree {
     /// The state of the published `root`, to be read from while this tree goes on: its pages stay
     /// as long as the pin lives.
     pub fn view(&mut self, root: Root, cache_pages: usize) -> (Self, Pin) {
-        let pin = Arc::new(self.published);
+        self.view_of(root, self.published, cache_pages)
+    }
+
+    /// The same of a state that ended with a transaction, and that is there.
+    fn view_of(&mut self, root: Root, transaction: u64, cache_pages: usize) -> (Self, Pin) {
+        let pin = Arc::new(transaction);
         self.pins.push(Arc::clone(&pin));
-        let view = Self::with(self.media.clone(), 0, cache_pages, root, self.published);
+        let view = Self::with(self.media.clone(), 0, cache_pages, root, transaction);
         (view, Pin { _transaction: pin })
     }
 
     /// Whether a page belongs to a state that is viewed.
-    fn is_viewed(&self, page: Dropped, dropped: u64) -> bool {
-        let holds = |pin: &Arc<u64>| (page.written..dropped).contains(pin.as_ref());
+    fn is_viewed(&self, page: Dropped) -> bool {
+        let holds = |pin: &Arc<u64>| (page.written..page.dropped).contains(pin.as_ref());
         self.pins.iter().any(holds) && !planted(Bug::ViewReused)
     }
 
@@ -233,15 +256,18 @@ impl Tree {
         if self.pins.len() == before {
             return;
         }
-        for (page, dropped) in std::mem::take(&mut self.held) {
-            self.release(page, dropped);
+        for page in std::mem::take(&mut self.held) {
+            self.release(page);
         }
     }
 
-    /// A page that no root on media leads to is free, unless it is viewed.
-    fn release(&mut self, page: Dropped, dropped: u64) {
-        if self.is_viewed(page, dropped) {
-            self.held.push((page, dropped));
+    /// A page that the published root does not lead to is free, unless a snapshot has it, or it is viewed.
+    fn release(&mut self, page: Dropped) {
+        if let Some(kept) = self.last_with(page) {
+            kept.push(page);
+            self.kept += 1;
+        } else if self.is_viewed(page) {
+            self.held.push(page);
         } else {
             self.used.clear(page.page);
         }
@@ -343,7 +369,8 @@ impl Tree {
             self.cache.get_mut().remove(number);
             self.used.clear(number);
         } else {
-            self.freed.push(Dropped { page: number, written: transaction });
+            let dropped = self.working;
+            self.freed.push(Dropped { page: number, written: transaction, dropped });
             self.pending += 1;
         }
     }
@@ -615,22 +642,28 @@ impl Tree {
         let pages = dirty
             .into_iter()
             .filter_map(|n| cache.get(n).map(|page| (n, page)))
-            .filter(|(_, page)| page.transaction() == transaction)
+            .filter(|(_, page)| page.transaction() > self.sealed)
             .collect();
+        self.sealed = transaction;
         self.working += 1;
         SealedTree { root: self.root, pages, freed: std::mem::take(&mut self.freed), transaction }
     }
 
     /// Tells that a sealed transaction's root is durable: what it dropped is free.
     pub fn publish(&mut self, sealed: SealedTree) {
-        assert_eq!(sealed.transaction, self.published + 1, "seals are published in order");
+        assert!(self.is_next(sealed.transaction), "seals are published in order");
         self.published = sealed.transaction;
         self.pending -= sealed.freed.len() as u64;
         self.end_views();
         for page in sealed.freed {
             self.cache.get_mut().remove(page.page);
-            self.release(page, sealed.transaction);
+            self.release(page);
         }
+    }
+
+    /// Whether a sealed transaction is one to be published now. (Snapshots pass over pairs of numbers.)
+    pub fn is_next(&self, transaction: u64) -> bool {
+        transaction > self.published && (transaction - self.published) % 2 == 1
     }
 
     /// Transaction that the changes belong to.
@@ -660,7 +693,7 @@ impl Tree {
 
     /// Pages that the working state consists of.
     pub fn pages(&self) -> u64 {
-        self.used.count - self.pending - self.viewed_pages()
+        self.used.count - self.pending - self.viewed_pages() - self.kept
     }
 
     /// Pages written by the working transaction (those written and dropped again included).

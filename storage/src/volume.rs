@@ -15,11 +15,13 @@
 //!   blocks that an unpublished operation reads (for a clone that cannot share, or for the rest of
 //!   a block that is shared no more) are not overwritten before it is published
 //!   (`Refusal::NeedsPublish`).
-//! - Blocks and pages given up by a transaction are reused only after it is published.
+//! - Blocks and pages given up by a transaction are reused only after it is published, and when no snapshot has them
+//!   (`snapshots`).
 //!
 //! Reads show the working state. File *contents* ([`Volume::read_file`]) lag: they are what the
 //! copies run so far have made of them.
 
+mod ages;
 mod attrs;
 mod copies;
 mod data;
@@ -32,6 +34,7 @@ mod publish;
 mod quota;
 pub mod reach;
 mod share;
+mod snapshots;
 mod space;
 mod upgrade;
 mod verify;
@@ -64,6 +67,7 @@ pub use kept::Keyed;
 pub use publish::Sealed;
 pub use quota::{AccountId, Amount};
 pub(crate) use share::append as append_shared;
+pub use snapshots::SnapshotStat;
 pub use space::Blocks;
 use space::Space;
 pub use upgrade::{add_sums, end_upgrade, is_half_upgraded};
@@ -266,6 +270,7 @@ pub struct Volume {
     /// Items of the kind UNPLACED.
     unplaced: u64,
     moved: parts::Moved,
+    snapshots: snapshots::Snapshots,
 }
 
 impl core::fmt::Debug for Volume {
@@ -422,6 +427,7 @@ impl Volume {
             accounts: quota::Accounts::default(),
             unplaced: 0,
             moved: parts::Moved::default(),
+            snapshots: snapshots::Snapshots::default(),
         }
     }
 
@@ -457,9 +463,9 @@ impl Volume {
         let mut space = Space::new(superblock.capacity_blocks);
         let (mut found, mut bad) = (share::Found::default(), None);
         let (mut inodes, mut accounts) = (0, quota::Accounts::default());
-        let mut unplaced = 0;
+        let (mut unplaced, mut snapshots) = (0, snapshots::Found::default());
         let level = u8::try_from(root.level).unwrap_or(u8::MAX);
-        let tree = Tree::open(
+        let mut tree = Tree::open(
             media.clone(),
             superblock.tree_pages,
             CACHE_PAGES,
@@ -487,6 +493,9 @@ impl Volume {
                         reach::decode(value).map_err(corrupt(InodeId(key.item)))?;
                         unplaced += 1;
                     }
+                    kind::SNAPSHOT | kind::SNAPSHOT_ROOT if key.ino == 0 => {
+                        snapshots.item(key, value).map_err(corrupt(ino))?;
+                    }
                     kind::EXTENT => {
                         let run = Run::decode(key.item, value).map_err(corrupt(ino))?;
                         // Arenas and what is shared come first: their keys have inode 0.
@@ -509,9 +518,11 @@ impl Volume {
             return Err(corrupt(ino)(Corrupt::new("extent", what)));
         }
         let shares = found.end().map_err(corrupt(InodeId::NONE))?;
+        let snapshots = snapshots.end(&root, &mut tree, &mut space)?;
         let mut volume = Self::with(media, tree, superblock, root);
         (volume.space, volume.inodes, volume.accounts) = (space, inodes, accounts);
         (volume.shares, volume.unplaced) = (shares, unplaced);
+        volume.snapshots = snapshots;
         let arenas: Vec<u32> = volume.space.arenas().map(|(n, _)| n).collect();
         for arena in arenas {
             volume.ensure_arena(arena)?;
@@ -600,6 +611,8 @@ impl Volume {
             Op::Move { ino, from, to, out } => self.move_part(ino, (from, to), out),
             Op::SetProject { ino, project } => self.set_project(ino, project, now),
             Op::Place { ino, reach, later } => self.place(ino, reach, later),
+            Op::Snapshot { ino, name } => self.make_snapshot(ino, name, header.time),
+            Op::DropSnapshot { name, .. } => self.drop_snapshot(name),
         }
     }
 
@@ -787,7 +800,7 @@ impl Volume {
 
     /// Blocks that are free in the working state.
     pub fn blocks_free(&self) -> u64 {
-        self.space.capacity() - self.space.live()
+        self.space.capacity() - self.space.live() - self.space.dead()
     }
 
     /// Whether the tree has pages for many operations more.
@@ -898,11 +911,13 @@ impl Volume {
                     moved = moved.saturating_add(there.saturating_add(fresh));
                 }
                 Op::Move { from, to, .. } => moved = moved.saturating_add(to.saturating_sub(from)),
+                // An operation before it may read what it has.
+                Op::DropSnapshot { .. } => return Ok(true),
                 _ => {}
             }
         }
         let blocks = fresh.saturating_add(moved);
-        let taken = self.space.live() + self.space.pending();
+        let taken = self.space.live() + self.space.pending() + self.space.dead();
         let addresses = (self.space.pending() > 0 || moved > 0)
             && taken.saturating_add(blocks) > self.space.capacity();
         let reserve = self.superblock.tree_pages / PAGES_RESERVE_SHARE + PAGES_PER_OP;

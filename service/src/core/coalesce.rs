@@ -10,6 +10,8 @@
 //! - Their inode ends in the chunk: it has no name any more, and nobody has it open. Nothing in between depends on its
 //!   content or its length.
 //!
+//! What comes before a snapshot stays whatever comes behind it.
+//!
 //! Names stay, and so does everything else: what makes or removes one has its effect on directories, on what is open
 //! and on who holds which number. A chunk is applied and published whole, so the states in between are nobody's.
 
@@ -36,6 +38,8 @@ enum Note {
     Named([InodeId; 2]),
     /// Its content, length or attributes matter, or change otherwise.
     Used([InodeId; 2]),
+    /// The state here stays.
+    Divides,
 }
 
 /// The entries of a chunk in the making, in order.
@@ -92,6 +96,10 @@ impl Notes {
             }
             ref other => {
                 let facts = other.facts();
+                if facts.divides {
+                    self.notes.push(Note::Divides);
+                    return;
+                }
                 let inodes = facts.inodes.map(|ino| ino.unwrap_or(InodeId::NONE));
                 if facts.names { Note::Named(inodes) } else { Note::Used(inodes) }
             }
@@ -120,6 +128,8 @@ impl Notes {
                         later.clears |= clears;
                     }
                 }
+                Note::Divides if planted(Bug::SnapshotCoalesced) => {}
+                Note::Divides => later.clear(),
                 Note::Ends(ino) => {
                     later.insert(ino, Later { ends: true, ..Later::default() });
                 }

@@ -350,7 +350,7 @@ impl Node {
     ) -> Result<(), Failure> {
         // Where operations on the file wait, its blocks may be others than those that are published: what lies there is right
         // if it is what the other's checksum says, and not because of its position.
-        let waits = self.unpublished(ino).is_some();
+        let waits = self.unpublished(ino).is_some() || self.volume.is_unpublished_snapshot(ino);
         let seq = if waits { StreamSeq(0) } else { self.member.published };
         let (answer, bytes) = match self.volume.place_of(ino, block)? {
             _ if !self.keeps_volume() => (Answer::Later, Vec::new()),
@@ -443,7 +443,7 @@ impl Node {
     }
 
     /// Where a block is to be mended.
-    fn place_to_mend(&self, key: Key, rotten: &mut Rotten) -> Result<Mends, Failure> {
+    fn place_to_mend(&mut self, key: Key, rotten: &mut Rotten) -> Result<Mends, Failure> {
         let Some(place) = self.volume.place_of(key.0, key.1)? else { return Ok(Mends::Over) };
         let (held, sum) = self.volume.block_at(&place)?;
         let right = sum.is_known() && sum.is_of(&held);

@@ -49,10 +49,10 @@ enum Stage {
 pub(super) struct Pending {
     pub(super) client: ClientId,
     slot: usize,
-    after: Sequence,
+    pub(super) after: Sequence,
     /// The inode that it names by number, and the proof that the client was shown it.
-    shown: Option<(InodeId, Proof)>,
-    what: What,
+    pub(super) shown: Option<(InodeId, Proof)>,
+    pub(super) what: What,
     stage: Stage,
     ino: InodeId,
     /// The head was asked how far this node's state must reach, for what it says of a directory that is used jointly.
@@ -61,7 +61,7 @@ pub(super) struct Pending {
 
 /// A request that owns its names.
 #[derive(Debug, Clone)]
-enum What {
+pub(super) enum What {
     Inode { mode: LeaseMode, flags: u8 },
     Lookup { dir: InodeId, name: Vec<u8>, mode: LeaseMode, flags: u8 },
     Names { cookie: u64 },
@@ -78,26 +78,27 @@ enum What {
     Read { offset: u64, len: u32 },
     Lock(LockAsk),
     Accounts { after: Option<AccountId>, upto: Option<StreamSeq> },
+    Snapshots { after: u64, upto: Option<StreamSeq> },
 }
 
 /// An heir waits for those whose heir it is.
 #[derive(Debug, Clone, Copy)]
-struct Wait {
+pub(super) struct Wait {
     until: Nanos,
     /// What `Agent::ends` was at the last look.
     seen: u64,
 }
 
 /// What a step of a request came to.
-enum Step {
+pub(super) enum Step {
     Wait,
     Next,
     Answer(Vec<u8>),
 }
 
-type Stepped = Result<Step, Failure>;
+pub(super) type Stepped = Result<Step, Failure>;
 
-fn refuse(errno: Errno) -> Stepped {
+pub(super) fn refuse(errno: Errno) -> Stepped {
     let mut out = Vec::new();
     rpc::reply_error(errno, &mut out);
     Ok(Step::Answer(out))
@@ -141,6 +142,7 @@ impl Pending {
             Request::LockTest { ino, lock } => (ino, What::Lock(LockAsk::Test { lock })),
             Request::LockCancel { ino, wait } => (ino, What::Lock(LockAsk::Cancel { wait })),
             Request::Accounts { after } => (none, What::Accounts { after, upto: None }),
+            Request::Snapshots { after } => (none, What::Snapshots { after, upto: None }),
         };
         Ok(Self { client, slot, after, shown, what, stage: Stage::Drain, ino, reached: false })
     }
@@ -219,6 +221,14 @@ impl Pending {
     /// Whether it asks for a pin.
     pub(super) const fn pins(&self) -> bool {
         matches!(self.what, What::Inode { flags, .. } | What::Lookup { flags, .. } if flags & WANT_PIN != 0)
+    }
+
+    /// The snapshot, by its slot, and the inode in it that it is about.
+    fn of_snapshot(&self) -> Option<(u16, InodeId)> {
+        match self.what {
+            What::Lookup { dir, .. } => dir.of_snapshot(),
+            _ => self.ino.of_snapshot(),
+        }
     }
 
     /// The directory whose names the answer tells of.
@@ -382,6 +392,9 @@ impl Node {
         if !self.serves() || self.closing.is_some() {
             return Ok(Step::Wait);
         }
+        if let Some(of) = p.of_snapshot() {
+            return self.step_snapshot(p, of);
+        }
         match p.stage {
             Stage::Drain => self.step_drain(p),
             Stage::Lease => self.step_ask(p),
@@ -439,7 +452,7 @@ impl Node {
     }
 
     /// What shows the client later that it was shown the inode now.
-    fn proof_for(&self, client: ClientId, ino: InodeId) -> Proof {
+    pub(super) fn proof_for(&self, client: ClientId, ino: InodeId) -> Proof {
         match self.agent.clients.get(&client) {
             Some(client) if client.identity.uid != 0 => Proof::new(self.agent.table.secret(), ino),
             _ => Proof::NONE,
@@ -812,6 +825,7 @@ impl Node {
                 };
                 all.iter().for_each(|account| account.encode(&mut body));
             }
+            What::Snapshots { after, upto } => return self.answer_snapshots(p, after, upto),
             What::Release(slots) => {
                 let Some(client) = self.agent.clients.get(&p.client) else { return done() };
                 // The client may have asked for some of them again, and be using them.

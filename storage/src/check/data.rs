@@ -119,7 +119,8 @@ impl Data<'_> {
                 && items.arenas.contains_key(&run.arena)
                 && run.block + run.len <= superblock.capacity_blocks
         };
-        let runs: Vec<_> = items.runs.iter().filter(|(_, run)| readable(run)).collect();
+        let runs = items.runs.iter().chain(&items.dead);
+        let runs: Vec<_> = runs.filter(|(_, run)| readable(run)).collect();
         let (all, mut done) = (runs.iter().map(|(_, run)| run.len).sum(), 0);
         let mut seen = Places::default();
         for (ino, run) in runs {
@@ -140,7 +141,7 @@ impl Data<'_> {
                 done += blocks;
                 (self.progress)(done, all);
             }
-            if !items.shared.is_empty() {
+            if !items.shared.is_empty() || !items.dead.is_empty() {
                 seen.add(run.arena, run.block, end);
             }
         }

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use super::{Report, Sums};
 use crate::acl::{self, Acl};
 use crate::format::item::{
-    AccountItem, Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT, Shared,
+    AccountItem, Inode, PIECE_BYTES, ReadClass, Run, S_IFDIR, S_IFMT, Shared, Snapshot,
+    SnapshotRoot,
 };
 use crate::format::item::{decode_name, kind, name_hash, orphan_value};
 use crate::format::page::Key;
@@ -39,6 +40,12 @@ pub(super) struct Items {
     pub held: Vec<(u64, u64)>,
     /// Inodes that are not placed yet.
     pub unplaced: std::collections::BTreeMap<u64, Unplaced>,
+    /// Snapshots, where their trees begin, and the highest number that was given.
+    pub snapshots: std::collections::BTreeMap<u64, Snapshot>,
+    pub roots: std::collections::BTreeMap<u64, SnapshotRoot>,
+    pub last_snapshot: u64,
+    /// Runs of snapshots, of blocks that no newer state has.
+    pub dead: Vec<(u64, Run)>,
     /// What accounts say they use.
     pub accounts: std::collections::BTreeMap<AccountId, Amount>,
     /// Inodes that have any item.
@@ -72,6 +79,10 @@ impl Items {
             orphans: BTreeSet::new(),
             held: Vec::new(),
             unplaced: std::collections::BTreeMap::new(),
+            snapshots: std::collections::BTreeMap::new(),
+            roots: std::collections::BTreeMap::new(),
+            last_snapshot: 0,
+            dead: Vec::new(),
             accounts: std::collections::BTreeMap::new(),
             strays: BTreeSet::new(),
             kinds: Sums::new(),
@@ -121,6 +132,18 @@ impl Items {
             },
             (true, kind::UNPLACED) => match reach::decode(value) {
                 Ok(what) => drop(self.unplaced.insert(key.item, what)),
+                Err(e) => report.damage(place(), e.to_string()),
+            },
+            (true, kind::SNAPSHOT) if key.item == 0 => match <[u8; 8]>::try_from(value) {
+                Ok(last) => self.last_snapshot = u64::from_le_bytes(last),
+                Err(_) => report.damage(place(), "says no number"),
+            },
+            (true, kind::SNAPSHOT) => match Snapshot::decode(value) {
+                Ok(snapshot) => drop(self.snapshots.insert(key.item, snapshot)),
+                Err(e) => report.damage(place(), e.to_string()),
+            },
+            (true, kind::SNAPSHOT_ROOT) => match SnapshotRoot::decode(value) {
+                Ok(root) => drop(self.roots.insert(key.item, root)),
                 Err(e) => report.damage(place(), e.to_string()),
             },
             (true, kind::CLIENT) if value.len() == 8 => report.counts.clients += 1,

@@ -72,11 +72,12 @@ impl Tree {
                 rotten.insert(number);
             }
         }
-        let (page, level) = (self.root.page, self.root.level);
-        let found = match rotten.is_empty() {
-            true => None,
-            false => self.leads_to(Root { page, level }, &rotten)?,
-        };
+        let mut found = None;
+        for root in self.snapshots.values().map(|kept| kept.root).chain([self.root]) {
+            if found.is_none() && !rotten.is_empty() {
+                found = self.leads_to(root, &rotten)?;
+            }
+        }
         let Some(page) = found else { return Ok(()) };
         let corrupt = match read_page(&*self.media, page) {
             Err(Fault::Page { corrupt, .. }) => corrupt,
@@ -86,7 +87,7 @@ impl Tree {
         Err(Fault::Page { page, corrupt })
     }
 
-    /// One of these pages that belongs to the working state.
+    /// One of these pages that belongs to the state with that root.
     fn leads_to(&self, from: Root, numbers: &BTreeSet<u64>) -> Result<Option<u64>, Fault> {
         if numbers.contains(&from.page) {
             return Ok(Some(from.page));

@@ -72,9 +72,15 @@ impl Volume {
     }
 
     /// Digest of all names, attributes (without access times), extended
-    /// attributes and contents, in the order of the inode numbers.
+    /// attributes and contents, in the order of the inode numbers; and of which snapshots there are, and what each alone
+    /// holds back. (What they show: [`Volume::read_snapshot`].)
     pub fn digest(&self) -> Result<u64, Fault> {
         let (mut state, mut at) = (0, InodeId::NONE);
+        for stat in self.snapshots(0, usize::MAX) {
+            state = fold(state, &stat.number.to_le_bytes());
+            state = fold(state, &stat.own_blocks.to_le_bytes());
+            state = fold(state, &stat.snapshot.encode());
+        }
         while let [ino] = self.inodes_after(at, 1)?[..] {
             at = ino;
             let Some(facts) = self.facts(ino)? else { continue };
@@ -132,6 +138,10 @@ impl Volume {
     /// [`DIFFERENCES_MAX`] lines).
     pub fn differences(&self, other: &Volume) -> Result<Vec<String>, Fault> {
         let (mut found, mut at) = (Vec::new(), InodeId::NONE);
+        let snapshots = [self.snapshots(0, usize::MAX), other.snapshots(0, usize::MAX)];
+        if snapshots[0] != snapshots[1] {
+            found.push(format!("snapshots: {:?} against {:?}", snapshots[0], snapshots[1]));
+        }
         loop {
             let mine = self.inodes_after(at, 1)?.first().copied();
             let theirs = other.inodes_after(at, 1)?.first().copied();

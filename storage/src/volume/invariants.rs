@@ -9,6 +9,8 @@ impl Volume {
         let (inodes, last) = (self.inodes, self.last_inode);
         base::always!(inodes > 0 && inodes <= last, "{inodes} inodes with numbers up to {last}");
         let counted = self.accounts.inodes();
+        let (snapshots, ages) = (self.snapshots.len(), self.space.ages.len());
+        base::always!(snapshots == ages, "{snapshots} snapshots, and {ages} that hold blocks back");
         base::always!(counted >= inodes, "users have {counted} inodes of {inodes}");
         Ok(())
     }

@@ -104,6 +104,7 @@ impl Volume {
         self.shares = share::Shares::default();
         self.accounts = quota::Accounts::default();
         (self.unplaced, self.moved) = (0, super::parts::Moved::default());
+        self.snapshots = super::snapshots::Snapshots::default();
         for (arena, class) in self.arenas() {
             self.tree.put(Key::new(0, kind::ARENA, u64::from(arena)), &class.encode())?;
         }

@@ -10,6 +10,7 @@
 //!   their own first ([`Volume::unshare`]).
 //! - A block that an unpublished operation has read is not changed either, even if it has one owner
 //!   by then ([`Shares::is_read`]): after a crash the operation reads it again.
+//! - Nor is one that a snapshot has (`ages`): it counts here as shared.
 
 use base::InodeId;
 use base::planted::{Bug, planted};
@@ -34,6 +35,8 @@ pub(super) struct Shares {
     count: u64,
     /// Blocks that unpublished operations read, with the transaction of each.
     read: Vec<(u64, Blocks)>,
+    /// The last transaction that reads blocks which a snapshot has: they do not change as long as that is there.
+    frozen_read: u64,
 }
 
 impl Shares {
@@ -48,6 +51,11 @@ impl Shares {
     /// Transactions up to this one are published.
     pub fn published(&mut self, transaction: u64) {
         self.read.retain(|(t, _)| *t > transaction);
+    }
+
+    /// Whether an operation that is not published reads blocks which a snapshot has.
+    pub const fn any_frozen_read(&self, published: u64) -> bool {
+        self.frozen_read > published
     }
 
     pub fn any_read(&self) -> bool {
@@ -101,7 +109,7 @@ impl Found {
         if !self.runs.iter().all(right) {
             return Err(Corrupt::new("shared blocks", "count owners that there are not"));
         }
-        Ok(Shares { count: self.runs.len() as u64, read: Vec::new() })
+        Ok(Shares { count: self.runs.len() as u64, ..Shares::default() })
     }
 }
 
@@ -162,8 +170,30 @@ impl Volume {
         Ok(found)
     }
 
-    /// The parts of `from..to` of a file that `run` holds, and of each whether others share it.
+    /// The parts of `from..to` of a file that `run` holds, and of each whether others share it, or a snapshot has it.
     pub(super) fn parts(&self, run: &Run, from: u64, to: u64) -> Result<Vec<(Run, bool)>, Fault> {
+        let parts = self.parts_by_owners(run, from, to)?;
+        if !self.space.ages.any() {
+            return Ok(parts);
+        }
+        let mut all: Vec<(Run, bool)> = Vec::with_capacity(parts.len());
+        for (part, shared) in parts {
+            let blocks = Blocks { arena: part.arena, block: part.block, len: part.len };
+            for (blocks, frozen) in self.space.ages.frozen(blocks) {
+                let at = part.file + (blocks.block - part.block);
+                let piece = part.cut(at, at + blocks.len);
+                match all.last_mut() {
+                    Some((last, same)) if *same == (shared || frozen) && last.joins(&piece) => {
+                        last.len += piece.len;
+                    }
+                    _ => all.push((piece, shared || frozen)),
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn parts_by_owners(&self, run: &Run, from: u64, to: u64) -> Result<Vec<(Run, bool)>, Fault> {
         let run = run.cut(from, to);
         let mut parts = Vec::new();
         // A block of the arena as one of the file.
@@ -258,7 +288,16 @@ impl Volume {
     /// An operation of the working transaction reads the blocks.
     pub(super) fn note_read(&mut self, run: &Run) {
         let blocks = Blocks { arena: run.arena, block: run.block, len: run.len };
-        self.shares.read.push((self.tree.working(), blocks));
+        if self.space.ages.frozen(blocks).iter().all(|(_, frozen)| *frozen) {
+            self.shares.frozen_read = self.tree.working();
+        } else {
+            self.shares.read.push((self.tree.working(), blocks));
+        }
+    }
+
+    /// Whether blocks may have to stay as they are though this state alone has them, or others have them too.
+    fn any_shared(&self) -> bool {
+        self.shares.count > 0 || self.space.ages.any()
     }
 
     /// Tree pages that changing so many counts may take beyond those of any operation.
@@ -287,10 +326,11 @@ impl Volume {
         }
         let (from, to) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         let mut need = Need { missing: to - from, shared: 0 };
-        let quiet = self.shares.count == 0 && !self.shares.any_read();
+        let quiet = !self.any_shared() && !self.shares.any_read();
         for run in self.runs(ino, from, to, usize::MAX)? {
             need.missing -= run.cut(from, to).len;
-            if run.unwritten || quiet {
+            // (Blocks that are unwritten are shared with snapshots alone.)
+            if quiet || run.unwritten && !self.space.ages.any() {
                 continue;
             }
             for (part, shared) in self.parts(&run, from, to)? {
@@ -318,7 +358,7 @@ impl Volume {
     /// Blocks of a file's runs, within `from..to`, that others share.
     pub(super) fn shared_blocks(&self, runs: &[Run], from: u64, to: u64) -> Result<u64, Fault> {
         let mut sum = 0;
-        if self.shares.count > 0 {
+        if self.any_shared() {
             for run in runs {
                 let parts = self.parts(run, from.max(run.file), to.min(run.end()))?;
                 sum += parts.iter().filter(|(_, shared)| *shared).map(|(p, _)| p.len).sum::<u64>();
@@ -342,7 +382,7 @@ impl Volume {
         (from, to): (u64, u64),
         (offset, end): (u64, u64),
     ) -> Result<(), Fault> {
-        if self.shares.count == 0 || from >= to || planted(Bug::SharedInPlace) {
+        if !self.any_shared() || from >= to || planted(Bug::SharedInPlace) {
             return Ok(());
         }
         let old = self.runs(ino, from, to, usize::MAX)?;

@@ -2,14 +2,15 @@
 //!
 //! What is always true: a block is in `free` of its arena, or in extents of the working state (and
 //! counts once in `live`, however many share it), or was freed by a transaction that is not published yet (`pending`), or is held
-//! back for what a state before this one has there (`held`, see `kept`). Each arena has addresses
-//! for the whole capacity, and `live` blocks over all arenas never exceed the capacity; so an
+//! back for what a state before this one has there (`held`, see `kept`), or is in snapshots alone (`dead`, see `ages`). Each arena has addresses
+//! for the whole capacity, and `live` and `dead` blocks over all arenas never exceed the capacity; so an
 //! arena runs out of addresses only because of blocks that publishing, or letting go of what is held, will give back.
 
 use std::collections::{BTreeMap, HashMap};
 
 use base::planted::{Bug, planted};
 
+use super::ages::Ages;
 use crate::format::item::ReadClass;
 
 /// Runs looked at before the longest one seen is taken: bounds the cost of fragmentation.
@@ -49,6 +50,8 @@ pub struct Space {
     arenas: BTreeMap<u32, Arena>,
     classes: HashMap<ReadClass, u32>,
     freed: Vec<Blocks>,
+    /// Which snapshots have which blocks.
+    pub(super) ages: Ages,
 }
 
 impl Space {
@@ -63,6 +66,7 @@ impl Space {
             arenas: BTreeMap::new(),
             classes: HashMap::new(),
             freed: Vec::new(),
+            ages: Ages::default(),
         }
     }
 
@@ -112,6 +116,11 @@ impl Space {
         self.live
     }
 
+    /// Blocks in snapshots alone.
+    pub fn dead(&self) -> u64 {
+        self.ages.dead()
+    }
+
     /// Blocks that may be allocated in all.
     pub fn capacity(&self) -> u64 {
         self.capacity
@@ -124,7 +133,8 @@ impl Space {
 
     /// Whether `want` blocks more fit the capacity.
     pub fn fits(&self, want: u64) -> bool {
-        let sum = self.live.checked_add(want).and_then(|sum| sum.checked_add(self.kept));
+        let taken = self.live + self.dead();
+        let sum = taken.checked_add(want).and_then(|sum| sum.checked_add(self.kept));
         want == 0 || sum.is_some_and(|sum| sum <= self.capacity)
     }
 
@@ -137,12 +147,17 @@ impl Space {
             let free = |a: &Arena| a.free.values().sum::<u64>() >= want;
             self.pending + self.held == 0 && self.arenas.get(&arena).is_some_and(free)
         };
-        self.live + self.pending + self.held + want <= self.capacity || beside()
+        self.taken() + want <= self.capacity || beside()
+    }
+
+    /// Blocks that are not free.
+    fn taken(&self) -> u64 {
+        self.live + self.pending + self.held + self.dead()
     }
 
     /// Whether what is held back leaves memory for `want` blocks more.
     pub fn holds_back_nothing_for(&self, want: u64) -> bool {
-        self.held == 0 || self.live + self.pending + self.held + want <= self.capacity
+        self.held == 0 || self.taken() + want <= self.capacity
     }
 
     /// Free runs of an arena.
@@ -175,12 +190,42 @@ impl Space {
         let carved = carve(&mut space.free, block, len);
         assert!(carved, "the run was found free");
         self.live += len;
-        Some(Blocks { arena, block, len })
+        let blocks = Blocks { arena, block, len };
+        self.ages.born(blocks);
+        Some(blocks)
     }
 
-    /// Gives blocks back; they can be allocated once the transaction is published.
+    /// Gives blocks back; they can be allocated once the transaction is published, but for those that snapshots have.
     pub fn free(&mut self, blocks: Blocks) {
         self.live -= blocks.len;
+        for part in self.ages.die(blocks) {
+            self.give_up(part);
+        }
+    }
+
+    /// A snapshot is given up, and with it what no other has.
+    pub fn drop_snapshot(&mut self, number: u64) {
+        for part in self.ages.drop_snapshot(number) {
+            self.give_up(part);
+        }
+    }
+
+    /// Blocks found at open in a snapshot, after all that are newer: those that none of them has.
+    pub fn found_dead(&mut self, number: u64, blocks: Blocks) -> Result<(), &'static str> {
+        let Some(arena) = self.arenas.get_mut(&blocks.arena) else {
+            return Err("of a snapshot lies in an arena that does not exist");
+        };
+        if blocks.block + blocks.len > self.capacity {
+            return Err("of a snapshot reaches beyond its arena");
+        }
+        for part in within(&arena.free, blocks) {
+            carve(&mut arena.free, part.block, part.len);
+            self.ages.found_dead(number, part);
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, blocks: Blocks) {
         if planted(Bug::BlockReused)
             && let Some(arena) = self.arenas.get_mut(&blocks.arena)
         {
@@ -227,7 +272,8 @@ impl Space {
             }
             arena.held = held;
         }
-        self.held += std::mem::take(&mut self.live);
+        self.held += std::mem::take(&mut self.live) + self.dead();
+        self.ages = Ages::default();
     }
 
     /// Blocks that are held back.
@@ -295,12 +341,14 @@ impl Space {
             base::always!(inside, "arena {number}: a free run reaches beyond it");
             used += self.capacity - free;
         }
-        let (live, pending) = (self.live, self.pending);
-        base::always!(live <= self.capacity, "{live} blocks are used of {}", self.capacity);
+        let (live, pending, dead) = (self.live, self.pending, self.dead());
+        let sum = live + dead;
+        base::always!(sum <= self.capacity, "{sum} blocks are used of {}", self.capacity);
+        self.ages.invariants()?;
         base::always!(held == self.held, "{held} blocks are held back of {}", self.held);
         base::always!(
-            used == live + pending + held,
-            "{used} blocks are not free in the arenas: {live} are used, {pending} given up, {held} held back"
+            used == live + pending + held + dead,
+            "{used} blocks are not free in the arenas: {live} are used, {pending} given up, {held} held back, {dead} in snapshots"
         );
         let freed: u64 = self.freed.iter().map(|b| b.len).sum();
         base::always!(freed <= pending, "{freed} blocks were given up of {pending}");

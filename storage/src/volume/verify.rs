@@ -74,8 +74,19 @@ impl Volume {
         Ok(())
     }
 
-    /// Where the content of a block of a file lies, if it has any.
-    pub fn place_of(&self, ino: InodeId, file: u64) -> Result<Option<Place>, Fault> {
+    /// Where the content of a block of a file lies, if it has any; the file may be one of a snapshot.
+    pub fn place_of(&mut self, ino: InodeId, file: u64) -> Result<Option<Place>, Fault> {
+        if let Some((slot, within)) = ino.of_snapshot() {
+            let place = match self.read_snapshot(slot) {
+                Some(state) => state.place_in(within, file)?,
+                None => None,
+            };
+            return Ok(place.map(|place| Place { ino, ..place }));
+        }
+        self.place_in(ino, file)
+    }
+
+    fn place_in(&self, ino: InodeId, file: u64) -> Result<Option<Place>, Fault> {
         let end = file.saturating_add(1);
         let run = self.runs(ino, file, end, 1)?.into_iter().find(|run| !run.unwritten);
         Ok(run.map(|run| {

@@ -125,8 +125,18 @@ pub fn judge(
     {
         return Err(Errno::INVAL);
     }
-    if known.identity.uid == 0 || planted(Bug::PermissionSkipped) {
-        return Ok(());
+    let super_user = known.identity.uid == 0 || planted(Bug::PermissionSkipped);
+    match *op {
+        // Only who may see everything says for how long everything stays.
+        Op::Snapshot { .. } | Op::DropSnapshot { .. } if !super_user => return Err(Errno::PERM),
+        Op::Snapshot { name, .. } if volume.snapshot_named(name).is_some() => {
+            return Err(Errno::EXIST);
+        }
+        Op::DropSnapshot { name, .. } if volume.snapshot_named(name).is_none() => {
+            return Err(Errno::NOENT);
+        }
+        _ if super_user => return Ok(()),
+        _ => {}
     }
     permitted(volume, known, op)
 }
@@ -142,7 +152,10 @@ fn permitted(volume: &Volume, known: &Known, op: &Op<'_>) -> Result<(), Errno> {
     let creds = known.creds();
     match *op {
         Op::Pad | Op::Reap { .. } | Op::Place { .. } | Op::Move { .. } => Ok(()),
-        Op::SetQuota { .. } | Op::SetProject { .. } => Err(Errno::PERM),
+        Op::SetQuota { .. }
+        | Op::SetProject { .. }
+        | Op::Snapshot { .. }
+        | Op::DropSnapshot { .. } => Err(Errno::PERM),
         Op::Create { parent, uid, gid, mode, .. } | Op::Tmpfile { parent, uid, gid, mode, .. } => {
             let dir = record(volume, parent)?;
             creds.may(&dir, W | X)?;

@@ -1,0 +1,159 @@
+//! States of the tree that stay.
+//!
+//! A snapshot is a root, and the number of the transaction that ended with it: what was written later is no part of it,
+//! and what was written until then and dropped later is. So no page knows which snapshots it belongs to, and making one
+//! costs nothing: it ends a transaction in the middle of the working one, which goes on under another number and so copies
+//! what it changes from then on.
+//!
+//! A page that a snapshot has and the working state has not hangs on the last snapshot that has it. States follow each
+//! other, so the snapshots that have a page are neighbours: when the one on which it hangs is given up, it hangs on the one
+//! before if that has it, or is free.
+
+use base::planted::{Bug, planted};
+use base::wire::Corrupt;
+
+use super::{Bitmap, Dropped, Fault, Pin, Root, Tree, Visit};
+use crate::format::page::LEVEL_MAX;
+
+/// A state that stays.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub root: Root,
+    /// Pages that it has, and no later state.
+    pages: Vec<Dropped>,
+}
+
+/// Pages that a walk over several states has come by, so that what these share is walked over once.
+#[derive(Debug)]
+pub struct Walked(Bitmap);
+
+impl Tree {
+    /// The working state stays: its root, and what it is named by. All that is changed from now on is copied.
+    pub fn keep_working(&mut self) -> (Root, u64) {
+        let transaction = self.working;
+        // Two further, so that the root record of what is sealed next does not lie over the last one.
+        self.working += 2;
+        if !planted(Bug::SnapshotPagesReused) {
+            self.snapshots.insert(transaction, Kept { root: self.root, pages: Vec::new() });
+        }
+        (self.root, transaction)
+    }
+
+    /// The last snapshot that has a page which was dropped.
+    pub(super) fn last_with(&mut self, page: Dropped) -> Option<&mut Vec<Dropped>> {
+        if page.written >= page.dropped {
+            return None;
+        }
+        let found = self.snapshots.range_mut(page.written..page.dropped).next_back();
+        found.map(|(_, kept)| &mut kept.pages)
+    }
+
+    /// A snapshot is given up: what no other has is free with the working transaction.
+    pub fn give_up(&mut self, transaction: u64) {
+        let Some(kept) = self.snapshots.remove(&transaction) else { return };
+        self.kept -= kept.pages.len() as u64;
+        for page in kept.pages {
+            match self.last_with(page) {
+                Some(before) => {
+                    before.push(page);
+                    self.kept += 1;
+                }
+                None => {
+                    self.freed.push(page);
+                    self.pending += 1;
+                }
+            }
+        }
+    }
+
+    /// A snapshot, to be read from while this tree goes on. None: not all of it is on media yet, or it is none.
+    pub fn view_snapshot(
+        &mut self,
+        root: Root,
+        transaction: u64,
+        cache_pages: usize,
+    ) -> Option<(Self, Pin)> {
+        let there = self.snapshots.contains_key(&transaction) && transaction <= self.published;
+        there.then(|| self.view_of(root, transaction, cache_pages))
+    }
+
+    /// Pages that snapshots have, and the working state has not.
+    pub fn kept_pages(&self) -> u64 {
+        self.kept
+    }
+
+    /// A snapshot found at open, after all that are newer: takes the pages that none of these and the working state have. Shows
+    /// the items of such pages.
+    pub fn found_snapshot(
+        &mut self,
+        root: Root,
+        transaction: u64,
+        visit: Visit<'_>,
+    ) -> Result<(), Fault> {
+        let mut pages = Vec::new();
+        self.take_older((root, transaction), &mut pages, visit)?;
+        self.kept += pages.len() as u64;
+        self.snapshots.insert(transaction, Kept { root, pages });
+        Ok(())
+    }
+
+    fn take_older(
+        &mut self,
+        (at, transaction): (Root, u64),
+        kept: &mut Vec<Dropped>,
+        visit: Visit<'_>,
+    ) -> Result<(), Fault> {
+        let number = at.page;
+        if number >= self.used.len || at.level > LEVEL_MAX {
+            let corrupt = Corrupt::new("tree page", "of a snapshot lies outside the tree segment");
+            return Err(Fault::Page { page: number, corrupt });
+        }
+        if self.used.get(number) {
+            return Ok(());
+        }
+        let page = self.get(number, at.level)?;
+        if page.transaction() > transaction {
+            let corrupt = Corrupt::new("tree page", "is newer than the snapshot that has it");
+            return Err(Fault::Page { page: number, corrupt });
+        }
+        self.used.set(number);
+        kept.push(Dropped { page: number, written: page.transaction(), dropped: transaction + 1 });
+        for i in 0..page.count() {
+            if at.level == 0 {
+                visit(page.key(i), page.value(i))?;
+            } else {
+                let child = Root { page: page.child(i), level: at.level - 1 };
+                self.take_older((child, transaction), kept, visit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows the items of a state, but for those of pages that the walk has come by in another one.
+    pub fn walk_new(&self, at: Root, walked: &mut Walked, visit: Visit<'_>) -> Result<(), Fault> {
+        if at.page >= walked.0.len || walked.0.get(at.page) {
+            return Ok(());
+        }
+        walked.0.set(at.page);
+        let page = self.get(at.page, at.level)?;
+        for i in 0..page.count() {
+            if at.level == 0 {
+                visit(page.key(i), page.value(i))?;
+            } else {
+                let child = Root { page: page.child(i), level: at.level - 1 };
+                self.walk_new(child, walked, visit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// For a walk that has come by nothing yet.
+    pub fn walked(&self) -> Walked {
+        Walked(Bitmap::new(self.used.len))
+    }
+
+    /// The root of the working state.
+    pub const fn root(&self) -> Root {
+        self.root
+    }
+}

@@ -1,0 +1,295 @@
+//! Snapshots: states of the volume that stay under a name.
+//!
+//! A snapshot is an operation in the stream, so it is the same state on every member, to the byte. It is a root of the tree that
+//! is kept (`tree/snapshots.rs`), and blocks that are not written to as long as it is there (`ages`). Making one takes as
+//! long in a volume of terabytes as in an empty one, and nothing is waited for: what was done before it and is not
+//! published is published with it, in the same transaction, and what is done later writes elsewhere.
+//!
+//! Two items say what there is: what is the same everywhere, and where the tree begins here. Which pages and blocks it
+//! holds back is found out at open, by a walk over what is not shared.
+//!
+//! A snapshot of a directory shows that directory. What it holds back is what of the whole volume has changed since.
+
+use std::collections::BTreeMap;
+
+use base::planted::{Bug, planted};
+use base::wire::Corrupt;
+use base::{InodeId, StreamSeq};
+
+use super::ages::{Ages, Known};
+use super::space::Space;
+use super::{Applied, Blocks, Done, Fault, Refusal, VIEW_CACHE_PAGES, View, Volume, corrupt};
+use crate::format::item::{Run, Snapshot, SnapshotRoot, kind};
+use crate::format::page::Key;
+use crate::format::superblock::RootRecord;
+use crate::limits::SNAPSHOTS_MAX;
+use crate::tree::{Root, Tree};
+
+/// Views of snapshots that are held open.
+const OPENED_MAX: usize = 16;
+/// Slots that there are: a number of 15 bits that is not 0.
+const SLOTS: u64 = 0x7fff;
+
+/// A snapshot, and what it takes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SnapshotStat {
+    /// Numbers grow in the order of the states, and are not given again.
+    pub number: u64,
+    /// What every member says of it.
+    pub snapshot: Snapshot,
+    /// Blocks that are free once it alone is given up.
+    pub own_blocks: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    snapshot: Snapshot,
+    root: SnapshotRoot,
+}
+
+/// The snapshots of a volume.
+#[derive(Debug, Default)]
+pub(super) struct Snapshots {
+    all: BTreeMap<u64, Entry>,
+    /// The highest number that was given.
+    last: u64,
+    /// Those that are read, the one that was read last at the end.
+    opened: Vec<(u64, Box<View>)>,
+}
+
+impl Snapshots {
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    fn named(&self, name: &[u8]) -> Option<(u64, &Entry)> {
+        let mut all = self.all.iter();
+        all.find(|(_, entry)| entry.snapshot.name == name).map(|(number, entry)| (*number, entry))
+    }
+
+    /// A slot that no other has.
+    fn free_slot(&self, number: u64) -> u16 {
+        let taken = |slot: u64| self.all.values().any(|e| u64::from(e.snapshot.slot) == slot);
+        let mut slot = (number - 1) % SLOTS + 1;
+        while taken(slot) {
+            slot = slot % SLOTS + 1;
+        }
+        slot as u16
+    }
+}
+
+/// Snapshots found at open.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    snapshots: BTreeMap<u64, Snapshot>,
+    roots: BTreeMap<u64, SnapshotRoot>,
+    last: u64,
+}
+
+fn bad(what: &'static str) -> Fault {
+    corrupt(InodeId::NONE)(Corrupt::new("snapshot", what))
+}
+
+impl Found {
+    /// One of their items.
+    pub fn item(&mut self, key: Key, value: &[u8]) -> Result<(), Corrupt> {
+        if key.kind == kind::SNAPSHOT_ROOT {
+            self.roots.insert(key.item, SnapshotRoot::decode(value)?);
+        } else if key.item > 0 {
+            self.snapshots.insert(key.item, Snapshot::decode(value)?);
+        } else {
+            let bytes = value.try_into();
+            let bad = Corrupt::new("snapshot", "says no number that was given last");
+            self.last = u64::from_le_bytes(bytes.map_err(|_| bad)?);
+        }
+        Ok(())
+    }
+
+    /// All were seen: takes what they hold back.
+    pub fn end(
+        self,
+        root: &RootRecord,
+        tree: &mut Tree,
+        space: &mut Space,
+    ) -> Result<Snapshots, Fault> {
+        if !self.snapshots.keys().eq(self.roots.keys()) {
+            return Err(bad("has no root, or a root no snapshot"));
+        }
+        if root.snapshots != self.snapshots.len() as u64 {
+            return Err(bad("is not counted by the root record, or is counted and not there"));
+        }
+        let transactions: Vec<u64> = self.roots.values().map(|root| root.transaction).collect();
+        let in_order = transactions.is_sorted_by(|a, b| a < b);
+        let last = self.snapshots.last_key_value().map_or(0, |(number, _)| *number);
+        let published = transactions.last().is_none_or(|last| *last < root.transaction);
+        if !in_order || !published || last > self.last {
+            return Err(bad("is not in the order of the others"));
+        }
+        if !self.roots.is_empty() {
+            space.ages = Ages::of(self.roots.keys().copied(), self.last);
+            Self::walk(&self.roots, tree, space)?;
+        }
+        let all = self.snapshots.into_iter().zip(self.roots.into_values());
+        let all = all.map(|((number, snapshot), root)| (number, Entry { snapshot, root }));
+        Ok(Snapshots { all: all.collect(), last: self.last, opened: Vec::new() })
+    }
+
+    fn walk(
+        roots: &BTreeMap<u64, SnapshotRoot>,
+        tree: &mut Tree,
+        space: &mut Space,
+    ) -> Result<(), Fault> {
+        let run = |key: Key, value: &[u8]| -> Result<Option<Blocks>, Fault> {
+            if key.kind != kind::EXTENT {
+                return Ok(None);
+            }
+            let run = Run::decode(key.item, value).map_err(corrupt(InodeId(key.ino)))?;
+            Ok(Some(Blocks { arena: run.arena, block: run.block, len: run.len }))
+        };
+        // From the newest on: what it has that no newer state has.
+        for (number, at) in roots.iter().rev() {
+            let root = Root { page: at.page, level: at.level };
+            tree.found_snapshot(root, at.transaction, &mut |key, value| {
+                if let Some(blocks) = run(key, value)? {
+                    let ino = InodeId(key.ino);
+                    let bad = |what| corrupt(ino)(Corrupt::new("extent", what));
+                    space.found_dead(*number, blocks).map_err(bad)?;
+                }
+                Ok(())
+            })?;
+        }
+        // From the oldest on, and with the working state at the end: what it has that no older state has.
+        let (mut walked, mut known) = (tree.walked(), Known::default());
+        let states = roots.iter().map(|(n, at)| (*n, Root { page: at.page, level: at.level }));
+        for (number, root) in states.chain([(space.ages.next(), tree.root())]) {
+            tree.walk_new(root, &mut walked, &mut |key, value| {
+                if let Some(blocks) = run(key, value)? {
+                    space.ages.found_born(number, blocks, &mut known);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Volume {
+    /// The state as it is before this stays under a name, and shows what is in `dir`.
+    pub(super) fn make_snapshot(&mut self, dir: InodeId, name: &[u8], time: u64) -> Done {
+        if let Some((_, there)) = self.snapshots.named(name) {
+            // (Part of a chunk may be done twice after a crash.)
+            let same = (there.snapshot.time, there.snapshot.dir) == (time, dir);
+            let already = Applied { already: true, ..Applied::default() };
+            return if same { Ok(already) } else { Err(Refusal::Exists) };
+        }
+        self.need_dir(dir)?;
+        if self.snapshots.len() >= SNAPSHOTS_MAX {
+            return Err(Refusal::TooManyLinks);
+        }
+        let number = self.snapshots.last + 1;
+        let slot = self.snapshots.free_slot(number);
+        let snapshot = Snapshot { slot, dir, time, inodes: self.inodes, name: name.to_vec() };
+        let (root, transaction) = self.tree.keep_working();
+        let root = SnapshotRoot { page: root.page, level: root.level, transaction };
+        self.space.ages.snapshot(number);
+        self.tree.put(Key::new(0, kind::SNAPSHOT, 0), &number.to_le_bytes())?;
+        self.tree.put(Key::new(0, kind::SNAPSHOT, number), &snapshot.encode())?;
+        self.tree.put(Key::new(0, kind::SNAPSHOT_ROOT, number), &root.encode())?;
+        self.snapshots.all.insert(number, Entry { snapshot, root });
+        self.snapshots.last = number;
+        Ok(Applied::default())
+    }
+
+    /// Gives up the snapshot with that name, and what no other has.
+    pub(super) fn drop_snapshot(&mut self, name: &[u8]) -> Done {
+        let Some((number, entry)) = self.snapshots.named(name) else {
+            return Ok(Applied { already: true, ..Applied::default() });
+        };
+        if self.has_frozen_reads() && !planted(Bug::SnapshotReadDropped) {
+            // Its blocks may be overwritten when it is gone, and after a crash they would be read again.
+            return Err(Refusal::NeedsPublish);
+        }
+        let transaction = entry.root.transaction;
+        self.tree.remove(Key::new(0, kind::SNAPSHOT, number))?;
+        self.tree.remove(Key::new(0, kind::SNAPSHOT_ROOT, number))?;
+        self.snapshots.all.remove(&number);
+        self.snapshots.opened.retain(|(n, _)| *n != number);
+        self.tree.give_up(transaction);
+        self.space.drop_snapshot(number);
+        Ok(Applied::default())
+    }
+
+    /// Whether an unpublished operation reads blocks which a snapshot has.
+    pub(super) fn has_frozen_reads(&self) -> bool {
+        self.shares.any_frozen_read(self.tree.published())
+    }
+
+    /// Whether there are snapshots.
+    pub fn has_snapshots(&self) -> bool {
+        self.snapshots.len() > 0
+    }
+
+    /// Blocks that snapshots have, and no file.
+    pub fn snapshot_blocks(&self) -> u64 {
+        self.space.dead()
+    }
+
+    /// Up to `max` snapshots with numbers after `after`, from the oldest on.
+    pub fn snapshots(&self, after: u64, max: usize) -> Vec<SnapshotStat> {
+        let later = self.snapshots.all.range(after.saturating_add(1)..).take(max);
+        let stat = |(number, entry): (&u64, &Entry)| SnapshotStat {
+            number: *number,
+            snapshot: entry.snapshot.clone(),
+            own_blocks: self.space.ages.own(*number),
+        };
+        later.map(stat).collect()
+    }
+
+    /// The snapshot with that name.
+    pub fn snapshot_named(&self, name: &[u8]) -> Option<&Snapshot> {
+        self.snapshots.named(name).map(|(_, entry)| &entry.snapshot)
+    }
+
+    /// The snapshot in a slot.
+    pub fn snapshot_in(&self, slot: u16) -> Option<&Snapshot> {
+        let mut all = self.snapshots.all.values();
+        all.find(|entry| entry.snapshot.slot == slot).map(|entry| &entry.snapshot)
+    }
+
+    /// Whether the inode is one of a snapshot that is not on media yet.
+    pub fn is_unpublished_snapshot(&self, ino: InodeId) -> bool {
+        let Some((slot, _)) = ino.of_snapshot() else { return false };
+        let mut all = self.snapshots.all.values();
+        let found = all.find(|entry| entry.snapshot.slot == slot);
+        found.is_some_and(|entry| entry.root.transaction > self.tree.published())
+    }
+
+    /// The state that the snapshot in a slot is, to be read. None: there is none, or not all of it is on media yet
+    /// ([`Volume::snapshot_in`] tells).
+    pub fn read_snapshot(&mut self, slot: u16) -> Option<&Volume> {
+        let mut all = self.snapshots.all.iter();
+        let (number, entry) = all.find(|(_, entry)| entry.snapshot.slot == slot)?;
+        let (number, at, inodes) = (*number, entry.root, entry.snapshot.inodes);
+        let found = self.snapshots.opened.iter().position(|(n, _)| *n == number);
+        let view = match found {
+            Some(at) => self.snapshots.opened.remove(at).1,
+            None => Box::new(self.view_snapshot(&at, inodes)?),
+        };
+        if self.snapshots.opened.len() >= OPENED_MAX {
+            self.snapshots.opened.remove(0);
+        }
+        self.snapshots.opened.push((number, view));
+        self.snapshots.opened.last().map(|(_, view)| &***view)
+    }
+
+    fn view_snapshot(&mut self, at: &SnapshotRoot, inodes: u64) -> Option<View> {
+        let root = Root { page: at.page, level: at.level };
+        let (tree, pin) = self.tree.view_snapshot(root, at.transaction, VIEW_CACHE_PAGES)?;
+        let (page, level, transaction) = (at.page, at.level.into(), at.transaction);
+        let stream_seq = StreamSeq(0);
+        let root = RootRecord { transaction, page, level, inodes, stream_seq, ..self.root };
+        let mut volume = Self::with(self.media.clone(), tree, self.superblock.clone(), root);
+        volume.inodes = inodes;
+        Some(View { volume, _pin: pin })
+    }
+}
