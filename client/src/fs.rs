@@ -539,8 +539,9 @@ pub trait FileSystem: Send + Sync {
     fn snapshots(&self, _after: u64) -> Result<Vec<SnapshotRecord>> {
         Err(Errno::OPNOTSUPP)
     }
-    /// The directory that a snapshot shows, as it is there: an inode with a number of its own.
-    fn snapshot(&self, name: &[u8]) -> Result<InodeId> {
+    /// The directory that a snapshot shows, as it is there: an inode with a number of its own. EACCES if the directories above it
+    /// did not let the caller come so far then.
+    fn snapshot(&self, _caller: &Caller<'_>, name: &[u8]) -> Result<InodeId> {
         let mut after = 0;
         loop {
             let some = self.snapshots(after)?;

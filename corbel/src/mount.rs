@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::{Errno, InodeId};
 use clap::Args;
-use client::fs::FileSystem;
+use client::fs::{Caller, FileSystem};
 use client::libfs::{self, LibFs, Verify};
 use frontend::dev_fuse::Session;
 use frontend::fuse::Options;
@@ -284,7 +284,7 @@ fn up(request: &Request) -> Result<(EndingSignals, Session)> {
 /// The directory that is mounted.
 fn root(fs: &dyn FileSystem, request: &Request) -> Result<InodeId> {
     let Some(name) = &request.options.snapshot else { return Ok(InodeId::ROOT) };
-    fs.snapshot(name.as_bytes()).map_err(|error| {
+    fs.snapshot(&Caller::ROOT, name.as_bytes()).map_err(|error| {
         let remedy = match error {
             Errno::OPNOTSUPP => "only volumes have snapshots, not the back ends",
             _ => "corbel snapshot list has the names",

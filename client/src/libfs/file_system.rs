@@ -434,8 +434,8 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.do_snapshots(after)
     }
 
-    fn snapshot(&self, name: &[u8]) -> Result<InodeId> {
-        self.do_snapshot(name)
+    fn snapshot(&self, caller: &Caller<'_>, name: &[u8]) -> Result<InodeId> {
+        self.do_snapshot(caller, name)
     }
 
     fn make_snapshot(&self, caller: &Caller<'_>, dir: InodeId, name: &[u8]) -> Result<()> {

@@ -23,7 +23,7 @@ use super::host::Host;
 use super::inode::{Inode, Map, attr};
 use super::kernel::now_ms;
 use super::names::search;
-use super::permission::{R, W, may};
+use super::permission::{R, W, X, may};
 use super::session::Session;
 use super::sync::RwLock;
 use super::turn::{Ask, parse_inode};
@@ -38,6 +38,8 @@ use crate::fs::{
 pub const KNOWN_MS: u64 = 1000;
 /// Answers remembered.
 const KNOWN_MAX: usize = 4096;
+/// Directories above the one that a snapshot shows, at most: far more than there are.
+const DEPTH_MAX: usize = 1 << 20;
 
 /// What was answered about an inode.
 #[derive(Debug)]
@@ -163,9 +165,24 @@ impl<H: Host> LibFsOn<H> {
         }
     }
 
-    /// The directory that the snapshot of that name shows. That there is one is remembered for a moment; that there is none
-    /// is not.
-    pub(super) fn do_snapshot(&self, name: &[u8]) -> Result<InodeId> {
+    /// The directory that the snapshot of that name shows, for who could come so far.
+    pub(super) fn do_snapshot(&self, caller: &Caller<'_>, name: &[u8]) -> Result<InodeId> {
+        let root = self.snapshot_named(name)?;
+        // The service has judged so for who has begun the session, who may be another.
+        let mut at = self.known_in_snapshot(root)?;
+        for _ in 0..DEPTH_MAX {
+            let above = at.record.parent;
+            if caller.uid == 0 || above == at.record.ino || !is_in_one(above) {
+                return Ok(root);
+            }
+            at = self.known_in_snapshot(above)?;
+            may(caller, &at.record, X)?;
+        }
+        Err(Errno::LOOP)
+    }
+
+    /// The same for everybody. That there is one is remembered for a moment; that there is none is not.
+    fn snapshot_named(&self, name: &[u8]) -> Result<InodeId> {
         let now = now_ms::<H>();
         if let Some(known) = self.snapshots.names.read().get(name)
             && known.at > now

@@ -180,7 +180,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
                 Ok(entry_out(&attr, Duration::ZERO, seconds))
             }
             SNAPSHOTS => {
-                let root = self.fs.snapshot(name).map_err(no_snapshots)?;
+                let root = self.fs.snapshot(&call.caller, name).map_err(no_snapshots)?;
                 let attr = self.fs.getattr(&call.caller, root)?;
                 self.count_lookup(&attr);
                 Ok(entry_out(&attr, Duration::ZERO, self.attr_seconds(&attr, false)))

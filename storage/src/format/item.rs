@@ -42,6 +42,8 @@
 //! 112 12 reach: whom the directories on the way let come so far, a class as of an arena; absent: everybody
 //! ```
 
+use alloc::vec::Vec;
+
 use base::InodeId;
 
 use super::entry::Stamp;
