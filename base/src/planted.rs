@@ -694,6 +694,8 @@ pub enum Bug {
     SnapshotUnproved = 472,
     /// What a snapshot has is left out because it is overwritten behind it.
     SnapshotCoalesced = 473,
+    /// The root of an image is written over that of the state it began with.
+    ImageOverRoot = 474,
 }
 
 impl Bug {
@@ -2231,6 +2233,11 @@ impl Bug {
             Bug::SnapshotCoalesced,
             "snapshot-coalesced",
             "what a snapshot has is left out because it is overwritten behind it",
+        ),
+        (
+            Bug::ImageOverRoot,
+            "image-over-root",
+            "the root of an image is written over that of the state it began with",
         ),
     ];
 

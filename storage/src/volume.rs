@@ -26,6 +26,7 @@ mod attrs;
 mod copies;
 mod data;
 mod digest;
+pub mod image;
 mod invariants;
 mod kept;
 mod names;

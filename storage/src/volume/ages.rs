@@ -259,7 +259,7 @@ pub struct Known(BTreeMap<(u32, u64), u64>);
 
 impl Known {
     /// Those of these that it has not come by before.
-    fn add(&mut self, blocks: Blocks) -> Vec<Blocks> {
+    pub fn add(&mut self, blocks: Blocks) -> Vec<Blocks> {
         let Blocks { arena, block, len } = blocks;
         let (end, mut at, mut new) = (block + len, block, Vec::new());
         let (mut first, mut last) = (block, end);

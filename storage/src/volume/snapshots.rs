@@ -42,17 +42,19 @@ pub struct SnapshotStat {
 }
 
 #[derive(Debug)]
-struct Entry {
-    snapshot: Snapshot,
-    root: SnapshotRoot,
+pub(super) struct Entry {
+    pub snapshot: Snapshot,
+    pub root: SnapshotRoot,
 }
 
 /// The snapshots of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Snapshots {
-    all: BTreeMap<u64, Entry>,
+    pub all: BTreeMap<u64, Entry>,
     /// The highest number that was given.
-    last: u64,
+    pub last: u64,
+    /// Those of an image that is coming ([`image`](super::image)).
+    pub coming: BTreeMap<u64, Entry>,
     /// Those that are read, the one that was read last at the end.
     opened: Vec<(u64, Box<View>)>,
 }
@@ -131,7 +133,7 @@ impl Found {
         }
         let all = self.snapshots.into_iter().zip(self.roots.into_values());
         let all = all.map(|((number, snapshot), root)| (number, Entry { snapshot, root }));
-        Ok(Snapshots { all: all.collect(), last: self.last, opened: Vec::new() })
+        Ok(Snapshots { all: all.collect(), last: self.last, ..Snapshots::default() })
     }
 
     fn walk(
@@ -280,6 +282,14 @@ impl Volume {
         }
         self.snapshots.opened.push((number, view));
         self.snapshots.opened.last().map(|(_, view)| &***view)
+    }
+
+    /// One that was read lately.
+    pub(super) fn opened(&self, slot: u16) -> Option<&Volume> {
+        let all = self.snapshots.all.iter();
+        let (number, _) = all.clone().find(|(_, entry)| entry.snapshot.slot == slot)?;
+        let found = self.snapshots.opened.iter().find(|(n, _)| n == number)?;
+        Some(&found.1)
     }
 
     fn view_snapshot(&mut self, at: &SnapshotRoot, inodes: u64) -> Option<View> {
