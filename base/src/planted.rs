@@ -696,6 +696,8 @@ pub enum Bug {
     SnapshotCoalesced = 473,
     /// The root of an image is written over that of the state it began with.
     ImageOverRoot = 474,
+    /// A node that joins goes on from a state that is not sent to it as it was.
+    ImageUnfrozen = 475,
 }
 
 impl Bug {
@@ -2238,6 +2240,11 @@ impl Bug {
             Bug::ImageOverRoot,
             "image-over-root",
             "the root of an image is written over that of the state it began with",
+        ),
+        (
+            Bug::ImageUnfrozen,
+            "image-unfrozen",
+            "a node that joins goes on from a state that is not sent to it as it was",
         ),
     ];
 

@@ -68,7 +68,7 @@ pub use kept::Keyed;
 pub use publish::Sealed;
 pub use quota::{AccountId, Amount};
 pub(crate) use share::append as append_shared;
-pub use snapshots::SnapshotStat;
+pub use snapshots::{SnapshotStat, joins};
 pub use space::Blocks;
 use space::Space;
 pub use upgrade::{add_sums, end_upgrade, is_half_upgraded};

@@ -10,7 +10,7 @@
 //!
 //! A snapshot of a directory shows that directory. What it holds back is what of the whole volume has changed since.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
@@ -41,6 +41,25 @@ pub struct SnapshotStat {
     pub own_blocks: u64,
 }
 
+/// Names of snapshots that are made for nodes which join, and that nobody else may use.
+pub mod joins {
+    use base::{NodeId, StreamSeq};
+
+    const PREFIX: &[u8] = b".join-";
+    /// Bytes of such a name at most.
+    pub const NAME_MAX: usize = 64;
+
+    /// One for a node, at a position.
+    pub fn name(node: NodeId, seq: StreamSeq) -> Vec<u8> {
+        [PREFIX, format!("{node}-{seq}").as_bytes()].concat()
+    }
+
+    /// Whether a name is such a one.
+    pub fn is_one(name: &[u8]) -> bool {
+        name.starts_with(PREFIX)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Entry {
     pub snapshot: Snapshot,
@@ -53,6 +72,8 @@ pub(super) struct Snapshots {
     pub all: BTreeMap<u64, Entry>,
     /// The highest number that was given.
     pub last: u64,
+    /// Names of those that are made for nodes which join.
+    joining: BTreeSet<Vec<u8>>,
     /// Those of an image that is coming ([`image`](super::image)).
     pub coming: BTreeMap<u64, Entry>,
     /// Those that are read, the one that was read last at the end.
@@ -131,9 +152,11 @@ impl Found {
             space.ages = Ages::of(self.roots.keys().copied(), self.last);
             Self::walk(&self.roots, tree, space)?;
         }
+        let names = self.snapshots.values().map(|snapshot| &snapshot.name);
+        let joining = names.filter(|name| joins::is_one(name)).cloned().collect();
         let all = self.snapshots.into_iter().zip(self.roots.into_values());
         let all = all.map(|((number, snapshot), root)| (number, Entry { snapshot, root }));
-        Ok(Snapshots { all: all.collect(), last: self.last, ..Snapshots::default() })
+        Ok(Snapshots { all: all.collect(), last: self.last, joining, ..Snapshots::default() })
     }
 
     fn walk(
@@ -185,7 +208,11 @@ impl Volume {
             return if same { Ok(already) } else { Err(Refusal::Exists) };
         }
         self.need_dir(dir)?;
-        if self.snapshots.len() >= SNAPSHOTS_MAX {
+        if self.sums_base().is_none() {
+            // (Of a volume that is not upgraded yet: what is sent to a node that joins is compared with them.)
+            return Err(Refusal::Unsupported);
+        }
+        if self.snapshots.len() >= SNAPSHOTS_MAX && !joins::is_one(name) {
             return Err(Refusal::TooManyLinks);
         }
         let number = self.snapshots.last + 1;
@@ -197,6 +224,9 @@ impl Volume {
         self.tree.put(Key::new(0, kind::SNAPSHOT, 0), &number.to_le_bytes())?;
         self.tree.put(Key::new(0, kind::SNAPSHOT, number), &snapshot.encode())?;
         self.tree.put(Key::new(0, kind::SNAPSHOT_ROOT, number), &root.encode())?;
+        if joins::is_one(name) {
+            self.snapshots.joining.insert(name.to_vec());
+        }
         self.snapshots.all.insert(number, Entry { snapshot, root });
         self.snapshots.last = number;
         Ok(Applied::default())
@@ -215,6 +245,7 @@ impl Volume {
         self.tree.remove(Key::new(0, kind::SNAPSHOT, number))?;
         self.tree.remove(Key::new(0, kind::SNAPSHOT_ROOT, number))?;
         self.snapshots.all.remove(&number);
+        self.snapshots.joining.remove(name);
         self.snapshots.opened.retain(|(n, _)| *n != number);
         self.tree.give_up(transaction);
         self.space.drop_snapshot(number);
@@ -229,6 +260,11 @@ impl Volume {
     /// Whether there are snapshots.
     pub fn has_snapshots(&self) -> bool {
         self.snapshots.len() > 0
+    }
+
+    /// Names of snapshots that were made for nodes which join.
+    pub fn join_snapshots(&self) -> impl Iterator<Item = &[u8]> {
+        self.snapshots.joining.iter().map(Vec::as_slice)
     }
 
     /// Blocks that snapshots have, and no file.
