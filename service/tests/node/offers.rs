@@ -418,6 +418,8 @@ pub fn interrupted(seeds: std::ops::Range<u64>, change: Change, check: fn(&mut R
             }
             hand.sync(&mut rig);
             comes_in(&mut rig, epoch);
+            rig.pass(200_000_000);
+            rig.settle();
             epoch += 2;
             for n in 0..2 {
                 view(&mut rig, n, epoch, &[1], &[]);
