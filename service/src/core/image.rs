@@ -12,7 +12,7 @@
 //! 2 no item inode u64, kind u8, item u64
 //! 3 blocks  arena u32, first block u64, number u32, their bytes
 //! 4 state   number u64, length u16, the snapshot as its item has it: what has come is this
-//! 5 end     inodes u64, blocks u64, time u64, highest number of a snapshot u64
+//! 5 end     inodes u64, blocks u64, time u64
 //! ```
 
 use std::collections::VecDeque;
@@ -79,7 +79,7 @@ impl<'a> Part<'a> {
                 w.u8(4).u64(*number).u16(item.len() as u16).bytes(&item);
             }
             Self::End(end) => {
-                w.u8(5).u64(end.inodes).u64(end.blocks).u64(end.time).u64(end.last_snapshot);
+                w.u8(5).u64(end.inodes).u64(end.blocks).u64(end.time);
             }
         }
     }
@@ -110,12 +110,7 @@ impl<'a> Part<'a> {
                 let (number, len) = (r.u64()?, r.u16()?);
                 Self::State(number, Snapshot::decode(r.bytes(len.into())?)?)
             }
-            5 => Self::End(ImageEnd {
-                inodes: r.u64()?,
-                blocks: r.u64()?,
-                time: r.u64()?,
-                last_snapshot: r.u64()?,
-            }),
+            5 => Self::End(ImageEnd { inodes: r.u64()?, blocks: r.u64()?, time: r.u64()? }),
             _ => return Err(r.corrupt("has a part of an unknown kind")),
         })
     }

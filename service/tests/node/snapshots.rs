@@ -52,6 +52,11 @@ fn list(hand: &Hand, rig: &mut Rig) -> Vec<SnapshotRecord> {
     }
 }
 
+/// An inode as a snapshot has it.
+fn within(rig: &Rig, name: &[u8], ino: InodeId) -> InodeId {
+    ino.in_snapshot(rig.nodes[0].volume().snapshot_named(name).expect("a snapshot").slot)
+}
+
 fn lookup(
     hand: &Hand,
     rig: &mut Rig,
@@ -165,7 +170,7 @@ fn nothing_of_a_snapshot_changes() {
     let mut root = rig.attach(0, 0);
     let file = root.create(&mut rig, b"file", 0o100_666);
     assert_eq!(outcome(&mut root, &mut rig, &snapshot(b"s")), 0);
-    let (slot, ino) = (1, file.in_snapshot(1));
+    let ino = within(&rig, b"s", file);
     for mode in [LeaseMode::Read, LeaseMode::Write] {
         let flags = rpc::WANT_READ;
         let asked = root.call(&mut rig, &Request::Inode { ino, mode, flags });
@@ -180,7 +185,7 @@ fn nothing_of_a_snapshot_changes() {
     assert_eq!(root.call(&mut rig, &Request::Lock { ino, wait: 0, lock }), Err(Errno::ROFS));
     assert_eq!(root.call(&mut rig, &Request::Extents { ino, from: 0 }), Err(Errno::ROFS));
     // There is no such inode in the volume, whatever is done with it.
-    let top = InodeId::ROOT.in_snapshot(slot);
+    let top = within(&rig, b"s", InodeId::ROOT);
     for op in [
         write(ino, 0, b"x"),
         Op::Unlink { ino, parent: top, name: b"file", open: false },
@@ -209,12 +214,13 @@ fn a_number_alone_opens_nothing() {
     rig.pass(300_000_000);
     rig.settle();
     let mut user = rig.attach(0, USER);
-    assert_eq!(read(&user, &mut rig, file.in_snapshot(1)), Ok(b"seen".to_vec()));
+    let file = within(&rig, b"all", file);
+    assert_eq!(read(&user, &mut rig, file), Ok(b"seen".to_vec()));
     user.proofs = false;
-    assert_eq!(read(&user, &mut rig, file.in_snapshot(1)), Err(Errno::STALE));
-    let top = InodeId::ROOT.in_snapshot(1);
+    assert_eq!(read(&user, &mut rig, file), Err(Errno::STALE));
+    let top = within(&rig, b"all", InodeId::ROOT);
     assert!(lookup(&user, &mut rig, top, b"file", 0).is_ok(), "everybody was shown the root");
-    let inner = ino.in_snapshot(2);
+    let inner = within(&rig, b"inner", ino);
     let names = user.call(&mut rig, &Request::Names { dir: inner, cookie: 0 });
     assert_eq!(names, Err(Errno::ACCES), "its directory lets in nobody else");
     assert!(root.call(&mut rig, &Request::Names { dir: inner, cookie: 0 }).is_ok());
@@ -235,7 +241,8 @@ fn what_a_snapshot_has_is_not_left_out_of_a_chunk() {
     root.sync(&mut rig);
     for n in 0..3 {
         let hand = rig.attach(n, 0);
-        assert_eq!(read(&hand, &mut rig, file.in_snapshot(1)), Ok(vec![1; 3 * BLOCK]), "{n}");
+        let file = within(&rig, b"s", file);
+        assert_eq!(read(&hand, &mut rig, file), Ok(vec![1; 3 * BLOCK]), "{n}");
     }
     assert!(rig.nodes[0].counters().coalesced > 0, "the third write makes the second one vain");
     same_snapshots(&mut rig);
@@ -258,7 +265,8 @@ fn rot_in_a_snapshot_is_mended_when_it_is_read() {
     flip(&rig, 1, segment, at + 7);
     assert_eq!(crate::scrub::rotten(&rig, 1), 1, "fsck reads what snapshots have");
     let hand = rig.attach(1, 0);
-    assert_eq!(read(&hand, &mut rig, file.in_snapshot(1)), Ok(vec![1; 3 * BLOCK]));
+    let file = within(&rig, b"s", file);
+    assert_eq!(read(&hand, &mut rig, file), Ok(vec![1; 3 * BLOCK]));
     same_snapshots(&mut rig);
 }
 
@@ -327,7 +335,8 @@ fn a_new_member_is_sent_the_past() {
     let names: Vec<Vec<u8>> = states(&rig, 1).into_iter().map(|(_, name, _)| name).collect();
     assert_eq!(names, [&b"one"[..], b"two", b"a", b"b", b"c", b"d"]);
     let second = rig.attach(1, 0);
-    let old = read(&second, &mut rig, files[0].in_snapshot(1)).unwrap();
+    let old = within(&rig, b"one", files[0]);
+    let old = read(&second, &mut rig, old).unwrap();
     assert_eq!(old.len(), 9 * BLOCK + 300);
     assert_eq!((hand.refusals(), rig.nodes[1].status().counters.taken_over_bytes), (0, 0));
     // It is a head like any other.

@@ -50,8 +50,6 @@ pub struct ImageEnd {
     pub blocks: u64,
     /// Realtime nanoseconds of the last operation.
     pub time: u64,
-    /// The highest number that a snapshot was given.
-    pub last_snapshot: u64,
 }
 
 fn bad(what: &'static str) -> Fault {
@@ -88,7 +86,7 @@ impl Volume {
     /// What the end of an image says whose last state is the one published now.
     pub const fn image_end(&self) -> ImageEnd {
         let RootRecord { inodes, blocks, time, .. } = self.root;
-        ImageEnd { inodes, blocks, time, last_snapshot: self.snapshots.last }
+        ImageEnd { inodes, blocks, time }
     }
 
     /// The bytes of blocks by their place, compared with their checksums. None: one of them is not what it should be.
@@ -197,11 +195,9 @@ impl Volume {
     /// All has come: it is the state of the stream up to `seq`, on media. The volume is to be opened anew, which judges it.
     pub fn end_image(&mut self, end: &ImageEnd, seq: StreamSeq, epoch: Epoch) -> Result<(), Fault> {
         let coming = std::mem::take(&mut self.snapshots.coming);
-        let last = coming.last_key_value().map_or(0, |(number, _)| *number).max(end.last_snapshot);
         let entries = coming.iter();
         let entries: Vec<_> =
             entries.map(|(n, entry)| (*n, entry.snapshot.encode(), entry.root.encode())).collect();
-        self.tree.put(Key::new(0, kind::SNAPSHOT, 0), &last.to_le_bytes())?;
         for (number, snapshot, root) in entries {
             self.tree.put(Key::new(0, kind::SNAPSHOT, number), &snapshot)?;
             self.tree.put(Key::new(0, kind::SNAPSHOT_ROOT, number), &root)?;
