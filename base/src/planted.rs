@@ -694,6 +694,10 @@ pub enum Bug {
     SnapshotUnproved = 472,
     /// What a snapshot has is left out because it is overwritten behind it.
     SnapshotCoalesced = 473,
+    /// The root of an image is written over that of the state it began with.
+    ImageOverRoot = 474,
+    /// A node that joins goes on from a state that is not sent to it as it was.
+    ImageUnfrozen = 475,
 }
 
 impl Bug {
@@ -2231,6 +2235,16 @@ impl Bug {
             Bug::SnapshotCoalesced,
             "snapshot-coalesced",
             "what a snapshot has is left out because it is overwritten behind it",
+        ),
+        (
+            Bug::ImageOverRoot,
+            "image-over-root",
+            "the root of an image is written over that of the state it began with",
+        ),
+        (
+            Bug::ImageUnfrozen,
+            "image-unfrozen",
+            "a node that joins goes on from a state that is not sent to it as it was",
         ),
     ];
 

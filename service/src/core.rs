@@ -22,6 +22,7 @@ pub mod frame;
 mod head;
 pub mod heal;
 mod heir;
+pub mod image;
 mod invariants;
 mod join;
 mod joint;
@@ -552,6 +553,7 @@ impl Node {
         let more = more || behind && self.member.job.is_none();
         let more = self.discard_step()? || more;
         let more = self.place_step()? || more;
+        let more = self.images_step()? || more;
         let more = more || self.snapshot_step()?;
         Ok(self.scrub_step()? || more)
     }
@@ -719,6 +721,9 @@ impl Node {
             }
             Message::Snapshot { seq, piece, last_inode, end, waits, raw } if from_head => {
                 self.snapshot_arrived(seq, piece, last_inode, (end, waits), &raw)
+            }
+            Message::Image { seq, piece, last_inode, end, waits, raw } if from_head => {
+                self.image_arrived(seq, piece, last_inode, (end, waits), &raw)
             }
             Message::Granted { client, ino, token, mode, errno, stream } if from_head => {
                 self.granted(client, ino, token, mode, errno, stream);

@@ -35,7 +35,7 @@ use cluster::transport::Class;
 use placement::codec::Codec;
 
 use crate::core::frame::{Body, Received};
-use crate::core::message::{CHUNK, CHUNK_PREFIX, ENTRIES, PACKED, SNAPSHOT};
+use crate::core::message::{CHUNK, CHUNK_PREFIX, ENTRIES, IMAGE, PACKED, SNAPSHOT};
 use incoming::Incoming;
 pub use incoming::{Damaged, Heard};
 pub use outgoing::Line;
@@ -137,7 +137,7 @@ impl Counters {
 const fn clear_of(kind: u16) -> Option<usize> {
     match kind {
         CHUNK => Some(CHUNK_PREFIX),
-        ENTRIES | SNAPSHOT => Some(4),
+        ENTRIES | SNAPSHOT | IMAGE => Some(4),
         _ => None,
     }
 }

@@ -4,6 +4,7 @@
 //! and each view through a lease is compared with the model.
 
 mod operation;
+pub(crate) mod operator;
 mod plan;
 pub(crate) mod quota;
 mod requests;
@@ -105,6 +106,8 @@ pub(crate) enum Kind {
     SetDefault,
     /// Limits of a user or a directory; in most histories so large that they bar nobody.
     Quota,
+    /// A snapshot of the volume, or the end of one.
+    Snapshot,
     /// Another directory's quota counts an inode from now on, or none.
     Project,
     Unlink,
@@ -158,6 +161,7 @@ impl Kind {
             Self::Shift => "shift",
             Self::Tmpfile => "tmpfile",
             Self::Quota => "quota",
+            Self::Snapshot => "snapshot",
             Self::Project => "project",
             Self::Unlink => "unlink",
             Self::Rename => "rename",

@@ -204,7 +204,7 @@ fn many(options: &Options) -> ExitCode {
     );
     println!(
         "{} operations ({}), {} observations, {} interleavings, {} fsyncs; {} entries to refuse, {} operations without space, \
-         {} over a quota; {} jointly, {} of them untaken, {} judged anew; {} steps of scripts",
+         {} over a quota, {} snapshots; {} jointly, {} of them untaken, {} judged anew; {} steps of scripts",
         total.operations,
         listed(&total.kinds),
         total.observations,
@@ -213,6 +213,7 @@ fn many(options: &Options) -> ExitCode {
         total.dared,
         total.no_space,
         total.over_quota,
+        total.snapshots,
         total.joint,
         total.untaken,
         total.unsaid,

@@ -76,6 +76,9 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (453..455, "service/src/core/frame.rs"),
     (461..467, "service/tests/node/offers.rs"),
     (467..472, "storage/tests/snapshots.rs"),
+    (472..474, "service/tests/node/snapshots.rs"),
+    (474..475, "storage/tests/snapshots.rs"),
+    (475..476, "service/tests/node/snapshots.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

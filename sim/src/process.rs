@@ -865,6 +865,8 @@ fn kind_of(op: &Op<'_>) -> &'static str {
         Op::SetQuota { .. } => "quota",
         Op::Reap { .. } => "reap",
         Op::Place { .. } => "place",
+        Op::Snapshot { .. } => "snapshot",
+        Op::DropSnapshot { .. } => "drop",
     }
 }
 

@@ -92,6 +92,8 @@ pub struct Preset {
     pub full: bool,
     /// Limits of users and directories are so low that they bar.
     pub quota: bool,
+    /// One client, which writes its log by hand, makes snapshots and gives them up.
+    pub snapshots: bool,
     /// The volume promises what a disk can.
     pub disk: bool,
     /// Faults are drawn from these, if there are any.
@@ -153,6 +155,8 @@ impl Preset {
             focus: Vec::new(),
             full: r.chance(1, 12),
             quota: false,
+            // Not drawn from the others' numbers.
+            snapshots: Random::new(seed ^ 0x54a9).chance(1, 3),
             disk: r.chance(1, 4),
             active: 2000 * MS,
             capacity: 0,
@@ -197,7 +201,7 @@ impl Preset {
     pub(crate) fn plain(seed: u64) -> Self {
         let mut preset = Self::of(seed);
         preset.make(Flavour::Plain);
-        preset.joint = false;
+        (preset.joint, preset.snapshots) = (false, false);
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
         preset.min_replicas = 0;
         preset.threads = preset.threads.min(2);
@@ -222,6 +226,16 @@ impl Preset {
     /// One client writes its log by hand. Where honest operations may be refused, there is none.
     pub(crate) const fn has_attacker(&self) -> bool {
         self.hostile && !self.doubts()
+    }
+
+    /// One client writes its log by hand.
+    pub(crate) const fn by_hand(&self) -> bool {
+        self.has_attacker() || self.has_operator()
+    }
+
+    /// One client makes snapshots. Where operations may be refused, there is none.
+    pub(crate) const fn has_operator(&self) -> bool {
+        self.snapshots && !self.hostile && !self.doubts()
     }
 
     /// There are several users.
@@ -249,6 +263,8 @@ impl Preset {
             // Of the others none may run full: a refusal for want of space is a violation there.
             capacity: match (self.capacity, self.full) {
                 (0, true) => 384 << 10,
+                // What is overwritten stays for a while.
+                (0, false) if self.has_operator() => 128 << 20,
                 (0, false) => 24 << 20,
                 (bytes, _) => bytes,
             },
@@ -397,6 +413,8 @@ pub struct Outcome {
     pub no_space: u64,
     /// Operations that a limit barred.
     pub over_quota: u64,
+    /// Snapshots that members had in the end.
+    pub snapshots: u64,
     /// Operations by kind.
     pub kinds: BTreeMap<&'static str, u64>,
     /// Operations on names of directories that are used jointly.
@@ -423,6 +441,7 @@ impl Outcome {
         self.dared += other.dared;
         self.no_space += other.no_space;
         self.over_quota += other.over_quota;
+        self.snapshots += other.snapshots;
         self.joint += other.joint;
         self.untaken += other.untaken;
         self.unsaid += other.unsaid;
@@ -586,6 +605,7 @@ pub struct World<'a> {
     pub(crate) verdicts: crate::process::verdict::Verdicts,
     pub(crate) locks: crate::process::locks::Locks,
     pub(crate) jointly: crate::process::joint::Jointly,
+    pub(crate) history: crate::actor::operator::History,
     sink: Option<&'a mut dyn FnMut(&str)>,
 }
 
@@ -625,7 +645,7 @@ impl<'a> World<'a> {
             .map(|n| Host::new(NodeId(n as u32), shape, Clock::draw(&mut random), grace));
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         for host in &mut hosts {
-            (host.keeps_chunks, host.by_hand) = (preset.hears(), preset.has_attacker());
+            (host.keeps_chunks, host.by_hand) = (preset.hears(), preset.by_hand());
             host.joint = preset.shares();
             host.compression = preset.compression.unwrap_or_else(|| draw_compression(seed));
         }
@@ -648,6 +668,7 @@ impl<'a> World<'a> {
             verdicts: Default::default(),
             locks: Default::default(),
             jointly: Default::default(),
+            history: Default::default(),
             sink,
             preset,
         };
@@ -695,7 +716,7 @@ impl<'a> World<'a> {
 
     /// Whether a client is LibFS: all are but the one that tries what it may not.
     fn is_process(&self, c: usize) -> bool {
-        !(c == 0 && self.preset.has_attacker())
+        !(c == 0 && self.preset.by_hand())
     }
 
     /// Whose a process is, where there are several: bound to a user, or the super-user's.

@@ -17,6 +17,7 @@
 //! one; it never moves single cells between neighbours.
 
 mod cache;
+mod changes;
 mod scrub;
 mod snapshots;
 
@@ -28,6 +29,7 @@ use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 
 pub use cache::{Cache, NumberMap};
+pub use changes::Change;
 pub use scrub::Looked;
 pub use snapshots::Walked;
 
@@ -165,6 +167,11 @@ pub struct SealedTree {
 }
 
 impl SealedTree {
+    /// The number of the transaction.
+    pub const fn transaction(&self) -> u64 {
+        self.transaction
+    }
+
     /// Writes and persists the pages, without a fence.
     pub fn write(&self, media: &dyn Media) -> Result<(), MediaError> {
         for (i, (number, page)) in self.pages.iter().enumerate() {

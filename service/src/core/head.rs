@@ -112,6 +112,8 @@ pub(super) struct Head {
     /// Which process of a joining node asked for what it is sent.
     pub joining: BTreeMap<NodeId, u64>,
     pub snapshots: BTreeMap<NodeId, super::snapshot::Outgoing>,
+    /// Those that are to be sent an image.
+    pub images_wanted: BTreeSet<NodeId>,
     /// Followers that the coordinator was asked to let into the chain, and when last.
     pub promised: BTreeMap<NodeId, Nanos>,
     pub promoted_at: Nanos,
@@ -154,6 +156,7 @@ impl Head {
             followers: BTreeSet::new(),
             joining: BTreeMap::new(),
             snapshots: BTreeMap::new(),
+            images_wanted: BTreeSet::new(),
             promised: BTreeMap::new(),
             promoted_at: 0,
         }
@@ -166,11 +169,13 @@ impl Head {
         self.keeping.review(view, until);
         if !new_epoch {
             self.snapshots.retain(|n, _| view.syncing.contains(n));
+            self.images_wanted.retain(|n| view.syncing.contains(n));
             self.followers.retain(|n| view.syncing.contains(n));
             return;
         }
         // Pieces under way are refused as of an old epoch: who joins asks anew.
         self.snapshots.clear();
+        self.images_wanted.clear();
         self.followers.clear();
         self.joining.clear();
         self.promised.clear();

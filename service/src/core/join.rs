@@ -66,6 +66,8 @@ pub(super) struct Incoming {
     let_go: InodeId,
     /// Offers were decided of files up to this one.
     decided: InodeId,
+    /// Of an image: the empty volume, which is on media until all has come.
+    image: Option<View>,
     /// What may be taken over when the head has compared it, by file and first block.
     doubted: BTreeMap<(InodeId, u64), Vec<Run>>,
 }
@@ -320,20 +322,13 @@ impl Node {
             return Ok(());
         }
         self.env.counters.snapshot_bytes += raw.len() as u64;
-        if !self.is_next_piece(seq, piece)? {
+        if !self.is_next_piece(seq, piece, false)? {
             return Ok(());
         }
         let Some((segment, base)) = self.ring.next_body(raw.len()) else {
             return Err(Failure::Diverged(seq, "a snapshot piece exceeds the stream ring".into()));
         };
-        // As head it gives none of these out again, also of what is gone.
-        if last_inode.0 >= NUMBERS_END {
-            let what = format!("a snapshot says that inode {last_inode} was used");
-            return Err(Failure::Diverged(seq, what));
-        }
-        if !planted(Bug::NumbersForgotten) {
-            self.volume.note_used(last_inode);
-        }
+        self.note_used(seq, last_inode)?;
         // The free part of the ring holds the piece while its data is copied out.
         self.env.media.write(segment, base, raw)?;
         for entry in entries(raw, 0) {
@@ -350,24 +345,47 @@ impl Node {
             let sealed = self.volume.seal(seq, self.view.epoch, &[])?;
             let freed = self.volume.publish(sealed)?;
             self.member.discards.extend(freed);
-            (self.member.applied, self.member.published) = (seq, seq);
-            self.ring.restart(seq)?;
-            self.member.whole_in = Some(self.view.epoch);
-            if let Some(join) = self.part.join_mut() {
-                join.joined_at = self.env.now;
-            }
-            if !waits {
-                self.know_all_lost();
-            }
-            log::info!("state as of stream position {seq} is here");
-            self.env.out.push(Effect::Position(seq));
-            self.to_head(Message::Position { seq });
+            self.joined_at(seq, waits)?;
         }
         Ok(())
     }
 
+    /// As head it gives none of these numbers out again, also of what is gone.
+    pub(super) fn note_used(&mut self, seq: StreamSeq, last_inode: InodeId) -> Result<(), Failure> {
+        if last_inode.0 >= NUMBERS_END {
+            let what = format!("a snapshot says that inode {last_inode} was used");
+            return Err(Failure::Diverged(seq, what));
+        }
+        if !planted(Bug::NumbersForgotten) {
+            self.volume.note_used(last_inode);
+        }
+        Ok(())
+    }
+
+    /// The state of the stream up to there is here, and published.
+    pub(super) fn joined_at(&mut self, seq: StreamSeq, waits: bool) -> Result<(), Failure> {
+        (self.member.applied, self.member.published) = (seq, seq);
+        self.ring.restart(seq)?;
+        self.member.whole_in = Some(self.view.epoch);
+        if let Some(join) = self.part.join_mut() {
+            join.joined_at = self.env.now;
+        }
+        if !waits {
+            self.know_all_lost();
+        }
+        log::info!("state as of stream position {seq} is here");
+        self.env.out.push(Effect::Position(seq));
+        self.to_head(Message::Position { seq });
+        Ok(())
+    }
+
     /// Whether that piece is the one that is next; with the first the volume is emptied.
-    fn is_next_piece(&mut self, seq: StreamSeq, piece: u32) -> Result<bool, Failure> {
+    pub(super) fn is_next_piece(
+        &mut self,
+        seq: StreamSeq,
+        piece: u32,
+        image: bool,
+    ) -> Result<bool, Failure> {
         let Some(incoming) = &mut self.member.incoming else { return Ok(false) };
         // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
         // which its end alone would be a state with nothing in it.
@@ -375,12 +393,17 @@ impl Node {
         if piece != 0 && incoming.begun != Some((seq, piece)) && !headless {
             return Ok(false);
         }
+        let goes_on = incoming.begun.is_some_and(|(before, _)| before == seq) && piece != 0;
+        if goes_on && incoming.image.is_some() != image {
+            let what = "an image goes on as a snapshot, or a snapshot as an image";
+            return Err(Failure::Diverged(seq, what.into()));
+        }
         incoming.begun = Some((seq, piece + 1));
         if let Some(join) = self.part.join_mut() {
             join.joining_at = self.env.now;
         }
         if (piece == 0 || headless) && !planted(Bug::JoinKeepsOld) {
-            self.wipe(seq)?;
+            self.wipe(seq, image)?;
         }
         Ok(true)
     }
@@ -394,7 +417,7 @@ impl Node {
         sure: &[Part],
     ) -> Result<(), Failure> {
         if self.part.join().is_some_and(|join| join.returning.is_some())
-            || !self.is_next_piece(seq, piece)?
+            || !self.is_next_piece(seq, piece, false)?
         {
             return Ok(());
         }
@@ -529,7 +552,7 @@ impl Node {
     }
 
     /// Makes the volume empty before a snapshot comes.
-    fn wipe(&mut self, seq: StreamSeq) -> Result<(), Failure> {
+    fn wipe(&mut self, seq: StreamSeq, image: bool) -> Result<(), Failure> {
         self.drop_job()?;
         self.forget_scrub();
         self.member.recent.cut(StreamSeq(0));
@@ -546,7 +569,11 @@ impl Node {
             gid: 0,
             mode: 0o755,
         };
-        let kept = self.keep_old(&params)?;
+        if let Some(incoming) = self.member.incoming.as_mut().filter(|_| image) {
+            // Its blocks lie where they lie elsewhere.
+            incoming.kept.clear();
+        }
+        let kept = !image && self.keep_old(&params)?;
         for segment in self.env.media.segments()? {
             match segment {
                 Segment::Log(_) if planted(Bug::JoinKeepsLogs) => {}
@@ -570,6 +597,9 @@ impl Node {
         self.member.dirty.clear();
         if !kept {
             self.volume = Volume::format(Arc::clone(&self.env.media), &params)?;
+        }
+        if let Some(incoming) = &mut self.member.incoming {
+            incoming.image = image.then(|| self.volume.begin_image());
         }
         self.ring.restart(seq)?;
         (self.member.applied, self.member.published) = (StreamSeq(0), StreamSeq(0));

@@ -280,6 +280,8 @@ messages! {
     42 SNAPSHOT_HAD "syncing -> head" SnapshotHad { incarnation: u64 };
     /// A piece of a snapshot: content that the node may have from before, and of what it has doubted what is the same. `id`: which snapshot, and the key of what is compared.
     40 SNAPSHOT_OFFER "head -> syncing" SnapshotOffer { seq: StreamSeq, piece: u32, id: u64, offers: Vec<Offered>, sure: Vec<Part> };
+    /// A piece of an image, counted as those of a snapshot (`core::image`): parts one behind the other; `waits`: as there.
+    43 IMAGE "head -> syncing" Image { seq: StreamSeq, piece: u32, last_inode: InodeId, end: bool, waits: bool, raw: Vec<u8> };
     /// The piece is applied here, and all before it; of what it offers this is lacking, and this has the right checksums and is to be compared.
     41 SNAPSHOT_LACK "syncing -> head" SnapshotLack { seq: StreamSeq, piece: u32, id: u64, lacks: Vec<Part>, doubts: Vec<Doubt> };
 }

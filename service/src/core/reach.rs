@@ -103,7 +103,7 @@ impl Node {
     }
 
     /// Whether the head may put something into the stream, and knows of all leases.
-    fn may_place(&self) -> bool {
+    pub(super) fn may_place(&self) -> bool {
         let Some(head) = self.part.head() else { return false };
         let grants = head.ready && self.env.now >= self.view.grants_from;
         grants && !head.paused && self.ring.has_room()

@@ -32,12 +32,13 @@ use storage::volume::reach::Unplaced;
 use storage::volume::{AccountId, Place, View, Volume};
 
 use super::head::Head;
+use super::image::Image;
 use super::message::Message;
 use super::offer::{Asked, COMPARED, Doubt, OFFERED_A_TURN, Offered, Offers, Part};
 use super::{Effect, Failure, Node};
 
 /// Bytes of synthetic entries after which a turn ends.
-const PIECE: usize = 256 * 1024;
+pub(super) const PIECE: usize = 256 * 1024;
 /// Bytes of one message, unless one entry is longer.
 const MESSAGE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
@@ -50,7 +51,7 @@ const LOST: Nanos = 1_000_000_000;
 /// heartbeat sent later has been confirmed, on the same connection.
 const PROMOTE_KNOWN: Nanos = 1_000_000_000;
 /// So long after content was found rotten it is read again.
-const MENDING: Nanos = 10_000_000;
+pub(super) const MENDING: Nanos = 10_000_000;
 /// fallocate: do not change the size.
 const KEEP_SIZE: u16 = 1;
 const S_IFMT: u32 = 0o170_000;
@@ -63,6 +64,8 @@ pub(super) struct Outgoing {
     pub(super) seq: StreamSeq,
     /// None: all of it is on its way.
     dump: Option<Dump>,
+    /// Instead of that: the volume with its snapshots.
+    pub(super) image: Option<Box<Image>>,
     /// Messages sent.
     number: u32,
     /// Messages acknowledged.
@@ -70,7 +73,7 @@ pub(super) struct Outgoing {
     /// When it was begun, or something was acknowledged last.
     heard: Nanos,
     /// What comes next is being mended; it is tried again then.
-    pause: Nanos,
+    pub(super) pause: Nanos,
     offers: Offers,
     /// Inodes in all, and those that are done, but for what the node lacks.
     inodes: u64,
@@ -78,6 +81,8 @@ pub(super) struct Outgoing {
     /// Bytes sent, since when.
     sent: u64,
     begun: Nanos,
+    /// The last piece of an image was sent.
+    told: bool,
 }
 
 /// How far a node that joins is, for `status`.
@@ -98,19 +103,51 @@ pub struct JoinStatus {
 impl Outgoing {
     /// Whether all of it is on its way: no content is read for it any more.
     pub(super) const fn is_sent(&self) -> bool {
-        self.dump.is_none()
+        self.dump.is_none() && self.image.is_none()
     }
 
     /// Whether the next piece may be sent.
     fn is_open(&self) -> bool {
         let goes_on = self.dump.as_ref().is_some_and(|dump| !dump.waits(&self.offers, false));
-        goes_on && self.number < self.acked.saturating_add(WINDOW)
+        (goes_on || self.image.is_some()) && self.number < self.acked.saturating_add(WINDOW)
     }
 
     /// The number of the next message.
-    const fn next(&mut self) -> u32 {
+    pub(super) const fn next(&mut self) -> u32 {
         self.number += 1;
         self.number - 1
+    }
+
+    /// Of something that begins now, at that position.
+    pub(super) fn new(
+        seq: StreamSeq,
+        (dump, image): (Option<Dump>, Option<Image>),
+        offers: Offers,
+        inodes: u64,
+        now: Nanos,
+    ) -> Self {
+        Self {
+            seq,
+            dump,
+            image: image.map(Box::new),
+            number: 0,
+            acked: 0,
+            heard: now,
+            pause: 0,
+            offers,
+            inodes,
+            passed: 0,
+            sent: 0,
+            begun: now,
+            told: false,
+        }
+    }
+
+    /// A piece is sent.
+    pub(super) const fn note_sent(&mut self, bytes: u64, passed: u64, end: bool) {
+        self.sent += bytes;
+        self.passed = if end { self.inodes } else { passed };
+        self.told = end;
     }
 }
 
@@ -133,7 +170,7 @@ enum Stage {
 
 /// The cursor over a view.
 #[derive(Debug)]
-struct Dump {
+pub(super) struct Dump {
     view: View,
     stage: Stage,
     /// Directories whose names are still to be told.
@@ -641,6 +678,11 @@ impl Node {
         // What it held before is about to be wiped.
         head.acked.remove(&from);
         self.env.counters.snapshots += 1;
+        if self.volume.has_snapshots() {
+            head.snapshots.remove(&from);
+            head.images_wanted.insert(from);
+            return Ok(());
+        }
         // Content is read from the arenas, which hold what is published, and must not be older.
         self.publish_all()?;
         log::info!("node {from} joins at stream position {}", self.member.applied);
@@ -650,21 +692,8 @@ impl Node {
         let blocks = if had { self.env.config.limits.offer_blocks } else { 0 };
         let offers = Offers::new(blocks, self.env.random.next_u64());
         let Some(head) = self.part.head_mut() else { return Ok(()) };
-        let (inodes, begun) = (self.volume.root().inodes, heard);
-        let (passed, sent) = (0, 0);
-        let going = Outgoing {
-            seq,
-            dump,
-            number: 0,
-            acked: 0,
-            heard,
-            pause: 0,
-            offers,
-            inodes,
-            passed,
-            sent,
-            begun,
-        };
+        let inodes = self.volume.root().inodes;
+        let going = Outgoing::new(seq, (dump, None), offers, inodes, heard);
         head.snapshots.insert(from, going);
         Ok(())
     }
@@ -724,6 +753,18 @@ impl Node {
         let open = |(n, s): (&NodeId, &Outgoing)| (s.is_open() && now >= s.pause).then_some(*n);
         let Some(node) = head.snapshots.iter().find_map(open) else { return Ok(false) };
         let Some(mut going) = head.snapshots.remove(&node) else { return Ok(false) };
+        if let Some(image) = going.image.take() {
+            let rest = self.image_piece(node, &mut going, image)?;
+            let sent = rest.is_none() && going.told;
+            going.image = rest;
+            if (going.image.is_some() || sent)
+                && let Some(head) = self.part.head_mut()
+            {
+                // The entry stays, as that of a snapshot.
+                head.snapshots.insert(node, going);
+            }
+            return Ok(true);
+        }
         let Some(mut dump) = going.dump.take() else { return Ok(false) };
         let mut writer = Synthetic::default();
         let mut left = self.env.config.join_step.max(1);

@@ -11,7 +11,7 @@ use storage::format::control::LeaseMode;
 use storage::format::proof::Proof;
 use storage::format::rpc::{self, InodeRecord, InodeReply, SnapshotRecord, WANT_READ};
 use storage::permission::{Creds, R, X};
-use storage::volume::Volume;
+use storage::volume::{Volume, joins};
 
 use super::limits::LIST_BYTES;
 use super::message::Identity;
@@ -134,12 +134,22 @@ impl Node {
         }
         let mut body = Vec::new();
         rpc::reply_ok(&mut body);
-        for stat in self.volume.snapshots(after, TOLD) {
+        let mut told = Vec::new();
+        let mut from = after;
+        while told.is_empty() {
+            told = self.volume.snapshots(from, TOLD);
+            let Some(last) = told.last() else { break };
+            from = last.number;
+            // The service's own are nobody's to read.
+            told.retain(|stat| !joins::is_one(&stat.snapshot.name));
+        }
+        for stat in told {
             let (number, own_blocks, snapshot) = (stat.number, stat.own_blocks, stat.snapshot);
             let (slot, dir, time, inodes) =
                 (snapshot.slot, snapshot.dir, snapshot.time, snapshot.inodes);
             let (name, proof) = (snapshot.name, self.proof_for(p.client, dir.in_snapshot(slot)));
-            let record = SnapshotRecord { number, slot, dir, time, inodes, own_blocks, proof, name };
+            let record =
+                SnapshotRecord { number, slot, dir, time, inodes, own_blocks, proof, name };
             record.encode(&mut body);
         }
         Ok(Step::Answer(body))
@@ -217,13 +227,7 @@ fn list(
     }
 }
 
-fn xattr(
-    asks: &Asks,
-    state: &Volume,
-    record: &InodeRecord,
-    what: &What,
-    most: usize,
-) -> Stepped {
+fn xattr(asks: &Asks, state: &Volume, record: &InodeRecord, what: &What, most: usize) -> Stepped {
     let hidden = |name: &[u8]| name.starts_with(b"trusted.") && asks.identity.uid != 0;
     let value = |name: &[u8]| -> Result<Result<Vec<u8>, Errno>, Failure> {
         let known_to_all = storage::acl::is_acl(name) || name.starts_with(b"security.");

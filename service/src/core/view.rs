@@ -529,6 +529,7 @@ impl Node {
         self.unheard.remove(&node);
         if let Some(head) = self.part.head_mut() {
             head.snapshots.remove(&node);
+            head.images_wanted.remove(&node);
             head.reported.remove(&node);
         }
     }

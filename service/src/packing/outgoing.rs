@@ -10,7 +10,7 @@ use placement::compress::looks_compressible;
 
 use super::{Compression, Job, Packing, Piece, clear_of, passed_on, thin};
 use crate::core::frame::Body;
-use crate::core::message::{CHUNK, CHUNK_ACK, CHUNK_PREFIX, ENTRIES, PACKED, SNAPSHOT};
+use crate::core::message::{CHUNK, CHUNK_ACK, CHUNK_PREFIX, ENTRIES, IMAGE, PACKED, SNAPSHOT};
 use storage::format::chunk::CHUNK_HEADER_BYTES;
 
 /// What a thread packs in a second at least, by LZ4 and by Zstandard: a link that is faster than all of them gains nothing.
@@ -139,7 +139,7 @@ impl Outgoing {
             Compression::Zstd => Some(Codec::Zstd),
             Compression::Lz4 => looks().then_some(Codec::Lz4),
             // Nobody waits for a node that joins, and all others share the link with it.
-            Compression::Auto if kind == SNAPSHOT && rate.is_none() => {
+            Compression::Auto if is_for_join(kind) && rate.is_none() => {
                 looks().then_some(Codec::Lz4)
             }
             Compression::Auto => {
@@ -150,6 +150,11 @@ impl Outgoing {
             }
         }
     }
+}
+
+/// Whether a message is a piece of what a joining node is sent.
+const fn is_for_join(kind: u16) -> bool {
+    matches!(kind, SNAPSHOT | IMAGE)
 }
 
 impl Packing {
@@ -172,7 +177,7 @@ impl Packing {
             queue.put(Slot::Ready(PACKED, packed.into()));
             return None;
         }
-        let waits = line.queued > 0 || queue.blocked || kind == SNAPSHOT;
+        let waits = line.queued > 0 || queue.blocked || is_for_join(kind);
         let least = if waits { self.limits.short } else { self.limits.long };
         let rate = queue.pace.rate(line.now);
         let long = clear_of(kind).is_some() && body.len() >= least;

@@ -35,6 +35,7 @@ mod rig;
 mod room;
 mod scrub;
 mod share;
+mod snapshots;
 mod sole;
 mod threads;
 mod turns;

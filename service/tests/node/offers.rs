@@ -20,12 +20,12 @@ use crate::scrub::{agree, flip_in, view, write};
 const BLOCK: usize = BLOCK_BYTES as usize;
 const TWO: NodeId = NodeId(2);
 
-fn limits(offer_blocks: u64) -> Limits {
+pub fn limits(offer_blocks: u64) -> Limits {
     Limits { returns: 0, offer_blocks, ..Limits::SHIPPED }
 }
 
 /// Two nodes and files that both have; then the second is away.
-fn parted(offer_blocks: u64, seed: u64, files: u8, blocks: usize) -> (Rig, Hand, Vec<InodeId>) {
+pub fn parted(offer_blocks: u64, seed: u64, files: u8, blocks: usize) -> (Rig, Hand, Vec<InodeId>) {
     let mut rig = Rig::with(2, seed, config_with(limits(offer_blocks)));
     let mut hand = rig.attach(0, 0);
     let mut inodes = Vec::new();
@@ -49,13 +49,13 @@ fn parted(offer_blocks: u64, seed: u64, files: u8, blocks: usize) -> (Rig, Hand,
 }
 
 /// The second is back.
-fn back(rig: &mut Rig, epoch: u32) {
+pub fn back(rig: &mut Rig, epoch: u32) {
     for n in 0..2 {
         view(rig, n, epoch, &[1], &[2]);
     }
 }
 
-fn comes_in(rig: &mut Rig, epoch: u32) {
+pub fn comes_in(rig: &mut Rig, epoch: u32) {
     for _ in 0..400 {
         rig.pass(20_000_000);
         rig.deliver_all();
@@ -290,7 +290,13 @@ fn a_volume_that_is_nearly_full_finds_room() {
 }
 
 /// A change of anything.
-fn change(rig: &mut Rig, hand: &mut Hand, files: &mut Vec<InodeId>, random: &mut Random, n: u64) {
+pub fn change(
+    rig: &mut Rig,
+    hand: &mut Hand,
+    files: &mut Vec<InodeId>,
+    random: &mut Random,
+    n: u64,
+) {
     let ino = files[random.below(files.len() as u64) as usize];
     let offset = random.below(10 * BLOCK_BYTES);
     let most = if random.chance(1, 2) { 200 } else { 12_000 };
@@ -350,10 +356,20 @@ fn dies(rig: &mut Rig, random: &mut Random, blocks: u64) {
     rig.nodes[1] = Node::new(config(2), media, random.clone()).expect("a node");
 }
 
+/// How something changes: with nodes, a client and its files, and a number that is new.
+pub type Change = fn(&mut Rig, &mut Hand, &mut Vec<InodeId>, &mut Random, u64);
+
 #[test]
 fn it_goes_on_wherever_it_is_interrupted() {
+    let (taken, deaths) = interrupted(0..60, change, |_| {});
+    assert!(taken > 60 * 20 * BLOCK_BYTES && deaths > 30, "{taken} bytes, {deaths} deaths");
+}
+
+/// Histories of a node that goes and comes back, while its links end, and it dies, in the middle of that; how many bytes it took over in all, and how
+/// often it died. `check` looks at both nodes whenever it is back.
+pub fn interrupted(seeds: std::ops::Range<u64>, change: Change, check: fn(&mut Rig)) -> (u64, u64) {
     let (mut taken, mut deaths) = (0, 0);
-    for seed in 0..60 {
+    for seed in seeds {
         let mut random = Random::new(0x0ffe4 + seed);
         let blocks = [1, 3, 64, 1024][random.below(4) as usize];
         let (mut rig, mut hand, mut files) = parted(blocks, seed, 6, 9);
@@ -402,15 +418,18 @@ fn it_goes_on_wherever_it_is_interrupted() {
             }
             hand.sync(&mut rig);
             comes_in(&mut rig, epoch);
+            rig.pass(200_000_000);
+            rig.settle();
             epoch += 2;
             for n in 0..2 {
                 view(&mut rig, n, epoch, &[1], &[]);
             }
             rig.settle();
+            check(&mut rig);
             taken += came(&rig).0;
         }
     }
-    assert!(taken > 60 * 20 * BLOCK_BYTES && deaths > 30, "{taken} bytes, {deaths} deaths");
+    (taken, deaths)
 }
 
 /// A head of the version before this one does not know that somebody may have something, and is asked in its own words as well.

@@ -57,6 +57,9 @@ impl World<'_> {
                 _ => Kind::Garbage,
             };
         }
+        if self.preset.has_operator() && self.random.chance(1, 3) {
+            return Kind::Snapshot;
+        }
         let favoured = self.preset.favour.len() as u64;
         if favoured > 0 {
             return self.preset.favour[self.random.below(favoured) as usize];
@@ -127,7 +130,7 @@ impl World<'_> {
                     && (state(target).mode & 0o2000 == 0 || who.in_group(state(target).gid))
             }
             Kind::Chmod | Kind::SetDefault => owns(target),
-            Kind::Chown | Kind::Quota | Kind::Project => false,
+            Kind::Chown | Kind::Quota | Kind::Project | Kind::Snapshot => false,
             Kind::Clone => writes(target) && may(other, R),
             Kind::Write | Kind::Append | Kind::Truncate => writes(target) && plain(target),
             // (To have made it gives no right to its times.)
@@ -261,7 +264,7 @@ impl World<'_> {
         match (plan.kind, target) {
             (Kind::List, _) => Need::Nothing,
             (Kind::Quota, _) if quota::of_user(plan) && plan.dir != 1 => Need::GiveUp,
-            (Kind::Quota, _) => Need::Nothing,
+            (Kind::Quota | Kind::Snapshot, _) => Need::Nothing,
             // What is made in a directory depends on its attributes.
             (Kind::Create | Kind::Mkdir | Kind::Tmpfile, _) if !self.has_xattrs(plan.dir) => {
                 Need::GiveUp

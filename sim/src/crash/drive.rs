@@ -383,6 +383,20 @@ pub fn view(volume: &Volume) -> Result<Vec<Seen>, String> {
     let (mut seen, mut ids) = (Vec::new(), BTreeMap::new());
     look(volume, InodeId::ROOT, String::new(), &mut ids, &mut seen)
         .map_err(|e| format!("the volume cannot be read: {e}"))?;
+    if volume.has_snapshots() {
+        // What the node has published, by whoever opens the region.
+        let bad = |e: storage::volume::Fault| format!("a snapshot cannot be read: {e}");
+        let mut opened = Volume::open(Arc::clone(volume.media())).map_err(bad)?;
+        let mut all = volume.snapshots(0, usize::MAX);
+        all.sort_by(|a, b| a.snapshot.name.cmp(&b.snapshot.name));
+        for stat in all {
+            let Some(state) = opened.read_snapshot(stat.snapshot.slot) else {
+                return Err("a snapshot is not on media".into());
+            };
+            let path = format!(".snapshots/{}", String::from_utf8_lossy(&stat.snapshot.name));
+            look(state, InodeId::ROOT, path, &mut BTreeMap::new(), &mut seen).map_err(bad)?;
+        }
+    }
     Ok(seen)
 }
 
@@ -786,6 +800,14 @@ impl Session {
             Act::Quota(blocks) => {
                 let (ino, limit) = (self.lease(1)?, Amount { blocks: *blocks, inodes: 0 });
                 self.append(&Op::SetQuota { ino, user: Some(7), limit }, time)
+            }
+            Act::Snapshot(name) => {
+                let name = name.as_bytes();
+                self.append(&Op::Snapshot { ino: InodeId::ROOT, name }, time)
+            }
+            Act::DropSnapshot(name) => {
+                let name = name.as_bytes();
+                self.append(&Op::DropSnapshot { ino: InodeId::ROOT, name }, time)
             }
             Act::SetXattr(n, name, len) => {
                 let (ino, value) = (self.inode(n)?, content(step, *len));

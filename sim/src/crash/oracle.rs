@@ -128,6 +128,8 @@ pub struct Model {
     nodes: BTreeMap<u64, Node>,
     next: u64,
     blocks: usize,
+    /// What there was when a snapshot was made.
+    snapshots: BTreeMap<String, BTreeMap<u64, Node>>,
 }
 
 /// Bytes of a block.
@@ -188,7 +190,8 @@ impl Model {
     /// An empty file system, made at that time, with room for so many blocks of data.
     pub fn new(mode: u32, time: u64, blocks: usize) -> Self {
         let root = Node { mode: DIR | mode, nlink: 2, mtime: time, ctime: time, ..Node::default() };
-        Self { nodes: BTreeMap::from([(1, root)]), next: 2, blocks }
+        let nodes = BTreeMap::from([(1, root)]);
+        Self { nodes, next: 2, blocks, snapshots: BTreeMap::new() }
     }
 
     /// Number of the inode at a path.
@@ -278,9 +281,15 @@ impl Model {
             || self.nodes.get(&top).is_some_and(|n| n.names.values().any(|&c| self.below(dir, c)))
     }
 
+    /// Blocks of the files, and at most those that snapshots hold back.
+    fn used(&self) -> usize {
+        let states = self.snapshots.values().chain([&self.nodes]);
+        states.flat_map(BTreeMap::values).map(|n| n.blocks.len()).sum()
+    }
+
     /// Blocks that nothing has.
     pub fn free(&self) -> usize {
-        self.blocks - self.nodes.values().map(|n| n.blocks.len()).sum::<usize>()
+        self.blocks.saturating_sub(self.used())
     }
 
     /// Does an operation; None when POSIX refuses it (or it would change nothing at all), and
@@ -288,8 +297,7 @@ impl Model {
     pub fn apply(&mut self, act: &Act, step: u64, time: u64) -> Option<()> {
         let mut after = self.clone();
         after.change(act, step, time)?;
-        let used: usize = after.nodes.values().map(|n| n.blocks.len()).sum();
-        if used > self.blocks {
+        if after.used() > self.blocks {
             return None;
         }
         *self = after;
@@ -340,6 +348,17 @@ impl Model {
                 put_bytes(self.file(n)?, 0, &content(step, *len as usize));
                 Some(())
             }
+            Act::Snapshot(name) => {
+                if self.snapshots.contains_key(name) {
+                    return None;
+                }
+                let mut then = self.nodes.clone();
+                // (Limits are none of a state.)
+                then.values_mut().for_each(|node| drop(node.xattrs.remove(LIMIT)));
+                self.snapshots.insert(name.clone(), then);
+                Some(())
+            }
+            Act::DropSnapshot(name) => self.snapshots.remove(name).map(drop),
             Act::Fsync | Act::Pause => Some(()),
             other => self.change_inode(other, step, time),
         }
@@ -484,31 +503,40 @@ impl Model {
     /// Everything that can be seen, in the order of the names.
     pub fn view(&self) -> Vec<Seen> {
         let (mut seen, mut ids) = (Vec::new(), BTreeMap::new());
-        self.look(1, String::new(), &mut ids, &mut seen);
+        look(&self.nodes, 1, String::new(), &mut ids, &mut seen);
+        for (name, nodes) in &self.snapshots {
+            look(nodes, 1, format!(".snapshots/{name}"), &mut BTreeMap::new(), &mut seen);
+        }
         seen
     }
+}
 
-    fn look(&self, id: u64, path: String, ids: &mut BTreeMap<u64, usize>, seen: &mut Vec<Seen>) {
-        let Some(node) = self.nodes.get(&id) else { return };
-        let first = ids.len();
-        let number = *ids.entry(id).or_insert(first);
-        let size = if is_dir(node) { 0 } else { node.body.len() as u64 };
-        let below = if path.is_empty() { String::new() } else { format!("{path}/") };
-        seen.push(Seen {
-            path,
-            id: number,
-            mode: node.mode,
-            nlink: node.nlink,
-            uid: node.uid,
-            size,
-            mtime: node.mtime,
-            ctime: node.ctime,
-            body: node.body.clone(),
-            xattrs: node.xattrs.clone(),
-        });
-        for (name, &child) in &node.names {
-            self.look(child, format!("{below}{name}"), ids, seen);
-        }
+fn look(
+    nodes: &BTreeMap<u64, Node>,
+    id: u64,
+    path: String,
+    ids: &mut BTreeMap<u64, usize>,
+    seen: &mut Vec<Seen>,
+) {
+    let Some(node) = nodes.get(&id) else { return };
+    let first = ids.len();
+    let number = *ids.entry(id).or_insert(first);
+    let size = if is_dir(node) { 0 } else { node.body.len() as u64 };
+    let below = if path.is_empty() { String::new() } else { format!("{path}/") };
+    seen.push(Seen {
+        path,
+        id: number,
+        mode: node.mode,
+        nlink: node.nlink,
+        uid: node.uid,
+        size,
+        mtime: node.mtime,
+        ctime: node.ctime,
+        body: node.body.clone(),
+        xattrs: node.xattrs.clone(),
+    });
+    for (name, &child) in &node.names {
+        look(nodes, child, format!("{below}{name}"), ids, seen);
     }
 }
 

@@ -227,7 +227,7 @@ impl<'a> Workloads<'a> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 23] = [
+const DIRECTED: [&str; 31] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
@@ -271,6 +271,23 @@ const DIRECTED: [&str; 23] = [
      unlink A/y; pause; append z 1; chmod A/x 384; fsync; unlink z",
     // One of two that share a block changes a part of it, so the rest is copied; then the other does.
     "Fresh Lazy; create A/y; clone A/x A/y; pause; write A/x 500 10; write A/y 0 5000; fsync; pause",
+    // What a snapshot has is written to, in part and in whole, cut and removed, before and after it is published.
+    "Fresh Lazy; snapshot s; write A/x 500 1000; fsync; truncate A/x 100; pause; unlink A/x; create z; \
+     write z 0 12000; fsync",
+    "Fresh Eager; snapshot s; write A/x 500 1000; write A/x 4096 4096; snapshot t; truncate A/x 0; \
+     write A/x 0 5000; drop s; create z; write z 0 12000; fsync; drop t; write z 0 50000",
+    "Fresh Fetching; write A/x 500 1000; snapshot s; write A/x 500 1000; drop s; write A/x 500 1000; fsync; pause",
+    "Fresh Fetching Member; snapshot s; write A/x 500 1000; pause; drop s; write A/x 600 10; fsync; snapshot t; \
+     pause; write A/x 700 10",
+    "Fresh Lazy Member; create A/y; clone A/x A/y; snapshot s; write A/x 500 10; write A/y 0 5000; chmod A/x 384; \
+     fsync; drop s; pause",
+    // Pages of the tree that a snapshot has, and that leave it.
+    "Fresh Eager; setxattr A/x user.a 3000; setxattr A/x user.b 3000; snapshot s; setxattr B user.c 3000; \
+     removexattr A/x user.a; removexattr A/x user.b; drop s; setxattr B user.d 3000; unlink A/x",
+    // Two publications after a snapshot: each root record is written over the other's, and no number is next to the last.
+    "Fresh Eager; snapshot s; fsync; snapshot t; fsync; utime B; fsync; drop s; drop t; fsync; utime A; pause",
+    "Ripe Fetching Member; snapshot s; create z; write z 0 60000; utime B; snapshot t; write z 100 40000; drop s; \
+     utime A; utime B",
     // Written to and gone in the same chunk, which then says nothing of what was written in place.
     "Fresh Fetching; tmpfile A/y 5000; fsync; write A/x 20000 10; fsync; write A/y 0 5000; \
      rename A/x A/y; rename A z",

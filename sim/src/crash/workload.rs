@@ -41,6 +41,10 @@ pub enum Act {
     SetAcl(String, u16, u16),
     /// The limit of user 7, in blocks.
     Quota(u64),
+    /// The volume as it is stays under a name.
+    Snapshot(String),
+    /// It is given up.
+    DropSnapshot(String),
     Fsync,
     /// Nothing, for long enough that the service publishes.
     Pause,
@@ -71,6 +75,8 @@ impl std::fmt::Display for Act {
             Self::Tmpfile(n, len) => write!(f, "tmpfile {n} {len}"),
             Self::SetAcl(n, user, others) => write!(f, "setacl {n} {user} {others}"),
             Self::Quota(blocks) => write!(f, "quota {blocks}"),
+            Self::Snapshot(name) => write!(f, "snapshot {name}"),
+            Self::DropSnapshot(name) => write!(f, "drop {name}"),
             Self::Fsync => f.write_str("fsync"),
             Self::Pause => f.write_str("pause"),
         }
@@ -111,6 +117,8 @@ impl Act {
             "tmpfile" => Ok(Self::Tmpfile(name(1)?, number(2)?)),
             "setacl" => Ok(Self::SetAcl(name(1)?, number(2)? as u16 & 7, number(3)? as u16 & 7)),
             "quota" => Ok(Self::Quota(number(1)?)),
+            "snapshot" => Ok(Self::Snapshot(name(1)?)),
+            "drop" => Ok(Self::DropSnapshot(name(1)?)),
             "fsync" => Ok(Self::Fsync),
             "pause" => Ok(Self::Pause),
             _ => Err(bad()),
@@ -292,6 +300,10 @@ const MORE: &str = "
     clone A/y A/x
     clone A/x z
     clone z A/y
+    snapshot s
+    snapshot t
+    drop s
+    drop t
 ";
 
 /// A random sequence of that many operations, fsyncs between them. `possible` says what can

@@ -44,7 +44,7 @@ pub fn touched(op: &Op<'_>) -> Vec<u64> {
         | Op::SetQuota { ino, .. }
         | Op::Place { ino, .. }
         | Op::Reap { ino } => &[ino],
-        Op::Pad => &[],
+        Op::Pad | Op::Snapshot { .. } | Op::DropSnapshot { .. } => &[],
     };
     all.iter().filter(|ino| **ino != InodeId::NONE).map(|ino| ino.0).collect()
 }
@@ -148,6 +148,8 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
     let mut w = Work { states: states.collect(), changed: Vec::new(), time };
     match *op {
         Op::Pad | Op::Reap { .. } | Op::Place { .. } => {}
+        // What they show is judged at the end: no file changes.
+        Op::Snapshot { .. } | Op::DropSnapshot { .. } => {}
         Op::Create { ino, parent, mode, uid, gid, name, target, .. } => {
             w.expect(parent, name, None)?;
             if w.states.get(&ino.0).is_some_and(|s| s.mode != 0) {

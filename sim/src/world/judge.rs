@@ -119,6 +119,7 @@ impl World<'_> {
     pub(crate) fn judge(&mut self) -> Result<(), String> {
         self.trace(|| "JUDGE".into());
         let (mut digests, mut free) = (Vec::new(), Vec::new());
+        self.history.shown = None;
         let members: Vec<usize> = (0..self.hosts.len()).filter(|n| !self.hosts[*n].gone).collect();
         for &n in &members {
             let media: Arc<dyn Media> = Arc::clone(&self.hosts[n].region) as _;
@@ -130,7 +131,8 @@ impl World<'_> {
                 return Err(format!("region of node {}: {}", n + 1, findings.join("; ")));
             }
             // Twice: as nicfs has it, and as somebody finds it who opens the region.
-            let opened = Volume::open(media).map_err(|e| format!("open: {e:?}"))?;
+            let mut opened = Volume::open(media).map_err(|e| format!("open: {e:?}"))?;
+            self.judge_snapshots(n, &mut opened)?;
             let cold = opened.digest().map_err(|e| format!("digest: {e:?}"))?;
             let Some(node) = &self.hosts[n].node else { continue };
             let warm = node.volume().digest().map_err(|e| format!("digest: {e:?}"))?;
@@ -168,7 +170,7 @@ impl World<'_> {
     /// service would expel its client, which loses what it did, and is told so: nothing else would object. (Clients by
     /// hand spoil theirs, and what was not fenced is torn when the power goes.)
     fn judge_logs(&self) -> Result<(), String> {
-        if self.preset.has_attacker() || self.outcome.faults.contains_key("power-cut") {
+        if self.preset.by_hand() || self.outcome.faults.contains_key("power-cut") {
             return Ok(());
         }
         let broken = |host: &&Host| {

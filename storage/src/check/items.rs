@@ -40,10 +40,9 @@ pub(super) struct Items {
     pub held: Vec<(u64, u64)>,
     /// Inodes that are not placed yet.
     pub unplaced: std::collections::BTreeMap<u64, Unplaced>,
-    /// Snapshots, where their trees begin, and the highest number that was given.
+    /// Snapshots, and where their trees begin.
     pub snapshots: std::collections::BTreeMap<u64, Snapshot>,
     pub roots: std::collections::BTreeMap<u64, SnapshotRoot>,
-    pub last_snapshot: u64,
     /// Runs of snapshots, of blocks that no newer state has.
     pub dead: Vec<(u64, Run)>,
     /// What accounts say they use.
@@ -81,7 +80,6 @@ impl Items {
             unplaced: std::collections::BTreeMap::new(),
             snapshots: std::collections::BTreeMap::new(),
             roots: std::collections::BTreeMap::new(),
-            last_snapshot: 0,
             dead: Vec::new(),
             accounts: std::collections::BTreeMap::new(),
             strays: BTreeSet::new(),
@@ -133,10 +131,6 @@ impl Items {
             (true, kind::UNPLACED) => match reach::decode(value) {
                 Ok(what) => drop(self.unplaced.insert(key.item, what)),
                 Err(e) => report.damage(place(), e.to_string()),
-            },
-            (true, kind::SNAPSHOT) if key.item == 0 => match <[u8; 8]>::try_from(value) {
-                Ok(last) => self.last_snapshot = u64::from_le_bytes(last),
-                Err(_) => report.damage(place(), "says no number"),
             },
             (true, kind::SNAPSHOT) => match Snapshot::decode(value) {
                 Ok(snapshot) => drop(self.snapshots.insert(key.item, snapshot)),

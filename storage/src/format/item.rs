@@ -22,7 +22,7 @@
 //!                                                   looked at; of others: the class that it shall have
 //!                                                   as its reach, 12 bytes as for an arena
 //! 0     23 snapshot    number                       slot u16, 6 zero, directory u64, time u64, inodes u64,
-//!                                                   name; of number 0: the highest number given u64
+//!                                                   name
 //! 0     24 root        number of a snapshot         page u64, level u32, 4 zero, transaction u64: where its
 //!                                                   tree begins, on this member
 //! ```

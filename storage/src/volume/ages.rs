@@ -2,11 +2,10 @@
 //!
 //! A block is in all snapshots that were made while it was in extents of the working state, and states follow each other: so
 //! it is in those from its *birth* to its *death*. Where it was born before the oldest snapshot nothing is known of it, and
-//! need not be: all that are older than its death have it. Of others the birth is noted, as the number of the first
-//! snapshot that has it, or can have it if it is yet to be made. One that is in extents no more hangs on the last snapshot
+//! need not be: all that are older than its death have it. Of others the birth is noted, as the lowest number that a snapshot
+//! can have which has it. (Snapshots are numbered here by the transactions that ended with them: numbers of this member,
+//! which grow, and none of which is next to another.) One that is in extents no more hangs on the last snapshot
 //! that has it. When that is given up it hangs on the one before, if that has it, or is free.
-//!
-//! Numbers of snapshots that were given up stay noted as births: they mean the next one that is there.
 //!
 //! What is always true:
 //! - Where there is no snapshot nothing is noted.
@@ -28,7 +27,7 @@ pub struct Ages {
     snapshots: BTreeMap<u64, Vec<Blocks>>,
     /// How many blocks those are in all.
     dead: u64,
-    /// The number of the next snapshot, or a lower one that no snapshot has.
+    /// A number behind those of all snapshots that were, and not behind that of the next.
     next: u64,
 }
 
@@ -61,13 +60,15 @@ impl Ages {
         self.next = number + 1;
     }
 
-    /// What snapshots there are, as found at open, and the highest number that was given.
-    pub fn of(numbers: impl Iterator<Item = u64>, last: u64) -> Self {
-        let snapshots = numbers.map(|number| (number, Vec::new())).collect();
-        Self { snapshots, next: last + 1, ..Self::default() }
+    /// What snapshots there are, as found at open.
+    pub fn of(numbers: impl Iterator<Item = u64>) -> Self {
+        let snapshots: BTreeMap<u64, Vec<Blocks>> =
+            numbers.map(|number| (number, Vec::new())).collect();
+        let next = snapshots.last_key_value().map_or(0, |(last, _)| last + 1);
+        Self { snapshots, next, ..Self::default() }
     }
 
-    /// The number of the next snapshot.
+    /// What is born now is noted by this number.
     pub const fn next(&self) -> u64 {
         self.next
     }
@@ -259,7 +260,7 @@ pub struct Known(BTreeMap<(u32, u64), u64>);
 
 impl Known {
     /// Those of these that it has not come by before.
-    fn add(&mut self, blocks: Blocks) -> Vec<Blocks> {
+    pub fn add(&mut self, blocks: Blocks) -> Vec<Blocks> {
         let Blocks { arena, block, len } = blocks;
         let (end, mut at, mut new) = (block + len, block, Vec::new());
         let (mut first, mut last) = (block, end);
@@ -314,12 +315,12 @@ mod tests {
                 let (at, len) = (random.below(40), 1 + random.below(6));
                 match random.below(8) {
                     0 => {
-                        number += 1;
+                        number += 2;
                         ages.snapshot(number);
                         model.snapshots.insert(number, model.live.clone());
                     }
                     1 if number > 0 => {
-                        let which = 1 + random.below(number);
+                        let which = 2 * (1 + random.below(number / 2));
                         let before: Vec<u64> = (0..64).filter(|b| model.has(*b)).collect();
                         if model.snapshots.remove(&which).is_some() {
                             let own = before.iter().filter(|b| !model.has(**b));
@@ -370,7 +371,7 @@ mod tests {
             }
             // As after a crash: from the states alone.
             let mut known = Known::default();
-            let mut found = Ages::of(model.snapshots.keys().copied(), number);
+            let mut found = Ages::of(model.snapshots.keys().copied());
             let mut seen = model.live.clone();
             for (n, state) in model.snapshots.iter().rev() {
                 for block in state.iter().filter(|b| !seen.contains(b)) {

@@ -164,7 +164,7 @@ impl Volume {
         self.space.still_free(blocks)
     }
 
-    fn flip_root(&self, root: &RootRecord) -> Result<(), MediaError> {
+    pub(super) fn flip_root(&self, root: &RootRecord) -> Result<(), MediaError> {
         if !planted(Bug::NoFenceBeforeRoot) {
             self.media.fence()?;
         }

@@ -10,7 +10,7 @@
 //!
 //! A snapshot of a directory shows that directory. What it holds back is what of the whole volume has changed since.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
@@ -27,6 +27,8 @@ use crate::tree::{Root, Tree};
 
 /// Views of snapshots that are held open.
 const OPENED_MAX: usize = 16;
+/// Nanoseconds for each of which there is a number: one millisecond.
+const NUMBERED: u64 = 1_000_000;
 /// Slots that there are: a number of 15 bits that is not 0.
 const SLOTS: u64 = 0x7fff;
 
@@ -41,18 +43,39 @@ pub struct SnapshotStat {
     pub own_blocks: u64,
 }
 
+/// Names of snapshots that are made for nodes which join, and that nobody else may use.
+pub mod joins {
+    use base::{NodeId, StreamSeq};
+
+    const PREFIX: &[u8] = b".join-";
+    /// Bytes of such a name at most.
+    pub const NAME_MAX: usize = 64;
+
+    /// One for a node, at a position.
+    pub fn name(node: NodeId, seq: StreamSeq) -> Vec<u8> {
+        [PREFIX, format!("{node}-{seq}").as_bytes()].concat()
+    }
+
+    /// Whether a name is such a one.
+    pub fn is_one(name: &[u8]) -> bool {
+        name.starts_with(PREFIX)
+    }
+}
+
 #[derive(Debug)]
-struct Entry {
-    snapshot: Snapshot,
-    root: SnapshotRoot,
+pub(super) struct Entry {
+    pub snapshot: Snapshot,
+    pub root: SnapshotRoot,
 }
 
 /// The snapshots of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Snapshots {
-    all: BTreeMap<u64, Entry>,
-    /// The highest number that was given.
-    last: u64,
+    pub all: BTreeMap<u64, Entry>,
+    /// Names of those that are made for nodes which join.
+    joining: BTreeSet<Vec<u8>>,
+    /// Those of an image that is coming ([`image`](super::image)).
+    pub coming: BTreeMap<u64, Entry>,
     /// Those that are read, the one that was read last at the end.
     opened: Vec<(u64, Box<View>)>,
 }
@@ -83,7 +106,6 @@ impl Snapshots {
 pub(super) struct Found {
     snapshots: BTreeMap<u64, Snapshot>,
     roots: BTreeMap<u64, SnapshotRoot>,
-    last: u64,
 }
 
 fn bad(what: &'static str) -> Fault {
@@ -95,12 +117,8 @@ impl Found {
     pub fn item(&mut self, key: Key, value: &[u8]) -> Result<(), Corrupt> {
         if key.kind == kind::SNAPSHOT_ROOT {
             self.roots.insert(key.item, SnapshotRoot::decode(value)?);
-        } else if key.item > 0 {
-            self.snapshots.insert(key.item, Snapshot::decode(value)?);
         } else {
-            let bytes = value.try_into();
-            let bad = Corrupt::new("snapshot", "says no number that was given last");
-            self.last = u64::from_le_bytes(bytes.map_err(|_| bad)?);
+            self.snapshots.insert(key.item, Snapshot::decode(value)?);
         }
         Ok(())
     }
@@ -120,18 +138,19 @@ impl Found {
         }
         let transactions: Vec<u64> = self.roots.values().map(|root| root.transaction).collect();
         let in_order = transactions.is_sorted_by(|a, b| a < b);
-        let last = self.snapshots.last_key_value().map_or(0, |(number, _)| *number);
         let published = transactions.last().is_none_or(|last| *last < root.transaction);
-        if !in_order || !published || last > self.last {
+        if !in_order || !published {
             return Err(bad("is not in the order of the others"));
         }
         if !self.roots.is_empty() {
-            space.ages = Ages::of(self.roots.keys().copied(), self.last);
+            space.ages = Ages::of(transactions.into_iter());
             Self::walk(&self.roots, tree, space)?;
         }
+        let names = self.snapshots.values().map(|snapshot| &snapshot.name);
+        let joining = names.filter(|name| joins::is_one(name)).cloned().collect();
         let all = self.snapshots.into_iter().zip(self.roots.into_values());
         let all = all.map(|((number, snapshot), root)| (number, Entry { snapshot, root }));
-        Ok(Snapshots { all: all.collect(), last: self.last, opened: Vec::new() })
+        Ok(Snapshots { all: all.collect(), joining, ..Snapshots::default() })
     }
 
     fn walk(
@@ -147,24 +166,25 @@ impl Found {
             Ok(Some(Blocks { arena: run.arena, block: run.block, len: run.len }))
         };
         // From the newest on: what it has that no newer state has.
-        for (number, at) in roots.iter().rev() {
+        for at in roots.values().rev() {
             let root = Root { page: at.page, level: at.level };
             tree.found_snapshot(root, at.transaction, &mut |key, value| {
                 if let Some(blocks) = run(key, value)? {
                     let ino = InodeId(key.ino);
                     let bad = |what| corrupt(ino)(Corrupt::new("extent", what));
-                    space.found_dead(*number, blocks).map_err(bad)?;
+                    space.found_dead(at.transaction, blocks).map_err(bad)?;
                 }
                 Ok(())
             })?;
         }
         // From the oldest on, and with the working state at the end: what it has that no older state has.
         let (mut walked, mut known) = (tree.walked(), Known::default());
-        let states = roots.iter().map(|(n, at)| (*n, Root { page: at.page, level: at.level }));
-        for (number, root) in states.chain([(space.ages.next(), tree.root())]) {
+        let root = |at: &SnapshotRoot| Root { page: at.page, level: at.level };
+        let states = roots.values().map(|at| (at.transaction, root(at)));
+        for (transaction, root) in states.chain([(space.ages.next(), tree.root())]) {
             tree.walk_new(root, &mut walked, &mut |key, value| {
                 if let Some(blocks) = run(key, value)? {
-                    space.ages.found_born(number, blocks, &mut known);
+                    space.ages.found_born(transaction, blocks, &mut known);
                 }
                 Ok(())
             })?;
@@ -183,20 +203,27 @@ impl Volume {
             return if same { Ok(already) } else { Err(Refusal::Exists) };
         }
         self.need_dir(dir)?;
-        if self.snapshots.len() >= SNAPSHOTS_MAX {
+        if self.sums_base().is_none() {
+            // (Of a volume that is not upgraded yet: what is sent to a node that joins is compared with them.)
+            return Err(Refusal::Unsupported);
+        }
+        if self.snapshots.len() >= SNAPSHOTS_MAX && !joins::is_one(name) {
             return Err(Refusal::TooManyLinks);
         }
-        let number = self.snapshots.last + 1;
+        // By its time, so that a number comes once also where those of the past are not known; and in any case behind the others.
+        let last = self.snapshots.all.last_key_value().map_or(0, |(number, _)| *number);
+        let number = (time / NUMBERED).max(last + 1);
         let slot = self.snapshots.free_slot(number);
         let snapshot = Snapshot { slot, dir, time, inodes: self.inodes, name: name.to_vec() };
         let (root, transaction) = self.tree.keep_working();
         let root = SnapshotRoot { page: root.page, level: root.level, transaction };
-        self.space.ages.snapshot(number);
-        self.tree.put(Key::new(0, kind::SNAPSHOT, 0), &number.to_le_bytes())?;
+        self.space.ages.snapshot(transaction);
         self.tree.put(Key::new(0, kind::SNAPSHOT, number), &snapshot.encode())?;
         self.tree.put(Key::new(0, kind::SNAPSHOT_ROOT, number), &root.encode())?;
+        if joins::is_one(name) {
+            self.snapshots.joining.insert(name.to_vec());
+        }
         self.snapshots.all.insert(number, Entry { snapshot, root });
-        self.snapshots.last = number;
         Ok(Applied::default())
     }
 
@@ -213,9 +240,10 @@ impl Volume {
         self.tree.remove(Key::new(0, kind::SNAPSHOT, number))?;
         self.tree.remove(Key::new(0, kind::SNAPSHOT_ROOT, number))?;
         self.snapshots.all.remove(&number);
+        self.snapshots.joining.remove(name);
         self.snapshots.opened.retain(|(n, _)| *n != number);
         self.tree.give_up(transaction);
-        self.space.drop_snapshot(number);
+        self.space.drop_snapshot(transaction);
         Ok(Applied::default())
     }
 
@@ -229,6 +257,11 @@ impl Volume {
         self.snapshots.len() > 0
     }
 
+    /// Names of snapshots that were made for nodes which join.
+    pub fn join_snapshots(&self) -> impl Iterator<Item = &[u8]> {
+        self.snapshots.joining.iter().map(Vec::as_slice)
+    }
+
     /// Blocks that snapshots have, and no file.
     pub fn snapshot_blocks(&self) -> u64 {
         self.space.dead()
@@ -240,7 +273,7 @@ impl Volume {
         let stat = |(number, entry): (&u64, &Entry)| SnapshotStat {
             number: *number,
             snapshot: entry.snapshot.clone(),
-            own_blocks: self.space.ages.own(*number),
+            own_blocks: self.space.ages.own(entry.root.transaction),
         };
         later.map(stat).collect()
     }
@@ -280,6 +313,14 @@ impl Volume {
         }
         self.snapshots.opened.push((number, view));
         self.snapshots.opened.last().map(|(_, view)| &***view)
+    }
+
+    /// One that was read lately.
+    pub(super) fn opened(&self, slot: u16) -> Option<&Volume> {
+        let all = self.snapshots.all.iter();
+        let (number, _) = all.clone().find(|(_, entry)| entry.snapshot.slot == slot)?;
+        let found = self.snapshots.opened.iter().find(|(n, _)| n == number)?;
+        Some(&found.1)
     }
 
     fn view_snapshot(&mut self, at: &SnapshotRoot, inodes: u64) -> Option<View> {

@@ -204,14 +204,14 @@ impl Space {
     }
 
     /// A snapshot is given up, and with it what no other has.
-    pub fn drop_snapshot(&mut self, number: u64) {
-        for part in self.ages.drop_snapshot(number) {
+    pub fn drop_snapshot(&mut self, transaction: u64) {
+        for part in self.ages.drop_snapshot(transaction) {
             self.give_up(part);
         }
     }
 
     /// Blocks found at open in a snapshot, after all that are newer: those that none of them has.
-    pub fn found_dead(&mut self, number: u64, blocks: Blocks) -> Result<(), &'static str> {
+    pub fn found_dead(&mut self, transaction: u64, blocks: Blocks) -> Result<(), &'static str> {
         let Some(arena) = self.arenas.get_mut(&blocks.arena) else {
             return Err("of a snapshot lies in an arena that does not exist");
         };
@@ -220,7 +220,7 @@ impl Space {
         }
         for part in within(&arena.free, blocks) {
             carve(&mut arena.free, part.block, part.len);
-            self.ages.found_dead(number, part);
+            self.ages.found_dead(transaction, part);
         }
         Ok(())
     }

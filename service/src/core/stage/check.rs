@@ -11,7 +11,7 @@ use storage::format::entry::{Op, mask};
 use storage::format::item;
 use storage::format::rpc::InodeRecord;
 use storage::permission::{Creds, W, X};
-use storage::volume::Volume;
+use storage::volume::{Volume, joins};
 
 use crate::core::lease::LeaseTable;
 use crate::core::message::Identity;
@@ -129,6 +129,10 @@ pub fn judge(
     match *op {
         // Only who may see everything says for how long everything stays.
         Op::Snapshot { .. } | Op::DropSnapshot { .. } if !super_user => return Err(Errno::PERM),
+        Op::Snapshot { name, .. } | Op::DropSnapshot { name, .. } if joins::is_one(name) => {
+            // The service's own, for nodes that join.
+            return Err(Errno::INVAL);
+        }
         Op::Snapshot { name, .. } if volume.snapshot_named(name).is_some() => {
             return Err(Errno::EXIST);
         }

@@ -6,7 +6,7 @@ use base::{ClientId, InodeId, Sequence, StreamSeq};
 use storage::format::chunk::ChunkHeader;
 use storage::format::entry::{Header, Op, entry_bytes};
 use storage::limits::CHUNK_BYTES_MAX;
-use storage::volume::Refusal;
+use storage::volume::{Refusal, joins};
 
 use super::check::{is_joint, judge};
 use super::draft::{Draft, Ended, Entries, Taken};
@@ -242,6 +242,10 @@ impl Node {
         self.mark_dirty(op, draft.seq, client);
         self.note_done(client, op, draft.seq)?;
         let facts = op.facts();
+        if facts.divides && matches!(op, Op::DropSnapshot { .. }) {
+            // What is sent of it is not there any more.
+            self.end_images();
+        }
         if facts.reads_content && !planted(Bug::CloneWhileJoining) {
             // Alone among the operations they use content that is there. Who joins would do them on
             // content that may be newer: their snapshots begin anew when they ask again.
@@ -280,7 +284,15 @@ impl Node {
     /// Nodes that join are sent nothing more of what is here now: they ask again.
     fn end_snapshots(&mut self) {
         if let Some(head) = self.part.head_mut() {
-            head.snapshots.retain(|_, s| s.is_sent());
+            // (Of an image nothing changes.)
+            head.snapshots.retain(|_, s| s.is_sent() || s.image.is_some());
+        }
+    }
+
+    /// The same of those that are sent the volume with its snapshots.
+    fn end_images(&mut self) {
+        if let Some(head) = self.part.head_mut() {
+            head.snapshots.retain(|_, s| s.image.is_none());
         }
     }
 
@@ -495,9 +507,9 @@ impl Node {
 
     /// Emits operations of the service's own, one after the other, as long as they can be done and the turn is not over;
     /// how many.
-    pub(in crate::core) fn emit_some(&mut self, ops: Vec<Op<'static>>) -> Result<usize, Failure> {
+    pub(in crate::core) fn emit_some(&mut self, ops: Vec<Op<'_>>) -> Result<usize, Failure> {
         let (time, mut done) = (self.env.realtime(), 0);
-        let most = ops.len() * (entry_bytes(0) + entry_bytes(1));
+        let most = ops.len() * (entry_bytes(0) + entry_bytes(joins::NAME_MAX));
         let mut draft = self.draft(most, &[])?;
         self.volume.keep_free(self.kept_free());
         for op in &ops {
