@@ -17,6 +17,9 @@ put 0644 capi/include/corbel.h usr/include/corbel.h
 put 0644 corbel/config/corbel.toml etc/corbel/corbel.toml
 put 0644 packaging/systemd/corbel.service lib/systemd/system/corbel.service
 put 0644 packaging/systemd/corbel-coordinator.service lib/systemd/system/corbel-coordinator.service
+for unit in corbel-snapshot.service corbel-snapshot.timer; do
+    put 0644 packaging/systemd/$unit lib/systemd/system/$unit
+done
 put 0644 packaging/sysusers.d/corbel.conf usr/lib/sysusers.d/corbel.conf
 put 0644 LICENSE usr/share/doc/corbel/copyright
 install -d "$root/sbin" "$root/usr/share/man/man1" "$root/usr/share/bash-completion/completions"

@@ -210,6 +210,10 @@ impl<H: Host> LibFsOn<H> {
         if !is_dir(self.attr_of(dir)?.mode) {
             return Err(Errno::NOTDIR);
         }
+        // (The service judges; what can be known before need not be among what it has refused.)
+        if self.find_snapshot(|record| record.name == name)?.is_some() {
+            return Err(Errno::EXIST);
+        }
         self.change_snapshots(&Op::Snapshot { ino: dir, name }, name, true)
     }
 

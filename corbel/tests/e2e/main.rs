@@ -26,6 +26,7 @@ mod restart;
 mod run;
 mod semantics;
 mod siege;
+mod snapshots;
 mod space;
 mod suites;
 mod virtiofs;
