@@ -698,6 +698,8 @@ pub enum Bug {
     ImageOverRoot = 474,
     /// A node that joins goes on from a state that is not sent to it as it was.
     ImageUnfrozen = 475,
+    /// A scrub does not read what only snapshots have.
+    PastUnscrubbed = 476,
 }
 
 impl Bug {
@@ -2246,6 +2248,7 @@ impl Bug {
             "image-unfrozen",
             "a node that joins goes on from a state that is not sent to it as it was",
         ),
+        (Bug::PastUnscrubbed, "past-unscrubbed", "a scrub does not read what only snapshots have"),
     ];
 
     /// The bug called `name`.

@@ -78,7 +78,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (467..472, "storage/tests/snapshots.rs"),
     (472..474, "service/tests/node/snapshots.rs"),
     (474..475, "storage/tests/snapshots.rs"),
-    (475..476, "service/tests/node/snapshots.rs"),
+    (475..477, "service/tests/node/snapshots.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

@@ -2,7 +2,7 @@
 //!
 //! # A pass
 //!
-//! Reads every page of the tree and every block of content of this node, a slice at a time, when there is nothing else to do: one that
+//! Reads every page of the tree and every block of content of this node, those of files and those that only snapshots have, a slice at a time, when there is nothing else to do: one that
 //! was asked for as fast as it goes, one in the background at a pace. A page that is rotten is written again from DRAM. A block
 //! of a file that is about to be published differs from its checksum for a moment; it is looked at again then.
 //!
@@ -50,6 +50,8 @@ enum Stage {
     Pages(u64),
     /// Content from this block of this inode on.
     Content(InodeId, u64),
+    /// Content that only snapshots have, from this place on: a page that hangs on one, and blocks of what was found in it.
+    Past((u64, usize), u64),
     /// What was not published when it was read.
     Again,
 }
@@ -212,7 +214,32 @@ impl Node {
                     }
                     None => next,
                 };
-                Some(next.map_or(Stage::Again, |(ino, file)| Stage::Content(ino, file)))
+                let past = Stage::Past((0, 0), 0);
+                Some(next.map_or(past, |(ino, file)| Stage::Content(ino, file)))
+            }
+            Stage::Past(at, done) => {
+                let (found, next) = match self.volume.sums_base() {
+                    Some(_) if !planted(Bug::PastUnscrubbed) => self.volume.past_content(at)?,
+                    _ => (Vec::new(), None),
+                };
+                // A slice of what the page leads to, behind what was read of that.
+                let (mut skip, mut left) = (done, SLICE);
+                for (ino, run) in &found {
+                    let gone = skip.min(run.len);
+                    skip -= gone;
+                    let part = run.cut(run.file + gone, run.file + gone + left);
+                    if part.len > 0 {
+                        left -= part.len;
+                        bytes += part.len * BLOCK_BYTES;
+                        self.compare_with_sums(*ino, &part)?;
+                    }
+                }
+                let all: u64 = found.iter().map(|(_, run)| run.len).sum();
+                Some(match next {
+                    _ if done + SLICE - left < all => Stage::Past(at, done + SLICE - left),
+                    Some(next) => Stage::Past(next, 0),
+                    None => Stage::Again,
+                })
             }
             Stage::Again => {
                 self.look_again()?;

@@ -270,6 +270,36 @@ fn rot_in_a_snapshot_is_mended_when_it_is_read() {
     same_snapshots(&mut rig);
 }
 
+/// What only snapshots have is scrubbed like what files have, on whichever of them it hangs.
+#[test]
+fn a_scrub_reads_the_past() {
+    let mut rig = Rig::new(2, 8);
+    let mut root = rig.attach(0, 0);
+    let file = root.create(&mut rig, b"file", 0o100_644);
+    let mut places = Vec::new();
+    for n in 0..3u8 {
+        root.append_in(&mut rig, file, &write(file, 0, &[n; 70 * BLOCK]));
+        assert_eq!(outcome(&mut root, &mut rig, &snapshot(&[b'a' + n])), 0);
+        rig.pass(300_000_000);
+        rig.settle();
+        let at = (u64::from(n) * 30 + 3) * BLOCK_BYTES;
+        places.push(crate::scrub::place(rig.nodes[1].volume(), file, at));
+    }
+    // Of the last one some is as it was: it hangs on none.
+    root.append_in(&mut rig, file, &write(file, 0, &[9; 65 * BLOCK]));
+    root.sync(&mut rig);
+    rig.pass(300_000_000);
+    rig.settle();
+    for (segment, at) in &places {
+        flip(&rig, 1, *segment, at + 9);
+    }
+    assert_eq!(crate::scrub::rotten(&rig, 1), 3);
+    crate::scrub::scrub(&mut rig, 1);
+    assert_eq!(crate::scrub::rotten(&rig, 1), 0);
+    assert_eq!(rig.nodes[1].counters().mended, 3);
+    same_snapshots(&mut rig);
+}
+
 /// A change, or a snapshot that comes or goes.
 fn change_or_snapshot(
     rig: &mut Rig,
@@ -405,7 +435,8 @@ fn what_was_made_for_a_join_goes_with_it() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn what_snapshots_need_is_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 3] = [
+    let tests: [(Bug, fn()); 4] = [
+        (Bug::PastUnscrubbed, a_scrub_reads_the_past),
         (Bug::SnapshotUnproved, a_number_alone_opens_nothing),
         (Bug::SnapshotCoalesced, what_a_snapshot_has_is_not_left_out_of_a_chunk),
         (Bug::ImageUnfrozen, a_new_member_is_sent_the_past),

@@ -12,8 +12,8 @@
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 
-use super::{Bitmap, Dropped, Fault, Pin, Root, Tree, Visit};
-use crate::format::page::LEVEL_MAX;
+use super::{Bitmap, Dropped, Fault, Pin, Root, Tree, Visit, read_page};
+use crate::format::page::{LEVEL_MAX, Page};
 
 /// A state that stays.
 #[derive(Debug)]
@@ -75,6 +75,21 @@ impl Tree {
     ) -> Option<(Self, Pin)> {
         let there = self.snapshots.contains_key(&transaction) && transaction <= self.published;
         there.then(|| self.view_of(root, transaction, cache_pages))
+    }
+
+    /// Of pages that only snapshots have, and that are on media, the one at that place among those that hang on a snapshot, or else the next: which snapshot,
+    /// the place, the page. (What hangs where changes: some may be passed over, or come twice.)
+    pub fn kept_page(&self, (transaction, at): (u64, usize)) -> Option<(u64, usize, u64)> {
+        let published = self.snapshots.range(transaction..=self.published.max(transaction));
+        published.filter(|(of, _)| **of <= self.published).find_map(|(of, kept)| {
+            let at = if *of == transaction { at } else { 0 };
+            Some((*of, at, kept.pages.get(at)?.page))
+        })
+    }
+
+    /// A page that a snapshot has.
+    pub fn read_kept(&self, number: u64) -> Result<Page, Fault> {
+        read_page(&*self.media, number)
     }
 
     /// Pages that snapshots have, and the working state has not.

@@ -289,6 +289,13 @@ impl Volume {
         all.find(|entry| entry.snapshot.slot == slot).map(|entry| &entry.snapshot)
     }
 
+    /// The slot of the snapshot that ended with a transaction.
+    pub(super) fn slot_of(&self, transaction: u64) -> Option<u16> {
+        let mut all = self.snapshots.all.values();
+        let found = all.find(|entry| entry.root.transaction == transaction);
+        found.map(|entry| entry.snapshot.slot)
+    }
+
     /// Whether the inode is one of a snapshot that is not on media yet.
     pub fn is_unpublished_snapshot(&self, ino: InodeId) -> bool {
         let Some((slot, _)) = ino.of_snapshot() else { return false };

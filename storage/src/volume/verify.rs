@@ -3,7 +3,7 @@
 use base::InodeId;
 
 use super::copies::{read_block, read_sum};
-use super::{Fault, Volume};
+use super::{Fault, Volume, corrupt};
 use crate::format::item::{Run, kind};
 use crate::format::page::Key;
 use crate::format::sum::{SUM_BYTES, Sum, sum_at};
@@ -139,6 +139,47 @@ impl Volume {
         // Of the inode looked at last the names are passed over next time: there may be many.
         let beyond = if last == ino { InodeId(ino.0.saturating_add(1)) } else { last };
         Ok((None, found.or((left == 0).then_some((beyond, 0)))))
+    }
+
+    /// Content that only snapshots have, of one page of those from that place on: runs of their files, and where to go on. What a newer
+    /// state has as well is left out as far as a look at the same place of the same file now says so.
+    pub fn past_content(
+        &self,
+        at: (u64, usize),
+    ) -> Result<(Vec<(InodeId, Run)>, Option<(u64, usize)>), Fault> {
+        let Some((transaction, at, number)) = self.tree.kept_page(at) else {
+            return Ok((Vec::new(), None));
+        };
+        let next = Some((transaction, at + 1));
+        let Some(slot) = self.slot_of(transaction) else { return Ok((Vec::new(), next)) };
+        let page = match self.tree.read_kept(number) {
+            Ok(page) if page.level() == 0 => page,
+            // (A page that is rotten was found before.)
+            Ok(_) | Err(Fault::Page { .. }) => return Ok((Vec::new(), next)),
+            Err(other) => return Err(other),
+        };
+        let mut found = Vec::new();
+        for i in (0..page.count()).filter(|i| page.key(*i).kind == kind::EXTENT) {
+            let (ino, item) = (InodeId(page.key(i).ino), page.key(i).item);
+            let run = Run::decode(item, page.value(i)).map_err(corrupt(ino))?;
+            if run.unwritten {
+                continue;
+            }
+            let mut from = run.file;
+            for now in self.runs(ino, run.file, run.end(), usize::MAX)? {
+                let same = now.arena == run.arena
+                    && now.block.wrapping_sub(now.file) == run.block.wrapping_sub(run.file);
+                let part = now.cut(run.file, run.end());
+                if same && from < part.file {
+                    found.push((ino.in_snapshot(slot), run.cut(from, part.file)));
+                }
+                from = if same { part.end() } else { from };
+            }
+            if from < run.end() {
+                found.push((ino.in_snapshot(slot), run.cut(from, run.end())));
+            }
+        }
+        Ok((found, next))
     }
 
     /// Numbers that tree pages may have.
