@@ -23,6 +23,7 @@ mod race;
 mod rejoin;
 mod restart;
 mod shared;
+mod snapshot;
 mod steady;
 mod straw2;
 mod tenants;
@@ -125,6 +126,8 @@ verbs! {
     Restart = "restart",
     /// A node that was away while one file in a hundred changed: bytes sent, time until it is back, what a writer waits for
     Rejoin = "rejoin",
+    /// Snapshots: made in an empty and in a filled volume, written over, and removed beside a program that writes
+    Snapshot = "snapshot",
     /// All services of each node ended and started, one node after the other, under load
     Upgrade = "upgrade",
     /// Bits flipped in one member's region, found and mended by a scrub; what checksums cost, beside regions without
@@ -327,6 +330,17 @@ pub const BENCHES: &[Row] = &[
             ("errors", Asked::Max(0.0)),
         ],
         run: rejoin::rejoin,
+    },
+    Row {
+        name: "snapshot",
+        about: "snapshots of an empty and of a filled volume are made, written over, and removed beside a program that writes",
+        asked: &[
+            ("create_us", Asked::Max(1000.0)),
+            ("write_cost", Asked::Max(2.0)),
+            ("delete_stall_ms", Asked::Max(5.0)),
+            ("errors", Asked::Max(0.0)),
+        ],
+        run: snapshot::snapshot,
     },
     Row {
         name: "upgrade",

@@ -5,12 +5,15 @@
 use std::sync::Arc;
 
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
-use service::core::Event;
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
 use service::core::offer::{Doubt, Offered, Part};
+use service::core::{Event, image};
 use storage::format::chunk::ChunkHeader;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
+use storage::format::item::Snapshot;
+use storage::format::page::Key;
+use storage::volume::image::ImageEnd;
 
 use crate::forge;
 use crate::input::Input;
@@ -88,7 +91,7 @@ impl World {
         let some = |input: &mut Input<'_>| -> Vec<InodeId> {
             (0..input.below(20)).map(|_| forge::inode(input, &self.known)).collect()
         };
-        match input.below(37) {
+        match input.below(39) {
             0 => Message::Chunk { all_acked: seq, chunk: self.chunk(n, input) },
             1 => Message::ChunkAck { seq },
             2 => Message::ClientUp {
@@ -183,6 +186,36 @@ impl World {
             34 => Message::LockHeir { client, heir: ClientId(input.odd()) },
             29 => Message::Kept { client, inodes: some(input) },
             30 => Message::Pinned { client, inodes: some(input), rights: some(input) },
+            37 | 38 => {
+                // Parts of an image, mostly well formed, of what no volume has.
+                let mut raw = Vec::new();
+                for _ in 0..input.below(5) {
+                    let bytes = vec![input.u8(); 4096 * (1 + input.below(2))];
+                    let key = Key::new(
+                        [0, 1, 2, input.odd()][input.below(4)],
+                        [1, 3, 4, 18, 21, 23, 24][input.below(7)],
+                        [0, 1, input.odd()][input.below(3)],
+                    );
+                    let value = input.piece().to_vec();
+                    let name = b"s".to_vec();
+                    let (slot, dir) = (1 + input.below(3) as u16, InodeId::ROOT);
+                    let snapshot = Snapshot { slot, dir, time: 1, inodes: 1, name };
+                    match input.below(7) {
+                        0 => image::Part::Item(key, None),
+                        1 => {
+                            let (arena, block) = (input.below(3) as u32, input.odd());
+                            image::Part::Blocks { arena, block, bytes: &bytes }
+                        }
+                        2 => image::Part::State(input.odd(), snapshot),
+                        3 => image::Part::End(ImageEnd { inodes: input.odd(), blocks: 2, time: 3 }),
+                        _ => image::Part::Item(key, Some(&value)),
+                    }
+                    .encode(&mut raw);
+                }
+                let (piece, end) = (input.below(3) as u32, input.flag());
+                let waits = input.flag();
+                Message::Image { seq, piece, last_inode: ino, end, waits, raw }
+            }
             _ => {
                 let raw = self.entries(1, 0, input).0;
                 let piece = u32::from(input.flag());

@@ -1,5 +1,6 @@
 //! What comes over sockets, and what the coordinator keeps of it.
 
+use base::wire::Reader;
 use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
 use cluster::Class;
 use cluster::coordinator::message::{Choice, Copies, Copy};
@@ -8,13 +9,16 @@ use cluster::coordinator::{DataState, Member, Registration, View, message};
 use cluster::limits::BODY_MAX;
 use cluster::wire::{FrameHead, Hello, Refusal};
 use service::core::heal::Answer;
+use service::core::image::Part;
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
-use service::core::offer::{Doubt, Offered, Part};
+use service::core::offer::{self, Doubt, Offered};
 use service::link::Packet;
 use storage::format::control::LeaseMode;
-use storage::format::item::ReadClass;
+use storage::format::item::{ReadClass, Snapshot};
 use storage::format::lock::{Lock, LockKind, LockSpace};
+use storage::format::page::Key;
 use storage::media::Segment;
+use storage::volume::image::ImageEnd;
 use storage::volume::{CopyItem, Summing};
 
 use super::{Format, Sum, words};
@@ -37,6 +41,14 @@ pub const WIRE: &[Format] = &[
             Refusal::decode(b).map(|(code, text)| code.encode(&text)).map_err(words)
         })
     },
+    Format::new("part of an image", image_parts, |b| {
+        let mut r = Reader::new("image", b);
+        let part = Part::decode(&mut r).map_err(words)?;
+        r.end().map_err(words)?;
+        let mut bytes = Vec::new();
+        part.encode(&mut bytes);
+        Ok(bytes)
+    }),
     Format::new("message between nodes", node_messages, |b| {
         let (kind, body) = split(b)?;
         let (epoch, message) = Message::decode(kind, body).map_err(words)?;
@@ -95,6 +107,24 @@ fn refusals() -> Vec<Vec<u8>> {
     vec![Refusal::WrongNode.encode("this is node 2")]
 }
 
+fn image_parts() -> Vec<Vec<u8>> {
+    let (slot, dir, name) = (3, InodeId::ROOT, b"daily".to_vec());
+    let snapshot = Snapshot { slot, dir, time: 4, inodes: 5, name };
+    let all = [
+        Part::Item(Key::new(7, 4, 0), Some(&[1; 24])),
+        Part::Item(Key::new(7, 4, 9), None),
+        Part::Blocks { arena: 1, block: 6, bytes: &[5; 8192] },
+        Part::State(17, snapshot),
+        Part::End(ImageEnd { inodes: 1, blocks: 2, time: 3 }),
+    ];
+    let encode = |part: &Part<'_>| {
+        let mut bytes = Vec::new();
+        part.encode(&mut bytes);
+        bytes
+    };
+    all.iter().map(encode).collect()
+}
+
 fn node_messages() -> Vec<Vec<u8>> {
     let (client, ino, token, seq) = (ClientId(9), InodeId(7), 5, StreamSeq(4));
     let (mode, inodes) = (LeaseMode::Write, vec![ino, InodeId(8)]);
@@ -102,7 +132,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Lock { space: LockSpace::Record, kind: LockKind::Read, owner: 1, pid: 2, start: 3, end: 4 };
     let identity = Identity { uid: 1, gid: 2, groups: vec![3, 4] };
     let leases = inodes.iter().map(|i| (*i, mode)).collect();
-    let part = Part { ino, first: 1, count: 2 };
+    let part = offer::Part { ino, first: 1, count: 2 };
     let offered = Offered { ino, first: 2, crcs: vec![1, 2, 3] };
     let want = |ask| Message::LockWant { client, ino, token, ask };
     let sole = |says| Message::LockSole { client, ino, token, says };
@@ -160,6 +190,14 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::SnapshotWant { incarnation: 7 },
         Message::SnapshotHad { incarnation: 7 },
         Message::Snapshot {
+            seq,
+            piece: 1,
+            last_inode: ino,
+            end: true,
+            waits: false,
+            raw: vec![7; 64],
+        },
+        Message::Image {
             seq,
             piece: 1,
             last_inode: ino,

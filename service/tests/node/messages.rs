@@ -41,7 +41,7 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         start: random.below(9),
         end: 9 + random.below(9),
     };
-    match random.below(32) {
+    match random.below(33) {
         27 => {
             let locks = inodes.iter().map(|_| lock).collect();
             let says = match random.below(4) {
@@ -130,6 +130,10 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             let doubt = |n: u64| Doubt { part: part(n), keyed: odd(random) };
             let doubts = (0..token % 4).map(doubt).collect();
             Message::SnapshotLack { seq, piece: token as u32, id: token, lacks, doubts }
+        }
+        32 => {
+            let (piece, end, waits) = (token as u32, token % 2 == 0, token % 3 == 0);
+            Message::Image { seq, piece, last_inode: ino, end, waits, raw }
         }
         _ => Message::Snapshot {
             seq,

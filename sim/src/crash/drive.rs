@@ -21,7 +21,7 @@ use storage::limits::LANE_BYTES_MIN;
 use storage::media::{Media, Segment};
 use storage::volume::{CopyItem, Params, Volume, run_copies};
 
-use super::oracle::{LIMIT, Model, Oracle, Seen, UTIME, content};
+use super::oracle::{LIMIT, Model, Oracle, SNAPSHOTS, Seen, UTIME, content};
 use super::trace::{Acks, Event, Region, Side};
 use super::workload::{Act, Flag, Pace};
 
@@ -393,7 +393,7 @@ pub fn view(volume: &Volume) -> Result<Vec<Seen>, String> {
             let Some(state) = opened.read_snapshot(stat.snapshot.slot) else {
                 return Err("a snapshot is not on media".into());
             };
-            let path = format!(".snapshots/{}", String::from_utf8_lossy(&stat.snapshot.name));
+            let path = format!("{SNAPSHOTS}/{}", String::from_utf8_lossy(&stat.snapshot.name));
             look(state, InodeId::ROOT, path, &mut BTreeMap::new(), &mut seen).map_err(bad)?;
         }
     }
@@ -485,7 +485,9 @@ impl Session {
     pub fn attach(mut machine: Machine, model: Model, step: u64) -> Result<Self, String> {
         let media = machine.region.by(Side::Client);
         let mut inodes = BTreeMap::new();
-        for seen in view(machine.volume())? {
+        // (Nobody works with what snapshots show.)
+        let now = |seen: &Seen| !seen.path.starts_with(SNAPSHOTS);
+        for seen in view(machine.volume())?.into_iter().filter(now) {
             let (mut ino, mut id) = (InodeId::ROOT, Some(1));
             if !seen.path.is_empty() {
                 id = model.find(&seen.path);

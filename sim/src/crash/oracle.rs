@@ -15,6 +15,9 @@ const ACL: &[u8] = b"system.posix_acl_access";
 /// Name under which the limit of user 7 is shown, with the attributes of the root.
 pub const LIMIT: &[u8] = b"limit of user 7";
 
+/// What snapshots show is seen below this.
+pub const SNAPSHOTS: &str = ".snapshots";
+
 /// What is seen of one name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
@@ -505,7 +508,7 @@ impl Model {
         let (mut seen, mut ids) = (Vec::new(), BTreeMap::new());
         look(&self.nodes, 1, String::new(), &mut ids, &mut seen);
         for (name, nodes) in &self.snapshots {
-            look(nodes, 1, format!(".snapshots/{name}"), &mut BTreeMap::new(), &mut seen);
+            look(nodes, 1, format!("{SNAPSHOTS}/{name}"), &mut BTreeMap::new(), &mut seen);
         }
         seen
     }
