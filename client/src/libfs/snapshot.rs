@@ -497,3 +497,58 @@ impl<H: Host> LibFsOn<H> {
         self.known_in_snapshot(ino).map(|known| known.proof.0)
     }
 }
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn nothing_of_a_snapshot_may_be_changed() {
+        let (here, there) = (InodeId(9), InodeId(9).in_snapshot(0x7fff));
+        assert!(!is_in_one(here) && is_in_one(there));
+        assert_eq!(writable(&[here, InodeId::ROOT]), Ok(()));
+        assert_eq!(writable(&[here, there]), Err(Errno::ROFS));
+        // The numbers of what a mount makes up itself are none of a snapshot.
+        assert!(!is_in_one(InodeId(1 << 63 | 1)));
+    }
+
+    #[test]
+    fn what_is_over_goes_first_and_never_are_there_more_than_so_many() {
+        let mut map: Map<u64, Until<u64>> = Map::default();
+        for n in 0..KNOWN_MAX as u64 {
+            put(&mut map, n, n, n / 2);
+        }
+        let now = KNOWN_MS + 1;
+        put(&mut map, u64::MAX, 7, now);
+        assert!(map[&u64::MAX].at > now && map.values().all(|known| known.at > now));
+        assert!(map.len() > 1 && map.len() < KNOWN_MAX, "only what was over went");
+        for n in 0..=KNOWN_MAX as u64 {
+            put(&mut map, n, n, now);
+        }
+        assert!(map.len() <= KNOWN_MAX && map.contains_key(&(KNOWN_MAX as u64)));
+    }
+
+    #[test]
+    fn a_reply_is_read_whole_or_not_at_all() {
+        let record = |number| SnapshotRecord {
+            number,
+            slot: 3,
+            dir: InodeId(7),
+            time: 1,
+            inodes: 2,
+            own_blocks: 4,
+            proof: Proof(5),
+            name: b"name".to_vec(),
+        };
+        let mut body = Vec::new();
+        rpc::reply_ok(&mut body);
+        assert_eq!(take_records(&body), Ok(vec![]));
+        record(1).encode(&mut body);
+        record(2).encode(&mut body);
+        assert_eq!(take_records(&body), Ok(vec![record(1), record(2)]));
+        assert_eq!(root(&record(1)).of_snapshot(), Some((3, InodeId(7))));
+        body.pop();
+        assert_eq!(take_records(&body), Err(Errno::IO));
+    }
+}

@@ -646,3 +646,29 @@ fn a_listing_that_nobody_got_tells_of_nothing() {
         assert_eq!(world.server.is_told(InodeId(ino)), !taken);
     }
 }
+
+/// A back end without snapshots: the directory is there, holds nothing, and nothing is made in it.
+#[test]
+fn where_there_are_no_snapshots_their_directory_is_empty() {
+    let world = World::new();
+    let top: EntryOut = world.out(op::LOOKUP, ROOT, &[b".corbel\0"]);
+    let all: EntryOut = world.out(op::LOOKUP, top.nodeid.get(), &[b"snapshots\0"]);
+    let node = all.nodeid.get();
+    assert_eq!((all.attr.mode.get(), all.entry_valid.get()), (0o040_555, 0));
+    assert_eq!(world.call(op::LOOKUP, node, &[b"daily\0"]).0, -2);
+    assert_eq!(world.call(op::MKDIR, node, &[&[0; 8], b"daily\0"]).0, -1);
+    assert_eq!(world.call(op::RMDIR, node, &[b"daily\0"]).0, -1);
+    for (offset, names) in [(0u64, &[&b"."[..], b".."][..]), (1, &[b".."]), (2, &[]), (9, &[])] {
+        let arg = ReadIn { offset: offset.into(), size: 4096.into(), ..ReadIn::default() };
+        let (error, body) = world.call(op::READDIR, node, &[arg.as_bytes()]);
+        assert_eq!(error, 0);
+        let (mut rest, mut found) = (&body[..], Vec::new());
+        while !rest.is_empty() {
+            let (dirent, name) = Dirent::read_from_prefix(rest).unwrap();
+            let len = dirent.namelen.get() as usize;
+            found.push(&name[..len]);
+            rest = &rest[(size_of::<Dirent>() + len).next_multiple_of(8)..];
+        }
+        assert_eq!(found, names, "from {offset}");
+    }
+}
