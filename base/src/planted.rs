@@ -700,6 +700,12 @@ pub enum Bug {
     ImageUnfrozen = 475,
     /// A scrub does not read what only snapshots have.
     PastUnscrubbed = 476,
+    /// A snapshot is given up while what is sealed has dropped pages of it.
+    SnapshotSealedDropped = 477,
+    /// Limits that were set just before a snapshot are not in it.
+    SnapshotAccountsOld = 478,
+    /// Clients go on with blocks that a snapshot has as if they were changed in place.
+    SnapshotUntold = 479,
 }
 
 impl Bug {
@@ -2249,6 +2255,21 @@ impl Bug {
             "a node that joins goes on from a state that is not sent to it as it was",
         ),
         (Bug::PastUnscrubbed, "past-unscrubbed", "a scrub does not read what only snapshots have"),
+        (
+            Bug::SnapshotSealedDropped,
+            "snapshot-sealed-dropped",
+            "a snapshot is given up while what is sealed has dropped pages of it",
+        ),
+        (
+            Bug::SnapshotAccountsOld,
+            "snapshot-accounts-old",
+            "limits that were set just before a snapshot are not in it",
+        ),
+        (
+            Bug::SnapshotUntold,
+            "snapshot-untold",
+            "clients go on with blocks that a snapshot has as if they were changed in place",
+        ),
     ];
 
     /// The bug called `name`.

@@ -79,6 +79,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (472..474, "service/tests/node/snapshots.rs"),
     (474..475, "storage/tests/snapshots.rs"),
     (475..477, "service/tests/node/snapshots.rs"),
+    (477..478, "storage/tests/snapshots.rs"),
+    (478..480, "service/tests/node/snapshots.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

@@ -244,6 +244,7 @@ impl Tree {
 
     /// The same of a state that ended with a transaction, and that is there.
     fn view_of(&mut self, root: Root, transaction: u64, cache_pages: usize) -> (Self, Pin) {
+        self.end_views();
         let pin = Arc::new(transaction);
         self.pins.push(Arc::clone(&pin));
         let view = Self::with(self.media.clone(), 0, cache_pages, root, transaction);

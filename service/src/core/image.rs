@@ -123,8 +123,8 @@ pub(super) struct Image {
     name: Vec<u8>,
     /// What is sent, from the oldest on.
     states: VecDeque<(u64, Snapshot)>,
-    /// The state before, by its slot.
-    before: Option<u16>,
+    /// The state before, by its slot and its name.
+    before: Option<(u16, Vec<u8>)>,
     /// The next item of the first of `states`. None: its items are sent.
     key: Option<Key>,
     /// Content that is still to be sent, with the file that it is of.
@@ -162,7 +162,7 @@ impl Image {
         }
         let Some(key) = self.key else {
             Part::State(*number, snapshot.clone()).encode(out);
-            self.before = Some(snapshot.slot);
+            self.before = Some((snapshot.slot, snapshot.name.clone()));
             self.states.pop_front();
             self.key = Some(Key::MIN);
             if self.states.is_empty() {
@@ -172,7 +172,8 @@ impl Image {
             return Ok(Stepped::More);
         };
         let bounds = (PIECE / 4, LEAVES);
-        let changes = volume.snapshot_changes(self.before, snapshot.slot, key, bounds)?;
+        let before = self.before.as_ref().map(|(slot, _)| *slot);
+        let changes = volume.snapshot_changes(before, snapshot.slot, key, bounds)?;
         let Some((changes, next)) = changes else { return Ok(Stepped::Void) };
         self.key = next;
         for (key, value) in changes {
@@ -190,6 +191,12 @@ impl Image {
             }
         }
         Ok(Stepped::More)
+    }
+
+    /// Whether the snapshot with that name is still read.
+    pub(super) fn reads(&self, name: &[u8]) -> bool {
+        let mut names = self.states.iter().map(|(_, state)| &state.name);
+        names.any(|other| other == name) || self.before.as_ref().is_some_and(|(_, n)| n == name)
     }
 
     /// What is to be mended before the next content can be sent.
@@ -281,6 +288,17 @@ impl Node {
                 Stepped::Waits => {
                     let wrong = image.rotten(&self.volume)?;
                     self.suspect_all(&wrong);
+                    if self.is_lost(&wrong) {
+                        let names = image.states.front().map(|(_, state)| &state.name[..]);
+                        log::error!(
+                            "node {node} cannot be sent the volume with its snapshots: no member has block {} of inode {} of snapshot {} as it \
+                             should be; remove the file, or the snapshot, that has it",
+                            wrong[0].file,
+                            wrong[0].ino.of_snapshot().map_or(wrong[0].ino, |(_, ino)| ino),
+                            names.unwrap_or_default().escape_ascii()
+                        );
+                        return Ok(None);
+                    }
                     going.pause = self.env.now + MENDING;
                     break;
                 }

@@ -52,6 +52,9 @@ impl Node {
         let secret = (identity.uid != 0).then(|| self.agent.table.secret());
         let asks = Asks { identity, secret, slot };
         let Some(snapshot) = self.volume.snapshot_in(slot) else { return refuse(Errno::NOENT) };
+        if joins::is_one(&snapshot.name) {
+            return refuse(Errno::NOENT);
+        }
         let dir = snapshot.dir;
         let Some(state) = self.volume.read_snapshot(slot) else {
             // What it holds is on its way to the medium.
@@ -156,11 +159,12 @@ impl Node {
     }
 }
 
-/// What is told of an inode. The directory that the snapshot shows is its own parent.
-fn tagged(record: InodeRecord, slot: u16, dir: InodeId) -> InodeRecord {
+/// What is told of an inode. The directory that the snapshot shows is its own parent, but for the super-user, who judges for others whether they might come to it.
+fn tagged(record: InodeRecord, asks: &Asks, dir: InodeId) -> InodeRecord {
+    let slot = asks.slot;
     let parent = match record.parent {
         InodeId::NONE => InodeId::NONE,
-        _ if record.ino == dir => dir.in_snapshot(slot),
+        _ if record.ino == dir && asks.secret.is_some() => dir.in_snapshot(slot),
         parent => parent.in_snapshot(slot),
     };
     // Nothing is made in it, and no quota counts it.
@@ -182,7 +186,7 @@ fn inode(
         return refuse(errno);
     }
     let target = state.symlink(record.ino)?;
-    let record = tagged(record, asks.slot, dir);
+    let record = tagged(record, asks, dir);
     let searches = record.parent != InodeId::NONE && asks.may(&record, X).is_ok();
     let parent_proof = if searches { asks.proof(record.parent) } else { Proof::NONE };
     let proof = asks.proof(record.ino);

@@ -377,6 +377,51 @@ fn a_new_member_is_sent_the_past() {
     rig.pass(300_000_000);
 }
 
+/// Limits that were set a moment before are in what a new member is sent.
+#[test]
+fn a_new_member_knows_the_limits() {
+    let (mut rig, mut hand, _) = parted(1024, 9, 2, 3);
+    hand.append(&snapshot(b"s"));
+    hand.sync(&mut rig);
+    rig.settle();
+    back(&mut rig, 3);
+    let limit = storage::format::rpc::Amount { blocks: 700, inodes: 0 };
+    let op = Op::SetQuota { ino: InodeId::ROOT, user: Some(USER), limit };
+    hand.append_in(&mut rig, InodeId::ROOT, &op);
+    hand.ring(&mut rig);
+    comes_in(&mut rig, 3);
+    hand.sync(&mut rig);
+    rig.pass(300_000_000);
+    rig.settle();
+    for n in 0..2 {
+        let limits: Vec<_> = rig.nodes[n].volume().limits().collect();
+        assert_eq!(limits.len(), 1, "node {}", n + 1);
+    }
+    same_snapshots(&mut rig);
+}
+
+/// Who knows where the blocks of his file lie asks again after a snapshot, before he reads or writes: what he writes to a part of a block
+/// comes to lie elsewhere, with what is beside it.
+#[test]
+fn leases_to_write_are_asked_for_anew() {
+    let mut rig = Rig::new(2, 10);
+    let mut root = rig.attach(0, 0);
+    let mut other = rig.attach(1, 0);
+    let file = other.create(&mut rig, b"file", 0o100_644);
+    other.append_in(&mut rig, file, &write(file, 0, &[1; 2 * BLOCK]));
+    other.sync(&mut rig);
+    rig.pass(300_000_000);
+    rig.settle();
+    let reply = other.lease(&mut rig, file, LeaseMode::Write).unwrap();
+    assert!(other.holds(reply.granted) && reply.extents.iter().all(|e| !e.shared));
+    assert_eq!(outcome(&mut root, &mut rig, &snapshot(b"s")), 0);
+    rig.settle();
+    assert!(!other.holds(reply.granted));
+    let again = other.lease(&mut rig, file, LeaseMode::Write).unwrap();
+    assert!(other.holds(again.granted) && again.extents.iter().all(|e| e.shared));
+    same_snapshots(&mut rig);
+}
+
 /// A head that takes over gives up what its predecessor made for a node that joins.
 #[test]
 fn what_was_made_for_a_join_goes_with_it() {
@@ -435,7 +480,9 @@ fn what_was_made_for_a_join_goes_with_it() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn what_snapshots_need_is_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 4] = [
+    let tests: [(Bug, fn()); 6] = [
+        (Bug::SnapshotAccountsOld, a_new_member_knows_the_limits),
+        (Bug::SnapshotUntold, leases_to_write_are_asked_for_anew),
         (Bug::PastUnscrubbed, a_scrub_reads_the_past),
         (Bug::SnapshotUnproved, a_number_alone_opens_nothing),
         (Bug::SnapshotCoalesced, what_a_snapshot_has_is_not_left_out_of_a_chunk),

@@ -48,7 +48,12 @@ impl Tree {
         found.map(|(_, kept)| &mut kept.pages)
     }
 
-    /// A snapshot is given up: what no other has is free with the working transaction.
+    /// Whether a transaction is sealed and not published: what it dropped hangs on no snapshot yet.
+    pub const fn has_sealed(&self) -> bool {
+        self.sealed != self.published
+    }
+
+    /// A snapshot is given up: what no other has is free with the working transaction. Nothing is sealed that is not published.
     pub fn give_up(&mut self, transaction: u64) {
         let Some(kept) = self.snapshots.remove(&transaction) else { return };
         self.kept -= kept.pages.len() as u64;

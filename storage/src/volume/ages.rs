@@ -23,12 +23,20 @@ use super::Blocks;
 pub struct Ages {
     /// Births after the oldest snapshot: by arena and first block, the length and the number.
     births: BTreeMap<(u32, u64), (u64, u64)>,
-    /// Snapshots by number, with the blocks that hang on them.
-    snapshots: BTreeMap<u64, Vec<Blocks>>,
+    /// Snapshots by number.
+    snapshots: BTreeMap<u64, Hung>,
     /// How many blocks those are in all.
     dead: u64,
     /// A number behind those of all snapshots that were, and not behind that of the next.
     next: u64,
+}
+
+/// What hangs on a snapshot.
+#[derive(Debug, Default)]
+struct Hung {
+    blocks: Vec<Blocks>,
+    /// Blocks of these that no other snapshot has.
+    own: u64,
 }
 
 /// The part of blocks that was born at a time.
@@ -56,14 +64,14 @@ impl Ages {
 
     /// A snapshot is made: it has all that is in extents now.
     pub fn snapshot(&mut self, number: u64) {
-        self.snapshots.insert(number, Vec::new());
+        self.snapshots.insert(number, Hung::default());
         self.next = number + 1;
     }
 
     /// What snapshots there are, as found at open.
     pub fn of(numbers: impl Iterator<Item = u64>) -> Self {
-        let snapshots: BTreeMap<u64, Vec<Blocks>> =
-            numbers.map(|number| (number, Vec::new())).collect();
+        let snapshots: BTreeMap<u64, Hung> =
+            numbers.map(|number| (number, Hung::default())).collect();
         let next = snapshots.last_key_value().map_or(0, |(last, _)| last + 1);
         Self { snapshots, next, ..Self::default() }
     }
@@ -174,14 +182,17 @@ impl Ages {
         free
     }
 
+    /// Blocks hang on a snapshot, which and of which none was born later than it.
     fn hang(&mut self, number: u64, blocks: Blocks) {
         self.dead += blocks.len;
-        let list = self.snapshots.entry(number).or_default();
-        match list.last_mut() {
+        let own = self.own_of(number, &[blocks]);
+        let hung = self.snapshots.entry(number).or_default();
+        hung.own += own;
+        match hung.blocks.last_mut() {
             Some(last) if last.arena == blocks.arena && last.block + last.len == blocks.block => {
                 last.len += blocks.len;
             }
-            _ => list.push(blocks),
+            _ => hung.blocks.push(blocks),
         }
     }
 
@@ -190,7 +201,7 @@ impl Ages {
         let Some(hung) = self.snapshots.remove(&number) else { return Vec::new() };
         let before = self.snapshots.range(..number).next_back().map(|(before, _)| *before);
         let mut free = Vec::new();
-        for blocks in hung {
+        for blocks in hung.blocks {
             self.dead -= blocks.len;
             for part in self.parts(blocks) {
                 let had = before.filter(|before| part.birth <= *before);
@@ -206,16 +217,38 @@ impl Ages {
         if self.snapshots.is_empty() {
             self.births.clear();
         }
+        // What it shared with the one given up is its own now.
+        if let Some(after) = self.snapshots.range(number..).next().map(|(after, _)| *after) {
+            self.count_own(after);
+        }
         free
+    }
+
+    fn count_own(&mut self, number: u64) {
+        let Some(hung) = self.snapshots.get(&number) else { return };
+        let own = self.own_of(number, &hung.blocks);
+        if let Some(hung) = self.snapshots.get_mut(&number) {
+            hung.own = own;
+        }
+    }
+
+    /// All was found at open.
+    pub fn found_all(&mut self) {
+        let numbers: Vec<u64> = self.snapshots.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.count_own(number));
+    }
+
+    /// Blocks of these, which hang on a snapshot, that no other has.
+    fn own_of(&self, number: u64, blocks: &[Blocks]) -> u64 {
+        let before = self.snapshots.range(..number).next_back().map(|(before, _)| *before);
+        let Some(before) = before else { return blocks.iter().map(|b| b.len).sum() };
+        let of = |part: &Part| if part.birth > before { part.blocks.len } else { 0 };
+        blocks.iter().flat_map(|blocks| self.parts(*blocks)).map(|part| of(&part)).sum()
     }
 
     /// Blocks that are free once this snapshot alone is given up.
     pub fn own(&self, number: u64) -> u64 {
-        let before = self.snapshots.range(..number).next_back().map_or(0, |(before, _)| *before);
-        let first = self.snapshots.first_key_value().is_some_and(|(first, _)| *first == number);
-        let hung = self.snapshots.get(&number).map_or(&[][..], |hung| &hung[..]);
-        let of = |part: &Part| if first || part.birth > before { part.blocks.len } else { 0 };
-        hung.iter().flat_map(|blocks| self.parts(*blocks)).map(|part| of(&part)).sum()
+        self.snapshots.get(&number).map_or(0, |hung| hung.own)
     }
 
     /// Found at open: the last snapshot that has these blocks.
@@ -236,7 +269,8 @@ impl Ages {
 
     /// See the module.
     pub fn invariants(&self) -> Result<(), String> {
-        let hung: u64 = self.snapshots.values().flatten().map(|blocks| blocks.len).sum();
+        let all = self.snapshots.values().flat_map(|hung| &hung.blocks);
+        let hung: u64 = all.map(|blocks| blocks.len).sum();
         base::always!(
             hung == self.dead,
             "{hung} blocks hang on snapshots, and {} should",
@@ -386,6 +420,7 @@ mod tests {
                 let next = found.next();
                 model.live.iter().for_each(|b| found.found_born(next, blocks(*b, 1), &mut known));
             }
+            found.found_all();
             found.invariants().unwrap();
             for n in model.snapshots.keys() {
                 assert_eq!(found.own(*n), ages.own(*n), "seed {seed}");

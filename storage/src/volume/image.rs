@@ -17,12 +17,12 @@ use super::ages::Known;
 use super::snapshots::Entry;
 use super::{Blocks, Fault, Refusal, View, Volume, corrupt};
 use crate::format::item::{ReadClass, Run, Snapshot, SnapshotRoot, kind};
-use crate::format::page::{Key, VALUE_MAX};
+use crate::format::page::{Key, PAGE_BYTES, VALUE_MAX};
 use crate::format::sum::{SUM_BYTES, Sum, sum_at};
 use crate::format::superblock::RootRecord;
 use crate::limits::BLOCK_BYTES;
 use crate::media::Segment;
-use crate::tree::Change;
+use crate::tree::{Change, SealedTree};
 
 /// Tree pages that are written before more come in.
 const DIRTY_MAX: usize = 2048;
@@ -177,15 +177,19 @@ impl Volume {
         Ok(())
     }
 
+    fn back_pages(&self, sealed: &SealedTree) -> Result<(), Fault> {
+        let page = PAGE_BYTES as u64;
+        let pages = sealed.pages.iter().map(|(number, _)| (Segment::Tree, number * page, page));
+        Ok(self.media.back(&pages.collect::<Vec<_>>())?)
+    }
+
     /// Writes pages that have come, and does not lead to them.
     pub fn image_pages(&mut self, all: bool) -> Result<(), Fault> {
         if !all && self.tree.dirty_pages() < DIRTY_MAX {
             return Ok(());
         }
         let sealed = self.tree.seal();
-        let page = crate::format::page::PAGE_BYTES as u64;
-        let pages = sealed.pages.iter().map(|(number, _)| (Segment::Tree, number * page, page));
-        self.media.back(&pages.collect::<Vec<_>>())?;
+        self.back_pages(&sealed)?;
         sealed.write(&*self.media)?;
         self.media.fence()?;
         self.tree.publish(sealed);
@@ -208,6 +212,7 @@ impl Volume {
             self.image_pages(true)?;
         }
         let sealed = self.tree.seal();
+        self.back_pages(&sealed)?;
         sealed.write(&*self.media)?;
         let root = RootRecord {
             transaction: sealed.transaction(),

@@ -189,6 +189,7 @@ impl Found {
                 Ok(())
             })?;
         }
+        space.ages.found_all();
         Ok(())
     }
 }
@@ -207,12 +208,17 @@ impl Volume {
             // (Of a volume that is not upgraded yet: what is sent to a node that joins is compared with them.)
             return Err(Refusal::Unsupported);
         }
-        if self.snapshots.len() >= SNAPSHOTS_MAX && !joins::is_one(name) {
+        let own = self.snapshots.len() - self.snapshots.joining.len();
+        if own >= SNAPSHOTS_MAX && !joins::is_one(name) {
             return Err(Refusal::TooManyLinks);
         }
         // By its time, so that a number comes once also where those of the past are not known; and in any case behind the others.
         let last = self.snapshots.all.last_key_value().map_or(0, |(number, _)| *number);
         let number = (time / NUMBERED).max(last + 1);
+        if !planted(Bug::SnapshotAccountsOld) {
+            // (Else they come with the end of the transaction, behind it.)
+            self.store_accounts()?;
+        }
         let slot = self.snapshots.free_slot(number);
         let snapshot = Snapshot { slot, dir, time, inodes: self.inodes, name: name.to_vec() };
         let (root, transaction) = self.tree.keep_working();
@@ -232,8 +238,10 @@ impl Volume {
         let Some((number, entry)) = self.snapshots.named(name) else {
             return Ok(Applied { already: true, ..Applied::default() });
         };
-        if self.has_frozen_reads() && !planted(Bug::SnapshotReadDropped) {
-            // Its blocks may be overwritten when it is gone, and after a crash they would be read again.
+        // Its blocks may be overwritten when it is gone, and after a crash they would be read again. And a page that it has, dropped by what
+        // is sealed, would be free with that, whose root has the snapshot.
+        let reads = self.has_frozen_reads() && !planted(Bug::SnapshotReadDropped);
+        if reads || self.tree.has_sealed() && !planted(Bug::SnapshotSealedDropped) {
             return Err(Refusal::NeedsPublish);
         }
         let transaction = entry.root.transaction;

@@ -133,6 +133,10 @@ pub fn judge(
             // The service's own, for nodes that join.
             return Err(Errno::INVAL);
         }
+        // Whom the directories above it let come so far is about to change: it is asked again.
+        Op::Snapshot { ino, .. } if ino != InodeId::ROOT && volume.unplaced() > 0 => {
+            return Err(Errno::BUSY);
+        }
         Op::Snapshot { name, .. } if volume.snapshot_named(name).is_some() => {
             return Err(Errno::EXIST);
         }

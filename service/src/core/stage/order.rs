@@ -4,6 +4,7 @@
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Sequence, StreamSeq};
 use storage::format::chunk::ChunkHeader;
+use storage::format::control::LeaseMode;
 use storage::format::entry::{Header, Op, entry_bytes};
 use storage::limits::CHUNK_BYTES_MAX;
 use storage::volume::{Refusal, joins};
@@ -242,9 +243,9 @@ impl Node {
         self.mark_dirty(op, draft.seq, client);
         self.note_done(client, op, draft.seq)?;
         let facts = op.facts();
-        if facts.divides && matches!(op, Op::DropSnapshot { .. }) {
-            // What is sent of it is not there any more.
-            self.end_images();
+        if let Op::DropSnapshot { name, .. } = op {
+            // What is still to be sent of it is not there any more.
+            self.end_images(name);
         }
         if facts.reads_content && !planted(Bug::CloneWhileJoining) {
             // Alone among the operations they use content that is there. Who joins would do them on
@@ -289,10 +290,10 @@ impl Node {
         }
     }
 
-    /// The same of those that are sent the volume with its snapshots.
-    fn end_images(&mut self) {
+    /// The same of those that are sent the volume with its snapshots, and still have to come to this one.
+    fn end_images(&mut self, name: &[u8]) {
         if let Some(head) = self.part.head_mut() {
-            head.snapshots.retain(|_, s| s.image.is_none());
+            head.snapshots.retain(|_, s| s.image.as_ref().is_none_or(|image| !image.reads(name)));
         }
     }
 
@@ -362,6 +363,19 @@ impl Node {
             dirty.0 = seq;
         }
         self.rotten_touched(op, seq);
+        if matches!(op, Op::Snapshot { .. }) && !planted(Bug::SnapshotUntold) {
+            self.blocks_frozen();
+        }
+    }
+
+    /// Who changes a part of a block gets another one from now on, and the bytes beside lie in that: clients here that know their files'
+    /// blocks, as those that are changed in place, ask anew before they read or write. (The blocks that they know are nobody else's before the
+    /// snapshot is gone again, which comes later here as everywhere.)
+    fn blocks_frozen(&mut self) {
+        for client in self.agent.clients.values_mut() {
+            let held = client.leases().into_iter().filter(|(_, mode)| *mode == LeaseMode::Write);
+            held.for_each(|(ino, _)| client.suspend(ino));
+        }
     }
 
     /// Notes in the draft that an operation is refused; `before`: the last one before it that is in the draft.
