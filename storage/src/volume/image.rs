@@ -41,7 +41,10 @@ impl SentBlocks {
     }
 }
 
-/// What a root record says of a state, and its snapshots.
+/// Items, and where to go on.
+pub type Changes = (Vec<Change>, Option<Key>);
+
+/// What a root record says of a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ImageEnd {
     /// Inodes in use.
@@ -70,7 +73,7 @@ impl Volume {
         slot: u16,
         from: Key,
         bounds: (usize, usize),
-    ) -> Result<Option<(Vec<Change>, Option<Key>)>, Fault> {
+    ) -> Result<Option<Changes>, Fault> {
         for slot in before.into_iter().chain([slot]) {
             if self.read_snapshot(slot).is_none() {
                 return Ok(None);

@@ -26,6 +26,9 @@ pub struct Place {
 /// A run of a file with content, if there is one; and where to look next: file and block.
 pub type Content = (Option<(InodeId, Run)>, Option<(InodeId, u64)>);
 
+/// Runs of files of snapshots, and where to look next: which snapshot, and the place among the pages that hang on it.
+pub type Past = (Vec<(InodeId, Run)>, Option<(u64, usize)>);
+
 impl Volume {
     /// As [`Volume::read_file`], and says which of the blocks are not what their checksums say.
     pub fn read_checked(
@@ -143,10 +146,7 @@ impl Volume {
 
     /// Content that only snapshots have, of one page of those from that place on: runs of their files, and where to go on. What a newer
     /// state has as well is left out as far as a look at the same place of the same file now says so.
-    pub fn past_content(
-        &self,
-        at: (u64, usize),
-    ) -> Result<(Vec<(InodeId, Run)>, Option<(u64, usize)>), Fault> {
+    pub fn past_content(&self, at: (u64, usize)) -> Result<Past, Fault> {
         let Some((transaction, at, number)) = self.tree.kept_page(at) else {
             return Ok((Vec::new(), None));
         };
