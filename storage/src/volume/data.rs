@@ -375,9 +375,12 @@ impl Volume {
         if len == 0 {
             return Ok(Applied::default());
         }
-        self.can_take(&inode, self.need_for(ino, offset, end)?)?;
-        let blocks = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-        self.unshare(ino, &inode, blocks, (offset, end))?;
+        let need = self.need_for(ino, offset, end)?;
+        self.can_take(&inode, need)?;
+        if need.shared > 0 {
+            let blocks = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            self.unshare(ino, &inode, blocks, (offset, end))?;
+        }
         for piece in self.map(ino, &mut inode, offset, end)? {
             let from = (source.0, source.1 + (piece.offset - offset));
             self.copies.push(CopyItem::Copy { from, to: piece.to, len: piece.len });
