@@ -688,7 +688,7 @@ pub enum Bug {
     SnapshotBlocksFreed = 469,
     /// What a snapshot that is given up shares with the one before is free.
     SnapshotBeforeForgotten = 470,
-    /// A snapshot is given up while an operation that is not published reads its blocks.
+    /// What an operation that is not published reads of a snapshot may be overwritten when that is gone.
     SnapshotReadDropped = 471,
     /// Inodes of a snapshot are shown to whoever names them.
     SnapshotUnproved = 472,
@@ -2232,7 +2232,7 @@ impl Bug {
         (
             Bug::SnapshotReadDropped,
             "snapshot-read-dropped",
-            "a snapshot is given up while an operation that is not published reads its blocks",
+            "what an operation that is not published reads of a snapshot may be overwritten when that is gone",
         ),
         (
             Bug::SnapshotUnproved,

@@ -99,9 +99,12 @@ fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
         }
         Errno::OPNOTSUPP => "only volumes have snapshots, not the back ends dir: and null:",
         Errno::NOSPC => "make room: corbel snapshot list has what each takes",
+        Errno::BUSY => {
+            "who may come to the directory has just changed, and is being noted in all that is below: try again in a moment"
+        }
         Errno::MLINK => "delete some: a volume has no more of them",
         Errno::INVAL | Errno::NAMETOOLONG => {
-            "give a name of 1 to 255 bytes, without a slash, that is not . or .."
+            "give a name of 1 to 255 bytes, without a slash, that is not . or .. and does not begin with .join-"
         }
         _ => "corbel status shows how the node is",
     };

@@ -941,6 +941,8 @@ impl Node {
             own_locks: self.own_locks(),
             unplaced: self.volume.unplaced(),
             scrub: self.scrub_status(),
+            snapshots: self.volume.snapshot_count() as u64,
+            snapshot_blocks: self.volume.snapshot_blocks(),
             joins: self.join_status(),
             requests: self.agent.requests.len(),
             recalls: self.agent.recalls.len(),
@@ -996,6 +998,10 @@ pub struct NodeStatus {
     /// Nodes that are sent a snapshot.
     pub joins: Vec<snapshot::JoinStatus>,
     pub scrub: scrub::ScrubStatus,
+    /// Snapshots, and blocks that only they have.
+    pub snapshots: u64,
+    /// See `snapshots`.
+    pub snapshot_blocks: u64,
     pub requests: usize,
     pub recalls: usize,
     pub counters: Counters,

@@ -203,6 +203,8 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["scrub_running"] = status.scrub.running.into();
     object["scrub_bytes"] = status.scrub.bytes.into();
     object["scrub_passes"] = status.scrub.passes.into();
+    object["snapshots"] = status.snapshots.into();
+    object["snapshot_blocks"] = status.snapshot_blocks.into();
     object["rotten_blocks"] = status.scrub.rotten.into();
     object["lost_blocks"] = status.scrub.lost.into();
     object["counters"]["scrubbed_bytes"] = c.scrubbed_bytes.into();

@@ -899,6 +899,7 @@ impl Volume {
         ops: impl Iterator<Item = &'a Op<'a>>,
     ) -> Result<bool, Fault> {
         let (mut fresh, mut moved, mut count) = (0u64, 0u64, 0u64);
+        let mut gives_up = self.space.pending() > 0;
         let touched = |len: u64| len / BLOCK_BYTES + 2;
         for op in ops {
             count += 1;
@@ -918,15 +919,16 @@ impl Volume {
                     moved = moved.saturating_add(there.saturating_add(fresh));
                 }
                 Op::Move { from, to, .. } => moved = moved.saturating_add(to.saturating_sub(from)),
-                // An operation before it may read what it has.
-                Op::DropSnapshot { .. } => return Ok(true),
+                Op::DropSnapshot { .. } if self.tree.has_sealed() => return Ok(true),
+                // What it alone had is free with the publication.
+                Op::DropSnapshot { .. } => gives_up = true,
                 _ => {}
             }
         }
         let blocks = fresh.saturating_add(moved);
         let taken = self.space.live() + self.space.pending() + self.space.dead();
-        let addresses = (self.space.pending() > 0 || moved > 0)
-            && taken.saturating_add(blocks) > self.space.capacity();
+        let addresses =
+            (gives_up || moved > 0) && taken.saturating_add(blocks) > self.space.capacity();
         let reserve = self.superblock.tree_pages / PAGES_RESERVE_SHARE + PAGES_PER_OP;
         let pages = (4 * count).saturating_add(blocks / 16).min(self.superblock.tree_pages / 4);
         Ok(addresses || self.pages_in_waiting() > 0 && self.tree.free_pages() < reserve + pages)

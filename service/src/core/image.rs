@@ -332,12 +332,7 @@ impl Node {
         (end, waits): (bool, bool),
         raw: &[u8],
     ) -> Result<(), Failure> {
-        if self.part.join().is_some_and(|join| join.returning.is_some()) {
-            // What was asked for before.
-            return Ok(());
-        }
-        self.env.counters.snapshot_bytes += raw.len() as u64;
-        if !self.is_next_piece(seq, piece, true)? {
+        if !self.takes_piece(seq, piece, true, raw.len())? {
             return Ok(());
         }
         self.note_used(seq, last_inode)?;

@@ -317,12 +317,7 @@ impl Node {
         (end, waits): (bool, bool),
         raw: &[u8],
     ) -> Result<(), Failure> {
-        if self.part.join().is_some_and(|join| join.returning.is_some()) {
-            // What was asked for before.
-            return Ok(());
-        }
-        self.env.counters.snapshot_bytes += raw.len() as u64;
-        if !self.is_next_piece(seq, piece, false)? {
+        if !self.takes_piece(seq, piece, false, raw.len())? {
             return Ok(());
         }
         let Some((segment, base)) = self.ring.next_body(raw.len()) else {
@@ -379,13 +374,23 @@ impl Node {
         Ok(())
     }
 
-    /// Whether that piece is the one that is next; with the first the volume is emptied.
-    pub(super) fn is_next_piece(
+    /// Whether a piece that came, of so many bytes, is wanted, and the one that is next; with the first the volume is emptied.
+    pub(super) fn takes_piece(
         &mut self,
         seq: StreamSeq,
         piece: u32,
         image: bool,
+        bytes: usize,
     ) -> Result<bool, Failure> {
+        if self.part.join().is_some_and(|join| join.returning.is_some()) {
+            // What was asked for before.
+            return Ok(false);
+        }
+        self.env.counters.snapshot_bytes += bytes as u64;
+        self.is_next_piece(seq, piece, image)
+    }
+
+    fn is_next_piece(&mut self, seq: StreamSeq, piece: u32, image: bool) -> Result<bool, Failure> {
         let Some(incoming) = &mut self.member.incoming else { return Ok(false) };
         // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
         // which its end alone would be a state with nothing in it.
@@ -416,13 +421,10 @@ impl Node {
         offers: &[Offered],
         sure: &[Part],
     ) -> Result<(), Failure> {
-        if self.part.join().is_some_and(|join| join.returning.is_some())
-            || !self.is_next_piece(seq, piece, false)?
-        {
+        let offered: usize = offers.iter().map(|o| 20 + 4 * o.crcs.len()).sum();
+        if !self.takes_piece(seq, piece, false, offered + 20 * sure.len())? {
             return Ok(());
         }
-        let offered: usize = offers.iter().map(|o| 20 + 4 * o.crcs.len()).sum();
-        self.env.counters.snapshot_bytes += (offered + 20 * sure.len()) as u64;
         let (mut lacks, mut doubts) = (Vec::new(), Vec::new());
         for offered in offers {
             self.offered(seq, id, offered, &mut lacks, &mut doubts)?;

@@ -15,8 +15,11 @@ use storage::format::clients::{PIN_READ, PIN_WRITE};
 use storage::format::control::LeaseMode;
 use storage::format::lock::{Lock, LockKind};
 use storage::format::proof::Proof;
-use storage::format::rpc::{self, AccountId, InodeReply, Request, WANT_PIN, WANT_READ, WANT_WRITE};
+use storage::format::rpc::{
+    self, AccountId, InodeReply, Name, Request, WANT_PIN, WANT_READ, WANT_WRITE,
+};
 use storage::permission::{R, X};
+use storage::volume::Volume;
 
 use super::client::Client;
 use super::head::WANT_REACH;
@@ -108,6 +111,35 @@ fn done() -> Stepped {
     let mut out = Vec::new();
     rpc::reply_ok(&mut out);
     Ok(Step::Answer(out))
+}
+
+/// Answers with at most so many names of a directory, after a cookie, each with the inode and the proof that `show` says.
+pub(super) fn list_names(
+    volume: &Volume,
+    (dir, cookie): (InodeId, u64),
+    most: usize,
+    show: impl Fn(&Name<'_>) -> (InodeId, Proof),
+) -> Stepped {
+    let mut body = Vec::new();
+    rpc::reply_ok(&mut body);
+    body.push(0);
+    let mut full = false;
+    let listed = volume.readdir(dir, cookie, most, &mut |name| {
+        if body.len() + name.name.len() + 40 > LIST_BYTES {
+            full = true;
+            return false;
+        }
+        let (ino, proof) = show(name);
+        rpc::put_name(&mut body, &Name { ino, proof, ..*name });
+        true
+    })?;
+    match listed {
+        None => refuse(Errno::NOTDIR),
+        Some(end) => {
+            body[8] = u8::from(end && !full);
+            Ok(Step::Answer(body))
+        }
+    }
 }
 
 impl Pending {
@@ -884,27 +916,11 @@ impl Node {
         cookie: u64,
         shows: bool,
     ) -> Stepped {
-        let mut body = Vec::new();
-        rpc::reply_ok(&mut body);
-        body.push(0);
-        let mut full = false;
-        let listed =
-            self.volume.readdir(dir, cookie, self.env.config.limits.names, &mut |name| {
-                if body.len() + name.name.len() + 40 > LIST_BYTES {
-                    full = true;
-                    return false;
-                }
-                let proof = if shows { self.proof_for(client, name.ino) } else { Proof::NONE };
-                rpc::put_name(&mut body, &rpc::Name { proof, ..*name });
-                true
-            })?;
-        match listed {
-            None => refuse(Errno::NOTDIR),
-            Some(end) => {
-                body[8] = u8::from(end && !full);
-                Ok(Step::Answer(body))
-            }
-        }
+        let show = |name: &Name<'_>| {
+            let proof = if shows { self.proof_for(client, name.ino) } else { Proof::NONE };
+            (name.ino, proof)
+        };
+        list_names(&self.volume, (dir, cookie), self.env.config.limits.names, show)
     }
 
     /// Everything asked of a head that is no more is asked of the new one.

@@ -15,7 +15,7 @@ use storage::volume::{Volume, joins};
 
 use super::limits::LIST_BYTES;
 use super::message::Identity;
-use super::requests::{Pending, Step, Stepped, What, refuse};
+use super::requests::{Pending, Step, Stepped, What, list_names, refuse};
 use super::{Failure, Node};
 
 /// Snapshots told of in one reply.
@@ -206,29 +206,13 @@ fn list(
     cookie: u64,
     names: usize,
 ) -> Stepped {
-    let mut body = Vec::new();
-    rpc::reply_ok(&mut body);
-    body.push(0);
     // Who may not search a directory may know what is there, and no more.
-    let (shows, mut full) = (asks.may(record, X).is_ok(), false);
-    let listed = state.readdir(record.ino, cookie, names, &mut |name| {
-        if body.len() + name.name.len() + 40 > LIST_BYTES {
-            full = true;
-            return false;
-        }
+    let shows = asks.may(record, X).is_ok();
+    list_names(state, (record.ino, cookie), names, |name| {
         let own = name.name == b".." && record.ino == dir;
         let ino = if own { dir } else { name.ino }.in_snapshot(asks.slot);
-        let proof = if shows { asks.proof(ino) } else { Proof::NONE };
-        rpc::put_name(&mut body, &rpc::Name { ino, proof, ..*name });
-        true
-    })?;
-    match listed {
-        None => refuse(Errno::NOTDIR),
-        Some(end) => {
-            body[8] = u8::from(end && !full);
-            Ok(Step::Answer(body))
-        }
-    }
+        (ino, if shows { asks.proof(ino) } else { Proof::NONE })
+    })
 }
 
 fn xattr(asks: &Asks, state: &Volume, record: &InodeRecord, what: &What, most: usize) -> Stepped {

@@ -35,8 +35,8 @@ pub(super) struct Shares {
     count: u64,
     /// Blocks that unpublished operations read, with the transaction of each.
     read: Vec<(u64, Blocks)>,
-    /// The last transaction that reads blocks which a snapshot has: they do not change as long as that is there.
-    frozen_read: u64,
+    /// The same of blocks that snapshots have: they do not change as long as these are there.
+    frozen: Vec<(u64, Blocks)>,
 }
 
 impl Shares {
@@ -51,11 +51,15 @@ impl Shares {
     /// Transactions up to this one are published.
     pub fn published(&mut self, transaction: u64) {
         self.read.retain(|(t, _)| *t > transaction);
+        self.frozen.retain(|(t, _)| *t > transaction);
     }
 
-    /// Whether an operation that is not published reads blocks which a snapshot has.
-    pub const fn any_frozen_read(&self, published: u64) -> bool {
-        self.frozen_read > published
+    /// A snapshot is given up: what is read of its blocks may be nobody's but a file's from now on.
+    pub fn thaw(&mut self) {
+        if planted(Bug::SnapshotReadDropped) {
+            self.frozen.clear();
+        }
+        self.read.append(&mut self.frozen);
     }
 
     pub fn any_read(&self) -> bool {
@@ -289,7 +293,7 @@ impl Volume {
     pub(super) fn note_read(&mut self, run: &Run) {
         let blocks = Blocks { arena: run.arena, block: run.block, len: run.len };
         if self.space.ages.frozen(blocks).iter().all(|(_, frozen)| *frozen) {
-            self.shares.frozen_read = self.tree.working();
+            self.shares.frozen.push((self.tree.working(), blocks));
         } else {
             self.shares.read.push((self.tree.working(), blocks));
         }

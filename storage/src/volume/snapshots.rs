@@ -72,6 +72,8 @@ pub(super) struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Snapshots {
     pub all: BTreeMap<u64, Entry>,
+    /// Their numbers by slot.
+    slots: BTreeMap<u16, u64>,
     /// Names of those that are made for nodes which join.
     joining: BTreeSet<Vec<u8>>,
     /// Those of an image that is coming ([`image`](super::image)).
@@ -92,12 +94,16 @@ impl Snapshots {
 
     /// A slot that no other has.
     fn free_slot(&self, number: u64) -> u16 {
-        let taken = |slot: u64| self.all.values().any(|e| u64::from(e.snapshot.slot) == slot);
-        let mut slot = (number - 1) % SLOTS + 1;
-        while taken(slot) {
-            slot = slot % SLOTS + 1;
-        }
-        slot as u16
+        let first = (number - 1) % SLOTS;
+        let mut slots = (first..first + SLOTS).map(|slot| (slot % SLOTS + 1) as u16);
+        // (There are far fewer snapshots.)
+        slots.find(|slot| !self.slots.contains_key(slot)).unwrap_or(1)
+    }
+
+    /// The one in a slot, and its number.
+    fn in_slot(&self, slot: u16) -> Option<(u64, &Entry)> {
+        let number = *self.slots.get(&slot)?;
+        Some((number, self.all.get(&number)?))
     }
 }
 
@@ -148,9 +154,10 @@ impl Found {
         }
         let names = self.snapshots.values().map(|snapshot| &snapshot.name);
         let joining = names.filter(|name| joins::is_one(name)).cloned().collect();
+        let slots = self.snapshots.iter().map(|(number, s)| (s.slot, *number)).collect();
         let all = self.snapshots.into_iter().zip(self.roots.into_values());
         let all = all.map(|((number, snapshot), root)| (number, Entry { snapshot, root }));
-        Ok(Snapshots { all: all.collect(), joining, ..Snapshots::default() })
+        Ok(Snapshots { all: all.collect(), slots, joining, ..Snapshots::default() })
     }
 
     fn walk(
@@ -208,8 +215,7 @@ impl Volume {
             // (Of a volume that is not upgraded yet: what is sent to a node that joins is compared with them.)
             return Err(Refusal::Unsupported);
         }
-        let own = self.snapshots.len() - self.snapshots.joining.len();
-        if own >= SNAPSHOTS_MAX && !joins::is_one(name) {
+        if self.snapshot_count() >= SNAPSHOTS_MAX && !joins::is_one(name) {
             return Err(Refusal::TooManyLinks);
         }
         // By its time, so that a number comes once also where those of the past are not known; and in any case behind the others.
@@ -229,6 +235,7 @@ impl Volume {
         if joins::is_one(name) {
             self.snapshots.joining.insert(name.to_vec());
         }
+        self.snapshots.slots.insert(slot, number);
         self.snapshots.all.insert(number, Entry { snapshot, root });
         Ok(Applied::default())
     }
@@ -238,26 +245,26 @@ impl Volume {
         let Some((number, entry)) = self.snapshots.named(name) else {
             return Ok(Applied { already: true, ..Applied::default() });
         };
-        // Its blocks may be overwritten when it is gone, and after a crash they would be read again. And a page that it has, dropped by what
-        // is sealed, would be free with that, whose root has the snapshot.
-        let reads = self.has_frozen_reads() && !planted(Bug::SnapshotReadDropped);
-        if reads || self.tree.has_sealed() && !planted(Bug::SnapshotSealedDropped) {
+        if self.tree.has_sealed() && !planted(Bug::SnapshotSealedDropped) {
+            // A page that it has, dropped by what is sealed, would be free with that, whose root has the snapshot.
             return Err(Refusal::NeedsPublish);
         }
-        let transaction = entry.root.transaction;
+        let (transaction, slot) = (entry.root.transaction, entry.snapshot.slot);
         self.tree.remove(Key::new(0, kind::SNAPSHOT, number))?;
         self.tree.remove(Key::new(0, kind::SNAPSHOT_ROOT, number))?;
         self.snapshots.all.remove(&number);
+        self.snapshots.slots.remove(&slot);
         self.snapshots.joining.remove(name);
         self.snapshots.opened.retain(|(n, _)| *n != number);
         self.tree.give_up(transaction);
         self.space.drop_snapshot(transaction);
+        self.shares.thaw();
         Ok(Applied::default())
     }
 
-    /// Whether an unpublished operation reads blocks which a snapshot has.
-    pub(super) fn has_frozen_reads(&self) -> bool {
-        self.shares.any_frozen_read(self.tree.published())
+    /// How many snapshots there are, without those that were made for nodes which join.
+    pub fn snapshot_count(&self) -> usize {
+        self.snapshots.len() - self.snapshots.joining.len()
     }
 
     /// Whether there are snapshots.
@@ -293,8 +300,7 @@ impl Volume {
 
     /// The snapshot in a slot.
     pub fn snapshot_in(&self, slot: u16) -> Option<&Snapshot> {
-        let mut all = self.snapshots.all.values();
-        all.find(|entry| entry.snapshot.slot == slot).map(|entry| &entry.snapshot)
+        self.snapshots.in_slot(slot).map(|(_, entry)| &entry.snapshot)
     }
 
     /// The slot of the snapshot that ended with a transaction.
@@ -307,17 +313,15 @@ impl Volume {
     /// Whether the inode is one of a snapshot that is not on media yet.
     pub fn is_unpublished_snapshot(&self, ino: InodeId) -> bool {
         let Some((slot, _)) = ino.of_snapshot() else { return false };
-        let mut all = self.snapshots.all.values();
-        let found = all.find(|entry| entry.snapshot.slot == slot);
-        found.is_some_and(|entry| entry.root.transaction > self.tree.published())
+        let found = self.snapshots.in_slot(slot);
+        found.is_some_and(|(_, entry)| entry.root.transaction > self.tree.published())
     }
 
     /// The state that the snapshot in a slot is, to be read. None: there is none, or not all of it is on media yet
     /// ([`Volume::snapshot_in`] tells).
     pub fn read_snapshot(&mut self, slot: u16) -> Option<&Volume> {
-        let mut all = self.snapshots.all.iter();
-        let (number, entry) = all.find(|(_, entry)| entry.snapshot.slot == slot)?;
-        let (number, at, inodes) = (*number, entry.root, entry.snapshot.inodes);
+        let (number, entry) = self.snapshots.in_slot(slot)?;
+        let (at, inodes) = (entry.root, entry.snapshot.inodes);
         let found = self.snapshots.opened.iter().position(|(n, _)| *n == number);
         let view = match found {
             Some(at) => self.snapshots.opened.remove(at).1,
@@ -332,9 +336,8 @@ impl Volume {
 
     /// One that was read lately.
     pub(super) fn opened(&self, slot: u16) -> Option<&Volume> {
-        let all = self.snapshots.all.iter();
-        let (number, _) = all.clone().find(|(_, entry)| entry.snapshot.slot == slot)?;
-        let found = self.snapshots.opened.iter().find(|(n, _)| n == number)?;
+        let (number, _) = self.snapshots.in_slot(slot)?;
+        let found = self.snapshots.opened.iter().find(|(n, _)| *n == number)?;
         Some(&found.1)
     }
 
