@@ -190,9 +190,8 @@ pub fn run(bytes: &[u8]) {
             // An arena, often of those that there are.
             1..4 => {
                 let arena = if step == 1 { input.odd() } else { input.below(10) as u64 };
-                one.due += usize::from(
-                    send(&one.socket, &rpc::host_request(rpc::HOST_ARENA, arena)).is_ok(),
-                );
+                let kind = if step == 3 { rpc::HOST_KNOWS } else { rpc::HOST_ARENA };
+                one.due += usize::from(send(&one.socket, &rpc::host_request(kind, arena)).is_ok());
             }
             4 => {
                 let request = rpc::host_request(rpc::HOST_ATTACH, input.odd());

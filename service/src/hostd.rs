@@ -12,9 +12,10 @@ use base::{ClientId, Errno};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
+use storage::format::control::{self, Descriptor};
 use storage::format::item::ReadClass;
 use storage::format::rpc;
-use storage::media::{Media, Segment};
+use storage::media::{Media, MediaError, Segment};
 use storage::region::FileRegion;
 use storage::volume::{CopyItem, run_copies};
 
@@ -335,6 +336,11 @@ impl Hostd {
             Ok((rpc::HOST_ARENA, arena)) if u32::try_from(arena).is_ok() => {
                 self.ask_for(token, arena as u32);
             }
+            Ok((rpc::HOST_KNOWS, client)) => {
+                let known = self.has_log(ClientId(client));
+                let known = known.map(u64::from).map_err(|_| (Errno::IO, "cannot list the region"));
+                self.reply(token, known, &[]);
+            }
             Ok(_) => self.reply(token, Err((Errno::INVAL, "unknown request")), &[]),
             Err(e) => {
                 self.bad += 1;
@@ -351,6 +357,20 @@ impl Hostd {
                 self.reply(token, Err(refusal), &[]);
             }
         }
+    }
+
+    /// Whether the log of a client is there: a client that hears nothing asks, since who takes its region away (to begin the
+    /// node anew) has nothing left in which to tell it.
+    fn has_log(&self, client: ClientId) -> Result<bool, MediaError> {
+        let mut logs = self.region.segments()?;
+        logs.retain(|segment| matches!(segment, Segment::Log(_)));
+        Ok(logs.into_iter().any(|log| {
+            let mut bytes = [0; control::DESCRIPTOR_BYTES];
+            let read = self.region.open_segment(log, false).ok().is_some_and(|log| {
+                rustix::io::pread(&log, &mut bytes, 0).is_ok_and(|n| n == bytes.len())
+            });
+            read && Descriptor::decode(&bytes).is_ok_and(|found| found.client == client)
+        }))
     }
 
     /// Asks nicfs who may map an arena.

@@ -146,20 +146,19 @@ impl World {
         let dir = base.join(format!("corbel-test-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).expect("a directory");
-        let params = FormatParams {
-            uuid: *b"0123456789abcdef",
-            time: 1_000_000_007,
-            name: "test".into(),
-            capacity: 64 << 20,
-            stream: 20 << 20,
-            uid: 0,
-            gid: 0,
-            mode: 0o777,
-            sparse: true,
-        };
-        service::nicfs::format(&config(&dir), &params).expect("a region");
+        format(&dir);
         let (nicfs, hostd) = (Service::start("nicfs", &dir), Service::start("hostd", &dir));
         Self { nicfs, hostd, dir }
+    }
+
+    /// The operator ends the node, takes its region away, and begins it anew.
+    fn begin_anew(&mut self, take_away: impl Fn(&Path)) {
+        self.hostd.kill();
+        self.nicfs.kill();
+        take_away(&self.dir.join("region"));
+        format(&self.dir);
+        self.nicfs = Service::start("nicfs", &self.dir);
+        self.hostd = Service::start("hostd", &self.dir);
     }
 
     fn attach(&self) -> LibFs {
@@ -209,6 +208,22 @@ impl Drop for World {
         self.hostd.kill();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
+}
+
+/// An empty volume.
+fn format(dir: &Path) {
+    let params = FormatParams {
+        uuid: *b"0123456789abcdef",
+        time: 1_000_000_007,
+        name: "test".into(),
+        capacity: 64 << 20,
+        stream: 20 << 20,
+        uid: 0,
+        gid: 0,
+        mode: 0o777,
+        sparse: true,
+    };
+    service::nicfs::format(&config(dir), &params).expect("a region");
 }
 
 /// Whoever runs the test.
@@ -361,6 +376,46 @@ fn what_was_written_survives_every_restart() {
     }
     fs.fsync(file, false).expect("nothing was lost");
     world.check();
+}
+
+/// The region goes from under a client that waits, and a new one comes in its place. The client is told in the end, goes on
+/// there, and is told what it lost. (It waited for ever: who reads its log knew nothing of it.)
+#[test]
+fn who_waits_on_the_log_of_a_region_that_was_begun_anew_goes_on_in_the_new_one() {
+    let moved = |region: &Path| {
+        std::fs::rename(region, region.with_extension("old")).expect("renamed");
+    };
+    let removed = |region: &Path| std::fs::remove_dir_all(region).expect("removed");
+    for take_away in [removed as fn(&Path), moved] {
+        let mut world = World::new("anew");
+        let fs = world.attach();
+        let me = me();
+        let (_, kept) = fs.create(&me, InodeId::ROOT, b"kept", 0o644, O_RDWR).expect("create");
+        fs.fsync(kept, false).expect("fsync");
+        world.begin_anew(|region| {
+            fs.write(kept, 0, b"nobody reads this", false).expect("write without nicfs");
+            take_away(region);
+        });
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let first = fs.fsync(kept, false);
+                let made =
+                    fs.create(&me, InodeId::ROOT, b"later", 0o644, O_RDWR).map(|(_, file)| file);
+                let synced = made.and_then(|file| fs.fsync(file, false));
+                done.send((first, synced)).expect("heard");
+            });
+            let Ok((first, synced)) = ended.recv_timeout(Duration::from_secs(30)) else {
+                world.end_by_force();
+                eprintln!("the client waits for ever");
+                std::process::abort();
+            };
+            assert!(first.is_err(), "what was written is in the region of before");
+            assert_eq!(synced, Ok(()));
+        });
+        assert_eq!(world.clients(), 1);
+        world.check();
+    }
 }
 
 /// There is no space for an allocation, which says so: the file has lost nothing, and its fsync has nothing to say. (It

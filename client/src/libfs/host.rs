@@ -11,6 +11,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use base::ClientId;
+
 use super::limits::Config;
 use crate::fs::Result;
 
@@ -72,6 +74,10 @@ pub trait Door: Send + Sync + Debug {
     fn arena(&self, config: &Config, arena: u32, bytes: u64) -> Result<Option<Self::Memory>>;
     /// Wakes the service.
     fn ring(&self);
+    /// Whether the node still has the log of this client, by who looks after the node's memory; `None`: nobody answers.
+    fn knows(&self, _client: ClientId) -> Option<bool> {
+        None
+    }
     /// Descriptors that it keeps open.
     fn descriptors(&self) -> Vec<i32> {
         Vec::new()

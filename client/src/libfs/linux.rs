@@ -6,8 +6,9 @@ use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 
-use base::Errno;
+use base::{ClientId, Errno};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -35,6 +36,10 @@ use crate::kept::Kept;
 const ARENA_TRIES: u32 = 1500;
 /// Between two of them.
 const ARENA_PAUSE: u64 = 20 * MS;
+/// How long a thread that may be told to wait no longer waits for hostd.
+const STOP_LIMIT: Duration = Duration::from_millis(1000);
+/// How long who waits for nicfs waits for what hostd says of that.
+const KNOWS_LIMIT: Duration = Duration::from_millis(200);
 /// Descriptors received with a message, at most.
 const FDS_MAX: usize = 2;
 
@@ -125,7 +130,7 @@ impl Host for Linux {
 
     fn attach(config: &Config) -> Result<(Mapping, Connection)> {
         let (socket, fds) = config.with_room(|| {
-            let socket = connect(config)?;
+            let socket = connect(config, None)?;
             let (_, fds) = ask(socket.as_fd(), rpc::HOST_ATTACH, config.lanes.into(), config)?;
             Ok((socket, fds))
         })?;
@@ -136,7 +141,11 @@ impl Host for Linux {
         }
         Ok((
             memory,
-            Connection { socket: RwLock::new(Some(socket)), bell: RwLock::new(Some(bell)) },
+            Connection {
+                socket: RwLock::new(Some(socket)),
+                bell: RwLock::new(Some(bell)),
+                config: config.clone(),
+            },
         ))
     }
 }
@@ -367,6 +376,7 @@ pub struct Connection {
     /// Both are there until the door is shut.
     socket: RwLock<Option<Kept>>,
     bell: RwLock<Option<Kept>>,
+    config: Config,
 }
 
 impl Door for Connection {
@@ -392,6 +402,20 @@ impl Door for Connection {
         if let Some(bell) = &*self.bell.read() {
             let _ = rustix::io::write(bell.as_fd(), &1u64.to_le_bytes());
         }
+    }
+
+    fn knows(&self, client: ClientId) -> Option<bool> {
+        let config = &self.config;
+        if config.bars() {
+            return None;
+        }
+        // By a connection of its own: the other one may be of a hostd that has ended, and is in use by who asks for arenas.
+        let asked = config.with_room(|| {
+            let socket = connect(config, Some(KNOWS_LIMIT))?;
+            ask(socket.as_fd(), rpc::HOST_KNOWS, client.0, config)
+        });
+        // A hostd of the version before does not take the question.
+        asked.ok().map(|(known, _)| known == 1)
     }
 
     fn descriptors(&self) -> Vec<i32> {
@@ -426,7 +450,7 @@ impl Connection {
                     if config.bars() {
                         return Err(Errno::IO);
                     }
-                    if let Ok(fresh) = connect(config) {
+                    if let Ok(fresh) = connect(config, None) {
                         *socket = Some(fresh);
                         continue;
                     }
@@ -495,7 +519,8 @@ fn ask(
     Ok((value, fds))
 }
 
-fn connect(config: &Config) -> Result<Kept> {
+/// Connects to hostd; who waits for an answer waits no longer than that.
+fn connect(config: &Config, limit: Option<Duration>) -> Result<Kept> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -503,9 +528,9 @@ fn connect(config: &Config) -> Result<Kept> {
         None,
     )
     .map_err(errno)?;
-    if config.stop.is_some() {
-        // A hostd that is stopped must not hold a thread for longer than it may wait.
-        let limit = Some(core::time::Duration::from_millis(1000));
+    // A hostd that is stopped must not hold a thread for longer than it may wait.
+    let limit = limit.or(config.stop.map(|_| STOP_LIMIT));
+    if limit.is_some() {
         for direction in [Timeout::Recv, Timeout::Send] {
             rustix::net::sockopt::set_socket_timeout(&socket, direction, limit).map_err(errno)?;
         }

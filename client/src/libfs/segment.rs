@@ -14,6 +14,8 @@ use super::limits::Config;
 
 /// How long a thread sleeps before it looks whether the service is still there.
 const LOOK: u64 = 100 * MS;
+/// After so many looks at which nothing had happened it asks hostd whether the node has this log still.
+const SILENT_LOOKS: u32 = 20;
 
 /// The client's side of a log segment.
 #[derive(Debug)]
@@ -276,6 +278,7 @@ impl<H: Host> Segment<H> {
             H::spin();
         }
         self.memory.add(control::WAITERS, 1);
+        let mut silent = 0;
         let satisfied = loop {
             let seen = self.memory.load32(control::EVENT, Ordering::SeqCst);
             if done() {
@@ -293,10 +296,28 @@ impl<H: Host> Segment<H> {
             if !done() {
                 // After a silence, ring again: a restarted service knows nothing of the old ring.
                 self.ring(true);
+                let heard = self.memory.load32(control::EVENT, Ordering::SeqCst) != seen;
+                silent = if heard { 0 } else { silent + 1 };
+                if silent % SILENT_LOOKS == SILENT_LOOKS - 1 {
+                    self.end_if_unknown();
+                }
             }
         };
         self.memory.add(control::WAITERS, u64::MAX);
         satisfied
+    }
+
+    /// Ends the session if the node does not have this log any more: somebody began its region anew, and nobody reads or writes
+    /// here. What had reached every member before counts.
+    #[cold]
+    fn end_if_unknown(&self) {
+        if self.door.knows(self.descriptor.client) != Some(false) {
+            return;
+        }
+        // In this order: who sees that it ended looks where.
+        let replicated = self.word(control::REPLICATED);
+        self.memory.store(control::SEALED_AT, replicated, Ordering::SeqCst);
+        self.memory.store(control::STATE, control::STATE_GONE, Ordering::SeqCst);
     }
 
     /// Waits until `done` holds, or the service ends, or the time is over.

@@ -9,8 +9,8 @@ use storage::format::control::{Descriptor, LeaseMode, LeaseWord};
 use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::proof::Proof;
 use storage::format::rpc::{
-    self, Account, AccountId, Amount, Extent, Granted, HOST_ARENA, HOST_ATTACH, InodeRecord,
-    InodeReply, Name, Request, SnapshotRecord,
+    self, Account, AccountId, Amount, Extent, Granted, HOST_ARENA, HOST_ATTACH, HOST_KNOWS,
+    InodeRecord, InodeReply, Name, Request, SnapshotRecord,
 };
 
 use super::{Format, Sum, words};
@@ -288,7 +288,9 @@ fn name_replies() -> Vec<Vec<u8>> {
 }
 
 fn host_requests() -> Vec<Vec<u8>> {
-    vec![rpc::host_request(HOST_ATTACH, 4).to_vec(), rpc::host_request(HOST_ARENA, 1).to_vec()]
+    [(HOST_ATTACH, 4), (HOST_ARENA, 1), (HOST_KNOWS, 7)]
+        .map(|(kind, argument)| rpc::host_request(kind, argument).to_vec())
+        .to_vec()
 }
 
 fn host_replies() -> Vec<Vec<u8>> {

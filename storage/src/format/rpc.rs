@@ -810,6 +810,8 @@ pub const HOST_MESSAGE_BYTES: usize = 64;
 pub const HOST_ATTACH: u32 = 1;
 /// hostd request: map an arena.
 pub const HOST_ARENA: u32 = 2;
+/// hostd request: whether the region has the log of a client still (1) or not (0). The argument is the client's id.
+pub const HOST_KNOWS: u32 = 3;
 
 /// Version of all that programs and their node share.
 pub const CLIENT_VERSION: u32 = 6;
