@@ -706,6 +706,10 @@ pub enum Bug {
     SnapshotAccountsOld = 478,
     /// Clients go on with blocks that a snapshot has as if they were changed in place.
     SnapshotUntold = 479,
+    /// A file of which one block changed differs in all that its changed runs hold.
+    DifferenceWhole = 490,
+    /// Who is not the super-user is told what two snapshots have otherwise.
+    DifferencesForAll = 491,
 }
 
 impl Bug {
@@ -2269,6 +2273,16 @@ impl Bug {
             Bug::SnapshotUntold,
             "snapshot-untold",
             "clients go on with blocks that a snapshot has as if they were changed in place",
+        ),
+        (
+            Bug::DifferenceWhole,
+            "difference-whole",
+            "a file of which one block changed differs in all that its changed runs hold",
+        ),
+        (
+            Bug::DifferencesForAll,
+            "differences-for-all",
+            "who is not the super-user is told what two snapshots have otherwise",
         ),
     ];
 

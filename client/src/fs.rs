@@ -24,7 +24,8 @@ pub use storage::acl::is_acl;
 pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::rpc::InodeRecord;
 use storage::format::rpc::LOCK_LEAVING;
-pub use storage::format::rpc::{Account, AccountId, Amount, SnapshotRecord};
+pub use storage::format::page::Key;
+pub use storage::format::rpc::{Account, AccountId, Amount, Difference, SnapshotRecord};
 pub use storage::limits::NAME_MAX;
 pub use storage::locks::FileLocks;
 use storage::permission::Creds;
@@ -553,6 +554,17 @@ pub trait FileSystem: Send + Sync {
     }
     /// Keeps all that is below a directory as it is now under a name (for the super-user). EEXIST if the name is taken.
     fn make_snapshot(&self, _caller: &Caller<'_>, _dir: InodeId, _name: &[u8]) -> Result<()> {
+        Err(Errno::OPNOTSUPP)
+    }
+    /// What the snapshot with a number has otherwise than the earlier one `before` (0: than an empty volume), from a key on (at first
+    /// [`Key::MIN`]), in the order of inodes, and where to go on, if that was not all; for the super-user. ENOENT: one of them is
+    /// not there.
+    fn differences(
+        &self,
+        _before: u64,
+        _number: u64,
+        _from: Key,
+    ) -> Result<(Vec<Difference>, Option<Key>)> {
         Err(Errno::OPNOTSUPP)
     }
     /// Gives a snapshot up (for the super-user).

@@ -5,6 +5,7 @@ use base::{ClientId, Epoch, InodeId};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::{Op, RawHeader};
+use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::Request;
 use storage::limits::{LEASE_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
@@ -147,7 +148,12 @@ impl Bad {
         let ino = forge::inode(input, known);
         let mode = [LeaseMode::None, LeaseMode::Read, LeaseMode::Write][input.below(3)];
         let list = input.u16() % 4000;
-        let request = match input.below(19) {
+        let request = match input.below(20) {
+            19 => Request::Differences {
+                before: input.odd(),
+                number: input.odd(),
+                from: Key::new(input.odd(), input.u8(), input.odd()),
+            },
             18 => Request::Snapshots { after: input.odd() },
             17 => Request::Inherit { heir: u128::from(input.odd()) },
             0 => Request::Inode { ino, mode, flags: input.u8() },

@@ -76,6 +76,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (453..455, "service/src/core/frame.rs"),
     (461..467, "service/tests/node/offers.rs"),
     (467..472, "storage/tests/snapshots.rs"),
+    (490..491, "storage/tests/snapshots.rs"),
+    (491..492, "service/tests/node/snapshots.rs"),
     (472..474, "service/tests/node/snapshots.rs"),
     (474..475, "storage/tests/snapshots.rs"),
     (475..477, "service/tests/node/snapshots.rs"),

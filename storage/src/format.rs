@@ -15,5 +15,6 @@ pub mod rpc;
 pub mod sole;
 pub mod sum;
 pub mod superblock;
+pub mod transfer;
 
 pub use base::wire::{Corrupt, Reader, Writer};

@@ -25,6 +25,7 @@ mod ages;
 mod attrs;
 mod copies;
 mod data;
+pub mod difference;
 mod digest;
 pub mod image;
 mod invariants;

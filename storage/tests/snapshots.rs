@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+
 use base::random::Random;
 use base::{Epoch, InodeId, StreamSeq};
 use common::*;
@@ -10,6 +12,7 @@ use storage::check::{Data, check_with_data};
 use storage::format::entry::Op;
 use storage::format::item::{Run, kind};
 use storage::format::page::Key;
+use storage::format::rpc::{Difference, InodeRecord, Name};
 use storage::volume::image::SentBlocks;
 use storage::volume::{Refusal, Volume, read_roots, run_copies};
 
@@ -327,6 +330,169 @@ fn send(from: &mut Volume, to: &mut Volume, random: &mut Random) {
     to.end_image(&from.image_end(), StreamSeq(9), Epoch(3)).unwrap();
 }
 
+/// All that a state has: attributes and content of inodes, and the names of directories.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Whole {
+    inodes: BTreeMap<InodeId, (InodeRecord, Vec<u8>)>,
+    names: BTreeMap<(InodeId, Vec<u8>), InodeId>,
+}
+
+fn whole(volume: &mut Volume, slot: u16) -> Whole {
+    let state = volume.read_snapshot(slot).unwrap();
+    let mut all = Whole::default();
+    for ino in state.inodes_after(InodeId(0), usize::MAX).unwrap() {
+        let record = state.attr(ino).unwrap().unwrap();
+        let mut bytes = Vec::new();
+        if record.mode & 0o170_000 == 0o100_000 {
+            bytes.resize(record.size as usize, 0);
+            state.read_checked(ino, 0, &mut bytes, &mut Vec::new()).unwrap();
+        } else {
+            let mut each = |name: &Name<'_>| {
+                if name.name != b"." && name.name != b".." {
+                    all.names.insert((ino, name.name.to_vec()), name.ino);
+                }
+                true
+            };
+            state.readdir(ino, 0, usize::MAX, &mut each).unwrap();
+        }
+        all.inodes.insert(ino, (record, bytes));
+    }
+    all
+}
+
+/// The differences of two snapshots, asked for in pieces.
+fn differences(
+    volume: &mut Volume,
+    before: Option<u16>,
+    slot: u16,
+    random: &mut Random,
+) -> Vec<Difference> {
+    let (mut all, mut at) = (Vec::new(), Some(Key::MIN));
+    while let Some(key) = at {
+        let bounds = (1 + random.below(3000) as usize, 1 + random.below(20) as usize);
+        let (some, next) = volume.snapshot_difference(before, slot, key, bounds).unwrap().unwrap();
+        assert!(next.is_none_or(|next| next > key));
+        all.extend(some);
+        at = next;
+    }
+    assert!(all.iter().map(Difference::of).is_sorted(), "in the order of inodes");
+    all
+}
+
+/// Who has the earlier of two snapshots, and is told the differences, has the later one.
+#[test]
+fn differences_make_the_earlier_state_the_later_one() {
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let mut d = Driver::new(16 << 20);
+        for i in 0..3 {
+            d.must(&create(2 + i, 1, format!("d{i}").as_bytes(), 0o040_755)).unwrap();
+        }
+        let mut next = 5;
+        for i in 0..600u64 {
+            let ino = 5 + random.below(next);
+            let (dir, name) = (1 + random.below(4), format!("f{}", random.below(60)));
+            let (name, other) = (name.as_bytes(), format!("f{}", random.below(60)));
+            let at = random.below(60_000);
+            let known = d.volume.lookup(InodeId(dir), name).unwrap();
+            match random.below(9) {
+                0..2 => {
+                    let mode = [FILE, 0o100_600][i as usize % 2];
+                    next += u64::from(d.must(&create(next, dir, name, mode)).is_ok());
+                }
+                2 => drop(d.must(&unlink(known.map_or(ino, |(ino, _)| ino.0), dir, name))),
+                3 => {
+                    let Some((ino, _)) = known else { continue };
+                    let to = 1 + random.below(4);
+                    let there = d.volume.lookup(InodeId(to), other.as_bytes()).unwrap();
+                    let over = there.map_or(0, |(ino, _)| ino.0);
+                    let _ = d.must(&rename(ino.0, (dir, name), (to, other.as_bytes()), over));
+                }
+                4 => drop(d.must(&truncate(ino, at))),
+                5 => {
+                    let source = InodeId(5 + random.below(next));
+                    let (ino, offset, len) = (InodeId(ino), 4096 * random.below(9), 8192);
+                    let (source_offset, zeroes) = (4096 * random.below(4), false);
+                    let op = Op::CloneRange { ino, offset, len, source, source_offset, zeroes };
+                    drop(d.must(&op));
+                }
+                6 => {
+                    let (offset, len, mode) = (at, 9000, [1, 3][random.below(2) as usize]);
+                    drop(d.must(&Op::Fallocate { ino: InodeId(ino), offset, len, mode }));
+                }
+                _ => {
+                    let data = vec![i as u8; 1 + random.below(20_000) as usize];
+                    drop(d.must(&write(ino, at, &data)));
+                }
+            }
+            if random.chance(1, 60) {
+                d.must(&snapshot(format!("s{i}").as_bytes())).unwrap();
+            }
+        }
+        d.must(&snapshot(b"the last one")).unwrap();
+        d.publish();
+        let all = d.volume.snapshots(0, usize::MAX);
+        let slots: Vec<_> = all.iter().map(|stat| stat.snapshot.slot).collect();
+        for (i, slot) in slots.iter().enumerate() {
+            let then = i.checked_sub(1 + random.below(1 + i as u64) as usize).map(|at| slots[at]);
+            let mut has = then.map(|then| whole(&mut d.volume, then)).unwrap_or_default();
+            let right = whole(&mut d.volume, *slot);
+            for one in differences(&mut d.volume, then, *slot, &mut random) {
+                match one {
+                    Difference::Touched { ino } => match right.inodes.get(&ino) {
+                        None => drop(has.inodes.remove(&ino)),
+                        Some((record, bytes)) => {
+                            let known = has.inodes.entry(ino).or_insert((record.clone(), vec![]));
+                            known.0 = record.clone();
+                            known.1.resize(bytes.len(), 0);
+                        }
+                    },
+                    Difference::Content { ino, offset, len } => {
+                        let Some((_, bytes)) = right.inodes.get(&ino) else { continue };
+                        let end = (offset + len).min(bytes.len() as u64) as usize;
+                        let part = (offset as usize).min(end)..end;
+                        has.inodes.get_mut(&ino).unwrap().1[part.clone()]
+                            .copy_from_slice(&bytes[part]);
+                    }
+                    Difference::Unnamed { dir, ino, name } => {
+                        assert_eq!(has.names.remove(&(dir, name)), Some(ino));
+                    }
+                    Difference::Named { dir, ino, name, .. } => {
+                        assert_eq!(has.names.insert((dir, name), ino), None);
+                    }
+                }
+            }
+            assert_eq!(has, right, "seed {seed}, snapshot {i}");
+        }
+    }
+}
+
+/// A block at the end of a large file, which lies behind it: that block, and not the file.
+#[test]
+fn what_both_have_is_no_difference() {
+    let mut d = Driver::new(4 << 20);
+    d.must(&create(2, 1, b"f", FILE)).unwrap();
+    d.must(&write(2, 0, &[1; 100 * BLOCK])).unwrap();
+    d.must(&snapshot(b"a")).unwrap();
+    d.must(&write(2, 100 * BLOCK as u64, &[2; BLOCK])).unwrap();
+    d.must(&write(2, 50 * BLOCK as u64, &[3; BLOCK])).unwrap();
+    d.must(&snapshot(b"b")).unwrap();
+    d.publish();
+    let slot = |name| d.volume.snapshot_named(name).unwrap().slot;
+    let (a, b) = (slot(b"a"), slot(b"b"));
+    let content = |block: u64| Difference::Content {
+        ino: InodeId(2),
+        offset: block * BLOCK as u64,
+        len: BLOCK as u64,
+    };
+    let (all, next) =
+        d.volume.snapshot_difference(Some(a), b, Key::MIN, (1 << 20, 100)).unwrap().unwrap();
+    assert_eq!(next, None);
+    assert_eq!(all, [Difference::Touched { ino: InodeId(2) }, content(50), content(100)]);
+    let same = d.volume.snapshot_difference(Some(b), b, Key::MIN, (1 << 20, 100));
+    assert_eq!(same.unwrap().unwrap().0, []);
+}
+
 /// A node that joins has the same snapshots, and what they share is shared there as well.
 #[test]
 fn an_image_is_the_same_to_the_block() {
@@ -494,7 +660,8 @@ fn a_volume_with_snapshots_is_of_another_version() {
 #[ignore = "a variant is one for the whole process"]
 fn planted() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 7] = [
+    let tests: [(Bug, fn()); 8] = [
+        (Bug::DifferenceWhole, what_both_have_is_no_difference),
         (Bug::SnapshotSealedDropped, pages_of_a_snapshot_outlive_its_end_until_that_is_published),
         (Bug::SnapshotPagesReused, names_and_attributes_stay_whatever_becomes_of_them),
         (Bug::SnapshotInPlace, what_is_overwritten_stays_in_the_snapshot),

@@ -8,6 +8,7 @@ use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::format::proof::Proof;
 use storage::format::rpc::{self, Account, AccountId, Amount, Request, SnapshotRecord};
+use storage::format::{page::Key, rpc::Difference};
 
 use super::LibFsOn;
 use super::host::Host;
@@ -440,6 +441,15 @@ impl<H: Host> FileSystem for LibFsOn<H> {
 
     fn make_snapshot(&self, caller: &Caller<'_>, dir: InodeId, name: &[u8]) -> Result<()> {
         self.do_make_snapshot(caller, dir, name)
+    }
+
+    fn differences(
+        &self,
+        before: u64,
+        number: u64,
+        from: Key,
+    ) -> Result<(Vec<Difference>, Option<Key>)> {
+        self.do_differences(before, number, from)
     }
 
     fn drop_snapshot(&self, caller: &Caller<'_>, name: &[u8]) -> Result<()> {

@@ -16,7 +16,8 @@ use storage::acl::is_acl;
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, name_is_legal};
 use storage::format::proof::Proof;
-use storage::format::rpc::{self, InodeRecord, InodeReply, Request, SnapshotRecord};
+use storage::format::page::Key;
+use storage::format::rpc::{self, Difference, InodeRecord, InodeReply, Request, SnapshotRecord};
 use storage::limits::NAME_MAX;
 
 use super::host::Host;
@@ -228,6 +229,20 @@ impl<H: Host> LibFsOn<H> {
             self.change_snapshots(&Op::DropSnapshot { ino: found.dir, name }, name, false);
         self.snapshots.forget();
         dropped
+    }
+
+    /// What one snapshot has otherwise than an earlier one, as much as the service tells at a time.
+    pub(super) fn do_differences(
+        &self,
+        before: u64,
+        number: u64,
+        from: Key,
+    ) -> Result<(Vec<Difference>, Option<Key>)> {
+        let body = self.call_of_snapshot(&Request::Differences { before, number, from })?;
+        let mut r = rpc::reply_status(&body).map_err(|_| Errno::IO)?.1;
+        let (all, next) = Difference::decode_all(&mut r).map_err(|_| Errno::IO)?;
+        // It would go on for ever.
+        if next.is_some_and(|next| next <= from) { Err(Errno::IO) } else { Ok((all, next)) }
     }
 
     /// Appends an operation that touches no inode, and returns when the service has judged it. `there`: whether there is

@@ -7,6 +7,7 @@ use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence};
 use storage::acl::Acl;
 use storage::format::control::{Descriptor, LeaseMode, LeaseWord};
 use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
+use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::{
     self, Account, AccountId, Amount, Extent, Granted, HOST_ARENA, HOST_ATTACH, HOST_KNOWS,
@@ -178,6 +179,7 @@ fn requests() -> Vec<Vec<u8>> {
         Request::Accounts { after: Some(AccountId::User(7)) },
         Request::Accounts { after: Some(AccountId::Directory(ino)) },
         Request::Snapshots { after: 6 },
+        Request::Differences { before: 1, number: 2, from: Key::new(3, 4, 5) },
     ];
     all.iter()
         .map(|request| {

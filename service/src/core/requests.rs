@@ -14,6 +14,7 @@ use base::{ClientId, Errno, InodeId, Nanos, Sequence, StreamSeq};
 use storage::format::clients::{PIN_READ, PIN_WRITE};
 use storage::format::control::LeaseMode;
 use storage::format::lock::{Lock, LockKind};
+use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::{
     self, AccountId, InodeReply, Name, Request, WANT_PIN, WANT_READ, WANT_WRITE,
@@ -82,6 +83,7 @@ pub(super) enum What {
     Lock(LockAsk),
     Accounts { after: Option<AccountId>, upto: Option<StreamSeq> },
     Snapshots { after: u64, upto: Option<StreamSeq> },
+    Differences { before: u64, number: u64, from: Key },
 }
 
 /// An heir waits for those whose heir it is.
@@ -175,6 +177,9 @@ impl Pending {
             Request::LockCancel { ino, wait } => (ino, What::Lock(LockAsk::Cancel { wait })),
             Request::Accounts { after } => (none, What::Accounts { after, upto: None }),
             Request::Snapshots { after } => (none, What::Snapshots { after, upto: None }),
+            Request::Differences { before, number, from } => {
+                (none, What::Differences { before, number, from })
+            }
         };
         Ok(Self { client, slot, after, shown, what, stage: Stage::Drain, ino, reached: false })
     }
@@ -858,6 +863,9 @@ impl Node {
                 all.iter().for_each(|account| account.encode(&mut body));
             }
             What::Snapshots { after, upto } => return self.answer_snapshots(p, after, upto),
+            What::Differences { before, number, from } => {
+                return self.answer_differences(p.client, before, number, from);
+            }
             What::Release(slots) => {
                 let Some(client) = self.agent.clients.get(&p.client) else { return done() };
                 // The client may have asked for some of them again, and be using them.

@@ -6,10 +6,11 @@
 //! in by this way either.
 
 use base::planted::{Bug, planted};
-use base::{Errno, InodeId, Sequence, StreamSeq};
+use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::proof::Proof;
-use storage::format::rpc::{self, InodeRecord, InodeReply, SnapshotRecord, WANT_READ};
+use storage::format::page::Key;
+use storage::format::rpc::{self, Difference, InodeRecord, InodeReply, SnapshotRecord, WANT_READ};
 use storage::permission::{Creds, R, X};
 use storage::volume::{Volume, joins};
 
@@ -20,6 +21,11 @@ use super::{Failure, Node};
 
 /// Snapshots told of in one reply.
 const TOLD: usize = 64;
+/// Bytes of items that are compared for one reply, and a page more: a name that is gone counts as 32 and takes up to 273 in the
+/// reply, so that all of it fits into a slot ...
+const DIFFERENCES_BYTES: usize = 4 << 10;
+/// ... and pages.
+const DIFFERENCES_PAGES: usize = 64;
 
 /// Who asks for what.
 struct Asks {
@@ -155,6 +161,45 @@ impl Node {
                 SnapshotRecord { number, slot, dir, time, inodes, own_blocks, proof, name };
             record.encode(&mut body);
         }
+        Ok(Step::Answer(body))
+    }
+}
+
+impl Node {
+    /// What one snapshot has otherwise than an earlier one.
+    pub(super) fn answer_differences(
+        &mut self,
+        client: ClientId,
+        before: u64,
+        number: u64,
+        from: Key,
+    ) -> Stepped {
+        let Some(client) = self.agent.clients.get(&client) else { return Ok(Step::Wait) };
+        if client.identity.uid != 0 && !planted(Bug::DifferencesForAll) {
+            return refuse(Errno::PERM);
+        }
+        let slot = |number: u64| self.volume.snapshot_numbered(number).map(|found| found.slot);
+        let earlier = match before {
+            0 => None,
+            before => match slot(before) {
+                None => return refuse(Errno::NOENT),
+                found => found,
+            },
+        };
+        let Some(later) = slot(number) else { return refuse(Errno::NOENT) };
+        if before >= number {
+            return refuse(Errno::INVAL);
+        }
+        let bounds = (DIFFERENCES_BYTES, DIFFERENCES_PAGES);
+        let Some((all, next)) = self.volume.snapshot_difference(earlier, later, from, bounds)?
+        else {
+            // One of them is on its way to the medium.
+            self.member.publish_now = true;
+            return Ok(Step::Wait);
+        };
+        let mut body = Vec::new();
+        rpc::reply_ok(&mut body);
+        Difference::encode_all(next, &all, &mut body);
         Ok(Step::Answer(body))
     }
 }

@@ -9,7 +9,8 @@ use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockSpace};
 use storage::format::proof::Proof;
-use storage::format::rpc::{self, InodeReply, Request, SnapshotRecord};
+use storage::format::page::Key;
+use storage::format::rpc::{self, Difference, InodeReply, Request, SnapshotRecord};
 use storage::limits::BLOCK_BYTES;
 use storage::media::Media;
 use storage::volume::Volume;
@@ -224,6 +225,33 @@ fn a_number_alone_opens_nothing() {
     let names = user.call(&mut rig, &Request::Names { dir: inner, cookie: 0 });
     assert_eq!(names, Err(Errno::ACCES), "its directory lets in nobody else");
     assert!(root.call(&mut rig, &Request::Names { dir: inner, cookie: 0 }).is_ok());
+}
+
+/// The super-user is told what two snapshots have otherwise, also of the one that was just made; nobody else.
+#[test]
+fn the_super_user_is_told_what_is_otherwise() {
+    let mut rig = Rig::new(3, 3);
+    let mut root = rig.attach(1, 0);
+    let user = rig.attach(1, USER);
+    let file = root.create(&mut rig, b"file", 0o100_666);
+    root.append_in(&mut rig, file, &write(file, 0, &[1; 3 * BLOCK]));
+    assert_eq!(outcome(&mut root, &mut rig, &snapshot(b"a")), 0);
+    root.append_in(&mut rig, file, &write(file, BLOCK as u64, &[2; 5]));
+    assert_eq!(outcome(&mut root, &mut rig, &snapshot(b"b")), 0);
+    let [a, b] = list(&root, &mut rig).try_into().expect("two");
+    let asks = |before, number| Request::Differences { before, number, from: Key::MIN };
+    let body = root.call(&mut rig, &asks(a.number, b.number)).expect("an answer");
+    let told = Difference::decode_all(&mut Reader::new("differences", &body));
+    let (all, next) = told.expect("differences");
+    let content = Difference::Content { ino: file, offset: BLOCK as u64, len: BLOCK as u64 };
+    // (It was changed at the same moment, so its attributes are the same.)
+    assert_eq!((all, next), (vec![content], None));
+    assert_eq!(root.call(&mut rig, &asks(b.number, a.number)), Err(Errno::INVAL));
+    assert_eq!(root.call(&mut rig, &asks(a.number, b.number + 1)), Err(Errno::NOENT));
+    assert_eq!(root.call(&mut rig, &asks(7, b.number)), Err(Errno::NOENT));
+    assert_eq!(user.call(&mut rig, &asks(0, b.number)), Err(Errno::PERM));
+    rig.settle();
+    rig.check();
 }
 
 /// What is overwritten in the same chunk is left out of it, but not what a snapshot in between has.
@@ -480,7 +508,8 @@ fn what_was_made_for_a_join_goes_with_it() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn what_snapshots_need_is_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 6] = [
+    let tests: [(Bug, fn()); 7] = [
+        (Bug::DifferencesForAll, the_super_user_is_told_what_is_otherwise),
         (Bug::SnapshotAccountsOld, a_new_member_knows_the_limits),
         (Bug::SnapshotUntold, leases_to_write_are_asked_for_anew),
         (Bug::PastUnscrubbed, a_scrub_reads_the_past),

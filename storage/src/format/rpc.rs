@@ -33,6 +33,7 @@
 //!   Inherit         nothing
 //!   Accounts        accounts (Account) up to the end of the body; none: there are no more
 //!   Snapshots       snapshots (SnapshotRecord) up to the end of the body; none: there are no more
+//!   Differences     more u8, key to go on from (inode u64, kind u8, item u64), differences (Difference) up to the end of the body
 //! ```
 //!
 //! An inode of a snapshot (`InodeId::of_snapshot`) is asked for by `Inode`, `Lookup` (with the lease mode `None` and no flags but
@@ -61,6 +62,7 @@ use base::{ClientId, Errno, InodeId, Sequence};
 
 use super::entry::Stamp;
 use super::lock::Lock;
+use super::page::Key;
 use super::proof::Proof;
 use super::{Corrupt, Reader, Writer};
 use crate::acl::Acl;
@@ -180,6 +182,13 @@ pub enum Request<'a> {
     /// Snapshots with a higher number, from the oldest on.
     Snapshots {
         after: u64,
+    },
+    /// What the snapshot `number` has otherwise than the earlier one `before` (0: than an empty volume), from a key of the tree on.
+    /// For the super-user.
+    Differences {
+        before: u64,
+        number: u64,
+        from: Key,
     },
     /// The client no longer waits. Under [`LOCK_LEAVING`] it never does: a descriptor of the file was closed through which
     /// somebody has locked it; if it was the last one, its locks are about to be given up, and for a moment nobody is told
@@ -302,6 +311,121 @@ impl SnapshotRecord {
     }
 }
 
+fn put_key(w: &mut Writer<'_>, key: Key) {
+    w.u64(key.ino).u8(key.kind).u64(key.item);
+}
+
+fn take_key(r: &mut Reader<'_>) -> Result<Key, Corrupt> {
+    Ok(Key::new(r.u64()?, r.u8()?, r.u64()?))
+}
+
+/// What a snapshot has otherwise than another: 1 byte that tells them apart, and the fields in their order; of names the length
+/// as u8 before them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Difference {
+    /// Attributes of an inode, extended ones as well; or it is gone.
+    Touched {
+        /// The inode.
+        ino: InodeId,
+    },
+    /// Content of a file, as bytes; there may be less of it by now.
+    Content {
+        /// The file.
+        ino: InodeId,
+        /// Where it begins.
+        offset: u64,
+        /// How much it is.
+        len: u64,
+    },
+    /// A directory has this name.
+    Named {
+        /// The directory.
+        dir: InodeId,
+        /// What the name leads to.
+        ino: InodeId,
+        /// Type bits of its mode.
+        kind: u32,
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// A directory had this name, or it led to something else.
+    Unnamed {
+        /// The directory.
+        dir: InodeId,
+        /// What the name led to.
+        ino: InodeId,
+        /// The name.
+        name: Vec<u8>,
+    },
+}
+
+impl Difference {
+    /// The inode under which it is told of.
+    pub const fn of(&self) -> InodeId {
+        match *self {
+            Self::Touched { ino } | Self::Content { ino, .. } => ino,
+            Self::Named { dir, .. } | Self::Unnamed { dir, .. } => dir,
+        }
+    }
+
+    /// Appends it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        match self {
+            Self::Touched { ino } => {
+                w.u8(1).u64(ino.0);
+            }
+            Self::Content { ino, offset, len } => {
+                w.u8(2).u64(ino.0).u64(*offset).u64(*len);
+            }
+            Self::Named { dir, ino, kind, name } => {
+                w.u8(3).u64(dir.0).u64(ino.0).u32(*kind).u8(name.len() as u8).bytes(name);
+            }
+            Self::Unnamed { dir, ino, name } => {
+                w.u8(4).u64(dir.0).u64(ino.0).u8(name.len() as u8).bytes(name);
+            }
+        }
+    }
+
+    /// Reads one.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let (what, of) = (r.u8()?, InodeId(r.u64()?));
+        Ok(match what {
+            1 => Self::Touched { ino: of },
+            2 => Self::Content { ino: of, offset: r.u64()?, len: r.u64()? },
+            3 | 4 => {
+                let ino = InodeId(r.u64()?);
+                let kind = if what == 3 { r.u32()? } else { 0 };
+                let len = r.u8()?;
+                let name = r.bytes(len.into())?.to_vec();
+                match what {
+                    3 => Self::Named { dir: of, ino, kind, name },
+                    _ => Self::Unnamed { dir: of, ino, name },
+                }
+            }
+            _ => return Err(Corrupt::new(REPLY, "has a difference of an unknown kind")),
+        })
+    }
+
+    /// Appends the body of a reply, after its status: where to go on, if that was not all, and the differences.
+    pub fn encode_all(next: Option<Key>, all: &[Self], out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        w.u8(next.is_some().into());
+        put_key(&mut w, next.unwrap_or(Key::MIN));
+        all.iter().for_each(|one| one.encode(out));
+    }
+
+    /// Reads it.
+    pub fn decode_all(r: &mut Reader<'_>) -> Result<(Vec<Self>, Option<Key>), Corrupt> {
+        let (more, key) = (r.flag()?, take_key(r)?);
+        let mut all = Vec::new();
+        while r.left() > 0 {
+            all.push(Self::decode(r)?);
+        }
+        Ok((all, more.then_some(key)))
+    }
+}
+
 /// The number of no waiter (see [`Request::LockCancel`]).
 pub const LOCK_LEAVING: u64 = 0;
 
@@ -333,6 +457,7 @@ impl<'a> Request<'a> {
             | Request::Inodes { .. }
             | Request::Accounts { .. }
             | Request::Snapshots { .. }
+            | Request::Differences { .. }
             | Request::Inherit { .. }
             | Request::StatFs => None,
         }
@@ -366,6 +491,7 @@ impl<'a> Request<'a> {
             Request::Keep { .. } => 17,
             Request::Inherit { .. } => 18,
             Request::Snapshots { .. } => 19,
+            Request::Differences { .. } => 20,
         };
         w.u8(kind).bytes(&[0; 7]).u64(after.0).u64(proof.0);
         match self {
@@ -430,6 +556,10 @@ impl<'a> Request<'a> {
             Request::Snapshots { after } => {
                 w.u64(*after);
             }
+            Request::Differences { before, number, from } => {
+                w.u64(*before).u64(*number);
+                put_key(&mut w, *from);
+            }
         }
     }
 
@@ -479,6 +609,9 @@ impl<'a> Request<'a> {
             }
             18 => Request::Inherit { heir: r.u128()? },
             19 => Request::Snapshots { after: r.u64()? },
+            20 => {
+                Request::Differences { before: r.u64()?, number: r.u64()?, from: take_key(&mut r)? }
+            }
             9 => Request::StatFs,
             10 => {
                 let mut slots = Vec::new();

@@ -298,6 +298,11 @@ impl Volume {
         self.snapshots.named(name).map(|(_, entry)| &entry.snapshot)
     }
 
+    /// The snapshot with that number.
+    pub fn snapshot_numbered(&self, number: u64) -> Option<&Snapshot> {
+        self.snapshots.all.get(&number).map(|entry| &entry.snapshot)
+    }
+
     /// The snapshot in a slot.
     pub fn snapshot_in(&self, slot: u16) -> Option<&Snapshot> {
         self.snapshots.in_slot(slot).map(|(_, entry)| &entry.snapshot)

@@ -1,0 +1,201 @@
+//! What one snapshot has otherwise than another, in terms of files, for who sends it to another volume (`corbel send`).
+//!
+//! It is found without reading what both share: pages of the tree by their places, and content by the places of its blocks, since no
+//! block that a snapshot has is ever written to. (The items of a file's content say little: a run that got a block longer is another
+//! item. So places are compared block by block.)
+
+use base::InodeId;
+use base::planted::{Bug, planted};
+
+use super::{Fault, Volume, corrupt};
+use crate::format::item::{Run, decode_name, kind};
+use crate::format::page::Key;
+use crate::format::rpc::Difference;
+use crate::limits::BLOCK_BYTES;
+use crate::tree::Change;
+
+/// Runs of one file that are looked at together.
+const RUNS: usize = 256;
+/// Parts of content that are told apart in one piece: a file may have more for a few items.
+const PARTS: usize = 256;
+
+/// Differences, and where to go on, unless that was all.
+pub type Differences = (Vec<Difference>, Option<Key>);
+
+/// Where blocks of a file lie: as they begin in the file, so many, in which arena and where there; none: nowhere, or nothing was
+/// written there.
+type Span = (u64, u64, Option<(u32, u64)>);
+
+/// What runs say of blocks `from..to`, without gaps.
+fn spans(runs: &[Run], from: u64, to: u64) -> Vec<Span> {
+    let (mut all, mut at) = (Vec::new(), from);
+    for run in runs.iter().filter(|run| run.end() > from && run.file < to) {
+        let run = run.cut(from, to);
+        if run.file > at {
+            all.push((at, run.file - at, None));
+        }
+        let place = (!run.unwritten).then_some((run.arena, run.block));
+        all.push((run.file, run.len, place));
+        at = run.end();
+    }
+    if at < to {
+        all.push((at, to - at, None));
+    }
+    all
+}
+
+/// The parts, as first block and number of blocks, that lie elsewhere. Both cover the same blocks of the file.
+fn elsewhere(now: &[Span], then: &[Span]) -> Vec<(u64, u64)> {
+    let mut parts: Vec<(u64, u64)> = Vec::new();
+    let (mut i, mut j) = (0, 0);
+    while let (Some(a), Some(b)) = (now.get(i), then.get(j)) {
+        let (from, to) = (a.0.max(b.0), (a.0 + a.1).min(b.0 + b.1));
+        let at = |span: &Span| span.2.map(|(arena, block)| (arena, block + (from - span.0)));
+        if at(a) != at(b) {
+            match parts.last_mut() {
+                Some(last) if last.0 + last.1 == from => last.1 += to - from,
+                _ => parts.push((from, to - from)),
+            }
+        }
+        i += usize::from(a.0 + a.1 == to);
+        j += usize::from(b.0 + b.1 == to);
+    }
+    parts
+}
+
+/// Finds the differences of one piece of the items.
+struct Finder<'a> {
+    now: &'a Volume,
+    then: Option<&'a Volume>,
+    found: Vec<Difference>,
+    /// A file, and up to which block of it the content was compared.
+    compared: (u64, u64),
+    /// Parts of content that were found.
+    parts: usize,
+}
+
+impl Finder<'_> {
+    fn item(&mut self, (key, value): Change) -> Result<(), Fault> {
+        let ino = InodeId(key.ino);
+        match key.kind {
+            kind::ATTR | kind::TARGET | kind::XATTR => {
+                if self.found.last() != Some(&Difference::Touched { ino }) {
+                    self.found.push(Difference::Touched { ino });
+                }
+            }
+            kind::NAME => {
+                let name = |value: &[u8]| {
+                    let (ino, kind, name) = decode_name(value).map_err(corrupt(ino))?;
+                    Ok::<_, Fault>((ino, kind, name.to_vec()))
+                };
+                if let Some((ino, _, name)) = self.before(key, name)?.transpose()? {
+                    self.found.push(Difference::Unnamed { dir: InodeId(key.ino), ino, name });
+                }
+                if let Some((ino, kind, name)) = value.as_deref().map(name).transpose()? {
+                    self.found.push(Difference::Named { dir: InodeId(key.ino), ino, kind, name });
+                }
+            }
+            kind::EXTENT => {
+                let run = |value: &[u8]| Run::decode(key.item, value).map_err(corrupt(ino));
+                let before = self.before(key, run)?.transpose()?;
+                let now = value.as_deref().map(run).transpose()?;
+                let end = now.iter().chain(&before).map(Run::end).max();
+                self.content(ino, key.item, end.unwrap_or(key.item))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn before<T>(&self, key: Key, show: impl FnOnce(&[u8]) -> T) -> Result<Option<T>, Fault> {
+        match self.then {
+            Some(then) => then.tree.get_with(key, show),
+            None => Ok(None),
+        }
+    }
+
+    /// Compares the places of the blocks `from..to` that were not compared before.
+    fn content(&mut self, ino: InodeId, from: u64, to: u64) -> Result<(), Fault> {
+        let compared = if self.compared.0 == ino.0 { self.compared.1 } else { 0 };
+        let mut from = from.max(compared);
+        while from < to {
+            let now = self.now.runs(ino, from, to, RUNS)?;
+            let then = match self.then {
+                Some(then) if !planted(Bug::DifferenceWhole) => then.runs(ino, from, to, RUNS)?,
+                _ => Vec::new(),
+            };
+            // What lies behind the last run of a full piece is looked at next.
+            let end = |runs: &[Run]| match runs {
+                [.., last] if runs.len() == RUNS => last.end().min(to),
+                _ => to,
+            };
+            let until = end(&now).min(end(&then));
+            let parts = elsewhere(&spans(&now, from, until), &spans(&then, from, until));
+            for (block, blocks) in parts {
+                let (offset, len) = (block * BLOCK_BYTES, blocks * BLOCK_BYTES);
+                match self.found.last_mut() {
+                    // One reply has so many of them: what lies in between is told of as well then.
+                    Some(Difference::Content { ino: of, offset: at, len: before })
+                        if *of == ino && (self.parts >= PARTS || *at + *before == offset) =>
+                    {
+                        *before = (*before).max(offset + len - *at);
+                    }
+                    _ => {
+                        self.parts += 1;
+                        self.found.push(Difference::Content { ino, offset, len });
+                    }
+                }
+            }
+            from = until;
+        }
+        self.compared = (ino.0, to.max(compared));
+        Ok(())
+    }
+}
+
+impl Volume {
+    /// What the snapshot in a slot has otherwise than an earlier one (`None`: than an empty volume), from a key on, and where to go on; in
+    /// the order of inodes, until they are so many bytes or so many pages were looked at. Content may be told of twice where a piece ends. None: one of
+    /// them is not there any more, or not on media yet.
+    pub fn snapshot_difference(
+        &mut self,
+        before: Option<u16>,
+        slot: u16,
+        from: Key,
+        bounds: (usize, usize),
+    ) -> Result<Option<Differences>, Fault> {
+        let Some((changes, next)) = self.snapshot_changes(before, slot, from, bounds)? else {
+            return Ok(None);
+        };
+        let Some(now) = self.opened(slot) else { return Ok(None) };
+        let then = before.and_then(|before| self.opened(before));
+        let mut finder = Finder { now, then, found: Vec::new(), compared: (0, 0), parts: 0 };
+        changes.into_iter().try_for_each(|change| finder.item(change))?;
+        Ok(Some((finder.found, next)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(file: u64, block: u64, len: u64) -> Run {
+        Run { file, arena: 0, block, len, unwritten: false }
+    }
+
+    #[test]
+    fn a_run_that_grew_is_new_only_where_it_grew() {
+        let (then, now) = ([run(0, 100, 50)], [run(0, 100, 51)]);
+        let parts = elsewhere(&spans(&now, 0, 51), &spans(&then, 0, 51));
+        assert_eq!(parts, [(50, 1)]);
+        // Split, with a hole, and with the rest moved.
+        let now = [run(0, 100, 10), run(20, 120, 10), run(30, 500, 20)];
+        let parts = elsewhere(&spans(&now, 0, 50), &spans(&then, 0, 50));
+        assert_eq!(parts, [(10, 10), (30, 20)]);
+        assert_eq!(elsewhere(&spans(&then, 5, 50), &spans(&then, 5, 50)), []);
+        // What nothing was written to reads as a hole does.
+        let unwritten = [Run { unwritten: true, ..run(0, 900, 50) }];
+        assert_eq!(elsewhere(&spans(&unwritten, 0, 50), &spans(&[], 0, 50)), []);
+        assert_eq!(elsewhere(&spans(&unwritten, 0, 50), &spans(&then, 0, 50)), [(0, 50)]);
+    }
+}
