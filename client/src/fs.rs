@@ -25,7 +25,7 @@ pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::rpc::InodeRecord;
 use storage::format::rpc::LOCK_LEAVING;
 pub use storage::format::page::Key;
-pub use storage::format::rpc::{Account, AccountId, Amount, Difference, SnapshotRecord};
+pub use storage::format::rpc::{Account, AccountId, Amount, Difference, Differences, SnapshotRecord};
 pub use storage::limits::NAME_MAX;
 pub use storage::locks::FileLocks;
 use storage::permission::Creds;
@@ -564,7 +564,7 @@ pub trait FileSystem: Send + Sync {
         _before: u64,
         _number: u64,
         _from: Key,
-    ) -> Result<(Vec<Difference>, Option<Key>)> {
+    ) -> Result<Differences> {
         Err(Errno::OPNOTSUPP)
     }
     /// Gives a snapshot up (for the super-user).

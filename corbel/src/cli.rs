@@ -90,6 +90,10 @@ pub enum Verb {
     Quota(crate::quota::QuotaArgs),
     /// Make, list and delete snapshots of a directory; keep some by the hour and by the day
     Snapshot(crate::snapshot::SnapshotArgs),
+    /// Write a snapshot, or what it has otherwise than an earlier one, to standard output: a backup, or a copy elsewhere
+    Send(crate::transfer::send::SendArgs),
+    /// Take in what corbel send wrote, into a directory of this volume
+    Receive(crate::transfer::receive::ReceiveArgs),
     /// Show what copy of the volume each node has; go on with one, if the chain has lost its own
     Recover(crate::recover::RecoverArgs),
     /// Make and show the certificates by which machines know each other

@@ -25,6 +25,7 @@ mod serve;
 mod signals;
 mod snapshot;
 mod status;
+mod transfer;
 mod upgrade;
 mod virtiofs;
 mod volume;
@@ -49,6 +50,8 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Status(args) => status::run(global, &args, out)?,
         Verb::Quota(args) => quota::run(global, &args, out)?,
         Verb::Snapshot(args) => snapshot::run(global, &args, out)?,
+        Verb::Send(args) => transfer::send::run(global, &args, out)?,
+        Verb::Receive(args) => transfer::receive::run(global, &args, out)?,
         Verb::Recover(args) => recover::run(global, &args, out)?,
         Verb::Cert(verb) => cert::run(global, out, &verb)?,
         Verb::Cluster(verb) => cluster::run(out, &verb)?,

@@ -8,7 +8,7 @@ use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::format::proof::Proof;
 use storage::format::rpc::{self, Account, AccountId, Amount, Request, SnapshotRecord};
-use storage::format::{page::Key, rpc::Difference};
+use storage::format::{page::Key, rpc::Differences};
 
 use super::LibFsOn;
 use super::host::Host;
@@ -448,7 +448,7 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         before: u64,
         number: u64,
         from: Key,
-    ) -> Result<(Vec<Difference>, Option<Key>)> {
+    ) -> Result<Differences> {
         self.do_differences(before, number, from)
     }
 

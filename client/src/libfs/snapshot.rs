@@ -17,7 +17,7 @@ use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, name_is_legal};
 use storage::format::proof::Proof;
 use storage::format::page::Key;
-use storage::format::rpc::{self, Difference, InodeRecord, InodeReply, Request, SnapshotRecord};
+use storage::format::rpc::{self, Differences, InodeRecord, InodeReply, Request, SnapshotRecord};
 use storage::limits::NAME_MAX;
 
 use super::host::Host;
@@ -237,12 +237,12 @@ impl<H: Host> LibFsOn<H> {
         before: u64,
         number: u64,
         from: Key,
-    ) -> Result<(Vec<Difference>, Option<Key>)> {
+    ) -> Result<Differences> {
         let body = self.call_of_snapshot(&Request::Differences { before, number, from })?;
         let mut r = rpc::reply_status(&body).map_err(|_| Errno::IO)?.1;
-        let (all, next) = Difference::decode_all(&mut r).map_err(|_| Errno::IO)?;
+        let told = Differences::decode(&mut r).map_err(|_| Errno::IO)?;
         // It would go on for ever.
-        if next.is_some_and(|next| next <= from) { Err(Errno::IO) } else { Ok((all, next)) }
+        if told.next.is_some_and(|next| next <= from) { Err(Errno::IO) } else { Ok(told) }
     }
 
     /// Appends an operation that touches no inode, and returns when the service has judged it. `there`: whether there is

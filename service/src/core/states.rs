@@ -10,7 +10,7 @@ use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::proof::Proof;
 use storage::format::page::Key;
-use storage::format::rpc::{self, Difference, InodeRecord, InodeReply, SnapshotRecord, WANT_READ};
+use storage::format::rpc::{self, Differences, InodeRecord, InodeReply, SnapshotRecord, WANT_READ};
 use storage::permission::{Creds, R, X};
 use storage::volume::{Volume, joins};
 
@@ -199,7 +199,8 @@ impl Node {
         };
         let mut body = Vec::new();
         rpc::reply_ok(&mut body);
-        Difference::encode_all(next, &all, &mut body);
+        let volume = self.volume.superblock().uuid;
+        Differences { volume, next, all }.encode(&mut body);
         Ok(Step::Answer(body))
     }
 }

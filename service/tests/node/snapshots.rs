@@ -10,7 +10,7 @@ use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockSpace};
 use storage::format::proof::Proof;
 use storage::format::page::Key;
-use storage::format::rpc::{self, Difference, InodeReply, Request, SnapshotRecord};
+use storage::format::rpc::{self, Difference, Differences, InodeReply, Request, SnapshotRecord};
 use storage::limits::BLOCK_BYTES;
 use storage::media::Media;
 use storage::volume::Volume;
@@ -241,8 +241,8 @@ fn the_super_user_is_told_what_is_otherwise() {
     let [a, b] = list(&root, &mut rig).try_into().expect("two");
     let asks = |before, number| Request::Differences { before, number, from: Key::MIN };
     let body = root.call(&mut rig, &asks(a.number, b.number)).expect("an answer");
-    let told = Difference::decode_all(&mut Reader::new("differences", &body));
-    let (all, next) = told.expect("differences");
+    let told = Differences::decode(&mut Reader::new("differences", &body));
+    let Differences { all, next, .. } = told.expect("differences");
     let content = Difference::Content { ino: file, offset: BLOCK as u64, len: BLOCK as u64 };
     // (It was changed at the same moment, so its attributes are the same.)
     assert_eq!((all, next), (vec![content], None));

@@ -33,7 +33,7 @@
 //!   Inherit         nothing
 //!   Accounts        accounts (Account) up to the end of the body; none: there are no more
 //!   Snapshots       snapshots (SnapshotRecord) up to the end of the body; none: there are no more
-//!   Differences     more u8, key to go on from (inode u64, kind u8, item u64), differences (Difference) up to the end of the body
+//!   Differences     uuid of the volume, more u8, key to go on from (inode u64, kind u8, item u64), differences (Difference) up to the end of the body
 //! ```
 //!
 //! An inode of a snapshot (`InodeId::of_snapshot`) is asked for by `Inode`, `Lookup` (with the lease mode `None` and no flags but
@@ -407,22 +407,38 @@ impl Difference {
         })
     }
 
-    /// Appends the body of a reply, after its status: where to go on, if that was not all, and the differences.
-    pub fn encode_all(next: Option<Key>, all: &[Self], out: &mut Vec<u8>) {
+}
+
+/// The body of a reply with differences, after its status.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Differences {
+    /// The volume's uuid.
+    pub volume: [u8; 16],
+    /// Where to go on, if that was not all.
+    pub next: Option<Key>,
+    /// In the order of inodes.
+    pub all: Vec<Difference>,
+}
+
+impl Differences {
+    /// Appends it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Writer(out);
-        w.u8(next.is_some().into());
-        put_key(&mut w, next.unwrap_or(Key::MIN));
-        all.iter().for_each(|one| one.encode(out));
+        w.bytes(&self.volume).u8(self.next.is_some().into());
+        put_key(&mut w, self.next.unwrap_or(Key::MIN));
+        self.all.iter().for_each(|one| one.encode(out));
     }
 
     /// Reads it.
-    pub fn decode_all(r: &mut Reader<'_>) -> Result<(Vec<Self>, Option<Key>), Corrupt> {
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let mut volume = [0; 16];
+        volume.copy_from_slice(r.bytes(16)?);
         let (more, key) = (r.flag()?, take_key(r)?);
         let mut all = Vec::new();
         while r.left() > 0 {
-            all.push(Self::decode(r)?);
+            all.push(Difference::decode(r)?);
         }
-        Ok((all, more.then_some(key)))
+        Ok(Self { volume, next: more.then_some(key), all })
     }
 }
 

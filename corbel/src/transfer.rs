@@ -1,0 +1,30 @@
+//! `corbel send` and `corbel receive`: a snapshot, or what it has otherwise than an earlier one, as a stream, and back.
+
+pub mod receive;
+pub mod send;
+
+use base::Errno;
+
+use crate::failure::{Failure, Kind};
+
+/// Bytes in 1 MiB.
+const MIB: u64 = 1 << 20;
+
+fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
+    let remedy = match error {
+        Errno::PERM | Errno::ACCES => "run it as the super-user",
+        Errno::NOSPC => "make room, and go on: corbel receive --status says how",
+        Errno::DQUOT => {
+            "raise the quota (corbel quota set), and go on: corbel receive --status says how"
+        }
+        Errno::OPNOTSUPP => "only volumes have snapshots, not the back ends dir: and null:",
+        Errno::INVAL => "the node may be of an older version: update it",
+        _ => "corbel status shows how the node is",
+    };
+    Failure::failed(format!("{what}: {error}"), remedy)
+}
+
+fn interrupted() -> Failure {
+    let remedy = "corbel receive --status TARGET, where it was received, says how to go on";
+    Failure::new(Kind::Interrupted, "interrupted", remedy)
+}

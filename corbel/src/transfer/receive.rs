@@ -1,0 +1,977 @@
+//! `corbel receive`: takes a stream in ([`storage::format::transfer`]).
+//!
+//! Beside the directory that is made, or brought from one snapshot to a later one, lies `.NAME.receive`: what is known of it (`state`), which inode was
+//! made for which of the sender's (`map`), and what has no name yet, or has none any more (`new`). All of it is made by one client in one order,
+//! so that after a crash there is what was done up to some moment, and every record may be taken in once more.
+//!
+//! A new directory gets its name when all of it is there. What changes one that is there goes through states between the two snapshots; the snapshot
+//! that is made at the end is what the sender's was.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use base::{Errno, InodeId};
+use clap::Args;
+use client::fs::{
+    Attr, FileSystem, Handle, Lock, LockKind, LockSpace, NAME_MAX, NewNode, O_RDWR, O_WRONLY,
+    Rename, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SetAttr, SetTime, Time, XattrMode, falloc,
+};
+use serde_json::{Value, json};
+use storage::format::entry::Stamp;
+use storage::format::transfer::{self, FRAME_BYTES, HEAD_BYTES, Position, Record, Xattrs};
+
+use super::{MIB, failed, interrupted};
+use crate::cli::Global;
+use crate::failure::{Failure, Kind, Result};
+use crate::output::Output;
+use crate::volume::Volume;
+
+/// Bytes of content, and records, after which it is noted how far it is.
+const NOTE: (u64, u64) = (64 * MIB, 20_000);
+/// Bytes of a pair in the map.
+const PAIR: usize = 16;
+/// Content after which progress is told.
+const TELL: u64 = 512 * MIB;
+
+/// Arguments of `corbel receive`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  corbel send monday | ssh other corbel receive /copies/home\n  corbel send tuesday --from monday | \
+    ssh other corbel receive /copies/home\n  corbel receive /restored < monday.corbel\n  corbel receive --status /copies/home      \
+    how far an interrupted one is, and how to go on\n\nThe first stream makes the directory; one that was sent with --from changes it from that \
+    snapshot to the\nlater one. At the end a snapshot of it is made, with the name of the one that was sent: that is what is \
+    consistent,\nand the directory itself is in between while it is changed. Leave it alone otherwise. What is known of it lies beside it, \
+    in\n.NAME.receive; without that it is a directory as any other, and takes no more streams."
+)]
+pub struct ReceiveArgs {
+    /// The directory, by its path in the volume
+    pub target: PathBuf,
+    /// Name of the snapshot that is made at the end, if it is not to be the one of the snapshot that was sent
+    #[arg(long, value_name = "NAME")]
+    pub snapshot: Option<OsString>,
+    /// Make no snapshot at the end
+    #[arg(long, conflicts_with = "snapshot")]
+    pub no_snapshot: bool,
+    /// Say what was received, and how to go on with what was interrupted
+    #[arg(long)]
+    pub status: bool,
+    /// Remove what has come of a first stream that was interrupted
+    #[arg(long, conflicts_with = "status")]
+    pub abort: bool,
+    /// Read the stream from a file instead of standard input
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// Socket of the local node, if it is not the configuration's
+    #[arg(long, value_name = "SOCKET")]
+    pub socket: Option<PathBuf>,
+}
+
+/// A snapshot of the sender's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Sent {
+    number: u64,
+    name: String,
+}
+
+/// What is known of a directory that is received.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Known {
+    /// Uuid of the sender's volume, in base 16.
+    volume: String,
+    /// The directory there.
+    root: InodeId,
+    /// The one that it is as, if it is.
+    complete: Option<Sent>,
+    /// The one that is coming, and up to where it has come.
+    coming: Option<(Sent, Position)>,
+}
+
+impl Known {
+    fn to_json(&self) -> Value {
+        let sent = |one: &Sent| json!({"number": one.number, "name": one.name});
+        json!({
+            "volume": self.volume,
+            "root": self.root.0,
+            "complete": self.complete.as_ref().map(sent),
+            "coming": self.coming.as_ref().map(|(one, at)| {
+                json!({"number": one.number, "name": one.name, "position": at.to_string()})
+            }),
+        })
+    }
+
+    fn from_json(value: &Value) -> Option<Self> {
+        let sent = |value: &Value| {
+            let (number, name) = (value["number"].as_u64()?, value["name"].as_str()?.into());
+            Some(Sent { number, name })
+        };
+        let coming = match &value["coming"] {
+            Value::Null => None,
+            coming => Some((sent(coming)?, coming["position"].as_str()?.parse().ok()?)),
+        };
+        let complete = match &value["complete"] {
+            Value::Null => None,
+            complete => Some(sent(complete)?),
+        };
+        let (volume, root) = (value["volume"].as_str()?.into(), InodeId(value["root"].as_u64()?));
+        Some(Self { volume, root, complete, coming })
+    }
+
+    /// How the sender goes on.
+    fn command(&self) -> Option<String> {
+        let (one, at) = self.coming.as_ref()?;
+        let quoted = |name: &str| format!("'{}'", name.replace('\'', "'\\''"));
+        let from = self.complete.as_ref().map(|from| format!(" --from {}", quoted(&from.name)));
+        Some(format!("corbel send {}{} --resume {at}", quoted(&one.name), from.unwrap_or_default()))
+    }
+}
+
+/// A directory that is received, and what lies beside it.
+struct Place<'a> {
+    volume: &'a Volume,
+    path: String,
+    parent: InodeId,
+    name: Vec<u8>,
+    /// The directory beside it, if there is one.
+    home: Option<InodeId>,
+}
+
+fn home_name(name: &[u8]) -> Vec<u8> {
+    [b".", name, b".receive"].concat()
+}
+
+impl<'a> Place<'a> {
+    fn new(volume: &'a Volume, target: &Path) -> Result<Self> {
+        let path = target.display().to_string();
+        let usage = |message: &str, remedy: &str| {
+            Err(Failure::new(Kind::Usage, format!("{path}: {message}"), remedy))
+        };
+        let (Some(name), Some(above)) = (target.file_name(), target.parent()) else {
+            return usage(
+                "this cannot be received into",
+                "give a directory below the root, by its path in the volume: it is made",
+            );
+        };
+        let name = name.as_bytes().to_vec();
+        if home_name(&name).len() > NAME_MAX {
+            return usage("the name is too long", "choose one of at most 245 bytes");
+        }
+        let above =
+            if target.is_absolute() { above.to_owned() } else { Path::new("/").join(above) };
+        let parent = volume.at(&above).map_err(|e| failed(above.display(), e))?;
+        let home = match volume.fs.lookup(&volume.caller(), parent, &home_name(&name)) {
+            Ok(attr) if attr.is_dir() => Some(attr.ino),
+            Ok(_) => {
+                return usage("what lies beside it is not of a receive", "choose another name");
+            }
+            Err(Errno::NOENT) => None,
+            Err(e) => return Err(failed(&path, e)),
+        };
+        Ok(Self { volume, path, parent, name, home })
+    }
+
+    fn fs(&self) -> &'a dyn FileSystem {
+        &*self.volume.fs
+    }
+
+    fn said<T>(&self, what: &str, done: std::result::Result<T, Errno>) -> Result<T> {
+        done.map_err(|e| failed(format!("{}: {what}", self.path), e))
+    }
+
+    fn target(&self) -> Result<Option<Attr>> {
+        match self.fs().lookup(&self.volume.caller(), self.parent, &self.name) {
+            Err(Errno::NOENT) => Ok(None),
+            found => self.said("looking it up", found).map(Some),
+        }
+    }
+
+    /// All of a file beside it.
+    fn read(&self, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        let (fs, caller) = (self.fs(), self.volume.caller());
+        let Some(home) = self.home else { return Ok(None) };
+        let read = || {
+            let attr = fs.lookup(&caller, home, name)?;
+            let file = fs.open(&caller, attr.ino, 0)?;
+            let mut bytes = vec![0; usize::try_from(attr.size).map_err(|_| Errno::FBIG)?];
+            let read = fs.read(file, 0, &mut bytes);
+            fs.release(file);
+            bytes.truncate(read?);
+            Ok(bytes)
+        };
+        match read() {
+            Err(Errno::NOENT) => Ok(None),
+            read => self.said("what is known of it", read).map(Some),
+        }
+    }
+
+    /// Makes a file beside it what is given, in one step.
+    fn write(&self, name: &[u8], bytes: &[u8]) -> Result<()> {
+        let (fs, caller) = (self.fs(), self.volume.caller());
+        let Some(home) = self.home else { return Ok(()) };
+        let other = [name, b".tmp"].concat();
+        let written = (|| {
+            let (_, file) =
+                fs.create(&caller, home, &other, 0o600, O_RDWR | client::fs::O_TRUNC)?;
+            let written = put_all(fs, file, 0, bytes);
+            fs.release(file);
+            written?;
+            let (parent, new_parent) = (home, home);
+            let rename = Rename { parent, name: &other, new_parent, new_name: name, flags: 0 };
+            fs.rename(&caller, &rename)
+        })();
+        self.said("noting how far it is", written)
+    }
+
+    fn known(&self) -> Result<Option<Known>> {
+        let Some(bytes) = self.read(b"state")? else { return Ok(None) };
+        let known = serde_json::from_slice(&bytes).ok().and_then(|v| Known::from_json(&v));
+        match known {
+            Some(known) => Ok(Some(known)),
+            None => Err(self.broken()),
+        }
+    }
+
+    fn broken(&self) -> Failure {
+        let message = format!("{}: what is known of it cannot be read", self.path);
+        let remedy =
+            "receive it anew into another directory, and remove this one and what lies beside it";
+        Failure::new(Kind::Damaged, message, remedy)
+    }
+
+    /// Removes a directory and all below it.
+    fn remove(&self, parent: InodeId, name: &[u8], dir: InodeId) -> Result<()> {
+        let (fs, caller) = (self.fs(), self.volume.caller());
+        // Directories to be removed once what is below them is: the last one first.
+        let mut left = vec![(parent, name.to_vec(), dir)];
+        while let Some((parent, name, dir)) = left.last().cloned() {
+            stop()?;
+            let mut below = false;
+            let list = self.volume.list(dir);
+            for (one, ino, kind) in self.said("removing what is gone", list)? {
+                if kind & S_IFMT == S_IFDIR {
+                    left.push((dir, one, ino));
+                    below = true;
+                } else {
+                    self.said("removing what is gone", fs.unlink(&caller, dir, &one))?;
+                }
+            }
+            if !below {
+                self.said("removing what is gone", fs.rmdir(&caller, parent, &name))?;
+                left.pop();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn stop() -> Result<()> {
+    crate::signals::check().map_err(|_| interrupted())
+}
+
+fn put_all(
+    fs: &dyn FileSystem,
+    file: Handle,
+    mut offset: u64,
+    mut bytes: &[u8],
+) -> std::result::Result<(), Errno> {
+    while !bytes.is_empty() {
+        let n = fs.write(file, offset, bytes, false)?.len.min(bytes.len());
+        if n == 0 {
+            return Err(Errno::IO);
+        }
+        (offset, bytes) = (offset + n as u64, &bytes[n..]);
+    }
+    Ok(())
+}
+
+/// The records of a stream, as they come.
+struct Source<R: Read> {
+    from: R,
+    chain: u32,
+}
+
+/// Why there is no next record.
+enum NoMore {
+    /// The stream ends before its end.
+    Cut,
+    Failed(Failure),
+}
+
+impl<R: Read> Source<R> {
+    /// Fills all of it.
+    fn fill(&mut self, mut buf: &mut [u8]) -> std::result::Result<(), NoMore> {
+        while !buf.is_empty() {
+            match self.from.read(buf) {
+                Ok(0) => return Err(NoMore::Cut),
+                Ok(n) => buf = &mut buf[n..],
+                // (A signal, perhaps the one to stop.)
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {
+                    stop().map_err(NoMore::Failed)?;
+                }
+                Err(e) => return Err(NoMore::Failed(Failure::io("the stream", &e))),
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> std::result::Result<Record, NoMore> {
+        let damaged = |e| {
+            let remedy =
+                "nothing of the record that is wrong was taken in: send it again from where it is";
+            NoMore::Failed(Failure::new(Kind::Damaged, format!("{e}"), remedy))
+        };
+        stop().map_err(NoMore::Failed)?;
+        let mut frame = [0; FRAME_BYTES];
+        self.fill(&mut frame)?;
+        let (len, crc) = Record::frame(&frame).map_err(damaged)?;
+        let mut body = vec![0; len];
+        self.fill(&mut body)?;
+        Record::decode(&body, crc, &mut self.chain).map_err(damaged)
+    }
+}
+
+/// What takes the records in.
+struct Receiver<'a> {
+    place: Place<'a>,
+    new: InodeId,
+    known: Known,
+    /// The first stream: the directory is not there yet.
+    first: bool,
+    /// Inodes here for those of the sender.
+    map: HashMap<InodeId, InodeId>,
+    /// The file of the map, and its length.
+    journal: (Handle, u64),
+    /// Those that lie in `new`, by their numbers there.
+    staged: HashSet<InodeId>,
+    open: Option<(InodeId, Handle)>,
+    position: Position,
+    /// Bytes of content and records since that was noted, and in all.
+    unnoted: (u64, u64),
+    content: u64,
+    records: u64,
+    told: u64,
+}
+
+fn staged_name(ino: InodeId) -> Vec<u8> {
+    format!("{:x}", ino.0).into_bytes()
+}
+
+impl Receiver<'_> {
+    fn fs(&self) -> &dyn FileSystem {
+        self.place.fs()
+    }
+
+    /// The inode here.
+    fn here(&self, ino: InodeId) -> Result<InodeId> {
+        self.map.get(&ino).copied().ok_or_else(|| self.changed(ino))
+    }
+
+    fn changed(&self, ino: InodeId) -> Failure {
+        let message = format!(
+            "{}: it is not as it was received (inode {} of the stream)",
+            self.place.path, ino.0
+        );
+        let remedy = "it was changed here: receive it anew into another directory, from a snapshot without --from";
+        Failure::failed(message, remedy)
+    }
+
+    /// What has become of something that is done to an inode of the stream.
+    fn done<T>(&self, ino: InodeId, done: std::result::Result<T, Errno>) -> Result<T> {
+        done.map_err(|e| match e {
+            Errno::NOENT | Errno::STALE | Errno::EXIST | Errno::ISDIR | Errno::NOTDIR => {
+                self.changed(ino)
+            }
+            e => failed(format!("{}: inode {} of the stream", self.place.path, ino.0), e),
+        })
+    }
+
+    fn note(&mut self) -> Result<()> {
+        if let Some((_, at)) = &mut self.known.coming {
+            *at = self.position;
+        }
+        self.unnoted = (0, 0);
+        self.place.write(b"state", self.known.to_json().to_string().as_bytes())
+    }
+
+    fn take(&mut self, record: Record) -> Result<()> {
+        self.records += 1;
+        self.unnoted.1 += 1;
+        let position = record.position();
+        match record {
+            Record::Inode { ino, mode, rdev, size, target } => {
+                self.inode(ino, mode, rdev, size, &target)?;
+            }
+            Record::Data { ino, offset, bytes } => {
+                let file = self.opened(ino)?;
+                let put = put_all(self.fs(), file, offset, &bytes);
+                self.done(ino, put)?;
+                self.content += bytes.len() as u64;
+                self.unnoted.0 += bytes.len() as u64;
+            }
+            Record::Zero { ino, offset, len } => {
+                let file = self.opened(ino)?;
+                let mode = falloc::PUNCH_HOLE | falloc::KEEP_SIZE;
+                self.done(ino, self.fs().fallocate(file, mode, offset, len))?;
+            }
+            Record::Unnamed { dir, ino, name } => self.unnamed(dir, ino, &name)?,
+            Record::Named { dir, ino, name } => self.named(dir, ino, &name)?,
+            Record::Attributes { ino, mode, uid, gid, atime, mtime, xattrs } => {
+                self.attributes(ino, (mode, uid, gid), (atime, mtime), &xattrs)?;
+            }
+            Record::Gone { ino } => drop(self.map.remove(&ino)),
+            Record::Begin { .. } | Record::End { .. } => {}
+        }
+        self.position = position.unwrap_or(self.position);
+        if self.unnoted.0 >= NOTE.0 || self.unnoted.1 >= NOTE.1 { self.note() } else { Ok(()) }
+    }
+
+    fn inode(
+        &mut self,
+        ino: InodeId,
+        mode: u32,
+        rdev: u32,
+        size: u64,
+        target: &[u8],
+    ) -> Result<()> {
+        self.close();
+        let (kind, caller) = (mode & S_IFMT, self.place.volume.caller());
+        let here = match self.map.get(&ino) {
+            Some(here) => *here,
+            None => {
+                let mode = kind | if kind == S_IFDIR { 0o700 } else { 0o600 };
+                let node = NewNode { mode, rdev, target };
+                let made = self.fs().mknod(&caller, self.new, &staged_name(ino), &node);
+                let here = self.done(ino, made)?.ino;
+                self.staged.insert(ino);
+                self.mapped(ino, here)?;
+                here
+            }
+        };
+        let attr = self.fs().getattr(&caller, here);
+        let attr = self.done(ino, attr)?;
+        if attr.kind() != kind {
+            return Err(self.changed(ino));
+        }
+        if kind == S_IFREG && attr.size != size {
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            self.done(ino, self.fs().setattr(&caller, here, &set))?;
+        }
+        Ok(())
+    }
+
+    fn mapped(&mut self, ino: InodeId, here: InodeId) -> Result<()> {
+        self.map.insert(ino, here);
+        let (file, at) = self.journal;
+        let put = put_all(self.fs(), file, at, &pair(ino, here));
+        self.done(ino, put)?;
+        self.journal.1 += PAIR as u64;
+        Ok(())
+    }
+
+    fn opened(&mut self, ino: InodeId) -> Result<Handle> {
+        match self.open {
+            Some((open, file)) if open == ino => return Ok(file),
+            _ => self.close(),
+        }
+        let here = self.here(ino)?;
+        let file = self.fs().open(&self.place.volume.caller(), here, O_WRONLY);
+        let file = self.done(ino, file)?;
+        self.open = Some((ino, file));
+        Ok(file)
+    }
+
+    fn close(&mut self) {
+        if let Some((_, file)) = self.open.take() {
+            self.fs().release(file);
+        }
+    }
+
+    /// The inode of a name here, if there is one.
+    fn lookup(&self, of: InodeId, dir: InodeId, name: &[u8]) -> Result<Option<Attr>> {
+        match self.fs().lookup(&self.place.volume.caller(), dir, name) {
+            Err(Errno::NOENT) => Ok(None),
+            found => self.done(of, found).map(Some),
+        }
+    }
+
+    /// A name goes; what it led to stays until the end, since it may get another.
+    fn unnamed(&mut self, dir: InodeId, ino: InodeId, name: &[u8]) -> Result<()> {
+        self.close();
+        let caller = self.place.volume.caller();
+        let (at, here) = (self.here(dir)?, self.here(ino)?);
+        let Some(found) = self.lookup(dir, at, name)?.filter(|found| found.ino == here) else {
+            // It was taken away before, and another may have come.
+            return Ok(());
+        };
+        if self.staged.contains(&ino) && !found.is_dir() {
+            return self.done(ino, self.fs().unlink(&caller, at, name));
+        }
+        let new_name = staged_name(ino);
+        let (parent, new_parent) = (at, self.new);
+        let rename = Rename { parent, name, new_parent, new_name: &new_name, flags: 0 };
+        self.done(ino, self.fs().rename(&caller, &rename))?;
+        self.staged.insert(ino);
+        Ok(())
+    }
+
+    fn named(&mut self, dir: InodeId, ino: InodeId, name: &[u8]) -> Result<()> {
+        self.close();
+        let caller = self.place.volume.caller();
+        let (at, here) = (self.here(dir)?, self.here(ino)?);
+        if let Some(found) = self.lookup(dir, at, name)? {
+            return if found.ino == here { Ok(()) } else { Err(self.changed(dir)) };
+        }
+        if self.staged.contains(&ino) && ino != self.known.root {
+            let old = staged_name(ino);
+            let (parent, new_parent) = (self.new, at);
+            let rename = Rename { parent, name: &old, new_parent, new_name: name, flags: 0 };
+            self.done(ino, self.fs().rename(&caller, &rename))?;
+            self.staged.remove(&ino);
+        } else {
+            self.done(ino, self.fs().link(&caller, here, at, name))?;
+        }
+        Ok(())
+    }
+
+    fn attributes(
+        &mut self,
+        ino: InodeId,
+        (mode, uid, gid): (u32, u32, u32),
+        (atime, mtime): (Stamp, Stamp),
+        xattrs: &Xattrs,
+    ) -> Result<()> {
+        self.close();
+        let (here, caller) = (self.here(ino)?, self.place.volume.caller());
+        let fs = self.fs();
+        let owner = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
+        let attr = self.done(ino, fs.setattr(&caller, here, &owner))?;
+        if attr.kind() != mode & S_IFMT {
+            return Err(self.changed(ino));
+        }
+        // After the owner, whose change takes rights away.
+        let names = self.done(ino, fs.listxattr(&caller, here))?;
+        for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+            if !xattrs.iter().any(|(wanted, _)| wanted == name) {
+                match fs.removexattr(&caller, here, name) {
+                    Err(Errno::NODATA) => {}
+                    removed => self.done(ino, removed)?,
+                }
+            }
+        }
+        for (name, value) in xattrs {
+            let same = fs.getxattr(&caller, here, name).is_ok_and(|now| now == *value);
+            if !same {
+                let set = fs.setxattr(&caller, here, name, value, XattrMode::Set);
+                self.done(ino, set)?;
+            }
+        }
+        // The mode after the access list, which it is a part of; times after everything.
+        let time = |at: Stamp| Some(SetTime::At(Time { sec: at.sec, nsec: at.nsec }));
+        let links = attr.kind() == S_IFLNK;
+        let set = SetAttr {
+            mode: (!links).then_some(mode & 0o7777),
+            atime: time(atime),
+            mtime: time(mtime),
+            ..SetAttr::default()
+        };
+        self.done(ino, fs.setattr(&caller, here, &set)).map(drop)
+    }
+
+    /// All has come.
+    fn end(&mut self, snapshot: Option<&[u8]>) -> Result<()> {
+        self.close();
+        let (caller, root) = (self.place.volume.caller(), self.known.root);
+        let here = self.here(root)?;
+        if self.staged.contains(&root) {
+            let old = staged_name(root);
+            let (parent, new_parent) = (self.new, self.place.parent);
+            let new_name = &self.place.name;
+            let rename = Rename { parent, name: &old, new_parent, new_name, flags: 1 };
+            let renamed = self.fs().rename(&caller, &rename);
+            renamed.map_err(|e| failed(format!("{}: giving it its name", self.place.path), e))?;
+            self.staged.remove(&root);
+        }
+        // What has no name any more.
+        for (name, ino, kind) in
+            self.place.said("what is gone", self.place.volume.list(self.new))?
+        {
+            if kind & S_IFMT == S_IFDIR {
+                self.place.remove(self.new, &name, ino)?;
+            } else {
+                let gone = self.fs().unlink(&caller, self.new, &name);
+                self.place.said("removing what is gone", gone)?;
+            }
+        }
+        self.staged.clear();
+        let mut pairs: Vec<_> = self.map.iter().collect();
+        pairs.sort_unstable();
+        let pairs: Vec<u8> = pairs.into_iter().flat_map(|(ino, here)| pair(*ino, *here)).collect();
+        self.place.write(b"map", &pairs)?;
+        if let Some(name) = snapshot {
+            let made = self.fs().make_snapshot(&caller, here, name);
+            let made = match made {
+                Err(Errno::EXIST) if has_snapshot(self.fs(), name)? == Some(here) => Ok(()),
+                made => made,
+            };
+            let what = format!("making the snapshot {}", String::from_utf8_lossy(name));
+            self.place.said(&what, made)?;
+        }
+        self.known.complete = self.known.coming.take().map(|(sent, _)| sent);
+        self.place.write(b"state", self.known.to_json().to_string().as_bytes())?;
+        let synced = self.fs().fsync_inode(&caller, InodeId::ROOT);
+        self.place.said("making it durable", synced)
+    }
+}
+
+fn pair(ino: InodeId, here: InodeId) -> [u8; PAIR] {
+    let mut bytes = [0; PAIR];
+    bytes[..8].copy_from_slice(&ino.0.to_le_bytes());
+    bytes[8..].copy_from_slice(&here.0.to_le_bytes());
+    bytes
+}
+
+/// The directory of the snapshot of that name, if there is one.
+fn has_snapshot(fs: &dyn FileSystem, name: &[u8]) -> Result<Option<InodeId>> {
+    let mut after = 0;
+    loop {
+        let some = fs.snapshots(after).map_err(|e| failed("listing snapshots", e))?;
+        let Some(last) = some.last() else { return Ok(None) };
+        after = last.number;
+        if let Some(found) = some.iter().find(|one| one.name == name) {
+            return Ok(Some(found.dir));
+        }
+    }
+}
+
+/// What the first record says.
+struct Begin {
+    volume: String,
+    root: InodeId,
+    sent: Sent,
+    before: u64,
+    from: Position,
+    name: Vec<u8>,
+}
+
+/// What it would take for a stream that begins so.
+fn fits(place: &Place<'_>, begin: &Begin, known: Option<Known>) -> Result<Known> {
+    let refuse = |message: String, remedy: String| {
+        Err(Failure::failed(format!("{}: {message}", place.path), remedy))
+    };
+    let name = &begin.sent.name;
+    let Some(known) = known else {
+        if place.target()?.is_some() {
+            return refuse(
+                "it is there, and was not made by a receive".into(),
+                "give a name that is not taken: the directory is made".into(),
+            );
+        }
+        if begin.before != 0 {
+            return refuse(
+                format!("{name} was sent with --from, and nothing was received here before"),
+                format!("send a snapshot without --from first: corbel send {name}"),
+            );
+        }
+        if begin.from != Position::default() {
+            return refuse(
+                "the stream goes on from somewhere, and nothing was received here before".into(),
+                "send it without --resume".into(),
+            );
+        }
+        let (volume, root) = (begin.volume.clone(), begin.root);
+        let coming = Some((begin.sent.clone(), begin.from));
+        return Ok(Known { volume, root, complete: None, coming });
+    };
+    if (&known.volume, known.root) != (&begin.volume, begin.root) {
+        return refuse(
+            "the stream is of another volume, or of another directory of it".into(),
+            "receive each into a directory of its own".into(),
+        );
+    }
+    if let (Some((coming, at)), Some(command)) = (&known.coming, known.command()) {
+        if coming.number != begin.sent.number {
+            let rest = if known.complete.is_none() {
+                format!(", or corbel receive --abort {}", place.path)
+            } else {
+                String::new()
+            };
+            return refuse(
+                format!("it is between two snapshots: {} has come up to {at}", coming.name),
+                format!("go on with that first: {command}{rest}"),
+            );
+        }
+        if begin.from > *at {
+            return refuse(
+                format!("the stream begins at {}, and it has come up to {at} only", begin.from),
+                format!("go on with: {command}"),
+            );
+        }
+    } else if begin.from != Position::default() {
+        return refuse(
+            "the stream goes on from somewhere, and none of it has come here".into(),
+            "send it without --resume".into(),
+        );
+    }
+    let has = known.complete.as_ref().map_or(0, |one| one.number);
+    if has == begin.sent.number && known.coming.is_none() {
+        return refuse(format!("it is as {name} already"), "there is nothing to receive".into());
+    }
+    if has != begin.before {
+        let complete = known.complete.as_ref().map_or("", |one| one.name.as_str());
+        return refuse(
+            match has {
+                0 => format!("{name} was sent with --from, and nothing was received here before"),
+                _ => format!(
+                    "it is as {complete}, and the stream changes another snapshot to {name}"
+                ),
+            },
+            match has {
+                0 => format!("send it without --from: corbel send {name}"),
+                _ => format!("send what changed since: corbel send {name} --from {complete}"),
+            },
+        );
+    }
+    let at = known.coming.as_ref().map_or(Position::default(), |(_, at)| *at);
+    Ok(Known { coming: Some((begin.sent.clone(), at)), ..known })
+}
+
+/// Makes what lies beside it, or opens it.
+fn open<'a>(mut place: Place<'a>, before: &Option<Known>, known: Known) -> Result<Receiver<'a>> {
+    let (fs, caller) = (place.fs(), place.volume.caller());
+    let dir = |parent: InodeId, name: &[u8]| {
+        let node = NewNode { mode: S_IFDIR | 0o700, rdev: 0, target: b"" };
+        match fs.mknod(&caller, parent, name, &node) {
+            Err(Errno::EXIST) => fs.lookup(&caller, parent, name).map(|attr| attr.ino),
+            Ok(attr) => {
+                // Of the directory above: what is made here gets the lists of the stream, and no others.
+                for list in [&b"system.posix_acl_default"[..], b"system.posix_acl_access"] {
+                    match fs.removexattr(&caller, attr.ino, list) {
+                        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+                Ok(attr.ino)
+            }
+            Err(e) => Err(e),
+        }
+    };
+    let home =
+        place.said("making what lies beside it", dir(place.parent, &home_name(&place.name)))?;
+    let new = place.said("making what lies beside it", dir(home, b"new"))?;
+    place.home = Some(home);
+    let file = |name: &[u8]| fs.create(&caller, home, name, 0o600, O_RDWR);
+    // (Open until the process ends.)
+    let (lock, _) = place.said("locking it", file(b"lock"))?;
+    let own = Lock { kind: LockKind::Write, ..Lock::all_of(LockSpace::Flock, 1) };
+    match fs.lock(lock.ino, &own, 0) {
+        Ok(()) => {}
+        Err(Errno::AGAIN) => {
+            let message = format!("{}: another receive is at work on it", place.path);
+            return Err(Failure::failed(message, "wait until it has ended"));
+        }
+        Err(e) => return place.said("locking it", Err(e)),
+    }
+    if place.known()? != *before {
+        let message = format!("{}: another receive has just changed it", place.path);
+        return Err(Failure::failed(message, "corbel receive --status says how it is now"));
+    }
+    let pairs = place.read(b"map")?.unwrap_or_default();
+    let (pairs, _) = pairs.as_chunks::<PAIR>();
+    let word =
+        |bytes: &[u8]| bytes.try_into().map_or(InodeId::NONE, |b| InodeId(u64::from_le_bytes(b)));
+    let mut map: HashMap<_, _> = pairs.iter().map(|p| (word(&p[..8]), word(&p[8..]))).collect();
+    let mut staged = HashSet::new();
+    for (name, here, _) in place.said("what has come", place.volume.list(new))? {
+        let ino = std::str::from_utf8(&name).ok().and_then(|n| u64::from_str_radix(n, 16).ok());
+        let Some(ino) = ino.map(InodeId) else { return Err(place.broken()) };
+        map.insert(ino, here);
+        staged.insert(ino);
+    }
+    let (attr, file) = place.said("what is known of it", file(b"map"))?;
+    let len = attr.size.min(pairs.len() as u64 * PAIR as u64);
+    let first = known.complete.is_none();
+    let position = known.coming.as_ref().map_or(Position::default(), |(_, at)| *at);
+    let mut receiver = Receiver {
+        place,
+        new,
+        known,
+        first,
+        map,
+        journal: (file, len),
+        staged,
+        open: None,
+        position,
+        unnoted: (0, 0),
+        content: 0,
+        records: 0,
+        told: 0,
+    };
+    receiver.note()?;
+    Ok(receiver)
+}
+
+fn receive(volume: &Volume, args: &ReceiveArgs, from: impl Read, out: &Output) -> Result<()> {
+    let place = Place::new(volume, &args.target)?;
+    let mut source = Source { from, chain: 0 };
+    let cut = |no_more: NoMore, what: &str| match no_more {
+        NoMore::Failed(failure) => failure,
+        NoMore::Cut => Failure::failed(
+            format!("{}: {what}", args.target.display()),
+            "see why the sender ended, and send it again",
+        ),
+    };
+    let mut head = [0; HEAD_BYTES];
+    source.fill(&mut head).map_err(|e| cut(e, "the stream ends before it begins"))?;
+    transfer::check_head(&head).map_err(|e| {
+        Failure::new(Kind::Damaged, format!("{e}"), "give what corbel send has written")
+    })?;
+    let record = source.next().map_err(|e| cut(e, "the stream ends before it begins"))?;
+    let Record::Begin { volume: uuid, number, before, root, from, name, .. } = record else {
+        let message = "the stream does not begin with what it is of";
+        return Err(Failure::new(Kind::Damaged, message, "give what corbel send has written"));
+    };
+    let text = String::from_utf8_lossy(&name).into_owned();
+    let begin = Begin {
+        volume: crate::mkfs::show_uuid(&uuid),
+        root,
+        sent: Sent { number, name: text },
+        before,
+        from,
+        name,
+    };
+    let before = place.known()?;
+    let known = fits(&place, &begin, before.clone())?;
+    let going_on = known.coming.as_ref().is_some_and(|(_, at)| *at != Position::default());
+    let snapshot = match (&args.snapshot, args.no_snapshot) {
+        (_, true) => None,
+        (Some(name), _) => Some(name.as_bytes()),
+        (None, _) => Some(&begin.name[..]),
+    };
+    if let Some(name) = snapshot
+        && !going_on
+        && has_snapshot(place.fs(), name)?.is_some()
+    {
+        let message = format!("there is a snapshot {} already", String::from_utf8_lossy(name));
+        let remedy = "give another name with --snapshot, or --no-snapshot";
+        return Err(Failure::failed(message, remedy));
+    }
+    let mut receiver = open(place, &before, known)?;
+    let taken = take_all(&mut receiver, &mut source, out);
+    receiver.close();
+    let ended = taken.and_then(|()| receiver.end(snapshot));
+    if let Err(mut failure) = ended {
+        // What has come stays; the caller is told how to go on.
+        if receiver.note().is_ok()
+            && let Some(command) = receiver.known.command()
+        {
+            failure.remedy = format!("{}; to go on: {command}", failure.remedy);
+        }
+        return Err(failure);
+    }
+    let (path, name) = (&receiver.place.path, &begin.sent.name);
+    let said = json!({
+        "received": name,
+        "target": path,
+        "records": receiver.records,
+        "content_bytes": receiver.content,
+        "snapshot": snapshot.map(|name| String::from_utf8_lossy(name)),
+        "first": receiver.first,
+    });
+    out.result(&said, || {
+        println!("{path}: as {name} ({} bytes of content received)", receiver.content);
+    });
+    Ok(())
+}
+
+fn take_all<R: Read>(
+    receiver: &mut Receiver<'_>,
+    source: &mut Source<R>,
+    out: &Output,
+) -> Result<()> {
+    loop {
+        match source.next() {
+            Ok(Record::End { records }) if records == receiver.records + 1 => return Ok(()),
+            Ok(Record::Begin { .. } | Record::End { .. }) => {
+                let message =
+                    format!("{}: the stream is put together wrongly", receiver.place.path);
+                return Err(Failure::new(Kind::Damaged, message, "send it again"));
+            }
+            Ok(record) => receiver.take(record)?,
+            Err(NoMore::Failed(failure)) => return Err(failure),
+            Err(NoMore::Cut) => {
+                let message = format!("{}: the stream ends in the middle", receiver.place.path);
+                return Err(Failure::failed(message, "see why the sender ended"));
+            }
+        }
+        if receiver.content - receiver.told >= TELL {
+            receiver.told = receiver.content;
+            out.step(format!("{} MiB of content received", receiver.content / MIB));
+        }
+    }
+}
+
+fn status(place: &Place<'_>, out: &Output) -> Result<()> {
+    let Some(known) = place.known()? else {
+        let message = format!("{}: nothing was received there", place.path);
+        return Err(Failure::failed(message, "give the directory that corbel receive was given"));
+    };
+    let mut said = known.to_json();
+    said["target"] = json!(place.path);
+    said["resume"] = json!(known.command());
+    out.result(&said, || {
+        match &known.complete {
+            Some(one) if known.coming.is_none() => println!("{}: as {}", place.path, one.name),
+            Some(one) => println!("{}: between {} and a later one", place.path, one.name),
+            None => println!("{}: not there yet", place.path),
+        }
+        if let (Some((one, at)), Some(command)) = (&known.coming, known.command()) {
+            println!("{} has come up to {at}; to go on: {command}", one.name);
+        }
+    });
+    Ok(())
+}
+
+fn abort(place: &Place<'_>, out: &Output) -> Result<()> {
+    let known = place.known()?;
+    if known.as_ref().is_some_and(|known| known.complete.is_some()) {
+        let message = format!("{}: its first stream has come", place.path);
+        let remedy = "only a first stream can be given up: go on with the one that was interrupted (corbel receive --status)";
+        return Err(Failure::failed(message, remedy));
+    }
+    let Some(home) = place.home else {
+        let message = format!("{}: nothing is being received there", place.path);
+        return Err(Failure::failed(message, "give the directory that corbel receive was given"));
+    };
+    place.remove(place.parent, &home_name(&place.name), home)?;
+    let synced = place.fs().fsync_inode(&place.volume.caller(), InodeId::ROOT);
+    place.said("removing it", synced)?;
+    out.result(&json!({"aborted": place.path}), || {
+        println!("{}: what had come of it is removed", place.path);
+    });
+    Ok(())
+}
+
+/// Runs `corbel receive`.
+pub fn run(global: &Global, args: &ReceiveArgs, out: &Output) -> Result<()> {
+    crate::signals::catch();
+    let volume = Volume::open(global, args.socket.as_deref())?;
+    if volume.caller().uid != 0 {
+        return Err(failed("receiving", Errno::PERM));
+    }
+    if args.status || args.abort {
+        let place = Place::new(&volume, &args.target)?;
+        return if args.status { status(&place, out) } else { abort(&place, out) };
+    }
+    match &args.input {
+        Some(path) => {
+            let file = std::fs::File::open(path).map_err(|e| Failure::io(path.display(), &e))?;
+            receive(&volume, args, std::io::BufReader::with_capacity(1 << 20, file), out)
+        }
+        None => {
+            let input = std::io::stdin().lock();
+            receive(&volume, args, std::io::BufReader::with_capacity(1 << 20, input), out)
+        }
+    }
+}
