@@ -22,10 +22,12 @@ use rustix::io::{IoSlice, IoSliceMut};
 
 pub use storage::acl::is_acl;
 pub use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
+pub use storage::format::page::Key;
 use storage::format::rpc::InodeRecord;
 use storage::format::rpc::LOCK_LEAVING;
-pub use storage::format::page::Key;
-pub use storage::format::rpc::{Account, AccountId, Amount, Difference, Differences, SnapshotRecord};
+pub use storage::format::rpc::{
+    Account, AccountId, Amount, Difference, Differences, SnapshotRecord,
+};
 pub use storage::limits::NAME_MAX;
 pub use storage::locks::FileLocks;
 use storage::permission::Creds;
@@ -559,12 +561,7 @@ pub trait FileSystem: Send + Sync {
     /// What the snapshot with a number has otherwise than the earlier one `before` (0: than an empty volume), from a key on (at first
     /// [`Key::MIN`]), in the order of inodes, and where to go on, if that was not all; for the super-user. ENOENT: one of them is
     /// not there.
-    fn differences(
-        &self,
-        _before: u64,
-        _number: u64,
-        _from: Key,
-    ) -> Result<Differences> {
+    fn differences(&self, _before: u64, _number: u64, _from: Key) -> Result<Differences> {
         Err(Errno::OPNOTSUPP)
     }
     /// Gives a snapshot up (for the super-user).

@@ -443,12 +443,7 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.do_make_snapshot(caller, dir, name)
     }
 
-    fn differences(
-        &self,
-        before: u64,
-        number: u64,
-        from: Key,
-    ) -> Result<Differences> {
+    fn differences(&self, before: u64, number: u64, from: Key) -> Result<Differences> {
         self.do_differences(before, number, from)
     }
 

@@ -15,8 +15,8 @@ use base::{Errno, InodeId, Sequence};
 use storage::acl::is_acl;
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, name_is_legal};
-use storage::format::proof::Proof;
 use storage::format::page::Key;
+use storage::format::proof::Proof;
 use storage::format::rpc::{self, Differences, InodeRecord, InodeReply, Request, SnapshotRecord};
 use storage::limits::NAME_MAX;
 

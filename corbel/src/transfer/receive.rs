@@ -1,7 +1,7 @@
 //! `corbel receive`: takes a stream in ([`storage::format::transfer`]).
 //!
 //! Beside the directory that is made, or brought from one snapshot to a later one, lies `.NAME.receive`: what is known of it (`state`), which inode was
-//! made for which of the sender's (`map`), and what has no name yet, or has none any more (`new`). All of it is made by one client in one order,
+//! made for which of the sender's (`map`), what has no name yet, or has none any more (`new`), and the directory itself as long as its first stream comes (`tree`). All of it is made by one client in one order,
 //! so that after a crash there is what was done up to some moment, and every record may be taken in once more.
 //!
 //! A new directory gets its name when all of it is there. What changes one that is there goes through states between the two snapshots; the snapshot
@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use base::{Errno, InodeId};
 use clap::Args;
@@ -31,6 +32,10 @@ use crate::volume::Volume;
 
 /// Bytes of content, and records, after which it is noted how far it is.
 const NOTE: (u64, u64) = (64 * MIB, 20_000);
+/// Name of a directory whose first stream is coming.
+const TREE: &[u8] = b"tree";
+/// How long it may take at the end until what was received lies where it is to stay.
+const PLACED: Duration = Duration::from_secs(120);
 /// Bytes of a pair in the map.
 const PAIR: usize = 16;
 /// Content after which progress is told.
@@ -335,6 +340,7 @@ impl<R: Read> Source<R> {
 /// What takes the records in.
 struct Receiver<'a> {
     place: Place<'a>,
+    home: InodeId,
     new: InodeId,
     known: Known,
     /// The first stream: the directory is not there yet.
@@ -400,9 +406,8 @@ impl Receiver<'_> {
         self.unnoted.1 += 1;
         let position = record.position();
         match record {
-            Record::Inode { ino, mode, rdev, size, target } => {
-                self.inode(ino, mode, rdev, size, &target)?;
-            }
+            Record::Inode { ino, mode, rdev, target } => self.inode(ino, mode, rdev, &target)?,
+            Record::File { ino, size } => self.file(ino, size)?,
             Record::Data { ino, offset, bytes } => {
                 let file = self.opened(ino)?;
                 let put = put_all(self.fs(), file, offset, &bytes);
@@ -415,9 +420,9 @@ impl Receiver<'_> {
                 let mode = falloc::PUNCH_HOLE | falloc::KEEP_SIZE;
                 self.done(ino, self.fs().fallocate(file, mode, offset, len))?;
             }
-            Record::Unnamed { dir, ino, name } => self.unnamed(dir, ino, &name)?,
+            Record::Unnamed { dir, ino, last, name } => self.unnamed(dir, ino, last, &name)?,
             Record::Named { dir, ino, name } => self.named(dir, ino, &name)?,
-            Record::Attributes { ino, mode, uid, gid, atime, mtime, xattrs } => {
+            Record::Attributes { ino, mode, uid, gid, atime, mtime, xattrs, .. } => {
                 self.attributes(ino, (mode, uid, gid), (atime, mtime), &xattrs)?;
             }
             Record::Gone { ino } => drop(self.map.remove(&ino)),
@@ -427,46 +432,41 @@ impl Receiver<'_> {
         if self.unnoted.0 >= NOTE.0 || self.unnoted.1 >= NOTE.1 { self.note() } else { Ok(()) }
     }
 
-    fn inode(
-        &mut self,
-        ino: InodeId,
-        mode: u32,
-        rdev: u32,
-        size: u64,
-        target: &[u8],
-    ) -> Result<()> {
+    fn inode(&mut self, ino: InodeId, mode: u32, rdev: u32, target: &[u8]) -> Result<()> {
         self.close();
         let (kind, caller) = (mode & S_IFMT, self.place.volume.caller());
-        let here = match self.map.get(&ino) {
-            Some(here) => *here,
-            None => {
-                let mode = kind | if kind == S_IFDIR { 0o700 } else { 0o600 };
-                let node = NewNode { mode, rdev, target };
-                let made = self.fs().mknod(&caller, self.new, &staged_name(ino), &node);
-                let here = self.done(ino, made)?.ino;
-                self.staged.insert(ino);
-                self.mapped(ino, here)?;
-                here
-            }
-        };
-        let attr = self.fs().getattr(&caller, here);
-        let attr = self.done(ino, attr)?;
-        if attr.kind() != kind {
-            return Err(self.changed(ino));
+        if let Some(here) = self.map.get(&ino) {
+            let attr = self.done(ino, self.fs().getattr(&caller, *here))?;
+            return if attr.kind() == kind { Ok(()) } else { Err(self.changed(ino)) };
         }
-        if kind == S_IFREG && attr.size != size {
-            let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            self.done(ino, self.fs().setattr(&caller, here, &set))?;
+        // The directory itself is built where those come to it who may: see the stages of a stream.
+        let root = ino == self.known.root;
+        let (dir, name) =
+            if root { (self.home, TREE.to_vec()) } else { (self.new, staged_name(ino)) };
+        let mode = kind | if kind == S_IFDIR { 0o700 } else { 0o600 };
+        let node = NewNode { mode, rdev, target };
+        let here = self.done(ino, self.fs().mknod(&caller, dir, &name, &node))?.ino;
+        if !root {
+            self.staged.insert(ino);
         }
+        self.map.insert(ino, here);
+        let (file, at) = self.journal;
+        self.done(ino, put_all(self.fs(), file, at, &pair(ino, here)))?;
+        self.journal.1 += PAIR as u64;
         Ok(())
     }
 
-    fn mapped(&mut self, ino: InodeId, here: InodeId) -> Result<()> {
-        self.map.insert(ino, here);
-        let (file, at) = self.journal;
-        let put = put_all(self.fs(), file, at, &pair(ino, here));
-        self.done(ino, put)?;
-        self.journal.1 += PAIR as u64;
+    fn file(&mut self, ino: InodeId, size: u64) -> Result<()> {
+        self.close();
+        let (here, caller) = (self.here(ino)?, self.place.volume.caller());
+        let attr = self.done(ino, self.fs().getattr(&caller, here))?;
+        if attr.kind() != S_IFREG {
+            return Err(self.changed(ino));
+        }
+        if attr.size != size {
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            self.done(ino, self.fs().setattr(&caller, here, &set))?;
+        }
         Ok(())
     }
 
@@ -497,7 +497,7 @@ impl Receiver<'_> {
     }
 
     /// A name goes; what it led to stays until the end, since it may get another.
-    fn unnamed(&mut self, dir: InodeId, ino: InodeId, name: &[u8]) -> Result<()> {
+    fn unnamed(&mut self, dir: InodeId, ino: InodeId, last: bool, name: &[u8]) -> Result<()> {
         self.close();
         let caller = self.place.volume.caller();
         let (at, here) = (self.here(dir)?, self.here(ino)?);
@@ -505,7 +505,7 @@ impl Receiver<'_> {
             // It was taken away before, and another may have come.
             return Ok(());
         };
-        if self.staged.contains(&ino) && !found.is_dir() {
+        if (last || self.staged.contains(&ino)) && !found.is_dir() {
             return self.done(ino, self.fs().unlink(&caller, at, name));
         }
         let new_name = staged_name(ino);
@@ -523,7 +523,7 @@ impl Receiver<'_> {
         if let Some(found) = self.lookup(dir, at, name)? {
             return if found.ino == here { Ok(()) } else { Err(self.changed(dir)) };
         }
-        if self.staged.contains(&ino) && ino != self.known.root {
+        if self.staged.contains(&ino) {
             let old = staged_name(ino);
             let (parent, new_parent) = (self.new, at);
             let rename = Rename { parent, name: &old, new_parent, new_name: name, flags: 0 };
@@ -584,14 +584,12 @@ impl Receiver<'_> {
         self.close();
         let (caller, root) = (self.place.volume.caller(), self.known.root);
         let here = self.here(root)?;
-        if self.staged.contains(&root) {
-            let old = staged_name(root);
-            let (parent, new_parent) = (self.new, self.place.parent);
+
+        if self.lookup(root, self.home, TREE)?.is_some() {
+            let (parent, new_parent) = (self.home, self.place.parent);
             let new_name = &self.place.name;
-            let rename = Rename { parent, name: &old, new_parent, new_name, flags: 1 };
-            let renamed = self.fs().rename(&caller, &rename);
-            renamed.map_err(|e| failed(format!("{}: giving it its name", self.place.path), e))?;
-            self.staged.remove(&root);
+            let rename = Rename { parent, name: TREE, new_parent, new_name, flags: 1 };
+            self.place.said("giving it its name", self.fs().rename(&caller, &rename))?;
         }
         // What has no name any more.
         for (name, ino, kind) in
@@ -605,21 +603,31 @@ impl Receiver<'_> {
             }
         }
         self.staged.clear();
-        let mut pairs: Vec<_> = self.map.iter().collect();
-        pairs.sort_unstable();
-        let pairs: Vec<u8> = pairs.into_iter().flat_map(|(ino, here)| pair(*ino, *here)).collect();
-        self.place.write(b"map", &pairs)?;
         if let Some(name) = snapshot {
-            let made = self.fs().make_snapshot(&caller, here, name);
-            let made = match made {
-                Err(Errno::EXIST) if has_snapshot(self.fs(), name)? == Some(here) => Ok(()),
-                made => made,
+            let end = Instant::now() + PLACED;
+            let made = loop {
+                match self.fs().make_snapshot(&caller, here, name) {
+                    Err(Errno::EXIST) if has_snapshot(self.fs(), name)? == Some(here) => {
+                        break Ok(());
+                    }
+                    // Who may come to what lies below is being noted, of what has moved.
+                    Err(Errno::BUSY) if Instant::now() < end => {
+                        stop()?;
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    made => break made,
+                }
             };
             let what = format!("making the snapshot {}", String::from_utf8_lossy(name));
             self.place.said(&what, made)?;
         }
         self.known.complete = self.known.coming.take().map(|(sent, _)| sent);
         self.place.write(b"state", self.known.to_json().to_string().as_bytes())?;
+        // Not before: as long as the stream may come once more, what is gone is named in it.
+        let mut pairs: Vec<_> = self.map.iter().collect();
+        pairs.sort_unstable();
+        let pairs: Vec<u8> = pairs.into_iter().flat_map(|(ino, here)| pair(*ino, *here)).collect();
+        self.place.write(b"map", &pairs)?;
         let synced = self.fs().fsync_inode(&caller, InodeId::ROOT);
         self.place.said("making it durable", synced)
     }
@@ -740,8 +748,8 @@ fn fits(place: &Place<'_>, begin: &Begin, known: Option<Known>) -> Result<Known>
 /// Makes what lies beside it, or opens it.
 fn open<'a>(mut place: Place<'a>, before: &Option<Known>, known: Known) -> Result<Receiver<'a>> {
     let (fs, caller) = (place.fs(), place.volume.caller());
-    let dir = |parent: InodeId, name: &[u8]| {
-        let node = NewNode { mode: S_IFDIR | 0o700, rdev: 0, target: b"" };
+    let dir = |parent: InodeId, name: &[u8], mode: u32| {
+        let node = NewNode { mode: S_IFDIR | mode, rdev: 0, target: b"" };
         match fs.mknod(&caller, parent, name, &node) {
             Err(Errno::EXIST) => fs.lookup(&caller, parent, name).map(|attr| attr.ino),
             Ok(attr) => {
@@ -757,9 +765,11 @@ fn open<'a>(mut place: Place<'a>, before: &Option<Known>, known: Known) -> Resul
             Err(e) => Err(e),
         }
     };
-    let home =
-        place.said("making what lies beside it", dir(place.parent, &home_name(&place.name)))?;
-    let new = place.said("making what lies beside it", dir(home, b"new"))?;
+    let making = "making what lies beside it";
+    // It lets in whom the directory above lets in, as what is built there will be.
+    let home = place.said(making, dir(place.parent, &home_name(&place.name), 0o755))?;
+    let new = place.said(making, dir(home, b"new", 0o700))?;
+
     place.home = Some(home);
     let file = |name: &[u8]| fs.create(&caller, home, name, 0o600, O_RDWR);
     // (Open until the process ends.)
@@ -789,12 +799,18 @@ fn open<'a>(mut place: Place<'a>, before: &Option<Known>, known: Known) -> Resul
         map.insert(ino, here);
         staged.insert(ino);
     }
+    match fs.lookup(&caller, home, TREE) {
+        Ok(attr) => drop(map.insert(known.root, attr.ino)),
+        Err(Errno::NOENT) => {}
+        Err(e) => return place.said("what has come", Err(e)),
+    }
     let (attr, file) = place.said("what is known of it", file(b"map"))?;
     let len = attr.size.min(pairs.len() as u64 * PAIR as u64);
     let first = known.complete.is_none();
     let position = known.coming.as_ref().map_or(Position::default(), |(_, at)| *at);
     let mut receiver = Receiver {
         place,
+        home,
         new,
         known,
         first,
@@ -843,7 +859,7 @@ fn receive(volume: &Volume, args: &ReceiveArgs, from: impl Read, out: &Output) -
     };
     let before = place.known()?;
     let known = fits(&place, &begin, before.clone())?;
-    let going_on = known.coming.as_ref().is_some_and(|(_, at)| *at != Position::default());
+    let going_on = before.as_ref().is_some_and(|known| known.coming.is_some());
     let snapshot = match (&args.snapshot, args.no_snapshot) {
         (_, true) => None,
         (Some(name), _) => Some(name.as_bytes()),

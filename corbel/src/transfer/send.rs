@@ -282,6 +282,25 @@ impl<W: Write> Sender<'_, W> {
         attr.map_err(|e| failed(format!("inode {}", ino.0), e))
     }
 
+    /// What is new to who receives.
+    fn new_ones(&mut self) -> Result<()> {
+        let Some(first) = self.first(Stage::New) else { return Ok(()) };
+        let skip = self.now.sorted.partition_point(|ino| *ino < first);
+        let new: Vec<_> =
+            self.now.sorted[skip..].iter().copied().filter(|i| !self.is_known(*i)).collect();
+        for ino in new {
+            let attr = self.attr(ino)?;
+            let target = match attr.kind() {
+                S_IFLNK => self.volume.fs.readlink(&self.volume.caller(), self.now.at(ino)),
+                _ => Ok(Vec::new()),
+            };
+            let target = target.map_err(|e| failed(format!("inode {}", ino.0), e))?;
+            let (mode, rdev) = (attr.kind(), attr.rdev);
+            self.sink.put(&Record::Inode { ino, mode, rdev, target })?;
+        }
+        Ok(())
+    }
+
     fn content(&mut self) -> Result<()> {
         let Some(first) = self.first(Stage::Content) else { return Ok(()) };
         self.each(first, |this, group, new| {
@@ -290,31 +309,22 @@ impl<W: Write> Sender<'_, W> {
                 return Ok(());
             }
             let attr = this.attr(ino)?;
-            if !new && attr.kind() != S_IFREG {
+            if attr.kind() != S_IFREG {
                 return Ok(());
             }
-            let target = match attr.kind() {
-                S_IFLNK => this.volume.fs.readlink(&this.volume.caller(), this.now.at(ino)),
-                _ => Ok(Vec::new()),
-            };
-            let target = target.map_err(|e| failed(format!("inode {}", ino.0), e))?;
-            let (mode, rdev, size) = (attr.kind(), attr.rdev, attr.size);
-            this.sink.put(&Record::Inode { ino, mode, rdev, size, target })?;
-            if attr.kind() == S_IFREG && !group.content.is_empty() {
-                let from = if this.from.stage == Stage::Content && this.from.ino == ino {
-                    this.from.offset
-                } else {
-                    0
-                };
-                let what = || format!("content of inode {}", ino.0);
+            let size = attr.size;
+            this.sink.put(&Record::File { ino, size })?;
+            if !group.content.is_empty() {
+                let goes_on = this.from.stage == Stage::Content && this.from.ino == ino;
+                let from = if goes_on { this.from.offset } else { 0 };
                 let caller = this.volume.caller();
                 let file = this.volume.fs.open(&caller, this.now.at(ino), O_RDONLY);
-                let file = file.map_err(|e| failed(what(), e))?;
+                let file = file.map_err(|e| failed(format!("content of inode {}", ino.0), e))?;
                 let sent = this.parts(file, ino, &group.content, (from, size), new);
                 this.volume.fs.release(file);
                 sent?;
             }
-            Ok(())
+            this.put_attributes(ino, &attr, true)
         })
     }
 
@@ -379,11 +389,10 @@ impl<W: Write> Sender<'_, W> {
         self.each(first, |this, group, _| {
             let dir = group.ino;
             let known = this.then.as_ref().is_some_and(|then| then.shows.contains(&dir));
-            group
-                .gone
-                .into_iter()
-                .filter(|_| known)
-                .try_for_each(|(ino, name)| this.sink.put(&Record::Unnamed { dir, ino, name }))
+            group.gone.into_iter().filter(|_| known).try_for_each(|(ino, name)| {
+                let last = !this.now.shows.contains(&ino);
+                this.sink.put(&Record::Unnamed { dir, ino, last, name })
+            })
         })
     }
 
@@ -402,17 +411,26 @@ impl<W: Write> Sender<'_, W> {
 
     fn attributes(&mut self) -> Result<()> {
         let Some(first) = self.first(Stage::Attributes) else { return Ok(()) };
-        self.each(first, |this, group, _| {
+        self.each(first, |this, group, new| {
             let ino = group.ino;
             if !this.now.shows.contains(&ino) {
                 return Ok(());
             }
             let attr = this.attr(ino)?;
-            let xattrs = this.xattrs(ino)?;
-            let (mode, uid, gid) = (attr.mode, attr.uid, attr.gid);
-            let (atime, mtime) = (stamp(attr.atime), stamp(attr.mtime));
-            this.sink.put(&Record::Attributes { ino, mode, uid, gid, atime, mtime, xattrs })
+            // Those of a file that is there come with its content.
+            if !new && attr.kind() == S_IFREG {
+                return Ok(());
+            }
+            this.put_attributes(ino, &attr, false)
         })
+    }
+
+    fn put_attributes(&mut self, ino: InodeId, attr: &Attr, content: bool) -> Result<()> {
+        let xattrs = self.xattrs(ino)?;
+        let (mode, uid, gid) = (attr.mode, attr.uid, attr.gid);
+        let (atime, mtime) = (stamp(attr.atime), stamp(attr.mtime));
+        let record = Record::Attributes { ino, content, mode, uid, gid, atime, mtime, xattrs };
+        self.sink.put(&record)
     }
 
     fn xattrs(&self, ino: InodeId) -> Result<transfer::Xattrs> {
@@ -452,10 +470,11 @@ impl<W: Write> Sender<'_, W> {
             from: self.from,
             name,
         })?;
-        self.content()?;
+        self.new_ones()?;
         self.unnamed()?;
         self.named()?;
         self.attributes()?;
+        self.content()?;
         self.gone()?;
         self.sink.put(&Record::End { records: self.sink.records })?;
         self.sink.flush()

@@ -29,4 +29,5 @@ mod siege;
 mod snapshots;
 mod space;
 mod suites;
+mod transfer;
 mod virtiofs;

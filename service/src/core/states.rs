@@ -8,8 +8,8 @@
 use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
-use storage::format::proof::Proof;
 use storage::format::page::Key;
+use storage::format::proof::Proof;
 use storage::format::rpc::{self, Differences, InodeRecord, InodeReply, SnapshotRecord, WANT_READ};
 use storage::permission::{Creds, R, X};
 use storage::volume::{Volume, joins};

@@ -406,7 +406,6 @@ impl Difference {
             _ => return Err(Corrupt::new(REPLY, "has a difference of an unknown kind")),
         })
     }
-
 }
 
 /// The body of a reply with differences, after its status.

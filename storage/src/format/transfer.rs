@@ -15,8 +15,9 @@
 //! attributes. Inodes go by their numbers at the sender, which are never given again; who receives remembers what he made for each. So a record that is
 //! taken in once more changes nothing, and an interrupted stream goes on from a [`Position`], wherever that was.
 //!
-//! They come in stages, each in the order of inodes: what is there, with its content ([`Record::Inode`], [`Record::Data`],
-//! [`Record::Zero`]); all names that are gone; all names that are new; attributes, last, since all of that changes times; what is gone.
+//! They come in stages, each in the order of inodes: what is new, empty; all names that are gone; all names that are new; attributes; the content
+//! of files, each with its attributes once more, since writing changes times; what is gone. Content comes when files are in their directories
+//! and have their modes, so that nobody reads it meanwhile who may not, and it lies where it is to stay.
 
 use alloc::vec::Vec;
 
@@ -66,23 +67,25 @@ pub fn check_head(bytes: &[u8; HEAD_BYTES]) -> Result<(), Corrupt> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Stage {
-    /// What is there, and its content.
+    /// What is new.
     #[default]
-    Content = 1,
+    New = 1,
     /// Names that are gone.
     Unnamed = 2,
     /// Names that are new.
     Named = 3,
     /// Attributes.
     Attributes = 4,
+    /// Content of files, and their attributes.
+    Content = 5,
     /// What is gone.
-    Gone = 5,
+    Gone = 6,
 }
 
 impl Stage {
     /// All, in their order.
-    pub const ALL: [Self; 5] =
-        [Self::Content, Self::Unnamed, Self::Named, Self::Attributes, Self::Gone];
+    pub const ALL: [Self; 6] =
+        [Self::New, Self::Unnamed, Self::Named, Self::Attributes, Self::Content, Self::Gone];
 }
 
 /// Up to where a stream was taken in: all before it. As text three numbers in base 16 with dashes.
@@ -138,19 +141,22 @@ pub enum Record {
         from: Position,
         name: Vec<u8>,
     },
-    /// An inode; of a file its size, of a device its number, of a symbolic link its target. `mode` says of what type it is, and no more.
-    Inode { ino: InodeId, mode: u32, rdev: u32, size: u64, target: Vec<u8> },
+    /// An inode that is new; of a device its number, of a symbolic link its target. `mode` says of what type it is, and no more.
+    Inode { ino: InodeId, mode: u32, rdev: u32, target: Vec<u8> },
+    /// A file, of which the content follows, and its size.
+    File { ino: InodeId, size: u64 },
     /// Bytes of a file.
     Data { ino: InodeId, offset: u64, bytes: Vec<u8> },
     /// So many zeroes of a file.
     Zero { ino: InodeId, offset: u64, len: u64 },
-    /// A name that led there is gone.
-    Unnamed { dir: InodeId, ino: InodeId, name: Vec<u8> },
+    /// A name that led there is gone; `last`: what it led to as well.
+    Unnamed { dir: InodeId, ino: InodeId, last: bool, name: Vec<u8> },
     /// A name leads there.
     Named { dir: InodeId, ino: InodeId, name: Vec<u8> },
-    /// All attributes of an inode.
+    /// All attributes of an inode; `content`: of a file whose content has come.
     Attributes {
         ino: InodeId,
+        content: bool,
         mode: u32,
         uid: u32,
         gid: u32,
@@ -184,16 +190,18 @@ fn take_name(r: &mut Reader<'_>) -> Result<Vec<u8>, Corrupt> {
 }
 
 impl Record {
-    /// Up to where a stream is taken in with this record, which says so of content, names and attributes.
+    /// Up to where a stream is taken in with this record; none: it says nothing of files.
     pub fn position(&self) -> Option<Position> {
         let (stage, ino, offset) = match self {
-            Self::Inode { ino, .. } => (Stage::Content, *ino, 0),
+            Self::Inode { ino, .. } => (Stage::New, *ino, 0),
+            Self::File { ino, .. } => (Stage::Content, *ino, 0),
             Self::Data { ino, offset, bytes } => {
                 (Stage::Content, *ino, offset.saturating_add(bytes.len() as u64))
             }
             Self::Zero { ino, offset, len } => (Stage::Content, *ino, offset.saturating_add(*len)),
             Self::Unnamed { dir, .. } => (Stage::Unnamed, *dir, 0),
             Self::Named { dir, .. } => (Stage::Named, *dir, 0),
+            Self::Attributes { ino, content: true, .. } => (Stage::Content, *ino, u64::MAX),
             Self::Attributes { ino, .. } => (Stage::Attributes, *ino, 0),
             Self::Gone { ino } => (Stage::Gone, *ino, 0),
             Self::Begin { .. } | Self::End { .. } => return None,
@@ -220,8 +228,11 @@ impl Record {
                 w.u8(1).bytes(volume).u64(*number).u64(*before).u64(*time).u64(root.0);
                 w.u8(from.stage as u8).u64(from.ino.0).u64(from.offset).bytes(name);
             }
-            Self::Inode { ino, mode, rdev, size, target } => {
-                w.u8(2).u64(ino.0).u32(*mode).u32(*rdev).u64(*size).bytes(target);
+            Self::Inode { ino, mode, rdev, target } => {
+                w.u8(2).u64(ino.0).u32(*mode).u32(*rdev).bytes(target);
+            }
+            Self::File { ino, size } => {
+                w.u8(10).u64(ino.0).u64(*size);
             }
             Self::Data { ino, offset, bytes } => {
                 w.u8(3).u64(ino.0).u64(*offset).bytes(bytes);
@@ -229,14 +240,14 @@ impl Record {
             Self::Zero { ino, offset, len } => {
                 w.u8(4).u64(ino.0).u64(*offset).u64(*len);
             }
-            Self::Unnamed { dir, ino, name } => {
-                w.u8(5).u64(dir.0).u64(ino.0).bytes(name);
+            Self::Unnamed { dir, ino, last, name } => {
+                w.u8(5).u64(dir.0).u64(ino.0).u8((*last).into()).bytes(name);
             }
             Self::Named { dir, ino, name } => {
                 w.u8(6).u64(dir.0).u64(ino.0).bytes(name);
             }
-            Self::Attributes { ino, mode, uid, gid, atime, mtime, xattrs } => {
-                w.u8(7).u64(ino.0).u32(*mode).u32(*uid).u32(*gid);
+            Self::Attributes { ino, content, mode, uid, gid, atime, mtime, xattrs } => {
+                w.u8(7).u64(ino.0).u8((*content).into()).u32(*mode).u32(*uid).u32(*gid);
                 put_stamp(&mut w, *atime);
                 put_stamp(&mut w, *mtime);
                 for (name, value) in xattrs {
@@ -286,24 +297,25 @@ impl Record {
                 Self::Begin { volume, number, before, time, root, from, name }
             }
             2 => {
-                let (ino, mode, rdev, size) = (InodeId(r.u64()?), r.u32()?, r.u32()?, r.u64()?);
-                Self::Inode { ino, mode, rdev, size, target: r.rest().to_vec() }
+                let (ino, mode, rdev) = (InodeId(r.u64()?), r.u32()?, r.u32()?);
+                Self::Inode { ino, mode, rdev, target: r.rest().to_vec() }
             }
             3 => {
                 let (ino, offset) = (InodeId(r.u64()?), r.u64()?);
                 Self::Data { ino, offset, bytes: r.rest().to_vec() }
             }
             4 => Self::Zero { ino: InodeId(r.u64()?), offset: r.u64()?, len: r.u64()? },
-            5 | 6 => {
+            5 => {
+                let (dir, ino, last) = (InodeId(r.u64()?), InodeId(r.u64()?), r.flag()?);
+                Self::Unnamed { dir, ino, last, name: take_name(&mut r)? }
+            }
+            6 => {
                 let (dir, ino) = (InodeId(r.u64()?), InodeId(r.u64()?));
-                let name = take_name(&mut r)?;
-                match kind {
-                    5 => Self::Unnamed { dir, ino, name },
-                    _ => Self::Named { dir, ino, name },
-                }
+                Self::Named { dir, ino, name: take_name(&mut r)? }
             }
             7 => {
-                let (ino, mode, uid, gid) = (InodeId(r.u64()?), r.u32()?, r.u32()?, r.u32()?);
+                let (ino, content) = (InodeId(r.u64()?), r.flag()?);
+                let (mode, uid, gid) = (r.u32()?, r.u32()?, r.u32()?);
                 let (atime, mtime) = (take_stamp(&mut r)?, take_stamp(&mut r)?);
                 let mut xattrs = Vec::new();
                 while r.left() > 0 {
@@ -313,10 +325,11 @@ impl Record {
                     }
                     xattrs.push((r.bytes(name)?.to_vec(), r.bytes(value)?.to_vec()));
                 }
-                Self::Attributes { ino, mode, uid, gid, atime, mtime, xattrs }
+                Self::Attributes { ino, content, mode, uid, gid, atime, mtime, xattrs }
             }
             8 => Self::Gone { ino: InodeId(r.u64()?) },
             9 => Self::End { records: r.u64()? },
+            10 => Self::File { ino: InodeId(r.u64()?), size: r.u64()? },
             _ => return Err(r.corrupt("has a record of an unknown kind")),
         };
         r.end()?;
@@ -334,6 +347,16 @@ mod tests {
         let from = Position { stage: Stage::Named, ino, offset: 9 };
         let (volume, name) = (*b"0123456789abcdef", b"name".to_vec());
         let xattrs = vec![(b"user.a".to_vec(), vec![1; 5000]), (b"user.b".to_vec(), vec![])];
+        let attributes = |content| Record::Attributes {
+            ino,
+            content,
+            mode: 0o644,
+            uid: 1,
+            gid: 2,
+            atime: stamp,
+            mtime: stamp,
+            xattrs: xattrs.clone(),
+        };
         vec![
             Record::Begin {
                 volume,
@@ -344,22 +367,16 @@ mod tests {
                 from,
                 name: name.clone(),
             },
-            Record::Inode { ino, mode: 0o120_777, rdev: 0, size: 3, target: b"a/b".to_vec() },
+            Record::Inode { ino, mode: 0o120_777, rdev: 0, target: b"a/b".to_vec() },
+            Record::Unnamed { dir, ino, last: true, name: name.clone() },
+            Record::Named { dir, ino, name },
+            attributes(false),
+            Record::File { ino, size: 9000 },
             Record::Data { ino, offset: 4096, bytes: vec![1, 2, 3] },
             Record::Zero { ino, offset: 8192, len: 4096 },
-            Record::Unnamed { dir, ino, name: name.clone() },
-            Record::Named { dir, ino, name },
-            Record::Attributes {
-                ino,
-                mode: 0o644,
-                uid: 1,
-                gid: 2,
-                atime: stamp,
-                mtime: stamp,
-                xattrs,
-            },
+            attributes(true),
             Record::Gone { ino },
-            Record::End { records: 8 },
+            Record::End { records: 10 },
         ]
     }
 
@@ -408,7 +425,7 @@ mod tests {
             use alloc::string::ToString;
             assert_eq!(position.to_string().parse(), Ok(position));
         }
-        for wrong in ["", "1", "1-2", "6-1-1", "0-1-1", "1-2-3-4", "1-2-g", "1--2"] {
+        for wrong in ["", "1", "1-2", "7-1-1", "0-1-1", "1-2-3-4", "1-2-g", "1--2"] {
             assert!(wrong.parse::<Position>().is_err(), "{wrong}");
         }
     }
