@@ -13,6 +13,7 @@ use storage::format::rpc::Amount;
 use storage::format::superblock::{
     Durability, ROOT_BYTES, RootRecord, SUPERBLOCK_BYTES, Superblock,
 };
+use storage::format::transfer;
 use storage::limits::LANES_MAX;
 
 use super::{Format, Sum, words};
@@ -110,7 +111,63 @@ pub const MEDIA: &[Format] = &[
     Format::new("root of a snapshot", snapshot_roots, |b| {
         SnapshotRoot::decode(b).map(|r| r.encode()).map_err(words)
     }),
+    // What a file or a pipe brings (`corbel receive`).
+    Format::new("record of a sent snapshot", transfers, transfer).sum(4, 8),
 ];
+
+fn transfers() -> Vec<Vec<u8>> {
+    let (ino, dir, at) = (InodeId(7), InodeId(1), Stamp { sec: 5, nsec: 6 });
+    let xattrs = vec![(b"user.a".to_vec(), vec![1; 50]), (b"user.b".to_vec(), vec![])];
+    let all = [
+        transfer::Record::Begin {
+            volume: *b"0123456789abcdef",
+            number: 3,
+            before: 2,
+            time: 1,
+            root: dir,
+            from: transfer::Position { offset: 5, ..transfer::Position::default() },
+            name: b"tuesday".to_vec(),
+        },
+        transfer::Record::Inode { ino, mode: 0o120_000, rdev: 0, target: b"a/b".to_vec() },
+        transfer::Record::Unnamed { dir, ino, last: true, name: b"n".to_vec() },
+        transfer::Record::Named { dir, ino, name: vec![b'n'; 255] },
+        transfer::Record::Attributes {
+            ino,
+            content: true,
+            mode: 0o644,
+            uid: 1,
+            gid: 2,
+            atime: at,
+            mtime: at,
+            xattrs,
+        },
+        transfer::Record::File { ino, size: 9 },
+        transfer::Record::Data { ino, offset: 4096, bytes: vec![1, 2, 3] },
+        transfer::Record::Zero { ino, offset: 8192, len: 4096 },
+        transfer::Record::Gone { ino },
+        transfer::Record::End { records: 8 },
+    ];
+    let frame = |record: &transfer::Record| {
+        let mut bytes = Vec::new();
+        record.encode(&mut 0, &mut bytes);
+        bytes
+    };
+    all.iter().map(frame).collect()
+}
+
+fn transfer(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let Some((frame, body)) = bytes.split_first_chunk() else {
+        return Err("the frame of a record is cut off".into());
+    };
+    let (len, crc) = transfer::Record::frame(frame).map_err(words)?;
+    if body.len() != len {
+        return Err("the body of a record is cut off".into());
+    }
+    let record = transfer::Record::decode(body, crc, &mut 0).map_err(words)?;
+    let mut again = Vec::new();
+    record.encode(&mut 0, &mut again);
+    Ok(again)
+}
 
 fn superblocks() -> Vec<Vec<u8>> {
     let sample = Superblock {

@@ -10,8 +10,8 @@ use storage::format::lock::{LOCK_END, Lock, LockKind, LockSpace};
 use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::{
-    self, Account, AccountId, Amount, Extent, Granted, HOST_ARENA, HOST_ATTACH, HOST_KNOWS,
-    InodeRecord, InodeReply, Name, Request, SnapshotRecord,
+    self, Account, AccountId, Amount, Difference, Differences, Extent, Granted, HOST_ARENA,
+    HOST_ATTACH, HOST_KNOWS, InodeRecord, InodeReply, Name, Request, SnapshotRecord,
 };
 
 use super::{Format, Sum, words};
@@ -101,7 +101,32 @@ pub const MEMORY: &[Format] = &[
         })?;
         Ok(out)
     }),
+    Format::new("reply with differences", difference_replies, |b| {
+        let mut out = b.get(..8).unwrap_or_default().to_vec();
+        after_status(b, |r| {
+            Differences::decode(r)?.encode(&mut out);
+            Ok(())
+        })?;
+        Ok(out)
+    }),
 ];
+
+fn difference_replies() -> Vec<Vec<u8>> {
+    let (dir, ino, name) = (InodeId(1), InodeId(7), b"name".to_vec());
+    let all = vec![
+        Difference::Named { dir, ino, kind: 0o100_000, name: name.clone() },
+        Difference::Unnamed { dir, ino, name },
+        Difference::Touched { ino },
+        Difference::Content { ino, offset: 4096, len: 8192 },
+    ];
+    let reply = |next, all| {
+        let mut out = Vec::new();
+        rpc::reply_ok(&mut out);
+        Differences { volume: *b"0123456789abcdef", next, all }.encode(&mut out);
+        out
+    };
+    vec![reply(Some(Key::new(7, 4, 3)), all), reply(None, vec![])]
+}
 
 fn whole<'a, T>(
     bytes: &'a [u8],

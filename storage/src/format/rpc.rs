@@ -433,6 +433,9 @@ impl Differences {
         let mut volume = [0; 16];
         volume.copy_from_slice(r.bytes(16)?);
         let (more, key) = (r.flag()?, take_key(r)?);
+        if !more && key != Key::MIN {
+            return Err(r.corrupt("goes on and does not"));
+        }
         let mut all = Vec::new();
         while r.left() > 0 {
             all.push(Difference::decode(r)?);
