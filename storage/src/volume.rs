@@ -541,10 +541,7 @@ impl Volume {
         let mut volume = Self::with(self.media.clone(), tree, self.superblock.clone(), self.root);
         volume.inodes = self.root.inodes;
         volume.accounts = self.accounts.limits_alone();
-        // Whether there are any is all that is asked of a view.
-        volume.unplaced = 1;
-        let any = volume.unplaced_after(InodeId::NONE).map_or(true, |found| found.is_some());
-        volume.unplaced = u64::from(any);
+        volume.unplaced = volume.any_unplaced();
         View { volume, _pin: pin }
     }
 
@@ -906,6 +903,9 @@ impl Volume {
             match *op {
                 Op::Write { data, .. } => fresh = fresh.saturating_add(touched(data.len() as u64)),
                 Op::Truncate { .. } => fresh = fresh.saturating_add(1),
+                Op::CloneRange { source, .. } if self.is_unpublished_snapshot(source) => {
+                    return Ok(true);
+                }
                 Op::Fallocate { len, .. } | Op::CloneRange { len, .. } => {
                     fresh = fresh.saturating_add(touched(len));
                 }
