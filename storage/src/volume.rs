@@ -896,16 +896,21 @@ impl Volume {
         ops: impl Iterator<Item = &'a Op<'a>>,
     ) -> Result<bool, Fault> {
         let (mut fresh, mut moved, mut count) = (0u64, 0u64, 0u64);
-        let mut gives_up = self.space.pending() > 0;
+        let (mut gives_up, mut made) = (self.space.pending() > 0, false);
         let touched = |len: u64| len / BLOCK_BYTES + 2;
         for op in ops {
             count += 1;
             match *op {
                 Op::Write { data, .. } => fresh = fresh.saturating_add(touched(data.len() as u64)),
                 Op::Truncate { .. } => fresh = fresh.saturating_add(1),
-                Op::CloneRange { source, .. } if self.is_unpublished_snapshot(source) => {
+                // It is read from the medium.
+                Op::CloneRange { source, .. }
+                    if source.of_snapshot().is_some() && made
+                        || self.is_unpublished_snapshot(source) =>
+                {
                     return Ok(true);
                 }
+                Op::Snapshot { .. } => made = true,
                 Op::Fallocate { len, .. } | Op::CloneRange { len, .. } => {
                     fresh = fresh.saturating_add(touched(len));
                 }

@@ -494,13 +494,15 @@ fn a_volume_with_snapshots_is_of_another_version() {
 #[ignore = "a variant is one for the whole process"]
 fn planted() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 7] = [
+    let tests: [(Bug, fn()); 9] = [
         (Bug::SnapshotSealedDropped, pages_of_a_snapshot_outlive_its_end_until_that_is_published),
         (Bug::SnapshotPagesReused, names_and_attributes_stay_whatever_becomes_of_them),
         (Bug::SnapshotInPlace, what_is_overwritten_stays_in_the_snapshot),
         (Bug::SnapshotBlocksFreed, what_two_snapshots_have_stays_with_the_first),
         (Bug::SnapshotBeforeForgotten, what_two_snapshots_have_stays_with_the_first),
         (Bug::ImageOverRoot, an_image_is_the_same_to_the_block),
+        (Bug::SnapshotLivesJoined, clones_from_snapshots_in_any_order_leave_nothing_behind),
+        (Bug::SnapshotLifeForgotten, clones_from_snapshots_in_any_order_leave_nothing_behind),
         (Bug::SnapshotReadDropped, what_is_read_of_a_snapshot_stays_until_that_is_published),
     ];
     assert_eq!(missed(&tests), []);
