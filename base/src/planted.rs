@@ -706,6 +706,12 @@ pub enum Bug {
     SnapshotAccountsOld = 478,
     /// Clients go on with blocks that a snapshot has as if they were changed in place.
     SnapshotUntold = 479,
+    /// A block that a clone brings back from a snapshot counts as one that was never gone: those made meanwhile have it as well.
+    SnapshotLivesJoined = 481,
+    /// A block that a clone has brought back from a snapshot is written to in place: the snapshot shows what the file shows.
+    SnapshotLifeForgotten = 482,
+    /// Content of a snapshot is cloned for whom nobody has let read it.
+    SnapshotCloneUnjudged = 483,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2273,6 +2279,21 @@ impl Bug {
             Bug::SnapshotUntold,
             "snapshot-untold",
             "clients go on with blocks that a snapshot has as if they were changed in place",
+        ),
+        (
+            Bug::SnapshotLivesJoined,
+            "snapshot-lives-joined",
+            "a block that a clone brings back from a snapshot counts as one that was never gone: those made meanwhile have it as well",
+        ),
+        (
+            Bug::SnapshotLifeForgotten,
+            "snapshot-life-forgotten",
+            "a block that a clone has brought back from a snapshot is written to in place: the snapshot shows what the file shows",
+        ),
+        (
+            Bug::SnapshotCloneUnjudged,
+            "snapshot-clone-unjudged",
+            "content of a snapshot is cloned for whom nobody has let read it",
         ),
         (
             Bug::DifferenceWhole,

@@ -5,6 +5,7 @@ mod bench;
 mod cert;
 mod cli;
 mod cluster;
+mod copy;
 mod crush;
 mod demo;
 mod fsck;

@@ -7,17 +7,21 @@ use std::path::{Path, PathBuf};
 
 use base::{Errno, InodeId};
 use clap::{Args, Subcommand};
-use client::fs::SnapshotRecord;
+use client::fs::{Attr, SnapshotRecord};
+use client::path::{Found, Walked, walk};
 use serde_json::{Value, json};
 use time::{Date, Month, OffsetDateTime, PrimitiveDateTime, Time};
 
 use crate::cli::Global;
+use crate::copy::{self, Copier, Made, Wrong};
 use crate::failure::{Failure, Kind, Result};
 use crate::output::Output;
 use crate::volume::Volume;
 
 /// Bytes of the blocks that are counted.
 const BLOCK: u64 = storage::limits::BLOCK_BYTES;
+/// Bytes of a name that the name beside it has.
+const BESIDE_MAX: usize = 200;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
@@ -59,8 +63,45 @@ pub enum SnapshotVerb {
         #[arg(required = true)]
         names: Vec<OsString>,
     },
+    /// Make a copy of what a snapshot shows that can be changed: its content is shared
+    Clone(CloneArgs),
+    /// Put a file or a directory of a snapshot back to where it was
+    Restore(RestoreArgs),
     /// Make a snapshot if it is time for one, and delete those of this policy that it does not keep
     Policy(Policy),
+}
+
+/// What is copied, and where to.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Example:\n  corbel snapshot clone before-upgrade /try-again\n  \
+    corbel snapshot clone before-upgrade --path projects/a /projects/a-then\n\nFiles share their blocks with the \
+    snapshot: nothing is copied, and space is taken for what is changed later. Where other\npeople could read a file \
+    than may read the new one (its directory lets in fewer, or it has another owner) it is\ncopied. Owner, mode, \
+    times, attributes, access lists, holes and hard links within it are kept; who is not the super-user\nowns what he \
+    makes. It is made beside, as .corbel-clone-NAME, and has its name when it is complete.")]
+pub struct CloneArgs {
+    /// Name of the snapshot
+    pub name: OsString,
+    /// The new directory, by its path in the volume
+    pub target: PathBuf,
+    /// A directory in what the snapshot shows, instead of all of it
+    #[arg(long, value_name = "PATH", default_value = "/")]
+    pub path: PathBuf,
+}
+
+/// What is put back.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Example:\n  corbel snapshot restore before-upgrade projects/a/report\n  \
+    corbel snapshot restore --force before-upgrade projects/a\n\nWhat is there now is replaced only with --force, all \
+    at once, when what comes back is complete; it is then removed.\nThe directory that has it must be there.")]
+pub struct RestoreArgs {
+    /// Name of the snapshot
+    pub name: OsString,
+    /// A file or directory, by its path in what the snapshot shows
+    pub path: PathBuf,
+    /// Replace what is there, and remove it
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Which snapshots stay.
@@ -332,6 +373,146 @@ fn apply(volume: &Volume, policy: &Policy, now: i64, out: &Output) -> Result<()>
     Ok(())
 }
 
+/// What a path leads to, from a directory on.
+fn walked(
+    volume: &Volume,
+    start: InodeId,
+    path: &Path,
+    follow: bool,
+) -> std::result::Result<Found, Errno> {
+    let path = path.as_os_str().as_bytes();
+    let path = path.iter().position(|byte| *byte != b'/').map_or(&b"."[..], |at| &path[at..]);
+    match walk(&*volume.fs, &volume.caller(), start, path, follow)? {
+        Walked::At(found) => Ok(found),
+        Walked::Outside(_) => Err(Errno::XDEV),
+    }
+}
+
+/// A name beside another, for what is not complete.
+fn beside(name: &[u8]) -> Vec<u8> {
+    [b".corbel-clone-", &name[..name.len().min(BESIDE_MAX)]].concat()
+}
+
+/// Copies what `from` is beside a name, and gives it that name when it is complete.
+fn bring(
+    volume: &Volume,
+    from: &Attr,
+    (parent, name): (InodeId, &[u8]),
+    (target, replace): (&Path, bool),
+    out: &Output,
+) -> Result<Made> {
+    let temporary = beside(name);
+    let path = target.with_file_name(std::ffi::OsStr::from_bytes(&temporary));
+    let caller = volume.caller();
+    if volume.fs.lookup(&caller, parent, &temporary).is_ok() {
+        let message = format!("{}: it is there", path.display());
+        let remedy = "another of these commands is at work, or was interrupted: if none is, remove it (rm -r, on a mount)";
+        return Err(Failure::failed(message, remedy));
+    }
+    let wrong = |wrong: Wrong| {
+        // (It may be only a part that cannot be removed; the first failure is the one that counts.)
+        let left = copy::remove(volume, parent, &temporary).is_err();
+        let left = left && volume.fs.lookup(&caller, parent, &temporary).is_ok();
+        let left = if left { format!(" (and {} is left)", path.display()) } else { String::new() };
+        let remedy = match wrong.error {
+            Errno::ACCES | Errno::PERM => {
+                "clone what you might read then to where you may write, or do it as the super-user"
+            }
+            Errno::NOSPC | Errno::DQUOT => {
+                "make room: corbel status has what is free, corbel quota the limits"
+            }
+            Errno::NOENT | Errno::STALE => {
+                "the snapshot may have been deleted meanwhile: corbel snapshot list"
+            }
+            _ => "corbel status shows how the node is",
+        };
+        Failure::failed(
+            format!("{}{}: {}{left}", target.display(), wrong.path, wrong.error),
+            remedy,
+        )
+    };
+    let made = Copier::new(volume, out).copy(from, parent, &temporary).map_err(wrong)?;
+    let named = copy::put(volume, parent, (&temporary, name), replace);
+    named.map_err(|error| wrong(Wrong { path: String::new(), error }))?;
+    if replace {
+        copy::remove(volume, parent, &temporary).map_err(|e| {
+            let message = format!("{}{}: {}", path.display(), e.path, e.error);
+            Failure::failed(message, "it is what was replaced: remove it (rm -r, on a mount)")
+        })?;
+    }
+    let synced = volume.fs.fsync_inode(&caller, InodeId::ROOT);
+    synced.map_err(|e| failed(target.display(), e))?;
+    Ok(made)
+}
+
+fn there(target: &Path, remedy: &str) -> Failure {
+    Failure::failed(format!("{}: {}", target.display(), Errno::EXIST), remedy)
+}
+
+fn say(what: &str, name: &[u8], target: &Path, made: &Made, out: &Output) {
+    let Made { directories, files, shared, copied } = *made;
+    let said = json!({
+        what: String::from_utf8_lossy(name),
+        "target": target.display().to_string(),
+        "directories": directories,
+        "files": files,
+        "shared_bytes": shared,
+        "copied_bytes": copied,
+    });
+    out.result(&said, || {
+        println!(
+            "{}: {directories} directories and {files} files; {shared} bytes shared, {copied} copied",
+            target.display()
+        );
+    });
+}
+
+fn clone(volume: &Volume, args: &CloneArgs, out: &Output) -> Result<()> {
+    let name = args.name.as_bytes();
+    let root = volume.fs.snapshot(&volume.caller(), name).map_err(|e| failed(named(name), e))?;
+    let of = || format!("{}, {}", named(name), args.path.display());
+    let from = walked(volume, root, &args.path, true).and_then(|found| found.existing());
+    let from = from.map_err(|e| failed(of(), e))?;
+    if !from.is_dir() {
+        return Err(failed(of(), Errno::NOTDIR));
+    }
+    let target = walked(volume, InodeId::ROOT, &args.target, false);
+    let target = target.map_err(|e| failed(args.target.display(), e))?;
+    if target.attr.is_some() {
+        return Err(there(&args.target, "give the path of a directory that is not there yet"));
+    }
+    let made = bring(volume, &from, (target.parent, &target.name), (&args.target, false), out)?;
+    say("cloned", name, &args.target, &made, out);
+    Ok(())
+}
+
+fn restore(volume: &Volume, args: &RestoreArgs, out: &Output) -> Result<()> {
+    let name = args.name.as_bytes();
+    let root = volume.fs.snapshot(&volume.caller(), name).map_err(|e| failed(named(name), e))?;
+    let of = || format!("{}, {}", named(name), args.path.display());
+    let from = walked(volume, root, &args.path, false).and_then(|found| found.existing());
+    let from = from.map_err(|e| failed(of(), e))?;
+    let dir = root.of_snapshot().map_or(InodeId::ROOT, |(_, dir)| dir);
+    let target = walked(volume, dir, &args.path, false);
+    let target = target.map_err(|e| failed(args.path.display(), e))?;
+    if target.name.is_empty() {
+        let message = format!("{}: it has no name to be put back to", args.path.display());
+        let remedy =
+            "corbel snapshot clone copies all that a snapshot shows; or give what is below it";
+        return Err(Failure::new(Kind::Usage, message, remedy));
+    }
+    let replace = target.attr.is_some();
+    if replace && !args.force {
+        return Err(there(
+            &args.path,
+            "give --force to replace it, or corbel snapshot clone another target",
+        ));
+    }
+    let made = bring(volume, &from, (target.parent, &target.name), (&args.path, replace), out)?;
+    say("restored", name, &args.path, &made, out);
+    Ok(())
+}
+
 /// Runs `corbel snapshot`.
 pub fn run(global: &Global, args: &SnapshotArgs, out: &Output) -> Result<()> {
     let volume = Volume::open(global, args.socket.as_deref())?;
@@ -342,6 +523,8 @@ pub fn run(global: &Global, args: &SnapshotArgs, out: &Output) -> Result<()> {
             let names: Vec<_> = names.iter().map(|name| name.clone().into_vec()).collect();
             delete(&volume, &names, out)
         }
+        SnapshotVerb::Clone(args) => clone(&volume, args, out),
+        SnapshotVerb::Restore(args) => restore(&volume, args, out),
         SnapshotVerb::Policy(policy) => {
             apply(&volume, policy, OffsetDateTime::now_utc().unix_timestamp(), out)
         }

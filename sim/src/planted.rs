@@ -83,6 +83,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (475..477, "service/tests/node/snapshots.rs"),
     (477..478, "storage/tests/snapshots.rs"),
     (478..480, "service/tests/node/snapshots.rs"),
+    (481..483, "storage/tests/snapshots.rs"),
+    (483..484, "service/tests/node/snapshots.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

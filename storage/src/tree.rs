@@ -31,7 +31,6 @@ use base::wire::Corrupt;
 pub use cache::{Cache, NumberMap};
 pub use changes::Change;
 pub use scrub::Looked;
-pub use snapshots::Walked;
 
 use crate::format::page::{Key, LEVEL_MAX, PAGE_BYTES, PAGE_ROOM, Page};
 use crate::media::{Media, MediaError, Segment};

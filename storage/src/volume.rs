@@ -542,10 +542,7 @@ impl Volume {
         let mut volume = Self::with(self.media.clone(), tree, self.superblock.clone(), self.root);
         volume.inodes = self.root.inodes;
         volume.accounts = self.accounts.limits_alone();
-        // Whether there are any is all that is asked of a view.
-        volume.unplaced = 1;
-        let any = volume.unplaced_after(InodeId::NONE).map_or(true, |found| found.is_some());
-        volume.unplaced = u64::from(any);
+        volume.unplaced = volume.any_unplaced();
         View { volume, _pin: pin }
     }
 
@@ -900,13 +897,21 @@ impl Volume {
         ops: impl Iterator<Item = &'a Op<'a>>,
     ) -> Result<bool, Fault> {
         let (mut fresh, mut moved, mut count) = (0u64, 0u64, 0u64);
-        let mut gives_up = self.space.pending() > 0;
+        let (mut gives_up, mut made) = (self.space.pending() > 0, false);
         let touched = |len: u64| len / BLOCK_BYTES + 2;
         for op in ops {
             count += 1;
             match *op {
                 Op::Write { data, .. } => fresh = fresh.saturating_add(touched(data.len() as u64)),
                 Op::Truncate { .. } => fresh = fresh.saturating_add(1),
+                // It is read from the medium.
+                Op::CloneRange { source, .. }
+                    if source.of_snapshot().is_some() && made
+                        || self.is_unpublished_snapshot(source) =>
+                {
+                    return Ok(true);
+                }
+                Op::Snapshot { .. } => made = true,
                 Op::Fallocate { len, .. } | Op::CloneRange { len, .. } => {
                     fresh = fresh.saturating_add(touched(len));
                 }

@@ -86,14 +86,25 @@ struct Model {
     nodes: BTreeMap<u64, Node>,
     /// What was there when a snapshot was made.
     snapshots: BTreeMap<Vec<u8>, BTreeMap<u64, Node>>,
+    /// Their slots, which the volume gives them.
+    slots: BTreeMap<u16, Vec<u8>>,
 }
 
 type Verdict = Result<(), Errno>;
 
+fn file_of(nodes: &mut BTreeMap<u64, Node>, ino: u64) -> Result<&mut Node, Errno> {
+    let node = nodes.get_mut(&ino).ok_or(Errno::NOENT)?;
+    if node.is_dir() { Err(Errno::ISDIR) } else { Ok(node) }
+}
+
 impl Model {
     fn new() -> Self {
         let root = Node { mode: DIR, nlink: 2, parent: 1, ..Default::default() };
-        Self { nodes: BTreeMap::from([(1, root)]), snapshots: BTreeMap::new() }
+        Self {
+            nodes: BTreeMap::from([(1, root)]),
+            snapshots: BTreeMap::new(),
+            slots: BTreeMap::new(),
+        }
     }
 
     fn dir(&mut self, ino: u64) -> Result<&mut Node, Errno> {
@@ -106,8 +117,7 @@ impl Model {
     }
 
     fn file(&mut self, ino: u64) -> Result<&mut Node, Errno> {
-        let node = self.nodes.get_mut(&ino).ok_or(Errno::NOENT)?;
-        if node.is_dir() { Err(Errno::ISDIR) } else { Ok(node) }
+        file_of(&mut self.nodes, ino)
     }
 
     fn below(&self, mut dir: u64, ancestor: u64) -> bool {
@@ -318,7 +328,14 @@ impl Model {
             Op::CloneRange { ino, offset, len, source, source_offset, .. } => {
                 self.file(ino.0)?;
                 let (from, to) = (source_offset as usize, (source_offset + len) as usize);
-                let data = self.file(source.0)?.data.get(from..to).ok_or(Errno::INVAL)?.to_vec();
+                let node = match source.of_snapshot() {
+                    Some((slot, ino)) => {
+                        let name = self.slots.get(&slot).ok_or(Errno::NOENT)?;
+                        file_of(self.snapshots.get_mut(name).ok_or(Errno::NOENT)?, ino.0)?
+                    }
+                    None => self.file(source.0)?,
+                };
+                let data = node.data.get(from..to).ok_or(Errno::INVAL)?.to_vec();
                 if ino == source && offset < source_offset + len && source_offset < offset + len {
                     return Err(Errno::INVAL);
                 }
@@ -356,7 +373,10 @@ impl Model {
                 self.dir(ino.0)?;
                 self.snapshots.insert(name.to_vec(), self.nodes.clone());
             }
-            Op::DropSnapshot { name, .. } => drop(self.snapshots.remove(name)),
+            Op::DropSnapshot { name, .. } => {
+                self.snapshots.remove(name);
+                self.slots.retain(|_, other| other != name);
+            }
             // Where blocks lie is nothing that anybody sees.
             Op::Move { .. } => {}
             Op::SetProject { ino, project } => {
@@ -511,9 +531,17 @@ impl Source {
             16 => Op::SetXattr { ino, name: n, value: self.slice(random, 6000) },
             17 => Op::RemoveXattr { ino, name: n },
             18 | 27..=28 => {
-                let source = InodeId(any(random));
+                let mut source = InodeId(any(random));
+                let mut nodes = &model.nodes;
+                if !model.slots.is_empty() && random.chance(1, 3) {
+                    let at = random.below(model.slots.len() as u64) as usize;
+                    let (slot, name) = model.slots.iter().nth(at).unwrap();
+                    nodes = &model.snapshots[name];
+                    source = source.in_snapshot(*slot);
+                }
                 let from = random.below(9000);
-                let size = model.nodes.get(&source.0).map_or(0, |n| n.data.len() as u64);
+                let there = source.of_snapshot().map_or(source, |(_, ino)| ino);
+                let size = nodes.get(&there.0).map_or(0, |n| n.data.len() as u64);
                 // Whole blocks can be shared, also of what was shared already.
                 let (offset, source_offset) = match random.below(4) {
                     0 => (offset, from),
@@ -722,6 +750,9 @@ fn history(seed: u64, ops: usize, capacity: u64) -> (World, Model, Vec<Verdict>)
             let want = model.apply(&op);
             let got = done.as_ref().map(|_| ()).map_err(Refusal::errno);
             assert_eq!(got, want, "seed {seed}, op {n} {op:?}");
+            for stat in world.volume.snapshots(0, usize::MAX) {
+                model.slots.insert(stat.snapshot.slot, stat.snapshot.name);
+            }
             verdicts.push(want);
         }
         if done.is_ok() && random.chance(1, 4) {

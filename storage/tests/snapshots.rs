@@ -410,7 +410,12 @@ fn differences_make_the_earlier_state_the_later_one() {
                 }
                 4 => drop(d.must(&truncate(ino, at))),
                 5 => {
-                    let source = InodeId(5 + random.below(next));
+                    let mut source = InodeId(5 + random.below(next));
+                    let all = d.volume.snapshots(0, usize::MAX);
+                    if !all.is_empty() && random.chance(1, 2) {
+                        let one = &all[random.below(all.len() as u64) as usize];
+                        source = source.in_snapshot(one.snapshot.slot);
+                    }
                     let (ino, offset, len) = (InodeId(ino), 4096 * random.below(9), 8192);
                     let (source_offset, zeroes) = (4096 * random.below(4), false);
                     let op = Op::CloneRange { ino, offset, len, source, source_offset, zeroes };
@@ -660,7 +665,7 @@ fn a_volume_with_snapshots_is_of_another_version() {
 #[ignore = "a variant is one for the whole process"]
 fn planted() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 8] = [
+    let tests: [(Bug, fn()); 10] = [
         (Bug::DifferenceWhole, what_both_have_is_no_difference),
         (Bug::SnapshotSealedDropped, pages_of_a_snapshot_outlive_its_end_until_that_is_published),
         (Bug::SnapshotPagesReused, names_and_attributes_stay_whatever_becomes_of_them),
@@ -668,7 +673,229 @@ fn planted() {
         (Bug::SnapshotBlocksFreed, what_two_snapshots_have_stays_with_the_first),
         (Bug::SnapshotBeforeForgotten, what_two_snapshots_have_stays_with_the_first),
         (Bug::ImageOverRoot, an_image_is_the_same_to_the_block),
+        (Bug::SnapshotLivesJoined, clones_from_snapshots_in_any_order_leave_nothing_behind),
+        (Bug::SnapshotLifeForgotten, clones_from_snapshots_in_any_order_leave_nothing_behind),
         (Bug::SnapshotReadDropped, what_is_read_of_a_snapshot_stays_until_that_is_published),
     ];
     assert_eq!(missed(&tests), []);
+}
+
+fn clone_of(
+    ino: u64,
+    source: InodeId,
+    (source_offset, offset, len): (u64, u64, u64),
+) -> Op<'static> {
+    let ino = InodeId(ino);
+    Op::CloneRange { ino, offset, len, source, source_offset, zeroes: false }
+}
+
+/// The number of an inode as a snapshot has it.
+fn there(d: &Driver, name: &[u8], ino: u64) -> InodeId {
+    InodeId(ino).in_snapshot(d.volume.snapshot_named(name).unwrap().slot)
+}
+
+/// What is cloned from a snapshot takes no block, whether a file still has it or not, and is nobody's to change.
+#[test]
+fn a_clone_of_what_a_snapshot_has_takes_no_space() {
+    let mut d = Driver::new(64 * BLOCK as u64);
+    for (ino, name) in [(2, b"f"), (3, b"g"), (4, b"h")] {
+        d.must(&create(ino, 1, name, FILE)).unwrap();
+    }
+    let content = [[1; BLOCK], [2; BLOCK], [3; BLOCK], [4; BLOCK]].concat();
+    d.must(&write(2, 0, &content)).unwrap();
+    d.must(&snapshot(b"s")).unwrap();
+    let source = there(&d, b"s", 2);
+    let len = content.len() as u64;
+    // Not before the state is on media.
+    assert_eq!(d.apply(&clone_of(3, source, (0, 0, len))), Err(Refusal::NeedsPublish));
+    d.publish();
+    // The file gives two blocks up, one for good.
+    d.must(&write(2, 0, &[9; BLOCK])).unwrap();
+    d.must(&truncate(2, 3 * BLOCK as u64)).unwrap();
+    d.publish();
+    let free = d.volume.statfs().blocks_free;
+    d.must(&clone_of(3, source, (0, 0, len))).unwrap();
+    d.publish();
+    assert_eq!(d.volume.statfs().blocks_free, free, "nothing was copied");
+    assert_eq!(d.volume.snapshot_blocks(), 0, "all that the snapshot has is in files");
+    // A state between two lives of a block.
+    d.must(&truncate(3, 0)).unwrap();
+    d.must(&snapshot(b"t")).unwrap();
+    d.publish();
+    d.must(&clone_of(3, source, (0, 0, len))).unwrap();
+    d.must(&clone_of(4, source, (BLOCK as u64, 0, 2 * BLOCK as u64))).unwrap();
+    d.publish();
+    for _ in 0..2 {
+        assert_eq!(d.read(3), content);
+        assert_eq!(d.read(4), content[BLOCK..3 * BLOCK]);
+        assert_eq!(read(&mut d, b"s", 2), content);
+        assert_sound(&d);
+        assert_same_after_reopen(&mut d);
+    }
+    d.must(&write(3, 7, &[8; 3 * BLOCK])).unwrap();
+    d.publish();
+    assert_eq!(read(&mut d, b"s", 2), content);
+    assert_eq!(d.read(4), content[BLOCK..3 * BLOCK]);
+    // Without the snapshots it is the files' alone.
+    for name in [b"s", b"t"] {
+        d.must(&drop_snapshot(name)).unwrap();
+        d.publish();
+        assert_eq!(d.must(&clone_of(4, source, (0, 0, 1))), Err(Refusal::NoEntry));
+        assert_sound(&d);
+        assert_same_after_reopen(&mut d);
+    }
+    let held = |ino| d.volume.attr(InodeId(ino)).unwrap().unwrap().blocks / 8;
+    let stat = d.volume.statfs();
+    assert!(stat.blocks - stat.blocks_free < [2, 3, 4].map(held).iter().sum::<u64>());
+    assert_eq!(d.read(4), content[BLOCK..3 * BLOCK]);
+}
+
+/// Where others may read the one file than the other the bytes are copied, as between files.
+#[test]
+fn a_clone_for_others_than_the_snapshot_has_it_for_is_a_copy() {
+    let mut d = Driver::new(4 << 20);
+    d.must(&create(2, 1, b"f", FILE)).unwrap();
+    d.must(&create(3, 1, b"g", 0o100600)).unwrap();
+    d.must(&write(2, 100, &[1; 2 * BLOCK])).unwrap();
+    d.must(&snapshot(b"s")).unwrap();
+    d.must(&truncate(2, 0)).unwrap();
+    d.publish();
+    let free = d.volume.statfs().blocks_free;
+    let source = there(&d, b"s", 2);
+    d.must(&clone_of(3, source, (0, 0, 100 + 2 * BLOCK as u64))).unwrap();
+    // And to another place in a block.
+    d.must(&clone_of(2, source, (50, 60, 100))).unwrap();
+    // What it reads stays until that is published, also without the snapshot.
+    d.must(&drop_snapshot(b"s")).unwrap();
+    d.publish();
+    assert_eq!(
+        d.volume.statfs().blocks_free,
+        free - 1,
+        "three for one, one for the other; three less"
+    );
+    let want = [vec![0; 100], vec![1; 2 * BLOCK]].concat();
+    assert_eq!(
+        (d.read(3), d.read(2)),
+        (want.clone(), [vec![0; 60], want[50..150].to_vec()].concat())
+    );
+    assert_sound(&d);
+    assert_same_after_reopen(&mut d);
+}
+
+/// Histories of files, snapshots and clones from one to the other: at each moment a new start finds what is known, and an image of it
+/// is the same.
+#[test]
+fn clones_from_snapshots_in_any_order_leave_nothing_behind() {
+    for seed in 0..40 {
+        let mut random = Random::new(seed);
+        let mut d = Driver::new(16 << 20);
+        for i in 0..8 {
+            let mode = [FILE, FILE, FILE, 0o100600][i as usize % 4];
+            d.must(&create(2 + i, 1, format!("f{i}").as_bytes(), mode)).unwrap();
+        }
+        let mut states: std::collections::BTreeMap<Vec<u8>, Vec<Vec<u8>>> = Default::default();
+        let mut files: Vec<Vec<u8>> = vec![Vec::new(); 8];
+        for i in 0..300u64 {
+            let which = random.below(8) as usize;
+            let ino = 2 + which as u64;
+            let pick = random.below(states.len().max(1) as u64) as usize;
+            let picked = states.keys().nth(pick).cloned();
+            match (random.below(10), picked) {
+                (0, _) if states.len() < 6 => {
+                    let name = format!("s{i}").into_bytes();
+                    d.must(&snapshot(&name)).unwrap();
+                    states.insert(name, files.clone());
+                }
+                (1, Some(name)) => {
+                    d.must(&drop_snapshot(&name)).unwrap();
+                    states.remove(&name);
+                }
+                (2..=5, Some(name)) => {
+                    let from = random.below(8) as usize;
+                    let had = &states[&name][from];
+                    let size = had.len() as u64;
+                    let (mut at, mut to) = (random.below(4), random.below(4));
+                    (at, to) = (at * BLOCK as u64, to * BLOCK as u64);
+                    if random.chance(1, 6) {
+                        to += random.below(BLOCK as u64);
+                    }
+                    if at >= size {
+                        continue;
+                    }
+                    let len =
+                        if random.chance(1, 2) { size - at } else { 1 + random.below(size - at) };
+                    d.must(&clone_of(ino, there(&d, &name, 2 + from as u64), (at, to, len)))
+                        .unwrap();
+                    let bytes = had[at as usize..(at + len) as usize].to_vec();
+                    let end = (to + len) as usize;
+                    if files[which].len() < end {
+                        files[which].resize(end, 0);
+                    }
+                    files[which][to as usize..end].copy_from_slice(&bytes);
+                }
+                (6, _) => {
+                    let size = random.below(20_000);
+                    d.must(&truncate(ino, size)).unwrap();
+                    files[which].resize(size as usize, 0);
+                }
+                (7, _) => {
+                    let other = (which + 1 + random.below(7) as usize) % 8;
+                    let len = files[other].len() as u64;
+                    if len > 0 {
+                        d.must(&clone_of(ino, InodeId(2 + other as u64), (0, 0, len))).unwrap();
+                        let bytes = files[other].clone();
+                        if files[which].len() < bytes.len() {
+                            files[which].resize(bytes.len(), 0);
+                        }
+                        files[which][..bytes.len()].copy_from_slice(&bytes);
+                    }
+                }
+                _ => {
+                    let at = random.below(12_000) as usize;
+                    let data = vec![1 + (i % 255) as u8; 1 + random.below(9000) as usize];
+                    d.must(&write(ino, at as u64, &data)).unwrap();
+                    if files[which].len() < at + data.len() {
+                        files[which].resize(at + data.len(), 0);
+                    }
+                    files[which][at..at + data.len()].copy_from_slice(&data);
+                }
+            }
+            d.volume.invariants().unwrap();
+            if random.chance(1, 12) {
+                d.publish();
+                for (i, file) in files.iter().enumerate() {
+                    assert!(d.read(2 + i as u64) == *file, "seed {seed}: file {i}");
+                }
+                for (name, had) in &states {
+                    for (i, file) in had.iter().enumerate() {
+                        assert!(read(&mut d, name, 2 + i as u64) == *file, "seed {seed}: file {i}");
+                    }
+                }
+                let own = |d: &Driver| -> Vec<_> {
+                    d.volume.snapshots(0, 99).iter().map(|s| s.own_blocks).collect()
+                };
+                let before = own(&d);
+                assert_sound(&d);
+                assert_same_after_reopen(&mut d);
+                assert_eq!(own(&d), before, "seed {seed}");
+            }
+        }
+        d.must(&snapshot(b"the last one")).unwrap();
+        d.publish();
+        let mut other = Driver::new(16 << 20);
+        send(&mut d.volume, &mut other.volume, &mut random);
+        other.reopen();
+        assert_eq!(crate::states(&mut other.volume), crate::states(&mut d.volume), "seed {seed}");
+        assert_eq!(other.volume.digest(), d.volume.digest());
+        assert_eq!(other.volume.statfs().blocks_free, d.volume.statfs().blocks_free);
+        for name in states.keys() {
+            for d in [&mut d, &mut other] {
+                d.must(&drop_snapshot(name)).unwrap();
+                d.publish();
+            }
+            assert_eq!(other.volume.statfs().blocks_free, d.volume.statfs().blocks_free);
+        }
+        assert_sound(&other);
+        assert_same_after_reopen(&mut other);
+    }
 }

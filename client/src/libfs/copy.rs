@@ -1,4 +1,7 @@
 //! Copies that the service makes: from one file to another without the bytes passing through here.
+//!
+//! The source may be a file of a snapshot. No lease is had of it, since it does not change; everybody knows that its blocks
+//! are shared.
 
 use alloc::sync::Arc;
 
@@ -13,6 +16,7 @@ use super::host::Host;
 use super::inode::{Inode, State};
 use super::names::Locked;
 use super::ranges::WHOLE;
+use super::snapshot::is_in_one;
 use super::turn::{Step, Turn};
 use crate::fs::{CopyRange, O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY, Result};
 
@@ -79,12 +83,16 @@ impl<H: Host> LibFsOn<H> {
         {
             return Err(Errno::BADF);
         }
+        if is_in_one(from.inode.ino) {
+            return Ok(self.snapshot_attr(from.inode.ino)?.size);
+        }
         Ok(self.attr_of_inode(&from.inode)?.size)
     }
 
     /// Copies at most `copy.len` bytes; returns how many.
     fn copy(&self, copy: &CopyRange, upto: Upto) -> Result<u64> {
         let (from, to) = (self.handle(copy.from)?, self.handle(copy.to)?);
+        let past = is_in_one(from.inode.ino).then(|| self.source_size(copy)).transpose()?;
         self.report_refusal(&to)?;
         let (mut done, mut whole, mut before) = (0, copy.len, self.refusals());
         let mut sequences: Option<(Sequence, Sequence)> = None;
@@ -100,7 +108,7 @@ impl<H: Host> LibFsOn<H> {
                 if Self::count_in(&mut before, turn.session) {
                     sequences = None;
                 }
-                self.try_copy(turn, &from.inode, &to.inode, &piece, upto)
+                self.try_copy(turn, (&from.inode, past), &to.inode, &piece, upto)
             });
             let Some(copied) = copied? else { break };
             let first = sequences.map_or(copied.sequence, |(first, _)| first);
@@ -109,27 +117,32 @@ impl<H: Host> LibFsOn<H> {
             done += copied.len;
         }
         // Space is accounted by the service: learn its answer (and its refusal) now.
-        sequences.map_or(Ok(()), |sequences| self.settle_own(&to, before, sequences))?;
-        Ok(done)
+        match sequences.map_or(Ok(()), |sequences| self.settle_own(&to, before, sequences)) {
+            // The service does not know for sure that it might be read then; who has it open may.
+            Err(Errno::ACCES) if past.is_some() => Err(Errno::OPNOTSUPP),
+            settled => settled.map(|()| done),
+        }
     }
 
-    /// Copies a piece. None: the source ends before it.
+    /// Copies a piece. None: the source ends before it. `past`: the length of a source that is one of a snapshot.
     fn try_copy(
         &self,
         turn: &mut Turn<H>,
-        from: &Arc<Inode<H>>,
+        (from, past): (&Arc<Inode<H>>, Option<u64>),
         to: &Arc<Inode<H>>,
         piece: &CopyRange,
         upto: Upto,
     ) -> Step<Option<Copied>, H> {
-        let mut locked = Locked::new(&[from, to]);
+        let both = [to, from];
+        let mut locked = Locked::new(if past.is_some() { &both[..1] } else { &both });
         self.may_change(turn, to, locked.get(to.ino), &WHOLE)?;
         self.hold(turn, to.ino, locked.get(to.ino), LeaseMode::Write, 0)?;
-        if from.ino != to.ino {
+        if past.is_none() && from.ino != to.ino {
             // The source may come to share its blocks: who knows of them has to ask anew.
             self.hold(turn, from.ino, locked.get(from.ino), LeaseMode::Write, 0)?;
         }
-        let left = locked.get(from.ino).record.size.checked_sub(piece.from_offset);
+        let size = past.unwrap_or_else(|| locked.get(from.ino).record.size);
+        let left = size.checked_sub(piece.from_offset);
         let rest = match upto {
             Upto::Length if left < Some(piece.len) => return Err(Errno::INVAL.into()),
             Upto::Whole if left.is_none() => return Err(Errno::INVAL.into()),
@@ -143,8 +156,8 @@ impl<H: Host> LibFsOn<H> {
         if from.ino == to.ino && piece.from_offset.abs_diff(piece.to_offset) < rest {
             return Err(Errno::INVAL.into());
         }
-        let source = locked.get(from.ino);
-        if !certainly_readable(source, H::euid()) || self.has_setid(locked.get(to.ino)) {
+        let readable = past.is_some() || certainly_readable(locked.get(from.ino), H::euid());
+        if !readable || self.has_setid(locked.get(to.ino)) {
             return Err(Errno::OPNOTSUPP.into());
         }
         self.end_privileges(turn, to.ino, locked.get(to.ino), false)?;
@@ -161,7 +174,7 @@ impl<H: Host> LibFsOn<H> {
         };
         // Of both: whoever had the source's meanwhile would not know that its blocks are shared.
         let place = self.log(turn, to.ino.0, &locked.states(), &op, now)?;
-        if !planted(Bug::SourceKept) {
+        if past.is_none() && !planted(Bug::SourceKept) {
             locked.get(from.ino).moved(place.sequence);
         }
         let state = locked.get(to.ino);

@@ -34,13 +34,6 @@ fn within(whole: StatFs, account: &Account) -> StatFs {
     StatFs { blocks, blocks_free, inodes, inodes_free, ..whole }
 }
 
-impl<H: Host> LibFsOn<H> {
-    /// Whether that is an open file of a snapshot: what is copied from one is read and written.
-    fn reads_snapshot(&self, from: Handle) -> bool {
-        self.handle(from).is_ok_and(|open| is_in_one(open.inode.ino))
-    }
-}
-
 impl<H: Host> FileSystem for LibFsOn<H> {
     fn lookup(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
         if is_in_one(parent) {
@@ -203,16 +196,10 @@ impl<H: Host> FileSystem for LibFsOn<H> {
     }
 
     fn copy_range(&self, copy: &CopyRange) -> Result<u64> {
-        if self.reads_snapshot(copy.from) {
-            return Err(Errno::OPNOTSUPP);
-        }
         self.do_copy_range(copy)
     }
 
     fn clone_range(&self, copy: &CopyRange) -> Result<()> {
-        if self.reads_snapshot(copy.from) {
-            return Err(Errno::OPNOTSUPP);
-        }
         self.do_clone_range(copy)
     }
 

@@ -212,3 +212,93 @@ fn a_policy_makes_one_in_its_time_and_deletes_what_it_does_not_keep() {
     let none = snapshot(&cluster, 1, &["policy"]);
     assert_eq!((none.status.code(), &json(&none)["error"]["code"]), (Some(2), &"usage".into()));
 }
+
+/// A tree of a snapshot comes back as one that can be changed, all at once, and takes no space; so does a file by `cp`.
+#[test]
+fn what_a_snapshot_has_comes_back_without_being_copied() {
+    let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
+    let sh = |node: usize, script: &str| text(&cluster.shell(node, script).output().unwrap());
+    sh(
+        1,
+        "mkdir -p p/d/sub; head -c 20000000 /dev/urandom > p/d/big; ln p/d/big p/d/again; ln -s big p/d/link; mkfifo p/d/pipe
+        truncate -s 50M p/d/holes; printf end | dd of=p/d/holes bs=1M seek=40 conv=notrunc status=none
+        echo mine > p/d/secret; chmod 600 p/d/secret; setfattr -n user.a -v then p/d/big; mknod p/d/dev c 1 3
+        echo locked > p/d/sub/x; chown 65534:65534 p/d/sub/x; chmod 4755 p/d/sub/x; chmod 555 p/d/sub
+        mkdir p/d/acl; setfacl -m u:1000:rwx -d -m u:1001:r p/d/acl; echo a > p/d/acl/f; touch -d '2001-02-03 04:05:06.789' p/d/sub p/d/link -h
+        touch -d '2002-02-03 04:05:06.789' p/d; sync -f .",
+    );
+    text(&snapshot(&cluster, 2, &["create", "s"]));
+    // Half of it is gone when it is wanted again.
+    sh(2, "chmod 755 p/d/sub; rm -r p/d; mkdir p/d; echo new > p/d/new; sync -f .");
+    let used =
+        || sh(3, "sync -f .; df -k . | tail -1 | awk '{print $3}'").trim().parse::<i64>().unwrap();
+    let before = used();
+    let said = json(&snapshot(&cluster, 3, &["clone", "s", "/c", "--path", "p/d"]));
+    assert_eq!(
+        (&said["cloned"], &said["directories"], &said["files"]),
+        (&"s".into(), &3.into(), &8.into()),
+        "{said}"
+    );
+    assert_eq!(said["copied_bytes"], 0, "{said}");
+    assert!((used() - before).abs() < 4000, "nothing was copied: {before} KiB, then {}", used());
+    for node in 1..=3 {
+        let script = "s=.corbel/snapshots/s/p/d
+            for d in c $s; do (cd $d; find . -printf '%P %y %m %U %G %s %n %T@ %l\n' | grep -v '^ d' | sort
+            md5sum big holes secret acl/f sub/x; getfattr --only-values -n user.a big; echo; getfacl -pn acl acl/f; stat -c '%a %y %t' dev . ) > /tmp/$$; md5sum < /tmp/$$; done | uniq | wc -l
+            rm /tmp/$$; stat -c '%b %h' c/holes c/again; ls -A | grep -c corbel-clone";
+        let said = sh(node, &format!("{script} || true"));
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!((lines[0], lines[2], lines[3]), ("1", "39064 2", "0"), "node {node}: {said}");
+        let holes: u64 = lines[1].split(' ').next().unwrap().parse().unwrap();
+        assert!(holes <= 16, "holes stay: {holes} blocks");
+    }
+    // It is nobody's but its own.
+    sh(1, "echo over | dd of=c/big conv=notrunc status=none; head -c 4 c/again; sync -f .");
+    assert_eq!(
+        sh(2, "cmp c/big .corbel/snapshots/s/p/d/big | grep -c differ; cat c/sub/x"),
+        "1\nlocked\n"
+    );
+    // What is there is not replaced, and nothing is left of what failed.
+    let taken = snapshot(&cluster, 1, &["clone", "s", "/c"]);
+    assert_eq!(
+        (taken.status.code(), &json(&taken)["error"]["message"]),
+        (Some(1), &"/c: file exists".into())
+    );
+    for (args, code) in [
+        (&["clone", "none", "/x"][..], 1),
+        (&["clone", "s", "/x", "--path", "p/d/big"], 1),
+        (&["clone", "s", "/nowhere/x"], 1),
+        (&["restore", "s", "p/d"], 1),
+        (&["restore", "s", "/"], 2),
+        (&["restore", "s", "p/none"], 1),
+    ] {
+        let output = snapshot(&cluster, 1, args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", json(&output));
+        assert!(json(&output)["error"]["remedy"].as_str().is_some_and(|r| !r.is_empty()));
+    }
+    let said = json(&snapshot(&cluster, 1, &["restore", "s", "p/d", "--force"]));
+    assert_eq!((&said["restored"], &said["files"]), (&"s".into(), &8.into()), "{said}");
+    assert_eq!(
+        sh(2, "ls p/d | tr '\n' ' '; ls -A p"),
+        "acl again big dev holes link pipe secret sub d\n"
+    );
+    assert_eq!(sh(3, "rm p/d/big; ls p/d/big 2>&1 | grep -c 'No such'"), "1\n");
+    text(&snapshot(&cluster, 2, &["restore", "s", "/p/d/big"]));
+    assert_eq!(sh(3, "cmp p/d/big .corbel/snapshots/s/p/d/big; cat p/d/secret"), "mine\n");
+    // By the programs themselves, on a mount and without it.
+    let before = used();
+    sh(2, "cp .corbel/snapshots/s/p/d/big mounted; cmp mounted p/d/big");
+    assert!((used() - before).abs() < 4000, "copy_file_range shares");
+    let script = "cp --reflink=always .corbel/snapshots/s/p/d/big shared; cmp shared p/d/big";
+    text(&cluster.run(3, script).output().unwrap());
+    assert!((used() - before).abs() < 4000, "FICLONE shares");
+    // Whoever might not read it then does not by this.
+    let script = format!(
+        "mkdir -m 777 own; cd own; {STRANGER} cp --reflink=auto ../.corbel/snapshots/s/p/d/secret . 2>&1 | grep -c denied
+        {STRANGER} cp ../.corbel/snapshots/s/p/d/big . ; cmp big ../p/d/big; ls"
+    );
+    assert_eq!(sh(1, &script), "1\nbig\n");
+    // Nothing of it needs the snapshot.
+    text(&snapshot(&cluster, 1, &["delete", "s"]));
+    assert_eq!(sh(3, "cmp shared mounted; cmp shared p/d/big; cat c/sub/x"), "locked\n");
+}

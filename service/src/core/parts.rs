@@ -180,14 +180,15 @@ impl Node {
         let mut reads = 0;
         if let Some((other, at)) = source {
             // What is refused as a whole changes nothing.
-            let Some((_, size)) = self.volume.file(other)? else { return Ok(Step::Whole) };
+            let Some((state, there)) = self.volume.source(other) else { return Ok(Step::Whole) };
+            let Some((_, size)) = state.file(there)? else { return Ok(Step::Whole) };
             let overlaps = ino == other && offset < at.saturating_add(len) && at < end;
             if overlaps || at.checked_add(len).is_none_or(|end| end > size) {
                 return Ok(Step::Whole);
             }
             reads = at + (from - offset);
             let read = (reads / BLOCK_BYTES, (at + len).div_ceil(BLOCK_BYTES));
-            let read_to = self.volume.moved_end(other, read, None, pieces)?;
+            let read_to = state.moved_end(there, read, None, pieces)?;
             if read_to < read.1 {
                 to = to.min(blocks.0 + (read_to - read.0));
             }

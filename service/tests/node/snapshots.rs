@@ -30,6 +30,10 @@ fn drop_snapshot(name: &[u8]) -> Op<'_> {
     Op::DropSnapshot { ino: InodeId::ROOT, name }
 }
 
+fn clone(ino: InodeId, source: InodeId, offset: u64, len: u64) -> Op<'static> {
+    Op::CloneRange { ino, offset, len, source, source_offset: 0, zeroes: false }
+}
+
 /// Errno of a refusal, 0 if there was none.
 fn outcome(hand: &mut Hand, rig: &mut Rig, op: &Op<'_>) -> u64 {
     let before = hand.refusals();
@@ -336,8 +340,17 @@ fn change_or_snapshot(
     random: &mut Random,
     n: u64,
 ) {
-    match random.below(12) {
+    match random.below(14) {
         0 | 1 => drop(hand.append(&snapshot(format!("s{n}").as_bytes()))),
+        12 | 13 => {
+            // What was, of a file that may be gone, comes back into another.
+            let some = rig.nodes[0].volume().snapshots(random.below(1 + n), 1);
+            let Some(stat) = some.first() else { return };
+            let pick = |random: &mut Random| files[random.below(files.len() as u64) as usize];
+            let (ino, source) = (pick(random), pick(random).in_snapshot(stat.snapshot.slot));
+            let len = (1 + random.below(3)) * BLOCK_BYTES;
+            hand.append_in(rig, ino, &clone(ino, source, random.below(5) * BLOCK_BYTES, len));
+        }
         2 => {
             let some = rig.nodes[0].volume().snapshots(random.below(1 + n), 1);
             if let Some(stat) = some.first() {
@@ -360,6 +373,105 @@ fn who_joins_has_them_all() {
     assert!(deaths > 30, "{deaths} deaths");
 }
 
+/// Content of a snapshot is cloned from any node and takes no space anywhere, whether a file has it still or not; it is what the
+/// members have after the snapshot, and who joins.
+#[test]
+fn what_a_snapshot_has_is_cloned_on_every_node() {
+    let mut rig = Rig::new(3, 6);
+    let (mut root, mut user) = (rig.attach(0, 0), rig.attach(1, USER));
+    let gone = root.create(&mut rig, b"gone", 0o100_644);
+    root.append_in(&mut rig, gone, &write(gone, 0, &[1; 5 * BLOCK]));
+    let there = root.create(&mut rig, b"there", 0o100_644);
+    root.append_in(&mut rig, there, &write(there, 0, &[2; 5 * BLOCK]));
+    let (new, own) =
+        (root.create(&mut rig, b"new", 0o100_644), root.create(&mut rig, b"own", 0o100_666));
+    root.sync(&mut rig);
+    root.lease(&mut rig, new, LeaseMode::Write).unwrap();
+    root.append(&snapshot(b"s"));
+    root.sync(&mut rig);
+    // In one chunk with what ends the file, and before anything of it is on media.
+    root.append_in(&mut rig, there, &write(there, BLOCK_BYTES, &[3; BLOCK]));
+    let op = Op::Unlink { ino: gone, parent: InodeId::ROOT, name: b"gone", open: false };
+    root.append_in(&mut rig, InodeId::ROOT, &op);
+    let source = within(&rig, b"s", gone);
+    assert_eq!(outcome(&mut root, &mut rig, &clone(new, source, 0, 5 * BLOCK_BYTES)), 0);
+    same_snapshots(&mut rig);
+    let free = |rig: &Rig| [0, 1, 2].map(|n| rig.nodes[n].volume().statfs().blocks_free);
+    let before = free(&rig);
+    user.lease(&mut rig, own, LeaseMode::Write).unwrap();
+    let source = within(&rig, b"s", there);
+    assert_eq!(outcome(&mut user, &mut rig, &clone(own, source, 0, 5 * BLOCK_BYTES)), 0);
+    same_snapshots(&mut rig);
+    assert_eq!(free(&rig), before, "no byte was copied");
+    for n in 0..3 {
+        let hand = rig.attach(n, 0);
+        assert_eq!(read(&hand, &mut rig, new), Ok(vec![1; 5 * BLOCK]), "{n}");
+        assert_eq!(read(&hand, &mut rig, own), Ok(vec![2; 5 * BLOCK]), "{n}");
+    }
+    // It is nobody's but the files'.
+    user.append_in(&mut rig, own, &write(own, 0, &[4; 10]));
+    user.sync(&mut rig);
+    let source = within(&rig, b"s", there);
+    let reader = rig.attach(2, 0);
+    assert_eq!(read(&reader, &mut rig, source), Ok(vec![2; 5 * BLOCK]));
+    assert_eq!(outcome(&mut root, &mut rig, &drop_snapshot(b"s")), 0);
+    user.lease(&mut rig, own, LeaseMode::Write).unwrap();
+    assert_eq!(outcome(&mut user, &mut rig, &clone(own, source, 0, 100)), 2);
+    same_snapshots(&mut rig);
+    assert_eq!(read(&reader, &mut rig, new), Ok(vec![1; 5 * BLOCK]));
+    rig.check();
+}
+
+/// Who clones what a snapshot has could read it then, and come to it.
+#[test]
+fn what_a_snapshot_has_is_cloned_by_who_might_read_it() {
+    let mut rig = Rig::new(2, 7);
+    let (mut root, mut user) = (rig.attach(0, 0), rig.attach(1, USER));
+    let dir = root.create(&mut rig, b"dir", 0o040_700);
+    let (inner, _) = root.numbers(&mut rig, 1)[0];
+    root.append_in(&mut rig, dir, &crate::rig::create(inner, dir, b"inner", 0o100_644, 0));
+    let closed = root.create(&mut rig, b"closed", 0o100_600);
+    let open = root.create(&mut rig, b"open", 0o100_644);
+    for ino in [inner, closed, open] {
+        root.append_in(&mut rig, ino, &write(ino, 0, &[7; BLOCK]));
+    }
+    let own = root.create(&mut rig, b"own", 0o100_666);
+    let other = root.create(&mut rig, b"other", 0o100_644);
+    assert_eq!(outcome(&mut root, &mut rig, &snapshot(b"s")), 0);
+    // Whatever is so now.
+    for (ino, mode) in [(dir, 0o755), (closed, 0o644), (open, 0o600)] {
+        let zero = Default::default();
+        let op = Op::SetAttr { ino, mask: 1, mode, uid: 0, gid: 0, atime: zero, mtime: zero };
+        root.append_in(&mut rig, ino, &op);
+    }
+    root.sync(&mut rig);
+    user.lease(&mut rig, own, LeaseMode::Write).unwrap();
+    let name = |rig: &Rig, ino| within(rig, b"s", ino);
+    for (ino, errno) in [(inner, 13), (closed, 13), (open, 0)] {
+        let op = clone(own, name(&rig, ino), 0, BLOCK_BYTES);
+        assert_eq!(outcome(&mut user, &mut rig, &op), errno, "{ino:?}");
+    }
+    // To what he may write, and from what there is.
+    let refused = user.lease(&mut rig, other, LeaseMode::Write);
+    assert_eq!(refused.map(|_| ()), Err(Errno::ACCES));
+    let nowhere = open.in_snapshot(0x7000);
+    let mut another = rig.attach(0, USER);
+    another.lease(&mut rig, own, LeaseMode::Write).unwrap();
+    assert_eq!(outcome(&mut another, &mut rig, &clone(own, nowhere, 0, 10)), 2);
+    root.lease(&mut rig, own, LeaseMode::Write).unwrap();
+    for ino in [inner, closed, open] {
+        let op = clone(own, name(&rig, ino), 0, BLOCK_BYTES);
+        assert_eq!(outcome(&mut root, &mut rig, &op), 0, "{ino:?}");
+    }
+    for (ino, size, errno) in [(dir, 10, 21), (open, BLOCK_BYTES + 1, 22)] {
+        let op = clone(own, name(&rig, ino), 0, size);
+        assert_eq!(outcome(&mut root, &mut rig, &op), errno, "{ino:?}");
+    }
+    let op = clone(name(&rig, own), open, 0, 10);
+    assert_ne!(outcome(&mut root, &mut rig, &op), 0, "a snapshot does not change");
+    same_snapshots(&mut rig);
+}
+
 /// A new member is sent what the volume was, also of files that are gone.
 #[test]
 fn a_new_member_is_sent_the_past() {
@@ -371,6 +483,12 @@ fn a_new_member_is_sent_the_past() {
     hand.append(&snapshot(b"two"));
     let op = Op::Unlink { ino: files[0], parent: InodeId::ROOT, name: b"f0", open: false };
     hand.append_in(&mut rig, InodeId::ROOT, &op);
+    hand.sync(&mut rig);
+    // Of two of them one file has what the one had, which is gone.
+    let source = within(&rig, b"one", files[0]);
+    for ino in &files[3..5] {
+        hand.append_in(&mut rig, *ino, &clone(*ino, source, 0, 9 * BLOCK_BYTES));
+    }
     hand.sync(&mut rig);
     rig.settle();
     back(&mut rig, 3);
@@ -508,8 +626,9 @@ fn what_was_made_for_a_join_goes_with_it() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn what_snapshots_need_is_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 7] = [
+    let tests: [(Bug, fn()); 8] = [
         (Bug::DifferencesForAll, the_super_user_is_told_what_is_otherwise),
+        (Bug::SnapshotCloneUnjudged, what_a_snapshot_has_is_cloned_by_who_might_read_it),
         (Bug::SnapshotAccountsOld, a_new_member_knows_the_limits),
         (Bug::SnapshotUntold, leases_to_write_are_asked_for_anew),
         (Bug::PastUnscrubbed, a_scrub_reads_the_past),

@@ -39,7 +39,8 @@
 //! 11 SetXattr       0                  0           0               name u16, name, value
 //! 12 RemoveXattr    0                  0           0               name
 //! 13 CloneRange     1 zeroes follow    offset      length          source inode u64, offset u64
-//!                                                                  (the flag: by the service only)
+//!                                                                  (the flag: by the service only;
+//!                                                                  the source may be in a snapshot)
 //! 14 Reap           0                  0           0               -   (written by the service only)
 //! 15 Tmpfile        1 may get a name   parent      mode            uid u32, gid u32
 //! 16 SetQuota       1 of a user        blocks      inodes          uid u32, 0 u32   (limits; 0: none;

@@ -65,6 +65,10 @@ impl Op<'_> {
                 }
             }
             Op::Truncate { ino, .. } => Facts { frees_space: true, ..of(ino) },
+            // What is in a snapshot is nobody's to change, and everybody knows that its blocks are shared.
+            Op::CloneRange { ino, source, .. } if source.of_snapshot().is_some() => {
+                Facts { reads_content: true, ..of(ino) }
+            }
             Op::CloneRange { ino, source, .. } => {
                 Facts { inodes: [Some(ino), Some(source)], reads_content: true, ..Facts::default() }
             }
@@ -136,6 +140,9 @@ mod tests {
         let op = Op::CloneRange { ino: A, offset, len, source: B, source_offset, zeroes };
         assert_eq!(op.facts().touches().collect::<Vec<_>>(), [A, B]);
         assert!(op.facts().reads_content);
+        let source = B.in_snapshot(3);
+        let op = Op::CloneRange { ino: A, offset, len, source, source_offset, zeroes };
+        assert_eq!(op.facts().touches().collect::<Vec<_>>(), [A]);
         assert_eq!(Op::Pad.facts(), Facts::default());
         assert!(Op::Reap { ino: A }.facts().by_service);
     }

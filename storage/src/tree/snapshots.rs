@@ -12,7 +12,7 @@
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 
-use super::{Bitmap, Dropped, Fault, Pin, Root, Tree, Visit, read_page};
+use super::{Dropped, Fault, Pin, Root, Tree, Visit, read_page};
 use crate::format::page::{LEVEL_MAX, Page};
 
 /// A state that stays.
@@ -22,10 +22,6 @@ pub(super) struct Kept {
     /// Pages that it has, and no later state.
     pages: Vec<Dropped>,
 }
-
-/// Pages that a walk over several states has come by, so that what these share is walked over once.
-#[derive(Debug)]
-pub struct Walked(Bitmap);
 
 impl Tree {
     /// The working state stays: its root, and what it is named by. All that is changed from now on is copied.
@@ -149,27 +145,9 @@ impl Tree {
         Ok(())
     }
 
-    /// Shows the items of a state, but for those of pages that the walk has come by in another one.
-    pub fn walk_new(&self, at: Root, walked: &mut Walked, visit: Visit<'_>) -> Result<(), Fault> {
-        if at.page >= walked.0.len || walked.0.get(at.page) {
-            return Ok(());
-        }
-        walked.0.set(at.page);
-        let page = self.get(at.page, at.level)?;
-        for i in 0..page.count() {
-            if at.level == 0 {
-                visit(page.key(i), page.value(i))?;
-            } else {
-                let child = Root { page: page.child(i), level: at.level - 1 };
-                self.walk_new(child, walked, visit)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// For a walk that has come by nothing yet.
-    pub fn walked(&self) -> Walked {
-        Walked(Bitmap::new(self.used.len))
+    /// A state that stays as it is meanwhile, to be read.
+    pub fn state(&self, root: Root, transaction: u64, cache_pages: usize) -> Self {
+        Self::with(self.media.clone(), 0, cache_pages, root, transaction)
     }
 
     /// The root of the working state.

@@ -551,7 +551,14 @@ impl Volume {
         };
         let mut inode = self.need_file(ino)?;
         let held = inode.blocks;
-        let from = self.need_file(source)?;
+        let from = match source.of_snapshot() {
+            None => self.need_file(source)?,
+            Some((slot, _)) if self.snapshot_in(slot).is_none() => return Err(Refusal::NoEntry),
+            Some((slot, source)) => match self.read_snapshot(slot) {
+                Some(state) => state.need_file(source)?,
+                None => return Err(Refusal::NeedsPublish),
+            },
+        };
         let ends = (offset.checked_add(len), source_offset.checked_add(len));
         let (Some(end), Some(source_end)) = ends else { return Err(Refusal::TooBig) };
         if end > FILE_SIZE_MAX {
@@ -580,6 +587,14 @@ impl Volume {
         self.touch_file(ino, &mut inode, held, false, now)
     }
 
+    /// Runs of a file that is read: one of the working state, or of a snapshot that is opened.
+    fn source_runs(&self, ino: InodeId, from: u64, to: u64) -> Result<Vec<Run>, Fault> {
+        match self.source(ino) {
+            Some((state, ino)) => state.runs(ino, from, to, usize::MAX),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// The runs that blocks `first..last` of the target of a clone can share, as runs of the target.
     /// None: they cannot. They begin elsewhere in a block, or those who may read the files differ.
     fn sharing(
@@ -594,7 +609,7 @@ impl Volume {
         // The same distance in bytes and in blocks.
         let from = |block: u64| (block * BLOCK_BYTES + part.at - part.to) / BLOCK_BYTES;
         let (a, b) = (from(first), from(last));
-        let mut runs = self.runs(part.ino, a, b, usize::MAX)?;
+        let mut runs = self.source_runs(part.ino, a, b)?;
         runs.retain(|run| !run.unwritten);
         let arena = self.arena_for(inode.class());
         if runs.iter().any(|run| Some(run.arena) != arena) {
@@ -647,7 +662,7 @@ impl Volume {
     fn copy_part(&mut self, ino: InodeId, inode: &mut Inode, part: &Part) -> Result<(), Fault> {
         let source_end = part.at + part.len;
         let (a, b) = (part.at / BLOCK_BYTES, source_end.div_ceil(BLOCK_BYTES));
-        let mut runs = self.runs(part.ino, a, b, usize::MAX)?;
+        let mut runs = self.source_runs(part.ino, a, b)?;
         runs.retain(|run| !run.unwritten);
         for run in &runs {
             self.note_read(&run.cut(a, b));

@@ -42,6 +42,13 @@ impl Volume {
         self.unplaced
     }
 
+    /// Of a state that is read: whether any are is all that is asked.
+    pub(super) fn any_unplaced(&mut self) -> u64 {
+        self.unplaced = 1;
+        let any = self.unplaced_after(InodeId::NONE).map_or(true, |found| found.is_some());
+        u64::from(any)
+    }
+
     /// The next inode after this one that is unplaced.
     pub fn unplaced_after(&self, after: InodeId) -> Result<Option<(InodeId, Unplaced)>, Fault> {
         if self.unplaced == 0 {

@@ -12,6 +12,8 @@
 //!   by then ([`Shares::is_read`]): after a crash the operation reads it again.
 //! - Nor is one that a snapshot has (`ages`): it counts here as shared.
 
+use std::collections::BTreeMap;
+
 use base::InodeId;
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
@@ -19,14 +21,19 @@ use base::wire::Corrupt;
 use super::data::{place, push};
 use super::space::Space;
 use super::{Blocks, CopyItem, Fault, Refusal, Volume, corrupt};
-use crate::format::item::{Inode, ReadClass, Run, Shared};
+use crate::format::item::{Inode, ReadClass, Run, Shared, kind};
+use crate::format::page::Key;
 use crate::limits::BLOCK_BYTES;
+use crate::tree::Tree;
 
 /// Ranges read by unpublished operations from which on publishing is advisable: each change of
 /// content looks through them.
 const READ_SOFT_MAX: usize = 512;
 /// Items of shared runs that a tree page holds at least: a quarter of what fits.
 const PER_PAGE: u64 = 27;
+
+/// Bytes of items and leaves that are compared at a time.
+const COMPARED: (usize, usize) = (1 << 20, 1 << 12);
 
 /// What is known of shared blocks besides the items.
 #[derive(Debug, Default)]
@@ -147,31 +154,88 @@ pub(crate) fn append(list: &mut Vec<Shared>, next: Shared) {
     }
 }
 
+/// Shared runs of a state that overlap or touch blocks `from..to` of an arena, whole.
+fn shared_in(tree: &Tree, arena: u32, from: u64, to: u64) -> Result<Vec<Shared>, Fault> {
+    let (mut found, mut failed) = (Vec::new(), None);
+    let mut take = |item, value: &[u8]| match Shared::decode(item, value) {
+        Ok(shared) => found.push(shared),
+        Err(e) => failed = Some(e),
+    };
+    let key = |block| Shared::key(arena, block);
+    if let Some(before) = from.checked_sub(1) {
+        tree.last(key(0), key(before), |k, v| take(k.item, v))?;
+    }
+    tree.scan(key(from), key(to), &mut |k, v| {
+        take(k.item, v);
+        true
+    })?;
+    if let Some(e) = failed {
+        return Err(corrupt(InodeId::NONE)(e));
+    }
+    found.retain(|s| s.arena == arena && s.end() >= from);
+    Ok(found)
+}
+
+/// Blocks that are in extents of a state and in none of the one behind it, and those that are in extents of that one alone.
+/// What they share is not read: how often a block is mapped says its count in one of them, and what differs.
+pub(super) fn moved(before: &Tree, after: &Tree) -> Result<(Vec<Blocks>, Vec<Blocks>), Fault> {
+    // At blocks, by how many more extents map those from there on.
+    let mut steps: BTreeMap<(u32, u64), i64> = BTreeMap::new();
+    let mut step = |ino: u64, item, value: &[u8], by: i64| {
+        let run = Run::decode(item, value).map_err(corrupt(InodeId(ino)))?;
+        *steps.entry((run.arena, run.block)).or_default() += by;
+        *steps.entry((run.arena, run.block + run.len)).or_default() -= by;
+        Ok::<(), Fault>(())
+    };
+    let mut at = Some(Key::MIN);
+    while let Some(from) = at {
+        let (changes, next) = after.changes(Some(before), from, COMPARED)?;
+        at = next;
+        for (key, value) in changes.iter().filter(|(key, _)| key.kind == kind::EXTENT) {
+            if let Some(value) = value {
+                step(key.ino, key.item, value, 1)?;
+            }
+            before.get_with(*key, |old| step(key.ino, key.item, old, -1))?.transpose()?;
+        }
+    }
+    let (mut gone, mut come) = (Vec::new(), Vec::new());
+    let (mut more, mut since) = (0i64, (0, 0));
+    for ((arena, block), by) in steps {
+        if more != 0 && since.0 == arena {
+            // Those that are mapped more often than that are in both.
+            let (state, list) = if more < 0 { (before, &mut gone) } else { (after, &mut come) };
+            let mut at = since.1;
+            let mut alone = |from: u64, to: u64| {
+                if from < to {
+                    list.push(Blocks { arena, block: from, len: to - from });
+                }
+            };
+            for run in shared_in(state, arena, at, block)? {
+                let (first, end) = (run.block.clamp(at, block), run.end().clamp(at, block));
+                if more.abs() == 1 {
+                    // (What is not counted is mapped once.)
+                    alone(at, first);
+                    at = end;
+                } else if run.owners == more.unsigned_abs() {
+                    alone(first, end);
+                }
+            }
+            if more.abs() == 1 {
+                alone(at, block);
+            }
+        }
+        (more, since) = (more + by, (arena, block));
+    }
+    Ok((gone, come))
+}
+
 impl Volume {
     /// Shared runs that overlap or touch blocks `from..to` of an arena, whole.
     fn shared_runs(&self, arena: u32, from: u64, to: u64) -> Result<Vec<Shared>, Fault> {
-        let mut found = Vec::new();
         if self.shares.count == 0 {
-            return Ok(found);
+            return Ok(Vec::new());
         }
-        let mut failed = None;
-        let mut take = |item, value: &[u8]| match Shared::decode(item, value) {
-            Ok(shared) => found.push(shared),
-            Err(e) => failed = Some(e),
-        };
-        let key = |block| Shared::key(arena, block);
-        if let Some(before) = from.checked_sub(1) {
-            self.tree.last(key(0), key(before), |k, v| take(k.item, v))?;
-        }
-        self.tree.scan(key(from), key(to), &mut |k, v| {
-            take(k.item, v);
-            true
-        })?;
-        if let Some(e) = failed {
-            return Err(corrupt(InodeId::NONE)(e));
-        }
-        found.retain(|s| s.arena == arena && s.end() >= from);
-        Ok(found)
+        shared_in(&self.tree, arena, from, to)
     }
 
     /// The parts of `from..to` of a file that `run` holds, and of each whether others share it, or a snapshot has it.
@@ -271,9 +335,20 @@ impl Volume {
         Ok(free)
     }
 
-    /// The blocks have one owner more.
+    /// The blocks have one owner more: the first one, where only a snapshot has them.
     pub(super) fn share(&mut self, blocks: Blocks) -> Result<(), Fault> {
-        self.change_owners(blocks, true).map(drop)
+        let Blocks { arena, block, len } = blocks;
+        let (mut at, end) = (block, block + len);
+        for first in self.space.revive(blocks) {
+            if at < first.block {
+                self.change_owners(Blocks { arena, block: at, len: first.block - at }, true)?;
+            }
+            at = first.block + first.len;
+        }
+        if at < end {
+            self.change_owners(Blocks { arena, block: at, len: end - at }, true)?;
+        }
+        Ok(())
     }
 
     /// The blocks have one owner less; those that have none are free.

@@ -16,9 +16,10 @@ use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 use base::{InodeId, StreamSeq};
 
-use super::ages::{Ages, Known};
 use super::space::Space;
-use super::{Applied, Blocks, Done, Fault, Refusal, VIEW_CACHE_PAGES, View, Volume, corrupt};
+use super::{
+    Applied, Blocks, Done, Fault, Refusal, VIEW_CACHE_PAGES, View, Volume, corrupt, share,
+};
 use crate::format::item::{Run, Snapshot, SnapshotRoot, kind};
 use crate::format::page::Key;
 use crate::format::superblock::RootRecord;
@@ -149,7 +150,6 @@ impl Found {
             return Err(bad("is not in the order of the others"));
         }
         if !self.roots.is_empty() {
-            space.ages = Ages::of(transactions.into_iter());
             Self::walk(&self.roots, tree, space)?;
         }
         let names = self.snapshots.values().map(|snapshot| &snapshot.name);
@@ -165,39 +165,40 @@ impl Found {
         tree: &mut Tree,
         space: &mut Space,
     ) -> Result<(), Fault> {
-        let run = |key: Key, value: &[u8]| -> Result<Option<Blocks>, Fault> {
-            if key.kind != kind::EXTENT {
-                return Ok(None);
-            }
-            let run = Run::decode(key.item, value).map_err(corrupt(InodeId(key.ino)))?;
-            Ok(Some(Blocks { arena: run.arena, block: run.block, len: run.len }))
-        };
-        // From the newest on: what it has that no newer state has.
+        // From the newest on: pages that no newer state has.
         for at in roots.values().rev() {
             let root = Root { page: at.page, level: at.level };
             tree.found_snapshot(root, at.transaction, &mut |key, value| {
-                if let Some(blocks) = run(key, value)? {
-                    let ino = InodeId(key.ino);
-                    let bad = |what| corrupt(ino)(Corrupt::new("extent", what));
-                    space.found_dead(at.transaction, blocks).map_err(bad)?;
+                if key.kind != kind::EXTENT {
+                    return Ok(());
                 }
-                Ok(())
+                let ino = InodeId(key.ino);
+                let run = Run::decode(key.item, value).map_err(corrupt(ino))?;
+                let bad = |what| corrupt(ino)(Corrupt::new("extent", what));
+                space.can_be_dead(Blocks::of(&run)).map_err(bad)
             })?;
         }
-        // From the oldest on, and with the working state at the end: what it has that no older state has.
-        let (mut walked, mut known) = (tree.walked(), Known::default());
-        let root = |at: &SnapshotRoot| Root { page: at.page, level: at.level };
-        let states = roots.values().map(|at| (at.transaction, root(at)));
-        for (transaction, root) in states.chain([(space.ages.next(), tree.root())]) {
-            tree.walk_new(root, &mut walked, &mut |key, value| {
-                if let Some(blocks) = run(key, value)? {
-                    space.ages.found_born(transaction, blocks, &mut known);
+        // From the oldest on, and with the working state at the end: what becomes of blocks from one to the next.
+        let of = |at: &SnapshotRoot| {
+            let root = Root { page: at.page, level: at.level };
+            (Some(at.transaction), tree.state(root, at.transaction, VIEW_CACHE_PAGES))
+        };
+        let working = (None, tree.state(tree.root(), tree.published(), VIEW_CACHE_PAGES));
+        let mut before: Option<Tree> = None;
+        for (transaction, state) in roots.values().map(of).chain([working]) {
+            if let Some(before) = &before {
+                let (gone, come) = share::moved(before, &state)?;
+                if !space.ages.found(&gone, &come) {
+                    return Err(bad("has blocks that are counted otherwise than they are mapped"));
                 }
-                Ok(())
-            })?;
+            }
+            if let Some(transaction) = transaction {
+                space.ages.snapshot(transaction);
+            }
+            before = Some(state);
         }
-        space.ages.found_all();
-        Ok(())
+        let bad = |what| corrupt(InodeId::NONE)(Corrupt::new("extent", what));
+        space.found_dead().map_err(bad)
     }
 }
 
@@ -340,10 +341,19 @@ impl Volume {
     }
 
     /// One that was read lately.
-    pub(super) fn opened(&self, slot: u16) -> Option<&Volume> {
+    pub fn opened(&self, slot: u16) -> Option<&Volume> {
         let (number, _) = self.snapshots.in_slot(slot)?;
         let found = self.snapshots.opened.iter().find(|(n, _)| *n == number)?;
         Some(&found.1)
+    }
+
+    /// The state in which an inode is looked for that may be one of a snapshot, and its number in it. None: the snapshot is not
+    /// there, or was not read lately ([`Volume::read_snapshot`]).
+    pub fn source(&self, ino: InodeId) -> Option<(&Volume, InodeId)> {
+        match ino.of_snapshot() {
+            None => Some((self, ino)),
+            Some((slot, ino)) => Some((self.opened(slot)?, ino)),
+        }
     }
 
     fn view_snapshot(&mut self, at: &SnapshotRoot, inodes: u64) -> Option<View> {
@@ -354,6 +364,7 @@ impl Volume {
         let root = RootRecord { transaction, page, level, inodes, stream_seq, ..self.root };
         let mut volume = Self::with(self.media.clone(), tree, self.superblock.clone(), root);
         volume.inodes = inodes;
+        volume.unplaced = volume.any_unplaced();
         Some(View { volume, _pin: pin })
     }
 }

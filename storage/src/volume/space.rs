@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use base::planted::{Bug, planted};
 
 use super::ages::Ages;
-use crate::format::item::ReadClass;
+use crate::format::item::{ReadClass, Run};
 
 /// Runs looked at before the longest one seen is taken: bounds the cost of fragmentation.
 const PROBES: usize = 64;
@@ -36,6 +36,13 @@ pub struct Blocks {
     pub block: u64,
     /// Number of blocks.
     pub len: u64,
+}
+
+impl Blocks {
+    /// Where a run of a file lies.
+    pub const fn of(run: &Run) -> Self {
+        Self { arena: run.arena, block: run.block, len: run.len }
+    }
 }
 
 /// Free and used blocks.
@@ -210,19 +217,33 @@ impl Space {
         }
     }
 
-    /// Blocks found at open in a snapshot, after all that are newer: those that none of them has.
-    pub fn found_dead(&mut self, transaction: u64, blocks: Blocks) -> Result<(), &'static str> {
-        let Some(arena) = self.arenas.get_mut(&blocks.arena) else {
+    /// Looks whether a run of a snapshot, found at open, lies where it may.
+    pub fn can_be_dead(&self, blocks: Blocks) -> Result<(), &'static str> {
+        if !self.arenas.contains_key(&blocks.arena) {
             return Err("of a snapshot lies in an arena that does not exist");
-        };
-        if blocks.block + blocks.len > self.capacity {
-            return Err("of a snapshot reaches beyond its arena");
         }
-        for part in within(&arena.free, blocks) {
-            carve(&mut arena.free, part.block, part.len);
-            self.ages.found_dead(transaction, part);
+        match blocks.block.checked_add(blocks.len) {
+            Some(end) if end <= self.capacity => Ok(()),
+            _ => Err("of a snapshot reaches beyond its arena"),
+        }
+    }
+
+    /// Which snapshots have which blocks was found at open: takes those that hang on them.
+    pub fn found_dead(&mut self) -> Result<(), &'static str> {
+        for blocks in self.ages.all_dead() {
+            let arena = self.arenas.get_mut(&blocks.arena);
+            if !arena.is_some_and(|arena| carve(&mut arena.free, blocks.block, blocks.len)) {
+                return Err("of a snapshot is in use, and counts as given up");
+            }
         }
         Ok(())
+    }
+
+    /// Blocks of a snapshot come into an extent again: those of them that are in none.
+    pub fn revive(&mut self, blocks: Blocks) -> Vec<Blocks> {
+        let revived = self.ages.revive(blocks);
+        self.live += revived.iter().map(|blocks| blocks.len).sum::<u64>();
+        revived
     }
 
     fn give_up(&mut self, blocks: Blocks) {

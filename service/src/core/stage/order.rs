@@ -149,6 +149,15 @@ impl Node {
         if planted(Bug::RedeemedTwice) {
             self.redeem(client, header.promised);
         }
+        if let Op::CloneRange { source, .. } = *op
+            && let Some((slot, _)) = source.of_snapshot()
+            && self.volume.read_snapshot(slot).is_none()
+            && self.volume.snapshot_in(slot).is_some()
+            && self.may_wait(&draft)
+        {
+            // Who may read it is known when it is on media.
+            return Ok(Taken::Later(draft));
+        }
         let Some(head) = self.part.head() else { return Ok(Taken::Up(draft)) };
         let Some(known) = head.known.get(&client) else { return Ok(Taken::Up(draft)) };
         let judged = if header.epoch > self.view.epoch && !planted(Bug::FutureEpochAccepted) {
